@@ -1,0 +1,90 @@
+"""Real documents: a folder of files, or the rows of a .jsonl or .parquet file. Pure.
+
+A token is a byte unless a tokenizer is given, so that any text can be trained on without one.
+Every batch draws its documents with replacement: which ones is then a function of (seed, step)
+alone, at no cost for a corpus of any size.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from workloads.documents import Documents, open_documents
+from workloads.fill import FloatArray, IntArray, check_batch, fill, generator
+from zbench.batch import Batch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Corpus:
+    """Batches of real documents; Batch.documents says which, and tokens_of reads them.
+
+    path: a folder, or a .jsonl or .parquet file whose `field` is the text.
+    pattern, exclude: of a folder, the file names taken (as in "*.py"), and folder names not entered.
+    tokenizer: from the bytes of a document to its token ids; lengths then cost one pass over the corpus.
+    """
+
+    seed: int
+    tokens: int
+    path: str | None = None
+    field: str = "text"
+    pattern: str = "*"
+    exclude: Sequence[str] = ()
+    tokenizer: Callable[[bytes], Sequence[int]] | None = None
+    context_limit: int = 131072
+    over_limit: str = "cut"
+    _documents: Documents = dataclasses.field(init=False, repr=False)
+    _lengths: IntArray = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_batch(self.seed, self.tokens, self.context_limit, self.over_limit)
+        documents = open_documents(self.path, self.field, self.pattern, self.exclude)
+        lengths = documents.sizes
+        if self.tokenizer is not None:
+            lengths = np.array([len(self.tokenizer(documents.read(i))) for i in range(lengths.size)], dtype=np.int64)
+            empty = np.flatnonzero(lengths == 0)
+            if empty.size:
+                raise ValueError(
+                    f"workload.tokenizer gives {documents.name(int(empty[0]))} 0 tokens; it must give at least 1"
+                )
+        if self.over_limit == "drop" and lengths.min() > self.context_limit:
+            raise ValueError(
+                f"workload.context_limit is {self.context_limit}; with workload.over_limit=drop it must be at least "
+                f"the shortest document in '{self.path}', {lengths.min()}"
+            )
+        object.__setattr__(self, "_documents", documents)
+        object.__setattr__(self, "_lengths", lengths)
+
+    def batch(self, step: int) -> Batch:
+        rng = generator(self.seed, step)
+        lengths, documents = fill(
+            lambda num: rng.integers(self._lengths.size, size=num),
+            self.tokens,
+            self.context_limit,
+            self.over_limit,
+            sizes=self._lengths,
+        )
+        return Batch(lengths=lengths, seed=self.seed, step=step, documents=documents)
+
+    def tokens_of(self, batch: Batch) -> list[IntArray]:
+        """The token ids of every sequence of one of this corpus's batches: the head of its document."""
+        assert batch.documents is not None, "a batch of a corpus names its documents"
+        pairs = zip(batch.documents.tolist(), batch.lengths.tolist(), strict=True)
+        return [self._head(document, length) for document, length in pairs]
+
+    def draw(self, rng: np.random.Generator, num: int) -> IntArray:
+        return self._lengths[rng.integers(self._lengths.size, size=num)]
+
+    def cdf(self, length: IntArray) -> FloatArray:
+        return np.asarray(np.searchsorted(np.sort(self._lengths), length, side="right") / self._lengths.size)
+
+    def _head(self, document: int, length: int) -> IntArray:
+        content = self._documents.read(document)
+        ids = np.frombuffer(content, dtype=np.uint8) if self.tokenizer is None else np.asarray(self.tokenizer(content))
+        if ids.size < length:
+            raise ValueError(
+                f"workload.path has {self._documents.name(document)} with {ids.size} tokens; it must still have the "
+                f"{self._lengths[document]} it had when the run began"
+            )
+        return ids[:length].astype(np.int64)

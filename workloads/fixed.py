@@ -1,0 +1,33 @@
+"""Documents of one length: the workload on which nothing can be unbalanced. Pure."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from workloads.check import whole
+from workloads.fill import FloatArray, IntArray, check_batch, drawn_batch
+from zbench.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Every document has `length` tokens; only the last of a batch may be shorter."""
+
+    seed: int
+    tokens: int
+    length: int
+    context_limit: int = 131072
+    over_limit: str = "cut"
+
+    def __post_init__(self) -> None:
+        check_batch(self.seed, self.tokens, self.context_limit, self.over_limit)
+        whole("workload.length", self.length, 1)
+
+    def batch(self, step: int) -> Batch:
+        return drawn_batch(self, step)
+
+    def draw(self, rng: np.random.Generator, num: int) -> IntArray:
+        return np.full(num, self.length, dtype=np.int64)
+
+    def cdf(self, length: IntArray) -> FloatArray:
+        return (length >= self.length).astype(np.float64)

@@ -1,0 +1,87 @@
+"""Reads the lengths of a .txt, .npy, .npz, .jsonl or .parquet file, naming the line of a bad one. Pure."""
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from workloads.fill import IntArray
+from workloads.tables import jsonl_rows, need_path, parquet_column
+
+# Far above any document, far below where sums of lengths overflow.
+_LONGEST = 1 << 40
+_SUFFIXES = (".txt", ".npy", ".npz", ".jsonl", ".parquet")
+
+
+def read_lengths(path: str | None, field: str) -> IntArray:
+    """Every length of the file, in order, each checked to be a whole number of at least 1."""
+    found = need_path(path, "a file of lengths, .txt, .npy, .npz, .jsonl or .parquet (workload.path=FILE)")
+    if found.suffix not in _SUFFIXES or not found.is_file():
+        raise ValueError(f"workload.path is '{found}'; it must be a file that ends in {', '.join(_SUFFIXES)}")
+    if found.suffix in (".txt", ".jsonl"):
+        read = _read_txt if found.suffix == ".txt" else _read_jsonl
+        lines, values = read(found, field)
+        lengths = _whole(found, values, "line", lines)
+    elif found.suffix == ".parquet":
+        column = parquet_column(found, field).to_pylist()
+        lengths = _whole(found, column, "row", range(1, len(column) + 1))
+    else:
+        array = _read_numpy(found, field)
+        lengths = _whole(found, array.tolist(), "entry", range(1, array.size + 1))
+    if lengths.size == 0:
+        raise ValueError(f"workload.path is '{found}', which holds no lengths; it must hold at least 1")
+    return lengths
+
+
+def _read_txt(path: Path, field: str) -> tuple[list[int], list[Any]]:
+    # A byte that is no text is left to fail as a number, where its line is known.
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    kept = [(i, line.strip()) for i, line in enumerate(lines, start=1) if line.strip()]
+    return [i for i, _ in kept], [_parse(text) for _, text in kept]
+
+
+def _parse(text: str) -> int | float | str:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _read_jsonl(path: Path, field: str) -> tuple[list[int], list[Any]]:
+    rows = list(jsonl_rows(path, field))
+    return [line for line, _, _ in rows], [value for _, _, value in rows]
+
+
+def _read_numpy(path: Path, field: str) -> Any:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"workload.path is '{path}'; it must be a readable numpy file ({error})") from None
+    if isinstance(array, np.lib.npyio.NpzFile):
+        with array:
+            if field not in array.files:
+                has = ", ".join(array.files) or "none"
+                raise ValueError(f"workload.field is {field!r}; it must be an array of '{path}': {has}")
+            array = array[field]
+    if array.ndim != 1:
+        raise ValueError(f"workload.path is '{path}' with an array of {array.ndim} dimensions; it must have 1")
+    return array
+
+
+def _whole(path: Path, values: Sequence[Any], kind: str, places: Sequence[int]) -> IntArray:
+    """The values as int64; the first that is no length is named by its place in the file."""
+    for place, value in zip(places, values, strict=True):
+        # 12.0 is a whole number (numpy's savetxt writes such); True and "12" are not numbers.
+        is_number = type(value) is int or (type(value) is float and value.is_integer())
+        if not is_number or not 1 <= value <= _LONGEST:
+            raise ValueError(
+                f"workload.path is '{path}'; {kind} {place} is {value!r}, and a length must be a whole number "
+                f"of at least 1 and at most {_LONGEST}"
+            )
+    return np.array(values, dtype=np.int64)

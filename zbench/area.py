@@ -1,0 +1,139 @@
+"""How much attention an attend computes, and in what pieces. Pure: no torch.
+
+Blocks are disjoint, so for one piece of queries the keys it sees in a list of blocks are a prefix
+of that list's pieces within the sequence: a difference of two prefix sums, and whether the piece
+itself is in the list. Query pieces whose keys line up are merged into one **segment**, which is
+what a variable-length attention kernel takes: m queries against n keys seen by all of them
+(a rectangle), or against n keys and causally each other (a rectangle and a triangle).
+"""
+
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.plan import ATTEND, Ints, Ops, Plan
+
+TILE = 128  # rows and columns that flash-attention kernels work on at a time (FlashAttention-2, section 3.3)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Per attend (arrays over the attends of a list), for one head.
+
+    area: visible (query, key) pairs. tiles: tiles of TILE x TILE that hold a visible pair.
+    queries, keys: tokens of q that see anything, and tokens of kv they see, summed over segments.
+    segments: sequences or parts of one that the kernel sees as separate.
+    longest: tiles of the longest row.
+    """
+
+    area: Ints
+    tiles: Ints
+    queries: Ints
+    keys: Ints
+    segments: Ints
+    longest: Ints
+
+    def take(self, index: Ints) -> "Work":
+        return Work(*(getattr(self, name)[index] for name in Work.__dataclass_fields__))
+
+
+def work(plan: Plan, ops: Ops) -> tuple[Ints, Work]:
+    """(indices of the attends in ops, their work); each distinct pair of lists is computed once."""
+    attend = np.flatnonzero(ops.kind == ATTEND)
+    pair = ops.blocks[attend] * len(plan.lists) + ops.kv_blocks[attend]
+    distinct, inverse = np.unique(pair, return_inverse=True)
+    table = _pairs(plan, distinct // max(len(plan.lists), 1), distinct % max(len(plan.lists), 1))
+    return attend, Work(*(np.ascontiguousarray(column) for column in table.T)).take(inverse)
+
+
+def _pairs(plan: Plan, q_list: Ints, kv_list: Ints) -> NDArray[np.int64]:
+    used = np.unique(np.concatenate([q_list, kv_list]))
+    row_of = np.full(len(plan.lists), -1, np.int64)
+    row_of[used] = np.arange(len(used))
+    pieces = plan.blocks.pieces
+    offsets, items = _gather(used, plan.lists.offsets, plan.lists.items, pieces.offsets, pieces.items)
+    blocks = plan.blocks
+    sizes = blocks.stop - blocks.start
+    prefix = np.concatenate([[0], np.cumsum(sizes[items])]).astype(np.int64)
+    bounds = np.searchsorted(blocks.seq, np.arange(len(plan.lengths) + 1)).astype(np.int64)
+    return _walk(row_of[q_list], row_of[kv_list], offsets, items, prefix, blocks.seq, sizes, bounds, plan.causal)
+
+
+@nb.njit(cache=True)
+def _gather(used, list_offsets, list_items, piece_offsets, piece_items):  # type: ignore[no-untyped-def]
+    """The pieces of every used list, in (sequence, start) order."""
+    offsets = np.zeros(len(used) + 1, np.int64)
+    for row in range(len(used)):
+        for at in range(list_offsets[used[row]], list_offsets[used[row] + 1]):
+            block = list_items[at]
+            offsets[row + 1] += piece_offsets[block + 1] - piece_offsets[block]
+        offsets[row + 1] += offsets[row]
+    items = np.empty(offsets[-1], np.int64)
+    for row in range(len(used)):
+        fill = offsets[row]
+        for at in range(list_offsets[used[row]], list_offsets[used[row] + 1]):
+            block = list_items[at]
+            for piece in range(piece_offsets[block], piece_offsets[block + 1]):
+                items[fill] = piece_items[piece]
+                fill += 1
+        if list_offsets[used[row] + 1] - list_offsets[used[row]] > 1:
+            items[offsets[row] : fill] = np.sort(items[offsets[row] : fill])
+    return offsets, items
+
+
+@nb.njit(cache=True)
+def _seek(items, begin, end, value):  # type: ignore[no-untyped-def]
+    """First index in items[begin:end] with items[index] >= value: doubling steps, then bisection."""
+    step, low = 1, begin
+    while low + step < end and items[low + step] < value:
+        low += step
+        step *= 2
+    high = min(low + step, end)
+    while low < high:
+        middle = (low + high) // 2
+        if items[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@nb.njit(cache=True)
+def _walk(q_rows, kv_rows, offsets, items, prefix, seq, sizes, bounds, causal):  # type: ignore[no-untyped-def]
+    out = np.zeros((len(q_rows), 6), np.int64)
+    for pair in range(len(q_rows)):
+        k, k_end = offsets[kv_rows[pair]], offsets[kv_rows[pair] + 1]
+        m, n, diagonal, last = 0, 0, False, -1  # the open segment: queries, keys before them, triangle?, sequence
+        for at in range(offsets[q_rows[pair]], offsets[q_rows[pair] + 1]):
+            piece = items[at]
+            s = seq[piece]
+            k = _seek(items, k, k_end, bounds[s])
+            own = _seek(items, k, k_end, piece if causal else bounds[s + 1])
+            seen = prefix[own] - prefix[k]
+            touches = causal and own < k_end and items[own] == piece
+            if seen == 0 and not touches:
+                continue
+            joins = s == last and touches == diagonal and (seen == n + m if diagonal else seen == n)
+            if joins:
+                m += sizes[piece]
+            else:
+                _close(out[pair], m, n, diagonal)
+                m, n, diagonal, last = sizes[piece], seen, touches, s
+        _close(out[pair], m, n, diagonal)
+    return out
+
+
+@nb.njit(cache=True)
+def _close(row, m, n, diagonal):  # type: ignore[no-untyped-def]
+    """Adds a finished segment to a pair's sums (columns as in Work)."""
+    if m == 0:
+        return
+    q_tiles, kv_tiles = -(-m // TILE), -(-n // TILE)
+    row[0] += m * n + (m * (m + 1) // 2 if diagonal else 0)
+    row[1] += q_tiles * kv_tiles + (q_tiles * (q_tiles + 1) // 2 if diagonal else 0)
+    row[2] += m
+    row[3] += n + (m if diagonal else 0)
+    row[4] += 1
+    row[5] = max(row[5], kv_tiles + (q_tiles if diagonal else 0))

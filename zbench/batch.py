@@ -1,0 +1,40 @@
+"""A batch: the sequence lengths of one training step. Pure: no torch.
+
+A batch is a function of (seed, step) alone, so that every system is compared on the same
+sequences whatever it does with them.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The sequences of one global batch.
+
+    lengths: int64 [num_sequences], tokens of each sequence, each at least 1.
+    documents: int64 [num_sequences], which document of a corpus each sequence is the head of;
+        None where the workload draws lengths only.
+    """
+
+    lengths: NDArray[np.int64]
+    seed: int
+    step: int
+    documents: NDArray[np.int64] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    @property
+    def sum_squared(self) -> int:
+        """Sum of squared lengths: with num_tokens, all that any MFU convention needs."""
+        return int((self.lengths.astype(object) ** 2).sum())
+
+    @property
+    def digest(self) -> str:
+        """Names the batch by its content; two runs saw the same batch if digests agree."""
+        return hashlib.sha256(np.ascontiguousarray(self.lengths, "<i8").tobytes()).hexdigest()[:16]

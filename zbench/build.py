@@ -1,0 +1,88 @@
+"""Puts a plan together from groups of sequences. Pure: no torch.
+
+A `Builder` collects blocks, lists of blocks and operations from patterns (zbench.patterns) that
+know nothing of each other; laying several over one another is calling several patterns. Blocks that
+turn out to hold no token (a sequence shorter than its group) are dropped at the end, with every
+operation left without blocks.
+"""
+
+import numpy as np
+
+from zbench.plan import ATTEND, Blocks, Ints, Lists, Ops, Plan
+
+
+class Builder:
+    """Collects the parts of one plan; `build` checks nothing (that is zbench.verify) and returns it.
+
+    While building, a block names its own one-block list by its id; a list made by `add_list` is
+    named by a negative number from -2 down (-1 says "none" in a plan's columns).
+    """
+
+    def __init__(self, lengths: Ints, num_ranks: int, num_heads: int, causal: bool = True) -> None:
+        self.lengths = np.asarray(lengths, np.int64)
+        self.num_ranks, self.num_heads, self.causal = num_ranks, num_heads, causal
+        self._pieces: list[tuple[Ints, Ints, Ints, Ints]] = []
+        self._homes: list[Ints] = []
+        self._lists: list[Ints] = []
+        self._list_sizes: list[Ints] = []
+        self._num_blocks = self._num_lists = 0
+        self._ops: list[Ops] = []
+
+    def add_blocks(self, seq: Ints, start: Ints, stop: Ints, block: Ints, home: Ints) -> int:
+        """Adds pieces [start, stop) of sequences, grouped by `block` (from 0), and returns the id of block 0."""
+        base = self._num_blocks
+        self._pieces.append((seq, start, stop, block + base))
+        self._homes.append(home)
+        self._num_blocks += len(home)
+        return base
+
+    def add_lists(self, rows: Ints) -> Ints:
+        """Adds every row of an [n, k] array of block ids as a list; returns the n names."""
+        names = -2 - self._num_lists - np.arange(len(rows), dtype=np.int64)
+        self._lists.append(rows.reshape(-1))
+        self._list_sizes.append(np.full(len(rows), rows.shape[1], np.int64))
+        self._num_lists += len(rows)
+        return names
+
+    def add_ops(self, *ops: Ops) -> None:
+        self._ops.extend(ops)
+
+    def build(self) -> Plan:
+        seq, start, stop, block = (np.concatenate(column) for column in zip(*self._pieces, strict=True))
+        filled = stop > start
+        seq, start, stop, block = seq[filled], start[filled], stop[filled], block[filled]
+        order = np.lexsort((start, seq))
+        alive = np.zeros(self._num_blocks, bool)
+        alive[block] = True
+        new_id = np.cumsum(alive) - 1
+        home = np.concatenate(self._homes)[alive]
+        blocks = Blocks(seq[order], start[order], stop[order], new_id[block[order]], home)
+        lists, rename = self._renamed_lists(alive, new_id)
+        ops = Ops.concatenate(self._ops)
+        moved, kv = rename[ops.blocks], rename[ops.kv_blocks]
+        kept = (moved >= 0) & ((ops.kind != ATTEND) | (kv >= 0))
+        kv[ops.kind != ATTEND] = -1
+        columns = {name: getattr(ops, name) for name in Ops.__dataclass_fields__}
+        ops = Ops(**(columns | {"blocks": moved, "kv_blocks": kv})).take(kept)
+        empty = Ops.concatenate([])
+        return Plan(self.lengths, self.num_ranks, self.num_heads, blocks, lists, ops, empty, Lists.of([]), self.causal)
+
+    def _renamed_lists(self, alive: Ints, new_id: Ints) -> tuple[Lists, Ints]:
+        """The plan's lists (first one per block), and final names by building name; -1 where nothing is left.
+
+        The second array is indexed by building name directly: block ids from the front, list names
+        from the back (numpy's negative indices, -1 being unused).
+        """
+        count = int(alive.sum())
+        rename = np.full(self._num_blocks + self._num_lists + 1, -1, np.int64)
+        rename[: self._num_blocks][alive] = np.arange(count)
+        if not self._num_lists:
+            return Lists.singletons(count), rename
+        items = np.concatenate(self._lists)
+        sizes = np.concatenate(self._list_sizes)
+        row = np.repeat(np.arange(self._num_lists), sizes)[alive[items]]
+        left = np.bincount(row, minlength=self._num_lists)
+        full = left > 0
+        rename[-2 - np.flatnonzero(full)] = count + np.arange(int(full.sum()))
+        offsets = np.concatenate([np.arange(count + 1), count + np.cumsum(left[full])])
+        return Lists(offsets, np.concatenate([np.arange(count), new_id[items[alive[items]]]])), rename

@@ -1,0 +1,284 @@
+"""When every operation runs on a described cluster. Pure: no torch.
+
+An operation becomes one or more **legs**: an attend one, a direct transfer one, a routed transfer
+up to three a lane (dispatch inside the source node, NIC to NIC, combine inside the other node).
+A leg waits for its data, for its **lanes** and for its **links**:
+
+- a lane belongs to a rank and serves its legs in plan order. Each rank has a compute lane and one a
+  direction for transfers inside the node, across nodes, and passing through on behalf of others;
+- a link is a GPU's NVLink port or a NIC, each direction by itself. Legs take it in the order in which
+  they become ready, at its full rate, one after another.
+
+`run` is an event loop over legs. It is exact for these rules: no time is ever revised.
+"""
+
+import heapq
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.cluster import Cluster
+from zbench.dataflow import Edges
+from zbench.plan import ATTEND, Ints, Ops, Plan
+
+Floats = NDArray[np.float64]
+COMPUTE, INSIDE_TX, INSIDE_RX, ACROSS_TX, ACROSS_RX, THROUGH_TX, THROUGH_RX = range(7)
+LANES = 7  # lanes of a rank
+NVLINK, NIC = 0, 1  # link classes
+
+
+@dataclass(frozen=True)
+class Legs:
+    """Legs in plan order (arrays [num_legs]).
+
+    op: the operation. rank: whose program starts it. lane_a, lane_b: lanes it occupies (b = -1: only one).
+    link_a, link_b: sending and receiving link, -1 for an attend. bytes: 0 for an attend.
+    after: the leg before it inside the same routed transfer, -1 if none.
+    first, last: [num_ops + 1] and [num_legs]: the legs of operation i are first[i]:first[i + 1], and
+    whether the operation is complete only when the leg is.
+    """
+
+    op: Ints
+    rank: Ints
+    lane_a: Ints
+    lane_b: Ints
+    link_a: Ints
+    link_b: Ints
+    bytes: Ints
+    after: Ints
+    first: Ints
+    last: NDArray[np.bool_]
+
+    def link_class(self, num_ranks: int) -> Ints:
+        """NVLINK or NIC for every transfer leg, -1 for attends."""
+        return np.where(self.link_a < 0, -1, np.where(self.link_a >= 2 * num_ranks, NIC, NVLINK))
+
+
+def link_ids(cluster: Cluster) -> tuple[int, int]:
+    """(number of links, id of the first NIC's sending side): NVLink tx, rx of rank r are 2r, 2r+1; NICs follow."""
+    return 2 * (cluster.num_ranks + cluster.num_nics), 2 * cluster.num_ranks
+
+
+def legs(plan: Plan, ops: Ops, op_bytes: Ints, cluster: Cluster) -> Legs:
+    """Expands operations into legs. op_bytes: int64 [num_ops], the message size of every transfer."""
+    node, nic = cluster.node_of, cluster.nic_of
+    lanes = plan.lanes
+    if not len(lanes):
+        lanes = type(lanes)(np.zeros(2, np.int64), np.zeros(0, np.int64))
+    columns = _expand(ops.kind, ops.src, ops.dst, op_bytes, ops.via, lanes.offsets, lanes.items,
+                      node, nic, cluster.gpus_per_node, cluster.nics_per_node)  # fmt: skip
+    return Legs(*columns)
+
+
+@nb.njit(cache=True)
+def _expand(kind, src, dst, size, via, lane_offsets, lane_items, node, nic, per_node, nics):  # type: ignore[no-untyped-def]
+    count = 0
+    for i in range(len(kind)):
+        count += 1 if via[i] < 0 else 3 * (lane_offsets[via[i] + 1] - lane_offsets[via[i]])
+    out = np.full((8, count), -1, np.int64)  # op rank lane_a lane_b link_a link_b bytes after
+    last = np.zeros(count, np.bool_)
+    first = np.zeros(len(kind) + 1, np.int64)
+    nic0 = 2 * len(node)
+    at = 0
+    for i in range(len(kind)):
+        first[i] = at
+        s, d = src[i], dst[i]
+        if kind[i] == ATTEND:
+            out[:, at] = (i, s, s * LANES + COMPUTE, -1, -1, -1, 0, -1)
+            last[at] = True
+            at += 1
+        elif node[s] == node[d]:
+            out[:, at] = (i, s, s * LANES + INSIDE_TX, d * LANES + INSIDE_RX, 2 * s, 2 * d + 1, size[i], -1)
+            last[at] = True
+            at += 1
+        elif via[i] < 0:
+            out[:, at] = (i, s, s * LANES + ACROSS_TX, d * LANES + ACROSS_RX,
+                          nic0 + 2 * nic[s], nic0 + 2 * nic[d] + 1, size[i], -1)  # fmt: skip
+            last[at] = True
+            at += 1
+        else:
+            begin, end = lane_offsets[via[i]], lane_offsets[via[i] + 1]
+            for lane in range(begin, end):
+                share = size[i] * (lane + 1 - begin) // (end - begin) - size[i] * (lane - begin) // (end - begin)
+                if share == 0:
+                    continue
+                p = proxy(s, lane_items[lane], nic, node, per_node, nics)
+                q = proxy(d, lane_items[lane], nic, node, per_node, nics)
+                before = -1
+                if p != s:
+                    out[:, at] = (i, s, s * LANES + INSIDE_TX, p * LANES + THROUGH_RX, 2 * s, 2 * p + 1, share, -1)
+                    before = at
+                    at += 1
+                out[:, at] = (i, p, p * LANES + ACROSS_TX, q * LANES + ACROSS_RX,
+                              nic0 + 2 * nic[p], nic0 + 2 * nic[q] + 1, share, before)  # fmt: skip
+                if q != d:
+                    before = at
+                    at += 1
+                    out[:, at] = (i, q, q * LANES + THROUGH_TX, d * LANES + INSIDE_RX, 2 * q, 2 * d + 1, share, before)
+                last[at] = True
+                at += 1
+    first[len(kind)] = at
+    o = out[:, :at]
+    return o[0].copy(), o[1].copy(), o[2].copy(), o[3].copy(), o[4].copy(), o[5].copy(), o[6].copy(), o[7].copy(), first, last[:at]
+
+
+@nb.njit(cache=True)
+def proxy(rank, lane, nic, node, per_node, nics):  # type: ignore[no-untyped-def]
+    """The rank that carries lane `lane` (a NIC of the node) for `rank`: itself if tied to that NIC, else the
+    one tied to it that has `rank`'s place among its own NIC's ranks, so that proxies share the work."""
+    begin = node[rank] * per_node
+    if nic[rank] == node[rank] * nics + lane:
+        return rank
+    width = per_node // nics
+    first = begin + -(-lane * per_node // nics)
+    return first + (rank - begin) % width
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """start, release, done: seconds [num_legs]: taken lanes and links, freed them, data arrived."""
+
+    start: Floats
+    release: Floats
+    done: Floats
+
+
+@dataclass(frozen=True)
+class Program:
+    """Legs with their waits, ready to be run again and again from different starting times.
+
+    busy, latency: seconds [num_legs]. next_a, next_b: the next leg in each lane, -1 if none.
+    offsets, followers: legs that need a leg's data, compressed rows; waits: edges into each leg.
+    """
+
+    legs: Legs
+    busy: Floats
+    latency: Floats
+    next_a: Ints
+    next_b: Ints
+    offsets: Ints
+    followers: Ints
+    waits: Ints
+
+
+def program(parts: Legs, busy: Floats, latency: Floats, edges: Edges) -> Program:
+    """Lanes in plan order and data edges, from operations to legs."""
+    next_a, next_b, lane_waits = _lane_order(parts.lane_a, parts.lane_b)
+    producer, consumer = _leg_edges(edges.producer, edges.consumer, parts.first, parts.last, parts.after)
+    offsets, followers, waits = _rows(len(parts.op), producer, consumer)
+    return Program(parts, busy, latency, next_a, next_b, offsets, followers, waits + lane_waits)
+
+
+@nb.njit(cache=True)
+def _rows(num_legs, producer, consumer):  # type: ignore[no-untyped-def]
+    """Edges as compressed rows by producer, and the number of edges into each leg (a counting sort)."""
+    offsets, waits = np.zeros(num_legs + 1, np.int64), np.zeros(num_legs, np.int64)
+    for edge in range(len(producer)):
+        offsets[producer[edge] + 1] += 1
+        waits[consumer[edge]] += 1
+    for leg in range(num_legs):
+        offsets[leg + 1] += offsets[leg]
+    fill, followers = offsets[:-1].copy(), np.empty(len(producer), np.int64)
+    for edge in range(len(producer)):
+        followers[fill[producer[edge]]] = consumer[edge]
+        fill[producer[edge]] += 1
+    return offsets, followers, waits
+
+
+@nb.njit(cache=True)
+def _lane_order(lane_a, lane_b):  # type: ignore[no-untyped-def]
+    last = np.full(max(lane_a.max(), lane_b.max()) + 1 if len(lane_a) else 0, -1, np.int64)
+    next_a, next_b = np.full(len(lane_a), -1, np.int64), np.full(len(lane_a), -1, np.int64)
+    waits = np.zeros(len(lane_a), np.int64)
+    for leg in range(len(lane_a)):
+        for lane in (lane_a[leg], lane_b[leg]):
+            if lane < 0:
+                continue
+            before = last[lane]
+            if before >= 0:
+                if lane_a[before] == lane:
+                    next_a[before] = leg
+                else:
+                    next_b[before] = leg
+                waits[leg] += 1
+            last[lane] = leg
+    return next_a, next_b, waits
+
+
+@nb.njit(cache=True)
+def _leg_edges(producer, consumer, first, last, after):  # type: ignore[no-untyped-def]
+    """An operation starts (all legs with nothing before them) when its producers' last legs are complete."""
+    count = 0
+    for fill in range(2):
+        if fill:
+            sources, targets = np.empty(count, np.int64), np.empty(count, np.int64)
+            count = 0
+        for edge in range(len(producer)):
+            for a in range(first[producer[edge]], first[producer[edge] + 1]):
+                if not last[a]:
+                    continue
+                for b in range(first[consumer[edge]], first[consumer[edge] + 1]):
+                    if after[b] < 0:
+                        if fill:
+                            sources[count], targets[count] = a, b
+                        count += 1
+        for leg in range(len(after)):
+            if after[leg] >= 0:
+                if fill:
+                    sources[count], targets[count] = after[leg], leg
+                count += 1
+    return sources, targets
+
+
+def run(of: Program, rank_ready: Floats, lane_free: Floats, link_free: Floats) -> Timeline:
+    """Runs every leg once. rank_ready: [num_ranks], before which a rank starts nothing.
+
+    lane_free, link_free: when each lane and link is free; changed in place to when they are free afterwards.
+    """
+    parts = of.legs
+    return Timeline(*_run(parts.rank, parts.lane_a, parts.lane_b, parts.link_a, parts.link_b, of.busy, of.latency,
+                          of.next_a, of.next_b, of.offsets, of.followers, of.waits.copy(),
+                          rank_ready, lane_free, link_free))  # fmt: skip
+
+
+@nb.njit(cache=True)
+def _run(rank, lane_a, lane_b, link_a, link_b, busy, latency, next_a, next_b, offsets, followers, waits,
+         rank_ready, lane_free, link_free):  # type: ignore[no-untyped-def]  # fmt: skip
+    num_legs = len(rank)
+    ready, start, release, done = np.empty(num_legs), np.empty(num_legs), np.empty(num_legs), np.empty(num_legs)
+    queue = [(0.0, 0) for _ in range(0)]
+    for leg in range(num_legs):
+        ready[leg] = max(rank_ready[rank[leg]], lane_free[lane_a[leg]])
+        if lane_b[leg] >= 0:
+            ready[leg] = max(ready[leg], lane_free[lane_b[leg]])
+        if waits[leg] == 0:
+            heapq.heappush(queue, (ready[leg], leg))
+    while len(queue):
+        begin, leg = heapq.heappop(queue)
+        a, b = link_a[leg], link_b[leg]
+        if a >= 0:
+            begin = max(begin, link_free[a], link_free[b])
+        start[leg] = begin
+        release[leg] = begin + busy[leg]
+        done[leg] = release[leg] + latency[leg]
+        if a >= 0:
+            link_free[a] = release[leg]
+            link_free[b] = release[leg]
+        lane_free[lane_a[leg]] = release[leg]
+        if lane_b[leg] >= 0:
+            lane_free[lane_b[leg]] = release[leg]
+        for follower in (next_a[leg], next_b[leg]):
+            if follower >= 0:
+                ready[follower] = max(ready[follower], release[leg])
+                waits[follower] -= 1
+                if waits[follower] == 0:
+                    heapq.heappush(queue, (ready[follower], follower))
+        for at in range(offsets[leg], offsets[leg + 1]):
+            follower = followers[at]
+            ready[follower] = max(ready[follower], done[leg])
+            waits[follower] -= 1
+            if waits[follower] == 0:
+                heapq.heappush(queue, (ready[follower], follower))
+    return start, release, done

@@ -1,0 +1,131 @@
+"""python -m zbench.compare FILE... [--json] [--convention NAME]: a table of recorded runs.
+
+`rows` is pure: it derives every figure from the raw records, nothing is read back that was derived before.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from zbench.metrics import CONVENTIONS, Facts, figures, memory_verdict, speedup
+from zbench.record import Run, read
+
+GROUPS = ("system", "workload", "cluster", "model", "executor")
+# Runs with these of their configuration in common are comparable; their batches' digests must agree too.
+SAME = ("workload", "cluster", "model", "executor", "seed", "tokens_per_gpu")
+
+Row = dict[str, Any]
+
+
+def rows(runs: Sequence[Run], convention: str = "zbench") -> list[Row]:
+    """One row a run, in the given order.
+
+    Raises:
+        ValueError: a run's record does not hold together; the message says which.
+    """
+    return [_row(number, run, runs, convention) for number, run in enumerate(runs, 1)]
+
+
+def label(start: dict[str, Any], group: str) -> str:
+    """A group's choice and what was changed in it: 'a800_4x8 num_nodes=16'."""
+    config = start["config"]
+    changed = config.get("changes", {}).get(group, {})
+    return " ".join([str(config.get("choices", {}).get(group)), *(f"{key}={value}" for key, value in changed.items())])
+
+
+def baseline_of(run: Run, runs: Sequence[Run]) -> Run | None:
+    """The run of `run`'s baseline on the same batches, by the same sources: the last one started before it, if any."""
+    baseline = run.start.get("baseline")
+    if baseline is None:
+        return None
+    if run.start["config"]["system"] == baseline["system"]:
+        return run
+    fitting = [other for other in runs if _is_baseline(other.start, run.start) and speedup(run.steps, other.steps) is not None]
+    earlier = [other for other in fitting if other.start["time"] <= run.start["time"]]
+    return earlier[-1] if earlier else fitting[0] if fitting else None
+
+
+def _is_baseline(other: dict[str, Any], start: dict[str, Any]) -> bool:
+    return (
+        other["config"]["system"] == start["baseline"]["system"]
+        and all(other["config"].get(key) == start["config"].get(key) for key in SAME)
+        and other["fingerprint"].get("sources") == start["fingerprint"].get("sources")
+    )
+
+
+def _row(number: int, run: Run, runs: Sequence[Run], convention: str) -> Row:
+    start, config = run.start, run.start["config"]
+    try:
+        derived = figures(Facts.of(start["facts"]), run.steps, convention)
+        reference = baseline_of(run, runs)
+        gain = speedup(run.steps, reference.steps) if reference else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{run.path}:{run.line}: the run that starts here cannot be read: {error}") from error
+    return {
+        "run": number,
+        **{group: label(start, group) for group in GROUPS},
+        "seed": config.get("seed"),
+        "tokens_per_gpu": config.get("tokens_per_gpu"),
+        "steps": len(run.steps),
+        "steps_asked": config.get("steps"),
+        "status": run.status,
+        **asdict(derived),
+        "verdict": memory_verdict(derived),
+        "speedup": gain,
+        "baseline": start["baseline"]["name"] if start.get("baseline") else None,
+        "mfu_convention": convention,
+        "simulated": start["facts"].get("simulated"),
+        "num_ranks": start["facts"]["num_ranks"],
+        "time": start["time"],
+        "out": run.path,
+        "line": run.line,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m zbench.compare", description="A table of recorded runs.")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
+    parser.add_argument("--json", action="store_true", help="a JSON list instead of a table")
+    parser.add_argument("--convention", choices=list(CONVENTIONS), default="zbench", help="how MFU counts FLOPs (docs/metrics.md)")
+    arguments = parser.parse_args()
+    try:
+        runs = _read_all(arguments.files)
+        found = rows(runs, arguments.convention)
+    except ValueError as error:
+        print(f"zbench: {error}", file=sys.stderr)
+        return 2
+    try:
+        _show(found, arguments.json)
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _read_all(paths: Sequence[str]) -> list[Run]:
+    runs: list[Run] = []
+    for path in dict.fromkeys(paths):
+        found, problems = read(path)
+        for problem in problems:
+            print(f"zbench: {problem}", file=sys.stderr)
+        if not found:
+            raise ValueError(f"record file {path!r} holds no run")
+        runs += found
+    return runs
+
+
+def _show(found: list[Row], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found, indent=1, allow_nan=False), flush=True)
+        return
+    from zbench.table import print_comparison
+
+    print_comparison(found)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

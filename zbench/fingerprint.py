@@ -1,0 +1,56 @@
+"""What a run's numbers depend on besides its configuration: sources and versions. No torch, no hydra."""
+
+import hashlib
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+_SOURCES = ("zbench/**/*.py", "systems/**/*.py", "workloads/**/*.py", "conf/**/*.yaml")
+
+
+def fingerprint(root: Path = ROOT) -> dict[str, Any]:
+    """Commit (None outside a git checkout), whether it was changed since, source digest, versions."""
+    commit = _commit(root)
+    return {
+        "commit": commit,
+        "dirty": bool(_git(root, "status", "--porcelain")) if commit else None,
+        "sources": source_digest(root),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("zbench", "numpy", "numba")},
+        "platform": platform.platform(),
+    }
+
+
+def source_digest(root: Path = ROOT) -> str:
+    """Names the program by the content of its sources and yamls, committed or not."""
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in _SOURCES for path in root.glob(pattern)}):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _commit(root: Path) -> str | None:
+    """The commit checked out at `root`; None if `root` merely lies inside somebody else's checkout."""
+    answer = (_git(root, "rev-parse", "--show-toplevel", "HEAD") or "").split("\n")
+    return answer[1] if len(answer) == 2 and Path(answer[0]).resolve() == root.resolve() else None
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        answer = subprocess.run(["git", "--no-optional-locks", "-C", str(root), *arguments],
+                                capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,115 @@
+"""Plays a layer's attention over and over, with each rank's linear time between. Pure: no torch.
+
+Layers are equal, so after a few the ranks move in step: each layer ends the same time after the one
+before on every rank. From there the rest is a multiplication (the clock is a max-plus linear
+system; its increments settle). Settled means: two layers in a row agree on every rank to a
+billionth; while they do not, layers are played out one by one.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.clock import COMPUTE, LANES, Program, Timeline, run
+
+Floats = NDArray[np.float64]
+_SETTLED = 1e-9  # relative: the rounding of sums of a few thousand terms, well below any time of interest
+
+
+@dataclass(slots=True)
+class State:
+    """Clocks that go on from layer to layer: ready [num_ranks], lanes [num_lanes], links [num_links], seconds."""
+
+    ready: Floats
+    lanes: Floats
+    links: Floats
+
+    @staticmethod
+    def zero(num_ranks: int, num_lanes: int, num_links: int) -> "State":
+        return State(np.zeros(num_ranks), np.zeros(num_lanes), np.zeros(num_links))
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Seconds per rank over all layers: see StepResult. span: when the first and the last layer began and ended."""
+
+    attention: Floats
+    linear: Floats
+    communication: Floats
+    exposed: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """num_layers layers of `linear` seconds per rank, then `attention`."""
+
+    attention: Program
+    linear: Floats
+    num_layers: int
+
+    def play(self, state: State) -> Played:
+        """Advances `state` over all layers."""
+        before = None
+        busy = communication = exposed = np.zeros(len(self.linear))
+        for layer in range(self.num_layers):
+            old = State(state.ready, state.lanes.copy(), state.links.copy())
+            timeline = self.one(state)
+            step = state.ready - old.ready
+            if layer < 2 or before is None or not np.allclose(step, before, rtol=_SETTLED, atol=_SETTLED * step.max()):
+                busy_now, communication_now, exposed_now = occupancy(self.attention, timeline, old.ready, self.linear)
+                busy, communication, exposed = busy + busy_now, communication + communication_now, exposed + exposed_now
+                before = step
+                continue
+            left = self.num_layers - layer  # this one and all after it
+            busy_now, communication_now, exposed_now = occupancy(self.attention, timeline, old.ready, self.linear)
+            busy = busy + left * busy_now
+            communication, exposed = communication + left * communication_now, exposed + left * exposed_now
+            state.ready += (left - 1) * step
+            state.lanes += (left - 1) * (state.lanes - old.lanes)
+            state.links += (left - 1) * (state.links - old.links)
+            break
+        return Played(busy, self.num_layers * self.linear, communication, exposed)
+
+    def one(self, state: State) -> Timeline:
+        """One layer: linear modules on every rank, then attention."""
+        ready = state.ready + self.linear
+        timeline = run(self.attention, ready, state.lanes, state.links)
+        state.ready = finished(self.attention, timeline, ready)
+        return timeline
+
+
+def finished(of: Program, timeline: Timeline, ready: Floats) -> Floats:
+    """When each rank has everything it attended, and every message sent to it, [num_ranks]."""
+    out = ready.copy()
+    parts = of.legs
+    np.maximum.at(out, parts.lane_a[parts.link_a < 0] // LANES, timeline.done[parts.link_a < 0])
+    ends = parts.last & (parts.link_a >= 0)
+    np.maximum.at(out, parts.lane_b[ends] // LANES, timeline.done[ends])
+    return out
+
+
+def occupancy(of: Program, timeline: Timeline, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats]:
+    """(attending, transferring, transferring with the compute lane idle) seconds of one layer, [num_ranks] each."""
+    parts, num_ranks = of.legs, len(linear)
+    moves = parts.link_a >= 0
+    attend = ~moves
+    assert (parts.lane_a[attend] % LANES == COMPUTE).all()
+    ranks = np.arange(num_ranks)
+    owner = [parts.lane_a[attend] // LANES, ranks, parts.lane_a[moves] // LANES, parts.lane_b[moves] // LANES]
+    start = [timeline.start[attend], begin, timeline.start[moves], timeline.start[moves]]
+    stop = [timeline.release[attend], begin + linear, timeline.release[moves], timeline.release[moves]]
+    compute = [np.ones(int(attend.sum())), np.ones(num_ranks), np.zeros(int(moves.sum())), np.zeros(int(moves.sum()))]
+    rank, computes = np.concatenate(owner * 2), np.concatenate(compute * 2)
+    time = np.concatenate(start + stop)
+    sign = np.repeat([1.0, -1.0], len(time) // 2)
+    order = np.lexsort((time, rank))
+    rank, time = rank[order], time[order]
+    computing = np.cumsum(np.where(computes[order] > 0, sign[order], 0))
+    moving = np.cumsum(np.where(computes[order] > 0, 0, sign[order]))
+    width = np.where(rank[1:] == rank[:-1], np.diff(time), 0.0)
+    transferring = np.where(moving[:-1] > 0.5, width, 0.0)
+    exposed = np.where(computing[:-1] < 0.5, transferring, 0.0)
+    busy = np.bincount(parts.lane_a[attend] // LANES, weights=of.busy[attend], minlength=num_ranks)
+    return (busy, np.bincount(rank[:-1], weights=transferring, minlength=num_ranks),
+            np.bincount(rank[:-1], weights=exposed, minlength=num_ranks))  # fmt: skip

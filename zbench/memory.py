@@ -1,0 +1,105 @@
+"""Bytes each rank needs at its fullest. Pure: no torch.
+
+Static: parameters, gradients, optimizer state. Per token at home: what each layer keeps for its
+backward, and the logits. Per layer: received q and kv that stay until the backward. At one moment:
+the copies and partial sums of the layer under way.
+"""
+
+import numpy as np
+
+from zbench.collective import GRADIENT_BYTES
+from zbench.cost import Cost
+from zbench.dataflow import ADD, IS_COPY, READ, TAKE, WRITE, accesses
+from zbench.model import KV, Q, Model
+from zbench.plan import TRANSFER, Ints, Ops, Plan
+
+ADAM_BYTES = 12  # per parameter: float32 master weight and two moments
+
+
+def static_bytes(cost: Cost) -> int:
+    """Parameters, gradients and optimizer state on every rank."""
+    model, ranks = cost.model, cost.cluster.num_ranks
+    held = model.element_bytes + GRADIENT_BYTES
+    whole = held + ADAM_BYTES / ranks if model.sharding == "zero1" else (held + ADAM_BYTES) / ranks
+    gathered = 0 if model.sharding == "zero1" else 2 * model.layer_params * model.element_bytes
+    return int(whole * model.total_params) + gathered
+
+
+def layer_activation_bytes(model: Model) -> int:
+    """Bytes per token that one layer keeps for its backward, without recomputation.
+
+    Two norm inputs, q, k, v, o, the o projection's and the norm's outputs (4 hidden in all with their
+    inputs shared), gate, up and their product of every active expert, log-sum-exp.
+    """
+    e = model.element_bytes
+    attention = e * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) + model.lse_bytes * model.num_heads
+    return 4 * e * model.hidden + attention + 3 * e * model.ffn_hidden * model.experts_per_token
+
+
+def activation_bytes(model: Model) -> int:
+    """Bytes per token at home: every layer's, and logits with their float32 gradient."""
+    layer = layer_activation_bytes(model)
+    if model.recompute == "full":
+        kept = model.num_layers * model.element_bytes * model.hidden + layer
+    else:
+        kept = model.num_layers * layer
+    return kept + model.vocab * (model.element_bytes + 4)
+
+
+def least_bytes(cost: Cost, num_tokens: int) -> int:
+    """What a rank needs if tokens are spread evenly and nothing is ever received: no plan needs less everywhere."""
+    return static_bytes(cost) + activation_bytes(cost.model) * -(-num_tokens // cost.cluster.num_ranks)
+
+
+def peak_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
+    """int64 [num_ranks]: the fullest moment of every rank over all micro-batches."""
+    peak = np.zeros(cost.cluster.num_ranks, np.int64)
+    for plan in plans:
+        kept = kept_bytes(plan, cost) * (1 if cost.model.recompute == "full" else cost.model.num_layers)
+        moment = np.maximum(moment_bytes(plan, plan.forward, False, cost), moment_bytes(plan, plan.backward, True, cost))
+        peak = np.maximum(peak, activation_bytes(cost.model) * plan.tokens_per_rank + kept + moment)
+    return peak + static_bytes(cost)
+
+
+def kept_bytes(plan: Plan, cost: Cost) -> Ints:
+    """int64 [num_ranks]: received q and kv that one layer keeps until its backward."""
+    ops = plan.forward
+    kept = (ops.kind == TRANSFER) & (ops.keep == 1) & ((ops.tensor == Q) | (ops.tensor == KV))
+    size = cost.message_bytes(plan, ops)
+    return np.bincount(ops.dst[kept], weights=size[kept], minlength=plan.num_ranks).astype(np.int64)
+
+
+def moment_bytes(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Ints:
+    """int64 [num_ranks]: copies and partial sums away from home at the fullest moment of one layer, in plan order.
+
+    A copy lives from its arrival to its last use, a sum from its first contribution to its departure.
+    """
+    table = accesses(plan, ops, backward)
+    item = np.repeat(np.arange(len(table.tensor)), np.diff(table.runs))
+    away = plan.blocks.home[table.block] != table.rank
+    opens = (table.action == WRITE) | (table.action == ADD)
+    closes = (table.action == READ) | (table.action == TAKE)
+    count = len(table.tensor)
+    first, last = np.full(count, len(ops), np.int64), np.full(count, -1, np.int64)
+    np.minimum.at(first, item[opens], table.op[opens])
+    np.maximum.at(last, item[closes], table.op[closes])
+    lo, hi = np.full(count, plan.num_heads, np.int64), np.zeros(count, np.int64)
+    np.minimum.at(lo, item, table.lo)
+    np.maximum.at(hi, item, table.hi)
+    lives = away & (first >= 0) & (last >= first) & (IS_COPY[table.tensor] | opens[table.runs[:-1]])
+    size = _item_bytes(plan, cost, table.tensor, table.block, lo, hi)[lives]
+    rank = np.concatenate([table.rank[lives]] * 2)
+    at = np.concatenate([2 * first[lives], 2 * last[lives] + 1])
+    change = np.concatenate([size, -size])
+    order = np.lexsort((at, rank))
+    level = np.cumsum(change[order])  # every rank's changes add up to nothing, so one running sum serves all
+    peak = np.zeros(plan.num_ranks, np.int64)
+    np.maximum.at(peak, rank[order], level)
+    return peak
+
+
+def _item_bytes(plan: Plan, cost: Cost, tensor: Ints, block: Ints, lo: Ints, hi: Ints) -> Ints:
+    heads = plan.num_heads + 1
+    kinds, inverse = np.unique((tensor * heads + lo) * heads + hi, return_inverse=True)
+    per_token = [cost.model.message_bytes_per_token(k // heads**2, k // heads % heads, k % heads) for k in kinds.tolist()]
+    return np.asarray(np.array(per_token, np.int64)[inverse] * plan.blocks.tokens[block], np.int64)

@@ -1,0 +1,122 @@
+"""A transformer as the cost model sees it: shapes, parameters, message sizes. Pure: no torch.
+
+Not the network that trains (that is the torch executor's); this is its arithmetic.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Tensor = int
+Q, KV, O, DO, DQ, DKV = range(6)  # what a transfer may carry; see zbench.plan
+TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A Llama-like decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, optionally mixture of experts.
+
+    element_bytes: bytes of an activation or parameter (2 for bf16); lse_bytes: of a log-sum-exp.
+    recompute: "none", or "full" (every layer's forward runs again in its backward).
+    sharding: "zero1" (parameters and gradients on every rank, optimizer state split over all ranks)
+        or "zero3" (parameters, gradients and optimizer state split over all ranks; also FSDP).
+    """
+
+    name: str
+    num_layers: int
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_hidden: int
+    vocab: int
+    tied_embeddings: bool = False
+    num_experts: int = 1
+    experts_per_token: int = 1
+    element_bytes: int = 2
+    lse_bytes: int = 4
+    recompute: Literal["none", "full"] = "none"
+    sharding: Literal["zero1", "zero3"] = "zero1"
+
+    def __post_init__(self) -> None:
+        for field in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden", "vocab",
+                      "num_experts", "experts_per_token", "element_bytes", "lse_bytes"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"model.{field} is {value!r}; it takes a whole number of at least 1")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"model.num_kv_heads is {self.num_kv_heads}; it has to divide num_heads={self.num_heads}")
+        if self.experts_per_token > self.num_experts:
+            raise ValueError(f"model.experts_per_token is {self.experts_per_token}; at most num_experts={self.num_experts}")
+        for field, choices in (("recompute", ("none", "full")), ("sharding", ("zero1", "zero3"))):
+            if getattr(self, field) not in choices:
+                raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")
+
+    # -- parameters -------------------------------------------------------------------------------
+    @property
+    def attention_params(self) -> int:
+        """Parameters of one layer's q, k, v and output projections."""
+        return self.hidden * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+
+    @property
+    def ffn_params(self) -> int:
+        """Parameters of one SwiGLU feed-forward (gate, up, down): of one expert where there are experts."""
+        return 3 * self.hidden * self.ffn_hidden
+
+    @property
+    def router_params(self) -> int:
+        return self.hidden * self.num_experts if self.num_experts > 1 else 0
+
+    @property
+    def layer_matmul_params(self) -> int:
+        """Parameters of one layer that a token is multiplied with (active experts only)."""
+        return self.attention_params + self.ffn_params * self.experts_per_token + self.router_params
+
+    @property
+    def layer_params(self) -> int:
+        """Parameters of one layer, all experts and both norms."""
+        return self.attention_params + self.ffn_params * self.num_experts + self.router_params + 2 * self.hidden
+
+    @property
+    def head_params(self) -> int:
+        """Parameters of the output projection onto the vocabulary."""
+        return self.vocab * self.hidden
+
+    @property
+    def active_matmul_params(self) -> int:
+        """Parameters a token is multiplied with: all layers and the head; the embedding look-up multiplies nothing."""
+        return self.num_layers * self.layer_matmul_params + self.head_params
+
+    @property
+    def total_params(self) -> int:
+        embeddings = self.head_params * (1 if self.tied_embeddings else 2)
+        return self.num_layers * self.layer_params + embeddings + self.hidden
+
+    @property
+    def elementwise_bytes(self) -> int:
+        """Bytes per token that norms, RoPE, residuals and SwiGLU of one layer read and write, forward, fused kernels.
+
+        Two norms and two residual additions (2 reads, 1 write of hidden each, fused: 4 x 3 / 2 = 6 hidden),
+        RoPE on q and k (read and write), SwiGLU (gate and up in, product out).
+        """
+        rope = 2 * self.head_dim * (self.num_heads + self.num_kv_heads)
+        return self.element_bytes * (6 * self.hidden + rope + 3 * self.ffn_hidden * self.experts_per_token)
+
+    # -- messages ---------------------------------------------------------------------------------
+    def message_bytes_per_token(self, tensor: Tensor, head_lo: int, head_hi: int) -> int:
+        """Bytes of one token's `tensor` for query heads [head_lo, head_hi).
+
+        kv and dkv hold the kv heads that those query heads read (grouped-query attention), k and v;
+        o travels with its log-sum-exp; do with the log-sum-exp and the row sum of do * o that the
+        flash-attention backward needs.
+        """
+        heads = head_hi - head_lo
+        row = self.head_dim * self.element_bytes
+        if tensor in (KV, DKV):
+            group = self.num_heads // self.num_kv_heads
+            kv_heads = -(-head_hi // group) - head_lo // group
+            return 2 * kv_heads * row
+        if tensor == O:
+            return heads * (row + self.lse_bytes)
+        if tensor == DO:
+            return heads * (row + 2 * self.lse_bytes)
+        return heads * row

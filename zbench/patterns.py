@@ -1,0 +1,147 @@
+"""The attention schemes, as blocks and operations. Pure: no torch.
+
+Two functions make them all. `ulysses_ring` runs groups of R x U ranks: all-to-all over U ranks
+(each then holds a range of heads, Ulysses) and a zigzag ring over R such groups; U = 1 is ring
+attention, R = 1 is Ulysses, R = U = 1 is local attention. `all_gather` brings every rank of a group
+all keys and values (Llama 3's context parallelism). Both work on many groups of one shape at once.
+
+Sources: ring attention, Liu et al. 2023 (arXiv 2310.01889); the zigzag order, as in Transformer
+Engine and Megatron-LM; Ulysses, Jacobs et al. 2023 (arXiv 2309.14509); the two together, USP, Fang
+and Zhao 2024 (arXiv 2405.07719); all-gather, the Llama 3 report (arXiv 2407.21783, section 3.3.2).
+"""
+
+import numpy as np
+
+from zbench.build import Builder
+from zbench.model import KV, O, Q
+from zbench.plan import Ints, Ops
+
+
+def ulysses_ring(builder: Builder, seqs: Ints, group: Ints, ranks: Ints) -> None:
+    """Lays sequences over groups of R x U ranks, zigzag over R and by heads over U.
+
+    seqs: int64 [n] sequence indices. group: int64 [n], the group of each. ranks: int64 [K, R, U].
+    A token's home is in its zigzag chunk's row; each row's tokens are cut evenly over its U ranks.
+
+    Raises:
+        ValueError: U is above the number of heads (a rank would have no head).
+    """
+    num_groups, num_rows, num_cols = ranks.shape
+    if num_cols > builder.num_heads:
+        raise ValueError(f"an all-to-all over {num_cols} ranks needs as many heads; the model has {builder.num_heads}")
+    seq, start, stop, row = _zigzag(builder.lengths, seqs, group, num_rows)
+    seq, start, stop, block = _cut_rows(seq, start, stop, row, num_groups * num_rows, num_cols)
+    base = builder.add_blocks(seq, start, stop, block, ranks.reshape(-1))
+    ids = base + np.arange(ranks.size, dtype=np.int64).reshape(ranks.shape)
+    bounds = builder.num_heads * np.arange(num_cols + 1, dtype=np.int64) // num_cols
+    rows = ids[:, :, 0] if num_cols == 1 else builder.add_lists(ids.reshape(-1, num_cols)).reshape(num_groups, num_rows)
+    if num_cols > 1:
+        builder.add_ops(_exchange(ids, ranks, bounds, Q), _exchange(ids, ranks, bounds, KV))
+    builder.add_ops(_ring(rows, ranks, bounds))
+    if num_cols > 1:
+        builder.add_ops(_return(ids, ranks, bounds))
+
+
+def local(builder: Builder, seqs: Ints, rank: Ints) -> None:
+    """Every sequence whole on its rank (int64 [n]), one attend a rank."""
+    ulysses_ring(builder, seqs, rank, np.arange(builder.num_ranks, dtype=np.int64).reshape(-1, 1, 1))
+
+
+def ring(builder: Builder, seqs: Ints, group: Ints, ranks: Ints) -> None:
+    """Zigzag rings; ranks: int64 [K, G]."""
+    ulysses_ring(builder, seqs, group, ranks[:, :, None])
+
+
+def _zigzag(lengths: Ints, seqs: Ints, group: Ints, num_rows: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Cuts every sequence in 2R chunks, chunk c and 2R-1-c to row c; row ids count over all groups.
+
+    A remainder of r tokens goes one each to r chunks in turn, continuing where the last sequence
+    stopped: always starting at chunk 0 would give the first rows of a large group half as much again.
+    """
+    if num_rows == 1:
+        return seqs, np.zeros(len(seqs), np.int64), lengths[seqs], group
+    chunks = 2 * num_rows
+    base, rest = np.divmod(lengths[seqs], chunks)
+    begin = (np.cumsum(rest) - rest) % chunks
+    sizes = base[:, None] + ((np.arange(chunks) - begin[:, None]) % chunks < rest[:, None])
+    stop = np.cumsum(sizes, axis=1)
+    owner = np.minimum(np.arange(chunks), chunks - 1 - np.arange(chunks))
+    row = group[:, None] * num_rows + owner
+    filled = sizes > 0
+    seq = np.broadcast_to(seqs[:, None], sizes.shape)[filled]
+    return seq, (stop - sizes)[filled], stop[filled], row[filled]
+
+
+def _cut_rows(seq: Ints, start: Ints, stop: Ints, row: Ints, num_rows: int, num_cols: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Cuts the stream of each row's tokens evenly into num_cols blocks."""
+    if num_cols == 1:
+        return seq, start, stop, row
+    order = np.argsort(row, kind="stable")
+    seq, start, stop, row = seq[order], start[order], stop[order], row[order]
+    ends = np.cumsum(stop - start)  # the rows' streams, one after another
+    tokens = np.bincount(row, weights=stop - start, minlength=num_rows).astype(np.int64)
+    row_begin = np.cumsum(tokens) - tokens
+    cuts = (row_begin[:, None] + tokens[:, None] * np.arange(num_cols) // num_cols).reshape(-1)
+    edges = np.unique(np.concatenate([[0], ends, cuts]))
+    left, right = edges[:-1], edges[1:]
+    piece = np.searchsorted(ends, left, side="right")
+    block = np.searchsorted(cuts, left, side="right") - 1
+    shift = start[piece] - (ends[piece] - (stop - start)[piece])
+    return seq[piece], left + shift, right + shift, block
+
+
+def _ring(rows: Ints, ranks: Ints, bounds: Ints) -> Ops:
+    """R steps: kv moves on one row while each rank attends to what it has. rows: [K, R] lists, ranks: [K, R, U]."""
+    num_groups, num_rows, num_cols = ranks.shape
+    step, _, place, col = (axis.reshape(-1) for axis in np.indices((num_rows, num_groups, num_rows, num_cols)))
+    group = np.indices((num_rows, num_groups, num_rows, num_cols))[1].reshape(-1)
+    rank, kv = ranks[group, place, col], rows[group, (place - step) % num_rows]
+    heads = (bounds[col], bounds[col + 1])
+    attends = Ops.attends(rank, heads, rows[group, place], kv)
+    later = step > 0
+    previous = ranks[group, (place - 1) % num_rows, col]
+    transfers = Ops.transfers(KV, previous[later], rank[later], (heads[0][later], heads[1][later]), kv[later])
+    # What a step's attends need is sent before the attends of the step before.
+    turn = np.concatenate([2 * step + 1, 2 * (step[later] - 1)])
+    return Ops.concatenate([attends, transfers]).take(np.argsort(turn, kind="stable"))
+
+
+def _exchange(ids: Ints, ranks: Ints, bounds: Ints, tensor: int) -> Ops:
+    """All-to-all inside rows: each block's head range u to the row's rank u, in rounds of shifted partners."""
+    shift, group, row, col = (axis.reshape(-1) for axis in np.indices((ranks.shape[2] - 1, *ranks.shape)))
+    to = (col + shift + 1) % ranks.shape[2]
+    return Ops.transfers(tensor, ranks[group, row, col], ranks[group, row, to], (bounds[to], bounds[to + 1]), ids[group, row, col])
+
+
+def _return(ids: Ints, ranks: Ints, bounds: Ints) -> Ops:
+    """The way back: rank u's heads of o to the home of every block of its row."""
+    shift, group, row, col = (axis.reshape(-1) for axis in np.indices((ranks.shape[2] - 1, *ranks.shape)))
+    to = (col + shift + 1) % ranks.shape[2]
+    return Ops.transfers(O, ranks[group, row, col], ranks[group, row, to], (bounds[col], bounds[col + 1]), ids[group, row, to])
+
+
+def all_gather(builder: Builder, seq: Ints, start: Ints, stop: Ints, owner: Ints, ranks: Ints) -> None:
+    """Every rank gets the kv of all blocks, then attends once with its own q.
+
+    seq, start, stop, owner: int64 [n] pieces and the index (into ranks.reshape(-1)) of the rank that
+    owns each. ranks: int64 [N, P], P ranks in each of N nodes. A block crosses to each other node
+    once, along a ring of the ranks with the same place in their nodes, and is spread inside the node
+    from there; sending it to every rank directly would move P times the bytes through the NICs.
+    """
+    num_nodes, per_node = ranks.shape
+    base = builder.add_blocks(seq, start, stop, owner, ranks.reshape(-1))
+    ids = base + np.arange(ranks.size, dtype=np.int64).reshape(ranks.shape)
+    all_heads = (0, builder.num_heads)
+    hop, node, place = (axis.reshape(-1) for axis in np.indices((num_nodes, num_nodes, per_node)))
+    crossing = hop > 0  # hop h brings node n the block of node n - h
+    to = ranks[node, place]
+    held = ids[(node - hop) % num_nodes, place]
+    across = Ops.transfers(KV, ranks[(node - 1) % num_nodes, place][crossing], to[crossing], all_heads, held[crossing])
+    shift = np.arange(1, per_node, dtype=np.int64)
+    target = ranks[node[:, None], (place[:, None] + shift) % per_node].reshape(-1)
+    count = len(shift)
+    inside = Ops.transfers(KV, np.repeat(to, count), target, all_heads, np.repeat(held, count))
+    turn = np.concatenate([hop[crossing] * 2, np.repeat(hop, count) * 2 + 1])
+    builder.add_ops(Ops.concatenate([across, inside]).take(np.argsort(turn, kind="stable")))
+    everything = builder.add_lists(ids.reshape(1, -1))
+    builder.add_ops(Ops.attends(ranks.reshape(-1), all_heads, ids.reshape(-1), np.repeat(everything, ranks.size)))

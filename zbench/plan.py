@@ -1,0 +1,238 @@
+"""The plan: which rank owns which tokens, and which attends and transfers in what order. Pure: no torch.
+
+A plan is one micro-batch on all ranks. Tokens are grouped into disjoint **blocks** that live and
+move together; an operation is a **transfer** (blocks of one tensor, a range of query heads, from a
+rank to another) or an **attend** (query blocks against key-value blocks on one rank). Operations
+stand in one total order, and each uses only what earlier ones made; that alone excludes deadlock.
+At 1,024 ranks a plan has a million operations, so they are columns of numpy arrays (`Ops`);
+`Transfer` and `Attend` are typed views for reading and printing.
+
+What moves: q and kv are copied; o, dq and dkv are sums that collect what attends and arrivals add
+and leave a rank when they are sent; do is copied. What a plan means and when it is correct is
+defined by zbench.dataflow and zbench.verify; this module only holds it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.model import TENSOR_NAMES
+
+Ints = NDArray[np.int64]
+TRANSFER, ATTEND = 0, 1
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Lists of ids, each stored once and named by its index (compressed rows).
+
+    offsets: int64 [num_lists + 1]; items: int64 [total].
+    """
+
+    offsets: Ints
+    items: Ints
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> Ints:
+        return self.items[self.offsets[index] : self.offsets[index + 1]]
+
+    @cached_property
+    def lengths(self) -> Ints:
+        return np.diff(self.offsets)
+
+    @staticmethod
+    def of(rows: list[Ints] | list[list[int]]) -> "Lists":
+        sizes = np.array([len(row) for row in rows], np.int64)
+        items = np.concatenate([np.asarray(row, np.int64) for row in rows]) if len(rows) else np.zeros(0, np.int64)
+        return Lists(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), items.astype(np.int64))
+
+    @staticmethod
+    def singletons(count: int) -> "Lists":
+        """List i holds just i."""
+        return Lists(np.arange(count + 1, dtype=np.int64), np.arange(count, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Disjoint sets of tokens and the rank each calls home.
+
+    seq, start, stop, block: int64 [num_pieces], tokens [start, stop) of sequence seq belong to block;
+        sorted by (seq, start).
+    home: int64 [num_blocks], the rank whose linear modules and loss see the block, all heads of it.
+    """
+
+    seq: Ints
+    start: Ints
+    stop: Ints
+    block: Ints
+    home: Ints
+
+    def __len__(self) -> int:
+        return len(self.home)
+
+    @cached_property
+    def tokens(self) -> Ints:
+        """int64 [num_blocks]: tokens of each block."""
+        return np.bincount(self.block, weights=self.stop - self.start, minlength=len(self)).astype(np.int64)
+
+    @cached_property
+    def pieces(self) -> Lists:
+        """Per block its piece indices, in (seq, start) order."""
+        counts = np.bincount(self.block, minlength=len(self))
+        return Lists(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), np.argsort(self.block, kind="stable"))
+
+
+@dataclass(frozen=True)
+class Ops:
+    """Operations in order, as columns (int64 [num_ops] each).
+
+    kind: TRANSFER or ATTEND.
+    tensor: what a transfer carries (zbench.model.Q ... DKV); -1 for an attend.
+    src, dst: a transfer's ranks; both the rank of an attend.
+    head_lo, head_hi: query heads [lo, hi).
+    blocks: list of blocks, as an index into Plan.lists: what a transfer carries, the q of an attend.
+    kv_blocks: likewise the kv of an attend; -1 for a transfer.
+    via: lanes a transfer is spread over (routing), as an index into Plan.lanes; -1: sent directly.
+    keep: 1 if the copy that a forward transfer makes stays on dst until the backward.
+    """
+
+    kind: Ints
+    tensor: Ints
+    src: Ints
+    dst: Ints
+    head_lo: Ints
+    head_hi: Ints
+    blocks: Ints
+    kv_blocks: Ints
+    via: Ints
+    keep: Ints
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def take(self, index: Ints | NDArray[np.bool_]) -> "Ops":
+        return Ops(**{name: getattr(self, name)[index] for name in COLUMNS})
+
+    @staticmethod
+    def concatenate(parts: list["Ops"]) -> "Ops":
+        if not parts:
+            return Ops(**{name: np.zeros(0, np.int64) for name in COLUMNS})
+        return Ops(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS})
+
+    @staticmethod
+    def transfers(tensor: Ints | int, src: Ints, dst: Ints, heads: tuple[Ints | int, Ints | int], blocks: Ints) -> "Ops":
+        """Direct transfers; scalars are broadcast to the length of src."""
+        return _columns(len(src), TRANSFER, tensor, src, dst, heads, blocks, -1)
+
+    @staticmethod
+    def attends(rank: Ints, heads: tuple[Ints | int, Ints | int], q_blocks: Ints, kv_blocks: Ints) -> "Ops":
+        return _columns(len(rank), ATTEND, -1, rank, rank, heads, q_blocks, kv_blocks)
+
+
+COLUMNS = tuple(Ops.__dataclass_fields__)
+
+
+def _columns(n: int, kind: int, tensor: Ints | int, src: Ints, dst: Ints, heads: tuple[Ints | int, Ints | int],
+             blocks: Ints, kv_blocks: Ints | int) -> Ops:
+    def full(value: Ints | int) -> Ints:
+        return np.ascontiguousarray(np.broadcast_to(np.asarray(value, np.int64), (n,)))
+
+    return Ops(full(kind), full(tensor), full(src), full(dst), full(heads[0]), full(heads[1]),
+               full(blocks), full(kv_blocks), full(-1), full(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One transfer, for reading: see Ops for the fields."""
+
+    tensor: str
+    blocks: tuple[int, ...]
+    heads: tuple[int, int]
+    src: int
+    dst: int
+    via: tuple[int, ...]
+    keep: bool
+
+    def __str__(self) -> str:
+        path = f" via lanes {','.join(map(str, self.via))}" if self.via else ""
+        return f"transfer {self.tensor} {_span(self.blocks)} heads {self.heads[0]}:{self.heads[1]} rank {self.src} -> {self.dst}{path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    """One attend, for reading: see Ops for the fields."""
+
+    rank: int
+    q_blocks: tuple[int, ...]
+    kv_blocks: tuple[int, ...]
+    heads: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"attend rank {self.rank} q {_span(self.q_blocks)} kv {_span(self.kv_blocks)} heads {self.heads[0]}:{self.heads[1]}"
+
+
+def _span(blocks: tuple[int, ...]) -> str:
+    shown = ",".join(map(str, blocks[:6]))
+    return f"[{shown}{',... ' + str(len(blocks)) if len(blocks) > 6 else ''}]"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One micro-batch on all ranks.
+
+    lengths: int64 [num_sequences]; num_ranks; num_heads: query heads every operation's range lies in.
+    blocks, lists (of blocks), lanes (lists of NIC indices inside a node): what operations refer to.
+    forward, backward: operations in order. causal: a query sees keys up to its own position, else
+        the whole sequence.
+    backward_mode: what happens to received kv between forward and backward ("keep", "carry" or
+        "regather", see zbench.rewrite.reverse); "" while the plan has no backward.
+    """
+
+    lengths: Ints
+    num_ranks: int
+    num_heads: int
+    blocks: Blocks
+    lists: Lists
+    forward: Ops
+    backward: Ops
+    lanes: Lists
+    causal: bool = True
+    backward_mode: str = ""
+
+    def with_(self, **changes: object) -> "Plan":
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    @cached_property
+    def tokens_per_rank(self) -> Ints:
+        """int64 [num_ranks]: tokens every rank is home of."""
+        return np.bincount(self.blocks.home, weights=self.blocks.tokens, minlength=self.num_ranks).astype(np.int64)
+
+    @cached_property
+    def list_tokens(self) -> Ints:
+        """int64 [num_lists]: tokens of each list of blocks."""
+        total = np.concatenate([[0], np.cumsum(self.blocks.tokens[self.lists.items])])
+        return np.asarray(total[self.lists.offsets[1:]] - total[self.lists.offsets[:-1]], np.int64)
+
+    def view(self, ops: Ops, index: int) -> Transfer | Attend:
+        heads = (int(ops.head_lo[index]), int(ops.head_hi[index]))
+        blocks = tuple(self.lists[int(ops.blocks[index])].tolist())
+        if ops.kind[index] == ATTEND:
+            return Attend(int(ops.src[index]), blocks, tuple(self.lists[int(ops.kv_blocks[index])].tolist()), heads)
+        via = tuple(self.lanes[int(ops.via[index])].tolist()) if ops.via[index] >= 0 else ()
+        return Transfer(TENSOR_NAMES[int(ops.tensor[index])], blocks, heads, int(ops.src[index]), int(ops.dst[index]),
+                        via, bool(ops.keep[index]))
+
+    def views(self, ops: Ops) -> Iterator[Transfer | Attend]:
+        return (self.view(ops, index) for index in range(len(ops)))
+
+    def __str__(self) -> str:
+        lines = [f"plan of {len(self.lengths)} sequences, {int(self.lengths.sum())} tokens, {self.num_ranks} ranks, {len(self.blocks)} blocks"]
+        for name, ops in (("forward", self.forward), ("backward", self.backward)):
+            lines.append(f"{name}: {len(ops)} operations")
+            lines += [f"  {index:4d} {view}" for index, view in enumerate(self.views(ops.take(np.arange(min(len(ops), 60)))))]
+        return "\n".join(lines)

@@ -1,0 +1,34 @@
+"""The four things a run is put together from. Pure: no torch.
+
+Each is one method wide, so that a system, workload, executor or tracker is one file and one yaml.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from zbench.batch import Batch
+from zbench.plan import Plan
+from zbench.result import StepResult
+
+
+class Workload(Protocol):
+    def batch(self, step: int) -> Batch:
+        """The batch of `step`: a function of (the workload's seed, step) alone."""
+
+
+class System(Protocol):
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        """One plan per micro-batch, in the order they run; gradients are summed."""
+
+
+class Executor(Protocol):
+    def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+        """Runs (or simulates) one training step."""
+
+
+class Tracker(Protocol):
+    def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None: ...
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def finish(self, status: str) -> None: ...

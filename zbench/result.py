@@ -1,0 +1,39 @@
+"""What one step yields: raw quantities only. Pure: no torch.
+
+Throughput, MFU, utilisation and every other ratio are derived from these when a record is read
+(zbench.metrics), so that a formula can be corrected without running again.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Raw quantities of one training step; seconds and bytes, lists are per rank or per NIC.
+
+    seconds: the whole step on the slowest rank (the clock of the described cluster where simulated).
+    bound_seconds: no plan could be faster under the same cost model (zbench.bound).
+    attention_seconds, linear_seconds: [num_ranks] busy time of the compute lane.
+    communication_seconds: [num_ranks] time in which at least one of the rank's transfers or its
+        gradient reduction was under way; exposed_seconds: the part of it with the compute lane idle.
+    nic_tx_bytes, nic_rx_bytes: [num_nics] bytes that crossed each NIC, attention and gradients.
+    nvlink_bytes: bytes that moved inside nodes, attention only.
+    peak_bytes: [num_ranks] highest memory in use; capacity_bytes: what a rank has.
+    out_of_memory: some rank's peak is above the capacity; a real run would have died here.
+    loss: token-mean loss over the global batch; None where nothing was trained.
+    """
+
+    seconds: float
+    bound_seconds: float
+    attention_seconds: list[float]
+    linear_seconds: list[float]
+    communication_seconds: list[float]
+    exposed_seconds: list[float]
+    nic_tx_bytes: list[int]
+    nic_rx_bytes: list[int]
+    nvlink_bytes: int
+    peak_bytes: list[int]
+    capacity_bytes: int
+    out_of_memory: bool
+    loss: float | None = None
+    phases: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,155 @@
+"""Remapping: give every rank the same number of tokens for the linear modules. Pure: no torch.
+
+A plan made for balanced attention leaves some ranks with more tokens than others. This moves the
+homes of surplus tokens to ranks with a deficit; their q and kv travel to the rank that attends with
+them, and o travels back (Zeppelin, arXiv 2509.21841, remapping layer; that hidden states could move
+instead is no cheaper except by 1-2 % on batches whose moves cross nodes).
+
+What is minimised is the largest weighted volume any rank sends or receives, a token across nodes
+weighing more than one inside. That has a closed form, no solver: inside a node as much as possible
+is settled; what a node as a whole has too much (or too little) crosses, and is split over its ranks
+so that the largest weighted volume is least.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from zbench.cost import Cost
+from zbench.model import KV, O, Q
+from zbench.plan import ATTEND, Blocks, Ints, Lists, Ops, Plan
+
+
+def remap(plan: Plan, cost: Cost, tolerance: int = 128) -> Plan:
+    """`plan` (forward only) with homes balanced to within `tolerance` tokens of the mean.
+
+    Moving a handful of tokens costs more than it gains, hence the tolerance.
+    """
+    assert not len(plan.backward), "remap comes before reverse"
+    source, target, amount = flows(plan.tokens_per_rank, cost, tolerance)
+    if not len(source):
+        return plan
+    return _moved(plan, source, target, amount)
+
+
+def flows(tokens: Ints, cost: Cost, tolerance: int) -> tuple[Ints, Ints, Ints]:
+    """Who sends how many tokens to whom: (source, target, amount) int64 [num_flows]; tokens: [num_ranks]."""
+    cluster = cost.cluster
+    total, ranks = int(tokens.sum()), len(tokens)
+    excess = tokens - (total // ranks + (np.arange(ranks) < total % ranks))
+    if np.abs(excess).max() <= tolerance:
+        return (np.zeros(0, np.int64),) * 3
+    surplus, deficit = np.maximum(excess, 0), np.maximum(-excess, 0)
+    node = excess.reshape(cluster.num_nodes, -1).sum(axis=1)
+    one = np.ones(1)
+    inside, across = (float(cost.transfer_seconds(one * 1e6, one * flag > 0)[0]) for flag in (0, 1))
+    weight = min(inside / across, 0.99)
+    leaving = _split(surplus, np.maximum(node, 0), cluster.gpus_per_node, weight)
+    entering = _split(deficit, np.maximum(-node, 0), cluster.gpus_per_node, weight)
+    pairs = [_match(leaving, entering)]
+    inside, wanted = surplus - leaving, deficit - entering
+    # Inside a node both sides sum up to the same, so one running match over all ranks stays inside nodes.
+    pairs.append(_match(inside, wanted))
+    source, target, amount = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    return source, target, amount
+
+
+def _split(amounts: Ints, crossing: Ints, per_node: int, inside_weight: float) -> Ints:
+    """How much of each rank's `amounts` crosses nodes, `crossing` [num_nodes] in all from each node.
+
+    Rank r's weighted volume is w (a_r - x_r) + x_r with w < 1; the largest is least when x_r is
+    (T - w a_r) / (1 - w), clipped to [0, a_r], for the T at which they sum up to `crossing`.
+    """
+    rows = amounts.reshape(-1, per_node).astype(np.float64)
+    low, high = np.zeros(len(rows)), rows.max(axis=1) + 1.0
+
+    def share(level: np.ndarray) -> np.ndarray:
+        return np.clip((level[:, None] - inside_weight * rows) / (1 - inside_weight), 0, rows)
+
+    for _ in range(60):
+        middle = (low + high) / 2
+        enough = share(middle).sum(axis=1) >= crossing
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    whole = np.floor(share(high) + 1e-9).astype(np.int64)
+    missing = crossing - whole.sum(axis=1)  # what rounding lost, or gained by the last bisection step
+    room = amounts.reshape(-1, per_node) - whole
+    for step in (1, -1):
+        left = np.maximum(step * missing, 0)
+        can = room if step > 0 else whole
+        before = np.cumsum(can, axis=1) - can
+        change = np.clip(left[:, None] - before, 0, can)
+        whole = whole + step * change
+        room = room - step * change
+    return whole.reshape(-1)
+
+
+def _match(give: Ints, take: Ints) -> tuple[Ints, Ints, Ints]:
+    """Pairs givers and takers in rank order (northwest corner): at most one flow more than there are ranks."""
+    edges = np.unique(np.concatenate([[0], np.cumsum(give), np.cumsum(take)]))
+    left = edges[:-1]
+    source = np.searchsorted(np.cumsum(give), left, side="right")
+    target = np.searchsorted(np.cumsum(take), left, side="right")
+    return source, target, np.diff(edges)
+
+
+def _moved(plan: Plan, source: Ints, target: Ints, amount: Ints) -> Plan:
+    """Cuts blocks so that every flow takes whole ones, and adds their transfers.
+
+    A rank gives from the end of its blocks: patterns laid last (local sequences) are attended last,
+    so their q and kv have the most time to travel.
+    """
+    blocks = plan.blocks
+    piece = np.lexsort((np.arange(len(blocks.block)), blocks.block, blocks.home[blocks.block]))
+    home = blocks.home[blocks.block][piece]
+    size = (blocks.stop - blocks.start)[piece]
+    ends = np.cumsum(size)
+    rank_end = np.cumsum(plan.tokens_per_rank)
+    flow = np.argsort(source, kind="stable")
+    source, target, amount = source[flow], target[flow], amount[flow]
+    given = np.cumsum(amount)
+    last_of_source = given[np.searchsorted(source, source, side="right") - 1]
+    flow_end = rank_end[source] - (last_of_source - given)
+    flow_begin = flow_end - amount
+    edges = np.unique(np.concatenate([[0], ends, flow_begin, flow_end]))
+    left, right = edges[:-1], edges[1:]
+    at = np.searchsorted(ends, left, side="right")
+    in_flow = np.searchsorted(flow_begin, left, side="right") - 1
+    moved = (in_flow >= 0) & (left < flow_end[np.maximum(in_flow, 0)])
+    in_flow = np.where(moved, in_flow, -1)
+    new_home = np.where(moved, target[np.maximum(in_flow, 0)], home[at])
+    old = blocks.block[piece[at]]
+    child, new_block = np.unique(old * (len(source) + 1) + in_flow + 1, return_inverse=True)
+    homes = np.empty(len(child), np.int64)
+    homes[new_block] = new_home
+    begin = blocks.start[piece[at]] + left - (ends[at] - size[at])
+    seq = blocks.seq[piece[at]]
+    order = np.lexsort((begin, seq))
+    cut = Blocks(seq[order], begin[order], (begin + right - left)[order], new_block[order], homes)
+    child_old, child_flow = child // (len(source) + 1), child % (len(source) + 1) - 1
+    lists = _expanded(plan.lists, child_old, len(blocks))
+    mine = [np.flatnonzero(child_flow == index) for index in range(len(source))]
+    lists, names = _with_lists(lists, mine)
+    heads = (0, plan.num_heads)
+    out = [Ops.transfers(tensor, target, source, heads, names) for tensor in (KV, Q)]
+    back = Ops.transfers(O, source, target, heads, names)
+    forward = Ops.concatenate([*out, plan.forward, back])
+    assert (forward.kind[: 2 * len(source)] != ATTEND).all()
+    return replace(plan, blocks=cut, lists=lists, forward=forward)
+
+
+def _expanded(lists: Lists, child_old: Ints, num_old: int) -> Lists:
+    """Lists of old blocks as lists of their children (child ids ascend with their old block)."""
+    count = np.bincount(child_old, minlength=num_old)
+    first = np.cumsum(count) - count
+    per_item = count[lists.items]
+    total = np.concatenate([[0], np.cumsum(per_item)])
+    items = np.repeat(first[lists.items] - total[:-1], per_item) + np.arange(total[-1])
+    return Lists(total[lists.offsets], items)
+
+
+def _with_lists(lists: Lists, rows: list[Ints]) -> tuple[Lists, Ints]:
+    """`lists` with `rows` appended, and the new lists' indices."""
+    extra = Lists.of(rows)
+    offsets = np.concatenate([lists.offsets, lists.offsets[-1] + extra.offsets[1:]])
+    names = len(lists) + np.arange(len(rows), dtype=np.int64)
+    return Lists(offsets, np.concatenate([lists.items, extra.items])), names

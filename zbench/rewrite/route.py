@@ -1,0 +1,52 @@
+"""Routing: spread a transfer between nodes over all NICs of both. Pure: no torch.
+
+The source hands shares to ranks tied to the node's other NICs, these send in parallel to their
+counterparts, which hand on to the destination (Zeppelin, arXiv 2509.21841, communication routing
+layer). It pays where few ranks of a node talk across nodes while the others' NICs idle.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from zbench.cost import Cost
+from zbench.plan import TRANSFER, Lists, Ops, Plan
+
+
+def route(plan: Plan, cost: Cost) -> Plan:
+    """`plan` with `via` set on the transfers between nodes that gain from it, forward and backward.
+
+    A list of operations is routed only if its busiest NIC then has less to carry, and a transfer
+    only if it alone gets faster: where every NIC is busy already, detours only cost.
+    """
+    lanes = Lists.of([np.arange(cost.cluster.nics_per_node)])
+    return plan.with_(lanes=lanes, forward=_routed(plan, plan.forward, cost), backward=_routed(plan, plan.backward, cost))
+
+
+def _routed(plan: Plan, ops: Ops, cost: Cost) -> Ops:
+    cluster = cost.cluster
+    node, nic = cluster.node_of, cluster.nic_of
+    across = (ops.kind == TRANSFER) & (node[ops.src] != node[ops.dst])
+    if not across.any() or cluster.nics_per_node == 1:
+        return ops
+    size = cost.message_bytes(plan, ops)
+    gains = across & (_routed_seconds(size, cost) < cost.transfer_seconds(size, np.ones(len(size), bool)))
+    kept = np.where(across & ~gains, size, 0)
+    moved = np.where(gains, size, 0)
+
+    def busiest(direct_from: np.ndarray, spread_from: np.ndarray, end: np.ndarray) -> float:
+        direct = np.bincount(nic[end], weights=direct_from, minlength=cluster.num_nics)
+        spread = np.bincount(node[end], weights=spread_from, minlength=cluster.num_nodes) / cluster.nics_per_node
+        return float((direct + np.repeat(spread, cluster.nics_per_node)).max())
+
+    before = max(busiest(kept + moved, 0 * moved, end) for end in (ops.src, ops.dst))
+    after = max(busiest(kept, moved, end) for end in (ops.src, ops.dst))
+    return replace(ops, via=np.where(gains, 0, ops.via)) if after < before else ops
+
+
+def _routed_seconds(size: np.ndarray, cost: Cost) -> np.ndarray:
+    """Dispatch, NICs and combine one after another, all lanes at once:
+    b_in n (x-1)/x + b_across n / x + b_in n (x-1)/x, and a latency each."""
+    lanes = cost.cluster.nics_per_node
+    inside, across = np.zeros(len(size), bool), np.ones(len(size), bool)
+    return 2 * cost.transfer_seconds(size * (lanes - 1) / lanes, inside) + cost.transfer_seconds(size / lanes, across)

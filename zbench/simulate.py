@@ -1,0 +1,138 @@
+"""The simulated executor: one training step on a described cluster's clock. Pure: no torch.
+
+A step is, per micro-batch: layers x (linear modules, attention) forward, the head and the loss,
+layers x (attention, linear modules) backward; then what of the gradient reduction the last backward
+did not hide, and the optimizer. Attention is played leg by leg (zbench.clock), the rest is charged
+per rank (zbench.cost, zbench.collective). Ranks are held together by their data only: a rank whose
+neighbours do not need it runs ahead into the next layer.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench import collective
+from zbench.area import work
+from zbench.batch import Batch
+from zbench.bound import bound_seconds
+from zbench.clock import LANES, NIC, NVLINK, Program, legs, link_ids, program
+from zbench.cost import Cost
+from zbench.dataflow import Edges, Fault, edges
+from zbench.layers import Layers, State
+from zbench.memory import peak_bytes
+from zbench.plan import Ops, Plan
+from zbench.result import StepResult
+
+Floats = NDArray[np.float64]
+
+
+def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> Program:
+    """The plan's forward or backward list as legs with their times and waits."""
+    parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
+    attend, amount = work(plan, ops)
+    across = parts.link_class(plan.num_ranks) == NIC
+    moves = parts.link_a >= 0
+    busy = np.where(moves, cost.transfer_seconds(parts.bytes, across), 0.0)
+    busy += np.where(moves, 0.0, cost.op_seconds(plan, ops, attend, amount, backward)[parts.op])
+    latency = np.where(moves, cost.latency_seconds(across), 0.0)
+    return program(parts, busy, latency, found)
+
+
+def programs(plan: Plan, cost: Cost) -> tuple[Program, Program]:
+    """(forward, backward) of one layer's attention.
+
+    Raises:
+        ValueError: the plan breaks a rule of zbench.dataflow (verify says which, with its context).
+    """
+    out = []
+    for ops, backward in ((plan.forward, False), (plan.backward, True)):
+        found = edges(plan, ops, backward)
+        if isinstance(found, Fault):
+            raise ValueError(f"{'backward' if backward else 'forward'} operation {found.op} {found.reason}")
+        out.append(prepare(plan, ops, found, cost, backward))
+    return out[0], out[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """Executor over `cost`: a step's result is a function of (batch, plans, cost) alone."""
+
+    cost: Cost
+
+    def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+        """Simulates one training step; seconds are the described cluster's, not this machine's."""
+        cost, cluster, model = self.cost, self.cost.cluster, self.cost.model
+        state = State.zero(cluster.num_ranks, cluster.num_ranks * LANES, link_ids(cluster)[0])
+        total = Totals.zero(cluster.num_ranks, cluster.num_nics)
+        again = 1 if model.recompute == "full" else 0
+        forward_end = backward_begin = 0.0
+        for plan in plans:
+            forward, backward = programs(plan, cost)
+            linear = cost.linear_seconds(plan.tokens_per_rank)
+            head = 3 * cost.head_seconds(plan.tokens_per_rank)
+            played = Layers(forward, linear, model.num_layers).play(state)
+            forward_end = max(forward_end, float(state.ready.max())) if plan is plans[0] else forward_end
+            state.ready += head
+            backward_begin = float(state.ready.max())
+            replayed = [Layers(forward, linear, model.num_layers).play(state)] if again else []
+            played_back = Layers(backward, 2 * linear, model.num_layers).play(state)
+            total.add(played, *replayed, played_back)
+            total.linear += head
+            total.bytes(cluster.num_ranks, model.num_layers, (forward,) * (1 + again), (backward,))
+        end, gradient = collective.finish(cost, state.ready, forward_end, backward_begin, total.nic_tx, total.nic_rx)
+        total.communication += gradient.seconds
+        total.exposed += gradient.exposed
+        total.nic_tx += gradient.nic_bytes
+        total.nic_rx += gradient.nic_bytes
+        peak = peak_bytes(plans, cost)
+        capacity = int(cluster.device.memory_bytes)
+        return StepResult(
+            seconds=end,
+            bound_seconds=bound_seconds(batch, cost),
+            attention_seconds=total.attention.tolist(),
+            linear_seconds=total.linear.tolist(),
+            communication_seconds=total.communication.tolist(),
+            exposed_seconds=total.exposed.tolist(),
+            nic_tx_bytes=total.nic_tx.tolist(),
+            nic_rx_bytes=total.nic_rx.tolist(),
+            nvlink_bytes=int(total.nvlink),
+            peak_bytes=peak.tolist(),
+            capacity_bytes=capacity,
+            out_of_memory=bool(peak.max() > capacity),
+            phases={"forward": forward_end, "gradients": gradient.exposed, "optimizer": gradient.optimizer},
+        )
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over a step; arrays per rank or per NIC."""
+
+    attention: Floats
+    linear: Floats
+    communication: Floats
+    exposed: Floats
+    nic_tx: NDArray[np.int64]
+    nic_rx: NDArray[np.int64]
+    nvlink: int = 0
+
+    @staticmethod
+    def zero(num_ranks: int, num_nics: int) -> "Totals":
+        ranks = [np.zeros(num_ranks) for _ in range(4)]
+        return Totals(*ranks, np.zeros(num_nics, np.int64), np.zeros(num_nics, np.int64))
+
+    def add(self, *played: "object") -> None:
+        for part in played:
+            for name in ("attention", "linear", "communication", "exposed"):
+                getattr(self, name).__iadd__(getattr(part, name))
+
+    def bytes(self, num_ranks: int, num_layers: int, *lists: tuple[Program, ...]) -> None:
+        """Counts what every NIC sent and received, all layers."""
+        for of in (one for group in lists for one in group):
+            parts = of.legs
+            kind = parts.link_class(num_ranks)
+            nic = kind == NIC
+            for counter, link in ((self.nic_tx, parts.link_a), (self.nic_rx, parts.link_b)):
+                index = link[nic] // 2 - num_ranks
+                np.add.at(counter, index, parts.bytes[nic] * num_layers)
+            self.nvlink += int(parts.bytes[kind == NVLINK].sum()) * num_layers

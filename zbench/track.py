@@ -1,0 +1,141 @@
+"""Trackers: where a run's figures go while it runs, besides the record. Nothing reads from them.
+
+A tracker is a convenience and must never cost a number: it does not ask, does not wait long, and
+whatever goes wrong inside it becomes one warning (`Careful`).
+"""
+
+import netrc
+import os
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from zbench.protocols import Tracker
+
+_ANSWER_SECONDS = 4.0  # how long the server may take to answer at all
+_INIT_SECONDS = 15.0  # to open a run, once it has answered
+_FINISH_SECONDS = 20.0  # to take the last metrics; what it has not taken stays on disk for `wandb sync`
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """tracker=none."""
+
+    def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None: ...
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def finish(self, status: str) -> None: ...
+
+
+@dataclass(slots=True)
+class Wandb:
+    """tracker=wandb: one wandb run a system, online where this machine is logged in, else offline."""
+
+    project: str
+    dir: str
+    _run: Any = field(default=None, init=False)
+
+    def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None:
+        import wandb  # half a second: only for those who track
+
+        Path(self.dir).mkdir(parents=True, exist_ok=True)  # else wandb picks a place of its own
+        wandb.setup(wandb.Settings(silent=True))
+        settings = wandb.Settings(silent=True, console="off", init_timeout=_INIT_SECONDS, finish_timeout=_FINISH_SECONDS)
+        mode: Any = _mode()
+        arguments: dict[str, Any] = dict(project=self.project, dir=self.dir, id=run_id, name=name,
+                                         config=dict(config), settings=settings)
+        try:
+            self._run = wandb.init(mode=mode, **arguments)
+        except Exception as error:  # of many kinds: no access, no such entity, no network after all
+            if mode == "offline":
+                raise
+            print(f"zbench: wandb does not answer ({_first_line(error)}); its run is kept offline in {self.dir}/wandb",
+                  file=sys.stderr)
+            self._run = wandb.init(mode="offline", **arguments)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def finish(self, status: str) -> None:
+        if self._run is not None:
+            run, self._run = self._run, None
+            run.summary["status"] = status
+            run.finish(exit_code=0 if status == "finished" else 1)
+
+
+@dataclass(slots=True)
+class Careful:
+    """Any tracker, its failures turned into one warning: numbers must not be lost to it."""
+
+    tracker: Tracker
+    _failed: bool = field(default=False, init=False)
+
+    def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None:
+        self._try(lambda: self.tracker.start(run_id, name, config))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._try(lambda: self.tracker.log(step, metrics))
+
+    def finish(self, status: str) -> None:
+        self._try(lambda: self.tracker.finish(status))
+
+    def _try(self, call: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            call()
+        except Exception as error:  # a plug-in of any origin: whatever it raises is its own affair
+            self._failed = True
+            print(f"zbench: tracking stops, the run and its record go on: {type(error).__name__}: {_first_line(error)}",
+                  file=sys.stderr)
+
+
+def _mode() -> str:
+    """wandb's own WANDB_MODE where set, except that it must not make wandb ask for a login or wait for a network."""
+    asked = os.environ.get("WANDB_MODE") or "online"
+    if asked != "online":
+        return asked
+    server = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
+    return "online" if _logged_in(server) and _answers(server) else "offline"
+
+
+def _logged_in(server: str) -> bool:
+    """Whether wandb would find a key: in its variable or in the netrc file. Touches no network."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    names = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
+    for path in filter(os.path.isfile, map(os.path.expanduser, names)):
+        with suppress(OSError, netrc.NetrcParseError):
+            if netrc.netrc(path).authenticators(urlsplit(server).hostname or ""):
+                return True
+    return False
+
+
+def _answers(server: str) -> bool:
+    """Whether the server says anything at all within a few seconds (name lookup included, hence the thread)."""
+    answers: list[bool] = []
+
+    def ask() -> None:
+        with suppress(OSError, ValueError):
+            try:
+                urllib.request.urlopen(server, timeout=_ANSWER_SECONDS).close()
+            except urllib.error.HTTPError:
+                pass  # an error page is an answer
+            answers.append(True)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_ANSWER_SECONDS)
+    return bool(answers)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no reason given"])[0]

@@ -1,0 +1,43 @@
+"""Quantities with units, as people write them in yaml, to SI numbers. Pure.
+
+Inside the program everything is in seconds, bytes, FLOP/s and bytes/s; only yaml and tables
+speak of Gbit/s or TFLOP/s.
+"""
+
+import re
+
+_PREFIX = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+# unit -> (kind, factor to SI)
+_UNIT = {
+    "B": ("bytes", 1.0),
+    "B/s": ("bytes/s", 1.0),
+    "bit/s": ("bytes/s", 1 / 8),
+    "FLOP/s": ("FLOP/s", 1.0),
+    "s": ("seconds", 1.0),
+}
+_QUANTITY = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([KMGT]i|[kMGTPmun]?)(B/s|bit/s|FLOP/s|B|s)\s*")
+
+
+def parse(field: str, value: float | int | str, kind: str) -> float:
+    """`value` as an SI number of `kind` ("bytes", "bytes/s", "FLOP/s" or "seconds").
+
+    A plain number is already SI; a string carries its unit ("200 Gbit/s", "80 GiB", "312 TFLOP/s").
+
+    Raises:
+        ValueError: not a number, or a unit of another kind; the message names `field`.
+    """
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    text = str(value)
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    match = _QUANTITY.fullmatch(text)
+    unit = _UNIT[match[3]] if match else None
+    if match is None or unit is None or unit[0] != kind:
+        examples = {"bytes": "80 GiB", "bytes/s": "200 Gbit/s", "FLOP/s": "312 TFLOP/s", "seconds": "5 us"}
+        raise ValueError(f"{field} is {value!r}; it takes {kind}, a number or for example '{examples[kind]}'")
+    prefix = _BINARY[match[2]] if match[2] in _BINARY else _PREFIX[match[2]]
+    return float(match[1]) * prefix * unit[1]

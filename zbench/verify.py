@@ -1,0 +1,141 @@
+"""Proves a plan correct before anything runs it. Pure: no torch.
+
+Proven, for the forward and the backward list:
+
+1. every token of every sequence belongs to exactly one block, and no block is empty;
+2. every operation names ranks, heads and blocks that exist, and no transfer goes to its own rank;
+3. every visible (query, key, head) triple is attended exactly once: no two attends share a pair of
+   blocks and a head, and the visible pairs of all attends add up to those of all sequences;
+4. nothing is used before an earlier operation made it, and every partial output and gradient
+   reaches its home (the rules of zbench.dataflow);
+5. every rank stays within its memory, where a cost model is given.
+
+Time is about linear in the plan's operations and pieces.
+"""
+
+import numpy as np
+
+from zbench.area import work
+from zbench.cost import Cost
+from zbench.dataflow import Fault, edges
+from zbench.memory import peak_bytes
+from zbench.model import DKV, DO, DQ, KV, O, Q
+from zbench.plan import ATTEND, TRANSFER, Ops, Plan
+
+_ALLOWED = {"forward": (Q, KV, O), "backward": (KV, DO, DQ, DKV)}
+
+
+class PlanError(ValueError):
+    """A plan that must not run; the message names the operation, rank and block."""
+
+
+class OutOfMemory(PlanError):
+    """A plan that is correct but does not fit; the message names the rank and both sizes."""
+
+
+def verify(plan: Plan, cost: Cost | None = None) -> None:
+    """Returns if `plan` is correct (and, with a cost model, fits its cluster's memory).
+
+    Raises:
+        PlanError: the first rule broken; OutOfMemory: only the memory is too small.
+    """
+    _tokens(plan)
+    for name, ops, backward in (("forward", plan.forward, False), ("backward", plan.backward, True)):
+        _fields(plan, ops, name)
+        _coverage(plan, ops, name)
+        found = edges(plan, ops, backward)
+        if isinstance(found, Fault):
+            raise PlanError(f"{_where(plan, ops, name, found.op)} {found.reason}")
+    if cost is not None:
+        peak = peak_bytes((plan,), cost)
+        rank, capacity = int(peak.argmax()), cost.cluster.device.memory_bytes
+        if peak[rank] > capacity:
+            raise OutOfMemory(
+                f"rank {rank} needs {peak[rank] / 2**30:.1f} GiB, "
+                f"a {cost.cluster.device.name} has {capacity / 2**30:.1f} GiB"
+            )
+
+
+def _where(plan: Plan, ops: Ops, name: str, index: int) -> str:
+    return f"{name} operation {index} ({plan.view(ops, index)})" if index >= 0 else f"{name}: before any operation"
+
+
+def _tokens(plan: Plan) -> None:
+    blocks, lengths = plan.blocks, plan.lengths
+    if len(blocks.block) and not (0 <= blocks.block.min() and blocks.block.max() < len(blocks)):
+        raise PlanError(f"pieces name blocks outside 0..{len(blocks) - 1}")
+    if len(blocks) and not (0 <= blocks.home.min() and blocks.home.max() < plan.num_ranks):
+        raise PlanError(f"block {int(np.argmax((blocks.home < 0) | (blocks.home >= plan.num_ranks)))} has no home among {plan.num_ranks} ranks")
+    order = np.lexsort((blocks.start, blocks.seq))
+    if not np.array_equal(order, np.arange(len(order))):
+        raise PlanError("pieces are not in (sequence, start) order")
+    sizes = blocks.stop - blocks.start
+    if (sizes < 1).any():
+        raise PlanError(f"block {int(blocks.block[np.argmin(sizes)])} has an empty piece")
+    empty = np.bincount(blocks.block, minlength=len(blocks)) == 0
+    if empty.any():
+        raise PlanError(f"block {int(np.argmax(empty))} is empty")
+    # In order, without holes or overlaps: each piece starts where the one before stopped, or at 0 of the next sequence.
+    new = np.concatenate([[True], blocks.seq[1:] != blocks.seq[:-1]])[: len(sizes)]
+    expected = np.where(new, 0, np.concatenate([[0], blocks.stop[:-1]])[: len(sizes)])
+    wrong = blocks.start != expected
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise PlanError(
+            f"sequence {blocks.seq[at]}: block {blocks.block[at]} has tokens from {blocks.start[at]}, "
+            f"those before it end at {expected[at]}: a token is owned twice or not at all"
+        )
+    owned = np.bincount(blocks.seq, weights=sizes, minlength=len(lengths))
+    if len(owned) != len(lengths) or (owned != lengths).any():
+        short = int(np.argmax(owned[: len(lengths)] != lengths))
+        raise PlanError(f"sequence {short} has {lengths[short]} tokens, its blocks hold {int(owned[short])}")
+
+
+def _fields(plan: Plan, ops: Ops, name: str) -> None:
+    def check(bad: np.ndarray, what: str) -> None:
+        if bad.any():
+            raise PlanError(f"{name} operation {int(np.argmax(bad))} {what}")
+
+    transfer = ops.kind == TRANSFER
+    check(~transfer & (ops.kind != ATTEND), "is neither a transfer nor an attend")
+    check((np.minimum(ops.src, ops.dst) < 0) | (np.maximum(ops.src, ops.dst) >= plan.num_ranks), f"names a rank outside 0..{plan.num_ranks - 1}")
+    check(transfer & (ops.src == ops.dst), "sends to its own rank")
+    check(~transfer & (ops.src != ops.dst), "attends on two ranks")
+    check((ops.head_lo < 0) | (ops.head_lo >= ops.head_hi) | (ops.head_hi > plan.num_heads), f"has heads outside 0:{plan.num_heads}, or none")
+    check((ops.blocks < 0) | (ops.blocks >= len(plan.lists)), "names a list that does not exist")
+    check(~transfer & ((ops.kv_blocks < 0) | (ops.kv_blocks >= len(plan.lists))), "names a list that does not exist")
+    check(transfer & ~np.isin(ops.tensor, _ALLOWED[name]), f"sends a tensor that does not exist in the {name}")
+    check((ops.via >= len(plan.lanes)) | (~transfer & (ops.via >= 0)), "is routed over lanes that do not exist")
+    items = plan.lists.items
+    if len(items) and not (0 <= items.min() and items.max() < len(plan.blocks)):
+        raise PlanError(f"a list names blocks outside 0..{len(plan.blocks) - 1}")
+    if (plan.lists.lengths < 1).any():
+        raise PlanError("a list of blocks is empty")
+
+
+def _coverage(plan: Plan, ops: Ops, name: str) -> None:
+    attend, amount = work(plan, ops)
+    _no_pair_twice(plan, ops, attend, name)
+    done = int((amount.area * (ops.head_hi - ops.head_lo)[attend]).sum())
+    lengths = plan.lengths
+    visible = int((lengths * (lengths + 1) // 2).sum() if plan.causal else (lengths * lengths).sum()) * plan.num_heads
+    if done != visible:
+        raise PlanError(f"{name}: {done} visible (query, key, head) triples are attended of {visible}")
+
+
+def _no_pair_twice(plan: Plan, ops: Ops, attend: np.ndarray, name: str) -> None:
+    """No two attends (nor one, by a repeated block) share a (query block, kv block) pair and a head."""
+    lists = plan.lists
+    q_count, kv_count = lists.lengths[ops.blocks[attend]], lists.lengths[ops.kv_blocks[attend]]
+    pairs = q_count * kv_count
+    op = np.repeat(np.arange(len(attend)), pairs)
+    place = np.arange(len(op)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
+    q = lists.items[lists.offsets[ops.blocks[attend]][op] + place // kv_count[op]]
+    kv = lists.items[lists.offsets[ops.kv_blocks[attend]][op] + place % kv_count[op]]
+    key, lo, hi = q * len(plan.blocks) + kv, ops.head_lo[attend][op], ops.head_hi[attend][op]
+    order = np.argsort(key * (plan.num_heads + 1) + lo, kind="stable")
+    key, hi = key[order], hi[order]
+    twice = (key[1:] == key[:-1]) & (lo[order][1:] < hi[:-1])
+    if twice.any():
+        at = order[1:][int(np.argmax(twice))]
+        raise PlanError(f"{_where(plan, ops, name, int(attend[op[at]]))} attends to block {kv[at]} with block {q[at]} a second time on rank {ops.src[attend[op[at]]]}")
