@@ -60,15 +60,16 @@ def _read_jsonl(path: Path, field: str) -> tuple[list[int], list[Any]]:
 
 def _read_numpy(path: Path, field: str) -> Any:
     try:
-        array = np.load(path, allow_pickle=False)
+        # Opened here, since numpy leaves a file open that turns out to be none of its kind.
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            archive = isinstance(loaded, np.lib.npyio.NpzFile)
+            names = loaded.files if archive else []
+            array = loaded if not archive else loaded[field] if field in names else None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"workload.path is '{path}'; it must be a readable numpy file ({error})") from None
-    if isinstance(array, np.lib.npyio.NpzFile):
-        with array:
-            if field not in array.files:
-                has = ", ".join(array.files) or "none"
-                raise ValueError(f"workload.field is {field!r}; it must be an array of '{path}': {has}")
-            array = array[field]
+    if array is None:
+        raise ValueError(f"workload.field is {field!r}; it must be an array of '{path}': {', '.join(names) or 'none'}")
     if array.ndim != 1:
         raise ValueError(f"workload.path is '{path}' with an array of {array.ndim} dimensions; it must have 1")
     return array

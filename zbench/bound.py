@@ -9,22 +9,20 @@ import numpy as np
 
 from zbench.area import TILE
 from zbench.batch import Batch
-from zbench.collective import OPTIMIZER_TRAFFIC
 from zbench.cost import BACKWARD_FLOPS, FORWARD_FLOPS, Cost
 
 
 def bound_seconds(batch: Batch, cost: Cost) -> float:
     """Seconds of a step that any plan of `batch` needs."""
-    model, device, ranks = cost.model, cost.cluster.device, cost.cluster.num_ranks
+    model, ranks = cost.model, cost.cluster.num_ranks
     even = batch.num_tokens / ranks
     # An even share may not exist in whole tokens: some rank has at least ceil(tokens / ranks).
     tokens = np.array([max(even, 1.0)])
     passes = 3 + (1 if model.recompute == "full" else 0)
-    linear = float(cost.linear_seconds(tokens)[0]) * model.num_layers * passes + 3 * float(cost.head_seconds(tokens)[0])
+    linear = float(cost.linear_seconds(tokens)[0]) * model.num_layers * passes + float(cost.head_seconds(tokens)[0])
     forward, backward = (float(attention_seconds(batch, cost, back)) for back in (False, True))
     again = forward if model.recompute == "full" else 0.0
-    optimizer = OPTIMIZER_TRAFFIC * model.total_params / ranks / device.copy_bandwidth
-    return linear + model.num_layers * (forward + backward + again) / ranks + optimizer
+    return linear + model.num_layers * (forward + backward + again) / ranks + cost.optimizer_seconds()
 
 
 def attention_seconds(batch: Batch, cost: Cost, backward: bool) -> float:

@@ -6,8 +6,9 @@ A leg waits for its data, for its **lanes** and for its **links**:
 
 - a lane belongs to a rank and serves its legs in plan order. Each rank has a compute lane and one a
   direction for transfers inside the node, across nodes, and passing through on behalf of others;
-- a link is a GPU's NVLink port or a NIC, each direction by itself. Legs take it in the order in which
-  they become ready, at its full rate, one after another.
+- a link is a GPU's NVLink port or a NIC, each direction by itself. A leg needs the sending and the
+  receiving one, at full rate, one leg after another; of those waiting, the first that finds both
+  free goes (ties: plan order), so a link never idles for a leg that waits elsewhere.
 
 `run` is an event loop over legs. It is exact for these rules: no time is ever revised.
 """
@@ -258,8 +259,9 @@ def _run(rank, lane_a, lane_b, link_a, link_b, busy, latency, next_a, next_b, of
     while len(queue):
         begin, leg = heapq.heappop(queue)
         a, b = link_a[leg], link_b[leg]
-        if a >= 0:
-            begin = max(begin, link_free[a], link_free[b])
+        if a >= 0 and max(link_free[a], link_free[b]) > begin:  # asks again when both are free; others may go first
+            heapq.heappush(queue, (max(link_free[a], link_free[b]), leg))
+            continue
         start[leg] = begin
         release[leg] = begin + busy[leg]
         done[leg] = release[leg] + latency[leg]

@@ -16,33 +16,34 @@ class Device:
     """One GPU. Rates in FLOP/s and bytes/s, times in seconds; strings with units are accepted.
 
     peak_flops: dense bf16 matmul peak, the denominator of MFU.
-    matmul_flops: rate that large matmuls of a transformer layer reach.
-    attention_forward_flops, attention_backward_flops: rate that one long flash-attention call reaches.
-    num_multiprocessors: how many rows of tiles run at once.
-    copy_bandwidth: memory bandwidth that elementwise and copy kernels reach (bytes read plus written).
-    kernel_seconds: gap and start-up of one kernel; layer_seconds: of all small kernels of one layer.
+    memory_bytes: what the program can use. copy_bandwidth: bytes/s, read plus written, of elementwise kernels.
+    strided_rate: bytes/s at which a kernel moves 2-byte elements one a thread (transposes, indexed writes).
+    matmul_flops: rate that the large matmuls of a layer reach.
+    attention_forward_flops, attention_backward_flops: rate of whole tiles in a long flash-attention call.
+    kernel_seconds: start-up and tail of one kernel. call_seconds: least time of one attention call (host work).
     """
 
     name: str
     peak_flops: float
     memory_bytes: float
-    memory_bandwidth: float
+    copy_bandwidth: float
+    strided_rate: float
     matmul_flops: float
     attention_forward_flops: float
     attention_backward_flops: float
-    copy_bandwidth: float
-    num_multiprocessors: int
     kernel_seconds: float
-    layer_seconds: float
+    call_seconds: float
 
     def __post_init__(self) -> None:
-        kinds = {"memory_bytes": "bytes", "memory_bandwidth": "bytes/s", "copy_bandwidth": "bytes/s",
-                 "kernel_seconds": "seconds", "layer_seconds": "seconds"}
+        kinds = {
+            "memory_bytes": "bytes", "copy_bandwidth": "bytes/s", "strided_rate": "bytes/s",
+            "kernel_seconds": "seconds", "call_seconds": "seconds",
+        }  # fmt: skip
         for field in fields(self):
             if field.name != "name":
                 value = parse(f"cluster.device.{field.name}", getattr(self, field.name), kinds.get(field.name, "FLOP/s"))
-                if not value > 0:
-                    raise ValueError(f"cluster.device.{field.name} is {value!r}; it has to be above 0")
+                if not 0 < value < float("inf"):
+                    raise ValueError(f"cluster.device.{field.name} is {getattr(self, field.name)!r}; it has to be above 0")
                 object.__setattr__(self, field.name, value)
 
 
@@ -77,8 +78,9 @@ class Cluster:
         for field, kind in (("nic_bandwidth", "bytes/s"), ("nvlink_bandwidth", "bytes/s"),
                             ("nic_latency", "seconds"), ("nvlink_latency", "seconds")):
             value = parse(f"cluster.{field}", getattr(self, field), kind)
-            if value < 0 or (kind == "bytes/s" and value == 0):
-                raise ValueError(f"cluster.{field} is {getattr(self, field)!r}; it has to be above 0")
+            if not 0 <= value < float("inf") or (kind == "bytes/s" and value == 0):
+                least = "above 0" if kind == "bytes/s" else "at least 0"
+                raise ValueError(f"cluster.{field} is {getattr(self, field)!r}; it has to be {least}")
             object.__setattr__(self, field, value)
         for field in ("nic_efficiency", "nvlink_efficiency"):
             value = getattr(self, field)

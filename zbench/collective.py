@@ -14,8 +14,6 @@ from zbench.cost import Cost
 
 Floats = NDArray[np.float64]
 GRADIENT_BYTES = 4  # per parameter: gradients are summed in float32 (Megatron's and torchtitan's default)
-# Adam, per parameter of a rank's share: float32 master weight, both moments read and written, gradient read.
-OPTIMIZER_TRAFFIC = 4 * 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +66,6 @@ def finish(
     tail = max(reduce / layers, span / layers + reduce_part - span, busiest * share + reduce_part - span)
     tail = tail if cost.cluster.num_ranks > 1 else 0.0
     late = max(0.0, gather + gather / layers - forward_end)
-    optimizer = OPTIMIZER_TRAFFIC * params / cost.cluster.num_ranks / cost.cluster.device.copy_bandwidth
+    optimizer = cost.optimizer_seconds()
     sent = gathers * nic_bytes(cost, model.element_bytes * params) + nic_bytes(cost, GRADIENT_BYTES * params)
     return end + tail + late + optimizer, Gradient(reduce + gathers * gather, tail + late, optimizer, sent)

@@ -93,8 +93,7 @@ def main() -> int:
     parser.add_argument("--convention", choices=list(CONVENTIONS), default="zbench", help="how MFU counts FLOPs (docs/metrics.md)")
     arguments = parser.parse_args()
     try:
-        runs = _read_all(arguments.files)
-        found = rows(runs, arguments.convention)
+        found = rows(_read_all(arguments.files), arguments.convention)
     except ValueError as error:
         print(f"zbench: {error}", file=sys.stderr)
         return 2
@@ -109,11 +108,18 @@ def _read_all(paths: Sequence[str]) -> list[Run]:
     runs: list[Run] = []
     for path in dict.fromkeys(paths):
         found, problems = read(path)
+        whole = []
+        for run in found:
+            try:
+                rows([run])
+                whole.append(run)
+            except ValueError as error:
+                problems.append(f"{error}; the run is skipped")
         for problem in problems:
             print(f"zbench: {problem}", file=sys.stderr)
-        if not found:
+        if not whole:
             raise ValueError(f"record file {path!r} holds no run")
-        runs += found
+        runs += whole
     return runs
 
 

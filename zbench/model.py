@@ -19,6 +19,7 @@ class Model:
     recompute: "none", or "full" (every layer's forward runs again in its backward).
     sharding: "zero1" (parameters and gradients on every rank, optimizer state split over all ranks)
         or "zero3" (parameters, gradients and optimizer state split over all ranks; also FSDP).
+    kernels: elementwise work "fused" (Transformer Engine, torch.compile) or "eager" (one kernel an operation).
     """
 
     name: str
@@ -36,6 +37,7 @@ class Model:
     lse_bytes: int = 4
     recompute: Literal["none", "full"] = "none"
     sharding: Literal["zero1", "zero3"] = "zero1"
+    kernels: Literal["fused", "eager"] = "fused"
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden", "vocab",
@@ -47,7 +49,8 @@ class Model:
             raise ValueError(f"model.num_kv_heads is {self.num_kv_heads}; it has to divide num_heads={self.num_heads}")
         if self.experts_per_token > self.num_experts:
             raise ValueError(f"model.experts_per_token is {self.experts_per_token}; at most num_experts={self.num_experts}")
-        for field, choices in (("recompute", ("none", "full")), ("sharding", ("zero1", "zero3"))):
+        for field, choices in (("recompute", ("none", "full")), ("sharding", ("zero1", "zero3")),
+                               ("kernels", ("fused", "eager"))):
             if getattr(self, field) not in choices:
                 raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")
 
@@ -93,13 +96,16 @@ class Model:
 
     @property
     def elementwise_bytes(self) -> int:
-        """Bytes per token that norms, RoPE, residuals and SwiGLU of one layer read and write, forward, fused kernels.
+        """Bytes per token that one layer's norms, RoPE, residuals and activation read and write in the forward.
 
-        Two norms and two residual additions (2 reads, 1 write of hidden each, fused: 4 x 3 / 2 = 6 hidden),
-        RoPE on q and k (read and write), SwiGLU (gate and up in, product out).
+        Fused: two norms (read and write hidden each), two residual additions (two reads, a write), RoPE
+        on q and k (read, write), SwiGLU (gate and up in, product out). Eager, operation by operation with
+        float32 inside: a norm passes 28 bytes an element, RoPE 24, SwiGLU 10 in all, an addition 6.
         """
-        rope = 2 * self.head_dim * (self.num_heads + self.num_kv_heads)
-        return self.element_bytes * (6 * self.hidden + rope + 3 * self.ffn_hidden * self.experts_per_token)
+        rope, ffn = self.head_dim * (self.num_heads + self.num_kv_heads), self.ffn_hidden * self.experts_per_token
+        if self.kernels == "eager":
+            return 68 * self.hidden + 24 * rope + 10 * ffn
+        return self.element_bytes * (10 * self.hidden + 2 * rope + 3 * ffn)
 
     # -- messages ---------------------------------------------------------------------------------
     def message_bytes_per_token(self, tensor: Tensor, head_lo: int, head_hi: int) -> int:

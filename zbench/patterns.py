@@ -120,6 +120,24 @@ def _return(ids: Ints, ranks: Ints, bounds: Ints) -> Ops:
     return Ops.transfers(O, ranks[group, row, col], ranks[group, row, to], (bounds[col], bounds[col + 1]), ids[group, row, to])
 
 
+def sequence_zigzag(lengths: Ints, num_rows: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Pieces (seq, start, stop, owner): every sequence in 2R zigzag chunks."""
+    seqs = np.arange(len(lengths), dtype=np.int64)
+    return _zigzag(lengths, seqs, np.zeros_like(seqs), num_rows)
+
+
+def pack_zigzag(lengths: Ints, num_rows: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Pieces (seq, start, stop, owner): the sequences one after another, cut in 2R zigzag chunks as if one."""
+    whole = np.zeros(1, np.int64)
+    _, left, right, owner = _zigzag(lengths.sum()[None], whole, whole, num_rows)
+    ends = np.cumsum(lengths)
+    edges = np.union1d(np.concatenate([[0], ends]), right)
+    begin, end = edges[:-1], edges[1:]
+    seq = np.searchsorted(ends, begin, side="right")
+    offset = ends[seq] - lengths[seq]
+    return seq, begin - offset, end - offset, owner[np.searchsorted(left, begin, side="right") - 1]
+
+
 def all_gather(builder: Builder, seq: Ints, start: Ints, stop: Ints, owner: Ints, ranks: Ints) -> None:
     """Every rank gets the kv of all blocks, then attends once with its own q.
 

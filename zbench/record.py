@@ -58,24 +58,24 @@ class Run:
 
 
 # -- writing --------------------------------------------------------------------------------------
-def check_writable(path: str) -> None:
-    """Refuses a file that cannot be appended to, before any work and without making it.
+def check_writable(field: str, path: str) -> None:
+    """Refuses a file that cannot be written to, before any work and without making it.
 
     Raises:
-        ValueError: it is a folder, its folder is missing, or writing is not allowed.
+        ValueError: it is a folder, its folder is missing, or writing is not allowed; the message names `field`.
     """
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path):
-        raise ValueError(f"out is {path!r}; that is a folder, and it takes a file such as {os.path.join(path, 'runs.jsonl')}")
+        raise ValueError(f"{field} is {path!r}; that is a folder, and it takes a file")
     if not os.path.isdir(folder):
-        raise ValueError(f"out is {path!r}; its folder {folder} does not exist")
+        raise ValueError(f"{field} is {path!r}; its folder {folder} does not exist")
     try:
         if os.path.exists(path):
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
         elif not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(None, f"folder {folder} is read-only")
+            raise ValueError(f"{field} is {path!r}; its folder {folder} is read-only")
     except OSError as error:
-        raise ValueError(f"out is {path!r}; it cannot be written: {error.strerror}") from error
+        raise ValueError(f"{field} is {path!r}; it cannot be written: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True)

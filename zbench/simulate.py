@@ -34,7 +34,9 @@ def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> P
     across = parts.link_class(plan.num_ranks) == NIC
     moves = parts.link_a >= 0
     busy = np.where(moves, cost.transfer_seconds(parts.bytes, across), 0.0)
-    busy += np.where(moves, 0.0, cost.op_seconds(plan, ops, attend, amount, backward)[parts.op])
+    seconds = np.zeros(len(ops))
+    seconds[attend] = cost.attend_seconds(plan, ops, attend, amount, backward)
+    busy += np.where(moves, 0.0, seconds[parts.op])
     latency = np.where(moves, cost.latency_seconds(across), 0.0)
     return program(parts, busy, latency, found)
 
@@ -70,7 +72,7 @@ class Simulated:
         for plan in plans:
             forward, backward = programs(plan, cost)
             linear = cost.linear_seconds(plan.tokens_per_rank)
-            head = 3 * cost.head_seconds(plan.tokens_per_rank)
+            head = cost.head_seconds(plan.tokens_per_rank)
             played = Layers(forward, linear, model.num_layers).play(state)
             forward_end = max(forward_end, float(state.ready.max())) if plan is plans[0] else forward_end
             state.ready += head

@@ -49,7 +49,7 @@ def _console() -> Console:
 
 def print_run(found: Sequence[Row]) -> None:
     """The systems of one run side by side, a figure a line."""
-    table = Table("", "", *(Text(str(row["system"]), style="bold") for row in found), title_justify="left")
+    table = Table("", "", *(str(row["system"]) for row in found))
     for column in table.columns[2:]:
         column.justify = "right"
     for title, explanation, show in _FIGURES:
@@ -66,7 +66,7 @@ def print_comparison(found: Sequence[Row]) -> None:
     names = ("workload", "cluster", "model", "executor", "seed", "tokens_per_gpu", "baseline")
     common = {name: found[0][name] for name in names if len({str(row[name]) for row in found}) == 1}
     differing = [name for name in names if name not in common]
-    table = Table("run", "system", *differing, "steps", *(Text(title, justify="right") for title, *_ in _FIGURES))
+    table = Table("run", "system", *differing, "steps", *(title for title, *_ in _FIGURES))
     for column in table.columns[len(differing) + 2 :]:
         column.justify = "right"
     for row in found:

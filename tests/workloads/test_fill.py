@@ -127,5 +127,6 @@ def test_four_million_tokens_take_far_less_than_50_ms() -> None:
 def test_the_classes_import_without_torch_hydra_wandb_or_pyarrow() -> None:
     modules = [f"workloads.{p.stem}" for p in (ROOT / "workloads").glob("*.py") if not p.stem.startswith("__")]
     blocked = ["torch", "hydra", "omegaconf", "wandb", "pyarrow"]
-    code = f"import sys, importlib\nfor m in {blocked}: sys.modules[m] = None\nfor m in {modules}: importlib.import_module(m)"
+    block = f"import sys, importlib\nfor m in {blocked}: sys.modules[m] = None\n"
+    code = block + f"for m in {modules}: importlib.import_module(m)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})

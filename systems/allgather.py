@@ -1,0 +1,48 @@
+"""All-gather context parallelism, as in the training of Llama 3.
+
+The packed batch is cut in 2N chunks, rank i owns chunks i and 2N-1-i; keys and values of the whole
+batch are gathered on every rank before it attends once with its own queries. Documents stay nearly
+whole, so kernels run on long pieces, but the cut knows nothing of document borders: a rank whose
+chunks hold one long document has more to do, and all of the gather is exposed.
+Source: the Llama 3 report (arXiv 2407.21783, section 3.3.2). Pure: no torch.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from zbench.batch import Batch
+from zbench.build import Builder
+from zbench.cost import Cost
+from zbench.patterns import all_gather, pack_zigzag, sequence_zigzag
+from zbench.plan import Plan
+from zbench.rewrite import reverse
+from zbench.rewrite.reverse import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """shard: "pack" cuts the packed batch (Llama 3); "sequence" every sequence by itself (Transformer Engine's).
+
+    backward: Llama 3 gathers keys and values again.
+
+    Raises:
+        ValueError: an unknown shard.
+    """
+
+    cost: Cost
+    shard: Literal["pack", "sequence"] = "pack"
+    backward: Mode = "regather"
+
+    def __post_init__(self) -> None:
+        if self.shard not in ("pack", "sequence"):
+            raise ValueError(f"system.shard is {self.shard!r}; it takes pack or sequence")
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        cluster = self.cost.cluster
+        builder = Builder(batch.lengths, cluster.num_ranks, self.cost.model.num_heads)
+        cut = pack_zigzag if self.shard == "pack" else sequence_zigzag
+        grid = np.arange(cluster.num_ranks).reshape(cluster.num_nodes, -1)
+        all_gather(builder, *cut(batch.lengths, cluster.num_ranks), grid)
+        return (reverse(builder.build(), self.backward),)

@@ -1,0 +1,34 @@
+"""Ring attention over all ranks: Transformer Engine's context parallelism.
+
+Every sequence, however short, is cut in 2N zigzag chunks over all N ranks, and kv goes once round.
+Balanced to a token, but a short sequence pays N - 1 messages and N tiny kernel calls.
+Source: Transformer Engine's `AttnFuncWithCPAndKVP2P` (variable-length, "p2p"); Liu et al. 2023
+(arXiv 2310.01889). Pure: no torch.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zbench.batch import Batch
+from zbench.build import Builder
+from zbench.cost import Cost
+from zbench.patterns import ring
+from zbench.plan import Plan
+from zbench.rewrite import reverse
+from zbench.rewrite.reverse import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """backward: what becomes of received kv (zbench.rewrite.reverse); Transformer Engine carries it round again."""
+
+    cost: Cost
+    backward: Mode = "carry"
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        count = len(batch.lengths)
+        ranks = self.cost.cluster.num_ranks
+        builder = Builder(batch.lengths, ranks, self.cost.model.num_heads)
+        ring(builder, np.arange(count), np.zeros(count, np.int64), np.arange(ranks).reshape(1, -1))
+        return (reverse(builder.build(), self.backward),)

@@ -1,0 +1,55 @@
+"""Ulysses: all-to-all between sequence-parallel and head-parallel layouts.
+
+Every rank holds an even share of the tokens outside attention and, inside it, some heads of all
+tokens. A rank needs at least one query head, which limits the degree; with more ranks than heads,
+groups of as many ranks as there are heads (or the largest divisor of the ranks below it) do the
+all-to-all, and kv goes round a ring of groups (USP, Fang and Zhao 2024, arXiv 2405.07719). Heads
+that do not divide evenly are dealt out unevenly, as DeepSpeed's uneven all-to-all does; with fewer
+kv heads than ranks, kv heads are sent to every rank that reads them.
+Source: Jacobs et al. 2023 (arXiv 2309.14509). Pure: no torch.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zbench.batch import Batch
+from zbench.build import Builder
+from zbench.cost import Cost
+from zbench.patterns import ulysses_ring
+from zbench.plan import Plan
+from zbench.rewrite import reverse
+from zbench.rewrite.reverse import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Ulysses:
+    """degree: ranks of an all-to-all; None: as many as heads allow.
+
+    backward: what becomes of received kv; Ulysses keeps it, as its inputs to attention are local.
+
+    Raises:
+        ValueError: degree is above the number of heads or does not divide the ranks.
+    """
+
+    cost: Cost
+    degree: int | None = None
+    backward: Mode = "keep"
+
+    def __post_init__(self) -> None:
+        ranks, heads = self.cost.cluster.num_ranks, self.cost.model.num_heads
+        if self.degree is not None and not (
+            isinstance(self.degree, int) and 1 <= self.degree <= heads and ranks % self.degree == 0
+        ):
+            raise ValueError(
+                f"system.degree is {self.degree!r}; it takes a divisor of the {ranks} ranks of at most {heads}, a head per rank"
+            )
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        ranks, heads = self.cost.cluster.num_ranks, self.cost.model.num_heads
+        degree = self.degree or max(d for d in range(1, min(ranks, heads) + 1) if ranks % d == 0)
+        count = len(batch.lengths)
+        builder = Builder(batch.lengths, ranks, heads)
+        grid = np.arange(ranks).reshape(1, -1, degree)
+        ulysses_ring(builder, np.arange(count), np.zeros(count, np.int64), grid)
+        return (reverse(builder.build(), self.backward),)

@@ -1,0 +1,134 @@
+"""The parts of a run, made from its configuration. An edge: hydra is known here, torch is not."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from zbench.cluster import Cluster
+from zbench.cost import Cost
+from zbench.model import Model
+from zbench.protocols import Executor, System, Tracker, Workload
+
+SIMULATED = "zbench.simulate.Simulated"
+_OURS = ("zbench", "systems", "workloads")  # packages whose sources the fingerprint covers
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The top-level keys of a run, checked."""
+
+    steps: int
+    seed: int
+    tokens_per_gpu: int
+    out: str
+    baseline: str | None
+    trace: str | None
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("seed", 0), ("tokens_per_gpu", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} is {value!r}; it takes a whole number of at least {least}")
+        for name, kind, optional in (("out", "a file", False), ("baseline", "a system", True), ("trace", "a file", True)):
+            value = getattr(self, name)
+            if not (isinstance(value, str) and value) and not (optional and value is None):
+                raise ValueError(f"{name} is {value!r}; it takes the name of {kind}{' or null' if optional else ''}")
+
+    @staticmethod
+    def of(config: DictConfig) -> "Settings":
+        return Settings(**{name: config[name] for name in Settings.__dataclass_fields__})
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything but the system."""
+
+    cluster: Cluster
+    model: Model
+    cost: Cost
+    workload: Workload
+    executor: Executor
+    tracker: Tracker
+    simulated: bool
+
+    @staticmethod
+    def of(config: DictConfig, settings: Settings) -> "Parts":
+        cluster = _make(config, "cluster")
+        model = _make(config, "model")
+        _expect("cluster", cluster, "num_ranks")
+        _expect("model", model, "num_layers")
+        cost = Cost(cluster=cluster, model=model)
+        workload = _make(config, "workload", seed=settings.seed, tokens=settings.tokens_per_gpu * cluster.num_ranks)
+        executor = _make(config, "executor", cost=cost)
+        tracker = _make(config, "tracker")
+        for group, part, method in (("workload", workload, "batch"), ("executor", executor, "step"), ("tracker", tracker, "log")):
+            _expect(group, part, method)
+        return Parts(cluster, model, cost, workload, executor, tracker, config.executor._target_ == SIMULATED)
+
+    def facts(self) -> dict[str, Any]:
+        """What metrics and tables need to know of the cluster and the model (zbench.metrics.Facts among it)."""
+        cluster, model, device = self.cluster, self.model, self.cluster.device
+        idle_experts = model.num_experts - model.experts_per_token
+        return {
+            "simulated": self.simulated,
+            **_fields(cluster, "num_ranks", "num_nodes", "gpus_per_node", "nics_per_node", "num_nics", "nic_bandwidth"),
+            **_fields(device, "peak_flops", "memory_bytes"),
+            **_fields(model, "num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden", "vocab",
+                      "active_matmul_params", "head_params", "total_params"),
+            "cluster": cluster.name,
+            "device": device.name,
+            "model": model.name,
+            "active_params": model.total_params - model.num_layers * model.ffn_params * idle_experts,
+            "embedding_params": 0 if model.tied_embeddings else model.head_params,
+            "context_limit": getattr(self.workload, "context_limit", None),
+        }
+
+    def repeats(self, system: System) -> bool:
+        """Whether a recorded run of `system` can stand for a new one: simulated, by sources the fingerprint covers."""
+        parts = (self.cluster, self.model, self.executor, system)
+        return self.simulated and all(type(part).__module__.partition(".")[0] in _OURS for part in parts)
+
+
+def make_system(config: DictConfig, cost: Cost) -> System:
+    system: System = _make(config, "system", cost=cost)
+    _expect("system", system, "plan")
+    return system
+
+
+def resolved(config: DictConfig) -> dict[str, Any]:
+    """The configuration as plain values, every interpolation resolved."""
+    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _make(config: DictConfig, group: str, **arguments: Any) -> Any:
+    """The object that a group's `_target_` names, called with the yaml's keys and `arguments`.
+
+    The partial keeps hydra from copying `arguments` into its own containers.
+    """
+    node = config[group]
+    if not isinstance(node, DictConfig) or "_target_" not in node:
+        raise ValueError(f"{group} has no _target_; its yaml has to name a class, as in _target_: zbench.cluster.Cluster")
+    factory = instantiate(node, _partial_=True, _convert_="all")
+    try:
+        inspect.signature(factory.func).bind(*factory.args, **factory.keywords, **arguments)
+    except TypeError as error:
+        raise ValueError(f"{group}: {node._target_} does not fit its yaml: {error}") from error
+    try:
+        return factory(**arguments)
+    except TypeError as error:  # a value of the wrong type that the class did not check itself
+        raise ValueError(f"{group}: {node._target_} cannot be made from its yaml: {error}") from error
+
+
+def _expect(group: str, part: Any, name: str) -> None:
+    if not hasattr(part, name):
+        raise ValueError(f"{group}: {type(part).__name__} is no {group}; it has no {name} (zbench.protocols says what it needs)")
+
+
+def _fields(source: Any, *names: str) -> Mapping[str, Any]:
+    return {name: getattr(source, name) for name in names}

@@ -1,0 +1,203 @@
+"""A run: a system and its baseline over the same batches, step by step, recorded as it goes. An edge: no torch."""
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from time import perf_counter
+from typing import Any
+
+from omegaconf import DictConfig
+
+from zbench.compare import GROUPS, SAME, Row, label, rows
+from zbench.fingerprint import fingerprint
+from zbench.metrics import Facts, figures
+from zbench.parts import Parts, Settings, make_system, resolved
+from zbench.protocols import System
+from zbench.record import Line, RecordError, Run, Writer, check_writable, read
+from zbench.table import Meter, cluster_words, convention_words, print_run, print_words
+from zbench.track import Careful
+from zbench.verify import verify
+
+DEFAULT_FOLDER = "results"  # made when missing; any other folder has to be there
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asks for, composed.
+
+    settings: the top-level keys, checked. choices: chosen option of every group. changes: per group the keys that differ from that option's yaml.
+    baseline: the configuration with the baseline's system in place of the run's; None for no baseline.
+    """
+
+    settings: Settings
+    config: DictConfig
+    choices: Mapping[str, str | None]
+    changes: Mapping[str, Mapping[str, Any]]
+    baseline: DictConfig | None
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One system to run: its start line (without the run's id and time) and the system."""
+
+    start: Line
+    system: System
+
+    @property
+    def name(self) -> str:
+        return label(self.start, "system")
+
+
+def run(request: Request) -> list[Row]:
+    """Runs the baseline and the system, prints their table, and returns their rows.
+
+    Raises:
+        ValueError: something the user gave cannot be; the message is one sentence.
+        zbench.verify.PlanError: a system made a wrong plan.
+        zbench.record.RecordError: the record could not be written.
+    """
+    settings = request.settings
+    if os.path.dirname(settings.out) == DEFAULT_FOLDER:
+        with suppress(OSError):  # check_writable says what is wrong
+            os.makedirs(DEFAULT_FOLDER, exist_ok=True)
+    check_writable("out", settings.out)
+    if settings.trace is not None:
+        check_writable("trace", settings.trace)
+    parts = Parts.of(request.config, settings)
+    own, baseline = _cases(request, settings, parts)
+    reused = _recorded(baseline, settings, parts) if baseline else None
+    cases = ([baseline] if baseline and not reused else []) + [own]
+    done = [reused] if reused else []
+    writer = Writer.open(settings.out)
+    try:
+        with Meter(settings.steps) as meter:
+            for case in cases:
+                trace = settings.trace if case is own else None
+                done.append(_play(case, settings, parts, writer, meter, trace))
+    finally:
+        writer.close()
+    found = rows(done)
+    print_run(found)
+    print_words(_words(own, settings, parts, reused))
+    return found
+
+
+def _cases(request: Request, settings: Settings, parts: Parts) -> tuple[Case, Case | None]:
+    """The run's own system and its baseline; None for the baseline if there is none or the system is it."""
+    config = resolved(request.config)
+    shared: Line = {"kind": "start", "command": request.command, "baseline": None}
+    own = {**config, "choices": dict(request.choices), "changes": {k: dict(v) for k, v in request.changes.items()}}
+    if request.baseline is not None:
+        other = resolved(request.baseline)
+        shared["baseline"] = {"name": settings.baseline, "system": other["system"]}
+    shared |= {"fingerprint": fingerprint(), "facts": parts.facts()}
+    case = Case({**shared, "config": own}, make_system(request.config, parts.cost))
+    if request.baseline is None or other["system"] == config["system"]:
+        return case, None
+    other_config = {**own, "system": other["system"], "choices": {**own["choices"], "system": settings.baseline},
+                    "changes": {**own["changes"], "system": {}}}
+    return case, Case({**shared, "config": other_config}, make_system(request.baseline, parts.cost))
+
+
+def _recorded(case: Case, settings: Settings, parts: Parts) -> Run | None:
+    """A finished run of `case` in the record that a new one could only repeat: same sources, configuration and batches."""
+    if not parts.repeats(case.system) or not os.path.isfile(settings.out):
+        return None
+
+    def same(start: Line) -> bool:
+        theirs, ours = start["config"], case.start["config"]
+        return (all(theirs.get(key) == ours[key] for key in ("system", "steps", *SAME))
+                and start["fingerprint"].get("sources") == case.start["fingerprint"]["sources"])
+
+    finished = [run for run in read(settings.out, same)[0] if run.status == "finished"]
+    if not finished:
+        return None
+    batches = [(step, parts.workload.batch(step).digest) for step in range(settings.steps)]
+    fitting = [run for run in finished if [(step["step"], step["batch"]) for step in run.steps] == batches]
+    return fitting[-1] if fitting else None
+
+
+def _play(case: Case, settings: Settings, parts: Parts, writer: Writer, meter: Meter, trace: str | None) -> Run:
+    """All steps of one system; the record gets its start, every step, and how it ended."""
+    now = datetime.now(timezone.utc)
+    run_id = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
+    start = {"kind": "start", "run": run_id, "time": now.isoformat(timespec="milliseconds"), **case.start}
+    facts = Facts.of(start["facts"])
+    name = " ".join(label(start, group) for group in GROUPS[:3])
+    tracker, steps, status, message = Careful(parts.tracker), [], "failed", ""
+    writer.append(start)
+    try:
+        tracker.start(run_id, name, start["config"])
+        meter.show(case.name, 0)
+        for step in range(settings.steps):
+            line = {"kind": "step", "run": run_id, **_step(case.system, parts, step, trace if step == 0 else None)}
+            writer.append(line)
+            steps.append(line)
+            tracker.log(step, _tracked(facts, line))
+            meter.show(case.name, step + 1)
+        status = "finished"
+    except KeyboardInterrupt:
+        status, message = "interrupted", f"stopped by the user after {len(steps)} of {settings.steps} steps"
+        raise
+    except Exception as error:
+        message = f"{type(error).__name__} in step {len(steps)}: {error}"
+        raise
+    finally:
+        end = {"kind": "end", "run": run_id, "status": status, "message": message}
+        with suppress(RecordError) if status != "finished" else suppress():  # the first failure is the one to tell
+            writer.append(end)
+        tracker.finish(status)
+    return Run(start, steps, end, settings.out)
+
+
+def _step(system: System, parts: Parts, step: int, trace: str | None) -> Line:
+    """Plans, verifies and executes one step; its raw quantities."""
+    batch = parts.workload.batch(step)
+    began = perf_counter()
+    plans = system.plan(batch)
+    planned = perf_counter()
+    for plan in plans:
+        verify(plan)
+    verified = perf_counter()
+    result = parts.executor.step(batch, plans)
+    if trace is not None:
+        from zbench.trace import write_trace
+
+        write_trace(trace, parts.executor, batch, plans)
+    return {
+        "step": step,
+        "tokens": batch.num_tokens,
+        "sum_squared": batch.sum_squared,
+        "num_sequences": len(batch.lengths),
+        "max_length": int(batch.lengths.max()),
+        "batch": batch.digest,
+        "num_micro_batches": len(plans),
+        "plan_seconds": planned - began,
+        "verify_seconds": verified - planned,
+        **asdict(result),
+    }
+
+
+def _tracked(facts: Facts, line: Line) -> dict[str, float]:
+    """A step's figures for a tracker: those of the table, under the names of `compare --json`, and the loss."""
+    derived = {**asdict(figures(facts, [line])), **{name: line[name] for name in ("tokens", "max_length", "num_sequences", "loss")}}
+    return {name: float(value) for name, value in derived.items() if value is not None}
+
+
+def _words(own: Case, settings: Settings, parts: Parts, reused: Run | None) -> Sequence[str]:
+    where = cluster_words(own.start["facts"])
+    if parts.simulated:
+        lines = [f"SIMULATED on {where}. Nothing here was measured on hardware."]
+    else:
+        lines = [f"Executor {label(own.start, 'executor')} on {where}."]
+    lines.append(convention_words("zbench"))
+    if reused:
+        lines.append(f"Baseline {settings.baseline} was not run again: the record has the same run, line {reused.line}.")
+    lines.append(f"Record: {settings.out}")
+    if settings.trace:
+        lines.append(f"Trace of step 0: {settings.trace} (open it in ui.perfetto.dev)")
+    return lines

@@ -1,0 +1,102 @@
+"""Errors of the user's making, told in one sentence. Knows what hydra and omegaconf raise; an edge."""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+import yaml
+from hydra.errors import (
+    CompactHydraException,
+    HydraException,
+    InstantiationException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
+
+from zbench.record import RecordError
+
+BAD_INPUT, FAILED = 2, 1
+
+
+def sentence(error: BaseException) -> tuple[str, int] | None:
+    """What to tell the user, and the exit code; None for an error that is the program's own: show its traceback."""
+    while isinstance(error, InstantiationException) and error.__cause__ is not None:
+        if isinstance(error.__cause__, (ImportError, AttributeError, TypeError)):  # hydra says of which target and key
+            return _target(error), BAD_INPUT
+        error = error.__cause__
+    if isinstance(error, RecordError):
+        return str(error), FAILED
+    if isinstance(error, MissingConfigException):
+        return _missing(error), BAD_INPUT
+    if isinstance(error, OverrideParseException):
+        return f"{error.override!r} cannot be read; settings are written key=value", BAD_INPUT
+    if isinstance(error, CompactHydraException) and isinstance(error.__cause__, OmegaConfBaseException):
+        return _unknown_key(error, error.__cause__) or _omegaconf(error.__cause__), BAD_INPUT
+    if isinstance(error, HydraException):
+        return _hydra(str(error)), BAD_INPUT
+    if isinstance(error, OmegaConfBaseException):
+        return _omegaconf(error), BAD_INPUT
+    if isinstance(error, yaml.YAMLError):
+        return f"a yaml cannot be read: {_line(str(error))}", BAD_INPUT
+    if isinstance(error, ValueError):
+        return _line(str(error)), FAILED if type(error).__module__ == "zbench.verify" else BAD_INPUT
+    return None
+
+
+def not_among(field: str, value: str, options: Iterable[str]) -> str:
+    """'system is 'rign'; it takes one of allgather, ring (did you mean ring?)'"""
+    options = sorted(options)
+    close = difflib.get_close_matches(value, options, n=1)
+    return f"{field} is {value!r}; it takes one of {', '.join(options)}" + (f" (did you mean {close[0]}?)" if close else "")
+
+
+def _line(text: str) -> str:
+    """All of a message on one line."""
+    return " ".join(text.split())
+
+
+def _target(error: InstantiationException) -> str:
+    """A `_target_` that cannot be found, or that does not take what its yaml gives it."""
+    named = re.search(r"target '(.+?)'", str(error))
+    key = re.search(r"full_key: (\S+)", str(error))
+    reason = error.__cause__.__cause__ or error.__cause__ if error.__cause__ else error
+    where, what = key[1] if key else "a yaml", named[1] if named else "its _target_"
+    return f"{where}: {what} cannot be made: {_line(str(reason))} (its folder has to be on PYTHONPATH)"
+
+
+def _missing(error: MissingConfigException) -> str:
+    group, _, name = (error.missing_cfg_file or "").rpartition("/")
+    if not group:
+        return _line(str(error))
+    if not error.options:
+        return f"{group} is {name!r}; no such choice, and the group {group} has none"
+    return not_among(group, name, error.options)
+
+
+def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) -> str | None:
+    named = re.match(r"Could not override '(.+?)'", str(error))
+    if not named:
+        return None
+    parent, _, key = named[1].rpartition(".")
+    names = [str(name) for name in cause.parent_node] if cause.parent_node is not None else []
+    names = [name for name in names if name not in ("hydra", "_target_")]
+    close = difflib.get_close_matches(key, names, n=1)
+    where = f"a key of {parent}" if parent else "a key"
+    return f"{named[1]} is not {where}; " + (f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}")
+
+
+def _hydra(message: str) -> str:
+    if several := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", message):
+        return f"{several[1]} names several values; add -m to run each of them in turn"
+    if "Got NoneType" in message:
+        return "a group is null; it takes the name of one of its choices (see --help)"
+    return _line(message.split("\nTo append")[0])
+
+
+def _omegaconf(error: OmegaConfBaseException) -> str:
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key} has to be given, as in {error.full_key}=..."
+    if isinstance(error, InterpolationResolutionError):
+        return f"{error.full_key} refers to something that is not there: {_line(error.msg or str(error))}"
+    return _line(str(error))
