@@ -43,7 +43,7 @@ class Longtail:
         number("workload.mu", self.mu)
         number("workload.sigma", self.sigma, 0, above=True)
         number("workload.tail_share", self.tail_share, 0, 1)
-        number("workload.alpha", self.alpha, 0, above=True)
+        number("workload.alpha", self.alpha, 0.01)  # at smaller ones 1 - x ** -alpha loses its digits
         whole("workload.tail_start", self.tail_start, 2)
         whole("workload.max_length", self.max_length, self.tail_start)
         low, high = self._body_range()

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException, MissingConfigException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 if TYPE_CHECKING:
-    from zbench.compare import Row
+    from zbench.record import Run
     from zbench.run import Request
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -31,9 +32,9 @@ _FLAGS = ("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--packag
 
 @dataclass(slots=True)
 class Outcome:
-    """What the jobs of one command came to; a sweep has several."""
+    """What the jobs of one command came to; a sweep has several. runs: by id, as a baseline may serve many."""
 
-    rows: list["Row"] = field(default_factory=list)
+    runs: dict[str, "Run"] = field(default_factory=dict)
     jobs: int = 0
     code: int = 0
     out: str = ""
@@ -51,6 +52,7 @@ def main() -> int:
     try:
         _check_flags(sys.argv[1:])
         with tempfile.TemporaryDirectory() as scratch, _full_errors(True):  # so that hydra raises and does not exit
+            sys.argv[1:] = _settings_last(sys.argv[1:])
             if {"-m", "--multirun"} & set(sys.argv):
                 sys.argv.append(f"hydra.sweep.dir='{scratch}'")  # hydra insists on leaving a multirun.yaml somewhere
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
@@ -59,10 +61,11 @@ def main() -> int:
         return 130
     except Exception as error:
         _tell(error, outcome, wants_traceback)
-    if outcome.jobs > 1 and outcome.rows:
+    if outcome.jobs > 1 and outcome.runs:
+        from zbench.compare import rows
         from zbench.table import print_comparison
 
-        print_comparison(outcome.rows)
+        print_comparison(rows(list(outcome.runs.values())))
     return outcome.code
 
 
@@ -74,9 +77,7 @@ def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bo
 
         request = _request(config, command)
         outcome.out = request.settings.out
-        for row in run(request):
-            if not any((row["out"], row["line"]) == (known["out"], known["line"]) for known in outcome.rows):
-                outcome.rows.append({**row, "run": len(outcome.rows) + 1})
+        outcome.runs |= {done.start["run"]: done for done in run(request)}
     except Exception as error:
         _tell(error, outcome, wants_traceback)
 
@@ -88,7 +89,10 @@ def _tell(error: Exception, outcome: Outcome, wants_traceback: bool) -> None:
     told = None if wants_traceback else sentence(error)
     if told is None:
         raise error
-    print(f"zbench: {told[0]}", file=sys.stderr, flush=True)
+    job = ""
+    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+        job = f"{' '.join(HydraConfig.get().overrides.task)}: "
+    print(f"zbench: {job}{told[0]}", file=sys.stderr, flush=True)
     outcome.code = max(outcome.code, told[1])
 
 
@@ -100,15 +104,27 @@ def _request(config: DictConfig, command: str) -> "Request":
 
     settings = Settings.of(config)
     told = HydraConfig.get()
-    choices = {str(group): choice for group, choice in told.runtime.choices.items() if not str(group).startswith("hydra/")}
-    plain = hydra.compose(told.job.config_name, [f"{group}={choices[group]}" for group in GROUPS if choices.get(group)])
+    choices = _chosen(told)
+    name = str(told.job.config_name)
+    overrides = [f"{group}={choices[group]}" for group in GROUPS if choices.get(group)]
+    usual = _chosen(hydra.compose(name, overrides, return_hydra_config=True).hydra)
+    inner = {group: choice for group, choice in choices.items() if "/" in group and usual.get(group, choice) != choice}
+    plain = hydra.compose(name, overrides + [f"{group}={choice}" for group, choice in inner.items()])
     changes = {group: _differences(config.get(group), plain.get(group)) for group in GROUPS}
+    for group, choice in inner.items():  # another cluster/device: one word instead of all its constants
+        outer, _, part = group.partition("/")
+        changes.setdefault(outer, {})[part] = choice
     baseline = None
     if settings.baseline is not None:
         baseline = config.copy()
         OmegaConf.set_struct(baseline, False)
-        baseline["system"] = _system(str(told.job.config_name), settings.baseline)
+        baseline["system"] = _system(name, settings.baseline)
     return Request(settings, config, choices, changes, baseline, command)
+
+
+def _chosen(told: Any) -> dict[str, Any]:
+    """The chosen option of every group but hydra's own."""
+    return {str(group): choice for group, choice in told.runtime.choices.items() if not str(group).startswith("hydra/")}
 
 
 def _system(config_name: str, name: str) -> Any:
@@ -130,7 +146,7 @@ def _differences(ours: Any, plain: Any) -> dict[str, Any]:
 
 
 def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    plain = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    plain: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     if not isinstance(plain, dict):
         if prefix:
             yield prefix, plain
@@ -151,6 +167,11 @@ def _full_errors(wanted: bool) -> Iterator[None]:
             del os.environ[_FULL]
         else:
             os.environ[_FULL] = before
+
+
+def _settings_last(arguments: list[str]) -> list[str]:
+    """Flags may stand between settings; argparse would refuse what follows them."""
+    return sorted(arguments, key=lambda argument: "=" in argument and not argument.startswith("-"))
 
 
 def _check_flags(arguments: list[str]) -> None:

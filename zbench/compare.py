@@ -17,6 +17,7 @@ from zbench.record import Run, read
 GROUPS = ("system", "workload", "cluster", "model", "executor")
 # Runs with these of their configuration in common are comparable; their batches' digests must agree too.
 SAME = ("workload", "cluster", "model", "executor", "seed", "tokens_per_gpu")
+_MOST_PROBLEMS = 10  # broken lines named, of one file
 
 Row = dict[str, Any]
 
@@ -44,7 +45,8 @@ def baseline_of(run: Run, runs: Sequence[Run]) -> Run | None:
         return None
     if run.start["config"]["system"] == baseline["system"]:
         return run
-    fitting = [other for other in runs if _is_baseline(other.start, run.start) and speedup(run.steps, other.steps) is not None]
+    alike = [other for other in runs if _is_baseline(other.start, run.start)]
+    fitting = [other for other in alike if speedup(run.steps, other.steps) is not None]
     earlier = [other for other in fitting if other.start["time"] <= run.start["time"]]
     return earlier[-1] if earlier else fitting[0] if fitting else None
 
@@ -90,7 +92,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m zbench.compare", description="A table of recorded runs.")
     parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
     parser.add_argument("--json", action="store_true", help="a JSON list instead of a table")
-    parser.add_argument("--convention", choices=list(CONVENTIONS), default="zbench", help="how MFU counts FLOPs (docs/metrics.md)")
+    parser.add_argument("--convention", choices=list(CONVENTIONS), default="zbench",
+                        help="how MFU counts FLOPs (docs/metrics.md)")  # fmt: skip
     arguments = parser.parse_args()
     try:
         found = rows(_read_all(arguments.files), arguments.convention)
@@ -115,8 +118,10 @@ def _read_all(paths: Sequence[str]) -> list[Run]:
                 whole.append(run)
             except ValueError as error:
                 problems.append(f"{error}; the run is skipped")
-        for problem in problems:
+        for problem in problems[:_MOST_PROBLEMS]:
             print(f"zbench: {problem}", file=sys.stderr)
+        if len(problems) > _MOST_PROBLEMS:
+            print(f"zbench: {path}: {len(problems) - _MOST_PROBLEMS} more lines are skipped", file=sys.stderr)
         if not whole:
             raise ValueError(f"record file {path!r} holds no run")
         runs += whole

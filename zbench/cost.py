@@ -67,7 +67,7 @@ class Cost:
         kv_heads = self._kv_heads(ops.head_lo[attend], ops.head_hi[attend])
         seconds = self.kernel_seconds(work, heads, kv_heads, backward)
         joins = _joins(plan, ops, attend)
-        seconds += np.where(joins, self._join_seconds(work, heads, kv_heads, backward), 0.0)
+        seconds += np.where(joins, self.join_seconds(work, heads, kv_heads, backward), 0.0)
         seconds += self._arrange_seconds(plan, ops, attend, heads, kv_heads, joins, backward)
         return seconds + self._staging_seconds(work, heads, kv_heads, backward) if self.staged else seconds
 
@@ -94,7 +94,7 @@ class Cost:
         group = self.model.num_heads // self.model.num_kv_heads
         return -(-hi // group) - lo // group
 
-    def _join_seconds(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Floats:
+    def join_seconds(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Floats:
         """Adding a partial result to an earlier one: read it, read and write the sum (o; or dq, dk and dv)."""
         row = self.model.head_dim * self.model.element_bytes
         size = 3 * work.queries * heads * row + (6 * work.keys * kv_heads * row if backward else 0)

@@ -17,6 +17,7 @@ batches with a long tail, so every table names its own; see CONVENTIONS and docs
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from statistics import median
 from typing import Any
 
 CONVENTIONS = {
@@ -92,7 +93,7 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
     """Figures over all of `steps`: rates are total over total, so a long step weighs more than a short one."""
     if not steps:
         return Figures()
-    planning = sum(step["plan_seconds"] for step in steps) / len(steps)
+    planning = median(step["plan_seconds"] for step in steps)  # the first step may compile: a mean would tell of that
     peak = max(max(step["peak_bytes"]) for step in steps)
     capacity = min(step["capacity_bytes"] for step in steps)
     if any(step["out_of_memory"] for step in steps):  # a real run would have died: it has no throughput
@@ -149,7 +150,8 @@ def nic_utilization(facts: Facts, steps: Sequence[Step]) -> list[float]:
     seconds = sum(step["seconds"] for step in steps)
     moved = [0] * len(steps[0]["nic_tx_bytes"])
     for step in steps:
-        moved = [total + tx + rx for total, tx, rx in zip(moved, step["nic_tx_bytes"], step["nic_rx_bytes"], strict=True)]
+        both = zip(moved, step["nic_tx_bytes"], step["nic_rx_bytes"], strict=True)
+        moved = [total + tx + rx for total, tx, rx in both]
     return [total / (2 * facts.nic_bandwidth * seconds) for total in moved]
 
 
@@ -174,7 +176,9 @@ def speedup(steps: Sequence[Step], baseline: Sequence[Step]) -> float | None:
     of = {(step["step"], step["batch"]): step for step in baseline}
     pairs = [(step, of.get((step["step"], step["batch"]))) for step in steps]
     matched = [(step, other) for step, other in pairs if other is not None]
-    if not steps or len(matched) < len(steps) or any(a["out_of_memory"] or b["out_of_memory"] for a, b in matched):
+    if not steps or len(matched) < len(steps):
+        return None
+    if any(step["out_of_memory"] or other["out_of_memory"] for step, other in matched):
         return None
     return float(sum(other["seconds"] for _, other in matched) / sum(step["seconds"] for step, _ in matched))
 

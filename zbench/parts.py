@@ -33,10 +33,10 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} is {value!r}; it takes a whole number of at least {least}")
-        for name, kind, optional in (("out", "a file", False), ("baseline", "a system", True), ("trace", "a file", True)):
+        for name, kind in (("out", "a file"), ("baseline", "a system or null"), ("trace", "a file or null")):
             value = getattr(self, name)
-            if not (isinstance(value, str) and value) and not (optional and value is None):
-                raise ValueError(f"{name} is {value!r}; it takes the name of {kind}{' or null' if optional else ''}")
+            if not (isinstance(value, str) and value) and not (value is None and kind.endswith("null")):
+                raise ValueError(f"{name} is {value!r}; it takes the name of {kind}")
 
     @staticmethod
     def of(config: DictConfig) -> "Settings":
@@ -65,8 +65,9 @@ class Parts:
         workload = _make(config, "workload", seed=settings.seed, tokens=settings.tokens_per_gpu * cluster.num_ranks)
         executor = _make(config, "executor", cost=cost)
         tracker = _make(config, "tracker")
-        for group, part, method in (("workload", workload, "batch"), ("executor", executor, "step"), ("tracker", tracker, "log")):
-            _expect(group, part, method)
+        _expect("workload", workload, "batch")
+        _expect("executor", executor, "step")
+        _expect("tracker", tracker, "log")
         return Parts(cluster, model, cost, workload, executor, tracker, config.executor._target_ == SIMULATED)
 
     def facts(self) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def _make(config: DictConfig, group: str, **arguments: Any) -> Any:
     """
     node = config[group]
     if not isinstance(node, DictConfig) or "_target_" not in node:
-        raise ValueError(f"{group} has no _target_; its yaml has to name a class, as in _target_: zbench.cluster.Cluster")
+        raise ValueError(f"{group} has no _target_; its yaml has to name a class, as in _target_: systems.ring.Ring")
     factory = instantiate(node, _partial_=True, _convert_="all")
     try:
         inspect.signature(factory.func).bind(*factory.args, **factory.keywords, **arguments)
@@ -127,7 +128,7 @@ def _make(config: DictConfig, group: str, **arguments: Any) -> Any:
 
 def _expect(group: str, part: Any, name: str) -> None:
     if not hasattr(part, name):
-        raise ValueError(f"{group}: {type(part).__name__} is no {group}; it has no {name} (zbench.protocols says what it needs)")
+        raise ValueError(f"{group}: {type(part).__name__} has no {name} (zbench.protocols says what a {group} needs)")
 
 
 def _fields(source: Any, *names: str) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
@@ -64,13 +65,13 @@ def check_writable(field: str, path: str) -> None:
     Raises:
         ValueError: it is a folder, its folder is missing, or writing is not allowed; the message names `field`.
     """
-    folder = os.path.dirname(path) or "."
-    if os.path.isdir(path):
+    folder = Path(path).parent
+    if Path(path).is_dir():
         raise ValueError(f"{field} is {path!r}; that is a folder, and it takes a file")
-    if not os.path.isdir(folder):
+    if not folder.is_dir():
         raise ValueError(f"{field} is {path!r}; its folder {folder} does not exist")
     try:
-        if os.path.exists(path):
+        if Path(path).exists():
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
         elif not os.access(folder, os.W_OK | os.X_OK):
             raise ValueError(f"{field} is {path!r}; its folder {folder} is read-only")
@@ -162,7 +163,7 @@ def read(path: str, wanted: Callable[[Line], bool] | None = None) -> tuple[list[
     unwanted: set[bytes] = set()
     problems: list[str] = []
     try:
-        with open(path, "rb") as stream:
+        with Path(path).open("rb") as stream:
             for number, raw in enumerate(stream, 1):
                 if not raw.strip() or _owner(raw) in unwanted:
                     continue

@@ -1,17 +1,17 @@
 """A run: a system and its baseline over the same batches, step by step, recorded as it goes. An edge: no torch."""
 
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from omegaconf import DictConfig
 
-from zbench.compare import GROUPS, SAME, Row, label, rows
+from zbench.compare import GROUPS, SAME, label, rows
 from zbench.fingerprint import fingerprint
 from zbench.metrics import Facts, figures
 from zbench.parts import Parts, Settings, make_system, resolved
@@ -19,16 +19,17 @@ from zbench.protocols import System
 from zbench.record import Line, RecordError, Run, Writer, check_writable, read
 from zbench.table import Meter, cluster_words, convention_words, print_run, print_words
 from zbench.track import Careful
-from zbench.verify import verify
+from zbench.verify import PlanError, verify
 
-DEFAULT_FOLDER = "results"  # made when missing; any other folder has to be there
+DEFAULT_FOLDER = Path("results")  # made when missing; any other folder has to be there
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """What the command line asks for, composed.
 
-    settings: the top-level keys, checked. choices: chosen option of every group. changes: per group the keys that differ from that option's yaml.
+    settings: the top-level keys, checked. choices: chosen option of every group.
+    changes: per group the keys that differ from that option's yaml.
     baseline: the configuration with the baseline's system in place of the run's; None for no baseline.
     """
 
@@ -52,8 +53,8 @@ class Case:
         return label(self.start, "system")
 
 
-def run(request: Request) -> list[Row]:
-    """Runs the baseline and the system, prints their table, and returns their rows.
+def run(request: Request) -> list[Run]:
+    """Runs the baseline and the system, prints their table, and returns both.
 
     Raises:
         ValueError: something the user gave cannot be; the message is one sentence.
@@ -61,9 +62,9 @@ def run(request: Request) -> list[Row]:
         zbench.record.RecordError: the record could not be written.
     """
     settings = request.settings
-    if os.path.dirname(settings.out) == DEFAULT_FOLDER:
+    if Path(settings.out).parent == DEFAULT_FOLDER:
         with suppress(OSError):  # check_writable says what is wrong
-            os.makedirs(DEFAULT_FOLDER, exist_ok=True)
+            DEFAULT_FOLDER.mkdir(exist_ok=True)
     check_writable("out", settings.out)
     if settings.trace is not None:
         check_writable("trace", settings.trace)
@@ -80,10 +81,9 @@ def run(request: Request) -> list[Row]:
                 done.append(_play(case, settings, parts, writer, meter, trace))
     finally:
         writer.close()
-    found = rows(done)
-    print_run(found)
+    print_run(rows(done))
     print_words(_words(own, settings, parts, reused))
-    return found
+    return done
 
 
 def _cases(request: Request, settings: Settings, parts: Parts) -> tuple[Case, Case | None]:
@@ -104,8 +104,8 @@ def _cases(request: Request, settings: Settings, parts: Parts) -> tuple[Case, Ca
 
 
 def _recorded(case: Case, settings: Settings, parts: Parts) -> Run | None:
-    """A finished run of `case` in the record that a new one could only repeat: same sources, configuration and batches."""
-    if not parts.repeats(case.system) or not os.path.isfile(settings.out):
+    """A finished run of `case` in the record that a new one could only repeat: same sources, settings and batches."""
+    if not parts.repeats(case.system) or not Path(settings.out).is_file():
         return None
 
     def same(start: Line) -> bool:
@@ -123,51 +123,57 @@ def _recorded(case: Case, settings: Settings, parts: Parts) -> Run | None:
 
 def _play(case: Case, settings: Settings, parts: Parts, writer: Writer, meter: Meter, trace: str | None) -> Run:
     """All steps of one system; the record gets its start, every step, and how it ended."""
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     run_id = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
     start = {"kind": "start", "run": run_id, "time": now.isoformat(timespec="milliseconds"), **case.start}
     facts = Facts.of(start["facts"])
     name = " ".join(label(start, group) for group in GROUPS[:3])
-    tracker, steps, status, message = Careful(parts.tracker), [], "failed", ""
+    tracker = Careful(parts.tracker)
+    steps: list[Line] = []
     writer.append(start)
     try:
         tracker.start(run_id, name, start["config"])
         meter.show(case.name, 0)
         for step in range(settings.steps):
-            line = {"kind": "step", "run": run_id, **_step(case.system, parts, step, trace if step == 0 else None)}
+            line = {"kind": "step", "run": run_id, **_step(case, parts, step, trace if step == 0 else None)}
             writer.append(line)
             steps.append(line)
             tracker.log(step, _tracked(facts, line))
             meter.show(case.name, step + 1)
-        status = "finished"
-    except KeyboardInterrupt:
-        status, message = "interrupted", f"stopped by the user after {len(steps)} of {settings.steps} steps"
-        raise
-    except Exception as error:
-        message = f"{type(error).__name__} in step {len(steps)}: {error}"
-        raise
-    finally:
-        end = {"kind": "end", "run": run_id, "status": status, "message": message}
-        with suppress(RecordError) if status != "finished" else suppress():  # the first failure is the one to tell
-            writer.append(end)
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        status = "interrupted" if stopped else "failed"
+        message = f"step {len(steps)}: {'stopped by the user' if stopped else f'{type(error).__name__}: {error}'}"
+        with suppress(RecordError):  # the first failure is the one to tell
+            writer.append({"kind": "end", "run": run_id, "status": status, "message": message})
         tracker.finish(status)
+        raise
+    end = {"kind": "end", "run": run_id, "status": "finished", "message": ""}
+    writer.append(end)
+    tracker.finish("finished")
     return Run(start, steps, end, settings.out)
 
 
-def _step(system: System, parts: Parts, step: int, trace: str | None) -> Line:
+def _step(case: Case, parts: Parts, step: int, trace: str | None) -> Line:
     """Plans, verifies and executes one step; its raw quantities."""
     batch = parts.workload.batch(step)
     began = perf_counter()
-    plans = system.plan(batch)
+    plans = case.system.plan(batch)
     planned = perf_counter()
-    for plan in plans:
-        verify(plan)
+    try:
+        for plan in plans:
+            verify(plan)
+    except PlanError as error:
+        raise PlanError(f"{case.name} made a wrong plan in step {step}: {error}") from error
     verified = perf_counter()
     result = parts.executor.step(batch, plans)
     if trace is not None:
         from zbench.trace import write_trace
 
-        write_trace(trace, parts.executor, batch, plans)
+        try:
+            write_trace(trace, parts.executor, batch, plans)
+        except OSError as error:
+            raise RecordError(f"the trace {trace} cannot be written: {error.strerror}") from error
     return {
         "step": step,
         "tokens": batch.num_tokens,
@@ -184,7 +190,8 @@ def _step(system: System, parts: Parts, step: int, trace: str | None) -> Line:
 
 def _tracked(facts: Facts, line: Line) -> dict[str, float]:
     """A step's figures for a tracker: those of the table, under the names of `compare --json`, and the loss."""
-    derived = {**asdict(figures(facts, [line])), **{name: line[name] for name in ("tokens", "max_length", "num_sequences", "loss")}}
+    raw = {name: line[name] for name in ("tokens", "max_length", "num_sequences", "loss")}
+    derived = {**asdict(figures(facts, [line])), **raw}
     return {name: float(value) for name, value in derived.items() if value is not None}
 
 
@@ -196,7 +203,7 @@ def _words(own: Case, settings: Settings, parts: Parts, reused: Run | None) -> S
         lines = [f"Executor {label(own.start, 'executor')} on {where}."]
     lines.append(convention_words("zbench"))
     if reused:
-        lines.append(f"Baseline {settings.baseline} was not run again: the record has the same run, line {reused.line}.")
+        lines.append(f"Baseline {settings.baseline} was not run again: the record has it, from line {reused.line} on.")
     lines.append(f"Record: {settings.out}")
     if settings.trace:
         lines.append(f"Trace of step 0: {settings.trace} (open it in ui.perfetto.dev)")

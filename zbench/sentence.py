@@ -4,7 +4,6 @@ import difflib
 import re
 from collections.abc import Iterable
 
-import yaml
 from hydra.errors import (
     CompactHydraException,
     HydraException,
@@ -37,7 +36,7 @@ def sentence(error: BaseException) -> tuple[str, int] | None:
         return _hydra(str(error)), BAD_INPUT
     if isinstance(error, OmegaConfBaseException):
         return _omegaconf(error), BAD_INPUT
-    if isinstance(error, yaml.YAMLError):
+    if type(error).__module__.partition(".")[0] == "yaml":
         return f"a yaml cannot be read: {_line(str(error))}", BAD_INPUT
     if isinstance(error, ValueError):
         return _line(str(error)), FAILED if type(error).__module__ == "zbench.verify" else BAD_INPUT
@@ -48,7 +47,8 @@ def not_among(field: str, value: str, options: Iterable[str]) -> str:
     """'system is 'rign'; it takes one of allgather, ring (did you mean ring?)'"""
     options = sorted(options)
     close = difflib.get_close_matches(value, options, n=1)
-    return f"{field} is {value!r}; it takes one of {', '.join(options)}" + (f" (did you mean {close[0]}?)" if close else "")
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return f"{field} is {value!r}; it takes one of {', '.join(options)}{hint}"
 
 
 def _line(text: str) -> str:

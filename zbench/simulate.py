@@ -56,6 +56,17 @@ def programs(plan: Plan, cost: Cost) -> tuple[Program, Program]:
     return out[0], out[1]
 
 
+def layer_seconds(plan: Plan, cost: Cost, layers: int = 2) -> float:
+    """Seconds of one layer, forward and backward, as the mean over `layers`: what planners compare plans by."""
+    state = State.zero(plan.num_ranks, plan.num_ranks * LANES, link_ids(cost.cluster)[0])
+    linear = cost.linear_seconds(plan.tokens_per_rank)
+    for part, times in zip(programs(plan, cost), (1, 2), strict=True):
+        timeline = Layers(part, times * linear, layers)
+        for _ in range(layers):
+            timeline.one(state)
+    return float(state.ready.max()) / layers
+
+
 @dataclass(frozen=True, slots=True)
 class Simulated:
     """Executor over `cost`: a step's result is a function of (batch, plans, cost) alone."""

@@ -41,25 +41,29 @@ class Wandb:
 
     project: str
     dir: str
+    _mode: Any = field(default=None, init=False)
     _run: Any = field(default=None, init=False)
 
     def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # its reports of itself wait for a network, too
         import wandb  # half a second: only for those who track
 
         Path(self.dir).mkdir(parents=True, exist_ok=True)  # else wandb picks a place of its own
-        wandb.setup(wandb.Settings(silent=True))
-        settings = wandb.Settings(silent=True, console="off", init_timeout=_INIT_SECONDS, finish_timeout=_FINISH_SECONDS)
-        mode: Any = _mode()
-        arguments: dict[str, Any] = dict(project=self.project, dir=self.dir, id=run_id, name=name,
-                                         config=dict(config), settings=settings)
+        self._mode = self._mode or _mode()
+        wandb.setup(wandb.Settings(silent=True, mode=self._mode))
+        limits: dict[str, Any] = {"init_timeout": _INIT_SECONDS, "finish_timeout": _FINISH_SECONDS}
+        settings = wandb.Settings(silent=True, console="off", **limits)
+        arguments: dict[str, Any] = {"project": self.project, "dir": self.dir, "name": name,
+                                     "config": {**config, "run": run_id}, "settings": settings}  # fmt: skip
         try:
-            self._run = wandb.init(mode=mode, **arguments)
+            self._run = wandb.init(mode=self._mode, **arguments)
         except Exception as error:  # of many kinds: no access, no such entity, no network after all
-            if mode == "offline":
+            if self._mode == "offline":
                 raise
-            print(f"zbench: wandb does not answer ({_first_line(error)}); its run is kept offline in {self.dir}/wandb",
-                  file=sys.stderr)
-            self._run = wandb.init(mode="offline", **arguments)
+            print(f"zbench: wandb does not answer ({_first_line(error)}); its runs are kept offline in {self.dir}/wandb",
+                  file=sys.stderr)  # fmt: skip
+            self._mode = "offline"
+            self._run = wandb.init(mode=self._mode, **arguments)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
@@ -112,7 +116,7 @@ def _logged_in(server: str) -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
     names = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
-    for path in filter(os.path.isfile, map(os.path.expanduser, names)):
+    for path in filter(Path.is_file, (Path(name).expanduser() for name in names)):
         with suppress(OSError, netrc.NetrcParseError):
             if netrc.netrc(path).authenticators(urlsplit(server).hostname or ""):
                 return True
@@ -125,10 +129,8 @@ def _answers(server: str) -> bool:
 
     def ask() -> None:
         with suppress(OSError, ValueError):
-            try:
+            with suppress(urllib.error.HTTPError):  # an error page is an answer
                 urllib.request.urlopen(server, timeout=_ANSWER_SECONDS).close()
-            except urllib.error.HTTPError:
-                pass  # an error page is an answer
             answers.append(True)
 
     asking = threading.Thread(target=ask, daemon=True)

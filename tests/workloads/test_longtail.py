@@ -81,7 +81,7 @@ def test_a_tail_of_one_length_works() -> None:
         ("sigma", 0, r"workload\.sigma is 0; it must be a finite number, above 0"),
         ("tail_share", 1.5, r"workload\.tail_share is 1\.5; it must be a finite number, at least 0 and at most 1"),
         ("tail_share", -0.1, r"workload\.tail_share is -0\.1"),
-        ("alpha", -1, r"workload\.alpha is -1; it must be a finite number, above 0"),
+        ("alpha", -1, r"workload\.alpha is -1; it must be a finite number, at least 0\.01"),
         ("tail_start", 1, r"workload\.tail_start is 1; it must be a whole number of at least 2"),
         ("max_length", 4095, r"workload\.max_length is 4095; it must be a whole number of at least 4096"),
         ("mu", 20, r"workload\.mu is 20 and workload\.sigma 1\.27; at least 1% of that lognormal .* 4096"),

@@ -20,23 +20,37 @@ from zbench.simulate import prepare
 
 def order(plan: Plan, cost: Cost) -> Plan:
     """`plan` with both lists in list-scheduled order."""
-    return plan.with_(forward=_ordered(plan, plan.forward, False, cost), backward=_ordered(plan, plan.backward, True, cost))
+    return scheduled(plan, cost)[0]
 
 
-def _ordered(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Ops:
+def scheduled(plan: Plan, cost: Cost) -> tuple[Plan, float]:
+    """(`plan` in list-scheduled order, seconds that the schedule predicts for one layer, both directions).
+
+    The schedule starts from when each rank's linear modules end; the prediction is what zbench.simulate
+    plays for one layer whose ranks start together, but for the order of transfers on shared links.
+    """
+    linear = cost.linear_seconds(plan.tokens_per_rank)
+    forward, ahead = _ordered(plan, plan.forward, False, linear, cost)
+    backward, back = _ordered(plan, plan.backward, True, 2 * linear, cost)
+    return plan.with_(forward=forward, backward=backward), ahead + back
+
+
+def _ordered(plan: Plan, ops: Ops, backward: bool, ready: np.ndarray, cost: Cost) -> tuple[Ops, float]:
     found = edges(plan, ops, backward)
     assert not isinstance(found, Fault), found.reason
     of = prepare(plan, ops, found, cost, backward)
     parts = of.legs
-    turn = _list_schedule(
-        parts.op, parts.lane_a, parts.lane_b, parts.link_a, parts.link_b, of.busy, of.latency,
-        of.offsets, of.followers, np.bincount(of.followers, minlength=len(parts.op)), len(ops),
+    turn, end = _list_schedule(
+        parts.op, parts.rank, parts.lane_a, parts.lane_b, parts.link_a, parts.link_b, of.busy, of.latency,
+        of.offsets, of.followers, np.bincount(of.followers, minlength=len(parts.op)), ready, len(ops),
     )  # fmt: skip
-    return ops.take(turn)
+    return ops.take(turn), float(max(end, ready.max()))
 
 
 @nb.njit(cache=True)
-def _list_schedule(op, lane_a, lane_b, link_a, link_b, busy, latency, offsets, followers, waits, num_ops):  # type: ignore[no-untyped-def]
+def _list_schedule(
+    op, rank, lane_a, lane_b, link_a, link_b, busy, latency, offsets, followers, waits, rank_ready, num_ops
+):  # type: ignore[no-untyped-def]  # fmt: skip
     num_legs = len(op)
     tail = np.zeros(num_legs)  # longest path from a leg's start to the end
     for leg in range(num_legs - 1, -1, -1):  # plan order is topological
@@ -44,11 +58,11 @@ def _list_schedule(op, lane_a, lane_b, link_a, link_b, busy, latency, offsets, f
             tail[leg] = max(tail[leg], tail[followers[at]])
         tail[leg] += busy[leg] + latency[leg]
     lane_free, link_free = np.zeros(max(lane_a.max(), lane_b.max()) + 1), np.zeros(max(link_a.max(), link_b.max()) + 2)
-    ready = np.zeros(num_legs)
+    ready, end = rank_ready[rank], 0.0
     queue = [(0.0, 0.0, 0) for _ in range(0)]
     for leg in range(num_legs):
         if waits[leg] == 0:
-            heapq.heappush(queue, (0.0, -tail[leg], leg))
+            heapq.heappush(queue, (ready[leg], -tail[leg], leg))
     turn, placed, seen = np.empty(num_ops, np.int64), 0, np.zeros(num_ops, np.bool_)
     while len(queue):
         at_time, priority, leg = heapq.heappop(queue)
@@ -63,6 +77,7 @@ def _list_schedule(op, lane_a, lane_b, link_a, link_b, busy, latency, offsets, f
             turn[placed] = op[leg]
             placed += 1
         release = start + busy[leg]
+        end = max(end, release + latency[leg])
         lane_free[lane_a[leg]] = release
         if lane_b[leg] >= 0:
             lane_free[lane_b[leg]] = release
@@ -74,6 +89,6 @@ def _list_schedule(op, lane_a, lane_b, link_a, link_b, busy, latency, offsets, f
             waits[follower] -= 1
             if waits[follower] == 0:
                 heapq.heappush(queue, (ready[follower], -tail[follower], follower))
-    return turn
+    return turn, end
 
 

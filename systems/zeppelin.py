@@ -1,0 +1,108 @@
+"""Zeppelin: hierarchical partitioning, three queues, routing and remapping.
+
+Sequences are cut over as few ranks as balance needs (systems.zeppelin_partition): short ones stay on
+a GPU, longer ones go round a ring inside a node, the longest round a ring across nodes. The attention
+engine starts the slowest communication first: inter-node, intra-node, local. Transfers between nodes
+are spread over all NICs, and the tokens' homes are evened out for the linear modules.
+Source: Zeppelin, arXiv 2509.21841 (EuroSys 2026); its pseudo-code is not published, so what is
+derived here is told apart in docs/systems.md. Pure: no torch.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from systems.zeppelin_partition import Partition, partitions, ring_bound
+from zbench.batch import Batch
+from zbench.build import Builder
+from zbench.cost import Cost
+from zbench.patterns import ring
+from zbench.plan import Ints, Plan
+from zbench.rewrite import remap, reverse, route
+from zbench.rewrite.order import scheduled
+from zbench.rewrite.reverse import Mode
+from zbench.simulate import layer_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Zeppelin:
+    """Each part of the system by itself, so that an ablation is a matter of switches.
+
+    partition: off, every sequence goes round a ring of all ranks. route: spread transfers between nodes
+    over all NICs. remap: balance tokens for the linear modules, leaving differences up to `tolerance`
+    tokens. order: list-schedule the three queues together instead of one after another.
+    backward: what becomes of received kv (zbench.rewrite.reverse).
+
+    Raises:
+        ValueError: tolerance is not a whole number of at least 0.
+    """
+
+    cost: Cost
+    partition: bool = True
+    route: bool = True
+    remap: bool = True
+    order: bool = True
+    tolerance: int = 128
+    backward: Mode = "carry"
+
+    def __post_init__(self) -> None:
+        for name in ("partition", "route", "remap", "order"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes true or false")
+        if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int) or self.tolerance < 0:
+            raise ValueError(f"system.tolerance is {self.tolerance!r}; it takes a whole number of tokens, at least 0")
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        """One micro-batch: the partition with the best estimate, unless a simpler one is predicted to be faster.
+
+        The simpler ones are cutting as little as memory allows (all local, if it fits), with and without
+        remapping, and a ring over all ranks. Each is built and timed only if it could win: if what it
+        takes at least, were its transfers free, is below the time predicted for the best so far.
+        """
+        cost, ranks = self.cost, self.cost.cluster.num_ranks
+        count = len(batch.lengths)
+        lanes = cost.cluster.nics_per_node if self.route else 1
+        moves = {"keep": 2, "carry": 3, "regather": 3}[self.backward]
+        least = ring_bound(batch.lengths, cost, moves, lanes) if self.partition else 0.0
+        ring_of_all = Partition(np.zeros(count, np.int64), np.full(count, ranks), np.arange(ranks), least=least)
+        tries = partitions(batch.lengths, cost, moves, lanes, self.remap) if self.partition else []
+        if not tries or (tries[0].size < ranks).any():
+            tries.append(ring_of_all)
+        best, seconds = None, np.inf
+        for one in tries:
+            if best is None or one.least < seconds:
+                plan, predicted = self._finished(batch, one)
+                if best is None or predicted < seconds:
+                    best, seconds = plan, predicted
+        assert best is not None
+        return (best,)
+
+    def _finished(self, batch: Batch, parts: Partition) -> tuple[Plan, float]:
+        """The partition as a plan with the rewrites that are switched on, and its predicted layer seconds."""
+        builder = Builder(batch.lengths, self.cost.cluster.num_ranks, self.cost.model.num_heads)
+        _lay(builder, parts)
+        plan = builder.build()
+        plan = remap(plan, self.cost, self.tolerance) if self.remap and (parts.remap or not self.partition) else plan
+        plan = reverse(plan, self.backward)
+        plan = route(plan, self.cost) if self.route else plan
+        if self.order:
+            return scheduled(plan, self.cost)
+        return plan, layer_seconds(plan, self.cost)
+
+
+def _lay(builder: Builder, parts: Partition) -> None:
+    """Adds the rings, widest first: inter-node, then intra-node, then local; one pattern call for each width."""
+    for size in sorted(set(parts.size.tolist()), reverse=True):
+        seqs = np.flatnonzero(parts.size == size)
+        rows = parts.members[parts.first[seqs][:, None] + np.arange(size)]
+        groups, group = _distinct(rows)
+        ring(builder, seqs, group, groups)
+
+
+def _distinct(rows: Ints) -> tuple[Ints, Ints]:
+    """Distinct rows, and which of them each row is."""
+    if rows.shape[1] == 1:
+        values, group = np.unique(rows[:, 0], return_inverse=True)
+        return values[:, None], group
+    groups, group = np.unique(rows, axis=0, return_inverse=True)
+    return groups, group.reshape(-1)

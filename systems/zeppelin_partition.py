@@ -1,0 +1,282 @@
+"""Zeppelin's hierarchical partitioner: which ranks share which sequence. Pure: no torch.
+
+Two levels of the same move. Across nodes, the longest sequences are cut over just enough nodes and
+the others go whole to the least loaded node; inside each node, the longest of its sequences are cut
+over just enough GPUs and the others go whole to the least loaded GPU. Where the cut lies is the
+threshold. `zones` says from which length a cut can be free because attention hides the traffic;
+of the thresholds that the batch offers above it, the one with the least estimated time is taken. A
+bucket (node or GPU) never takes more tokens than its memory holds: where whole sequences do not
+fit, the threshold falls. docs/systems.md tells which of this is the paper's.
+"""
+
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.area import TILE, Work
+from zbench.cost import Cost
+from zbench.memory import activation_bytes, static_bytes
+from zbench.model import KV
+from zbench.plan import Ints
+
+Floats = NDArray[np.float64]
+MANY = 1 << 10
+TRIES = 24  # most thresholds tried across nodes: batches with more such sequences gain nothing from cutting them all
+FORWARD = 1 / 3.5  # share of attention time in the forward: its FLOPs are 1 of 1 + 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Seconds of one layer, forward and backward, for sequences of given lengths [n], whole and alone.
+
+    attention, linear: on one GPU. inside, across: their kv through one GPU's NVLink port, and through one NIC.
+    """
+
+    attention: Floats
+    linear: Floats
+    inside: Floats
+    across: Floats
+
+
+def curves(lengths: Ints, cost: Cost, kv_moves: int) -> Curves:
+    """The four curves; kv_moves: how often kv (or its gradient) travels in forward and backward together."""
+    # Sequences share a kernel call, so its fixed time is nobody's: MANY equal ones in a call, divided by MANY.
+    rows, one = -(-lengths // TILE), np.ones_like(lengths)
+    tiles = rows * (rows + 1) // 2
+    work = Work(MANY * lengths * (lengths + 1) // 2, MANY * tiles, MANY * lengths, MANY * lengths, MANY * one, rows)
+    heads, kv_heads = cost.model.num_heads * one, cost.model.num_kv_heads * one
+    attention = sum(cost.kernel_seconds(work, heads, kv_heads, back) / MANY for back in (False, True))
+    size = kv_moves * lengths * cost.model.message_bytes_per_token(KV, 0, cost.model.num_heads)
+    no, yes = np.zeros(len(lengths), bool), np.ones(len(lengths), bool)
+    linear = 3 * (cost.linear_seconds(lengths) - cost.linear_seconds(one))
+    return Curves(np.asarray(attention), linear, cost.transfer_seconds(size, no), cost.transfer_seconds(size, yes))
+
+
+def ring_seconds(lengths: Ints, widths: Ints, cost: Cost) -> Floats:
+    """Attention seconds per rank of one layer, forward and backward, in a zigzag ring [len(lengths), len(widths)].
+
+    Each of G steps is a call of half a block's queries against a block's keys (or the reverse), and all
+    but the first join an earlier result: short pieces cost tiles, joins and calls that a whole sequence does not.
+    """
+    chunk = -(-lengths[:, None] // (2 * widths))
+    half, full = -(-chunk // TILE), -(-2 * chunk // TILE)
+    ones = np.ones_like(chunk)
+    work = Work(2 * chunk * chunk, half * full, 2 * chunk, chunk, ones, half)
+    heads, kv_heads = cost.model.num_heads * ones, cost.model.num_kv_heads * ones
+    step = sum(cost.kernel_seconds(work, heads, kv_heads, back) for back in (False, True))
+    join = sum(cost.join_seconds(work, heads, kv_heads, back) for back in (False, True))
+    return np.asarray(widths * step + (widths - 1) * join)
+
+
+def ring_bound(lengths: Ints, cost: Cost, kv_moves: int, lanes: int) -> float:
+    """Seconds that one layer of a ring over all ranks takes at least: its compute spread evenly, or its kv
+    through the link between two nodes (or two GPUs)."""
+    c, ranks = curves(lengths, cost, kv_moves), cost.cluster.num_ranks
+    link = c.across.sum() / lanes if cost.cluster.num_nodes > 1 else c.inside.sum()
+    return float(max((c.attention.sum() + c.linear.sum()) / ranks, link * (ranks - 1) / ranks))
+
+
+def zones(cost: Cost, kv_moves: int, lanes: int) -> tuple[int, int]:
+    """(first length of the intra-node zone, first of the inter-node zone), tokens.
+
+    A ring over G ranks computes 1/G of the attention on each and passes (G-1)/G of kv through each; with
+    G = 2, the first cut, attention hides it where the curves of attention and of the link cross.
+    lanes: NICs a transfer is spread over.
+    """
+    lengths = np.unique(np.geomspace(2 * TILE, 2**24, 400).astype(np.int64))
+    c = curves(lengths, cost, kv_moves)
+
+    def first(hidden: NDArray[np.bool_]) -> int:
+        return int(lengths[np.argmax(hidden)]) if hidden.any() else int(lengths[-1])
+
+    inside = first(c.attention >= c.inside)
+    return inside, max(inside, first(c.attention >= c.across / lanes))
+
+
+def capacity_tokens(cost: Cost) -> int:
+    """Tokens whose activations fit a GPU; a tenth is left for received blocks."""
+    free = cost.cluster.device.memory_bytes - static_bytes(cost)
+    return max(int(0.9 * free / activation_bytes(cost.model)), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """first, size: int64 [num_sequences], the sequence's ranks are members[first : first + size], in ring order.
+
+    seconds: estimate for one layer; least: what one layer takes at least, were transfers free.
+    remap: whether the estimate counts on tokens being remapped.
+    """
+
+    first: Ints
+    size: Ints
+    members: Ints
+    seconds: float = np.inf
+    least: float = 0.0
+    remap: bool = False
+
+
+def partitions(lengths: Ints, cost: Cost, kv_moves: int, lanes: int, may_remap: bool) -> list[Partition]:
+    """Partitions, the best estimate first; those that cut least are last and always among them."""
+    cluster = cost.cluster
+    order = np.argsort(-lengths, kind="stable")
+    sizes = lengths[order]
+    c = curves(sizes, cost, kv_moves)
+    inside_border, across_border = zones(cost, kv_moves, lanes)
+    capacity = max(capacity_tokens(cost), -(-int(lengths.sum()) // cluster.num_ranks))
+    least = int((sizes > capacity * cluster.gpus_per_node).sum())
+    most = max(least, min(int((sizes >= across_border).sum()), least + TRIES)) if cluster.num_nodes > 1 else 0
+    long = int(max((sizes >= inside_border).sum(), (sizes > capacity).sum()))
+    inner = ring_seconds(sizes[:long], np.arange(1, cluster.gpus_per_node + 1), cost)
+    outer = ring_seconds(sizes[:most], cluster.gpus_per_node * np.arange(1, cluster.num_nodes + 1), cost)
+    found = []
+    for remap in (True, False) if may_remap else (False,):
+        mean = c.linear.sum() / cluster.num_ranks if remap else 0.0
+        linear = c.linear * (0.0 if remap else 1.0)
+        for cut in range(least, most + 1):
+            first, size, members, seconds, lower = _both_levels(
+                sizes, c.attention, linear, c.inside, c.across / lanes, inner, outer, cut, capacity,
+                cluster.num_nodes, cluster.gpus_per_node, FORWARD, 1 / kv_moves,
+            )  # fmt: skip
+            if seconds < np.inf:
+                back = np.argsort(order, kind="stable")
+                found.append(Partition(first[back], size[back], members, seconds + mean, lower + mean, remap))
+    simple = [one for remap in (True, False) for one in found if one.remap == remap][:1]
+    simple += [one for one in found if not one.remap][:1]
+    ranked = sorted(found, key=lambda one: one.seconds)
+    return ranked[:1] + [one for one in simple if ranked and one is not ranked[0]]
+
+
+@nb.njit(cache=True)
+def _phases(attention, linear, moved, forward, moved_forward):  # type: ignore[no-untyped-def]
+    """Linear time hides nothing; in either direction attention and transfers hide each other."""
+    return (
+        linear
+        + max(forward * attention, moved_forward * moved)
+        + max((1 - forward) * attention, (1 - moved_forward) * moved)
+    )
+
+
+@nb.njit(cache=True)
+def _both_levels(
+    tokens, attention, linear, inside, across, inner, outer, cut, capacity, num_nodes, per_node, forward, moved_forward
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Sequences are sorted, longest first. Returns (first, size, members, seconds, least); seconds inf: does not fit."""
+    count = len(tokens)
+    first, size = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    members = np.empty((count + cut * num_nodes) * per_node, np.int64)
+    load, held, nic = np.zeros(num_nodes), np.zeros(num_nodes), np.zeros(num_nodes)  # node_load: seconds of all its GPUs
+    # What the rings across nodes put on every GPU of a node: attention, linear, tokens, NVLink.
+    base = np.zeros((num_nodes, 4))
+    home = np.full(count, -1, np.int64)
+    share = (attention.sum() + linear.sum()) / num_nodes
+    used = 0
+    for s in range(count):
+        by_load = np.argsort(load)
+        if s < cut:
+            wide = max(int(np.ceil((attention[s] + linear[s]) / max(share, 1e-30))), 2)
+            wide = min(max(wide, -(-tokens[s] // (capacity * per_node))), num_nodes)
+            first[s], size[s] = used, wide * per_node
+            for node in np.sort(by_load[:wide]):
+                base[node, 0] += outer[s, wide - 1]
+                base[node, 1] += linear[s] / size[s]
+                base[node, 2] += tokens[s] / size[s]
+                base[node, 3] += inside[s] * (size[s] - 1) / size[s]
+                load[node] += outer[s, wide - 1] * per_node + linear[s] / wide
+                held[node] += tokens[s] / wide
+                nic[node] += across[s] * (size[s] - 1) / size[s]
+                for place in range(per_node):
+                    members[used] = node * per_node + place
+                    used += 1
+            continue
+        for node in by_load:
+            if held[node] + tokens[s] <= capacity * per_node:
+                home[s] = node
+                break
+        if home[s] < 0:
+            return first, size, members[:used], np.inf, np.inf
+        load[home[s]] += attention[s] + linear[s]
+        held[home[s]] += tokens[s]
+    worst, least = 0.0, 0.0
+    for node in range(num_nodes):
+        used, seconds, lower = _inside_node(
+            tokens, attention, linear, inside, inner, np.flatnonzero(home == node), base[node], nic[node], capacity,
+            per_node, node * per_node, forward, moved_forward, first, size, members, used,
+        )  # fmt: skip
+        worst, least = max(worst, seconds), max(least, lower)
+    return first, size, members[:used], worst, least
+
+
+@nb.njit(cache=True)
+def _inside_node(
+    tokens, attention, linear, inside, inner, mine, base, nic, capacity, per_node, base_rank, forward, moved_forward,
+    first, size, members, used,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Tries every number of sequences to cut inside the node, writes the best. Returns (used, seconds, least)."""
+    long, total = 0, (base[0] + base[1]) * per_node
+    for s in mine:
+        total += attention[s] + linear[s]
+        long += s < len(inner)
+    best, best_cut = np.inf, len(mine)  # everything over the whole node always fits if the node's tokens do
+    rank_of, wide_of = np.empty((len(mine), per_node), np.int64), np.empty(len(mine), np.int64)
+    lower = 0.0
+    for cut in range(long + 1):
+        seconds, lower = _fill(tokens, attention, linear, inside, inner, mine, cut, total / per_node, base, nic, capacity,
+                               per_node, forward, moved_forward, rank_of, wide_of)  # fmt: skip
+        if seconds < best:
+            best, best_cut = seconds, cut
+        elif cut > best_cut + 6:
+            break
+    best, lower = _fill(tokens, attention, linear, inside, inner, mine, best_cut, total / per_node, base, nic, capacity,
+                        per_node, forward, moved_forward, rank_of, wide_of)  # fmt: skip
+    for i in range(len(mine)):
+        first[mine[i]], size[mine[i]] = used, wide_of[i]
+        for place in range(wide_of[i]):
+            members[used] = base_rank + rank_of[i, place]
+            used += 1
+    return used, best, lower
+
+
+@nb.njit(cache=True)
+def _fill(
+    tokens, attention, linear, inside, inner, mine, cut, share, base, nic, capacity, per_node, forward, moved_forward,
+    rank_of, wide_of,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Gives a node's sequences to its GPUs, cutting the first `cut`. Returns (seconds, least)."""
+    compute, lines = np.full(per_node, base[0]), np.full(per_node, base[1])
+    held, moved = np.full(per_node, base[2]), np.full(per_node, base[3])
+    fits = True
+    for i in range(len(mine)):
+        s = mine[i]
+        by_load = np.argsort(compute + lines)
+        wide = 1
+        if i < cut and s < len(inner) and per_node > 1:
+            wide = min(max(int(np.ceil((attention[s] + linear[s]) / max(share, 1e-30))), 2), per_node)
+        while held[by_load[:wide]].max() + tokens[s] / wide > capacity:
+            if wide == 1:  # before cutting for want of memory: the least loaded GPU with room
+                for rank in by_load:
+                    if held[rank] + tokens[s] <= capacity:
+                        by_load[0] = rank
+                        break
+                if held[by_load[0]] + tokens[s] <= capacity:
+                    break
+            if wide == per_node:
+                break
+            wide += 1
+        wide_of[i] = wide
+        rank_of[i, :wide] = np.sort(by_load[:wide])
+        for place in range(wide):
+            rank = rank_of[i, place]
+            if wide > 1 and s < len(inner):
+                compute[rank] += inner[s, wide - 1]
+            else:
+                compute[rank] += attention[s] / wide
+            lines[rank] += linear[s] / wide
+            held[rank] += tokens[s] / wide
+            moved[rank] += inside[s] * (wide - 1) / wide
+            fits = fits and held[rank] <= capacity + 1
+    seconds = 0.0
+    for rank in range(per_node):
+        seconds = max(seconds, _phases(compute[rank], lines[rank], max(moved[rank], nic), forward, moved_forward))
+    return (seconds if fits else np.inf), (compute + lines).max()

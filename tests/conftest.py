@@ -1,0 +1,24 @@
+"""Hypothesis profiles, and the one cluster that tests with fixed inputs use.
+
+`ci` (the default) draws the same examples every time; `--hypothesis-profile=thorough` draws many new ones.
+"""
+
+import pytest
+from hypothesis import settings
+from strategies import SHARP
+
+from zbench.cluster import Cluster
+from zbench.cost import Cost
+from zbench.model import Model
+
+settings.register_profile("ci", max_examples=30, deadline=None, derandomize=True, database=None)
+settings.register_profile("thorough", max_examples=500, deadline=None)
+settings.load_profile("ci")
+
+
+@pytest.fixture(scope="session")
+def uneven() -> Cost:
+    """3 nodes of 5 GPUs and 2 NICs, 6 query and 3 kv heads: nothing divides anything."""
+    cluster = Cluster("uneven", 3, 5, 2, 25e9, 0.8, 1.5e-5, 2e11, 0.6, 1e-5, SHARP)
+    model = Model("uneven", num_layers=2, hidden=16, num_heads=6, num_kv_heads=3, head_dim=4, ffn_hidden=32, vocab=64)
+    return Cost(cluster, model)

@@ -1,0 +1,126 @@
+"""Every plan computes what dense single-process attention computes: outputs and gradients, within 1e-12.
+
+Plans are executed by tests/interpreter.py, which knows nothing of the verifier.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hydra.utils import instantiate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from interpreter import Broken, Results, Tensors, dense, execute
+from omegaconf import OmegaConf
+from strategies import batches, cases, costs, forwards
+
+from zbench.batch import Batch
+from zbench.build import Builder
+from zbench.cost import Cost
+from zbench.patterns import local
+from zbench.plan import Plan
+from zbench.rewrite import order, remap, reverse, route
+from zbench.rewrite.reverse import MODES
+
+SYSTEMS = sorted((Path(__file__).parents[1] / "conf" / "system").glob("*.yaml"))
+TOLERANCE = 1e-12
+
+
+def tensors(cost: Cost, num_tokens: int) -> Tensors:
+    model = cost.model
+    return Tensors.random(model.num_heads, model.num_kv_heads, num_tokens, model.head_dim)
+
+
+def check(plan: Plan, cost: Cost) -> Results:
+    given = tensors(cost, int(plan.lengths.sum()))
+    found = execute(plan, given)
+    assert found.difference(dense(plan.lengths, given)) < TOLERANCE
+    return found
+
+
+def test_the_dense_gradients_are_finite_differences() -> None:
+    lengths = np.array([5, 1, 7])
+    given = Tensors.random(2, 1, 13, 3)
+    exact = dense(lengths, given)
+    rng = np.random.default_rng(1)
+    for name, gradient in (("q", exact.dq), ("k", exact.dk), ("v", exact.dv)):
+        step = rng.standard_normal(given.q.shape)
+        values = []
+        for sign in (1, -1):
+            moved = Tensors(**{**vars(given), name: getattr(given, name) + sign * 1e-5 * step})
+            values.append((dense(lengths, moved).o * given.do).sum())
+        assert (values[0] - values[1]) / 2e-5 == pytest.approx((gradient * step).sum(), rel=1e-7)
+
+
+@given(st.data(), costs(), st.sampled_from(MODES))
+def test_every_pattern_in_every_backward_mode(data: st.DataObject, cost: Cost, mode: str) -> None:
+    check(reverse(data.draw(forwards(cost)), mode), cost)
+
+
+@settings(max_examples=60)
+@given(cases())
+def test_every_combination_of_rewrites(case: tuple[Cost, Plan]) -> None:
+    cost, plan = case
+    check(plan, cost)
+
+
+@given(st.data(), costs(), st.sampled_from(MODES))
+def test_routing_and_order_change_no_bit_of_what_they_must_not(data: st.DataObject, cost: Cost, mode: str) -> None:
+    """route: the same data to the last bit. order: the same up to the order in which partial results are added."""
+    plan = reverse(remap(data.draw(forwards(cost)), cost, 0), mode)
+    before = check(plan, cost)
+    routed = check(route(plan, cost), cost)
+    for name in ("o", "dq", "dk", "dv"):
+        assert (getattr(before, name) == getattr(routed, name)).all()
+    check(order(plan, cost), cost)
+
+
+@pytest.mark.parametrize("path", SYSTEMS, ids=lambda path: path.stem)
+@settings(max_examples=25)
+@given(st.data())
+def test_every_system(path: Path, data: st.DataObject) -> None:
+    cost = data.draw(costs())
+    batch = data.draw(batches())
+    system = instantiate(OmegaConf.load(path), _partial_=True, _convert_="all")(cost=cost)
+    seen: list[int] = []
+    for plan in system.plan(batch):
+        check(plan, cost)
+        seen += plan.lengths.tolist()
+    assert sorted(seen) == sorted(batch.lengths.tolist())
+
+
+@pytest.mark.parametrize("path", SYSTEMS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("lengths", [[1], [7, 11, 13], [2, 1, 1], [150, 1, 1, 1], [16] * 6], ids=str)
+def test_every_system_on_named_lengths(path: Path, lengths: list[int], uneven: Cost) -> None:
+    """One token; primes; shorter than the 15 ranks; one giant; all equal."""
+    system = instantiate(OmegaConf.load(path), _partial_=True, _convert_="all")(cost=uneven)
+    for plan in system.plan(Batch(np.array(lengths), 0, 0)):
+        check(plan, uneven)
+
+
+def _bidirectional(builder: Builder) -> Plan:
+    local(builder, np.arange(len(builder.lengths)), np.zeros(len(builder.lengths), np.int64))
+    return reverse(builder.build(), "keep")
+
+
+def test_full_attention_is_exact_too(uneven: Cost) -> None:
+    plan = _bidirectional(Builder(np.array([5, 9]), uneven.cluster.num_ranks, uneven.model.num_heads, causal=False))
+    given = tensors(uneven, 14)
+    assert execute(plan, given).difference(dense(plan.lengths, given, causal=False)) < TOLERANCE
+
+
+def test_the_interpreter_fails_loudly(uneven: Cost) -> None:
+    """Without this, everything above might pass for the wrong reason."""
+    builder = Builder(np.array([40]), uneven.cluster.num_ranks, uneven.model.num_heads)
+    from zbench.patterns import ring
+
+    ring(builder, np.array([0]), np.array([0]), np.arange(uneven.cluster.num_ranks)[None])
+    plan = reverse(builder.build(), "keep")
+    given = tensors(uneven, 40)
+    for drop in range(0, len(plan.forward), 7):
+        rest = np.delete(np.arange(len(plan.forward)), drop)
+        try:
+            found = execute(plan.with_(forward=plan.forward.take(rest)), given)
+        except Broken:
+            continue
+        assert found.difference(dense(plan.lengths, given)) > 1e-6

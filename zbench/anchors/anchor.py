@@ -1,0 +1,33 @@
+"""One published number beside its prediction, and the files the published numbers are in. Pure: no torch."""
+
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+
+from zbench.cluster import Cluster
+
+Row = dict[str, str]
+GetCluster = Callable[..., Cluster]  # (name, num_nodes, device): a preset of conf/cluster, resized or with another device
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """anchor: the group. case: what was measured, with its unit. source: where it was published."""
+
+    anchor: str
+    case: str
+    measured: float
+    predicted: float
+    source: str
+
+    @property
+    def error(self) -> float:
+        """Relative: positive where the prediction is above the measurement."""
+        return self.predicted / self.measured - 1
+
+
+def published(name: str) -> list[Row]:
+    """The rows of data/NAME.csv, by column name."""
+    text = files("zbench.anchors").joinpath("data", f"{name}.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
