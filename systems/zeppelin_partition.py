@@ -159,22 +159,36 @@ def _phases(attention, linear, moved, forward, moved_forward):  # type: ignore[n
 
 
 @nb.njit(cache=True)
-def _both_levels(
+def _least_with_room(load, held, tokens, capacity):  # type: ignore[no-untyped-def]
+    """The least loaded bucket that has room for `tokens`, -1 if none has."""
+    best = -1
+    for bucket in range(len(load)):
+        if held[bucket] + tokens <= capacity and (best < 0 or load[bucket] < load[best]):
+            best = bucket
+    return best
+
+
+@nb.njit(cache=True)
+def _both_levels(  # type: ignore[no-untyped-def]
     tokens, attention, linear, inside, across, inner, outer, cut, capacity, num_nodes, per_node, forward, moved_forward
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):
     """Sequences are sorted, longest first. Returns (first, size, members, seconds, least); seconds inf: does not fit."""
     count = len(tokens)
     first, size = np.zeros(count, np.int64), np.zeros(count, np.int64)
     members = np.empty((count + cut * num_nodes) * per_node, np.int64)
-    load, held, nic = np.zeros(num_nodes), np.zeros(num_nodes), np.zeros(num_nodes)  # node_load: seconds of all its GPUs
+    load, held, nic = (
+        np.zeros(num_nodes),
+        np.zeros(num_nodes),
+        np.zeros(num_nodes),
+    )  # node_load: seconds of all its GPUs
     # What the rings across nodes put on every GPU of a node: attention, linear, tokens, NVLink.
     base = np.zeros((num_nodes, 4))
     home = np.full(count, -1, np.int64)
     share = (attention.sum() + linear.sum()) / num_nodes
     used = 0
     for s in range(count):
-        by_load = np.argsort(load)
         if s < cut:
+            by_load = np.argsort(load)
             wide = max(int(np.ceil((attention[s] + linear[s]) / max(share, 1e-30))), 2)
             wide = min(max(wide, -(-tokens[s] // (capacity * per_node))), num_nodes)
             first[s], size[s] = used, wide * per_node
@@ -190,10 +204,7 @@ def _both_levels(
                     members[used] = node * per_node + place
                     used += 1
             continue
-        for node in by_load:
-            if held[node] + tokens[s] <= capacity * per_node:
-                home[s] = node
-                break
+        home[s] = _least_with_room(load, held, tokens[s], capacity * per_node)
         if home[s] < 0:
             return first, size, members[:used], np.inf, np.inf
         load[home[s]] += attention[s] + linear[s]
@@ -209,10 +220,25 @@ def _both_levels(
 
 
 @nb.njit(cache=True)
-def _inside_node(
-    tokens, attention, linear, inside, inner, mine, base, nic, capacity, per_node, base_rank, forward, moved_forward,
-    first, size, members, used,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+def _inside_node(  # type: ignore[no-untyped-def]
+    tokens,
+    attention,
+    linear,
+    inside,
+    inner,
+    mine,
+    base,
+    nic,
+    capacity,
+    per_node,
+    base_rank,
+    forward,
+    moved_forward,
+    first,
+    size,
+    members,
+    used,
+):
     """Tries every number of sequences to cut inside the node, writes the best. Returns (used, seconds, least)."""
     long, total = 0, (base[0] + base[1]) * per_node
     for s in mine:
@@ -239,33 +265,42 @@ def _inside_node(
 
 
 @nb.njit(cache=True)
-def _fill(
-    tokens, attention, linear, inside, inner, mine, cut, share, base, nic, capacity, per_node, forward, moved_forward,
-    rank_of, wide_of,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+def _fill(  # type: ignore[no-untyped-def]
+    tokens,
+    attention,
+    linear,
+    inside,
+    inner,
+    mine,
+    cut,
+    share,
+    base,
+    nic,
+    capacity,
+    per_node,
+    forward,
+    moved_forward,
+    rank_of,
+    wide_of,
+):
     """Gives a node's sequences to its GPUs, cutting the first `cut`. Returns (seconds, least)."""
     compute, lines = np.full(per_node, base[0]), np.full(per_node, base[1])
     held, moved = np.full(per_node, base[2]), np.full(per_node, base[3])
     fits = True
     for i in range(len(mine)):
         s = mine[i]
-        by_load = np.argsort(compute + lines)
         wide = 1
         if i < cut and s < len(inner) and per_node > 1:
             wide = min(max(int(np.ceil((attention[s] + linear[s]) / max(share, 1e-30))), 2), per_node)
-        while held[by_load[:wide]].max() + tokens[s] / wide > capacity:
-            if wide == 1:  # before cutting for want of memory: the least loaded GPU with room
-                for rank in by_load:
-                    if held[rank] + tokens[s] <= capacity:
-                        by_load[0] = rank
-                        break
-                if held[by_load[0]] + tokens[s] <= capacity:
-                    break
-            if wide == per_node:
-                break
-            wide += 1
+        whole = _least_with_room(compute + lines, held, tokens[s], capacity) if wide == 1 else -1
+        if whole >= 0:
+            rank_of[i, 0] = whole
+        else:  # cut on purpose, or for want of memory
+            by_load = np.argsort(compute + lines)
+            while wide < per_node and held[by_load[:wide]].max() + tokens[s] / wide > capacity:
+                wide += 1
+            rank_of[i, :wide] = np.sort(by_load[:wide])
         wide_of[i] = wide
-        rank_of[i, :wide] = np.sort(by_load[:wide])
         for place in range(wide):
             rank = rank_of[i, place]
             if wide > 1 and s < len(inner):

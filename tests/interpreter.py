@@ -50,7 +50,7 @@ class Results:
     dv: np.ndarray
 
     def difference(self, other: "Results") -> float:
-        """Largest difference over the four tensors, each relative to its largest value or 1, the scale of the inputs."""
+        """Largest difference over the four tensors, relative to the largest value or 1, the scale of the inputs."""
         pairs = [(getattr(self, name), getattr(other, name)) for name in ("o", "dq", "dk", "dv")]
         return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1.0)) for a, b in pairs)
 
@@ -163,7 +163,7 @@ class Interpreter:
             seen &= columns <= rows[:, None]
         return np.where(seen, q @ k.T / np.sqrt(q.shape[1]), -np.inf), q, k, v
 
-    def _add(self, op: Attend, tensor: str, blocks: tuple[int, ...], head: int, columns: tuple[np.ndarray, ...]) -> None:
+    def _add(self, op: Attend, tensor: str, blocks: tuple[int, ...], head: int, columns: tuple) -> None:
         """Cuts token-indexed arrays by block and adds each part to the rank's sums."""
         cuts = np.cumsum([len(self.tokens[block]) for block in blocks])[:-1]
         for block, *parts in zip(blocks, *(np.split(column, cuts) for column in columns), strict=True):

@@ -106,7 +106,8 @@ def forwards(draw: st.DrawFn, cost: Cost, most: int = 240) -> Plan:
     everyone = np.arange(ranks)
     seqs, zero = np.arange(len(tokens)), np.zeros(len(tokens), np.int64)
     if kind == "local":
-        local(builder, seqs, np.array(draw(st.lists(st.integers(0, ranks - 1), min_size=len(seqs), max_size=len(seqs)))))
+        place = draw(st.lists(st.integers(0, ranks - 1), min_size=len(seqs), max_size=len(seqs)))
+        local(builder, seqs, np.array(place))
     elif kind == "ring":
         ring(builder, seqs, zero, everyone[None])
     elif kind in ("ulysses", "usp"):

@@ -58,7 +58,10 @@ def _pairs(plan: Plan, q_list: Ints, kv_list: Ints) -> NDArray[np.int64]:
     sizes = blocks.stop - blocks.start
     prefix = np.concatenate([[0], np.cumsum(sizes[items])]).astype(np.int64)
     bounds = np.searchsorted(blocks.seq, np.arange(len(plan.lengths) + 1)).astype(np.int64)
-    return _walk(row_of[q_list], row_of[kv_list], offsets, items, prefix, blocks.seq, sizes, bounds, plan.causal)
+    table: NDArray[np.int64] = _walk(
+        row_of[q_list], row_of[kv_list], offsets, items, prefix, blocks.seq, sizes, bounds, plan.causal
+    )
+    return table
 
 
 @nb.njit(cache=True)

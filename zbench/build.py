@@ -3,11 +3,13 @@
 A `Builder` collects blocks, lists of blocks and operations from patterns (zbench.patterns) that
 know nothing of each other; laying several over one another is calling several patterns. Blocks that
 turn out to hold no token (a sequence shorter than its group) are dropped at the end, with every
-operation left without blocks.
+operation left without blocks and every copy that then nothing uses: a rank without queries needs no keys.
 """
 
+import numba as nb
 import numpy as np
 
+from zbench.model import KV
 from zbench.plan import ATTEND, Blocks, Ints, Lists, Ops, Plan
 
 
@@ -18,8 +20,11 @@ class Builder:
     named by a negative number from -2 down (-1 says "none" in a plan's columns).
     """
 
-    def __init__(self, lengths: Ints, num_ranks: int, num_heads: int, causal: bool = True) -> None:
+    def __init__(
+        self, lengths: Ints, num_ranks: int, num_heads: int, causal: bool = True, sequences: Ints | None = None
+    ) -> None:
         self.lengths = np.asarray(lengths, np.int64)
+        self.sequences = np.arange(len(self.lengths)) if sequences is None else sequences
         self.num_ranks, self.num_heads, self.causal = num_ranks, num_heads, causal
         self._pieces: list[tuple[Ints, Ints, Ints, Ints]] = []
         self._homes: list[Ints] = []
@@ -64,8 +69,21 @@ class Builder:
         kv[ops.kind != ATTEND] = -1
         columns = {name: getattr(ops, name) for name in Ops.__dataclass_fields__}
         ops = Ops(**(columns | {"blocks": moved, "kv_blocks": kv})).take(kept)
+        if not alive.all():
+            ops = without_unused(ops, lists, self.num_ranks, len(blocks))
         empty = Ops.concatenate([])
-        return Plan(self.lengths, self.num_ranks, self.num_heads, blocks, lists, ops, empty, Lists.of([]), self.causal)
+        return Plan(
+            self.lengths,
+            self.sequences,
+            self.num_ranks,
+            self.num_heads,
+            blocks,
+            lists,
+            ops,
+            empty,
+            Lists.of([]),
+            self.causal,
+        )
 
     def _renamed_lists(self, alive: Ints, new_id: Ints) -> tuple[Lists, Ints]:
         """The plan's lists (first one per block), and final names by building name; -1 where nothing is left.
@@ -86,3 +104,30 @@ class Builder:
         rename[-2 - np.flatnonzero(full)] = count + np.arange(int(full.sum()))
         offsets = np.concatenate([np.arange(count + 1), count + np.cumsum(left[full])])
         return Lists(offsets, np.concatenate([np.arange(count), new_id[items[alive[items]]]])), rename
+
+
+def without_unused(ops: Ops, lists: Lists, num_ranks: int, num_blocks: int) -> Ops:
+    """Forward operations without copies that no later attend reads, on the rank they reach or one they go on to."""
+    return ops.take(_used(ops.kind, ops.tensor, ops.src, ops.dst, ops.blocks, ops.kv_blocks,
+                          lists.offsets, lists.items, num_ranks, num_blocks))  # fmt: skip
+
+
+@nb.njit(cache=True)
+def _used(kind, tensor, src, dst, blocks, kv_blocks, offsets, items, num_ranks, num_blocks):  # type: ignore[no-untyped-def]
+    wanted = np.zeros((2, num_ranks, num_blocks), np.bool_)  # q and kv, by rank and block
+    used = np.ones(len(kind), np.bool_)
+    for i in range(len(kind) - 1, -1, -1):
+        moved = items[offsets[blocks[i]] : offsets[blocks[i] + 1]]
+        if kind[i] == ATTEND:
+            for block in moved:
+                wanted[0, src[i], block] = True
+            for block in items[offsets[kv_blocks[i]] : offsets[kv_blocks[i] + 1]]:
+                wanted[1, src[i], block] = True
+        elif tensor[i] <= KV:
+            used[i] = False
+            for block in moved:
+                used[i] |= wanted[tensor[i], dst[i], block]
+            if used[i]:
+                for block in moved:
+                    wanted[tensor[i], src[i], block] = True
+    return used

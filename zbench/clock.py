@@ -122,7 +122,18 @@ def _expand(kind, src, dst, size, via, lane_offsets, lane_items, node, nic, per_
                 at += 1
     first[len(kind)] = at
     o = out[:, :at]
-    return o[0].copy(), o[1].copy(), o[2].copy(), o[3].copy(), o[4].copy(), o[5].copy(), o[6].copy(), o[7].copy(), first, last[:at]
+    return (
+        o[0].copy(),
+        o[1].copy(),
+        o[2].copy(),
+        o[3].copy(),
+        o[4].copy(),
+        o[5].copy(),
+        o[6].copy(),
+        o[7].copy(),
+        first,
+        last[:at],
+    )
 
 
 @nb.njit(cache=True)
@@ -245,8 +256,23 @@ def run(of: Program, rank_ready: Floats, lane_free: Floats, link_free: Floats) -
 
 
 @nb.njit(cache=True)
-def _run(rank, lane_a, lane_b, link_a, link_b, busy, latency, next_a, next_b, offsets, followers, waits,
-         rank_ready, lane_free, link_free):  # type: ignore[no-untyped-def]  # fmt: skip
+def _run(  # type: ignore[no-untyped-def]
+    rank,
+    lane_a,
+    lane_b,
+    link_a,
+    link_b,
+    busy,
+    latency,
+    next_a,
+    next_b,
+    offsets,
+    followers,
+    waits,
+    rank_ready,
+    lane_free,
+    link_free,
+):
     num_legs = len(rank)
     ready, start, release, done = np.empty(num_legs), np.empty(num_legs), np.empty(num_legs), np.empty(num_legs)
     queue = [(0.0, 0) for _ in range(0)]

@@ -41,9 +41,13 @@ class Device:
         }  # fmt: skip
         for field in fields(self):
             if field.name != "name":
-                value = parse(f"cluster.device.{field.name}", getattr(self, field.name), kinds.get(field.name, "FLOP/s"))
+                value = parse(
+                    f"cluster.device.{field.name}", getattr(self, field.name), kinds.get(field.name, "FLOP/s")
+                )
                 if not 0 < value < float("inf"):
-                    raise ValueError(f"cluster.device.{field.name} is {getattr(self, field.name)!r}; it has to be above 0")
+                    raise ValueError(
+                        f"cluster.device.{field.name} is {getattr(self, field.name)!r}; it has to be above 0"
+                    )
                 object.__setattr__(self, field.name, value)
 
 
@@ -74,9 +78,15 @@ class Cluster:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"cluster.{field} is {value!r}; it takes a whole number of at least 1")
         if self.nics_per_node > self.gpus_per_node:
-            raise ValueError(f"cluster.nics_per_node is {self.nics_per_node}; at most one per GPU, gpus_per_node={self.gpus_per_node}")
-        for field, kind in (("nic_bandwidth", "bytes/s"), ("nvlink_bandwidth", "bytes/s"),
-                            ("nic_latency", "seconds"), ("nvlink_latency", "seconds")):
+            raise ValueError(
+                f"cluster.nics_per_node is {self.nics_per_node}; at most one per GPU, gpus_per_node={self.gpus_per_node}"
+            )
+        for field, kind in (
+            ("nic_bandwidth", "bytes/s"),
+            ("nvlink_bandwidth", "bytes/s"),
+            ("nic_latency", "seconds"),
+            ("nvlink_latency", "seconds"),
+        ):
             value = parse(f"cluster.{field}", getattr(self, field), kind)
             if not 0 <= value < float("inf") or (kind == "bytes/s" and value == 0):
                 least = "above 0" if kind == "bytes/s" else "at least 0"

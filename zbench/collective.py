@@ -45,7 +45,12 @@ def nic_bytes(cost: Cost, size: float) -> int:
 
 
 def finish(
-    cost: Cost, ready: Floats, forward_end: float, backward_begin: float, nic_tx: NDArray[np.int64], nic_rx: NDArray[np.int64]
+    cost: Cost,
+    ready: Floats,
+    forward_end: float,
+    backward_begin: float,
+    nic_tx: NDArray[np.int64],
+    nic_rx: NDArray[np.int64],
 ) -> tuple[float, Gradient]:
     """(when the step ends, its collectives), from when each rank's last backward ends.
 

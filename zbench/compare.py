@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from zbench.metrics import CONVENTIONS, Facts, figures, memory_verdict, speedup
-from zbench.record import Run, read
+from zbench.record import Line, Run, read
 
 GROUPS = ("system", "workload", "cluster", "model", "executor")
 # Runs with these of their configuration in common are comparable; their batches' digests must agree too.
@@ -28,42 +28,43 @@ def rows(runs: Sequence[Run], convention: str = "zbench") -> list[Row]:
     Raises:
         ValueError: a run's record does not hold together; the message says which.
     """
-    return [_row(number, run, runs, convention) for number, run in enumerate(runs, 1)]
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        alike.setdefault(_kind(run.start, run.start["config"].get("system")), []).append(run)
+    return [_row(number, run, alike, convention) for number, run in enumerate(runs, 1)]
 
 
-def label(start: dict[str, Any], group: str) -> str:
+def label(start: Line, group: str) -> str:
     """A group's choice and what was changed in it: 'a800_4x8 num_nodes=16'."""
     config = start["config"]
     changed = config.get("changes", {}).get(group, {})
     return " ".join([str(config.get("choices", {}).get(group)), *(f"{key}={value}" for key, value in changed.items())])
 
 
-def baseline_of(run: Run, runs: Sequence[Run]) -> Run | None:
+def _baseline_of(run: Run, alike: dict[str, list[Run]]) -> Run | None:
     """The run of `run`'s baseline on the same batches, by the same sources: the last one started before it, if any."""
     baseline = run.start.get("baseline")
     if baseline is None:
         return None
     if run.start["config"]["system"] == baseline["system"]:
         return run
-    alike = [other for other in runs if _is_baseline(other.start, run.start)]
-    fitting = [other for other in alike if speedup(run.steps, other.steps) is not None]
-    earlier = [other for other in fitting if other.start["time"] <= run.start["time"]]
-    return earlier[-1] if earlier else fitting[0] if fitting else None
+    others = alike.get(_kind(run.start, baseline["system"]), [])
+    earlier = [other for other in others if other.start["time"] <= run.start["time"]]
+    later = [other for other in others if other.start["time"] > run.start["time"]]
+    return next((other for other in (*earlier[::-1], *later) if speedup(run.steps, other.steps) is not None), None)
 
 
-def _is_baseline(other: dict[str, Any], start: dict[str, Any]) -> bool:
-    return (
-        other["config"]["system"] == start["baseline"]["system"]
-        and all(other["config"].get(key) == start["config"].get(key) for key in SAME)
-        and other["fingerprint"].get("sources") == start["fingerprint"].get("sources")
-    )
+def _kind(start: Line, system: Any) -> str:
+    """Names what a run of `system` in the circumstances of `start` has to have in common with another."""
+    same = [start["config"].get(key) for key in SAME]
+    return json.dumps([system, same, start["fingerprint"].get("sources")], sort_keys=True)
 
 
-def _row(number: int, run: Run, runs: Sequence[Run], convention: str) -> Row:
+def _row(number: int, run: Run, alike: dict[str, list[Run]], convention: str) -> Row:
     start, config = run.start, run.start["config"]
     try:
         derived = figures(Facts.of(start["facts"]), run.steps, convention)
-        reference = baseline_of(run, runs)
+        reference = _baseline_of(run, alike)
         gain = speedup(run.steps, reference.steps) if reference else None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{run.path}:{run.line}: the run that starts here cannot be read: {error}") from error

@@ -9,7 +9,7 @@ cause, and docs/cost.md derives it:
 - linear modules: matmuls at the rate large ones reach, and elementwise work through memory.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,13 +63,10 @@ class Cost:
 
     def attend_seconds(self, plan: Plan, ops: Ops, attend: Ints, work: Work, backward: bool) -> Floats:
         """float64 [num_attends]: seconds of the operations `attend`, whose work for one head is `work`."""
-        heads = (ops.head_hi - ops.head_lo)[attend]
-        kv_heads = self._kv_heads(ops.head_lo[attend], ops.head_hi[attend])
-        seconds = self.kernel_seconds(work, heads, kv_heads, backward)
-        joins = _joins(plan, ops, attend)
-        seconds += np.where(joins, self.join_seconds(work, heads, kv_heads, backward), 0.0)
-        seconds += self._arrange_seconds(plan, ops, attend, heads, kv_heads, joins, backward)
-        return seconds + self._staging_seconds(work, heads, kv_heads, backward) if self.staged else seconds
+        use = _Use.of(plan, ops, attend, work, self._kv_heads(ops.head_lo[attend], ops.head_hi[attend]))
+        seconds = self.kernel_seconds(work, use.heads, use.kv_heads, backward)
+        seconds += self._sum_seconds(work, use, backward) + self._arrange_seconds(work, use, backward)
+        return seconds + self._staging_seconds(work, use, backward) if self.staged else seconds
 
     def kernel_seconds(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Floats:
         """One flash-attention call each.
@@ -98,46 +95,72 @@ class Cost:
         """Adding a partial result to an earlier one: read it, read and write the sum (o; or dq, dk and dv)."""
         row = self.model.head_dim * self.model.element_bytes
         size = 3 * work.queries * heads * row + (6 * work.keys * kv_heads * row if backward else 0)
-        if self.staged and not backward:  # the log-sum-exp in float64, seven operations unfused
-            size = size + 14 * 8 * work.queries * heads
         return size / self.cluster.device.copy_bandwidth + 3 * self.cluster.device.kernel_seconds
 
-    def _arrange_seconds(
-        self, plan: Plan, ops: Ops, attend: Ints, heads: Ints, kv_heads: Ints, joins: Flags, backward: bool
-    ) -> Floats:
+    def _sum_seconds(self, work: Work, use: "_Use", backward: bool) -> Floats:
+        """Joining the partial results of attends that share queries; backward also of those that share keys.
+
+        Staged, as Transformer Engine does it: the first partial result is added too, to zeros; the
+        log-sum-exp is joined in float64 by seven unfused operations; dk and dv are put side by side first.
+        """
+        device, row = self.cluster.device, self.model.head_dim * self.model.element_bytes
+        joins_q, joins_kv = (use.shares_q, use.shares_kv) if self.staged else (use.again_q, use.again_kv)
+        given = replace(work, keys=use.buffer)
+        seconds = np.where(joins_q, self.join_seconds(given, use.heads, use.kv_heads, backward), 0.0)
+        if backward:
+            only_kv = self.join_seconds(replace(given, queries=0 * work.queries), use.heads, use.kv_heads, backward)
+            seconds += np.where(joins_kv & ~joins_q, only_kv, 0.0)
+        if self.staged:
+            size = 4 * use.buffer * use.kv_heads * row if backward else 14 * 8 * work.queries * use.heads
+            more = size / device.copy_bandwidth + (0 if backward else 6) * device.kernel_seconds
+            seconds += np.where(joins_q, more, 0.0)
+        return seconds
+
+    def _arrange_seconds(self, work: Work, use: "_Use", backward: bool) -> Floats:
         """Bringing blocks into the order the kernel reads.
 
         Head ranges (all-to-all): one strided copy of q, o, k and v each. Several whole blocks (all-gather):
-        k and v copied into one buffer, and dk and dv out of it.
+        k and v copied into one buffer, and dk and dv out of it, once for all attends that use it. Part of
+        a block (half of it, in a causal ring): that part of q, or k and v, copied; backward also of o and do.
         """
-        device, row = self.cluster.device, self.model.head_dim * self.model.element_bytes
-        q = plan.list_tokens[ops.blocks[attend]] * heads
-        kv = 2 * plan.list_tokens[ops.kv_blocks[attend]] * kv_heads
-        part = heads < self.model.num_heads
-        strided = np.where(part & ~joins, (2 * q + kv) * row / device.strided_rate, 0.0)
-        many = (plan.lists.lengths[ops.kv_blocks[attend]] > 1) & ~part
-        copied = np.where(many, 2 * kv * row * (2 if backward else 1) / device.copy_bandwidth, 0.0)
-        return strided + copied
+        row = self.model.head_dim * self.model.element_bytes
+        q, kv = use.q_tokens * use.heads * row, 2 * use.kv_tokens * use.kv_heads * row
+        strided = np.where(use.cut & ~use.again_q, self.repack_seconds(2 * q + kv), 0.0)
+        copied = np.where(use.many & ~use.again_kv, kv * (2 if backward else 1), 0)
+        part_q = np.where(work.queries < use.q_tokens, work.queries * use.heads * row * (3 if backward else 1), 0)
+        part_kv = np.where(use.buffer < use.kv_tokens, 2 * use.buffer * use.kv_heads * row, 0)
+        return np.asarray(strided + 2 * (copied + part_q + part_kv) / self.cluster.device.copy_bandwidth, np.float64)
 
-    def _staging_seconds(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Floats:
-        """Real tokens gathered out of padded buffers (2 passes), results zero-filled and scattered element by element."""
+    def repack_seconds(self, size: Floats | Ints) -> Floats:
+        """One strided copy of `size` bytes, as between the two layouts of an all-to-all."""
+        return np.asarray(size / self.cluster.device.strided_rate, np.float64)
+
+    def _staging_seconds(self, work: Work, use: "_Use", backward: bool) -> Floats:
+        """Real tokens gathered out of padded buffers (2 passes), results scattered into zeros element by element."""
         device, row = self.cluster.device, self.model.head_dim * self.model.element_bytes
-        q, kv = work.queries * heads * row, 2 * work.keys * kv_heads * row
+        q, kv = work.queries * use.heads * row, 2 * work.keys * use.kv_heads * row
         read, written = (3 * q + kv, q + kv) if backward else (q + kv, q)
+        zeros = q + 2 * use.buffer * use.kv_heads * row if backward else q
         small = (12 if backward else 7) * device.kernel_seconds
-        return (2 * read + written) / device.copy_bandwidth + written / device.strided_rate + small
+        seconds = (2 * read + zeros) / device.copy_bandwidth + written / device.strided_rate + small
+        return np.asarray(seconds, np.float64)
 
-    def linear_seconds(self, tokens: Ints | Floats) -> Floats:
-        """Forward seconds of one layer's linear modules, norms and activations for `tokens` on a rank."""
+    def linear_seconds(self, tokens: Ints | Floats, matmul_share: float = 1.0) -> Floats:
+        """Forward seconds of one layer's linear modules, norms and activations for `tokens` on a rank.
+
+        matmul_share: the share of the matmuls that runs (selective recomputation runs some of them again).
+        """
         device, model, tokens = self.cluster.device, self.model, np.asarray(tokens, np.float64)
-        matmul = 2 * model.layer_matmul_params * tokens / device.matmul_flops
+        matmul = 2 * matmul_share * model.layer_matmul_params * tokens / device.matmul_flops
         elementwise = model.elementwise_bytes * tokens / device.copy_bandwidth
-        return matmul + elementwise + np.where(tokens > 0, LAYER_KERNELS * device.kernel_seconds, 0.0)
+        launches = np.where(tokens > 0, LAYER_KERNELS * device.kernel_seconds, 0.0)
+        return np.asarray(matmul + elementwise + launches, np.float64)
 
     def head_seconds(self, tokens: Ints | Floats) -> Floats:
         """Output projection and loss, forward and backward."""
         device, model, tokens = self.cluster.device, self.model, np.asarray(tokens, np.float64)
-        return 6 * model.head_params * tokens / device.matmul_flops + LOSS_BYTES * model.vocab * tokens / device.copy_bandwidth
+        matmul = 6 * model.head_params * tokens / device.matmul_flops
+        return matmul + LOSS_BYTES * model.vocab * tokens / device.copy_bandwidth
 
     def optimizer_seconds(self) -> float:
         """Adam on a rank's share of the parameters."""
@@ -145,9 +168,44 @@ class Cost:
         return OPTIMIZER_BYTES * share / self.cluster.device.copy_bandwidth
 
 
-def _joins(plan: Plan, ops: Ops, attend: Ints) -> Flags:
-    """Attends whose queries (same blocks and heads, same rank) an earlier attend has had."""
-    output = (ops.blocks[attend] * plan.num_ranks + ops.src[attend]) * (plan.num_heads + 1) + ops.head_lo[attend]
-    joins = np.ones(len(attend), bool)
-    joins[np.unique(output, return_index=True)[1]] = False
-    return joins
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """How attends use their blocks (arrays over the attends of a list).
+
+    heads, kv_heads: of the call. q_tokens, kv_tokens: of the blocks. buffer: kv tokens that the kernel is given.
+    cut: some of the heads only. many: several whole blocks of kv, which are copied into one buffer.
+    again_q, again_kv: an earlier attend on the rank had the same q blocks (kv blocks) and heads;
+    shares_q, shares_kv: another attend has, earlier or later.
+    """
+
+    heads: Ints
+    kv_heads: Ints
+    q_tokens: Ints
+    kv_tokens: Ints
+    buffer: Ints
+    cut: Flags
+    many: Flags
+    again_q: Flags
+    again_kv: Flags
+    shares_q: Flags
+    shares_kv: Flags
+
+    @staticmethod
+    def of(plan: Plan, ops: Ops, attend: Ints, work: Work, kv_heads: Ints) -> "_Use":
+        q_list, kv_list, heads = ops.blocks[attend], ops.kv_blocks[attend], (ops.head_hi - ops.head_lo)[attend]
+        q_tokens, kv_tokens = plan.list_tokens[q_list], plan.list_tokens[kv_list]
+        cut = heads < plan.num_heads
+        many = (plan.lists.lengths[kv_list] > 1) & ~cut
+        buffer = np.where(many, kv_tokens, np.minimum(work.keys, kv_tokens))
+        place = ops.src[attend] * (plan.num_heads + 1) + ops.head_lo[attend]
+        (again_q, shares_q), (again_kv, shares_kv) = (_repeats(place, lists, plan) for lists in (q_list, kv_list))
+        return _Use(heads, kv_heads, q_tokens, kv_tokens, buffer, cut, many, again_q, again_kv, shares_q, shares_kv)
+
+
+def _repeats(place: Ints, lists: Ints, plan: Plan) -> tuple[Flags, Flags]:
+    """(whether an earlier one has the same place and list, whether any other one has)."""
+    key = lists * (plan.num_ranks * (plan.num_heads + 1)) + place
+    _, first, inverse, counts = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+    again = np.ones(len(key), bool)
+    again[first] = False
+    return again, counts[inverse] > 1

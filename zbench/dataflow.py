@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numba as nb
 import numpy as np
-from numpy.typing import NDArray
 
 from zbench.model import DKV, DO, DQ, KV, TENSOR_NAMES, O, Q
 from zbench.plan import ATTEND, TRANSFER, Ints, Ops, Plan
@@ -63,7 +62,7 @@ def accesses(plan: Plan, ops: Ops, backward: bool) -> Accesses:
     copy = np.flatnonzero((ops.kind == TRANSFER) & IS_COPY[ops.tensor])
     total = np.flatnonzero((ops.kind == TRANSFER) & ~IS_COPY[ops.tensor])
     q, kv = ops.blocks, ops.kv_blocks
-    touches = [
+    touches: list[tuple[Ints, int, Ints | int, Ints, Ints]] = [
         (copy, READ, ops.tensor, q, ops.src), (copy, WRITE, ops.tensor, q, ops.dst),
         (total, TAKE, ops.tensor, q, ops.src), (total, ADD, ops.tensor, q, ops.dst),
         (attend, READ, Q, q, ops.src), (attend, READ, KV, kv, ops.src),
@@ -72,9 +71,8 @@ def accesses(plan: Plan, ops: Ops, backward: bool) -> Accesses:
         touches += [(attend, READ, DO, q, ops.src), (attend, ADD, DQ, q, ops.src), (attend, ADD, DKV, kv, ops.src)]
     else:
         touches += [(attend, ADD, O, q, ops.src)]
-    columns = [_initial(plan, backward)] if backward else []
-    for index, action, tensor, lists, rank in touches:
-        columns.append(_touch(plan, ops, index, action, tensor, lists, rank))
+    columns = [_initial(plan)] if backward else []
+    columns += [_touch(plan, ops, *touch) for touch in touches]
     op, action, lo, hi, tensor, block, rank = (np.concatenate(column) for column in zip(*columns, strict=True))
     key = (tensor * len(plan.blocks) + block) * plan.num_ranks + rank
     # Two stable sorts: plan order first, then by item. Both inputs are a few ascending runs, which timsort merges.
@@ -87,7 +85,9 @@ def accesses(plan: Plan, ops: Ops, backward: bool) -> Accesses:
     return Accesses(op[order], action[order], lo[order], hi[order], runs, tensor[item], block[item], rank[item])
 
 
-def _touch(plan: Plan, ops: Ops, index: Ints, action: int, tensor: Ints | int, lists: Ints, rank: Ints) -> tuple[Ints, ...]:
+def _touch(
+    plan: Plan, ops: Ops, index: Ints, action: int, tensor: Ints | int, lists: Ints, rank: Ints
+) -> tuple[Ints, ...]:
     """One touch per operation in `index` and block in its list."""
     rows = lists[index]
     counts = plan.lists.lengths[rows]
@@ -98,7 +98,7 @@ def _touch(plan: Plan, ops: Ops, index: Ints, action: int, tensor: Ints | int, l
     return op, np.full(len(op), action, np.int64), ops.head_lo[op], ops.head_hi[op], kind, block, rank[op]
 
 
-def _initial(plan: Plan, backward: bool) -> tuple[Ints, ...]:
+def _initial(plan: Plan) -> tuple[Ints, ...]:
     """The copies that the forward left for the backward, as writes before the first operation."""
     kept = np.flatnonzero(plan.forward.keep == 1)
     op, action, lo, hi, tensor, block, rank = _touch(
@@ -128,7 +128,7 @@ def _fault(plan: Plan, ops: Ops, table: Accesses, code: int, at: int, item: int,
     reason = {
         _MISSING: f"uses {tensor} of block {block} on rank {rank} before an earlier operation brought it there",
         _TWICE: f"brings {tensor} of block {block} to rank {rank}, which has it already",
-        _NOTHING: f"sends {tensor} of block {block} from rank {rank}, where nothing was added to it",
+        _NOTHING: f"sends {tensor} of block {block} from rank {rank}, where nothing was added to it for all of these heads",
         _SPLIT: f"sends {tensor} of block {block} from rank {rank} for heads that cut through an earlier contribution",
         _LEFT: f"adds to {tensor} of block {block} on rank {rank}, and nothing sends that home to rank {int(plan.blocks.home[block])}",
     }[code]
@@ -164,22 +164,25 @@ def _match(op, action, lo, hi, runs, is_copy, is_home, num_heads, producer, cons
                     if action[earlier] == WRITE and lo[earlier] < hi[at] and lo[at] < hi[earlier]:
                         return _TWICE, at, item, 0
             elif action[at] == TAKE:
-                any_taken = False
+                reach = lo[at]
+                while reach < hi[at]:
+                    found = reach
+                    for earlier in range(begin, at):
+                        if action[earlier] == ADD and not taken[earlier] and lo[earlier] <= reach:
+                            found = max(found, hi[earlier])
+                    if found == reach:
+                        return _NOTHING, at, item, 0
+                    reach = found
                 for earlier in range(begin, at):
                     if action[earlier] == ADD and not taken[earlier] and lo[earlier] < hi[at] and lo[at] < hi[earlier]:
                         if lo[earlier] < lo[at] or hi[earlier] > hi[at]:
                             return _SPLIT, at, item, 0
                         taken[earlier] = True
-                        any_taken = True
                         if fill:
                             producer[count], consumer[count] = op[earlier], op[at]
                         count += 1
-                if not any_taken:
-                    return _NOTHING, at, item, 0
         if not is_copy[item] and not is_home[item]:
             for at in range(begin, end):
                 if action[at] == ADD and not taken[at]:
                     return _LEFT, at, item, 0
     return _OK, 0, 0, count
-
-

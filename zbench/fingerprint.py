@@ -42,8 +42,13 @@ def _commit(root: Path) -> str | None:
 
 def _git(root: Path, *arguments: str) -> str | None:
     try:
-        answer = subprocess.run(["git", "--no-optional-locks", "-C", str(root), *arguments],
-                                capture_output=True, text=True, timeout=10, check=True)
+        answer = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(root), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()

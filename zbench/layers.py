@@ -113,5 +113,6 @@ def occupancy(of: Program, timeline: Timeline, begin: Floats, linear: Floats) ->
     transferring = np.where(moving[:-1] > 0.5, width, 0.0)
     exposed = np.where(computing[:-1] < 0.5, transferring, 0.0)
     busy = np.bincount(parts.lane_a[attend] // LANES, weights=of.busy[attend], minlength=num_ranks)
-    return (busy, np.bincount(rank[:-1], weights=transferring, minlength=num_ranks),
-            np.bincount(rank[:-1], weights=exposed, minlength=num_ranks))  # fmt: skip
+    moved = np.bincount(rank[:-1], weights=transferring, minlength=num_ranks)
+    shown = np.bincount(rank[:-1], weights=exposed, minlength=num_ranks)
+    return busy.astype(np.float64), moved.astype(np.float64), shown.astype(np.float64)

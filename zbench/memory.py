@@ -10,7 +10,7 @@ import numpy as np
 from zbench.collective import GRADIENT_BYTES
 from zbench.cost import Cost
 from zbench.dataflow import ADD, IS_COPY, READ, TAKE, WRITE, accesses
-from zbench.model import KV, Q, Model
+from zbench.model import KV, Model, Q
 from zbench.plan import TRANSFER, Ints, Ops, Plan
 
 ADAM_BYTES = 12  # per parameter: float32 master weight and two moments
@@ -56,7 +56,9 @@ def peak_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
     peak = np.zeros(cost.cluster.num_ranks, np.int64)
     for plan in plans:
         kept = kept_bytes(plan, cost) * (1 if cost.model.recompute == "full" else cost.model.num_layers)
-        moment = np.maximum(moment_bytes(plan, plan.forward, False, cost), moment_bytes(plan, plan.backward, True, cost))
+        moment = np.maximum(
+            moment_bytes(plan, plan.forward, False, cost), moment_bytes(plan, plan.backward, True, cost)
+        )
         peak = np.maximum(peak, activation_bytes(cost.model) * plan.tokens_per_rank + kept + moment)
     return peak + static_bytes(cost)
 
@@ -101,5 +103,7 @@ def moment_bytes(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Ints:
 def _item_bytes(plan: Plan, cost: Cost, tensor: Ints, block: Ints, lo: Ints, hi: Ints) -> Ints:
     heads = plan.num_heads + 1
     kinds, inverse = np.unique((tensor * heads + lo) * heads + hi, return_inverse=True)
-    per_token = [cost.model.message_bytes_per_token(k // heads**2, k // heads % heads, k % heads) for k in kinds.tolist()]
+    per_token = [
+        cost.model.message_bytes_per_token(k // heads**2, k // heads % heads, k % heads) for k in kinds.tolist()
+    ]
     return np.asarray(np.array(per_token, np.int64)[inverse] * plan.blocks.tokens[block], np.int64)

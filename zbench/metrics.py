@@ -21,11 +21,12 @@ from statistics import median
 from typing import Any
 
 CONVENTIONS = {
-    "zbench": "6 x active matmul parameters x tokens + causal attention over the real lengths, forward and backward",
+    "zbench": "6 x active matmul parameters x tokens + causal attention over the real lengths, forward and backward, "
+    "no recomputation counted",
     "megatron": "6 x active matmul parameters x tokens + attention over half of sum s^2, embedding look-up left out",
     "verl": "6 x all active parameters, embedding included, x tokens + attention over half of sum s^2",
     "torchtitan": "6 x active parameters without the embedding x tokens + full, non-causal attention as if every "
-                  "sequence were as long as the context limit",
+    "sequence were as long as the context limit",
     "6nd": "6 x all active parameters x tokens, no attention",
 }
 
@@ -59,11 +60,11 @@ class Facts:
             ValueError: a fact is missing or no number.
         """
         for field in fields(Facts):
-            value = facts.get(field.name, "")
-            may_be = {"context_limit": None, "embedding_params": 0}.get(field.name, "")
-            positive = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
-            if not positive and value != may_be:
-                raise ValueError(f"facts.{field.name} of the start line is {value!r}, not a number above 0")
+            value = facts.get(field.name, "missing")
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            none = field.name == "context_limit" and value is None
+            if not none and not (number and value >= (0 if field.name == "embedding_params" else 1)):
+                raise ValueError(f"facts.{field.name} of the start line is {value!r}, not a number of at least 1")
         return Facts(**{field.name: facts[field.name] for field in fields(Facts)})
 
 

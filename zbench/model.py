@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Tensor = int
-Q, KV, O, DO, DQ, DKV = range(6)  # what a transfer may carry; see zbench.plan
+Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, named as in the papers; see zbench.plan
 TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
 
 
@@ -40,17 +40,33 @@ class Model:
     kernels: Literal["fused", "eager"] = "fused"
 
     def __post_init__(self) -> None:
-        for field in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden", "vocab",
-                      "num_experts", "experts_per_token", "element_bytes", "lse_bytes"):
+        for field in (
+            "num_layers",
+            "hidden",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "ffn_hidden",
+            "vocab",
+            "num_experts",
+            "experts_per_token",
+            "element_bytes",
+            "lse_bytes",
+        ):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"model.{field} is {value!r}; it takes a whole number of at least 1")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"model.num_kv_heads is {self.num_kv_heads}; it has to divide num_heads={self.num_heads}")
         if self.experts_per_token > self.num_experts:
-            raise ValueError(f"model.experts_per_token is {self.experts_per_token}; at most num_experts={self.num_experts}")
-        for field, choices in (("recompute", ("none", "full")), ("sharding", ("zero1", "zero3")),
-                               ("kernels", ("fused", "eager"))):
+            raise ValueError(
+                f"model.experts_per_token is {self.experts_per_token}; at most num_experts={self.num_experts}"
+            )
+        for field, choices in (
+            ("recompute", ("none", "full")),
+            ("sharding", ("zero1", "zero3")),
+            ("kernels", ("fused", "eager")),
+        ):
             if getattr(self, field) not in choices:
                 raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")
 

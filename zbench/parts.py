@@ -1,6 +1,5 @@
 """The parts of a run, made from its configuration. An edge: hydra is known here, torch is not."""
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,8 +77,19 @@ class Parts:
             "simulated": self.simulated,
             **_fields(cluster, "num_ranks", "num_nodes", "gpus_per_node", "nics_per_node", "num_nics", "nic_bandwidth"),
             **_fields(device, "peak_flops", "memory_bytes"),
-            **_fields(model, "num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden", "vocab",
-                      "active_matmul_params", "head_params", "total_params"),
+            **_fields(
+                model,
+                "num_layers",
+                "hidden",
+                "num_heads",
+                "num_kv_heads",
+                "head_dim",
+                "ffn_hidden",
+                "vocab",
+                "active_matmul_params",
+                "head_params",
+                "total_params",
+            ),
             "cluster": cluster.name,
             "device": device.name,
             "model": model.name,
@@ -115,14 +125,12 @@ def _make(config: DictConfig, group: str, **arguments: Any) -> Any:
     node = config[group]
     if not isinstance(node, DictConfig) or "_target_" not in node:
         raise ValueError(f"{group} has no _target_; its yaml has to name a class, as in _target_: systems.ring.Ring")
+    for key in sorted(OmegaConf.missing_keys(node)):
+        raise ValueError(f"{key} has to be given, as in {key}=...")
     factory = instantiate(node, _partial_=True, _convert_="all")
     try:
-        inspect.signature(factory.func).bind(*factory.args, **factory.keywords, **arguments)
-    except TypeError as error:
-        raise ValueError(f"{group}: {node._target_} does not fit its yaml: {error}") from error
-    try:
         return factory(**arguments)
-    except TypeError as error:  # a value of the wrong type that the class did not check itself
+    except TypeError as error:  # a key the class does not know, or a value of a type it does not check itself
         raise ValueError(f"{group}: {node._target_} cannot be made from its yaml: {error}") from error
 
 

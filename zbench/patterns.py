@@ -72,7 +72,9 @@ def _zigzag(lengths: Ints, seqs: Ints, group: Ints, num_rows: int) -> tuple[Ints
     return seq, (stop - sizes)[filled], stop[filled], row[filled]
 
 
-def _cut_rows(seq: Ints, start: Ints, stop: Ints, row: Ints, num_rows: int, num_cols: int) -> tuple[Ints, Ints, Ints, Ints]:
+def _cut_rows(
+    seq: Ints, start: Ints, stop: Ints, row: Ints, num_rows: int, num_cols: int
+) -> tuple[Ints, Ints, Ints, Ints]:
     """Cuts the stream of each row's tokens evenly into num_cols blocks."""
     if num_cols == 1:
         return seq, start, stop, row
@@ -110,14 +112,18 @@ def _exchange(ids: Ints, ranks: Ints, bounds: Ints, tensor: int) -> Ops:
     """All-to-all inside rows: each block's head range u to the row's rank u, in rounds of shifted partners."""
     shift, group, row, col = (axis.reshape(-1) for axis in np.indices((ranks.shape[2] - 1, *ranks.shape)))
     to = (col + shift + 1) % ranks.shape[2]
-    return Ops.transfers(tensor, ranks[group, row, col], ranks[group, row, to], (bounds[to], bounds[to + 1]), ids[group, row, col])
+    return Ops.transfers(
+        tensor, ranks[group, row, col], ranks[group, row, to], (bounds[to], bounds[to + 1]), ids[group, row, col]
+    )
 
 
 def _return(ids: Ints, ranks: Ints, bounds: Ints) -> Ops:
     """The way back: rank u's heads of o to the home of every block of its row."""
     shift, group, row, col = (axis.reshape(-1) for axis in np.indices((ranks.shape[2] - 1, *ranks.shape)))
     to = (col + shift + 1) % ranks.shape[2]
-    return Ops.transfers(O, ranks[group, row, col], ranks[group, row, to], (bounds[col], bounds[col + 1]), ids[group, row, to])
+    return Ops.transfers(
+        O, ranks[group, row, col], ranks[group, row, to], (bounds[col], bounds[col + 1]), ids[group, row, to]
+    )
 
 
 def sequence_zigzag(lengths: Ints, num_rows: int) -> tuple[Ints, Ints, Ints, Ints]:

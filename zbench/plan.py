@@ -125,7 +125,9 @@ class Ops:
         return Ops(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS})
 
     @staticmethod
-    def transfers(tensor: Ints | int, src: Ints, dst: Ints, heads: tuple[Ints | int, Ints | int], blocks: Ints) -> "Ops":
+    def transfers(
+        tensor: Ints | int, src: Ints, dst: Ints, heads: tuple[Ints | int, Ints | int], blocks: Ints
+    ) -> "Ops":
         """Direct transfers; scalars are broadcast to the length of src."""
         return _columns(len(src), TRANSFER, tensor, src, dst, heads, blocks, -1)
 
@@ -137,13 +139,31 @@ class Ops:
 COLUMNS = tuple(Ops.__dataclass_fields__)
 
 
-def _columns(n: int, kind: int, tensor: Ints | int, src: Ints, dst: Ints, heads: tuple[Ints | int, Ints | int],
-             blocks: Ints, kv_blocks: Ints | int) -> Ops:
+def _columns(
+    n: int,
+    kind: int,
+    tensor: Ints | int,
+    src: Ints,
+    dst: Ints,
+    heads: tuple[Ints | int, Ints | int],
+    blocks: Ints,
+    kv_blocks: Ints | int,
+) -> Ops:
     def full(value: Ints | int) -> Ints:
         return np.ascontiguousarray(np.broadcast_to(np.asarray(value, np.int64), (n,)))
 
-    return Ops(full(kind), full(tensor), full(src), full(dst), full(heads[0]), full(heads[1]),
-               full(blocks), full(kv_blocks), full(-1), full(0))
+    return Ops(
+        full(kind),
+        full(tensor),
+        full(src),
+        full(dst),
+        full(heads[0]),
+        full(heads[1]),
+        full(blocks),
+        full(kv_blocks),
+        full(-1),
+        full(0),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +205,8 @@ def _span(blocks: tuple[int, ...]) -> str:
 class Plan:
     """One micro-batch on all ranks.
 
-    lengths: int64 [num_sequences]; num_ranks; num_heads: query heads every operation's range lies in.
+    lengths: int64 [num_sequences] of this micro-batch; sequences: int64 [num_sequences], which of the
+        batch's sequences they are. num_ranks; num_heads: query heads every operation's range lies in.
     blocks, lists (of blocks), lanes (lists of NIC indices inside a node): what operations refer to.
     forward, backward: operations in order. causal: a query sees keys up to its own position, else
         the whole sequence.
@@ -194,6 +215,7 @@ class Plan:
     """
 
     lengths: Ints
+    sequences: Ints
     num_ranks: int
     num_heads: int
     blocks: Blocks
@@ -224,15 +246,26 @@ class Plan:
         if ops.kind[index] == ATTEND:
             return Attend(int(ops.src[index]), blocks, tuple(self.lists[int(ops.kv_blocks[index])].tolist()), heads)
         via = tuple(self.lanes[int(ops.via[index])].tolist()) if ops.via[index] >= 0 else ()
-        return Transfer(TENSOR_NAMES[int(ops.tensor[index])], blocks, heads, int(ops.src[index]), int(ops.dst[index]),
-                        via, bool(ops.keep[index]))
+        return Transfer(
+            TENSOR_NAMES[int(ops.tensor[index])],
+            blocks,
+            heads,
+            int(ops.src[index]),
+            int(ops.dst[index]),
+            via,
+            bool(ops.keep[index]),
+        )
 
     def views(self, ops: Ops) -> Iterator[Transfer | Attend]:
         return (self.view(ops, index) for index in range(len(ops)))
 
     def __str__(self) -> str:
-        lines = [f"plan of {len(self.lengths)} sequences, {int(self.lengths.sum())} tokens, {self.num_ranks} ranks, {len(self.blocks)} blocks"]
+        lines = [
+            f"plan of {len(self.lengths)} sequences, {int(self.lengths.sum())} tokens, {self.num_ranks} ranks, {len(self.blocks)} blocks"
+        ]
         for name, ops in (("forward", self.forward), ("backward", self.backward)):
             lines.append(f"{name}: {len(ops)} operations")
-            lines += [f"  {index:4d} {view}" for index, view in enumerate(self.views(ops.take(np.arange(min(len(ops), 60)))))]
+            lines += [
+                f"  {index:4d} {view}" for index, view in enumerate(self.views(ops.take(np.arange(min(len(ops), 60)))))
+            ]
         return "\n".join(lines)

@@ -27,11 +27,22 @@ _NUMBER, _POSITIVE, _NUMBERS = "a number", "a number above 0", "a list of number
 _FIELDS: dict[str, dict[str, str]] = {
     "start": {"run": _TEXT, "time": _TEXT, "config": _TABLE, "fingerprint": _TABLE, "facts": _TABLE},
     "step": {
-        "run": _TEXT, "batch": _TEXT,
+        "run": _TEXT,
+        "batch": _TEXT,
         **dict.fromkeys(("step", "plan_seconds", "bound_seconds", "capacity_bytes"), _NUMBER),
         **dict.fromkeys(("tokens", "sum_squared", "max_length", "seconds"), _POSITIVE),
-        **dict.fromkeys(("attention_seconds", "linear_seconds", "communication_seconds", "exposed_seconds",
-                         "nic_tx_bytes", "nic_rx_bytes", "peak_bytes"), _NUMBERS),
+        **dict.fromkeys(
+            (
+                "attention_seconds",
+                "linear_seconds",
+                "communication_seconds",
+                "exposed_seconds",
+                "nic_tx_bytes",
+                "nic_rx_bytes",
+                "peak_bytes",
+            ),
+            _NUMBERS,
+        ),
         "out_of_memory": _FLAG,
     },
     "end": {"run": _TEXT, "status": _TEXT},
@@ -110,8 +121,9 @@ class Writer:
                     written += os.write(self.descriptor, data[written:])
             except OSError as error:
                 _take_back(self.descriptor, size, written)
-                raise RecordError(f"the record {self.path} cannot be written: {error.strerror}; "
-                                  "the steps already in it are kept") from error
+                raise RecordError(
+                    f"the record {self.path} cannot be written: {error.strerror}; the steps already in it are kept"
+                ) from error
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -227,11 +239,16 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _are_numbers(values: list[Any]) -> bool:
+    """As _is_number of each, but fast: a step of a thousand ranks has thousands."""
+    return {type(value) for value in values} <= {int, float} and all(map(math.isfinite, values))
+
+
 _CHECKS: dict[str, Callable[[Any], bool]] = {
     _TEXT: lambda value: isinstance(value, str),
     _NUMBER: _is_number,
     _POSITIVE: lambda value: _is_number(value) and value > 0,
-    _NUMBERS: lambda value: isinstance(value, list) and len(value) > 0 and all(map(_is_number, value)),
+    _NUMBERS: lambda value: isinstance(value, list) and len(value) > 0 and _are_numbers(value),
     _TABLE: lambda value: isinstance(value, dict),
     _FLAG: lambda value: isinstance(value, bool),
 }

@@ -1,15 +1,12 @@
 """A run: a system and its baseline over the same batches, step by step, recorded as it goes. An edge: no torch."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
-from typing import Any
-
-from omegaconf import DictConfig
 
 from zbench.compare import GROUPS, SAME, label, rows
 from zbench.fingerprint import fingerprint
@@ -17,28 +14,13 @@ from zbench.metrics import Facts, figures
 from zbench.parts import Parts, Settings, make_system, resolved
 from zbench.protocols import System
 from zbench.record import Line, RecordError, Run, Writer, check_writable, read
+from zbench.request import Request
+from zbench.sentence import is_stop
 from zbench.table import Meter, cluster_words, convention_words, print_run, print_words
 from zbench.track import Careful
 from zbench.verify import PlanError, verify
 
 DEFAULT_FOLDER = Path("results")  # made when missing; any other folder has to be there
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the command line asks for, composed.
-
-    settings: the top-level keys, checked. choices: chosen option of every group.
-    changes: per group the keys that differ from that option's yaml.
-    baseline: the configuration with the baseline's system in place of the run's; None for no baseline.
-    """
-
-    settings: Settings
-    config: DictConfig
-    choices: Mapping[str, str | None]
-    changes: Mapping[str, Mapping[str, Any]]
-    baseline: DictConfig | None
-    command: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +80,12 @@ def _cases(request: Request, settings: Settings, parts: Parts) -> tuple[Case, Ca
     case = Case({**shared, "config": own}, make_system(request.config, parts.cost))
     if request.baseline is None or other["system"] == config["system"]:
         return case, None
-    other_config = {**own, "system": other["system"], "choices": {**own["choices"], "system": settings.baseline},
-                    "changes": {**own["changes"], "system": {}}}
+    other_config = {
+        **own,
+        "system": other["system"],
+        "choices": {**own["choices"], "system": settings.baseline},
+        "changes": {**own["changes"], "system": {}},
+    }
     return case, Case({**shared, "config": other_config}, make_system(request.baseline, parts.cost))
 
 
@@ -110,8 +96,10 @@ def _recorded(case: Case, settings: Settings, parts: Parts) -> Run | None:
 
     def same(start: Line) -> bool:
         theirs, ours = start["config"], case.start["config"]
-        return (all(theirs.get(key) == ours[key] for key in ("system", "steps", *SAME))
-                and start["fingerprint"].get("sources") == case.start["fingerprint"]["sources"])
+        return (
+            all(theirs.get(key) == ours[key] for key in ("system", "steps", *SAME))
+            and start["fingerprint"].get("sources") == case.start["fingerprint"]["sources"]
+        )
 
     finished = [run for run in read(settings.out, same)[0] if run.status == "finished"]
     if not finished:
@@ -141,7 +129,7 @@ def _play(case: Case, settings: Settings, parts: Parts, writer: Writer, meter: M
             tracker.log(step, _tracked(facts, line))
             meter.show(case.name, step + 1)
     except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt)
+        stopped = is_stop(error)
         status = "interrupted" if stopped else "failed"
         message = f"step {len(steps)}: {'stopped by the user' if stopped else f'{type(error).__name__}: {error}'}"
         with suppress(RecordError):  # the first failure is the one to tell
@@ -170,10 +158,7 @@ def _step(case: Case, parts: Parts, step: int, trace: str | None) -> Line:
     if trace is not None:
         from zbench.trace import write_trace
 
-        try:
-            write_trace(trace, parts.executor, batch, plans)
-        except OSError as error:
-            raise RecordError(f"the trace {trace} cannot be written: {error.strerror}") from error
+        write_trace(trace, parts.cost, plans)
     return {
         "step": step,
         "tokens": batch.num_tokens,

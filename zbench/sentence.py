@@ -11,7 +11,13 @@ from hydra.errors import (
     MissingConfigException,
     OverrideParseException,
 )
-from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationResolutionError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 from zbench.record import RecordError
 
@@ -38,9 +44,18 @@ def sentence(error: BaseException) -> tuple[str, int] | None:
         return _omegaconf(error), BAD_INPUT
     if type(error).__module__.partition(".")[0] == "yaml":
         return f"a yaml cannot be read: {_line(str(error))}", BAD_INPUT
+    if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
+        return "a group is null or a list; it takes the name of one of its choices (see --help)", BAD_INPUT
     if isinstance(error, ValueError):
         return _line(str(error)), FAILED if type(error).__module__ == "zbench.verify" else BAD_INPUT
     return None
+
+
+def is_stop(error: BaseException | None) -> bool:
+    """Whether `error` is Ctrl-C, or what compiled code made of it (a SystemError that it caused)."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def not_among(field: str, value: str, options: Iterable[str]) -> str:
@@ -89,8 +104,6 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
 def _hydra(message: str) -> str:
     if several := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", message):
         return f"{several[1]} names several values; add -m to run each of them in turn"
-    if "Got NoneType" in message:
-        return "a group is null; it takes the name of one of its choices (see --help)"
     return _line(message.split("\nTo append")[0])
 
 
@@ -99,4 +112,6 @@ def _omegaconf(error: OmegaConfBaseException) -> str:
         return f"{error.full_key} has to be given, as in {error.full_key}=..."
     if isinstance(error, InterpolationResolutionError):
         return f"{error.full_key} refers to something that is not there: {_line(error.msg or str(error))}"
+    if isinstance(error, ConfigAttributeError | ConfigKeyError):
+        return f"{error.full_key} is missing from the configuration"
     return _line(str(error))

@@ -19,7 +19,7 @@ from zbench.bound import bound_seconds
 from zbench.clock import LANES, NIC, NVLINK, Program, legs, link_ids, program
 from zbench.cost import Cost
 from zbench.dataflow import Edges, Fault, edges
-from zbench.layers import Layers, State
+from zbench.layers import Layers, Played, State
 from zbench.memory import peak_bytes
 from zbench.plan import Ops, Plan
 from zbench.result import StepResult
@@ -131,13 +131,15 @@ class Totals:
 
     @staticmethod
     def zero(num_ranks: int, num_nics: int) -> "Totals":
-        ranks = [np.zeros(num_ranks) for _ in range(4)]
-        return Totals(*ranks, np.zeros(num_nics, np.int64), np.zeros(num_nics, np.int64))
+        a, b, c, d = (np.zeros(num_ranks) for _ in range(4))
+        return Totals(a, b, c, d, np.zeros(num_nics, np.int64), np.zeros(num_nics, np.int64))
 
-    def add(self, *played: "object") -> None:
+    def add(self, *played: Played) -> None:
         for part in played:
-            for name in ("attention", "linear", "communication", "exposed"):
-                getattr(self, name).__iadd__(getattr(part, name))
+            self.attention += part.attention
+            self.linear += part.linear
+            self.communication += part.communication
+            self.exposed += part.exposed
 
     def bytes(self, num_ranks: int, num_layers: int, *lists: tuple[Program, ...]) -> None:
         """Counts what every NIC sent and received, all layers."""

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 # title, unit or explanation, what it shows of a row
 _FIGURES: tuple[tuple[str, str, Any], ...] = (
-    ("tokens/s", "", lambda row: _number(row["tokens_per_second"], "{:,.0f}")),
+    ("tokens/s", "", lambda row: "out of memory" if row["verdict"] else _number(row["tokens_per_second"], "{:,.0f}")),
     ("step", "seconds", lambda row: _number(row["step_seconds"], "{:.4g}")),
     ("MFU", "", lambda row: _number(row["mfu"], "{:.1%}")),
     ("NIC utilisation", "mean, lowest - highest", lambda row: _utilization(row)),
@@ -93,8 +94,10 @@ def convention_words(convention: str) -> str:
 
 
 def cluster_words(facts: Mapping[str, Any]) -> str:
-    return (f"{facts['cluster']}: {facts['num_nodes']} nodes x {facts['gpus_per_node']} {facts['device']}, "
-            f"{facts['nics_per_node']} NICs of {facts['nic_bandwidth'] * 8 / 1e9:g} Gbit/s a node")
+    return (
+        f"{facts['cluster']}: {facts['num_nodes']} nodes x {facts['gpus_per_node']} {facts['device']}, "
+        f"{facts['nics_per_node']} NICs of {facts['nic_bandwidth'] * 8 / 1e9:g} Gbit/s a node"
+    )
 
 
 def print_words(lines: Sequence[str]) -> None:
@@ -115,8 +118,13 @@ class Meter:
     def __enter__(self) -> "Meter":
         self._spoke = time.monotonic()
         if sys.stderr.isatty():
-            self._bars = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                                  TimeRemainingColumn(), console=Console(stderr=True))
+            self._bars = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
             self._bars.start()
         return self
 
@@ -131,4 +139,5 @@ class Meter:
             self._bars.update(self._tasks[system], completed=done)
         elif time.monotonic() - self._spoke >= _SECONDS_BETWEEN_LINES:
             self._spoke = time.monotonic()
-            print(f"{system}: step {done} of {self.total}", file=sys.stderr, flush=True)
+            with suppress(BrokenPipeError):  # nobody listens any more: no reason to stop
+                print(f"{system}: step {done} of {self.total}", file=sys.stderr, flush=True)

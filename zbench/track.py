@@ -60,8 +60,8 @@ class Wandb:
         except Exception as error:  # of many kinds: no access, no such entity, no network after all
             if self._mode == "offline":
                 raise
-            print(f"zbench: wandb does not answer ({_first_line(error)}); its runs are kept offline in {self.dir}/wandb",
-                  file=sys.stderr)  # fmt: skip
+            reason = f"wandb does not answer ({_first_line(error)})"
+            print(f"zbench: {reason}; its runs are kept offline in {self.dir}/wandb", file=sys.stderr)
             self._mode = "offline"
             self._run = wandb.init(mode=self._mode, **arguments)
 
@@ -98,8 +98,10 @@ class Careful:
             call()
         except Exception as error:  # a plug-in of any origin: whatever it raises is its own affair
             self._failed = True
-            print(f"zbench: tracking stops, the run and its record go on: {type(error).__name__}: {_first_line(error)}",
-                  file=sys.stderr)
+            print(
+                f"zbench: tracking stops, the run and its record go on: {type(error).__name__}: {_first_line(error)}",
+                file=sys.stderr,
+            )
 
 
 def _mode() -> str:

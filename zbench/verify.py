@@ -16,11 +16,12 @@ Time is about linear in the plan's operations and pieces.
 import numpy as np
 
 from zbench.area import work
+from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.dataflow import Fault, edges
 from zbench.memory import peak_bytes
 from zbench.model import DKV, DO, DQ, KV, O, Q
-from zbench.plan import ATTEND, TRANSFER, Ops, Plan
+from zbench.plan import ATTEND, TRANSFER, Ints, Lists, Ops, Plan
 
 _ALLOWED = {"forward": (Q, KV, O), "backward": (KV, DO, DQ, DKV)}
 
@@ -56,6 +57,26 @@ def verify(plan: Plan, cost: Cost | None = None) -> None:
             )
 
 
+def verify_step(batch: Batch, plans: tuple[Plan, ...], cost: Cost | None = None) -> None:
+    """Every plan verified, and every sequence of the batch whole in exactly one of them.
+
+    Raises:
+        PlanError: the first rule broken; OutOfMemory: only the memory is too small.
+    """
+    times = np.zeros(len(batch.lengths), np.int64)
+    for index, plan in enumerate(plans):
+        if len(plan.sequences) != len(plan.lengths) or not np.isin(plan.sequences, np.arange(len(times))).all():
+            raise PlanError(f"micro-batch {index} names sequences that the batch does not have")
+        if (batch.lengths[plan.sequences] != plan.lengths).any():
+            raise PlanError(f"micro-batch {index} has sequences of other lengths than the batch")
+        np.add.at(times, plan.sequences, 1)
+    if (times != 1).any():
+        seq = int(np.argmax(times != 1))
+        raise PlanError(f"sequence {seq} is in {times[seq]} micro-batches; it has to be in one")
+    for plan in plans:
+        verify(plan, cost)
+
+
 def _where(plan: Plan, ops: Ops, name: str, index: int) -> str:
     return f"{name} operation {index} ({plan.view(ops, index)})" if index >= 0 else f"{name}: before any operation"
 
@@ -64,8 +85,12 @@ def _tokens(plan: Plan) -> None:
     blocks, lengths = plan.blocks, plan.lengths
     if len(blocks.block) and not (0 <= blocks.block.min() and blocks.block.max() < len(blocks)):
         raise PlanError(f"pieces name blocks outside 0..{len(blocks) - 1}")
+    if len(blocks.seq) and not (0 <= blocks.seq.min() and blocks.seq.max() < len(lengths)):
+        raise PlanError(f"pieces name sequences outside 0..{len(lengths) - 1}")
     if len(blocks) and not (0 <= blocks.home.min() and blocks.home.max() < plan.num_ranks):
-        raise PlanError(f"block {int(np.argmax((blocks.home < 0) | (blocks.home >= plan.num_ranks)))} has no home among {plan.num_ranks} ranks")
+        raise PlanError(
+            f"block {int(np.argmax((blocks.home < 0) | (blocks.home >= plan.num_ranks)))} has no home among {plan.num_ranks} ranks"
+        )
     order = np.lexsort((blocks.start, blocks.seq))
     if not np.array_equal(order, np.arange(len(order))):
         raise PlanError("pieces are not in (sequence, start) order")
@@ -86,26 +111,35 @@ def _tokens(plan: Plan) -> None:
             f"those before it end at {expected[at]}: a token is owned twice or not at all"
         )
     owned = np.bincount(blocks.seq, weights=sizes, minlength=len(lengths))
-    if len(owned) != len(lengths) or (owned != lengths).any():
-        short = int(np.argmax(owned[: len(lengths)] != lengths))
+    if (owned != lengths).any():
+        short = int(np.argmax(owned != lengths))
         raise PlanError(f"sequence {short} has {lengths[short]} tokens, its blocks hold {int(owned[short])}")
 
 
 def _fields(plan: Plan, ops: Ops, name: str) -> None:
     def check(bad: np.ndarray, what: str) -> None:
         if bad.any():
-            raise PlanError(f"{name} operation {int(np.argmax(bad))} {what}")
+            at = int(np.argmax(bad))
+            raise PlanError(f"{name} operation {at} on rank {ops.src[at]} {what}")
 
     transfer = ops.kind == TRANSFER
     check(~transfer & (ops.kind != ATTEND), "is neither a transfer nor an attend")
-    check((np.minimum(ops.src, ops.dst) < 0) | (np.maximum(ops.src, ops.dst) >= plan.num_ranks), f"names a rank outside 0..{plan.num_ranks - 1}")
+    check(
+        (np.minimum(ops.src, ops.dst) < 0) | (np.maximum(ops.src, ops.dst) >= plan.num_ranks),
+        f"names a rank outside 0..{plan.num_ranks - 1}",
+    )
     check(transfer & (ops.src == ops.dst), "sends to its own rank")
     check(~transfer & (ops.src != ops.dst), "attends on two ranks")
-    check((ops.head_lo < 0) | (ops.head_lo >= ops.head_hi) | (ops.head_hi > plan.num_heads), f"has heads outside 0:{plan.num_heads}, or none")
+    check(
+        (ops.head_lo < 0) | (ops.head_lo >= ops.head_hi) | (ops.head_hi > plan.num_heads),
+        f"has heads outside 0:{plan.num_heads}, or none",
+    )
     check((ops.blocks < 0) | (ops.blocks >= len(plan.lists)), "names a list that does not exist")
     check(~transfer & ((ops.kv_blocks < 0) | (ops.kv_blocks >= len(plan.lists))), "names a list that does not exist")
     check(transfer & ~np.isin(ops.tensor, _ALLOWED[name]), f"sends a tensor that does not exist in the {name}")
     check((ops.via >= len(plan.lanes)) | (~transfer & (ops.via >= 0)), "is routed over lanes that do not exist")
+    keepable = transfer & np.isin(ops.tensor, (Q, KV)) & (name == "forward")
+    check((ops.keep != 0) & ~((ops.keep == 1) & keepable), "is marked to be kept; only q and kv of the forward can be")
     items = plan.lists.items
     if len(items) and not (0 <= items.min() and items.max() < len(plan.blocks)):
         raise PlanError(f"a list names blocks outside 0..{len(plan.blocks) - 1}")
@@ -120,11 +154,29 @@ def _coverage(plan: Plan, ops: Ops, name: str) -> None:
     lengths = plan.lengths
     visible = int((lengths * (lengths + 1) // 2).sum() if plan.causal else (lengths * lengths).sum()) * plan.num_heads
     if done != visible:
-        raise PlanError(f"{name}: {done} visible (query, key, head) triples are attended of {visible}")
+        raise PlanError(f"{name}: {_missing(plan, ops, attend)}; {done} visible (query, key, head) triples are attended of {visible}")
 
 
-def _no_pair_twice(plan: Plan, ops: Ops, attend: np.ndarray, name: str) -> None:
-    """No two attends (nor one, by a repeated block) share a (query block, kv block) pair and a head."""
+def _missing(plan: Plan, ops: Ops, attend: Ints) -> str:
+    """The first pair of blocks that is not attended in every head; only called when there is one."""
+    op, q, kv = _block_pairs(plan, ops, attend)
+    heads = (ops.head_hi - ops.head_lo)[attend][op]
+    count = len(plan.blocks)
+    every = np.arange(count, dtype=np.int64)
+    alone = plan.with_(lists=Lists.singletons(count))
+    for block in range(count):
+        mine = q == block
+        done = np.bincount(kv[mine], weights=heads[mine], minlength=count)
+        _, amount = work(alone, Ops.attends(0 * every, (0, 1), 0 * every + block, every))
+        short = (amount.area > 0) & (done < plan.num_heads)
+        if short.any():
+            other, home = int(np.argmax(short)), int(plan.blocks.home[block])
+            return f"block {block} (home: rank {home}) attends to block {other} in {int(done[other])} of {plan.num_heads} heads"
+    raise AssertionError("every pair of blocks is attended in every head")
+
+
+def _block_pairs(plan: Plan, ops: Ops, attend: Ints) -> tuple[Ints, Ints, Ints]:
+    """(index into attend, query block, kv block) for all pairs of blocks of all attends."""
     lists = plan.lists
     q_count, kv_count = lists.lengths[ops.blocks[attend]], lists.lengths[ops.kv_blocks[attend]]
     pairs = q_count * kv_count
@@ -132,10 +184,18 @@ def _no_pair_twice(plan: Plan, ops: Ops, attend: np.ndarray, name: str) -> None:
     place = np.arange(len(op)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
     q = lists.items[lists.offsets[ops.blocks[attend]][op] + place // kv_count[op]]
     kv = lists.items[lists.offsets[ops.kv_blocks[attend]][op] + place % kv_count[op]]
+    return op, q, kv
+
+
+def _no_pair_twice(plan: Plan, ops: Ops, attend: Ints, name: str) -> None:
+    """No two attends (nor one, by a repeated block) share a (query block, kv block) pair and a head."""
+    op, q, kv = _block_pairs(plan, ops, attend)
     key, lo, hi = q * len(plan.blocks) + kv, ops.head_lo[attend][op], ops.head_hi[attend][op]
     order = np.argsort(key * (plan.num_heads + 1) + lo, kind="stable")
     key, hi = key[order], hi[order]
     twice = (key[1:] == key[:-1]) & (lo[order][1:] < hi[:-1])
     if twice.any():
         at = order[1:][int(np.argmax(twice))]
-        raise PlanError(f"{_where(plan, ops, name, int(attend[op[at]]))} attends to block {kv[at]} with block {q[at]} a second time on rank {ops.src[attend[op[at]]]}")
+        raise PlanError(
+            f"{_where(plan, ops, name, int(attend[op[at]]))} attends to block {kv[at]} with block {q[at]} a second time on rank {ops.src[attend[op[at]]]}"
+        )

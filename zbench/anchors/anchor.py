@@ -8,18 +8,23 @@ from importlib.resources import files
 from zbench.cluster import Cluster
 
 Row = dict[str, str]
-GetCluster = Callable[..., Cluster]  # (name, num_nodes, device): a preset of conf/cluster, resized or with another device
+# (name, num_nodes, device): a preset of conf/cluster, resized or with another device.
+GetCluster = Callable[..., Cluster]
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """anchor: the group. case: what was measured, with its unit. source: where it was published."""
+    """anchor: the group. case: what was measured, with its unit. source: where it was published.
+
+    family: cases of one family should come out in the measured order; "" if it belongs to none.
+    """
 
     anchor: str
     case: str
     measured: float
     predicted: float
     source: str
+    family: str = ""
 
     @property
     def error(self) -> float:

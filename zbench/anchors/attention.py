@@ -12,13 +12,13 @@ import numpy as np
 from zbench.anchors.anchor import Anchor, GetCluster, Row, published
 from zbench.anchors.packs import packs
 from zbench.build import Builder
-from zbench.cluster import Cluster
 from zbench.clock import LANES, Program, link_ids, run
+from zbench.cluster import Cluster
 from zbench.cost import BACKWARD_FLOPS, FORWARD_FLOPS, Cost
 from zbench.layers import finished
 from zbench.model import Model
 from zbench.patterns import all_gather, ring, sequence_zigzag, ulysses_ring
-from zbench.plan import Ints, Plan
+from zbench.plan import ATTEND, Ints, Plan
 from zbench.rewrite import reverse
 from zbench.simulate import programs
 
@@ -44,8 +44,9 @@ def anchors(get_cluster: GetCluster) -> list[Anchor]:
 
 
 def _anchor(row: Row, flops: float) -> Anchor:
-    case = f"{row['mask']} {row['pass']} {row['num_gpus']} GPUs {row['method']} TFLOP/s/GPU"
-    return Anchor("attention", case, float(row["tflops_per_gpu"]), flops / 1e12, row["source"])
+    family = f"{row['mask']} {row['pass']} {row['num_gpus']} GPUs"
+    case = f"{family} {row['method']}, TFLOP/s/GPU"
+    return Anchor("attention", case, float(row["tflops_per_gpu"]), flops / 1e12, row["source"], family)
 
 
 def batches_of(mask: str, total: int) -> list[Ints]:
@@ -71,8 +72,27 @@ def plan_of(method: str, lengths: Ints, causal: bool, cluster: Cluster) -> Plan:
         ring(builder, seqs, group, ranks.reshape(1, -1))
         return reverse(builder.build(), "carry")
     assert method == "ring_allgather", method
-    all_gather(builder, *sequence_zigzag(lengths, num_ranks), ranks.reshape(cluster.num_nodes, -1))
-    return reverse(builder.build(), "regather")
+    return reverse(_gather_halves(builder, cluster), "regather")
+
+
+def _gather_halves(builder: Builder, cluster: Cluster) -> Plan:
+    """All-gather of the whole kv, then one attend for each half of a rank's zigzag q, as Transformer Engine does.
+
+    The pattern has one block and one attend a rank. Here each rank stands in its grid twice, with one
+    zigzag half each; what a rank would send to itself, or get twice, is left out.
+    """
+    num_ranks = cluster.num_ranks
+    seq, start, stop, owner = sequence_zigzag(builder.lengths, num_ranks)
+    follows = np.concatenate([[False], seq[1:] == seq[:-1]])
+    second = follows & (owner <= np.concatenate([[0], owner[:-1]]))  # owners go up, then down, in every sequence
+    grid = np.repeat(np.arange(num_ranks, dtype=np.int64), 2).reshape(cluster.num_nodes, -1)
+    all_gather(builder, seq, start, stop, 2 * owner + second, grid)
+    plan = builder.build()
+    ops = plan.forward
+    key = (ops.blocks * num_ranks + ops.dst) * 2 + ops.kind
+    first = np.zeros(len(ops), bool)
+    first[np.unique(key, return_index=True)[1]] = True
+    return plan.with_(forward=ops.take((ops.kind == ATTEND) | (first & (ops.src != ops.dst))))
 
 
 def _rates(plan: Plan, cost: Cost) -> tuple[float, float]:

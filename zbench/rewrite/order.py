@@ -48,9 +48,9 @@ def _ordered(plan: Plan, ops: Ops, backward: bool, ready: np.ndarray, cost: Cost
 
 
 @nb.njit(cache=True)
-def _list_schedule(
+def _list_schedule(  # type: ignore[no-untyped-def]
     op, rank, lane_a, lane_b, link_a, link_b, busy, latency, offsets, followers, waits, rank_ready, num_ops
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):
     num_legs = len(op)
     tail = np.zeros(num_legs)  # longest path from a leg's start to the end
     for leg in range(num_legs - 1, -1, -1):  # plan order is topological
@@ -90,5 +90,3 @@ def _list_schedule(
             if waits[follower] == 0:
                 heapq.heappush(queue, (ready[follower], -tail[follower], follower))
     return turn, end
-
-

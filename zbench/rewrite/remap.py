@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from zbench.build import without_unused
 from zbench.cost import Cost
 from zbench.model import KV, O, Q
 from zbench.plan import ATTEND, Blocks, Ints, Lists, Ops, Plan
@@ -42,8 +43,8 @@ def flows(tokens: Ints, cost: Cost, tolerance: int) -> tuple[Ints, Ints, Ints]:
     surplus, deficit = np.maximum(excess, 0), np.maximum(-excess, 0)
     node = excess.reshape(cluster.num_nodes, -1).sum(axis=1)
     one = np.ones(1)
-    inside, across = (float(cost.transfer_seconds(one * 1e6, one * flag > 0)[0]) for flag in (0, 1))
-    weight = min(inside / across, 0.99)
+    near, far = (float(cost.transfer_seconds(one * 1e6, one * flag > 0)[0]) for flag in (0, 1))
+    weight = min(near / far, 0.99)
     leaving = _split(surplus, np.maximum(node, 0), cluster.gpus_per_node, weight)
     entering = _split(deficit, np.maximum(-node, 0), cluster.gpus_per_node, weight)
     pairs = [_match(leaving, entering)]
@@ -127,14 +128,19 @@ def _moved(plan: Plan, source: Ints, target: Ints, amount: Ints) -> Plan:
     cut = Blocks(seq[order], begin[order], (begin + right - left)[order], new_block[order], homes)
     child_old, child_flow = child // (len(source) + 1), child % (len(source) + 1) - 1
     lists = _expanded(plan.lists, child_old, len(blocks))
-    mine = [np.flatnonzero(child_flow == index) for index in range(len(source))]
-    lists, names = _with_lists(lists, mine)
-    heads = (0, plan.num_heads)
-    out = [Ops.transfers(tensor, target, source, heads, names) for tensor in (KV, Q)]
-    back = Ops.transfers(O, source, target, heads, names)
-    forward = Ops.concatenate([*out, plan.forward, back])
-    assert (forward.kind[: 2 * len(source)] != ATTEND).all()
-    return replace(plan, blocks=cut, lists=lists, forward=forward)
+    done_lo, done_hi = _done_at_home(plan.forward, lists, homes)
+    moved = np.flatnonzero(child_flow >= 0)
+    kinds, which = np.unique(np.stack([child_flow, done_lo, done_hi])[:, moved], axis=1, return_inverse=True)
+    lists, names = _with_lists(lists, [moved[which == index] for index in range(kinds.shape[1])])
+    lists, rest = _without_returns(plan.forward, lists, homes, plan.num_ranks)
+    flow, done_lo, done_hi = kinds
+    parts = []  # the heads before and after those that the new home attends to itself: usually none, so all
+    for lo, hi in ((np.zeros_like(flow), done_lo), (done_hi, np.full_like(flow, plan.num_heads))):
+        some = hi > lo
+        parts.append((source[flow][some], target[flow][some], (lo[some], hi[some]), names[some]))
+    out = [Ops.transfers(tensor, there, here, heads, name) for tensor in (KV, Q) for here, there, heads, name in parts]
+    back = [Ops.transfers(O, here, there, heads, name) for here, there, heads, name in parts]
+    return replace(plan, blocks=cut, lists=lists, forward=Ops.concatenate([*out, rest, *back]))
 
 
 def _expanded(lists: Lists, child_old: Ints, num_old: int) -> Lists:
@@ -145,6 +151,42 @@ def _expanded(lists: Lists, child_old: Ints, num_old: int) -> Lists:
     total = np.concatenate([[0], np.cumsum(per_item)])
     items = np.repeat(first[lists.items] - total[:-1], per_item) + np.arange(total[-1])
     return Lists(total[lists.offsets], items)
+
+
+def _touching(ops: Ops, lists: Lists) -> tuple[Ints, Ints]:
+    """(operation, block) for every block that an operation moves, or attends with."""
+    counts = lists.lengths[ops.blocks]
+    op = np.repeat(np.arange(len(ops)), counts)
+    begin = np.repeat(lists.offsets[ops.blocks] - (np.cumsum(counts) - counts), counts)
+    return op, lists.items[begin + np.arange(len(op))]
+
+
+def _done_at_home(ops: Ops, lists: Lists, home: Ints) -> tuple[Ints, Ints]:
+    """Per block the heads [lo, hi) of o that were sent from the rank that is now its home; 0:0 where none were."""
+    op, block = _touching(ops, lists)
+    here = (ops.tensor[op] == O) & (ops.src[op] == home[block])
+    lo, hi = np.zeros(len(home), np.int64), np.zeros(len(home), np.int64)
+    lo[block[here]], hi[block[here]] = ops.head_lo[op[here]], ops.head_hi[op[here]]
+    return lo, hi
+
+
+def _without_returns(ops: Ops, lists: Lists, home: Ints, num_ranks: int) -> tuple[Lists, Ops]:
+    """Transfers without the blocks that moved to where a copy is sent, or an output sent from: at home there now."""
+    end = np.where(ops.kind == ATTEND, -1, np.where(ops.tensor == O, ops.src, ops.dst))
+    op, block = _touching(ops, lists)
+    returns = np.unique(op[home[block] == end[op]])
+    if not len(returns):
+        return lists, ops
+    distinct, which = np.unique(ops.blocks[returns] * num_ranks + end[returns], return_inverse=True)
+    whole = [(lists[int(key) // num_ranks], int(key) % num_ranks) for key in distinct]
+    left = [row[home[row] != rank] for row, rank in whole]
+    filled = np.array([len(row) > 0 for row in left])
+    lists, names = _with_lists(lists, [row for row in left if len(row)])
+    name = np.full(len(distinct), -1, np.int64)
+    name[filled] = names
+    blocks = ops.blocks.copy()
+    blocks[returns] = name[which]
+    return lists, without_unused(replace(ops, blocks=blocks).take(blocks >= 0), lists, num_ranks, len(home))
 
 
 def _with_lists(lists: Lists, rows: list[Ints]) -> tuple[Lists, Ints]:

@@ -20,7 +20,9 @@ def route(plan: Plan, cost: Cost) -> Plan:
     only if it alone gets faster: where every NIC is busy already, detours only cost.
     """
     lanes = Lists.of([np.arange(cost.cluster.nics_per_node)])
-    return plan.with_(lanes=lanes, forward=_routed(plan, plan.forward, cost), backward=_routed(plan, plan.backward, cost))
+    return plan.with_(
+        lanes=lanes, forward=_routed(plan, plan.forward, cost), backward=_routed(plan, plan.backward, cost)
+    )
 
 
 def _routed(plan: Plan, ops: Ops, cost: Cost) -> Ops:

@@ -1,0 +1,242 @@
+"""The command: composed configurations, sweeps, exit codes, and one sentence for each mistake."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from zbench import __main__, compare
+from zbench.fingerprint import ROOT
+from zbench.record import Run, read
+
+SMALL = ["steps=1", "tracker=none", "baseline=null", "model=tiny", "tokens_per_gpu=64", "cluster.num_nodes=1"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder, and no environment of the user's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    return tmp_path
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["zbench", *arguments])
+    return __main__.main()
+
+
+def recorded(path: str = "r.jsonl") -> list[Run]:
+    runs, problems = read(path)
+    assert problems == []
+    return runs
+
+
+def test_one_command(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "system=allgather", *SMALL, "baseline=ring") == 0
+    assert "SIMULATED on a800_4x8: 1 nodes x 8" in capsys.readouterr().out
+    assert [path.name for path in here.iterdir()] == ["results"]
+    ring, own = recorded("results/runs.jsonl")
+    assert own.start["config"]["choices"]["system"] == "allgather"
+    assert ring.start["config"]["choices"]["system"] == "ring"
+    assert own.start["config"]["changes"]["cluster"] == {"num_nodes": 1}
+    assert own.start["command"].startswith("python -m zbench system=allgather steps=1")
+    row = compare.rows([ring, own])[1]
+    assert row["cluster"] == "a800_4x8 num_nodes=1"
+    assert row["speedup"] > 0
+
+
+def test_a_sweep_runs_the_baseline_once_and_ends_with_one_table(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = ["system=allgather,ring", "-m", *SMALL, "baseline=ring", "out=r.jsonl"]
+    assert call(monkeypatch, *sweep) == 0
+    assert [run.start["config"]["choices"]["system"] for run in recorded()] == ["ring", "allgather", "ring"]
+    last = capsys.readouterr().out.split("Record:")[-1]
+    assert last.index("allgather") < last.index("MFU by convention")
+    assert [path.name for path in here.iterdir()] == ["r.jsonl"]
+
+
+def test_a_sweep_goes_on_after_a_bad_job_and_says_so(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "-m", "system=ring", *SMALL, "out=r.jsonl", "seed=-1,1") == 2
+    told = capsys.readouterr().err
+    assert told.startswith("zbench: system=ring steps=1 ")
+    assert told.endswith("seed=-1: seed is -1; it takes a whole number of at least 0\n")
+    assert len(recorded()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["system=nonesuch"], "system is 'nonesuch'; it takes one of allgather, "),
+        (["workload=wikipedai"], "(did you mean wikipedia?)"),
+        (["executor=nope"], "executor is 'nope'; it takes one of simulated"),
+        (["experiment=nope"], "experiment is 'nope'; "),
+        (["baseline=nonesuch"], "baseline is 'nonesuch'; it takes one of allgather, "),
+        (["baseline=rin"], "(did you mean ring?)"),
+        (["baseline=3"], "baseline is 3; it takes the name of a system or null"),
+        (["stepz=3"], "stepz is not a key; did you mean steps?"),
+        (["sytem=ring"], "sytem is not a key; did you mean system?"),
+        (["cluster.num_node=3"], "cluster.num_node is not a key of cluster; did you mean num_nodes?"),
+        (["model.xyz=3"], "model.xyz is not a key of model; there are name, num_layers"),
+        (["+model.xyz=3"], "model: zbench.model.Model cannot be made from its yaml"),
+        (["cluster.num_nodes=0"], "cluster.num_nodes is 0; it takes a whole number"),
+        (["cluster.num_nodes=abc"], "cluster.num_nodes is 'abc'; it takes a whole number"),
+        (["cluster.device.peak_flops=fast"], "cluster.device.peak_flops is 'fast'; it takes FLOP/s"),
+        (["system._target_=nope.Nope"], "system: nope.Nope cannot be made: No module named 'nope'"),
+        (["system=null"], "a group is null or a list"),
+        (["~system"], "system is missing from the configuration"),
+        (["workload.mu=${nope}"], "workload.mu refers to something that is not there"),
+        (["workload.mu=???"], "workload.mu has to be given, as in workload.mu=..."),
+        (["steps=0"], "steps is 0; it takes a whole number of at least 1"),
+        (["seed=x"], "seed is 'x'; it takes a whole number of at least 0"),
+        (["tokens_per_gpu=-1"], "tokens_per_gpu is -1; it takes a whole number of at least 1"),
+        (["steps"], "'steps' cannot be read; settings are written key=value"),
+        (["steps=["], "'steps=[' cannot be read; settings are written key=value"),
+        (["--steps=5"], "--steps=5 is no flag; settings are written without dashes"),
+        (["system=ring,allgather"], "system=ring,allgather names several values; add -m"),
+        (["--config-dir", "/missing"], "Additional config directory '/missing' not found"),
+        (["out=missing/r.jsonl"], "out is 'missing/r.jsonl'; its folder missing does not exist"),
+        (["out=."], "out is '.'; that is a folder, and it takes a file"),
+        (["out="], "out is ''; it takes the name of a file"),
+        (["trace=missing/t.json"], "trace is 'missing/t.json'; its folder missing does not exist"),
+        (["-m", "system=ring,nonesuch"], "system is 'nonesuch'; it takes one of"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_sentence(
+    arguments: list[str], sentence: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = [argument for argument in SMALL if argument.split("=")[0] not in {a.split("=")[0] for a in arguments}]
+    assert call(monkeypatch, *first, *arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("zbench: ")
+    assert sentence in err
+    assert not any(here.rglob("*.jsonl"))
+
+
+def test_the_user_can_have_the_traceback(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(ValueError, match="steps is 0"):
+        call(monkeypatch, "steps=0")
+    with pytest.raises(Exception, match="Could not find 'system/nonesuch'"):
+        call(monkeypatch, "system=nonesuch")
+
+
+def test_a_full_disk_is_one_sentence(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "system=ring", *SMALL, "out=/dev/full") == 1
+    assert capsys.readouterr().err == (
+        "zbench: the record /dev/full cannot be written: No space left on device; the steps already in it are kept\n"
+    )
+
+
+def test_help_lists_groups_and_keys(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as done:
+        call(monkeypatch, "--help")
+    assert done.value.code == 0
+    told = capsys.readouterr().out.splitlines()
+    for group in ("system", "workload", "cluster", "model", "executor", "tracker"):
+        (line,) = [line for line in told if line.startswith(f"{group}: ")]
+        names = {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
+        assert {name.strip() for name in line.partition(": ")[2].split(",")} == names
+    for key in ("steps", "seed", "tokens_per_gpu", "out", "baseline", "trace"):
+        assert len([line for line in told if line.startswith(f"{key} ")]) == 1
+
+
+MINE = """
+from dataclasses import dataclass
+from typing import Any
+
+from systems.ring import Ring
+
+
+@dataclass(frozen=True)
+class Mine:
+    cost: Any
+    how: str
+
+    def plan(self, batch):
+        if self.how == "bug":
+            raise KeyError("a bug of mine")
+        return Ring(self.cost).plan(batch)
+"""
+
+
+@pytest.fixture
+def mine(here: Path) -> list[str]:
+    """A third party's folder: one file and one yaml, and an experiment."""
+    for group in ("system", "experiment"):
+        (here / "mine" / "conf" / group).mkdir(parents=True)
+    (here / "mine" / "third_party_system.py").write_text(MINE)
+    (here / "mine" / "conf" / "system" / "mine.yaml").write_text("_target_: third_party_system.Mine\nhow: well\n")
+    (here / "mine" / "conf" / "experiment" / "e.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /system: mine\n  - override /cluster/device: h100_80g\n"
+        "seed: 5\nsystem: {how: fast}\n"
+    )
+    return ["--config-dir", "mine/conf", *SMALL, "out=r.jsonl"]
+
+
+def test_a_third_partys_system_and_experiment(
+    here: Path, mine: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend("mine")
+    assert call(monkeypatch, *mine, "system=mine", "baseline=ring") == 0
+    assert call(monkeypatch, *mine, "system=ring", "baseline=mine") == 0
+    assert call(monkeypatch, *mine, "experiment=e") == 0
+    found = compare.rows(recorded())
+    assert [row["system"] for row in found] == ["ring", "mine", "mine", "ring", "mine how=fast"]
+    assert [row["speedup"] for row in found[:4]] == [1.0, 1.0, 1.0, 1.0]
+    assert found[4]["seed"] == 5
+    assert found[4]["cluster"] == "a800_4x8 num_nodes=1 device=h100_80g"
+
+
+def test_a_bug_of_a_system_is_shown_where_it_is(here: Path, mine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend("mine")
+    with pytest.raises(KeyError, match="a bug of mine"):
+        call(monkeypatch, *mine, "system=mine", "system.how=bug")
+    assert [run.status for run in recorded()] == ["failed"]
+
+
+def test_a_process_of_its_own_needs_no_torch(here: Path, mine: list[str]) -> None:
+    """As a user starts it, from another folder, with torch out of reach."""
+    (here / "mine" / "torch.py").write_text("raise ImportError('torch was imported')\n")
+    command = [sys.executable, "-m", "zbench", *mine, "system=mine", "tracker=wandb"]
+    environment = {**os.environ, "PYTHONPATH": f"mine{os.pathsep}{ROOT}", "WANDB_MODE": "offline", "HOME": str(here)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "SIMULATED" in done.stdout
+    assert sorted(path.name for path in here.iterdir() if not path.name.startswith(".")) == [
+        "mine",
+        "r.jsonl",
+        "results",
+    ]
+    assert [path.name for path in (here / "results").iterdir()] == ["wandb"]
+
+
+def test_ctrl_c_keeps_what_is_done(here: Path) -> None:
+    command = [sys.executable, "-m", "zbench", "-m", "system=ring,allgather", *SMALL, "steps=100000", "out=r.jsonl"]
+    running = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (Path("r.jsonl").exists() and len(Path("r.jsonl").read_bytes().splitlines()) > 3):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    try:
+        _, told = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert (running.returncode, told) == (130, "zbench: stopped; finished steps are kept in r.jsonl\n")
+    (kept,) = recorded()
+    assert kept.status == "interrupted"
+    assert json.loads(Path("r.jsonl").read_text().splitlines()[-1])["kind"] == "end"

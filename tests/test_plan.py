@@ -1,0 +1,105 @@
+"""The plan's columns, lists and views."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import cases
+
+from zbench.build import Builder
+from zbench.cost import Cost
+from zbench.model import DKV, KV, O, Q
+from zbench.patterns import ring
+from zbench.plan import ATTEND, COLUMNS, Attend, Lists, Ops, Plan, Transfer
+from zbench.rewrite import reverse, route
+
+ROWS = st.lists(st.lists(st.integers(0, 9), max_size=5), max_size=8)
+
+
+@given(ROWS)
+def test_lists_hold_what_they_were_given(rows: list[list[int]]) -> None:
+    lists = Lists.of(rows)
+    assert len(lists) == len(rows)
+    assert [lists[index].tolist() for index in range(len(rows))] == rows
+    assert lists.lengths.tolist() == [len(row) for row in rows]
+    assert lists.items.dtype == lists.offsets.dtype == np.int64
+
+
+def test_singletons() -> None:
+    assert [row.tolist() for row in map(Lists.singletons(3).__getitem__, range(3))] == [[0], [1], [2]]
+
+
+def test_transfers_and_attends_broadcast_scalars() -> None:
+    ops = Ops.transfers(KV, np.array([0, 1]), np.array([1, 2]), (0, np.array([2, 3])), np.array([5, 6]))
+    assert ops.tensor.tolist() == [KV, KV]
+    assert ops.head_lo.tolist() == [0, 0]
+    assert ops.head_hi.tolist() == [2, 3]
+    assert ops.kv_blocks.tolist() == ops.via.tolist() == [-1, -1]
+    attends = Ops.attends(np.array([3]), (0, 4), np.array([1]), np.array([2]))
+    assert (attends.src[0], attends.dst[0], attends.tensor[0]) == (3, 3, -1)
+    both = Ops.concatenate([ops, attends])
+    assert len(both) == 3
+    assert all(getattr(both, name).dtype == np.int64 for name in COLUMNS)
+    assert len(Ops.concatenate([])) == 0
+    assert both.take(np.array([2])).kind.tolist() == [ATTEND]
+    assert both.take(both.kind == ATTEND).src.tolist() == [3]
+
+
+@given(cases(nodes=2, gpus=4))
+def test_derived_arrays(case: tuple[Cost, Plan]) -> None:
+    _, plan = case
+    blocks = plan.blocks
+    sizes = blocks.stop - blocks.start
+    assert blocks.tokens.tolist() == [int(sizes[blocks.block == b].sum()) for b in range(len(blocks))]
+    for index in range(len(blocks)):
+        pieces = blocks.pieces[index]
+        assert (blocks.block[pieces] == index).all()
+        order = list(zip(blocks.seq[pieces].tolist(), blocks.start[pieces].tolist(), strict=True))
+        assert order == sorted(order)
+    per_rank = [int(blocks.tokens[blocks.home == rank].sum()) for rank in range(plan.num_ranks)]
+    assert plan.tokens_per_rank.tolist() == per_rank
+    assert plan.tokens_per_rank.sum() == plan.lengths.sum()
+    assert plan.list_tokens.tolist() == [int(blocks.tokens[plan.lists[at]].sum()) for at in range(len(plan.lists))]
+
+
+@given(cases(nodes=2, gpus=4))
+def test_views_say_what_the_columns_say(case: tuple[Cost, Plan]) -> None:
+    _, plan = case
+    for ops in (plan.forward, plan.backward):
+        for index, view in enumerate(plan.views(ops)):
+            assert view.heads == (ops.head_lo[index], ops.head_hi[index])
+            if isinstance(view, Attend):
+                assert ops.kind[index] == ATTEND
+                assert view.rank == ops.src[index]
+                assert view.kv_blocks == tuple(plan.lists[ops.kv_blocks[index]])
+                continue
+            assert isinstance(view, Transfer)
+            assert (view.src, view.dst) == (ops.src[index], ops.dst[index])
+            assert view.blocks == tuple(plan.lists[ops.blocks[index]])
+            assert bool(view.via) == (ops.via[index] >= 0)
+            assert view.keep == bool(ops.keep[index])
+
+
+def test_printing(uneven: Cost) -> None:
+    builder = Builder(np.array([600]), 15, 6)
+    ring(builder, np.array([0]), np.array([0]), np.arange(15)[None])
+    plan = reverse(builder.build(), "keep")
+    text = str(plan)
+    assert "plan of 1 sequences, 600 tokens, 15 ranks, 15 blocks" in text
+    assert "attend rank 0 q [0] kv [0] heads 0:6" in text
+    assert "transfer kv [14] heads 0:6 rank 14 -> 0" in text
+    assert f"backward: {len(plan.backward)} operations" in text
+    assert "via lanes 0,1" in str(route(plan, uneven)) or not (route(plan, uneven).forward.via >= 0).any()
+    many = Attend(0, tuple(range(9)), (0,), (0, 1))
+    assert "[0,1,2,3,4,5,... 9]" in str(many)
+
+
+def test_tensors_have_the_numbers_the_columns_use() -> None:
+    assert (Q, KV, O, DKV) == (0, 1, 2, 5)
+
+
+def test_plans_are_changed_by_copy(uneven: Cost) -> None:
+    builder = Builder(np.array([8]), 15, 6)
+    ring(builder, np.array([0]), np.array([0]), np.arange(15)[None])
+    plan = builder.build()
+    assert plan.with_(backward_mode="keep").backward_mode == "keep"
+    assert plan.backward_mode == ""

@@ -1,0 +1,251 @@
+"""The loop over steps, with the real core on a small cluster."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from systems.ring import Ring
+from zbench.batch import Batch
+from zbench.parts import Parts, Settings
+from zbench.plan import Plan
+from zbench.record import Run, read
+from zbench.request import Request
+from zbench.run import run
+from zbench.verify import PlanError
+
+DEVICE = {
+    "_target_": "zbench.cluster.Device", "name": "D", "peak_flops": "300 TFLOP/s", "memory_bytes": "80 GB",
+    "copy_bandwidth": "1600 GB/s", "strided_rate": "200 GB/s", "matmul_flops": "200 TFLOP/s",
+    "attention_forward_flops": "200 TFLOP/s", "attention_backward_flops": "170 TFLOP/s", "kernel_seconds": "5 us",
+    "call_seconds": "60 us",
+}  # fmt: skip
+CLUSTER = {
+    "_target_": "zbench.cluster.Cluster", "name": "small", "num_nodes": 2, "gpus_per_node": 2, "nics_per_node": 1,
+    "nic_bandwidth": "200 Gbit/s", "nic_efficiency": 0.8, "nic_latency": "15 us", "nvlink_bandwidth": "200 GB/s",
+    "nvlink_efficiency": 0.6, "nvlink_latency": "10 us", "device": DEVICE,
+}  # fmt: skip
+MODEL = {
+    "_target_": "zbench.model.Model", "name": "small", "num_layers": 2, "hidden": 64, "num_heads": 4, "num_kv_heads": 2,
+    "head_dim": 16, "ffn_hidden": 128, "vocab": 100,
+}  # fmt: skip
+RING = {"_target_": "systems.ring.Ring"}
+
+
+class Lengths:
+    """A workload of a third party: the step's number of tokens in one sequence, the rest in others."""
+
+    def __init__(self, seed: int, tokens: int) -> None:
+        self.seed, self.tokens = seed, tokens
+
+    def batch(self, step: int) -> Batch:
+        head = 40 + step + self.seed
+        return Batch(np.array([head, self.tokens - head], np.int64), self.seed, step)
+
+
+class Troubled(Ring):
+    """A system that goes wrong in step 1."""
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        plans = Ring.plan(self, batch)
+        if batch.step == 1:
+            return self.go_wrong(plans)
+        return plans
+
+    def go_wrong(self, plans: tuple[Plan, ...]) -> tuple[Plan, ...]:
+        raise KeyboardInterrupt
+
+
+class Compiled(Troubled):
+    """Ctrl-C inside compiled code comes out as something else."""
+
+    def go_wrong(self, plans: tuple[Plan, ...]) -> tuple[Plan, ...]:
+        raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
+
+
+class Wrong(Troubled):
+    def go_wrong(self, plans: tuple[Plan, ...]) -> tuple[Plan, ...]:
+        return (replace(plans[0], forward=plans[0].forward.take(np.arange(len(plans[0].forward) - 1))),)
+
+
+class Refusing(Troubled):
+    def go_wrong(self, plans: tuple[Plan, ...]) -> tuple[Plan, ...]:
+        raise ValueError("a sequence is too odd")
+
+
+def request(
+    out: Path, system: dict[str, Any] = RING, baseline: dict[str, Any] | None = None, **changes: Any
+) -> Request:
+    config = OmegaConf.create({
+        "steps": 3, "seed": 0, "tokens_per_gpu": 64, "out": str(out), "baseline": "ring" if baseline else None,
+        "trace": None, "system": system, "workload": {"_target_": "test_run.Lengths"}, "cluster": CLUSTER,
+        "model": MODEL, "executor": {"_target_": "zbench.simulate.Simulated"},
+        "tracker": {"_target_": "zbench.track.Nothing"}, **changes,
+    })  # fmt: skip
+    other = None
+    if baseline:
+        other = config.copy()
+        other["system"] = OmegaConf.create(baseline)
+    choices = {"system": "mine", "workload": "w", "cluster": "c", "model": "m", "executor": "e"}
+    return Request(Settings.of(config), config, choices, {"system": {}}, other, "python -m zbench")
+
+
+def target(kind: type) -> dict[str, Any]:
+    return {"_target_": f"test_run.{kind.__name__}"}
+
+
+def recorded(path: Path) -> list[Run]:
+    runs, problems = read(str(path))
+    assert problems == []
+    return runs
+
+
+def test_every_step_is_in_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "r.jsonl"
+    (done,) = run(request(out))
+    (kept,) = recorded(out)
+    assert kept.steps == json.loads(json.dumps(done.steps))
+    assert (kept.status, len(kept.steps)) == ("finished", 3)
+    first = kept.steps[0]
+    assert (first["tokens"], first["sum_squared"], first["num_sequences"]) == (256, 40**2 + 216**2, 2)
+    assert (first["max_length"], first["num_micro_batches"], len(first["nic_tx_bytes"])) == (216, 1, 2)
+    assert kept.start["facts"]["simulated"] is True
+    assert kept.start["facts"]["nic_bandwidth"] == 25e9
+    assert kept.start["config"]["choices"]["system"] == "mine"
+    printed = capsys.readouterr().out
+    assert "SIMULATED on small: 2 nodes x 2 D, 1 NICs of 200 Gbit/s a node" in printed
+    assert "MFU by convention zbench" in printed
+    assert f"Record: {out}" in printed
+
+
+def test_the_baseline_runs_first_on_the_same_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "r.jsonl"
+    run(request(out, {"_target_": "systems.allgather.AllGather"}, RING))
+    ring, own = recorded(out)
+    assert [step["batch"] for step in ring.steps] == [step["batch"] for step in own.steps]
+    assert ring.start["config"]["choices"]["system"] == "ring"
+    assert own.start["baseline"] == {"name": "ring", "system": RING}
+    assert capsys.readouterr().out.count(" x ") >= 2
+
+
+def test_a_recorded_baseline_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "r.jsonl"
+    gather = {"_target_": "systems.allgather.AllGather"}
+    run(request(out, gather, RING))
+    run(request(out, gather, RING))
+    assert "Baseline ring was not run again: the record has it, from line 1 on." in capsys.readouterr().out
+    assert len(recorded(out)) == 3
+    for number, changes in enumerate(
+        ({"seed": 1}, {"steps": 2}, {"tokens_per_gpu": 65}, {"model": {**MODEL, "vocab": 9}})
+    ):
+        run(request(out, gather, RING, **changes))
+        assert len(recorded(out)) == 5 + 2 * number
+
+
+def test_a_baseline_from_outside_the_tree_is_run_again(tmp_path: Path) -> None:
+    """The fingerprint knows nothing of its sources."""
+    out = tmp_path / "r.jsonl"
+    mine = target(Troubled)
+    for _ in range(2):
+        run(request(out, RING, mine, steps=1))
+    assert len(recorded(out)) == 4
+
+
+def test_the_baseline_itself_runs_once(tmp_path: Path) -> None:
+    (only,) = run(request(tmp_path / "r.jsonl", RING, RING))
+    assert only.start["baseline"]["name"] == "ring"
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "status", "message"),
+    [
+        (Troubled, KeyboardInterrupt, "interrupted", "step 1: stopped by the user"),
+        (Compiled, SystemError, "interrupted", "step 1: stopped by the user"),
+        (Wrong, PlanError, "failed", "step 1: PlanError: mine made a wrong plan in step 1: "),
+        (Refusing, ValueError, "failed", "step 1: ValueError: a sequence is too odd"),
+    ],
+)
+def test_how_a_run_ended_is_recorded(
+    kind: type, error: type[BaseException], status: str, message: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "r.jsonl"
+    with pytest.raises(error):
+        run(request(out, target(kind)))
+    (kept,) = recorded(out)
+    assert (kept.status, len(kept.steps)) == (status, 1)
+    assert kept.end is not None
+    assert kept.end["message"].startswith(message)
+
+
+def test_out_of_memory_stands_in_place_of_a_throughput(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = {**CLUSTER, "device": {**DEVICE, "memory_bytes": "1 MB"}}
+    run(request(tmp_path / "r.jsonl", cluster=small))
+    printed = capsys.readouterr().out
+    assert "mine runs out of memory: needs" in printed
+    assert "tokens/s" in printed
+
+
+def test_a_tracker_gets_every_steps_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    class Listening:
+        def start(self, *arguments: Any) -> None:
+            calls.append(arguments[1])
+
+        def log(self, step: int, metrics: dict[str, float]) -> None:
+            calls.append((step, sorted(metrics)))
+
+        def finish(self, status: str) -> None:
+            calls.append(status)
+
+    monkeypatch.setattr("zbench.track.Nothing", Listening)
+    run(request(tmp_path / "r.jsonl"))
+    assert (calls[0], calls[-1], len(calls)) == ("mine w c", "finished", 5)
+    assert calls[1][0] == 0
+    assert {"tokens_per_second", "mfu", "nic_utilization", "tokens", "bound_ratio"} <= set(calls[1][1])
+
+
+def test_two_runs_are_the_same_but_for_clocks(tmp_path: Path) -> None:
+    first, second = run(request(tmp_path / "1.jsonl"))[0], run(request(tmp_path / "2.jsonl"))[0]
+    clocks = {"plan_seconds", "verify_seconds", "run"}
+    for one, other in zip(first.steps, second.steps, strict=True):
+        assert {key: one[key] for key in one.keys() - clocks} == {key: other[key] for key in other.keys() - clocks}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"steps": 0}, "steps is 0; it takes a whole number of at least 1"),
+        ({"steps": True}, "steps is True; it takes"),
+        ({"seed": "x"}, "seed is 'x'; it takes a whole number of at least 0"),
+        ({"tokens_per_gpu": -1}, "tokens_per_gpu is -1; it takes"),
+        ({"trace": 3}, "trace is 3; it takes the name of a file or null"),
+        ({"trace": "/missing/t.json"}, "trace is '/missing/t.json'; its folder /missing does not exist"),
+        ({"cluster": {**CLUSTER, "num_nodes": 0}}, "cluster.num_nodes is 0; it takes"),
+        ({"model": {"name": "m"}}, "model has no _target_"),
+        ({"model": {**MODEL, "extra": 1}}, "zbench.model.Model cannot be made from its yaml: .* unexpected keyword"),
+        ({"workload": {"_target_": "builtins.dict"}}, "workload: dict has no batch"),
+        ({"executor": {"_target_": "builtins.dict"}}, "executor: dict has no step"),
+        ({"system": {"_target_": "builtins.dict"}}, "system: dict has no plan"),
+    ],
+)
+def test_bad_input_is_a_sentence_before_any_work(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    with pytest.raises(ValueError, match=sentence):
+        run(request(out, **changes))
+    assert not out.exists()
+
+
+def test_facts_count_active_experts(tmp_path: Path) -> None:
+    experts = {**MODEL, "num_experts": 4, "experts_per_token": 1, "tied_embeddings": True}
+    asked = request(tmp_path / "r.jsonl", model=experts)
+    parts = Parts.of(asked.config, asked.settings)
+    facts = parts.facts()
+    ffn = 3 * 64 * 128
+    assert facts["total_params"] - facts["active_params"] == 2 * 3 * ffn
+    assert facts["embedding_params"] == 0
+    assert facts["context_limit"] is None

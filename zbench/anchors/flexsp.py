@@ -1,0 +1,76 @@
+"""Group a: FlexSP's all-to-all bandwidths and compute coefficients on 64 A100. Pure: no torch.
+
+Bandwidth is the bytes of a tensor on one GPU over the time of its all-to-all (nothing subtracted for
+the part that stays), all groups of a degree at work at once. The coefficients are those of seconds
+a s^2 + b s + c of a whole model, forward and backward, on one GPU.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.anchors.anchor import Anchor, GetCluster, published
+from zbench.area import TILE, Work
+from zbench.build import Builder
+from zbench.clock import LANES, link_ids, run
+from zbench.cluster import Cluster
+from zbench.cost import Cost
+from zbench.dataflow import Edges, edges
+from zbench.model import Model, Q
+from zbench.patterns import ulysses_ring
+from zbench.simulate import prepare
+
+TOKENS = 8192  # of one GPU: 64 MiB a tensor, large enough for its size not to matter
+# FlexSP's GPT-7B (table 3). Its GELU feed-forward of 4 x hidden has the matmul parameters and the
+# elementwise traffic of a SwiGLU one of 8/3 x hidden: two matrices for three, two passes of 4 for three of 8/3.
+GPT_7B = Model(name="gpt_7b", num_layers=32, hidden=4096, num_heads=32, num_kv_heads=32, head_dim=128,
+               ffn_hidden=10923, vocab=50257, tied_embeddings=True, sharding="zero3")  # fmt: skip
+# A tensor as wide with a head for each of 64 ranks, for its messages only.
+WIDE = Model(name="wide", num_layers=1, hidden=4096, num_heads=64, num_kv_heads=64, head_dim=64,
+             ffn_hidden=1, vocab=1)  # fmt: skip
+
+
+def anchors(get_cluster: GetCluster) -> list[Anchor]:
+    cluster = get_cluster("a100_8x8")
+    out = []
+    for row in published("all_to_all"):
+        predicted = bandwidth(cluster, int(row["degree"])) / 1e9
+        case, measured = f"all-to-all of {row['degree']} GPUs, GB/s", float(row["gigabytes_per_second"])
+        out.append(Anchor("flexsp", case, measured, predicted, row["source"], "all-to-all"))
+    found = dict(zip(("alpha1", "alpha2"), coefficients(Cost(cluster, GPT_7B)), strict=True))
+    for row in published("compute"):
+        case = f"GPT-7B {row['coefficient']}, {row['unit']}"
+        out.append(Anchor("flexsp", case, float(row["value"]), found[row["coefficient"]] * 1e3, row["source"]))
+    return out
+
+
+def bandwidth(cluster: Cluster, degree: int) -> float:
+    """Bytes/s per GPU of an all-to-all of q in every group of `degree` ranks at once: transfers and a repack."""
+    cost, num_groups = Cost(cluster, WIDE), cluster.num_ranks // degree
+    builder = Builder(np.full(num_groups, TOKENS * degree), cluster.num_ranks, WIDE.num_heads)
+    groups = np.arange(num_groups, dtype=np.int64)
+    ulysses_ring(builder, groups, groups, np.arange(cluster.num_ranks, dtype=np.int64).reshape(-1, 1, degree))
+    plan = builder.build()
+    ops = plan.forward.take(plan.forward.tensor == Q)
+    found = edges(plan, ops, False)
+    assert isinstance(found, Edges)
+    program = prepare(plan, ops, found, cost, False)
+    links = np.zeros(link_ids(cluster)[0])
+    timeline = run(program, np.zeros(cluster.num_ranks), np.zeros(cluster.num_ranks * LANES), links)
+    size = np.array([TOKENS * WIDE.num_heads * WIDE.head_dim * WIDE.element_bytes])
+    return float(size[0] / (timeline.done.max() + cost.repack_seconds(size)[0]))
+
+
+def coefficients(cost: Cost) -> tuple[float, float]:
+    """(seconds a token^2, seconds a token): of a parabola through lengths of whole tiles, causal, on one GPU."""
+    lengths = TILE * np.array([64, 256, 1024, 1536], np.int64)  # 8K to the 192K of FlexSP's runs
+    a, b, _ = np.polyfit(lengths, step_seconds(cost, lengths), 2)
+    return float(a), float(b)
+
+
+def step_seconds(cost: Cost, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Forward and backward of the whole model for one sequence of each length (a multiple of TILE)."""
+    model, tiles, one = cost.model, lengths // TILE, np.ones_like(lengths)
+    work = Work(lengths * (lengths + 1) // 2, tiles * (tiles + 1) // 2, lengths, lengths, one, tiles)
+    heads, kv_heads = model.num_heads * one, model.num_kv_heads * one
+    attention = cost.kernel_seconds(work, heads, kv_heads, False) + cost.kernel_seconds(work, heads, kv_heads, True)
+    return model.num_layers * (attention + 3 * cost.linear_seconds(lengths)) + cost.head_seconds(lengths)

@@ -1,0 +1,34 @@
+"""How far a group of predictions is off, in four numbers. Pure: no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from zbench.anchors.anchor import Anchor
+
+APART = 1.1  # measurements within 10 % of each other have no order to keep
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """median, p90, worst: of the errors' sizes. broken: pairs of one family in the wrong order, of `pairs` apart."""
+
+    median: float
+    p90: float
+    worst: float
+    broken: list[tuple[str, str]]
+    pairs: int
+
+
+def summary(anchors: Sequence[Anchor]) -> Summary:
+    errors = np.abs([anchor.error for anchor in anchors])
+    apart = [(a, b) if a.measured > b.measured else (b, a) for a, b in combinations(anchors, 2) if _apart(a, b)]
+    broken = [(high.case, low.case) for high, low in apart if high.predicted <= low.predicted]
+    return Summary(float(np.median(errors)), float(np.quantile(errors, 0.9)), float(errors.max()), broken, len(apart))
+
+
+def _apart(a: Anchor, b: Anchor) -> bool:
+    low, high = sorted((a.measured, b.measured))
+    return bool(a.family) and a.family == b.family and high > APART * low

@@ -1,0 +1,88 @@
+"""What one job of the command line asks for: its composed configuration, and how it came about. An edge: hydra."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+
+from zbench.compare import GROUPS
+from zbench.parts import Settings
+from zbench.sentence import not_among
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asks for, composed.
+
+    settings: the top-level keys, checked. choices: chosen option of every group.
+    changes: per group the keys that differ from that option's yaml.
+    baseline: the configuration with the baseline's system in place of the run's; None for no baseline.
+    """
+
+    settings: Settings
+    config: DictConfig
+    choices: Mapping[str, str | None]
+    changes: Mapping[str, Mapping[str, Any]]
+    baseline: DictConfig | None
+    command: str
+
+
+def request(config: DictConfig, command: str) -> Request:
+    """Of a job's composed configuration; only while hydra runs that job.
+
+    Raises:
+        ValueError: a top-level key has a bad value, or the baseline is no system.
+    """
+    settings = Settings.of(config)
+    told = HydraConfig.get()
+    choices = _chosen(told)
+    name = str(told.job.config_name)
+    overrides = [f"{group}={choices[group]}" for group in GROUPS if choices.get(group)]
+    usual = _chosen(hydra.compose(name, overrides, return_hydra_config=True).hydra)
+    inner = {group: choice for group, choice in choices.items() if "/" in group and usual.get(group, choice) != choice}
+    plain = hydra.compose(name, overrides + [f"{group}={choice}" for group, choice in inner.items()])
+    changes = {group: _differences(config.get(group), plain.get(group)) for group in GROUPS}
+    for group, choice in inner.items():  # another cluster/device: one word instead of all its constants
+        outer, _, part = group.partition("/")
+        changes.setdefault(outer, {})[part] = choice
+    baseline = None
+    if settings.baseline is not None:
+        baseline = config.copy()
+        OmegaConf.set_struct(baseline, False)
+        baseline["system"] = _system(name, settings.baseline)
+    return Request(settings, config, choices, changes, baseline, command)
+
+
+def _chosen(told: Any) -> dict[str, Any]:
+    """The chosen option of every group but hydra's own."""
+    return {str(group): choice for group, choice in told.runtime.choices.items() if not str(group).startswith("hydra/")}
+
+
+def _system(config_name: str, name: str) -> Any:
+    """The system of that name as its yaml has it, from any folder hydra searches."""
+    try:
+        return hydra.compose(config_name, [f"system={name}"])["system"]
+    except MissingConfigException as error:
+        raise ValueError(not_among("baseline", name, [*(error.options or []), "null"])) from error
+    except CompactHydraException as error:
+        raise ValueError(f"baseline is {name!r}; it takes the name of a system or null") from error
+
+
+def _differences(ours: Any, plain: Any) -> dict[str, Any]:
+    """Keys (dotted) of `ours` with other values than in `plain`, as the choice's yaml has them."""
+    flat, flat_plain = dict(_flat(ours)), dict(_flat(plain))
+    return {key: value for key, value in flat.items() if key not in flat_plain or flat_plain[key] != value}
+
+
+def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    plain: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    if not isinstance(plain, dict):
+        if prefix:
+            yield prefix, plain
+        return
+    for key, value in plain.items():
+        yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))

@@ -1,0 +1,41 @@
+"""Compiles the numerical kernels once, so that no run or measurement pays for it.
+
+`python -m zbench.warm` after installing; a run does the same before its first step, which takes
+milliseconds when the compiled kernels are on disk (numba's cache, beside the sources or in the
+user's cache folder) and some seconds when they are not.
+"""
+
+import sys
+
+import numpy as np
+
+from zbench.batch import Batch
+from zbench.protocols import Executor, System
+from zbench.verify import verify_step
+
+
+def warm(system: System, executor: Executor) -> None:
+    """Plans, verifies and executes a small batch with short and long sequences, and forgets the result."""
+    batch = Batch(np.array([1, 7, 300, 2000, 40_000, 60_000], np.int64), seed=0, step=0)
+    plans = system.plan(batch)
+    verify_step(batch, plans)
+    executor.step(batch, plans)
+
+
+def main() -> None:
+    """Warms every system of the project on the default cluster and model."""
+    from hydra import compose, initialize_config_dir  # an edge, like the command line
+
+    from zbench.__main__ import CONF
+    from zbench.parts import Parts, Settings, make_system
+
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", ["tracker=none"])
+        parts = Parts.of(config, Settings.of(config))
+        for choice in sorted((CONF / "system").glob("*.yaml")):
+            print(f"compiling kernels for {choice.stem}", file=sys.stderr)
+            warm(make_system(compose("config", [f"system={choice.stem}"]), parts.cost), parts.executor)
+
+
+if __name__ == "__main__":
+    main()
