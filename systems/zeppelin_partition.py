@@ -101,7 +101,7 @@ def capacity_tokens(cost: Cost) -> int:
     return max(int(0.9 * free / activation_bytes(cost.model)), 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Partition:
     """first, size: int64 [num_sequences], the sequence's ranks are members[first : first + size], in ring order.
 
@@ -118,7 +118,7 @@ class Partition:
 
 
 def partitions(lengths: Ints, cost: Cost, kv_moves: int, lanes: int, may_remap: bool) -> list[Partition]:
-    """Partitions, the best estimate first; those that cut least are last and always among them."""
+    """With and without remapping, the partition with the best estimate and the one that cuts least; best first."""
     cluster = cost.cluster
     order = np.argsort(-lengths, kind="stable")
     sizes = lengths[order]
@@ -142,10 +142,11 @@ def partitions(lengths: Ints, cost: Cost, kv_moves: int, lanes: int, may_remap: 
             if seconds < np.inf:
                 back = np.argsort(order, kind="stable")
                 found.append(Partition(first[back], size[back], members, seconds + mean, lower + mean, remap))
-    simple = [one for remap in (True, False) for one in found if one.remap == remap][:1]
-    simple += [one for one in found if not one.remap][:1]
-    ranked = sorted(found, key=lambda one: one.seconds)
-    return ranked[:1] + [one for one in simple if ranked and one is not ranked[0]]
+    out: list[Partition] = []
+    for remap in (True, False):
+        same = [one for one in found if one.remap == remap]
+        out += [one for one in [*sorted(same, key=lambda one: one.seconds)[:1], *same[:1]] if one not in out]
+    return sorted(out, key=lambda one: one.seconds)
 
 
 @nb.njit(cache=True)

@@ -80,7 +80,7 @@ class Interpreter:
     plan: Plan
     given: Tensors
     tokens: list[np.ndarray] = field(default_factory=list)
-    ranks: list[dict] = field(default_factory=list)
+    ranks: dict[int, dict] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         plan, blocks = self.plan, self.plan.blocks
@@ -94,7 +94,7 @@ class Interpreter:
         self.tokens = [np.array(part, np.int64) for part in parts]
         if sorted(token for part in parts for token in part) != list(range(int(plan.lengths.sum()))):
             raise Broken("a token is in two blocks or in none")
-        self.ranks = [{} for _ in range(plan.num_ranks)]
+        self.ranks = {rank: {} for rank in range(plan.num_ranks)}
         for block, home in enumerate(blocks.home):
             mine = self.tokens[block]
             for head in range(plan.num_heads):
@@ -112,6 +112,8 @@ class Interpreter:
         for op, keep in zip(plan.views(plan.forward), plan.forward.keep, strict=True):
             self._do(op, backward=False)
             if keep:
+                if not isinstance(op, Transfer) or op.tensor not in COPIES:
+                    raise Broken(f"{op} brings no copy that could be kept")
                 kept += [(op.dst, op.tensor, block, head) for block in op.blocks for head in range(*op.heads)]
         out = Results(*(np.zeros_like(self.given.q) for _ in range(4)))
         final = self._collect("o", out)
@@ -126,6 +128,8 @@ class Interpreter:
         return out
 
     def _do(self, op: Transfer | Attend, backward: bool) -> None:
+        if not (op.q_blocks and op.kv_blocks if isinstance(op, Attend) else op.blocks):
+            raise Broken(f"{op} has no blocks")
         for head in range(*op.heads):
             if isinstance(op, Attend):
                 (self._attend_backward if backward else self._attend)(op, head)
@@ -196,6 +200,8 @@ class Interpreter:
                 mine = self.tokens[block]
                 if tensor == "o":
                     lse = np.logaddexp.reduce([part[1] for part in parts], axis=0)
+                    if not np.isfinite(lse).all():
+                        raise Broken(f"a query of block {block}, head {head}, has seen no key")
                     merged = sum(part[0] * np.exp(part[1] - lse)[:, None] for part in parts)
                     out.o[head, mine] = merged
                     final[block, head] = (merged, lse)
@@ -204,7 +210,7 @@ class Interpreter:
                 else:
                     out.dk[head, mine] = sum(part[0] for part in parts)
                     out.dv[head, mine] = sum(part[1] for part in parts)
-        for index, rank in enumerate(self.ranks):
+        for index, rank in self.ranks.items():
             for key in rank:
                 if key[0] == tensor:
                     raise Broken(f"{key} stays on rank {index}")
@@ -214,7 +220,7 @@ class Interpreter:
         """Between forward and backward a rank holds its own blocks and the copies marked `keep`."""
         homes = self.plan.blocks.home
         allowed = set(kept)
-        for index, rank in enumerate(self.ranks):
+        for index, rank in self.ranks.items():
             for key in list(rank):
                 if homes[key[1]] != index and (index, *key) not in allowed:
                     del rank[key]

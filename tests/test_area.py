@@ -61,10 +61,9 @@ def literal(plan: Plan, q_list: int, kv_list: int) -> list[int]:
         segments.append([seq, size, before, triangle])
     out = [0] * 6
     for _, m, n, triangle in segments:
-        rows, columns = -(-m // TILE), -(-n // TILE)
-        tiles = {(r, c) for r in range(rows) for c in range(columns)}
-        if triangle:
-            tiles |= {(r, columns + c) for r in range(rows) for c in range(r + 1)}
+        rows = -(-m // TILE)
+        ends = [n + (min(m, (r + 1) * TILE) if triangle else 0) for r in range(rows)]  # keys stand in one row: n, then m
+        tiles = {(r, c) for r in range(rows) for c in range(-(-ends[r] // TILE))}
         longest = max(sum(1 for row, _ in tiles if row == r) for r in range(rows))
         pairs = m * n + (sum(range(m + 1)) if triangle else 0)
         parts = (pairs, len(tiles), m, n + (m if triangle else 0), 1)

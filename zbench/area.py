@@ -58,10 +58,7 @@ def _pairs(plan: Plan, q_list: Ints, kv_list: Ints) -> NDArray[np.int64]:
     sizes = blocks.stop - blocks.start
     prefix = np.concatenate([[0], np.cumsum(sizes[items])]).astype(np.int64)
     bounds = np.searchsorted(blocks.seq, np.arange(len(plan.lengths) + 1)).astype(np.int64)
-    table: NDArray[np.int64] = _walk(
-        row_of[q_list], row_of[kv_list], offsets, items, prefix, blocks.seq, sizes, bounds, plan.causal
-    )
-    return table
+    return _walk(row_of[q_list], row_of[kv_list], offsets, items, prefix, blocks.seq, sizes, bounds, plan.causal)
 
 
 @nb.njit(cache=True)
@@ -135,8 +132,10 @@ def _close(row, m, n, diagonal):  # type: ignore[no-untyped-def]
         return
     q_tiles, kv_tiles = -(-m // TILE), -(-n // TILE)
     row[0] += m * n + (m * (m + 1) // 2 if diagonal else 0)
-    row[1] += q_tiles * kv_tiles + (q_tiles * (q_tiles + 1) // 2 if diagonal else 0)
+    row[1] += q_tiles * kv_tiles
+    if diagonal:  # the last row of tiles ends where the keys do, which may be inside the rectangle's last tile
+        row[1] += q_tiles * (q_tiles + 1) // 2 - (q_tiles + kv_tiles - -(-(m + n) // TILE))
     row[2] += m
     row[3] += n + (m if diagonal else 0)
     row[4] += 1
-    row[5] = max(row[5], kv_tiles + (q_tiles if diagonal else 0))
+    row[5] = max(row[5], -(-(m + n) // TILE) if diagonal else kv_tiles)

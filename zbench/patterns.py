@@ -111,7 +111,7 @@ def _ring(rows: Ints, ranks: Ints, bounds: Ints) -> Ops:
 def _exchange(ids: Ints, ranks: Ints, bounds: Ints, tensor: int) -> Ops:
     """All-to-all inside rows: each block's head range u to the row's rank u, in rounds of shifted partners."""
     shift, group, row, col = (axis.reshape(-1) for axis in np.indices((ranks.shape[2] - 1, *ranks.shape)))
-    to = (col + shift + 1) % ranks.shape[2]
+    to = _partner(col, shift + 1, ranks.shape[2])
     return Ops.transfers(
         tensor, ranks[group, row, col], ranks[group, row, to], (bounds[to], bounds[to + 1]), ids[group, row, col]
     )
@@ -120,7 +120,7 @@ def _exchange(ids: Ints, ranks: Ints, bounds: Ints, tensor: int) -> Ops:
 def _return(ids: Ints, ranks: Ints, bounds: Ints) -> Ops:
     """The way back: rank u's heads of o to the home of every block of its row."""
     shift, group, row, col = (axis.reshape(-1) for axis in np.indices((ranks.shape[2] - 1, *ranks.shape)))
-    to = (col + shift + 1) % ranks.shape[2]
+    to = _partner(col, shift + 1, ranks.shape[2])
     return Ops.transfers(
         O, ranks[group, row, col], ranks[group, row, to], (bounds[col], bounds[col + 1]), ids[group, row, to]
     )
@@ -165,7 +165,19 @@ def all_gather(builder: Builder, seq: Ints, start: Ints, stop: Ints, owner: Ints
     target = ranks[node[:, None], (place[:, None] + shift) % per_node].reshape(-1)
     count = len(shift)
     inside = Ops.transfers(KV, np.repeat(to, count), target, all_heads, np.repeat(held, count))
-    turn = np.concatenate([hop[crossing] * 2, np.repeat(hop, count) * 2 + 1])
+    # In rounds of one message a rank: a rank's whole list at once would have all others wait for the same rank.
+    turn = np.concatenate(
+        [hop[crossing] * 2 * per_node, np.repeat(hop * 2 * per_node, count) + np.tile(shift, len(hop))]
+    )
     builder.add_ops(Ops.concatenate([across, inside]).take(np.argsort(turn, kind="stable")))
     everything = builder.add_lists(ids.reshape(1, -1))
     builder.add_ops(Ops.attends(ranks.reshape(-1), all_heads, ids.reshape(-1), np.repeat(everything, ranks.size)))
+
+
+def _partner(col: Ints, turn: Ints, count: int) -> Ints:
+    """Whom each of `count` ranks sends to in round `turn`: everybody sends and receives one message a round.
+
+    Powers of two pair ranks off (exclusive or), so that a round's partners are all in the same node or all
+    in another: rounds of shifted partners have all ranks of a node call on the same rank of the next one first.
+    """
+    return col ^ turn if count & (count - 1) == 0 else (col + turn) % count
