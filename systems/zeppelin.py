@@ -57,7 +57,7 @@ class Zeppelin:
 
         The simpler ones are cutting as little as memory allows (all local, if it fits), with and without
         remapping, and a ring over all ranks. Each is built and timed only if it could win: if what it
-        takes at least, were its transfers free, is below the time predicted for the best so far.
+        takes at least, by its fullest rank and its busiest link, is below the time predicted for the best so far.
         """
         cost, ranks = self.cost, self.cost.cluster.num_ranks
         count = len(batch.lengths)

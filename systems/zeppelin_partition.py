@@ -22,7 +22,6 @@ from zbench.model import KV
 from zbench.plan import Ints
 
 Floats = NDArray[np.float64]
-MANY = 1 << 10
 TRIES = 24  # most thresholds tried across nodes: batches with more such sequences gain nothing from cutting them all
 FORWARD = 1 / 3.5  # share of attention time in the forward: its FLOPs are 1 of 1 + 2.5
 
@@ -42,16 +41,11 @@ class Curves:
 
 def curves(lengths: Ints, cost: Cost, kv_moves: int) -> Curves:
     """The four curves; kv_moves: how often kv (or its gradient) travels in forward and backward together."""
-    # Sequences share a kernel call, so its fixed time is nobody's: MANY equal ones in a call, divided by MANY.
-    rows, one = -(-lengths // TILE), np.ones_like(lengths)
-    tiles = rows * (rows + 1) // 2
-    work = Work(MANY * lengths * (lengths + 1) // 2, MANY * tiles, MANY * lengths, MANY * lengths, MANY * one, rows)
-    heads, kv_heads = cost.model.num_heads * one, cost.model.num_kv_heads * one
-    attention = sum(cost.kernel_seconds(work, heads, kv_heads, back) / MANY for back in (False, True))
+    attention = cost.whole_seconds(lengths, backward=False) + cost.whole_seconds(lengths, backward=True)
     size = kv_moves * lengths * cost.model.message_bytes_per_token(KV, 0, cost.model.num_heads)
     no, yes = np.zeros(len(lengths), bool), np.ones(len(lengths), bool)
-    linear = 3 * (cost.linear_seconds(lengths) - cost.linear_seconds(one))
-    return Curves(np.asarray(attention), linear, cost.transfer_seconds(size, no), cost.transfer_seconds(size, yes))
+    linear = 3 * (cost.linear_seconds(lengths) - cost.linear_seconds(np.ones_like(lengths)))
+    return Curves(attention, linear, cost.transfer_seconds(size, no), cost.transfer_seconds(size, yes))
 
 
 def ring_seconds(lengths: Ints, widths: Ints, cost: Cost) -> Floats:
@@ -105,7 +99,8 @@ def capacity_tokens(cost: Cost) -> int:
 class Partition:
     """first, size: int64 [num_sequences], the sequence's ranks are members[first : first + size], in ring order.
 
-    seconds: estimate for one layer; least: what one layer takes at least, were transfers free.
+    seconds: estimate for one layer; least: what one layer takes at least, by the compute of
+    its fullest rank and by its busiest link.
     remap: whether the estimate counts on tokens being remapped.
     """
 
@@ -315,4 +310,4 @@ def _fill(  # type: ignore[no-untyped-def]
     seconds = 0.0
     for rank in range(per_node):
         seconds = max(seconds, _phases(compute[rank], lines[rank], max(moved[rank], nic), forward, moved_forward))
-    return (seconds if fits else np.inf), (compute + lines).max()
+    return (seconds if fits else np.inf), max((compute + lines).max(), moved.max(), nic)

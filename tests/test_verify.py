@@ -113,7 +113,7 @@ def test_what_is_rejected_is_wrong_or_breaks_a_rule_of_form(mutation: tuple[str,
     if words is not None and not wrong(plan):
         assert re.search(
             "heads that cut through|over lanes that do not exist|neither a transfer nor an attend|on two ranks"
-            "|in .sequence, start. order|is empty|marked to be kept",
+            "|in .sequence, start. order|is empty|marked to be kept|names a rank outside",
             words,
         ), (kind, words)
 

@@ -35,6 +35,13 @@ class Work:
     segments: Ints
     longest: Ints
 
+    @staticmethod
+    def whole(lengths: Ints) -> "Work":
+        """Causal attention of whole sequences, [n], each by itself."""
+        rows = -(-lengths // TILE)
+        area, tiles = lengths * (lengths + 1) // 2, rows * (rows + 1) // 2
+        return Work(area, tiles, lengths, lengths, np.ones_like(lengths), rows)
+
     def take(self, index: Ints) -> "Work":
         return Work(*(getattr(self, name)[index] for name in Work.__dataclass_fields__))
 

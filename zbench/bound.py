@@ -7,9 +7,8 @@ the head, and the optimizer. Never less than what cannot be divided: a token is 
 
 import numpy as np
 
-from zbench.area import TILE
 from zbench.batch import Batch
-from zbench.cost import BACKWARD_FLOPS, FORWARD_FLOPS, Cost
+from zbench.cost import Cost
 
 
 def bound_seconds(batch: Batch, cost: Cost) -> float:
@@ -20,15 +19,6 @@ def bound_seconds(batch: Batch, cost: Cost) -> float:
     tokens = np.array([max(even, 1.0)])
     passes = 3 + (1 if model.recompute == "full" else 0)
     linear = float(cost.linear_seconds(tokens)[0]) * model.num_layers * passes + float(cost.head_seconds(tokens)[0])
-    forward, backward = (float(attention_seconds(batch, cost, back)) for back in (False, True))
+    forward, backward = (float(cost.whole_seconds(batch.lengths, back).sum()) for back in (False, True))
     again = forward if model.recompute == "full" else 0.0
     return linear + model.num_layers * (forward + backward + again) / ranks + cost.optimizer_seconds()
-
-
-def attention_seconds(batch: Batch, cost: Cost, backward: bool) -> float:
-    """Seconds of one layer's attention over all sequences on one rank at the kernel's streaming rate."""
-    device, model = cost.cluster.device, cost.model
-    rows = -(-batch.lengths // TILE)
-    tiles = int((rows * (rows + 1) // 2).sum())
-    flops = (BACKWARD_FLOPS if backward else FORWARD_FLOPS) * model.head_dim * TILE * TILE * tiles * model.num_heads
-    return flops / (device.attention_backward_flops if backward else device.attention_forward_flops)

@@ -18,6 +18,7 @@ from zbench.area import TILE, Work
 from zbench.cluster import Cluster
 from zbench.model import Model
 from zbench.plan import Ints, Ops, Plan
+from zbench.use import Use
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -63,13 +64,19 @@ class Cost:
 
     def attend_seconds(self, plan: Plan, ops: Ops, attend: Ints, work: Work, backward: bool) -> Floats:
         """float64 [num_attends]: seconds of the operations `attend`, whose work for one head is `work`."""
-        use = _Use.of(plan, ops, attend, work, self._kv_heads(ops.head_lo[attend], ops.head_hi[attend]))
+        use = Use.of(plan, ops, attend, work, self._kv_heads(ops.head_lo[attend], ops.head_hi[attend]))
         seconds = self.kernel_seconds(work, use.heads, use.kv_heads, backward)
         seconds += self._sum_seconds(work, use, backward) + self._arrange_seconds(work, use, backward)
         return seconds + self._staging_seconds(work, use, backward) if self.staged else seconds
 
     def kernel_seconds(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Floats:
-        """One flash-attention call each.
+        """One flash-attention call each: its work, the start of its kernels, and no less than a call takes."""
+        device = self.cluster.device
+        starts = (8 if backward else 1) * device.kernel_seconds
+        return np.maximum(self.stream_seconds(work, heads, kv_heads, backward) + starts, device.call_seconds)
+
+    def stream_seconds(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Floats:
+        """The work of flash-attention calls: tiles at the kernel's rate, rows through memory.
 
         Memory traffic in bytes per row element of 2 bytes. Forward: q and o once, k and v once. Backward:
         o and do for the row sums, q and do, dq zeroed, summed in float32 and converted (18 a q row); k, v
@@ -84,8 +91,16 @@ class Cost:
             traffic = (work.queries * heads * 18 + work.keys * kv_rows) * dim * e
         else:
             traffic = (work.queries * heads + work.keys * kv_heads) * 4 * dim * e
-        seconds = flops / rate + traffic / device.copy_bandwidth + (8 if backward else 1) * device.kernel_seconds
-        return np.maximum(seconds, device.call_seconds)
+        return np.asarray(flops / rate + traffic / device.copy_bandwidth, np.float64)
+
+    def whole_seconds(self, lengths: Ints, backward: bool) -> Floats:
+        """Attention of whole sequences, [n], all heads, one layer, as part of calls that others share.
+
+        Cutting a sequence can only add tiles and rows, so no plan spends less on it.
+        """
+        one = np.ones_like(lengths)
+        heads, kv_heads = self.model.num_heads * one, self.model.num_kv_heads * one
+        return self.stream_seconds(Work.whole(lengths), heads, kv_heads, backward)
 
     def _kv_heads(self, lo: Ints, hi: Ints) -> Ints:
         group = self.model.num_heads // self.model.num_kv_heads
@@ -97,7 +112,7 @@ class Cost:
         size = 3 * work.queries * heads * row + (6 * work.keys * kv_heads * row if backward else 0)
         return size / self.cluster.device.copy_bandwidth + 3 * self.cluster.device.kernel_seconds
 
-    def _sum_seconds(self, work: Work, use: "_Use", backward: bool) -> Floats:
+    def _sum_seconds(self, work: Work, use: Use, backward: bool) -> Floats:
         """Joining the partial results of attends that share queries; backward also of those that share keys.
 
         Staged, as Transformer Engine does it: the first partial result is added too, to zeros; the
@@ -116,7 +131,7 @@ class Cost:
             seconds += np.where(joins_q, more, 0.0)
         return seconds
 
-    def _arrange_seconds(self, work: Work, use: "_Use", backward: bool) -> Floats:
+    def _arrange_seconds(self, work: Work, use: Use, backward: bool) -> Floats:
         """Bringing blocks into the order the kernel reads.
 
         Head ranges (all-to-all): one strided copy of q, o, k and v each. Several whole blocks (all-gather):
@@ -135,7 +150,7 @@ class Cost:
         """One strided copy of `size` bytes, as between the two layouts of an all-to-all."""
         return np.asarray(size / self.cluster.device.strided_rate, np.float64)
 
-    def _staging_seconds(self, work: Work, use: "_Use", backward: bool) -> Floats:
+    def _staging_seconds(self, work: Work, use: Use, backward: bool) -> Floats:
         """Real tokens gathered out of padded buffers (2 passes), results scattered into zeros element by element."""
         device, row = self.cluster.device, self.model.head_dim * self.model.element_bytes
         q, kv = work.queries * use.heads * row, 2 * work.keys * use.kv_heads * row
@@ -166,46 +181,3 @@ class Cost:
         """Adam on a rank's share of the parameters."""
         share = self.model.total_params / self.cluster.num_ranks
         return OPTIMIZER_BYTES * share / self.cluster.device.copy_bandwidth
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """How attends use their blocks (arrays over the attends of a list).
-
-    heads, kv_heads: of the call. q_tokens, kv_tokens: of the blocks. buffer: kv tokens that the kernel is given.
-    cut: some of the heads only. many: several whole blocks of kv, which are copied into one buffer.
-    again_q, again_kv: an earlier attend on the rank had the same q blocks (kv blocks) and heads;
-    shares_q, shares_kv: another attend has, earlier or later.
-    """
-
-    heads: Ints
-    kv_heads: Ints
-    q_tokens: Ints
-    kv_tokens: Ints
-    buffer: Ints
-    cut: Flags
-    many: Flags
-    again_q: Flags
-    again_kv: Flags
-    shares_q: Flags
-    shares_kv: Flags
-
-    @staticmethod
-    def of(plan: Plan, ops: Ops, attend: Ints, work: Work, kv_heads: Ints) -> "_Use":
-        q_list, kv_list, heads = ops.blocks[attend], ops.kv_blocks[attend], (ops.head_hi - ops.head_lo)[attend]
-        q_tokens, kv_tokens = plan.list_tokens[q_list], plan.list_tokens[kv_list]
-        cut = heads < plan.num_heads
-        many = (plan.lists.lengths[kv_list] > 1) & ~cut
-        buffer = np.where(many, kv_tokens, np.minimum(work.keys, kv_tokens))
-        place = ops.src[attend] * (plan.num_heads + 1) + ops.head_lo[attend]
-        (again_q, shares_q), (again_kv, shares_kv) = (_repeats(place, lists, plan) for lists in (q_list, kv_list))
-        return _Use(heads, kv_heads, q_tokens, kv_tokens, buffer, cut, many, again_q, again_kv, shares_q, shares_kv)
-
-
-def _repeats(place: Ints, lists: Ints, plan: Plan) -> tuple[Flags, Flags]:
-    """(whether an earlier one has the same place and list, whether any other one has)."""
-    key = lists * (plan.num_ranks * (plan.num_heads + 1)) + place
-    _, first, inverse, counts = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
-    again = np.ones(len(key), bool)
-    again[first] = False
-    return again, counts[inverse] > 1

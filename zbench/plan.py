@@ -150,7 +150,7 @@ def _columns(
     kv_blocks: Ints | int,
 ) -> Ops:
     def full(value: Ints | int) -> Ints:
-        return np.ascontiguousarray(np.broadcast_to(np.asarray(value, np.int64), (n,)))
+        return np.full(n, value, np.int64) if np.ndim(value) == 0 else np.asarray(value, np.int64)
 
     return Ops(
         full(kind),

@@ -62,17 +62,21 @@ def _split(amounts: Ints, crossing: Ints, per_node: int, inside_weight: float) -
     (T - w a_r) / (1 - w), clipped to [0, a_r], for the T at which they sum up to `crossing`.
     """
     rows = amounts.reshape(-1, per_node).astype(np.float64)
-    low, high = np.zeros(len(rows)), rows.max(axis=1) + 1.0
 
-    def share(level: np.ndarray) -> np.ndarray:
-        return np.clip((level[:, None] - inside_weight * rows) / (1 - inside_weight), 0, rows)
+    def share(level: np.ndarray) -> np.ndarray:  # [nodes, levels] -> [nodes, levels, per_node]
+        return np.clip((level[..., None] - inside_weight * rows[:, None]) / (1 - inside_weight), 0, rows[:, None])
 
-    for _ in range(60):
-        middle = (low + high) / 2
-        enough = share(middle).sum(axis=1) >= crossing
-        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    whole = np.floor(share(high) + 1e-9).astype(np.int64)
-    missing = crossing - whole.sum(axis=1)  # what rounding lost, or gained by the last bisection step
+    # The sum over ranks is linear in T between the T at which a rank starts or ends to send across.
+    levels = np.sort(np.concatenate([inside_weight * rows, rows], axis=1), axis=1)
+    sums = share(levels).sum(axis=2)
+    nodes = np.arange(len(rows))
+    after = np.minimum((sums < crossing[:, None]).sum(axis=1), levels.shape[1] - 1)
+    before = np.maximum(after - 1, 0)
+    low, high = sums[nodes, before], sums[nodes, after]
+    part = np.where(high > low, (crossing - low) / np.where(high > low, high - low, 1.0), 0.0)
+    level = levels[nodes, before] + np.clip(part, 0, 1) * (levels[nodes, after] - levels[nodes, before])
+    whole = np.floor(share(level[:, None])[:, 0] + 1e-9).astype(np.int64)
+    missing = crossing - whole.sum(axis=1)  # what rounding lost
     room = amounts.reshape(-1, per_node) - whole
     for step in (1, -1):
         left = np.maximum(step * missing, 0)
