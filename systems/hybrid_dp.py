@@ -2,8 +2,8 @@
 
 The scheduler of Megatron-LM's hybrid context parallelism (`BalancedCPScheduler`): a sequence gets the
 next power of two of length / tokens per rank ranks; its work is length^2 / ranks; sequences are dealt
-to groups of ranks so that loads balance, in as many rounds as it takes. A round is a micro-batch.
-Told apart in docs/systems.md: a rank's sequences of a round run packed here, one after another there.
+to groups of ranks so that loads balance, in as many rounds as it takes. A group runs its sequences of
+a round in micro-batches of at most as many tokens as a rank takes.
 Source: Megatron-LM, megatron/core/pipeline_parallel/hybrid_cp_schedule.py, re-implemented from its
 described policy. Pure: no torch.
 """
@@ -57,22 +57,42 @@ class HybridDP:
         limit = self.tokens_per_rank or -(-batch.num_tokens // ranks)
         needed = -(-batch.lengths // limit)
         degree = np.minimum(2 ** np.ceil(np.log2(needed)).astype(np.int64), ranks)
-        return tuple(self._micro_batch(batch.lengths, groups) for groups in rounds(batch.lengths, degree, ranks))
+        plans: list[Plan] = []
+        for groups in rounds(batch.lengths, degree, ranks):
+            packs = [_packs(group, batch.lengths, limit) for group in groups]
+            for index in range(max(len(pack) for pack in packs)):
+                turn = [(group.size, pack[index : index + 1]) for group, pack in zip(groups, packs, strict=True)]
+                plans.append(self._micro_batch(batch.lengths, [(size, seqs[0] if seqs else []) for size, seqs in turn]))
+        return tuple(plans)
 
-    def _micro_batch(self, lengths: Ints, groups: list[Group]) -> Plan:
-        """One round as a plan: groups side by side on consecutive ranks, the widest first."""
+    def _micro_batch(self, lengths: Ints, groups: list[tuple[int, list[int]]]) -> Plan:
+        """Groups (ranks, sequences) side by side on consecutive ranks, the widest first."""
         cost = self.cost
-        groups = sorted(groups, key=lambda group: -group.size)
-        begin = np.cumsum([0, *(group.size for group in groups)])
-        seqs = np.array([seq for group in groups for seq in group.seqs], np.int64)
-        owner = np.repeat(np.arange(len(groups)), [len(group.seqs) for group in groups])
+        groups = sorted(groups, key=lambda group: -group[0])
+        sizes = np.array([size for size, _ in groups])
+        begin = np.cumsum(sizes) - sizes
+        seqs = np.array([seq for _, mine in groups for seq in mine], np.int64)
+        owner = np.repeat(np.arange(len(groups)), [len(mine) for _, mine in groups])
         builder = Builder(lengths[seqs], cost.cluster.num_ranks, cost.model.num_heads, sequences=seqs)
-        for size in sorted({group.size for group in groups}, reverse=True):
-            same = np.array([index for index, group in enumerate(groups) if group.size == size])
+        for size in np.unique(sizes[owner])[::-1]:
+            same = np.flatnonzero(sizes == size)
             mine = np.flatnonzero(np.isin(owner, same))
             rows = begin[same][:, None] + np.arange(size)
             ring(builder, mine, np.searchsorted(same, owner[mine]), rows)
         return reverse(builder.build(), self.backward)
+
+
+def _packs(group: Group, lengths: Ints, limit: int) -> list[list[int]]:
+    """The group's sequences in runs of at most `limit` tokens a rank (or one sequence, if that is more)."""
+    out: list[list[int]] = []
+    room = 0
+    for seq in group.seqs:
+        if int(lengths[seq]) > room:
+            out.append([])
+            room = max(limit * group.size, int(lengths[seq]))
+        out[-1].append(seq)
+        room -= int(lengths[seq])
+    return out
 
 
 def rounds(lengths: Ints, degree: Ints, num_ranks: int) -> list[list[Group]]:

@@ -51,6 +51,18 @@ def least_bytes(cost: Cost, num_tokens: int) -> int:
     return static_bytes(cost) + activation_bytes(cost.model) * -(-num_tokens // cost.cluster.num_ranks)
 
 
+def check_memory(cost: Cost, tokens_per_gpu: int) -> None:
+    """Raises ValueError where no plan can fit: even tokens spread evenly, and nothing received, need too much."""
+    device = cost.cluster.device
+    least = least_bytes(cost, tokens_per_gpu * cost.cluster.num_ranks)
+    if least > device.memory_bytes:
+        raise ValueError(
+            f"tokens_per_gpu is {tokens_per_gpu}; {cost.model.name} then needs at least {least / 2**30:.1f} GiB on every "
+            f"GPU, which has {device.memory_bytes / 2**30:.1f} GiB ({device.name}): use fewer tokens, more nodes, "
+            f"model.recompute=full or model.sharding=zero3"
+        )
+
+
 def peak_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
     """int64 [num_ranks]: the fullest moment of every rank over all micro-batches."""
     peak = np.zeros(cost.cluster.num_ranks, np.int64)

@@ -10,6 +10,7 @@ from time import perf_counter
 
 from zbench.compare import GROUPS, SAME, label, rows
 from zbench.fingerprint import fingerprint
+from zbench.memory import check_memory
 from zbench.metrics import Facts, figures
 from zbench.parts import Parts, Settings, make_system, resolved
 from zbench.protocols import System
@@ -18,7 +19,8 @@ from zbench.request import Request
 from zbench.sentence import is_stop
 from zbench.table import Meter, cluster_words, convention_words, print_run, print_words
 from zbench.track import Careful
-from zbench.verify import PlanError, verify
+from zbench.verify import PlanError, verify_step
+from zbench.warm import warm
 
 DEFAULT_FOLDER = Path("results")  # made when missing; any other folder has to be there
 
@@ -51,6 +53,7 @@ def run(request: Request) -> list[Run]:
     if settings.trace is not None:
         check_writable("trace", settings.trace)
     parts = Parts.of(request.config, settings)
+    check_memory(parts.cost, settings.tokens_per_gpu)
     own, baseline = _cases(request, settings, parts)
     reused = _recorded(baseline, settings, parts) if baseline else None
     cases = ([baseline] if baseline and not reused else []) + [own]
@@ -122,6 +125,7 @@ def _play(case: Case, settings: Settings, parts: Parts, writer: Writer, meter: M
     try:
         tracker.start(run_id, name, start["config"])
         meter.show(case.name, 0)
+        warm(case.system)  # so that the first step's planning time is not the compiler's
         for step in range(settings.steps):
             line = {"kind": "step", "run": run_id, **_step(case, parts, step, trace if step == 0 else None)}
             writer.append(line)
@@ -149,8 +153,7 @@ def _step(case: Case, parts: Parts, step: int, trace: str | None) -> Line:
     plans = case.system.plan(batch)
     planned = perf_counter()
     try:
-        for plan in plans:
-            verify(plan)
+        verify_step(batch, plans)
     except PlanError as error:
         raise PlanError(f"{case.name} made a wrong plan in step {step}: {error}") from error
     verified = perf_counter()

@@ -10,16 +10,15 @@ import sys
 import numpy as np
 
 from zbench.batch import Batch
-from zbench.protocols import Executor, System
+from zbench.protocols import System
 from zbench.verify import verify_step
 
+SMALL = Batch(np.array([1, 7, 300, 2000, 40_000, 60_000], np.int64), seed=0, step=0)
 
-def warm(system: System, executor: Executor) -> None:
-    """Plans, verifies and executes a small batch with short and long sequences, and forgets the result."""
-    batch = Batch(np.array([1, 7, 300, 2000, 40_000, 60_000], np.int64), seed=0, step=0)
-    plans = system.plan(batch)
-    verify_step(batch, plans)
-    executor.step(batch, plans)
+
+def warm(system: System) -> None:
+    """Plans and verifies a small batch of short and long sequences, and forgets it."""
+    verify_step(SMALL, system.plan(SMALL))
 
 
 def main() -> None:
@@ -34,7 +33,9 @@ def main() -> None:
         parts = Parts.of(config, Settings.of(config))
         for choice in sorted((CONF / "system").glob("*.yaml")):
             print(f"compiling kernels for {choice.stem}", file=sys.stderr)
-            warm(make_system(compose("config", [f"system={choice.stem}"]), parts.cost), parts.executor)
+            system = make_system(compose("config", [f"system={choice.stem}"]), parts.cost)
+            warm(system)
+            parts.executor.step(SMALL, system.plan(SMALL))
 
 
 if __name__ == "__main__":

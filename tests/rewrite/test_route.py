@@ -1,0 +1,96 @@
+"""Routing: the same bytes over the NICs, spread; the busiest carries less."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import REAL, costs, forwards
+
+from zbench.build import Builder
+from zbench.clock import legs
+from zbench.cluster import Cluster
+from zbench.cost import Cost
+from zbench.model import Model
+from zbench.patterns import ring
+from zbench.plan import COLUMNS, TRANSFER, Ops, Plan
+from zbench.rewrite import remap, reverse, route
+from zbench.rewrite.reverse import MODES
+from zbench.simulate import layer_seconds
+from zbench.verify import verify
+
+
+def nic_bytes(plan: Plan, ops: Ops, cost: Cost) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes that every NIC sends and receives."""
+    cluster = cost.cluster
+    parts = legs(plan, ops, cost.message_bytes(plan, ops), cluster)
+    nic = parts.link_a >= 2 * cluster.num_ranks
+    sides = [(link[nic] - side) // 2 - cluster.num_ranks for side, link in enumerate((parts.link_a, parts.link_b))]
+    tx, rx = (np.bincount(side, weights=parts.bytes[nic], minlength=cluster.num_nics).astype(np.int64) for side in sides)
+    return tx, rx
+
+
+@given(st.data(), costs(), st.sampled_from(MODES))
+def test_bytes_over_the_nics_are_the_same_and_the_busiest_has_less(data: st.DataObject, cost: Cost, mode: str) -> None:
+    plan = reverse(remap(data.draw(forwards(cost)), cost, 0), mode)
+    routed = route(plan, cost)
+    verify(routed)
+    for name in ("forward", "backward"):
+        before, after = getattr(plan, name), getattr(routed, name)
+        for column in COLUMNS:
+            assert column == "via" or (getattr(before, column) == getattr(after, column)).all()
+        old, new = nic_bytes(plan, before, cost), nic_bytes(routed, after, cost)
+        assert [side.sum() for side in old] == [side.sum() for side in new]
+        node_of_nic = np.arange(cost.cluster.num_nics) // cost.cluster.nics_per_node
+        for one, other in zip(old, new, strict=True):
+            assert np.bincount(node_of_nic, one).tolist() == np.bincount(node_of_nic, other).tolist()
+        lanes = cost.cluster.nics_per_node
+        spread = (after.via >= 0).sum()  # a share differs from an even one by less than a byte
+        if spread:
+            assert max(side.max() for side in new) <= max(side.max() for side in old) + spread
+            node = cost.cluster.node_of
+            assert (node[after.src[after.via >= 0]] != node[after.dst[after.via >= 0]]).all()
+            assert (after.kind[after.via >= 0] == TRANSFER).all()
+            assert lanes > 1
+        assert all(routed.lanes[index].tolist() == list(range(lanes)) for index in range(len(routed.lanes)))
+
+
+def ring_of(nics: int, nodes: int = 2, gpus: int = 8) -> tuple[Plan, Cost]:
+    cluster = Cluster("c", nodes, gpus, nics, 25e9, 0.8, 1e-5, 2e11, 0.8, 1e-5, REAL)
+    cost = Cost(cluster, Model("m", 8, 4096, 32, 32, 128, 11008, 32000))
+    builder = Builder(np.array([65536]), nodes * gpus, 32)
+    ring(builder, np.array([0]), np.array([0]), np.arange(nodes * gpus)[None])
+    return reverse(builder.build(), "carry"), cost
+
+
+def test_a_ring_uses_one_nic_a_node_and_routed_all_of_them() -> None:
+    plan, cost = ring_of(4)
+    routed = route(plan, cost)
+    before, after = nic_bytes(plan, plan.forward, cost)[0], nic_bytes(routed, routed.forward, cost)[0]
+    assert (before > 0).tolist() == [False, False, False, True] * 2
+    assert (after > 0).all()
+    assert after.max() <= before.max() / 4 + len(plan.forward)
+    assert (routed.forward.via >= 0).sum() == 2 * 15  # the two border crossings of every step
+    assert layer_seconds(routed, cost) < 0.8 * layer_seconds(plan, cost)
+
+
+def test_nothing_is_routed_with_one_nic_a_node_or_one_node() -> None:
+    for plan, cost in (ring_of(1), ring_of(4, nodes=1)):
+        routed = route(plan, cost)
+        assert not (routed.forward.via >= 0).any()
+        assert not (routed.backward.via >= 0).any()
+
+
+def test_nothing_is_routed_where_every_nic_is_busy_already() -> None:
+    """Every GPU sends to its counterpart over a NIC of its own: detours would only cost."""
+    _, cost = ring_of(8)
+    builder = Builder(np.full(8, 8192), 16, 32)
+    ring(builder, np.arange(8), np.arange(8), np.stack([np.arange(8), np.arange(8) + 8], axis=1))
+    plan = reverse(builder.build(), "carry")
+    assert not (route(plan, cost).forward.via >= 0).any()
+
+
+def test_nothing_is_routed_where_nvlink_is_no_faster() -> None:
+    plan, cost = ring_of(4)
+    slow = replace(cost, cluster=replace(cost.cluster, nvlink_bandwidth=25e9))
+    assert not (route(plan, slow).forward.via >= 0).any()
