@@ -6,6 +6,7 @@ the cluster's numbers and the seconds of each operation. The rules are those zbe
 
 import heapq
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from zbench.cluster import Cluster
 from zbench.plan import Attend, Ops, Plan
@@ -131,7 +132,7 @@ def simulate(legs: list[Leg], edges: set[tuple[int, int]], ready: list[float] | 
             queues.setdefault(lane, []).append(index)
     before = {index: [] for index in range(len(legs))}
     for queue in queues.values():
-        for one, other in zip(queue, queue[1:], strict=False):
+        for one, other in pairwise(queue):
             before[other].append(one)
 
     def release(leg: Leg) -> float:

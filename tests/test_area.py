@@ -1,5 +1,7 @@
 """Areas, tiles and segments against counting every (query, key) pair one by one."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,7 @@ def scattered(draw: st.DrawFn) -> Plan:
     lengths = draw(st.lists(st.integers(1, 300), min_size=1, max_size=4))
     for index, length in enumerate(lengths):
         cuts = sorted({0, length, *draw(st.lists(st.integers(0, length), max_size=6))})
-        for begin, end in zip(cuts, cuts[1:], strict=False):
+        for begin, end in pairwise(cuts):
             seq.append(index), start.append(begin), stop.append(end)
             block.append(draw(st.integers(0, num_blocks - 1)))
     names = sorted(set(block))
@@ -46,9 +48,9 @@ def literal(plan: Plan, q_list: int, kv_list: int) -> list[int]:
     """Work by its definition: count the keys every query piece sees token by token, then merge pieces that line up."""
     b = plan.blocks
     keys = {(int(b.seq[p]), t) for p in held(plan, kv_list) for t in range(b.start[p], b.stop[p])}
-    segments: list[list] = []  # sequence, queries, keys seen by all of them, triangle?
+    segments: list[list] = []  # sequence, queries, keys that all of them see, triangle?
     for piece in held(plan, q_list):
-        seq, start, size = int(b.seq[piece]), int(b.start[piece]), int(b.stop[piece] - b.start[piece])
+        seq, start, stop = int(b.seq[piece]), int(b.start[piece]), int(b.stop[piece])
         triangle = plan.causal and (seq, start) in keys
         before = sum(1 for s, t in keys if s == seq and (t < start or not plan.causal))
         if not before and not triangle:
@@ -56,9 +58,9 @@ def literal(plan: Plan, q_list: int, kv_list: int) -> list[int]:
         if segments:
             s, m, n, t = segments[-1]
             if s == seq and t == triangle and before == n + (m if triangle else 0):
-                segments[-1][1] += size
+                segments[-1][1] += stop - start
                 continue
-        segments.append([seq, size, before, triangle])
+        segments.append([seq, stop - start, before, triangle])
     out = [0] * 6
     for _, m, n, triangle in segments:
         rows = -(-m // TILE)

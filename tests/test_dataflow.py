@@ -1,5 +1,7 @@
 """The data edges equal those found by following every head of every block one operation after another."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from eventloop import data_edges
@@ -21,7 +23,8 @@ def test_edges_equal_the_literal_ones(case: tuple[Cost, Plan]) -> None:
     for ops, backward in ((plan.forward, False), (plan.backward, True)):
         found = edges(plan, ops, backward)
         assert isinstance(found, Edges)
-        assert set(zip(found.producer.tolist(), found.consumer.tolist(), strict=True)) == data_edges(plan, ops, backward)
+        pairs = set(zip(found.producer.tolist(), found.consumer.tolist(), strict=True))
+        assert pairs == data_edges(plan, ops, backward)
         assert (found.producer < found.consumer).all()
 
 
@@ -32,7 +35,7 @@ def test_accesses_are_grouped_by_item_and_in_plan_order(case: tuple[Cost, Plan])
         table = accesses(plan, ops, backward)
         items = list(zip(table.tensor.tolist(), table.block.tolist(), table.rank.tolist(), strict=True))
         assert len(set(items)) == len(items)
-        for begin, end in zip(table.runs, table.runs[1:], strict=False):
+        for begin, end in pairwise(table.runs):
             turns = list(zip(table.op[begin:end].tolist(), table.action[begin:end].tolist(), strict=True))
             assert turns == sorted(turns)
             assert end > begin
@@ -88,8 +91,8 @@ def test_every_fault(ops: list[tuple], op: int, block: int, rank: int, words: st
 
 
 def test_a_head_range_may_come_in_parts_and_leave_whole() -> None:
-    parts = [(Q, 0, 2, 0, 2, 0), (KV, 0, 2, 0, 1, 0), (KV, 0, 2, 1, 2, 0), ("attend", 2, 0, 2, 0, 0), (O, 2, 0, 0, 2, 0)]
-    plan = hand(parts)
+    halves = [(KV, 0, 2, 0, 1, 0), (KV, 0, 2, 1, 2, 0)]
+    plan = hand([(Q, 0, 2, 0, 2, 0), *halves, ("attend", 2, 0, 2, 0, 0), (O, 2, 0, 0, 2, 0)])
     found = edges(plan, plan.forward, False)
     assert isinstance(found, Edges)
     assert set(zip(found.producer.tolist(), found.consumer.tolist(), strict=True)) == {(0, 3), (1, 3), (2, 3), (3, 4)}

@@ -1,5 +1,7 @@
 """Playing layers with the shortcut against playing every one of them, and the accounts of a layer against intervals."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -162,7 +164,7 @@ def _covered(spans: list[tuple[float, float]], without: list[tuple[float, float]
     """Seconds inside any of `spans` and none of `without`."""
     edges = sorted({edge for span in spans + without for edge in span})
     total = 0.0
-    for left, right in zip(edges, edges[1:], strict=False):
+    for left, right in pairwise(edges):
         middle = (left + right) / 2
         inside = any(a <= middle < b for a, b in spans)
         total += (right - left) * (inside and not any(a <= middle < b for a, b in without))

@@ -30,7 +30,9 @@ def make(path: Path, cost: Cost) -> System:
     return instantiate(OmegaConf.load(path), _partial_=True, _convert_="all")(cost=cost)
 
 
-def drawn(data: st.DataObject, path: Path, most: int = 30_000, nodes: int = 4, gpus: int = 8) -> tuple[Cost, Batch, System]:
+def drawn(
+    data: st.DataObject, path: Path, most: int = 30_000, nodes: int = 4, gpus: int = 8
+) -> tuple[Cost, Batch, System]:
     cost = data.draw(costs(nodes, gpus))
     return cost, data.draw(batches(most, 20)), make(path, cost)
 

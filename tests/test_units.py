@@ -43,7 +43,10 @@ def test_what_it_refuses(text: object, kind: str) -> None:
         parse("cluster.field", text, kind)  # type: ignore[arg-type]
 
 
-@given(st.floats(1e-9, 1e18), st.sampled_from([("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12), ("Gi", 2.0**30)]))
+PREFIXES = [("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12), ("Gi", 2.0**30)]
+
+
+@given(st.floats(1e-9, 1e18), st.sampled_from(PREFIXES))
 def test_prefixes_multiply(number: float, prefix: tuple[str, float]) -> None:
     name, factor = prefix
     assert parse("field", f"{number!r} {name}B", "bytes") == number * factor

@@ -64,7 +64,8 @@ def mutations(draw: st.DrawFn) -> tuple[str, Plan]:
     plan = draw(plans(cost, 40))
     name = draw(st.sampled_from(LISTS))
     ops: Ops = getattr(plan, name)
-    count, kind = len(ops), draw(st.sampled_from(("drop", "twice", "move", "swap", *COLUMNS, "home", "shrink", "grow", "steal")))
+    count = len(ops)
+    kind = draw(st.sampled_from(("drop", "twice", "move", "swap", *COLUMNS, "home", "shrink", "grow", "steal")))
     at, other = draw(st.integers(0, count - 1)), draw(st.integers(0, count - 1))
     index = np.arange(count)
     if kind == "drop":
@@ -96,7 +97,7 @@ def mutations(draw: st.DrawFn) -> tuple[str, Plan]:
     return kind, replace(plan, blocks=replace(blocks, stop=stop))
 
 
-@settings(max_examples=1200)
+@settings(max_examples=800)
 @given(mutations())
 def test_no_wrong_plan_passes(mutation: tuple[str, Plan]) -> None:
     kind, plan = mutation
@@ -104,7 +105,7 @@ def test_no_wrong_plan_passes(mutation: tuple[str, Plan]) -> None:
         assert rejected(plan) is not None, kind
 
 
-@settings(max_examples=600)
+@settings(max_examples=500)
 @given(mutations())
 def test_what_is_rejected_is_wrong_or_breaks_a_rule_of_form(mutation: tuple[str, Plan]) -> None:
     """The verifier cries wolf only over forms that some executor could not run, though numbers would come out right."""
@@ -113,7 +114,8 @@ def test_what_is_rejected_is_wrong_or_breaks_a_rule_of_form(mutation: tuple[str,
     if words is not None and not wrong(plan):
         assert re.search(
             "heads that cut through|over lanes that do not exist|neither a transfer nor an attend|on two ranks"
-            "|in .sequence, start. order|is empty|marked to be kept|names a rank outside",
+            "|in .sequence, start. order|is empty|marked to be kept|names a rank outside"
+            "|has heads outside|a second time",  # twice nothing, where no pair is visible
             words,
         ), (kind, words)
 
@@ -159,7 +161,7 @@ def attends(ops: Ops) -> np.ndarray:
         ("forward", sends(O), r"adds to o of block \d+ on rank \d+, and nothing sends that home to rank \d+"),
         ("backward", sends(DO), r"uses do of block \d+ on rank \d+ before"),
         ("backward", sends(DQ), r"adds to dq of block \d+ on rank \d+, and nothing sends that home"),
-        ("backward", sends(DKV), r"(adds to dkv of block \d+ on rank \d+, and nothing sends that home|sends dkv of block)"),
+        ("backward", sends(DKV), r"adds to dkv of block \d+ on rank \d+, and nothing sends|sends dkv of block"),
         ("backward", sends(KV), r"uses kv of block \d+ on rank \d+ before"),
     ],
 )
@@ -272,7 +274,7 @@ def test_head_ranges_that_overlap_or_leave_a_gap() -> None:
     [
         (lambda b: replace(b, stop=b.stop - (np.arange(len(b.seq)) == 3)), "a token is owned twice or not at all"),
         (lambda b: replace(b, stop=b.stop + (np.arange(len(b.seq)) == 3)), "a token is owned twice or not at all"),
-        (lambda b: replace(b, stop=b.stop - (np.arange(len(b.seq)) == len(b.seq) - 1)), "has 9 tokens, its blocks hold 8"),
+        (lambda b: replace(b, stop=np.append(b.stop[:-1], b.stop[-1] - 1)), "has 9 tokens, its blocks hold 8"),
         (lambda b: replace(b, start=b.start + (np.arange(len(b.seq)) == 0)), "block 0 has tokens from 1"),
         (lambda b: replace(b, home=b.home + 4), "block 0 has no home among 4 ranks"),
         (lambda b: replace(b, home=np.append(b.home, 0)), "block 4 is empty"),

@@ -7,6 +7,7 @@ what a variable-length attention kernel takes: m queries against n keys seen by 
 (a rectangle), or against n keys and causally each other (a rectangle and a triangle).
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numba as nb
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from zbench.plan import ATTEND, Ints, Ops, Plan
 
+CHUNK = 1 << 15  # pairs a thread takes at a time
 TILE = 128  # rows and columns that flash-attention kernels work on at a time (FlashAttention-2, section 3.3)
 
 
@@ -47,12 +49,22 @@ class Work:
 
 
 def work(plan: Plan, ops: Ops) -> tuple[Ints, Work]:
-    """(indices of the attends in ops, their work); each distinct pair of lists is computed once."""
+    """(indices of the attends in ops, their work). `ops`: any operations over the plan's lists."""
     attend = np.flatnonzero(ops.kind == ATTEND)
     pair = ops.blocks[attend] * len(plan.lists) + ops.kv_blocks[attend]
-    distinct, inverse = np.unique(pair, return_inverse=True)
-    table = _pairs(plan, distinct // max(len(plan.lists), 1), distinct % max(len(plan.lists), 1))
-    return attend, Work(*(np.ascontiguousarray(column) for column in table.T)).take(inverse)
+    known, table = plan.pair_work
+    at = np.minimum(np.searchsorted(known, pair), max(len(known) - 1, 0))
+    if not len(known) or (known[at] != pair).any():  # not the plan's own operations
+        known, table = pair_work(plan, pair)
+        at = np.searchsorted(known, pair)
+    return attend, table.take(at)
+
+
+def pair_work(plan: Plan, pair: Ints) -> tuple[Ints, Work]:
+    """(distinct pairs, ascending, their work). pair: q list x number of lists + kv list; each is computed once."""
+    distinct, count = np.unique(pair), max(len(plan.lists), 1)
+    table = _pairs(plan, distinct // count, distinct % count)
+    return distinct, Work(*(np.ascontiguousarray(column) for column in table.T))
 
 
 def _pairs(plan: Plan, q_list: Ints, kv_list: Ints) -> NDArray[np.int64]:
@@ -65,7 +77,16 @@ def _pairs(plan: Plan, q_list: Ints, kv_list: Ints) -> NDArray[np.int64]:
     sizes = blocks.stop - blocks.start
     prefix = np.concatenate([[0], np.cumsum(sizes[items])]).astype(np.int64)
     bounds = np.searchsorted(blocks.seq, np.arange(len(plan.lengths) + 1)).astype(np.int64)
-    return _walk(row_of[q_list], row_of[kv_list], offsets, items, prefix, blocks.seq, sizes, bounds, plan.causal)
+
+    def walk(part: slice) -> NDArray[np.int64]:
+        rows = row_of[q_list[part]], row_of[kv_list[part]]
+        table: NDArray[np.int64] = _walk(*rows, offsets, items, prefix, blocks.seq, sizes, bounds, plan.causal)
+        return table
+
+    if len(q_list) <= CHUNK:
+        return walk(slice(None))
+    with ThreadPoolExecutor() as pool:  # the compiled loop leaves the interpreter free; order and result stay the same
+        return np.concatenate(list(pool.map(walk, (slice(at, at + CHUNK) for at in range(0, len(q_list), CHUNK)))))
 
 
 @nb.njit(cache=True)
@@ -107,7 +128,7 @@ def _seek(items, begin, end, value):  # type: ignore[no-untyped-def]
     return low
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def _walk(q_rows, kv_rows, offsets, items, prefix, seq, sizes, bounds, causal):  # type: ignore[no-untyped-def]
     out = np.zeros((len(q_rows), 6), np.int64)
     for pair in range(len(q_rows)):

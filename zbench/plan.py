@@ -15,11 +15,15 @@ defined by zbench.dataflow and zbench.verify; this module only holds it.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zbench.model import TENSOR_NAMES
+
+if TYPE_CHECKING:
+    from zbench.area import Work
 
 Ints = NDArray[np.int64]
 TRANSFER, ATTEND = 0, 1
@@ -239,6 +243,17 @@ class Plan:
         """int64 [num_lists]: tokens of each list of blocks."""
         total = np.concatenate([[0], np.cumsum(self.blocks.tokens[self.lists.items])])
         return np.asarray(total[self.lists.offsets[1:]] - total[self.lists.offsets[:-1]], np.int64)
+
+    @cached_property
+    def pair_work(self) -> "tuple[Ints, Work]":
+        """Every distinct (q list, kv list) that an attend of the plan has, and its work: zbench.area.pair_work."""
+        from zbench.area import pair_work  # which is about plans, and so imports this module
+
+        pairs = [
+            ops.blocks[ops.kind == ATTEND] * len(self.lists) + ops.kv_blocks[ops.kind == ATTEND]
+            for ops in (self.forward, self.backward)
+        ]
+        return pair_work(self, np.concatenate(pairs))
 
     def view(self, ops: Ops, index: int) -> Transfer | Attend:
         heads = (int(ops.head_lo[index]), int(ops.head_hi[index]))

@@ -158,6 +158,7 @@ def _step(case: Case, parts: Parts, step: int, trace: str | None) -> Line:
         raise PlanError(f"{case.name} made a wrong plan in step {step}: {error}") from error
     verified = perf_counter()
     result = parts.executor.step(batch, plans)
+    executed = perf_counter()
     if trace is not None:
         from zbench.trace import write_trace
 
@@ -172,6 +173,7 @@ def _step(case: Case, parts: Parts, step: int, trace: str | None) -> Line:
         "num_micro_batches": len(plans),
         "plan_seconds": planned - began,
         "verify_seconds": verified - planned,
+        "execute_seconds": executed - verified,
         **asdict(result),
     }
 

@@ -5,11 +5,14 @@ milliseconds when the compiled kernels are on disk (numba's cache, beside the so
 user's cache folder) and some seconds when they are not.
 """
 
+import dataclasses
 import sys
+from dataclasses import replace
 
 import numpy as np
 
 from zbench.batch import Batch
+from zbench.cost import Cost
 from zbench.protocols import System
 from zbench.verify import verify_step
 
@@ -17,8 +20,20 @@ SMALL = Batch(np.array([1, 7, 300, 2000, 40_000, 60_000], np.int64), seed=0, ste
 
 
 def warm(system: System) -> None:
-    """Plans and verifies a small batch of short and long sequences, and forgets it."""
-    verify_step(SMALL, system.plan(SMALL))
+    """Has `system` plan a small batch for a small cluster of its kind, verifies the plan and forgets it.
+
+    Only for systems that are dataclasses with a `cost`, as all of zbench's are; others have nothing of
+    zbench's to compile before their first plan.
+    """
+    if not dataclasses.is_dataclass(system) or not isinstance(getattr(system, "cost", None), Cost):
+        return
+    cost: Cost = system.cost
+    few = min(cost.cluster.num_nodes, 2)
+    try:
+        small = dataclasses.replace(system, cost=replace(cost, cluster=replace(cost.cluster, num_nodes=few)))
+    except ValueError:  # a setting that the small cluster cannot have
+        return
+    verify_step(SMALL, small.plan(SMALL))
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from zbench.build import Builder
 from zbench.cost import Cost
 from zbench.model import DKV, DO, DQ, KV, O, Q
 from zbench.patterns import all_gather, pack_zigzag, ring, ulysses_ring
-from zbench.plan import ATTEND, TRANSFER, Ops, Plan
+from zbench.plan import ATTEND, TRANSFER, Ops, Plan, Transfer
 from zbench.rewrite import reverse
 from zbench.rewrite.reverse import MODES
 from zbench.verify import verify
@@ -58,18 +58,20 @@ def test_gradients_mirror_what_was_sent(data: st.DataObject, cost: Cost) -> None
         assert plan.backward_mode == mode
         for tensor, gradient in MIRROR.items():
             assert volume(plan, plan.backward, gradient) == volume(plan, plan.forward, tensor)
-        sent = [(v.tensor, v.src, v.dst, v.blocks, v.heads) for v in plan.views(plan.backward) if hasattr(v, "tensor")]
+        out, back = ([view for view in plan.views(ops) if isinstance(view, Transfer)]
+                     for ops in (plan.forward, plan.backward))  # fmt: skip
         names = {"q": "dq", "kv": "dkv", "o": "do"}
-        due = [(names[v.tensor], v.dst, v.src, v.blocks, v.heads) for v in plan.views(plan.forward) if hasattr(v, "tensor")]
+        sent = [(view.tensor, view.src, view.dst, view.blocks, view.heads) for view in back]
+        due = [(names[view.tensor], view.dst, view.src, view.blocks, view.heads) for view in out]
         assert [one for one in sent if one[0] != "kv"] == due[::-1]
-        attends = [getattr(plan, name).take(getattr(plan, name).kind == ATTEND) for name in ("forward", "backward")]
+        attends = [ops.take(ops.kind == ATTEND) for ops in (plan.forward, plan.backward)]
         for column in ("src", "head_lo", "head_hi", "blocks", "kv_blocks"):
             assert (getattr(attends[0], column) == getattr(attends[1], column)[::-1]).all()
 
 
 @given(st.data(), costs())
 def test_what_each_mode_keeps_and_fetches(data: st.DataObject, cost: Cost) -> None:
-    """keep: all received q and kv stay, nothing travels again. regather: kv travels as in the forward. carry: between."""
+    """keep: all received q and kv stay, nothing travels again; regather: kv travels as before; carry: between."""
     forward = data.draw(forwards(cost))
     plans = {mode: reverse(forward, mode) for mode in MODES}
     sent = volume(forward, forward.forward, KV)
@@ -110,5 +112,5 @@ def test_a_gather_is_regathered_with_the_same_crossings() -> None:
 
 
 def test_an_unknown_mode_is_one_sentence() -> None:
-    with pytest.raises(ValueError, match="^backward is 'drop'; it takes keep, carry, regather$"):
+    with pytest.raises(ValueError, match=r"^backward is 'drop'; it takes keep, carry, regather$"):
         reverse(a_ring(np.array([8]), 2), "drop")  # type: ignore[arg-type]

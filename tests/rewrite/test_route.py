@@ -26,7 +26,8 @@ def nic_bytes(plan: Plan, ops: Ops, cost: Cost) -> tuple[np.ndarray, np.ndarray]
     parts = legs(plan, ops, cost.message_bytes(plan, ops), cluster)
     nic = parts.link_a >= 2 * cluster.num_ranks
     sides = [(link[nic] - side) // 2 - cluster.num_ranks for side, link in enumerate((parts.link_a, parts.link_b))]
-    tx, rx = (np.bincount(side, weights=parts.bytes[nic], minlength=cluster.num_nics).astype(np.int64) for side in sides)
+    size, nics = parts.bytes[nic], cluster.num_nics
+    tx, rx = (np.bincount(side, weights=size, minlength=nics).astype(np.int64) for side in sides)
     return tx, rx
 
 

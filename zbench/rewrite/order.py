@@ -5,6 +5,10 @@ behind it. This rewrite replays both lists on the described cluster with free ch
 whose data is decided, the one that can start earliest goes next, among equals the one with the
 longest path still behind it. The order of starting becomes the plan's order. Ordering the attends
 alone would be worse: a lane of transfers in the old order then holds up the new attends.
+
+A list keeps the order it has where the clock plays that as fast. Free choice never waits, so a long local
+attend can start just before data arrives that others depend on; and the legs of routed transfers, which lanes
+serve in the order of their transfers, come in another order than they were scheduled in.
 """
 
 import heapq
@@ -12,6 +16,7 @@ import heapq
 import numba as nb
 import numpy as np
 
+from zbench.clock import LANES, Program, link_ids, run
 from zbench.cost import Cost
 from zbench.dataflow import Fault, edges
 from zbench.plan import Ops, Plan
@@ -27,7 +32,7 @@ def scheduled(plan: Plan, cost: Cost) -> tuple[Plan, float]:
     """(`plan` in list-scheduled order, seconds that the schedule predicts for one layer, both directions).
 
     The schedule starts from when each rank's linear modules end; the prediction is what zbench.simulate
-    plays for one layer whose ranks start together, but for the order of transfers on shared links.
+    plays for one layer whose ranks start together.
     """
     linear = cost.linear_seconds(plan.tokens_per_rank)
     forward, ahead = _ordered(plan, plan.forward, False, linear, cost)
@@ -36,15 +41,27 @@ def scheduled(plan: Plan, cost: Cost) -> tuple[Plan, float]:
 
 
 def _ordered(plan: Plan, ops: Ops, backward: bool, ready: np.ndarray, cost: Cost) -> tuple[Ops, float]:
-    found = edges(plan, ops, backward)
-    assert not isinstance(found, Fault), found.reason
-    of = prepare(plan, ops, found, cost, backward)
+    of = _program(plan, ops, backward, cost)
     parts = of.legs
-    turn, end = _list_schedule(
+    turn = _list_schedule(
         parts.op, parts.rank, parts.lane_a, parts.lane_b, parts.link_a, parts.link_b, of.busy, of.latency,
         of.offsets, of.followers, np.bincount(of.followers, minlength=len(parts.op)), ready, len(ops),
     )  # fmt: skip
-    return ops.take(turn), float(max(end, ready.max()))
+    free = ops.take(turn)
+    given, found = (_end(one, ready, cost) for one in (of, _program(plan, free, backward, cost)))
+    return (free, found) if found < given else (ops, given)
+
+
+def _program(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Program:
+    found = edges(plan, ops, backward)
+    assert not isinstance(found, Fault), found.reason
+    return prepare(plan, ops, found, cost, backward)
+
+
+def _end(of: Program, ready: np.ndarray, cost: Cost) -> float:
+    """When the clock has played it."""
+    timeline = run(of, ready, np.zeros(cost.cluster.num_ranks * LANES), np.zeros(link_ids(cost.cluster)[0]))
+    return max(float(timeline.done.max()), float(ready.max()))
 
 
 @nb.njit(cache=True)
@@ -58,7 +75,7 @@ def _list_schedule(  # type: ignore[no-untyped-def]
             tail[leg] = max(tail[leg], tail[followers[at]])
         tail[leg] += busy[leg] + latency[leg]
     lane_free, link_free = np.zeros(max(lane_a.max(), lane_b.max()) + 1), np.zeros(max(link_a.max(), link_b.max()) + 2)
-    ready, end = rank_ready[rank], 0.0
+    ready = rank_ready[rank]
     queue = [(0.0, 0.0, 0) for _ in range(0)]
     for leg in range(num_legs):
         if waits[leg] == 0:
@@ -77,7 +94,6 @@ def _list_schedule(  # type: ignore[no-untyped-def]
             turn[placed] = op[leg]
             placed += 1
         release = start + busy[leg]
-        end = max(end, release + latency[leg])
         lane_free[lane_a[leg]] = release
         if lane_b[leg] >= 0:
             lane_free[lane_b[leg]] = release
@@ -89,4 +105,4 @@ def _list_schedule(  # type: ignore[no-untyped-def]
             waits[follower] -= 1
             if waits[follower] == 0:
                 heapq.heappush(queue, (ready[follower], -tail[follower], follower))
-    return turn, end
+    return turn
