@@ -182,11 +182,20 @@ def test_how_a_run_ended_is_recorded(
 
 
 def test_out_of_memory_stands_in_place_of_a_throughput(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = {**CLUSTER, "device": {**DEVICE, "memory_bytes": "1 MB"}}
+    (done, *_) = run(request(tmp_path / "big.jsonl"))
+    peak = max(done.steps[0]["peak_bytes"])
+    small = {**CLUSTER, "device": {**DEVICE, "memory_bytes": peak - 1}}
     run(request(tmp_path / "r.jsonl", cluster=small))
     printed = capsys.readouterr().out
     assert "mine runs out of memory: needs" in printed
     assert "tokens/s" in printed
+
+
+def test_memory_that_no_plan_fits_is_refused(tmp_path: Path) -> None:
+    small = {**CLUSTER, "device": {**DEVICE, "memory_bytes": "1 kB"}}
+    with pytest.raises(ValueError, match=r"tokens_per_gpu is 64; .* needs at least .* GiB on every GPU"):
+        run(request(tmp_path / "r.jsonl", cluster=small))
+    assert not (tmp_path / "r.jsonl").exists()
 
 
 def test_a_tracker_gets_every_steps_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +220,7 @@ def test_a_tracker_gets_every_steps_figures(tmp_path: Path, monkeypatch: pytest.
 
 def test_two_runs_are_the_same_but_for_clocks(tmp_path: Path) -> None:
     first, second = run(request(tmp_path / "1.jsonl"))[0], run(request(tmp_path / "2.jsonl"))[0]
-    clocks = {"plan_seconds", "verify_seconds", "run"}
+    clocks = {"plan_seconds", "verify_seconds", "execute_seconds", "run"}
     for one, other in zip(first.steps, second.steps, strict=True):
         assert {key: one[key] for key in one.keys() - clocks} == {key: other[key] for key in other.keys() - clocks}
 

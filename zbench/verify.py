@@ -41,8 +41,10 @@ def verify(plan: Plan, cost: Cost | None = None) -> None:
         PlanError: the first rule broken; OutOfMemory: only the memory is too small.
     """
     _tokens(plan)
-    for name, ops, backward in (("forward", plan.forward, False), ("backward", plan.backward, True)):
+    both = (("forward", plan.forward, False), ("backward", plan.backward, True))
+    for name, ops, _ in both:
         _fields(plan, ops, name)
+    for name, ops, backward in both:
         _coverage(plan, ops, name)
         found = edges(plan, ops, backward)
         if isinstance(found, Fault):
@@ -163,11 +165,11 @@ def _missing(plan: Plan, ops: Ops, attend: Ints) -> str:
     heads = (ops.head_hi - ops.head_lo)[attend][op]
     count = len(plan.blocks)
     every = np.arange(count, dtype=np.int64)
-    alone = plan.with_(lists=Lists.singletons(count))
     for block in range(count):
         mine = q == block
         done = np.bincount(kv[mine], weights=heads[mine], minlength=count)
-        _, amount = work(alone, Ops.attends(0 * every, (0, 1), 0 * every + block, every))
+        pairs = Ops.attends(0 * every, (0, 1), 0 * every + block, every)
+        _, amount = work(plan.with_(lists=Lists.singletons(count), forward=pairs, backward=pairs), pairs)
         short = (amount.area > 0) & (done < plan.num_heads)
         if short.any():
             other, home = int(np.argmax(short)), int(plan.blocks.home[block])
