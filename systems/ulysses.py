@@ -42,7 +42,8 @@ class Ulysses:
             isinstance(self.degree, int) and 1 <= self.degree <= heads and ranks % self.degree == 0
         ):
             raise ValueError(
-                f"system.degree is {self.degree!r}; it takes a divisor of the {ranks} ranks of at most {heads}, a head per rank"
+                f"system.degree is {self.degree!r}; it takes a divisor of the {ranks} ranks of at most {heads}, "
+                f"as every rank needs a head"
             )
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from systems.zeppelin_partition import Partition, partitions, ring_bound
+from systems.zeppelin_partition import Partition, partitions
+from systems.zeppelin_zones import ring_bound
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cost import Cost

@@ -64,7 +64,9 @@ def literal(plan: Plan, q_list: int, kv_list: int) -> list[int]:
     out = [0] * 6
     for _, m, n, triangle in segments:
         rows = -(-m // TILE)
-        ends = [n + (min(m, (r + 1) * TILE) if triangle else 0) for r in range(rows)]  # keys stand in one row: n, then m
+        ends = [
+            n + (min(m, (r + 1) * TILE) if triangle else 0) for r in range(rows)
+        ]  # keys stand in one row: n, then m
         tiles = {(r, c) for r in range(rows) for c in range(-(-ends[r] // TILE))}
         longest = max(sum(1 for row, _ in tiles if row == r) for r in range(rows))
         pairs = m * n + (sum(range(m + 1)) if triangle else 0)

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from strategies import cases, clusters
 
 from zbench.area import work
-from zbench.clock import LANES, Program, Timeline, link_ids, proxy, run
+from zbench.clock import Program, Timeline, run
 from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.dataflow import Edges, edges
+from zbench.legs import LANES, link_ids, proxy
 from zbench.plan import ATTEND, TRANSFER, Ops, Plan
 from zbench.simulate import prepare
 

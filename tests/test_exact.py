@@ -3,26 +3,24 @@
 Plans are executed by tests/interpreter.py, which knows nothing of the verifier.
 """
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter import Broken, Results, Tensors, dense, execute
-from omegaconf import OmegaConf
-from strategies import batches, cases, costs, forwards
+from strategies import SHARP, batches, cases, costs, forwards
+from variants import SYSTEMS, VARIANTS, Variant
 
 from zbench.batch import Batch
 from zbench.build import Builder
+from zbench.cluster import Cluster
 from zbench.cost import Cost
+from zbench.model import Model
 from zbench.patterns import local, ring
 from zbench.plan import Plan
 from zbench.rewrite import order, remap, reverse, route
 from zbench.rewrite.reverse import MODES
 
-SYSTEMS = sorted((Path(__file__).parents[1] / "conf" / "system").glob("*.yaml"))
 TOLERANCE = 1e-12
 
 
@@ -75,27 +73,36 @@ def test_routing_and_order_change_no_bit_of_what_they_must_not(data: st.DataObje
     check(order(plan, cost), cost)
 
 
-@pytest.mark.parametrize("path", SYSTEMS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("which", SYSTEMS, ids=str)
 @settings(max_examples=25)
 @given(st.data())
-def test_every_system(path: Path, data: st.DataObject) -> None:
+def test_every_system(which: Variant, data: st.DataObject) -> None:
     cost = data.draw(costs())
     batch = data.draw(batches())
-    system = instantiate(OmegaConf.load(path), _partial_=True, _convert_="all")(cost=cost)
-    plans = system.plan(batch)
+    plans = which.make(cost).plan(batch)
     for plan in plans:
         assert plan.lengths.tolist() == batch.lengths[plan.sequences].tolist()
         check(plan, cost)
     assert sorted(np.concatenate([plan.sequences for plan in plans]).tolist()) == list(range(len(batch.lengths)))
 
 
-@pytest.mark.parametrize("path", SYSTEMS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("which", SYSTEMS, ids=str)
 @pytest.mark.parametrize("lengths", [[1], [7, 11, 13], [2, 1, 1], [150, 1, 1, 1], [16] * 6], ids=str)
-def test_every_system_on_named_lengths(path: Path, lengths: list[int], uneven: Cost) -> None:
+def test_every_system_on_named_lengths(which: Variant, lengths: list[int], uneven: Cost) -> None:
     """One token; primes; shorter than the 15 ranks; one giant; all equal."""
-    system = instantiate(OmegaConf.load(path), _partial_=True, _convert_="all")(cost=uneven)
-    for plan in system.plan(Batch(np.array(lengths), 0, 0)):
+    for plan in which.make(uneven).plan(Batch(np.array(lengths), 0, 0)):
         check(plan, uneven)
+
+
+@pytest.mark.parametrize("which", VARIANTS, ids=str)
+@pytest.mark.parametrize("shape", [(2, 2, 2), (1, 4, 1), (3, 2, 2), (2, 3, 1)], ids=str)
+@pytest.mark.parametrize("lengths", [[900, 700, 650, 20], [1024, 1, 1, 1]], ids=str)
+def test_every_variant_where_cutting_pays(which: Variant, shape: tuple[int, int, int], lengths: list[int]) -> None:
+    """Long sequences, slow kernels and fast links: systems that choose cut over nodes, route and remap."""
+    cluster = Cluster("c", *shape, 25e9, 0.8, 0.0, 2e11, 0.6, 0.0, SHARP)
+    cost = Cost(cluster, Model("m", 2, 16, 2, 1, 2, 32, 64))
+    for plan in which.make(cost).plan(Batch(np.array(lengths), 0, 0)):
+        check(plan, cost)
 
 
 def _bidirectional(builder: Builder) -> Plan:

@@ -9,10 +9,11 @@ from strategies import REAL, cases
 
 from zbench.area import work
 from zbench.build import Builder
-from zbench.clock import COMPUTE, LANES, Program, link_ids
+from zbench.clock import Program
 from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.layers import PLAYED, Layers, State, finished, occupancy
+from zbench.legs import COMPUTE, LANES, link_ids
 from zbench.model import Model
 from zbench.patterns import local, ring, ulysses_ring
 from zbench.plan import Plan

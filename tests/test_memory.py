@@ -88,9 +88,7 @@ def test_the_peak_is_the_sum_of_its_parts(case: tuple[Cost, Plan]) -> None:
             kept[op.dst] += tokens * model.message_bytes_per_token(NUMBER[op.tensor], *op.heads)
     assert kept_bytes(plan, cost).tolist() == kept
     held = model.num_layers if model.recompute == "none" else 1
-    moments = np.maximum(
-        moment_bytes(plan, plan.forward, False, cost), moment_bytes(plan, plan.backward, True, cost)
-    )
+    moments = np.maximum(moment_bytes(plan, plan.forward, False, cost), moment_bytes(plan, plan.backward, True, cost))
     at_home = activation_bytes(model) * plan.tokens_per_rank
     expected = static_bytes(cost) + at_home + held * np.array(kept) + moments
     assert peak_bytes((plan,), cost).tolist() == expected.tolist()

@@ -4,15 +4,13 @@ A new yaml there is picked up by itself. tests/test_exact.py adds that its outpu
 """
 
 from dataclasses import asdict, fields, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from strategies import batches, costs
+from variants import SYSTEMS, VARIANTS, Variant
 
 from zbench.batch import Batch
 from zbench.collective import GRADIENT_BYTES, nic_bytes
@@ -22,19 +20,15 @@ from zbench.protocols import System
 from zbench.simulate import Simulated
 from zbench.verify import verify_step
 
-SYSTEMS = sorted((Path(__file__).parents[1] / "conf" / "system").glob("*.yaml"))
-every_system = pytest.mark.parametrize("path", SYSTEMS, ids=lambda path: path.stem)
-
-
-def make(path: Path, cost: Cost) -> System:
-    return instantiate(OmegaConf.load(path), _partial_=True, _convert_="all")(cost=cost)
+every_system = pytest.mark.parametrize("which", SYSTEMS, ids=str)
+every_variant = pytest.mark.parametrize("which", VARIANTS, ids=str)
 
 
 def drawn(
-    data: st.DataObject, path: Path, most: int = 30_000, nodes: int = 4, gpus: int = 8
+    data: st.DataObject, which: Variant, most: int = 30_000, nodes: int = 4, gpus: int = 8
 ) -> tuple[Cost, Batch, System]:
     cost = data.draw(costs(nodes, gpus))
-    return cost, data.draw(batches(most, 20)), make(path, cost)
+    return cost, data.draw(batches(most, 20)), which.make(cost)
 
 
 def same(one: Plan, other: Plan) -> bool:
@@ -54,10 +48,10 @@ def same(one: Plan, other: Plan) -> bool:
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
-@every_system
+@every_variant
 @given(st.data())
-def test_plans_are_correct_and_own_every_token_once(path: Path, data: st.DataObject) -> None:
-    cost, batch, system = drawn(data, path)
+def test_plans_are_correct_and_own_every_token_once(which: Variant, data: st.DataObject) -> None:
+    cost, batch, system = drawn(data, which)
     plans = system.plan(batch)
     assert isinstance(plans, tuple)
     verify_step(batch, plans, cost)
@@ -69,15 +63,15 @@ def test_plans_are_correct_and_own_every_token_once(path: Path, data: st.DataObj
 
 @every_system
 @given(st.data())
-def test_plans_are_a_pure_function_of_the_batch(path: Path, data: st.DataObject) -> None:
+def test_plans_are_a_pure_function_of_the_batch(which: Variant, data: st.DataObject) -> None:
     """Neither what was planned before, nor the step's number, nor writing to the batch changes a plan."""
-    cost, batch, system = drawn(data, path)
+    cost, batch, system = drawn(data, which)
     first = system.plan(batch)
     before = batch.lengths.copy()
     other = data.draw(batches(30_000, 20))
     system.plan(other)
     again = system.plan(Batch(batch.lengths, seed=batch.seed + 1, step=batch.step + 1))
-    fresh = make(path, cost).plan(batch)
+    fresh = which.make(cost).plan(batch)
     assert len(first) == len(again) == len(fresh)
     assert all(same(a, b) and same(a, c) for a, b, c in zip(first, again, fresh, strict=True))
     assert np.array_equal(before, batch.lengths)
@@ -85,8 +79,8 @@ def test_plans_are_a_pure_function_of_the_batch(path: Path, data: st.DataObject)
 
 @every_system
 @given(st.data())
-def test_a_step_is_sound_and_repeats_itself(path: Path, data: st.DataObject) -> None:
-    cost, batch, system = drawn(data, path)
+def test_a_step_is_sound_and_repeats_itself(which: Variant, data: st.DataObject) -> None:
+    cost, batch, system = drawn(data, which)
     plans = system.plan(batch)
     result = Simulated(cost).step(batch, plans)
     assert asdict(result) == asdict(Simulated(cost).step(batch, system.plan(batch)))
@@ -117,11 +111,11 @@ def _plain(value: object) -> None:
         assert value is None or np.isfinite(value)
 
 
-@every_system
+@every_variant
 @given(st.data())
-def test_bytes_are_those_of_the_plan_s_transfers(path: Path, data: st.DataObject) -> None:
+def test_bytes_are_those_of_the_plan_s_transfers(which: Variant, data: st.DataObject) -> None:
     """Counted again from the transfers one by one: every NIC's bytes in and out, and the gradients' share."""
-    cost, batch, system = drawn(data, path, most=2000)
+    cost, batch, system = drawn(data, which, most=2000)
     cluster, model = cost.cluster, cost.model
     plans = system.plan(batch)
     result = Simulated(cost).step(batch, plans)
@@ -153,19 +147,19 @@ def test_bytes_are_those_of_the_plan_s_transfers(path: Path, data: st.DataObject
 
 @every_system
 @pytest.mark.parametrize("lengths", [[1], [7919], [3, 5, 7, 11, 13], [60_000, *[1] * 40], [512] * 30], ids=str)
-def test_named_batches(path: Path, lengths: list[int], uneven: Cost) -> None:
+def test_named_batches(which: Variant, lengths: list[int], uneven: Cost) -> None:
     """One token; a prime; shorter than the 15 ranks; one giant; all equal."""
     batch = Batch(np.array(lengths), 0, 0)
-    plans = make(path, uneven).plan(batch)
+    plans = which.make(uneven).plan(batch)
     verify_step(batch, plans, uneven)
     assert Simulated(uneven).step(batch, plans).seconds > 0
 
 
 @every_system
-def test_one_rank_sends_nothing(path: Path, uneven: Cost) -> None:
+def test_one_rank_sends_nothing(which: Variant, uneven: Cost) -> None:
     alone = replace(uneven, cluster=replace(uneven.cluster, num_nodes=1, gpus_per_node=1, nics_per_node=1))
     batch = Batch(np.array([100, 7, 31]), 0, 0)
-    plans = make(path, alone).plan(batch)
+    plans = which.make(alone).plan(batch)
     verify_step(batch, plans, alone)
     for plan in plans:
         assert not (plan.forward.kind == TRANSFER).any()
@@ -178,12 +172,12 @@ def test_one_rank_sends_nothing(path: Path, uneven: Cost) -> None:
 @every_system
 @settings(max_examples=10)
 @given(st.data())
-def test_a_system_that_gains_a_faster_network_is_no_slower(path: Path, data: st.DataObject) -> None:
+def test_a_system_that_gains_a_faster_network_is_no_slower(which: Variant, data: st.DataObject) -> None:
     """The same plans on a cluster whose links have no latency and a hundred times the rate.
 
     Not exact: an earlier message can take a link from a more urgent one (Graham's anomaly).
     """
-    cost, batch, system = drawn(data, path, most=3000, nodes=3, gpus=4)
+    cost, batch, system = drawn(data, which, most=3000, nodes=3, gpus=4)
     plans = system.plan(batch)
     cluster = cost.cluster
     faster = replace(
@@ -195,4 +189,4 @@ def test_a_system_that_gains_a_faster_network_is_no_slower(path: Path, data: st.
 
 
 def test_the_suite_found_the_systems() -> None:
-    assert {"ring", "allgather", "ulysses"} <= {path.stem for path in SYSTEMS}
+    assert {"ring", "allgather", "ulysses"} <= {system.path.stem for system in SYSTEMS}

@@ -79,7 +79,8 @@ class Cluster:
                 raise ValueError(f"cluster.{field} is {value!r}; it takes a whole number of at least 1")
         if self.nics_per_node > self.gpus_per_node:
             raise ValueError(
-                f"cluster.nics_per_node is {self.nics_per_node}; at most one per GPU, gpus_per_node={self.gpus_per_node}"
+                f"cluster.nics_per_node is {self.nics_per_node}; "
+                f"at most one per GPU, gpus_per_node={self.gpus_per_node}"
             )
         for field, kind in (
             ("nic_bandwidth", "bytes/s"),

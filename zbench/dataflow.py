@@ -125,12 +125,13 @@ def edges(plan: Plan, ops: Ops, backward: bool) -> Edges | Fault:
 def _fault(plan: Plan, ops: Ops, table: Accesses, code: int, at: int, item: int, backward: bool) -> Fault:
     op, tensor = int(table.op[at]), TENSOR_NAMES[int(table.tensor[item])]
     block, rank = int(table.block[item]), int(table.rank[item])
+    home, what = int(plan.blocks.home[block]), f"{tensor} of block {block}"
     reason = {
-        _MISSING: f"uses {tensor} of block {block} on rank {rank} before an earlier operation brought it there",
-        _TWICE: f"brings {tensor} of block {block} to rank {rank}, which has it already",
-        _NOTHING: f"sends {tensor} of block {block} from rank {rank}, where nothing was added to it for all of these heads",
-        _SPLIT: f"sends {tensor} of block {block} from rank {rank} for heads that cut through an earlier contribution",
-        _LEFT: f"adds to {tensor} of block {block} on rank {rank}, and nothing sends that home to rank {int(plan.blocks.home[block])}",
+        _MISSING: f"uses {what} on rank {rank} before an earlier operation brought it there",
+        _TWICE: f"brings {what} to rank {rank}, which has it already",
+        _NOTHING: f"sends {what} from rank {rank}, where nothing was added to it for all of these heads",
+        _SPLIT: f"sends {what} from rank {rank} for heads that cut through an earlier contribution",
+        _LEFT: f"adds to {what} on rank {rank}, and nothing sends that home to rank {home}",
     }[code]
     return Fault(reason, op, block, rank)
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zbench.clock import COMPUTE, LANES, Program, Timeline, run
+from zbench.clock import Program, Timeline, run
+from zbench.legs import COMPUTE, LANES
 
 Floats = NDArray[np.float64]
 _SETTLED = 1e-9  # relative: the rounding of sums of a few thousand terms, well below any time of interest

@@ -57,9 +57,9 @@ def check_memory(cost: Cost, tokens_per_gpu: int) -> None:
     least = least_bytes(cost, tokens_per_gpu * cost.cluster.num_ranks)
     if least > device.memory_bytes:
         raise ValueError(
-            f"tokens_per_gpu is {tokens_per_gpu}; {cost.model.name} then needs at least {least / 2**30:.1f} GiB on every "
-            f"GPU, which has {device.memory_bytes / 2**30:.1f} GiB ({device.name}): use fewer tokens, more nodes, "
-            f"model.recompute=full or model.sharding=zero3"
+            f"tokens_per_gpu is {tokens_per_gpu}; {cost.model.name} then needs at least {least / 2**30:.1f} GiB "
+            f"on every GPU, which has {device.memory_bytes / 2**30:.1f} GiB ({device.name}): "
+            f"use fewer tokens, more nodes, model.recompute=full or model.sharding=zero3"
         )
 
 

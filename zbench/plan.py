@@ -184,7 +184,8 @@ class Transfer:
 
     def __str__(self) -> str:
         path = f" via lanes {','.join(map(str, self.via))}" if self.via else ""
-        return f"transfer {self.tensor} {_span(self.blocks)} heads {self.heads[0]}:{self.heads[1]} rank {self.src} -> {self.dst}{path}"
+        heads = f"{self.heads[0]}:{self.heads[1]}"
+        return f"transfer {self.tensor} {_span(self.blocks)} heads {heads} rank {self.src} -> {self.dst}{path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,8 @@ class Attend:
     heads: tuple[int, int]
 
     def __str__(self) -> str:
-        return f"attend rank {self.rank} q {_span(self.q_blocks)} kv {_span(self.kv_blocks)} heads {self.heads[0]}:{self.heads[1]}"
+        heads = f"{self.heads[0]}:{self.heads[1]}"
+        return f"attend rank {self.rank} q {_span(self.q_blocks)} kv {_span(self.kv_blocks)} heads {heads}"
 
 
 def _span(blocks: tuple[int, ...]) -> str:
@@ -276,7 +278,8 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [
-            f"plan of {len(self.lengths)} sequences, {int(self.lengths.sum())} tokens, {self.num_ranks} ranks, {len(self.blocks)} blocks"
+            f"plan of {len(self.lengths)} sequences, {int(self.lengths.sum())} tokens, {self.num_ranks} ranks, "
+            f"{len(self.blocks)} blocks"
         ]
         for name, ops in (("forward", self.forward), ("backward", self.backward)):
             lines.append(f"{name}: {len(ops)} operations")

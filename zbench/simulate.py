@@ -16,10 +16,11 @@ from zbench import collective
 from zbench.area import work
 from zbench.batch import Batch
 from zbench.bound import bound_seconds
-from zbench.clock import LANES, NIC, NVLINK, Program, legs, link_ids, program
+from zbench.clock import Program, program
 from zbench.cost import Cost
 from zbench.dataflow import Edges, Fault, edges
 from zbench.layers import Layers, Played, State
+from zbench.legs import LANES, NIC, NVLINK, legs, link_ids
 from zbench.memory import peak_bytes
 from zbench.plan import Ops, Plan
 from zbench.result import StepResult

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from zbench.clock import LANES, NIC, Program, Timeline, link_ids
+from zbench.clock import Program, Timeline
 from zbench.cost import Cost
 from zbench.layers import Layers, State
+from zbench.legs import LANES, NIC, link_ids
 from zbench.model import TENSOR_NAMES
 from zbench.plan import Ops, Plan
 from zbench.simulate import programs

@@ -85,14 +85,13 @@ def _where(plan: Plan, ops: Ops, name: str, index: int) -> str:
 
 def _tokens(plan: Plan) -> None:
     blocks, lengths = plan.blocks, plan.lengths
-    if len(blocks.block) and not (0 <= blocks.block.min() and blocks.block.max() < len(blocks)):
+    if len(blocks.block) and not (blocks.block.min() >= 0 and blocks.block.max() < len(blocks)):
         raise PlanError(f"pieces name blocks outside 0..{len(blocks) - 1}")
-    if len(blocks.seq) and not (0 <= blocks.seq.min() and blocks.seq.max() < len(lengths)):
+    if len(blocks.seq) and not (blocks.seq.min() >= 0 and blocks.seq.max() < len(lengths)):
         raise PlanError(f"pieces name sequences outside 0..{len(lengths) - 1}")
-    if len(blocks) and not (0 <= blocks.home.min() and blocks.home.max() < plan.num_ranks):
-        raise PlanError(
-            f"block {int(np.argmax((blocks.home < 0) | (blocks.home >= plan.num_ranks)))} has no home among {plan.num_ranks} ranks"
-        )
+    homeless = (blocks.home < 0) | (blocks.home >= plan.num_ranks)
+    if homeless.any():
+        raise PlanError(f"block {int(np.argmax(homeless))} has no home among {plan.num_ranks} ranks")
     order = np.lexsort((blocks.start, blocks.seq))
     if not np.array_equal(order, np.arange(len(order))):
         raise PlanError("pieces are not in (sequence, start) order")
@@ -143,7 +142,7 @@ def _fields(plan: Plan, ops: Ops, name: str) -> None:
     keepable = transfer & np.isin(ops.tensor, (Q, KV)) & (name == "forward")
     check((ops.keep != 0) & ~((ops.keep == 1) & keepable), "is marked to be kept; only q and kv of the forward can be")
     items = plan.lists.items
-    if len(items) and not (0 <= items.min() and items.max() < len(plan.blocks)):
+    if len(items) and not (items.min() >= 0 and items.max() < len(plan.blocks)):
         raise PlanError(f"a list names blocks outside 0..{len(plan.blocks) - 1}")
     if (plan.lists.lengths < 1).any():
         raise PlanError("a list of blocks is empty")
@@ -156,7 +155,8 @@ def _coverage(plan: Plan, ops: Ops, name: str) -> None:
     lengths = plan.lengths
     visible = int((lengths * (lengths + 1) // 2).sum() if plan.causal else (lengths * lengths).sum()) * plan.num_heads
     if done != visible:
-        raise PlanError(f"{name}: {_missing(plan, ops, attend)}; {done} visible (query, key, head) triples are attended of {visible}")
+        what = f"{done} visible (query, key, head) triples are attended of {visible}"
+        raise PlanError(f"{name}: {_missing(plan, ops, attend)}; {what}")
 
 
 def _missing(plan: Plan, ops: Ops, attend: Ints) -> str:
@@ -173,7 +173,8 @@ def _missing(plan: Plan, ops: Ops, attend: Ints) -> str:
         short = (amount.area > 0) & (done < plan.num_heads)
         if short.any():
             other, home = int(np.argmax(short)), int(plan.blocks.home[block])
-            return f"block {block} (home: rank {home}) attends to block {other} in {int(done[other])} of {plan.num_heads} heads"
+            part = f"{int(done[other])} of {plan.num_heads} heads"
+            return f"block {block} (home: rank {home}) attends to block {other} in {part}"
     raise AssertionError("every pair of blocks is attended in every head")
 
 
@@ -199,5 +200,6 @@ def _no_pair_twice(plan: Plan, ops: Ops, attend: Ints, name: str) -> None:
     if twice.any():
         at = order[1:][int(np.argmax(twice))]
         raise PlanError(
-            f"{_where(plan, ops, name, int(attend[op[at]]))} attends to block {kv[at]} with block {q[at]} a second time on rank {ops.src[attend[op[at]]]}"
+            f"{_where(plan, ops, name, int(attend[op[at]]))} attends to block {kv[at]} with block {q[at]} "
+            f"a second time, on rank {ops.src[attend[op[at]]]}"
         )

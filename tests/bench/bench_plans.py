@@ -61,7 +61,7 @@ def case(request: pytest.FixtureRequest) -> tuple[System, Batch, Cost, tuple[Pla
 
 def timed(benchmark: Callable, work: Callable, plans: tuple[Plan, ...]) -> object:
     benchmark.extra_info["operations"] = num_ops(plans)
-    return benchmark.pedantic(work, rounds=3, warmup_rounds=0)
+    return benchmark.pedantic(work, rounds=3 if plans[0].num_ranks < 1024 else 1, warmup_rounds=0)
 
 
 def test_plan(benchmark: Callable, case: tuple) -> None:

@@ -8,10 +8,10 @@ from strategies import REAL, batches, costs, forwards
 
 from zbench.batch import Batch
 from zbench.build import Builder
-from zbench.clock import LANES, link_ids
 from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.layers import Layers, State
+from zbench.legs import LANES, link_ids
 from zbench.model import Model
 from zbench.patterns import local, ring
 from zbench.plan import COLUMNS, Ops, Plan

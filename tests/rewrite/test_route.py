@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from strategies import REAL, costs, forwards
 
 from zbench.build import Builder
-from zbench.clock import legs
 from zbench.cluster import Cluster
 from zbench.cost import Cost
+from zbench.legs import legs
 from zbench.model import Model
 from zbench.patterns import ring
 from zbench.plan import COLUMNS, TRANSFER, Ops, Plan

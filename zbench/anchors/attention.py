@@ -12,10 +12,11 @@ import numpy as np
 from zbench.anchors.anchor import Anchor, GetCluster, Row, published
 from zbench.anchors.packs import packs
 from zbench.build import Builder
-from zbench.clock import LANES, Program, link_ids, run
+from zbench.clock import Program, run
 from zbench.cluster import Cluster
 from zbench.cost import BACKWARD_FLOPS, FORWARD_FLOPS, Cost
 from zbench.layers import finished
+from zbench.legs import LANES, link_ids
 from zbench.model import Model
 from zbench.patterns import all_gather, ring, sequence_zigzag, ulysses_ring
 from zbench.plan import ATTEND, Ints, Plan

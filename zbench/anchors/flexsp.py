@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from zbench.anchors.anchor import Anchor, GetCluster, published
 from zbench.area import TILE, Work
 from zbench.build import Builder
-from zbench.clock import LANES, link_ids, run
+from zbench.clock import run
 from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.dataflow import Edges, edges
+from zbench.legs import LANES, link_ids
 from zbench.model import Model, Q
 from zbench.patterns import ulysses_ring
 from zbench.simulate import prepare

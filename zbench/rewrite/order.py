@@ -16,9 +16,10 @@ import heapq
 import numba as nb
 import numpy as np
 
-from zbench.clock import LANES, Program, link_ids, run
+from zbench.clock import Program, run
 from zbench.cost import Cost
 from zbench.dataflow import Fault, edges
+from zbench.legs import LANES, link_ids
 from zbench.plan import Ops, Plan
 from zbench.simulate import prepare
 

@@ -133,9 +133,9 @@ def _moved(plan: Plan, source: Ints, target: Ints, amount: Ints) -> Plan:
     child_old, child_flow = child // (len(source) + 1), child % (len(source) + 1) - 1
     lists = _expanded(plan.lists, child_old, len(blocks))
     done_lo, done_hi = _done_at_home(plan.forward, lists, homes)
-    moved = np.flatnonzero(child_flow >= 0)
-    kinds, which = np.unique(np.stack([child_flow, done_lo, done_hi])[:, moved], axis=1, return_inverse=True)
-    lists, names = _with_lists(lists, [moved[which == index] for index in range(kinds.shape[1])])
+    given = np.flatnonzero(child_flow >= 0)
+    kinds, which = np.unique(np.stack([child_flow, done_lo, done_hi])[:, given], axis=1, return_inverse=True)
+    lists, names = _with_lists(lists, [given[which == index] for index in range(kinds.shape[1])])
     lists, rest = _without_returns(plan.forward, lists, homes, plan.num_ranks)
     flow, done_lo, done_hi = kinds
     parts = []  # the heads before and after those that the new home attends to itself: usually none, so all

@@ -1,0 +1,46 @@
+"""Every system in conf/system, as its yaml has it and with each choice of its yaml made the other way."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from zbench.cost import Cost
+from zbench.protocols import System
+from zbench.rewrite.reverse import MODES
+
+FOLDER = Path(__file__).parents[1] / "conf" / "system"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A yaml and the keys that differ from it."""
+
+    path: Path
+    changes: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        return ",".join([self.path.stem, *(f"{key}={value}" for key, value in self.changes)])
+
+    def make(self, cost: Cost) -> System:
+        node = OmegaConf.merge(OmegaConf.load(self.path), OmegaConf.create(dict(self.changes)))
+        return instantiate(node, _partial_=True, _convert_="all")(cost=cost)
+
+
+SYSTEMS = [Variant(path) for path in sorted(FOLDER.glob("*.yaml"))]
+
+
+def _others(system: Variant) -> list[Variant]:
+    """Every switch of the yaml turned over by itself, and every other backward mode."""
+    found = []
+    for key, value in OmegaConf.load(system.path).items():
+        if isinstance(value, bool):
+            found.append(Variant(system.path, ((key, not value),)))
+        if key == "backward":
+            found += [Variant(system.path, ((key, mode),)) for mode in MODES if mode != value]
+    return found
+
+
+VARIANTS = [variant for system in SYSTEMS for variant in (system, *_others(system))]
