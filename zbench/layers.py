@@ -8,6 +8,7 @@ take the mean of the last AVERAGED (tests/test_layers.py holds the difference to
 
 from dataclasses import dataclass
 
+import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -85,35 +86,68 @@ def _equal(a: Floats, b: Floats) -> bool:
 def finished(of: Program, timeline: Timeline, ready: Floats) -> Floats:
     """When each rank has everything it attended, and every message sent to it, [num_ranks]."""
     out = ready.copy()
-    parts = of.legs
-    np.maximum.at(out, parts.lane_a[parts.link_a < 0] // LANES, timeline.done[parts.link_a < 0])
-    ends = parts.last & (parts.link_a >= 0)
-    np.maximum.at(out, parts.lane_b[ends] // LANES, timeline.done[ends])
+    _finished(of.legs.lane_a, of.legs.lane_b, of.legs.last, timeline.done, out)
     return out
+
+
+@nb.njit(cache=True)
+def _finished(lane_a, lane_b, last, done, out):  # type: ignore[no-untyped-def]
+    for leg in range(len(done)):
+        if last[leg]:
+            rank = (lane_a[leg] if lane_b[leg] < 0 else lane_b[leg]) // LANES
+            out[rank] = max(out[rank], done[leg])
 
 
 def occupancy(of: Program, timeline: Timeline, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats]:
     """(attending, transferring, transferring with the compute lane idle) seconds of one layer, [num_ranks] each."""
     parts, num_ranks = of.legs, len(linear)
-    moves = parts.link_a >= 0
-    attend = ~moves
+    attend = np.flatnonzero(parts.link_a < 0)
+    rank = parts.lane_a[attend] // LANES
     assert (parts.lane_a[attend] % LANES == COMPUTE).all()
-    ranks = np.arange(num_ranks)
-    owner = [parts.lane_a[attend] // LANES, ranks, parts.lane_a[moves] // LANES, parts.lane_b[moves] // LANES]
-    start = [timeline.start[attend], begin, timeline.start[moves], timeline.start[moves]]
-    stop = [timeline.release[attend], begin + linear, timeline.release[moves], timeline.release[moves]]
-    compute = [np.ones(int(attend.sum())), np.ones(num_ranks), np.zeros(int(moves.sum())), np.zeros(int(moves.sum()))]
-    rank, computes = np.concatenate(owner * 2), np.concatenate(compute * 2)
-    time = np.concatenate(start + stop)
-    sign = np.repeat([1.0, -1.0], len(time) // 2)
-    order = np.lexsort((time, rank))
-    rank, time = rank[order], time[order]
-    computing = np.cumsum(np.where(computes[order] > 0, sign[order], 0))
-    moving = np.cumsum(np.where(computes[order] > 0, 0, sign[order]))
-    width = np.where(rank[1:] == rank[:-1], np.diff(time), 0.0)
-    transferring = np.where(moving[:-1] > 0.5, width, 0.0)
-    exposed = np.where(computing[:-1] < 0.5, transferring, 0.0)
-    busy = np.bincount(parts.lane_a[attend] // LANES, weights=of.busy[attend], minlength=num_ranks)
-    moved = np.bincount(rank[:-1], weights=transferring, minlength=num_ranks)
-    shown = np.bincount(rank[:-1], weights=exposed, minlength=num_ranks)
-    return busy.astype(np.float64), moved.astype(np.float64), shown.astype(np.float64)
+    busy = np.bincount(rank, weights=of.busy[attend], minlength=num_ranks).astype(np.float64)
+    # Each rank's compute intervals in time order: its linear modules, then its attends, which are in lane order.
+    mine = attend[np.argsort(rank, kind="stable")]
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=num_ranks))]).astype(np.int64)
+    moves = np.flatnonzero(parts.link_a >= 0)
+    moves = moves[np.argsort(timeline.start[moves], kind="stable")]
+    moved, shown = _transferring(
+        moves, parts.lane_a, parts.lane_b, timeline.start, timeline.release, mine, bounds, begin, linear
+    )
+    return busy, moved, shown
+
+
+@nb.njit(cache=True)
+def _transferring(moves, lane_a, lane_b, start, release, attends, bounds, begin, linear):  # type: ignore[no-untyped-def]
+    """Per rank the length of the union of its transfers, and of what of it no compute covers; moves by start."""
+    ranks = len(linear)
+    moved, shown = np.zeros(ranks), np.zeros(ranks)
+    left, right = np.zeros(ranks), np.zeros(ranks)  # the union's open interval
+    place = bounds[:-1] - 1  # the first compute interval that may reach the open one; bounds[rank] - 1: linear
+    for index in range(len(moves) + 1):
+        for end in range(2 if index < len(moves) else ranks):
+            if index < len(moves):
+                leg = moves[index]
+                rank = (lane_a[leg] if end == 0 else lane_b[leg]) // LANES
+                if start[leg] <= right[rank]:
+                    right[rank] = max(right[rank], release[leg])
+                    continue
+            else:
+                rank = end
+            # The open interval is complete: take its length, less the compute that falls into it.
+            covered, at = 0.0, place[rank]
+            while at < bounds[rank + 1]:
+                is_linear = at < bounds[rank]
+                a = begin[rank] if is_linear else start[attends[at]]
+                b = a + linear[rank] if is_linear else release[attends[at]]
+                if b <= left[rank]:
+                    place[rank] = at + 1
+                elif a >= right[rank]:
+                    break
+                else:
+                    covered += min(b, right[rank]) - max(a, left[rank])
+                at += 1
+            moved[rank] += right[rank] - left[rank]
+            shown[rank] += right[rank] - left[rank] - covered
+            if index < len(moves):
+                left[rank], right[rank] = start[leg], release[leg]
+    return moved, shown

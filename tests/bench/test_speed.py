@@ -1,7 +1,7 @@
 """How long planning, verifying and simulating take, at 32, 128 and 1,024 ranks.
 
-Not collected by default: `pytest -o addopts= tests/bench/bench_plans.py`. Beside the time,
-each benchmark asserts what it worked on, so that a number is never the time of something smaller.
+Not collected by default: `make bench`. Beside the time, each benchmark asserts what it worked on, so that a
+number is never the time of something smaller.
 """
 
 from collections.abc import Callable
