@@ -31,11 +31,10 @@ NUMBER = {"q": Q, "kv": KV, "o": O, "do": DO, "dq": DQ, "dkv": DKV}
 def walk(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> list[int]:
     """Per rank, the fullest moment: items (tensor, block) away from home, from first arrival to last use."""
     life: dict[tuple, list[int]] = {}  # (tensor, block, rank) -> [first, last, head_lo, head_hi]
-    there = {}
-    if backward:
-        for op, keep in zip(plan.views(plan.forward), plan.forward.keep, strict=True):
-            if keep:
-                there |= {(op.tensor, block, op.dst): True for block in op.blocks}
+    there = {}  # what stays until the backward is kept_bytes' to count, in either direction
+    for op, keep in zip(plan.views(plan.forward), plan.forward.keep, strict=True):
+        if keep:
+            there |= {(op.tensor, block, op.dst): True for block in op.blocks}
 
     def touch(at: int, tensor: str, block: int, rank: int, heads: tuple[int, int], opens: bool) -> None:
         if plan.blocks.home[block] == rank or (tensor, block, rank) in there:

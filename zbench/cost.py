@@ -94,10 +94,7 @@ class Cost:
         return np.asarray(flops / rate + traffic / device.copy_bandwidth, np.float64)
 
     def whole_seconds(self, lengths: Ints, backward: bool) -> Floats:
-        """Attention of whole sequences, [n], all heads, one layer, as part of calls that others share.
-
-        Cutting a sequence can only add tiles and rows, so no plan spends less on it.
-        """
+        """Attention of whole sequences, [n], all heads, one layer, as part of calls that others share."""
         one = np.ones_like(lengths)
         heads, kv_heads = self.model.num_heads * one, self.model.num_kv_heads * one
         return self.stream_seconds(Work.whole(lengths), heads, kv_heads, backward)

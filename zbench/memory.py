@@ -100,7 +100,10 @@ def moment_bytes(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Ints:
     lo, hi = np.full(count, plan.num_heads, np.int64), np.zeros(count, np.int64)
     np.minimum.at(lo, item, table.lo)
     np.maximum.at(hi, item, table.hi)
-    lives = away & (first >= 0) & (last >= first) & (IS_COPY[table.tensor] | opens[table.runs[:-1]])
+    stays = np.zeros(count, bool)  # until the backward, and so in kept_bytes already
+    brought = (table.action == WRITE) & (table.op >= 0)
+    np.logical_or.at(stays, item[brought], ops.keep[table.op[brought]] == 1)
+    lives = away & ~stays & (first >= 0) & (last >= first) & (IS_COPY[table.tensor] | opens[table.runs[:-1]])
     size = _item_bytes(plan, cost, table.tensor, table.block, lo, hi)[lives]
     rank = np.concatenate([table.rank[lives]] * 2)
     at = np.concatenate([2 * first[lives], 2 * last[lives] + 1])

@@ -16,7 +16,10 @@ _UNIT = {
     "FLOP/s": ("FLOP/s", 1.0),
     "s": ("seconds", 1.0),
 }
-_QUANTITY = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([KMGT]i|[kMGTPmun]?)(B/s|bit/s|FLOP/s|B|s)\s*")
+_NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([KMGT]i|[kMGTPmun]?)(B/s|bit/s|FLOP/s|B|s)\s*")
+    r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*([KMGT]i|[kMGTPmun]?)(B/s|bit/s|FLOP/s|B|s)\s*"
+)
 
 
 def parse(field: str, value: float | int | str, kind: str) -> float:
