@@ -18,8 +18,6 @@ _UNIT = {
 }
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([KMGT]i|[kMGTPmun]?)(B/s|bit/s|FLOP/s|B|s)\s*")
-    r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*([KMGT]i|[kMGTPmun]?)(B/s|bit/s|FLOP/s|B|s)\s*"
-)
 
 
 def parse(field: str, value: float | int | str, kind: str) -> float:
