@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.model import TENSOR_NAMES
+from zbench.views import Attend, Transfer
 
 if TYPE_CHECKING:
     from zbench.area import Work
@@ -168,43 +169,6 @@ def _columns(
         full(-1),
         full(0),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """One transfer, for reading: see Ops for the fields."""
-
-    tensor: str
-    blocks: tuple[int, ...]
-    heads: tuple[int, int]
-    src: int
-    dst: int
-    via: tuple[int, ...]
-    keep: bool
-
-    def __str__(self) -> str:
-        path = f" via lanes {','.join(map(str, self.via))}" if self.via else ""
-        heads = f"{self.heads[0]}:{self.heads[1]}"
-        return f"transfer {self.tensor} {_span(self.blocks)} heads {heads} rank {self.src} -> {self.dst}{path}"
-
-
-@dataclass(frozen=True, slots=True)
-class Attend:
-    """One attend, for reading: see Ops for the fields."""
-
-    rank: int
-    q_blocks: tuple[int, ...]
-    kv_blocks: tuple[int, ...]
-    heads: tuple[int, int]
-
-    def __str__(self) -> str:
-        heads = f"{self.heads[0]}:{self.heads[1]}"
-        return f"attend rank {self.rank} q {_span(self.q_blocks)} kv {_span(self.kv_blocks)} heads {heads}"
-
-
-def _span(blocks: tuple[int, ...]) -> str:
-    shown = ",".join(map(str, blocks[:6]))
-    return f"[{shown}{',... ' + str(len(blocks)) if len(blocks) > 6 else ''}]"
 
 
 @dataclass(frozen=True)
