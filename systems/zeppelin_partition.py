@@ -10,6 +10,7 @@ fit, the threshold falls. docs/systems.md tells which of this is the paper's.
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 import numba as nb
 import numpy as np
@@ -20,7 +21,8 @@ from zbench.cost import Cost
 from zbench.plan import Ints
 
 Floats = NDArray[np.float64]
-TRIES = 24  # most thresholds tried across nodes: batches with more such sequences gain nothing from cutting them all
+SLACKS = (1.0, 1.25)  # how far above its share of the work a node may go before a sequence is cut wider
+TRIES = 12  # most thresholds tried across nodes: batches with more such sequences gain nothing from cutting them all
 FORWARD = 1 / 3.5  # share of attention time in the forward: its FLOPs are 1 of 1 + 2.5
 
 
@@ -58,10 +60,12 @@ def partitions(lengths: Ints, cost: Cost, kv_moves: int, lanes: int, may_remap: 
     for remap in (True, False) if may_remap else (False,):
         mean = c.linear.sum() / cluster.num_ranks if remap else 0.0
         linear = c.linear * (0.0 if remap else 1.0)
-        for cut in range(least, most + 1):
+        for cut, slack in product(range(least, most + 1), SLACKS):
+            if cut == 0 and slack != SLACKS[0]:
+                continue  # nothing is cut across nodes
             first, size, members, seconds, lower = _both_levels(
-                sizes, c.attention, linear, c.inside, c.across / lanes, inner, outer, cut, capacity,
-                cluster.num_nodes, cluster.gpus_per_node, FORWARD, 1 / kv_moves,
+                sizes, c.attention, linear, c.inside, c.across / lanes, inner, outer, cut, slack,
+                capacity, cluster.num_nodes, cluster.gpus_per_node, FORWARD, 1 / kv_moves,
             )  # fmt: skip
             if seconds < np.inf:
                 back = np.argsort(order, kind="stable")
@@ -95,7 +99,20 @@ def _least_with_room(load, held, tokens, capacity):  # type: ignore[no-untyped-d
 
 @nb.njit(cache=True)
 def _both_levels(  # type: ignore[no-untyped-def]
-    tokens, attention, linear, inside, across, inner, outer, cut, capacity, num_nodes, per_node, forward, moved_forward
+    tokens,
+    attention,
+    linear,
+    inside,
+    across,
+    inner,
+    outer,
+    cut,
+    slack,
+    capacity,
+    num_nodes,
+    per_node,
+    forward,
+    moved_forward,
 ):
     """Sequences are sorted, longest first. Returns (first, size, members, seconds, least); inf: does not fit."""
     count = len(tokens)
@@ -105,7 +122,7 @@ def _both_levels(  # type: ignore[no-untyped-def]
         np.zeros(num_nodes),
         np.zeros(num_nodes),
         np.zeros(num_nodes),
-    )  # node_load: seconds of all its GPUs
+    )
     # What the rings across nodes put on every GPU of a node: attention, linear, tokens, NVLink.
     base = np.zeros((num_nodes, 4))
     home = np.full(count, -1, np.int64)
@@ -114,7 +131,7 @@ def _both_levels(  # type: ignore[no-untyped-def]
     for s in range(count):
         if s < cut:
             by_load = np.argsort(load)
-            wide = max(int(np.ceil((attention[s] + linear[s]) / max(share, 1e-30))), 2)
+            wide = max(int(np.ceil((attention[s] + linear[s]) / max(slack * share, 1e-30))), 2)
             wide = min(max(wide, -(-tokens[s] // (capacity * per_node))), num_nodes)
             first[s], size[s] = used, wide * per_node
             for node in np.sort(by_load[:wide]):
