@@ -19,8 +19,7 @@ from zbench.build import Builder
 from zbench.cost import Cost
 from zbench.patterns import ring
 from zbench.plan import Ints, Plan
-from zbench.rewrite import remap, reverse, route
-from zbench.rewrite.order import scheduled
+from zbench.rewrite import order, remap, reverse, route
 from zbench.rewrite.reverse import Mode
 from zbench.simulate import layer_seconds
 
@@ -69,26 +68,25 @@ class Zeppelin:
         tries = partitions(batch.lengths, cost, moves, lanes, self.remap) if self.partition else []
         if not tries or (tries[0].size < ranks).any():
             tries.append(ring_of_all)
-        best, seconds = None, np.inf
+        best: Plan | None = None
+        seconds = np.inf
         for one in tries:
             if best is None or one.least < seconds:
-                plan, predicted = self._finished(batch, one)
+                plan = self._laid(batch, one)
+                predicted = layer_seconds(plan, cost, layers=1)
                 if best is None or predicted < seconds:
                     best, seconds = plan, predicted
         assert best is not None
-        return (best,)
+        return (order(best, cost) if self.order else best,)
 
-    def _finished(self, batch: Batch, parts: Partition) -> tuple[Plan, float]:
-        """The partition as a plan with the rewrites that are switched on, and its predicted layer seconds."""
+    def _laid(self, batch: Batch, parts: Partition) -> Plan:
+        """The partition as a plan, remapped and routed if these are switched on; its queues one after another."""
         builder = Builder(batch.lengths, self.cost.cluster.num_ranks, self.cost.model.num_heads)
         _lay(builder, parts)
         plan = builder.build()
         plan = remap(plan, self.cost, self.tolerance) if self.remap and (parts.remap or not self.partition) else plan
         plan = reverse(plan, self.backward)
-        plan = route(plan, self.cost) if self.route else plan
-        if self.order:
-            return scheduled(plan, self.cost)
-        return plan, layer_seconds(plan, self.cost)
+        return route(plan, self.cost) if self.route else plan
 
 
 def _lay(builder: Builder, parts: Partition) -> None:
