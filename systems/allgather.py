@@ -18,7 +18,7 @@ from zbench.cost import Cost
 from zbench.patterns import all_gather, pack_zigzag, sequence_zigzag
 from zbench.plan import Plan
 from zbench.rewrite import reverse
-from zbench.rewrite.reverse import Mode
+from zbench.rewrite.reverse import Mode, check_mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class AllGather:
     backward: Mode = "regather"
 
     def __post_init__(self) -> None:
+        check_mode("system.backward", self.backward)
         if self.shard not in ("pack", "sequence"):
             raise ValueError(f"system.shard is {self.shard!r}; it takes pack or sequence")
 

@@ -19,7 +19,7 @@ from zbench.cost import Cost
 from zbench.patterns import ring
 from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
-from zbench.rewrite.reverse import Mode
+from zbench.rewrite.reverse import Mode, check_mode
 
 BUCKET_SLACK = 1.1  # a bucket of equal work closes above 1.1 times its share
 BALANCED = 0.05  # a round may end early once (max - min) / max load is below this
@@ -48,6 +48,7 @@ class HybridDP:
     backward: Mode = "carry"
 
     def __post_init__(self) -> None:
+        check_mode("system.backward", self.backward)
         value = self.tokens_per_rank
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"system.tokens_per_rank is {value!r}; it takes a whole number of at least 1, or null")

@@ -16,7 +16,7 @@ from zbench.cost import Cost
 from zbench.patterns import ring
 from zbench.plan import Plan
 from zbench.rewrite import reverse
-from zbench.rewrite.reverse import Mode
+from zbench.rewrite.reverse import Mode, check_mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,9 @@ class Ring:
 
     cost: Cost
     backward: Mode = "carry"
+
+    def __post_init__(self) -> None:
+        check_mode("system.backward", self.backward)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         count = len(batch.lengths)

@@ -19,7 +19,7 @@ from zbench.cost import Cost
 from zbench.patterns import ulysses_ring
 from zbench.plan import Plan
 from zbench.rewrite import reverse
-from zbench.rewrite.reverse import Mode
+from zbench.rewrite.reverse import Mode, check_mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,13 @@ class Ulysses:
     backward: Mode = "keep"
 
     def __post_init__(self) -> None:
+        check_mode("system.backward", self.backward)
         ranks, heads = self.cost.cluster.num_ranks, self.cost.model.num_heads
         if self.degree is not None and not (
-            isinstance(self.degree, int) and 1 <= self.degree <= heads and ranks % self.degree == 0
+            isinstance(self.degree, int)
+            and not isinstance(self.degree, bool)
+            and 1 <= self.degree <= heads
+            and ranks % self.degree == 0
         ):
             raise ValueError(
                 f"system.degree is {self.degree!r}; it takes a divisor of the {ranks} ranks of at most {heads}, "

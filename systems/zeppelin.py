@@ -19,9 +19,14 @@ from zbench.build import Builder
 from zbench.cost import Cost
 from zbench.patterns import ring
 from zbench.plan import Ints, Plan
-from zbench.rewrite import order, remap, reverse, route
-from zbench.rewrite.reverse import Mode
-from zbench.simulate import layer_seconds
+from zbench.rewrite import remap, reverse, route
+from zbench.rewrite.order import scheduled
+from zbench.rewrite.reverse import Mode, check_mode
+from zbench.rewrite.route import busiest_nic_seconds, unrouted
+from zbench.simulate import Programs, layer_seconds, programs
+
+LAYERS = 3  # played to compare plans: in one, ranks that run ahead into the next layer look idle
+MOST_ORDERED = 200_000  # operations; list-scheduling more takes seconds, too long for a planner in a training loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class Zeppelin:
     backward: Mode = "carry"
 
     def __post_init__(self) -> None:
+        check_mode("system.backward", self.backward)
         for name in ("partition", "route", "remap", "order"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes true or false")
@@ -64,20 +70,30 @@ class Zeppelin:
         lanes = cost.cluster.nics_per_node if self.route else 1
         moves = {"keep": 2, "carry": 3, "regather": 3}[self.backward]
         least = ring_bound(batch.lengths, cost, moves, lanes) if self.partition else 0.0
-        ring_of_all = Partition(np.zeros(count, np.int64), np.full(count, ranks), np.arange(ranks), least=least)
+        ring_of_all = Partition(
+            np.zeros(count, np.int64), np.full(count, ranks), np.arange(ranks), least=least, simple=True
+        )
         tries = partitions(batch.lengths, cost, moves, lanes, self.remap) if self.partition else []
         if not tries or (tries[0].size < ranks).any():
             tries.append(ring_of_all)
-        best: Plan | None = None
-        seconds = np.inf
+        best: Timed | None = None
         for one in tries:
-            if best is None or one.least < seconds:
-                plan = self._laid(batch, one)
-                predicted = layer_seconds(plan, cost, layers=1)
-                if best is None or predicted < seconds:
-                    best, seconds = plan, predicted
+            if best is None or one.floor < best.seconds:
+                timed = Timed.of(self._laid(batch, one), cost)
+                best = timed if best is None or timed.seconds < best.seconds else best
         assert best is not None
-        return (order(best, cost) if self.order else best,)
+        return (self._improved(best),)
+
+    def _improved(self, best: "Timed") -> Plan:
+        """`best` unrouted where detours turn out to cost more than they gain, and list-scheduled where that helps."""
+        if self.route and busiest_nic_seconds(best.plan, self.cost) < best.seconds:
+            direct = Timed.of(unrouted(best.plan), self.cost)
+            best = direct if direct.seconds < best.seconds else best
+        if self.order and len(best.plan.forward) + len(best.plan.backward) <= MOST_ORDERED:
+            plan, _, parts = scheduled(best.plan, self.cost, best.parts)
+            if layer_seconds(plan, self.cost, LAYERS, parts) < best.seconds:
+                return plan
+        return best.plan
 
     def _laid(self, batch: Batch, parts: Partition) -> Plan:
         """The partition as a plan, remapped and routed if these are switched on; its queues one after another."""
@@ -87,6 +103,20 @@ class Zeppelin:
         plan = remap(plan, self.cost, self.tolerance) if self.remap and (parts.remap or not self.partition) else plan
         plan = reverse(plan, self.backward)
         return route(plan, self.cost) if self.route else plan
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A plan, its programs, and the predicted seconds of a layer."""
+
+    plan: Plan
+    parts: Programs
+    seconds: float
+
+    @staticmethod
+    def of(plan: Plan, cost: Cost) -> "Timed":
+        parts = programs(plan, cost)
+        return Timed(plan, parts, layer_seconds(plan, cost, LAYERS, parts))
 
 
 def _lay(builder: Builder, parts: Partition) -> None:

@@ -16,14 +16,21 @@ from zbench.plan import Ints
 def bound_seconds(batch: Batch, cost: Cost) -> float:
     """Seconds of a step that any plan of `batch` needs."""
     model, ranks = cost.model, cost.cluster.num_ranks
+    passes = 3 + (1 if model.recompute == "full" else 0)  # forward, twice that backward, recomputation
     even = batch.num_tokens / ranks
-    # An even share may not exist in whole tokens: some rank has at least ceil(tokens / ranks).
-    tokens = np.array([max(even, 1.0)])
-    passes = 3 + (1 if model.recompute == "full" else 0)
-    linear = float(cost.linear_seconds(tokens)[0]) * model.num_layers * passes + float(cost.head_seconds(tokens)[0])
     forward, backward = (float(least_seconds(batch.lengths, cost, back).sum()) for back in (False, True))
     again = forward if model.recompute == "full" else 0.0
-    return linear + model.num_layers * (forward + backward + again) / ranks + cost.optimizer_seconds()
+    attention = model.num_layers * (forward + backward + again) / ranks
+    # Fewer tokens than ranks leave some ranks without linear work, and without its kernel starts.
+    shared = _linear_seconds(max(even, 1.0), passes, cost) * min(even, 1.0) + attention
+    alone = _linear_seconds(-(-batch.num_tokens // ranks), passes, cost)  # some rank has at least so many tokens
+    return max(shared, alone) + cost.optimizer_seconds()
+
+
+def _linear_seconds(tokens: float, passes: int, cost: Cost) -> float:
+    """All layers' linear modules and the head for `tokens` on a rank."""
+    count = np.array([tokens], np.float64)
+    return float(cost.linear_seconds(count)[0]) * cost.model.num_layers * passes + float(cost.head_seconds(count)[0])
 
 
 def least_seconds(lengths: Ints, cost: Cost, backward: bool) -> Floats:

@@ -1,6 +1,6 @@
 """A described cluster: nodes, GPUs, NICs and their constants. Pure: no torch.
 
-Constants come from `conf/cluster` and `conf/device`, each with its source beside it.
+Constants come from `conf/cluster` and `conf/cluster/device`, each with its source beside it.
 """
 
 from dataclasses import dataclass, fields
@@ -90,7 +90,7 @@ class Cluster:
         ):
             value = parse(f"cluster.{field}", getattr(self, field), kind)
             if not 0 <= value < float("inf") or (kind == "bytes/s" and value == 0):
-                least = "above 0" if kind == "bytes/s" else "at least 0"
+                least = "above 0 and finite" if kind == "bytes/s" else "at least 0 and finite"
                 raise ValueError(f"cluster.{field} is {getattr(self, field)!r}; it has to be {least}")
             object.__setattr__(self, field, value)
         for field in ("nic_efficiency", "nvlink_efficiency"):

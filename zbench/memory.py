@@ -56,10 +56,13 @@ def check_memory(cost: Cost, tokens_per_gpu: int) -> None:
     device = cost.cluster.device
     least = least_bytes(cost, tokens_per_gpu * cost.cluster.num_ranks)
     if least > device.memory_bytes:
+        remedies = ["fewer tokens"]
+        remedies += ["model.recompute=full"] if cost.model.recompute == "none" else []
+        remedies += ["model.sharding=zero3"] if cost.model.sharding == "zero1" else ["more nodes"]
         raise ValueError(
             f"tokens_per_gpu is {tokens_per_gpu}; {cost.model.name} then needs at least {least / 2**30:.1f} GiB "
-            f"on every GPU, which has {device.memory_bytes / 2**30:.1f} GiB ({device.name}): "
-            f"use fewer tokens, more nodes, model.recompute=full or model.sharding=zero3"
+            f"on every GPU however sequences are cut, and a GPU ({device.name}) has "
+            f"{device.memory_bytes / 2**30:.1f} GiB: use {' or '.join(remedies)}"
         )
 
 

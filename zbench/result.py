@@ -14,8 +14,9 @@ class StepResult:
     seconds: the whole step on the slowest rank (the clock of the described cluster where simulated).
     bound_seconds: no plan could be faster under the same cost model (zbench.bound).
     attention_seconds, linear_seconds: [num_ranks] busy time of the compute lane.
-    communication_seconds: [num_ranks] time in which at least one of the rank's transfers or its
-        gradient reduction was under way; exposed_seconds: the part of it with the compute lane idle.
+    communication_seconds: [num_ranks] time in which at least one of the rank's transfers was under way, plus
+        that of parameters and gradients (which may overlap them: never more than the step);
+        exposed_seconds: the part of it with the compute lane idle.
     nic_tx_bytes, nic_rx_bytes: [num_nics] bytes that crossed each NIC, attention and gradients.
     nvlink_bytes: bytes that moved inside nodes, attention only.
     peak_bytes: [num_ranks] highest memory in use; capacity_bytes: what a rank has.

@@ -28,6 +28,9 @@ from zbench.result import StepResult
 Floats = NDArray[np.float64]
 
 
+Programs = tuple[Program, Program]  # of a plan's forward and backward list
+
+
 def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> Program:
     """The plan's forward or backward list as legs with their times and waits."""
     parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
@@ -42,7 +45,7 @@ def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> P
     return program(parts, busy, latency, found)
 
 
-def programs(plan: Plan, cost: Cost) -> tuple[Program, Program]:
+def programs(plan: Plan, cost: Cost) -> Programs:
     """(forward, backward) of one layer's attention.
 
     Raises:
@@ -57,14 +60,17 @@ def programs(plan: Plan, cost: Cost) -> tuple[Program, Program]:
     return out[0], out[1]
 
 
-def layer_seconds(plan: Plan, cost: Cost, layers: int = 2) -> float:
-    """Seconds of one layer, forward and backward, as the mean over `layers`: what planners compare plans by."""
+def layer_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs | None = None) -> float:
+    """Seconds of one layer, forward and backward, as the mean over `layers`: what planners compare plans by.
+
+    parts: the plan's programs, where they are at hand.
+    """
     state = State.zero(plan.num_ranks, plan.num_ranks * LANES, link_ids(cost.cluster)[0])
     linear = cost.linear_seconds(plan.tokens_per_rank)
-    for part, times in zip(programs(plan, cost), (1, 2), strict=True):
-        timeline = Layers(part, times * linear, layers)
+    for part, times in zip(parts or programs(plan, cost), (1, 2), strict=True):
+        played = Layers(part, times * linear, layers)
         for _ in range(layers):
-            timeline.one(state)
+            played.one(state)
     return float(state.ready.max()) / layers
 
 
@@ -95,7 +101,7 @@ class Simulated:
             total.linear += head
             total.bytes(cluster.num_ranks, model.num_layers, (forward,) * (1 + again), (backward,))
         end, gradient = collective.finish(cost, state.ready, forward_end, backward_begin, total.nic_tx, total.nic_rx)
-        total.communication += gradient.seconds
+        total.communication = np.minimum(total.communication + gradient.seconds, end)
         total.exposed += gradient.exposed
         total.nic_tx += gradient.nic_bytes
         total.nic_rx += gradient.nic_bytes

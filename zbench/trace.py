@@ -1,7 +1,9 @@
 """One simulated step as a Chrome trace, for Perfetto or chrome://tracing. Pure: no torch.
 
 A track for every GPU's compute lane (linear modules, attends, head) and one for each direction of every
-NIC. All layers are played out one by one, so nothing in the picture is extrapolated.
+NIC (attention's transfers). Parameters, gradients and the optimizer are charged to a step as a whole
+(zbench.collective), not played, and so are not in the picture. All layers are played out one by one, so
+nothing in it is extrapolated.
 """
 
 import json

@@ -21,36 +21,40 @@ from zbench.cost import Cost
 from zbench.dataflow import Fault, edges
 from zbench.legs import LANES, link_ids
 from zbench.plan import Ops, Plan
-from zbench.simulate import prepare
+from zbench.simulate import Programs, prepare, programs
 
 
 def order(plan: Plan, cost: Cost) -> Plan:
     """`plan` with both lists in list-scheduled order."""
-    return scheduled(plan, cost)[0]
+    return scheduled(plan, cost, programs(plan, cost))[0]
 
 
-def scheduled(plan: Plan, cost: Cost) -> tuple[Plan, float]:
-    """(`plan` in list-scheduled order, seconds that the schedule predicts for one layer, both directions).
+def scheduled(plan: Plan, cost: Cost, given: Programs) -> tuple[Plan, float, Programs]:
+    """(`plan` in list-scheduled order, seconds predicted for one layer in both directions, its programs).
+
+    given: the programs of `plan` as it is.
 
     The schedule starts from when each rank's linear modules end; the prediction is what zbench.simulate
     plays for one layer whose ranks start together.
     """
     linear = cost.linear_seconds(plan.tokens_per_rank)
-    forward, ahead = _ordered(plan, plan.forward, False, linear, cost)
-    backward, back = _ordered(plan, plan.backward, True, 2 * linear, cost)
-    return plan.with_(forward=forward, backward=backward), ahead + back
+    forward, ahead, first = _ordered(plan, plan.forward, given[0], False, linear, cost)
+    backward, back, second = _ordered(plan, plan.backward, given[1], True, 2 * linear, cost)
+    return plan.with_(forward=forward, backward=backward), ahead + back, (first, second)
 
 
-def _ordered(plan: Plan, ops: Ops, backward: bool, ready: np.ndarray, cost: Cost) -> tuple[Ops, float]:
-    of = _program(plan, ops, backward, cost)
+def _ordered(
+    plan: Plan, ops: Ops, of: Program, backward: bool, ready: np.ndarray, cost: Cost
+) -> tuple[Ops, float, Program]:
     parts = of.legs
     turn = _list_schedule(
         parts.op, parts.rank, parts.lane_a, parts.lane_b, parts.link_a, parts.link_b, of.busy, of.latency,
         of.offsets, of.followers, np.bincount(of.followers, minlength=len(parts.op)), ready, len(ops),
     )  # fmt: skip
     free = ops.take(turn)
-    given, found = (_end(one, ready, cost) for one in (of, _program(plan, free, backward, cost)))
-    return (free, found) if found < given else (ops, given)
+    again = _program(plan, free, backward, cost)
+    given, found = _end(of, ready, cost), _end(again, ready, cost)
+    return (free, found, again) if found < given else (ops, given, of)
 
 
 def _program(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Program:

@@ -26,14 +26,19 @@ _GRADIENT = np.zeros(6, np.int64)
 _GRADIENT[[Q, KV, O]] = [DQ, DKV, DO]
 
 
+def check_mode(field: str, mode: object) -> None:
+    """Raises ValueError naming `field` if `mode` is none of MODES."""
+    if mode not in MODES:
+        raise ValueError(f"{field} is {mode!r}; it takes {', '.join(MODES)}")
+
+
 def reverse(plan: Plan, mode: Mode) -> Plan:
     """`plan` with its backward list, and with the forward copies marked that stay until then.
 
     Raises:
         ValueError: unknown mode.
     """
-    if mode not in MODES:
-        raise ValueError(f"backward is {mode!r}; it takes {', '.join(MODES)}")
+    check_mode("backward", mode)
     forward = plan.forward
     transfer = forward.kind == TRANSFER
     mirrored = replace(

@@ -52,3 +52,21 @@ def _routed_seconds(size: np.ndarray, cost: Cost) -> np.ndarray:
     lanes = cost.cluster.nics_per_node
     inside, across = np.zeros(len(size), bool), np.ones(len(size), bool)
     return 2 * cost.transfer_seconds(size * (lanes - 1) / lanes, inside) + cost.transfer_seconds(size / lanes, across)
+
+
+def unrouted(plan: Plan) -> Plan:
+    """`plan` with every transfer sent directly."""
+    forward, backward = (replace(ops, via=np.full(len(ops), -1, np.int64)) for ops in (plan.forward, plan.backward))
+    return plan.with_(forward=forward, backward=backward)
+
+
+def busiest_nic_seconds(plan: Plan, cost: Cost) -> float:
+    """What the busiest NIC needs for one layer, forward and backward, were every transfer sent directly."""
+    node, nic = cost.cluster.node_of, cost.cluster.nic_of
+    busiest = 0.0
+    for ops in (plan.forward, plan.backward):
+        across = (ops.kind == TRANSFER) & (node[ops.src] != node[ops.dst])
+        seconds = cost.transfer_seconds(cost.message_bytes(plan, ops)[across], np.ones(int(across.sum()), bool))
+        loads = (np.bincount(nic[end[across]], weights=seconds, minlength=1) for end in (ops.src, ops.dst))
+        busiest += max(float(load.max()) for load in loads)
+    return busiest
