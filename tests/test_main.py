@@ -61,6 +61,17 @@ def test_a_sweep_runs_the_baseline_once_and_ends_with_one_table(
     assert [path.name for path in here.iterdir()] == ["r.jsonl"]
 
 
+@pytest.mark.parametrize(("name", "runs"), [("ablation", 9), ("systems", 15)])
+def test_the_projects_experiments_are_sweeps_that_leave_only_their_record(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, runs: int
+) -> None:
+    assert call(monkeypatch, f"experiment={name}", "steps=1", "tokens_per_gpu=64", "out=r.jsonl") == 0
+    done = recorded()
+    assert (len(done), {run.status for run in done}) == (runs, {"finished"})
+    assert "SIMULATED" in capsys.readouterr().out
+    assert [path.name for path in here.iterdir()] == ["r.jsonl"]
+
+
 def test_a_sweep_goes_on_after_a_bad_job_and_says_so(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

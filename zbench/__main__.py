@@ -53,7 +53,8 @@ def main() -> int:
         _check_flags(sys.argv[1:])
         sys.argv[1:] = _settings_last(sys.argv[1:])
         with contextlib.ExitStack() as stack:
-            if {"-m", "--multirun"} & set(sys.argv):  # of which hydra insists on leaving a multirun.yaml somewhere
+            if any(word in ("-m", "--multirun") or word.startswith("experiment=") for word in sys.argv):
+                # A sweep (which an experiment may be): hydra insists on leaving a multirun.yaml somewhere.
                 sys.argv.append(f"hydra.sweep.dir='{stack.enter_context(tempfile.TemporaryDirectory())}'")
             stack.enter_context(_full_errors(True))  # so that hydra raises and does not exit
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
