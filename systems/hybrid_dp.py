@@ -49,38 +49,55 @@ class HybridDP:
 
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
-        value = self.tokens_per_rank
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"system.tokens_per_rank is {value!r}; it takes a whole number of at least 1, or null")
+        check_tokens_per_rank(self.tokens_per_rank)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks = self.cost.cluster.num_ranks
-        limit = self.tokens_per_rank or -(-batch.num_tokens // ranks)
+        limit = longest_stretch(batch, self.tokens_per_rank, ranks)
         needed = -(-batch.lengths // limit)
         degree = np.minimum(2 ** np.ceil(np.log2(needed)).astype(np.int64), ranks)
-        plans: list[Plan] = []
-        for groups in rounds(batch.lengths, degree, ranks):
-            packs = [_packs(group, batch.lengths, limit) for group in groups]
-            for index in range(max(len(pack) for pack in packs)):
-                turn = [(group.size, pack[index : index + 1]) for group, pack in zip(groups, packs, strict=True)]
-                plans.append(self._micro_batch(batch.lengths, [(size, seqs[0] if seqs else []) for size, seqs in turn]))
-        return tuple(plans)
+        return micro_batches(batch.lengths, rounds(batch.lengths, degree, ranks), limit, self.cost, self.backward)
 
-    def _micro_batch(self, lengths: Ints, groups: list[tuple[int, list[int]]]) -> Plan:
-        """Groups (ranks, sequences) side by side on consecutive ranks, the widest first."""
-        cost = self.cost
-        groups = sorted(groups, key=lambda group: -group[0])
-        sizes = np.array([size for size, _ in groups])
-        begin = np.cumsum(sizes) - sizes
-        seqs = np.array([seq for _, mine in groups for seq in mine], np.int64)
-        owner = np.repeat(np.arange(len(groups)), [len(mine) for _, mine in groups])
-        builder = Builder(lengths[seqs], cost.cluster.num_ranks, cost.model.num_heads, sequences=seqs)
-        for size in np.unique(sizes[owner])[::-1]:
-            same = np.flatnonzero(sizes == size)
-            mine = np.flatnonzero(np.isin(owner, same))
-            rows = begin[same][:, None] + np.arange(size)
-            ring(builder, mine, np.searchsorted(same, owner[mine]), rows)
-        return reverse(builder.build(), self.backward)
+
+def check_tokens_per_rank(value: int | None) -> None:
+    """Raises ValueError unless it is None or a whole number of at least 1."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError(f"system.tokens_per_rank is {value!r}; it takes a whole number of at least 1, or null")
+
+
+def longest_stretch(batch: Batch, tokens_per_rank: int | None, num_ranks: int) -> int:
+    """Tokens of a sequence a rank takes before it is cut wider: as given, or the batch's over the ranks."""
+    return tokens_per_rank or -(-batch.num_tokens // num_ranks)
+
+
+def micro_batches(
+    lengths: Ints, schedule: list[list[Group]], limit: int, cost: Cost, backward: Mode
+) -> tuple[Plan, ...]:
+    """Plans of a schedule: in each round every group runs its sequences packed to at most `limit` tokens a rank."""
+    plans: list[Plan] = []
+    for groups in schedule:
+        packs = [_packs(group, lengths, limit) for group in groups]
+        for index in range(max(len(pack) for pack in packs)):
+            turn = [(group.size, pack[index : index + 1]) for group, pack in zip(groups, packs, strict=True)]
+            side_by_side = [(size, seqs[0] if seqs else []) for size, seqs in turn]
+            plans.append(_micro_batch(lengths, side_by_side, cost, backward))
+    return tuple(plans)
+
+
+def _micro_batch(lengths: Ints, groups: list[tuple[int, list[int]]], cost: Cost, backward: Mode) -> Plan:
+    """Groups (ranks, sequences) side by side on consecutive ranks, the widest first."""
+    groups = sorted(groups, key=lambda group: -group[0])
+    sizes = np.array([size for size, _ in groups])
+    begin = np.cumsum(sizes) - sizes
+    seqs = np.array([seq for _, mine in groups for seq in mine], np.int64)
+    owner = np.repeat(np.arange(len(groups)), [len(mine) for _, mine in groups])
+    builder = Builder(lengths[seqs], cost.cluster.num_ranks, cost.model.num_heads, sequences=seqs)
+    for size in np.unique(sizes[owner])[::-1]:
+        same = np.flatnonzero(sizes == size)
+        mine = np.flatnonzero(np.isin(owner, same))
+        rows = begin[same][:, None] + np.arange(size)
+        ring(builder, mine, np.searchsorted(same, owner[mine]), rows)
+    return reverse(builder.build(), backward)
 
 
 def _packs(group: Group, lengths: Ints, limit: int) -> list[list[int]]:
@@ -136,7 +153,7 @@ def _next_round(seqs: list[int], degree: Ints, work: np.ndarray, num_ranks: int)
         bucket.popleft()
     later += [seq for bucket in buckets for seq in bucket]
     later += _trim(groups, work)
-    _fill(groups, free)
+    fill(groups, free)
     place = {seq: index for index, seq in enumerate(seqs)}
     return groups, sorted(later, key=place.__getitem__)
 
@@ -175,7 +192,7 @@ def _trim(groups: list[Group], work: np.ndarray) -> list[int]:
     return out
 
 
-def _fill(groups: list[Group], free: int) -> None:
+def fill(groups: list[Group], free: int) -> None:
     """Leaves no rank idle: doubles the narrowest group, as far as free ranks go, until none is left."""
     while free:
         narrow = min(groups, key=lambda group: group.size)

@@ -8,6 +8,7 @@ alone, at no cost for a corpus of any size.
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -56,6 +57,11 @@ class Corpus:
         object.__setattr__(self, "_documents", documents)
         object.__setattr__(self, "_lengths", lengths)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled without its documents: whoever unpickles it opens them again, on its own machine."""
+        told = [field.name for field in dataclasses.fields(self) if field.init]
+        return Corpus, tuple(getattr(self, name) for name in told)
+
     def batch(self, step: int) -> Batch:
         rng = generator(self.seed, step)
         lengths, documents = fill(
@@ -67,10 +73,11 @@ class Corpus:
         )
         return Batch(lengths=lengths, seed=self.seed, step=step, documents=documents)
 
-    def tokens_of(self, batch: Batch) -> list[IntArray]:
-        """The token ids of every sequence of one of this corpus's batches: the head of its document."""
+    def tokens_of(self, batch: Batch, which: IntArray | None = None) -> list[IntArray]:
+        """The token ids of sequences of one of this corpus's batches (None: all), each the head of its document."""
         assert batch.documents is not None, "a batch of a corpus names its documents"
-        pairs = zip(batch.documents.tolist(), batch.lengths.tolist(), strict=True)
+        wanted = slice(None) if which is None else which
+        pairs = zip(batch.documents[wanted].tolist(), batch.lengths[wanted].tolist(), strict=True)
         return [self._head(document, length) for document, length in pairs]
 
     def draw(self, rng: np.random.Generator, num: int) -> IntArray:

@@ -41,6 +41,34 @@ class Outcome:
 
 
 def main() -> int:
+    """Runs what the command line asks for. Where torchrun or Slurm started this process as one of many, rank 0 does,
+    and the others serve it."""
+    from zbench.runtime.world import found
+
+    try:
+        world = found(os.environ)
+        if world is None:
+            return _main()
+        from zbench.runtime.follow import follow
+        from zbench.runtime.join import lead
+
+        if world.rank > 0:
+            return follow(world)
+        with lead(world):
+            return _main()
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        from zbench.sentence import sentence
+
+        told = sentence(error)
+        if told is None:
+            raise
+        print(f"zbench: {told[0]}", file=sys.stderr, flush=True)
+        return told[1]
+
+
+def _main() -> int:
     command = shlex.join(["python", "-m", "zbench", *sys.argv[1:]])
     wants_traceback = os.environ.get(_FULL) == "1"
     outcome = Outcome()

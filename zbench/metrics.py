@@ -84,6 +84,11 @@ class Figures:
     peak_bytes: float | None = None
     capacity_bytes: float | None = None
     bound_ratio: float | None = None
+    nic_bytes: float | None = None
+    nic_bytes_min: float | None = None
+    nic_bytes_max: float | None = None
+    first_loss: float | None = None
+    loss: float | None = None
     out_of_memory: bool = False
 
 
@@ -101,6 +106,7 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
         return Figures(plan_seconds=planning, peak_bytes=peak, capacity_bytes=capacity, out_of_memory=True)
     seconds = sum(step["seconds"] for step in steps)
     nics = nic_utilization(facts, steps)
+    carried = nic_bytes(steps)
     return Figures(
         tokens_per_second=sum(step["tokens"] for step in steps) / seconds,
         step_seconds=seconds / len(steps),
@@ -114,6 +120,11 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
         peak_bytes=peak,
         capacity_bytes=capacity,
         bound_ratio=sum(step["bound_seconds"] for step in steps) / seconds,
+        nic_bytes=sum(carried) / len(carried),
+        nic_bytes_min=min(carried),
+        nic_bytes_max=max(carried),
+        first_loss=steps[0].get("loss"),
+        loss=steps[-1].get("loss"),
     )
 
 
@@ -146,14 +157,19 @@ def flops(facts: Facts, tokens: int, sum_squared: int, context_limit: int, conve
     raise ValueError(f"convention is {convention!r}; it takes one of {', '.join(CONVENTIONS)}")
 
 
-def nic_utilization(facts: Facts, steps: Sequence[Step]) -> list[float]:
-    """Per NIC: bytes over what it could have carried in the time of all steps, mean of both directions."""
-    seconds = sum(step["seconds"] for step in steps)
+def nic_bytes(steps: Sequence[Step]) -> list[float]:
+    """Per NIC: bytes a step, sent and received."""
     moved = [0] * len(steps[0]["nic_tx_bytes"])
     for step in steps:
         both = zip(moved, step["nic_tx_bytes"], step["nic_rx_bytes"], strict=True)
         moved = [total + tx + rx for total, tx, rx in both]
-    return [total / (2 * facts.nic_bandwidth * seconds) for total in moved]
+    return [total / len(steps) for total in moved]
+
+
+def nic_utilization(facts: Facts, steps: Sequence[Step]) -> list[float]:
+    """Per NIC: bytes over what it could have carried in the time of all steps, mean of both directions."""
+    seconds = sum(step["seconds"] for step in steps)
+    return [total * len(steps) / (2 * facts.nic_bandwidth * seconds) for total in nic_bytes(steps)]
 
 
 def imbalance(step: Step) -> float:

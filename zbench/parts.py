@@ -1,7 +1,7 @@
 """The parts of a run, made from its configuration. An edge: hydra is known here, torch is not."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hydra.utils import instantiate
@@ -13,6 +13,8 @@ from zbench.model import Model
 from zbench.protocols import Executor, System, Tracker, Workload
 
 SIMULATED = "zbench.simulate.Simulated"
+CHECKS = ("exact", "bytes")
+_FLOAT64 = 8  # bytes: what check=exact computes in
 _OURS = ("zbench", "systems", "workloads")  # packages whose sources the fingerprint covers
 
 
@@ -26,20 +28,33 @@ class Settings:
     out: str
     baseline: str | None
     trace: str | None
+    check: Sequence[str]
+    resume: str | None
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("seed", 0), ("tokens_per_gpu", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} is {value!r}; it takes a whole number of at least {least}")
-        for name, kind in (("out", "a file"), ("baseline", "a system or null"), ("trace", "a file or null")):
+        for check in self.check:
+            if check not in CHECKS:
+                raise ValueError(f"check is {check!r}; it takes {' or '.join(CHECKS)}, a list of them, or null")
+        for name, kind in (
+            ("out", "a file"),
+            ("baseline", "a system or null"),
+            ("trace", "a file or null"),
+            ("resume", "the folder of a checkpoint or null"),
+        ):
             value = getattr(self, name)
             if not (isinstance(value, str) and value) and not (value is None and kind.endswith("null")):
                 raise ValueError(f"{name} is {value!r}; it takes the name of {kind}")
 
     @staticmethod
     def of(config: DictConfig) -> "Settings":
-        return Settings(**{name: config[name] for name in Settings.__dataclass_fields__})
+        given = {name: config[name] for name in Settings.__dataclass_fields__}
+        check = given["check"]
+        given["check"] = () if check is None else tuple(check) if OmegaConf.is_list(check) else (check,)
+        return Settings(**given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +75,21 @@ class Parts:
         model = _make(config, "model")
         _expect("cluster", cluster, "num_ranks")
         _expect("model", model, "num_layers")
+        if "exact" in settings.check:
+            model = replace(model, element_bytes=_FLOAT64, lse_bytes=_FLOAT64)
         cost = Cost(cluster=cluster, model=model)
         workload = _make(config, "workload", seed=settings.seed, tokens=settings.tokens_per_gpu * cluster.num_ranks)
-        executor = _make(config, "executor", cost=cost)
+        simulated = config.executor._target_ == SIMULATED
+        for name in ("check", "resume"):
+            if getattr(settings, name) and simulated:
+                raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
+        training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
+        executor = _make(config, "executor", cost=cost, **training)
         tracker = _make(config, "tracker")
         _expect("workload", workload, "batch")
         _expect("executor", executor, "step")
         _expect("tracker", tracker, "log")
-        return Parts(cluster, model, cost, workload, executor, tracker, config.executor._target_ == SIMULATED)
+        return Parts(cluster, model, cost, workload, executor, tracker, simulated)
 
     def facts(self) -> dict[str, Any]:
         """What metrics and tables need to know of the cluster and the model (zbench.metrics.Facts among it)."""

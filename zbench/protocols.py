@@ -1,9 +1,10 @@
 """The four things a run is put together from. Pure: no torch.
 
-Each is one method wide, so that a system, workload, executor or tracker is one file and one yaml.
+Each is about one method wide, so that a system, workload, executor or tracker is one file and one yaml.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from zbench.batch import Batch
@@ -21,9 +22,23 @@ class System(Protocol):
         """One plan per micro-batch, in the order they run; gradients are summed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What an executor says when it is ready: the first step to run, and facts about itself for the record."""
+
+    first_step: int = 0
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Executor(Protocol):
+    def start(self) -> Ready:
+        """Before a run's first step: starts what it needs, with nothing left of an earlier run."""
+
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Runs (or simulates) one training step."""
+
+    def stop(self) -> None:
+        """After a run, however it ended."""
 
 
 class Tracker(Protocol):

@@ -22,6 +22,7 @@ class StepResult:
     peak_bytes: [num_ranks] highest memory in use; capacity_bytes: what a rank has.
     out_of_memory: some rank's peak is above the capacity; a real run would have died here.
     loss: token-mean loss over the global batch; None where nothing was trained.
+    checks: what the checks asked for found, by name; each has passed.
     """
 
     seconds: float
@@ -38,3 +39,4 @@ class StepResult:
     out_of_memory: bool
     loss: float | None = None
     phases: dict[str, float] = field(default_factory=dict)
+    checks: dict[str, float] = field(default_factory=dict)

@@ -67,7 +67,7 @@ def run(request: Request) -> list[Run]:
     finally:
         writer.close()
     print_run(rows(done))
-    print_words(_words(own, settings, parts, reused))
+    print_words(_words(own, settings, parts, reused, done))
     return done
 
 
@@ -121,17 +121,21 @@ def _play(case: Case, settings: Settings, parts: Parts, writer: Writer, meter: M
     name = " ".join(label(start, group) for group in GROUPS[:3])
     tracker = Careful(parts.tracker)
     steps: list[Line] = []
+    meter.show(case.name, 0)
     writer.append(start)
     try:
+        ready = parts.executor.start()
+        if ready.about:
+            writer.append({"kind": "about", "run": run_id, **ready.about})
         tracker.start(run_id, name, start["config"])
-        meter.show(case.name, 0)
         warm(case.system)  # so that the first step's planning time is not the compiler's
-        for step in range(settings.steps):
+        for step in range(ready.first_step, settings.steps):
             line = {"kind": "step", "run": run_id, **_step(case, parts, step, trace if step == 0 else None)}
             writer.append(line)
             steps.append(line)
             tracker.log(step, _tracked(facts, line))
-            meter.show(case.name, step + 1)
+            meter.show(case.name, step + 1, line["loss"])
+        parts.executor.stop()
     except BaseException as error:
         stopped = is_stop(error)
         status = "interrupted" if stopped else "failed"
@@ -139,6 +143,8 @@ def _play(case: Case, settings: Settings, parts: Parts, writer: Writer, meter: M
         with suppress(RecordError):  # the first failure is the one to tell
             writer.append({"kind": "end", "run": run_id, "status": status, "message": message})
         tracker.finish(status)
+        with suppress(Exception):  # likewise
+            parts.executor.stop()
         raise
     end = {"kind": "end", "run": run_id, "status": "finished", "message": ""}
     writer.append(end)
@@ -185,16 +191,34 @@ def _tracked(facts: Facts, line: Line) -> dict[str, float]:
     return {name: float(value) for name, value in derived.items() if value is not None}
 
 
-def _words(own: Case, settings: Settings, parts: Parts, reused: Run | None) -> Sequence[str]:
+def _words(own: Case, settings: Settings, parts: Parts, reused: Run | None, done: Sequence[Run]) -> Sequence[str]:
     where = cluster_words(own.start["facts"])
     if parts.simulated:
         lines = [f"SIMULATED on {where}. Nothing here was measured on hardware."]
     else:
-        lines = [f"Executor {label(own.start, 'executor')} on {where}."]
+        lines = [f"MEASURED, executor {label(own.start, 'executor')}; plans made for {where}."]
+        lines += _checks(done)
     lines.append(convention_words("zbench"))
     if reused:
         lines.append(f"Baseline {settings.baseline} was not run again: the record has it, from line {reused.line} on.")
     lines.append(f"Record: {settings.out}")
     if settings.trace:
         lines.append(f"Trace of step 0: {settings.trace} (open it in ui.perfetto.dev)")
+    return lines
+
+
+def _checks(done: Sequence[Run]) -> list[str]:
+    """What the checks of every step found, over all runs."""
+    found = [step["checks"] for run in done for step in run.steps if step.get("checks")]
+    lines = []
+    if worst := [checks["exact"] for checks in found if "exact" in checks]:
+        lines.append(
+            f"check=exact holds: loss and every gradient within {max(worst):.2g} of the dense model's in "
+            f"{len(worst)} steps (relative, float64; 1e-12 is allowed)."
+        )
+    if sizes := [checks["bytes"] for checks in found if "bytes" in checks]:
+        lines.append(
+            f"check=bytes holds: every rank and NIC sent and received what the simulator charges in {len(sizes)} "
+            f"steps ({sum(sizes) / len(sizes) / 1e6:,.3f} MB a step)."
+        )
     return lines

@@ -30,8 +30,8 @@ def sentence(error: BaseException) -> tuple[str, int] | None:
         if isinstance(error.__cause__, (ImportError, AttributeError, TypeError)):  # hydra says of which target and key
             return _target(error), BAD_INPUT
         error = error.__cause__
-    if isinstance(error, RecordError):
-        return str(error), FAILED
+    if isinstance(error, RecordError) or type(error).__module__.startswith("zbench.runtime."):
+        return _line(str(error)), FAILED
     if isinstance(error, MissingConfigException):
         return _missing(error), BAD_INPUT
     if isinstance(error, OverrideParseException):

@@ -23,6 +23,7 @@ from zbench.layers import Layers, Played, State
 from zbench.legs import LANES, NIC, NVLINK, legs, link_ids
 from zbench.memory import peak_bytes
 from zbench.plan import Ops, Plan
+from zbench.protocols import Ready
 from zbench.result import StepResult
 
 Floats = NDArray[np.float64]
@@ -79,6 +80,12 @@ class Simulated:
     """Executor over `cost`: a step's result is a function of (batch, plans, cost) alone."""
 
     cost: Cost
+
+    def start(self) -> Ready:
+        return Ready()
+
+    def stop(self) -> None:
+        pass
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Simulates one training step; seconds are the described cluster's, not this machine's."""

@@ -23,7 +23,9 @@ _FIGURES: tuple[tuple[str, str, Any], ...] = (
     ("tokens/s", "", lambda row: "out of memory" if row["verdict"] else _number(row["tokens_per_second"], "{:,.0f}")),
     ("step", "seconds", lambda row: _number(row["step_seconds"], "{:.4g}")),
     ("MFU", "", lambda row: _number(row["mfu"], "{:.1%}")),
-    ("NIC utilisation", "mean, lowest - highest", lambda row: _utilization(row)),
+    ("NIC utilisation", "mean, lowest - highest", lambda row: _spread(row, "nic_utilization", "{:.1%}")),
+    ("NIC bytes", "MB a step, mean, lowest - highest", lambda row: _spread(row, "nic_bytes", "{:,.3f}", 1e-6)),
+    ("loss", "first - last step", lambda row: _losses(row)),
     ("imbalance", "compute, max / mean of ranks", lambda row: _number(row["imbalance"], "{:.2f}")),
     ("exposed", "share of communication not hidden", lambda row: _number(row["exposed_communication"], "{:.1%}")),
     ("planning", "ms", lambda row: _number(row["plan_seconds"], "{:.1f}", 1e3)),
@@ -37,10 +39,16 @@ def _number(value: float | None, form: str, scale: float = 1.0) -> str:
     return "-" if value is None else form.format(value * scale)
 
 
-def _utilization(row: Row) -> str:
-    if row["nic_utilization"] is None:
+def _spread(row: Row, name: str, form: str, scale: float = 1.0) -> str:
+    """Mean over NICs, and the lowest and the highest of them."""
+    if row[name] is None:
         return "-"
-    return "{:.1%}, {:.1%} - {:.1%}".format(*(row[f"nic_utilization{end}"] for end in ("", "_min", "_max")))
+    mean, low, high = (form.format(row[f"{name}{end}"] * scale) for end in ("", "_min", "_max"))
+    return f"{mean}, {low} - {high}"
+
+
+def _losses(row: Row) -> str:
+    return "-" if row["loss"] is None else f"{row['first_loss']:.4f} - {row['loss']:.4f}"
 
 
 def _console() -> Console:
@@ -53,7 +61,9 @@ def print_run(found: Sequence[Row]) -> None:
     for column in table.columns[2:]:
         column.justify = "right"
     for title, explanation, show in _FIGURES:
-        table.add_row(title, Text(explanation, style="dim"), *map(show, found))
+        cells = list(map(show, found))
+        if title != "loss" or any(cell != "-" for cell in cells):  # nothing is trained where all is simulated
+            table.add_row(title, Text(explanation, style="dim"), *cells)
     console = _console()
     console.print(table)
     for row in found:
@@ -132,12 +142,13 @@ class Meter:
         if self._bars is not None:
             self._bars.stop()
 
-    def show(self, system: str, done: int) -> None:
+    def show(self, system: str, done: int, loss: float | None = None) -> None:
+        told = "" if loss is None else f", loss {loss:.4f}"
         if self._bars is not None:
             if system not in self._tasks:
                 self._tasks[system] = self._bars.add_task(system, total=self.total)
-            self._bars.update(self._tasks[system], completed=done)
+            self._bars.update(self._tasks[system], completed=done, description=f"{system}{told}")
         elif time.monotonic() - self._spoke >= _SECONDS_BETWEEN_LINES:
             self._spoke = time.monotonic()
             with suppress(BrokenPipeError):  # nobody listens any more: no reason to stop
-                print(f"{system}: step {done} of {self.total}", file=sys.stderr, flush=True)
+                print(f"{system}: step {done} of {self.total}{told}", file=sys.stderr, flush=True)

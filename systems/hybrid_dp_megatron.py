@@ -1,0 +1,98 @@
+"""Hybrid data parallelism by Megatron-LM's own scheduler, beside systems/hybrid_dp.py, which re-tells its policy.
+
+Which sequences run together, on how many ranks, in which round is what `BalancedCPScheduler` of the installed
+megatron-core says; micro-batches and rings are made of that as in systems/hybrid_dp.py. Two limits are put
+here, as it fails without: a sequence that needs more than all ranks gets all of them; and of ranks that are no
+power of two it is told the power below, the narrowest groups taking the rest. Needs the extra `peers`.
+Source: megatron-core 0.16, megatron/core/pipeline_parallel/hybrid_cp_schedule.py. Pure to import: megatron-core,
+which imports torch, is imported when the system is made.
+"""
+
+import warnings
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import groupby
+from typing import Any
+
+from systems.hybrid_dp import Group, check_tokens_per_rank, fill, longest_stretch, micro_batches
+from zbench.batch import Batch
+from zbench.cost import Cost
+from zbench.plan import Ints, Plan
+from zbench.rewrite.reverse import Mode, check_mode
+
+MODULE = "megatron.core.pipeline_parallel.hybrid_cp_schedule"
+
+
+@dataclass(frozen=True, slots=True)
+class HybridDPMegatron:
+    """tokens_per_rank: longest stretch of a sequence a rank takes before it is cut wider; None: the batch's
+    tokens over the ranks. backward: what becomes of received kv; Transformer Engine carries it round again.
+
+    Raises:
+        ValueError: tokens_per_rank is not a whole number of at least 1, or megatron-core is not there.
+    """
+
+    cost: Cost
+    tokens_per_rank: int | None = None
+    backward: Mode = "carry"
+
+    def __post_init__(self) -> None:
+        check_mode("system.backward", self.backward)
+        check_tokens_per_rank(self.tokens_per_rank)
+        _scheduler()
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        ranks = self.cost.cluster.num_ranks
+        limit = longest_stretch(batch, self.tokens_per_rank, ranks)
+        return micro_batches(batch.lengths, rounds(batch.lengths, limit, ranks), limit, self.cost, self.backward)
+
+
+def rounds(lengths: Ints, limit: int, num_ranks: int) -> list[list[Group]]:
+    """The scheduler's rounds of groups, in order of their ranks; a group's load is sum of length^2 over its ranks."""
+    world = 1 << (num_ranks.bit_length() - 1)
+    samples = [(seq, int(length)) for seq, length in enumerate(lengths)]
+    _, schedule = _scheduler()(limit, _Ranks(world)).get_groups_and_subsamples(samples, None)
+    return [_groups(seqs_of_rank, lengths, num_ranks - world) for seqs_of_rank in schedule]
+
+
+def _groups(seqs_of_rank: list[list[int]], lengths: Ints, free: int) -> list[Group]:
+    """Neighbouring ranks with the same sequences are a group."""
+    groups = []
+    for seqs, members in groupby(seqs_of_rank):
+        assert seqs, "the scheduler left a rank idle"
+        size = len(list(members))
+        groups.append(Group(size, list(seqs), sum(float(lengths[seq]) ** 2 for seq in seqs) / size))
+    fill(groups, free)
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranks:
+    """The one thing the scheduler asks of its process group."""
+
+    count: int
+
+    def size(self) -> int:
+        return self.count
+
+
+def _scheduler() -> Any:
+    """BalancedCPScheduler, with a sequence's ranks limited to those there are (as MagiAttention limits them).
+
+    Importing it takes seconds, and it warns of every accelerated package it does without.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scheduler: Any = import_module(MODULE).BalancedCPScheduler
+    except ImportError as error:
+        raise ValueError(
+            f"system is hybrid_dp_megatron; it takes its schedule from megatron-core 0.16 or later, which the extra "
+            f"'peers' installs and which cannot be imported here: {error}"
+        ) from error
+
+    class Limited(scheduler):  # type: ignore[misc]
+        def gpus_needed(self, seq_len: int) -> int:
+            return min(int(super().gpus_needed(seq_len)), int(self.total_hdp_gpus))
+
+    return Limited

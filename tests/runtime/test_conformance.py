@@ -1,0 +1,118 @@
+"""Every system of conf/system trains for real and exactly: loss and every gradient against the dense model in float64,
+and every byte against the simulator, on lengths that break things, at every small number of ranks."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from variants import SYSTEMS, VARIANTS, Variant
+
+from workloads.fixed import Fixed
+from zbench.batch import Batch
+from zbench.cluster import Cluster, Device
+from zbench.cost import Cost
+from zbench.model import Model
+from zbench.runtime.executor import Torch
+from zbench.verify import verify_step
+
+DEVICE = Device("cpu", 1e11, 4e9, 1e10, 1e9, 5e10, 5e10, 5e10, 1e-5, 1e-5)
+MODEL = Model("mini", 2, 32, 4, 2, 8, 48, 64, element_bytes=8, lse_bytes=8)
+LENGTHS = (
+    (1,),
+    (2, 3, 5, 7),
+    (16,) * 8,
+    (200, *[2] * 12),
+    (*[1, 2, 3, 1] * 125,),
+    (40, 9),  # fewer sequences than ranks
+)
+# name: nodes, GPUs and NICs a node, and what of the model and the executor is tried there besides
+SHAPES = {
+    "1": ((1, 1, 1), {"tied_embeddings": True}, {}),
+    "1x2": ((1, 2, 1), {"recompute": "full"}, {}),
+    "3x1": ((3, 1, 1), {"num_experts": 4, "experts_per_token": 2}, {}),
+    "2x2": ((2, 2, 2), {}, {}),
+    "1x4": ((1, 4, 2), {}, {"parameters": "sharded"}),
+    "2x3": ((2, 3, 3), {"num_heads": 6, "num_kv_heads": 2}, {"kernel": "matmul"}),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of one thread: tests run beside each other, and threads that wait for a busy core take their time."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@contextmanager
+def running(shape: str, **settings: object) -> Iterator[tuple[Cost, Torch]]:
+    (nodes, gpus, nics), changes, more = SHAPES[shape]
+    cost = Cost(Cluster("test", nodes, gpus, nics, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE), replace(MODEL, **changes))
+    workload = Fixed(seed=0, tokens=64, length=64)
+    executor = Torch(cost, workload, warmup=0, **{**more, **settings})
+    executor.start()
+    try:
+        yield cost, executor
+    finally:
+        executor.stop()
+
+
+def step(cost: Cost, executor: Torch, which: Variant, lengths: tuple[int, ...], number: int) -> float:
+    """One checked step; its loss."""
+    batch = Batch(np.array(lengths, np.int64), seed=0, step=number)
+    plans = which.make(cost).plan(batch)
+    verify_step(batch, plans)
+    loss = executor.step(batch, plans).loss
+    assert loss is not None
+    return loss
+
+
+def cases(variants: list[Variant], cost: Cost) -> Iterator[tuple[Variant, tuple[int, ...]]]:
+    for which in variants:
+        try:
+            which.make(cost)
+        except (ValueError, pytest.skip.Exception):  # a setting that this cluster cannot have, a package that is absent
+            continue
+        yield from ((which, lengths) for lengths in LENGTHS)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_system_is_exact_and_sends_what_the_simulator_charges(shape: str) -> None:
+    with running(shape, check=("exact", "bytes")) as (cost, executor):
+        done = 0
+        for number, (which, lengths) in enumerate(cases(SYSTEMS, cost)):
+            try:
+                step(cost, executor, which, lengths, number)
+            except Exception as error:
+                error.add_note(f"{which} on {lengths[:8]}")
+                raise
+            done += 1
+        assert done >= 5 * len(LENGTHS)
+
+
+@pytest.mark.timeout(600)
+def test_every_variant_is_exact_and_sends_what_the_simulator_charges() -> None:
+    with running("2x2", check=("exact", "bytes")) as (cost, executor):
+        for number, (which, lengths) in enumerate(cases([v for v in VARIANTS if v.changes], cost)):
+            if len(lengths) < 100:
+                step(cost, executor, which, lengths, number)
+
+
+def test_loss_curves_do_not_depend_on_the_system(tmp_path: Path) -> None:
+    """Ten steps of training from the same weights."""
+    rng = np.random.default_rng(3)
+    batches = [tuple(rng.integers(1, 60, rng.integers(1, 9)).tolist()) for _ in range(10)]
+    with running("2x2") as (cost, executor):
+        able = list(dict.fromkeys(which for which, _ in cases(SYSTEMS, cost)))
+        assert executor._fleet is not None
+        executor._fleet.call("save", str(tmp_path / "start"), 0)
+        curves = {}
+        for which in able:
+            executor._fleet.call("load", str(tmp_path / "start"))
+            curves[str(which)] = [step(cost, executor, which, lengths, at) for at, lengths in enumerate(batches)]
+    first = next(iter(curves.values()))
+    assert first[-1] != first[0]
+    for name, curve in curves.items():
+        assert np.allclose(curve, first, rtol=1e-9, atol=0), name

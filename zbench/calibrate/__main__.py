@@ -1,0 +1,169 @@
+"""python -m zbench.calibrate --nodes N --gpus-per-node G -o FILE.yaml: measures, and writes a cluster for the simulator.
+
+Alone it starts N x G processes on this machine; under torchrun or Slurm the processes are those that were started.
+Exit codes: 0; 1 a rank failed; 2 bad input; 130 stopped by Ctrl-C. Only a whole file is ever written.
+"""
+
+import argparse
+import contextlib
+import math
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import NoReturn
+
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from zbench.calibrate.gauge import Gauge
+from zbench.calibrate.sheet import Circumstances, sheet
+from zbench.calibrate.subject import Subject
+from zbench.calibrate.survey import Survey
+from zbench.fingerprint import ROOT
+from zbench.model import Model
+from zbench.runtime.fleet import Fleet, RankFailed
+from zbench.runtime.job import KERNELS
+from zbench.runtime.world import World, found
+from zbench.sentence import is_stop, sentence
+
+TARGET = "zbench.runtime.measure:Measure"
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells a mistake in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (see --help)")
+
+
+def main() -> int:
+    try:
+        world = found(os.environ)
+        if world is not None and world.rank > 0:
+            from zbench.runtime.follow import follow
+
+            return follow(world)
+        with _leading(world):
+            return _calibrate(_arguments(), world)
+    except RankFailed as error:
+        print(f"zbench: {error}", file=sys.stderr)
+        return 1
+    except (Exception, KeyboardInterrupt) as error:
+        if is_stop(error):
+            print("zbench: stopped; nothing is written", file=sys.stderr)
+            return 130
+        told = sentence(error)
+        if told is None:
+            raise
+        print(f"zbench: {told[0]}", file=sys.stderr)
+        return told[1]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = Parser(prog="python -m zbench.calibrate", description="Measures this machine as a cluster yaml.")
+    parser.add_argument("--nodes", type=int, help="nodes (groups of ranks); under torchrun the machines, if left out")
+    parser.add_argument("--gpus-per-node", type=int, help="ranks of a node; likewise")
+    parser.add_argument("--nics-per-node", type=int, default=1, help="which ranks share evenly (default 1)")
+    parser.add_argument("--model", default="tiny", help="of conf/model: its shapes and element size (default tiny)")
+    parser.add_argument("--tokens", type=int, default=4096, help="on a rank (default 4096)")
+    parser.add_argument("--kernel", choices=KERNELS, default="auto", help="of attention (default auto)")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of one measurement window (default 0.2)")
+    parser.add_argument("-o", dest="out", type=Path, metavar="FILE", help="the yaml; left out, it is printed")
+    return parser.parse_args()
+
+
+def _calibrate(asked: argparse.Namespace, world: World | None) -> int:
+    nodes, gpus = _shape(asked, world)
+    subject = Subject(_model(asked.model), nodes, gpus, asked.nics_per_node, asked.tokens, asked.kernel)
+    if not 0 < asked.seconds < math.inf:
+        raise ValueError(f"--seconds is {asked.seconds:g}; it takes a number above 0")
+    _check_out(asked.out)
+    with _fleet(world, subject, asked.seconds) as fleet:
+        gauge = Gauge(fleet, asked.seconds, _tell)
+        figures = Survey(gauge, subject).take()
+    command = shlex.join(["python", "-m", "zbench.calibrate", *sys.argv[1:]])
+    name = "calibrated" if asked.out is None else asked.out.stem
+    text = sheet(name, subject, figures, Circumstances(command, f"{date.today()}", gauge.abouts, gauge.taken))
+    if (gauge.taken or 0.0) > 0.1:
+        _tell(f"other processes had {gauge.taken:.0%} of the cores; measure again when they are idle")
+    if asked.out is None:
+        print(text, end="")
+    else:
+        _write(asked.out, text)
+        print(f"Wrote {asked.out}")
+    return 0
+
+
+def _shape(asked: argparse.Namespace, world: World | None) -> tuple[int, int]:
+    """(nodes, GPUs a node), given or, of processes already started, found."""
+    nodes, gpus = asked.nodes, asked.gpus_per_node
+    if world is not None:
+        gpus = gpus or world.num_local
+        nodes = nodes or (world.num_ranks // gpus if gpus else None)
+    for flag, value in (("--nodes", nodes), ("--gpus-per-node", gpus)):
+        if value is None:
+            raise ValueError(f"{flag} has to be given, as in {flag} 2")
+    if world is not None:
+        if nodes * gpus != world.num_ranks:
+            raise ValueError(f"--nodes x --gpus-per-node is {nodes * gpus}; {world.num_ranks} processes were started")
+        if world.num_local not in (None, gpus, world.num_ranks):
+            raise ValueError(f"--gpus-per-node is {gpus}; {world.num_local} processes were started on each machine")
+    return nodes, gpus
+
+
+def _model(name: str) -> Model:
+    with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+        config = compose("config", overrides=[f"model={name}"])
+    model = instantiate(config.model, _convert_="all")
+    assert isinstance(model, Model)
+    return model
+
+
+def _leading(world: World | None) -> contextlib.AbstractContextManager[None]:
+    if world is None:
+        return contextlib.nullcontext()
+    from zbench.runtime.join import lead
+
+    return lead(world)
+
+
+def _fleet(world: World | None, subject: Subject, window: float) -> Fleet:
+    patience = 30.0 + 20 * window
+    if world is None:
+        from zbench.runtime.launch import LocalFleet
+
+        return LocalFleet(subject.num_ranks, TARGET, subject, timeout=patience)
+    from zbench.runtime.join import JoinedFleet
+
+    return JoinedFleet(world, TARGET, subject, timeout=patience)
+
+
+def _tell(line: str) -> None:
+    print(f"calibrate: {line}", file=sys.stderr, flush=True)
+
+
+def _check_out(out: Path | None) -> None:
+    """What would only be found out after measuring."""
+    if out is None:
+        return
+    if out.suffix != ".yaml":
+        raise ValueError(f"-o is {str(out)!r}; it takes a file that ends in .yaml")
+    if not out.parent.is_dir() or not os.access(out.parent, os.W_OK) or out.is_dir():
+        raise ValueError(f"-o is {str(out)!r}; it takes a file in a folder that can be written to")
+
+
+def _write(out: Path, text: str) -> None:
+    """All of it or nothing."""
+    part = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        part.write_text(text)
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Times of single operations, as all ranks have them at once. The driver's side; imports no torch."""
+
+from collections.abc import Callable, Iterable
+from statistics import fmean, median
+from typing import Any
+
+from zbench.calibrate.quantity import quantity
+from zbench.calibrate.subject import About
+from zbench.runtime.fleet import Fleet
+
+WINDOWS = 5  # that each operation is measured in; what counts is their median
+
+
+class Gauge:
+    """fleet: of zbench.runtime.measure.Measure. window: seconds of one measurement. tell: shown progress, a line each.
+
+    Calls raise zbench.runtime.fleet.RankFailed when a rank fails.
+    """
+
+    def __init__(self, fleet: Fleet, window: float, tell: Callable[[str], None]) -> None:
+        self.window, self.tell = window, tell
+        self._fleet = fleet
+        self._cpu: list[float] = []  # CPU seconds a second, of all ranks together, in every window
+        self.abouts: list[About] = fleet.call("about")
+
+    def seconds(self, method: str, *arguments: Any) -> float:
+        """Of one call on a rank while all ranks make it: from the mean rate of the ranks, the median of the windows."""
+        rates = []
+        for _ in range(WINDOWS):
+            paces = self._fleet.call(method, *arguments, self.window)
+            rates.append(fmean(rate for rate, _ in paces))
+            self._cpu.append(sum(cpu for _, cpu in paces))
+        return 1.0 / median(rates)
+
+    def message(self, across: bool, size: int) -> float:
+        """Seconds of a message, between nodes or inside one; the median of the windows."""
+
+        def once(rounds: int) -> float:
+            return fmean(self._fleet.call("exchange", across, size, rounds))
+
+        rounds, seconds = 2, once(2)
+        while rounds * seconds < self.window / 2:  # the first messages are slower: connections, memory
+            rounds = max(2 * rounds, int(self.window / seconds / 2))
+            seconds = once(rounds)
+        return median(once(rounds) for _ in range(WINDOWS))
+
+    def rising(
+        self,
+        words: str,
+        sizes: Iterable[int],
+        growth: float,
+        work: Callable[[int], float],
+        seconds: Callable[[int], float],
+        unit: str = "FLOP/s",
+    ) -> dict[int, float]:
+        """Rate by size: work over seconds. Sizes rise until the next, `growth` times as long, would outgrow a window.
+
+        words: what is measured, "{}" for the size.
+        """
+        rates: dict[int, float] = {}
+        for size in sizes:
+            taken = seconds(size)
+            rates[size] = work(size) / taken
+            self.tell(f"{words.format(size)}: {quantity(rates[size], unit)}")
+            if growth * taken > self.window:
+                break
+        return rates
+
+    @property
+    def taken(self) -> float | None:
+        """Share of the cores that ranks could have used and other processes had instead; None where they use GPUs."""
+        if self.abouts[0].backend != "gloo" or not self._cpu:
+            return None
+        cores = sum({about.host: about.cores for about in self.abouts}.values())
+        usable = min(cores, sum(about.threads for about in self.abouts))
+        return max(0.0, 1.0 - median(self._cpu) / usable)

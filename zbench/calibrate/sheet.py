@@ -1,0 +1,72 @@
+"""A calibration as a yaml of conf/cluster, every constant with what it was measured of. Pure."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from zbench.calibrate.quantity import quantity
+from zbench.calibrate.subject import ELEMENT_BYTES, About, Subject
+from zbench.calibrate.survey import Figure, unit
+
+LINKS = ("nic", "nvlink")
+DEVICE = (
+    "peak_flops", "memory_bytes", "copy_bandwidth", "strided_rate", "matmul_flops", "attention_forward_flops",
+    "attention_backward_flops", "kernel_seconds", "call_seconds",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """taken: share of the cores that other processes had meanwhile, None where that is not known."""
+
+    command: str
+    date: str
+    abouts: Sequence[About]
+    taken: float | None
+
+
+def sheet(name: str, subject: Subject, figures: Mapping[str, Figure], where: Circumstances) -> str:
+    """The yaml of the cluster `name`; figures: by the names of zbench.cluster's fields."""
+    lines = [f"# {line}" for line in _head(subject, where)]
+    lines += [
+        "_target_: zbench.cluster.Cluster",
+        f"name: {json.dumps(name)}",
+        f"num_nodes: {subject.num_nodes}",
+        f"gpus_per_node: {subject.gpus_per_node}",
+        f"nics_per_node: {subject.nics_per_node} # as asked for",
+    ]
+    for link in LINKS:
+        lines.append(_line(f"{link}_bandwidth", figures))
+        lines.append(f"{link}_efficiency: 1.0 # {link}_bandwidth is what messages reach")
+        lines.append(_line(f"{link}_latency", figures))
+    lines += ["device:", "  _target_: zbench.cluster.Device", f"  name: {json.dumps(where.abouts[0].device)}"]
+    lines += [f"  {_line(constant, figures)}" for constant in DEVICE]
+    return "\n".join(lines) + "\n"
+
+
+def _head(subject: Subject, where: Circumstances) -> list[str]:
+    one = where.abouts[0]
+    hosts = len({about.host for about in where.abouts})
+    machines = "one machine" if hosts == 1 else f"{hosts} machines"
+    devices = ", ".join(sorted({about.device for about in where.abouts}))
+    lines = [
+        f"Measured by zbench.calibrate on {where.date}; each constant says of what. It ran as",
+        f"  {where.command}",
+        f"{subject.num_nodes} x {subject.gpus_per_node} ranks, all measuring at once, on {machines}: "
+        f"{devices}, {one.cores} cores, {one.threads} thread{'s' if one.threads > 1 else ''} a rank,",
+        f"torch {one.torch}, {one.backend}, attention by {one.kernel}; shapes and {ELEMENT_BYTES[subject.model.element_bytes]} "
+        f"of model {subject.model.name}.",
+    ]
+    if hosts == 1 and subject.num_nodes > 1:
+        lines.append(
+            "The nodes are groups of processes of that one machine: a NIC is its memory and its cores, and so is NVLink."
+        )
+    if where.taken is not None:
+        lines.append(f"Other processes had {where.taken:.0%} of the cores that the ranks could have used.")
+    return lines
+
+
+def _line(name: str, figures: Mapping[str, Figure]) -> str:
+    figure = figures[name]
+    how = "measured" if figure.measured else "NOT measured"
+    return f"{name}: {quantity(figure.value, unit(name))} # {how}: {figure.of}"

@@ -1,0 +1,77 @@
+"""What a calibration is of, and how its ranks describe themselves. Imports no torch."""
+
+from dataclasses import dataclass
+
+from zbench.model import Model
+
+ELEMENT_BYTES = {2: "bfloat16", 4: "float32", 8: "float64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """num_nodes x gpus_per_node ranks with nics_per_node NICs a node, shapes and element size of `model`.
+
+    tokens: on a rank, of the largest matmuls and elementwise operations. kernel: of zbench.runtime.job.KERNELS.
+
+    Raises:
+        ValueError: a count is below 1, there are more NICs than GPUs, or elements of a size that nothing computes with.
+    """
+
+    model: Model
+    num_nodes: int
+    gpus_per_node: int
+    nics_per_node: int
+    tokens: int
+    kernel: str
+
+    def __post_init__(self) -> None:
+        for field, flag in (
+            ("num_nodes", "--nodes"),
+            ("gpus_per_node", "--gpus-per-node"),
+            ("nics_per_node", "--nics-per-node"),
+            ("tokens", "--tokens"),
+        ):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{flag} is {getattr(self, field)}; it takes a whole number of at least 1")
+        if self.nics_per_node > self.gpus_per_node:
+            raise ValueError(
+                f"--nics-per-node is {self.nics_per_node}; at most one per GPU, --gpus-per-node={self.gpus_per_node}"
+            )
+        if self.model.element_bytes not in ELEMENT_BYTES:
+            raise ValueError(
+                f"model.element_bytes is {self.model.element_bytes}; "
+                f"measuring takes {', '.join(f'{size} ({name})' for size, name in ELEMENT_BYTES.items())}"
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        return self.num_nodes * self.gpus_per_node
+
+    @property
+    def ranks_per_nic(self) -> int:
+        """Of the NIC that serves most."""
+        return -(-self.gpus_per_node // self.nics_per_node)
+
+    def layer_shapes(self, tokens: int) -> list[tuple[int, int, int]]:
+        """(rows, inputs, outputs) of every matmul of one layer's linear modules for `tokens` tokens; experts one by one."""
+        m = self.model
+        heads, kv_heads = m.head_dim * m.num_heads, m.head_dim * m.num_kv_heads
+        rows = max(1, tokens * m.experts_per_token // m.num_experts)
+        expert = [(rows, m.hidden, 2 * m.ffn_hidden), (rows, m.ffn_hidden, m.hidden)]
+        router = [(tokens, m.hidden, m.num_experts)] if m.num_experts > 1 else []
+        attention = [(tokens, m.hidden, heads + 2 * kv_heads), (tokens, heads, m.hidden)]
+        return [*attention, *router, *expert * m.num_experts]
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """One rank. cores: that its process may use. threads: of torch. memory_bytes: its share of the machine's."""
+
+    host: str
+    device: str
+    cores: int
+    threads: int
+    memory_bytes: int
+    torch: str
+    backend: str
+    kernel: str

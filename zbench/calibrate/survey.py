@@ -1,0 +1,175 @@
+"""Which operations a calibration measures, and how the constants of zbench.cluster follow from their times.
+
+Nothing is fitted: a constant comes from the time of the operation that its definition names, whatever the simulator
+then makes of it. The driver's side; imports no torch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from zbench.area import TILE, Work
+from zbench.calibrate.gauge import Gauge
+from zbench.calibrate.quantity import quantities, quantity
+from zbench.calibrate.subject import ELEMENT_BYTES, Subject
+from zbench.cluster import Cluster, Device
+from zbench.cost import BACKWARD_FLOPS, FORWARD_FLOPS, Cost
+
+TOKENS = (256, 1024)  # of a layer's matmuls, and as many as there are
+SQUARES = [2**power for power in range(8, 15)]
+LENGTHS = [2**power for power in range(8, 18)]
+MESSAGES = [2**power for power in range(16, 29, 3)]  # 64 KiB to 256 MiB
+SMALL_MESSAGE, SHORT_SEQUENCE = 8, 16  # bytes, tokens
+_FAST = 1e30  # a rate at which work takes no time
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A constant in SI units, and of what it was measured. measured: False where there was nothing to measure."""
+
+    value: float
+    of: str
+    measured: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A calibration; its methods fill `figures`, by names of zbench.cluster, in order."""
+
+    gauge: Gauge
+    subject: Subject
+    figures: dict[str, Figure] = field(default_factory=dict)
+
+    def take(self) -> dict[str, Figure]:
+        """
+        Raises:
+            ValueError: times contradict each other. zbench.runtime.fleet.RankFailed: a rank failed.
+        """
+        self.matmuls()
+        self.memory()
+        self.attention()
+        self.links()
+        return self.figures
+
+    def matmuls(self) -> None:
+        gauge, subject, model = self.gauge, self.subject, self.subject.model
+        rates = gauge.rising(
+            "matmul {0} x {0} x {0}", SQUARES, 8,
+            lambda n: 2.0 * n**3,
+            lambda n: gauge.seconds("matmul", [(n, n, n)], False),
+        )  # fmt: skip
+        best = max(rates, key=rates.__getitem__)
+        of = f"{ELEMENT_BYTES[model.element_bytes]} matmul {best} x {best} x {best}, best of {_flops(rates)}"
+        self._set("peak_flops", rates[best], of)
+        rates = gauge.rising(
+            "a layer's linear modules, {} tokens", [*(n for n in TOKENS if n < subject.tokens), subject.tokens], 4,
+            lambda n: 6.0 * sum(rows * ins * outs for rows, ins, outs in subject.layer_shapes(n)),
+            lambda n: gauge.seconds("matmul", subject.layer_shapes(n), True),
+        )  # fmt: skip
+        of = f"matmuls of a layer's linear modules, forward and backward, by tokens on a rank: {_flops(rates)}"
+        self._set("matmul_flops", rates[max(rates)], of)
+
+    def memory(self) -> None:
+        gauge, model, rows = self.gauge, self.subject.model, self.subject.tokens
+        share = min(about.memory_bytes for about in gauge.abouts)
+        self._set("memory_bytes", share, "a rank's share of its machine's memory, or its GPU's")
+        columns = model.ffn_hidden
+        rate = 3 * rows * columns * model.element_bytes / gauge.seconds("multiply", rows, columns)
+        self._set("copy_bandwidth", rate, f"elementwise product of two [{rows}, {columns}] into a third")
+        shape = (rows, model.num_heads, model.head_dim)
+        rate = rows * model.num_heads * model.head_dim * model.element_bytes / gauge.seconds("permute", rows)
+        self._set(
+            "strided_rate", rate, f"{list(shape)} copied into {[shape[1], shape[0], shape[2]]}; bytes counted once"
+        )
+        self._set("kernel_seconds", gauge.seconds("smallest"), "addition to one number, many in a row")
+
+    def attention(self) -> None:
+        calls = [self.gauge.seconds("attention", SHORT_SEQUENCE, backward) for backward in (False, True)]
+        of = f"attention of {SHORT_SEQUENCE} tokens, forward (backward: {quantity(calls[1], 's')})"
+        self._set("call_seconds", calls[0], of)
+        for backward, name in ((False, "forward"), (True, "backward")):
+            rates = self._tile_rates(backward, name)
+            of = f"attention {name}, whole tiles of one causal sequence, by length: {_flops(rates)}"
+            self._set(f"attention_{name}_flops", rates[max(rates)], of)
+
+    def _tile_rates(self, backward: bool, name: str) -> dict[int, float]:
+        """Rate of tiles by length: the time of a call less what the cost model gives its rows and kernel starts."""
+        model = self.subject.model
+        per_tile = (BACKWARD_FLOPS if backward else FORWARD_FLOPS) * TILE * TILE * model.num_heads * model.head_dim
+        rest = self._without_tiles(backward)
+
+        def seconds(length: int) -> float:
+            taken = self.gauge.seconds("attention", length, backward)
+            if taken <= rest(length):
+                raise ValueError(
+                    f"attention {name} of {length} tokens took {quantity(taken, 's')}, no longer than its rows "
+                    f"through memory should take; --seconds is {self.gauge.window:g} and may have to be longer"
+                )
+            return taken - rest(length)
+
+        return self.gauge.rising(
+            f"attention {name}, {{}} tokens", LENGTHS, 4, lambda n: float(per_tile * _whole(n).tiles[0]), seconds
+        )
+
+    def _without_tiles(self, backward: bool) -> Callable[[int], float]:
+        """What the cost model charges for a call of a length aside from its tiles."""
+        names = ("peak_flops", "memory_bytes", "copy_bandwidth", "strided_rate", "matmul_flops", "kernel_seconds")
+        known = {name: self.figures[name].value for name in names}
+        device = Device(
+            name="", attention_forward_flops=_FAST, attention_backward_flops=_FAST, call_seconds=1 / _FAST, **known
+        )
+        model = self.subject.model
+        cost = Cost(Cluster("", 1, 1, 1, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, device), model)
+        heads, kv_heads = np.array([model.num_heads]), np.array([model.num_kv_heads])
+        return lambda length: float(cost.kernel_seconds(_whole(length), heads, kv_heads, backward)[0])
+
+    def links(self) -> None:
+        subject = self.subject
+        if subject.num_nodes > 1:
+            self._link("nic", True, subject.ranks_per_nic)
+        if subject.gpus_per_node > 1:
+            self._link("nvlink", False, 1)
+        self._stand_in("nic", "nvlink", "one node")
+        self._stand_in("nvlink", "nic", "one GPU a node")
+
+    def _link(self, name: str, across: bool, ranks: int) -> None:
+        """ranks: that share one."""
+        where = "between nodes" if across else "inside a node"
+        of = f"{where}, all ranks sending and receiving at once"
+        latency = self.gauge.message(across, SMALL_MESSAGE)
+        self._set(f"{name}_latency", latency, f"message of {SMALL_MESSAGE} bytes {of}")
+        rates = self.gauge.rising(
+            f"messages of {{}} bytes {where}", MESSAGES, 8,
+            lambda size: float(size * ranks), lambda size: self.gauge.message(across, size), "B/s",
+        )  # fmt: skip
+        shared = f", {ranks} ranks to a NIC" if across else ""
+        best = max(rates.values())
+        self._set(f"{name}_bandwidth", best, f"messages {of}{shared}; best of sizes {quantities(rates, 'B/s')}")
+
+    def _stand_in(self, name: str, other: str, missing: str) -> None:
+        """For a link that is not there, the other one; with one rank its memory. No plan uses it."""
+        for kind, memory in (("latency", "kernel_seconds"), ("bandwidth", "copy_bandwidth")):
+            if f"{name}_{kind}" not in self.figures:
+                is_other = f"{other}_{kind}" in self.figures and self.figures[f"{other}_{kind}"].measured
+                given = f"{other}_{kind}" if is_other else memory
+                of = f"there is {missing}; this is {given}, and nothing uses it"
+                self.figures[f"{name}_{kind}"] = Figure(self.figures[given].value, of, measured=False)
+
+    def _set(self, name: str, value: float, of: str) -> None:
+        self.figures[name] = Figure(value, of)
+        self.gauge.tell(f"{name} = {quantity(value, unit(name))}")
+
+
+def unit(name: str) -> str:
+    """Of a constant, by its name."""
+    units = {"flops": "FLOP/s", "seconds": "s", "latency": "s", "bytes": "B"}
+    return units.get(name.rpartition("_")[2], "B/s")
+
+
+def _whole(length: int) -> Work:
+    return Work.whole(np.array([length]))
+
+
+def _flops(rates: dict[int, float]) -> str:
+    return quantities(rates, "FLOP/s")

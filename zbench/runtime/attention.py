@@ -1,0 +1,308 @@
+"""Runs a rank's program on tensors: attention of any plan, forward and backward.
+
+Shapes: T of the rank's own tokens (rows as in zbench.runtime.program), H query heads, K kv heads, D head_dim.
+A run goes through its attends in plan order and waits only for what each of them reads; sends leave from another
+thread as soon as what they carry is there; partial sums join when they leave or at the end.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zbench.dataflow import IS_COPY
+from zbench.model import DKV, DO, DQ, KV, O, Q
+from zbench.runtime.board import Board
+from zbench.runtime.kernels import Kernel
+from zbench.runtime.memory import DTYPES, KvHeads, Memory, Shape, add, copy, output_of, rows_of
+from zbench.runtime.program import HOME, Add, Attend, Part, Program, Read, Receive, Relay, Send, Slot
+from zbench.runtime.transport import Arrivals, Post, Sender
+
+
+@dataclass
+class Times:
+    """Seconds of all runs of a step: in kernels, waiting for messages, attention in all, and with messages to come."""
+
+    kernel: float = 0.0
+    waiting: float = 0.0
+    total: float = 0.0
+    under_way: float = 0.0
+
+    def clear(self) -> None:
+        self.kernel = self.waiting = self.total = self.under_way = 0.0
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What every run on a rank shares."""
+
+    shape: Shape
+    kernel: Kernel
+    post: Post
+    sender: Sender
+    board: Board
+    times: Times = field(default_factory=Times)
+
+
+class Run:
+    """One run of a program: one layer of one micro-batch, forward or backward.
+
+    home: the rank's own tensors, all heads; those that the program adds to are there from the start.
+    kept: memory of the program's imported slots. keep: slots whose memory outlives the run.
+    """
+
+    def __init__(
+        self, engine: Engine, program: Program, home: dict[int, Memory], kept: Sequence[Memory], keep: Sequence[int]
+    ) -> None:
+        self.engine, self.program, self.home = engine, program, home
+        self.slots: list[Memory | None] = [*kept, *[None] * (len(program.slots) - len(kept))]
+        self.uses = list(program.uses)
+        for number in keep:
+            self.uses[number] += 1
+        self.lock = threading.RLock()
+        self.attended = 0
+        self.progress = threading.Condition()
+        self.outputs: dict[int, Tensor] = {}
+        self.main = threading.get_ident()
+        self.tag = 0 if O in home and DO not in home else 1  # tells a forward's messages from a backward's
+        self.arrivals = Arrivals(engine.post, program.receives, self._place, self.tag)
+
+    def go(self) -> None:
+        """Runs all of it; afterwards the sums at home are complete and nothing is under way."""
+        began = perf_counter()
+        if self.program.sends:
+            self.engine.sender.start(self._send_all)
+        for step in self.program.attends:
+            self._attend(step)
+            with self.progress:
+                self.attended += 1
+                self.progress.notify_all()
+        for collect in self.program.collects:
+            for part in collect.parts:
+                self._join(self.home[collect.tensor], part)
+        for index in range(len(self.program.receives)):
+            self._wait(index)
+        if self.program.sends:
+            self.engine.board.wait()
+            self.engine.times.waiting += self.engine.sender.finish()
+            self.engine.board.resume()
+        seconds = perf_counter() - began
+        self.engine.times.total += seconds
+        if self.program.sends or self.program.receives:
+            self.engine.times.under_way += seconds
+
+    # -- attends --------------------------------------------------------------------------------------
+    def _attend(self, step: Attend) -> None:
+        for fill in step.fills:
+            for part in fill.parts:
+                self._join(self._memory(fill.slot), part)
+        (q, *_), (kv, *_) = self._read(step.q), self._read(step.kv)
+        heads = KvHeads.of(self.engine.shape, step.lo, step.hi)
+        k, v = heads.spread(kv[:, 0]), heads.spread(kv[:, 1])
+        given = self._read_do(step.do) if step.do is not None else None
+        began = perf_counter()
+        if given is None:
+            o, lse = self.engine.kernel.forward(q, k, v, step.cuts)
+            results: tuple[tuple[Tensor, ...], ...] = ((o, lse),)
+        else:
+            dq, dk, dv = self.engine.kernel.backward(given[0], q, k, v, given[2], given[1], step.cuts)
+            results = ((dq,), (torch.stack((heads.gather(dk), heads.gather(dv)), 1),))
+        self.engine.times.kernel += perf_counter() - began
+        for target, result in zip(step.adds, results, strict=True):
+            self._add(target, result)
+        for read in (step.q, step.kv, step.do):
+            if read is not None:
+                self._used(read.slot)
+
+    def _read(self, read: Read) -> tuple[Tensor, ...]:
+        return tuple(rows_of(x, read.rows) for x in self._source(read.tensor, read.slot, read.lo, read.hi))
+
+    def _read_do(self, read: Read) -> tuple[Tensor, Tensor, Tensor]:
+        """(do, lse, o). Away from home there is no o; anything with the right row sums of do * o serves as well."""
+        do, lse, _ = self._source(DO, read.slot, read.lo, read.hi)
+        if read.slot == HOME:
+            o = self.engine.shape.heads(self.home[O], read.lo, read.hi)[0]
+        else:
+            if read.slot not in self.outputs:
+                memory = self._memory(read.slot)
+                self.outputs[read.slot] = output_of(memory.fields[0], memory.fields[2])
+            slot = self.program.slots[read.slot]
+            o = self.outputs[read.slot][:, read.lo - slot.lo : read.hi - slot.lo]
+        return rows_of(do, read.rows), rows_of(lse, read.rows), rows_of(o, read.rows)
+
+    def _add(self, target: Add, result: tuple[Tensor, ...]) -> None:
+        if target.slot == HOME:
+            memory = self.home[target.tensor]
+        else:
+            memory = self._memory(target.slot, start=not (target.fresh and target.whole))
+        fields = self.engine.shape.heads(memory, target.lo, target.hi)
+        (copy if target.fresh else add)(fields, target.rows, result)
+
+    # -- messages: in the sender's thread ---------------------------------------------------------------
+    def _send_all(self) -> None:
+        works = []
+        for send in self.program.sends:
+            if isinstance(send, Relay):
+                self._wait(send.received)
+                legs = [(self.arrivals.data[send.received], send.leg, send.peer)]
+            else:
+                data = self._message(send)
+                legs = [(data[begin:end], leg, peer) for leg, peer, begin, end in send.legs]
+            for data, leg, peer in legs:
+                works.append((self.engine.post.send(data, peer, 2 * leg + self.tag), data))
+        for work, _ in works:
+            work.wait()
+
+    def _message(self, send: Send) -> Tensor:
+        """The bytes of a message, put together if need be."""
+        with self.progress:
+            while self.attended < send.after:
+                self.progress.wait()
+        if send.whole != HOME:
+            self._arrived(send.whole)
+            memory = self._memory(send.whole)
+            for part in send.parts:
+                self._join(memory, part, never_fresh=True)
+            self._used(send.whole)
+        elif (direct := self._direct(send)) is not None:
+            return direct
+        else:
+            start = not IS_COPY[send.tensor]
+            memory = self.engine.shape.empty(send.tensor, send.lo, send.hi, send.rows, start)
+            for part in send.parts:
+                self._join(memory, part)
+        assert memory.whole is not None
+        return memory.whole
+
+    def _direct(self, send: Send) -> Tensor | None:
+        """The rank's own rows as they lie, where these are the message."""
+        if len(send.parts) == 1 and send.parts[0].slot == HOME and isinstance(send.parts[0].rows, slice):
+            memory = self.home[send.tensor]
+            if len(memory.fields) == 1 and (memory.lo, memory.hi) == (send.lo, send.hi):
+                return memory.fields[0][send.parts[0].rows].reshape(-1).view(torch.uint8)
+        return None
+
+    # -- memory -----------------------------------------------------------------------------------------
+    def _join(self, target: Memory, part: Part, never_fresh: bool = False) -> None:
+        """Copies or adds a part to its place in `target`."""
+        source = self._source(target.tensor, part.slot, part.lo, part.hi)
+        rows = tuple(rows_of(x, part.rows) for x in source)
+        fields = self.engine.shape.heads(target, part.lo, part.hi)
+        (copy if part.fresh and not never_fresh else add)(fields, part.to, rows)
+        self._used(part.slot)
+
+    def _source(self, tensor: int, slot: int, lo: int, hi: int) -> tuple[Tensor, ...]:
+        """Fields of a slot, once all of it has arrived, or of the rank's own rows."""
+        if slot == HOME:
+            return self.engine.shape.heads(self.home[tensor], lo, hi)
+        self._arrived(slot)
+        return self.engine.shape.heads(self._memory(slot), lo, hi)
+
+    def _memory(self, number: int, start: bool = False) -> Memory:
+        """A slot's memory, made when first asked for."""
+        with self.lock:
+            memory = self.slots[number]
+            if memory is None:
+                slot = self.program.slots[number]
+                if slot.inside is not None:
+                    memory = self._memory(slot.inside[0]).part(slot.inside[1], slot.rows)
+                else:
+                    memory = self.engine.shape.empty(slot.tensor, slot.lo, slot.hi, slot.rows, start)
+                self.slots[number] = memory
+            return memory
+
+    def _used(self, number: int) -> None:
+        """Lets a slot's memory go after its last use."""
+        if number != HOME:
+            with self.lock:
+                self.uses[number] -= 1
+                if self.uses[number] == 0 and number >= len(self.program.imported):
+                    self.slots[number] = None
+
+    def _place(self, receive: Receive) -> Tensor:
+        """The bytes that a message arrives in."""
+        if receive.slot == HOME:
+            return torch.empty(receive.end - receive.begin, dtype=torch.uint8, device=self.engine.shape.device)
+        whole = self._memory(receive.slot).whole
+        assert whole is not None
+        return whole[receive.begin : receive.end]
+
+    def _arrived(self, slot: int) -> None:
+        if slot != HOME:
+            for index in self.program.arrives[slot]:
+                self._wait(index)
+
+    def _wait(self, index: int) -> None:
+        if self.arrivals.is_done(index):
+            return
+        if threading.get_ident() != self.main:
+            self.arrivals.wait(index)
+            return
+        began = perf_counter()
+        self.engine.board.wait()
+        self.arrivals.wait(index)
+        self.engine.board.resume()
+        self.engine.times.waiting += perf_counter() - began
+
+
+class Attention(torch.autograd.Function):
+    """Causal attention over the whole plan, as this rank's part of it. Collective: every rank has to come here."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, engine: Engine, programs: tuple[Program, Program], where: str
+    ) -> Tensor:
+        engine.board.say(f"{where}, forward attention")
+        forward, backward = programs
+        kv = torch.stack((k, v), 1)
+        heads = (0, q.shape[1])
+        q = q.contiguous()
+        lse = torch.full(q.shape[:2], -torch.inf, dtype=DTYPES[engine.shape.model.lse_bytes], device=q.device)
+        home = {
+            Q: Memory(Q, *heads, (q,), None),
+            KV: Memory(KV, *heads, (kv,), None),
+            O: Memory(O, *heads, (torch.zeros_like(q), lse), None),
+        }
+        run = Run(engine, forward, home, (), backward.imported)
+        run.go()
+        outer = [run.slots[number] for number in backward.imported if forward.slots[number].inside is None]
+        ctx.engine, ctx.programs, ctx.where = engine, programs, where
+        ctx.save_for_backward(q, kv, home[O].fields[0], lse, *(memory.fields[0] for memory in outer if memory))
+        return home[O].fields[0]
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+        _, program = ctx.programs
+        ctx.engine.board.say(f"{ctx.where}, backward attention")
+        q, kv, o, lse, *outer = ctx.saved_tensors
+        do, heads = do.contiguous(), (0, q.shape[1])
+        home = {
+            Q: Memory(Q, *heads, (q,), None),
+            KV: Memory(KV, *heads, (kv,), None),
+            O: Memory(O, *heads, (o, lse), None),
+            DO: Memory(DO, *heads, (do, lse, (do * o).sum(-1, dtype=lse.dtype)), None),
+            DQ: Memory(DQ, *heads, (torch.zeros_like(q),), None),
+            DKV: Memory(DKV, *heads, (torch.zeros_like(kv),), None),
+        }
+        Run(ctx.engine, program, home, _kept(program, outer), ()).go()
+        dkv = home[DKV].fields[0]
+        return home[DQ].fields[0], dkv[:, 0], dkv[:, 1], None, None, None
+
+
+def _kept(program: Program, outer: list[Tensor]) -> list[Memory]:
+    """Memory of the imported slots, from that of those which are no part of another."""
+    slots = program.slots[: len(program.imported)]
+    tensors = iter(outer)
+    made = [None if slot.inside else _one_field(slot, next(tensors)) for slot in slots]
+    return [
+        one or made[slot.inside[0]].part(slot.inside[1], slot.rows)  # type: ignore[index, union-attr]
+        for slot, one in zip(slots, made, strict=True)
+    ]
+
+
+def _one_field(slot: Slot, field: Tensor) -> Memory:
+    return Memory(slot.tensor, slot.lo, slot.hi, (field,), field.view(-1).view(torch.uint8))

@@ -1,0 +1,83 @@
+"""What every rank of a run is told before its first step, and what it answers after each. Imports no torch."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from zbench.cost import Cost
+from zbench.protocols import Workload
+
+KERNELS = ("auto", "matmul", "torch-flash-cpu", "torch-flash-cuda", "flash-attn-2", "flash-attn-3")
+PARAMETERS = ("replicated", "sharded")
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW:
+    """AdamW (arXiv 1711.05101) with a constant learning rate; only matrices decay, norms do not.
+
+    The defaults are LLaMA 7B's (arXiv 2302.13971, section 2.3 and table 2), epsilon torch's; there is neither
+    a schedule nor gradient clipping.
+    """
+
+    lr: float = 3e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name, most in (("lr", None), ("epsilon", None), ("weight_decay", None), ("beta1", 1), ("beta2", 1)):
+            value = getattr(self, name)
+            known = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not known or not 0 <= value < (most or float("inf")):
+                bound = "below 1" if most else "finite"
+                raise ValueError(f"executor.optimizer.{name} is {value!r}; it takes a number of at least 0 and {bound}")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """cost: the cluster (whose nodes and NICs plans route over) and the model. seed: of the initial weights.
+
+    kernel: one of KERNELS. parameters: one of PARAMETERS. exact: compare each step with the dense model.
+    """
+
+    cost: Cost
+    workload: Workload
+    seed: int
+    kernel: str
+    parameters: str
+    optimizer: AdamW
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """How a rank runs: what it found. device: its name; kernel: the one chosen; backend: gloo or nccl."""
+
+    device: str
+    kernel: str
+    backend: str
+    torch: str
+    tokens: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One rank's raw measurements of a step; seconds and bytes as in zbench.result.StepResult.
+
+    loss: of the whole batch. inside, across: bytes (sent, received) of attention's messages, inside the node and
+    between nodes. worst: largest relative difference to the dense model and where, on rank 0 where asked for.
+    """
+
+    loss: float
+    seconds: float
+    attention_seconds: float
+    linear_seconds: float
+    communication_seconds: float
+    exposed_seconds: float
+    inside: tuple[int, int]
+    across: tuple[int, int]
+    peak_bytes: int
+    capacity_bytes: int
+    phases: dict[str, float] = field(default_factory=dict)
+    worst: tuple[float, str] | None = None
+    nic: dict[str, Any] = field(default_factory=dict)

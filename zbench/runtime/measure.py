@@ -1,0 +1,168 @@
+"""The rank's side of zbench.calibrate: runs one operation over and over, on all ranks at once, and says how fast.
+
+Collective: every rank is called alike. Each window begins with a barrier, so that ranks which share cores or links
+slow each other down as they do in a run. Nothing here knows what the numbers are for.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from zbench.calibrate.subject import About, Subject
+from zbench.runtime.kernels import choose
+from zbench.runtime.memory import DTYPES
+from zbench.runtime.rendezvous import Rendezvous
+
+Pace = tuple[float, float]  # calls a second; CPU seconds of this process a second
+
+
+class Measure:
+    """One rank of a calibration; made and called by a fleet (zbench.runtime.fleet)."""
+
+    def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, subject: Subject) -> None:
+        assert num_ranks == subject.num_ranks
+        self.rank, self.subject, self.rendezvous, self.board = rank, subject, rendezvous, rendezvous.board
+        self.board.say("opening torch.distributed")
+        self.device = rendezvous.open()
+        self.dtype = DTYPES[subject.model.element_bytes]
+        self.kernel = choose(subject.kernel, self.device, subject.model.head_dim)
+        self.num_local = rendezvous.num_local or subject.gpus_per_node
+        torch.manual_seed(rank)
+
+    def about(self) -> About:
+        cuda = self.device.type == "cuda"
+        return About(
+            host=socket.gethostname(),
+            device=torch.cuda.get_device_name(self.device) if cuda else cpu_name(),
+            cores=len(os.sched_getaffinity(0)),
+            threads=torch.get_num_threads(),
+            memory_bytes=torch.cuda.mem_get_info(self.device)[1] if cuda else _memory_bytes() // self.num_local,
+            torch=torch.__version__,
+            backend=dist.get_backend(),
+            kernel=self.kernel.name,
+        )
+
+    # -- on a rank ------------------------------------------------------------------------------------
+    def matmul(self, shapes: Sequence[tuple[int, int, int]], backward: bool, seconds: float) -> Pace:
+        """x [rows, inputs] times w [outputs, inputs] transposed, for every shape; `backward`: both gradients too."""
+        made = [(self._draw(rows, ins), self._draw(outs, ins), self._draw(rows, outs)) for rows, ins, outs in shapes]
+
+        def call() -> None:
+            for x, w, dy in made:
+                F.linear(x, w)
+                if backward:
+                    dy @ w
+                    dy.T @ x
+
+        return self._pace(call, seconds)
+
+    def attention(self, length: int, backward: bool, seconds: float) -> Pace:
+        """One layer's attention of one causal sequence, all heads."""
+        model, kernel = self.subject.model, self.kernel
+        q, do = (self._draw(length, model.num_heads, model.head_dim) for _ in range(2))
+        kv = self._draw(length, 2, model.num_kv_heads, model.head_dim)
+        k, v = kv[:, 0], kv[:, 1]  # as blocks of kv lie
+        cuts = kernel.cut(np.array([length]), np.array([0]), np.array([True]))
+        o, lse = kernel.forward(q, k, v, cuts)
+        if backward:
+            return self._pace(lambda: kernel.backward(do, q, k, v, o, lse, cuts), seconds)
+        return self._pace(lambda: kernel.forward(q, k, v, cuts), seconds)
+
+    def multiply(self, rows: int, columns: int, seconds: float) -> Pace:
+        """An elementwise product: two arrays read, one written."""
+        a, b, c = (self._draw(rows, columns) for _ in range(3))
+        return self._pace(lambda: torch.mul(a, b, out=c), seconds)
+
+    def permute(self, rows: int, seconds: float) -> Pace:
+        """q [rows, heads, dim] copied into [heads, rows, dim]."""
+        model = self.subject.model
+        q = self._draw(rows, model.num_heads, model.head_dim)
+        turned = torch.empty_like(q.transpose(0, 1), memory_format=torch.contiguous_format)
+        return self._pace(lambda: turned.copy_(q.transpose(0, 1)), seconds)
+
+    def smallest(self, seconds: float) -> Pace:
+        """The smallest kernel there is: one addition."""
+        x = self._draw(1)
+        return self._pace(lambda: x.add_(1), seconds)
+
+    # -- between ranks --------------------------------------------------------------------------------
+    def exchange(self, across: bool, size: int, rounds: int) -> float:
+        """Seconds of a message of `size` bytes while every rank sends one and receives one; mean over partners.
+
+        across: between nodes, with the rank of the same place in each other node; else with each other rank of the
+        node. A round is one message each way with each partner, all ranks with the partner at the same distance.
+        """
+        pairs = self._partners(across)
+        data, into = (torch.zeros(size, dtype=torch.uint8, device=self.device) for _ in range(2))
+        self._together()
+        began = perf_counter()
+        for _ in range(rounds):
+            for to, source in pairs:
+                moves = [dist.P2POp(dist.irecv, into, source), dist.P2POp(dist.isend, data, to)]
+                for work in dist.batch_isend_irecv(moves):
+                    work.wait()
+                self._finish()
+        return (perf_counter() - began) / rounds / len(pairs)
+
+    def close(self) -> None:
+        self.rendezvous.close()
+
+    # -- inside ---------------------------------------------------------------------------------------
+    def _partners(self, across: bool) -> list[tuple[int, int]]:
+        """(rank to send to, rank to receive from) by distance."""
+        gpus, nodes = self.subject.gpus_per_node, self.subject.num_nodes
+        node, place = divmod(self.rank, gpus)
+        if across:
+            return [((node + d) % nodes * gpus + place, (node - d) % nodes * gpus + place) for d in range(1, nodes)]
+        return [(node * gpus + (place + d) % gpus, node * gpus + (place - d) % gpus) for d in range(1, gpus)]
+
+    def _pace(self, call: Callable[[], Any], seconds: float) -> Pace:
+        """Calls it for about `seconds`, more of them between two looks at the clock the shorter they are."""
+        call()
+        self._together()
+        calls, batch = 0, 1
+        began = now = perf_counter()
+        cpu = process_time()
+        while now - began < seconds:
+            for _ in range(batch):
+                call()
+            self._finish()
+            calls, before, now = calls + batch, now, perf_counter()
+            if now - before < seconds / 16:
+                batch *= 2
+        return calls / (now - began), (process_time() - cpu) / (now - began)
+
+    def _together(self) -> None:
+        self._finish()
+        self.board.wait()
+        dist.barrier()
+        self.board.resume()
+
+    def _finish(self) -> None:
+        """Until what was asked of the device is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _draw(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self.device).to(self.dtype)
+
+
+def cpu_name() -> str:
+    with open("/proc/cpuinfo") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return "CPU"
+
+
+def _memory_bytes() -> int:
+    """Of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,182 @@
+"""One rank of a training run: its share of the network's work in every step. Collective: every rank runs the same.
+
+A step: the plans become programs, every micro-batch runs forward and backward, gradients are summed over ranks
+once, the optimizer steps. Its seconds are counted from a barrier on, with all of that in them; reading the
+tokens comes before.
+"""
+
+import math
+import resource
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zbench.batch import Batch
+from zbench.plan import Plan
+from zbench.runtime import checkpoint
+from zbench.runtime.attention import Attention, Engine
+from zbench.runtime.check import worst_difference
+from zbench.runtime.compiler import Compiler
+from zbench.runtime.job import About, Job, Report
+from zbench.runtime.kernels import choose
+from zbench.runtime.memory import Shape
+from zbench.runtime.nic import Counters
+from zbench.runtime.parameters import Parameters, Replicated, Sharded
+from zbench.runtime.program import Program
+from zbench.runtime.rendezvous import Rendezvous
+from zbench.runtime.text import Text, is_real, text
+from zbench.runtime.transformer import Transformer
+from zbench.runtime.transport import Post, Sender, Traffic
+
+
+class Trainer:
+    """A rank's network, optimizer and engine; made and called by a fleet (zbench.runtime.fleet)."""
+
+    def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, job: Job) -> None:
+        self.rank, self.job, self.board = rank, job, rendezvous.board
+        self.rendezvous = rendezvous
+        self.board.say("opening torch.distributed")
+        self.device = rendezvous.open()
+        model, cluster = job.cost.model, job.cost.cluster
+        self.board.say("making the network")
+        kind = {"replicated": Replicated, "sharded": Sharded}[job.parameters]
+        network = Transformer(model, job.seed, "meta")
+        self.parameters: Parameters = kind(network, job.optimizer, dist.group.WORLD, self.device)  # type: ignore[arg-type]
+        node = cluster.node_of
+        elsewhere = [bool(node[other] != node[rank]) for other in range(num_ranks)]
+        post = Post(dist.new_group(), elsewhere)  # messages on a group of their own: collectives cannot come between
+        kernel = choose(job.kernel, self.device, model.head_dim)
+        self.engine = Engine(Shape(model, self.device), kernel, post, Sender(), self.board)
+        self.counters = Counters.of()
+
+    def about(self) -> About:
+        cuda = self.device.type == "cuda"
+        return About(
+            device=torch.cuda.get_device_name(self.device) if cuda else _cpu_name(),
+            kernel=self.engine.kernel.name,
+            backend=dist.get_backend(),
+            torch=torch.__version__,
+            tokens="text" if is_real(self.job.workload) else "made",
+        )
+
+    def step(self, batch: Batch, plans: tuple[Plan, ...], train: bool) -> Report:
+        """Runs a step; without `train` gradients are dropped, as in a warm-up, and so if the loss is not finite."""
+        where = f"step {batch.step}"
+        self.board.say(f"{where}, reading tokens")
+        vocab = self.job.cost.model.vocab
+        texts = [text(plan, self.rank, self.job.workload, batch, vocab) for plan in plans]
+        self.engine.times.clear()
+        self.engine.post.traffic = Traffic()
+        self.board.wait(f"{where}, barrier before it")
+        dist.barrier()
+        before = self.counters.read()
+        began = perf_counter()
+        programs = self._programs(plans, where)
+        compiled = perf_counter()
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        for number, (one, pair) in enumerate(zip(texts, programs, strict=True)):
+            self.parameters.begin(last=number == len(plans) - 1)
+            part = self._forward(one, pair, batch.num_tokens, f"{where}, micro-batch {number}")
+            part.backward()
+            loss += part.detach()
+        ran = perf_counter()
+        self.board.wait(f"{where}, gradient reduction")
+        self.parameters.finish()
+        dist.all_reduce(loss)
+        reduced = perf_counter()
+        self.board.say(f"{where}, optimizer")
+        value = loss.item()
+        worst = self._check(batch, value, where) if self.job.exact and train else None
+        checked = perf_counter()
+        if train and math.isfinite(value):
+            self.parameters.step()
+        else:
+            self.parameters.drop()
+        ended = perf_counter()
+        times, traffic = self.engine.times, self.engine.post.traffic
+        reduction, optimizer = reduced - ran, ended - checked
+        return Report(
+            loss=value,
+            seconds=ended - began - (checked - reduced),
+            attention_seconds=times.kernel,
+            linear_seconds=max(0.0, ran - compiled - times.total),
+            communication_seconds=times.under_way + reduction,
+            exposed_seconds=times.waiting + reduction,
+            inside=(traffic.inside_tx, traffic.inside_rx),
+            across=(traffic.across_tx, traffic.across_rx),
+            peak_bytes=_peak_bytes(self.device),
+            capacity_bytes=int(self.job.cost.cluster.device.memory_bytes),
+            phases={
+                "compile": compiled - began,
+                "attention": times.total,
+                "interpreter": times.total - times.kernel - times.waiting,
+                "reduction": reduction,
+                "optimizer": optimizer,
+            },
+            worst=worst,
+            nic=self.counters.since(before),
+        )
+
+    def save(self, path: str, step: int) -> None:
+        self.board.say(f"checkpoint after step {step}")
+        checkpoint.save(path, self.parameters, step)
+
+    def load(self, path: str) -> int:
+        """Returns the step to go on with."""
+        self.board.say(f"loading the checkpoint {path}")
+        return checkpoint.load(path, self.parameters)
+
+    def close(self) -> None:
+        self.engine.sender.close()
+        self.rendezvous.close()
+
+    def _programs(self, plans: tuple[Plan, ...], where: str) -> list[tuple[Program, Program]]:
+        self.board.say(f"{where}, compiling plans")
+        index, cut = partial(_index, self.device), self.engine.kernel.cut
+        return [Compiler(plan, self.rank, self.job.cost, index, cut).compile() for plan in plans]
+
+    def _forward(self, one: Text, pair: tuple[Program, Program], num_tokens: int, where: str) -> Tensor:
+        """The rank's part of the loss."""
+        tokens, positions, targets = (
+            torch.from_numpy(x).to(self.device) for x in (one.tokens, one.positions, one.targets)
+        )
+        engine, board = self.engine, self.board
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            o: Tensor = Attention.apply(q, k, v, engine, pair, f"{where}, layer {layer}")
+            board.say(f"{where}, layer {layer}")
+            return o
+
+        self.board.say(where)
+        return self.parameters.network(tokens, positions, targets, attend, num_tokens)
+
+    def _check(self, batch: Batch, loss: float, where: str) -> tuple[float, str] | None:
+        """Collective; the answer is rank 0's, and the others wait for it at the next collective."""
+        self.board.wait(f"{where}, gathering gradients")
+        weights, gradients = self.parameters.weights(), self.parameters.gradients()
+        if self.rank != 0:
+            return None
+        return worst_difference(
+            self.job, batch, loss, weights, gradients, lambda place: self.board.say(f"{where}, {place}")
+        )
+
+
+def _index(device: torch.device, rows: object) -> Tensor:
+    return torch.from_numpy(rows).to(device)  # type: ignore[arg-type]
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """Most memory in use so far: of the GPU's allocator, else of the process (its resident set)."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _cpu_name() -> str:
+    """As Linux tells it; a processor without a model name is just a CPU."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")

@@ -1,0 +1,139 @@
+"""Messages of a running program over gloo: receives posted ahead, sends from a thread of their own.
+
+Every leg of every transfer is one message, named by its leg number. A rank posts its receives in plan order and
+sends in plan order; since a plan's operations only use what earlier ones made, the earliest message that has not
+arrived can always go on, so nothing deadlocks, whatever the plan and however far apart the ranks are.
+Gloo's `is_completed` tells nothing before `wait`, and a message may be waited for once only, so each has a lock.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor
+
+from zbench.runtime.program import HOME, Receive
+
+AHEAD = 8  # receives posted beyond those waited for: enough to keep links busy, few enough to bound memory
+
+
+@dataclass
+class Traffic:
+    """Bytes this rank sent and received, inside its node and across nodes, counted where messages are posted."""
+
+    inside_tx: int = 0
+    inside_rx: int = 0
+    across_tx: int = 0
+    across_rx: int = 0
+
+    def sent(self, across: bool, size: int) -> None:
+        if across:
+            self.across_tx += size
+        else:
+            self.inside_tx += size
+
+    def received(self, across: bool, size: int) -> None:
+        if across:
+            self.across_rx += size
+        else:
+            self.inside_rx += size
+
+
+@dataclass
+class Post:
+    """One rank's messages on a process group; `peers[r]`: whether rank r is on another node.
+
+    tag: of the program under way, so that the forward's and the backward's legs are told apart.
+    """
+
+    group: Any
+    peers: list[bool]
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def send(self, data: Tensor, peer: int, tag: int) -> Any:
+        self.traffic.sent(self.peers[peer], data.numel() * data.element_size())
+        return self.group.send([data], peer, tag)
+
+    def receive(self, data: Tensor, peer: int, tag: int) -> Any:
+        self.traffic.received(self.peers[peer], data.numel() * data.element_size())
+        return self.group.recv([data], peer, tag)
+
+
+class Arrivals:
+    """The receives of one program run, posted in order from whichever thread needs them."""
+
+    def __init__(self, post: Post, receives: tuple[Receive, ...], place: Callable[[Receive], Tensor], tag: int) -> None:
+        self.post, self.receives, self.place, self.tag = post, receives, place, tag
+        self._posting = threading.Lock()
+        self._works: list[Any] = []
+        self._locks = [threading.Lock() for _ in receives]
+        self._done = [False] * len(receives)
+        self._waited = 0
+        self.data: list[Tensor | None] = []
+        self._post_until(min(AHEAD, len(receives)))
+
+    def _post_until(self, count: int) -> None:
+        with self._posting:
+            while len(self._works) < count:
+                receive = self.receives[len(self._works)]
+                data = self.place(receive)
+                self.data.append(data)
+                self._works.append(self.post.receive(data, receive.peer, 2 * receive.leg + self.tag))
+
+    def is_done(self, index: int) -> bool:
+        return self._done[index]
+
+    def wait(self, index: int) -> None:
+        """Returns when receive `index` has arrived; any thread may ask, any number of times."""
+        if self._done[index]:
+            return
+        self._post_until(index + 1)
+        with self._locks[index]:
+            if not self._done[index]:
+                self._works[index].wait()
+                self._done[index] = True
+                if self.receives[index].slot != HOME:  # what is passed on is needed until then
+                    self.data[index] = None
+                self._waited += 1
+        self._post_until(min(self._waited + AHEAD, len(self.receives)))
+
+
+class Sender:
+    """A thread that runs one job after another; the main thread goes on computing."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="zbench-sender", daemon=True)
+        self._thread.start()
+
+    def start(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+
+    def finish(self) -> float:
+        """Waits for the job started last; returns the seconds waited.
+
+        Raises:
+            what the job raised.
+        """
+        began = perf_counter()
+        error = self._finished.get()
+        if error is not None:
+            raise error
+        return perf_counter() - began
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except BaseException as error:  # told to the main thread, which raises it
+                self._finished.put(error)
+            else:
+                self._finished.put(None)
