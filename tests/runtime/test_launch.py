@@ -274,9 +274,9 @@ def test_ranks_that_wait_for_each_other_are_told_as_such() -> None:
         (
             "no_such_module:Summer",
             None,
-            "the ranks could not start: importing no_such_module:Summer raised ModuleNotFound",
+            "the ranks could not start: the launcher raised ModuleNotFoundError: ",
         ),
-        ("dummies:Nothing", None, "the ranks could not start: importing dummies:Nothing raised AttributeError: "),
+        ("dummies:Nothing", None, "the ranks could not start: the launcher raised AttributeError: "),
         ("dummies:Summer", "odd", "rank 1 raised ValueError in start-up: the argument is odd (dummies.py:"),
     ],
 )

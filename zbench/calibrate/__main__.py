@@ -1,4 +1,4 @@
-"""python -m zbench.calibrate --nodes N --gpus-per-node G -o FILE.yaml: measures, and writes a cluster for the simulator.
+"""python -m zbench.calibrate --nodes N --gpus-per-node G -o FILE.yaml: measures; writes a cluster for the simulator.
 
 Alone it starts N x G processes on this machine; under torchrun or Slurm the processes are those that were started.
 Exit codes: 0; 1 a rank failed; 2 bad input; 130 stopped by Ctrl-C. Only a whole file is ever written.
@@ -10,7 +10,6 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import NoReturn
@@ -83,6 +82,8 @@ def _calibrate(asked: argparse.Namespace, world: World | None) -> int:
     _check_out(asked.out)
     with _fleet(world, subject, asked.seconds) as fleet:
         gauge = Gauge(fleet, asked.seconds, _tell)
+        one = gauge.abouts[0]
+        _tell(f"{fleet.num_ranks} ranks on {one.device}, {one.cores} cores, {one.backend}, attention by {one.kernel}")
         figures = Survey(gauge, subject).take()
     command = shlex.join(["python", "-m", "zbench.calibrate", *sys.argv[1:]])
     name = "calibrated" if asked.out is None else asked.out.stem
@@ -91,9 +92,14 @@ def _calibrate(asked: argparse.Namespace, world: World | None) -> int:
         _tell(f"other processes had {gauge.taken:.0%} of the cores; measure again when they are idle")
     if asked.out is None:
         print(text, end="")
-    else:
+        return 0
+    try:
         _write(asked.out, text)
-        print(f"Wrote {asked.out}")
+    except OSError as error:
+        print(text, end="")
+        print(f"zbench: {asked.out} cannot be written: {error.strerror}; it is printed instead", file=sys.stderr)
+        return 1
+    print(f"Wrote {asked.out}")
     return 0
 
 
@@ -101,8 +107,8 @@ def _shape(asked: argparse.Namespace, world: World | None) -> tuple[int, int]:
     """(nodes, GPUs a node), given or, of processes already started, found."""
     nodes, gpus = asked.nodes, asked.gpus_per_node
     if world is not None:
-        gpus = gpus or world.num_local
-        nodes = nodes or (world.num_ranks // gpus if gpus else None)
+        gpus = world.num_local if gpus is None else gpus
+        nodes = world.num_ranks // gpus if nodes is None and gpus else nodes
     for flag, value in (("--nodes", nodes), ("--gpus-per-node", gpus)):
         if value is None:
             raise ValueError(f"{flag} has to be given, as in {flag} 2")

@@ -37,7 +37,7 @@ def sheet(name: str, subject: Subject, figures: Mapping[str, Figure], where: Cir
     ]
     for link in LINKS:
         lines.append(_line(f"{link}_bandwidth", figures))
-        lines.append(f"{link}_efficiency: 1.0 # {link}_bandwidth is what messages reach")
+        lines.append(f"{link}_efficiency: 1.0 # the bandwidth is what messages reach already")
         lines.append(_line(f"{link}_latency", figures))
     lines += ["device:", "  _target_: zbench.cluster.Device", f"  name: {json.dumps(where.abouts[0].device)}"]
     lines += [f"  {_line(constant, figures)}" for constant in DEVICE]
@@ -54,12 +54,12 @@ def _head(subject: Subject, where: Circumstances) -> list[str]:
         f"  {where.command}",
         f"{subject.num_nodes} x {subject.gpus_per_node} ranks, all measuring at once, on {machines}: "
         f"{devices}, {one.cores} cores, {one.threads} thread{'s' if one.threads > 1 else ''} a rank,",
-        f"torch {one.torch}, {one.backend}, attention by {one.kernel}; shapes and {ELEMENT_BYTES[subject.model.element_bytes]} "
-        f"of model {subject.model.name}.",
+        f"torch {one.torch}, {one.backend}, attention by {one.kernel}; "
+        f"shapes of model {subject.model.name}, {ELEMENT_BYTES[subject.model.element_bytes]}.",
     ]
     if hosts == 1 and subject.num_nodes > 1:
         lines.append(
-            "The nodes are groups of processes of that one machine: a NIC is its memory and its cores, and so is NVLink."
+            "The nodes are processes of that one machine: messages between nodes and inside them take the same way."
         )
     if where.taken is not None:
         lines.append(f"Other processes had {where.taken:.0%} of the cores that the ranks could have used.")

@@ -52,8 +52,17 @@ class Subject:
         """Of the NIC that serves most."""
         return -(-self.gpus_per_node // self.nics_per_node)
 
+    def partners(self, rank: int, across: bool) -> list[tuple[int, int]]:
+        """(rank to send to, rank to receive from), one of each distance: across nodes those of the same place in their
+        node, else those of the same node."""
+        gpus, nodes = self.gpus_per_node, self.num_nodes
+        node, place = divmod(rank, gpus)
+        if across:
+            return [((node + d) % nodes * gpus + place, (node - d) % nodes * gpus + place) for d in range(1, nodes)]
+        return [(node * gpus + (place + d) % gpus, node * gpus + (place - d) % gpus) for d in range(1, gpus)]
+
     def layer_shapes(self, tokens: int) -> list[tuple[int, int, int]]:
-        """(rows, inputs, outputs) of every matmul of one layer's linear modules for `tokens` tokens; experts one by one."""
+        """(rows, inputs, outputs) of the matmuls of a layer's linear modules for so many tokens, experts one by one."""
         m = self.model
         heads, kv_heads = m.head_dim * m.num_heads, m.head_dim * m.num_kv_heads
         rows = max(1, tokens * m.experts_per_token // m.num_experts)

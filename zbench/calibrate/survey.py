@@ -4,7 +4,6 @@ Nothing is fitted: a constant comes from the time of the operation that its defi
 then makes of it. The driver's side; imports no torch.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,43 +76,41 @@ class Survey:
         columns = model.ffn_hidden
         rate = 3 * rows * columns * model.element_bytes / gauge.seconds("multiply", rows, columns)
         self._set("copy_bandwidth", rate, f"elementwise product of two [{rows}, {columns}] into a third")
-        shape = (rows, model.num_heads, model.head_dim)
-        rate = rows * model.num_heads * model.head_dim * model.element_bytes / gauge.seconds("permute", rows)
-        self._set(
-            "strided_rate", rate, f"{list(shape)} copied into {[shape[1], shape[0], shape[2]]}; bytes counted once"
-        )
+        heads, dim = model.num_heads, model.head_dim
+        rate = rows * heads * dim * model.element_bytes / gauge.seconds("permute", rows)
+        of = f"[{rows}, {heads}, {dim}] copied into [{heads}, {rows}, {dim}], bytes counted once"
+        self._set("strided_rate", rate, of)
         self._set("kernel_seconds", gauge.seconds("smallest"), "addition to one number, many in a row")
 
     def attention(self) -> None:
         calls = [self.gauge.seconds("attention", SHORT_SEQUENCE, backward) for backward in (False, True)]
         of = f"attention of {SHORT_SEQUENCE} tokens, forward (backward: {quantity(calls[1], 's')})"
         self._set("call_seconds", calls[0], of)
-        for backward, name in ((False, "forward"), (True, "backward")):
-            rates = self._tile_rates(backward, name)
-            of = f"attention {name}, whole tiles of one causal sequence, by length: {_flops(rates)}"
-            self._set(f"attention_{name}_flops", rates[max(rates)], of)
+        self._tiles("attention_forward_flops", False)
+        self._tiles("attention_backward_flops", True)
 
-    def _tile_rates(self, backward: bool, name: str) -> dict[int, float]:
-        """Rate of tiles by length: the time of a call less what the cost model gives its rows and kernel starts."""
-        model = self.subject.model
+    def _tiles(self, name: str, backward: bool) -> None:
+        """Rate of whole tiles: of the longest sequence's call, less what the cost model gives its rows and starts."""
+        model, way = self.subject.model, "backward" if backward else "forward"
         per_tile = (BACKWARD_FLOPS if backward else FORWARD_FLOPS) * TILE * TILE * model.num_heads * model.head_dim
-        rest = self._without_tiles(backward)
+        rates = self.gauge.rising(
+            f"attention {way}, {{}} tokens", LENGTHS, 4,
+            lambda n: float(per_tile * _whole(n).tiles[0]),
+            lambda n: self.gauge.seconds("attention", n, backward),
+        )  # fmt: skip
+        longest = max(rates)
+        flops = float(per_tile * _whole(longest).tiles[0])
+        call, rest = flops / rates[longest], self._without_tiles(longest, backward)
+        if call <= rest:
+            raise ValueError(
+                f"attention {way} of {longest} tokens took {quantity(call, 's')}, no longer than its rows through "
+                f"memory should take ({quantity(rest, 's')}); --seconds is {self.gauge.window:g} and has to be longer"
+            )
+        of = f"attention {way}, tiles of one causal sequence, {longest} tokens; of calls by length: {_flops(rates)}"
+        self._set(name, flops / (call - rest), of)
 
-        def seconds(length: int) -> float:
-            taken = self.gauge.seconds("attention", length, backward)
-            if taken <= rest(length):
-                raise ValueError(
-                    f"attention {name} of {length} tokens took {quantity(taken, 's')}, no longer than its rows "
-                    f"through memory should take; --seconds is {self.gauge.window:g} and may have to be longer"
-                )
-            return taken - rest(length)
-
-        return self.gauge.rising(
-            f"attention {name}, {{}} tokens", LENGTHS, 4, lambda n: float(per_tile * _whole(n).tiles[0]), seconds
-        )
-
-    def _without_tiles(self, backward: bool) -> Callable[[int], float]:
-        """What the cost model charges for a call of a length aside from its tiles."""
+    def _without_tiles(self, length: int, backward: bool) -> float:
+        """Seconds that the cost model charges for a call aside from its tiles."""
         names = ("peak_flops", "memory_bytes", "copy_bandwidth", "strided_rate", "matmul_flops", "kernel_seconds")
         known = {name: self.figures[name].value for name in names}
         device = Device(
@@ -122,7 +119,7 @@ class Survey:
         model = self.subject.model
         cost = Cost(Cluster("", 1, 1, 1, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, device), model)
         heads, kv_heads = np.array([model.num_heads]), np.array([model.num_kv_heads])
-        return lambda length: float(cost.kernel_seconds(_whole(length), heads, kv_heads, backward)[0])
+        return float(cost.kernel_seconds(_whole(length), heads, kv_heads, backward)[0])
 
     def links(self) -> None:
         subject = self.subject

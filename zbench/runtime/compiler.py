@@ -7,17 +7,17 @@ directly, and partial sums join only when they leave or are home.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zbench.cost import Cost
 from zbench.dataflow import IS_COPY
-from zbench.legs import LANES, Legs, legs
+from zbench.legs import legs
 from zbench.model import DKV, DO, DQ, KV, O, Q
 from zbench.plan import ATTEND, Ints, Ops, Plan
+from zbench.runtime.holders import Flags, Heads, Holder, Layout, Place, State, held, lookup
 from zbench.runtime.program import (
     HOME,
     Add,
@@ -27,58 +27,16 @@ from zbench.runtime.program import (
     Part,
     Program,
     Read,
-    Receive,
     Relay,
     Rows,
     Send,
     Slot,
 )
+from zbench.runtime.ways import Ways
 from zbench.segments import Segments, segments
 
-Flags = NDArray[np.bool_]
-Place = tuple["Holder", int]  # a holder, and which of its blocks
 Index = Callable[[Ints], Any]  # what an array of rows becomes for the runtime
 Cut = Callable[[Ints, Ints, Flags], Any]  # what (queries, keys before, diagonal) of segments become for the kernel
-Heads = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A rank's own tokens: `row[b]` is the first of block b's rows, -1 if it is at home elsewhere. num_tokens."""
-
-    row: Ints
-    num_tokens: int
-
-    @staticmethod
-    def of(plan: Plan, rank: int) -> "Layout":
-        tokens, mine = plan.blocks.tokens, plan.blocks.home == rank
-        row = np.where(mine, np.cumsum(np.where(mine, tokens, 0)) - tokens, -1)
-        return Layout(row.astype(np.int64), int(tokens[mine].sum()))
-
-
-@dataclass(frozen=True)
-class Holder:
-    """A slot that holds `blocks` for heads [lo, hi), each from its row on. live: [num_blocks], not yet taken (sums)."""
-
-    slot: int
-    lo: int
-    hi: int
-    blocks: Ints
-    row: Ints
-    live: Flags
-
-
-@dataclass
-class State:
-    """Where things are while a list of operations is walked."""
-
-    slots: list[Slot] = field(default_factory=list)
-    copies: dict[tuple[int, int], list[Place]] = field(default_factory=dict)  # by (tensor, block)
-    made: dict[tuple[int, int, int, int], int] = field(default_factory=dict)  # (tensor, list, lo, hi) -> filled slot
-    sums: dict[tuple[int, int], list[Place]] = field(default_factory=dict)  # by (tensor, block)
-    adding: dict[tuple[int, int, int, int], Holder] = field(default_factory=dict)  # (tensor, list, lo, hi)
-    order: dict[int, list[Holder]] = field(default_factory=dict)  # per sum tensor, as they came
-    added: dict[int, int] = field(default_factory=dict)  # per slot of sums: attends done when the last one added to it
 
 
 @dataclass(frozen=True)
@@ -107,7 +65,7 @@ class Compiler:
     # -- one list of operations -----------------------------------------------------------------------
     def _list(self, ops: Ops, backward: bool, kept: Kept) -> tuple[Program, State]:
         size = self.cost.message_bytes(self.plan, ops)
-        ways = _Ways.of(legs(self.plan, ops, size, self.cost.cluster), self.rank)
+        ways = Ways.of(legs(self.plan, ops, size, self.cost.cluster), self.rank)
         mine = np.flatnonzero((ops.src == self.rank) | (ops.dst == self.rank))
         pairs = self._segments(ops.take(mine))
         state = State(slots=list(kept.slots), made=dict(kept.made))
@@ -212,7 +170,7 @@ class Compiler:
         if not at_home.any():
             for holder, _ in state.copies.get((tensor, int(blocks[0])), ()):
                 if holder.lo <= lo and hi <= holder.hi and np.isin(blocks, holder.blocks).all():
-                    there = self._list_rows(blocks, _lookup(holder, blocks))
+                    there = self._list_rows(blocks, lookup(holder, blocks))
                     return Read(tensor, holder.slot, self._index(there[rows]), *heads), []
         key = (tensor, row, lo, hi)
         fills = []
@@ -232,7 +190,7 @@ class Compiler:
             there, here = self._both(blocks[home], self.layout.row[blocks[home]], first[home])
             parts.append(Part(HOME, there, *heads, here, fresh=True))
         away = np.flatnonzero(self.layout.row[blocks] < 0)
-        for holder, mine, theirs in _held(state.copies, tensor, blocks, away, heads):
+        for holder, mine, theirs in held(state.copies, tensor, blocks, away, heads):
             there, here = self._both(blocks[mine], holder.row[theirs], first[mine])
             lo, hi = max(heads[0], holder.lo), min(heads[1], holder.hi)
             parts.append(Part(holder.slot, there, lo, hi, here, fresh=True))
@@ -319,7 +277,7 @@ class Compiler:
         first, count = self._rows(blocks)
         parts = []
         done = np.zeros(count, bool)
-        for holder, mine, theirs in _held(state.sums, tensor, blocks, np.arange(len(blocks)), heads):
+        for holder, mine, theirs in held(state.sums, tensor, blocks, np.arange(len(blocks)), heads):
             holder.live[theirs] = False
             there = self._list_rows(blocks[mine], holder.row[theirs])
             here = self._list_rows(blocks[mine], first[mine])
@@ -359,26 +317,6 @@ class Compiler:
         return self.index(rows)
 
 
-def _held(
-    table: dict[tuple[int, int], list[Place]], tensor: int, blocks: Ints, wanted: Ints, heads: Heads
-) -> list[tuple[Holder, Ints, Ints]]:
-    """Who has live heads among `heads` of blocks[wanted]: (holder, which of `blocks`, where among the holder's)."""
-    found: dict[int, tuple[Holder, list[int], list[int]]] = {}
-    for at in wanted.tolist():
-        for holder, place in table.get((tensor, int(blocks[at])), ()):
-            if holder.lo < heads[1] and heads[0] < holder.hi and holder.live[place]:
-                _, mine, theirs = found.setdefault(holder.slot, (holder, [], []))
-                mine.append(at)
-                theirs.append(place)
-    return [(holder, np.array(mine), np.array(theirs)) for _, (holder, mine, theirs) in sorted(found.items())]
-
-
-def _lookup(holder: Holder, blocks: Ints) -> Ints:
-    """First rows of `blocks` in a holder that has them all."""
-    order = np.argsort(holder.blocks, kind="stable")
-    return np.asarray(holder.row[order[np.searchsorted(holder.blocks[order], blocks)]], np.int64)
-
-
 def _received_in_place(state: State, attends: list[Attend], arrivals: set[int]) -> list[Attend]:
     """Messages that fill a run of rows of a filled slot, all heads of it, arrive there; no part copies them."""
     out = []
@@ -399,67 +337,6 @@ def _received_in_place(state: State, attends: list[Attend], arrivals: set[int]) 
             fills.append(Fill(fill.slot, tuple(parts)))
         out.append(replace(step, fills=tuple(fills)))
     return out
-
-
-@dataclass(frozen=True)
-class _Ways:
-    """The legs that touch a rank, with the bytes [begin, end) of its message that each carries."""
-
-    rank: int
-    legs: Legs
-    begin: Ints
-    to: Ints
-
-    @staticmethod
-    def of(parts: Legs, rank: int) -> "_Ways":
-        starts = (parts.after < 0) & (parts.link_a >= 0)
-        chain = np.cumsum(starts) - 1
-        size = parts.bytes[starts]
-        before = np.cumsum(size) - size
-        op = parts.op[starts]
-        first = np.flatnonzero(np.concatenate([[True], op[1:] != op[:-1]])) if len(op) else np.zeros(0, np.int64)
-        base = np.repeat(before[first], np.diff(np.concatenate([first, [len(op)]]))) if len(op) else before
-        begin = np.where(parts.link_a >= 0, (before - base)[np.maximum(chain, 0)] if len(op) else 0, 0)
-        return _Ways(rank, parts, begin, parts.lane_b // LANES)
-
-    def out(self, op: int) -> tuple[tuple[int, int, int, int], ...]:
-        """(leg, peer, begin, end) of every leg that leaves this rank with a share of its own message `op`."""
-        part = range(int(self.legs.first[op]), int(self.legs.first[op + 1]))
-        return tuple(
-            (leg, int(self.to[leg]), int(self.begin[leg]), int(self.begin[leg] + self.legs.bytes[leg]))
-            for leg in part
-            if self.legs.after[leg] < 0
-        )
-
-    def receives(
-        self, arrivals: dict[int, int], slots: list[Slot]
-    ) -> tuple[tuple[Receive, ...], tuple[tuple[int, ...], ...]]:
-        """What arrives here in plan order, and per slot which of it."""
-        out: list[Receive] = []
-        arrives: list[list[int]] = [[] for _ in slots]
-        for leg in np.flatnonzero((self.to == self.rank) & (self.legs.link_a >= 0)).tolist():
-            begin, size = int(self.begin[leg]), int(self.legs.bytes[leg])
-            slot = arrivals[int(self.legs.op[leg])] if self.legs.last[leg] else HOME
-            if slot != HOME:
-                inside = slots[slot].inside
-                for place in (slot, inside[0]) if inside else (slot,):
-                    arrives[place].append(len(out))
-            out.append(Receive(leg, int(self.legs.rank[leg]), slot, begin, begin + size))
-        return tuple(out), tuple(map(tuple, arrives))
-
-    def sends(self, own: dict[int, Send], receives: tuple[Receive, ...]) -> tuple[Send | Relay, ...]:
-        """Own messages and shares passed on, in the order of their first legs."""
-        index = {receive.leg: at for at, receive in enumerate(receives)}
-        out: list[Send | Relay] = []
-        done: set[int] = set()
-        for leg in np.flatnonzero((self.legs.rank == self.rank) & (self.legs.link_a >= 0)).tolist():
-            op = int(self.legs.op[leg])
-            if self.legs.after[leg] >= 0:
-                out.append(Relay(index[int(self.legs.after[leg])], leg, int(self.to[leg])))
-            elif op not in done:
-                done.add(op)
-                out.append(own[op])
-        return tuple(out)
 
 
 def _uses(

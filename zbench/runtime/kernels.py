@@ -242,24 +242,24 @@ def joined(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Te
     return torch.lerp(o, other[0], weight[..., None].to(o.dtype)), torch.logaddexp(lse, other[1])
 
 
-def choose(name: str, device: torch.device, head_dim: int) -> Kernel:
-    """The kernel of that name, or for "auto" the fastest that this device and these packages have.
+def choose(name: str, device: torch.device, head_dim: int, dtype: torch.dtype) -> Kernel:
+    """The kernel of that name, or for "auto" the fastest that this device and these packages have for `dtype`.
 
     Raises:
         ValueError: it cannot run here.
     """
-    cuda = device.type == "cuda"
     found: dict[str, Kernel] = {"matmul": Matmul()}
-    if cuda:
+    if device.type != "cuda":
+        found["torch-flash-cpu"] = FlashCPU()
+    elif dtype in (torch.bfloat16, torch.float16):
         from zbench.runtime.kernels_cuda import available
 
         found |= available(device, head_dim)
-    else:
-        found["torch-flash-cpu"] = FlashCPU()
     if name == "auto":
         return list(found.values())[-1]
     if name not in found:
-        raise ValueError(f"executor.kernel is {name!r}; on {device.type} here there are auto, {', '.join(found)}")
+        what = f"{str(dtype).removeprefix('torch.')} on {device.type}"
+        raise ValueError(f"executor.kernel is {name!r}; for {what} here there are auto, {', '.join(found)}")
     return found[name]
 
 

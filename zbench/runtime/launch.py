@@ -65,7 +65,6 @@ class LocalFleet(Wired):
             self._control = Wire(control)
             self._words = [Words(f"rank {rank}", pipes[rank][0]) for rank in range(num_ranks)]
             self._words.append(Words("launcher", pipes[-1][0]))
-            self._target = target
             self._pids: list[int] = []
             self._statuses: dict[int, int] = {}
             self._lost: RankFailed | None = None
@@ -144,10 +143,9 @@ class LocalFleet(Wired):
                 case (str(kind), int(rank), int(status)) if kind == DIED:
                     self._statuses[rank] = status
                 case (str(kind), Failure() as failure) if kind == NOT_STARTED:
-                    reason = f"importing {self._target} {failure.what}: {failure.message}"
-                    self._lost = RankFailed(
-                        sentence("the ranks", "could not start", "", reason, failure.where), None, failure.details
-                    )
+                    who = "the ranks could not start: the launcher"
+                    told = sentence(who, failure.what, "", failure.message, failure.where)
+                    self._lost = RankFailed(told, None, failure.details)
         if not is_open:
             self._selector.unregister(self._control.connection)
             if self._lost is None:

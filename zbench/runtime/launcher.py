@@ -83,23 +83,29 @@ def _launch(setup: Setup) -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     control = socket.socket(fileno=setup.control)
     try:
-        import torch.distributed  # noqa: F401
-
-        resolve(setup.target)
+        pids = _start(setup)
+        store = _serve_store(setup.store)
     except BaseException as error:
-        failure = Failure.of(error, "", setup.target.partition(".")[0].partition(":")[0])
+        failure = Failure.of(error, "", setup.target.partition(":")[0].partition(".")[0])
         send(control, pickle.dumps((NOT_STARTED, failure)))
         return 1
+    send(control, pickle.dumps((STARTED, pids)))
+    _watch(control, dict(enumerate(pids)))
+    del store
+    return 0
+
+
+def _start(setup: Setup) -> list[int]:
+    """Imports what the ranks need, forks them, and keeps none of their descriptors."""
+    import torch.distributed  # noqa: F401
+
+    resolve(setup.target)
     gc.collect()
     gc.freeze()  # what is there now stays shared with the ranks
     pids = [_fork(setup, rank) for rank in range(len(setup.wires))]
     for descriptor in {*setup.wires, *setup.words, setup.board}:
         os.close(descriptor)
-    store = _serve_store(setup.store)
-    send(control, pickle.dumps((STARTED, pids)))
-    _watch(control, dict(enumerate(pids)))
-    del store
-    return 0
+    return pids
 
 
 def _die_with(parent: int) -> None:

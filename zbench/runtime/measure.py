@@ -7,6 +7,7 @@ slow each other down as they do in a run. Nothing here knows what the numbers ar
 import os
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
@@ -33,7 +34,7 @@ class Measure:
         self.board.say("opening torch.distributed")
         self.device = rendezvous.open()
         self.dtype = DTYPES[subject.model.element_bytes]
-        self.kernel = choose(subject.kernel, self.device, subject.model.head_dim)
+        self.kernel = choose(subject.kernel, self.device, subject.model.head_dim, self.dtype)
         self.num_local = rendezvous.num_local or subject.gpus_per_node
         torch.manual_seed(rank)
 
@@ -97,10 +98,9 @@ class Measure:
     def exchange(self, across: bool, size: int, rounds: int) -> float:
         """Seconds of a message of `size` bytes while every rank sends one and receives one; mean over partners.
 
-        across: between nodes, with the rank of the same place in each other node; else with each other rank of the
-        node. A round is one message each way with each partner, all ranks with the partner at the same distance.
+        A round is a message each way with each partner (Subject.partners), all ranks with the same distance at a time.
         """
-        pairs = self._partners(across)
+        pairs = self.subject.partners(self.rank, across)
         data, into = (torch.zeros(size, dtype=torch.uint8, device=self.device) for _ in range(2))
         self._together()
         began = perf_counter()
@@ -116,14 +116,6 @@ class Measure:
         self.rendezvous.close()
 
     # -- inside ---------------------------------------------------------------------------------------
-    def _partners(self, across: bool) -> list[tuple[int, int]]:
-        """(rank to send to, rank to receive from) by distance."""
-        gpus, nodes = self.subject.gpus_per_node, self.subject.num_nodes
-        node, place = divmod(self.rank, gpus)
-        if across:
-            return [((node + d) % nodes * gpus + place, (node - d) % nodes * gpus + place) for d in range(1, nodes)]
-        return [(node * gpus + (place + d) % gpus, node * gpus + (place - d) % gpus) for d in range(1, gpus)]
-
     def _pace(self, call: Callable[[], Any], seconds: float) -> Pace:
         """Calls it for about `seconds`, more of them between two looks at the clock the shorter they are."""
         call()
@@ -156,7 +148,7 @@ class Measure:
 
 
 def cpu_name() -> str:
-    with open("/proc/cpuinfo") as lines:
+    with Path("/proc/cpuinfo").open() as lines:
         for line in lines:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()

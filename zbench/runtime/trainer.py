@@ -23,7 +23,7 @@ from zbench.runtime.check import worst_difference
 from zbench.runtime.compiler import Compiler
 from zbench.runtime.job import About, Job, Report
 from zbench.runtime.kernels import choose
-from zbench.runtime.memory import Shape
+from zbench.runtime.memory import DTYPES, Shape
 from zbench.runtime.nic import Counters
 from zbench.runtime.parameters import Parameters, Replicated, Sharded
 from zbench.runtime.program import Program
@@ -49,7 +49,7 @@ class Trainer:
         node = cluster.node_of
         elsewhere = [bool(node[other] != node[rank]) for other in range(num_ranks)]
         post = Post(dist.new_group(), elsewhere)  # messages on a group of their own: collectives cannot come between
-        kernel = choose(job.kernel, self.device, model.head_dim)
+        kernel = choose(job.kernel, self.device, model.head_dim, DTYPES[model.element_bytes])
         self.engine = Engine(Shape(model, self.device), kernel, post, Sender(), self.board)
         self.counters = Counters.of()
 

@@ -1,0 +1,103 @@
+"""Programs of plans: what can be seen without running them. That they compute the right thing: test_conformance."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import batches, costs
+from variants import VARIANTS, Variant
+
+from systems.ring import Ring
+from systems.ulysses import Ulysses
+from zbench.batch import Batch
+from zbench.cost import Cost
+from zbench.plan import Plan
+from zbench.runtime.compiler import Compiler
+from zbench.runtime.program import HOME, Program, Relay, Send
+from zbench.segments import Flags, Ints
+
+
+def cut(queries: Ints, before: Ints, diagonal: Flags) -> int:
+    return int((queries * before + diagonal * queries * (queries + 1) // 2).sum())
+
+
+def programs(plan: Plan, cost: Cost) -> list[tuple[Program, Program]]:
+    return [Compiler(plan, rank, cost, lambda rows: rows, cut).compile() for rank in range(plan.num_ranks)]
+
+
+@pytest.mark.parametrize("which", VARIANTS, ids=str)
+@given(st.data())
+def test_whatever_is_sent_is_received_and_every_pair_is_attended(which: Variant, data: st.DataObject) -> None:
+    cost = data.draw(costs(3, 4))
+    batch = data.draw(batches(400, 8))
+    for plan in which.make(cost).plan(batch):
+        found = programs(plan, cost)
+        for way in (0, 1):
+            sent, received = [], []
+            for rank, pair in enumerate(found):
+                program = pair[way]
+                sizes = {receive.leg: receive.end - receive.begin for receive in program.receives}
+                for send in program.sends:
+                    if isinstance(send, Relay):
+                        leg = program.receives[send.received].leg
+                        assert program.receives[send.received].slot == HOME
+                        sent.append((send.leg, rank, send.peer, sizes[leg]))
+                    else:
+                        sent += [(leg, rank, peer, end - begin) for leg, peer, begin, end in send.legs]
+                received += [(r.leg, r.peer, rank, r.end - r.begin) for r in program.receives]
+            assert sorted(sent) == sorted(received)
+            area = sum(step.cuts * (step.hi - step.lo) for pair in found for step in pair[way].attends)
+            assert area == plan.num_heads * int((plan.lengths * (plan.lengths + 1) // 2).sum())
+
+
+@pytest.mark.parametrize("which", VARIANTS, ids=str)
+@given(st.data())
+def test_memory_is_used_as_often_as_counted(which: Variant, data: st.DataObject) -> None:
+    """A slot that is let go too early, or never, would be counted wrong."""
+    cost = data.draw(costs(2, 4))
+    for plan in which.make(cost).plan(data.draw(batches(300, 8))):
+        for program in (one for pair in programs(plan, cost) for one in pair):
+            uses = [0] * len(program.slots)
+            for step in program.attends:
+                for read in (step.q, step.kv, step.do):
+                    if read is not None and read.slot != HOME:
+                        uses[read.slot] += 1
+                for part in (part for fill in step.fills for part in fill.parts):
+                    if part.slot != HOME:
+                        uses[part.slot] += 1
+            for send in program.sends:
+                if isinstance(send, Send):
+                    for slot in (send.whole, *(part.slot for part in send.parts)):
+                        if slot != HOME:
+                            uses[slot] += 1
+            for part in (part for collect in program.collects for part in collect.parts):
+                uses[part.slot] += 1
+            assert tuple(uses) == program.uses
+
+
+def test_a_ring_hop_forwards_what_arrived_as_it_lies(uneven: Cost) -> None:
+    cost = replace(uneven, cluster=replace(uneven.cluster, num_nodes=1, gpus_per_node=4, nics_per_node=1))
+    (plan,) = Ring(cost).plan(Batch(np.array([80]), 0, 0))
+    for forward, _ in programs(plan, cost):
+        own, *hops = forward.sends
+        assert isinstance(own, Send)
+        assert own.whole == HOME
+        assert hops
+        for hop in hops:
+            assert isinstance(hop, Send)
+            assert hop.whole != HOME
+            assert not hop.parts
+
+
+def test_an_all_to_all_is_received_where_the_kernel_reads_it(uneven: Cost) -> None:
+    cost = replace(uneven, cluster=replace(uneven.cluster, num_nodes=1, gpus_per_node=3, nics_per_node=1))
+    (plan,) = Ulysses(cost).plan(Batch(np.array([30, 12, 3]), 0, 0))
+    for forward, backward in programs(plan, cost):
+        (step,) = forward.attends
+        parts = [part for fill in step.fills for part in fill.parts]
+        assert [part.slot for part in parts] == [HOME, HOME]  # of q and of kv; the others' rows came by themselves
+        assert not [
+            fill for step in backward.attends for fill in step.fills if fill.slot in (step.q.slot, step.kv.slot)
+        ]

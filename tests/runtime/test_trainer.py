@@ -1,0 +1,126 @@
+"""Training on real processes: faults, checkpoints, the same bits twice. That it is exact: test_conformance."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_conformance import DEVICE, MODEL
+
+from systems.zeppelin import Zeppelin
+from workloads.fixed import Fixed
+from zbench.batch import Batch
+from zbench.cluster import Cluster
+from zbench.cost import Cost
+from zbench.protocols import System
+from zbench.runtime.executor import CheckFailed, Diverged, Torch
+from zbench.runtime.fleet import RankFailed
+from zbench.runtime.job import AdamW, Job, Report
+from zbench.runtime.launch import LocalFleet
+
+COST = Cost(
+    Cluster("test", 2, 1, 1, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE), replace(MODEL, element_bytes=4, lse_bytes=4)
+)
+WORKLOAD = Fixed(seed=0, tokens=120, length=50)
+SYSTEM = Zeppelin(COST)
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def train(executor: Torch, steps: int, system: System = SYSTEM) -> list[float]:
+    """Losses of the steps that are left; the executor is stopped."""
+    try:
+        first = executor.start().first_step
+        batches = [WORKLOAD.batch(step) for step in range(first, steps)]
+        return [float(executor.step(batch, system.plan(batch)).loss or 0) for batch in batches]
+    finally:
+        executor.stop()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("place", ["forward attention", "backward attention", "gradient reduction", "checkpoint"])
+def test_a_killed_rank_ends_the_run_and_is_named(rank: int, place: str, tmp_path: Path) -> None:
+    job = Job(COST, WORKLOAD, 0, "auto", "replicated", AdamW(), False)
+    batch = WORKLOAD.batch(0)
+    with pytest.raises(RankFailed, match=rf"rank {rank} was killed by signal 9.*{place}"):  # noqa: SIM117
+        with LocalFleet(2, "dying:Dying", (job, rank, place), timeout=20) as fleet:
+            began = time.monotonic()
+            fleet.call("step", batch, SYSTEM.plan(batch), True)
+            fleet.call("save", str(tmp_path / "point"), 1)
+    assert time.monotonic() - began < 20
+    assert not (tmp_path / "point").exists()
+
+
+@pytest.mark.parametrize("parameters", ["replicated", "sharded"])
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(parameters: str, tmp_path: Path) -> None:
+    folder = str(tmp_path / "point")
+    whole = train(Torch(COST, WORKLOAD, parameters=parameters), 5)
+    first = train(Torch(COST, WORKLOAD, parameters=parameters, checkpoint_every=2, checkpoint=folder), 3)
+    rest = train(Torch(COST, WORKLOAD, parameters=parameters, resume=folder), 5)
+    assert first == whole[:3]
+    assert rest == whole[2:]  # the same bits: checkpoint after two steps, and so after warming up
+    assert len(set(whole)) == 5
+
+
+def test_two_runs_give_the_same_bits() -> None:
+    assert train(Torch(COST, WORKLOAD), 3) == train(Torch(COST, WORKLOAD, warmup=0), 3)
+
+
+def test_a_loss_that_is_no_number_stops_the_run() -> None:
+    with pytest.raises(Diverged, match=r"the loss is (nan|inf) in step \d; the run stops"):
+        train(Torch(COST, WORKLOAD, optimizer={"lr": 1e38}), 6)
+
+
+def test_what_a_step_measures() -> None:
+    executor = Torch(COST, WORKLOAD)
+    ready = executor.start()
+    try:
+        batch = WORKLOAD.batch(0)
+        result = executor.step(batch, SYSTEM.plan(batch))
+    finally:
+        executor.stop()
+    assert ready.about["ranks"][0]["backend"] == "gloo"
+    assert ready.about["ranks"][0]["kernel"] == "torch-flash-cpu"
+    assert result.seconds > 0
+    assert all(a + b <= result.seconds for a, b in zip(result.attention_seconds, result.linear_seconds, strict=True))
+    assert all(a <= b for a, b in zip(result.exposed_seconds, result.communication_seconds, strict=True))
+    assert min(result.peak_bytes) > 1e6
+    assert len(result.nic_tx_bytes) == 2
+
+
+def test_a_failed_check_says_what_differs() -> None:
+    executor = Torch(COST, WORKLOAD, check=("exact",))
+    report = Report(1.0, 1.0, 0.1, 0.1, 0.1, 0.1, (0, 0), (0, 0), 1, 1, worst=(2e-12, "the gradient of head"))
+    with pytest.raises(CheckFailed, match=r"check=exact failed in step 0: the gradient of head differs .* by 2e-12"):
+        executor._checked(Batch(np.array([3]), 0, 0), (), [report, report])
+    assert executor._checked(Batch(np.array([3]), 0, 0), (), [replace(report, worst=(9e-13, "x"))]) == {"exact": 9e-13}
+
+
+def test_a_byte_too_many_fails_the_check() -> None:
+    executor = Torch(COST, WORKLOAD, check=("bytes",))
+    batch = Batch(np.array([40]), 0, 0)
+    report = Report(1.0, 1.0, 0.1, 0.1, 0.1, 0.1, (0, 0), (12, 12), 1, 1)
+    with pytest.raises(CheckFailed, match=r"check=bytes failed in step 0: rank 0 sent 12 bytes, and the simulator"):
+        executor._checked(batch, SYSTEM.plan(batch), [report, report])
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"kernel": "fast"}, "executor.kernel is 'fast'; it takes auto, matmul"),
+        ({"parameters": "zero3"}, "executor.parameters is 'zero3'; it takes replicated, sharded"),
+        ({"timeout": 0}, "executor.timeout is 0; it takes a number of at least 1"),
+        ({"warmup": 1.5}, "executor.warmup is 1.5; it takes a number of at least 0"),
+        ({"checkpoint_every": 0}, "executor.checkpoint_every is 0"),
+        ({"optimizer": {"lr": -1}}, "executor.optimizer.lr is -1; it takes a number of at least 0 and finite"),
+        ({"optimizer": {"rate": 1}}, "executor.optimizer.rate is no key; there are lr, beta1"),
+        ({"resume": "/nowhere"}, "resume is '/nowhere'; it takes the folder of a checkpoint"),
+    ],
+)
+def test_bad_settings_are_told_in_a_sentence(settings: dict[str, object], told: str) -> None:
+    with pytest.raises(ValueError, match=told.replace("(", r"\(")):
+        Torch(COST, WORKLOAD, **settings)  # type: ignore[arg-type]

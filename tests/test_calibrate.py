@@ -1,0 +1,259 @@
+"""Calibrating: constants of a machine that is the cost model itself, a real one of two ranks, and every mistake."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hydra.utils import instantiate
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+import zbench.__main__
+from zbench.area import Work
+from zbench.calibrate import __main__
+from zbench.calibrate.gauge import Gauge
+from zbench.calibrate.quantity import quantity
+from zbench.calibrate.sheet import Circumstances, sheet
+from zbench.calibrate.subject import About, Subject
+from zbench.calibrate.survey import Survey, unit
+from zbench.cluster import Cluster, Device
+from zbench.cost import Cost
+from zbench.model import Model
+from zbench.units import parse
+
+MODEL = Model("small", num_layers=2, hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, ffn_hidden=192, vocab=256,
+              element_bytes=4)  # fmt: skip
+EXPERTS = replace(MODEL, num_experts=8, experts_per_token=2)
+DEVICE = Device("made up", 9e10, 8e9, 5e9, 2e9, 4e10, 3e10, 2e10, 3e-6, 2e-4)
+CLUSTER = Cluster("made up", 2, 4, 2, 1e9, 1.0, 4e-4, 2e9, 1.0, 1e-4, DEVICE)
+TINY = ["--gpus-per-node", "2", "--seconds", "0.02", "--tokens", "64"]
+
+
+@dataclass(frozen=True)
+class Described:
+    """A fleet whose ranks take as long as the cost model says, on a cluster with constants to be found again."""
+
+    cost: Cost
+    subject: Subject
+    num_ranks: int = 8
+
+    def call(self, method: str, *arguments: Any, per_rank: Sequence[Any] | None = None) -> list[Any]:
+        return [getattr(self, method)(*arguments) for _ in range(self.num_ranks)]
+
+    def about(self) -> About:
+        device = self.cost.cluster.device
+        return About("here", device.name, 4, 1, int(device.memory_bytes), "2.11", "gloo", "a kernel")
+
+    def matmul(self, shapes: Sequence[tuple[int, int, int]], backward: bool, window: float) -> tuple[float, float]:
+        flops = sum(2.0 * rows * ins * outs for rows, ins, outs in shapes) * (3 if backward else 1)
+        device = self.cost.cluster.device
+        return (device.matmul_flops if backward else device.peak_flops) / flops, 0.25
+
+    def attention(self, length: int, backward: bool, window: float) -> tuple[float, float]:
+        model = self.cost.model
+        heads = np.array([model.num_heads]), np.array([model.num_kv_heads])
+        return 1 / self.cost.kernel_seconds(Work.whole(np.array([length])), *heads, backward)[0], 0.25
+
+    def multiply(self, rows: int, columns: int, window: float) -> tuple[float, float]:
+        return self.cost.cluster.device.copy_bandwidth / (3 * rows * columns * self.cost.model.element_bytes), 0.25
+
+    def permute(self, rows: int, window: float) -> tuple[float, float]:
+        model = self.cost.model
+        return 1 / self.cost.repack_seconds(rows * model.num_heads * model.head_dim * model.element_bytes), 0.25
+
+    def smallest(self, window: float) -> tuple[float, float]:
+        return 1 / self.cost.cluster.device.kernel_seconds, 0.25
+
+    def exchange(self, across: bool, size: int, rounds: int) -> float:
+        there = np.array([across])
+        load = self.subject.ranks_per_nic if across else 1
+        return float(
+            self.cost.transfer_seconds(np.array([size * load]), there)[0] + self.cost.latency_seconds(there)[0]
+        )
+
+
+def surveyed(window: float = 1.0) -> tuple[Survey, list[str]]:
+    told: list[str] = []
+    subject = Subject(MODEL, 2, 4, 2, 4096, "auto")
+    fleet = Described(Cost(CLUSTER, MODEL), subject)
+    survey = Survey(Gauge(fleet, window, told.append), subject)  # type: ignore[arg-type]
+    survey.take()
+    return survey, told
+
+
+def test_the_constants_of_a_described_machine_are_found_again() -> None:
+    survey, told = surveyed()
+    found = {name: figure.value for name, figure in survey.figures.items()}
+    exact = ("peak_flops", "matmul_flops", "memory_bytes", "copy_bandwidth", "strided_rate", "kernel_seconds",
+             "call_seconds", "attention_forward_flops", "attention_backward_flops")  # fmt: skip
+    assert {name: found[name] for name in exact} == pytest.approx({name: getattr(DEVICE, name) for name in exact})
+    links = ("nic_latency", "nvlink_latency", "nic_bandwidth", "nvlink_bandwidth")
+    assert {name: found[name] for name in links} == pytest.approx(
+        {name: getattr(CLUSTER, name) for name in links}, rel=0.01  # messages of 8 bytes; bandwidth with its latency
+    )  # fmt: skip
+    assert len(told) > len(found)
+    assert survey.gauge.taken == pytest.approx(0.5)  # 8 ranks had a quarter of a core each, of 4 cores
+
+
+def test_sizes_rise_until_the_next_one_outgrows_a_window() -> None:
+    _, told = surveyed(window=0.01)
+    assert [line for line in told if line.startswith("matmul 512")]  # 3 ms
+    assert not [line for line in told if line.startswith("matmul 1024")]
+
+
+def test_attention_no_longer_than_its_rows_is_told() -> None:
+    slow = Cost(replace(CLUSTER, device=replace(DEVICE, copy_bandwidth=1e3)), MODEL)
+    subject = Subject(MODEL, 2, 4, 2, 64, "auto")
+
+    class Contradictory(Described):
+        def attention(self, length: int, backward: bool, window: float) -> tuple[float, float]:
+            return 1e3, 0.25
+
+    with pytest.raises(ValueError, match="attention forward of 131072 tokens took 1 ms, no longer than its rows"):
+        Survey(Gauge(Contradictory(slow, subject), 0.1, print), subject).take()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 2), (2, 1), (3, 4), (4, 2)])
+def test_every_rank_sends_to_whom_receives_from_it(nodes: int, gpus: int) -> None:
+    subject = Subject(MODEL, nodes, gpus, 1, 64, "auto")
+    for across, count in ((True, nodes - 1), (False, gpus - 1)):
+        partners = [subject.partners(rank, across) for rank in range(subject.num_ranks)]
+        assert {len(found) for found in partners} == {count}
+        for distance in range(count):
+            sent = {(rank, partners[rank][distance][0]) for rank in range(subject.num_ranks)}
+            assert sent == {(partners[rank][distance][1], rank) for rank in range(subject.num_ranks)}
+            assert all((a // gpus != b // gpus) == across for a, b in sent)
+
+
+@pytest.mark.parametrize("model", [MODEL, EXPERTS], ids=lambda model: str(model.num_experts))
+def test_a_layers_matmuls_are_those_that_the_cost_model_counts(model: Model) -> None:
+    shapes = Subject(model, 1, 1, 1, 64, "auto").layer_shapes(1024)
+    assert sum(rows * ins * outs for rows, ins, outs in shapes) == 1024 * model.layer_matmul_params
+
+
+@given(st.floats(1e-9, 1e17), st.sampled_from(("B", "B/s", "FLOP/s", "s")))
+def test_quantities_are_read_back(value: float, name: str) -> None:
+    kinds = {"B": "bytes", "B/s": "bytes/s", "FLOP/s": "FLOP/s", "s": "seconds"}
+    text = quantity(value, name)
+    assert parse("x", text, kinds[name]) == pytest.approx(value, rel=0.0051)
+    assert len(text.partition(" ")[0]) <= 5
+
+
+def test_the_sheet_is_the_cluster() -> None:
+    survey, _ = surveyed()
+    where = Circumstances("the command", "2020-01-02", survey.gauge.abouts, survey.gauge.taken)
+    text = sheet('a "name"', survey.subject, survey.figures, where)
+    made = instantiate(OmegaConf.create(text))
+    assert (made.name, made.num_ranks, made.num_nics, made.device.name) == ('a "name"', 8, 4, "made up")
+    for name, figure in survey.figures.items():
+        assert getattr(made if hasattr(made, name) else made.device, name) == pytest.approx(figure.value, rel=0.0051)
+        (line,) = [line for line in text.splitlines() if line.strip().startswith(f"{name}: ")]
+        assert f"{quantity(figure.value, unit(name))} # measured: {figure.of}" in line
+    assert "the command" in text
+    assert "2020-01-02" in text
+    assert "Other processes had 50% of the cores" in text
+    assert "take the same way" in text  # two nodes on one host
+
+
+# -- for real -----------------------------------------------------------------------------------------
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    return tmp_path
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["zbench.calibrate", *arguments])
+    return __main__.main()
+
+
+def test_two_ranks_measure_and_the_simulator_runs_on_what_they_wrote(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "mine" / "cluster").mkdir(parents=True)
+    assert call(monkeypatch, "--nodes", "1", *TINY, "-o", "mine/cluster/measured.yaml") == 0
+    out, err = capsys.readouterr()
+    assert out == "Wrote mine/cluster/measured.yaml\n"
+    assert all(line.startswith("calibrate: ") for line in err.splitlines())
+    assert [path.name for path in (here / "mine" / "cluster").iterdir()] == ["measured.yaml"]
+    text = Path("mine/cluster/measured.yaml").read_text()
+    made = instantiate(OmegaConf.create(text))
+    assert isinstance(made, Cluster)  # which takes positive numbers only
+    assert made.num_ranks == 2
+    assert text.count("# measured: ") == 11
+    assert text.count("# NOT measured: there is one node") == 2
+    assert made.device.matmul_flops < 1e13
+    assert 1e-6 < made.nvlink_latency < 1
+    arguments = ["system=ring", "cluster=measured", "model=tiny", "steps=1", "tracker=none", "baseline=null", "out=r"]
+    monkeypatch.setattr(sys, "argv", ["zbench", "--config-dir", "mine", *arguments])
+    assert zbench.__main__.main() == 0
+    assert "SIMULATED on measured: 1 nodes x 2" in capsys.readouterr().out
+
+
+def test_a_rank_that_fails_leaves_the_old_file(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("old.yaml").write_text("old")
+    assert call(monkeypatch, "--nodes", "1", *TINY, "--kernel", "flash-attn-2", "-o", "old.yaml") == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "executor.kernel is 'flash-attn-2'" in err
+    assert [(path.name, path.read_text()) for path in here.iterdir()] == [("old.yaml", "old")]
+
+
+def test_ctrl_c_leaves_nothing(here: Path) -> None:
+    command = [sys.executable, "-m", "zbench.calibrate", "--nodes", "1", *TINY, "-o", "new.yaml"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("calibrate: 2 ranks")
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "zbench: stopped; nothing is written"
+    assert not list(here.iterdir())
+    with pytest.raises(ProcessLookupError):  # nobody of the group is left
+        os.killpg(process.pid, 0)
+
+
+# -- mistakes -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "--nodes has to be given, as in --nodes 2"),
+        (["--nodes", "2"], "--gpus-per-node has to be given"),
+        (["--nodes", "two", *TINY], "argument --nodes: invalid int value: 'two' (see --help)"),
+        (["--nodes", "0", *TINY], "--nodes is 0; it takes a whole number of at least 1"),
+        (["--nodes", "1", *TINY, "--tokens", "-1"], "--tokens is -1; it takes a whole number of at least 1"),
+        (["--nodes", "1", *TINY, "--nics-per-node", "3"], "--nics-per-node is 3; at most one per GPU"),
+        (["--nodes", "1", *TINY, "--seconds", "nan"], "--seconds is nan; it takes a number above 0"),
+        (["--nodes", "1", *TINY, "--model", "tinny"], "model is 'tinny'; it takes one of"),
+        (["--nodes", "1", *TINY, "--kernel", "best"], "argument --kernel: invalid choice: 'best'"),
+        (["--nodes", "1", *TINY, "--nope"], "unrecognized arguments: --nope (see --help)"),
+        (["--nodes", "1", *TINY, "-o", "x.json"], "-o is 'x.json'; it takes a file that ends in .yaml"),
+        (["--nodes", "1", *TINY, "-o", "no/x.yaml"], "-o is 'no/x.yaml'; it takes a file in a folder that can be"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_sentence(
+    arguments: list[str], told: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, *arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("zbench: ")
+    assert told in err
+    assert not list(here.iterdir())
+
+
+def test_elements_that_nothing_computes_with_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"model.element_bytes is 3; measuring takes 2 \(bfloat16\), 4"):
+        Subject(replace(MODEL, element_bytes=3), 1, 1, 1, 64, "auto")
