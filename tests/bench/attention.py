@@ -78,7 +78,9 @@ class ZigzagRing(torch.autograd.Function):
             works, arriving = exchange(kv) if step + 1 < RANKS else ([], kv)
             part_q, part_kv, causal, place = case(step, rank, q, kv, half)
             given, out, top = do[place], o[place], lse[place].T[None]
-            grads = _backward(rows(given), rows(part_q), rows(part_kv[0]), rows(part_kv[1]), rows(out), top, 0.0, causal)
+            grads = _backward(
+                rows(given), rows(part_q), rows(part_kv[0]), rows(part_kv[1]), rows(out), top, 0.0, causal
+            )
             dq[place] += grads[0][0].transpose(0, 1)
             for work in pending:  # the gradients that the rank before made of these keys so far
                 work.wait()
@@ -122,7 +124,8 @@ class Bench:
         batch = Batch(np.array([tokens]), 0, 0)
         self.plans = {"ring": Ring(COST).plan(batch)[0], "ulysses": Ulysses(COST).plan(batch)[0]}
         self.programs = {
-            name: Compiler(plan, rank, COST, torch.from_numpy, KERNEL.cut).compile() for name, plan in self.plans.items()
+            name: Compiler(plan, rank, COST, torch.from_numpy, KERNEL.cut).compile()
+            for name, plan in self.plans.items()
         }
         torch.manual_seed(rank)
         shape = (tokens // num_ranks, MODEL.num_heads, MODEL.head_dim)
@@ -179,7 +182,9 @@ class Kernel(torch.autograd.Function):
 
 
 def main() -> None:
-    tokens, rounds = (int(word) for word in [*sys.argv[1:], "8192", "10"][:2]) if len(sys.argv) < 3 else map(int, sys.argv[1:3])
+    tokens, rounds = (
+        (int(word) for word in [*sys.argv[1:], "8192", "10"][:2]) if len(sys.argv) < 3 else map(int, sys.argv[1:3])
+    )
     names = ("ulysses", "deepspeed", "ring", "hand-written ring")
     seconds: dict[str, list[float]] = {name: [] for name in names}
     own: dict[str, list[float]] = {name: [] for name in names}
@@ -191,16 +196,22 @@ def main() -> None:
                     seconds[name].append(max(one for one, _ in found))
                     own[name].append(max(rest for _, rest in found))
         compiled = {name: max(fleet.call("compile", name)) for name in ("ulysses", "ring")}
-    print(f"{tokens} tokens, {RANKS} ranks, {os.cpu_count()} cores, {MODEL.num_heads} heads of {MODEL.head_dim}, float32")
+    print(
+        f"{tokens} tokens, {RANKS} ranks, {os.cpu_count()} cores, {MODEL.num_heads} heads of {MODEL.head_dim}, float32"
+    )
     for name in names:
         if seconds[name]:
-            rest = f", of it the interpreter {median(own[name]) / median(seconds[name]):.1%}" if name in compiled else ""
+            rest = (
+                f", of it the interpreter {median(own[name]) / median(seconds[name]):.1%}" if name in compiled else ""
+            )
             extra = f", compiling the plan {compiled[name] * 1e3:.1f} ms" if name in compiled else ""
             print(f"{name:18} {median(seconds[name]):.3f} s{rest}{extra}")
     for ours, theirs in (("ulysses", "deepspeed"), ("ring", "hand-written ring")):
         if seconds[theirs]:
             ratios = [b / a for a, b in zip(seconds[ours], seconds[theirs], strict=True)]
-            print(f"{theirs} / {ours}: {median(ratios):.2f} (median of {len(ratios)} rounds, {min(ratios):.2f} - {max(ratios):.2f})")
+            print(
+                f"{theirs} / {ours}: {median(ratios):.2f} (median of {len(ratios)} rounds, {min(ratios):.2f} - {max(ratios):.2f})"
+            )
 
 
 if __name__ == "__main__":

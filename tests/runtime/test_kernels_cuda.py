@@ -18,6 +18,15 @@ from zbench.runtime.kernels_cuda import Call, Flash, Flash2, Flash3, Op, TorchFl
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for a busy core take their time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, bounds: tuple[Tensor, Tensor], causal: bool) -> tuple[Tensor, Tensor]:
     """The promise: (o [M, H, D], lse [H, M]) of segments, their masks aligned to the bottom right."""
     group = q.shape[1] // k.shape[1]

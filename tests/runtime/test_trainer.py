@@ -46,11 +46,15 @@ def train(executor: Torch, steps: int, system: System = SYSTEM) -> list[float]:
 def test_a_killed_rank_ends_the_run_and_is_named(rank: int, place: str, tmp_path: Path) -> None:
     job = Job(COST, WORKLOAD, 0, "auto", "replicated", AdamW(), False)
     batch = WORKLOAD.batch(0)
-    with pytest.raises(RankFailed, match=rf"rank {rank} was killed by signal 9.*{place}"):  # noqa: SIM117
-        with LocalFleet(2, "dying:Dying", (job, rank, place), timeout=20) as fleet:
-            began = time.monotonic()
-            fleet.call("step", batch, SYSTEM.plan(batch), True)
-            fleet.call("save", str(tmp_path / "point"), 1)
+    told = rf"rank {rank} was killed by signal 9.*{place}"
+    with LocalFleet(2, "dying:Dying", (job, rank, place), timeout=20) as fleet:
+        began = time.monotonic()
+        with pytest.raises(RankFailed, match=told):
+            for method, arguments in (
+                ("step", (batch, SYSTEM.plan(batch), True)),
+                ("save", (str(tmp_path / "point"), 1)),
+            ):
+                fleet.call(method, *arguments)
     assert time.monotonic() - began < 20
     assert not (tmp_path / "point").exists()
 

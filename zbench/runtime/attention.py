@@ -1,14 +1,15 @@
 """Runs a rank's program on tensors: attention of any plan, forward and backward.
 
 Shapes: T of the rank's own tokens (rows as in zbench.runtime.program), H query heads, K kv heads, D head_dim.
-A run goes through its attends in plan order and waits only for what each of them reads; sends leave from another
-thread as soon as what they carry is there; partial sums join when they leave or at the end.
+A run goes through its attends in plan order and waits only for what each of them reads; when messages leave is the
+transport's part (zbench.runtime.transport), which may call from another thread; partial sums join when they leave or
+at the end.
 """
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from time import perf_counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -19,21 +20,9 @@ from zbench.model import DKV, DO, DQ, KV, O, Q
 from zbench.runtime.board import Board
 from zbench.runtime.kernels import Kernel
 from zbench.runtime.memory import DTYPES, KvHeads, Memory, Shape, add, copy, output_of, rows_of
-from zbench.runtime.program import HOME, Add, Attend, Part, Program, Read, Receive, Relay, Send, Slot
-from zbench.runtime.transport import Arrivals, Post, Sender
-
-
-@dataclass
-class Times:
-    """Seconds of all runs of a step: in kernels, waiting for messages, attention in all, and with messages to come."""
-
-    kernel: float = 0.0
-    waiting: float = 0.0
-    total: float = 0.0
-    under_way: float = 0.0
-
-    def clear(self) -> None:
-        self.kernel = self.waiting = self.total = self.under_way = 0.0
+from zbench.runtime.program import HOME, Add, Attend, Part, Program, Read, Receive, Send, Slot
+from zbench.runtime.times import Times
+from zbench.runtime.transport import Post, Transport
 
 
 @dataclass(frozen=True)
@@ -43,9 +32,12 @@ class Engine:
     shape: Shape
     kernel: Kernel
     post: Post
-    sender: Sender
+    transport: Transport
     board: Board
-    times: Times = field(default_factory=Times)
+
+    @cached_property
+    def times(self) -> Times:
+        return Times.on(self.shape.device)
 
 
 class Run:
@@ -64,36 +56,30 @@ class Run:
         for number in keep:
             self.uses[number] += 1
         self.lock = threading.RLock()
-        self.attended = 0
-        self.progress = threading.Condition()
         self.outputs: dict[int, Tensor] = {}
         self.main = threading.get_ident()
         self.tag = 0 if O in home and DO not in home else 1  # tells a forward's messages from a backward's
-        self.arrivals = Arrivals(engine.post, program.receives, self._place, self.tag)
+        self.messages = engine.transport.open(engine.post, self)
 
     def go(self) -> None:
         """Runs all of it; afterwards the sums at home are complete and nothing is under way."""
-        began = perf_counter()
-        if self.program.sends:
-            self.engine.sender.start(self._send_all)
-        for step in self.program.attends:
+        times, began = self.engine.times, self.engine.times.clock.now()
+        for number, step in enumerate(self.program.attends):
+            self.messages.before(number)
             self._attend(step)
-            with self.progress:
-                self.attended += 1
-                self.progress.notify_all()
+        self.messages.before(len(self.program.attends))
         for collect in self.program.collects:
             for part in collect.parts:
                 self._join(self.home[collect.tensor], part)
         for index in range(len(self.program.receives)):
             self._wait(index)
         if self.program.sends:
-            self.engine.board.wait()
-            self.engine.times.waiting += self.engine.sender.finish()
-            self.engine.board.resume()
-        seconds = perf_counter() - began
-        self.engine.times.total += seconds
+            self._waiting(self.messages.finish)
+        ended = times.clock.now()
+        times.add("total", began, ended)
         if self.program.sends or self.program.receives:
-            self.engine.times.under_way += seconds
+            times.add("under_way", began, ended)
+        del self.messages  # which know this run: without the cycle its memory is free at once
 
     # -- attends --------------------------------------------------------------------------------------
     def _attend(self, step: Attend) -> None:
@@ -104,14 +90,14 @@ class Run:
         heads = KvHeads.of(self.engine.shape, step.lo, step.hi)
         k, v = heads.spread(kv[:, 0]), heads.spread(kv[:, 1])
         given = self._read_do(step.do) if step.do is not None else None
-        began = perf_counter()
+        began = self.engine.times.clock.now()
         if given is None:
             o, lse = self.engine.kernel.forward(q, k, v, step.cuts)
             results: tuple[tuple[Tensor, ...], ...] = ((o, lse),)
         else:
             dq, dk, dv = self.engine.kernel.backward(given[0], q, k, v, given[2], given[1], step.cuts)
             results = ((dq,), (torch.stack((heads.gather(dk), heads.gather(dv)), 1),))
-        self.engine.times.kernel += perf_counter() - began
+        self.engine.times.add("kernel", began)
         for target, result in zip(step.adds, results, strict=True):
             self._add(target, result)
         for read in (step.q, step.kv, step.do):
@@ -142,28 +128,20 @@ class Run:
         fields = self.engine.shape.heads(memory, target.lo, target.hi)
         (copy if target.fresh else add)(fields, target.rows, result)
 
-    # -- messages: in the sender's thread ---------------------------------------------------------------
-    def _send_all(self) -> None:
-        works = []
-        for send in self.program.sends:
-            if isinstance(send, Relay):
-                self._wait(send.received)
-                legs = [(self.arrivals.data[send.received], send.leg, send.peer)]
-            else:
-                data = self._message(send)
-                legs = [(data[begin:end], leg, peer) for leg, peer, begin, end in send.legs]
-            for data, leg, peer in legs:
-                works.append((self.engine.post.send(data, peer, 2 * leg + self.tag), data))
-        for work, _ in works:
-            work.wait()
+    # -- messages: what the transport asks for, from whichever thread -----------------------------------
+    def place(self, receive: Receive) -> Tensor:
+        """The bytes that a message arrives in."""
+        if receive.slot == HOME:
+            return torch.empty(receive.end - receive.begin, dtype=torch.uint8, device=self.engine.shape.device)
+        whole = self._memory(receive.slot).whole
+        assert whole is not None
+        return whole[receive.begin : receive.end]
 
-    def _message(self, send: Send) -> Tensor:
+    def message(self, send: Send) -> Tensor:
         """The bytes of a message, put together if need be."""
-        with self.progress:
-            while self.attended < send.after:
-                self.progress.wait()
         if send.whole != HOME:
-            self._arrived(send.whole)
+            if send.parts or not self.messages.in_order:
+                self._arrived(send.whole)
             memory = self._memory(send.whole)
             for part in send.parts:
                 self._join(memory, part, never_fresh=True)
@@ -223,30 +201,26 @@ class Run:
                 if self.uses[number] == 0 and number >= len(self.program.imported):
                     self.slots[number] = None
 
-    def _place(self, receive: Receive) -> Tensor:
-        """The bytes that a message arrives in."""
-        if receive.slot == HOME:
-            return torch.empty(receive.end - receive.begin, dtype=torch.uint8, device=self.engine.shape.device)
-        whole = self._memory(receive.slot).whole
-        assert whole is not None
-        return whole[receive.begin : receive.end]
-
     def _arrived(self, slot: int) -> None:
         if slot != HOME:
             for index in self.program.arrives[slot]:
                 self._wait(index)
 
     def _wait(self, index: int) -> None:
-        if self.arrivals.is_done(index):
+        if self.messages.is_done(index):
             return
         if threading.get_ident() != self.main:
-            self.arrivals.wait(index)
+            self.messages.wait(index)
             return
-        began = perf_counter()
+        self._waiting(partial(self.messages.wait, index))
+
+    def _waiting(self, call: Callable[[], None]) -> None:
+        """Something that only other ranks can end."""
+        began = self.engine.times.clock.now()
         self.engine.board.wait()
-        self.arrivals.wait(index)
+        call()
         self.engine.board.resume()
-        self.engine.times.waiting += perf_counter() - began
+        self.engine.times.add("waiting", began)
 
 
 class Attention(torch.autograd.Function):

@@ -123,7 +123,7 @@ class JoinedFleet(Wired):
         which has a sentence to tell and a record to write, takes itself apart. Likewise the launcher, when it sees
         another rank end, sends SIGTERM to this one.
         """
-        if self._closing and not self._connected and not self._troubles:
+        if self._is_orderly:
             self._thread.join(1.0)
             self._set_sigterm(self._handler)
             return

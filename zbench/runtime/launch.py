@@ -8,6 +8,7 @@ a rank has failed. All stays in the driver's process group.
 """
 
 import contextlib
+import math
 import mmap
 import os
 import pickle
@@ -25,7 +26,7 @@ from zbench.runtime.fleet import Failure, RankFailed, ending, sentence
 from zbench.runtime.launcher import DIED, NOT_STARTED, STARTED, Setup
 from zbench.runtime.serve import STARTING, start_message
 from zbench.runtime.wire import Wire
-from zbench.runtime.wired import Wired
+from zbench.runtime.wired import ROUND, Wired
 from zbench.runtime.words import Words
 
 END_SECONDS = 3.0
@@ -113,25 +114,40 @@ class LocalFleet(Wired):
     def _last_words(self, rank: int) -> list[str]:
         return list(self._words[rank].last)
 
+    def _stuck(self, patience: float) -> RankFailed:
+        if not self._pids:
+            return RankFailed(f"the launcher has not started the ranks after {patience:g} s")
+        return super()._stuck(patience)
+
+    def _listen(self, seconds: float = ROUND) -> bool:
+        heard = super()._listen(seconds)
+        if not (self._troubles or self._lost):
+            self._show(time.monotonic() - ROUND)
+        return heard
+
     def _end(self) -> None:
-        self._launcher.send_signal(signal.SIGCONT)  # should it be stopped
-        self._control.close()  # then it kills and reaps whom there is, and ends
-        try:
-            self._launcher.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._launcher.kill()
-            self._launcher.wait()
+        if self._pids:
+            self._launcher.send_signal(signal.SIGCONT)  # should it be stopped
+            self._control.close()  # then it kills and reaps whom there is, and ends
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._launcher.wait(END_SECONDS)
+        self._launcher.kill()  # it still imports, or does not answer; the kernel kills what ranks there are
+        self._launcher.wait()
+        self._control.close()
         deadline = time.monotonic() + END_SECONDS
-        while self._connected and time.monotonic() < deadline:  # if the launcher was killed, the kernel kills the ranks
-            self._listen(0.02)
+        while self._connected and time.monotonic() < deadline:
+            super()._listen(0.02)
         for words in self._words:
-            words.close(show=not self._is_hushed)
+            words.close()
+        if self._is_orderly:
+            self._show()
         self._memory.close()
 
-    @property
-    def _is_hushed(self) -> bool:
-        """Whether all is lost, and what ranks print only buries the one sentence that counts."""
-        return bool(self._troubles) or self._lost is not None
+    def _show(self, until: float = math.inf) -> None:
+        """Shows what the ranks printed - a moment late: when a rank fails, libraries in the others have much to say, and
+        it would bury the one sentence that counts."""
+        for words in self._words:
+            words.show(until)
 
     # -- what is heard ------------------------------------------------------------------------------
     def _hear_launcher(self) -> None:
@@ -140,6 +156,7 @@ class LocalFleet(Wired):
             match message:
                 case (str(kind), list(pids)) if kind == STARTED:
                     self._pids = pids
+                    self._watch.begin()
                 case (str(kind), int(rank), int(status)) if kind == DIED:
                     self._statuses[rank] = status
                 case (str(kind), Failure() as failure) if kind == NOT_STARTED:
@@ -148,13 +165,13 @@ class LocalFleet(Wired):
                     self._lost = RankFailed(told, None, failure.details)
         if not is_open:
             self._selector.unregister(self._control.connection)
-            if self._lost is None:
+            if self._lost is None and not self._ended:
                 status = self._launcher.wait()
                 words = "\n".join(self._words[-1].last)
                 self._lost = RankFailed(f"the launcher of the ranks {ending(status)}", None, words)
 
     def _hear_words(self, words: Words) -> None:
-        if not words.read(show=not self._is_hushed):
+        if not words.take():
             self._selector.unregister(words.descriptor)
 
 

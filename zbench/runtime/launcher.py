@@ -8,6 +8,7 @@ Nobody outlives anybody: the kernel kills the launcher when the driver ends, and
 whatever way. Ctrl-C reaches all processes of a terminal; launcher and ranks leave it to the driver.
 """
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -89,7 +90,8 @@ def _launch(setup: Setup) -> int:
         failure = Failure.of(error, "", setup.target.partition(":")[0].partition(".")[0])
         send(control, pickle.dumps((NOT_STARTED, failure)))
         return 1
-    send(control, pickle.dumps((STARTED, pids)))
+    with contextlib.suppress(ConnectionError):  # if the driver is done with us already, _watch sees it
+        send(control, pickle.dumps((STARTED, pids)))
     _watch(control, dict(enumerate(pids)))
     del store
     return 0

@@ -131,7 +131,7 @@ class Trainer:
         return checkpoint.load(path, self.parameters)
 
     def close(self) -> None:
-        self.engine.sender.close()
+        self.engine.transport.close()
         self.rendezvous.close()
 
     def _programs(self, plans: tuple[Plan, ...], where: str) -> list[tuple[Program, Program]]:

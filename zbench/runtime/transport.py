@@ -4,19 +4,22 @@ Every leg of every transfer is one message, named by its leg number. A rank post
 sends in plan order; since a plan's operations only use what earlier ones made, the earliest message that has not
 arrived can always go on, so nothing deadlocks, whatever the plan and however far apart the ranks are.
 Gloo's `is_completed` tells nothing before `wait`, and a message may be waited for once only, so each has a lock.
+What a run asks of a transport is here as well; NCCL's is zbench.runtime.transport_phases.
 """
 
 import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from zbench.runtime.program import HOME, Receive
+from zbench.cost import Cost
+from zbench.plan import Plan
+from zbench.runtime.program import HOME, Program, Receive, Relay, Send
 
+Pair = tuple[Program, Program]
 AHEAD = 8  # receives posted beyond those waited for: enough to keep links busy, few enough to bound memory
 
 
@@ -101,8 +104,101 @@ class Arrivals:
         self._post_until(min(self._waited + AHEAD, len(self.receives)))
 
 
+class Job(Protocol):
+    """What a transport asks of a run. tag: tells the forward's messages from the backward's."""
+
+    program: Program
+    tag: int
+
+    def place(self, receive: Receive) -> Tensor:
+        """The bytes that a message arrives in."""
+
+    def message(self, send: Send) -> Tensor:
+        """The bytes of a message, put together from what is there; waits for the receives it needs."""
+
+
+class Messages(Protocol):
+    """The messages of one run, under way from `before(0)` on.
+
+    in_order: what was received is there by itself for what is sent later, as it stands, without `wait`.
+    """
+
+    in_order: bool
+
+    def before(self, attended: int) -> None:
+        """The run is about to go on, with so many attends started."""
+
+    def is_done(self, index: int) -> bool:
+        """Whether receive `index` was waited for."""
+
+    def wait(self, index: int) -> None:
+        """Returns when receive `index` can be read by what is started from now on; any number of times."""
+
+    def finish(self) -> None:
+        """Returns when all that was sent may be changed."""
+
+
+class Transport(Protocol):
+    """How the messages of all runs on a rank travel."""
+
+    def prepare(self, plan: Plan, rank: int, cost: Cost, pair: Pair) -> Pair:
+        """A plan's programs with what else this transport needs to know of the plan."""
+
+    def open(self, post: Post, job: Job) -> Messages: ...
+
+    def close(self) -> None: ...
+
+
+class Threaded:
+    """Messages of one run, sent from the sender's thread."""
+
+    in_order = False
+
+    def __init__(self, sender: "Sender", post: Post, job: Job) -> None:
+        self.sender, self.post, self.job = sender, post, job
+        self.attended = 0
+        self.progress = threading.Condition()
+        self.arrivals = Arrivals(post, job.program.receives, job.place, job.tag)
+        self.is_done, self.wait = self.arrivals.is_done, self.arrivals.wait
+
+    def before(self, attended: int) -> None:
+        if attended == 0:
+            if self.job.program.sends:
+                self.sender.start(self._send_all)
+            return
+        with self.progress:
+            self.attended = attended
+            self.progress.notify_all()
+
+    def finish(self) -> None:
+        if self.job.program.sends:
+            self.sender.finish()
+
+    def _send_all(self) -> None:
+        """In the sender's thread."""
+        works = []
+        for send in self.job.program.sends:
+            for data, leg, peer in self._legs(send):
+                works.append((self.post.send(data, peer, 2 * leg + self.job.tag), data))
+        for work, _ in works:
+            work.wait()
+
+    def _legs(self, send: Send | Relay) -> list[tuple[Tensor, int, int]]:
+        """(data, leg, peer) of what leaves."""
+        if isinstance(send, Relay):
+            self.wait(send.received)
+            received = self.arrivals.data[send.received]
+            assert received is not None
+            return [(received, send.leg, send.peer)]
+        with self.progress:
+            while self.attended < send.after:
+                self.progress.wait()
+        data = self.job.message(send)
+        return [(data[begin:end], leg, peer) for leg, peer, begin, end in send.legs]
+
+
 class Sender:
-    """A thread that runs one job after another; the main thread goes on computing."""
+    """A transport with a thread that runs one job after another; the main thread goes on computing."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -110,20 +206,24 @@ class Sender:
         self._thread = threading.Thread(target=self._work, name="zbench-sender", daemon=True)
         self._thread.start()
 
+    def prepare(self, plan: Plan, rank: int, cost: Cost, pair: Pair) -> Pair:
+        return pair
+
+    def open(self, post: Post, job: Job) -> Threaded:
+        return Threaded(self, post, job)
+
     def start(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
 
-    def finish(self) -> float:
-        """Waits for the job started last; returns the seconds waited.
+    def finish(self) -> None:
+        """Waits for the job started last.
 
         Raises:
             what the job raised.
         """
-        began = perf_counter()
         error = self._finished.get()
         if error is not None:
             raise error
-        return perf_counter() - began
 
     def close(self) -> None:
         self._jobs.put(None)
@@ -137,3 +237,4 @@ class Sender:
                 self._finished.put(error)
             else:
                 self._finished.put(None)
+            del job  # and with it the memory of a run

@@ -184,6 +184,11 @@ class Wired(ABC):
         return "between calls" if rank in self._answers else f"in {self._asked}"  # it has not said yet that it began
 
     # -- ending -------------------------------------------------------------------------------------
+    @property
+    def _is_orderly(self) -> bool:
+        """Whether all ranks have left as they were told to."""
+        return self._closing and not self._connected and not self._troubles
+
     def _finish(self) -> None:
         """Ends everything, once."""
         if self._ended:

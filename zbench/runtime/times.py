@@ -1,0 +1,80 @@
+"""What a step's attention takes, measured where it runs: by the host's clock on a CPU, by events on a GPU.
+
+On a GPU calls return before their work has begun, and waiting for a message holds up the compute stream, not the host.
+So a moment there is an event on the current stream, and how far two are apart is known once the stream has got there.
+"""
+
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+
+KINDS = ("kernel", "waiting", "total", "under_way")
+
+
+class Clock(Protocol):
+    def now(self) -> Any:
+        """This moment of the work under way."""
+
+    def between(self, began: Any, ended: Any) -> float:
+        """Seconds between two moments, both of which are past."""
+
+
+class HostClock:
+    def now(self) -> float:
+        return perf_counter()
+
+    def between(self, began: float, ended: float) -> float:
+        return ended - began
+
+
+class StreamClock:
+    def now(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, began: torch.cuda.Event, ended: torch.cuda.Event) -> float:
+        return float(began.elapsed_time(ended)) * 1e-3
+
+
+class Times:
+    """Seconds of all runs of a step: in kernels, waiting for messages, attention in all, and with messages to come.
+
+    They are to be read when the work is done: on a GPU, after torch.cuda.synchronize.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._spans: dict[str, list[tuple[Any, Any]]] = {kind: [] for kind in KINDS}
+
+    @staticmethod
+    def on(device: torch.device) -> "Times":
+        return Times(StreamClock() if device.type == "cuda" else HostClock())
+
+    def clear(self) -> None:
+        for spans in self._spans.values():
+            spans.clear()
+
+    def add(self, kind: str, began: Any, ended: Any = None) -> None:
+        """Counts from `began` to `ended`, or to now, as time of `kind`."""
+        self._spans[kind].append((began, self.clock.now() if ended is None else ended))
+
+    @property
+    def kernel(self) -> float:
+        return self._seconds("kernel")
+
+    @property
+    def waiting(self) -> float:
+        return self._seconds("waiting")
+
+    @property
+    def total(self) -> float:
+        return self._seconds("total")
+
+    @property
+    def under_way(self) -> float:
+        return self._seconds("under_way")
+
+    def _seconds(self, kind: str) -> float:
+        return sum(self.clock.between(began, ended) for began, ended in self._spans[kind])
