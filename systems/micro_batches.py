@@ -1,0 +1,69 @@
+"""As few micro-batches as memory asks for. Pure: no torch.
+
+A system says how it would plan some of a batch's sequences; `fitting` has it plan all of them, and where
+that does not fit a GPU, parts of them. A sequence that fits by itself nowhere is planned all the same: the
+executor's verdict is then out of memory, which is the truth about that system and that batch.
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from zbench.cost import Cost
+from zbench.memory import activation_bytes, kept_bytes, peak_bytes, static_bytes
+from zbench.model import DKV, DQ, O
+from zbench.plan import TRANSFER, Ints, Ops, Plan
+
+# Plans of some of the batch's sequences (their indices), the one to be preferred first.
+Planner = Callable[[Ints], Iterable[Plan]]
+
+
+def fitting(lengths: Ints, cost: Cost, planner: Planner) -> tuple[Plan, ...]:
+    """Plans that together hold every sequence once and fit the cluster's memory, where any of the planner's do."""
+    return tuple(_parts(np.arange(len(lengths), dtype=np.int64), lengths, cost, planner))
+
+
+def _parts(seqs: Ints, lengths: Ints, cost: Cost, planner: Planner) -> list[Plan]:
+    first, least = None, np.inf
+    for plan in planner(seqs):
+        need = need_bytes(plan, cost)
+        if need <= cost.cluster.device.memory_bytes:
+            return [plan]
+        if need < least:
+            first, least = plan, need
+    assert first is not None, "a planner has at least one plan"
+    if len(seqs) == 1:
+        return [first]
+    static = static_bytes(cost)
+    room = max(cost.cluster.device.memory_bytes - static, 1)
+    count = int(np.clip(np.ceil((least - static) / room), 2, len(seqs)))
+    return [plan for part in dealt(seqs, lengths, count) for plan in _parts(part, lengths, cost, planner)]
+
+
+def dealt(seqs: Ints, lengths: Ints, count: int) -> list[Ints]:
+    """`seqs` in `count` parts of about equal tokens, the longest first, each to the part with the fewest tokens."""
+    parts: list[list[int]] = [[] for _ in range(count)]
+    held = np.zeros(count, np.int64)
+    for seq in seqs[np.argsort(-lengths[seqs], kind="stable")]:
+        part = int(held.argmin())
+        parts[part].append(int(seq))
+        held[part] += lengths[seq]
+    return [np.sort(np.array(part, np.int64)) for part in parts]
+
+
+def need_bytes(plan: Plan, cost: Cost) -> float:
+    """Bytes of the fullest rank: an upper bound where that fits already, else exact (which takes longer)."""
+    layers = 1 if cost.model.recompute == "full" else cost.model.num_layers
+    moment = np.maximum(_away_bytes(plan, plan.forward, cost), _away_bytes(plan, plan.backward, cost))
+    kept = kept_bytes(plan, cost) * layers
+    most = int((activation_bytes(cost.model) * plan.tokens_per_rank + kept + moment).max()) + static_bytes(cost)
+    return most if most <= cost.cluster.device.memory_bytes else int(peak_bytes((plan,), cost).max())
+
+
+def _away_bytes(plan: Plan, ops: Ops, cost: Cost) -> Ints:
+    """int64 [num_ranks]: every copy that ever arrives and every sum that ever leaves, as if held all at once."""
+    size, moves = cost.message_bytes(plan, ops), ops.kind == TRANSFER
+    leaves = moves & np.isin(ops.tensor, (O, DQ, DKV))
+    total = np.bincount(ops.dst[moves], weights=size[moves], minlength=plan.num_ranks)
+    total += np.bincount(ops.src[leaves], weights=size[leaves], minlength=plan.num_ranks)
+    return total.astype(np.int64)
