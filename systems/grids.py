@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from systems.best_first import Floats, best_first
 from zbench.area import TILE, Work
 from zbench.build import Builder
 from zbench.cost import Cost
@@ -20,14 +20,8 @@ from zbench.patterns import ulysses_ring
 from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
 from zbench.rewrite.reverse import Mode
-from zbench.simulate import layer_seconds
 
-Floats = NDArray[np.float64]
-
-LAYERS = 2  # played to compare plans: in one, ranks that run ahead into the next layer look idle
-PLAYED = 3  # most grids that are built and played
-NEAR = 1.3  # times the best estimate: what is estimated slower than that is not built
-MOST_PLAYED = 7_000  # operations of a direction that all played grids have together: 20 to 40 ms
+NEAR = 1.3  # times the best estimate: estimates of grids are off by -10 to +25 %
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,25 +67,11 @@ def plan_of(lengths: Ints, sequences: Ints, grid: Grid, cost: Cost, backward: Mo
     return reverse(builder.build(), backward)
 
 
-def best_first(lengths: Ints, sequences: Ints, grids: list[Grid], cost: Cost, backward: Mode) -> Iterator[Plan]:
-    """Plans of the grids, the fastest predicted first.
-
-    The best estimates are played on the cluster's clock, as many as MOST_PLAYED allows; the others follow by
-    their estimate. Later ones are only asked for where earlier ones do not fit memory.
-    """
+def best_grids(lengths: Ints, sequences: Ints, grids: list[Grid], cost: Cost, backward: Mode) -> Iterator[Plan]:
+    """Plans of the grids, the fastest predicted first."""
     seconds = estimates(lengths[sequences], grids, cost, backward)
-    order = [int(i) for i in np.argsort(seconds, kind="stable")]
-    room = np.cumsum([grids[i].num_ops for i in order]) <= MOST_PLAYED
-    near = [
-        i for i, fits in list(zip(order, room, strict=True))[:PLAYED] if fits and seconds[i] <= NEAR * seconds.min()
-    ]
-    if len(near) > 1:
-        plans = [plan_of(lengths, sequences, grids[i], cost, backward) for i in near]
-        played = [layer_seconds(plan, cost, LAYERS) for plan in plans]
-        yield from (plans[i] for i in np.argsort(played, kind="stable"))
-        order = order[len(near) :]
-    for i in order:
-        yield plan_of(lengths, sequences, grids[i], cost, backward)
+    sizes = np.array([grid.num_ops for grid in grids], np.int64)
+    return best_first(seconds, sizes, lambda i: plan_of(lengths, sequences, grids[i], cost, backward), cost, NEAR)
 
 
 def estimates(lengths: Ints, grids: list[Grid], cost: Cost, backward: Mode) -> Floats:
@@ -149,7 +129,7 @@ def _attend_seconds(lengths: Ints, rows: int, cols: int, cost: Cost) -> tuple[fl
     return forward, backward
 
 
-def _busiest(src: Ints, dst: Ints, size: Floats, cost: Cost) -> float:
+def busiest(src: Ints, dst: Ints, size: Floats, cost: Cost) -> float:
     """Seconds of the busiest link (a GPU's port or a NIC, either direction) when src send dst `size` bytes."""
     cluster = cost.cluster
     across = cluster.node_of[src] != cluster.node_of[dst]
@@ -169,7 +149,7 @@ def _exchange_seconds(grid: Grid, cost: Cost) -> float:
     row, here, there = (axis.reshape(-1) for axis in np.indices((rows, cols, cols)))
     other = here != there
     src, dst = grid.ranks[row, here][other], grid.ranks[row, there][other]
-    return _busiest(src, dst, np.ones(len(src)), cost)
+    return busiest(src, dst, np.ones(len(src)), cost)
 
 
 def _ring_seconds(grid: Grid, size: float, cost: Cost) -> float:
@@ -192,4 +172,4 @@ def _ring_seconds(grid: Grid, size: float, cost: Cost) -> float:
             far = node[sender] != node[here]
             one = (cost.transfer_seconds(np.full(len(here), size), far) + cost.latency_seconds(far)).max()
             chain = max(chain, float(count * one))
-    return max(_busiest(src[some], dst[some], total[some], cost), chain)
+    return max(busiest(src[some], dst[some], total[some], cost), chain)

@@ -9,7 +9,7 @@ where an inner ring is a node. Source: Gu et al. 2024 (arXiv 2406.18485). Pure: 
 from dataclasses import dataclass
 from typing import Literal
 
-from systems.grids import Grid, best_first, context_first, degrees, head_first
+from systems.grids import Grid, best_grids, context_first, degrees, head_first
 from systems.micro_batches import fitting
 from systems.usp import check_degree
 from zbench.batch import Batch
@@ -61,4 +61,4 @@ class LoongTrain:
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         lengths, grids = batch.lengths, self.grids()
-        return fitting(lengths, self.cost, lambda seqs: best_first(lengths, seqs, grids, self.cost, self.backward))
+        return fitting(lengths, self.cost, lambda seqs: best_grids(lengths, seqs, grids, self.cost, self.backward))

@@ -7,7 +7,7 @@ exchange heads, as in USP's default. Source: Fang and Zhao 2024 (arXiv 2405.0771
 
 from dataclasses import dataclass
 
-from systems.grids import Grid, best_first, degrees, head_first
+from systems.grids import Grid, best_grids, degrees, head_first
 from systems.micro_batches import fitting
 from zbench.batch import Batch
 from zbench.cost import Cost
@@ -36,7 +36,7 @@ class USP:
         chosen = degrees(ranks, heads) if self.degree is None else [self.degree]
         grids = [Grid(head_first(ranks, degree), ranks // degree) for degree in chosen]
         lengths = batch.lengths
-        return fitting(lengths, self.cost, lambda seqs: best_first(lengths, seqs, grids, self.cost, self.backward))
+        return fitting(lengths, self.cost, lambda seqs: best_grids(lengths, seqs, grids, self.cost, self.backward))
 
 
 def check_degree(degree: object, cost: Cost) -> None:
