@@ -15,7 +15,7 @@ import numpy as np
 from systems.best_first import best_first
 from systems.bins import bins
 from systems.grids import busiest
-from systems.micro_batches import fitting
+from systems.micro_batches import fitting, fitting_tokens
 from systems.scattered import Pieces, needed, scatter, with_backward
 from systems.zeppelin_zones import capacity_tokens
 from zbench.batch import Batch
@@ -78,7 +78,8 @@ class FCP:
         if not reshuffle:
             load = load + _linear_seconds(stop - start, self.cost)
         ranks = self.cost.cluster.num_ranks
-        rank = neighbours(bins(load, stop - start, ranks, capacity_tokens(self.cost)), lengths[seq], ranks)
+        room = max(capacity_tokens(self.cost), min(size, int(lengths.max())))
+        rank = neighbours(bins(load, stop - start, ranks, room), lengths[seq], ranks)
         return Pieces(seq, start, stop, rank, rank)
 
     def estimate(self, pieces: Pieces, reshuffle: bool) -> tuple[float, int]:
@@ -93,7 +94,7 @@ class FCP:
         moved = (1 + KV_MOVES) * busiest(pieces.home[piece], rank, (tokens[piece] * kv).astype(np.float64), cost)
         held = np.bincount(pieces.home, tokens, ranks).astype(np.int64)
         if not reshuffle:
-            fits = held.max() <= capacity_tokens(cost)
+            fits = held.max() <= fitting_tokens(cost)
             return float(linear.max() + max(attend, moved)) if fits else np.inf, ranks + len(piece)
         source, target, amount = flows(held, cost, self.tolerance)
         aside = busiest(source, target, (amount * 2 * (q + kv + o)).astype(np.float64), cost)

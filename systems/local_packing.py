@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
+from systems.micro_batches import fitting_tokens
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cost import Cost
-from zbench.memory import activation_bytes, static_bytes
 from zbench.patterns import local
 from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
@@ -54,12 +54,6 @@ class LocalPacking:
         builder = Builder(lengths[seqs], self.cost.cluster.num_ranks, self.cost.model.num_heads, sequences=seqs)
         local(builder, np.arange(len(seqs), dtype=np.int64), rank[seqs])
         return reverse(builder.build(), "keep")
-
-
-def fitting_tokens(cost: Cost) -> int:
-    """Tokens of a micro-batch that fit a GPU which receives nothing; at least 1, so that there is always a plan."""
-    free = int(cost.cluster.device.memory_bytes) - static_bytes(cost)
-    return max(free // activation_bytes(cost.model), 1)
 
 
 def packs(lengths: Ints, num_ranks: int, most: int) -> Ints:

@@ -40,6 +40,12 @@ def _parts(seqs: Ints, lengths: Ints, cost: Cost, planner: Planner) -> list[Plan
     return [plan for part in dealt(seqs, lengths, count) for plan in _parts(part, lengths, cost, planner)]
 
 
+def fitting_tokens(cost: Cost) -> int:
+    """Tokens of a micro-batch that fit a GPU which receives nothing; at least 1, so that there is always a plan."""
+    free = int(cost.cluster.device.memory_bytes) - static_bytes(cost)
+    return max(free // activation_bytes(cost.model), 1)
+
+
 def dealt(seqs: Ints, lengths: Ints, count: int) -> list[Ints]:
     """`seqs` in `count` parts of about equal tokens, the longest first, each to the part with the fewest tokens."""
     parts: list[list[int]] = [[] for _ in range(count)]
