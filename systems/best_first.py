@@ -12,20 +12,19 @@ from zbench.simulate import layer_seconds
 Floats = NDArray[np.float64]
 
 LAYERS = 2  # played to compare plans: in one, ranks that run ahead into the next layer look idle
-PLAYED = 3  # most candidates that are built and played
 MOST_PLAYED = 7_000  # operations of a direction that all played candidates have together: 20 to 40 ms
 
 
 def best_first(seconds: Floats, num_ops: Ints, build: Callable[[int], Plan], cost: Cost, near: float) -> Iterator[Plan]:
     """Plans of candidates 0, 1, ..., the fastest predicted first.
 
-    seconds: estimates; num_ops: about how many operations the plan's forward has. The PLAYED best estimates are
+    seconds: estimates; num_ops: about how many operations the plan's forward has. The `most` best estimates are
     played, as far as MOST_PLAYED allows and they are below `near` times the best; the others follow by their
     estimate, and are only built where a caller asks for them, because earlier ones do not fit memory.
     """
     order = [int(i) for i in np.argsort(seconds, kind="stable")]
     room = np.cumsum(num_ops[order]) <= MOST_PLAYED
-    tries = [i for i, fits in zip(order, room, strict=True) if fits and seconds[i] <= near * seconds.min()][:PLAYED]
+    tries = [i for i, fits in zip(order, room, strict=True) if fits and seconds[i] <= near * seconds.min()][:most]
     if len(tries) > 1:
         plans = [build(i) for i in tries]
         played = [layer_seconds(plan, cost, LAYERS) for plan in plans]

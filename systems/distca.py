@@ -25,6 +25,7 @@ from zbench.plan import Ints, Plan
 from zbench.rewrite.reverse import Mode, check_mode
 
 TOLERANCES = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 1e9)  # the last moves nothing
+PLAYED = 3  # most candidates that are built and played
 NEAR = 1.5  # times the best estimate: only what is estimated faster is built
 SHARD = 128  # tokens: tasks are cut at multiples of it, a kernel's tile
 
@@ -62,7 +63,7 @@ class DistCA:
         values = TOLERANCES if self.tolerance is None else (float(self.tolerance),)
         tries = [moved(start, mine, cost, value) for value in values]
         seconds, num_ops = (np.array(column) for column in zip(*(estimate(one, cost) for one in tries), strict=True))
-        return best_first(seconds, num_ops, lambda i: self._laid(mine, sequences, tries[i]), cost, NEAR)
+        return best_first(seconds, num_ops, lambda i: self._laid(mine, sequences, tries[i]), cost, NEAR, PLAYED)
 
     def _laid(self, lengths: Ints, sequences: Ints, pieces: Pieces) -> Plan:
         builder = Builder(lengths, self.cost.cluster.num_ranks, self.cost.model.num_heads, sequences=sequences)

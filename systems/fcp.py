@@ -28,6 +28,7 @@ from zbench.rewrite.remap import flows
 from zbench.rewrite.reverse import Mode, check_mode
 
 SIZES = (1024, 2048, 4096, 8192)  # tokens of a block: the paper's 4,096 and its neighbours
+PLAYED = 5  # most candidates that are built and played
 NEAR = 2.0  # times the best estimate: what a reshuffle delays is not estimated, and can double a layer
 KV_MOVES = 2  # in the backward: kv again, and its gradient home
 
@@ -69,7 +70,7 @@ class FCP:
         mine, ways = lengths[sequences], (True, False) if self.reshuffle else (False,)
         tries = [(self.placed(mine, size, way), way) for size in sizes for way in ways]
         seconds, num_ops = (np.array(column) for column in zip(*(self.estimate(*one) for one in tries), strict=True))
-        return best_first(seconds, num_ops, lambda i: self._laid(mine, sequences, *tries[i]), self.cost, NEAR)
+        return best_first(seconds, num_ops, lambda i: self._laid(mine, sequences, *tries[i]), self.cost, NEAR, PLAYED)
 
     def placed(self, lengths: Ints, size: int, reshuffle: bool) -> Pieces:
         """Blocks of `size` tokens, each on the rank that bin packing gives it."""

@@ -21,6 +21,7 @@ from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
 from zbench.rewrite.reverse import Mode
 
+PLAYED = 3  # most candidates that are built and played
 NEAR = 1.3  # times the best estimate: estimates of grids are off by -10 to +25 %
 
 
@@ -71,7 +72,9 @@ def best_grids(lengths: Ints, sequences: Ints, grids: list[Grid], cost: Cost, ba
     """Plans of the grids, the fastest predicted first."""
     seconds = estimates(lengths[sequences], grids, cost, backward)
     sizes = np.array([grid.num_ops for grid in grids], np.int64)
-    return best_first(seconds, sizes, lambda i: plan_of(lengths, sequences, grids[i], cost, backward), cost, NEAR)
+    return best_first(
+        seconds, sizes, lambda i: plan_of(lengths, sequences, grids[i], cost, backward), cost, NEAR, PLAYED
+    )
 
 
 def estimates(lengths: Ints, grids: list[Grid], cost: Cost, backward: Mode) -> Floats:
