@@ -15,7 +15,9 @@ LAYERS = 2  # played to compare plans: in one, ranks that run ahead into the nex
 MOST_PLAYED = 7_000  # operations of a direction that all played candidates have together: 20 to 40 ms
 
 
-def best_first(seconds: Floats, num_ops: Ints, build: Callable[[int], Plan], cost: Cost, near: float) -> Iterator[Plan]:
+def best_first(
+    seconds: Floats, num_ops: Ints, build: Callable[[int], Plan], cost: Cost, near: float, most: int
+) -> Iterator[Plan]:
     """Plans of candidates 0, 1, ..., the fastest predicted first.
 
     seconds: estimates; num_ops: about how many operations the plan's forward has. The `most` best estimates are
