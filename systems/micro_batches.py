@@ -6,16 +6,18 @@ executor's verdict is then out of memory, which is the truth about that system a
 """
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 import numpy as np
 
 from zbench.cost import Cost
-from zbench.memory import activation_bytes, kept_bytes, peak_bytes, static_bytes
+from zbench.memory import activation_bytes, kept_bytes, least_bytes, peak_bytes, static_bytes
 from zbench.model import DKV, DQ, O
 from zbench.plan import TRANSFER, Ints, Ops, Plan
 
 # Plans of some of the batch's sequences (their indices), the one to be preferred first.
 Planner = Callable[[Ints], Iterable[Plan]]
+TRIED = 3  # most plans tried before a part of several sequences is cut into smaller ones
 
 
 def fitting(lengths: Ints, cost: Cost, planner: Planner) -> tuple[Plan, ...]:
@@ -24,19 +26,22 @@ def fitting(lengths: Ints, cost: Cost, planner: Planner) -> tuple[Plan, ...]:
 
 
 def _parts(seqs: Ints, lengths: Ints, cost: Cost, planner: Planner) -> list[Plan]:
-    first, least = None, np.inf
-    for plan in planner(seqs):
-        need = need_bytes(plan, cost)
-        if need <= cost.cluster.device.memory_bytes:
-            return [plan]
-        if need < least:
-            first, least = plan, need
-    assert first is not None, "a planner has at least one plan"
-    if len(seqs) == 1:
+    memory, static = cost.cluster.device.memory_bytes, static_bytes(cost)
+    alone, first = len(seqs) == 1, None
+    least = float(least_bytes(cost, int(lengths[seqs].sum())))  # of any plan: tokens spread evenly, nothing received
+    if alone or least <= memory:
+        need = np.inf
+        for plan in planner(seqs) if alone else islice(planner(seqs), TRIED):
+            found = need_bytes(plan, cost)
+            if found <= memory:
+                return [plan]
+            if found < need:
+                first, need = plan, found
+        least = max(least, need)
+    if alone:
+        assert first is not None, "a planner has at least one plan"
         return [first]
-    static = static_bytes(cost)
-    room = max(cost.cluster.device.memory_bytes - static, 1)
-    count = int(np.clip(np.ceil((least - static) / room), 2, len(seqs)))
+    count = int(np.clip(np.ceil((least - static) / max(memory - static, 1)), 2, len(seqs)))
     return [plan for part in dealt(seqs, lengths, count) for plan in _parts(part, lengths, cost, planner)]
 
 
