@@ -138,23 +138,10 @@ def _moved(  # type: ignore[no-untyped-def]
                 target = r
         if target < 0:
             break
-        best, best_gain, best_cut, best_head = -1, 0.0, 0, False
-        for i in range(count):
-            if load[worker[i]] <= mean * (1 + tolerance) or worker[i] != home[i]:
-                continue
-            # Cuts round down, so a target may take up to its tolerance: else what is lost stays with one rank.
-            amount = min(seconds[i], load[worker[i]] - mean, mean * (1 + tolerance) - load[target])
-            for head in (False, True):
-                cut, part = _cut(start[i], stop[i], amount / seconds[i], head, shard)
-                if part <= 0.0:
-                    continue
-                end = cut if head else stop[i]
-                queries = cut - start[i] if head else stop[i] - cut
-                own = _overlap(borders, target, seq_begin[seq[i]], received[target, seq[i]], end)
-                sent = max(end - received[target, seq[i]], 0) - own
-                gain = part * seconds[i] / (q_bytes * queries + kv_bytes * max(sent, 0))
-                if gain > best_gain:
-                    best, best_gain, best_cut, best_head = i, gain, cut, head
+        best, best_cut, best_head = _best_task(
+            seq[:count], start, stop, home, worker, seconds, load, mean, tolerance, target, received[target],
+            borders, seq_begin, q_bytes, kv_bytes, shard,
+        )  # fmt: skip
         if best < 0:
             closed[target] = True
             continue
@@ -178,6 +165,32 @@ def _moved(  # type: ignore[no-untyped-def]
         load[source] -= gained
         load[target] += gained
     return seq[:count], start[:count], stop[:count], home[:count], worker[:count]
+
+
+@nb.njit(cache=True)
+def _best_task(  # type: ignore[no-untyped-def]
+    seq, start, stop, home, worker, seconds, load, mean, tolerance, target, received,
+    borders, seq_begin, q_bytes, kv_bytes, shard,
+):  # fmt: skip
+    """(task with the most seconds per byte for `target`, where to cut it, whether its front moves); -1: none."""
+    best, best_gain, best_cut, best_head = -1, 0.0, 0, False
+    for i in range(len(seq)):
+        if load[worker[i]] <= mean * (1 + tolerance) or worker[i] != home[i]:
+            continue
+        # Cuts round down, so a target may take up to its tolerance: else what is lost stays with one rank.
+        amount = min(seconds[i], load[worker[i]] - mean, mean * (1 + tolerance) - load[target])
+        for head in (False, True):
+            cut, part = _cut(start[i], stop[i], amount / seconds[i], head, shard)
+            if part <= 0.0:
+                continue
+            end = cut if head else stop[i]
+            queries = cut - start[i] if head else stop[i] - cut
+            own = _overlap(borders, target, seq_begin[seq[i]], received[seq[i]], end)
+            sent = max(end - received[seq[i]], 0) - own
+            gain = part * seconds[i] / (q_bytes * queries + kv_bytes * max(sent, 0))
+            if gain > best_gain:
+                best, best_gain, best_cut, best_head = i, gain, cut, head
+    return best, best_cut, best_head
 
 
 @nb.njit(cache=True)
