@@ -142,3 +142,25 @@ def test_local_is_one_attend_a_rank_and_no_transfer() -> None:
     assert plan.tokens_per_rank.tolist() == [6, 0, 12, 0]
     assert plan.forward.kind.tolist() == [ATTEND] * 2
     assert len(plan.blocks) == 2
+
+
+def test_a_double_ring_brings_every_row_once_and_crosses_windows_once_a_lap() -> None:
+    """8 rows in windows of 4: 7 arrivals a rank, one of them from the same place in the window before."""
+    builder = Builder(np.array([800]), 8, 2)
+    ulysses_ring(builder, np.zeros(1, np.int64), np.zeros(1, np.int64), np.arange(8).reshape(1, 8, 1), 4)
+    plan = reverse(builder.build(), "carry")
+    verify(plan)
+    moves = plan.forward.take(plan.forward.kind == TRANSFER)
+    assert sorted(zip(moves.dst.tolist(), moves.blocks.tolist(), strict=True)) == [
+        (rank, block) for rank in range(8) for block in range(8) if block != rank
+    ]
+    across = moves.src // 4 != moves.dst // 4
+    assert np.bincount(moves.dst[across]).tolist() == [1] * 8
+    assert (moves.src[across] % 4 == moves.dst[across] % 4).all()
+
+
+@pytest.mark.parametrize("inner", [0, 3])
+def test_an_inner_ring_has_to_divide_the_ring(inner: int) -> None:
+    builder = Builder(np.array([80]), 8, 2)
+    with pytest.raises(ValueError, match=f"an inner ring of {inner} ranks does not divide a ring of 8"):
+        ulysses_ring(builder, np.zeros(1, np.int64), np.zeros(1, np.int64), np.arange(8).reshape(1, 8, 1), inner)

@@ -7,7 +7,8 @@ all keys and values (Llama 3's context parallelism). Both work on many groups of
 
 Sources: ring attention, Liu et al. 2023 (arXiv 2310.01889); the zigzag order, as in Transformer
 Engine and Megatron-LM; Ulysses, Jacobs et al. 2023 (arXiv 2309.14509); the two together, USP, Fang
-and Zhao 2024 (arXiv 2405.07719); all-gather, the Llama 3 report (arXiv 2407.21783, section 3.3.2).
+and Zhao 2024 (arXiv 2405.07719); the double ring, LoongTrain (arXiv 2406.18485); all-gather, the Llama 3
+report (arXiv 2407.21783, section 3.3.2).
 """
 
 import numpy as np
@@ -17,16 +18,20 @@ from zbench.model import KV, O, Q
 from zbench.plan import Ints, Ops
 
 
-def ulysses_ring(builder: Builder, seqs: Ints, group: Ints, ranks: Ints) -> None:
+def ulysses_ring(builder: Builder, seqs: Ints, group: Ints, ranks: Ints, inner: int | None = None) -> None:
     """Lays sequences over groups of R x U ranks, zigzag over R and by heads over U.
 
     seqs: int64 [n] sequence indices. group: int64 [n], the group of each. ranks: int64 [K, R, U].
     A token's home is in its zigzag chunk's row; each row's tokens are cut evenly over its U ranks.
+    inner: rows of an inner ring, a divisor of R; None: one ring of all rows.
 
     Raises:
-        ValueError: U is above the number of heads (a rank would have no head).
+        ValueError: U is above the number of heads (a rank would have no head), or inner does not divide R.
     """
     num_groups, num_rows, num_cols = ranks.shape
+    inner = num_rows if inner is None else inner
+    if inner < 1 or num_rows % inner:
+        raise ValueError(f"an inner ring of {inner} ranks does not divide a ring of {num_rows}")
     if num_cols > builder.num_heads:
         raise ValueError(f"an all-to-all over {num_cols} ranks needs as many heads; the model has {builder.num_heads}")
     seq, start, stop, row = _zigzag(builder.lengths, seqs, group, num_rows)
@@ -37,7 +42,7 @@ def ulysses_ring(builder: Builder, seqs: Ints, group: Ints, ranks: Ints) -> None
     rows = ids[:, :, 0] if num_cols == 1 else builder.add_lists(ids.reshape(-1, num_cols)).reshape(num_groups, num_rows)
     if num_cols > 1:
         builder.add_ops(_exchange(ids, ranks, bounds, Q), _exchange(ids, ranks, bounds, KV))
-    builder.add_ops(_ring(rows, ranks, bounds))
+    builder.add_ops(_ring(rows, ranks, bounds, inner))
     if num_cols > 1:
         builder.add_ops(_return(ids, ranks, bounds))
 
@@ -92,20 +97,28 @@ def _cut_rows(
     return seq[piece], left + shift, right + shift, block
 
 
-def _ring(rows: Ints, ranks: Ints, bounds: Ints) -> Ops:
-    """R steps: kv moves on one row while each rank attends to what it has. rows: [K, R] lists, ranks: [K, R, U]."""
+def _ring(rows: Ints, ranks: Ints, bounds: Ints, inner: int) -> Ops:
+    """R steps: kv moves on one row while each rank attends to what it has. rows: [K, R] lists, ranks: [K, R, U].
+
+    The rows are windows of `inner`. Inside a window kv goes round an inner ring; when it has been round, the
+    window goes on with the kv that the same row of the window before began with, sent at the start of that round.
+    """
     num_groups, num_rows, num_cols = ranks.shape
-    step, _, place, col = (axis.reshape(-1) for axis in np.indices((num_rows, num_groups, num_rows, num_cols)))
-    group = np.indices((num_rows, num_groups, num_rows, num_cols))[1].reshape(-1)
-    rank, kv = ranks[group, place, col], rows[group, (place - step) % num_rows]
+    step, group, place, col = (axis.reshape(-1) for axis in np.indices((num_rows, num_groups, num_rows, num_cols)))
+    lap, turn = step // inner, step % inner
+    window, at = place // inner, place % inner
+    kv_row = (window - lap) % (num_rows // inner) * inner + (at - turn) % inner
+    rank, kv = ranks[group, place, col], rows[group, kv_row]
     heads = (bounds[col], bounds[col + 1])
     attends = Ops.attends(rank, heads, rows[group, place], kv)
     later = step > 0
-    previous = ranks[group, (place - 1) % num_rows, col]
+    inside = window * inner + (at - 1) % inner
+    previous = ranks[group, np.where(turn > 0, inside, (place - inner) % num_rows), col]
     transfers = Ops.transfers(KV, previous[later], rank[later], (heads[0][later], heads[1][later]), kv[later])
-    # What a step's attends need is sent before the attends of the step before.
-    turn = np.concatenate([2 * step + 1, 2 * (step[later] - 1)])
-    return Ops.concatenate([attends, transfers]).take(np.argsort(turn, kind="stable"))
+    # What a step's attends need is sent before the attends of the step before; between windows, of the lap before.
+    sent = np.where(turn > 0, step - 1, step - inner)
+    when = np.concatenate([2 * step + 1, 2 * sent[later]])
+    return Ops.concatenate([attends, transfers]).take(np.argsort(when, kind="stable"))
 
 
 def _exchange(ids: Ints, ranks: Ints, bounds: Ints, tensor: int) -> Ops:

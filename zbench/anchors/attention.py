@@ -3,12 +3,14 @@
 The benchmark (MagiAttention's) ran every method on FlashAttention-3 behind one wrapper, which copies
 real tokens out of padded buffers and back: `Cost(staged=True)`. Its time is that of the slowest rank;
 its rate counts the visible pairs only, 4 FLOPs a pair, head and head dimension, 2.5 times that backward.
+Its USP and LoongTrain exchange heads inside a node and pass kv between nodes; its inner ring is the whole ring.
 """
 
 from collections import defaultdict
 
 import numpy as np
 
+from zbench.anchors import hybrid
 from zbench.anchors.anchor import Anchor, GetCluster, Row, published
 from zbench.anchors.packs import packs
 from zbench.build import Builder
@@ -57,7 +59,7 @@ def batches_of(mask: str, total: int) -> list[Ints]:
 def rates(method: str, batches: list[Ints], causal: bool, cluster: Cluster) -> tuple[float, float]:
     """Mean FLOP/s per GPU over batches of (forward, backward)."""
     cost = Cost(cluster, MODEL, staged=True)
-    done = np.array([_rates(plan_of(method, lengths, causal, cluster), cost) for lengths in batches])
+    done = np.array([_rates(method, lengths, causal, cost) for lengths in batches])
     return float(done[:, 0].mean()), float(done[:, 1].mean())
 
 
@@ -71,6 +73,9 @@ def plan_of(method: str, lengths: Ints, causal: bool, cluster: Cluster) -> Plan:
         return reverse(builder.build(), "keep")
     if method == "ring_p2p":
         ring(builder, seqs, group, ranks.reshape(1, -1))
+        return reverse(builder.build(), "carry")
+    if method in ("usp", "loongtrain"):  # with a ring of one or two rows the benchmark's double ring is a single one
+        ulysses_ring(builder, seqs, group, ranks.reshape(1, -1, cluster.gpus_per_node))
         return reverse(builder.build(), "carry")
     assert method == "ring_allgather", method
     return reverse(_gather_halves(builder, cluster), "regather")
@@ -96,11 +101,15 @@ def _gather_halves(builder: Builder, cluster: Cluster) -> Plan:
     return plan.with_(forward=ops.take((ops.kind == ATTEND) | (first & (ops.src != ops.dst))))
 
 
-def _rates(plan: Plan, cost: Cost) -> tuple[float, float]:
-    lengths = plan.lengths.astype(float)
-    pairs = float((lengths * (lengths + 1) / 2 if plan.causal else lengths**2).sum())
-    work = pairs * MODEL.num_heads * MODEL.head_dim / plan.num_ranks
-    forward, backward = (slowest_rank_seconds(program, cost) for program in programs(plan, cost))
+def _rates(method: str, lengths: Ints, causal: bool, cost: Cost) -> tuple[float, float]:
+    sizes = lengths.astype(float)
+    pairs = float((sizes * (sizes + 1) / 2 if causal else sizes**2).sum())
+    work = pairs * MODEL.num_heads * MODEL.head_dim / cost.cluster.num_ranks
+    if method == "hybrid_dcp":
+        parts = [hybrid.mixed_programs(plan, cost) for plan in hybrid.plans(lengths, causal, cost.cluster, MODEL)]
+    else:
+        parts = [programs(plan_of(method, lengths, causal, cost.cluster), cost)]
+    forward, backward = (sum(slowest_rank_seconds(one, cost) for one in column) for column in zip(*parts, strict=True))
     return FORWARD_FLOPS * work / forward, BACKWARD_FLOPS * work / backward
 
 

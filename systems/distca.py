@@ -1,0 +1,218 @@
+"""DistCA: tokens stay, attention moves (core attention disaggregation).
+
+Sequences are packed one after another, every rank the same number of tokens, so linear modules are balanced. Attention
+has no parameters and can run anywhere: tasks (queries of a sequence, with all keys up to them) move from ranks
+with more than the mean to ranks with less, the one with the most gain per byte first, cut where a part is enough.
+Every rank is an attention server in place. Source: Zhuang et al. 2025 (arXiv 2510.18121). Pure: no torch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+
+from systems.best_first import best_first
+from systems.fcp import KV_MOVES, block_seconds
+from systems.grids import busiest
+from systems.micro_batches import fitting
+from systems.scattered import FULL, Pieces, needed, scatter, with_backward
+from zbench.batch import Batch
+from zbench.build import Builder
+from zbench.cost import Cost
+from zbench.model import KV, O, Q
+from zbench.plan import Ints, Plan
+from zbench.rewrite.reverse import Mode, check_mode
+
+TOLERANCES = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 1e9)  # the last moves nothing
+PLAYED = 3  # most candidates that are built and played
+NEAR = 1.5  # times the best estimate: only what is estimated faster is built
+SHARD = 128  # tokens: tasks are cut at multiples of it, a kernel's tile
+
+
+@dataclass(frozen=True, slots=True)
+class DistCA:
+    """tolerance: attention is moved away from ranks above 1 + tolerance times the mean attention time; None: the
+    fastest predicted of TOLERANCES, for every batch. coalesce: rounds of kv after which a rank attends to what they
+    brought. backward: what becomes of received kv.
+
+    Raises:
+        ValueError: tolerance is not a number of at least 0, coalesce not a whole number of at least 1.
+    """
+
+    cost: Cost
+    tolerance: float | None = None
+    coalesce: int = 1
+    backward: Mode = "regather"
+
+    def __post_init__(self) -> None:
+        check_mode("system.backward", self.backward)
+        value = self.tolerance
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):
+            raise ValueError(f"system.tolerance is {value!r}; it takes a share of the mean, at least 0, or null")
+        if isinstance(self.coalesce, bool) or not isinstance(self.coalesce, int) or self.coalesce < 1:
+            raise ValueError(f"system.coalesce is {self.coalesce!r}; it takes a whole number of at least 1")
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        return fitting(batch.lengths, self.cost, lambda seqs: self._plans(batch.lengths, seqs))
+
+    def _plans(self, lengths: Ints, sequences: Ints) -> Iterator[Plan]:
+        """Of every tolerance, the fastest predicted first."""
+        mine, cost = lengths[sequences], self.cost
+        start = packed(mine, cost.cluster.num_ranks)
+        values = TOLERANCES if self.tolerance is None else (float(self.tolerance),)
+        tries = [moved(start, mine, cost, value) for value in values]
+        seconds, num_ops = (np.array(column) for column in zip(*(estimate(one, cost) for one in tries), strict=True))
+        return best_first(seconds, num_ops, lambda i: self._laid(mine, sequences, tries[i]), cost, NEAR, PLAYED)
+
+    def _laid(self, lengths: Ints, sequences: Ints, pieces: Pieces) -> Plan:
+        builder = Builder(lengths, self.cost.cluster.num_ranks, self.cost.model.num_heads, sequences=sequences)
+        scatter(builder, pieces, FULL, self.coalesce)
+        return with_backward(builder.build(), self.backward)
+
+
+def estimate(pieces: Pieces, cost: Cost) -> tuple[float, int]:
+    """(seconds of one layer without its linear modules, about how many operations): the longer of attention and
+    transfers."""
+    model, ranks = cost.model, cost.cluster.num_ranks
+    attend = np.bincount(pieces.worker, block_seconds(pieces.start, pieces.stop, cost), ranks).max()
+    piece, rank = needed(pieces)
+    q, kv, o = (model.message_bytes_per_token(tensor, 0, model.num_heads) for tensor in (Q, KV, O))
+    tokens, away = pieces.stop - pieces.start, pieces.home != pieces.worker
+    src, dst = np.concatenate([pieces.home[piece], pieces.home[away]]), np.concatenate([rank, pieces.worker[away]])
+    size = np.concatenate([tokens[piece] * kv * (1 + KV_MOVES), tokens[away] * 2 * (q + o)]).astype(np.float64)
+    return float(max(attend, busiest(src, dst, size, cost))), ranks + len(np.unique(src * ranks + dst))
+
+
+def packed(lengths: Ints, num_ranks: int) -> Pieces:
+    """The sequences one after another, cut only where a rank has its share of the tokens; attended at home."""
+    ends = np.cumsum(lengths)
+    borders = int(ends[-1]) * np.arange(num_ranks + 1) // num_ranks
+    edges = np.union1d(np.append(ends, 0), borders)
+    left, right = edges[:-1], edges[1:]
+    seq = np.searchsorted(ends, left, side="right")
+    offset = ends[seq] - lengths[seq]
+    home = np.searchsorted(borders, left, side="right") - 1
+    return Pieces(seq, left - offset, right - offset, home, home)
+
+
+def moved(pieces: Pieces, lengths: Ints, cost: Cost, tolerance: float) -> Pieces:
+    """`pieces` cut and given other workers until no rank attends for longer than 1 + tolerance times the mean, or
+    nothing can be moved away from those that do."""
+    model = cost.model
+    seconds = block_seconds(pieces.start, pieces.stop, cost)
+    bytes_of = [model.message_bytes_per_token(tensor, 0, model.num_heads) for tensor in (Q, KV, O)]
+    # A rank that has part of a sequence need not receive it: [from, to) of every rank's own stretch of the stream.
+    borders = int(lengths.sum()) * np.arange(cost.cluster.num_ranks + 1) // cost.cluster.num_ranks
+    columns = _moved(
+        pieces.seq, pieces.start, pieces.stop, pieces.home, seconds, np.cumsum(lengths) - lengths, borders,
+        cost.cluster.num_ranks, tolerance, float(bytes_of[0] + bytes_of[2]), float(bytes_of[1]), SHARD,
+    )  # fmt: skip
+    order = np.lexsort((columns[1], columns[0]))
+    seq, start, stop, home, worker = (column[order] for column in columns)
+    return Pieces(seq, start, stop, home, worker)
+
+
+@nb.njit(cache=True)
+def _moved(  # type: ignore[no-untyped-def]
+    piece_seq, piece_start, piece_stop, piece_home, piece_seconds, seq_begin, borders,
+    num_ranks, tolerance, q_bytes, kv_bytes, shard,
+):  # fmt: skip
+    """The greedy moves; returns the columns of the pieces."""
+    count = len(piece_seq)
+    most = 8 * num_ranks + count  # every move makes at most one piece more
+    seq, start, stop = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+    home, worker, seconds = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most)
+    seq[:count], start[:count], stop[:count] = piece_seq, piece_start, piece_stop
+    home[:count], worker[:count], seconds[:count] = piece_home, piece_home, piece_seconds
+    load = np.zeros(num_ranks)
+    for i in range(count):
+        load[home[i]] += seconds[i]
+    mean = load.mean()
+    received = np.zeros((num_ranks, len(seq_begin)), np.int32)  # up to which token a rank is sent a sequence's kv
+    closed = np.zeros(num_ranks, np.bool_)
+    while count < most:
+        target = -1
+        for r in range(num_ranks):
+            if not closed[r] and load[r] < mean and (target < 0 or load[r] < load[target]):
+                target = r
+        if target < 0:
+            break
+        best, best_cut, best_head = _best_task(
+            seq[:count], start, stop, home, worker, seconds, load, mean, tolerance, target, received[target],
+            borders, seq_begin, q_bytes, kv_bytes, shard,
+        )  # fmt: skip
+        if best < 0:
+            closed[target] = True
+            continue
+        i, source = best, worker[best]
+        share = _area(start[i], best_cut) if best_head else _area(best_cut, stop[i])
+        gained = seconds[i] * share / _area(start[i], stop[i])
+        end = best_cut if best_head else stop[i]
+        if (best_cut == stop[i]) if best_head else (best_cut == start[i]):
+            worker[i] = target  # all of it
+        else:
+            new = count
+            count += 1
+            seq[new], home[new], worker[new] = seq[i], home[i], target
+            seconds[new] = gained
+            seconds[i] -= gained
+            if best_head:
+                start[new], stop[new], start[i] = start[i], best_cut, best_cut
+            else:
+                start[new], stop[new], stop[i] = best_cut, stop[i], best_cut
+        received[target, seq[i]] = max(received[target, seq[i]], end)
+        load[source] -= gained
+        load[target] += gained
+    return seq[:count], start[:count], stop[:count], home[:count], worker[:count]
+
+
+@nb.njit(cache=True)
+def _best_task(  # type: ignore[no-untyped-def]
+    seq, start, stop, home, worker, seconds, load, mean, tolerance, target, received,
+    borders, seq_begin, q_bytes, kv_bytes, shard,
+):  # fmt: skip
+    """(task with the most seconds per byte for `target`, where to cut it, whether its front moves); -1: none."""
+    best, best_gain, best_cut, best_head = -1, 0.0, 0, False
+    for i in range(len(seq)):
+        if load[worker[i]] <= mean * (1 + tolerance) or worker[i] != home[i]:
+            continue
+        # Cuts round down, so a target may take up to its tolerance: else what is lost stays with one rank.
+        amount = min(seconds[i], load[worker[i]] - mean, mean * (1 + tolerance) - load[target])
+        for head in (False, True):
+            cut, part = _cut(start[i], stop[i], amount / seconds[i], head, shard)
+            if part <= 0.0:
+                continue
+            end = cut if head else stop[i]
+            queries = cut - start[i] if head else stop[i] - cut
+            own = _overlap(borders, target, seq_begin[seq[i]], received[seq[i]], end)
+            sent = max(end - received[seq[i]], 0) - own
+            gain = part * seconds[i] / (q_bytes * queries + kv_bytes * max(sent, 0))
+            if gain > best_gain:
+                best, best_gain, best_cut, best_head = i, gain, cut, head
+    return best, best_cut, best_head
+
+
+@nb.njit(cache=True)
+def _area(start, stop):  # type: ignore[no-untyped-def]
+    """Pairs that queries [start, stop) of a sequence see."""
+    return 0.5 * (stop - start) * (stop + start + 1)
+
+
+@nb.njit(cache=True)
+def _cut(start, stop, share, head, shard):  # type: ignore[no-untyped-def]
+    """(where to cut, share of the task's pairs that moves): from the front or the back, about `share` of them."""
+    total = _area(start, stop)
+    low = 1.0 * start * (start + 1)
+    at = np.sqrt(low + 2 * (share if head else 1 - share) * total + 0.25) - 0.5
+    cut = int(np.floor((at - start) / shard)) * shard + start if head else stop - int((stop - at) // shard) * shard
+    if share >= 1 - 1e-9:
+        cut = stop if head else start
+    cut = min(max(cut, start), stop)
+    return cut, (_area(start, cut) if head else _area(cut, stop)) / total
+
+
+@nb.njit(cache=True)
+def _overlap(borders, rank, begin, low, high):  # type: ignore[no-untyped-def]
+    """Tokens among [low, high) of a sequence that begins at `begin` of the stream which `rank` is home of."""
+    return max(min(borders[rank + 1] - begin, high) - max(borders[rank] - begin, low), 0)

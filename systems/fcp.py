@@ -1,0 +1,149 @@
+"""FCP: fixed-size blocks of every sequence on any ranks, balanced by bin packing, sent in congestion-free rounds.
+
+Sequences are cut in blocks of a fixed size; a block is a bin-packing item with tokens (memory) and attention
+(compute, more for later blocks of a sequence), and may go to any rank. Its queries need the keys of all earlier
+blocks of the sequence, which are sent from rank to rank in rounds in which nobody sends or receives twice. Tokens
+are reshuffled for the linear modules. Source: FCP (arXiv 2605.08524, MLSys 2026), whose code is not published;
+what is derived here is told apart in docs/systems.md. Pure: no torch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from systems.best_first import best_first
+from systems.bins import bins
+from systems.grids import busiest
+from systems.micro_batches import fitting, fitting_tokens
+from systems.scattered import Pieces, needed, scatter, with_backward
+from systems.zeppelin_zones import capacity_tokens
+from zbench.batch import Batch
+from zbench.build import Builder
+from zbench.cost import Cost
+from zbench.model import KV, O, Q
+from zbench.plan import Ints, Ops, Plan
+from zbench.rewrite import remap
+from zbench.rewrite.remap import flows
+from zbench.rewrite.reverse import Mode, check_mode
+
+SIZES = (1024, 2048, 4096, 8192)  # tokens of a block: the paper's 4,096 and its neighbours
+PLAYED = 5  # most candidates that are built and played
+NEAR = 2.0  # times the best estimate: what a reshuffle delays is not estimated, and can double a layer
+KV_MOVES = 2  # in the backward: kv again, and its gradient home
+
+
+@dataclass(frozen=True, slots=True)
+class FCP:
+    """block_tokens: size of a block; None: the best estimate of SIZES. coalesce: rounds after which a rank attends
+    to what they brought. reshuffle: balance tokens for the linear modules to `tolerance` tokens, where that is
+    predicted to gain. backward: what becomes of received kv.
+
+    Raises:
+        ValueError: block_tokens or coalesce is not a whole number of at least 1, tolerance not one of at least 0.
+    """
+
+    cost: Cost
+    block_tokens: int | None = None
+    coalesce: int = 1
+    reshuffle: bool = True
+    tolerance: int = 128
+    backward: Mode = "regather"
+
+    def __post_init__(self) -> None:
+        check_mode("system.backward", self.backward)
+        if not isinstance(self.reshuffle, bool):
+            raise ValueError(f"system.reshuffle is {self.reshuffle!r}; it takes true or false")
+        for name, least in (("block_tokens", 1), ("coalesce", 1), ("tolerance", 0)):
+            value = getattr(self, name)
+            if value is None and name == "block_tokens":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"system.{name} is {value!r}; it takes a whole number of at least {least}")
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        return fitting(batch.lengths, self.cost, lambda seqs: self._plans(batch.lengths, seqs))
+
+    def _plans(self, lengths: Ints, sequences: Ints) -> Iterator[Plan]:
+        """Of every size, with and without the reshuffle where that is on, the fastest predicted first."""
+        sizes = SIZES if self.block_tokens is None else (self.block_tokens,)
+        mine, ways = lengths[sequences], (True, False) if self.reshuffle else (False,)
+        tries = [(self.placed(mine, size, way), way) for size in sizes for way in ways]
+        seconds, num_ops = (np.array(column) for column in zip(*(self.estimate(*one) for one in tries), strict=True))
+        return best_first(seconds, num_ops, lambda i: self._laid(mine, sequences, *tries[i]), self.cost, NEAR, PLAYED)
+
+    def placed(self, lengths: Ints, size: int, reshuffle: bool) -> Pieces:
+        """Blocks of `size` tokens, each on the rank that bin packing gives it."""
+        seq, start, stop = cut(lengths, size)
+        load = block_seconds(start, stop, self.cost)
+        if not reshuffle:
+            load = load + _linear_seconds(stop - start, self.cost)
+        ranks = self.cost.cluster.num_ranks
+        room = max(capacity_tokens(self.cost), min(size, int(lengths.max())))
+        rank = neighbours(bins(load, stop - start, ranks, room), lengths[seq], ranks)
+        return Pieces(seq, start, stop, rank, rank)
+
+    def estimate(self, pieces: Pieces, reshuffle: bool) -> tuple[float, int]:
+        """(seconds of one layer, about how many operations): linear modules, the longer of attention and transfers,
+        and the reshuffle, whose q, kv and o are waited for. Infinite where a rank has more tokens than fit."""
+        cost, model, ranks = self.cost, self.cost.model, self.cost.cluster.num_ranks
+        tokens = pieces.stop - pieces.start
+        attend = np.bincount(pieces.worker, block_seconds(pieces.start, pieces.stop, cost), ranks).max()
+        linear = np.bincount(pieces.home, _linear_seconds(tokens, cost), ranks)
+        piece, rank = needed(pieces)
+        q, kv, o = (model.message_bytes_per_token(tensor, 0, model.num_heads) for tensor in (Q, KV, O))
+        moved = (1 + KV_MOVES) * busiest(pieces.home[piece], rank, (tokens[piece] * kv).astype(np.float64), cost)
+        held = np.bincount(pieces.home, tokens, ranks).astype(np.int64)
+        if not reshuffle:
+            fits = held.max() <= fitting_tokens(cost)
+            return float(linear.max() + max(attend, moved)) if fits else np.inf, ranks + len(piece)
+        source, target, amount = flows(held, cost, self.tolerance)
+        aside = busiest(source, target, (amount * 2 * (q + kv + o)).astype(np.float64), cost)
+        return float(linear.mean() + max(attend, moved) + aside), ranks + len(piece) + 3 * len(source)
+
+    def _laid(self, lengths: Ints, sequences: Ints, pieces: Pieces, reshuffle: bool) -> Plan:
+        cost = self.cost
+        builder = Builder(lengths, cost.cluster.num_ranks, cost.model.num_heads, sequences=sequences)
+        scatter(builder, pieces, 1, self.coalesce)
+        plan = builder.build()
+        if not reshuffle:
+            return with_backward(plan, self.backward)
+        plan = remap(plan, cost, self.tolerance)
+        return with_backward(plan, self.backward, _leading_kv(plan.forward))
+
+
+def cut(lengths: Ints, size: int) -> tuple[Ints, Ints, Ints]:
+    """(seq, start, stop) of blocks of `size` tokens; a sequence's last one is shorter."""
+    count = -(-lengths // size)
+    seq = np.repeat(np.arange(len(lengths), dtype=np.int64), count)
+    start = size * (np.arange(len(seq)) - np.repeat(np.cumsum(count) - count, count))
+    return seq, start, np.minimum(start + size, lengths[seq])
+
+
+def neighbours(rank: Ints, length: Ints, num_ranks: int) -> Ints:
+    """`rank` renamed: bins are alike, so those that share a long sequence become neighbours, most in the same node.
+
+    length: int64 [n], of the sequence that each item is of.
+    """
+    longest = np.zeros(num_ranks, np.int64)
+    np.maximum.at(longest, rank, length)
+    name = np.empty(num_ranks, np.int64)
+    name[np.argsort(-longest, kind="stable")] = np.arange(num_ranks)
+    return name[rank]
+
+
+def block_seconds(start: Ints, stop: Ints, cost: Cost) -> np.ndarray:
+    """Attention of queries [start, stop) of a sequence to all keys up to them, one layer, both directions."""
+    both = (False, True)
+    return np.asarray(sum(cost.whole_seconds(stop, back) - cost.whole_seconds(start, back) for back in both))
+
+
+def _linear_seconds(tokens: Ints, cost: Cost) -> np.ndarray:
+    """Of one layer, both directions, as part of a rank's tokens."""
+    return 3 * (cost.linear_seconds(tokens) - cost.linear_seconds(np.ones_like(tokens)))
+
+
+def _leading_kv(ops: Ops) -> int:
+    """How many transfers of kv remapping put first: those before the first of q, which only it sends here."""
+    queries = np.flatnonzero(ops.tensor == Q)
+    return int((ops.tensor[: queries[0]] == KV).sum()) if len(queries) else 0

@@ -1,0 +1,178 @@
+"""Heads x context: which grid of ranks, and which of them is fastest for a batch. Pure: no torch.
+
+A grid has R rows, around which kv goes, and U columns, between which heads are exchanged: Ulysses x ring
+(USP, arXiv 2405.07719; LoongTrain's 2D-Attention, arXiv 2406.18485). What it costs is estimated from the
+lengths alone; the few grids with the best estimates are built and played, the best one first.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from systems.best_first import Floats, best_first
+from zbench.area import TILE, Work
+from zbench.build import Builder
+from zbench.cost import Cost
+from zbench.model import KV, O, Q
+from zbench.patterns import ulysses_ring
+from zbench.plan import Ints, Plan
+from zbench.rewrite import reverse
+from zbench.rewrite.reverse import Mode
+
+PLAYED = 3  # most candidates that are built and played
+NEAR = 1.3  # times the best estimate: estimates of grids are off by -10 to +25 %
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """ranks: int64 [R, U]. inner: rows of an inner ring, a divisor of R; R itself: one ring."""
+
+    ranks: Ints
+    inner: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(R, U)."""
+        return self.ranks.shape[0], self.ranks.shape[1]
+
+    @property
+    def num_ops(self) -> int:
+        """About how many operations its forward has."""
+        rows, cols = self.shape
+        return rows * cols * (2 * rows - 1 + 3 * (cols - 1))
+
+
+def degrees(num_ranks: int, num_heads: int) -> list[int]:
+    """Every U that divides the ranks and leaves each a head."""
+    return [degree for degree in range(1, min(num_ranks, num_heads) + 1) if num_ranks % degree == 0]
+
+
+def head_first(num_ranks: int, degree: int) -> Ints:
+    """[R, U] with neighbours (the ranks of a node) exchanging heads."""
+    return np.arange(num_ranks, dtype=np.int64).reshape(-1, degree)
+
+
+def context_first(num_ranks: int, degree: int) -> Ints:
+    """[R, U] with neighbours (the ranks of a node) passing kv on."""
+    return np.arange(num_ranks, dtype=np.int64).reshape(degree, -1).T
+
+
+def plan_of(lengths: Ints, sequences: Ints, grid: Grid, cost: Cost, backward: Mode) -> Plan:
+    """All of `sequences` over all ranks in `grid`."""
+    mine = lengths[sequences]
+    builder = Builder(mine, cost.cluster.num_ranks, cost.model.num_heads, sequences=sequences)
+    seqs = np.arange(len(mine), dtype=np.int64)
+    ulysses_ring(builder, seqs, np.zeros_like(seqs), grid.ranks[None], grid.inner)
+    return reverse(builder.build(), backward)
+
+
+def best_grids(lengths: Ints, sequences: Ints, grids: list[Grid], cost: Cost, backward: Mode) -> Iterator[Plan]:
+    """Plans of the grids, the fastest predicted first."""
+    seconds = estimates(lengths[sequences], grids, cost, backward)
+    sizes = np.array([grid.num_ops for grid in grids], np.int64)
+    return best_first(
+        seconds, sizes, lambda i: plan_of(lengths, sequences, grids[i], cost, backward), cost, NEAR, PLAYED
+    )
+
+
+def estimates(lengths: Ints, grids: list[Grid], cost: Cost, backward: Mode) -> Floats:
+    """float64 [len(grids)], seconds of one layer, forward and backward: linear modules, the exchange of heads, and
+    the longer of attention and the ring's transfers in either direction."""
+    attends = {shape: _attend_seconds(lengths, *shape, cost) for shape in {grid.shape for grid in grids}}
+    tokens = lengths.sum() / cost.cluster.num_ranks
+    exchanges = {(grid.shape, int(grid.ranks[0, -1])): 0.0 for grid in grids}  # one for each placement
+    for grid in grids:
+        key = (grid.shape, int(grid.ranks[0, -1]))
+        exchanges[key] = exchanges[key] or _exchange_seconds(grid, cost)
+    linear = 3 * float(cost.linear_seconds(tokens))
+    found = []
+    for grid in grids:
+        exchange = exchanges[grid.shape, int(grid.ranks[0, -1])]
+        found.append(linear + _around_seconds(grid, float(tokens), exchange, attends[grid.shape], cost, backward))
+    return np.array(found)
+
+
+def _around_seconds(
+    grid: Grid, tokens: float, exchange: float, attend: tuple[float, float], cost: Cost, backward: Mode
+) -> float:
+    """Between the linear modules; exchange: seconds of an all-to-all of a byte, attend: of a rank's attends."""
+    model, cols = cost.model, grid.shape[1]
+    bounds = (model.num_heads * np.arange(cols + 1) // cols).tolist()
+    parts = list(pairwise(bounds))
+    size = {t: tokens * sum(model.message_bytes_per_token(t, *part) for part in parts) / cols for t in (Q, KV, O)}
+    passing = _ring_seconds(grid, cols * size[KV], cost)
+    total = 0.0
+    back_moves = {"keep": 1, "carry": 2, "regather": 2}[backward]
+    back_kv = 2 if backward == "regather" else 1  # kv and its gradient, or the gradient alone
+    for kv, moves, seconds in ((1, 1, attend[0]), (back_kv, back_moves, attend[1])):
+        total += exchange * (size[Q] + kv * size[KV] + size[O]) + max(seconds, moves * passing)
+    return total
+
+
+def _attend_seconds(lengths: Ints, rows: int, cols: int, cost: Cost) -> tuple[float, float]:
+    """Of a rank, (forward, backward): R calls over all sequences, each on half of a block's queries (or keys), all
+    but the first joined to an earlier result."""
+    if rows == 1:
+        work, present = Work.whole(lengths), np.ones(len(lengths))
+    else:
+        chunk = -(-lengths // (2 * rows))
+        half, full = -(-chunk // TILE), -(-2 * chunk // TILE)
+        work = Work(2 * chunk * chunk, half * full, 2 * chunk, chunk, np.ones_like(chunk), half)
+        present = np.minimum(lengths / (2 * rows), 1.0)  # sequences shorter than 2 R tokens miss ranks
+    total = Work(*(np.array([(getattr(work, name) * present).sum()]) for name in Work.__dataclass_fields__))
+    group = cost.model.num_heads // cost.model.num_kv_heads
+    heads = -(-cost.model.num_heads // cols)
+    h, k = np.array([heads]), np.array([max(heads // group, 1)])
+    forward, backward = (
+        float((rows * cost.kernel_seconds(total, h, k, back) + (rows - 1) * cost.join_seconds(total, h, k, back))[0])
+        for back in (False, True)
+    )
+    return forward, backward
+
+
+def busiest(src: Ints, dst: Ints, size: Floats, cost: Cost) -> float:
+    """Seconds of the busiest link (a GPU's port or a NIC, either direction) when src send dst `size` bytes."""
+    cluster = cost.cluster
+    across = cluster.node_of[src] != cluster.node_of[dst]
+    seconds = cost.transfer_seconds(size, across)
+    loads: list[Floats] = [np.zeros(1)]
+    for end in (src, dst):
+        loads.append(np.bincount(end[~across], seconds[~across], 1).astype(np.float64))
+        loads.append(np.bincount(cluster.nic_of[end[across]], seconds[across], 1).astype(np.float64))
+    return float(max(load.max() for load in loads))
+
+
+def _exchange_seconds(grid: Grid, cost: Cost) -> float:
+    """Of an all-to-all in every row, for one byte from each rank to each other of its row."""
+    rows, cols = grid.shape
+    if cols == 1:
+        return 0.0
+    row, here, there = (axis.reshape(-1) for axis in np.indices((rows, cols, cols)))
+    other = here != there
+    src, dst = grid.ranks[row, here][other], grid.ranks[row, there][other]
+    return busiest(src, dst, np.ones(len(src)), cost)
+
+
+def _ring_seconds(grid: Grid, size: float, cost: Cost) -> float:
+    """Of kv (size bytes a rank and hop) once round: its busiest link, or hop after hop."""
+    rows, cols = grid.shape
+    if rows == 1:
+        return 0.0
+    windows, place = rows // grid.inner, np.arange(rows)
+    inside = grid.ranks[place // grid.inner * grid.inner + (place - 1) % grid.inner].reshape(-1)
+    before = grid.ranks[(place - grid.inner) % rows].reshape(-1)
+    here = grid.ranks.reshape(-1)
+    laps, hops = windows - 1, windows * (grid.inner - 1)
+    src, dst = np.concatenate([inside, before]), np.concatenate([here, here])
+    total = np.repeat([size * hops, size * laps], rows * cols)
+    some = (src != dst) & (total > 0)
+    node = cost.cluster.node_of
+    chain = 0.0
+    for sender, count in ((inside, hops), (before, laps)):
+        if count:
+            far = node[sender] != node[here]
+            one = (cost.transfer_seconds(np.full(len(here), size), far) + cost.latency_seconds(far)).max()
+            chain = max(chain, float(count * one))
+    return max(busiest(src[some], dst[some], total[some], cost), chain)

@@ -1,0 +1,64 @@
+"""LoongTrain: heads x context with a double ring, and a choice of which dimension stays inside nodes.
+
+2D-Attention exchanges heads between d_hp ranks and passes kv round the d_cp others. Head-first placement makes
+neighbours exchange heads, context-first makes them pass kv on. The ring is double: inner rings of `inner` ranks
+go round in turn with one hop of the outer ring, whose messages all inner positions send at once - over every NIC
+where an inner ring is a node. Source: Gu et al. 2024 (arXiv 2406.18485). Pure: no torch.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from systems.grids import Grid, best_grids, context_first, degrees, head_first
+from systems.micro_batches import fitting
+from systems.usp import check_degree
+from zbench.batch import Batch
+from zbench.cost import Cost
+from zbench.plan import Plan
+from zbench.rewrite.reverse import Mode, check_mode
+
+PLACEMENTS = {"head": head_first, "context": context_first}
+
+
+@dataclass(frozen=True, slots=True)
+class LoongTrain:
+    """degree: ranks that exchange heads (d_hp). placement: "head" or "context" first. inner: ranks of an inner
+    ring, a divisor of the ring's ranks. None of any: what is predicted fastest, for every batch.
+
+    Raises:
+        ValueError: degree as for USP; an unknown placement; an inner ring that divides the ring of no degree allowed.
+    """
+
+    cost: Cost
+    degree: int | None = None
+    placement: Literal["head", "context"] | None = None
+    inner: int | None = None
+    backward: Mode = "carry"
+
+    def __post_init__(self) -> None:
+        check_mode("system.backward", self.backward)
+        check_degree(self.degree, self.cost)
+        if self.placement is not None and self.placement not in PLACEMENTS:
+            raise ValueError(f"system.placement is {self.placement!r}; it takes head, context or null")
+        inner, ranks = self.inner, self.cost.cluster.num_ranks
+        if inner is not None and (isinstance(inner, bool) or not isinstance(inner, int) or not self.grids()):
+            raise ValueError(
+                f"system.inner is {inner!r}; it takes a divisor of a ring's ranks ({ranks} over the degree), or null"
+            )
+
+    def grids(self) -> list[Grid]:
+        """Every grid that the settings leave open; where both placements are the same one, only one of them."""
+        ranks, heads = self.cost.cluster.num_ranks, self.cost.model.num_heads
+        found = []
+        for degree in degrees(ranks, heads) if self.degree is None else [self.degree]:
+            rows = ranks // degree
+            names = [self.placement] if self.placement else ["head", "context"]
+            for name in names[:1] if min(degree, rows) == 1 else names:
+                for inner in range(rows, 1 if rows > 1 else 0, -1):  # inner rings of one rank are the outer ring alone
+                    if rows % inner == 0 and self.inner in (None, inner):
+                        found.append(Grid(PLACEMENTS[name](ranks, degree), inner))
+        return found
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        lengths, grids = batch.lengths, self.grids()
+        return fitting(lengths, self.cost, lambda seqs: best_grids(lengths, seqs, grids, self.cost, self.backward))

@@ -1,0 +1,49 @@
+"""USP: heads and context in two dimensions, the factorisation chosen for every batch.
+
+Of N ranks, groups of U exchange heads (Ulysses) and kv goes round rings of N / U such groups. Every U that
+divides the ranks and leaves each a head is a candidate; systems.grids predicts which is fastest. Neighbours
+exchange heads, as in USP's default. Source: Fang and Zhao 2024 (arXiv 2405.07719). Pure: no torch.
+"""
+
+from dataclasses import dataclass
+
+from systems.grids import Grid, best_grids, degrees, head_first
+from systems.micro_batches import fitting
+from zbench.batch import Batch
+from zbench.cost import Cost
+from zbench.plan import Plan
+from zbench.rewrite.reverse import Mode, check_mode
+
+
+@dataclass(frozen=True, slots=True)
+class USP:
+    """degree: ranks that exchange heads; None: the fastest predicted. backward: what becomes of received kv.
+
+    Raises:
+        ValueError: degree is above the number of heads or does not divide the ranks.
+    """
+
+    cost: Cost
+    degree: int | None = None
+    backward: Mode = "carry"
+
+    def __post_init__(self) -> None:
+        check_mode("system.backward", self.backward)
+        check_degree(self.degree, self.cost)
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        ranks, heads = self.cost.cluster.num_ranks, self.cost.model.num_heads
+        chosen = degrees(ranks, heads) if self.degree is None else [self.degree]
+        grids = [Grid(head_first(ranks, degree), ranks // degree) for degree in chosen]
+        lengths = batch.lengths
+        return fitting(lengths, self.cost, lambda seqs: best_grids(lengths, seqs, grids, self.cost, self.backward))
+
+
+def check_degree(degree: object, cost: Cost) -> None:
+    """Raises ValueError unless `degree` is None or one of the degrees that fit."""
+    ranks, heads = cost.cluster.num_ranks, cost.model.num_heads
+    if degree is not None and (isinstance(degree, bool) or degree not in degrees(ranks, heads)):
+        raise ValueError(
+            f"system.degree is {degree!r}; it takes a divisor of the {ranks} ranks of at most {heads} "
+            f"(every rank needs a head), or null"
+        )

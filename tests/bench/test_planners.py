@@ -1,0 +1,59 @@
+"""How long the planners of usp, loongtrain, fcp, distca and local_packing take on published length distributions.
+
+Not collected by default: `make bench`. a100_8x8 and its larger kin, llama_7b, 4,096 tokens a GPU as drawn; and 512
+sequences of the same lengths on 64 ranks, which may need several micro-batches. The best of a few runs is held to
+its budget (50 ms at 64 ranks and 4,096 tokens a GPU, 1 s at 1,024): the mean also times what else the machine does.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+
+from zbench.batch import Batch
+from zbench.parts import Parts, Settings, make_system
+from zbench.protocols import System
+from zbench.verify import verify_step
+from zbench.warm import warm
+
+CONF = Path(__file__).parents[2] / "conf"
+NAMES = ("usp", "loongtrain", "fcp", "distca", "local_packing")
+SECONDS = {64: 0.05, 1024: 1.0}
+
+
+def setting(name: str, workload: str, ranks: int) -> tuple[System, Parts]:
+    overrides = ["cluster=a100_8x8", f"cluster.num_nodes={ranks // 8}", "model=llama_7b", f"workload={workload}",
+                 "tokens_per_gpu=4096", f"system={name}", "tracker=none"]  # fmt: skip
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", overrides)
+        parts = Parts.of(config, Settings.of(config))
+        system = make_system(config, parts.cost)
+    warm(system)
+    return system, parts
+
+
+@pytest.mark.parametrize("ranks", SECONDS)
+@pytest.mark.parametrize("workload", ["wikipedia", "github"])
+@pytest.mark.parametrize("name", NAMES)
+def test_as_drawn(benchmark: Callable, name: str, workload: str, ranks: int) -> None:
+    system, parts = setting(name, workload, ranks)
+    batch = parts.workload.batch(0)
+    assert batch.num_tokens == 4096 * ranks
+    plans = benchmark.pedantic(lambda: system.plan(batch), rounds=7, warmup_rounds=1)
+    benchmark.extra_info["sequences"] = len(batch.lengths)
+    verify_step(batch, plans)
+    assert benchmark.stats.stats.min < SECONDS[ranks]
+
+
+@pytest.mark.parametrize("workload", ["wikipedia", "github"])
+@pytest.mark.parametrize("name", NAMES)
+def test_512_sequences_on_64_ranks(benchmark: Callable, name: str, workload: str) -> None:
+    system, parts = setting(name, workload, 64)
+    drawn = np.concatenate([parts.workload.batch(step).lengths for step in range(5)])
+    batch = Batch(drawn[:512], seed=0, step=0)
+    assert len(batch.lengths) == 512
+    plans = benchmark.pedantic(lambda: system.plan(batch), rounds=7, warmup_rounds=1)
+    benchmark.extra_info["micro_batches"] = len(plans)
+    verify_step(batch, plans)

@@ -1,0 +1,52 @@
+"""Candidates: by what the clock says where that is asked, by their estimates elsewhere, built only when wanted."""
+
+import numpy as np
+import pytest
+from oracles import small
+
+from systems import best_first as module
+from systems.best_first import best_first
+from zbench.build import Builder
+from zbench.patterns import ring
+from zbench.plan import Plan
+from zbench.rewrite import reverse
+
+COST = small(1, 4)
+
+
+def plan(width: int) -> Plan:
+    """A long sequence over `width` ranks: the wider, the faster."""
+    builder = Builder(np.array([16_000]), 4, 32)
+    ring(builder, np.zeros(1, np.int64), np.zeros(1, np.int64), np.arange(width).reshape(1, -1))
+    return reverse(builder.build(), "carry")
+
+
+def widths(seconds: list[float], near: float, most: int, num_ops: int = 10) -> tuple[list[int], list[int]]:
+    """(widths in the order given back, widths built by the time of the first)."""
+    built: list[int] = []
+
+    def build(index: int) -> Plan:
+        built.append(index + 1)
+        return plan(index + 1)
+
+    found = best_first(np.array(seconds), np.full(len(seconds), num_ops), build, COST, near, most)
+    first = next(found)
+    early = built.copy()
+    return [len(set(one.blocks.home.tolist())) for one in (first, *found)], early
+
+
+def test_the_near_ones_are_played_and_the_others_follow_unbuilt() -> None:
+    assert widths([1.0, 1.1, 1.2, 9.0], 1.3, 3) == ([3, 2, 1, 4], [1, 2, 3])
+
+
+def test_no_more_than_asked_are_played() -> None:
+    assert widths([1.0, 1.1, 1.2, 1.25], 1.3, 2) == ([2, 1, 3, 4], [1, 2])
+
+
+def test_large_ones_rest_on_their_estimate() -> None:
+    assert widths([1.2, 1.0, 1.1, 1.3], 9.0, 4, module.MOST_PLAYED) == ([2, 3, 1, 4], [2])
+
+
+@pytest.mark.parametrize("last", [9.0, np.inf])
+def test_one_that_cannot_be_comes_last(last: float) -> None:
+    assert widths([last, 1.0], 1.3, 3) == ([2, 1], [2])
