@@ -125,46 +125,40 @@ def rounds(lengths: Ints, degree: Ints, num_ranks: int) -> list[list[Group]]:
 
 
 def _next_round(seqs: list[int], degree: Ints, work: np.ndarray, num_ranks: int) -> tuple[list[Group], list[int]]:
-    """(groups of one round, the sequences left for later ones, longest first)."""
+    """(groups of one round, the sequences left for later ones: longest first, then what was handed back)."""
     buckets = _buckets(seqs, degree, work)
     groups: list[Group] = []
-    free, later, width = num_ranks, [], int(degree[seqs[0]])
-    turn = 0
-    while any(buckets):
-        bucket = buckets[turn % len(buckets)]
-        turn += 1
-        if not bucket:
-            continue
-        seq = bucket[0]
+    free, narrower = num_ranks, False
+    while (bucket := _fitting(buckets, degree, groups, free)) is not None:
+        seq = bucket.popleft()
         need = int(degree[seq])
-        if need < width and not free and _balanced(groups):
-            break
-        width = min(width, need)
-        same = [group for group in groups if group.size == need]
         if need <= free:
             groups.append(Group(need, [seq], float(work[seq])))
             free -= need
-        elif same:
-            least = min(same, key=lambda group: group.load)
+        else:
+            least = min((group for group in groups if group.size == need), key=lambda group: group.load)
             least.seqs.append(seq)
             least.load += float(work[seq])
-        else:
-            later.append(seq)
-        bucket.popleft()
-    later += [seq for bucket in buckets for seq in bucket]
-    later += _trim(groups, work)
+        narrower = narrower or need < degree[seqs[0]]
+        if narrower and _balanced(groups, free):
+            break
+    later = [seq for bucket in buckets for seq in bucket] + _trim(groups, free, work)
     fill(groups, free)
-    place = {seq: index for index, seq in enumerate(seqs)}
-    return groups, sorted(later, key=place.__getitem__)
+    return groups, later
 
 
 def _buckets(seqs: list[int], degree: Ints, work: np.ndarray) -> list[deque[int]]:
-    """The sorted sequences in runs of about equal work, as many as there are degrees."""
+    """The sequences in runs of about equal work, about as many as there are degrees.
+
+    A bucket also closes while only as many sequences are left as buckets are to come; Megatron counts those
+    that are closed twice.
+    """
     count = len({int(degree[seq]) for seq in seqs})
-    share = BUCKET_SLACK * float(work[seqs].sum()) / count
+    share = sum(float(work[seq]) for seq in seqs) / count
     out, load = [deque[int]()], 0.0
-    for seq in seqs:
-        if out[-1] and load + work[seq] > share and len(out) < count:
+    for index, seq in enumerate(seqs):
+        few = len(seqs) - index <= count - 2 * (len(out) - 1)
+        if out[-1] and (few or load + work[seq] > BUCKET_SLACK * share):
             out.append(deque())
             load = 0.0
         out[-1].append(seq)
@@ -172,22 +166,28 @@ def _buckets(seqs: list[int], degree: Ints, work: np.ndarray) -> list[deque[int]
     return out
 
 
-def _balanced(groups: list[Group]) -> bool:
-    loads = [group.load for group in groups]
+def _fitting(buckets: list[deque[int]], degree: Ints, groups: list[Group], free: int) -> deque[int] | None:
+    """The first bucket whose next sequence has a group of its width or free ranks; None ends the round."""
+    sizes = {group.size for group in groups}
+    return next((b for b in buckets if b and (degree[b[0]] <= free or int(degree[b[0]]) in sizes)), None)
+
+
+def _balanced(groups: list[Group], free: int) -> bool:
+    """Whether the least loaded rank, an idle one if there is, is within 5 % of the most loaded one."""
+    loads = [group.load for group in groups] + [0.0] * (free > 0)
     return max(loads) - min(loads) <= BALANCED * max(loads)
 
 
-def _trim(groups: list[Group], work: np.ndarray) -> list[int]:
+def _trim(groups: list[Group], free: int, work: np.ndarray) -> list[int]:
     """Takes the last sequence off the most loaded group while that narrows the gap between most and least loaded."""
     out: list[int] = []
-    while len(groups) > 1:
-        *_, second, most = sorted(groups, key=lambda group: group.load)
-        if len(most.seqs) < 2:
+    while free == 0 and not _balanced(groups, free):
+        most = max(groups, key=lambda group: group.load)
+        loads = [group.load - (float(work[group.seqs[-1]]) if group is most else 0.0) for group in groups]
+        gap = most.load - min(group.load for group in groups)
+        if len(most.seqs) < 2 or max(loads) - min(loads) >= gap:
             break
-        least, reduced = min(group.load for group in groups), most.load - float(work[most.seqs[-1]])
-        if max(second.load, reduced) - min(least, reduced) >= most.load - least:
-            break
-        most.load = reduced
+        most.load -= float(work[most.seqs[-1]])
         out.append(most.seqs.pop())
     return out
 

@@ -1,5 +1,6 @@
 """Calibrating: constants of a machine that is the cost model itself, a real one of two ranks, and every mistake."""
 
+import argparse
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from zbench.calibrate.survey import Survey, unit
 from zbench.cluster import Cluster, Device
 from zbench.cost import Cost
 from zbench.model import Model
+from zbench.runtime.world import World
 from zbench.units import parse
 
 MODEL = Model("small", num_layers=2, hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, ffn_hidden=192, vocab=256,
@@ -252,6 +254,32 @@ def test_a_mistake_is_one_sentence(
     assert err.startswith("zbench: ")
     assert told in err
     assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "num_local", "shape"),
+    [
+        (None, None, 4, "(2, 4)"),
+        (2, None, 4, "(2, 4)"),
+        (None, 4, None, "(2, 4)"),
+        (2, 4, None, "(2, 4)"),
+        (4, 2, 8, "(4, 2)"),  # nodes of one machine
+        (None, None, None, "--nodes has to be given"),
+        (None, 3, 4, "--nodes x --gpus-per-node is 6; 8 processes were started"),
+        (0, None, 4, "--nodes x --gpus-per-node is 0; 8 processes were started"),
+        (4, 2, 4, "--gpus-per-node is 2; 4 processes were started on each machine"),
+    ],
+)
+def test_processes_already_started_say_the_shape(
+    nodes: int | None, gpus: int | None, num_local: int | None, shape: str
+) -> None:
+    world = World(0, 8, 0, num_local, "host", 29500, True, "0", False)
+    asked = argparse.Namespace(nodes=nodes, gpus_per_node=gpus)
+    if shape.startswith("("):
+        assert str(__main__._shape(asked, world)) == shape
+    else:
+        with pytest.raises(ValueError, match=shape):
+            __main__._shape(asked, world)
 
 
 def test_elements_that_nothing_computes_with_are_refused() -> None:

@@ -33,8 +33,8 @@ def drawn(
 
 def same(one: Plan, other: Plan) -> bool:
     """Equal in every array."""
-    if (one.num_ranks, one.num_heads, one.causal, one.backward_mode) != (
-        other.num_ranks, other.num_heads, other.causal, other.backward_mode
+    if (one.num_ranks, one.num_heads, one.causal, one.backward_mode, one.attention) != (
+        other.num_ranks, other.num_heads, other.causal, other.backward_mode, other.attention
     ):  # fmt: skip
         return False
     pairs = [(one.lengths, other.lengths), (one.sequences, other.sequences)]

@@ -14,7 +14,8 @@ from zbench.protocols import System
 from zbench.rewrite.reverse import MODES
 
 FOLDER = Path(__file__).parents[1] / "conf" / "system"
-NEEDS = {"hybrid_dp_megatron": "megatron"}  # systems that run another project's package, of the extra `peers`
+# systems that run another project's package, of the extra `peers`
+NEEDS = {"hybrid_dp_megatron": "megatron", "ulysses_deepspeed": "deepspeed"}
 
 
 @dataclass(frozen=True)

@@ -182,6 +182,8 @@ class Plan:
         the whole sequence.
     backward_mode: what happens to received kv between forward and backward ("keep", "carry" or
         "regather", see zbench.rewrite.reverse); "" while the plan has no backward.
+    attention: who computes attention where the plan is really run: "" the plan's own operations; "deepspeed" that
+        package, which then stands for them. Of no meaning to anybody else: a plan is proven and timed as it is.
     """
 
     lengths: Ints
@@ -195,6 +197,7 @@ class Plan:
     lanes: Lists
     causal: bool = True
     backward_mode: str = ""
+    attention: str = ""
 
     def with_(self, **changes: object) -> "Plan":
         return replace(self, **changes)  # type: ignore[arg-type]

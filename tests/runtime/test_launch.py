@@ -183,7 +183,7 @@ def test_after_a_failure_the_fleet_is_over() -> None:
 
 # -- who is killed ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("rank", range(RANKS))
-def test_a_killed_rank_is_named_not_its_peers(rank: int) -> None:
+def test_a_killed_rank_is_named_not_its_peers(rank: int, capsys) -> None:
     with doomed() as fleet, after(0.5, fleet.pids[rank], signal.SIGKILL):
         error = failure(fleet, "loop")
     assert error.rank == rank
@@ -191,6 +191,7 @@ def test_a_killed_rank_is_named_not_its_peers(rank: int) -> None:
         f"rank {rank} was killed by signal 9 (SIGKILL; the system may be out of memory) in step "
     )
     assert str(error).endswith(", all-reduce")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_rank_killed_between_calls_is_told_by_the_next() -> None:
@@ -201,10 +202,11 @@ def test_a_rank_killed_between_calls_is_told_by_the_next() -> None:
         assert str(failure(fleet, "total", 1.0)).endswith("may be out of memory) between calls")
 
 
-def test_a_killed_launcher_ends_its_ranks() -> None:
+def test_a_killed_launcher_ends_its_ranks(capsys) -> None:
     with doomed() as fleet, after(0.5, fleet.launcher_pid, signal.SIGKILL):
         error = failure(fleet, "loop")
     assert str(error).startswith("the launcher of the ranks was killed by signal 9")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_stopped_launcher_leaves_nobody() -> None:

@@ -9,6 +9,7 @@ import math
 import pickle
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from os import environ
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from zbench.plan import Plan
 from zbench.protocols import Ready, Workload
 from zbench.result import StepResult
 from zbench.runtime.fleet import Fleet
-from zbench.runtime.job import KERNELS, PARAMETERS, AdamW, Job, Report
+from zbench.runtime.job import ATTENTIONS, KERNELS, PARAMETERS, AdamW, Job, Report
 from zbench.runtime.traffic import Sent, expected
 from zbench.runtime.world import found
 
@@ -112,8 +113,11 @@ class Torch:
         """
         Raises:
             Diverged: the loss is not finite. CheckFailed: a check did. zbench.runtime.fleet.RankFailed: a rank did.
+            ValueError: the package that is to compute attention is not there, or cannot be checked as asked.
         """
         assert self._fleet is not None
+        for other in {plan.attention for plan in plans} - {""}:
+            _check_other(other, self.check)
         for _ in range(0 if self._warm else self.warmup):
             self._fleet.call("step", batch, plans, False)
         self._warm = True
@@ -217,6 +221,17 @@ def _counted(reports: list[Report], gpus_per_node: int, nics_per_node: int) -> t
         tx += [sent for sent, _ in report.nic.values()]
         rx += [received for _, received in report.nic.values()]
     return tx, rx
+
+
+def _check_other(package: str, check: Sequence[str]) -> None:
+    """Of a package that computes attention in the plan's place."""
+    _one_of("plan.attention", package, ATTENTIONS)
+    if find_spec(package) is None:
+        raise ValueError(f"system has {package} compute attention, and it is missing; the extra 'peers' installs it")
+    if "bytes" in check:
+        raise ValueError(
+            f"check=bytes cannot be where {package} computes attention: it sends messages of its own, not the plan's"
+        )
 
 
 def _one_of(name: str, value: Any, choices: Sequence[str]) -> None:

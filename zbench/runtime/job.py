@@ -8,6 +8,7 @@ from zbench.protocols import Workload
 
 KERNELS = ("auto", "matmul", "torch-flash-cpu", "torch-flash-cuda", "flash-attn-2", "flash-attn-3")
 PARAMETERS = ("replicated", "sharded")
+ATTENTIONS = ("", "deepspeed")  # zbench.plan.Plan.attention
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,8 +144,8 @@ class LocalFleet(Wired):
         self._memory.close()
 
     def _show(self, until: float = math.inf) -> None:
-        """Shows what the ranks printed - a moment late: when a rank fails, libraries in the others have much to say, and
-        it would bury the one sentence that counts."""
+        """Shows what the ranks printed, a moment late: when a rank fails, libraries in the others have much to say,
+        and it would bury the one sentence that counts."""
         for words in self._words:
             words.show(until)
 

@@ -133,13 +133,22 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True)
+class Batch:
+    """Messages that a rank posts together: receives and sends (indices), once `at` attends are started."""
+
+    at: int
+    receives: tuple[int, ...]
+    sends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """One rank's part of a plan's forward or backward.
 
     uses: how often each slot is read. imported: the forward program's slots that are this one's first slots
     (received copies that were kept).
     receives: in the order in which they are posted; arrives: per slot its receives (indices), empty if none.
-    sends: in the order in which they leave.
+    sends: in the order in which they leave. batches: the same in batches, for a transport that needs them.
     """
 
     slots: tuple[Slot, ...]
@@ -150,3 +159,4 @@ class Program:
     arrives: tuple[tuple[int, ...], ...]
     sends: tuple[Send | Relay, ...]
     collects: tuple[Collect, ...]
+    batches: tuple[Batch, ...] = ()

@@ -21,12 +21,12 @@ from zbench.runtime import checkpoint
 from zbench.runtime.attention import Attention, Engine
 from zbench.runtime.check import worst_difference
 from zbench.runtime.compiler import Compiler
+from zbench.runtime.deepspeed import Attend, DeepSpeed
 from zbench.runtime.job import About, Job, Report
 from zbench.runtime.kernels import choose
 from zbench.runtime.memory import DTYPES, Shape
 from zbench.runtime.nic import Counters
 from zbench.runtime.parameters import Parameters, Replicated, Sharded
-from zbench.runtime.program import Program
 from zbench.runtime.rendezvous import Rendezvous
 from zbench.runtime.text import Text, is_real, text
 from zbench.runtime.transformer import Transformer
@@ -52,6 +52,7 @@ class Trainer:
         kernel = choose(job.kernel, self.device, model.head_dim, DTYPES[model.element_bytes])
         self.engine = Engine(Shape(model, self.device), kernel, post, Sender(), self.board)
         self.counters = Counters.of()
+        self.deepspeed: DeepSpeed | None = None
 
     def about(self) -> About:
         cuda = self.device.type == "cuda"
@@ -69,18 +70,19 @@ class Trainer:
         self.board.say(f"{where}, reading tokens")
         vocab = self.job.cost.model.vocab
         texts = [text(plan, self.rank, self.job.workload, batch, vocab) for plan in plans]
+        self._open(plans)
         self.engine.times.clear()
         self.engine.post.traffic = Traffic()
         self.board.wait(f"{where}, barrier before it")
         dist.barrier()
         before = self.counters.read()
         began = perf_counter()
-        programs = self._programs(plans, where)
+        attends = self._attends(plans, where)
         compiled = perf_counter()
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        for number, (one, pair) in enumerate(zip(texts, programs, strict=True)):
+        for number, (one, attend) in enumerate(zip(texts, attends, strict=True)):
             self.parameters.begin(last=number == len(plans) - 1)
-            part = self._forward(one, pair, batch.num_tokens, f"{where}, micro-batch {number}")
+            part = self._forward(one, attend, batch.num_tokens, f"{where}, micro-batch {number}")
             part.backward()
             loss += part.detach()
         ran = perf_counter()
@@ -134,21 +136,34 @@ class Trainer:
         self.engine.transport.close()
         self.rendezvous.close()
 
-    def _programs(self, plans: tuple[Plan, ...], where: str) -> list[tuple[Program, Program]]:
-        self.board.say(f"{where}, compiling plans")
-        index, cut = partial(_index, self.device), self.engine.kernel.cut
-        return [Compiler(plan, self.rank, self.job.cost, index, cut).compile() for plan in plans]
+    def _open(self, plans: tuple[Plan, ...]) -> None:
+        """Opens the package that plans ask for. Collective, and once: it takes seconds, which are not the step's."""
+        if self.deepspeed is None and any(plan.attention for plan in plans):
+            self.board.say("opening deepspeed")
+            self.deepspeed = DeepSpeed(self.rank, dist.get_world_size(), self.engine)
 
-    def _forward(self, one: Text, pair: tuple[Program, Program], num_tokens: int, where: str) -> Tensor:
+    def _attends(self, plans: tuple[Plan, ...], where: str) -> list[Attend]:
+        """How attention runs, of every plan."""
+        self.board.say(f"{where}, compiling plans")
+        return [self._attend(plan) for plan in plans]
+
+    def _attend(self, plan: Plan) -> Attend:
+        if plan.attention:
+            assert self.deepspeed is not None
+            return self.deepspeed.attend(plan)
+        index, cut = partial(_index, self.device), self.engine.kernel.cut
+        pair = Compiler(plan, self.rank, self.job.cost, index, cut).compile()
+        return lambda q, k, v, where: Attention.apply(q, k, v, self.engine, pair, where)
+
+    def _forward(self, one: Text, run: Attend, num_tokens: int, where: str) -> Tensor:
         """The rank's part of the loss."""
         tokens, positions, targets = (
             torch.from_numpy(x).to(self.device) for x in (one.tokens, one.positions, one.targets)
         )
-        engine, board = self.engine, self.board
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            o: Tensor = Attention.apply(q, k, v, engine, pair, f"{where}, layer {layer}")
-            board.say(f"{where}, layer {layer}")
+            o = run(q, k, v, f"{where}, layer {layer}")
+            self.board.say(f"{where}, layer {layer}")
             return o
 
         self.board.say(where)

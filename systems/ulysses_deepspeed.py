@@ -1,0 +1,37 @@
+"""Ulysses as DeepSpeed runs it: its plan is simulated as any, and trained by DeepSpeed's own DistributedAttention.
+
+The all-to-all of systems/ulysses.py over as many ranks as there are heads for (DeepSpeed has no ring to go with it, so
+more ranks than heads are data parallel): groups of neighbours, of the largest size that divides the ranks and leaves
+each a head, and whole sequences dealt to them by tokens, the longest first. The plan says that the package `deepspeed`
+(of the extra `peers`) runs attention; a simulated run does without it.
+Source: Jacobs et al. 2023 (arXiv 2309.14509); deepspeed 0.19, deepspeed/sequence/layer.py. Pure: no torch.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from systems.grids import degrees
+from systems.micro_batches import dealt
+from zbench.batch import Batch
+from zbench.build import Builder
+from zbench.cost import Cost
+from zbench.patterns import ulysses_ring
+from zbench.plan import Plan
+from zbench.rewrite import reverse
+
+
+@dataclass(frozen=True, slots=True)
+class UlyssesDeepSpeed:
+    cost: Cost
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        ranks, heads = self.cost.cluster.num_ranks, self.cost.model.num_heads
+        groups = np.arange(ranks, dtype=np.int64).reshape(-1, 1, max(degrees(ranks, heads)))
+        seqs = np.arange(len(batch.lengths), dtype=np.int64)
+        group = np.empty_like(seqs)
+        for number, mine in enumerate(dealt(seqs, batch.lengths, len(groups))):
+            group[mine] = number
+        builder = Builder(batch.lengths, ranks, heads)
+        ulysses_ring(builder, seqs, group, groups)
+        return (reverse(builder.build(), "keep").with_(attention="deepspeed"),)

@@ -1,0 +1,67 @@
+"""Four real ranks measure: every operation runs in every element size and shape, and more work takes longer."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+
+from zbench.calibrate.subject import Subject
+from zbench.model import Model
+from zbench.runtime.launch import LocalFleet
+
+MODEL = Model("small", num_layers=2, hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, ffn_hidden=192, vocab=256,
+              num_experts=3, experts_per_token=2, element_bytes=4)  # fmt: skip
+WINDOW = 0.02
+
+
+def fleet_of(subject: Subject) -> LocalFleet:
+    return LocalFleet(subject.num_ranks, "zbench.runtime.measure:Measure", subject)
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[LocalFleet]:
+    with fleet_of(Subject(MODEL, 2, 2, 1, 64, "auto")) as made:
+        yield made
+
+
+def rate(fleet: LocalFleet, method: str, *arguments: object) -> float:
+    paces = fleet.call(method, *arguments, WINDOW)
+    assert all(rate > 0 and 0 <= cpu < 3 for rate, cpu in paces)  # its own CPU time: gloo has a thread too
+    return fmean(rate for rate, _ in paces)
+
+
+def test_ranks_say_who_they_are(fleet: LocalFleet) -> None:
+    abouts = fleet.call("about")
+    assert len({about.host for about in abouts}) == 1
+    for about in abouts:
+        assert (about.backend, about.kernel) == ("gloo", "torch-flash-cpu")
+        assert about.device
+        assert about.cores >= 1
+        assert 2**20 < 4 * about.memory_bytes < 2**50
+
+
+def test_more_work_takes_longer(fleet: LocalFleet) -> None:
+    shapes = Subject(MODEL, 2, 2, 1, 64, "auto").layer_shapes(64)
+    assert rate(fleet, "matmul", shapes, False) > 0
+    assert rate(fleet, "matmul", [(32, 32, 32)], False) > 2 * rate(fleet, "matmul", [(512, 512, 512)], True)
+    for backward in (False, True):
+        assert rate(fleet, "attention", 16, backward) > 2 * rate(fleet, "attention", 1024, backward)
+    assert rate(fleet, "multiply", 4, 8) > 2 * rate(fleet, "multiply", 4096, 512)
+    assert rate(fleet, "permute", 4) > 2 * rate(fleet, "permute", 1 << 16)
+    assert rate(fleet, "smallest") > 100
+
+
+@pytest.mark.parametrize("across", [True, False])
+def test_large_messages_take_longer(fleet: LocalFleet, across: bool) -> None:
+    fleet.call("exchange", across, 8, 2)
+    small, large = (fmean(fleet.call("exchange", across, size, 5)) for size in (8, 1 << 24))
+    assert 0 < 2 * small < large
+
+
+@pytest.mark.parametrize("element_bytes", [2, 8])
+def test_other_element_sizes(element_bytes: int) -> None:
+    with fleet_of(Subject(replace(MODEL, element_bytes=element_bytes), 1, 1, 1, 64, "auto")) as fleet:
+        for backward in (False, True):
+            assert rate(fleet, "attention", 64, backward) > 0
+            assert rate(fleet, "matmul", [(8, 8, 8)], backward) > 0

@@ -1,0 +1,107 @@
+"""Messages of a running program over NCCL: what a rank sends and receives, one batch after another.
+
+NCCL's messages have no names: between two ranks they are matched in the order they were posted in, and what is posted
+as one is under way until all of its partners have joined. So a rank posts its batches (zbench.runtime.phases) as
+torch.distributed.batch_isend_irecv, each as soon as the attends that it needs are started, always from the main
+thread. Waiting holds up the compute stream, not the host; on the stream of the messages a batch begins when the one
+before it is complete, and the compute stream has got to where it was posted.
+
+On gloo, which the tests use, waiting holds up the host, and messages of a batch travel one by one, all with one tag.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from zbench.cost import Cost
+from zbench.plan import Plan
+from zbench.runtime.phases import batched
+from zbench.runtime.program import HOME, Batch, Relay
+from zbench.runtime.transport import Job, Pair, Post
+
+Issue = Callable[[list[Any]], list[Any]]  # posts dist.P2POps, returns what to wait for
+
+
+class Batches:
+    """A transport of batches."""
+
+    def __init__(self, issue: Issue = dist.batch_isend_irecv) -> None:
+        self.issue = issue
+
+    def prepare(self, plan: Plan, rank: int, cost: Cost, pair: Pair) -> Pair:
+        return batched(plan, rank, cost, pair)
+
+    def open(self, post: Post, job: Job) -> "Batched":
+        return Batched(self.issue, post, job)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class Batched:
+    """Messages of one run."""
+
+    def __init__(self, issue: Issue, post: Post, job: Job) -> None:
+        self.issue, self.post, self.job = issue, post, job
+        self.in_order = dist.get_backend(post.group) == "nccl"
+        self.batches = job.program.batches
+        self.posted = 0
+        self.works: list[list[Any] | None] = [None] * len(self.batches)  # None: not posted yet, or waited for
+        self.batch_of = {index: at for at, batch in enumerate(self.batches) for index in batch.receives}
+        self.passing: dict[int, Tensor] = {}  # by receive: what is passed on
+        self.waited = [False] * len(self.batches)
+
+    def before(self, attended: int) -> None:
+        while self.posted < len(self.batches) and self.batches[self.posted].at <= attended:
+            works = self._post(self.batches[self.posted])
+            self.works[self.posted] = works
+            self.posted += 1
+
+    def is_done(self, index: int) -> bool:
+        return self.waited[self.batch_of[index]]
+
+    def wait(self, index: int) -> None:
+        self._wait(self.batch_of[index])
+
+    def finish(self) -> None:
+        for at in range(len(self.batches)):
+            self._wait(at)
+
+    def _wait(self, at: int) -> None:
+        if not self.waited[at]:
+            works = self.works[at]
+            assert works is not None, "an attend reads what its rank has not posted"
+            for work in works:
+                work.wait()
+            self.waited[at], self.works[at] = True, None
+
+    def _post(self, batch: Batch) -> list[Any]:
+        """Between two ranks messages go by leg, on both."""
+        legs = [leg for index in batch.sends for leg in self._sends(index)]
+        legs += [self._receive(index) for index in batch.receives]
+        return self.issue([op for _, op in sorted(legs, key=lambda pair: pair[0])])
+
+    def _sends(self, index: int) -> list[tuple[int, dist.P2POp]]:
+        """(leg, operation) of what leaves of one message."""
+        send = self.job.program.sends[index]
+        if isinstance(send, Relay):
+            if not self.in_order:
+                self.wait(send.received)
+            data = self.passing.pop(send.received)
+            return [(send.leg, self._operation(dist.isend, data, send.peer))]
+        data = self.job.message(send)
+        return [(leg, self._operation(dist.isend, data[begin:end], peer)) for leg, peer, begin, end in send.legs]
+
+    def _receive(self, index: int) -> tuple[int, dist.P2POp]:
+        receive = self.job.program.receives[index]
+        data = self.job.place(receive)
+        if receive.slot == HOME:
+            self.passing[index] = data
+        return receive.leg, self._operation(dist.irecv, data, receive.peer)
+
+    def _operation(self, way: Callable[..., Any], data: Tensor, peer: int) -> dist.P2POp:
+        count = self.post.traffic.sent if way is dist.isend else self.post.traffic.received
+        count(self.post.peers[peer], data.numel() * data.element_size())
+        return dist.P2POp(way, data, group=self.post.group, group_peer=peer)
