@@ -12,8 +12,8 @@ and leave a rank when they are sent; do is copied. What a plan means and when it
 defined by zbench.dataflow and zbench.verify; this module only holds it.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -182,6 +182,8 @@ class Plan:
         the whole sequence.
     backward_mode: what happens to received kv between forward and backward ("keep", "carry" or
         "regather", see zbench.rewrite.reverse); "" while the plan has no backward.
+    notes: what the planner has to say of it (an optimality gap, a fallback used), numbers and words for the record;
+        they mean nothing to what verifies or executes the plan.
     """
 
     lengths: Ints
@@ -195,6 +197,7 @@ class Plan:
     lanes: Lists
     causal: bool = True
     backward_mode: str = ""
+    notes: Mapping[str, float | str] = field(default_factory=dict)
 
     def with_(self, **changes: object) -> "Plan":
         return replace(self, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,109 @@
+"""Packs sequences into given groups so that the slowest group ends as early as it can. Pure: no torch.
+
+Longest first, each sequence to the group that would end first with it (the rule for machines of different
+speeds, Graham's for equal ones), as far as the group's memory allows; then single moves and swaps off the
+slowest group while they help. Compiled, as a search over group sizes calls it hundreds of times a batch.
+"""
+
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+
+from systems.flexsp_cost import Objective
+from zbench.plan import Ints
+
+ROUNDS = 400  # moves and swaps at most: they end by themselves long before, this only bounds the time
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """seconds: of the slowest group. index: int64 [num_groups], each group's place in Objective.degree, the largest
+    groups first. group: int64 [num_sequences], the group of every sequence. Infinite seconds: memory did not
+    suffice, and `group` is -1 where a sequence found no place.
+    """
+
+    seconds: float
+    index: Ints
+    group: Ints
+
+
+def pack(lengths: Ints, counts: Ints, of: Objective, improve: bool) -> Packed:
+    """`lengths`, longest first, in counts[i] groups of of.degree[i] ranks; improve: also by moves and swaps."""
+    index = np.repeat(np.arange(len(counts)), counts)[::-1].copy()
+    group, load, used = _place(lengths, index, of.square, of.linear, of.fixed, of.capacity)
+    if (group < 0).any():
+        return Packed(float("inf"), index, group)
+    if improve:
+        _improve(lengths, group, load, used, index, of.square, of.linear, of.fixed, of.capacity, ROUNDS)
+    return Packed(float(load.max()), index, group)
+
+
+@nb.njit(cache=True)
+def _place(lengths, index, square, linear, fixed, capacity):  # type: ignore[no-untyped-def]
+    load, used = np.zeros(len(index)), np.zeros(len(index), np.int64)
+    group = np.full(len(lengths), -1, np.int64)
+    own = np.zeros(len(square))  # what the sequence takes in a group of each degree
+    for i in range(len(lengths)):
+        s = float(lengths[i])
+        for k in range(len(square)):
+            own[k] = square[k] * s * s + linear[k] * s
+        best, end = -1, np.inf
+        for g in range(len(index)):
+            k = index[g]
+            if used[g] + lengths[i] <= capacity[k]:
+                then = load[g] + own[k] + (fixed[k] if used[g] == 0 else 0.0)
+                if then < end:
+                    best, end = g, then
+        if best < 0:
+            break
+        group[i], load[best] = best, end
+        used[best] += lengths[i]
+    return group, load, used
+
+
+@nb.njit(cache=True)
+def _improve(lengths, group, load, used, index, square, linear, fixed, capacity, rounds):  # type: ignore[no-untyped-def]
+    """Moves one sequence off the slowest group, or swaps it with a shorter one, while the later end of both falls."""
+    for _ in range(rounds):
+        slow = int(load.argmax())
+        p, end = index[slow], load[slow] * (1 - 1e-9)
+        mover, back, target = -1, -1, -1
+        for i in range(len(lengths)):
+            if group[i] != slow:
+                continue
+            s = float(lengths[i])
+            left = load[slow] - square[p] * s * s - linear[p] * s
+            for g in range(len(index)):
+                k = index[g]
+                if g != slow and used[g] + lengths[i] <= capacity[k]:
+                    there = load[g] + square[k] * s * s + linear[k] * s + (fixed[k] if used[g] == 0 else 0.0)
+                    if max(there, left) < end:
+                        mover, back, target, end = i, -1, g, max(there, left)
+            for j in range(len(lengths)):
+                g, x = group[j], float(lengths[j])
+                k = index[g]
+                if g == slow or lengths[j] >= lengths[i] or used[g] + lengths[i] - lengths[j] > capacity[k]:
+                    continue
+                here = left + square[p] * x * x + linear[p] * x
+                there = load[g] + square[k] * (s * s - x * x) + linear[k] * (s - x)
+                if max(here, there) < end:
+                    mover, back, target, end = i, j, g, max(here, there)
+        if mover < 0:
+            return
+        _move(mover, target, lengths, group, load, used, index, square, linear, fixed)
+        if back >= 0:
+            _move(back, slow, lengths, group, load, used, index, square, linear, fixed)
+
+
+@nb.njit(cache=True)
+def _move(i, target, lengths, group, load, used, index, square, linear, fixed):  # type: ignore[no-untyped-def]
+    s, here = float(lengths[i]), group[i]
+    p, k = index[here], index[target]
+    load[here] -= square[p] * s * s + linear[p] * s
+    used[here] -= lengths[i]
+    if used[here] == 0:
+        load[here] = 0.0
+    load[target] = (load[target] if used[target] > 0 else fixed[k]) + square[k] * s * s + linear[k] * s
+    used[target] += lengths[i]
+    group[i] = target
