@@ -1,8 +1,9 @@
 """Packs sequences into given groups so that the slowest group ends as early as it can. Pure: no torch.
 
 Longest first, each sequence to the group that would end first with it (the rule for machines of different
-speeds, Graham's for equal ones), as far as the group's memory allows; then single moves and swaps off the
-slowest group while they help. Compiled, as a search over group sizes calls it hundreds of times a batch.
+speeds, Graham's for equal ones), as far as the group's memory allows. To improve on that: best fit below an end
+that is bisected, and single moves and swaps off the slowest group while they help. Compiled, as a search over
+group sizes calls it hundreds of times a batch.
 """
 
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ import numba as nb
 import numpy as np
 
 from systems.flexsp_cost import Objective
+from zbench.cost import Floats
 from zbench.plan import Ints
 
 ROUNDS = 400  # moves and swaps at most: they end by themselves long before, this only bounds the time
+BISECTIONS = 12  # of the end that best fit has to keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,31 @@ def pack(lengths: Ints, counts: Ints, of: Objective, improve: bool) -> Packed:
     """`lengths`, longest first, in counts[i] groups of of.degree[i] ranks; improve: also by moves and swaps."""
     index = np.repeat(np.arange(len(counts)), counts)[::-1].copy()
     group, load, used = _place(lengths, index, of.square, of.linear, of.fixed, of.capacity)
-    if (group < 0).any():
-        return Packed(float("inf"), index, group)
+    seconds = float("inf") if (group < 0).any() else float(load.max())
     if improve:
-        _improve(lengths, group, load, used, index, of.square, of.linear, of.fixed, of.capacity, ROUNDS)
-    return Packed(float(load.max()), index, group)
+        seconds, group = _improved(lengths, seconds, group, load, used, index, of)
+    return Packed(seconds, index, group)
+
+
+def _improved(
+    lengths: Ints, seconds: float, group: Ints, load: Floats, used: Ints, index: Ints, of: Objective
+) -> tuple[float, Ints]:
+    """The better of the placement at hand and the best fit, each after moves and swaps."""
+    costs = (index, of.square, of.linear, of.fixed, of.capacity)
+    best = seconds, group
+    if seconds < np.inf:
+        _swap(lengths, group, load, used, *costs, ROUNDS)
+        best = float(load.max()), group
+    alone = of.seconds(lengths, int(index[0]))
+    low, high, fitting = 0.0, min(best[0], alone), None
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        fit = _fit(lengths, middle, *costs)
+        low, high, fitting = (middle, high, fitting) if (fit[0] < 0).any() else (low, middle, fit)
+    if fitting is not None:
+        _swap(lengths, *fitting, *costs, ROUNDS)
+        best = min(best, (float(fitting[1].max()), fitting[0]), key=lambda each: each[0])
+    return best
 
 
 @nb.njit(cache=True)
@@ -63,7 +86,29 @@ def _place(lengths, index, square, linear, fixed, capacity):  # type: ignore[no-
 
 
 @nb.njit(cache=True)
-def _improve(lengths, group, load, used, index, square, linear, fixed, capacity, rounds):  # type: ignore[no-untyped-def]
+def _fit(lengths, end, index, square, linear, fixed, capacity):  # type: ignore[no-untyped-def]
+    """Longest first, into the group of the smallest degree, among these the fullest, that still ends by `end`."""
+    load, used = np.zeros(len(index)), np.zeros(len(index), np.int64)
+    group = np.full(len(lengths), -1, np.int64)
+    for i in range(len(lengths)):
+        s, best = float(lengths[i]), -1
+        for g in range(len(index)):
+            k = index[g]
+            then = load[g] + square[k] * s * s + linear[k] * s + (fixed[k] if used[g] == 0 else 0.0)
+            if used[g] + lengths[i] <= capacity[k] and then <= end:
+                closer = best < 0 or k < index[best] or (k == index[best] and load[g] > load[best])
+                best = g if closer else best
+        if best < 0:
+            break
+        k = index[best]
+        load[best] += square[k] * s * s + linear[k] * s + (fixed[k] if used[best] == 0 else 0.0)
+        used[best] += lengths[i]
+        group[i] = best
+    return group, load, used
+
+
+@nb.njit(cache=True)
+def _swap(lengths, group, load, used, index, square, linear, fixed, capacity, rounds):  # type: ignore[no-untyped-def]
     """Moves one sequence off the slowest group, or swaps it with a shorter one, while the later end of both falls."""
     for _ in range(rounds):
         slow = int(load.argmax())

@@ -8,7 +8,7 @@ is a function of (lengths, objective) alone; a lower bound tells how far from th
 """
 
 from dataclasses import dataclass
-from itertools import chain
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from systems.flexsp_cost import Objective
 from systems.flexsp_pack import Packed, pack
 from zbench.plan import Ints
 
+SLOWER = (0.0, 0.05, 0.1, 0.2)  # starts: the relaxation's groups if all may end this much later than it says
+EXPANDED = 6  # choices, from each start, whose neighbours are tried
 KEPT = 8  # choices that are packed with moves and swaps
 WORK = 200_000_000  # sequences times groups over all packings: the search stops there (1,024 ranks reach it)
 CLOSE = 1e-3  # relative to the bound; nearer is near enough
@@ -40,12 +42,12 @@ def equal_counts(of: Objective) -> list[Ints]:
 def search(lengths: Ints, of: Objective) -> Found | None:
     """The best groups found for `lengths` (int64 [n], longest first); None if none were found that memory allows."""
     tried = _Tried(lengths, of, {}, WORK)
-    starts = [counts for counts in equal_counts(of) if tried.seconds(counts) < np.inf]
-    best = min(starts, key=tried.seconds, default=None)
-    most = tried.seconds(best) if best is not None else _slowest(lengths, of)
-    likely = likely_counts(lengths, of, most)
-    best = likely if best is None or tried.seconds(likely) < tried.seconds(best) else best
-    best = tried.climbed(best)
+    best = min(equal_counts(of), key=tried.seconds)
+    most = tried.seconds(best) if tried.seconds(best) < np.inf else of.seconds(lengths, len(of.degree) - 1)
+    likely = [likely_counts(lengths, of, most, slower) for slower in SLOWER]
+    for start in [best, *likely]:
+        tried.explored(start)
+    best = tried.best(1)[0]
     if tried.seconds(best) == np.inf:
         return None
     bound = bound_seconds(lengths, of, tried.seconds(best))
@@ -55,11 +57,6 @@ def search(lengths: Ints, of: Objective) -> Found | None:
             break
         packed = min(packed, pack(lengths, counts, of, True), key=lambda each: each.seconds)
     return Found(packed, min(bound, packed.seconds), "search")
-
-
-def _slowest(lengths: Ints, of: Objective) -> float:
-    """Everything in one group of the largest degree: no packing needs to be slower."""
-    return of.seconds(lengths, len(of.degree) - 1)
 
 
 @dataclass(slots=True)
@@ -82,31 +79,29 @@ class _Tried:
         order = sorted(self.known, key=lambda key: (self.known[key], key))
         return [np.array(key) for key in order[:count]]
 
-    def climbed(self, counts: Ints) -> Ints:
-        """`counts` changed by one split or merge, or two, for as long as that ends earlier."""
-        while self.work > 0:
-            near = self._changed(counts)
-            better = min(near, key=self.seconds, default=counts)
-            if not self.seconds(better) < self.seconds(counts):
-                again = chain.from_iterable(self._changed(each) for each in near)
-                better = next((each for each in again if self._earlier(each, counts)), counts)
-                if better is counts:
-                    return counts
-            counts = better
-        return counts
-
-    def _earlier(self, one: Ints, other: Ints) -> bool:
-        return self.work > 0 and self.seconds(one) < self.seconds(other)
+    def explored(self, start: Ints) -> None:
+        """Tries what is one change away from `start`, then from the best found from there, EXPANDED times."""
+        key = tuple(start.tolist())
+        queue, seen = [(self.seconds(start), key)], {key}
+        for _ in range(EXPANDED):
+            if not queue or self.work <= 0:
+                return
+            for near in self._changed(np.array(heappop(queue)[1])):
+                key = tuple(near.tolist())
+                if key not in seen:
+                    seen.add(key)
+                    heappush(queue, (self.seconds(near), key))
 
     def _changed(self, counts: Ints) -> list[Ints]:
-        """Every choice one split of a group into the next smaller degree, or one merge, away."""
+        """Every choice with one group fewer and its ranks in equal groups of a smaller degree, or the other way."""
         found = []
-        for k in range(1, len(counts)):
-            parts = int(self.of.degree[k] // self.of.degree[k - 1])
-            for sign, enough in ((1, counts[k] >= 1), (-1, counts[k - 1] >= parts)):
-                if enough:
-                    near = counts.copy()
-                    near[k] -= sign
-                    near[k - 1] += sign * parts
-                    found.append(near)
+        for j in range(len(counts)):
+            for k in range(j + 1, len(counts)):
+                parts = int(self.of.degree[k] // self.of.degree[j])
+                for sign, enough in ((1, counts[k] >= 1), (-1, counts[j] >= parts)):
+                    if enough:
+                        near = counts.copy()
+                        near[k] -= sign
+                        near[j] += sign * parts
+                        found.append(near)
         return found
