@@ -64,11 +64,11 @@ class FlexSPBatchAda:
         of = self.objective
         counts = equal_counts(of)[index]
 
-        def choose(lengths: Ints) -> Found | None:
-            packed = pack(lengths, counts, of, True)
+        def choose(lengths: Ints, improve: bool) -> Found | None:
+            packed = pack(lengths, counts, of, improve)
             return Found(packed, 0.0, f"degree {of.degree[index]}") if packed.seconds < np.inf else None
 
-        return micro_batches(batch.lengths, of, self.trials, choose)
+        return micro_batches(batch.lengths, of, self.trials, lambda x: choose(x, False), lambda x: choose(x, True))
 
 
 def _seconds(parts: tuple[MicroBatch, ...]) -> float:

@@ -39,19 +39,29 @@ def check_fits(lengths: Ints, of: Objective) -> None:
         )
 
 
-def micro_batches(lengths: Ints, of: Objective, trials: int, choose: Choose) -> tuple[MicroBatch, ...] | None:
-    """The micro-batches with the least time in all, the slowest first; None if `choose` finds none at all.
+def micro_batches(
+    lengths: Ints, of: Objective, trials: int, glance: Choose, choose: Choose
+) -> tuple[MicroBatch, ...] | None:
+    """The micro-batches with the least time in all, the slowest first; None if `glance` finds none at all.
 
-    trials: how many numbers of micro-batches are tried, from the least that memory allows.
+    trials: how many numbers of micro-batches are tried, from the least that memory allows. glance: what cuts are
+    compared by; choose: the groups in the end, where it finds any better.
     """
     order = np.argsort(-lengths, kind="stable")
-    cutter = _Cutter(lengths[order], choose, {})
+    cutter = _Cutter(lengths[order], glance, {})
     starts = _best_numbers(cutter, of, trials)
     if not starts:
         return None
     edges = min((cutter.shifted(each) for each in starts), key=cutter.seconds)
-    parts = [MicroBatch(order[a:b], found) for a, b in pairwise(edges) if (found := cutter.found(a, b)) is not None]
+    parts = [
+        MicroBatch(order[a:b], _better(cutter.found(a, b), choose(cutter.lengths[a:b]))) for a, b in pairwise(edges)
+    ]
     return tuple(sorted(parts, key=lambda part: -part.found.packed.seconds))
+
+
+def _better(one: Found | None, other: Found | None) -> Found:
+    assert one is not None
+    return other if other is not None and other.packed.seconds <= one.packed.seconds else one
 
 
 def _best_numbers(cutter: "_Cutter", of: Objective, trials: int) -> list[list[int]]:

@@ -36,8 +36,9 @@ def bound_seconds(lengths: Ints, of: Objective, most: float) -> float:
 def likely_counts(lengths: Ints, of: Objective, most: float, slower: float) -> Ints:
     """int64 [num_degrees]: groups of each degree if sequences could be cut; GPUs left over are groups of one.
 
-    slower: by how much, relatively, all may end later than they then could. Here time and memory both have to suffice in every degree. That is no bound (how memory is filled best is not
-    settled by the argument above) but a good place to start a search from.
+    slower: by how much, relatively, all may end later than they then could. Here time and memory both have to
+    suffice in every degree. That is no bound (how memory is filled best is not settled by the argument above) but
+    a good place to start a search from.
     """
     high = _least(lengths, of, of, 0.0, most, 1.0, 0.0)[1]
     counts = _counts(lengths, high * (1 + slower), of, of, 1.0, 0.0)[1]

@@ -82,7 +82,7 @@ def solve(lengths: Ints, of: Objective, start: Packed, limits: Limits) -> Solved
     ends = buckets(lengths, limits.buckets)
     bucket = len(ends) - 1 - np.searchsorted(ends[::-1], lengths)
     size = np.bincount(bucket, minlength=len(ends))
-    index = np.repeat(np.arange(len(of.degree)), of.num_ranks // of.degree)[::-1]
+    index = np.repeat(np.arange(len(of.degree)), of.num_ranks // of.degree)[::-1]  # the largest groups first
     upper = _bucketed(ends[bucket], start, of)
     options = {"time_limit": limits.seconds, "node_limit": limits.nodes, "mip_rel_gap": 1e-4}
     done = milp(**_programme(ends, size, index, of, upper), options=options)
@@ -122,7 +122,11 @@ def _programme(ends: Ints, size: Ints, index: Ints, of: Objective, upper: float)
     ranks = (0 * every, exists, of.degree[index])
     order = (np.r_[same, same], np.r_[exists[same], exists[same + 1]], np.r_[-np.ones(len(same)), np.ones(len(same))])
     placed = (q, held, np.ones(num * groups))
-    rows = [(time, groups, -np.inf, 0.0), (memory, groups, -np.inf, 0.0), (ranks, 1, -np.inf, of.num_ranks)]
+    rows: list[tuple[Any, int, Any, Any]] = [
+        (time, groups, -np.inf, 0.0),
+        (memory, groups, -np.inf, 0.0),
+        (ranks, 1, -np.inf, of.num_ranks),
+    ]
     rows += [(order, groups, -np.inf, 0.0), (placed, num, size, size)]
     columns = 1 + groups + num * groups
     constraints = [

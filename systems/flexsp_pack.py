@@ -64,25 +64,53 @@ def _improved(
 
 @nb.njit(cache=True)
 def _place(lengths, index, square, linear, fixed, capacity):  # type: ignore[no-untyped-def]
+    """Longest first, to the group that ends first; groups of a degree stand in a heap by their load."""
     load, used = np.zeros(len(index)), np.zeros(len(index), np.int64)
     group = np.full(len(lengths), -1, np.int64)
-    own = np.zeros(len(square))  # what the sequence takes in a group of each degree
+    first = np.searchsorted(-index, -np.arange(len(square)))  # index falls: groups of degree k from first[k] on
+    stop = np.searchsorted(-index, -np.arange(len(square)), side="right")
+    heap = np.arange(len(index))
     for i in range(len(lengths)):
         s = float(lengths[i])
+        best, end = -1, np.inf  # a place in the heap
         for k in range(len(square)):
-            own[k] = square[k] * s * s + linear[k] * s
-        best, end = -1, np.inf
-        for g in range(len(index)):
-            k = index[g]
-            if used[g] + lengths[i] <= capacity[k]:
-                then = load[g] + own[k] + (fixed[k] if used[g] == 0 else 0.0)
-                if then < end:
-                    best, end = g, then
+            if first[k] == stop[k] or lengths[i] > capacity[k]:
+                continue
+            own, place = square[k] * s * s + linear[k] * s, first[k]
+            if used[heap[place]] + lengths[i] > capacity[k]:  # the least loaded is full: look at all
+                place = -1
+                for other in range(first[k], stop[k]):
+                    room = used[heap[other]] + lengths[i] <= capacity[k]
+                    if room and (place < 0 or load[heap[other]] < load[heap[place]]):
+                        place = other
+                if place < 0:
+                    continue
+            g = heap[place]
+            then = load[g] + own + (fixed[k] if used[g] == 0 else 0.0)
+            if then < end:
+                best, end = place, then
         if best < 0:
             break
-        group[i], load[best] = best, end
-        used[best] += lengths[i]
+        g = heap[best]
+        group[i], load[g] = g, end
+        used[g] += lengths[i]
+        _sink(heap, load, best, first[index[g]], stop[index[g]])
     return group, load, used
+
+
+@nb.njit(cache=True)
+def _sink(heap, load, place, first, stop):  # type: ignore[no-untyped-def]
+    """Restores the heap in heap[first:stop] after the load of the group at `place` has grown."""
+    while True:
+        child = first + 2 * (place - first) + 1
+        if child >= stop:
+            return
+        if child + 1 < stop and load[heap[child + 1]] < load[heap[child]]:
+            child += 1
+        if load[heap[place]] <= load[heap[child]]:
+            return
+        heap[place], heap[child] = heap[child], heap[place]
+        place = child
 
 
 @nb.njit(cache=True)

@@ -20,17 +20,23 @@ from zbench.plan import Ints
 SLOWER = (0.0, 0.05, 0.1, 0.2)  # starts: the relaxation's groups if all may end this much later than it says
 EXPANDED = 6  # choices, from each start, whose neighbours are tried
 KEPT = 8  # choices that are packed with moves and swaps
-WORK = 200_000_000  # sequences times groups over all packings: the search stops there (1,024 ranks reach it)
+WORK, GLANCE = 30_000_000, 1_000_000  # sequences times degrees over all packings: there a search or glance stops
+GLANCED = 3  # as EXPANDED, for a glance
+FITTING = 5_000_000  # sequences times groups over all choices in KEPT but one
 CLOSE = 1e-3  # relative to the bound; nearer is near enough
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """packed: the groups of a micro-batch. bound_seconds: no packing of it ends earlier (0: unknown). method: how."""
+    """packed: the groups of a micro-batch. bound_seconds: no packing of it ends earlier (0: unknown).
+
+    method: how they were found, in words. solver_seconds: of this machine's clock, 0 where no solver was asked.
+    """
 
     packed: Packed
     bound_seconds: float
     method: str
+    solver_seconds: float = 0.0
 
 
 def equal_counts(of: Objective) -> list[Ints]:
@@ -39,24 +45,39 @@ def equal_counts(of: Objective) -> list[Ints]:
     return [one[i] * (of.num_ranks // int(of.degree[i])) for i in range(len(of.degree))]
 
 
+def glance(lengths: Ints, of: Objective) -> Found | None:
+    """Good groups for `lengths`, quickly: what cutting a batch compares stretches of it by."""
+    tried, best = _started(lengths, of, GLANCE)
+    tried.explored(best, GLANCED)
+    best = tried.best(1)[0]
+    return Found(pack(lengths, best, of, False), 0.0, "glance") if tried.seconds(best) < np.inf else None
+
+
 def search(lengths: Ints, of: Objective) -> Found | None:
     """The best groups found for `lengths` (int64 [n], longest first); None if none were found that memory allows."""
-    tried = _Tried(lengths, of, {}, WORK)
-    best = min(equal_counts(of), key=tried.seconds)
-    most = tried.seconds(best) if tried.seconds(best) < np.inf else of.seconds(lengths, len(of.degree) - 1)
-    likely = [likely_counts(lengths, of, most, slower) for slower in SLOWER]
-    for start in [best, *likely]:
-        tried.explored(start)
+    tried, best = _started(lengths, of, WORK)
+    for start in [best, *tried.starts]:
+        tried.explored(start, EXPANDED)
     best = tried.best(1)[0]
     if tried.seconds(best) == np.inf:
         return None
     bound = bound_seconds(lengths, of, tried.seconds(best))
     packed = pack(lengths, best, of, True)
-    for counts in tried.best(KEPT):
+    kept = min(KEPT, 1 + FITTING // (len(lengths) * int(best.sum())))
+    for counts in tried.best(kept):
         if packed.seconds <= bound * (1 + CLOSE):
             break
         packed = min(packed, pack(lengths, counts, of, True), key=lambda each: each.seconds)
     return Found(packed, min(bound, packed.seconds), "search")
+
+
+def _started(lengths: Ints, of: Objective, work: int) -> tuple["_Tried", Ints]:
+    """Equal groups and those of the relaxation, tried; and the best of them."""
+    tried = _Tried(lengths, of, {}, [], work)
+    equal = min(equal_counts(of), key=tried.seconds)
+    most = tried.seconds(equal) if tried.seconds(equal) < np.inf else of.seconds(lengths, len(of.degree) - 1)
+    tried.starts = [likely_counts(lengths, of, most, slower) for slower in SLOWER]
+    return tried, min([equal, *tried.starts], key=tried.seconds)
 
 
 @dataclass(slots=True)
@@ -66,29 +87,30 @@ class _Tried:
     lengths: Ints
     of: Objective
     known: dict[tuple[int, ...], float]
+    starts: list[Ints]
     work: int
 
     def seconds(self, counts: Ints) -> float:
         key = tuple(counts.tolist())
         if key not in self.known:
             self.known[key] = pack(self.lengths, counts, self.of, False).seconds
-            self.work -= len(self.lengths) * int(counts.sum())
+            self.work -= len(self.lengths) * len(counts)
         return self.known[key]
 
     def best(self, count: int) -> list[Ints]:
         order = sorted(self.known, key=lambda key: (self.known[key], key))
         return [np.array(key) for key in order[:count]]
 
-    def explored(self, start: Ints) -> None:
-        """Tries what is one change away from `start`, then from the best found from there, EXPANDED times."""
+    def explored(self, start: Ints, times: int) -> None:
+        """Tries what is one change away from `start`, then from the best found from there, and so on."""
         key = tuple(start.tolist())
         queue, seen = [(self.seconds(start), key)], {key}
-        for _ in range(EXPANDED):
-            if not queue or self.work <= 0:
+        for _ in range(times):
+            if not queue:
                 return
             for near in self._changed(np.array(heappop(queue)[1])):
                 key = tuple(near.tolist())
-                if key not in seen:
+                if key not in seen and self.work > 0:
                     seen.add(key)
                     heappush(queue, (self.seconds(near), key))
 
