@@ -30,7 +30,7 @@ class FlexSP:
 
     solver: "search" (systems.flexsp_search), or "milp": after it the paper's programme for each micro-batch, by
     HiGHS, within `nodes` nodes and `seconds` (of this machine's clock: a run that reaches it may end differently
-    elsewhere) and with `buckets` lengths; where that finds nothing better the search's groups stay, and the notes say so.
+    elsewhere) and with `buckets` lengths; where that finds nothing better the search's groups stay, as the notes say.
     backward: what becomes of received kv; Ulysses keeps it, as its inputs to attention are local.
 
     Raises:

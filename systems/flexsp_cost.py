@@ -100,14 +100,14 @@ def objective(cost: Cost, backward: Mode) -> Objective:
 def _profiles(sizes: list[int], cost: Cost, backward: Mode) -> Floats:
     """[num_degrees, 4]: seconds of one long sequence, of many short ones, of half as many; bytes of the fullest rank.
 
-    All with as many tokens a rank. Of rings that cross nodes only the two with the fewest rows are played, a
-    thousand ranks would take seconds: each further row is one more equal hop, so these numbers lie on a line.
+    All with as many tokens a rank. Of rings that cross nodes only the three with the fewest rows are played, a
+    thousand ranks would take seconds: each further row is one more equal hop, so the numbers go on in a line.
     """
     rows = [shape(degree, cost)[0] for degree in sizes]
     crossing = [i for i in range(len(sizes)) if rows[i] > 1 and sizes[i] > cost.cluster.gpus_per_node]
-    found = [_profile(sizes[i], cost, backward) for i in range(len(sizes)) if i not in crossing[2:]]
-    for i in crossing[2:]:
-        a, b = crossing[:2]
+    found = [_profile(sizes[i], cost, backward) for i in range(len(sizes)) if i not in crossing[3:]]
+    for i in crossing[3:]:
+        a, b = crossing[1:3]
         found.append(found[a] + (found[b] - found[a]) * ((rows[i] - rows[a]) / (rows[b] - rows[a])))
     return np.stack(found)
 

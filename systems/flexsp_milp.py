@@ -49,7 +49,8 @@ def buckets(lengths: Ints, count: int) -> Ints:
     lengths: longest first. err[k][q] = min_j err[j][q - 1] + sum_{i in (j, k]} (s_k - s_i), FlexSP's recursion.
     """
     values, number = np.unique(lengths, return_counts=True)
-    return values[_ends(values, number, min(count, len(values)))][::-1]
+    found: Ints = values[_ends(values, number, min(count, len(values)))][::-1]
+    return found
 
 
 @nb.njit(cache=True)

@@ -57,8 +57,9 @@ def _improved(
         fit = _fit(lengths, middle, *costs)
         low, high, fitting = (middle, high, fitting) if (fit[0] < 0).any() else (low, middle, fit)
     if fitting is not None:
-        _swap(lengths, *fitting, *costs, ROUNDS)
-        best = min(best, (float(fitting[1].max()), fitting[0]), key=lambda each: each[0])
+        group, load, used = fitting
+        _swap(lengths, group, load, used, *costs, ROUNDS)
+        best = min(best, (float(load.max()), group), key=lambda each: each[0])
     return best
 
 
