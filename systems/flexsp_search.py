@@ -22,6 +22,7 @@ EXPANDED = 6  # choices, from each start, whose neighbours are tried
 KEPT = 8  # choices that are packed with moves and swaps
 WORK, GLANCE = 30_000_000, 1_000_000  # sequences times degrees over all packings: there a search or glance stops
 GLANCED = 3  # as EXPANDED, for a glance
+GLANCE_FITTING = 100_000  # sequences times groups up to which a glance packs with moves and swaps
 FITTING = 5_000_000  # sequences times groups over all choices in KEPT but one
 CLOSE = 1e-3  # relative to the bound; nearer is near enough
 
@@ -48,9 +49,12 @@ def equal_counts(of: Objective) -> list[Ints]:
 def glance(lengths: Ints, of: Objective) -> Found | None:
     """Good groups for `lengths`, quickly: what cutting a batch compares stretches of it by."""
     tried, best = _started(lengths, of, GLANCE)
-    tried.explored(best, GLANCED)
+    for start in [best, *tried.starts]:
+        tried.explored(start, GLANCED)
     best = tried.best(1)[0]
-    return Found(pack(lengths, best, of, False), 0.0, "glance") if tried.seconds(best) < np.inf else None
+    if tried.seconds(best) == np.inf:
+        return None
+    return Found(pack(lengths, best, of, len(lengths) * int(best.sum()) < GLANCE_FITTING), 0.0, "glance")
 
 
 def search(lengths: Ints, of: Objective) -> Found | None:
