@@ -137,7 +137,7 @@ def test_gaps_to_the_true_optimum(cost: Cost) -> None:
     of = of.with_(capacity=8000 * of.degree)
     rng, gaps, alone = np.random.default_rng(0), [], []
     for trial in range(24):
-        lengths = np.sort(rng.integers(1, (8000, 32000)[trial % 2], rng.integers(2, 7 + (trial % 8 == 0))))[::-1].copy()
+        lengths = np.sort(rng.integers(1, (8000, 32000)[trial % 2], rng.integers(2, 9)))[::-1].copy()
         batch, micro = optimum(lengths, of)
         parts = micro_batches(lengths, of, 5, lambda x: glance(x, of), lambda x: search(x, of))
         assert parts is not None
