@@ -258,3 +258,23 @@ def test_facts_count_active_experts(tmp_path: Path) -> None:
     assert facts["total_params"] - facts["active_params"] == 2 * 3 * ffn
     assert facts["embedding_params"] == 0
     assert facts["context_limit"] is None
+
+
+class Noting(Ring):
+    """A system that has something to say of its plans."""
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        return tuple(plan.with_(notes={"gap": 0.5, "method": "guess"}) for plan in Ring.plan(self, batch))
+
+
+def test_what_a_planner_notes_is_in_the_step_line_and_nowhere_else(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    run(request(out, system={"_target_": f"{__name__}.Noting"}))
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "step"]
+    noted = [line["plan_notes"] for line in steps if "plan_notes" in line]
+    assert len(noted) == 3
+    assert all(note == [{"gap": 0.5, "method": "guess"}] for note in noted)
+    by_ring = tmp_path / "ring.jsonl"
+    run(request(by_ring, system=RING))
+    assert not any("plan_notes" in line for line in map(json.loads, by_ring.read_text().splitlines()))

@@ -12,8 +12,8 @@ and leave a rank when they are sent; do is copied. What a plan means and when it
 defined by zbench.dataflow and zbench.verify; this module only holds it.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -184,6 +184,8 @@ class Plan:
         "regather", see zbench.rewrite.reverse); "" while the plan has no backward.
     attention: who computes attention where the plan is really run: "" the plan's own operations; "deepspeed" that
         package, which then stands for them. Of no meaning to anybody else: a plan is proven and timed as it is.
+    notes: what the planner has to say of it (an optimality gap, a fallback used), numbers and words for the record;
+        they mean nothing to what verifies or executes the plan.
     """
 
     lengths: Ints
@@ -198,6 +200,7 @@ class Plan:
     causal: bool = True
     backward_mode: str = ""
     attention: str = ""
+    notes: Mapping[str, float | str] = field(default_factory=dict)
 
     def with_(self, **changes: object) -> "Plan":
         return replace(self, **changes)  # type: ignore[arg-type]

@@ -180,6 +180,7 @@ def _step(case: Case, parts: Parts, step: int, trace: str | None) -> Line:
         "plan_seconds": planned - began,
         "verify_seconds": verified - planned,
         "execute_seconds": executed - verified,
+        **({"plan_notes": [dict(plan.notes) for plan in plans]} if any(plan.notes for plan in plans) else {}),
         **asdict(result),
     }
 

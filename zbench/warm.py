@@ -31,9 +31,10 @@ def warm(system: System) -> None:
     few = min(cost.cluster.num_nodes, 2)
     try:
         small = dataclasses.replace(system, cost=replace(cost, cluster=replace(cost.cluster, num_nodes=few)))
-    except ValueError:  # a setting that the small cluster cannot have
+        plans = small.plan(SMALL)
+    except ValueError:  # a setting that the small cluster cannot have, or too little memory on it
         return
-    verify_step(SMALL, small.plan(SMALL))
+    verify_step(SMALL, plans)
 
 
 def main() -> None:

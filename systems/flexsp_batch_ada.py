@@ -1,0 +1,75 @@
+"""FlexSP-BatchAda: all-to-all groups of one degree, the best for each batch. Pure: no torch.
+
+The baseline of FlexSP's paper between one degree for all of training and groups of different degrees; with
+`degree` given it is the former (DeepSpeed-Ulysses with data parallelism beside it). Objective, micro-batches and
+packing are those of systems.flexsp, so that the two differ in the choice of groups alone.
+Source: Wang et al. 2024 (arXiv 2412.01523, section 6).
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from systems.flexsp import check_whole, laid
+from systems.flexsp_batches import MicroBatch, check_fits, micro_batches
+from systems.flexsp_cost import Objective, degrees, objective
+from systems.flexsp_pack import pack
+from systems.flexsp_search import Found, equal_counts
+from zbench.batch import Batch
+from zbench.cost import Cost
+from zbench.plan import Ints, Plan
+from zbench.rewrite.reverse import Mode, check_mode
+
+
+@dataclass(frozen=True, slots=True)
+class FlexSPBatchAda:
+    """degree: ranks of every group of every batch; null: the best for each batch. trials, backward: as FlexSP's.
+
+    Raises:
+        ValueError: degree is none that FlexSP offers on the cluster, or trials is not a whole number of at least 1.
+    """
+
+    cost: Cost
+    degree: int | None = None
+    trials: int = 5
+    backward: Mode = "keep"
+    objective: Objective = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_mode("system.backward", self.backward)
+        check_whole("system.trials", self.trials)
+        sizes = degrees(self.cost)
+        if self.degree is not None and (isinstance(self.degree, bool) or self.degree not in sizes):
+            raise ValueError(f"system.degree is {self.degree!r}; it takes null or one of {', '.join(map(str, sizes))}")
+        object.__setattr__(self, "objective", objective(self.cost, self.backward))
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        """One plan a micro-batch, the slowest first.
+
+        Raises:
+            ValueError: a sequence is longer than the memory of the largest group allowed.
+        """
+        of = self.objective
+        allowed = np.flatnonzero(of.degree == self.degree) if self.degree else np.arange(len(of.degree))
+        check_fits(
+            batch.lengths, of.with_(capacity=np.where(np.isin(np.arange(len(of.degree)), allowed), of.capacity, 0))
+        )
+        longest = int(batch.lengths.max())
+        found = [self._parts(batch, int(k)) for k in allowed if longest <= of.capacity[k]]
+        best = min((parts for parts in found if parts is not None), key=_seconds)
+        return tuple(laid(part, batch, self.cost, of, self.backward) for part in best)
+
+    def _parts(self, batch: Batch, index: int) -> tuple[MicroBatch, ...] | None:
+        """The best micro-batches with all groups of one degree."""
+        of = self.objective
+        counts = equal_counts(of)[index]
+
+        def choose(lengths: Ints, improve: bool) -> Found | None:
+            packed = pack(lengths, counts, of, improve)
+            return Found(packed, 0.0, f"degree {of.degree[index]}") if packed.seconds < np.inf else None
+
+        return micro_batches(batch.lengths, of, self.trials, lambda x: choose(x, False), lambda x: choose(x, True))
+
+
+def _seconds(parts: tuple[MicroBatch, ...]) -> float:
+    return sum(part.found.packed.seconds for part in parts)
