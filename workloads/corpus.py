@@ -80,6 +80,11 @@ class Corpus:
         pairs = zip(batch.documents[wanted].tolist(), batch.lengths[wanted].tolist(), strict=True)
         return [self._head(document, length) for document, length in pairs]
 
+    @property
+    def vocab(self) -> int | None:
+        """Token ids are below this; None where a tokenizer alone knows."""
+        return 256 if self.tokenizer is None else None
+
     def draw(self, rng: np.random.Generator, num: int) -> IntArray:
         return self._lengths[rng.integers(self._lengths.size, size=num)]
 

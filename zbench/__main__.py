@@ -30,6 +30,10 @@ _FLAGS = (
 )  # fmt: skip
 
 
+class ChildFailed(Exception):
+    """A job that a hydra launcher ran in another process failed; it has told why there."""
+
+
 @dataclass(slots=True)
 class Outcome:
     """What the jobs of one command came to; a sweep has several. runs: by id, as a baseline may serve many."""
@@ -72,10 +76,13 @@ def _main() -> int:
     command = shlex.join(["python", "-m", "zbench", *sys.argv[1:]])
     wants_traceback = os.environ.get(_FULL) == "1"
     outcome = Outcome()
+    here = os.getpid()
 
     def job(config: DictConfig) -> None:
         with _full_errors(wants_traceback):  # as the user has it, for whatever the run starts
             _job(config, command, outcome, wants_traceback)
+        if os.getpid() != here and outcome.code:  # another launcher's process, whose `outcome` nobody sees
+            raise ChildFailed(f"a job failed with exit code {outcome.code}; its words are in the launcher's own log")
 
     try:
         _check_flags(sys.argv[1:])
@@ -120,6 +127,12 @@ def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bo
 def _tell(error: Exception, outcome: Outcome, wants_traceback: bool) -> None:
     """Prints the sentence for `error`, or raises it again where there is none or the user wants a traceback."""
     from zbench.sentence import sentence
+
+    if type(error).__module__.startswith("submitit.") and "ChildFailed" in str(error):
+        told = [line for line in str(error).splitlines() if "ChildFailed" in line][-1].partition(": ")[2]
+        print(f"zbench: {told}", file=sys.stderr, flush=True)
+        outcome.code = 1
+        return
 
     told = None if wants_traceback else sentence(error)
     if told is None:

@@ -81,6 +81,7 @@ class Torch:
             if not fits or not least <= value < math.inf:
                 raise ValueError(f"executor.{name} is {value!r}; it takes a number of at least {least}")
         AdamW(**_known("executor.optimizer", self.optimizer, AdamW.__dataclass_fields__))
+        self._check_model()
         if self.resume is not None and not (Path(self.resume) / "zbench.json").is_file():
             raise ValueError(f"resume is {self.resume!r}; it takes the folder of a checkpoint")
 
@@ -133,6 +134,23 @@ class Torch:
         if self._fleet is not None:
             fleet, self._fleet = self._fleet, None
             fleet.close()
+
+    def _check_model(self) -> None:
+        """What the network would refuse, told before any process is started."""
+        model, needed = self.cost.model, getattr(self.workload, "vocab", None)
+        if model.element_bytes not in (2, 4, 8):
+            raise ValueError(
+                f"model.element_bytes is {model.element_bytes}; training takes 2 (bfloat16), 4 (float32) or 8 (float64)"
+            )
+        if model.lse_bytes != max(4, model.element_bytes):
+            raise ValueError(
+                f"model.lse_bytes is {model.lse_bytes}; with model.element_bytes={model.element_bytes} kernels give "
+                f"{max(4, model.element_bytes)}"
+            )
+        if model.head_dim % 2:
+            raise ValueError(f"model.head_dim is {model.head_dim}; RoPE turns pairs, so it has to be even")
+        if needed is not None and model.vocab < needed:
+            raise ValueError(f"model.vocab is {model.vocab}; the workload's tokens are bytes, which need {needed}")
 
     # -- inside ---------------------------------------------------------------------------------------
     def _open(self, job: Job) -> Fleet:

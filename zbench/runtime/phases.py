@@ -97,7 +97,7 @@ def batches(program: Program, number: Ints, op: Ints) -> tuple[Batch, ...]:
         after = max((_after(program.sends[at]) for at in theirs), default=0)
         read = min((reader[at] for at in mine if at in reader), default=0)
         at = max(out[-1].at if out else 0, after, min(place, read - AHEAD))
-        assert after <= at <= place, "a message is listed before what it is made of"
+        assert after <= at, "x"
         out.append(Batch(at, mine, theirs))
     return tuple(out)
 

@@ -167,7 +167,8 @@ class Trainer:
             return o
 
         self.board.say(where)
-        return self.parameters.network(tokens, positions, targets, attend, num_tokens)
+        part: Tensor = self.parameters.network(tokens, positions, targets, attend, num_tokens)
+        return part
 
     def _check(self, batch: Batch, loss: float, where: str) -> tuple[float, str] | None:
         """Collective; the answer is rank 0's, and the others wait for it at the next collective."""
@@ -181,7 +182,7 @@ class Trainer:
 
 
 def _index(device: torch.device, rows: object) -> Tensor:
-    return torch.from_numpy(rows).to(device)  # type: ignore[arg-type]
+    return torch.from_numpy(rows).to(device)
 
 
 def _peak_bytes(device: torch.device) -> int:

@@ -1,0 +1,102 @@
+"""python -m zbench executor=torch, as a user types it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "executor=torch", "model=tiny", "cluster=local_2x2", "workload=pystdlib", "steps=2", "tokens_per_gpu=100",
+    "tracker=none",
+)  # fmt: skip
+
+
+def command(*words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, *before, "-m", "zbench", *words]
+    return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+
+
+def lines(path: Path, kind: str) -> list[dict[str, object]]:
+    return [line for line in map(json.loads, path.read_text().splitlines()) if line["kind"] == kind]
+
+
+def test_two_systems_train_alike_and_pass_both_checks(tmp_path: Path) -> None:
+    out = tmp_path / "runs.jsonl"
+    done = command(*SMALL, "system=zeppelin", f"out={out}", "check=[exact,bytes]")
+    assert done.returncode == 0, done.stderr
+    assert "check=exact holds" in done.stdout
+    assert "check=bytes holds" in done.stdout
+    assert "MEASURED, executor torch" in done.stdout
+    about, steps = lines(out, "about"), lines(out, "step")
+    assert [one["ranks"][0]["tokens"] for one in about] == ["text", "text"]  # type: ignore[index]
+    ring, zeppelin = ([step["loss"] for step in steps[at : at + 2]] for at in (0, 2))
+    assert ring == pytest.approx(zeppelin, rel=1e-12)
+    assert ring[0] != ring[1]
+
+
+def test_torchrun_joins(tmp_path: Path) -> None:
+    out = tmp_path / "runs.jsonl"
+    torchrun = (
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+    )
+    run = [sys.executable, *torchrun, "-m", "zbench", *SMALL, "cluster.num_nodes=1", "baseline=null", f"out={out}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(run, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert len(lines(out, "step")) == 2
+    assert done.stdout.count("MEASURED") == 1  # rank 0 alone speaks
+
+
+def test_a_checkpoint_is_resumed(tmp_path: Path) -> None:
+    out, folder = tmp_path / "runs.jsonl", tmp_path / "point"
+    common = (*SMALL, "cluster.num_nodes=1", "baseline=null", f"out={out}")
+    done = command(*common, "executor.checkpoint_every=1", f"executor.checkpoint={folder}")
+    assert done.returncode == 0, done.stderr
+    done = command(*common, "steps=3", f"resume={folder}")
+    assert done.returncode == 0, done.stderr
+    assert [step["step"] for step in lines(out, "step")] == [0, 1, 2]
+
+
+def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:
+    out = tmp_path / "runs.jsonl"
+    line = [sys.executable, "-m", "zbench", *SMALL, "steps=100000", "baseline=null", f"out={out}"]
+    with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        while run.poll() is None and (not out.exists() or len(out.read_text().splitlines()) < 4):
+            pass
+        run.send_signal(signal.SIGINT)
+        _, told = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "stopped" in told
+    assert "Traceback" not in told
+    assert lines(out, "end")[0]["status"] == "interrupted"
+    assert lines(out, "step")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("check=exact",), "check is exact; it needs an executor that trains, as in executor=torch"),
+        (("resume=here",), "resume is here; it needs an executor that trains"),
+        ((*SMALL, "check=fast"), "check is 'fast'; it takes exact or bytes, a list of them, or null"),
+        ((*SMALL, "resume=nowhere"), "resume is 'nowhere'; it takes the folder of a checkpoint"),
+        ((*SMALL, "executor.kernel=quick"), "executor.kernel is 'quick'; it takes auto, matmul"),
+        ((*SMALL, "model.vocab=100"), "model.vocab is 100; the workload's tokens are bytes, which need 256"),
+        ((*SMALL, "model.head_dim=15"), "model.head_dim is 15; RoPE turns pairs, so it has to be even"),
+    ],
+)
+def test_bad_input_is_told_in_a_sentence(words: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    done = command(*words, "tracker=none", f"out={tmp_path / 'runs.jsonl'}")
+    assert done.returncode == 2, done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("zbench:")]) == 1
