@@ -5,8 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from zbench.calibrate import __main__
 from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.quantity import quantity
 from zbench.calibrate.sheet import Circumstances, sheet
-from zbench.calibrate.subject import About, Subject
+from zbench.calibrate.subject import About, Subject, Used
 from zbench.calibrate.survey import Survey, unit
 from zbench.cluster import Cluster, Device
 from zbench.cost import Cost
@@ -46,6 +47,7 @@ class Described:
     cost: Cost
     subject: Subject
     num_ranks: int = 8
+    clock: Iterator[int] = field(default_factory=lambda: count(step=0))
 
     def call(self, method: str, *arguments: Any, per_rank: Sequence[Any] | None = None) -> list[Any]:
         return [getattr(self, method)(*arguments) for _ in range(self.num_ranks)]
@@ -54,25 +56,30 @@ class Described:
         device = self.cost.cluster.device
         return About("here", device.name, 4, 1, int(device.memory_bytes), "2.11", "gloo", "a kernel")
 
-    def matmul(self, shapes: Sequence[tuple[int, int, int]], backward: bool, window: float) -> tuple[float, float]:
+    def used(self) -> Used:
+        """Three cores of four are busy, two of them with the eight ranks."""
+        now = next(self.clock)
+        return Used("here", 4, now, 3.0 * now, 0.25 * now)
+
+    def matmul(self, shapes: Sequence[tuple[int, int, int]], backward: bool, window: float) -> float:
         flops = sum(2.0 * rows * ins * outs for rows, ins, outs in shapes) * (3 if backward else 1)
         device = self.cost.cluster.device
-        return (device.matmul_flops if backward else device.peak_flops) / flops, 0.25
+        return (device.matmul_flops if backward else device.peak_flops) / flops
 
-    def attention(self, length: int, backward: bool, window: float) -> tuple[float, float]:
+    def attention(self, length: int, backward: bool, window: float) -> float:
         model = self.cost.model
         heads = np.array([model.num_heads]), np.array([model.num_kv_heads])
-        return 1 / self.cost.kernel_seconds(Work.whole(np.array([length])), *heads, backward)[0], 0.25
+        return 1 / self.cost.kernel_seconds(Work.whole(np.array([length])), *heads, backward)[0]
 
-    def multiply(self, rows: int, columns: int, window: float) -> tuple[float, float]:
-        return self.cost.cluster.device.copy_bandwidth / (3 * rows * columns * self.cost.model.element_bytes), 0.25
+    def multiply(self, rows: int, columns: int, window: float) -> float:
+        return self.cost.cluster.device.copy_bandwidth / (3 * rows * columns * self.cost.model.element_bytes)
 
-    def permute(self, rows: int, window: float) -> tuple[float, float]:
+    def permute(self, rows: int, window: float) -> float:
         model = self.cost.model
-        return 1 / self.cost.repack_seconds(rows * model.num_heads * model.head_dim * model.element_bytes), 0.25
+        return 1 / self.cost.repack_seconds(rows * model.num_heads * model.head_dim * model.element_bytes)
 
-    def smallest(self, window: float) -> tuple[float, float]:
-        return 1 / self.cost.cluster.device.kernel_seconds, 0.25
+    def smallest(self, window: float) -> float:
+        return 1 / self.cost.cluster.device.kernel_seconds
 
     def exchange(self, across: bool, size: int, rounds: int) -> float:
         there = np.array([across])
@@ -102,7 +109,7 @@ def test_the_constants_of_a_described_machine_are_found_again() -> None:
         {name: getattr(CLUSTER, name) for name in links}, rel=0.01  # messages of 8 bytes; bandwidth with its latency
     )  # fmt: skip
     assert len(told) > len(found)
-    assert survey.gauge.taken == pytest.approx(0.5)  # 8 ranks had a quarter of a core each, of 4 cores
+    assert survey.gauge.others == pytest.approx({"devices": 0.25, "links": 0.25})
 
 
 def test_sizes_rise_until_the_next_one_outgrows_a_window() -> None:
@@ -116,8 +123,8 @@ def test_attention_no_longer_than_its_rows_is_told() -> None:
     subject = Subject(MODEL, 2, 4, 2, 64, "auto")
 
     class Contradictory(Described):
-        def attention(self, length: int, backward: bool, window: float) -> tuple[float, float]:
-            return 1e3, 0.25
+        def attention(self, length: int, backward: bool, window: float) -> float:
+            return 1e3
 
     with pytest.raises(ValueError, match="attention forward of 131072 tokens took 1 ms, no longer than its rows"):
         Survey(Gauge(Contradictory(slow, subject), 0.1, print), subject).take()  # type: ignore[arg-type]
@@ -151,7 +158,7 @@ def test_quantities_are_read_back(value: float, name: str) -> None:
 
 def test_the_sheet_is_the_cluster() -> None:
     survey, _ = surveyed()
-    where = Circumstances("the command", "2020-01-02", survey.gauge.abouts, survey.gauge.taken)
+    where = Circumstances("the command", "2020-01-02", survey.gauge.abouts, survey.gauge.others)
     text = sheet('a "name"', survey.subject, survey.figures, where)
     made = instantiate(OmegaConf.create(text))
     assert (made.name, made.num_ranks, made.num_nics, made.device.name) == ('a "name"', 8, 4, "made up")
@@ -161,7 +168,7 @@ def test_the_sheet_is_the_cluster() -> None:
         assert f"{quantity(figure.value, unit(name))} # measured: {figure.of}" in line
     assert "the command" in text
     assert "2020-01-02" in text
-    assert "Other processes had 50% of the cores" in text
+    assert "25% while links were measured" in text
     assert "take the same way" in text  # two nodes on one host
 
 

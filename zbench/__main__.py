@@ -42,6 +42,7 @@ class Outcome:
     jobs: int = 0
     code: int = 0
     out: str = ""
+    told: str = ""
 
 
 def main() -> int:
@@ -82,7 +83,7 @@ def _main() -> int:
         with _full_errors(wants_traceback):  # as the user has it, for whatever the run starts
             _job(config, command, outcome, wants_traceback)
         if os.getpid() != here and outcome.code:  # another launcher's process, whose `outcome` nobody sees
-            raise ChildFailed(f"a job failed with exit code {outcome.code}; its words are in the launcher's own log")
+            raise ChildFailed(outcome.told)
 
     try:
         _check_flags(sys.argv[1:])
@@ -128,9 +129,8 @@ def _tell(error: Exception, outcome: Outcome, wants_traceback: bool) -> None:
     """Prints the sentence for `error`, or raises it again where there is none or the user wants a traceback."""
     from zbench.sentence import sentence
 
-    if type(error).__module__.startswith("submitit.") and "ChildFailed" in str(error):
-        told = [line for line in str(error).splitlines() if "ChildFailed" in line][-1].partition(": ")[2]
-        print(f"zbench: {told}", file=sys.stderr, flush=True)
+    if type(error).__name__ == "ChildFailed":  # by name: the launcher may have pickled the class by value
+        print(f"zbench: {error}", file=sys.stderr, flush=True)
         outcome.code = 1
         return
 
@@ -140,7 +140,8 @@ def _tell(error: Exception, outcome: Outcome, wants_traceback: bool) -> None:
     job = ""
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
         job = f"{' '.join(HydraConfig.get().overrides.task)}: "
-    print(f"zbench: {job}{told[0]}", file=sys.stderr, flush=True)
+    outcome.told = f"{job}{told[0]}"
+    print(f"zbench: {outcome.told}", file=sys.stderr, flush=True)
     outcome.code = max(outcome.code, told[1])
 
 

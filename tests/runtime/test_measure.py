@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from zbench.calibrate.subject import Subject
+from zbench.calibrate.subject import Subject, others
 from zbench.model import Model
 from zbench.runtime.launch import LocalFleet
 
@@ -26,9 +26,9 @@ def fleet() -> Iterator[LocalFleet]:
 
 
 def rate(fleet: LocalFleet, method: str, *arguments: object) -> float:
-    paces = fleet.call(method, *arguments, WINDOW)
-    assert all(rate > 0 and 0 <= cpu < 3 for rate, cpu in paces)  # its own CPU time: gloo has a thread too
-    return fmean(rate for rate, _ in paces)
+    rates = fleet.call(method, *arguments, WINDOW)
+    assert all(rate > 0 for rate in rates)
+    return fmean(rates)
 
 
 def test_ranks_say_who_they_are(fleet: LocalFleet) -> None:
@@ -39,6 +39,17 @@ def test_ranks_say_who_they_are(fleet: LocalFleet) -> None:
         assert about.device
         assert about.cores >= 1
         assert 2**20 < 4 * about.memory_bytes < 2**50
+
+
+def test_ranks_say_what_their_processors_do(fleet: LocalFleet) -> None:
+    before = fleet.call("used")
+    fleet.call("matmul", [(256, 256, 256)], False, 0.3)
+    after = fleet.call("used")
+    for b, a in zip(before, after, strict=True):
+        assert 0.3 < a.now - b.now < 30
+        assert 0 < a.own - b.own < 2 * (a.now - b.now)  # gloo has a thread too
+        assert 0 < a.busy - b.busy < (b.cores + 0.1) * (a.now - b.now)
+    assert 0 <= others(before, after) < 1
 
 
 def test_more_work_takes_longer(fleet: LocalFleet) -> None:

@@ -18,7 +18,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from zbench.calibrate.gauge import Gauge
-from zbench.calibrate.sheet import Circumstances, sheet
+from zbench.calibrate.sheet import Circumstances, others_words, sheet
 from zbench.calibrate.subject import Subject
 from zbench.calibrate.survey import Survey
 from zbench.fingerprint import ROOT
@@ -28,6 +28,7 @@ from zbench.runtime.job import KERNELS
 from zbench.runtime.world import World, found
 from zbench.sentence import is_stop, sentence
 
+BUSY = 0.1  # share of all cores, used by others, above which numbers are not this machine's
 TARGET = "zbench.runtime.measure:Measure"
 
 
@@ -87,9 +88,9 @@ def _calibrate(asked: argparse.Namespace, world: World | None) -> int:
         figures = Survey(gauge, subject).take()
     command = shlex.join(["python", "-m", "zbench.calibrate", *sys.argv[1:]])
     name = "calibrated" if asked.out is None else asked.out.stem
-    text = sheet(name, subject, figures, Circumstances(command, f"{date.today()}", gauge.abouts, gauge.taken))
-    if (gauge.taken or 0.0) > 0.1:
-        _tell(f"other processes had {gauge.taken:.0%} of the cores; measure again when they are idle")
+    text = sheet(name, subject, figures, Circumstances(command, f"{date.today()}", gauge.abouts, gauge.others))
+    if max(gauge.others.values(), default=0.0) > BUSY:
+        _tell(f"{others_words(gauge.others)}; measure again when they are idle")
     if asked.out is None:
         print(text, end="")
         return 0

@@ -1,11 +1,12 @@
 """Times of single operations, as all ranks have them at once. The driver's side; imports no torch."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from statistics import fmean, median
 from typing import Any
 
 from zbench.calibrate.quantity import quantity
-from zbench.calibrate.subject import About
+from zbench.calibrate.subject import About, others
 from zbench.runtime.fleet import Fleet
 
 WINDOWS = 5  # that each operation is measured in; what counts is their median
@@ -20,16 +21,14 @@ class Gauge:
     def __init__(self, fleet: Fleet, window: float, tell: Callable[[str], None]) -> None:
         self.window, self.tell = window, tell
         self._fleet = fleet
-        self._cpu: list[float] = []  # CPU seconds a second, of all ranks together, in every window
+        self.others: dict[str, float] = {}  # share of all cores that others used while something was measured
         self.abouts: list[About] = fleet.call("about")
 
     def seconds(self, method: str, *arguments: Any) -> float:
         """Of one call on a rank while all ranks make it: from the mean rate of the ranks, the median of the windows."""
         rates = []
         for _ in range(WINDOWS):
-            paces = self._fleet.call(method, *arguments, self.window)
-            rates.append(fmean(rate for rate, _ in paces))
-            self._cpu.append(sum(cpu for _, cpu in paces))
+            rates.append(fmean(self._fleet.call(method, *arguments, self.window)))
         return 1.0 / median(rates)
 
     def message(self, across: bool, size: int) -> float:
@@ -66,11 +65,10 @@ class Gauge:
                 break
         return rates
 
-    @property
-    def taken(self) -> float | None:
-        """Share of the cores that ranks could have used and other processes had instead; None where they use GPUs."""
-        if self.abouts[0].backend != "gloo" or not self._cpu:
-            return None
-        cores = sum({about.host: about.cores for about in self.abouts}.values())
-        usable = min(cores, sum(about.threads for about in self.abouts))
-        return max(0.0, 1.0 - median(self._cpu) / usable)
+    @contextmanager
+    def watched(self, what: str) -> Iterator[None]:
+        """Finds out what others took of the processors meanwhile. Where ranks compute on GPUs that says nothing."""
+        before = self._fleet.call("used")
+        yield
+        if self.abouts[0].backend == "gloo":
+            self.others[what] = others(before, self._fleet.call("used"))

@@ -17,12 +17,12 @@ DEVICE = (
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """taken: share of the cores that other processes had meanwhile, None where that is not known."""
+    """others: share of all cores that other processes used while something was measured, where that is known."""
 
     command: str
     date: str
     abouts: Sequence[About]
-    taken: float | None
+    others: Mapping[str, float]
 
 
 def sheet(name: str, subject: Subject, figures: Mapping[str, Figure], where: Circumstances) -> str:
@@ -61,9 +61,14 @@ def _head(subject: Subject, where: Circumstances) -> list[str]:
         lines.append(
             "The nodes are processes of that one machine: messages between nodes and inside them take the same way."
         )
-    if where.taken is not None:
-        lines.append(f"Other processes had {where.taken:.0%} of the cores that the ranks could have used.")
+    if where.others:
+        lines.append(f"{others_words(where.others)}.")
     return lines
+
+
+def others_words(others: Mapping[str, float]) -> str:
+    shares = " and ".join(f"{share:.0%} while {what} were measured" for what, share in others.items())
+    return f"Other processes used {shares} (of all cores)"
 
 
 def _line(name: str, figures: Mapping[str, Figure]) -> str:

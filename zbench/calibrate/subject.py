@@ -1,5 +1,6 @@
-"""What a calibration is of, and how its ranks describe themselves. Imports no torch."""
+"""What a calibration is of, and what its ranks say of themselves and their machines. Imports no torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zbench.model import Model
@@ -84,3 +85,28 @@ class About:
     torch: str
     backend: str
     kernel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What a rank knows of the processors of its machine at a moment: seconds, since some moment.
+
+    busy: of all its cores together. own: of the rank's process. now: of a clock on the wall.
+    """
+
+    host: str
+    cores: int
+    now: float
+    busy: float
+    own: float
+
+
+def others(before: Sequence[Used], after: Sequence[Used]) -> float:
+    """Share of all cores of all machines that was used by other processes than the ranks."""
+    used = offered = 0.0
+    for host in {one.host for one in before}:
+        pairs = [(b, a) for b, a in zip(before, after, strict=True) if b.host == host]
+        b, a = pairs[0]
+        used += max(0.0, a.busy - b.busy - sum(a.own - b.own for b, a in pairs))
+        offered += b.cores * (a.now - b.now)
+    return min(1.0, used / offered)

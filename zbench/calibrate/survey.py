@@ -45,10 +45,12 @@ class Survey:
         Raises:
             ValueError: times contradict each other. zbench.runtime.fleet.RankFailed: a rank failed.
         """
-        self.matmuls()
-        self.memory()
-        self.attention()
-        self.links()
+        with self.gauge.watched("devices"):
+            self.matmuls()
+            self.memory()
+            self.attention()
+        with self.gauge.watched("links"):
+            self.links()
         return self.figures
 
     def matmuls(self) -> None:

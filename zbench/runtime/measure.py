@@ -17,12 +17,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from zbench.calibrate.subject import About, Subject
+from zbench.calibrate.subject import About, Subject, Used
 from zbench.runtime.kernels import choose
 from zbench.runtime.memory import DTYPES
 from zbench.runtime.rendezvous import Rendezvous
-
-Pace = tuple[float, float]  # calls a second; CPU seconds of this process a second
 
 
 class Measure:
@@ -51,8 +49,11 @@ class Measure:
             kernel=self.kernel.name,
         )
 
-    # -- on a rank ------------------------------------------------------------------------------------
-    def matmul(self, shapes: Sequence[tuple[int, int, int]], backward: bool, seconds: float) -> Pace:
+    def used(self) -> Used:
+        return Used(socket.gethostname(), os.cpu_count() or 1, perf_counter(), _busy_seconds(), process_time())
+
+    # -- on a rank: calls a second -----------------------------------------------------------------------------------
+    def matmul(self, shapes: Sequence[tuple[int, int, int]], backward: bool, seconds: float) -> float:
         """x [rows, inputs] times w [outputs, inputs] transposed, for every shape; `backward`: both gradients too."""
         made = [(self._draw(rows, ins), self._draw(outs, ins), self._draw(rows, outs)) for rows, ins, outs in shapes]
 
@@ -65,7 +66,7 @@ class Measure:
 
         return self._pace(call, seconds)
 
-    def attention(self, length: int, backward: bool, seconds: float) -> Pace:
+    def attention(self, length: int, backward: bool, seconds: float) -> float:
         """One layer's attention of one causal sequence, all heads."""
         model, kernel = self.subject.model, self.kernel
         q, do = (self._draw(length, model.num_heads, model.head_dim) for _ in range(2))
@@ -77,19 +78,19 @@ class Measure:
             return self._pace(lambda: kernel.backward(do, q, k, v, o, lse, cuts), seconds)
         return self._pace(lambda: kernel.forward(q, k, v, cuts), seconds)
 
-    def multiply(self, rows: int, columns: int, seconds: float) -> Pace:
+    def multiply(self, rows: int, columns: int, seconds: float) -> float:
         """An elementwise product: two arrays read, one written."""
         a, b, c = (self._draw(rows, columns) for _ in range(3))
         return self._pace(lambda: torch.mul(a, b, out=c), seconds)
 
-    def permute(self, rows: int, seconds: float) -> Pace:
+    def permute(self, rows: int, seconds: float) -> float:
         """q [rows, heads, dim] copied into [heads, rows, dim]."""
         model = self.subject.model
         q = self._draw(rows, model.num_heads, model.head_dim)
         turned = torch.empty_like(q.transpose(0, 1), memory_format=torch.contiguous_format)
         return self._pace(lambda: turned.copy_(q.transpose(0, 1)), seconds)
 
-    def smallest(self, seconds: float) -> Pace:
+    def smallest(self, seconds: float) -> float:
         """The smallest kernel there is: one addition."""
         x = self._draw(1)
         return self._pace(lambda: x.add_(1), seconds)
@@ -116,13 +117,12 @@ class Measure:
         self.rendezvous.close()
 
     # -- inside ---------------------------------------------------------------------------------------
-    def _pace(self, call: Callable[[], Any], seconds: float) -> Pace:
-        """Calls it for about `seconds`, more of them between two looks at the clock the shorter they are."""
+    def _pace(self, call: Callable[[], Any], seconds: float) -> float:
+        """Calls a second, for about `seconds`; the shorter they are, the more of them between two looks at the clock."""
         call()
         self._together()
         calls, batch = 0, 1
         began = now = perf_counter()
-        cpu = process_time()
         while now - began < seconds:
             for _ in range(batch):
                 call()
@@ -130,7 +130,7 @@ class Measure:
             calls, before, now = calls + batch, now, perf_counter()
             if now - before < seconds / 16:
                 batch *= 2
-        return calls / (now - began), (process_time() - cpu) / (now - began)
+        return calls / (now - began)
 
     def _together(self) -> None:
         self._finish()
@@ -153,6 +153,13 @@ def cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return "CPU"
+
+
+def _busy_seconds() -> float:
+    """Of all processors of this machine together, since it started; time that a hypervisor gave others included."""
+    with Path("/proc/stat").open() as lines:
+        user, nice, system, _idle, _wait, *rest = map(int, lines.readline().split()[1:9])
+    return float(user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
 
 
 def _memory_bytes() -> int:
