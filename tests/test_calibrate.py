@@ -47,7 +47,7 @@ class Described:
     cost: Cost
     subject: Subject
     num_ranks: int = 8
-    clock: Iterator[int] = field(default_factory=lambda: count(step=0))
+    clock: Iterator[int] = field(default_factory=count)
 
     def call(self, method: str, *arguments: Any, per_rank: Sequence[Any] | None = None) -> list[Any]:
         return [getattr(self, method)(*arguments) for _ in range(self.num_ranks)]
@@ -133,10 +133,10 @@ def test_attention_no_longer_than_its_rows_is_told() -> None:
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 2), (2, 1), (3, 4), (4, 2)])
 def test_every_rank_sends_to_whom_receives_from_it(nodes: int, gpus: int) -> None:
     subject = Subject(MODEL, nodes, gpus, 1, 64, "auto")
-    for across, count in ((True, nodes - 1), (False, gpus - 1)):
+    for across, num in ((True, nodes - 1), (False, gpus - 1)):
         partners = [subject.partners(rank, across) for rank in range(subject.num_ranks)]
-        assert {len(found) for found in partners} == {count}
-        for distance in range(count):
+        assert {len(found) for found in partners} == {num}
+        for distance in range(num):
             sent = {(rank, partners[rank][distance][0]) for rank in range(subject.num_ranks)}
             assert sent == {(partners[rank][distance][1], rank) for rank in range(subject.num_ranks)}
             assert all((a // gpus != b // gpus) == across for a, b in sent)

@@ -26,10 +26,7 @@ class Gauge:
 
     def seconds(self, method: str, *arguments: Any) -> float:
         """Of one call on a rank while all ranks make it: from the mean rate of the ranks, the median of the windows."""
-        rates = []
-        for _ in range(WINDOWS):
-            rates.append(fmean(self._fleet.call(method, *arguments, self.window)))
-        return 1.0 / median(rates)
+        return 1.0 / median(fmean(self._fleet.call(method, *arguments, self.window)) for _ in range(WINDOWS))
 
     def message(self, across: bool, size: int) -> float:
         """Seconds of a message, between nodes or inside one; the median of the windows."""

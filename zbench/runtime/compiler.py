@@ -217,7 +217,7 @@ class Compiler:
     def _add(self, state: State, tensor: int, heads: Heads, row: int, rows: Ints) -> Add:
         """The rank's own rows where all blocks are at home; else a slot of partial sums for the whole list."""
         blocks = self.plan.lists[row]
-        once = len(np.unique(rows)) == len(rows)  # keys that several segments see come several times
+        once = tensor != DKV or np.bincount(rows).max() == 1  # keys that several segments see come several times
         if (self.layout.row[blocks] >= 0).all():
             rows = self._list_rows(blocks, self.layout.row[blocks])[rows]
             fresh = self._is_fresh(tensor, heads, rows) and once

@@ -118,7 +118,7 @@ class Measure:
 
     # -- inside ---------------------------------------------------------------------------------------
     def _pace(self, call: Callable[[], Any], seconds: float) -> float:
-        """Calls a second, for about `seconds`; the shorter they are, the more of them between two looks at the clock."""
+        """Calls a second, over about `seconds`; the shorter a call, the more of them between looks at the clock."""
         call()
         self._together()
         calls, batch = 0, 1
