@@ -9,6 +9,7 @@ Transformer Engine and ring-flash-attention have it. Also says how much of our t
 
 import os
 import sys
+from importlib.util import find_spec
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -25,6 +26,7 @@ from zbench.cost import Cost
 from zbench.model import Model
 from zbench.runtime.attention import Attention, Engine
 from zbench.runtime.compiler import Compiler, Layout
+from zbench.runtime.deepspeed import opened
 from zbench.runtime.kernels import FlashCPU
 from zbench.runtime.launch import LocalFleet
 from zbench.runtime.memory import Shape
@@ -33,7 +35,8 @@ from zbench.runtime.transport import Post, Sender
 
 RANKS = 4
 MODEL = Model("bench", 1, 512, 8, 8, 64, 1024, 256, element_bytes=4)
-COST = Cost(Cluster("bench", 2, 2, 1, 1e9, 1.0, 1e-4, 1e9, 1.0, 1e-4, Device("cpu", 1e11, 4e9, 1e10, 1e9, 5e10, 5e10, 5e10, 1e-5, 1e-5)), MODEL)  # fmt: skip
+DEVICE = Device("cpu", 1e11, 4e9, 1e10, 1e9, 5e10, 5e10, 5e10, 1e-5, 1e-5)
+COST = Cost(Cluster("bench", 2, 2, 1, 1e9, 1.0, 1e-4, 1e9, 1.0, 1e-4, DEVICE), MODEL)
 KERNEL = FlashCPU()
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -132,11 +135,8 @@ class Bench:
         self.given = [torch.randn(shape) for _ in range(4)]
         assert all(Layout.of(plan, rank).num_tokens == shape[0] for plan in self.plans.values())
         self.deepspeed: Any = None
-        try:
-            from deepspeed.sequence.layer import DistributedAttention
-        except ImportError:
-            return
-        self.deepspeed = DistributedAttention(self._local, dist.group.WORLD, scatter_idx=2, gather_idx=1)
+        if find_spec("deepspeed") is not None:
+            self.deepspeed = opened(rank).DistributedAttention(self._local, dist.new_group())
 
     def run(self, name: str) -> tuple[float, float] | None:
         """(seconds of forward and backward, those of them in neither kernel nor waiting)."""
@@ -151,7 +151,7 @@ class Bench:
         elif name == "hand-written ring":
             o = ZigzagRing.apply(q, k, v)
         else:
-            o = self.deepspeed(q[None], k[None], v[None], 0)[0]
+            o = self.deepspeed(q[:, None], k[:, None], v[:, None], 1)[:, 0]
         o.backward(self.given[3])
         seconds = perf_counter() - began
         times = self.engine.times
@@ -163,8 +163,8 @@ class Bench:
         return perf_counter() - began
 
     def _local(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """[1, T, h, D], all tokens and some heads, the same kernel."""
-        return Kernel.apply(q[0], k[0], v[0])[None]
+        """[N, 1, h, D], all tokens and some heads, the same kernel."""
+        return Kernel.apply(q[:, 0], k[:, 0], v[:, 0])[:, None]
 
 
 class Kernel(torch.autograd.Function):
@@ -182,9 +182,7 @@ class Kernel(torch.autograd.Function):
 
 
 def main() -> None:
-    tokens, rounds = (
-        (int(word) for word in [*sys.argv[1:], "8192", "10"][:2]) if len(sys.argv) < 3 else map(int, sys.argv[1:3])
-    )
+    tokens, rounds = map(int, (sys.argv[1:] + ["8192", "10"][len(sys.argv) - 1 :])[:2])
     names = ("ulysses", "deepspeed", "ring", "hand-written ring")
     seconds: dict[str, list[float]] = {name: [] for name in names}
     own: dict[str, list[float]] = {name: [] for name in names}
@@ -209,9 +207,8 @@ def main() -> None:
     for ours, theirs in (("ulysses", "deepspeed"), ("ring", "hand-written ring")):
         if seconds[theirs]:
             ratios = [b / a for a, b in zip(seconds[ours], seconds[theirs], strict=True)]
-            print(
-                f"{theirs} / {ours}: {median(ratios):.2f} (median of {len(ratios)} rounds, {min(ratios):.2f} - {max(ratios):.2f})"
-            )
+            spread = f"median of {len(ratios)} rounds, {min(ratios):.2f} - {max(ratios):.2f}"
+            print(f"{theirs} / {ours}: {median(ratios):.2f} ({spread})")
 
 
 if __name__ == "__main__":

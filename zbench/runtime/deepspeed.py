@@ -42,7 +42,7 @@ class DeepSpeed:
         starts = range(0, num_ranks, self.degree)
         groups = [dist.new_group(list(range(start, start + self.degree))) for start in starts]
         self.group, self.engine = groups[rank // self.degree], engine
-        self.layer = _opened(self.place)
+        self.layer = opened(self.place)
         self.layer.dist = Counted(self.layer.dist, engine, self.first, self.place)
 
     def attend(self, plan: Plan) -> Attend:
@@ -135,7 +135,7 @@ class _Place:
         return self.place
 
 
-def _opened(place: int) -> Any:
+def opened(place: int) -> Any:
     """DeepSpeed's module, ready to use torch.distributed as it stands. torch.distributed has to be open.
 
     On a CPU its communicator would first compile a shared-memory all-reduce (a minute and a half, under a lock file

@@ -1,14 +1,18 @@
 """Which messages travel together: every leg's batch, and what a rank posts when. No torch: numpy only.
 
-Where messages have no names (NCCL), what a rank sends and receives has to be posted in an order that all ranks agree
-on. So each transfer has a **phase**, the same on all ranks, by the plan's total order: one that sends what an earlier
-one brought comes in a later phase, and so does one that the plan lists after an attend of a rank it touches (source,
-target or proxy). A phase is up to three **batches**, by the legs of routed transfers: dispatch, NIC to NIC, combine.
-A rank posts its part of each batch at once, and its batches in order.
+Where messages have no names (NCCL), all ranks have to post what they send and receive in an order that they agree on.
+So the legs of transfers are numbered, the same on all ranks, and those of one number are a **batch**: a rank posts its
+part of it at once, and its batches by number. Numbers follow from **phases**. A transfer is in the first phase that
+- comes after that of each transfer which brought what it sends;
+- comes after those of what attends of its target, listed before it, read: so these do not wait for it;
+- for sums (o, dq, dkv), comes after those of what attends of its source, listed before it, read: they made it;
+- for sums, comes after that of the last sum that its source sent, if attends came between: so that one leaves early.
+A phase has six batches: copies, then sums, each by the legs of routed transfers: dispatch, NIC to NIC, combine.
 
-Nothing deadlocks, even if a rank stood still until each of its batches is complete. Take the first batch that is not:
-what it sends came with earlier ones; and the attends that its ranks start before it are, by the rule above, those that
-read what came in earlier phases only, as `at` never goes past the place that the plan gives a batch among the attends.
+Nothing deadlocks, even if a rank stood still until a batch it has posted is complete. Take the lowest batch that is
+not complete. What its ranks wait for before they post it came with lower batches: what they send, by the first rule,
+and what those attends read that they start before (Batch.at). For `at` goes past an attend for two reasons only: the
+batch sends a sum, which is the third rule; or it brings a copy and is listed after the attend, which is the second.
 """
 
 from collections.abc import Sequence
@@ -18,24 +22,24 @@ import numba as nb
 import numpy as np
 
 from zbench.cost import Cost
-from zbench.dataflow import Edges, edges
-from zbench.legs import LANES, Legs, legs
+from zbench.dataflow import IS_COPY, Edges, edges
+from zbench.legs import Legs, legs
 from zbench.plan import TRANSFER, Ints, Ops, Plan
 from zbench.runtime.program import HOME, Attend, Batch, Program, Relay, Send
 
-AHEAD = 2  # attends by which a copy's batch is posted early: enough to overlap with one, few enough to bound memory
+AHEAD = 8  # attends by which copies may come early: enough to overlap with them, few enough to bound memory
 
 
 def batched(plan: Plan, rank: int, cost: Cost, pair: tuple[Program, Program]) -> tuple[Program, Program]:
     """The rank's programs of `plan` (zbench.runtime.compiler) with their batches."""
     forward, backward = (
-        _with_batches(plan, rank, cost, ops, is_backward, program)
+        _with_batches(plan, cost, ops, is_backward, program)
         for program, ops, is_backward in zip(pair, (plan.forward, plan.backward), (False, True), strict=True)
     )
     return forward, backward
 
 
-def _with_batches(plan: Plan, rank: int, cost: Cost, ops: Ops, backward: bool, program: Program) -> Program:
+def _with_batches(plan: Plan, cost: Cost, ops: Ops, backward: bool, program: Program) -> Program:
     parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
     return replace(program, batches=batches(program, numbers(plan, ops, parts, backward), parts.op))
 
@@ -45,36 +49,36 @@ def numbers(plan: Plan, ops: Ops, parts: Legs, backward: bool) -> Ints:
     found = edges(plan, ops, backward)
     assert isinstance(found, Edges)
     moves = ops.kind == TRANSFER
-    both = moves[found.producer] & moves[found.consumer]
-    order = np.argsort(found.consumer[both], kind="stable")
-    producer, consumer = found.producer[both][order], found.consumer[both][order]
+    brings = moves[found.producer]
+    order = np.argsort(found.consumer[brings], kind="stable")
+    producer, consumer = found.producer[brings][order], found.consumer[brings][order]
     first = np.searchsorted(consumer, np.arange(len(ops) + 1))
-    phase = _phases(moves, ops.src, producer, first, parts.first, parts.rank, parts.lane_b // LANES, plan.num_ranks)
+    sums = moves & ~IS_COPY[ops.tensor]
+    phase = _phases(moves, sums, ops.src, ops.dst, producer, first, plan.num_ranks)
     later = parts.after >= 0
     depth = np.where(later, 1 + later[parts.after], 0)
-    return np.where(moves[parts.op], 3 * phase[parts.op] + depth, -1)
+    return np.where(moves[parts.op], 6 * phase[parts.op] + 3 * sums[parts.op] + depth, -1)
 
 
 @nb.njit(cache=True)
-def _phases(moves, src, producer, first, legs_first, leg_from, leg_to, num_ranks):  # type: ignore[no-untyped-def]
-    """int64 [num_ops]: of every transfer, -1 for attends."""
+def _phases(moves, sums, src, dst, producer, first, num_ranks):  # type: ignore[no-untyped-def]
+    """int64 [num_ops]: of every transfer, -1 for attends. first: where an operation's producers begin."""
     phases = np.full(len(moves), -1, np.int64)
-    last = np.full(num_ranks, -1, np.int64)  # phase of the transfer that touched a rank last
-    attended = np.zeros(num_ranks, np.int64)  # 1: an attend of the rank is listed after that
+    read = np.full(num_ranks, -1, np.int64)  # latest phase that attends of a rank read
+    sent = np.full(num_ranks, -1, np.int64)  # phase of the last sum that a rank sent
+    attended = np.zeros(num_ranks, np.int64)  # 1: it attended since
     for op in range(len(moves)):
+        brought = -1
+        for at in range(first[op], first[op + 1]):
+            brought = max(brought, phases[producer[at]])
         if not moves[op]:
+            read[src[op]] = max(read[src[op]], brought)
             attended[src[op]] = 1
             continue
-        phase = 0
-        for at in range(first[op], first[op + 1]):
-            phase = max(phase, phases[producer[at]] + 1)
-        for leg in range(legs_first[op], legs_first[op + 1]):
-            for rank in (leg_from[leg], leg_to[leg]):
-                phase = max(phase, last[rank] + attended[rank])
-        phases[op] = phase
-        for leg in range(legs_first[op], legs_first[op + 1]):
-            for rank in (leg_from[leg], leg_to[leg]):
-                last[rank], attended[rank] = phase, 0
+        phases[op] = 1 + max(brought, read[dst[op]])
+        if sums[op]:
+            phases[op] = max(phases[op], 1 + read[src[op]], sent[src[op]] + attended[src[op]])
+            sent[src[op]], attended[src[op]] = phases[op], 0
     return phases
 
 
@@ -82,22 +86,26 @@ def batches(program: Program, number: Ints, op: Ints) -> tuple[Batch, ...]:
     """What one rank posts, in order. number: int64 [num_legs], the batch of every leg; op: its operation."""
     receives: dict[int, list[int]] = {}
     sends: dict[int, list[int]] = {}
-    earliest: dict[int, int] = {}  # operation of a batch's first message here
+    listed: dict[int, int] = {}  # operation of a batch's first message here
     for table, messages in ((receives, program.receives), (sends, program.sends)):
         for at, message in enumerate(messages):
             leg = message.legs[0][0] if isinstance(message, Send) else message.leg
-            table.setdefault(int(number[leg]), []).append(at)
-            earliest[int(number[leg])] = min(earliest.get(int(number[leg]), len(op)), int(op[leg]))
+            one = int(number[leg])
+            table.setdefault(one, []).append(at)
+            listed[one] = min(listed.get(one, len(op)), int(op[leg]))
     attends = np.array([step.op for step in program.attends], np.int64)
     reader = _readers(program)
     out: list[Batch] = []
-    for one in sorted(earliest):
+    for one in sorted(listed):
         mine, theirs = tuple(receives.get(one, ())), tuple(sends.get(one, ()))
-        place = int(np.searchsorted(attends, earliest[one]))
-        after = max((_after(program.sends[at]) for at in theirs), default=0)
-        read = min((reader[at] for at in mine if at in reader), default=0)
-        at = max(out[-1].at if out else 0, after, min(place, read - AHEAD))
-        assert after <= at, "x"
+        readers = [reader[at] for at in mine if at in reader]
+        wanted = min(readers) - AHEAD if readers else 0
+        at = max(
+            out[-1].at if out else 0,
+            min(wanted, int(np.searchsorted(attends, listed[one]))),
+            max((_after(program.sends[send]) for send in theirs), default=0),
+        )
+        assert all(at <= number for number in readers), "an attend comes before what it reads"
         out.append(Batch(at, mine, theirs))
     return tuple(out)
 
