@@ -85,6 +85,11 @@ class Parts:
                 raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
         executor = _make(config, "executor", cost=cost, **training)
+        if settings.resume and executor.first_step >= settings.steps:
+            raise ValueError(
+                f"steps is {settings.steps}; resume={settings.resume} goes on with step {executor.first_step}, counted "
+                f"from 0, so it takes at least {executor.first_step + 1}"
+            )
         tracker = _make(config, "tracker")
         _expect("workload", workload, "batch")
         _expect("executor", executor, "step")
@@ -119,6 +124,12 @@ class Parts:
             "embedding_params": 0 if model.tied_embeddings else model.head_params,
             "context_limit": getattr(self.workload, "context_limit", None),
         }
+
+    def aside(self) -> Executor:
+        """The executor for a baseline: checkpoints are the run's own system's."""
+        if getattr(self.executor, "checkpoint_every", None) is None:
+            return self.executor
+        return replace(self.executor, checkpoint_every=None)  # type: ignore[type-var]
 
     def repeats(self, system: System) -> bool:
         """Whether a recorded run of `system` can stand for a new one: simulated, by sources the fingerprint covers."""

@@ -1,6 +1,7 @@
 """Records: append-only JSON lines - a run's start, each of its steps, its end. Pure: no torch.
 
     {"kind":"start","run":ID,"time":...,"command":...,"config":{...},"baseline":...,"fingerprint":{...},"facts":{...}}
+    {"kind":"about","run":ID, ...}: where training is real, what the ranks found: device, kernel, backend, versions
     {"kind":"step","run":ID,"step":0,"tokens":...,"seconds":..., ...}
     {"kind":"end","run":ID,"status":"finished" | "interrupted" | "failed","message":...}
 
@@ -16,7 +17,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ _FIELDS: dict[str, dict[str, str]] = {
         ),
         "out_of_memory": _FLAG,
     },
+    "about": {"run": _TEXT},
     "end": {"run": _TEXT, "status": _TEXT},
 }  # what readers rely on; a line may hold more
 
@@ -62,6 +64,7 @@ class Run:
     end: Line | None = None
     path: str = ""
     line: int = 0
+    about: Line | None = None
 
     @property
     def status(self) -> str:
@@ -208,7 +211,7 @@ def _parse(raw: bytes) -> Line:
         raise ValueError(f"not a line of JSON ({reason})") from error
     kind = line.get("kind") if isinstance(line, dict) else None
     if not isinstance(kind, str) or kind not in _FIELDS:
-        raise ValueError("not a line of a record (no kind start, step or end)")
+        raise ValueError("not a line of a record (no kind start, about, step or end)")
     for name, shape in _FIELDS[kind].items():
         if name not in line or not _CHECKS[shape](line[name]):
             raise ValueError(f"a {kind} line whose {name} is not {shape}")
@@ -226,7 +229,9 @@ def _place(runs: dict[str, Run], line: Line, path: str, number: int) -> None:
         raise ValueError(f"a line of run {run_id}, whose start is not in this file")
     run = runs[run_id]
     if line["kind"] == "end":
-        runs[run_id] = Run(run.start, run.steps, line, run.path, run.line)
+        runs[run_id] = replace(run, end=line)
+    elif line["kind"] == "about":
+        runs[run_id] = replace(run, about=line)
     else:
         run.steps.append(line)
 

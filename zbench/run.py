@@ -13,9 +13,10 @@ from zbench.fingerprint import fingerprint
 from zbench.memory import check_memory
 from zbench.metrics import Facts, figures
 from zbench.parts import Parts, Settings, make_system, resolved
-from zbench.protocols import System
+from zbench.protocols import Executor, System
 from zbench.record import Line, RecordError, Run, Writer, check_writable, read
 from zbench.request import Request
+from zbench.runtime.fleet import RankFailed
 from zbench.sentence import is_stop
 from zbench.table import Meter, cluster_words, convention_words, print_run, print_words
 from zbench.track import Careful
@@ -63,7 +64,8 @@ def run(request: Request) -> list[Run]:
         with Meter(settings.steps) as meter:
             for case in cases:
                 trace = settings.trace if case is own else None
-                done.append(_play(case, settings, parts, writer, meter, trace))
+                executor = parts.executor if case is own else parts.aside()
+                done.append(_play(case, settings, parts, executor, writer, meter, trace))
     finally:
         writer.close()
     print_run(rows(done))
@@ -112,7 +114,9 @@ def _recorded(case: Case, settings: Settings, parts: Parts) -> Run | None:
     return fitting[-1] if fitting else None
 
 
-def _play(case: Case, settings: Settings, parts: Parts, writer: Writer, meter: Meter, trace: str | None) -> Run:
+def _play(
+    case: Case, settings: Settings, parts: Parts, executor: Executor, writer: Writer, meter: Meter, trace: str | None
+) -> Run:
     """All steps of one system; the record gets its start, every step, and how it ended."""
     now = datetime.now(UTC)
     run_id = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
@@ -121,30 +125,38 @@ def _play(case: Case, settings: Settings, parts: Parts, writer: Writer, meter: M
     name = " ".join(label(start, group) for group in GROUPS[:3])
     tracker = Careful(parts.tracker)
     steps: list[Line] = []
+    first = 0
     meter.show(case.name, 0)
     writer.append(start)
     try:
-        ready = parts.executor.start()
+        ready = executor.start()
+        first = ready.first_step
         if ready.about:
             writer.append({"kind": "about", "run": run_id, **ready.about})
         tracker.start(run_id, name, start["config"])
         warm(case.system)  # so that the first step's planning time is not the compiler's
-        for step in range(ready.first_step, settings.steps):
-            line = {"kind": "step", "run": run_id, **_step(case, parts, step, trace if step == 0 else None)}
+        for step in range(first, settings.steps):
+            line = {
+                "kind": "step",
+                "run": run_id,
+                **_step(case, parts, executor, step, trace if step == first else None),
+            }
             writer.append(line)
             steps.append(line)
             tracker.log(step, _tracked(facts, line))
             meter.show(case.name, step + 1, line["loss"])
-        parts.executor.stop()
+        executor.stop()
     except BaseException as error:
         stopped = is_stop(error)
-        status = "interrupted" if stopped else "failed"
-        message = f"step {len(steps)}: {'stopped by the user' if stopped else f'{type(error).__name__}: {error}'}"
+        status = "interrupted" if stopped or isinstance(error, RankFailed) else "failed"
+        message = (
+            f"step {first + len(steps)}: {'stopped by the user' if stopped else f'{type(error).__name__}: {error}'}"
+        )
         with suppress(RecordError):  # the first failure is the one to tell
             writer.append({"kind": "end", "run": run_id, "status": status, "message": message})
         tracker.finish(status)
         with suppress(Exception):  # likewise
-            parts.executor.stop()
+            executor.stop()
         raise
     end = {"kind": "end", "run": run_id, "status": "finished", "message": ""}
     writer.append(end)
@@ -152,7 +164,7 @@ def _play(case: Case, settings: Settings, parts: Parts, writer: Writer, meter: M
     return Run(start, steps, end, settings.out)
 
 
-def _step(case: Case, parts: Parts, step: int, trace: str | None) -> Line:
+def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | None) -> Line:
     """Plans, verifies and executes one step; its raw quantities."""
     batch = parts.workload.batch(step)
     began = perf_counter()
@@ -163,7 +175,7 @@ def _step(case: Case, parts: Parts, step: int, trace: str | None) -> Line:
     except PlanError as error:
         raise PlanError(f"{case.name} made a wrong plan in step {step}: {error}") from error
     verified = perf_counter()
-    result = parts.executor.step(batch, plans)
+    result = executor.step(batch, plans)
     executed = perf_counter()
     if trace is not None:
         from zbench.trace import write_trace
@@ -197,14 +209,14 @@ def _words(own: Case, settings: Settings, parts: Parts, reused: Run | None, done
     if parts.simulated:
         lines = [f"SIMULATED on {where}. Nothing here was measured on hardware."]
     else:
-        lines = [f"MEASURED, executor {label(own.start, 'executor')}; plans made for {where}."]
+        lines = [f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."]
         lines += _checks(done)
     lines.append(convention_words("zbench"))
     if reused:
         lines.append(f"Baseline {settings.baseline} was not run again: the record has it, from line {reused.line} on.")
     lines.append(f"Record: {settings.out}")
     if settings.trace:
-        lines.append(f"Trace of step 0: {settings.trace} (open it in ui.perfetto.dev)")
+        lines.append(f"Trace of the first step: {settings.trace} (open it in ui.perfetto.dev)")
     return lines
 
 

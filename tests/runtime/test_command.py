@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from zbench.record import read
+
 ROOT = Path(__file__).parents[2]
 SMALL = (
     "executor=torch", "model=tiny", "cluster=local_2x2", "workload=pystdlib", "steps=2", "tokens_per_gpu=100",
@@ -65,6 +67,18 @@ def test_a_checkpoint_is_resumed(tmp_path: Path) -> None:
     done = command(*common, "steps=3", f"resume={folder}")
     assert done.returncode == 0, done.stderr
     assert [step["step"] for step in lines(out, "step")] == [0, 1, 2]
+    runs, problems = read(str(out))
+    assert not problems
+    assert [run.about is not None for run in runs] == [True, True]
+    for words, told in (
+        (("steps=2",), "steps is 2; resume="),
+        (("steps=4", "seed=7"), "its run had seed 0, and this one has 7"),
+        (("steps=4", "model.ffn_hidden=100"), "its run had ffn_hidden 192, and this one has 100"),
+    ):
+        done = command(*common, *words, f"resume={folder}")
+        assert done.returncode == 2, done.stderr
+        assert told in done.stderr
+    assert len(read(str(out))[0]) == 2  # nothing was begun
 
 
 def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:

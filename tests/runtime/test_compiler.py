@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import batches, costs
 from variants import VARIANTS, Variant
@@ -28,6 +28,7 @@ def programs(plan: Plan, cost: Cost) -> list[tuple[Program, Program]]:
 
 
 @pytest.mark.parametrize("which", VARIANTS, ids=str)
+@settings(max_examples=8)  # each compiles for every rank
 @given(st.data())
 def test_whatever_is_sent_is_received_and_every_pair_is_attended(which: Variant, data: st.DataObject) -> None:
     cost = data.draw(costs(3, 4))
@@ -53,6 +54,7 @@ def test_whatever_is_sent_is_received_and_every_pair_is_attended(which: Variant,
 
 
 @pytest.mark.parametrize("which", VARIANTS, ids=str)
+@settings(max_examples=8)  # each compiles for every rank
 @given(st.data())
 def test_memory_is_used_as_often_as_counted(which: Variant, data: st.DataObject) -> None:
     """A slot that is let go too early, or never, would be counted wrong."""

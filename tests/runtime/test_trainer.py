@@ -57,6 +57,15 @@ def test_a_killed_rank_ends_the_run_and_is_named(rank: int, place: str, tmp_path
     assert not (tmp_path / "point").exists()
 
 
+def test_a_rank_killed_while_it_saves_again_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    folder = str(tmp_path / "point")
+    train(Torch(COST, WORKLOAD, checkpoint_every=1, checkpoint=folder), 1)
+    job = Job(COST, WORKLOAD, 0, "auto", "replicated", AdamW(), False)
+    with LocalFleet(2, "dying:Dying", (job, 1, "checkpoint"), timeout=20) as fleet, pytest.raises(RankFailed):
+        fleet.call("save", folder, 2)
+    assert Torch(COST, WORKLOAD, resume=folder).first_step == 1
+
+
 @pytest.mark.parametrize("parameters", ["replicated", "sharded"])
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(parameters: str, tmp_path: Path) -> None:
     folder = str(tmp_path / "point")

@@ -11,24 +11,24 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from os import environ
-from pathlib import Path
 from typing import Any
 
 from zbench.batch import Batch
 from zbench.bound import bound_seconds
-from zbench.collective import GRADIENT_BYTES, nic_bytes
+from zbench.collective import nic_bytes
 from zbench.cost import Cost
 from zbench.plan import Plan
 from zbench.protocols import Ready, Workload
 from zbench.result import StepResult
 from zbench.runtime.fleet import Fleet
+from zbench.runtime.folder import check_free, check_same, told
 from zbench.runtime.job import ATTENTIONS, KERNELS, PARAMETERS, AdamW, Job, Report
 from zbench.runtime.traffic import Sent, expected
 from zbench.runtime.world import found
 
 EXACT = 1e-12  # largest relative difference to the dense model, in float64
 TARGET = "zbench.runtime.trainer:Trainer"
-COUNTED = "attention: counted where messages are posted; gradients and parameters: computed as zbench.collective does"
+COUNTED = "attention: counted where messages are posted; gradients and parameters: computed, not counted"
 
 
 class CheckFailed(Exception):
@@ -82,8 +82,19 @@ class Torch:
                 raise ValueError(f"executor.{name} is {value!r}; it takes a number of at least {least}")
         AdamW(**_known("executor.optimizer", self.optimizer, AdamW.__dataclass_fields__))
         self._check_model()
-        if self.resume is not None and not (Path(self.resume) / "zbench.json").is_file():
-            raise ValueError(f"resume is {self.resume!r}; it takes the folder of a checkpoint")
+        if not isinstance(self.nic_counters, bool):
+            raise ValueError(f"executor.nic_counters is {self.nic_counters!r}; it takes true or false")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"executor.seed is {self.seed!r}; it takes a whole number of at least 0")
+        if self.checkpoint_every is not None:
+            check_free(self.checkpoint)
+        if self.resume is not None:
+            check_same(self.resume, self._job().told())
+
+    @property
+    def first_step(self) -> int:
+        """0, or where the checkpoint goes on."""
+        return 0 if self.resume is None else int(told(self.resume)["next_step"])
 
     # -- Executor -------------------------------------------------------------------------------------
     def start(self) -> Ready:
@@ -92,9 +103,7 @@ class Torch:
             ValueError: other than the cluster's number of ranks were started.
             zbench.runtime.fleet.RankFailed: a rank could not start.
         """
-        parameters = self.parameters or ("sharded" if self.cost.model.sharding == "zero3" else "replicated")
-        job = Job(self.cost, self.workload, self.seed, self.kernel, parameters, AdamW(**self.optimizer),
-                  "exact" in self.check)  # fmt: skip
+        job = self._job()
         try:
             pickle.dumps(job)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -103,12 +112,12 @@ class Torch:
         self._fleet = self._open(job)
         self._warm = False
         about = self._fleet.call("about")
-        first = self._fleet.call("load", self.resume)[0] if self.resume is not None else 0
+        if self.resume is not None:
+            self._fleet.call("load", self.resume)
         source = "counters of the machines' NICs" if self.nic_counters else COUNTED
         ranks = sorted({json.dumps(asdict(one), sort_keys=True) for one in about})
-        return Ready(
-            first, {"nic_bytes": source, "parameters": parameters, "ranks": [json.loads(one) for one in ranks]}
-        )
+        facts = {"nic_bytes": source, "parameters": job.parameters, "ranks": [json.loads(one) for one in ranks]}
+        return Ready(self.first_step, facts)
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """
@@ -153,8 +162,19 @@ class Torch:
             raise ValueError(f"model.vocab is {model.vocab}; the workload's tokens are bytes, which need {needed}")
 
     # -- inside ---------------------------------------------------------------------------------------
+    def _job(self) -> Job:
+        kind = self.parameters or ("sharded" if self.cost.model.sharding == "zero3" else "replicated")
+        return Job(
+            self.cost, self.workload, self.seed, self.kernel, kind, AdamW(**self.optimizer), "exact" in self.check
+        )
+
     def _open(self, job: Job) -> Fleet:
         world = found(environ)
+        nodes = self.cost.cluster.num_nodes
+        if self.nic_counters and nodes > 1 and (world is None or world.is_one_machine):
+            raise ValueError(
+                f"executor.nic_counters is true; one machine plays {nodes} nodes, whose traffic its counters mix"
+            )
         asked = self.cost.cluster.num_ranks
         if world is None:
             from zbench.runtime.launch import LocalFleet
@@ -197,11 +217,7 @@ class Torch:
         if self.nic_counters:
             tx, rx = _counted(reports, cluster.gpus_per_node, cluster.nics_per_node)
         elif cluster.num_nodes > 1:
-            model = self.cost.model
-            params = float(model.total_params)
-            gathers = 2 if model.sharding == "zero3" else 1
-            more = gathers * nic_bytes(self.cost, model.element_bytes * params)
-            more += nic_bytes(self.cost, GRADIENT_BYTES * params)
+            more = self._parameter_bytes(len(plans))
             tx, rx = [one + more for one in tx], [one + more for one in rx]
         peak = [one.peak_bytes for one in reports]
         capacity = min(one.capacity_bytes for one in reports)
@@ -223,6 +239,20 @@ class Torch:
             phases=slowest.phases,
             checks=checked,
         )
+
+    def _parameter_bytes(self, num_micro_batches: int) -> int:
+        """What each NIC sends (and receives) for gradients and parameters, if collectives run node by node.
+
+        Replicated: one all-reduce of gradients. Sharded: layers are gathered for every forward and every backward,
+        the rest for every forward, and gradients are reduced and scattered once. Sums are float32 or wider.
+        """
+        model = self.cost.model
+        wide = max(4, model.element_bytes) * float(model.total_params)
+        if self._job().parameters == "replicated":
+            return 2 * nic_bytes(self.cost, wide)
+        layers = model.element_bytes * float(model.num_layers * model.layer_params)
+        rest = model.element_bytes * float(model.total_params) - layers
+        return nic_bytes(self.cost, wide) + num_micro_batches * nic_bytes(self.cost, 2 * layers + rest)
 
 
 def _counted(reports: list[Report], gpus_per_node: int, nics_per_node: int) -> tuple[list[int], list[int]]:

@@ -1,6 +1,6 @@
 """What every rank of a run is told before its first step, and what it answers after each. Imports no torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from zbench.cost import Cost
@@ -8,6 +8,7 @@ from zbench.protocols import Workload
 
 KERNELS = ("auto", "matmul", "torch-flash-cpu", "torch-flash-cuda", "flash-attn-2", "flash-attn-3")
 PARAMETERS = ("replicated", "sharded")
+_FREE = ("name", "element_bytes", "lse_bytes", "recompute", "sharding", "kernels")  # of a model: how it is computed
 ATTENTIONS = ("", "deepspeed")  # zbench.plan.Plan.attention
 
 
@@ -48,6 +49,11 @@ class Job:
     parameters: str
     optimizer: AdamW
     exact: bool
+
+    def told(self) -> dict[str, Any]:
+        """What a run that goes on from a checkpoint has to have in common with the one that wrote it."""
+        model = {name: value for name, value in asdict(self.cost.model).items() if name not in _FREE}
+        return {**model, **asdict(self.optimizer), "seed": self.seed, "workload": repr(self.workload)}
 
 
 @dataclass(frozen=True, slots=True)

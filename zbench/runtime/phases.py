@@ -30,8 +30,8 @@ from zbench.runtime.program import HOME, Attend, Batch, Program, Relay, Send
 AHEAD = 8  # attends by which copies may come early: enough to overlap with them, few enough to bound memory
 
 
-def batched(plan: Plan, rank: int, cost: Cost, pair: tuple[Program, Program]) -> tuple[Program, Program]:
-    """The rank's programs of `plan` (zbench.runtime.compiler) with their batches."""
+def batched(plan: Plan, cost: Cost, pair: tuple[Program, Program]) -> tuple[Program, Program]:
+    """A rank's programs of `plan` (zbench.runtime.compiler) with their batches."""
     forward, backward = (
         _with_batches(plan, cost, ops, is_backward, program)
         for program, ops, is_backward in zip(pair, (plan.forward, plan.backward), (False, True), strict=True)

@@ -30,7 +30,8 @@ from zbench.runtime.parameters import Parameters, Replicated, Sharded
 from zbench.runtime.rendezvous import Rendezvous
 from zbench.runtime.text import Text, is_real, text
 from zbench.runtime.transformer import Transformer
-from zbench.runtime.transport import Post, Sender, Traffic
+from zbench.runtime.transport import Post, Traffic
+from zbench.runtime.transport_phases import transport_of
 
 
 class Trainer:
@@ -50,7 +51,7 @@ class Trainer:
         elsewhere = [bool(node[other] != node[rank]) for other in range(num_ranks)]
         post = Post(dist.new_group(), elsewhere)  # messages on a group of their own: collectives cannot come between
         kernel = choose(job.kernel, self.device, model.head_dim, DTYPES[model.element_bytes])
-        self.engine = Engine(Shape(model, self.device), kernel, post, Sender(), self.board)
+        self.engine = Engine(Shape(model, self.device), kernel, post, transport_of(post.group), self.board)
         self.counters = Counters.of()
         self.deepspeed: DeepSpeed | None = None
 
@@ -76,7 +77,7 @@ class Trainer:
         self.board.wait(f"{where}, barrier before it")
         dist.barrier()
         before = self.counters.read()
-        began = perf_counter()
+        began = self._now()
         attends = self._attends(plans, where)
         compiled = perf_counter()
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -85,11 +86,11 @@ class Trainer:
             part = self._forward(one, attend, batch.num_tokens, f"{where}, micro-batch {number}")
             part.backward()
             loss += part.detach()
-        ran = perf_counter()
+        ran = self._now()
         self.board.wait(f"{where}, gradient reduction")
         self.parameters.finish()
         dist.all_reduce(loss)
-        reduced = perf_counter()
+        reduced = self._now()
         self.board.say(f"{where}, optimizer")
         value = loss.item()
         worst = self._check(batch, value, where) if self.job.exact and train else None
@@ -98,7 +99,7 @@ class Trainer:
             self.parameters.step()
         else:
             self.parameters.drop()
-        ended = perf_counter()
+        ended = self._now()
         times, traffic = self.engine.times, self.engine.post.traffic
         reduction, optimizer = reduced - ran, ended - checked
         return Report(
@@ -124,17 +125,25 @@ class Trainer:
         )
 
     def save(self, path: str, step: int) -> None:
-        self.board.say(f"checkpoint after step {step}")
-        checkpoint.save(path, self.parameters, step)
+        """step: the first one that is not in the checkpoint."""
+        self.board.say(f"checkpoint after step {step - 1}")
+        checkpoint.save(path, self.parameters, {"next_step": step, "run": self.job.told()})
 
-    def load(self, path: str) -> int:
-        """Returns the step to go on with."""
+    def load(self, path: str) -> None:
         self.board.say(f"loading the checkpoint {path}")
-        return checkpoint.load(path, self.parameters)
+        checkpoint.load(path, self.parameters)
 
     def close(self) -> None:
         self.engine.transport.close()
         self.rendezvous.close()
+
+    def _now(self) -> float:
+        """The time, once the device has done all that it was given."""
+        if self.device.type == "cuda":
+            self.board.wait()  # work on the device waits for other ranks, and this for it
+            torch.cuda.synchronize(self.device)
+            self.board.resume()
+        return perf_counter()
 
     def _open(self, plans: tuple[Plan, ...]) -> None:
         """Opens the package that plans ask for. Collective, and once: it takes seconds, which are not the step's."""
@@ -153,6 +162,7 @@ class Trainer:
             return self.deepspeed.attend(plan)
         index, cut = partial(_index, self.device), self.engine.kernel.cut
         pair = Compiler(plan, self.rank, self.job.cost, index, cut).compile()
+        pair = self.engine.transport.prepare(plan, self.job.cost, pair)
         return lambda q, k, v, where: Attention.apply(q, k, v, self.engine, pair, where)
 
     def _forward(self, one: Text, run: Attend, num_tokens: int, where: str) -> Tensor:

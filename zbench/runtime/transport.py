@@ -100,7 +100,8 @@ class Arrivals:
                 self._done[index] = True
                 if self.receives[index].slot != HOME:  # what is passed on is needed until then
                     self.data[index] = None
-                self._waited += 1
+                with self._posting:
+                    self._waited += 1
         self._post_until(min(self._waited + AHEAD, len(self.receives)))
 
 
@@ -141,7 +142,7 @@ class Messages(Protocol):
 class Transport(Protocol):
     """How the messages of all runs on a rank travel."""
 
-    def prepare(self, plan: Plan, rank: int, cost: Cost, pair: Pair) -> Pair:
+    def prepare(self, plan: Plan, cost: Cost, pair: Pair) -> Pair:
         """A plan's programs with what else this transport needs to know of the plan."""
 
     def open(self, post: Post, job: Job) -> Messages: ...
@@ -206,7 +207,7 @@ class Sender:
         self._thread = threading.Thread(target=self._work, name="zbench-sender", daemon=True)
         self._thread.start()
 
-    def prepare(self, plan: Plan, rank: int, cost: Cost, pair: Pair) -> Pair:
+    def prepare(self, plan: Plan, cost: Cost, pair: Pair) -> Pair:
         return pair
 
     def open(self, post: Post, job: Job) -> Threaded:

@@ -19,9 +19,17 @@ from zbench.cost import Cost
 from zbench.plan import Plan
 from zbench.runtime.phases import batched
 from zbench.runtime.program import HOME, Batch, Relay
-from zbench.runtime.transport import Job, Pair, Post
+from zbench.runtime.transport import Job, Pair, Post, Sender, Transport
 
 Issue = Callable[[list[Any]], list[Any]]  # posts dist.P2POps, returns what to wait for
+
+
+def transport_of(group: dist.ProcessGroup) -> Transport:
+    """The transport for the group's backend. Collective: every rank of the group has to come there."""
+    if dist.get_backend(group) != "nccl":
+        return Sender()
+    dist.barrier(group)  # makes the communicator, which takes all ranks; a batch is only some ranks'
+    return Batches()
 
 
 class Batches:
@@ -30,8 +38,8 @@ class Batches:
     def __init__(self, issue: Issue = dist.batch_isend_irecv) -> None:
         self.issue = issue
 
-    def prepare(self, plan: Plan, rank: int, cost: Cost, pair: Pair) -> Pair:
-        return batched(plan, rank, cost, pair)
+    def prepare(self, plan: Plan, cost: Cost, pair: Pair) -> Pair:
+        return batched(plan, cost, pair)
 
     def open(self, post: Post, job: Job) -> "Batched":
         return Batched(self.issue, post, job)

@@ -1,0 +1,97 @@
+"""A checkpoint's folder, as seen without torch: what it says of its run, and what may be done to it."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+META = "zbench.json"
+_OURS = (META, ".metadata", "*.distcp", ".*.tmp", "*.tmp")
+
+
+def unfinished(path: str) -> Path:
+    return Path(f"{path}.unfinished")
+
+
+def aside(path: str) -> Path:
+    return Path(f"{path}.old")
+
+
+def whole(path: str) -> Path:
+    """The folder that holds the checkpoint `path`: the one that stepped aside where a run died in between."""
+    return aside(path) if not (Path(path) / META).is_file() and (aside(path) / META).is_file() else Path(path)
+
+
+def told(path: str) -> dict[str, Any]:
+    """What a checkpoint says of itself: "next_step", and "run" (what its run was, by name).
+
+    Raises:
+        ValueError: there is no checkpoint.
+    """
+    try:
+        meta = json.loads((whole(path) / META).read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"resume is {path!r}; it takes the folder of a checkpoint") from error
+    if (
+        not isinstance(meta, dict)
+        or not isinstance(meta.get("next_step"), int)
+        or not isinstance(meta.get("run"), dict)
+    ):
+        raise ValueError(f"resume is {path!r}; its {META} is not one of a checkpoint")
+    return meta
+
+
+def check_same(path: str, run: Mapping[str, Any]) -> None:
+    """Refuses to go on from the checkpoint of another run.
+
+    Raises:
+        ValueError: something differs; the message says what.
+    """
+    theirs = told(path)["run"]
+    for name, value in run.items():
+        if theirs.get(name) != value:
+            raise ValueError(f"resume is {path!r}; its run had {name} {theirs.get(name)}, and this one has {value}")
+
+
+def check_free(path: Any) -> None:
+    """Refuses a folder that checkpoints must not replace.
+
+    Raises:
+        ValueError: it is no path, its parent cannot be written to, or it holds something else than a checkpoint.
+    """
+    if not isinstance(path, str) or not path:
+        raise ValueError(f"executor.checkpoint is {path!r}; it takes the name of a folder")
+    for folder in (Path(path), unfinished(path), aside(path)):
+        if folder.exists() and (not folder.is_dir() or strangers(folder)):
+            raise ValueError(f"executor.checkpoint is {path!r}; {folder} holds something else than a checkpoint")
+    parent = Path(path).absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not _writable(parent):
+        raise ValueError(f"executor.checkpoint is {path!r}; {parent} cannot be written to")
+
+
+def strangers(folder: Path) -> list[str]:
+    """Names in a folder that no checkpoint has."""
+    ours = {path.name for pattern in _OURS for path in folder.glob(pattern)}
+    return sorted(path.name for path in folder.iterdir() if path.name not in ours)
+
+
+def remove(folder: Path) -> None:
+    """Removes a checkpoint's files and its folder, and nothing else.
+
+    Raises:
+        ValueError: the folder holds something else.
+    """
+    if not folder.exists():
+        return
+    if found := strangers(folder):
+        raise ValueError(f"executor.checkpoint would replace {folder}, which holds {found[0]!r}")
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+
+
+def _writable(folder: Path) -> bool:
+    return os.access(folder, os.W_OK | os.X_OK)
