@@ -19,9 +19,9 @@ from zbench.verify import verify_step
 from zbench.warm import warm
 
 CONF = Path(__file__).parents[2] / "conf"
-NAMES = ("usp", "loongtrain", "fcp", "distca", "local_packing", "bytescale")
+NAMES = ("usp", "loongtrain", "fcp", "distca", "local_packing", "bytescale", "wlb_llm")
 SECONDS = {64: 0.05, 1024: 1.0}
-HELD = ("bytescale",)  # to the same budget with 512 sequences, whatever the micro-batches
+HELD = ("bytescale", "wlb_llm")  # to the same budget with 512 sequences, whatever the micro-batches
 
 
 def setting(name: str, workload: str, ranks: int) -> tuple[System, Parts]:
