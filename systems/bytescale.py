@@ -9,6 +9,7 @@ Pure: no torch.
 
 from dataclasses import dataclass
 
+import numba as nb
 import numpy as np
 
 from systems.bytescale_balance import Layout, balanced, cuts, share_seconds
@@ -125,15 +126,25 @@ def parts(lengths: Ints, layout: Layout, num_ranks: int, room: int) -> list[Ints
     Each goes into the first micro-batch where all its ranks have room, so ranks with more to do are in more of them.
     """
     share = -(-lengths // layout.degree)
-    held: list[Ints] = []
-    sets = layout.sets
-    out: list[list[int]] = []
-    for seq in np.argsort(-share, kind="stable").tolist():
-        on = sets[seq]
-        turn = next((t for t, used in enumerate(held) if (used[on] + share[seq] <= room).all()), len(held))
-        if turn == len(held):
-            held.append(np.zeros(num_ranks, np.int64))
-            out.append([])
-        held[turn][on] += share[seq]
-        out[turn].append(seq)
-    return [np.sort(np.array(part, np.int64)) for part in out]
+    turn = _first_fit(np.argsort(-share, kind="stable"), share, layout.degree, layout.ranks, num_ranks, room)
+    return [np.flatnonzero(turn == t) for t in range(int(turn.max()) + 1)]
+
+
+@nb.njit(cache=True)
+def _first_fit(order, share, degree, ranks, num_ranks, room):  # type: ignore[no-untyped-def]
+    offsets = np.cumsum(degree) - degree
+    turn = np.zeros(len(share), np.int64)
+    held = np.zeros((4, num_ranks), np.int64)
+    count = 0
+    for seq in order:
+        on = ranks[offsets[seq] : offsets[seq] + degree[seq]]
+        at = 0
+        while at < count and held[at][on].max() + share[seq] > room:
+            at += 1
+        if at == count:
+            count += 1
+            if count > len(held):
+                held = np.concatenate((held, np.zeros_like(held)))
+        held[at][on] += share[seq]
+        turn[seq] = at
+    return turn
