@@ -126,7 +126,7 @@ def parts(lengths: Ints, layout: Layout, num_ranks: int, room: int) -> list[Ints
     Each goes into the first micro-batch where all its ranks have room, so ranks with more to do are in more of them.
     """
     share = -(-lengths // layout.degree)
-    turn = _first_fit(np.argsort(-share, kind="stable"), share, layout.degree, layout.ranks, num_ranks, room)
+    turn = _first_fit(np.lexsort((-share, -layout.degree)), share, layout.degree, layout.ranks, num_ranks, room)
     return [np.flatnonzero(turn == t) for t in range(int(turn.max()) + 1)]
 
 

@@ -25,6 +25,7 @@ FEWER = 12
 ENUMERATED = 2048  # sequences x ranks up to which CUTS of all values of C that differ are taken
 IMPROVED = 6  # of those, how many go on from dealing to moves and swaps
 TRIES = 200  # most moves and swaps
+NEAR = 1.05  # rings wait for their slowest rank, which loads do not show: less to do in all makes up for that much
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,8 +116,9 @@ def cuts(lengths: Ints, num_ranks: int, most: int) -> Ints:
     return every[np.unique(np.linspace(0, len(every) - 1, CUTS).astype(np.int64))]
 
 
-def balanced(lengths: Ints, tokens: Ints | list[int], cost: Cost, backward: Mode) -> Layout:
-    """The layout that is done first, busiest rank and busiest node's NICs, among the values of C in `tokens`."""
+def balanced(lengths: Ints, tokens: Ints | list[int], cost: Cost, backward: Mode, near: float = NEAR) -> Layout:
+    """The layout that is done first, busiest rank and busiest node's NICs, among the values of C in `tokens`; of those
+    within `near` times that the one with least to do in all."""
     ranks, node = cost.cluster.num_ranks, cost.cluster.gpus_per_node
     dealt = []
     for cut in np.asarray(tokens).tolist():
@@ -128,7 +130,9 @@ def balanced(lengths: Ints, tokens: Ints | list[int], cost: Cost, backward: Mode
     dealt = sorted(dealt, key=lambda one: one[:2])[:IMPROVED]
     for _, _, _, degree, load, places, total in dealt:
         _improve(load, degree, places, total, node, TRIES)  # rings stay in the nodes where they are: `network` holds
-    _, cut, network, degree, _, places, total = min(dealt, key=lambda one: (max(one[6].max(), one[2]), one[1]))
+    seconds = [max(float(total.max()), network) for _, _, network, _, _, _, total in dealt]
+    close = [one for one, it in zip(dealt, seconds, strict=True) if it <= near * min(seconds)]
+    _, cut, network, degree, _, places, total = min(close, key=lambda one: (one[6].sum(), one[1]))
     owner = np.repeat(np.arange(len(lengths)), degree)
     return Layout(
         degree, places[np.lexsort((places, owner))], cut, max(float(total.max()), network), float(total.mean())
