@@ -1,0 +1,150 @@
+"""ByteScale's hybrid data parallelism: any number of ranks a sequence, and ranks balanced over all micro-batches.
+
+One ring over all ranks for the longest sequence, a few ranks for a shorter one, packs of short ones on single
+ranks, all at once; a rank that is done with its part of a long sequence early has more packs, and so may have
+another number of micro-batches than its neighbours. Source: ByteScale (arXiv 2502.21231, SIGCOMM 2025), whose code
+is not published; what is left out (offloading, pipelines) and what is derived is told in docs/systems.md.
+Pure: no torch.
+"""
+
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+
+from systems.bytescale_balance import Layout, balanced, cuts, share_seconds
+from systems.hybrid_dp import check_tokens_per_rank
+from systems.local_packing import best_fit
+from systems.micro_batches import need_bytes
+from systems.zeppelin_zones import capacity_tokens
+from zbench.batch import Batch
+from zbench.build import Builder
+from zbench.cost import Cost
+from zbench.memory import static_bytes
+from zbench.patterns import ring
+from zbench.plan import Ints, Plan
+from zbench.rewrite import reverse
+from zbench.rewrite.reverse import Mode, check_mode
+
+
+@dataclass(frozen=True, slots=True)
+class ByteScale:
+    """tokens_per_rank: C, the longest stretch of a sequence a rank takes before it is cut over more; None: the one
+    whose busiest rank is done first, or without `balance` what fits a GPU. balance: by predicted seconds over all
+    micro-batches (the paper's DP-balance); off: micro-batches filled in turn, longest first (its naive HDP).
+    backward: what becomes of received kv.
+
+    Raises:
+        ValueError: tokens_per_rank is not a whole number of at least 1, balance not true or false.
+    """
+
+    cost: Cost
+    tokens_per_rank: int | None = None
+    balance: bool = True
+    backward: Mode = "carry"
+
+    def __post_init__(self) -> None:
+        check_mode("system.backward", self.backward)
+        check_tokens_per_rank(self.tokens_per_rank)
+        if not isinstance(self.balance, bool):
+            raise ValueError(f"system.balance is {self.balance!r}; it takes true or false")
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        """As few plans as memory asks for. A rank with nothing in one of them goes on to the next at once.
+
+        The largest shares run last: what the last backward takes hides the reduction of gradients.
+        """
+        every = np.arange(len(batch.lengths), dtype=np.int64)
+        return tuple(reversed(self._fitting(batch.lengths, every, capacity_tokens(self.cost))))
+
+    def layout(self, lengths: Ints, room: int) -> Layout:
+        """Ranks of every sequence; no rank gets more than `room` tokens of one, as far as there are ranks."""
+        most = max(min(self.tokens_per_rank or room, room), -(-int(lengths.max()) // self.cost.cluster.num_ranks))
+        given = not self.balance or self.tokens_per_rank is not None
+        tokens = [most] if given else cuts(lengths, self.cost.cluster.num_ranks, most)
+        return balanced(lengths, tokens, self.cost, self.backward) if self.balance else self._in_turn(lengths, most)
+
+    def _fitting(self, lengths: Ints, seqs: Ints, room: int) -> list[Plan]:
+        """Plans of `seqs`. What still does not fit (what is received is not in `room`) is laid out anew with less."""
+        cost, out = self.cost, []
+        layout = self.layout(lengths[seqs], room)
+        free = cost.cluster.device.memory_bytes - static_bytes(cost)
+        sets = layout.sets
+        for part in parts(lengths[seqs], layout, cost.cluster.num_ranks, room if self.balance else layout.cut):
+            plan = self._laid(lengths, seqs[part], [sets[s] for s in part], layout)
+            over = need_bytes(plan, cost) - static_bytes(cost)
+            widest = len(part) == 1 and layout.degree[part[0]] >= min(cost.cluster.num_ranks, lengths[seqs[part[0]]])
+            if over <= free or free <= 0 or widest:
+                out.append(plan)
+            else:
+                out += self._fitting(lengths, seqs[part], max(int(room * np.clip(free / over, 0.3, 0.9)), 1))
+        return out
+
+    def _laid(self, lengths: Ints, seqs: Ints, ranks: list[Ints], layout: Layout) -> Plan:
+        """Rings, the widest first, then what is local; sequences on the same ranks share a ring."""
+        mine = lengths[seqs]
+        builder = Builder(mine, self.cost.cluster.num_ranks, self.cost.model.num_heads, sequences=seqs)
+        width = np.array([len(on) for on in ranks])
+        for size in np.unique(width)[::-1]:
+            same = np.flatnonzero(width == size)
+            rows, group = np.unique(np.array([ranks[i] for i in same]), axis=0, return_inverse=True)
+            ring(builder, same, group.reshape(-1).astype(np.int64), self._turned(rows))
+        notes = {"tokens_per_rank": layout.cut, "busiest_seconds": layout.busiest, "mean_seconds": layout.mean}
+        return reverse(builder.build(), self.backward).with_(notes=notes)
+
+    def _turned(self, rows: Ints) -> Ints:
+        """Rings [K, G], node by node, each beginning with another GPU of its nodes: so they leave by different NICs."""
+        node = self.cost.cluster.gpus_per_node
+        place = rows - rows % node + (rows + np.arange(len(rows))[:, None]) % node
+        return np.take_along_axis(rows, np.argsort(place, axis=1), axis=1)
+
+    def _in_turn(self, lengths: Ints, cut: int) -> Layout:
+        """Long sequences and best-fit packs of the others, `cut` tokens a rank, on the next free ranks in turn."""
+        ranks = self.cost.cluster.num_ranks
+        degree = np.minimum(-(-lengths // cut), ranks)
+        short = np.flatnonzero(degree == 1)
+        unit = np.arange(len(lengths))
+        if len(short):
+            unit[short] = len(lengths) + best_fit(lengths[short], cut)
+        first: dict[int, int] = {}
+        at, places = 0, [np.zeros(0, np.int64)] * len(lengths)
+        for seq in np.lexsort((unit, -np.where(degree > 1, lengths, 0))).tolist():
+            if unit[seq] not in first:
+                at = 0 if at + degree[seq] > ranks else at
+                first[int(unit[seq])] = at
+                at += int(degree[seq])
+            places[seq] = first[int(unit[seq])] + np.arange(degree[seq])
+        load = share_seconds(lengths, degree, self.cost, self.backward)
+        flat = np.concatenate(places)
+        total = np.bincount(flat, weights=np.repeat(load, degree), minlength=ranks)
+        return Layout(degree, flat, cut, float(total.max()), float(total.mean()))
+
+
+def parts(lengths: Ints, layout: Layout, num_ranks: int, room: int) -> list[Ints]:
+    """Sequences in micro-batches of at most `room` tokens a rank (or a larger share alone), the largest first.
+
+    Each goes into the first micro-batch where all its ranks have room, so ranks with more to do are in more of them.
+    """
+    share = -(-lengths // layout.degree)
+    turn = _first_fit(np.lexsort((-share, -layout.degree)), share, layout.degree, layout.ranks, num_ranks, room)
+    return [np.flatnonzero(turn == t) for t in range(int(turn.max()) + 1)]
+
+
+@nb.njit(cache=True)
+def _first_fit(order, share, degree, ranks, num_ranks, room):  # type: ignore[no-untyped-def]
+    offsets = np.cumsum(degree) - degree
+    turn = np.zeros(len(share), np.int64)
+    held = np.zeros((4, num_ranks), np.int64)
+    count = 0
+    for seq in order:
+        on = ranks[offsets[seq] : offsets[seq] + degree[seq]]
+        at = 0
+        while at < count and held[at][on].max() + share[seq] > room:
+            at += 1
+        if at == count:
+            count += 1
+            if count > len(held):
+                held = np.concatenate((held, np.zeros_like(held)))
+        held[at][on] += share[seq]
+        turn[seq] = at
+    return turn
