@@ -116,7 +116,7 @@ def test_attention_by_deepspeed_is_exact(shape: str) -> None:
 def test_every_variant_is_exact_and_sends_what_the_simulator_charges() -> None:
     with running("2x2", check=("exact", "bytes")) as (cost, executor):
         for number, (which, lengths) in enumerate(cases([v for v in VARIANTS if v.changes], cost)):
-            if len(lengths) < 100:
+            if lengths in LENGTHS[1::2]:  # the systems as their yamls have them take all
                 step(cost, executor, which, lengths, number)
 
 

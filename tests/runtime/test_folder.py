@@ -20,9 +20,9 @@ def test_a_folder_with_other_things_is_refused_and_never_removed(tmp_path: Path)
     folder = tmp_path / "precious"
     checkpoint(folder, 3)
     (folder / "thesis.txt").write_text("all of it")
-    with pytest.raises(ValueError, match="executor.checkpoint is .* holds something else than a checkpoint"):
+    with pytest.raises(ValueError, match=r"executor.checkpoint is .* holds something else than a checkpoint"):
         check_free(str(folder))
-    with pytest.raises(ValueError, match="holds 'thesis.txt'"):
+    with pytest.raises(ValueError, match="holds .thesis"):
         remove(folder)
     assert (folder / "thesis.txt").read_text() == "all of it"
 
@@ -54,7 +54,7 @@ def test_a_checkpoint_that_stepped_aside_is_found(tmp_path: Path) -> None:
 def test_another_run_s_checkpoint_is_refused(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "point", 2, seed=0, hidden=64)
     check_same(path, {"seed": 0, "hidden": 64})
-    with pytest.raises(ValueError, match="resume is .*; its run had hidden 64, and this one has 128"):
+    with pytest.raises(ValueError, match=r"resume is .*; its run had hidden 64, and this one has 128"):
         check_same(path, {"seed": 0, "hidden": 128})
 
 

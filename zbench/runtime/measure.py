@@ -156,8 +156,8 @@ def cpu_name() -> str:
 
 
 def _busy_seconds() -> float:
-    """Of all processors of this machine together, since it started, stolen by a hypervisor too; not of interrupts, which
-    no process is charged for and messages cause."""
+    """Of all processors of this machine together, since it started, stolen by a hypervisor too; not of interrupts,
+    which no process is charged for and messages cause."""
     with Path("/proc/stat").open() as lines:
         user, nice, system, _idle, _wait, _irq, _softirq, stolen = map(int, lines.readline().split()[1:9])
     return float(user + nice + system + stolen) / os.sysconf("SC_CLK_TCK")
