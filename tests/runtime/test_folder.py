@@ -22,7 +22,7 @@ def test_a_folder_with_other_things_is_refused_and_never_removed(tmp_path: Path)
     (folder / "thesis.txt").write_text("all of it")
     with pytest.raises(ValueError, match=r"executor.checkpoint is .* holds something else than a checkpoint"):
         check_free(str(folder))
-    with pytest.raises(ValueError, match="holds .thesis"):
+    with pytest.raises(ValueError, match=r"holds .thesis"):
         remove(folder)
     assert (folder / "thesis.txt").read_text() == "all of it"
 
