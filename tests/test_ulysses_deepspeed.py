@@ -52,6 +52,12 @@ def test_sequences_go_to_the_group_with_the_fewest_tokens(uneven: Cost) -> None:
     assert plan.tokens_per_rank.reshape(3, 5).sum(1).tolist() == [70, 70, 60]
 
 
-def test_it_asks_for_no_package() -> None:
-    program = "import sys; import systems.ulysses_deepspeed; assert not {'deepspeed', 'torch'} & set(sys.modules)"
+def test_the_peers_packages_are_imported_by_those_who_need_them_alone() -> None:
+    """They take seconds, talk, and set environment variables."""
+    program = (
+        "import sys, systems.ulysses_deepspeed, systems.hybrid_dp_megatron, zbench.runtime.executor\n"
+        "assert not {'deepspeed', 'megatron', 'torch'} & set(sys.modules)\n"
+        "import zbench.runtime.trainer\n"
+        "assert not {'deepspeed', 'megatron'} & set(sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -55,17 +55,15 @@ class Batched:
         self.issue, self.post, self.job = issue, post, job
         self.in_order = dist.get_backend(post.group) == "nccl"
         self.batches = job.program.batches
-        self.posted = 0
-        self.works: list[list[Any] | None] = [None] * len(self.batches)  # None: not posted yet, or waited for
+        self.under_way: list[tuple[list[Any], list[Any]]] = []  # of each batch posted: messages, and what to wait for
         self.batch_of = {index: at for at, batch in enumerate(self.batches) for index in batch.receives}
         self.passing: dict[int, Tensor] = {}  # by receive: what is passed on
         self.waited = [False] * len(self.batches)
 
     def before(self, attended: int) -> None:
-        while self.posted < len(self.batches) and self.batches[self.posted].at <= attended:
-            works = self._post(self.batches[self.posted])
-            self.works[self.posted] = works
-            self.posted += 1
+        while len(self.under_way) < len(self.batches) and self.batches[len(self.under_way)].at <= attended:
+            ops = self._operations(self.batches[len(self.under_way)])
+            self.under_way.append((ops, self.issue(ops)))  # memory of a message is not free before it is waited for
 
     def is_done(self, index: int) -> bool:
         return self.waited[self.batch_of[index]]
@@ -79,17 +77,16 @@ class Batched:
 
     def _wait(self, at: int) -> None:
         if not self.waited[at]:
-            works = self.works[at]
-            assert works is not None, "an attend reads what its rank has not posted"
-            for work in works:
+            assert at < len(self.under_way), "an attend reads what its rank has not posted"
+            for work in self.under_way[at][1]:
                 work.wait()
-            self.waited[at], self.works[at] = True, None
+            self.waited[at], self.under_way[at] = True, ([], [])
 
-    def _post(self, batch: Batch) -> list[Any]:
-        """Between two ranks messages go by leg, on both."""
+    def _operations(self, batch: Batch) -> list[dist.P2POp]:
+        """Of the batch's messages, by leg: those between two ranks come in the same order on both."""
         legs = [leg for index in batch.sends for leg in self._sends(index)]
         legs += [self._receive(index) for index in batch.receives]
-        return self.issue([op for _, op in sorted(legs, key=lambda pair: pair[0])])
+        return [op for _, op in sorted(legs, key=lambda pair: pair[0])]
 
     def _sends(self, index: int) -> list[tuple[int, dist.P2POp]]:
         """(leg, operation) of what leaves of one message."""
