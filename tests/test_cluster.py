@@ -69,5 +69,6 @@ def test_every_cluster_yaml_makes_a_cluster(path: Path) -> None:
     device = cluster.device
     assert max(device.matmul_flops, device.attention_forward_flops, device.attention_backward_flops) < device.peak_flops
     assert device.strided_rate <= device.copy_bandwidth
-    assert cluster.nic_bandwidth < cluster.nvlink_bandwidth
+    if "local" not in path.stem:  # whose nodes are one machine: both links are the same
+        assert cluster.nic_bandwidth < cluster.nvlink_bandwidth
     assert cluster.name == path.stem

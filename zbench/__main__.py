@@ -66,7 +66,7 @@ def main() -> int:
     except Exception as error:
         from zbench.sentence import sentence
 
-        told = sentence(error)
+        told = None if os.environ.get(_FULL) == "1" else sentence(error)
         if told is None:
             raise
         print(f"zbench: {told[0]}", file=sys.stderr, flush=True)

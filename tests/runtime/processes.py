@@ -24,7 +24,7 @@ def lives(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def all_gone(pids: Iterable[int], seconds: float = 3.0) -> bool:
+def all_gone(pids: Iterable[int], seconds: float = 10.0) -> bool:
     kept = list(pids)
     return until(lambda: not any(map(lives, kept)), seconds)
 
