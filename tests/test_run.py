@@ -82,7 +82,8 @@ def request(
 ) -> Request:
     config = OmegaConf.create({
         "steps": 3, "seed": 0, "tokens_per_gpu": 64, "out": str(out), "baseline": "ring" if baseline else None,
-        "trace": None, "check": None, "resume": None, "system": system, "workload": {"_target_": "test_run.Lengths"}, "cluster": CLUSTER,
+        "trace": None, "check": None, "resume": None,
+        "system": system, "workload": {"_target_": "test_run.Lengths"}, "cluster": CLUSTER,
         "model": MODEL, "executor": {"_target_": "zbench.simulate.Simulated"},
         "tracker": {"_target_": "zbench.track.Nothing"}, **changes,
     })  # fmt: skip
