@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zbench.dataflow import IS_COPY
 from zbench.model import DKV, DO, DQ, KV, O, Q
 from zbench.runtime.board import Board
 from zbench.runtime.kernels import Kernel
-from zbench.runtime.memory import DTYPES, KvHeads, Memory, Shape, add, copy, output_of, rows_of
+from zbench.runtime.memory import KvHeads, Memory, Shape, add, bytes_of, copy, output_of, rows_of
 from zbench.runtime.program import HOME, Add, Attend, Part, Program, Read, Receive, Send, Slot
 from zbench.runtime.times import Times
 from zbench.runtime.transport import Post, Transport
@@ -109,7 +108,7 @@ class Run:
 
     def _read_do(self, read: Read) -> tuple[Tensor, Tensor, Tensor]:
         """(do, lse, o). Away from home there is no o; anything with the right row sums of do * o serves as well."""
-        do, lse, _ = self._source(DO, read.slot, read.lo, read.hi)
+        do, lse, *_ = self._source(DO, read.slot, read.lo, read.hi)
         if read.slot == HOME:
             o = self.engine.shape.heads(self.home[O], read.lo, read.hi)[0]
         else:
@@ -121,6 +120,11 @@ class Run:
         return rows_of(do, read.rows), rows_of(lse, read.rows), rows_of(o, read.rows)
 
     def _add(self, target: Add, result: tuple[Tensor, ...]) -> None:
+        if target.fresh and target.whole:
+            taken = self.engine.shape.taken(target.tensor, target.lo, target.hi, result)
+            if taken is not None:
+                self._set(target.slot, target.tensor, taken)
+                return
         if target.slot == HOME:
             memory = self.home[target.tensor]
         else:
@@ -145,24 +149,29 @@ class Run:
             memory = self._memory(send.whole)
             for part in send.parts:
                 self._join(memory, part, never_fresh=True)
+            memory = self.engine.shape.in_one_piece(memory)
             self._used(send.whole)
         elif (direct := self._direct(send)) is not None:
             return direct
         else:
-            start = not IS_COPY[send.tensor]
-            memory = self.engine.shape.empty(send.tensor, send.lo, send.hi, send.rows, start)
+            memory = self.engine.shape.empty(send.tensor, send.lo, send.hi, send.rows, send.start)
             for part in send.parts:
                 self._join(memory, part)
         assert memory.whole is not None
         return memory.whole
 
     def _direct(self, send: Send) -> Tensor | None:
-        """The rank's own rows as they lie, where these are the message."""
-        if len(send.parts) == 1 and send.parts[0].slot == HOME and isinstance(send.parts[0].rows, slice):
-            memory = self.home[send.tensor]
-            if len(memory.fields) == 1 and (memory.lo, memory.hi) == (send.lo, send.hi):
-                return memory.fields[0][send.parts[0].rows].reshape(-1).view(torch.uint8)
-        return None
+        """Rows of the rank's own or of a slot as they lie, where these are the message."""
+        if send.start or len(send.parts) != 1:
+            return None
+        (part,) = send.parts
+        if not isinstance(part.rows, slice) or not isinstance(part.to, slice):
+            return None
+        fields = self._source(send.tensor, part.slot, send.lo, send.hi)
+        if len(fields) > 1 or not fields[0].is_contiguous():
+            return None
+        self._used(part.slot)
+        return bytes_of(fields[0][part.rows])
 
     # -- memory -----------------------------------------------------------------------------------------
     def _join(self, target: Memory, part: Part, never_fresh: bool = False) -> None:
@@ -192,6 +201,13 @@ class Run:
                     memory = self.engine.shape.empty(slot.tensor, slot.lo, slot.hi, slot.rows, start)
                 self.slots[number] = memory
             return memory
+
+    def _set(self, number: int, tensor: int, memory: Memory) -> None:
+        if number == HOME:
+            self.home[tensor] = memory
+        else:
+            with self.lock:
+                self.slots[number] = memory
 
     def _used(self, number: int) -> None:
         """Lets a slot's memory go after its last use."""
@@ -235,33 +251,32 @@ class Attention(torch.autograd.Function):
         kv = torch.stack((k, v), 1)
         heads = (0, q.shape[1])
         q = q.contiguous()
-        lse = torch.full(q.shape[:2], -torch.inf, dtype=DTYPES[engine.shape.model.lse_bytes], device=q.device)
         home = {
             Q: Memory(Q, *heads, (q,), None),
             KV: Memory(KV, *heads, (kv,), None),
-            O: Memory(O, *heads, (torch.zeros_like(q), lse), None),
+            O: engine.shape.empty(O, *heads, len(q), start=O not in forward.covered),
         }
         run = Run(engine, forward, home, (), backward.imported)
         run.go()
         outer = [run.slots[number] for number in backward.imported if forward.slots[number].inside is None]
         ctx.engine, ctx.programs, ctx.where = engine, programs, where
-        ctx.save_for_backward(q, kv, home[O].fields[0], lse, *(memory.fields[0] for memory in outer if memory))
-        return home[O].fields[0]
+        o, lse = home[O].fields
+        ctx.save_for_backward(q, kv, o, lse, *(memory.fields[0] for memory in outer if memory))
+        return o
 
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         _, program = ctx.programs
         ctx.engine.board.say(f"{ctx.where}, backward attention")
         q, kv, o, lse, *outer = ctx.saved_tensors
-        do, heads = do.contiguous(), (0, q.shape[1])
+        do, heads, shape = do.contiguous(), (0, q.shape[1]), ctx.engine.shape
+        deltas = ((do * o).sum(-1, dtype=lse.dtype),) if program.deltas else ()
         home = {
             Q: Memory(Q, *heads, (q,), None),
             KV: Memory(KV, *heads, (kv,), None),
             O: Memory(O, *heads, (o, lse), None),
-            DO: Memory(DO, *heads, (do, lse, (do * o).sum(-1, dtype=lse.dtype)), None),
-            DQ: Memory(DQ, *heads, (torch.zeros_like(q),), None),
-            DKV: Memory(DKV, *heads, (torch.zeros_like(kv),), None),
-        }
+            DO: Memory(DO, *heads, (do, lse, *deltas), None),
+        } | {sum_: shape.empty(sum_, *heads, len(q), start=sum_ not in program.covered) for sum_ in (DQ, DKV)}
         Run(ctx.engine, program, home, _kept(program, outer), ()).go()
         dkv = home[DKV].fields[0]
         return home[DQ].fields[0], dkv[:, 0], dkv[:, 1], None, None, None
@@ -279,4 +294,4 @@ def _kept(program: Program, outer: list[Tensor]) -> list[Memory]:
 
 
 def _one_field(slot: Slot, field: Tensor) -> Memory:
-    return Memory(slot.tensor, slot.lo, slot.hi, (field,), field.view(-1).view(torch.uint8))
+    return Memory(slot.tensor, slot.lo, slot.hi, (field,), bytes_of(field))

@@ -72,6 +72,7 @@ class Compiler:
         for tensor, holder in kept.copies:
             self._hold(state.copies, tensor, holder)
         self._touched: dict[int, list[tuple[Heads, np.ndarray]]] = {}
+        self._afresh: dict[int, int] = {}
         attends: list[Attend] = []
         sends: dict[int, Send] = {}
         arrivals: dict[int, int] = {}
@@ -88,13 +89,17 @@ class Compiler:
                 sends[op] = replace(send, legs=ways.out(op))
             else:
                 arrivals[op] = self._arrive(state, tensor, (lo, hi), row)
-        collects = tuple(self._collect(state, tensor) for tensor in ((DQ, DKV) if backward else (O,)))
+        sums = (DQ, DKV) if backward else (O,)
+        collects = tuple(self._collect(state, tensor) for tensor in sums)
+        everything = self.layout.num_tokens * self.cost.model.num_heads
+        covered = tuple(tensor for tensor in sums if self._afresh.get(tensor, 0) == everything)
         attends = _received_in_place(state, attends, set(arrivals.values()))
         receives, arrives = ways.receives(arrivals, state.slots)
         leaving = ways.sends(sends, receives)
         uses = _uses(state.slots, attends, leaving, collects)
+        deltas = DO in {one.tensor for one in sends.values()} | {one.tensor for one in state.slots}
         return Program(
-            tuple(state.slots), uses, kept.number, tuple(attends), receives, arrives, leaving, collects
+            tuple(state.slots), uses, kept.number, tuple(attends), receives, arrives, leaving, collects, covered, deltas
         ), state
 
     def _segments(self, ops: Ops) -> dict[tuple[int, int], Segments]:
@@ -217,15 +222,16 @@ class Compiler:
     def _add(self, state: State, tensor: int, heads: Heads, row: int, rows: Ints) -> Add:
         """The rank's own rows where all blocks are at home; else a slot of partial sums for the whole list."""
         blocks = self.plan.lists[row]
-        once = tensor != DKV or np.bincount(rows).max() == 1  # keys that several segments see come several times
+        once = tensor != DKV or int(np.bincount(rows).max()) == 1  # keys that several segments see come several times
         if (self.layout.row[blocks] >= 0).all():
             rows = self._list_rows(blocks, self.layout.row[blocks])[rows]
-            fresh = self._is_fresh(tensor, heads, rows) and once
-            return Add(tensor, HOME, self._index(rows), *heads, fresh, False)
+            fresh = self._is_fresh(tensor, heads, rows, once)
+            count = self.layout.num_tokens if heads == (0, self.cost.model.num_heads) else -1
+            return Add(tensor, HOME, self._index(rows), *heads, fresh, _is_all(rows, count))
         key = (tensor, row, *heads)
         holder = state.adding.get(key)
         first, count = self._rows(blocks)
-        whole = len(rows) == count and bool((rows == np.arange(count)).all())
+        whole = _is_all(rows, count)
         if holder is None or not holder.live.all():
             state.slots.append(Slot(tensor, *heads, count))
             holder = Holder(len(state.slots) - 1, *heads, blocks, first, np.ones(len(blocks), bool))
@@ -235,16 +241,18 @@ class Compiler:
             return Add(tensor, holder.slot, self._index(rows), *heads, once, whole)
         return Add(tensor, holder.slot, self._index(rows), *heads, False, whole)
 
-    def _is_fresh(self, tensor: int, heads: Heads, rows: Ints) -> bool:
+    def _is_fresh(self, tensor: int, heads: Heads, rows: Ints, once: bool = True) -> bool:
         """Whether nothing was added to these rows of the rank's own yet; they count as touched from now on.
 
-        Query heads that share a kv head share its gradient.
+        once: no row is there twice; else they are not fresh. Query heads that share a kv head share its gradient.
         """
         if tensor == DKV:
             group = self.cost.model.num_heads // self.cost.model.num_kv_heads
             heads = (heads[0] // group * group, -(-heads[1] // group) * group)
         seen = self._touched.setdefault(tensor, [])
-        fresh = not any(touched[rows].any() for (lo, hi), touched in seen if lo < heads[1] and heads[0] < hi)
+        fresh = once and not any(touched[rows].any() for (lo, hi), touched in seen if lo < heads[1] and heads[0] < hi)
+        if fresh:
+            self._afresh[tensor] = self._afresh.get(tensor, 0) + len(rows) * (heads[1] - heads[0])
         for known, touched in seen:
             if known == heads:
                 touched[rows] = True
@@ -259,9 +267,9 @@ class Compiler:
         blocks = self.plan.lists[row]
         _, count = self._rows(blocks)
         if IS_COPY[tensor]:
-            parts = self._copy_parts(state, tensor, heads, blocks)
+            parts, start = self._copy_parts(state, tensor, heads, blocks), False
         else:
-            parts = self._take(state, tensor, heads, blocks)
+            parts, start = self._take(state, tensor, heads, blocks)
         after = max((state.added.get(part.slot, 0) for part in parts if part.slot != HOME), default=0)
         whole = HOME
         for part in parts:
@@ -270,21 +278,26 @@ class Compiler:
             if slot and (slot.lo, slot.hi, slot.rows) == (*heads, count) and part.rows == part.to == everything:
                 whole, parts = part.slot, [other for other in parts if other is not part]
                 break
-        return Send(op, tensor, *heads, count, whole, tuple(parts), (), after)
+        return Send(op, tensor, *heads, count, whole, tuple(parts), (), after, start)
 
-    def _take(self, state: State, tensor: int, heads: Heads, blocks: Ints) -> list[Part]:
-        """Every partial sum of `blocks` within these heads; none of them is there any more afterwards."""
+    def _take(self, state: State, tensor: int, heads: Heads, blocks: Ints) -> tuple[list[Part], bool]:
+        """Every partial sum of `blocks` within these heads; none of them is there any more afterwards.
+
+        Also whether they need zeros to begin with: what nobody has added to is a sum of nothing.
+        """
         first, count = self._rows(blocks)
         parts = []
         done = np.zeros(count, bool)
+        afresh = 0
         for holder, mine, theirs in held(state.sums, tensor, blocks, np.arange(len(blocks)), heads):
             holder.live[theirs] = False
             there = self._list_rows(blocks[mine], holder.row[theirs])
             here = self._list_rows(blocks[mine], first[mine])
             fresh = not done[here].any()
             done[here] = True
+            afresh += len(here) * (holder.hi - holder.lo) if fresh else 0
             parts.append(Part(holder.slot, self._index(there), holder.lo, holder.hi, self._index(here), fresh))
-        return parts
+        return parts, afresh != count * (heads[1] - heads[0])
 
     def _collect(self, state: State, tensor: int) -> Collect:
         """Partial sums of the rank's own blocks that lie in slots."""
@@ -315,6 +328,11 @@ class Compiler:
         if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
             return slice(int(rows[0]), int(rows[-1]) + 1)
         return self.index(rows)
+
+
+def _is_all(rows: Ints, count: int) -> bool:
+    """Whether these are all of `count` rows, in order."""
+    return len(rows) == count and bool((rows == np.arange(count)).all())
 
 
 def _received_in_place(state: State, attends: list[Attend], arrivals: set[int]) -> list[Attend]:

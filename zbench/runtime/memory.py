@@ -6,6 +6,7 @@ do: [T, h, D], log-sum-exp [T, h], and the row sum of do * o [T, h], which the b
 A message is its fields one after another, so its size is zbench.model.Model.message_bytes_per_token.
 """
 
+import ctypes
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,21 @@ from torch import Tensor
 from zbench.model import DKV, DO, KV, Model, O
 from zbench.runtime.program import Rows
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+
+
+def keep_freed_memory() -> None:
+    """From now on memory that this process frees is used again, instead of being given back.
+
+    Every layer frees what the next one takes. glibc returns much of it to the system in between, and each page then
+    costs a fault and its zeros when it is touched next. With another C library nothing happens. The numbers are
+    those of mallopt(3): no trimming, and blocks of up to 32 MiB from the heap as well.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for parameter, value in ((M_TRIM_THRESHOLD, 2**31 - 1), (M_MMAP_THRESHOLD, 2**25)):
+            mallopt(parameter, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +63,20 @@ class Shape:
             fields[1].fill_(-torch.inf)
         return Memory(tensor, lo, hi, tuple(fields), whole)
 
+    def taken(self, tensor: int, lo: int, hi: int, fields: tuple[Tensor, ...]) -> "Memory | None":
+        """Results of a kernel as they lie, as the memory of what they are; None where they would have to be copied."""
+        dtypes = (DTYPES[self.model.element_bytes], DTYPES[self.model.lse_bytes])
+        if all(x.is_contiguous() and x.dtype == dtype for x, dtype in zip(fields, dtypes, strict=False)):
+            return Memory(tensor, lo, hi, fields, bytes_of(fields[0]) if len(fields) == 1 else None)
+        return None
+
+    def in_one_piece(self, memory: "Memory") -> "Memory":
+        if memory.whole is not None:
+            return memory
+        one = self.empty(memory.tensor, memory.lo, memory.hi, len(memory.fields[0]))
+        copy(one.fields, slice(None), memory.fields)
+        return one
+
     def heads(self, memory: "Memory", lo: int, hi: int) -> tuple[Tensor, ...]:
         """The fields of `memory` for query heads [lo, hi), as views."""
         if (lo, hi) == (memory.lo, memory.hi):
@@ -72,7 +101,11 @@ class Memory:
     def part(self, start: int, rows: int) -> "Memory":
         """Some rows of a tensor of one field."""
         field = self.fields[0][start : start + rows]
-        return Memory(self.tensor, self.lo, self.hi, (field,), field.view(-1).view(torch.uint8))
+        return Memory(self.tensor, self.lo, self.hi, (field,), bytes_of(field))
+
+
+def bytes_of(field: Tensor) -> Tensor:
+    return field.view(-1).view(torch.uint8)
 
 
 def rows_of(field: Tensor, rows: Rows) -> Tensor:

@@ -58,7 +58,7 @@ class Read:
 @dataclass(frozen=True, slots=True)
 class Add:
     """Where an attend's result goes: rows of `slot`. fresh: nothing is there yet.
-    whole: these are all of the slot's rows, in order."""
+    whole: these are all that the slot has (all of the rank's own rows and heads, where it is HOME), in order."""
 
     tensor: int
     slot: int
@@ -101,7 +101,7 @@ class Send:
     """Transfer `op`'s message and its legs (leg, peer, begin, end), in bytes of the message.
 
     whole: the slot that is the message as it stands (with `parts` added to it), HOME if it has to be put together.
-    after: attends of the program that have to be done before.
+    after: attends of the program that have to be done before. start: parts leave rows or heads of it out, or add.
     """
 
     op: int
@@ -113,6 +113,7 @@ class Send:
     parts: tuple[Part, ...]
     legs: tuple[tuple[int, int, int, int], ...]
     after: int
+    start: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,8 @@ class Program:
     (received copies that were kept).
     receives: in the order in which they are posted; arrives: per slot its receives (indices), empty if none.
     sends: in the order in which they leave. batches: the same in batches, for a transport that needs them.
+    covered: the sums at home of which every row and head is first written afresh, so that they need no zeros.
+    deltas: whether row sums of do * o leave home, in a message or a filled slot.
     """
 
     slots: tuple[Slot, ...]
@@ -159,4 +162,6 @@ class Program:
     arrives: tuple[tuple[int, ...], ...]
     sends: tuple[Send | Relay, ...]
     collects: tuple[Collect, ...]
+    covered: tuple[int, ...]
+    deltas: bool
     batches: tuple[Batch, ...] = ()

@@ -24,7 +24,7 @@ from zbench.runtime.compiler import Compiler
 from zbench.runtime.deepspeed import Attend, DeepSpeed
 from zbench.runtime.job import About, Job, Report
 from zbench.runtime.kernels import choose
-from zbench.runtime.memory import DTYPES, Shape
+from zbench.runtime.memory import DTYPES, Shape, keep_freed_memory
 from zbench.runtime.nic import Counters
 from zbench.runtime.parameters import Parameters, Replicated, Sharded
 from zbench.runtime.rendezvous import Rendezvous
@@ -42,6 +42,8 @@ class Trainer:
         self.rendezvous = rendezvous
         self.board.say("opening torch.distributed")
         self.device = rendezvous.open()
+        if self.device.type == "cpu":
+            keep_freed_memory()
         model, cluster = job.cost.model, job.cost.cluster
         self.board.say("making the network")
         kind = {"replicated": Replicated, "sharded": Sharded}[job.parameters]
