@@ -12,7 +12,7 @@ import warnings
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 from systems.hybrid_dp import Group, check_tokens_per_rank, fill, longest_stretch, micro_batches
 from zbench.batch import Batch
@@ -32,6 +32,7 @@ class HybridDPMegatron:
         ValueError: tokens_per_rank is not a whole number of at least 1, or megatron-core is not there.
     """
 
+    packages: ClassVar[tuple[str, ...]] = ("megatron-core",)  # a run's fingerprint has their versions
     cost: Cost
     tokens_per_rank: int | None = None
     backward: Mode = "carry"

@@ -8,6 +8,7 @@ Source: Jacobs et al. 2023 (arXiv 2309.14509); deepspeed 0.19, deepspeed/sequenc
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from zbench.rewrite import reverse
 
 @dataclass(frozen=True, slots=True)
 class UlyssesDeepSpeed:
+    packages: ClassVar[tuple[str, ...]] = ("deepspeed",)  # a run's fingerprint has their versions
     cost: Cost
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:

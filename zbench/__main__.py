@@ -69,7 +69,7 @@ def main() -> int:
         told = None if os.environ.get(_FULL) == "1" else sentence(error)
         if told is None:
             raise
-        print(f"zbench: {told[0]}", file=sys.stderr, flush=True)
+        _say(told[0])
         return told[1]
 
 
@@ -118,7 +118,7 @@ def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bo
 
         asked = request(config, command)
         outcome.out = asked.settings.out
-        outcome.runs |= {done.start["run"]: done for done in run(asked)}
+        outcome.runs |= {done.start["run"]: done for done in run(asked, outcome.runs.values())}
     except Exception as error:
         if is_stop(error):
             raise KeyboardInterrupt from error
@@ -141,8 +141,15 @@ def _tell(error: Exception, outcome: Outcome, wants_traceback: bool) -> None:
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
         job = f"{' '.join(HydraConfig.get().overrides.task)}: "
     outcome.told = f"{job}{told[0]}"
-    print(f"zbench: {outcome.told}", file=sys.stderr, flush=True)
+    _say(outcome.told)
     outcome.code = max(outcome.code, told[1])
+
+
+def _say(told: str) -> None:
+    from zbench.runtime.elastic import tell
+
+    print(f"zbench: {told}", file=sys.stderr, flush=True)
+    tell(os.environ, told)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ def rows(runs: Sequence[Run], convention: str = "zbench") -> list[Row]:
     """
     alike: dict[str, list[Run]] = {}
     for run in runs:
-        alike.setdefault(_kind(run.start, run.start["config"].get("system")), []).append(run)
+        alike.setdefault(_kind(run.start, run.start["config"].get("system"), run.start["fingerprint"]), []).append(run)
     return [_row(number, run, alike, convention) for number, run in enumerate(runs, 1)]
 
 
@@ -48,16 +48,19 @@ def _baseline_of(run: Run, alike: dict[str, list[Run]]) -> Run | None:
         return None
     if run.start["config"]["system"] == baseline["system"]:
         return run
-    others = alike.get(_kind(run.start, baseline["system"]), [])
+    others = alike.get(_kind(run.start, baseline["system"], baseline), [])
     earlier = [other for other in others if other.start["time"] <= run.start["time"]]
     later = [other for other in others if other.start["time"] > run.start["time"]]
     return next((other for other in (*earlier[::-1], *later) if speedup(run.steps, other.steps) is not None), None)
 
 
-def _kind(start: Line, system: Any) -> str:
-    """Names what a run of `system` in the circumstances of `start` has to have in common with another."""
+def _kind(start: Line, system: Any, told: Line) -> str:
+    """Names what a run of `system` in the circumstances of `start` has to have in common with another.
+
+    told: where versions of the packages that the system uses may be.
+    """
     same = [start["config"].get(key) for key in SAME]
-    return json.dumps([system, same, start["fingerprint"].get("sources")], sort_keys=True)
+    return json.dumps([system, told.get("packages"), same, start["fingerprint"].get("sources")], sort_keys=True)
 
 
 def _row(number: int, run: Run, alike: dict[str, list[Run]], convention: str) -> Row:

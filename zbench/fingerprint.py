@@ -3,6 +3,7 @@
 import hashlib
 import platform
 import subprocess
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ def fingerprint(root: Path = ROOT) -> dict[str, Any]:
         "dirty": bool(_git(root, "status", "--porcelain")) if commit else None,
         "sources": source_digest(root),
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("zbench", "numpy", "numba")},
+        **versions(("zbench", "numpy", "numba")),
         "platform": platform.platform(),
     }
 
@@ -52,6 +53,11 @@ def _git(root: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()
+
+
+def versions(packages: Iterable[str]) -> dict[str, str | None]:
+    """Of installed distributions; None for one that is missing."""
+    return {name: _version(name) for name in packages}
 
 
 def _version(name: str) -> str | None:

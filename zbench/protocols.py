@@ -18,6 +18,9 @@ class Workload(Protocol):
 
 
 class System(Protocol):
+    """May have `packages`, a tuple of names of distributions: other projects' code that its plans or their attention
+    come from. Their versions go into the record."""
+
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """One plan per micro-batch, in the order they run; gradients are summed."""
 

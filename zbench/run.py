@@ -1,7 +1,7 @@
 """A run: a system and its baseline over the same batches, step by step, recorded as it goes. An edge: no torch."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 
 from zbench.compare import GROUPS, SAME, label, rows
-from zbench.fingerprint import fingerprint
+from zbench.fingerprint import fingerprint, versions
 from zbench.memory import check_memory
 from zbench.metrics import Facts, figures
 from zbench.parts import Parts, Settings, make_system, resolved
@@ -38,8 +38,10 @@ class Case:
         return label(self.start, "system")
 
 
-def run(request: Request) -> list[Run]:
+def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
     """Runs the baseline and the system, prints their table, and returns both.
+
+    earlier: runs of the same command, whose measurements stand for a baseline that was among them.
 
     Raises:
         ValueError: something the user gave cannot be; the message is one sentence.
@@ -56,7 +58,7 @@ def run(request: Request) -> list[Run]:
     parts = Parts.of(request.config, settings)
     check_memory(parts.cost, settings.tokens_per_gpu)
     own, baseline = _cases(request, settings, parts)
-    reused = _recorded(baseline, settings, parts) if baseline else None
+    reused = _reused(baseline, settings, parts, earlier) if baseline else None
     cases = ([baseline] if baseline and not reused else []) + [own]
     done = [reused] if reused else []
     writer = Writer.open(settings.out)
@@ -78,12 +80,14 @@ def _cases(request: Request, settings: Settings, parts: Parts) -> tuple[Case, Ca
     config = resolved(request.config)
     shared: Line = {"kind": "start", "command": request.command, "baseline": None}
     own = {**config, "choices": dict(request.choices), "changes": {k: dict(v) for k, v in request.changes.items()}}
+    shared |= {"fingerprint": fingerprint(), "facts": parts.facts()}
+    system, compared = make_system(request.config, parts.cost), None
     if request.baseline is not None:
         other = resolved(request.baseline)
-        shared["baseline"] = {"name": settings.baseline, "system": other["system"]}
-    shared |= {"fingerprint": fingerprint(), "facts": parts.facts()}
-    case = Case({**shared, "config": own}, make_system(request.config, parts.cost))
-    if request.baseline is None or other["system"] == config["system"]:
+        compared = make_system(request.baseline, parts.cost)
+        shared["baseline"] = {"name": settings.baseline, "system": other["system"], **_packages(compared)}
+    case = Case({**shared, "fingerprint": {**shared["fingerprint"], **_packages(system)}, "config": own}, system)
+    if compared is None or other["system"] == config["system"]:
         return case, None
     other_config = {
         **own,
@@ -91,27 +95,42 @@ def _cases(request: Request, settings: Settings, parts: Parts) -> tuple[Case, Ca
         "choices": {**own["choices"], "system": settings.baseline},
         "changes": {**own["changes"], "system": {}},
     }
-    return case, Case({**shared, "config": other_config}, make_system(request.baseline, parts.cost))
+    shared["fingerprint"] |= _packages(compared)
+    return case, Case({**shared, "config": other_config}, compared)
 
 
-def _recorded(case: Case, settings: Settings, parts: Parts) -> Run | None:
-    """A finished run of `case` in the record that a new one could only repeat: same sources, settings and batches."""
-    if not parts.repeats(case.system) or not Path(settings.out).is_file():
-        return None
+def _packages(system: System) -> Line:
+    """{"packages": {name: version}} where a system says that it uses other projects' code; else nothing."""
+    names: Sequence[str] = getattr(system, "packages", ())
+    return {"packages": versions(names)} if names else {}
 
-    def same(start: Line) -> bool:
-        theirs, ours = start["config"], case.start["config"]
-        return (
-            all(theirs.get(key) == ours[key] for key in ("system", "steps", *SAME))
-            and start["fingerprint"].get("sources") == case.start["fingerprint"]["sources"]
-        )
 
-    finished = [run for run in read(settings.out, same)[0] if run.status == "finished"]
+def _reused(case: Case, settings: Settings, parts: Parts, earlier: Iterable[Run]) -> Run | None:
+    """A finished run that a new one of `case` could only repeat: same sources, settings and batches.
+
+    Simulated ones are looked for in the record. What was measured depends on the day, so it has to be of the same
+    command (a sweep), and not have gone on from a checkpoint, which a job in between may have replaced.
+    """
+    if parts.repeats(case.system):
+        known = read(settings.out, lambda start: _is_same(start, case.start))[0] if Path(settings.out).is_file() else []
+    elif not parts.simulated and settings.resume is None:
+        known = [run for run in earlier if run.path == settings.out and _is_same(run.start, case.start)]
+    else:
+        known = []
+    finished = [run for run in known if run.status == "finished"]
     if not finished:
         return None
     batches = [(step, parts.workload.batch(step).digest) for step in range(settings.steps)]
     fitting = [run for run in finished if [(step["step"], step["batch"]) for step in run.steps] == batches]
     return fitting[-1] if fitting else None
+
+
+def _is_same(theirs: Line, ours: Line) -> bool:
+    """Whether two start lines are of the same system, settings, sources and packages."""
+    same = ("system", "steps", "check", *SAME)
+    return all(theirs["config"].get(key) == ours["config"].get(key) for key in same) and all(
+        theirs["fingerprint"].get(key) == ours["fingerprint"].get(key) for key in ("sources", "packages")
+    )
 
 
 def _play(
@@ -212,8 +231,10 @@ def _words(own: Case, settings: Settings, parts: Parts, reused: Run | None, done
         lines = [f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."]
         lines += _checks(done)
     lines.append(convention_words("zbench"))
-    if reused:
+    if reused and reused.line:
         lines.append(f"Baseline {settings.baseline} was not run again: the record has it, from line {reused.line} on.")
+    elif reused:
+        lines.append(f"Baseline {settings.baseline} was not run again: this sweep measured it, {reused.start['run']}.")
     lines.append(f"Record: {settings.out}")
     if settings.trace:
         lines.append(f"Trace of the first step: {settings.trace} (open it in ui.perfetto.dev)")

@@ -9,26 +9,27 @@ import math
 import pickle
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
 from os import environ
-from typing import Any
 
 from zbench.batch import Batch
-from zbench.bound import bound_seconds
-from zbench.collective import nic_bytes
 from zbench.cost import Cost
 from zbench.plan import Plan
 from zbench.protocols import Ready, Workload
 from zbench.result import StepResult
 from zbench.runtime.fleet import Fleet
 from zbench.runtime.folder import check_free, check_same, told
-from zbench.runtime.job import ATTENTIONS, KERNELS, PARAMETERS, AdamW, Job, Report
+from zbench.runtime.job import PARAMETERS, AdamW, Job, Report
+from zbench.runtime.measured import COUNTED, COUNTERS, step_result
+from zbench.runtime.settings import at_least, check_kernel, check_model, check_package, known, one_of
 from zbench.runtime.traffic import Sent, expected
 from zbench.runtime.world import found
 
 EXACT = 1e-12  # largest relative difference to the dense model, in float64
 TARGET = "zbench.runtime.trainer:Trainer"
-COUNTED = "attention: counted where messages are posted; gradients and parameters: computed, not counted"
+STATE = {
+    "replicated": "whole on every rank; ZeRO-1's split, by which the simulator reckons memory under zero1, is not done",
+    "sharded": "1/ranks on each rank",
+}
 
 
 class CheckFailed(Exception):
@@ -70,18 +71,16 @@ class Torch:
     _warm: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        _one_of("executor.kernel", self.kernel, KERNELS)
+        model = self.cost.model
+        check_kernel(self.kernel, model.element_bytes, environ)
         if self.parameters is not None:
-            _one_of("executor.parameters", self.parameters, PARAMETERS)
-        for name, least in (("timeout", 1), ("warmup", 0), ("checkpoint_every", 1)):
-            value = getattr(self, name)
-            fits = isinstance(value, int if name != "timeout" else (int, float)) and not isinstance(value, bool)
-            if value is None and name == "checkpoint_every":
-                continue
-            if not fits or not least <= value < math.inf:
-                raise ValueError(f"executor.{name} is {value!r}; it takes a number of at least {least}")
-        AdamW(**_known("executor.optimizer", self.optimizer, AdamW.__dataclass_fields__))
-        self._check_model()
+            one_of("executor.parameters", self.parameters, PARAMETERS)
+        at_least("executor.timeout", self.timeout, 1, (int, float))
+        at_least("executor.warmup", self.warmup, 0)
+        if self.checkpoint_every is not None:
+            at_least("executor.checkpoint_every", self.checkpoint_every, 1)
+        AdamW(**known("executor.optimizer", self.optimizer, AdamW.__dataclass_fields__))
+        check_model(model, getattr(self.workload, "vocab", None))
         if not isinstance(self.nic_counters, bool):
             raise ValueError(f"executor.nic_counters is {self.nic_counters!r}; it takes true or false")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
@@ -114,9 +113,13 @@ class Torch:
         about = self._fleet.call("about")
         if self.resume is not None:
             self._fleet.call("load", self.resume)
-        source = "counters of the machines' NICs" if self.nic_counters else COUNTED
         ranks = sorted({json.dumps(asdict(one), sort_keys=True) for one in about})
-        facts = {"nic_bytes": source, "parameters": job.parameters, "ranks": [json.loads(one) for one in ranks]}
+        facts = {
+            "nic_bytes": COUNTERS if self.nic_counters else COUNTED,
+            "parameters": job.parameters,
+            "optimizer_state": STATE[job.parameters],
+            "ranks": [json.loads(one) for one in ranks],
+        }
         return Ready(self.first_step, facts)
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
@@ -127,7 +130,7 @@ class Torch:
         """
         assert self._fleet is not None
         for other in {plan.attention for plan in plans} - {""}:
-            _check_other(other, self.check)
+            check_package(other, self.check)
         for _ in range(0 if self._warm else self.warmup):
             self._fleet.call("step", batch, plans, False)
         self._warm = True
@@ -137,29 +140,13 @@ class Torch:
         checked = self._checked(batch, plans, reports)
         if self.checkpoint_every and (batch.step + 1) % self.checkpoint_every == 0:
             self._fleet.call("save", self.checkpoint, batch.step + 1)
-        return self._result(batch, plans, reports, checked)
+        kind = self._job().parameters
+        return step_result(batch, len(plans), self.cost, reports, kind, self.nic_counters, checked)
 
     def stop(self) -> None:
         if self._fleet is not None:
             fleet, self._fleet = self._fleet, None
             fleet.close()
-
-    def _check_model(self) -> None:
-        """What the network would refuse, told before any process is started."""
-        model, needed = self.cost.model, getattr(self.workload, "vocab", None)
-        if model.element_bytes not in (2, 4, 8):
-            raise ValueError(
-                f"model.element_bytes is {model.element_bytes}; training takes 2 (bfloat16), 4 (float32) or 8 (float64)"
-            )
-        if model.lse_bytes != max(4, model.element_bytes):
-            raise ValueError(
-                f"model.lse_bytes is {model.lse_bytes}; with model.element_bytes={model.element_bytes} kernels give "
-                f"{max(4, model.element_bytes)}"
-            )
-        if model.head_dim % 2:
-            raise ValueError(f"model.head_dim is {model.head_dim}; RoPE turns pairs, so it has to be even")
-        if needed is not None and model.vocab < needed:
-            raise ValueError(f"model.vocab is {model.vocab}; the workload's tokens are bytes, which need {needed}")
 
     # -- inside ---------------------------------------------------------------------------------------
     def _job(self) -> Job:
@@ -207,90 +194,3 @@ class Torch:
             if fault:
                 raise CheckFailed(f"check=bytes failed in step {batch.step}: {fault}")
         return told
-
-    def _result(
-        self, batch: Batch, plans: tuple[Plan, ...], reports: list[Report], checked: dict[str, float]
-    ) -> StepResult:
-        cluster = self.cost.cluster
-        sent = Sent.of(cluster, [one.inside for one in reports], [one.across for one in reports])
-        tx, rx = list(sent.nic_tx), list(sent.nic_rx)
-        if self.nic_counters:
-            tx, rx = _counted(reports, cluster.gpus_per_node, cluster.nics_per_node)
-        elif cluster.num_nodes > 1:
-            more = self._parameter_bytes(len(plans))
-            tx, rx = [one + more for one in tx], [one + more for one in rx]
-        peak = [one.peak_bytes for one in reports]
-        capacity = min(one.capacity_bytes for one in reports)
-        slowest = max(reports, key=lambda one: one.seconds)
-        return StepResult(
-            seconds=slowest.seconds,
-            bound_seconds=bound_seconds(batch, self.cost),
-            attention_seconds=[one.attention_seconds for one in reports],
-            linear_seconds=[one.linear_seconds for one in reports],
-            communication_seconds=[one.communication_seconds for one in reports],
-            exposed_seconds=[one.exposed_seconds for one in reports],
-            nic_tx_bytes=tx,
-            nic_rx_bytes=rx,
-            nvlink_bytes=sum(inside for inside, _ in (one.inside for one in reports)),
-            peak_bytes=peak,
-            capacity_bytes=capacity,
-            out_of_memory=False,  # it ran
-            loss=reports[0].loss,
-            phases=slowest.phases,
-            checks=checked,
-        )
-
-    def _parameter_bytes(self, num_micro_batches: int) -> int:
-        """What each NIC sends (and receives) for gradients and parameters, if collectives run node by node.
-
-        Replicated: one all-reduce of gradients. Sharded: layers are gathered for every forward and every backward,
-        the rest for every forward, and gradients are reduced and scattered once. Sums are float32 or wider.
-        """
-        model = self.cost.model
-        wide = max(4, model.element_bytes) * float(model.total_params)
-        if self._job().parameters == "replicated":
-            return 2 * nic_bytes(self.cost, wide)
-        layers = model.element_bytes * float(model.num_layers * model.layer_params)
-        rest = model.element_bytes * float(model.total_params) - layers
-        return nic_bytes(self.cost, wide) + num_micro_batches * nic_bytes(self.cost, 2 * layers + rest)
-
-
-def _counted(reports: list[Report], gpus_per_node: int, nics_per_node: int) -> tuple[list[int], list[int]]:
-    """Bytes (sent, received) of every NIC of every node, as the first rank of each node read them.
-
-    Raises:
-        ValueError: a node has another number of NICs than the cluster.
-    """
-    tx, rx = [], []
-    for node, report in enumerate(reports[::gpus_per_node]):
-        if len(report.nic) != nics_per_node:
-            names = ", ".join(report.nic) or "none"
-            raise ValueError(f"cluster.nics_per_node is {nics_per_node}; node {node} has {len(report.nic)}: {names}")
-        tx += [sent for sent, _ in report.nic.values()]
-        rx += [received for _, received in report.nic.values()]
-    return tx, rx
-
-
-def _check_other(package: str, check: Sequence[str]) -> None:
-    """Of a package that computes attention in the plan's place."""
-    _one_of("plan.attention", package, ATTENTIONS)
-    if find_spec(package) is None:
-        raise ValueError(f"system has {package} compute attention, and it is missing; the extra 'peers' installs it")
-    if "bytes" in check:
-        raise ValueError(
-            f"check=bytes cannot be where {package} computes attention: it sends messages of its own, not the plan's"
-        )
-
-
-def _one_of(name: str, value: Any, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} is {value!r}; it takes {', '.join(choices)}")
-
-
-def _known(name: str, given: Any, fields: Any) -> dict[str, float]:
-    if not isinstance(given, dict):
-        raise ValueError(f"{name} is {given!r}; it takes keys among {', '.join(fields)}")
-    for key in given:
-        if key not in fields:
-            raise ValueError(f"{name}.{key} is no key; there are {', '.join(fields)}")
-    return given

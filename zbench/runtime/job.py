@@ -1,12 +1,14 @@
 """What every rank of a run is told before its first step, and what it answers after each. Imports no torch."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from zbench.cost import Cost
 from zbench.protocols import Workload
 
-KERNELS = ("auto", "matmul", "torch-flash-cpu", "torch-flash-cuda", "flash-attn-2", "flash-attn-3")
+CUDA_KERNELS = ("torch-flash-cuda", "flash-attn-2", "flash-attn-3")
+KERNELS = ("auto", "matmul", "torch-flash-cpu", *CUDA_KERNELS)
 PARAMETERS = ("replicated", "sharded")
 _FREE = ("name", "element_bytes", "lse_bytes", "recompute", "sharding", "kernels")  # of a model: how it is computed
 ATTENTIONS = ("", "deepspeed")  # zbench.plan.Plan.attention
@@ -58,13 +60,17 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """How a rank runs: what it found. device: its name; kernel: the one chosen; backend: gloo or nccl."""
+    """How a rank runs: what it found. device: its name; kernel: the one chosen; backend: gloo or nccl.
+
+    packages: versions of those installed that compute attention where a plan says so.
+    """
 
     device: str
     kernel: str
     backend: str
     torch: str
     tokens: str
+    packages: Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zbench.batch import Batch
+from zbench.fingerprint import versions
 from zbench.plan import Plan
 from zbench.runtime import checkpoint
 from zbench.runtime.attention import Attention, Engine
 from zbench.runtime.check import worst_difference
 from zbench.runtime.compiler import Compiler
 from zbench.runtime.deepspeed import Attend, DeepSpeed
-from zbench.runtime.job import About, Job, Report
+from zbench.runtime.job import ATTENTIONS, About, Job, Report
 from zbench.runtime.kernels import choose
 from zbench.runtime.memory import DTYPES, Shape, keep_freed_memory
 from zbench.runtime.nic import Counters
@@ -65,6 +66,7 @@ class Trainer:
             backend=dist.get_backend(),
             torch=torch.__version__,
             tokens="text" if is_real(self.job.workload) else "made",
+            packages=versions(name for name in ATTENTIONS if name),
         )
 
     def step(self, batch: Batch, plans: tuple[Plan, ...], train: bool) -> Report:

@@ -1,0 +1,78 @@
+"""The reports of all ranks as one StepResult, and where its bytes come from. The driver's side: no torch."""
+
+from zbench.batch import Batch
+from zbench.bound import bound_seconds
+from zbench.collective import nic_bytes
+from zbench.cost import Cost
+from zbench.result import StepResult
+from zbench.runtime.job import Report
+from zbench.runtime.traffic import Sent
+
+COUNTED = (
+    "attention: the size of every message, counted where it is posted (of an all-to-all that another package calls: "
+    "where it is called); gradients and parameters: not counted but computed, as of ring collectives that run node by "
+    "node - what gloo or NCCL sends for theirs is its own affair"
+)
+COUNTERS = "counters of the machines' NICs"
+
+
+def step_result(
+    batch: Batch, num_micro_batches: int, cost: Cost, reports: list[Report], parameters: str, nic_counters: bool,
+    checks: dict[str, float],
+) -> StepResult:  # fmt: skip
+    """
+    Raises:
+        ValueError: with nic_counters, a node has another number of NICs than the cluster.
+    """
+    cluster = cost.cluster
+    if nic_counters:
+        tx, rx = _counted(reports, cluster.gpus_per_node, cluster.nics_per_node)
+    else:
+        sent = Sent.of(cluster, [one.inside for one in reports], [one.across for one in reports])
+        more = _parameter_bytes(cost, parameters, num_micro_batches) if cluster.num_nodes > 1 else 0
+        tx, rx = [one + more for one in sent.nic_tx], [one + more for one in sent.nic_rx]
+    slowest = max(reports, key=lambda one: one.seconds)
+    return StepResult(
+        seconds=slowest.seconds,
+        bound_seconds=bound_seconds(batch, cost),
+        attention_seconds=[one.attention_seconds for one in reports],
+        linear_seconds=[one.linear_seconds for one in reports],
+        communication_seconds=[one.communication_seconds for one in reports],
+        exposed_seconds=[one.exposed_seconds for one in reports],
+        nic_tx_bytes=tx,
+        nic_rx_bytes=rx,
+        nvlink_bytes=sum(one.inside[0] for one in reports),
+        peak_bytes=[one.peak_bytes for one in reports],
+        capacity_bytes=min(one.capacity_bytes for one in reports),
+        out_of_memory=False,  # it ran
+        loss=reports[0].loss,
+        phases=slowest.phases,
+        checks=checks,
+    )
+
+
+def _parameter_bytes(cost: Cost, parameters: str, num_micro_batches: int) -> int:
+    """What each NIC sends (and receives) for gradients and parameters, if collectives run node by node.
+
+    Replicated: one all-reduce of gradients. Sharded: layers are gathered for every forward and every backward,
+    the rest for every forward, and gradients are reduced and scattered once. Sums are float32 or wider.
+    """
+    model = cost.model
+    wide = max(4, model.element_bytes) * float(model.total_params)
+    if parameters == "replicated":
+        return 2 * nic_bytes(cost, wide)
+    layers = model.element_bytes * float(model.num_layers * model.layer_params)
+    rest = model.element_bytes * float(model.total_params) - layers
+    return nic_bytes(cost, wide) + num_micro_batches * nic_bytes(cost, 2 * layers + rest)
+
+
+def _counted(reports: list[Report], gpus_per_node: int, nics_per_node: int) -> tuple[list[int], list[int]]:
+    """Bytes (sent, received) of every NIC of every node, as the first rank of each node read them."""
+    tx, rx = [], []
+    for node, report in enumerate(reports[::gpus_per_node]):
+        if len(report.nic) != nics_per_node:
+            names = ", ".join(report.nic) or "none"
+            raise ValueError(f"cluster.nics_per_node is {nics_per_node}; node {node} has {len(report.nic)}: {names}")
+        tx += [sent for sent, _ in report.nic.values()]
+        rx += [received for _, received in report.nic.values()]
+    return tx, rx
