@@ -20,6 +20,7 @@ types: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m pytest tests/bench --benchmark-only -p benchmark -o addopts=
+	$(BIN)/python tests/bench/attention.py
 
 anchors: $(READY)
 	$(BIN)/python -m zbench.anchors

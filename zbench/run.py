@@ -153,7 +153,7 @@ def _play(
         if ready.about:
             writer.append({"kind": "about", "run": run_id, **ready.about})
         tracker.start(run_id, name, start["config"])
-        warm(case.system)  # so that the first step's planning time is not the compiler's
+        warm(case.system, trains=not parts.simulated)  # so that the first step's times are not the compiler's
         for step in range(first, settings.steps):
             line = {
                 "kind": "step",

@@ -13,15 +13,19 @@ import numpy as np
 
 from zbench.batch import Batch
 from zbench.cost import Cost
+from zbench.plan import Plan
 from zbench.protocols import System
+from zbench.runtime.compiler import Compiler
+from zbench.runtime.phases import batched
 from zbench.verify import verify_step
 
 SMALL = Batch(np.array([1, 7, 300, 2000, 40_000, 60_000], np.int64), seed=0, step=0)
 
 
-def warm(system: System) -> None:
+def warm(system: System, trains: bool = False) -> None:
     """Has `system` plan a small batch for a small cluster of its kind, verifies the plan and forgets it.
 
+    trains: compiles what ranks use of plans, too, so that they do not all compile the same at once.
     Only for systems that are dataclasses with a `cost`, as all of zbench's are; others have nothing of
     zbench's to compile before their first plan.
     """
@@ -35,6 +39,15 @@ def warm(system: System) -> None:
     except ValueError:  # a setting that the small cluster cannot have, or too little memory on it
         return
     verify_step(SMALL, plans)
+    if trains:
+        for plan in plans:
+            _compile(plan, small.cost)
+
+
+def _compile(plan: Plan, cost: Cost) -> None:
+    """One rank's programs, as zbench.runtime.trainer makes them, for no kernel and no memory."""
+    pair = Compiler(plan, 0, cost, index=lambda rows: rows, cut=lambda *_: None).compile()
+    batched(plan, cost, pair)
 
 
 def main() -> None:
@@ -50,7 +63,7 @@ def main() -> None:
         for choice in sorted((CONF / "system").glob("*.yaml")):
             print(f"compiling kernels for {choice.stem}", file=sys.stderr)
             system = make_system(compose("config", [f"system={choice.stem}"]), parts.cost)
-            warm(system)
+            warm(system, trains=True)
             parts.executor.step(SMALL, system.plan(SMALL))
 
 

@@ -17,4 +17,5 @@ def tell(environment: Mapping[str, str], message: str) -> None:
     """Has torchrun print `message` too, last. environment: os.environ; without torchrun nothing happens."""
     if path := environment.get(ERROR_FILE):
         with contextlib.suppress(OSError):  # it was told on standard error in any case
-            Path(path).write_text(json.dumps({"message": message, "timestamp": str(int(time.time()))}))
+            told = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
+            Path(path).write_text(json.dumps({"message": told}))
