@@ -24,14 +24,16 @@ from zbench.batch import Batch
 from zbench.cluster import Cluster, Device
 from zbench.cost import Cost
 from zbench.model import Model
-from zbench.runtime.attention import Attention, Engine
+from zbench.runtime.attention import Attention
 from zbench.runtime.compiler import Compiler, Layout
 from zbench.runtime.deepspeed import opened
-from zbench.runtime.kernels import FlashCPU
+from zbench.runtime.interpreter import Engine
+from zbench.runtime.kernels_cpu import FlashCPU
 from zbench.runtime.launch import LocalFleet
 from zbench.runtime.memory import Shape, keep_freed_memory
 from zbench.runtime.rendezvous import Rendezvous
-from zbench.runtime.transport import Post, Sender
+from zbench.runtime.transport import Post
+from zbench.runtime.transport_gloo import Sender
 
 RANKS = 4
 MODEL = Model("bench", 1, 512, 8, 8, 64, 1024, 256, element_bytes=4)

@@ -9,12 +9,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from zbench.model import Model
 from zbench.plan import Plan
-from zbench.runtime.attention import Engine
 from zbench.runtime.deepspeed import DeepSpeed, Stream
-from zbench.runtime.kernels import FlashCPU
+from zbench.runtime.interpreter import Engine
+from zbench.runtime.kernels_cpu import FlashCPU
 from zbench.runtime.memory import Shape
 from zbench.runtime.rendezvous import Rendezvous
-from zbench.runtime.transport import Post, Sender, Traffic
+from zbench.runtime.transport import Post, Traffic
+from zbench.runtime.transport_gloo import Sender
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,15 @@ from interpreter import Tensors, dense
 
 from zbench.cost import Cost
 from zbench.plan import Plan
-from zbench.runtime.attention import Attention, Engine
+from zbench.runtime.attention import Attention
 from zbench.runtime.compiler import Compiler
 from zbench.runtime.holders import Layout
+from zbench.runtime.interpreter import Engine
 from zbench.runtime.kernels import Matmul
 from zbench.runtime.memory import Shape
 from zbench.runtime.rendezvous import Rendezvous
-from zbench.runtime.transport import Job, Post, Sender, Traffic, Transport
+from zbench.runtime.transport import Job, Post, Traffic, Transport
+from zbench.runtime.transport_gloo import Sender
 from zbench.runtime.transport_phases import Batched, Batches
 
 

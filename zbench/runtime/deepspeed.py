@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from zbench.plan import Ints, Plan
-from zbench.runtime.attention import Engine
+from zbench.runtime.interpreter import Engine
 from zbench.runtime.outside import Counted, Enter, Leave, Span, Whole
 
 Attend = Callable[[Tensor, Tensor, Tensor, str], Tensor]  # q, k, v, where the rank is -> o

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zbench.runtime.attention import Engine
+from zbench.runtime.interpreter import Engine
 
 
 class Whole(torch.autograd.Function):

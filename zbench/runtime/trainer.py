@@ -19,10 +19,11 @@ from zbench.batch import Batch
 from zbench.fingerprint import versions
 from zbench.plan import Plan
 from zbench.runtime import checkpoint
-from zbench.runtime.attention import Attention, Engine
+from zbench.runtime.attention import Attention
 from zbench.runtime.check import worst_difference
 from zbench.runtime.compiler import Compiler
 from zbench.runtime.deepspeed import Attend, DeepSpeed
+from zbench.runtime.interpreter import Engine
 from zbench.runtime.job import ATTENTIONS, About, Job, Report
 from zbench.runtime.kernels import choose
 from zbench.runtime.memory import DTYPES, Shape, keep_freed_memory

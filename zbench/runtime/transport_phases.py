@@ -19,7 +19,8 @@ from zbench.cost import Cost
 from zbench.plan import Plan
 from zbench.runtime.phases import batched
 from zbench.runtime.program import HOME, Batch, Relay
-from zbench.runtime.transport import Job, Pair, Post, Sender, Transport
+from zbench.runtime.transport import Job, Pair, Post, Transport
+from zbench.runtime.transport_gloo import Sender
 
 Issue = Callable[[list[Any]], list[Any]]  # posts dist.P2POps, returns what to wait for
 
