@@ -77,6 +77,14 @@ def test_what_is_not_the_baseline_on_the_same_batches_gives_no_speedup(baseline:
     assert speedups(baseline, run_of(start("b", MINE), 2.0, 2.0))[1] is None
 
 
+def test_a_baseline_by_another_version_of_a_package_gives_no_speedup() -> None:
+    ring, mine = start("a", RING), start("b", MINE)
+    ring["fingerprint"]["packages"] = {"peer": "1"}
+    for version, gain in (("1", 3.0), ("2", None)):
+        mine["baseline"]["packages"] = {"peer": version}
+        assert speedups(run_of(ring, 6.0), run_of(mine, 2.0))[1] == gain
+
+
 def test_no_baseline_no_speedup() -> None:
     alone = start("b", MINE)
     alone["baseline"] = None

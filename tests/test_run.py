@@ -1,6 +1,7 @@
 """The loop over steps, with the real core on a small cluster."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,17 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from systems.allgather import AllGather
 from systems.ring import Ring
 from zbench.batch import Batch
+from zbench.compare import rows
+from zbench.cost import Cost
 from zbench.parts import Parts, Settings
 from zbench.plan import Plan
 from zbench.record import Run, read
 from zbench.request import Request
 from zbench.run import run
+from zbench.simulate import Simulated
 from zbench.verify import PlanError
 
 DEVICE = {
@@ -75,6 +80,15 @@ class Wrong(Troubled):
 class Refusing(Troubled):
     def go_wrong(self, plans: tuple[Plan, ...]) -> tuple[Plan, ...]:
         raise ValueError("a sequence is too odd")
+
+
+class Measured(Simulated):
+    """As an executor that trains: what it measures is the day's."""
+
+    first_step = 0
+
+    def __init__(self, cost: Cost, workload: Lengths, check: Sequence[str], resume: str | None) -> None:
+        super().__init__(cost)
 
 
 def request(
@@ -154,6 +168,43 @@ def test_a_baseline_from_outside_the_tree_is_run_again(tmp_path: Path) -> None:
     for _ in range(2):
         run(request(out, RING, mine, steps=1))
     assert len(recorded(out)) == 4
+
+
+def test_a_measured_baseline_is_taken_from_the_same_command_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, gather = tmp_path / "r.jsonl", {"_target_": "systems.allgather.AllGather"}
+    measured = {"executor": target(Measured)}
+    earlier = run(request(out, gather, RING, **measured))
+    assert len(earlier) == 2
+    ring, _ = run(request(out, gather, RING, **measured), earlier)
+    assert ring is earlier[0]
+    assert f"Baseline ring was not run again: this sweep measured it, {ring.start['run']}." in capsys.readouterr().out
+    assert len(recorded(out)) == 3
+    for number, changes in enumerate(({}, {"seed": 1}, {"steps": 2}, {"check": "bytes"}, {"resume": "there"})):
+        found = run(request(out, gather, RING, **measured, **changes), earlier if changes else ())
+        assert found[0] not in earlier
+        assert len(recorded(out)) == 5 + 2 * number
+    found = run(request(tmp_path / "other.jsonl", gather, RING, **measured), earlier)
+    assert found[0] not in earlier  # it would be missing from that record
+
+
+def test_versions_of_packages_are_recorded_and_another_one_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, gather = tmp_path / "r.jsonl", {"_target_": "systems.allgather.AllGather"}
+    monkeypatch.setattr(AllGather, "packages", ("numpy", "no-such-package"), raising=False)
+    run(request(out, RING, gather, steps=1))
+    run(request(out, RING, gather, steps=1))
+    assert len(recorded(out)) == 3
+    told = {"numpy": np.__version__, "no-such-package": None}
+    gathered, ring, _ = recorded(out)
+    assert gathered.start["fingerprint"]["packages"] == ring.start["baseline"]["packages"] == told
+    assert "packages" not in ring.start["fingerprint"]
+    assert [row["speedup"] is None for row in rows([gathered, ring])] == [False, False]
+    monkeypatch.setattr("zbench.run.versions", lambda names: dict.fromkeys(names, "another"))
+    run(request(out, RING, gather, steps=1))
+    assert len(recorded(out)) == 5
 
 
 def test_the_baseline_itself_runs_once(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,21 +43,39 @@ def test_two_systems_train_alike_and_pass_both_checks(tmp_path: Path) -> None:
     assert ring[0] != ring[1]
 
 
+TORCHRUN = (
+    "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0",
+)  # fmt: skip
+
+
 def test_torchrun_joins(tmp_path: Path) -> None:
     out = tmp_path / "runs.jsonl"
-    torchrun = (
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=127.0.0.1:0",
-    )
-    run = [sys.executable, *torchrun, "-m", "zbench", *SMALL, "cluster.num_nodes=1", "baseline=null", f"out={out}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(run, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    done = command(*SMALL, "cluster.num_nodes=1", "baseline=null", f"out={out}", before=TORCHRUN)
     assert done.returncode == 0, done.stderr
     assert len(lines(out, "step")) == 2
     assert done.stdout.count("MEASURED") == 1  # rank 0 alone speaks
+
+
+def test_torchruns_report_ends_with_our_sentence(tmp_path: Path) -> None:
+    done = command(*SMALL, f"out={tmp_path / 'runs.jsonl'}", before=TORCHRUN)
+    told = "cluster.num_nodes x cluster.gpus_per_node is 4; 2 processes were started"
+    assert done.returncode == 1  # torchrun's, whatever ours was
+    said = [line for line in done.stderr.splitlines() if line.strip()]
+    assert f"zbench: {told}" in said
+    assert said[-2].split(" : ") == ["  traceback", told]
+
+
+def test_a_sweep_measures_its_baseline_once(tmp_path: Path) -> None:
+    out = tmp_path / "runs.jsonl"
+    sweep = ("-m", *SMALL, "steps=1", "cluster.num_nodes=1", "system=ulysses,zeppelin", f"out={out}")
+    done = command(*sweep)
+    assert done.returncode == 0, done.stderr
+    runs, _ = read(str(out))
+    assert [run.start["config"]["choices"]["system"] for run in runs] == ["ring", "ulysses", "zeppelin"]
+    assert f"Baseline ring was not run again: this sweep measured it, {runs[0].start['run']}." in done.stdout
+    done = command(*sweep[1:-2], "system=zeppelin", f"out={out}")
+    assert done.returncode == 0, done.stderr
+    assert len(read(str(out))[0]) == 5  # another command measures anew
 
 
 def test_a_checkpoint_is_resumed(tmp_path: Path) -> None:
@@ -86,7 +105,7 @@ def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "zbench", *SMALL, "steps=100000", "baseline=null", f"out={out}"]
     with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         while run.poll() is None and (not out.exists() or len(out.read_text().splitlines()) < 4):
-            pass
+            time.sleep(0.05)
         run.send_signal(signal.SIGINT)
         _, told = run.communicate(timeout=60)
     assert run.returncode == 130
@@ -104,6 +123,7 @@ def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:
         ((*SMALL, "check=fast"), "check is 'fast'; it takes exact or bytes, a list of them, or null"),
         ((*SMALL, "resume=nowhere"), "resume is 'nowhere'; it takes the folder of a checkpoint"),
         ((*SMALL, "executor.kernel=quick"), "executor.kernel is 'quick'; it takes auto, matmul"),
+        ((*SMALL, "executor.kernel=flash-attn-2"), "takes bfloat16, and model.element_bytes is 4 here"),
         ((*SMALL, "model.vocab=100"), "model.vocab is 100; the workload's tokens are bytes, which need 256"),
         ((*SMALL, "model.head_dim=15"), "model.head_dim is 15; RoPE turns pairs, so it has to be even"),
     ],

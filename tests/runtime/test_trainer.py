@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import all_gone
 from test_conformance import DEVICE, MODEL
 
 from systems.zeppelin import Zeppelin
@@ -22,6 +23,7 @@ from zbench.runtime.launch import LocalFleet
 COST = Cost(
     Cluster("test", 2, 1, 1, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE), replace(MODEL, element_bytes=4, lse_bytes=4)
 )
+TWO_BY_TWO = replace(COST, cluster=replace(COST.cluster, gpus_per_node=2))
 WORKLOAD = Fixed(seed=0, tokens=120, length=50)
 SYSTEM = Zeppelin(COST)
 
@@ -41,19 +43,29 @@ def train(executor: Torch, steps: int, system: System = SYSTEM) -> list[float]:
         executor.stop()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("place", ["forward attention", "backward attention", "gradient reduction", "checkpoint"])
-def test_a_killed_rank_ends_the_run_and_is_named(rank: int, place: str, tmp_path: Path) -> None:
-    job = Job(COST, WORKLOAD, 0, "auto", "replicated", AdamW(), False)
+PLACES = ("forward attention", "backward attention", "gradient reduction", "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("cost", "rank", "place"),
+    [
+        *((COST, rank, place) for rank in (0, 1) for place in PLACES),
+        *((TWO_BY_TWO, rank, place) for rank, place in zip((3, 0, 2, 1), PLACES, strict=True)),
+    ],
+)
+def test_a_killed_rank_ends_the_run_and_is_named(cost: Cost, rank: int, place: str, tmp_path: Path) -> None:
+    job = Job(cost, WORKLOAD, 0, "auto", "replicated", AdamW(), False)
     batch = WORKLOAD.batch(0)
     told = rf"rank {rank} was killed by signal 9.*{place}"
-    with LocalFleet(2, "dying:Dying", (job, rank, place), timeout=20) as fleet:
+    with LocalFleet(cost.cluster.num_ranks, "dying:Dying", (job, rank, place), timeout=20) as fleet:
+        pids = [fleet.launcher_pid, *fleet.pids]
         began = time.monotonic()
-        calls = [("step", (batch, SYSTEM.plan(batch), True)), ("save", (str(tmp_path / "point"), 1))]
+        calls = [("step", (batch, Zeppelin(cost).plan(batch), True)), ("save", (str(tmp_path / "point"), 1))]
         with pytest.raises(RankFailed, match=told):  # noqa: PT012 - whichever call comes to that place
             for method, arguments in calls:
                 fleet.call(method, *arguments)
     assert time.monotonic() - began < 20
+    assert all_gone(pids)
     assert not (tmp_path / "point").exists()
 
 
@@ -96,6 +108,8 @@ def test_what_a_step_measures() -> None:
         executor.stop()
     assert ready.about["ranks"][0]["backend"] == "gloo"
     assert ready.about["ranks"][0]["kernel"] == "torch-flash-cpu"
+    assert set(ready.about["ranks"][0]["packages"]) == {"deepspeed"}
+    assert ready.about["optimizer_state"].startswith("whole on every rank")
     assert result.seconds > 0
     assert all(a + b <= result.seconds for a, b in zip(result.attention_seconds, result.linear_seconds, strict=True))
     assert all(a <= b for a, b in zip(result.exposed_seconds, result.communication_seconds, strict=True))
