@@ -204,7 +204,7 @@ def test_a_rank_killed_between_calls_is_told_by_the_next() -> None:
         assert all_gone([fleet.pids[1]])
         told = str(failure(fleet, "total", 1.0))
     # The launcher's word of the death and the driver's next call may cross.
-    assert told in {f"{KILLED} {place}" for place in ("between calls", "as total() began")}
+    assert told in {f"{KILLED} {place}" for place in ("between calls", "in total()")}
 
 
 def test_a_killed_launcher_ends_its_ranks(capsys) -> None:

@@ -181,7 +181,7 @@ class Wired(ABC):
         seen = sight(self._memory, rank)
         if seen.state != IDLE:
             return f"in {seen.place}"
-        return "between calls" if rank in self._answers else f"as {self._asked} began"  # it has not said anything since
+        return "between calls" if rank in self._answers else f"in {self._asked}"  # it has not said yet that it began
 
     # -- ending -------------------------------------------------------------------------------------
     @property
