@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from zbench.runtime.folder import META, aside, check_free, check_same, remove, told, unfinished, whole
+from zbench.runtime.folder import META, Hold, aside, check_free, check_same, remove, told, unfinished, whole
 
 
 def checkpoint(folder: Path, step: int, **run: object) -> str:
@@ -63,3 +63,18 @@ def test_what_is_no_checkpoint_is_told(text: str, tmp_path: Path) -> None:
     (tmp_path / META).write_text(text)
     with pytest.raises(ValueError, match="resume is "):
         told(str(tmp_path))
+
+
+def test_one_run_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
+    path = str(tmp_path / "new" / "point")
+    hold = Hold.of(path)
+    with pytest.raises(ValueError, match=r"executor.checkpoint is .*; another run is writing its checkpoints there"):
+        Hold.of(path)
+    Hold.of(str(tmp_path / "other")).end()
+    hold.end()
+    Hold.of(path).end()
+    assert list((tmp_path / "new").iterdir()) == []
+    hold.path.touch()  # as a run that was killed leaves it
+    Hold.of(path).end()
+    with pytest.raises(ValueError, match=r"'/dev/null/x'; /dev/null/x.lock cannot be written: "):
+        Hold.of("/dev/null/x")

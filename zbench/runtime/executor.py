@@ -17,7 +17,7 @@ from zbench.plan import Plan
 from zbench.protocols import Ready, Workload
 from zbench.result import StepResult
 from zbench.runtime.fleet import Fleet
-from zbench.runtime.folder import check_free, check_same, told
+from zbench.runtime.folder import Hold, check_free, check_same, told
 from zbench.runtime.job import PARAMETERS, AdamW, Job, Report
 from zbench.runtime.measured import COUNTED, COUNTERS, step_result
 from zbench.runtime.settings import at_least, check_kernel, check_model, check_package, known, one_of
@@ -68,6 +68,7 @@ class Torch:
     resume: str | None = None
     nic_counters: bool = False
     _fleet: Fleet | None = field(default=None, init=False)
+    _hold: Hold | None = field(default=None, init=False)
     _warm: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -87,6 +88,7 @@ class Torch:
             raise ValueError(f"executor.seed is {self.seed!r}; it takes a whole number of at least 0")
         if self.checkpoint_every is not None:
             check_free(self.checkpoint)
+            Hold.of(self.checkpoint).end()  # told now, and not when the baseline has run
         if self.resume is not None:
             check_same(self.resume, self._job().told())
 
@@ -108,6 +110,8 @@ class Torch:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             kind = type(self.workload).__name__
             raise ValueError(f"workload is a {kind}, which cannot be pickled for the ranks: {error}") from error
+        if self.checkpoint_every is not None:
+            self._hold = Hold.of(self.checkpoint)
         self._fleet = self._open(job)
         self._warm = False
         about = self._fleet.call("about")
@@ -144,9 +148,14 @@ class Torch:
         return step_result(batch, len(plans), self.cost, reports, kind, self.nic_counters, checked)
 
     def stop(self) -> None:
-        if self._fleet is not None:
-            fleet, self._fleet = self._fleet, None
-            fleet.close()
+        fleet, self._fleet = self._fleet, None
+        hold, self._hold = self._hold, None
+        try:
+            if fleet is not None:
+                fleet.close()
+        finally:
+            if hold is not None:
+                hold.end()
 
     # -- inside ---------------------------------------------------------------------------------------
     def _job(self) -> Job:

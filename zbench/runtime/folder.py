@@ -1,8 +1,10 @@
 """A checkpoint's folder, as seen without torch: what it says of its run, and what may be done to it."""
 
+import fcntl
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,49 @@ def check_free(path: Any) -> None:
         parent = parent.parent
     if not parent.is_dir() or not _writable(parent):
         raise ValueError(f"executor.checkpoint is {path!r}; {parent} cannot be written to")
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The right to write the checkpoint of a folder: two runs at once would mix their files. Ends with the process.
+
+    A lock on a file beside the folder; a file system without locks gives it to all.
+    """
+
+    path: Path
+    descriptor: int
+
+    @staticmethod
+    def of(path: str) -> "Hold":
+        """
+        Raises:
+            ValueError: another run has it, or the file cannot be made.
+        """
+        file = Path(f"{path}.lock")
+        while True:
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                hold = Hold(file, os.open(file, os.O_RDWR | os.O_CREAT, 0o666))
+            except OSError as error:
+                raise ValueError(
+                    f"executor.checkpoint is {path!r}; {file} cannot be written: {error.strerror}"
+                ) from error
+            try:
+                fcntl.flock(hold.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                os.close(hold.descriptor)
+                raise ValueError(
+                    f"executor.checkpoint is {path!r}; another run is writing its checkpoints there"
+                ) from error
+            except OSError:
+                return hold
+            if file.exists() and file.stat().st_ino == os.fstat(hold.descriptor).st_ino:
+                return hold
+            os.close(hold.descriptor)  # whoever had it removed it just then
+
+    def end(self) -> None:
+        self.path.unlink(missing_ok=True)
+        os.close(self.descriptor)
 
 
 def strangers(folder: Path) -> list[str]:
