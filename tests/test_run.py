@@ -202,7 +202,7 @@ def test_versions_of_packages_are_recorded_and_another_one_is_another_run(
     assert gathered.start["fingerprint"]["packages"] == ring.start["baseline"]["packages"] == told
     assert "packages" not in ring.start["fingerprint"]
     assert [row["speedup"] is None for row in rows([gathered, ring])] == [False, False]
-    monkeypatch.setattr("zbench.run.versions", lambda names: dict.fromkeys(names, "another"))
+    monkeypatch.setattr("zbench.cases.versions", lambda names: dict.fromkeys(names, "another"))
     run(request(out, RING, gather, steps=1))
     assert len(recorded(out)) == 5
 

@@ -3,18 +3,18 @@
 import secrets
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 
-from zbench.compare import GROUPS, SAME, label, rows
-from zbench.fingerprint import fingerprint, versions
+from zbench.cases import Case, cases, reusable
+from zbench.compare import GROUPS, label, rows
 from zbench.memory import check_memory
 from zbench.metrics import Facts, figures
-from zbench.parts import Parts, Settings, make_system, resolved
-from zbench.protocols import Executor, System
-from zbench.record import Line, RecordError, Run, Writer, check_writable, read
+from zbench.parts import Parts, Settings
+from zbench.protocols import Executor
+from zbench.record import Line, RecordError, Run, Writer, check_writable
 from zbench.request import Request
 from zbench.runtime.fleet import RankFailed
 from zbench.sentence import is_stop
@@ -24,18 +24,6 @@ from zbench.verify import PlanError, verify_step
 from zbench.warm import warm
 
 DEFAULT_FOLDER = Path("results")  # made when missing; any other folder has to be there
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One system to run: its start line (without the run's id and time) and the system."""
-
-    start: Line
-    system: System
-
-    @property
-    def name(self) -> str:
-        return label(self.start, "system")
 
 
 def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
@@ -57,14 +45,14 @@ def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
         check_writable("trace", settings.trace)
     parts = Parts.of(request.config, settings)
     check_memory(parts.cost, settings.tokens_per_gpu)
-    own, baseline = _cases(request, settings, parts)
-    reused = _reused(baseline, settings, parts, earlier) if baseline else None
-    cases = ([baseline] if baseline and not reused else []) + [own]
+    own, baseline = cases(request, parts)
+    reused = reusable(baseline, settings, parts, earlier) if baseline else None
+    played = ([baseline] if baseline and not reused else []) + [own]
     done = [reused] if reused else []
     writer = Writer.open(settings.out)
     try:
         with Meter(settings.steps) as meter:
-            for case in cases:
+            for case in played:
                 trace = settings.trace if case is own else None
                 executor = parts.executor if case is own else parts.aside()
                 done.append(_play(case, settings, parts, executor, writer, meter, trace))
@@ -73,64 +61,6 @@ def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
     print_run(rows(done))
     print_words(_words(own, settings, parts, reused, done))
     return done
-
-
-def _cases(request: Request, settings: Settings, parts: Parts) -> tuple[Case, Case | None]:
-    """The run's own system and its baseline; None for the baseline if there is none or the system is it."""
-    config = resolved(request.config)
-    shared: Line = {"kind": "start", "command": request.command, "baseline": None}
-    own = {**config, "choices": dict(request.choices), "changes": {k: dict(v) for k, v in request.changes.items()}}
-    shared |= {"fingerprint": fingerprint(), "facts": parts.facts()}
-    system, compared = make_system(request.config, parts.cost), None
-    if request.baseline is not None:
-        other = resolved(request.baseline)
-        compared = make_system(request.baseline, parts.cost)
-        shared["baseline"] = {"name": settings.baseline, "system": other["system"], **_packages(compared)}
-    case = Case({**shared, "fingerprint": {**shared["fingerprint"], **_packages(system)}, "config": own}, system)
-    if compared is None or other["system"] == config["system"]:
-        return case, None
-    other_config = {
-        **own,
-        "system": other["system"],
-        "choices": {**own["choices"], "system": settings.baseline},
-        "changes": {**own["changes"], "system": {}},
-    }
-    shared["fingerprint"] |= _packages(compared)
-    return case, Case({**shared, "config": other_config}, compared)
-
-
-def _packages(system: System) -> Line:
-    """{"packages": {name: version}} where a system says that it uses other projects' code; else nothing."""
-    names: Sequence[str] = getattr(system, "packages", ())
-    return {"packages": versions(names)} if names else {}
-
-
-def _reused(case: Case, settings: Settings, parts: Parts, earlier: Iterable[Run]) -> Run | None:
-    """A finished run that a new one of `case` could only repeat: same sources, settings and batches.
-
-    Simulated ones are looked for in the record. What was measured depends on the day, so it has to be of the same
-    command (a sweep), and not have gone on from a checkpoint, which a job in between may have replaced.
-    """
-    if parts.repeats(case.system):
-        known = read(settings.out, lambda start: _is_same(start, case.start))[0] if Path(settings.out).is_file() else []
-    elif not parts.simulated and settings.resume is None:
-        known = [run for run in earlier if run.path == settings.out and _is_same(run.start, case.start)]
-    else:
-        known = []
-    finished = [run for run in known if run.status == "finished"]
-    if not finished:
-        return None
-    batches = [(step, parts.workload.batch(step).digest) for step in range(settings.steps)]
-    fitting = [run for run in finished if [(step["step"], step["batch"]) for step in run.steps] == batches]
-    return fitting[-1] if fitting else None
-
-
-def _is_same(theirs: Line, ours: Line) -> bool:
-    """Whether two start lines are of the same system, settings, sources and packages."""
-    same = ("system", "steps", "check", *SAME)
-    return all(theirs["config"].get(key) == ours["config"].get(key) for key in same) and all(
-        theirs["fingerprint"].get(key) == ours["fingerprint"].get(key) for key in ("sources", "packages")
-    )
 
 
 def _play(

@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from os import environ
+from typing import Any
 
 from zbench.batch import Batch
 from zbench.cost import Cost
@@ -118,13 +119,7 @@ class Torch:
         if self.resume is not None:
             self._fleet.call("load", self.resume)
         ranks = sorted({json.dumps(asdict(one), sort_keys=True) for one in about})
-        facts = {
-            "nic_bytes": COUNTERS if self.nic_counters else COUNTED,
-            "parameters": job.parameters,
-            "optimizer_state": STATE[job.parameters],
-            "ranks": [json.loads(one) for one in ranks],
-        }
-        return Ready(self.first_step, facts)
+        return Ready(self.first_step, {**self._about(job), "ranks": [json.loads(one) for one in ranks]})
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """
@@ -163,6 +158,11 @@ class Torch:
         return Job(
             self.cost, self.workload, self.seed, self.kernel, kind, AdamW(**self.optimizer), "exact" in self.check
         )
+
+    def _about(self, job: Job) -> dict[str, Any]:
+        """Facts for the record."""
+        source = COUNTERS if self.nic_counters else COUNTED
+        return {"nic_bytes": source, "parameters": job.parameters, "optimizer_state": STATE[job.parameters]}
 
     def _open(self, job: Job) -> Fleet:
         world = found(environ)

@@ -26,7 +26,7 @@ def step_result(
     """
     cluster = cost.cluster
     if nic_counters:
-        tx, rx = _counted(reports, cluster.gpus_per_node, cluster.nics_per_node)
+        tx, rx = counted(reports, cluster.gpus_per_node, cluster.nics_per_node)
     else:
         sent = Sent.of(cluster, [one.inside for one in reports], [one.across for one in reports])
         more = _parameter_bytes(cost, parameters, num_micro_batches) if cluster.num_nodes > 1 else 0
@@ -66,7 +66,7 @@ def _parameter_bytes(cost: Cost, parameters: str, num_micro_batches: int) -> int
     return nic_bytes(cost, wide) + num_micro_batches * nic_bytes(cost, 2 * layers + rest)
 
 
-def _counted(reports: list[Report], gpus_per_node: int, nics_per_node: int) -> tuple[list[int], list[int]]:
+def counted(reports: list[Report], gpus_per_node: int, nics_per_node: int) -> tuple[list[int], list[int]]:
     """Bytes (sent, received) of every NIC of every node, as the first rank of each node read them."""
     tx, rx = [], []
     for node, report in enumerate(reports[::gpus_per_node]):

@@ -1,0 +1,82 @@
+"""What a run plays: its system and its baseline, each with the start line of its record. An edge: no torch."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zbench.compare import SAME, label
+from zbench.fingerprint import fingerprint, versions
+from zbench.parts import Parts, Settings, make_system, resolved
+from zbench.protocols import System
+from zbench.record import Line, Run, read
+from zbench.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One system to run: its start line (without the run's id and time) and the system."""
+
+    start: Line
+    system: System
+
+    @property
+    def name(self) -> str:
+        return label(self.start, "system")
+
+
+def cases(request: Request, parts: Parts) -> tuple[Case, Case | None]:
+    """The run's own system and its baseline; None for the baseline if there is none or the system is it."""
+    config = resolved(request.config)
+    shared: Line = {"kind": "start", "command": request.command, "baseline": None}
+    own = {**config, "choices": dict(request.choices), "changes": {k: dict(v) for k, v in request.changes.items()}}
+    shared |= {"fingerprint": fingerprint(), "facts": parts.facts()}
+    system, compared = make_system(request.config, parts.cost), None
+    if request.baseline is not None:
+        other = resolved(request.baseline)
+        compared = make_system(request.baseline, parts.cost)
+        shared["baseline"] = {"name": request.settings.baseline, "system": other["system"], **_packages(compared)}
+    case = Case({**shared, "fingerprint": {**shared["fingerprint"], **_packages(system)}, "config": own}, system)
+    if compared is None or other["system"] == config["system"]:
+        return case, None
+    other_config = {
+        **own,
+        "system": other["system"],
+        "choices": {**own["choices"], "system": request.settings.baseline},
+        "changes": {**own["changes"], "system": {}},
+    }
+    shared["fingerprint"] |= _packages(compared)
+    return case, Case({**shared, "config": other_config}, compared)
+
+
+def _packages(system: System) -> Line:
+    """{"packages": {name: version}} where a system says that it uses other projects' code; else nothing."""
+    names: Sequence[str] = getattr(system, "packages", ())
+    return {"packages": versions(names)} if names else {}
+
+
+def reusable(case: Case, settings: Settings, parts: Parts, earlier: Iterable[Run]) -> Run | None:
+    """A finished run that a new one of `case` could only repeat: same sources, settings and batches.
+
+    Simulated ones are looked for in the record. What was measured depends on the day, so it has to be of the same
+    command (a sweep), and not have gone on from a checkpoint, which a job in between may have replaced.
+    """
+    if parts.repeats(case.system):
+        known = read(settings.out, lambda start: _is_same(start, case.start))[0] if Path(settings.out).is_file() else []
+    elif not parts.simulated and settings.resume is None:
+        known = [run for run in earlier if run.path == settings.out and _is_same(run.start, case.start)]
+    else:
+        known = []
+    finished = [run for run in known if run.status == "finished"]
+    if not finished:
+        return None
+    batches = [(step, parts.workload.batch(step).digest) for step in range(settings.steps)]
+    fitting = [run for run in finished if [(step["step"], step["batch"]) for step in run.steps] == batches]
+    return fitting[-1] if fitting else None
+
+
+def _is_same(theirs: Line, ours: Line) -> bool:
+    """Whether two start lines are of the same system, settings, sources and packages."""
+    same = ("system", "steps", "check", *SAME)
+    return all(theirs["config"].get(key) == ours["config"].get(key) for key in same) and all(
+        theirs["fingerprint"].get(key) == ours["fingerprint"].get(key) for key in ("sources", "packages")
+    )
