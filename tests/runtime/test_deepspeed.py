@@ -21,7 +21,7 @@ from zbench.batch import Batch
 from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.plan import Plan
-from zbench.runtime import executor
+from zbench.runtime import settings
 from zbench.runtime.deepspeed import Stream, _copies
 from zbench.runtime.executor import Torch
 from zbench.runtime.launch import LocalFleet
@@ -113,7 +113,7 @@ def test_other_plans_have_no_stream() -> None:
 def test_what_cannot_be_is_told_before_the_step(
     attention: str, check: tuple[str, ...], installed: bool, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(settings, "find_spec", lambda name: object() if installed else None)
     cost, plan = planned((4, 2), (50, 60))
     torch = Torch(cost, Fixed(seed=0, tokens=110, length=60), check=check)
     monkeypatch.setattr(torch, "_fleet", object())  # which nobody calls
