@@ -132,14 +132,16 @@ def test_slurm_a_stopped_rank_ends_the_job(victim: int, words: str) -> None:
     began = time.monotonic()
     os.kill(pids[victim], signal.SIGSTOP)
     other = 1 - victim
-    _, errors = tasks[other].communicate(timeout=30)
+    try:
+        _, errors = tasks[other].communicate(timeout=30)
+    finally:
+        os.kill(pids[victim], signal.SIGCONT if victim == 1 else signal.SIGKILL)
     assert tasks[other].returncode == 1
     assert time.monotonic() - began < 12.0
     if victim == 0:
         assert errors.startswith("zbench: rank 0 has not been heard of for 6 s; rank 1 was in step "), errors
     else:
         assert told(errors)[0].startswith(words), errors
-    os.kill(pids[victim], signal.SIGCONT if victim == 1 else signal.SIGKILL)
     tasks[victim].communicate(timeout=10)
     assert tasks[victim].returncode in (1, -signal.SIGKILL)
     assert all_gone(pids)
