@@ -21,6 +21,7 @@ class Device:
     matmul_flops: rate that the large matmuls of a layer reach.
     attention_forward_flops, attention_backward_flops: rate of whole tiles in a long flash-attention call.
     kernel_seconds: start-up and tail of one kernel. call_seconds: least time of one attention call (host work).
+    tile: rows and columns that attention kernels work on at a time: 128 as GPU kernels do, or 1, only what is visible.
     """
 
     name: str
@@ -33,14 +34,17 @@ class Device:
     attention_backward_flops: float
     kernel_seconds: float
     call_seconds: float
+    tile: int = 128
 
     def __post_init__(self) -> None:
         kinds = {
             "memory_bytes": "bytes", "copy_bandwidth": "bytes/s", "strided_rate": "bytes/s",
             "kernel_seconds": "seconds", "call_seconds": "seconds",
         }  # fmt: skip
+        if self.tile not in (1, 128):
+            raise ValueError(f"cluster.device.tile is {self.tile!r}; it takes 128 or 1")
         for field in fields(self):
-            if field.name != "name":
+            if field.name not in ("name", "tile"):
                 value = parse(
                     f"cluster.device.{field.name}", getattr(self, field.name), kinds.get(field.name, "FLOP/s")
                 )

@@ -84,7 +84,8 @@ class Cost:
         """
         device, dim, e = self.cluster.device, self.model.head_dim, self.model.element_bytes / 2
         rate = device.attention_backward_flops if backward else device.attention_forward_flops
-        flops = (BACKWARD_FLOPS if backward else FORWARD_FLOPS) * work.tiles * TILE * TILE * heads * dim
+        pairs = work.area if device.tile == 1 else work.tiles * TILE * TILE
+        flops = (BACKWARD_FLOPS if backward else FORWARD_FLOPS) * pairs * heads * dim
         grouped = heads > kv_heads
         if backward:
             kv_rows = np.where(grouped, 12 * heads + 20 * kv_heads, 8 * heads)

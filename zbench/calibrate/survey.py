@@ -116,7 +116,12 @@ class Survey:
         names = ("peak_flops", "memory_bytes", "copy_bandwidth", "strided_rate", "matmul_flops", "kernel_seconds")
         known = {name: self.figures[name].value for name in names}
         device = Device(
-            name="", attention_forward_flops=_FAST, attention_backward_flops=_FAST, call_seconds=1 / _FAST, **known
+            "",
+            **known,
+            attention_forward_flops=_FAST,
+            attention_backward_flops=_FAST,
+            call_seconds=1 / _FAST,
+            tile=TILE,
         )
         model = self.subject.model
         cost = Cost(Cluster("", 1, 1, 1, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, device), model)

@@ -24,6 +24,7 @@ class Attention(torch.autograd.Function):
     ) -> Tensor:
         engine.board.say(f"{where}, forward attention")
         forward, backward = programs
+        engine.pace.spend(forward.linear)
         kv = torch.stack((k, v), 1)
         heads = (0, q.shape[1])
         q = q.contiguous()
@@ -44,6 +45,7 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         _, program = ctx.programs
         ctx.engine.board.say(f"{ctx.where}, backward attention")
+        ctx.engine.pace.spend(program.linear)
         q, kv, o, lse, *outer = ctx.saved_tensors
         do, heads, shape = do.contiguous(), (0, q.shape[1]), ctx.engine.shape
         deltas = ((do * o).sum(-1, dtype=lse.dtype),) if program.deltas else ()

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from zbench.area import work
 from zbench.cost import Cost
 from zbench.dataflow import IS_COPY
 from zbench.legs import legs
@@ -31,9 +32,13 @@ Cut = Callable[[Ints, Ints, Flags], Any]  # what (queries, keys before, diagonal
 
 
 class Compiler:
-    """For one plan and rank: `compile()` gives (forward, backward). One object a plan and rank."""
+    """For one plan and rank: `compile()` gives (forward, backward). One object a plan and rank.
 
-    def __init__(self, plan: Plan, rank: int, cost: Cost, index: Index, cut: Cut) -> None:
+    is_paced: attends and linear modules are told their modelled seconds.
+    """
+
+    def __init__(self, plan: Plan, rank: int, cost: Cost, index: Index, cut: Cut, is_paced: bool = False) -> None:
+        self.is_paced = is_paced
         self.plan, self.rank, self.cost, self.cut = plan, rank, cost, cut
         self.layout = Layout.of(plan, rank)
         self.rows = Numbering(plan.blocks.tokens, index)
@@ -49,6 +54,7 @@ class Compiler:
         ways = Ways.of(legs(self.plan, ops, size, self.cost.cluster), self.rank)
         mine = np.flatnonzero((ops.src == self.rank) | (ops.dst == self.rank))
         pairs = self._segments(ops.take(mine))
+        self._seconds = self._modelled(ops, backward) if self.is_paced else {}
         state = State(slots=list(kept.slots), made=dict(kept.made))
         for tensor, holder in kept.copies:
             self._hold(state.copies, tensor, holder)
@@ -80,8 +86,19 @@ class Compiler:
         uses = uses_of(state.slots, attends, leaving, collects)
         deltas = DO in {one.tensor for one in sends.values()} | {one.tensor for one in state.slots}
         return Program(
-            tuple(state.slots), uses, kept.number, tuple(attends), receives, arrives, leaving, collects, covered, deltas
-        ), state
+            tuple(state.slots), uses, kept.number, tuple(attends), receives, arrives, leaving, collects, covered,
+            deltas, self._linear(backward),
+        ), state  # fmt: skip
+
+    def _linear(self, backward: bool) -> float:
+        tokens = np.array([self.layout.num_tokens])
+        return float(self.cost.linear_seconds(tokens)[0]) * (2 if backward else 1) if self.is_paced else 0.0
+
+    def _modelled(self, ops: Ops, backward: bool) -> dict[int, float]:
+        """Seconds of attends on the cluster's device, by operation."""
+        attend, amount = work(self.plan, ops)
+        seconds = self.cost.attend_seconds(self.plan, ops, attend, amount, backward)
+        return dict(zip(attend.tolist(), seconds.tolist(), strict=True))
 
     def _segments(self, ops: Ops) -> dict[tuple[int, int], Segments]:
         attend = ops.kind == ATTEND
@@ -159,7 +176,7 @@ class Compiler:
         else:
             adds = (self._add(state, O, heads, row, found.q_rows),)  # type: ignore[assignment]
         cuts = self.cut(found.queries, found.before, found.diagonal)
-        return Attend(op, *heads, q, kv, do, cuts, tuple(fills), adds)
+        return Attend(op, *heads, q, kv, do, cuts, tuple(fills), adds, self._seconds.get(op, 0.0))
 
     def _add(self, state: State, tensor: int, heads: Heads, row: int, rows: Ints) -> Add:
         """The rank's own rows where all blocks are at home; else a slot of partial sums for the whole list."""

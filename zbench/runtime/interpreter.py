@@ -8,7 +8,7 @@ at the end.
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import torch
@@ -18,6 +18,7 @@ from zbench.model import DO, O
 from zbench.runtime.board import Board
 from zbench.runtime.kernels import Kernel
 from zbench.runtime.memory import KvHeads, Memory, Shape, add, bytes_of, copy, output_of, rows_of
+from zbench.runtime.pace import Pace, Unpaced
 from zbench.runtime.program import HOME, Add, Attend, Part, Program, Read, Receive, Send
 from zbench.runtime.times import Times
 from zbench.runtime.transport import Post, Transport
@@ -32,6 +33,7 @@ class Engine:
     post: Post
     transport: Transport
     board: Board
+    pace: Pace = field(default_factory=Unpaced)
 
     @cached_property
     def times(self) -> Times:
@@ -98,6 +100,10 @@ class Run:
         self.engine.times.add("kernel", began)
         for target, result in zip(step.adds, results, strict=True):
             self._add(target, result)
+        if step.seconds:
+            began = self.engine.times.clock.now()
+            self.engine.pace.spend(step.seconds)
+            self.engine.times.add("kernel", began)
         for read in (step.q, step.kv, step.do):
             if read is not None:
                 self._used(read.slot)
@@ -234,5 +240,6 @@ class Run:
         began = self.engine.times.clock.now()
         self.engine.board.wait()
         call()
+        self.engine.pace.came()
         self.engine.board.resume()
         self.engine.times.add("waiting", began)

@@ -42,6 +42,7 @@ class Job:
     """cost: the cluster (whose nodes and NICs plans route over) and the model. seed: of the initial weights.
 
     kernel: one of KERNELS. parameters: one of PARAMETERS. exact: compare each step with the dense model.
+    is_paced: work takes as long as on the cluster's device (zbench.runtime.pace).
     """
 
     cost: Cost
@@ -51,6 +52,7 @@ class Job:
     parameters: str
     optimizer: AdamW
     exact: bool
+    is_paced: bool = False
 
     def told(self) -> dict[str, Any]:
         """What a run that goes on from a checkpoint has to have in common with the one that wrote it."""

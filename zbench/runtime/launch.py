@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from zbench.desk.wiring import Wiring
 from zbench.runtime.board import SLOT_BYTES
 from zbench.runtime.fleet import Failure, RankFailed, ending, sentence
 from zbench.runtime.launcher import DIED, NOT_STARTED, STARTED, Setup
@@ -39,6 +40,7 @@ class LocalFleet(Wired):
     target: "module:Class"; the module is imported before the ranks are forked, so importing it starts no thread and
     touches no GPU. argument: anything that can be pickled. timeout: seconds without progress on the board after
     which a call has failed. start_timeout: likewise for importing and making the objects.
+    wiring: of the emulated cluster that the ranks are to be on; None: they are on the machine itself.
     The thread that makes the fleet has to outlive it.
 
     Raises:
@@ -46,7 +48,13 @@ class LocalFleet(Wired):
     """
 
     def __init__(
-        self, num_ranks: int, target: str, argument: Any = None, timeout: float = 30.0, start_timeout: float = 120.0
+        self,
+        num_ranks: int,
+        target: str,
+        argument: Any = None,
+        timeout: float = 30.0,
+        start_timeout: float = 120.0,
+        wiring: Wiring | None = None,
     ) -> None:
         assert num_ranks >= 1
         pickled = pickle.dumps(argument, protocol=5)
@@ -79,6 +87,7 @@ class LocalFleet(Wired):
                 board=board,
                 wires=[theirs.fileno() for _, theirs in pairs],
                 words=[end_to_write for _, end_to_write in pipes[:-1]],
+                wiring=pickle.dumps(wiring).hex() if wiring else "",
             )
             self._launcher = _spawn(setup, pipes[-1][1])
             port = store.getsockname()[1]
@@ -182,8 +191,9 @@ def _spawn(setup: Setup, words: int) -> "subprocess.Popen[bytes]":
         "OPENBLAS_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
+    own = ["unshare", "--user", "--map-root-user"] if setup.wiring and os.geteuid() != 0 else []
     return subprocess.Popen(
-        setup.command(),
+        [*own, *setup.command()],  # of a user namespace of one's own, one is root
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=words,

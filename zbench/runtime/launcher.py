@@ -24,6 +24,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NoReturn
 
+from zbench.desk.namespaces import Network
+from zbench.desk.place import Place
 from zbench.runtime.board import Board
 from zbench.runtime.fleet import Failure
 from zbench.runtime.rendezvous import store_at
@@ -45,6 +47,7 @@ class Setup:
     path: its sys.path. driver: its process id. target: "module:Class". num_threads: of torch in each rank.
     control: a socket to the driver. store: a socket that listens, for the store. board: memory for all slots.
     wires: a socket for each rank. words: a pipe for what each rank prints.
+    wiring: of an emulated cluster, pickled, as hexadecimal digits; empty: the ranks are on the machine itself.
     """
 
     path: list[str]
@@ -56,6 +59,7 @@ class Setup:
     board: int
     wires: list[int]
     words: list[int]
+    wiring: str = ""
 
     def command(self) -> list[str]:
         """What the driver runs."""
@@ -84,7 +88,8 @@ def _launch(setup: Setup) -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     control = socket.socket(fileno=setup.control)
     try:
-        pids = _start(setup)
+        network = Network(pickle.loads(bytes.fromhex(setup.wiring))) if setup.wiring else None
+        pids = _start(setup, network)
         store = _serve_store(setup.store)
     except BaseException as error:
         failure = Failure.of(error, "", setup.target.partition(":")[0].partition(".")[0])
@@ -94,17 +99,19 @@ def _launch(setup: Setup) -> int:
         send(control, pickle.dumps((STARTED, pids)))
     _watch(control, dict(enumerate(pids)))
     del store
+    if network is not None:
+        network.close()
     return 0
 
 
-def _start(setup: Setup) -> list[int]:
+def _start(setup: Setup, network: Network | None) -> list[int]:
     """Imports what the ranks need, forks them, and keeps none of their descriptors."""
     import torch.distributed  # noqa: F401
 
     resolve(setup.target)
     gc.collect()
     gc.freeze()  # what is there now stays shared with the ranks
-    pids = [_fork(setup, rank) for rank in range(len(setup.wires))]
+    pids = [_fork(setup, rank, network) for rank in range(len(setup.wires))]
     for descriptor in {*setup.wires, *setup.words, setup.board}:
         os.close(descriptor)
     return pids
@@ -118,7 +125,7 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _fork(setup: Setup, rank: int) -> int:
+def _fork(setup: Setup, rank: int, network: Network | None) -> int:
     launcher = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -128,7 +135,7 @@ def _fork(setup: Setup, rank: int) -> int:
     code = 1
     try:
         _die_with(launcher)
-        _rank(setup, rank)
+        _rank(setup, rank, network)
         code = 0
     except (EOFError, OSError):  # the driver is gone
         pass
@@ -140,7 +147,7 @@ def _fork(setup: Setup, rank: int) -> int:
         os._exit(code)
 
 
-def _rank(setup: Setup, rank: int) -> None:
+def _rank(setup: Setup, rank: int, network: Network | None) -> None:
     import torch
 
     os.dup2(setup.words[rank], 1)
@@ -150,7 +157,7 @@ def _rank(setup: Setup, rank: int) -> None:
         os.close(descriptor)
     torch.set_num_threads(setup.num_threads)
     with socket.socket(fileno=setup.wires[rank]) as wire:
-        serve(partial(receive, wire), partial(send, wire), Board(memory, rank))
+        serve(partial(receive, wire), partial(send, wire), Board(memory, rank), network and Place.of(network, rank))
 
 
 def _serve_store(descriptor: int) -> Any:

@@ -13,6 +13,7 @@ on every rank alike, with tokens or without: all of these but begin() are, or ma
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,10 +98,12 @@ class Parameters(ABC):
 
 
 class Replicated(Parameters):
-    """All on every rank of `group`; gradients are summed in finish(), in few large all-reduces.
+    """All on every rank of `group`; gradients are summed while the last backward goes on.
 
-    Every gradient is a piece of one flat buffer, and that is what is reduced: nothing is copied. The sums are
-    equal from run to run on gloo, and on NCCL where it chooses the same algorithm.
+    Every gradient is a piece of one flat buffer, and parts of that are what is reduced: nothing is copied. A part is a
+    layer's, or those before or after all layers; it leaves once the backward is done with it and with all behind it, in
+    the same order on every rank. The sums are equal from run to run on gloo, and on NCCL where it chooses the same
+    algorithm.
     """
 
     def __init__(
@@ -113,15 +116,49 @@ class Replicated(Parameters):
         self._flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=device)
         for p, piece in zip(parameters, self._flat.split(sizes), strict=True):
             p.grad = piece.view_as(p)
+        self._parts, self._missing = self._divided(network), [0]
+        self._works: list[Any] = []
+        self._last = False
+
+    def _divided(self, network: Transformer) -> list[tuple[int, Tensor]]:
+        """(number of parameters, their gradients) of every part, in the order in which a backward is done with them."""
+        layer_of = {p: at for at, layer in enumerate(network.layers) for p in layer.parameters()}
+        groups: list[list[nn.Parameter]] = []
+        before: int | None = -1
+        for p in network.parameters():
+            if not groups or layer_of.get(p) != before:
+                groups.append([])
+            before = layer_of.get(p)
+            groups[-1].append(p)
+        pieces = self._flat.split([sum(p.numel() for p in group) for group in groups])
+        for at, group in enumerate(reversed(groups)):
+            for p in group:
+                p.register_post_accumulate_grad_hook(partial(self._added, at))
+        return [(len(group), piece) for group, piece in zip(reversed(groups), reversed(pieces), strict=True)]
 
     def begin(self, last: bool) -> None:
-        pass  # autograd adds to the gradients that are there
+        self._last = last
+        self._missing = [count for count, _ in self._parts]
+
+    def _added(self, part: int, _: Tensor) -> None:
+        """The backward is done with a parameter's gradient."""
+        if self._last:
+            self._missing[part] -= 1
+            self._reduce()
+
+    def _reduce(self) -> None:
+        """Starts what may leave by now."""
+        while len(self._works) < len(self._parts) and self._missing[len(self._works)] == 0:
+            piece = self._parts[len(self._works)][1]
+            self._works.append([dist.all_reduce(x, group=self._group, async_op=True) for x in piece.split(BUCKET)])
 
     def finish(self) -> None:
-        works = [dist.all_reduce(part, group=self._group, async_op=True) for part in self._flat.split(BUCKET)]
-        for work in works:
+        self._missing = [0] * len(self._parts)  # what no micro-batch used has a gradient too, of zeros
+        self._reduce()
+        for work in (one for works in self._works for one in works):
             assert work is not None, "every rank that has parameters is in the group"
             work.wait()
+        self._works = []
 
     def step(self) -> None:
         self.optimizer.step()

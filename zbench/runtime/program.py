@@ -72,7 +72,8 @@ class Add:
 @dataclass(frozen=True, slots=True)
 class Attend:
     """One kernel call, of query heads [lo, hi). do: None in the forward. cuts: the segments as the kernel wants them.
-    adds: of o in the forward; of dq and of dkv in the backward."""
+    adds: of o in the forward; of dq and of dkv in the backward. seconds: modelled, of the
+    cluster's device; 0 where nobody asked."""
 
     op: int
     lo: int
@@ -83,6 +84,7 @@ class Attend:
     cuts: Any
     fills: tuple[Fill, ...]
     adds: tuple[Add, ...]
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,7 @@ class Program:
     receives: in the order in which they are posted; arrives: per slot its receives (indices), empty if none.
     sends: in the order in which they leave. batches: the same in batches, for a transport that needs them.
     covered: the sums at home of which every row and head is first written afresh, so that they need no zeros.
+    linear: modelled seconds of the linear modules before it (after it, in the backward), 0 where nobody asked.
     deltas: whether row sums of do * o leave home, in a message or a filled slot.
     """
 
@@ -164,4 +167,5 @@ class Program:
     collects: tuple[Collect, ...]
     covered: tuple[int, ...]
     deltas: bool
+    linear: float = 0.0
     batches: tuple[Batch, ...] = ()

@@ -13,6 +13,8 @@ from zbench.runtime.board import Board
 if TYPE_CHECKING:
     import torch
 
+    from zbench.desk.place import Place
+
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
@@ -22,7 +24,7 @@ class Rendezvous:
     this fleet's keys in it. seconds: what a collective may take before torch gives up; longer than the fleet's own
     patience, so that the fleet, which knows more, speaks first. may_be_bound: each process may see only its own
     GPU (Slurm's --gpus-per-task).
-    board: where the rank says what it is doing.
+    board: where the rank says what it is doing. place: where on an emulated cluster it is; None: on the machine itself.
     """
 
     rank: int
@@ -35,6 +37,7 @@ class Rendezvous:
     seconds: float
     may_be_bound: bool
     board: Board
+    place: "Place | None" = None
 
     def store(self) -> Any:
         """A torch.distributed.Store: a connection of this rank's own."""
@@ -66,13 +69,16 @@ class Rendezvous:
         import torch
         import torch.distributed as dist
 
+        store = self.store()  # from an emulated node it cannot be reached
+        if self.place is not None:
+            self.place.enter()
         device = self.device()
         is_cuda = device.type == "cuda"
         if is_cuda:
             torch.cuda.set_device(device)
         dist.init_process_group(
             "nccl" if is_cuda else "gloo",
-            store=self.store(),
+            store=store,
             rank=self.rank,
             world_size=self.num_ranks,
             timeout=timedelta(seconds=self.seconds),

@@ -40,14 +40,18 @@ def resolve(target: str) -> Callable[..., Any]:
     return found
 
 
-def serve(receive: Callable[[], bytes | bytearray], send: Callable[[bytes], None], board: Board) -> None:
+def serve(
+    receive: Callable[[], bytes | bytearray], send: Callable[[bytes], None], board: Board, place: Any = None
+) -> None:
     """Serves one fleet until it closes. A call that fails is told to the driver, who ends all ranks.
+
+    place: of Rendezvous.
 
     Raises:
         EOFError: the driver is gone (from `receive`).
         OSError: likewise (from `send`).
     """
-    rank = _Rank(board)
+    rank = _Rank(board, place)
     while True:
         command = receive()
         kind, body = bytes(command[:1]), io.BytesIO(memoryview(command)[1:])
@@ -66,8 +70,9 @@ def serve(receive: Callable[[], bytes | bytearray], send: Callable[[bytes], None
 class _Rank:
     """The object of a rank, once it is made."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, place: Any) -> None:
         self.package = ""
+        self._place = place
         self._board = board
         self._rendezvous: Rendezvous | None = None
         self._made: Any = None
@@ -93,7 +98,7 @@ class _Rank:
         self._board.say(STARTING)
         target, argument, fields = pickle.load(body)
         self.package = target.partition(":")[0].partition(".")[0]
-        self._rendezvous = Rendezvous(**fields, board=self._board)
+        self._rendezvous = Rendezvous(**fields, board=self._board, place=self._place)
         made = resolve(target)
         self._made = made(fields["rank"], fields["num_ranks"], self._rendezvous, pickle.loads(argument))
         return pickle.dumps(None)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -28,6 +29,7 @@ from zbench.runtime.job import ATTENTIONS, About, Job, Report
 from zbench.runtime.kernels import choose
 from zbench.runtime.memory import DTYPES, Shape, keep_freed_memory
 from zbench.runtime.nic import Counters
+from zbench.runtime.pace import Pace, Paced, Unpaced
 from zbench.runtime.parameters import Parameters, Replicated, Sharded
 from zbench.runtime.rendezvous import Rendezvous
 from zbench.runtime.text import Text, is_real, text
@@ -55,8 +57,9 @@ class Trainer:
         elsewhere = [bool(node[other] != node[rank]) for other in range(num_ranks)]
         post = Post(dist.new_group(), elsewhere)  # messages on a group of their own: collectives cannot come between
         kernel = choose(job.kernel, self.device, model.head_dim, DTYPES[model.element_bytes])
-        self.engine = Engine(Shape(model, self.device), kernel, post, transport_of(post.group), self.board)
-        self.counters = Counters.of()
+        self.pace: Pace = Paced() if job.is_paced else Unpaced()
+        self.engine = Engine(Shape(model, self.device), kernel, post, transport_of(post.group), self.board, self.pace)
+        self.counters = Counters.of() if rendezvous.place is None else rendezvous.place.counters()
         self.deepspeed: DeepSpeed | None = None
 
     def about(self) -> About:
@@ -83,12 +86,14 @@ class Trainer:
         dist.barrier()
         before = self.counters.read()
         began = self._now()
+        self.pace.begin()
         attends = self._attends(plans, where)
         compiled = perf_counter()
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for number, (one, attend) in enumerate(zip(texts, attends, strict=True)):
             self.parameters.begin(last=number == len(plans) - 1)
             part = self._forward(one, attend, batch.num_tokens, f"{where}, micro-batch {number}")
+            self.pace.spend(self._head_seconds(one))
             part.backward()
             loss += part.detach()
         ran = self._now()
@@ -124,6 +129,7 @@ class Trainer:
                 "interpreter": times.total - times.kernel - times.waiting,
                 "reduction": reduction,
                 "optimizer": optimizer,
+                **({"overrun": self.pace.overrun} if self.job.is_paced else {}),
             },
             worst=worst,
             nic=self.counters.since(before),
@@ -166,7 +172,7 @@ class Trainer:
             assert self.deepspeed is not None
             return self.deepspeed.attend(plan)
         index, cut = partial(_index, self.device), self.engine.kernel.cut
-        pair = Compiler(plan, self.rank, self.job.cost, index, cut).compile()
+        pair = Compiler(plan, self.rank, self.job.cost, index, cut, self.job.is_paced).compile()
         pair = self.engine.transport.prepare(plan, self.job.cost, pair)
         return lambda q, k, v, where: Attention.apply(q, k, v, self.engine, pair, where)
 
@@ -184,6 +190,10 @@ class Trainer:
         self.board.say(where)
         part: Tensor = self.parameters.network(tokens, positions, targets, attend, num_tokens)
         return part
+
+    def _head_seconds(self, one: Text) -> float:
+        """Modelled, of the output projection and the loss."""
+        return float(self.job.cost.head_seconds(np.array([len(one.tokens)]))[0])
 
     def _check(self, batch: Batch, loss: float, where: str) -> tuple[float, str] | None:
         """Collective; the answer is rank 0's, and the others wait for it at the next collective."""

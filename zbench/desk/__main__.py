@@ -1,0 +1,95 @@
+"""python -m zbench.desk scale cluster=a800_4x8 model=llama_7b [--shrink 32] ...: a cluster shrunk for executor=desk.
+
+Prints the yaml of a desk cluster (conf/cluster/desk_*.yaml are made like this). Exit codes: 0; 2 bad input.
+"""
+
+import argparse
+import shlex
+import sys
+from typing import NoReturn
+
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from zbench.calibrate.quantity import quantity
+from zbench.cluster import Cluster
+from zbench.desk.scale import Scale
+from zbench.fingerprint import ROOT
+from zbench.model import Model
+from zbench.sentence import sentence
+from zbench.units import parse
+
+UNITS = {"bandwidth": "B/s", "latency": "s", "seconds": "s", "flops": "FLOP/s", "rate": "B/s", "bytes": "B"}
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells a mistake in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (see --help)")
+
+
+def main() -> int:
+    try:
+        return _scale(_arguments())
+    except Exception as error:
+        told = sentence(error)
+        if told is None:
+            raise
+        print(f"zbench: {told[0]}", file=sys.stderr)
+        return told[1]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = Parser(prog="python -m zbench.desk", description="Shrinks a job for emulated nodes (docs/desk.md).")
+    parser.add_argument("what", choices=["scale"])
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="cluster=..., model=..., as for zbench")
+    parser.add_argument("--desk-model", default="desk", help="the shrunken model (default desk)")
+    parser.add_argument("--name", default=None, help="of the cluster (default desk_NxG)")
+    parser.add_argument("--shrink", type=int, default=32, help="of lengths and hidden size (default 32)")
+    parser.add_argument("--flops", default="1 GFLOP/s", help="matmul rate of a rank (default 1 GFLOP/s)")
+    for name, default in (("nodes", 2), ("gpus-per-node", 4), ("nics-per-node", 2)):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"of the desk (default {default})")
+    return parser.parse_args()
+
+
+def _scale(asked: argparse.Namespace) -> int:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = compose("config", asked.overrides)
+        small: Model = instantiate(compose("config", [f"model={asked.desk_model}"]).model)
+    cluster: Cluster = instantiate(config.cluster)
+    model: Model = instantiate(config.model)
+    for name in ("shrink", "nodes", "gpus_per_node", "nics_per_node"):
+        if getattr(asked, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} is {getattr(asked, name)}; it takes a number of at least 1")
+    scale = Scale(
+        asked.shrink, parse("--flops", asked.flops, "FLOP/s"), asked.nodes, asked.gpus_per_node, asked.nics_per_node,
+        config.tokens_per_gpu,
+    )  # fmt: skip
+    desk = scale.cluster(cluster, model, small)
+    print(f"# {cluster.name} and {model.name} shrunk by {asked.shrink} (docs/desk.md), as printed by")
+    print(f"#   python -m zbench.desk {shlex.join(sys.argv[1:])}")
+    print(f"# For lengths divided by {asked.shrink}, model={small.name}, tokens_per_gpu={scale.tokens(cluster)}.")
+    print(_yaml(desk, asked.name or desk.name), end="")
+    return 0
+
+
+def _yaml(cluster: Cluster, name: str) -> str:
+    lines = ["_target_: zbench.cluster.Cluster", f"name: {name}"]
+    lines += [f"{field}: {getattr(cluster, field)}" for field in ("num_nodes", "gpus_per_node", "nics_per_node")]
+    for link in ("nic", "nvlink"):
+        lines.append(f"{link}_bandwidth: {quantity(getattr(cluster, f'{link}_bandwidth'), 'B/s')}")
+        lines.append(f"{link}_efficiency: {getattr(cluster, f'{link}_efficiency')}")
+        lines.append(f"{link}_latency: {quantity(getattr(cluster, f'{link}_latency'), 's')}")
+    lines += ["device:", "  _target_: zbench.cluster.Device", f'  name: "{cluster.device.name}"']
+    for field in type(cluster.device).__dataclass_fields__:
+        value = getattr(cluster.device, field)
+        if field == "tile":
+            lines.append(f"  tile: {value}")
+        elif field != "name":
+            lines.append(f"  {field}: {quantity(value, UNITS[field.rpartition('_')[2]])}")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

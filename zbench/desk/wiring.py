@@ -1,0 +1,144 @@
+"""Which namespaces a desk cluster consists of, and what is in each: names, addresses, links, rates. Pure.
+
+    rank 0   rank 1  ...              a namespace each: `nic` (to other nodes), `nvl` (to its own node)
+      |  \\     |  \\
+     nvs  c0   nvs c0, c1, ...         node's namespace: a bridge a NIC, and one that stands for the NVLink switch
+           |        |
+          switch (one bridge)          the fabric's namespace: a port a NIC
+
+Every link is limited where packets leave it, in both directions: a NIC sends through its uplink `up<nic>` in the
+node, and receives through the switch's port `n<node>c<nic>`; NVLink likewise through `nvl` in the rank and
+`v<local>` in the node. Limiting only senders would let many of them overrun one receiver.
+"""
+
+from dataclasses import dataclass
+
+from zbench.cluster import Cluster
+
+SWITCH = 0  # the fabric's place among the namespaces; nodes and ranks follow
+MTU = 9000
+LIMIT = 4_000_000  # bytes that wait at a limited port before any is dropped
+_BURST_SECONDS = 2e-3
+_WINDOW_SECONDS = 10e-3
+_LEAST_WINDOW = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """name: for messages. ip, tc: lines for `ip -batch` and `tc -batch`, run in this order, all ip's first.
+    sysctl: (path below /proc/sys, value)."""
+
+    name: str
+    ip: tuple[str, ...]
+    tc: tuple[str, ...]
+    sysctl: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """A cluster's namespaces: the switch, then nodes, then ranks.
+
+    In `ip` lines '{3}' stands for the namespace at place 3, however it is named where they run.
+    """
+
+    namespaces: tuple[Namespace, ...]
+    num_nodes: int
+    num_ranks: int
+    nics_per_node: int
+
+    def node(self, node: int) -> int:
+        return 1 + node
+
+    def rank(self, rank: int) -> int:
+        return 1 + self.num_nodes + rank
+
+    def uplink(self, nic: int) -> tuple[int, str]:
+        """(place of the namespace, interface) whose counters are those of a NIC, counted over the whole cluster."""
+        return self.node(nic // self.nics_per_node), f"up{nic % self.nics_per_node}"
+
+    @staticmethod
+    def of(cluster: Cluster) -> "Wiring":
+        """
+        Raises:
+            ValueError: more nodes or GPUs than there are addresses for.
+        """
+        for name in ("num_nodes", "gpus_per_node"):
+            if getattr(cluster, name) > 250:
+                raise ValueError(f"cluster.{name} is {getattr(cluster, name)}; a desk cluster takes at most 250")
+        nodes = range(cluster.num_nodes)
+        spaces = [_switch(cluster), *(_node(cluster, node) for node in nodes)]
+        spaces += [_rank(cluster, rank) for rank in range(cluster.num_ranks)]
+        return Wiring(tuple(spaces), cluster.num_nodes, cluster.num_ranks, cluster.nics_per_node)
+
+
+def address(cluster: Cluster, rank: int) -> str:
+    node, local = divmod(rank, cluster.gpus_per_node)
+    return f"10.77.{node}.{local + 1}"
+
+
+def _switch(cluster: Cluster) -> Namespace:
+    ip, tc = _bridge("switch"), []
+    for node in range(cluster.num_nodes):
+        for nic in range(cluster.nics_per_node):
+            port = f"n{node}c{nic}"
+            ip += _pair(port, f"up{nic}", 1 + node)
+            ip += _into("switch", port)
+            tc.append(_limited(port, cluster.nic_bandwidth))
+    return Namespace("the switch", tuple(ip), tuple(tc))
+
+
+def _node(cluster: Cluster, node: int) -> Namespace:
+    """After the switch, which made the uplinks."""
+    ip, tc = _bridge("nvs"), []
+    for nic in range(cluster.nics_per_node):
+        ip += _bridge(f"c{nic}") + _into(f"c{nic}", f"up{nic}")
+        tc.append(_limited(f"up{nic}", cluster.nic_bandwidth))
+    for local in range(cluster.gpus_per_node):
+        place = 1 + cluster.num_nodes + node * cluster.gpus_per_node + local
+        nic = local * cluster.nics_per_node // cluster.gpus_per_node
+        ip += _pair(f"r{local}", "nic", place) + _into(f"c{nic}", f"r{local}")
+        ip += _pair(f"v{local}", "nvl", place) + _into("nvs", f"v{local}")
+        tc.append(_limited(f"v{local}", cluster.nvlink_bandwidth))
+    return Namespace(f"node {node}", tuple(ip), tuple(tc))
+
+
+def _rank(cluster: Cluster, rank: int) -> Namespace:
+    """After its node. One address, on `nic`; ranks of the same node are reached by `nvl`."""
+    own = address(cluster, rank)
+    node = rank // cluster.gpus_per_node
+    ip = (
+        "link set lo up",
+        f"address add {own}/16 dev nic",
+        "link set nic up",
+        "link set nvl up",
+        f"route add 10.77.{node}.0/24 dev nvl src {own}",
+    )
+    window = max(_LEAST_WINDOW, int(max(cluster.nic_bandwidth, cluster.nvlink_bandwidth) * _WINDOW_SECONDS))
+    sysctl = (
+        ("net/ipv4/tcp_congestion_control", "reno"),
+        ("net/ipv4/tcp_rmem", f"4096 {_LEAST_WINDOW} {window}"),
+        ("net/ipv4/tcp_wmem", f"4096 {_LEAST_WINDOW} {window}"),
+        ("net/ipv4/tcp_slow_start_after_idle", "0"),
+        ("net/ipv4/conf/all/rp_filter", "0"),
+        ("net/ipv4/conf/nvl/rp_filter", "0"),
+    )
+    return Namespace(f"rank {rank}", ip, (_limited("nvl", cluster.nvlink_bandwidth),), sysctl)
+
+
+def _bridge(name: str) -> list[str]:
+    return [f"link add {name} mtu {MTU} type bridge", f"link set {name} up"]
+
+
+def _pair(port: str, other: str, place: int) -> list[str]:
+    """Two ends of a cable: `port` here, `other` in another namespace."""
+    return [f"link add {port} mtu {MTU} type veth peer name {other} mtu {MTU} netns {{{place}}}"]
+
+
+def _into(bridge: str, port: str) -> list[str]:
+    return [f"link set {port} master {bridge} up"]
+
+
+def _limited(port: str, rate: float) -> str:
+    """Token bucket; a packet may be as large as its burst, which large ones are cut to."""
+    burst = max(int(rate * _BURST_SECONDS), 2 * MTU)
+    return f"qdisc add dev {port} root tbf rate {round(rate * 8)}bit burst {burst} limit {LIMIT}"

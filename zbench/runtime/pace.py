@@ -1,0 +1,74 @@
+"""A device's clock: how long the work of a rank takes, if not just as long as this machine needs for it.
+
+On emulated nodes a rank stands for a device of the described rate. It does the real arithmetic and then waits until
+the modelled time has passed. Work starts when the device is free and the data is there, so a wait that ends late
+does not shift what comes after it.
+"""
+
+import ctypes
+from time import CLOCK_MONOTONIC, clock_gettime
+from typing import Protocol
+
+_TIMER_ABSTIME = 1  # time.h
+
+
+class Pace(Protocol):
+    overrun: float
+
+    def begin(self) -> None:
+        """The device is free from now on."""
+
+    def came(self) -> None:
+        """Data came that the device had to wait for."""
+
+    def spend(self, seconds: float) -> None:
+        """The work done since then takes that long on the device; returns when it has passed."""
+
+
+class Unpaced:
+    """Work takes as long as it takes."""
+
+    overrun = 0.0
+
+    def begin(self) -> None: ...
+
+    def came(self) -> None: ...
+
+    def spend(self, seconds: float) -> None: ...
+
+
+class Paced:
+    """overrun: seconds since begin() by which real work took longer than its modelled time."""
+
+    def __init__(self) -> None:
+        self.overrun = 0.0
+        self._free = 0.0
+        self._nanosleep = ctypes.CDLL(None, use_errno=True).clock_nanosleep
+
+    def begin(self) -> None:
+        self.overrun = 0.0
+        self._free = clock_gettime(CLOCK_MONOTONIC)
+
+    def came(self) -> None:
+        self._free = max(self._free, clock_gettime(CLOCK_MONOTONIC))
+
+    def spend(self, seconds: float) -> None:
+        until = self._free + seconds
+        late = clock_gettime(CLOCK_MONOTONIC) - until
+        if late > 0:
+            self.overrun += late
+            until += late
+        else:
+            self._sleep(until)
+        self._free = until
+
+    def _sleep(self, until: float) -> None:
+        """To an absolute time; ctypes releases the interpreter meanwhile, so that messages go on."""
+        whole = int(until)
+        moment = _Timespec(whole, int((until - whole) * 1e9))
+        while self._nanosleep(CLOCK_MONOTONIC, _TIMER_ABSTIME, ctypes.byref(moment), None) != 0:
+            continue  # a signal
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
