@@ -1,4 +1,4 @@
-"""python -m zbench.compare FILE... [--json] [--convention NAME]: a table of recorded runs.
+"""python -m zbench.compare FILE... [--json | --pivot FIGURES] [--convention NAME]: a table of recorded runs.
 
 `rows` is pure: it derives every figure from the raw records, nothing is read back that was derived before.
 """
@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from zbench.metrics import CONVENTIONS, Facts, figures, memory_verdict, speedup
+from zbench.pivot import FIGURES, check_figures, pivot
 from zbench.record import Line, Run, read
 
 GROUPS = ("system", "workload", "cluster", "model", "executor")
@@ -79,7 +80,9 @@ def _row(number: int, run: Run, alike: dict[str, list[Run]], convention: str) ->
         "steps": len(run.steps),
         "steps_asked": config.get("steps"),
         "status": run.status,
+        "message": "" if run.end is None else str(run.end.get("message", "")),
         **asdict(derived),
+        "steps_out_of_memory": sum(bool(step["out_of_memory"]) for step in run.steps),
         "verdict": memory_verdict(derived),
         "speedup": gain,
         "baseline": start["baseline"]["name"] if start.get("baseline") else None,
@@ -95,17 +98,22 @@ def _row(number: int, run: Run, alike: dict[str, list[Run]], convention: str) ->
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m zbench.compare", description="A table of recorded runs.")
     parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
-    parser.add_argument("--json", action="store_true", help="a JSON list instead of a table")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="a JSON list instead of a table")
+    form.add_argument("--pivot", metavar="FIGURES", type=lambda text: text.split(","),
+                      help="markdown, systems down and workloads across, with these figures in every cell "
+                      f"(separated by commas, of {', '.join(FIGURES)})")  # fmt: skip
     parser.add_argument("--convention", choices=list(CONVENTIONS), default="zbench",
                         help="how MFU counts FLOPs (docs/metrics.md)")  # fmt: skip
     arguments = parser.parse_args()
     try:
+        check_figures(arguments.pivot or [])
         found = rows(_read_all(arguments.files), arguments.convention)
     except ValueError as error:
         print(f"zbench: {error}", file=sys.stderr)
         return 2
     try:
-        _show(found, arguments.json)
+        _show(found, arguments.json, arguments.pivot)
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
@@ -132,9 +140,12 @@ def _read_all(paths: Sequence[str]) -> list[Run]:
     return runs
 
 
-def _show(found: list[Row], as_json: bool) -> None:
+def _show(found: list[Row], as_json: bool, figures_of_cells: Sequence[str] | None) -> None:
     if as_json:
         print(json.dumps(found, indent=1, allow_nan=False), flush=True)
+        return
+    if figures_of_cells is not None:
+        print(pivot(found, figures_of_cells), flush=True)
         return
     from zbench.table import print_comparison
 

@@ -1,0 +1,96 @@
+"""Markdown of rows: what a cell holds, what stands above the tables, and that no failure looks like a figure."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_compare import MINE, RING, call, run_of, start
+from test_record import end_line, step_line, write
+
+from zbench.compare import Row, rows
+from zbench.pivot import FIGURES, check_figures, pivot
+from zbench.record import Run
+
+
+def named(run: str, system: str, workload: str, cluster: str = "c", **config: Any) -> Any:
+    choices = {"system": system, "workload": workload, "cluster": cluster, "model": "m", "executor": "simulated"}
+    kind = RING if system == "ring" else MINE
+    return start(
+        run, kind, workload={"name": workload}, cluster={"name": cluster}, choices=choices, changes={}, **config
+    )
+
+
+def both(workload: str, seconds: float, cluster: str = "c", **changes: Any) -> list[Run]:
+    """Ring in 6 s a step and mine in `seconds`."""
+    return [
+        run_of(named(f"r{workload}{cluster}", "ring", workload, cluster), 6.0, 6.0),
+        run_of(named(f"m{workload}{cluster}", "mine", workload, cluster), seconds, seconds, **changes),
+    ]
+
+
+def lines(found: list[Row], *names: str) -> list[str]:
+    return pivot(found, names).splitlines()
+
+
+def test_systems_stand_down_and_workloads_across() -> None:
+    found = lines(rows([*both("w", 2.0), *both("v", 3.0)]), "speedup", "step_seconds")
+    assert found[2:] == [
+        "| | w | v |",
+        "|---|---|---|",
+        "| ring | 1.00, 6 s | 1.00, 6 s |",
+        "| mine | 3.00, 2 s | 2.00, 3 s |",
+    ]
+
+
+def test_what_all_runs_share_is_told_once_and_the_rest_by_table() -> None:
+    found = lines(rows([*both("w", 2.0), *both("w", 3.0, "d")]), "speedup")
+    assert found[0].startswith("model m, executor simulated, tokens_per_gpu 8, seed 0, baseline ring, 2 steps. Cells: ")
+    assert [line for line in found if line.startswith("**")] == ["**cluster c**", "**cluster d**"]
+    assert [line for line in found if "mine" in line] == ["| mine | 3.00 |", "| mine | 2.00 |"]
+
+
+def test_out_of_memory_takes_the_figures_place_and_says_in_how_many_steps() -> None:
+    runs = both("w", 2.0)
+    runs[1].steps[1]["out_of_memory"] = True
+    assert lines(rows(runs), *FIGURES)[-1] == "| mine | out of memory in 1 of 2 |"
+
+
+def test_a_failed_run_says_why_and_a_missing_one_is_a_dash() -> None:
+    failed = run_of(named("x", "fails", "w"))
+    failed = Run(failed.start, [], {**end_line("x"), "status": "failed", "message": "step 0: too long"}, "r.jsonl", 1)
+    found = lines(rows([*both("w", 2.0), *both("v", 2.0)[:1], failed]), "speedup")
+    assert "| mine | 3.00 | - |" in found
+    assert "| fails | failed | - |" in found
+    assert found[-1] == "- fails on w: step 0: too long"
+
+
+def test_a_figure_that_cannot_be_said_is_a_dash() -> None:
+    alone = run_of(named("x", "mine", "w"), 2.0)
+    assert lines(rows([alone]), "speedup", "step_seconds")[-1] == "| mine | -, 2 s |"
+
+
+def test_of_several_runs_of_a_kind_the_last_counts() -> None:
+    again = run_of(named("again", "mine", "w", time="2"), 1.0, 1.0)
+    assert lines(rows([*both("w", 2.0), again]), "speedup")[-1] == "| mine | 6.00 |"
+
+
+def test_every_figure_is_one_of_a_row() -> None:
+    (row,) = rows([run_of(named("x", "ring", "w"), 2.0)])
+    assert set(FIGURES) <= set(row)
+
+
+def test_an_unknown_figure_is_one_sentence() -> None:
+    with pytest.raises(ValueError, match="--pivot is 'speed'; it takes figures separated by commas, of speedup, mfu"):
+        check_figures(["mfu", "speed"])
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.jsonl"
+    line = named("a", "ring", "w")
+    write(path, {**line, "facts": {**line["facts"], "simulated": True}}, step_line("a"), end_line("a"))
+    assert call(monkeypatch, path, "--pivot", "speedup,mfu") == 0
+    out = capsys.readouterr().out
+    assert "SIMULATED" in out
+    assert "| ring | 1.00, " in out
+    assert call(monkeypatch, path, "--pivot", "nope") == 2
+    assert "--pivot is 'nope'" in capsys.readouterr().err

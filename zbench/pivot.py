@@ -1,0 +1,73 @@
+"""Markdown of rows: systems down, workloads across, one table for each of whatever else differs. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+
+# Figures a cell can hold: title, how its value is written.
+FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "speedup": ("speed-up over the baseline", "{:.2f}".format),
+    "mfu": ("MFU", "{:.1%}".format),
+    "bound_ratio": ("bound ratio (fastest possible / this)", "{:.2f}".format),
+    "plan_seconds": ("planning time", lambda value: f"{value * 1e3:.1f} ms"),
+    "step_seconds": ("step", "{:.4g} s".format),
+    "tokens_per_second": ("tokens/s", "{:,.0f}".format),
+    "nic_utilization": ("NIC utilisation", "{:.1%}".format),
+    "exposed_communication": ("share of communication not hidden", "{:.1%}".format),
+    "imbalance": ("compute of the busiest rank over the mean", "{:.2f}".format),
+    "peak_bytes": ("memory of the fullest GPU", lambda value: f"{value / 2**30:.1f} GiB"),
+}
+_OTHERS = ("cluster", "model", "executor", "tokens_per_gpu", "seed", "baseline")
+
+
+def check_figures(names: Sequence[str]) -> None:
+    """Raises ValueError where one of `names` is no figure."""
+    for name in names:
+        if name not in FIGURES:
+            raise ValueError(f"--pivot is {name!r}; it takes figures separated by commas, of {', '.join(FIGURES)}")
+
+
+def pivot(found: Sequence[Row], names: Sequence[str]) -> str:
+    """Tables of the figures `names`, in the order of the rows; of several runs of a kind the last one counts.
+
+    A run without figures shows its verdict: out of memory (in how many steps), or how it ended, with what it
+    said below the table. A dash: there is no such run, or it lacks the figure.
+    """
+    common = [key for key in _OTHERS if len({str(row[key]) for row in found}) == 1]
+    differing = [key for key in _OTHERS if key not in common]
+    tables: dict[str, list[Row]] = {}
+    for row in found:
+        tables.setdefault(", ".join(f"{key} {row[key]}" for key in differing), []).append(row)
+    steps = " or ".join(map(str, sorted({row["steps_asked"] for row in found})))
+    head = [", ".join([f"{key} {found[0][key]}" for key in common] + [f"{steps} steps"]) + "."]
+    head.append(f"Cells: {', '.join(FIGURES[name][0] for name in names)}.")
+    if any(row["simulated"] for row in found):
+        head.append("SIMULATED: nothing was measured on hardware.")
+    parts = [" ".join(head)]
+    for title, members in tables.items():
+        parts += [f"**{title}**"] if title else []
+        parts += _table(members, names)
+    return "\n\n".join(parts)
+
+
+def _table(members: Sequence[Row], names: Sequence[str]) -> list[str]:
+    """The table, and a list of what failed, if anything did."""
+    last = {(str(row["system"]), str(row["workload"])): row for row in members}
+    systems, workloads = (list(dict.fromkeys(key[axis] for key in last)) for axis in (0, 1))
+    lines = ["| | " + " | ".join(workloads) + " |", "|---" * (len(workloads) + 1) + "|"]
+    for system in systems:
+        cells = [_cell(last.get((system, workload)), names) for workload in workloads]
+        lines.append(f"| {system} | " + " | ".join(cells) + " |")
+    failed = [f"- {' on '.join(key)}: {row['message']}" for key, row in last.items() if row["message"]]
+    return ["\n".join(lines), *(["\n".join(failed)] if failed else [])]
+
+
+def _cell(row: Row | None, names: Sequence[str]) -> str:
+    if row is None:
+        return "-"
+    if row["status"] != "finished":
+        return str(row["status"])
+    if row["verdict"]:
+        return f"out of memory in {row['steps_out_of_memory']} of {row['steps']}"
+    return ", ".join("-" if row[name] is None else FIGURES[name][1](row[name]) for name in names)
