@@ -7,12 +7,15 @@ import pytest
 from hypothesis import given
 from strategies import cases
 
+from systems.local_packing import LocalPacking
+from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.collective import GRADIENT_BYTES
 from zbench.cost import Cost
 from zbench.memory import (
     ADAM_BYTES,
     activation_bytes,
+    check_memory,
     kept_bytes,
     layer_activation_bytes,
     least_bytes,
@@ -126,3 +129,30 @@ def test_the_activations_of_llama_7b(uneven: Cost) -> None:
     """
     model = replace(uneven.model, hidden=4096, num_heads=32, num_kv_heads=32, head_dim=128, ffn_hidden=11008)
     assert layer_activation_bytes(model) / 4096 == pytest.approx(2 * 4 + 2 * 4 + 2 * 3 * 2.6875 + 4 * 32 / 4096)
+
+
+@pytest.mark.parametrize(("sharding", "remedy"), [("zero1", "model.sharding=zero3"), ("zero3", "more nodes")])
+def test_only_what_no_micro_batch_fits_is_refused(uneven: Cost, sharding: str, remedy: str) -> None:
+    cost = replace(uneven, model=replace(uneven.model, sharding=sharding))
+    least = static_bytes(cost) + activation_bytes(cost.model)
+
+    def with_memory(size: int) -> Cost:
+        return replace(cost, cluster=replace(cost.cluster, device=replace(cost.cluster.device, memory_bytes=size)))
+
+    check_memory(with_memory(least))
+    with pytest.raises(ValueError, match=rf"GiB on every GPU, .*: use {remedy} or another model$"):
+        check_memory(with_memory(least - 1))
+
+
+def test_tokens_that_fit_in_micro_batches_only_are_planned_within_memory(uneven: Cost) -> None:
+    """More tokens than all ranks hold at once: nothing refuses them, and a plan in parts fits."""
+    ranks = uneven.cluster.num_ranks
+    room = static_bytes(uneven) + 100 * activation_bytes(uneven.model)
+    device = replace(uneven.cluster.device, memory_bytes=room)
+    cost = replace(uneven, cluster=replace(uneven.cluster, device=device))
+    lengths = np.full(4 * ranks, 90)
+    assert least_bytes(cost, int(lengths.sum())) > room
+    check_memory(cost)
+    plans = LocalPacking(cost).plan(Batch(lengths, seed=0, step=0))
+    assert len(plans) == 4
+    assert peak_bytes(plans, cost).max() <= room

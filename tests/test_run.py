@@ -245,7 +245,7 @@ def test_out_of_memory_stands_in_place_of_a_throughput(tmp_path: Path, capsys: p
 
 def test_memory_that_no_plan_fits_is_refused(tmp_path: Path) -> None:
     small = {**CLUSTER, "device": {**DEVICE, "memory_bytes": "1 kB"}}
-    with pytest.raises(ValueError, match=r"tokens_per_gpu is 64; .* needs at least .* GiB on every GPU"):
+    with pytest.raises(ValueError, match=r"model is .* one token need at least .* GiB on every GPU"):
         run(request(tmp_path / "r.jsonl", cluster=small))
     assert not (tmp_path / "r.jsonl").exists()
 

@@ -47,22 +47,24 @@ def activation_bytes(model: Model) -> int:
 
 
 def least_bytes(cost: Cost, num_tokens: int) -> int:
-    """What a rank needs if tokens are spread evenly and nothing is ever received: no plan needs less everywhere."""
+    """What a rank needs if a micro-batch's tokens are spread evenly and nothing is received: none needs less."""
     return static_bytes(cost) + activation_bytes(cost.model) * -(-num_tokens // cost.cluster.num_ranks)
 
 
-def check_memory(cost: Cost, tokens_per_gpu: int) -> None:
-    """Raises ValueError where no plan can fit: even tokens spread evenly, and nothing received, need too much."""
-    device = cost.cluster.device
-    least = least_bytes(cost, tokens_per_gpu * cost.cluster.num_ranks)
+def check_memory(cost: Cost) -> None:
+    """Raises ValueError where no plan can fit: the model's state and the activations of one token need too much.
+
+    The tokens of a batch say nothing: a system may take them in micro-batches as small as a sequence. One that does
+    not, or a sequence that is too long, is out of memory by the executor's verdict.
+    """
+    device, model = cost.cluster.device, cost.model
+    least = static_bytes(cost) + activation_bytes(model)
     if least > device.memory_bytes:
-        remedies = ["fewer tokens"]
-        remedies += ["model.recompute=full"] if cost.model.recompute == "none" else []
-        remedies += ["model.sharding=zero3"] if cost.model.sharding == "zero1" else ["more nodes"]
+        remedy = "model.sharding=zero3" if model.sharding == "zero1" else "more nodes"
         raise ValueError(
-            f"tokens_per_gpu is {tokens_per_gpu}; {cost.model.name} then needs at least {least / 2**30:.1f} GiB "
-            f"on every GPU however sequences are cut, and a GPU ({device.name}) has "
-            f"{device.memory_bytes / 2**30:.1f} GiB: use {' or '.join(remedies)}"
+            f"model is {model.name}; its parameters, gradients, optimizer state and one token need at least "
+            f"{least / 2**30:.1f} GiB on every GPU, and a GPU ({device.name}) has "
+            f"{device.memory_bytes / 2**30:.1f} GiB: use {remedy} or another model"
         )
 
 

@@ -44,7 +44,7 @@ def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
     if settings.trace is not None:
         check_writable("trace", settings.trace)
     parts = Parts.of(request.config, settings)
-    check_memory(parts.cost, settings.tokens_per_gpu)
+    check_memory(parts.cost)
     own, baseline = cases(request, parts)
     reused = reusable(baseline, settings, parts, earlier) if baseline else None
     played = ([baseline] if baseline and not reused else []) + [own]
