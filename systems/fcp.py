@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from systems.best_first import best_first
+from systems.best_first import Floats, best_first
 from systems.bins import bins
 from systems.grids import busiest
 from systems.micro_batches import fitting, fitting_tokens
@@ -68,27 +68,29 @@ class FCP:
         """Of every size, with and without the reshuffle where that is on, the fastest predicted first."""
         sizes = SIZES if self.block_tokens is None else (self.block_tokens,)
         mine, ways = lengths[sequences], (True, False) if self.reshuffle else (False,)
-        tries = [(self.placed(mine, size, way), way) for size in sizes for way in ways]
-        seconds, num_ops = (np.array(column) for column in zip(*(self.estimate(*one) for one in tries), strict=True))
+        blocks = [Blocks.cut(mine, size, self.cost) for size in sizes]
+        tries = [(self.placed(one, way), way) for one in blocks for way in ways]
+        estimates = [self.estimate(*one, blocks[i // len(ways)].seconds) for i, one in enumerate(tries)]
+        seconds, num_ops = (np.array(column) for column in zip(*estimates, strict=True))
         return best_first(seconds, num_ops, lambda i: self._laid(mine, sequences, *tries[i]), self.cost, NEAR, PLAYED)
 
-    def placed(self, lengths: Ints, size: int, reshuffle: bool) -> Pieces:
-        """Blocks of `size` tokens, each on the rank that bin packing gives it."""
-        seq, start, stop = cut(lengths, size)
-        load = block_seconds(start, stop, self.cost)
-        if not reshuffle:
-            load = load + _linear_seconds(stop - start, self.cost)
-        ranks = self.cost.cluster.num_ranks
-        room = max(capacity_tokens(self.cost), min(size, int(lengths.max())))
-        rank = neighbours(bins(load, stop - start, ranks, room), lengths[seq], ranks)
-        return Pieces(seq, start, stop, rank, rank)
+    def placed(self, blocks: "Blocks", reshuffle: bool) -> Pieces:
+        """Every block on the rank that bin packing gives it."""
+        tokens, ranks = blocks.stop - blocks.start, self.cost.cluster.num_ranks
+        load = blocks.seconds if reshuffle else blocks.seconds + _linear_seconds(tokens, self.cost)
+        room = max(capacity_tokens(self.cost), int(tokens.max()))
+        rank = neighbours(bins(load, tokens, ranks, room), blocks.length, ranks)
+        return Pieces(blocks.seq, blocks.start, blocks.stop, rank, rank)
 
-    def estimate(self, pieces: Pieces, reshuffle: bool) -> tuple[float, int]:
+    def estimate(self, pieces: Pieces, reshuffle: bool, attention: Floats) -> tuple[float, int]:
         """(seconds of one layer, about how many operations): linear modules, the longer of attention and transfers,
-        and the reshuffle, whose q, kv and o are waited for. Infinite where a rank has more tokens than fit."""
+        and the reshuffle, whose q, kv and o are waited for. Infinite where a rank has more tokens than fit.
+
+        attention: seconds of every piece.
+        """
         cost, model, ranks = self.cost, self.cost.model, self.cost.cluster.num_ranks
         tokens = pieces.stop - pieces.start
-        attend = np.bincount(pieces.worker, block_seconds(pieces.start, pieces.stop, cost), ranks).max()
+        attend = np.bincount(pieces.worker, attention, ranks).max()
         linear = np.bincount(pieces.home, _linear_seconds(tokens, cost), ranks)
         piece, rank = needed(pieces)
         q, kv, o = (model.message_bytes_per_token(tensor, 0, model.num_heads) for tensor in (Q, KV, O))
@@ -112,12 +114,25 @@ class FCP:
         return with_backward(plan, self.backward, _leading_kv(plan.forward))
 
 
-def cut(lengths: Ints, size: int) -> tuple[Ints, Ints, Ints]:
-    """(seq, start, stop) of blocks of `size` tokens; a sequence's last one is shorter."""
-    count = -(-lengths // size)
-    seq = np.repeat(np.arange(len(lengths), dtype=np.int64), count)
-    start = size * (np.arange(len(seq)) - np.repeat(np.cumsum(count) - count, count))
-    return seq, start, np.minimum(start + size, lengths[seq])
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """int64 [n] each: tokens [start, stop) of sequence seq, which is `length` tokens long; seconds: float64 [n], of
+    its attention."""
+
+    seq: Ints
+    start: Ints
+    stop: Ints
+    length: Ints
+    seconds: Floats
+
+    @staticmethod
+    def cut(lengths: Ints, size: int, cost: Cost) -> "Blocks":
+        """Of `size` tokens each; a sequence's last one is shorter."""
+        count = -(-lengths // size)
+        seq = np.repeat(np.arange(len(lengths), dtype=np.int64), count)
+        start = size * (np.arange(len(seq)) - np.repeat(np.cumsum(count) - count, count))
+        stop = np.minimum(start + size, lengths[seq])
+        return Blocks(seq, start, stop, lengths[seq], block_seconds(start, stop, cost))
 
 
 def neighbours(rank: Ints, length: Ints, num_ranks: int) -> Ints:

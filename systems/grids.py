@@ -68,46 +68,79 @@ def plan_of(lengths: Ints, sequences: Ints, grid: Grid, cost: Cost, backward: Mo
     return reverse(builder.build(), backward)
 
 
-def best_grids(lengths: Ints, sequences: Ints, grids: list[Grid], cost: Cost, backward: Mode) -> Iterator[Plan]:
-    """Plans of the grids, the fastest predicted first."""
-    seconds = estimates(lengths[sequences], grids, cost, backward)
-    sizes = np.array([grid.num_ops for grid in grids], np.int64)
-    return best_first(
-        seconds, sizes, lambda i: plan_of(lengths, sequences, grids[i], cost, backward), cost, NEAR, PLAYED
-    )
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A grid and what its links take, which no batch changes.
+
+    exchange: seconds of an all-to-all of a byte from each rank to each other of its row. passing: seconds of the
+    busiest link when a byte a rank and hop goes once round. hops: of the ring, (how many, seconds a byte, latency).
+    """
+
+    grid: Grid
+    exchange: float
+    passing: float
+    hops: tuple[tuple[int, float, float], ...]
+
+    def ring_seconds(self, size: float) -> float:
+        """Of kv (size bytes a rank and hop) once round: its busiest link, or hop after hop."""
+        chain = max((count * (size * each + latency) for count, each, latency in self.hops), default=0.0)
+        return max(size * self.passing, chain)
 
 
-def estimates(lengths: Ints, grids: list[Grid], cost: Cost, backward: Mode) -> Floats:
-    """float64 [len(grids)], seconds of one layer, forward and backward: linear modules, the exchange of heads, and
-    the longer of attention and the ring's transfers in either direction."""
-    attends = {shape: _attend_seconds(lengths, *shape, cost) for shape in {grid.shape for grid in grids}}
-    tokens = lengths.sum() / cost.cluster.num_ranks
-    exchanges = {(grid.shape, int(grid.ranks[0, -1])): 0.0 for grid in grids}  # one for each placement
+def priced(grids: list[Grid], cost: Cost) -> list[Priced]:
+    """What the links of every grid take; the exchange is the same for all with one shape and placement."""
+    exchanges: dict[tuple[tuple[int, int], int], float] = {}
     for grid in grids:
         key = (grid.shape, int(grid.ranks[0, -1]))
-        exchanges[key] = exchanges[key] or _exchange_seconds(grid, cost)
-    linear = 3 * float(cost.linear_seconds(tokens))
+        exchanges[key] = exchanges[key] if key in exchanges else _exchange_seconds(grid, cost)
     found = []
     for grid in grids:
         exchange = exchanges[grid.shape, int(grid.ranks[0, -1])]
-        found.append(linear + _around_seconds(grid, float(tokens), exchange, attends[grid.shape], cost, backward))
-    return np.array(found)
+        found.append(Priced(grid, exchange, *_ring_links(grid, cost)))
+    return found
+
+
+def best_grids(lengths: Ints, sequences: Ints, grids: list[Priced], cost: Cost, backward: Mode) -> Iterator[Plan]:
+    """Plans of the grids, the fastest predicted first."""
+    seconds = estimates(lengths[sequences], grids, cost, backward)
+    sizes = np.array([priced.grid.num_ops for priced in grids], np.int64)
+
+    def build(index: int) -> Plan:
+        return plan_of(lengths, sequences, grids[index].grid, cost, backward)
+
+    return best_first(seconds, sizes, build, cost, NEAR, PLAYED)
+
+
+def estimates(lengths: Ints, grids: list[Priced], cost: Cost, backward: Mode) -> Floats:
+    """float64 [len(grids)], seconds of one layer, forward and backward: linear modules, the exchange of heads, and
+    the longer of attention and the ring's transfers in either direction."""
+    attends = {shape: _attend_seconds(lengths, *shape, cost) for shape in {priced.grid.shape for priced in grids}}
+    tokens = lengths.sum() / cost.cluster.num_ranks
+    sizes = {cols: _message_sizes(float(tokens), cols, cost) for cols in {cols for _, cols in attends}}
+    linear = 3 * float(cost.linear_seconds(tokens))
+    around = [_around_seconds(one, sizes[one.grid.shape[1]], attends[one.grid.shape], backward) for one in grids]
+    return np.array([linear + seconds for seconds in around])
+
+
+def _message_sizes(tokens: float, cols: int, cost: Cost) -> tuple[float, float, float]:
+    """Bytes of q, kv and o that a rank sends to each other of its row, on average."""
+    bounds = (cost.model.num_heads * np.arange(cols + 1) // cols).tolist()
+    parts = list(pairwise(bounds))
+    q, kv, o = (tokens * sum(cost.model.message_bytes_per_token(t, *part) for part in parts) / cols for t in (Q, KV, O))
+    return q, kv, o
 
 
 def _around_seconds(
-    grid: Grid, tokens: float, exchange: float, attend: tuple[float, float], cost: Cost, backward: Mode
+    priced: Priced, sizes: tuple[float, float, float], attend: tuple[float, float], backward: Mode
 ) -> float:
-    """Between the linear modules; exchange: seconds of an all-to-all of a byte, attend: of a rank's attends."""
-    model, cols = cost.model, grid.shape[1]
-    bounds = (model.num_heads * np.arange(cols + 1) // cols).tolist()
-    parts = list(pairwise(bounds))
-    size = {t: tokens * sum(model.message_bytes_per_token(t, *part) for part in parts) / cols for t in (Q, KV, O)}
-    passing = _ring_seconds(grid, cols * size[KV], cost)
+    """Between the linear modules; attend: seconds of a rank's attends, forward and backward."""
+    q, kv, o = sizes
+    passing = priced.ring_seconds(priced.grid.shape[1] * kv)
     total = 0.0
     back_moves = {"keep": 1, "carry": 2, "regather": 2}[backward]
     back_kv = 2 if backward == "regather" else 1  # kv and its gradient, or the gradient alone
-    for kv, moves, seconds in ((1, 1, attend[0]), (back_kv, back_moves, attend[1])):
-        total += exchange * (size[Q] + kv * size[KV] + size[O]) + max(seconds, moves * passing)
+    for copies, moves, seconds in ((1, 1, attend[0]), (back_kv, back_moves, attend[1])):
+        total += priced.exchange * (q + copies * kv + o) + max(seconds, moves * passing)
     return total
 
 
@@ -155,24 +188,23 @@ def _exchange_seconds(grid: Grid, cost: Cost) -> float:
     return busiest(src, dst, np.ones(len(src)), cost)
 
 
-def _ring_seconds(grid: Grid, size: float, cost: Cost) -> float:
-    """Of kv (size bytes a rank and hop) once round: its busiest link, or hop after hop."""
+def _ring_links(grid: Grid, cost: Cost) -> tuple[float, tuple[tuple[int, float, float], ...]]:
+    """(seconds of the busiest link when a byte a rank and hop goes once round, the hops that follow each other)."""
     rows, cols = grid.shape
     if rows == 1:
-        return 0.0
+        return 0.0, ()
     windows, place = rows // grid.inner, np.arange(rows)
     inside = grid.ranks[place // grid.inner * grid.inner + (place - 1) % grid.inner].reshape(-1)
     before = grid.ranks[(place - grid.inner) % rows].reshape(-1)
     here = grid.ranks.reshape(-1)
     laps, hops = windows - 1, windows * (grid.inner - 1)
     src, dst = np.concatenate([inside, before]), np.concatenate([here, here])
-    total = np.repeat([size * hops, size * laps], rows * cols)
+    total = np.repeat(np.array([hops, laps], np.float64), rows * cols)
     some = (src != dst) & (total > 0)
     node = cost.cluster.node_of
-    chain = 0.0
+    chain = []
     for sender, count in ((inside, hops), (before, laps)):
-        if count:
-            far = node[sender] != node[here]
-            one = (cost.transfer_seconds(np.full(len(here), size), far) + cost.latency_seconds(far)).max()
-            chain = max(chain, float(count * one))
-    return max(busiest(src[some], dst[some], total[some], cost), chain)
+        far = np.unique(node[sender] != node[here]) if count else np.zeros(0, bool)
+        each, latency = cost.transfer_seconds(np.ones(len(far)), far), cost.latency_seconds(far)
+        chain += [(count, float(a), float(b)) for a, b in zip(each, latency, strict=True)]
+    return busiest(src[some], dst[some], total[some], cost), tuple(chain)

@@ -6,10 +6,10 @@ go round in turn with one hop of the outer ring, whose messages all inner positi
 where an inner ring is a node. Source: Gu et al. 2024 (arXiv 2406.18485). Pure: no torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from systems.grids import Grid, best_grids, context_first, degrees, head_first
+from systems.grids import Grid, Priced, best_grids, context_first, degrees, head_first, priced
 from systems.micro_batches import fitting
 from systems.usp import check_degree
 from zbench.batch import Batch
@@ -34,6 +34,7 @@ class LoongTrain:
     placement: Literal["head", "context"] | None = None
     inner: int | None = None
     backward: Mode = "carry"
+    candidates: list[Priced] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
@@ -45,6 +46,7 @@ class LoongTrain:
             raise ValueError(
                 f"system.inner is {inner!r}; it takes a divisor of a ring's ranks ({ranks} over the degree), or null"
             )
+        object.__setattr__(self, "candidates", priced(self.grids(), self.cost))
 
     def grids(self) -> list[Grid]:
         """Every grid that the settings leave open; where both placements are the same one, only one of them."""
@@ -60,5 +62,5 @@ class LoongTrain:
         return found
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        lengths, grids = batch.lengths, self.grids()
+        lengths, grids = batch.lengths, self.candidates
         return fitting(lengths, self.cost, lambda seqs: best_grids(lengths, seqs, grids, self.cost, self.backward))

@@ -27,22 +27,29 @@ def fitting(lengths: Ints, cost: Cost, planner: Planner) -> tuple[Plan, ...]:
 
 def _parts(seqs: Ints, lengths: Ints, cost: Cost, planner: Planner) -> list[Plan]:
     memory, static = cost.cluster.device.memory_bytes, static_bytes(cost)
-    alone, first = len(seqs) == 1, None
-    least = float(least_bytes(cost, int(lengths[seqs].sum())))  # of any plan: tokens spread evenly, nothing received
+    alone, tried = len(seqs) == 1, []
+    least = least_bytes(cost, int(lengths[seqs].sum()))  # of any plan: tokens spread evenly, nothing received
     if alone or least <= memory:
-        need = np.inf
         for plan in planner(seqs) if alone else islice(planner(seqs), TRIED):
-            found = need_bytes(plan, cost)
-            if found <= memory:
+            need = need_range(plan, cost)
+            if need[0] <= memory < need[1]:
+                need = (exact_bytes(plan, cost),) * 2
+            if need[1] <= memory:
                 return [plan]
-            if found < need:
-                first, need = plan, found
-        least = max(least, need)
+            tried.append((plan, need))
     if alone:
-        assert first is not None, "a planner has at least one plan"
-        return [first]
-    count = int(np.clip(np.ceil((least - static) / max(memory - static, 1)), 2, len(seqs)))
-    return [plan for part in dealt(seqs, lengths, count) for plan in _parts(part, lengths, cost, planner)]
+        assert tried, "a planner has at least one plan"
+        return [
+            min((plan for plan, _ in tried), key=lambda plan: exact_bytes(plan, cost)) if tried[1:] else tried[0][0]
+        ]
+
+    def parts_of(need: int) -> int:
+        return int(np.clip(np.ceil((max(least, need) - static) / max(memory - static, 1)), 2, len(seqs)))
+
+    low, high = (min((need[end] for _, need in tried), default=0) for end in (0, 1))
+    if parts_of(low) != parts_of(high):
+        low = min(exact_bytes(plan, cost) for plan, need in tried if need[0] <= high)
+    return [plan for part in dealt(seqs, lengths, parts_of(low)) for plan in _parts(part, lengths, cost, planner)]
 
 
 def fitting_tokens(cost: Cost) -> int:
@@ -62,13 +69,24 @@ def dealt(seqs: Ints, lengths: Ints, count: int) -> list[Ints]:
     return [np.sort(np.array(part, np.int64)) for part in parts]
 
 
-def need_bytes(plan: Plan, cost: Cost) -> float:
+def need_bytes(plan: Plan, cost: Cost) -> int:
     """Bytes of the fullest rank: an upper bound where that fits already, else exact (which takes longer)."""
+    _, most = need_range(plan, cost)
+    return most if most <= cost.cluster.device.memory_bytes else exact_bytes(plan, cost)
+
+
+def exact_bytes(plan: Plan, cost: Cost) -> int:
+    """Bytes of the fullest rank at its fullest moment."""
+    return int(peak_bytes((plan,), cost).max())
+
+
+def need_range(plan: Plan, cost: Cost) -> tuple[int, int]:
+    """Bytes between which those of the fullest rank lie: nothing, or all that ever comes and goes, held at once."""
     layers = 1 if cost.model.recompute == "full" else cost.model.num_layers
+    lasting = activation_bytes(cost.model) * plan.tokens_per_rank + layers * kept_bytes(plan, cost)
     moment = np.maximum(_away_bytes(plan, plan.forward, cost), _away_bytes(plan, plan.backward, cost))
-    kept = kept_bytes(plan, cost) * layers
-    most = int((activation_bytes(cost.model) * plan.tokens_per_rank + kept + moment).max()) + static_bytes(cost)
-    return most if most <= cost.cluster.device.memory_bytes else int(peak_bytes((plan,), cost).max())
+    static = static_bytes(cost)
+    return int(lasting.max()) + static, int((lasting + moment).max()) + static
 
 
 def _away_bytes(plan: Plan, ops: Ops, cost: Cost) -> Ints:

@@ -5,9 +5,9 @@ divides the ranks and leaves each a head is a candidate; systems.grids predicts 
 exchange heads, as in USP's default. Source: Fang and Zhao 2024 (arXiv 2405.07719). Pure: no torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from systems.grids import Grid, best_grids, degrees, head_first
+from systems.grids import Grid, Priced, best_grids, degrees, head_first, priced
 from systems.micro_batches import fitting
 from zbench.batch import Batch
 from zbench.cost import Cost
@@ -26,16 +26,18 @@ class USP:
     cost: Cost
     degree: int | None = None
     backward: Mode = "carry"
+    candidates: list[Priced] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
         check_degree(self.degree, self.cost)
-
-    def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks, heads = self.cost.cluster.num_ranks, self.cost.model.num_heads
         chosen = degrees(ranks, heads) if self.degree is None else [self.degree]
         grids = [Grid(head_first(ranks, degree), ranks // degree) for degree in chosen]
-        lengths = batch.lengths
+        object.__setattr__(self, "candidates", priced(grids, self.cost))
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        lengths, grids = batch.lengths, self.candidates
         return fitting(lengths, self.cost, lambda seqs: best_grids(lengths, seqs, grids, self.cost, self.backward))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from oracles import A100, H100, assignments, batches, small
 
-from systems.fcp import FCP, SIZES, block_seconds, cut, neighbours
+from systems.fcp import FCP, SIZES, Blocks, block_seconds, neighbours
 from zbench.batch import Batch
 from zbench.model import KV, Q
 from zbench.plan import Ints
@@ -12,17 +12,17 @@ from zbench.simulate import layer_seconds
 
 
 def test_blocks_are_of_one_size_but_the_last() -> None:
-    seq, start, stop = cut(np.array([10, 4, 1]), 4)
-    assert seq.tolist() == [0, 0, 0, 1, 2]
-    assert start.tolist() == [0, 4, 8, 0, 0]
-    assert stop.tolist() == [4, 8, 10, 4, 1]
+    blocks = Blocks.cut(np.array([10, 4, 1]), 4, small(1, 4))
+    assert blocks.seq.tolist() == [0, 0, 0, 1, 2]
+    assert blocks.start.tolist() == [0, 4, 8, 0, 0]
+    assert blocks.stop.tolist() == [4, 8, 10, 4, 1]
+    assert blocks.length.tolist() == [10, 10, 10, 4, 1]
 
 
 def test_the_attention_of_blocks_adds_up_to_that_of_the_sequence() -> None:
     cost = small(1, 4)
-    _, start, stop = cut(np.array([16_384]), 2048)
     whole = sum(cost.whole_seconds(np.array([16_384]), back) for back in (False, True))
-    found = block_seconds(start, stop, cost)
+    found = Blocks.cut(np.array([16_384]), 2048, cost).seconds
     assert found.sum() == pytest.approx(float(np.sum(whole)))
     assert (np.diff(found) > 0).all()  # later blocks see more
 
@@ -52,7 +52,9 @@ def test_no_rank_sends_or_receives_twice_in_a_round() -> None:
 def test_the_reshuffle_balances_tokens() -> None:
     lengths = np.array([16_000, *[700] * 20])
     system = FCP(small(1, 4), block_tokens=2048)
-    plan = system._laid(lengths, np.arange(len(lengths)), system.placed(lengths, 2048, True), True)
+    plan = system._laid(
+        lengths, np.arange(len(lengths)), system.placed(Blocks.cut(lengths, 2048, system.cost), True), True
+    )
     assert np.ptp(plan.tokens_per_rank) <= 2 * system.tolerance
     assert (plan.forward.tensor == Q).any()
 
@@ -72,7 +74,7 @@ def test_the_largest_load_is_near_the_best(reshuffle: bool) -> None:
     """Batches of up to 8 blocks on 4 ranks against every assignment: median 0, worst below 5 %."""
     cost, gaps = small(1, 4), []
     for batch in batches(60):
-        pieces = FCP(cost, reshuffle=reshuffle).placed(batch.lengths, 32_768, reshuffle)  # sequences are blocks
+        pieces = FCP(cost, reshuffle=reshuffle).placed(Blocks.cut(batch.lengths, 32_768, cost), reshuffle)  # one each
         load = block_seconds(pieces.start, pieces.stop, cost)
         if not reshuffle:
             load = load + 3 * (cost.linear_seconds(pieces.stop) - cost.linear_seconds(np.ones_like(pieces.stop)))
@@ -92,7 +94,8 @@ def test_the_size_is_near_the_fastest() -> None:
             for size in SIZES:
                 for way in (True, False):
                     system = FCP(cost)
-                    plan = system._laid(batch.lengths, every, system.placed(batch.lengths, size, way), way)
+                    pieces = system.placed(Blocks.cut(batch.lengths, size, cost), way)
+                    plan = system._laid(batch.lengths, every, pieces, way)
                     played.append(layer_seconds(plan, cost, 3))
             plans = FCP(cost).plan(batch)
             if len(plans) == 1:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from oracles import A100, H100, batches, small
 
-from systems.grids import Grid, context_first, degrees, estimates, head_first, plan_of
+from systems.grids import Grid, context_first, degrees, estimates, head_first, plan_of, priced
 from systems.loongtrain import LoongTrain
 from zbench.cluster import Device
 from zbench.simulate import layer_seconds
@@ -31,7 +31,7 @@ def test_estimates_are_within_a_third(device: Device, model: str) -> None:
     for batch in batches(6):
         every = np.arange(len(batch.lengths))
         played = [layer_seconds(plan_of(batch.lengths, every, grid, cost, "carry"), cost, 3) for grid in grids]
-        ratios += (estimates(batch.lengths, grids, cost, "carry") / played).tolist()
+        ratios += (estimates(batch.lengths, priced(grids, cost), cost, "carry") / played).tolist()
     assert 0.9 < np.median(ratios) < 1.2
     assert min(ratios) > 0.67
     assert max(ratios) < 1.5
