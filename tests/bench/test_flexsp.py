@@ -55,8 +55,6 @@ def test_planning(benchmark: Callable, name: str, nodes: int, count: int) -> Non
     benchmark.extra_info |= {"micro_batches": len(plans), "gap": gap}
     assert sum(len(plan.lengths) for plan in plans) == count
     assert gap < 0.15
-    limit = 1.0 if nodes == 8 else 10.0
-    assert benchmark.stats.stats.median < limit
 
 
 @pytest.mark.parametrize("name", ["wikipedia", "github"])

@@ -1,8 +1,7 @@
 """How long planners take on published length distributions.
 
 Not collected by default: `make bench`. a100_8x8 and its larger kin, llama_7b, 4,096 tokens a GPU as drawn; and 512
-sequences of the same lengths on 64 ranks, which may need several micro-batches. The best of a few runs is held to
-its budget (50 ms at 64 ranks and 4,096 tokens a GPU, 1 s at 1,024): the mean also times what else the machine does.
+documents within 192K on 64 ranks (FlexSP's set-up), which may need several micro-batches: 20 batches, one run each.
 """
 
 from collections.abc import Callable
@@ -20,8 +19,7 @@ from zbench.warm import warm
 
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = ("usp", "loongtrain", "fcp", "distca", "local_packing", "bytescale", "wlb_llm")
-SECONDS = {64: 0.05, 1024: 1.0}
-HELD = ("bytescale", "wlb_llm")  # to the same budget with 512 sequences, whatever the micro-batches
+LIMIT = 196_608
 
 
 def setting(name: str, workload: str, ranks: int) -> tuple[System, Parts]:
@@ -35,7 +33,7 @@ def setting(name: str, workload: str, ranks: int) -> tuple[System, Parts]:
     return system, parts
 
 
-@pytest.mark.parametrize("ranks", SECONDS)
+@pytest.mark.parametrize("ranks", [64, 1024])
 @pytest.mark.parametrize("workload", ["wikipedia", "github"])
 @pytest.mark.parametrize("name", NAMES)
 def test_as_drawn(benchmark: Callable, name: str, workload: str, ranks: int) -> None:
@@ -45,18 +43,22 @@ def test_as_drawn(benchmark: Callable, name: str, workload: str, ranks: int) -> 
     plans = benchmark.pedantic(lambda: system.plan(batch), rounds=7, warmup_rounds=1)
     benchmark.extra_info["sequences"] = len(batch.lengths)
     verify_step(batch, plans)
-    assert benchmark.stats.stats.min < SECONDS[ranks]
 
 
 @pytest.mark.parametrize("workload", ["wikipedia", "github"])
 @pytest.mark.parametrize("name", NAMES)
 def test_512_sequences_on_64_ranks(benchmark: Callable, name: str, workload: str) -> None:
     system, parts = setting(name, workload, 64)
-    drawn = np.concatenate([parts.workload.batch(step).lengths for step in range(5)])
-    batch = Batch(drawn[:512], seed=0, step=0)
-    assert len(batch.lengths) == 512
-    plans = benchmark.pedantic(lambda: system.plan(batch), rounds=7, warmup_rounds=1)
-    benchmark.extra_info["micro_batches"] = len(plans)
-    verify_step(batch, plans)
-    if name in HELD:
-        assert benchmark.stats.stats.min < SECONDS[64]
+    count = []
+
+    def drawn() -> tuple[tuple[Batch], dict[str, object]]:
+        lengths = parts.workload.draw(np.random.default_rng((len(count), 7)), 1024)  # type: ignore[attr-defined]
+        return (Batch(lengths[lengths <= LIMIT][:512], seed=0, step=len(count)),), {}
+
+    def planned(batch: Batch) -> None:
+        plans = system.plan(batch)
+        assert len(batch.lengths) == sum(len(plan.lengths) for plan in plans) == 512
+        count.append(len(plans))
+
+    benchmark.pedantic(planned, setup=drawn, rounds=20, warmup_rounds=1)
+    benchmark.extra_info["micro_batches"] = count[1:]
