@@ -7,20 +7,22 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from zbench.anchors import attention, flexsp, training
+from zbench.anchors import attention, flexsp, steps, training
 from zbench.anchors.anchor import Anchor
-from zbench.anchors.presets import cluster
+from zbench.anchors.presets import cluster, workload
 from zbench.anchors.summary import summary
 
 GROUPS = {
     "flexsp": "FlexSP's all-to-all bandwidths and compute coefficients, 64 A100",
     "attention": "one layer's attention on 8 and 16 H100",
     "training": "whole training steps, H100",
+    "steps": "FlexSP's training steps with documents of different lengths, 64 A100",
 }
 
 
 def anchors() -> list[Anchor]:
-    return flexsp.anchors(cluster) + attention.anchors(cluster) + training.anchors(cluster)
+    groups = flexsp.anchors(cluster) + attention.anchors(cluster) + training.anchors(cluster)
+    return groups + steps.anchors(cluster, workload)
 
 
 def main() -> int:

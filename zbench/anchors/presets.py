@@ -5,6 +5,7 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+from workloads.fill import Lengths
 from zbench.cluster import Cluster
 
 _CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -18,4 +19,12 @@ def cluster(name: str, num_nodes: int | None = None, device: str | None = None) 
     with initialize_config_dir(str(_CONF), version_base="1.3"):
         config = compose(overrides=overrides)
     found: Cluster = instantiate(config.cluster, _convert_="all")
+    return found
+
+
+def workload(name: str) -> Lengths:
+    """The length distribution of the preset `name`."""
+    with initialize_config_dir(str(_CONF), version_base="1.3"):
+        config = compose(overrides=[f"+workload={name}"])
+    found: Lengths = instantiate(config.workload, seed=0, tokens=1, _convert_="all")
     return found

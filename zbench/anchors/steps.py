@@ -1,0 +1,62 @@
+"""Group d: FlexSP's training steps with documents of different lengths, 64 A100, GPT-7B, 512 of Wikipedia. No torch.
+
+Published: the model, the cluster, 512 documents of at most 192K tokens a step, longer ones dropped, 28 GB of every
+GPU's 40 as the planners' budget. Not published: which documents a step had. Here a step is the mean of BATCHES drawn
+from the histogram of the same million documents (conf/workload/wikipedia.yaml).
+"""
+
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from systems.flexsp import FlexSP
+from systems.flexsp_batch_ada import FlexSPBatchAda
+from workloads.fill import Lengths
+from zbench.anchors.anchor import Anchor, GetCluster, published
+from zbench.anchors.flexsp import GPT_7B
+from zbench.batch import Batch
+from zbench.cost import Cost
+from zbench.protocols import System
+from zbench.simulate import Simulated
+
+BATCHES = 8
+SEQUENCES, LONGEST = 512, 196_608
+BUDGET = 28e9  # bytes of a GPU; the repository's training script (its solver scripts say 30 GB)
+# The smallest degree whose group holds LONGEST tokens within BUDGET, by FlexSP's published 4.48 MB a token.
+STATIC = 64
+
+
+class GetWorkload(Protocol):
+    """A preset of conf/workload."""
+
+    def __call__(self, name: str) -> Lengths: ...
+
+
+def anchors(get_cluster: GetCluster, get_workload: GetWorkload) -> list[Anchor]:
+    cost = cost_of(get_cluster)
+    systems: dict[str, System] = {
+        "static": FlexSPBatchAda(cost, degree=STATIC),
+        "flexsp_batch_ada": FlexSPBatchAda(cost),
+        "flexsp": FlexSP(cost),
+    }
+    wikipedia = get_workload("wikipedia")
+    drawn = [batch(wikipedia, step) for step in range(BATCHES)]
+    found = []
+    for row in published("steps"):
+        system = systems[row["system"]]
+        seconds = [Simulated(cost).step(one, system.plan(one)).seconds for one in drawn]
+        case = f"GPT-7B, 512 documents of Wikipedia, {row['system']}, {row['unit']}"
+        found.append(Anchor("steps", case, float(row["seconds"]), float(np.mean(seconds)), row["source"], "steps"))
+    return found
+
+
+def cost_of(get_cluster: GetCluster) -> Cost:
+    cluster = get_cluster("a100_8x8")
+    return Cost(replace(cluster, device=replace(cluster.device, memory_bytes=BUDGET)), GPT_7B)
+
+
+def batch(lengths: Lengths, step: int) -> Batch:
+    """The first SEQUENCES of the drawn documents that are short enough."""
+    drawn = lengths.draw(np.random.default_rng((step, 7)), 2 * SEQUENCES)
+    return Batch(drawn[drawn <= LONGEST][:SEQUENCES], seed=0, step=step)
