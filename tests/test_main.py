@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from zbench import __main__, compare
 from zbench.fingerprint import ROOT
@@ -61,15 +62,29 @@ def test_a_sweep_runs_the_baseline_once_and_ends_with_one_table(
     assert [path.name for path in here.iterdir()] == ["r.jsonl"]
 
 
-@pytest.mark.parametrize(("name", "runs"), [("ablation", 9), ("systems", 15)])
+@pytest.mark.parametrize(
+    ("name", "less", "runs"),
+    [("ablation", [], 9), ("all_systems", ["system=ring,flexsp", "workload=github,byted_2m"], 12)],
+)
 def test_the_projects_experiments_are_sweeps_that_leave_only_their_record(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, runs: int
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    less: list[str],
+    runs: int,
 ) -> None:
-    assert call(monkeypatch, f"experiment={name}", "steps=1", "tokens_per_gpu=64", "out=r.jsonl") == 0
+    assert call(monkeypatch, f"experiment={name}", *less, "steps=1", "tokens_per_gpu=64", "out=r.jsonl") == 0
     done = recorded()
     assert (len(done), {run.status for run in done}) == (runs, {"finished"})
     assert "SIMULATED" in capsys.readouterr().out
     assert [path.name for path in here.iterdir()] == ["r.jsonl"]
+
+
+def test_the_experiment_of_all_systems_has_all_systems() -> None:
+    named = OmegaConf.load(ROOT / "conf/experiment/all_systems.yaml").hydra.sweeper.params.system.split(",")
+    assert sorted(named) == sorted(path.stem for path in (ROOT / "conf/system").glob("*.yaml"))
+    assert named[0] == "ring"  # the baseline is then a run of its own, and is not run again
 
 
 def test_a_sweep_goes_on_after_a_bad_job_and_says_so(
