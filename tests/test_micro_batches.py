@@ -8,7 +8,7 @@ from systems.distca import DistCA
 from systems.fcp import FCP
 from systems.local_packing import LocalPacking
 from systems.loongtrain import LoongTrain
-from systems.micro_batches import dealt, fitting_tokens, need_bytes
+from systems.micro_batches import dealt, fitting_tokens, need_bytes, need_range
 from systems.usp import USP
 from zbench.batch import Batch
 from zbench.memory import peak_bytes
@@ -58,12 +58,14 @@ def test_a_sequence_too_long_for_a_gpu_is_cut(system: type) -> None:
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.__name__)
-def test_the_quick_bound_is_none_too_low(system: type) -> None:
+def test_the_quick_bounds_hold(system: type) -> None:
     roomy = small(2, 2, memory=1e15)
     batch = Batch(np.array([9000, 4000, 700, 20]), 0, 0)
     plan: Plan
     for plan in system(roomy).plan(batch):
         exact = int(peak_bytes((plan,), roomy).max())
-        assert exact <= need_bytes(plan, roomy) < 3 * exact
+        low, high = need_range(plan, roomy)
+        assert exact / 2 < low <= exact <= high < 3 * exact
+        assert need_bytes(plan, roomy) == high
         tight = small(2, 2, memory=float(exact - 1))
         assert need_bytes(plan, tight) == exact
