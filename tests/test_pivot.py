@@ -69,6 +69,12 @@ def test_a_figure_that_cannot_be_said_is_a_dash() -> None:
     assert lines(rows([alone]), "speedup", "step_seconds")[-1] == "| mine | -, 2 s |"
 
 
+def test_micro_batches_are_a_mean_over_steps() -> None:
+    run = run_of(named("x", "mine", "w"), 2.0, 2.0)
+    run.steps[0]["num_micro_batches"], run.steps[1]["num_micro_batches"] = 2, 3
+    assert lines(rows([run]), "micro_batches")[-1] == "| mine | 2.5 |"
+
+
 def test_of_several_runs_of_a_kind_the_last_counts() -> None:
     again = run_of(named("again", "mine", "w", time="2"), 1.0, 1.0)
     assert lines(rows([*both("w", 2.0), again]), "speedup")[-1] == "| mine | 6.00 |"

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from statistics import mean
 from typing import Any
 
 from zbench.metrics import CONVENTIONS, Facts, figures, memory_verdict, speedup
@@ -72,6 +73,7 @@ def _row(number: int, run: Run, alike: dict[str, list[Run]], convention: str) ->
         gain = speedup(run.steps, reference.steps) if reference else None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{run.path}:{run.line}: the run that starts here cannot be read: {error}") from error
+    counts = [step["num_micro_batches"] for step in run.steps if "num_micro_batches" in step]
     return {
         "run": number,
         **{group: label(start, group) for group in GROUPS},
@@ -82,6 +84,7 @@ def _row(number: int, run: Run, alike: dict[str, list[Run]], convention: str) ->
         "status": run.status,
         "message": "" if run.end is None else str(run.end.get("message", "")),
         **asdict(derived),
+        "micro_batches": mean(counts) if counts else None,
         "steps_out_of_memory": sum(bool(step["out_of_memory"]) for step in run.steps),
         "verdict": memory_verdict(derived),
         "speedup": gain,

@@ -16,6 +16,7 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "nic_utilization": ("NIC utilisation", "{:.1%}".format),
     "exposed_communication": ("share of communication not hidden", "{:.1%}".format),
     "imbalance": ("compute of the busiest rank over the mean", "{:.2f}".format),
+    "micro_batches": ("micro-batches a step", "{:.3g}".format),
     "peak_bytes": ("memory of the fullest GPU", lambda value: f"{value / 2**30:.1f} GiB"),
 }
 _OTHERS = ("cluster", "model", "executor", "tokens_per_gpu", "seed", "baseline")
