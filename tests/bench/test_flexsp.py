@@ -1,4 +1,4 @@
-"""FlexSP: planning time at 64 and 1,024 ranks, its gap over many batches, solvers at its programme, a published step.
+"""FlexSP: planning time at 64 and 1,024 ranks, its gap over many batches, solvers at its programme.
 
 Not collected by default: `make bench`, or `python -m pytest tests/bench/test_flexsp.py --benchmark-only -p benchmark
 -o addopts= -s`. Lengths are drawn from the histograms in conf/workload, documents over 192K left out as in the paper.
@@ -12,15 +12,12 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from systems.flexsp import FlexSP
-from systems.flexsp_batch_ada import FlexSPBatchAda
 from systems.flexsp_milp import Limits, solve
 from zbench.anchors.flexsp import GPT_7B
 from zbench.anchors.presets import _CONF, cluster
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.plan import Plan
-from zbench.simulate import Simulated
-from zbench.verify import verify_step
 
 LIMIT = 196_608
 
@@ -87,24 +84,3 @@ def test_solver_for_a_minute(benchmark: Callable, name: str) -> None:
     best = min(found.packed.seconds, solved.packed.seconds if solved.packed else np.inf)
     benchmark.extra_info |= {"ended": solved.ended, "better_by": found.packed.seconds / best - 1}
     assert found.packed.seconds <= 1.01 * best
-
-
-def test_step_of_the_paper_s_set_up(benchmark: Callable) -> None:
-    """64 A100, GPT-7B, 512 Wikipedia documents within 192K: simulated steps beside published ones (docs/systems.md)."""
-    cost = Cost(cluster("a100_8x8"), GPT_7B)
-    systems = {"flexsp": FlexSP(cost), "ada": FlexSPBatchAda(cost), "static 32": FlexSPBatchAda(cost, degree=32)}
-    systems["static 64"] = FlexSPBatchAda(cost, degree=64)
-
-    def seconds() -> dict[str, float]:
-        out = dict.fromkeys(systems, 0.0)
-        for step in range(8):
-            batch = drawn("wikipedia", step, 512)
-            for label, system in systems.items():
-                plans = system.plan(batch)
-                verify_step(batch, plans, cost)
-                out[label] += Simulated(cost).step(batch, plans).seconds / 8
-        return out
-
-    found = benchmark.pedantic(seconds, rounds=1)
-    benchmark.extra_info |= found
-    assert found["flexsp"] < found["ada"] < found["static 32"] < found["static 64"]
