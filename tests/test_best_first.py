@@ -5,11 +5,12 @@ import pytest
 from oracles import small
 
 from systems import best_first as module
-from systems.best_first import best_first
+from systems.best_first import LAYERS, best_first
 from zbench.build import Builder
 from zbench.patterns import ring
 from zbench.plan import Plan
 from zbench.rewrite import reverse
+from zbench.simulate import layer_seconds
 
 COST = small(1, 4)
 
@@ -21,15 +22,19 @@ def plan(width: int) -> Plan:
     return reverse(builder.build(), "carry")
 
 
-def widths(seconds: list[float], near: float, most: int, num_ops: int = 10) -> tuple[list[int], list[int]]:
-    """(widths in the order given back, widths built by the time of the first)."""
+def widths(estimates: list[float], near: float, most: int, num_ops: int = 10) -> tuple[list[int], list[int]]:
+    """(widths in the order given back, widths built by the time of the first).
+
+    estimates: of each width, in what the fastest of all takes.
+    """
+    seconds = np.array(estimates) * layer_seconds(plan(4), COST, LAYERS)
     built: list[int] = []
 
     def build(index: int) -> Plan:
         built.append(index + 1)
         return plan(index + 1)
 
-    found = best_first(np.array(seconds), np.full(len(seconds), num_ops), build, COST, near, most)
+    found = best_first(seconds, np.full(len(seconds), num_ops), build, COST, near, most)
     first = next(found)
     early = built.copy()
     return [len(set(one.blocks.home.tolist())) for one in (first, *found)], early
@@ -41,6 +46,12 @@ def test_the_near_ones_are_played_and_the_others_follow_unbuilt() -> None:
 
 def test_no_more_than_asked_are_played() -> None:
     assert widths([1.0, 1.1, 1.2, 1.25], 1.3, 2) == ([2, 1, 3, 4], [1, 2])
+
+
+def test_one_far_over_the_best_played_is_not_played() -> None:
+    """Its estimate is higher than any estimate was above what was played."""
+    assert widths([1.6, 9.0, 9.0, 1.0], 2.0, 4) == ([4, 1, 2, 3], [4])
+    assert widths([1.4, 9.0, 9.0, 1.0], 2.0, 4) == ([4, 1, 2, 3], [4, 1])
 
 
 def test_large_ones_rest_on_their_estimate() -> None:
