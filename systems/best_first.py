@@ -31,7 +31,8 @@ def best_first(
     order = [int(i) for i in np.argsort(seconds, kind="stable")]
     room = np.cumsum(num_ops[order]) <= MOST_PLAYED
     tries = [i for i, fits in zip(order, room, strict=True) if fits and seconds[i] <= near * seconds.min()][:most]
-    plans, played = [], []
+    plans: list[Plan] = []
+    played: list[float] = []
     for i in tries if len(tries) > 1 else []:
         if played and seconds[i] > OVER * min(played):
             break
