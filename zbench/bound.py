@@ -2,7 +2,8 @@
 
 All work, perfectly balanced, nothing ever waiting for a message: linear modules on an even share of
 the tokens, attention of whole sequences (cutting one only adds tiles and launches) spread evenly,
-the head, and the optimizer. Never less than what cannot be divided: a token is on one rank.
+the head, and the optimizer. Never less than what cannot be divided: a token is on one rank, or on those of a
+pipeline, layer after layer.
 """
 
 import numpy as np
@@ -23,7 +24,8 @@ def bound_seconds(batch: Batch, cost: Cost) -> float:
     attention = model.num_layers * (forward + backward + again) / ranks
     # Fewer tokens than ranks leave some ranks without linear work, and without its kernel starts.
     shared = _linear_seconds(max(even, 1.0), passes, cost) * min(even, 1.0) + attention
-    alone = _linear_seconds(-(-batch.num_tokens // ranks), passes, cost)  # some rank has at least so many tokens
+    least = even if cost.pipelines else -(-batch.num_tokens // ranks)  # tokens of the fullest rank; tp divides one
+    alone = _linear_seconds(least, passes, cost)
     return max(shared, alone) + cost.optimizer_seconds()
 
 

@@ -36,11 +36,13 @@ class Cost:
 
     staged: attention runs behind a wrapper that gathers tokens out of padded buffers and scatters
         results back, as in the benchmark that zbench.anchors compares with; no trainer's default.
+    pipelines: what runs the plans has tensor and pipeline parallelism (zbench.pipelines); the torch executor has not.
     """
 
     cluster: Cluster
     model: Model
     staged: bool = False
+    pipelines: bool = True
 
     def message_bytes(self, plan: Plan, ops: Ops) -> Ints:
         """int64 [num_ops]: bytes of every transfer, 0 for attends."""

@@ -8,7 +8,7 @@ the copies and partial sums of the layer under way.
 import numpy as np
 
 from zbench.collective import GRADIENT_BYTES
-from zbench.cost import Cost
+from zbench.cost import Cost, Floats
 from zbench.dataflow import ADD, IS_COPY, READ, TAKE, WRITE, accesses
 from zbench.model import KV, Model, Q
 from zbench.plan import TRANSFER, Ints, Ops, Plan
@@ -16,12 +16,12 @@ from zbench.plan import TRANSFER, Ints, Ops, Plan
 ADAM_BYTES = 12  # per parameter: float32 master weight and two moments
 
 
-def static_bytes(cost: Cost) -> int:
-    """Parameters, gradients and optimizer state on every rank."""
+def static_bytes(cost: Cost, tp: int = 1, pp: int = 1) -> int:
+    """Parameters, gradients and optimizer state on every rank (of a pipeline: all tensors evenly on its ranks)."""
     model, ranks = cost.model, cost.cluster.num_ranks
     held = model.element_bytes + GRADIENT_BYTES
-    whole = held + ADAM_BYTES / ranks if model.sharding == "zero1" else (held + ADAM_BYTES) / ranks
-    gathered = 0 if model.sharding == "zero1" else 2 * model.layer_params * model.element_bytes
+    whole = held / (tp * pp) + ADAM_BYTES / ranks if model.sharding == "zero1" else (held + ADAM_BYTES) / ranks
+    gathered = 0 if model.sharding == "zero1" else 2 * model.layer_params * model.element_bytes // tp
     return int(whole * model.total_params) + gathered
 
 
@@ -70,6 +70,8 @@ def check_memory(cost: Cost) -> None:
 
 def peak_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
     """int64 [num_ranks]: the fullest moment of every rank over all micro-batches."""
+    if plans[0].pipelines is not None:
+        return _pipelined_bytes(plans, cost)
     peak = np.zeros(cost.cluster.num_ranks, np.int64)
     for plan in plans:
         kept = kept_bytes(plan, cost) * (1 if cost.model.recompute == "full" else cost.model.num_layers)
@@ -78,6 +80,43 @@ def peak_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
         )
         peak = np.maximum(peak, activation_bytes(cost.model) * plan.tokens_per_rank + kept + moment)
     return peak + static_bytes(cost)
+
+
+def stage_bytes(cost: Cost, tp: int, pp: int) -> tuple[float, float, float]:
+    """Activations on each rank of a stage, bytes a token of all its ranks: kept for every micro-batch under way; while
+    the stage is at work on one; on the last stage besides, logits. Kv heads that are replicated are counted."""
+    model = cost.model
+    copies = max(tp - model.num_kv_heads, 0) / tp  # k and v that this rank has and another has too
+    layer = layer_activation_bytes(model) / tp + 2 * copies * model.head_dim * model.element_bytes
+    logits = model.vocab * (model.element_bytes + 4) / tp
+    if model.recompute == "full":
+        return model.num_layers / pp * model.element_bytes * model.hidden / tp, layer, logits
+    return model.num_layers / pp * layer, 0.0, logits
+
+
+def _pipelined_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
+    """int64 [num_ranks]: stage s of pp holds the activations of pp - s micro-batches that follow one another."""
+    pipelines = plans[0].pipelines
+    assert pipelines is not None
+    peak = np.full(cost.cluster.num_ranks, static_bytes(cost, *(cost.cluster.num_ranks, 1)), np.int64)
+    tokens = np.stack([plan.tokens_per_rank for plan in plans])
+    for lead, tp, pp in zip(*(column.tolist() for column in (pipelines.lead, pipelines.tp, pipelines.pp)), strict=True):
+        mine = tokens[tokens[:, lead] > 0, lead]
+        rows = (-(-mine // tp) * tp).astype(np.float64)  # what a rank has at most, times the ranks
+        kept, working, logits = stage_bytes(cost, tp, pp)
+        static = static_bytes(cost, tp, pp)
+        for s in range(pp):
+            most = rows.max(initial=0.0) * (working + (logits if s == pp - 1 else 0.0))
+            first = lead + s * tp
+            peak[first : first + tp] = static + int(np.ceil(kept * _window(rows, pp - s) + most))
+    return peak
+
+
+def _window(rows: Floats, width: int) -> float:
+    """The largest sum of `width` successive ones, or of all."""
+    total = np.concatenate([[0.0], np.cumsum(rows)])
+    width = min(width, len(rows))
+    return float((total[width:] - total[: len(total) - width]).max())
 
 
 def kept_bytes(plan: Plan, cost: Cost) -> Ints:

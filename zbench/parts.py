@@ -77,9 +77,9 @@ class Parts:
         _expect("model", model, "num_layers")
         if "exact" in settings.check:
             model = replace(model, element_bytes=_FLOAT64, lse_bytes=_FLOAT64)
-        cost = Cost(cluster=cluster, model=model)
-        workload = _make(config, "workload", seed=settings.seed, tokens=settings.tokens_per_gpu * cluster.num_ranks)
         simulated = config.executor._target_ == SIMULATED
+        cost = Cost(cluster=cluster, model=model, pipelines=simulated)
+        workload = _make(config, "workload", seed=settings.seed, tokens=settings.tokens_per_gpu * cluster.num_ranks)
         for name in ("check", "resume"):
             if getattr(settings, name) and simulated:
                 raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")

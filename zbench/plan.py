@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.model import TENSOR_NAMES
+from zbench.pipelines import Pipelines
 from zbench.views import Attend, Transfer
 
 if TYPE_CHECKING:
@@ -184,6 +185,7 @@ class Plan:
         "regather", see zbench.rewrite.reverse); "" while the plan has no backward.
     attention: who computes attention where the plan is really run: "" the plan's own operations; "deepspeed" that
         package, which then stands for them. Of no meaning to anybody else: a plan is proven and timed as it is.
+    pipelines: groups of ranks that work as one; None: every rank by itself. Tokens and attends are at their leads.
     notes: what the planner has to say of it (an optimality gap, a fallback used), numbers and words for the record;
         they mean nothing to what verifies or executes the plan.
     """
@@ -200,6 +202,7 @@ class Plan:
     causal: bool = True
     backward_mode: str = ""
     attention: str = ""
+    pipelines: Pipelines | None = None
     notes: Mapping[str, float | str] = field(default_factory=dict)
 
     def with_(self, **changes: object) -> "Plan":

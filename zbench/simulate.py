@@ -4,29 +4,29 @@ A step is, per micro-batch: layers x (linear modules, attention) forward, the he
 layers x (attention, linear modules) backward; then what of the gradient reduction the last backward
 did not hide, and the optimizer. Attention is played leg by leg (zbench.clock), the rest is charged
 per rank (zbench.cost, zbench.collective). Ranks are held together by their data only: a rank whose
-neighbours do not need it runs ahead into the next layer.
+neighbours do not need it runs ahead into the next layer. Plans with pipelines are played by zbench.pipelined.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from zbench import collective
+from zbench import collective, pipelined
 from zbench.area import work
 from zbench.batch import Batch
 from zbench.bound import bound_seconds
 from zbench.clock import Program, program
 from zbench.cost import Cost
 from zbench.dataflow import Edges, Fault, edges
-from zbench.layers import Layers, Played, State
+from zbench.layers import Layers, State
 from zbench.legs import LANES, NIC, NVLINK, legs, link_ids
 from zbench.memory import peak_bytes
+from zbench.pipelines import Layout
 from zbench.plan import Ops, Plan
 from zbench.protocols import Ready
 from zbench.result import StepResult
-
-Floats = NDArray[np.float64]
+from zbench.stage import held
+from zbench.totals import Totals
 
 
 Programs = tuple[Program, Program]  # of a plan's forward and backward list
@@ -75,13 +75,16 @@ def layer_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs | None = 
     return float(state.ready.max()) / layers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Simulated:
-    """Executor over `cost`: a step's result is a function of (batch, plans, cost) alone."""
+    """Executor over `cost`: a step's result is a function of (batch, plans, cost), and of whether its pipelines are
+    those of the step before: parameters that have to be elsewhere are waited for."""
 
     cost: Cost
+    _layout: Layout | None = field(default=None, init=False, repr=False, compare=False)
 
     def start(self) -> Ready:
+        self._layout = None
         return Ready()
 
     def stop(self) -> None:
@@ -89,79 +92,64 @@ class Simulated:
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Simulates one training step; seconds are the described cluster's, not this machine's."""
-        cost, cluster, model = self.cost, self.cost.cluster, self.cost.model
-        state = State.zero(cluster.num_ranks, cluster.num_ranks * LANES, link_ids(cluster)[0])
-        total = Totals.zero(cluster.num_ranks, cluster.num_nics)
-        again = 1 if model.recompute == "full" else 0
-        forward_end = backward_begin = 0.0
-        for plan in plans:
-            forward, backward = programs(plan, cost)
-            linear = cost.linear_seconds(plan.tokens_per_rank)
-            head = cost.head_seconds(plan.tokens_per_rank)
-            played = Layers(forward, linear, model.num_layers).play(state)
-            forward_end = max(forward_end, float(state.ready.max())) if plan is plans[0] else forward_end
-            state.ready += head
-            backward_begin = float(state.ready.max())
-            replayed = [Layers(forward, linear, model.num_layers).play(state)] if again else []
-            played_back = Layers(backward, 2 * linear, model.num_layers).play(state)
-            total.add(played, *replayed, played_back)
-            total.linear += head
-            total.bytes(cluster.num_ranks, model.num_layers, (forward,) * (1 + again), (backward,))
-        end, gradient = collective.finish(cost, state.ready, forward_end, backward_begin, total.nic_tx, total.nic_rx)
-        total.communication = np.minimum(total.communication + gradient.seconds, end)
-        total.exposed += gradient.exposed
-        total.nic_tx += gradient.nic_bytes
-        total.nic_rx += gradient.nic_bytes
+        cost, pipelines = self.cost, plans[0].pipelines
+        played = _by_ranks(plans, cost) if pipelines is None else pipelined.play(plans, cost)
+        layout = () if pipelines is None else pipelines.layout
+        moved, self._layout = self._layout not in (None, layout), layout
+        end, gradient = collective.finish(
+            cost, played.end, played.forward_end, played.backward_begin, played.nic_tx, played.nic_rx,
+            held(pipelines, cost), moved,
+        )  # fmt: skip
         peak = peak_bytes(plans, cost)
-        capacity = int(cluster.device.memory_bytes)
+        capacity = int(cost.cluster.device.memory_bytes)
+        phases = {"forward": played.forward_end, "gradients": gradient.exposed, "optimizer": gradient.optimizer}
         return StepResult(
             seconds=end,
             bound_seconds=bound_seconds(batch, cost),
-            attention_seconds=total.attention.tolist(),
-            linear_seconds=total.linear.tolist(),
-            communication_seconds=total.communication.tolist(),
-            exposed_seconds=total.exposed.tolist(),
-            nic_tx_bytes=total.nic_tx.tolist(),
-            nic_rx_bytes=total.nic_rx.tolist(),
-            nvlink_bytes=int(total.nvlink),
+            attention_seconds=played.attention.tolist(),
+            linear_seconds=played.linear.tolist(),
+            communication_seconds=np.minimum(played.communication + gradient.seconds, end).tolist(),
+            exposed_seconds=(played.exposed + gradient.exposed).tolist(),
+            nic_tx_bytes=(played.nic_tx + gradient.nic_bytes).tolist(),
+            nic_rx_bytes=(played.nic_rx + gradient.nic_bytes).tolist(),
+            nvlink_bytes=int(played.nvlink),
             peak_bytes=peak.tolist(),
             capacity_bytes=capacity,
             out_of_memory=bool(peak.max() > capacity),
-            phases={"forward": forward_end, "gradients": gradient.exposed, "optimizer": gradient.optimizer},
+            phases=phases | ({"switch": gradient.moving} if moved else {}),
         )
 
 
-@dataclass(slots=True)
-class Totals:
-    """Sums over a step; arrays per rank or per NIC."""
+def _by_ranks(plans: tuple[Plan, ...], cost: Cost) -> Totals:
+    """Plans whose ranks work each for itself, micro-batch after micro-batch."""
+    cluster, model = cost.cluster, cost.model
+    state = State.zero(cluster.num_ranks, cluster.num_ranks * LANES, link_ids(cluster)[0])
+    total = Totals.zero(cluster.num_ranks, cluster.num_nics)
+    again = 1 if model.recompute == "full" else 0
+    for plan in plans:
+        forward, backward = programs(plan, cost)
+        linear = cost.linear_seconds(plan.tokens_per_rank)
+        head = cost.head_seconds(plan.tokens_per_rank)
+        played = Layers(forward, linear, model.num_layers).play(state)
+        total.forward_end = max(total.forward_end, float(state.ready.max())) if plan is plans[0] else total.forward_end
+        state.ready += head
+        total.backward_begin = float(state.ready.max())
+        replayed = [Layers(forward, linear, model.num_layers).play(state)] if again else []
+        played_back = Layers(backward, 2 * linear, model.num_layers).play(state)
+        total.add(played, *replayed, played_back)
+        total.linear += head
+        count_bytes(total, cluster.num_ranks, model.num_layers, (forward,) * (1 + again), (backward,))
+    total.end = state.ready
+    return total
 
-    attention: Floats
-    linear: Floats
-    communication: Floats
-    exposed: Floats
-    nic_tx: NDArray[np.int64]
-    nic_rx: NDArray[np.int64]
-    nvlink: int = 0
 
-    @staticmethod
-    def zero(num_ranks: int, num_nics: int) -> "Totals":
-        a, b, c, d = (np.zeros(num_ranks) for _ in range(4))
-        return Totals(a, b, c, d, np.zeros(num_nics, np.int64), np.zeros(num_nics, np.int64))
-
-    def add(self, *played: Played) -> None:
-        for part in played:
-            self.attention += part.attention
-            self.linear += part.linear
-            self.communication += part.communication
-            self.exposed += part.exposed
-
-    def bytes(self, num_ranks: int, num_layers: int, *lists: tuple[Program, ...]) -> None:
-        """Counts what every NIC sent and received, all layers."""
-        for of in (one for group in lists for one in group):
-            parts = of.legs
-            kind = parts.link_class(num_ranks)
-            nic = kind == NIC
-            for counter, link in ((self.nic_tx, parts.link_a), (self.nic_rx, parts.link_b)):
-                index = link[nic] // 2 - num_ranks
-                np.add.at(counter, index, parts.bytes[nic] * num_layers)
-            self.nvlink += int(parts.bytes[kind == NVLINK].sum()) * num_layers
+def count_bytes(total: Totals, num_ranks: int, num_layers: int, *lists: tuple[Program, ...]) -> None:
+    """Counts what every NIC sent and received, all layers."""
+    for of in (one for group in lists for one in group):
+        parts = of.legs
+        kind = parts.link_class(num_ranks)
+        nic = kind == NIC
+        for counter, link in ((total.nic_tx, parts.link_a), (total.nic_rx, parts.link_b)):
+            index = link[nic] // 2 - num_ranks
+            np.add.at(counter, index, parts.bytes[nic] * num_layers)
+        total.nvlink += int(parts.bytes[kind == NVLINK].sum()) * num_layers

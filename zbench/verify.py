@@ -8,7 +8,9 @@ Proven, for the forward and the backward list:
    blocks and a head, and the visible pairs of all attends add up to those of all sequences;
 4. nothing is used before an earlier operation made it, and every partial output and gradient
    reaches its home (the rules of zbench.dataflow);
-5. every rank stays within its memory, where a cost model is given.
+5. pipelines are of ranks that exist, each in one at most; their tokens are at their leads, where all heads of a
+   sequence attend at once, and nothing is sent (where a cost model is given: they can be, on that cluster);
+6. every rank stays within its memory, where a cost model is given.
 
 Time is about linear in the plan's operations and pieces.
 """
@@ -21,6 +23,7 @@ from zbench.cost import Cost
 from zbench.dataflow import Fault, edges
 from zbench.memory import peak_bytes
 from zbench.model import DKV, DO, DQ, KV, O, Q
+from zbench.pipeline_rules import pipeline_fault
 from zbench.plan import ATTEND, TRANSFER, Ints, Lists, Ops, Plan
 
 _ALLOWED = {"forward": (Q, KV, O), "backward": (KV, DO, DQ, DKV)}
@@ -49,18 +52,26 @@ def verify(plan: Plan, cost: Cost | None = None) -> None:
         found = edges(plan, ops, backward)
         if isinstance(found, Fault):
             raise PlanError(f"{_where(plan, ops, name, found.op)} {found.reason}")
+    fault = pipeline_fault(plan, cost)
+    if fault:
+        raise PlanError(fault)
     if cost is not None:
-        peak = peak_bytes((plan,), cost)
-        rank, capacity = int(peak.argmax()), cost.cluster.device.memory_bytes
-        if peak[rank] > capacity:
-            raise OutOfMemory(
-                f"rank {rank} needs {peak[rank] / 2**30:.1f} GiB, "
-                f"a {cost.cluster.device.name} has {capacity / 2**30:.1f} GiB"
-            )
+        _memory((plan,), cost)
+
+
+def _memory(plans: tuple[Plan, ...], cost: Cost) -> None:
+    peak = peak_bytes(plans, cost)
+    rank, capacity = int(peak.argmax()), cost.cluster.device.memory_bytes
+    if peak[rank] > capacity:
+        raise OutOfMemory(
+            f"rank {rank} needs {peak[rank] / 2**30:.1f} GiB, "
+            f"a {cost.cluster.device.name} has {capacity / 2**30:.1f} GiB"
+        )
 
 
 def verify_step(batch: Batch, plans: tuple[Plan, ...], cost: Cost | None = None) -> None:
-    """Every plan verified, and every sequence of the batch whole in exactly one of them.
+    """Every plan verified, every sequence of the batch whole in exactly one of them, and all with the same pipelines,
+    whose stages have memory for the micro-batches that are under way at a time.
 
     Raises:
         PlanError: the first rule broken; OutOfMemory: only the memory is too small.
@@ -75,8 +86,13 @@ def verify_step(batch: Batch, plans: tuple[Plan, ...], cost: Cost | None = None)
     if (times != 1).any():
         seq = int(np.argmax(times != 1))
         raise PlanError(f"sequence {seq} is in {times[seq]} micro-batches; it has to be in one")
+    layouts = {plan.pipelines.layout if plan.pipelines is not None else () for plan in plans}
+    if len(layouts) > 1:
+        raise PlanError("micro-batches have different pipelines; those of a step have to have the same")
     for plan in plans:
         verify(plan, cost)
+    if cost is not None and plans[0].pipelines is not None:
+        _memory(plans, cost)
 
 
 def _where(plan: Plan, ops: Ops, name: str, index: int) -> str:
