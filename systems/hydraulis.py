@@ -1,0 +1,148 @@
+"""Hydraulis: pipelines of different (tp, pp) side by side, another list of them for every batch. Pure: no torch.
+
+Short sequences run on single GPUs, long ones where tensor parallelism makes room for them; nothing is cut along the
+sequence. systems.hydraulis_strategies proposes lists of pipelines, hydraulis_dispatch deals sequences to them,
+hydraulis_pack makes micro-batches, hydraulis_cost says what all that takes. Optimizer state lies evenly on all ranks
+whatever the pipelines, so a change of strategy moves parameters and gradients only (zbench.collective).
+Source: Li et al. 2024 (arXiv 2412.07894, SIGMOD 2026), and its code (PKU-DAIR/Hetu, examples/hydraulis).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from systems.flexsp_cost import degrees
+from systems.hydraulis_cost import Schemes, offered, schemes
+from systems.hydraulis_dispatch import dispatch, orders
+from systems.hydraulis_pack import packed
+from systems.hydraulis_strategies import STEPS, Strategy, strategies
+from zbench.batch import Batch
+from zbench.build import Builder
+from zbench.cost import Cost, Flags, Floats
+from zbench.patterns import local
+from zbench.pipelines import Pipelines
+from zbench.plan import Ints, Plan
+from zbench.rewrite import reverse
+from zbench.stage import refusal
+
+GLANCED = 8  # candidates that are tried with a single order, best estimates first
+COMPARED = 3  # of those, how many are tried with all
+WORK = 40_000_000  # sequences x pipelines x orders that a candidate is given at most: a tenth of a second
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """A strategy with its batch. pipeline, micro: int64 [n], of every sequence; seconds: of the slowest pipeline."""
+
+    copies: Ints
+    pipeline: Ints
+    micro: Ints
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hydraulis:
+    """schemes: pairs (tp, pp) that pipelines may have; None: all that model, cluster and executor can have.
+    trials: orders in which sequences are dealt to pipelines.
+
+    Raises:
+        ValueError: trials is not a whole number of at least 1, or schemes not a list of pairs that can be.
+    """
+
+    cost: Cost
+    schemes: Sequence[Sequence[int]] | None = None
+    trials: int = 50
+    objective: Schemes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.trials, bool) or not isinstance(self.trials, int) or self.trials < 1:
+            raise ValueError(f"system.trials is {self.trials!r}; it takes a whole number of at least 1")
+        shapes = offered(self.cost) if self.schemes is None else _checked(self.schemes, self.cost)
+        object.__setattr__(self, "objective", schemes(self.cost, shapes))
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        """As many plans as the pipeline with most micro-batches has; one with fewer is idle in the first ones."""
+        order = np.argsort(batch.lengths, kind="stable")
+        lengths, of = batch.lengths[order], self.objective
+        seconds, fits = of.seconds(lengths), lengths <= of.capacity[:, None]
+        fits[:, ~fits.any(axis=0)] = (of.capacity == of.capacity.max())[:, None]  # out of memory: the plan says so
+        ranks = self.cost.cluster.num_ranks
+        unit = next(degree for degree in degrees(self.cost) if ranks <= STEPS * degree)
+        proposed = strategies(lengths, seconds, fits, of, ranks, unit)
+        found = self._best(proposed, lengths, seconds, fits)
+        back = np.argsort(order, kind="stable")
+        notes: dict[str, float | str] = {"strategy": told(found.copies, of), "candidates": len(proposed)}
+        notes["objective_seconds"] = found.seconds
+        return self._laid(batch, found.copies, found.pipeline[back], found.micro[back], notes)
+
+    def _best(self, proposed: list[Strategy], lengths: Ints, seconds: Floats, fits: Flags) -> Found:
+        """The candidate whose slowest pipeline is done first, once sequences are dealt and packed."""
+        tried = [(self._assigned(one.copies, lengths, seconds, fits, 1), one) for one in proposed[:GLANCED]]
+        tried = sorted(tried, key=lambda pair: pair[0].seconds)[:COMPARED]
+        again = [self._assigned(one.copies, lengths, seconds, fits, self.trials) for _, one in tried]
+        return min([*again, *(found for found, _ in tried)], key=lambda found: found.seconds)
+
+    def _assigned(self, copies: Ints, lengths: Ints, seconds: Floats, fits: Flags, trials: int) -> Found:
+        of, scheme = self.objective, _pipelines(copies, self.objective)
+        used = np.unique(scheme)
+        row = np.searchsorted(used, scheme)
+        most = max(WORK // (len(lengths) * len(scheme)), 1)
+        tries = orders(seconds[used], fits[used], min(trials, most))
+        pipeline, _ = dispatch(seconds[used], fits[used], row, of.pp[scheme], tries)
+        own = seconds[scheme[pipeline], np.arange(len(lengths))]
+        micro, total = packed(own, lengths, pipeline, of.fixed[scheme], of.pp[scheme], of.capacity[scheme])
+        return Found(copies, pipeline, micro, float(total.max()))
+
+    def _laid(
+        self, batch: Batch, copies: Ints, pipeline: Ints, micro: Ints, notes: dict[str, float | str]
+    ) -> tuple[Plan, ...]:
+        of, scheme = self.objective, _pipelines(copies, self.objective)
+        lead = np.cumsum(of.size[scheme]) - of.size[scheme]
+        alone = bool((of.size[scheme] == 1).all())
+        pipelines = None if alone else Pipelines(lead, of.tp[scheme], of.pp[scheme])
+        number = np.zeros(len(scheme), np.int64)
+        np.maximum.at(number, pipeline, micro + 1)
+        turn = micro + number.max() - number[pipeline]  # all run the last one: its backward hides the reduction
+        plans = []
+        for t in range(int(number.max())):
+            seqs = np.flatnonzero(turn == t)
+            builder = Builder(
+                batch.lengths[seqs], self.cost.cluster.num_ranks, self.cost.model.num_heads, sequences=seqs
+            )
+            local(builder, np.arange(len(seqs), dtype=np.int64), lead[pipeline[seqs]])
+            plans.append(reverse(builder.build(), "keep").with_(pipelines=pipelines, notes=notes))
+        return tuple(plans)
+
+
+def _pipelines(copies: Ints, of: Schemes) -> Ints:
+    """The scheme of every pipeline, by falling tp: each then begins where a stage of its kind may."""
+    index = np.lexsort((-of.pp, -of.tp))
+    return np.repeat(index, copies[index])
+
+
+def told(copies: Ints, of: Schemes) -> str:
+    """A strategy in words."""
+    index = np.lexsort((-of.pp, -of.tp))
+    return ", ".join(f"{copies[k]} x (tp {of.tp[k]}, pp {of.pp[k]})" for k in index.tolist() if copies[k])
+
+
+def _checked(given: object, cost: Cost) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for pair in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:
+        numbers = list(pair) if isinstance(pair, Sequence) and not isinstance(pair, str) else []
+        if len(numbers) != 2 or any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
+            raise ValueError(f"system.schemes has {pair!r}; it takes a list of pairs [tp, pp], as in [[8,1],[1,1]]")
+        reason = refusal(numbers[0], numbers[1], cost)
+        if not reason and not cost.pipelines and numbers != [1, 1]:
+            reason = "executor=torch has no tensor or pipeline parallelism and takes [[1,1]]"
+        if reason:
+            raise ValueError(f"system.schemes has {numbers}; {reason}")
+        found.append((numbers[0], numbers[1]))
+    if not found:
+        raise ValueError("system.schemes is empty; it takes at least one pair [tp, pp]")
+    tps = sorted({tp for tp, _ in found})
+    for small, large in zip(tps, tps[1:], strict=False):
+        if large % small:
+            raise ValueError(f"system.schemes has tp {small} and {large}; the smaller one has to divide the larger one")
+    return list(dict.fromkeys(found))

@@ -1,0 +1,101 @@
+"""What sequences cost on pipelines of every (tp, pp) scheme: Hydraulis' objective. Pure: no torch.
+
+A sequence takes a stage a s^2 + b s seconds, a micro-batch c besides. Hydraulis profiles the three for every scheme;
+here they are the described cluster's (zbench.stage), with whole tiles in place of s^2. A pipeline with micro-batches
+of m_1 ... m_v seconds a stage takes sum m + (pp - 1) max m: what the last stage waits for the first one's longest.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from systems.flexsp_cost import degrees
+from zbench.area import Work
+from zbench.cost import Cost, Floats
+from zbench.memory import stage_bytes, static_bytes
+from zbench.pipelined import hop_seconds
+from zbench.plan import Ints
+from zbench.stage import Stage, refusal
+
+MOST_STAGES = 8  # of a scheme that is offered by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Schemes:
+    """Arrays [num_schemes]; tps divide one another, so that pipelines laid by falling tp leave no gaps in nodes.
+
+    size: ranks. token: seconds of a stage a token, without attention. fixed: a micro-batch. capacity: tokens of a
+    micro-batch with pp of them under way.
+    """
+
+    cost: Cost
+    stages: tuple[Stage, ...]
+    tp: Ints
+    pp: Ints
+    size: Ints
+    token: Floats
+    fixed: Floats
+    capacity: Ints
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    def take(self, index: Ints) -> "Schemes":
+        stages = tuple(self.stages[i] for i in index.tolist())
+        names = ("tp", "pp", "size", "token", "fixed", "capacity")
+        return replace(self, stages=stages, **{name: getattr(self, name)[index] for name in names})
+
+    def seconds(self, lengths: Ints) -> Floats:
+        """float64 [num_schemes, n]: of every sequence on a stage of every scheme, forward and backward."""
+        again = 1 if self.cost.model.recompute == "full" else 0
+        of = {(stage.heads, stage.kv_heads): np.zeros(0) for stage in self.stages}
+        whole, one = Work.whole(lengths), np.ones_like(lengths)
+        for heads, kv_heads in of:
+            forward, backward = (self.cost.stream_seconds(whole, heads * one, kv_heads * one, b) for b in (False, True))
+            of[heads, kv_heads] = (1 + again) * forward + backward
+        rows = [stage.layers * of[stage.heads, stage.kv_heads] for stage in self.stages]
+        return np.stack(rows) + self.token[:, None] * lengths
+
+
+def offered(cost: Cost) -> list[tuple[int, int]]:
+    """Every scheme that the cluster and the model can have: tp as zbench.stage.refusal says, pp up to MOST_STAGES."""
+    if not cost.pipelines:
+        return [(1, 1)]
+    pps = [pp for pp in range(1, MOST_STAGES + 1) if cost.model.num_layers % pp == 0]
+    return [(tp, pp) for tp in degrees(cost) for pp in pps if not refusal(tp, pp, cost)]
+
+
+def schemes(cost: Cost, shapes: list[tuple[int, int]]) -> Schemes:
+    """The constants of every scheme of `shapes` that has memory for a token; of the one with most, if none has."""
+    stages = tuple(Stage.of(cost, tp, pp) for tp, pp in shapes)
+    tp, pp = (np.array(column, np.int64) for column in zip(*shapes, strict=True))
+    small, large = (np.array([_seconds(stage, n * stage.tp) for stage in stages]) for n in (1024, 2048))
+    token = (large - small) / (1024 * tp)
+    fixed = small - token * 1024 * tp
+    capacity = np.array([_capacity(stage) for stage in stages])
+    found = Schemes(cost, stages, tp, pp, tp * pp, token, fixed, np.maximum(capacity, 1))
+    able = np.flatnonzero(capacity > 0)
+    return found.take(able if len(able) else np.array([int(capacity.argmax())]))
+
+
+def _seconds(stage: Stage, tokens: int) -> float:
+    """Of a micro-batch on the last stage, without the work of attention: its kernels' starts are in it.
+
+    A micro-batch makes the round of 2 (pp - 1) messages while pp are under way, so each costs that share of its own.
+    """
+    cost, count = stage.cost, np.array([tokens])
+    again = 1 if cost.model.recompute == "full" else 0
+    linear, gather = float(stage.linear_seconds(count)[0]), float(stage.gather_seconds(count)[0])
+    starts = (1 + again + 8) * cost.cluster.device.kernel_seconds  # zbench.cost.kernel_seconds
+    forward, backward, _ = stage.gathers()
+    layer = (3 + again) * linear + (forward + backward) * gather + starts
+    hops = 2 * float(hop_seconds(0, stage, count)[0].sum()) / stage.pp
+    return stage.layers * layer + float(stage.head_seconds(count)[0]) + hops
+
+
+def _capacity(stage: Stage) -> int:
+    """Tokens of each of pp micro-batches under way: on the first stage, and on the last, which has logits."""
+    kept, working, logits = stage_bytes(stage.cost, stage.tp, stage.pp)
+    free = stage.cost.cluster.device.memory_bytes - static_bytes(stage.cost, stage.tp, stage.pp) - 1
+    most = max(kept * stage.pp + working, kept + working + logits)
+    return int(max(free, 0) / most) // stage.tp * stage.tp

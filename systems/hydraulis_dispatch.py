@@ -1,0 +1,121 @@
+"""Hydraulis' first stage: sequences to pipelines, so that the slowest one is done early. Pure: no torch.
+
+A pipeline's seconds are the sum of its sequences' and pp - 1 times its longest one's: what micro-batches will make of
+them is not known yet. As in Hydraulis' code sequences go one by one, in random orders, to the pipeline that then ends
+first, those that fit fewest pipelines before the others; the best of the trials stands. Added: one trial goes by
+falling seconds, and sequences of the slowest pipeline then move, or change places, while that relieves it.
+"""
+
+import numba as nb
+import numpy as np
+
+from zbench.cost import Flags, Floats
+from zbench.plan import Ints
+
+MOVES = 300  # moves and swaps
+
+
+def dispatch(seconds: Floats, fits: Flags, scheme: Ints, stages: Ints, orders: Ints) -> tuple[Ints, float]:
+    """(int64 [n], the pipeline of every sequence; seconds of the slowest one, as above).
+
+    seconds, fits: [num_schemes, n], of every sequence on a stage of every scheme, and whether it may be there.
+    scheme, stages: int64 [num_pipelines]. orders: int64 [num_trials, n], the order of every trial.
+    """
+    found: tuple[Ints, float] = _dispatch(seconds, fits, scheme, stages, orders, MOVES)
+    return found
+
+
+def orders(seconds: Floats, fits: Flags, trials: int) -> Ints:
+    """int64 [trials, n]: by falling seconds, then random ones, always the same; those that fit fewest first."""
+    rng, count = np.random.default_rng(0), seconds.shape[1]
+    narrow = fits.sum(axis=0)
+    lightest = np.where(fits, seconds, np.inf).min(axis=0)
+    rows = [np.lexsort((np.arange(count), -lightest, narrow))]
+    rows += [np.lexsort((rng.random(count), narrow)) for _ in range(trials - 1)]
+    return np.stack(rows)
+
+
+@nb.njit(cache=True)
+def _dispatch(seconds, fits, scheme, stages, orders, moves):  # type: ignore[no-untyped-def]
+    count, pipelines = seconds.shape[1], len(scheme)
+    best, goal = np.zeros(count, np.int64), np.inf
+    for t in range(len(orders)):
+        found, total, longest = np.zeros(count, np.int64), np.zeros(pipelines), np.zeros(pipelines)
+        for i in orders[t]:
+            to, least = -1, np.inf
+            for p in range(pipelines):
+                if fits[scheme[p], i]:
+                    s = seconds[scheme[p], i]
+                    end = total[p] + s + (stages[p] - 1) * max(longest[p], s)
+                    if end < least:
+                        to, least = p, end
+            found[i] = to
+            total[to] += seconds[scheme[to], i]
+            longest[to] = max(longest[to], seconds[scheme[to], i])
+        slowest = (total + (stages - 1) * longest).max()
+        if slowest < goal * (1 - 1e-12):
+            best, goal = found, slowest
+    return _improve(seconds, fits, scheme, stages, best, moves)
+
+
+@nb.njit(cache=True)
+def _longest(seconds, scheme, place, p, without):  # type: ignore[no-untyped-def]
+    most = 0.0
+    for i in range(len(place)):
+        if place[i] == p and i != without:
+            most = max(most, seconds[scheme[p], i])
+    return most
+
+
+@nb.njit(cache=True)
+def _improve(seconds, fits, scheme, stages, place, moves):  # type: ignore[no-untyped-def]
+    """Moves and swaps of sequences off the slowest pipeline, in place, while both ends are then done earlier."""
+    count, pipelines = len(place), len(scheme)
+    total, longest = np.zeros(pipelines), np.zeros(pipelines)
+    for i in range(count):
+        total[place[i]] += seconds[scheme[place[i]], i]
+        longest[place[i]] = max(longest[place[i]], seconds[scheme[place[i]], i])
+    for _ in range(moves):
+        ends = total + (stages - 1) * longest
+        full = ends.argmax()
+        goal, item, other, to = ends[full] * (1 - 1e-9), -1, -1, -1
+        for i in range(count):
+            if place[i] != full:
+                continue
+            own = seconds[scheme[full], i]
+            rest = _longest(seconds, scheme, place, full, i) if stages[full] > 1 else 0.0
+            left = total[full] - own + (stages[full] - 1) * rest
+            for p in range(pipelines):
+                if p != full and fits[scheme[p], i]:
+                    s = seconds[scheme[p], i]
+                    end = max(left, total[p] + s + (stages[p] - 1) * max(longest[p], s))
+                    if end < goal:
+                        goal, item, other, to = end, i, -1, p
+            for j in range(count):
+                p = place[j]
+                if p == full or not fits[scheme[p], i] or not fits[scheme[full], j]:
+                    continue
+                here, there = seconds[scheme[full], j], seconds[scheme[p], i]
+                if total[full] - own + here >= goal or total[p] - seconds[scheme[p], j] + there >= goal:
+                    continue
+                end = total[full] - own + here + (stages[full] - 1) * max(rest, here)
+                if stages[p] > 1:
+                    most = max(_longest(seconds, scheme, place, p, j), there)
+                    end = max(end, total[p] - seconds[scheme[p], j] + there + (stages[p] - 1) * most)
+                else:
+                    end = max(end, total[p] - seconds[scheme[p], j] + there)
+                if end < goal:
+                    goal, item, other, to = end, i, j, p
+        if item < 0:
+            break
+        place[item] = to
+        if other >= 0:
+            place[other] = full
+        for p in (full, to):
+            total[p], longest[p] = 0.0, 0.0
+        for i in range(count):
+            p = place[i]
+            if p == full or p == to:
+                total[p] += seconds[scheme[p], i]
+                longest[p] = max(longest[p], seconds[scheme[p], i])
+    return place, (total + (stages - 1) * longest).max()
