@@ -28,7 +28,7 @@ from zbench.stage import refusal
 
 GLANCED = 8  # candidates that are tried with a single order, best estimates first
 COMPARED = 3  # of those, how many are tried with all
-WORK = 40_000_000  # sequences x pipelines x orders that a candidate is given at most: a tenth of a second
+WORK = 30_000_000  # places that a candidate's trials, and its moves and swaps, look at: less than a tenth of a second each
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,9 +87,10 @@ class Hydraulis:
         of, scheme = self.objective, _pipelines(copies, self.objective)
         used = np.unique(scheme)
         row = np.searchsorted(used, scheme)
-        most = max(WORK // (len(lengths) * len(scheme)), 1)
-        tries = orders(seconds[used], fits[used], min(trials, most))
-        pipeline, _ = dispatch(seconds[used], fits[used], row, of.pp[scheme], tries)
+        count, number = len(lengths), len(scheme)
+        tries = orders(seconds[used], fits[used], min(trials, max(WORK // (count * number), 1)))
+        moves = WORK * number // (count * (count + number)) if trials > 1 else 0
+        pipeline, _ = dispatch(seconds[used], fits[used], row, of.pp[scheme], tries, moves)
         own = seconds[scheme[pipeline], np.arange(len(lengths))]
         micro, total = packed(own, lengths, pipeline, of.fixed[scheme], of.pp[scheme], of.capacity[scheme])
         return Found(copies, pipeline, micro, float(total.max()))

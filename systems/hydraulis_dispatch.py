@@ -12,16 +12,17 @@ import numpy as np
 from zbench.cost import Flags, Floats
 from zbench.plan import Ints
 
-MOVES = 300  # moves and swaps
+MOVES = 300  # moves and swaps at most
 
 
-def dispatch(seconds: Floats, fits: Flags, scheme: Ints, stages: Ints, orders: Ints) -> tuple[Ints, float]:
+def dispatch(seconds: Floats, fits: Flags, scheme: Ints, stages: Ints, orders: Ints, moves: int) -> tuple[Ints, float]:
     """(int64 [n], the pipeline of every sequence; seconds of the slowest one, as above).
 
     seconds, fits: [num_schemes, n], of every sequence on a stage of every scheme, and whether it may be there.
-    scheme, stages: int64 [num_pipelines]. orders: int64 [num_trials, n], the order of every trial.
+    scheme, stages: int64 [num_pipelines]. orders: int64 [num_trials, n], the order of every trial. moves: after the
+    trials.
     """
-    found: tuple[Ints, float] = _dispatch(seconds, fits, scheme, stages, orders, MOVES)
+    found: tuple[Ints, float] = _dispatch(seconds, fits, scheme, stages, orders, min(moves, MOVES))
     return found
 
 
@@ -59,22 +60,26 @@ def _dispatch(seconds, fits, scheme, stages, orders, moves):  # type: ignore[no-
 
 
 @nb.njit(cache=True)
-def _longest(seconds, scheme, place, p, without):  # type: ignore[no-untyped-def]
-    most = 0.0
+def _measure(seconds, scheme, place, p, total, longest, second):  # type: ignore[no-untyped-def]
+    """Sum, longest and second longest of pipeline p's sequences, in place."""
+    total[p], longest[p], second[p] = 0.0, 0.0, 0.0
     for i in range(len(place)):
-        if place[i] == p and i != without:
-            most = max(most, seconds[scheme[p], i])
-    return most
+        if place[i] == p:
+            s = seconds[scheme[p], i]
+            total[p] += s
+            if s > longest[p]:
+                longest[p], second[p] = s, longest[p]
+            else:
+                second[p] = max(second[p], s)
 
 
 @nb.njit(cache=True)
 def _improve(seconds, fits, scheme, stages, place, moves):  # type: ignore[no-untyped-def]
     """Moves and swaps of sequences off the slowest pipeline, in place, while both ends are then done earlier."""
     count, pipelines = len(place), len(scheme)
-    total, longest = np.zeros(pipelines), np.zeros(pipelines)
-    for i in range(count):
-        total[place[i]] += seconds[scheme[place[i]], i]
-        longest[place[i]] = max(longest[place[i]], seconds[scheme[place[i]], i])
+    total, longest, second = np.zeros(pipelines), np.zeros(pipelines), np.zeros(pipelines)
+    for p in range(pipelines):
+        _measure(seconds, scheme, place, p, total, longest, second)
     for _ in range(moves):
         ends = total + (stages - 1) * longest
         full = ends.argmax()
@@ -83,7 +88,7 @@ def _improve(seconds, fits, scheme, stages, place, moves):  # type: ignore[no-un
             if place[i] != full:
                 continue
             own = seconds[scheme[full], i]
-            rest = _longest(seconds, scheme, place, full, i) if stages[full] > 1 else 0.0
+            rest = second[full] if own == longest[full] else longest[full]
             left = total[full] - own + (stages[full] - 1) * rest
             for p in range(pipelines):
                 if p != full and fits[scheme[p], i]:
@@ -95,15 +100,10 @@ def _improve(seconds, fits, scheme, stages, place, moves):  # type: ignore[no-un
                 p = place[j]
                 if p == full or not fits[scheme[p], i] or not fits[scheme[full], j]:
                     continue
-                here, there = seconds[scheme[full], j], seconds[scheme[p], i]
-                if total[full] - own + here >= goal or total[p] - seconds[scheme[p], j] + there >= goal:
-                    continue
+                here, there, gone = seconds[scheme[full], j], seconds[scheme[p], i], seconds[scheme[p], j]
                 end = total[full] - own + here + (stages[full] - 1) * max(rest, here)
-                if stages[p] > 1:
-                    most = max(_longest(seconds, scheme, place, p, j), there)
-                    end = max(end, total[p] - seconds[scheme[p], j] + there + (stages[p] - 1) * most)
-                else:
-                    end = max(end, total[p] - seconds[scheme[p], j] + there)
+                most = max(second[p] if gone == longest[p] else longest[p], there)
+                end = max(end, total[p] - gone + there + (stages[p] - 1) * most)
                 if end < goal:
                     goal, item, other, to = end, i, j, p
         if item < 0:
@@ -112,10 +112,5 @@ def _improve(seconds, fits, scheme, stages, place, moves):  # type: ignore[no-un
         if other >= 0:
             place[other] = full
         for p in (full, to):
-            total[p], longest[p] = 0.0, 0.0
-        for i in range(count):
-            p = place[i]
-            if p == full or p == to:
-                total[p] += seconds[scheme[p], i]
-                longest[p] = max(longest[p], seconds[scheme[p], i])
+            _measure(seconds, scheme, place, p, total, longest, second)
     return place, (total + (stages - 1) * longest).max()

@@ -14,7 +14,7 @@ from zbench.cost import Floats
 from zbench.plan import Ints
 
 MORE = 20  # micro-batches above the least that memory allows, as in Hydraulis' code
-TRIES = 100  # moves and swaps for one v
+TRIES = 30  # moves and swaps for one v
 
 
 @nb.njit(cache=True)
@@ -34,8 +34,9 @@ def pack(seconds, tokens, fixed, stages, capacity):  # type: ignore[no-untyped-d
     least = max((tokens.sum() + capacity - 1) // capacity, 1)
     by_seconds = np.argsort(-seconds)
     for v in range(least, least + MORE + 1):
-        if v > count or seconds.sum() + v * fixed + (stages - 1) * (seconds.max() + fixed) >= goal:
-            break
+        slowest = max(seconds.max(), seconds.sum() / v)
+        if v > count or seconds.sum() + v * fixed + (stages - 1) * (slowest + fixed) >= goal * (1 - 1e-12):
+            continue
         found = _bins(seconds, tokens, by_seconds, v, capacity, TRIES)
         if v < most and not _fits(tokens, found, v, capacity):
             found = _bins(tokens.astype(np.float64), tokens, by_tokens, v, capacity, TRIES)
