@@ -35,13 +35,16 @@ class Micro:
 class Line:
     """One pipeline: its leading rank, what a stage of it is, its micro-batches, when they run, and what its hops take.
 
-    hops: seconds [pp - 1, v]. across: [pp - 1], whether a hop leaves the node.
+    forwards, backwards: seconds [pp, v], of every stage. hops: [pp - 1, v]. across: [pp - 1], whether a hop leaves
+    the node.
     """
 
     lead: int
     stage: Stage
     micro: Micro
     runs: Schedule
+    forwards: Floats
+    backwards: Floats
     hops: Floats
     across: Flags
 
@@ -92,7 +95,7 @@ def _line(lead: int, stage: Stage, micro: Micro) -> Line:
     forwards[-1] += micro.head
     backwards = np.repeat(stage.layers * back[None], stage.pp, axis=0)
     hops, across = hop_seconds(lead, stage, micro.tokens)
-    return Line(lead, stage, micro, schedule(forwards, backwards, hops), hops, across)
+    return Line(lead, stage, micro, schedule(forwards, backwards, hops), forwards, backwards, hops, across)
 
 
 def hop_seconds(lead: int, stage: Stage, tokens: Ints) -> tuple[Floats, Flags]:
@@ -122,16 +125,12 @@ def play(plans: tuple[Plan, ...], cost: Cost) -> Totals:
         _add(out, line, cost)
         _count(out, line, cost)
         runs = line.runs
-        first = runs.forward[-1, 0] + line.stage.layers * _forward(line.micro)[0]
+        first = runs.forward[-1, 0] + line.forwards[-1, 0] - line.micro.head[0]
         out.forward_end = max(out.forward_end, float(first))
         if runs.ready.max() > last:
             last = float(runs.ready.max())
             out.backward_begin = float(runs.backward[int(runs.ready.argmax()), -1])
     return out
-
-
-def _forward(micro: Micro) -> Floats:
-    return micro.attention[0] + micro.linear + micro.gathers[0]
 
 
 def _add(out: Totals, line: Line, cost: Cost) -> None:

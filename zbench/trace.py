@@ -3,7 +3,7 @@
 A track for every GPU's compute lane (linear modules, attends, head) and one for each direction of every
 NIC (attention's transfers). Parameters, gradients and the optimizer are charged to a step as a whole
 (zbench.collective), not played, and so are not in the picture. All layers are played out one by one, so
-nothing in it is extrapolated.
+nothing in it is extrapolated. Of pipelines (zbench.pipelines) a stage's layers are one event a micro-batch.
 """
 
 import json
@@ -18,6 +18,7 @@ from zbench.cost import Cost
 from zbench.layers import Layers, State
 from zbench.legs import LANES, NIC, link_ids
 from zbench.model import TENSOR_NAMES
+from zbench.pipelined import lines
 from zbench.plan import Ops, Plan
 from zbench.simulate import programs
 
@@ -33,6 +34,7 @@ def write_trace(path: str | Path, cost: Cost, plans: tuple[Plan, ...]) -> int:
     """
     layers = cost.model.num_layers
     count = sum(layers * (len(plan.forward) + len(plan.backward)) for plan in plans)
+    events = _events if plans[0].pipelines is None else _pipeline_events
     if count > MOST_EVENTS:
         raise ValueError(f"trace would hold {count} events; at most {MOST_EVENTS}: use fewer nodes or model.num_layers")
     path = Path(path)
@@ -42,7 +44,7 @@ def write_trace(path: str | Path, cost: Cost, plans: tuple[Plan, ...]) -> int:
         with part.open("w") as file:
             file.write('{"displayTimeUnit": "ms", "otherData": {"simulated": true, "cluster": ')
             file.write(json.dumps(cost.cluster.name) + '}, "traceEvents": [\n')
-            for event in (*_names(cost), *_events(plans, cost)):
+            for event in (*_names(cost), *events(plans, cost)):
                 file.write((",\n" if written else "") + json.dumps(event, separators=(",", ":")))
                 written += 1
             file.write("\n]}\n")
@@ -87,6 +89,19 @@ def _events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
                 yield from _spans(f"linear {name}", state.ready, times, cost, place)
                 timeline = Layers(of, times, 1).one(state)
                 yield from _legs(plan, ops, of, timeline, name, cost, place)
+
+
+def _pipeline_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
+    """Of pipelines: every micro-batch's forward and backward on every rank of a stage, its layers in one."""
+    for line in lines(plans, cost):
+        seconds = {"forward": line.forwards, "backward": line.backwards}
+        for name, start in (("forward", line.runs.forward), ("backward", line.runs.backward)):
+            for stage, turn in np.ndindex(start.shape):
+                args = {"micro_batch": int(line.micro.index[turn]), "stage": stage, "pipeline": line.lead}
+                for rank in range(*line.ranks(stage).indices(cost.cluster.num_ranks)):
+                    node, local = divmod(rank, cost.cluster.gpus_per_node)
+                    begin, took = float(start[stage, turn]), float(seconds[name][stage, turn])
+                    yield _event(name, node, local, begin, took, args)
 
 
 def _spans(name: str, begin: np.ndarray, seconds: np.ndarray, cost: Cost, args: Event) -> Iterator[Event]:

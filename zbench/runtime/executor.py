@@ -125,9 +125,14 @@ class Torch:
         """
         Raises:
             Diverged: the loss is not finite. CheckFailed: a check did. zbench.runtime.fleet.RankFailed: a rank did.
-            ValueError: the package that is to compute attention is not there, or cannot be checked as asked.
+            ValueError: the package that is to compute attention is not there, or cannot be checked as asked; the
+                plans have pipelines.
         """
         assert self._fleet is not None
+        if any(plan.pipelines is not None for plan in plans):
+            raise ValueError(
+                "plan.pipelines has groups of ranks; executor=torch has no tensor or pipeline parallelism and takes none"
+            )
         for other in {plan.attention for plan in plans} - {""}:
             check_package(other, self.check)
         for _ in range(0 if self._warm else self.warmup):
