@@ -9,6 +9,7 @@ Source: Li et al. 2024 (arXiv 2412.07894, SIGMOD 2026), and its code (PKU-DAIR/H
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from zbench.stage import refusal
 
 GLANCED = 8  # candidates that are tried with a single order, best estimates first
 COMPARED = 3  # of those, how many are tried with all
-WORK = 30_000_000  # places that a candidate's trials, and its moves and swaps, look at: less than a tenth of a second each
+WORK = 30_000_000  # places that a candidate's trials look at, and its moves: less than a tenth of a second each
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +144,7 @@ def _checked(given: object, cost: Cost) -> list[tuple[int, int]]:
     if not found:
         raise ValueError("system.schemes is empty; it takes at least one pair [tp, pp]")
     tps = sorted({tp for tp, _ in found})
-    for small, large in zip(tps, tps[1:], strict=False):
+    for small, large in pairwise(tps):
         if large % small:
             raise ValueError(f"system.schemes has tp {small} and {large}; the smaller one has to divide the larger one")
     return list(dict.fromkeys(found))

@@ -52,10 +52,7 @@ def _fits(tokens, micro, count, capacity):  # type: ignore[no-untyped-def]
     for i in range(len(tokens)):
         held[micro[i]] += tokens[i]
         number[micro[i]] += 1
-    for m in range(count):
-        if held[m] > capacity and number[m] > 1:
-            return False
-    return True
+    return not ((held > capacity) & (number > 1)).any()
 
 
 @nb.njit(cache=True)

@@ -105,21 +105,24 @@ def optimum(of: Schemes, lengths: Ints, num_ranks: int) -> float:
 
 
 # -- the objective ----------------------------------------------------------------------------------
-@pytest.mark.parametrize("seed", range(3))
-def test_the_objective_predicts_the_clock(seed: int) -> None:
-    """Slowest pipeline, without gradients and optimizer; pipelines with stages may be faster than it says."""
+@pytest.mark.parametrize("shapes", [None, [[1, 1]], [[2, 1], [1, 1]], [[2, 2]], [[1, 4]]], ids=str)
+def test_the_objective_predicts_the_clock(shapes: list | None) -> None:
+    """Slowest pipeline, without gradients and optimizer. The head is the last stage's alone, and counted on all."""
     ratios = []
-    for cost, batch in cases(16, seed):
-        for shapes in (None, [[2, 2]], [[1, 4]], [[2, 1], [1, 1]]):
-            plans = Hydraulis(cost, shapes, trials=5).plan(batch)
-            if any(len(plan.lengths) == 0 for plan in plans) or not fitting(batch, plans, cost):
-                continue
-            step = Simulated(cost).step(batch, plans)
-            played = step.seconds - step.phases["gradients"] - step.phases["optimizer"]
-            ratios.append(float(plans[0].notes["objective_seconds"]) / played)
-    assert len(ratios) > 30
-    assert np.median(ratios) == pytest.approx(1.0, abs=0.02)
-    assert 0.97 < min(ratios) and max(ratios) < 1.25
+    for cost, batch in cases(24):
+        deep = replace(cost, model=replace(cost.model, num_layers=32))
+        deep = replace(deep, cluster=replace(deep.cluster, device=replace(deep.cluster.device, memory_bytes=120e9)))
+        plans = Hydraulis(deep, shapes, trials=5).plan(batch)
+        if not fitting(batch, plans, deep):
+            continue
+        step = Simulated(deep).step(batch, plans)
+        played = step.seconds - step.phases["gradients"] - step.phases["optimizer"]
+        ratios.append(float(plans[0].notes["objective_seconds"]) / played)
+    print(f"objective / played: {min(ratios):.3f} to {max(ratios):.3f}, {len(ratios)}")
+    assert len(ratios) > 10
+    many = shapes is not None and shapes[0][1] > 1
+    assert min(ratios) > 0.98
+    assert max(ratios) < (1.3 if many else 1.02)
 
 
 def fitting(batch: Batch, plans: tuple, cost: Cost) -> bool:
@@ -142,7 +145,8 @@ def test_packing_against_every_partition() -> None:
             zero, one = np.zeros(len(lengths), np.int64), np.array([k])
             micro, total = packed(seconds[k], lengths, zero, of.fixed[one], of.pp[one], of.capacity[one])
             held = np.bincount(micro, lengths)
-            assert (held <= of.capacity[k]).all() and (held > 0).all()
+            assert (held <= of.capacity[k]).all()
+            assert (held > 0).all()
             gaps.append(float(total[0]) / best - 1)
     assert len(gaps) > 100
     assert min(gaps) > -1e-9
@@ -219,13 +223,14 @@ def test_the_whole_planner_against_every_strategy_dispatch_and_packing() -> None
 
 @pytest.mark.parametrize("seed", range(3))
 def test_dispatch_is_near_its_linear_programme(seed: int) -> None:
-    """A large batch, a given strategy, sequences that may be cut: no assignment is better (pipelines of one stage)."""
+    """A large batch, a given strategy, sequences that may be cut: no assignment is better. All are short: where three
+    long ones have to share two pipelines, a linear programme says little."""
     cost = Cost(cluster("a100_8x8"), replace(small(1, 1).model, num_layers=32))
     system = Hydraulis(cost, [[8, 1], [2, 1], [1, 1]])
-    lengths = np.sort(np.minimum(np.random.default_rng(seed).lognormal(6.5, 1.4, 300).astype(np.int64) + 1, 60_000))
+    lengths = np.sort(np.minimum(np.random.default_rng(seed).lognormal(6.5, 1.4, 300).astype(np.int64) + 1, 3000))
     of = system.objective
     seconds, fits = inputs(of, lengths)
-    copies = np.array([40, 4, 2])[np.argsort(of.size)]
+    copies = np.array([2, 4, 40])
     found = system._assigned(copies, lengths, seconds, fits, 50)
     count, kinds = len(lengths), len(of)
     # min z: every sequence once over the kinds; of each kind seconds <= copies * (z - one micro-batch's constant)
@@ -238,7 +243,8 @@ def test_dispatch_is_near_its_linear_programme(seed: int) -> None:
     goal = np.append(np.zeros(count * kinds), 1.0)
     least = linprog(goal, A_ub=rows, b_ub=-copies * of.fixed, A_eq=once, b_eq=np.ones(count), bounds=bounds)
     longest = float(np.where(fits, seconds + of.fixed[:, None], np.inf).min(axis=0).max())
-    assert found.seconds / max(least.fun, longest) - 1 < 0.02
+    print(f"gap to the linear programme: {found.seconds / max(least.fun, longest) - 1:.4f}")
+    assert found.seconds / max(least.fun, longest) - 1 < 0.05
 
 
 # -- what it owes -----------------------------------------------------------------------------------
@@ -253,29 +259,20 @@ def test_orders_are_the_same_every_time_and_begin_with_what_fits_fewest() -> Non
 
 
 def test_long_sequences_go_to_tensor_parallel_groups_and_short_ones_to_gpus() -> None:
-    cost = small(1, 8, memory=MEMORY)
+    """And pipelines have different numbers of micro-batches: a GPU packs, the group has one sequence."""
+    cost = small(2, 8, memory=MEMORY)
     room = int(Hydraulis(cost, [[1, 1]]).objective.capacity[0])
-    batch = Batch(np.array([3 * room, *[room // 3] * 8]), 0, 0)
+    batch = Batch(np.array([int(3.5 * room), *[room // 3] * 60]), 0, 0)
     plans = Hydraulis(cost).plan(batch)
     verify_step(batch, plans, cost)
     of = plans[0].pipelines
     assert of is not None
     assert of.tp.max() >= 4
-    assert of.tp.min() <= 2
-    assert plans[0].notes["candidates"] >= 2
-    assert f"x (tp {of.tp.max()}, pp 1)" in str(plans[0].notes["strategy"])
-
-
-def test_pipelines_have_different_numbers_of_micro_batches() -> None:
-    cost = small(1, 4, memory=MEMORY)
-    room = int(Hydraulis(cost, [[1, 1]]).objective.capacity[0])
-    lengths = np.array([int(1.9 * room), *[room // 3] * 16])
-    plans = Hydraulis(cost, [[2, 1], [1, 1]]).plan(Batch(lengths, 0, 0))
-    verify_step(Batch(lengths, 0, 0), plans, cost)
-    of = plans[0].pipelines
-    assert of is not None
+    assert of.tp.min() == 1
     runs = np.array([plan.tokens_per_rank[of.lead] > 0 for plan in plans]).sum(axis=0)
-    assert len(set(runs.tolist())) > 1
+    assert runs[of.tp.argmax()] < runs.max()
+    assert plans[0].notes["candidates"] >= 2
+    assert f"x (tp {of.tp.max()}, pp " in str(plans[0].notes["strategy"])
 
 
 @pytest.mark.parametrize("shapes", [[[1, 1]], None])

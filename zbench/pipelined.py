@@ -170,4 +170,3 @@ def _count(out: Totals, line: Line, cost: Cost) -> None:
             for ranks in (line.ranks(s), line.ranks(s + 1)):  # one sends forward, the other backward
                 np.add.at(counter, cluster.nic_of[ranks], share)
     out.nvlink += 2 * share * stage.tp * int((~line.across).sum())
-

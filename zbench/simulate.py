@@ -28,7 +28,6 @@ from zbench.result import StepResult
 from zbench.stage import held
 from zbench.totals import Totals
 
-
 Programs = tuple[Program, Program]  # of a plan's forward and backward list
 
 

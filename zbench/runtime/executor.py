@@ -131,7 +131,8 @@ class Torch:
         assert self._fleet is not None
         if any(plan.pipelines is not None for plan in plans):
             raise ValueError(
-                "plan.pipelines has groups of ranks; executor=torch has no tensor or pipeline parallelism and takes none"
+                "plan.pipelines has groups of ranks; executor=torch has no tensor or pipeline parallelism and takes "
+                "plans without them"
             )
         for other in {plan.attention for plan in plans} - {""}:
             check_package(other, self.check)
