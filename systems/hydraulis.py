@@ -20,6 +20,7 @@ from systems.hydraulis_pack import packed
 from systems.hydraulis_strategies import STEPS, Strategy, strategies
 from zbench.batch import Batch
 from zbench.build import Builder
+from zbench.collective import gather_seconds
 from zbench.cost import Cost, Flags, Floats
 from zbench.patterns import local
 from zbench.pipelines import Pipelines
@@ -27,7 +28,8 @@ from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
 from zbench.stage import refusal
 
-GLANCED = 8  # candidates that are tried with a single order, best estimates first
+GLANCED = 8  # candidates that are tried with a single order, best estimates first; and the best UNIFORM of one scheme
+UNIFORM = 3
 COMPARED = 3  # of those, how many are tried with all
 WORK = 30_000_000  # places that a candidate's trials look at, and its moves: less than a tenth of a second each
 
@@ -45,22 +47,31 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class Hydraulis:
     """schemes: pairs (tp, pp) that pipelines may have; None: all that model, cluster and executor can have.
-    trials: orders in which sequences are dealt to pipelines.
+    trials: orders in which sequences are dealt to pipelines. settled: pipelines of several kinds, which are others for
+    every batch, have to save what the change costs over pipelines of one kind, which seldom are.
 
     Raises:
-        ValueError: trials is not a whole number of at least 1, or schemes not a list of pairs that can be.
+        ValueError: trials is not a whole number of at least 1, settled not true or false, or schemes not a list of
+            pairs that can be.
     """
 
     cost: Cost
     schemes: Sequence[Sequence[int]] | None = None
     trials: int = 50
+    settled: bool = True
     objective: Schemes = field(init=False, repr=False)
+    change_seconds: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.trials, bool) or not isinstance(self.trials, int) or self.trials < 1:
             raise ValueError(f"system.trials is {self.trials!r}; it takes a whole number of at least 1")
+        if not isinstance(self.settled, bool):
+            raise ValueError(f"system.settled is {self.settled!r}; it takes true or false")
         shapes = offered(self.cost) if self.schemes is None else _checked(self.schemes, self.cost)
         object.__setattr__(self, "objective", schemes(self.cost, shapes))
+        model = self.cost.model
+        gather = gather_seconds(self.cost, model.element_bytes * float(model.total_params))
+        object.__setattr__(self, "change_seconds", gather if self.settled else 0.0)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """As many plans as the pipeline with most micro-batches has; one with fewer is idle in the first ones."""
@@ -78,11 +89,18 @@ class Hydraulis:
         return self._laid(batch, found.copies, found.pipeline[back], found.micro[back], notes)
 
     def _best(self, proposed: list[Strategy], lengths: Ints, seconds: Floats, fits: Flags) -> Found:
-        """The candidate whose slowest pipeline is done first, once sequences are dealt and packed."""
-        tried = [(self._assigned(one.copies, lengths, seconds, fits, 1), one) for one in proposed[:GLANCED]]
-        tried = sorted(tried, key=lambda pair: pair[0].seconds)[:COMPARED]
-        again = [self._assigned(one.copies, lengths, seconds, fits, self.trials) for _, one in tried]
-        return min([*again, *(found for found, _ in tried)], key=lambda found: found.seconds)
+        """The candidate whose slowest pipeline is done first, once sequences are dealt and packed; see `settled`."""
+        one_kind = [one for one in proposed[GLANCED:] if (one.copies > 0).sum() == 1]
+        first = [*proposed[:GLANCED], *one_kind[:UNIFORM]]
+        tried = sorted((self._assigned(one.copies, lengths, seconds, fits, 1) for one in first), key=self._price)
+        tried = tried[:COMPARED]
+        again = [self._assigned(one.copies, lengths, seconds, fits, self.trials) for one in tried]
+        return min([*again, *tried], key=self._price)
+
+    def _price(self, found: Found) -> float:
+        """Its seconds, and of several kinds of pipelines the gather of parameters that a forward would have hidden."""
+        several = (found.copies > 0).sum() > 1
+        return found.seconds + (min(self.change_seconds, found.seconds / 3) if several else 0.0)
 
     def _assigned(self, copies: Ints, lengths: Ints, seconds: Floats, fits: Flags, trials: int) -> Found:
         of, scheme = self.objective, _pipelines(copies, self.objective)

@@ -14,7 +14,8 @@ from zbench.cost import Floats
 from zbench.plan import Ints
 
 MORE = 20  # micro-batches above the least that memory allows, as in Hydraulis' code
-TRIES = 30  # moves and swaps for one v
+TRIES = 30  # moves and swaps for one v; fewer above 80 sequences, whose share of a micro-batch is small
+PLACES = 200_000  # looked at by them
 
 
 @nb.njit(cache=True)
@@ -32,14 +33,14 @@ def pack(seconds, tokens, fixed, stages, capacity):  # type: ignore[no-untyped-d
     most = best.max() + 1
     goal = _total(seconds, best, most, fixed, stages)
     least = max((tokens.sum() + capacity - 1) // capacity, 1)
-    by_seconds = np.argsort(-seconds)
+    by_seconds, tries = np.argsort(-seconds), min(TRIES, PLACES // count**2)
     for v in range(least, least + MORE + 1):
         slowest = max(seconds.max(), seconds.sum() / v)
         if v > count or seconds.sum() + v * fixed + (stages - 1) * (slowest + fixed) >= goal * (1 - 1e-12):
             continue
-        found = _bins(seconds, tokens, by_seconds, v, capacity, TRIES)
+        found = _bins(seconds, tokens, by_seconds, v, capacity, tries)
         if v < most and not _fits(tokens, found, v, capacity):
-            found = _bins(tokens.astype(np.float64), tokens, by_tokens, v, capacity, TRIES)
+            found = _bins(tokens.astype(np.float64), tokens, by_tokens, v, capacity, tries)
         total = _total(seconds, found, v, fixed, stages)
         if total < goal and _fits(tokens, found, v, capacity):
             goal, best = total, found

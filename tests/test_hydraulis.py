@@ -208,7 +208,7 @@ def test_the_table_against_all_of_its_choices() -> None:
 def test_the_whole_planner_against_every_strategy_dispatch_and_packing() -> None:
     gaps = []
     for cost, batch in cases(60, seed=4):
-        system = Hydraulis(cost)
+        system = Hydraulis(cost, settled=False)
         lengths = np.sort(batch.lengths)
         if lengths[-1] > system.objective.capacity.max():
             continue
@@ -247,6 +247,19 @@ def test_dispatch_is_near_its_linear_programme(seed: int) -> None:
     assert found.seconds / max(least.fun, longest) - 1 < 0.05
 
 
+def test_several_kinds_of_pipelines_have_to_save_what_a_change_costs() -> None:
+    kinds, better = 0, 0
+    cost = small(2, 4, memory=MEMORY)
+    for batch in batches(40, most=30, seed=6):
+        settled, free = Hydraulis(cost), Hydraulis(cost, settled=False)
+        one, other = settled.plan(batch)[0].notes, free.plan(batch)[0].notes
+        lost = float(one["objective_seconds"]) - float(other["objective_seconds"])
+        assert lost <= settled.change_seconds * (1 + 1e-9)
+        kinds += str(other["strategy"]).count(",") - str(one["strategy"]).count(",")
+        better += lost > 0
+    assert kinds > better > 0
+
+
 # -- what it owes -----------------------------------------------------------------------------------
 def test_orders_are_the_same_every_time_and_begin_with_what_fits_fewest() -> None:
     rng = np.random.default_rng(5)
@@ -263,7 +276,7 @@ def test_long_sequences_go_to_tensor_parallel_groups_and_short_ones_to_gpus() ->
     cost = small(2, 8, memory=MEMORY)
     room = int(Hydraulis(cost, [[1, 1]]).objective.capacity[0])
     batch = Batch(np.array([int(3.5 * room), *[room // 3] * 60]), 0, 0)
-    plans = Hydraulis(cost).plan(batch)
+    plans = Hydraulis(cost, settled=False).plan(batch)
     verify_step(batch, plans, cost)
     of = plans[0].pipelines
     assert of is not None
@@ -307,6 +320,7 @@ def test_memory_holds_wherever_a_scheme_has_room(data: st.DataObject) -> None:
     ("settings_", "fault"),
     [
         ({"trials": 0}, "system.trials is 0"),
+        ({"settled": 1}, "system.settled is 1"),
         ({"schemes": 3}, "takes a list of pairs"),
         ({"schemes": [[1]]}, "takes a list of pairs"),
         ({"schemes": []}, "system.schemes is empty"),

@@ -18,7 +18,7 @@ from zbench.verify import verify_step
 from zbench.warm import warm
 
 CONF = Path(__file__).parents[2] / "conf"
-NAMES = ("usp", "loongtrain", "fcp", "distca", "local_packing", "bytescale", "wlb_llm")
+NAMES = ("usp", "loongtrain", "fcp", "distca", "local_packing", "bytescale", "wlb_llm", "hydraulis")
 LIMIT = 196_608
 
 

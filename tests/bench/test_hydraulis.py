@@ -1,0 +1,135 @@
+"""Hydraulis: planning time at 64 and 1,024 ranks, its gap to a linear programme, and steps against static strategies.
+
+Not collected by default: `make bench`, or `python -m pytest tests/bench/test_hydraulis.py --benchmark-only -p benchmark
+-o addopts= -s`. Lengths are drawn from the histograms in conf/workload, documents over a limit (192K) left out.
+"""
+
+from collections.abc import Callable
+from time import process_time
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from scipy.optimize import linprog
+from test_flexsp import drawn
+
+from systems.hydraulis import Hydraulis
+from systems.hydraulis_strategies import strategies
+from zbench.anchors.presets import _CONF, cluster
+from zbench.batch import Batch
+from zbench.cost import Cost
+from zbench.simulate import Simulated
+from zbench.verify import verify_step
+
+RANKS = {8: (64, 512), 128: (1024, 8192)}  # by nodes: ranks, sequences
+
+
+def llama(nodes: int) -> Cost:
+    with initialize_config_dir(str(_CONF), version_base="1.3"):
+        config = compose(overrides=["+model=llama_7b"])
+    return Cost(cluster("a100_8x8", num_nodes=nodes), instantiate(config.model, _convert_="all"))
+
+
+@pytest.mark.parametrize("nodes", RANKS)
+@pytest.mark.parametrize("name", ["wikipedia", "github"])
+def test_planning(benchmark: Callable, name: str, nodes: int) -> None:
+    """A batch at a time, each different; the first, which may compile, is not counted."""
+    ranks, count = RANKS[nodes]
+    system, steps = Hydraulis(llama(nodes)), iter(range(100))
+    taken: list[float] = []
+
+    def plan(batch: Batch) -> tuple:
+        begin = process_time()
+        found = system.plan(batch)
+        taken.append(process_time() - begin)
+        return found
+
+    plans = benchmark.pedantic(
+        plan, setup=lambda: ((drawn(name, next(steps), count),), {}), rounds=20 if nodes == 8 else 5, warmup_rounds=1
+    )
+    lengths = np.sort(drawn(name, 0, count).lengths)
+    of = system.objective
+    begin = process_time()
+    strategies(lengths, of.seconds(lengths), lengths <= of.capacity[:, None], of, ranks, max(ranks // 64, 1))
+    benchmark.extra_info |= {"processor_median": float(np.median(taken[1:])), "processor_worst": max(taken[1:])}
+    benchmark.extra_info |= {"proposal": process_time() - begin, "micro_batches": len(plans)}
+    print(benchmark.extra_info)
+    assert np.median(taken[1:]) < (0.5 if nodes == 8 else 1.0)  # of processor time: machines are shared
+
+
+def relaxed(system: Hydraulis, lengths: np.ndarray, copies: np.ndarray) -> float:
+    """No dispatch of `lengths` to this strategy is done sooner: sequences may be cut, bubbles and micro-batches are
+    free. At least what the longest takes."""
+    of = system.objective
+    used = np.flatnonzero(copies)
+    seconds, fits = of.seconds(lengths)[used], lengths <= of.capacity[used][:, None]
+    kinds, count = seconds.shape
+    rows = np.zeros((kinds, count * kinds + 1))
+    for k in range(kinds):
+        rows[k, k * count : (k + 1) * count], rows[k, -1] = seconds[k], -copies[used][k]
+    once = np.concatenate([np.tile(np.eye(count), kinds), np.zeros((count, 1))], axis=1)
+    bounds = [(0.0, 1.0 if able else 0.0) for able in fits.ravel()] + [(0.0, None)]
+    goal = np.append(np.zeros(count * kinds), 1.0)
+    least = linprog(goal, A_ub=rows, b_ub=np.zeros(kinds), A_eq=once, b_eq=np.ones(count), bounds=bounds)
+    longest = np.where(fits, seconds, np.inf).min(axis=0).max()
+    return float(max(least.fun, longest))
+
+
+@pytest.mark.parametrize("name", ["wikipedia", "github"])
+def test_gap(benchmark: Callable, name: str) -> None:
+    """Dispatch and packing of 20 batches of 512 sequences, 64 ranks, for the strategy that each got."""
+    system = Hydraulis(llama(8))
+
+    def gaps() -> list[float]:
+        found = []
+        for step in range(20):
+            batch = drawn(name, step, 512)
+            lengths = np.sort(batch.lengths)
+            seconds, fits = system.objective.seconds(lengths), lengths <= system.objective.capacity[:, None]
+            best = system._best(strategies(lengths, seconds, fits, system.objective, 64, 1), lengths, seconds, fits)
+            found.append(best.seconds / relaxed(system, lengths, best.copies) - 1)
+        return found
+
+    found = np.array(benchmark.pedantic(gaps, rounds=1))
+    print(f"{name}: median {np.median(found):.3f}, 95 % {np.quantile(found, 0.95):.3f}, worst {found.max():.3f}")
+    assert found.min() > -1e-9
+    assert np.median(found) < 0.1
+
+
+@pytest.mark.parametrize("limit", [32_768, 131_072])
+@pytest.mark.parametrize("tokens", [200_000, 1_000_000])
+@pytest.mark.parametrize("name", ["wikipedia", "github"])
+def test_against_static_strategies(benchmark: Callable, name: str, tokens: int, limit: int) -> None:
+    """64 A100, llama_7b, `tokens` a step (200K: Hydraulis' scripts) within `limit`, 20 steps in a row."""
+    cost = llama(8)
+    every = Hydraulis(cost)
+    of = every.objective
+    able = [(int(tp), int(pp)) for tp, pp, most in zip(of.tp, of.pp, of.capacity, strict=True) if most >= limit]
+    static = {f"tp {tp}, pp {pp}": Hydraulis(cost, [[tp, pp]]) for tp, pp in able if pp <= 2}
+    systems = {"hydraulis": every, "unsettled": Hydraulis(cost, settled=False), **static}
+
+    def seconds() -> dict[str, tuple[float, float]]:
+        out = {}
+        for label, system in systems.items():
+            executor, total, switch = Simulated(cost), 0.0, 0.0
+            executor.start()
+            for step in range(20):
+                drawn_ = drawn(name, step, 2048).lengths
+                drawn_ = drawn_[drawn_ <= limit]
+                batch = Batch(drawn_[: max(int(np.searchsorted(np.cumsum(drawn_), tokens)), 1)], 0, step)
+                plans = system.plan(batch)
+                verify_step(batch, plans, cost)
+                result = executor.step(batch, plans)
+                total, switch = total + result.seconds, switch + result.phases.get("switch", 0.0)
+            out[label] = (total / 20, switch / 20)
+        return out
+
+    found = benchmark.pedantic(seconds, rounds=1)
+    own, free = found.pop("hydraulis"), found.pop("unsettled")
+    best = min(found, key=lambda one: found[one][0])
+    told = f"{name}, {tokens} tokens, within {limit}: best static {best} {found[best][0]:.2f} s"
+    for label, (mean, switching) in (("settled", own), ("not", free)):
+        told += f"; {label} {mean:.2f} s ({switching:.2f} switching), {found[best][0] / mean:.2f} x"
+    print(told)
+    assert own[0] < 1.1 * found[best][0]
