@@ -20,13 +20,13 @@ from systems.hydraulis_pack import packed
 from systems.hydraulis_strategies import STEPS, Strategy, strategies
 from zbench.batch import Batch
 from zbench.build import Builder
-from zbench.collective import gather_seconds
+from zbench.collective import finish
 from zbench.cost import Cost, Flags, Floats
 from zbench.patterns import local
 from zbench.pipelines import Pipelines
 from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
-from zbench.stage import refusal
+from zbench.stage import held, refusal
 
 GLANCED = 8  # candidates that are tried with a single order, best estimates first; and the best UNIFORM of one scheme
 UNIFORM = 3
@@ -36,42 +36,41 @@ WORK = 30_000_000  # places that a candidate's trials look at, and its moves: le
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """A strategy with its batch. pipeline, micro: int64 [n], of every sequence; seconds: of the slowest pipeline."""
+    """A strategy with its batch. pipeline, micro: int64 [n], of every sequence. seconds: of the slowest pipeline;
+    step_seconds: of the step, with parameters, gradients and, of several kinds of pipelines, their change."""
 
     copies: Ints
     pipeline: Ints
     micro: Ints
     seconds: float
+    step_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Hydraulis:
     """schemes: pairs (tp, pp) that pipelines may have; None: all that model, cluster and executor can have.
-    trials: orders in which sequences are dealt to pipelines. settled: pipelines of several kinds, which are others for
-    every batch, have to save what the change costs over pipelines of one kind, which seldom are.
+    trials: orders in which sequences are dealt to pipelines. whole_step: strategies are compared by the whole step, in
+    which pipelines of several kinds, which are others for every batch, pay for the change, and those of one kind, which
+    seldom are, do not; off: by the slowest pipeline, the paper's objective.
 
     Raises:
-        ValueError: trials is not a whole number of at least 1, settled not true or false, or schemes not a list of
+        ValueError: trials is not a whole number of at least 1, whole_step not true or false, or schemes not a list of
             pairs that can be.
     """
 
     cost: Cost
     schemes: Sequence[Sequence[int]] | None = None
     trials: int = 50
-    settled: bool = True
+    whole_step: bool = True
     objective: Schemes = field(init=False, repr=False)
-    change_seconds: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.trials, bool) or not isinstance(self.trials, int) or self.trials < 1:
             raise ValueError(f"system.trials is {self.trials!r}; it takes a whole number of at least 1")
-        if not isinstance(self.settled, bool):
-            raise ValueError(f"system.settled is {self.settled!r}; it takes true or false")
+        if not isinstance(self.whole_step, bool):
+            raise ValueError(f"system.whole_step is {self.whole_step!r}; it takes true or false")
         shapes = offered(self.cost) if self.schemes is None else _checked(self.schemes, self.cost)
         object.__setattr__(self, "objective", schemes(self.cost, shapes))
-        model = self.cost.model
-        gather = gather_seconds(self.cost, model.element_bytes * float(model.total_params))
-        object.__setattr__(self, "change_seconds", gather if self.settled else 0.0)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """As many plans as the pipeline with most micro-batches has; one with fewer is idle in the first ones."""
@@ -85,11 +84,11 @@ class Hydraulis:
         found = self._best(proposed, lengths, seconds, fits)
         back = np.argsort(order, kind="stable")
         notes: dict[str, float | str] = {"strategy": told(found.copies, of), "candidates": len(proposed)}
-        notes["objective_seconds"] = found.seconds
+        notes |= {"objective_seconds": found.seconds, "step_seconds": found.step_seconds}
         return self._laid(batch, found.copies, found.pipeline[back], found.micro[back], notes)
 
     def _best(self, proposed: list[Strategy], lengths: Ints, seconds: Floats, fits: Flags) -> Found:
-        """The candidate whose slowest pipeline is done first, once sequences are dealt and packed; see `settled`."""
+        """The candidate whose slowest pipeline is done first, once sequences are dealt and packed; see `whole_step`."""
         one_kind = [one for one in proposed[GLANCED:] if (one.copies > 0).sum() == 1]
         first = [*proposed[:GLANCED], *one_kind[:UNIFORM]]
         tried = sorted((self._assigned(one.copies, lengths, seconds, fits, 1) for one in first), key=self._price)
@@ -98,9 +97,7 @@ class Hydraulis:
         return min([*again, *tried], key=self._price)
 
     def _price(self, found: Found) -> float:
-        """Its seconds, and of several kinds of pipelines the gather of parameters that a forward would have hidden."""
-        several = (found.copies > 0).sum() > 1
-        return found.seconds + (min(self.change_seconds, found.seconds / 3) if several else 0.0)
+        return found.step_seconds if self.whole_step else found.seconds
 
     def _assigned(self, copies: Ints, lengths: Ints, seconds: Floats, fits: Flags, trials: int) -> Found:
         of, scheme = self.objective, _pipelines(copies, self.objective)
@@ -112,15 +109,27 @@ class Hydraulis:
         pipeline, _ = dispatch(seconds[used], fits[used], row, of.pp[scheme], tries, moves)
         own = seconds[scheme[pipeline], np.arange(len(lengths))]
         micro, total = packed(own, lengths, pipeline, of.fixed[scheme], of.pp[scheme], of.capacity[scheme])
-        return Found(copies, pipeline, micro, float(total.max()))
+        each = np.zeros((number, int(micro.max()) + 1))
+        np.add.at(each, (pipeline, micro), own)
+        slowest = int(total.argmax())
+        end = self._step_seconds(copies, float(total[slowest]), float(each[:, 0].max()), float(each[slowest].max()))
+        return Found(copies, pipeline, micro, float(total[slowest]), end)
+
+    def _step_seconds(self, copies: Ints, busy: float, first: float, last: float) -> float:
+        """Of the step whose slowest pipeline takes `busy`, of which its last micro-batch takes `last`; first: the
+        longest first micro-batch. zbench.simulate does likewise with what it played."""
+        cost, kinds = self.cost, int((copies > 0).sum())
+        passes = 4 if cost.model.recompute == "full" else 3  # forwards in all, if a backward is two
+        nothing = np.zeros(cost.cluster.num_nics, np.int64)
+        begin = busy - last * (passes - 1) / passes
+        need = held(_grouped(copies, self.objective), cost)
+        return finish(cost, np.array([busy]), first / passes, begin, nothing, nothing, need, kinds > 1)[0]
 
     def _laid(
         self, batch: Batch, copies: Ints, pipeline: Ints, micro: Ints, notes: dict[str, float | str]
     ) -> tuple[Plan, ...]:
-        of, scheme = self.objective, _pipelines(copies, self.objective)
-        lead = np.cumsum(of.size[scheme]) - of.size[scheme]
-        alone = bool((of.size[scheme] == 1).all())
-        pipelines = None if alone else Pipelines(lead, of.tp[scheme], of.pp[scheme])
+        scheme, pipelines = _pipelines(copies, self.objective), _grouped(copies, self.objective)
+        lead = np.arange(len(scheme)) if pipelines is None else pipelines.lead
         number = np.zeros(len(scheme), np.int64)
         np.maximum.at(number, pipeline, micro + 1)
         turn = micro + number.max() - number[pipeline]  # all run the last one: its backward hides the reduction
@@ -139,6 +148,13 @@ def _pipelines(copies: Ints, of: Schemes) -> Ints:
     """The scheme of every pipeline, by falling tp: each then begins where a stage of its kind may."""
     index = np.lexsort((-of.pp, -of.tp))
     return np.repeat(index, copies[index])
+
+
+def _grouped(copies: Ints, of: Schemes) -> Pipelines | None:
+    """The strategy on ranks; None: every rank by itself."""
+    scheme = _pipelines(copies, of)
+    size = of.size[scheme]
+    return Pipelines(np.cumsum(size) - size, of.tp[scheme], of.pp[scheme]) if (size > 1).any() else None
 
 
 def told(copies: Ints, of: Schemes) -> str:
