@@ -148,11 +148,11 @@ def test_packing_against_every_partition() -> None:
             assert (held <= of.capacity[k]).all()
             assert (held > 0).all()
             gaps.append(float(total[0]) / best - 1)
+    print(f"packing: median {np.median(gaps):.4f}, worst {max(gaps):.4f}, {len(gaps)}")
     assert len(gaps) > 100
     assert min(gaps) > -1e-9
     assert np.median(gaps) < 1e-9
-    assert np.quantile(gaps, 0.9) < 0.01
-    assert max(gaps) < 0.05
+    assert max(gaps) < 0.02
 
 
 def test_dispatch_and_packing_against_every_assignment() -> None:
@@ -174,10 +174,11 @@ def test_dispatch_and_packing_against_every_assignment() -> None:
         copies = np.bincount(index, minlength=len(of))
         found: Found = system._assigned(copies, lengths, seconds, fits, 50)
         gaps.append(found.seconds / best[-1] - 1)
+    print(f"dispatch and packing: median {np.median(gaps):.4f}, worst {max(gaps):.4f}, {len(gaps)}")
     assert len(gaps) > 30
     assert min(gaps) > -1e-9
     assert np.median(gaps) < 1e-9
-    assert max(gaps) < 0.10
+    assert max(gaps) < 0.02
 
 
 def test_the_table_against_all_of_its_choices() -> None:
@@ -217,8 +218,8 @@ def test_the_whole_planner_against_every_strategy_dispatch_and_packing() -> None
     print(f"gaps: median {np.median(gaps):.4f}, 90 % {np.quantile(gaps, 0.9):.4f}, worst {max(gaps):.4f}, {len(gaps)}")
     assert len(gaps) > 40
     assert min(gaps) > -1e-9
-    assert np.median(gaps) < 0.01
-    assert max(gaps) < 0.15
+    assert np.median(gaps) < 1e-9
+    assert max(gaps) < 0.02
 
 
 @pytest.mark.parametrize("seed", range(3))

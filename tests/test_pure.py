@@ -11,9 +11,11 @@ ROOT = Path(__file__).parents[1]
 CORE = {
     "zbench.area", "zbench.batch", "zbench.bound", "zbench.build", "zbench.clock", "zbench.cluster",
     "zbench.collective", "zbench.cost", "zbench.dataflow", "zbench.layers", "zbench.memory", "zbench.metrics",
-    "zbench.model", "zbench.patterns", "zbench.plan", "zbench.protocols", "zbench.result", "zbench.rewrite",
+    "zbench.model", "zbench.one_f_one_b", "zbench.patterns", "zbench.pipelined", "zbench.pipelines", "zbench.plan",
+    "zbench.protocols", "zbench.result", "zbench.rewrite",
     "zbench.rewrite.order", "zbench.rewrite.remap", "zbench.rewrite.reverse", "zbench.rewrite.route",
-    "zbench.simulate", "zbench.units", "zbench.verify", "systems.ring", "systems.allgather", "systems.ulysses",
+    "zbench.simulate", "zbench.stage", "zbench.units", "zbench.verify",
+    "systems.ring", "systems.allgather", "systems.ulysses",
 }  # fmt: skip
 BLOCKED = ("torch", "hydra", "omegaconf", "wandb")
 PROGRAM = """

@@ -17,8 +17,9 @@ class StepResult:
     communication_seconds: [num_ranks] time in which at least one of the rank's transfers was under way, plus
         that of parameters and gradients (which may overlap them: never more than the step);
         exposed_seconds: the part of it with the compute lane idle.
-    nic_tx_bytes, nic_rx_bytes: [num_nics] bytes that crossed each NIC, attention and gradients.
-    nvlink_bytes: bytes that moved inside nodes, attention only (gradients are counted on NICs alone).
+    nic_tx_bytes, nic_rx_bytes: [num_nics] bytes that crossed each NIC: the same, and parameters and gradients.
+    nvlink_bytes: bytes that moved inside nodes for attention, tensor and pipeline parallelism (gradients are counted
+        on NICs alone).
     peak_bytes: [num_ranks] highest memory in use; capacity_bytes: what a rank has.
     out_of_memory: some rank's peak is above the capacity; a real run would have died here.
     loss: token-mean loss over the global batch; None where nothing was trained.
