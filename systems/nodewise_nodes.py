@@ -17,7 +17,6 @@ from zbench.area import TILE
 from zbench.plan import Ints
 
 Floats = NDArray[np.float64]
-LEAST_SHARE = 0.02  # of a node's even share of work: less room than this is not worth keys of a sequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,25 +47,43 @@ class Placement:
     load: Floats
 
 
-def place(
-    lengths: Ints, work: Floats, rates: Rates, num_nodes: int, cut: int, back: float, capacity: int
-) -> Placement | None:
-    """The `cut` longest sequences over nodes, the others whole; None where these do not fit.
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """cut: how many of the longest sequences are cut. wrap: each goes on where the one before ended; otherwise it
+    starts on the nodes with the most room. back: nodes with less room than this, of the roomiest of the sequence, are
+    front nodes. squeeze: room of a last node that is not worth it, in even shares of a node.
+    """
 
-    work: float64 [num_sequences], seconds. back: the share of a cut sequence's nodes that are back nodes.
-    capacity: tokens of a node.
+    cut: int
+    wrap: bool = False
+    back: float = 0.0
+    squeeze: float = 0.03
+
+
+def place(lengths: Ints, work: Floats, rates: Rates, num_nodes: int, rule: Rule, capacity: int) -> Placement | None:
+    """The longest sequences over nodes, the others whole; None where these do not fit.
+
+    work: float64 [num_sequences], seconds. capacity: tokens of a node.
     """
     order = np.argsort(-work, kind="stable")
     node = np.full(len(lengths), -1, np.int64)
-    whole = order[cut:]
+    whole, split = order[rule.cut :], order[: rule.cut]
     load, held, fits = _whole(work[whole], lengths[whole], num_nodes, capacity, node, whole)
     if not fits:
         return None
-    mean = float(work.sum() + rates.repack * lengths[order[:cut]].sum()) / num_nodes
-    cuts = tuple(_cut(int(seq), int(lengths[seq]), rates, load, mean, back) for seq in order[:cut])
-    for one in cuts:
+    mean = float(work.sum() + rates.repack * lengths[split].sum()) / num_nodes
+    turn = np.argsort(load, kind="stable")
+    cuts = []
+    for seq in split:
+        room = np.maximum(mean - load, 0.0)
+        if not rule.wrap:
+            turn = np.argsort(load, kind="stable")
+        one = _cut(int(seq), int(lengths[seq]), rates, room, turn[room[turn] > 0], mean, rule)
+        for row, n in enumerate(one.nodes):
+            load[n] += (rates.token + rates.repack) * one.tokens(row) + one.attention(row, rates)
         if len(one.nodes) == 1:
             node[one.seq] = one.nodes[0]
+        cuts.append(one)
     return Placement(node, tuple(one for one in cuts if len(one.nodes) > 1), load)
 
 
@@ -86,30 +103,32 @@ def _whole(work, tokens, num_nodes, capacity, node, index):  # type: ignore[no-u
     return load, held, True
 
 
-def _cut(seq: int, length: int, rates: Rates, load: Floats, mean: float, back: float) -> Cut:
-    """Adds the sequence's work to `load` as it cuts it."""
+def _cut(seq: int, length: int, rates: Rates, room: Floats, turn: Ints, mean: float, rule: Rule) -> Cut:
+    """room: [num_nodes], seconds; turn: nodes with some, in the order in which they are filled."""
     token = rates.token + rates.repack
     total = token * length + rates.prefix(length)
-    order = np.argsort(load, kind="stable")
-    room = np.maximum(mean - load[order], 0.0)
-    open_ = int((room > LEAST_SHARE * mean).sum())
-    enough = int(np.searchsorted(np.cumsum(room[:open_]), total * (1 - 1e-9))) + 1
-    count = max(min(enough, open_), 1)
-    nodes, room = order[:count], np.maximum(room[:count], 1e-12)
-    room = room * (total / room.sum()) if enough <= open_ else room + (total - room.sum()) / count
-    backs = max(int(np.ceil(back * count - 1e-9)), 1)
+    turn = turn if len(turn) else np.arange(1)
+    filled = np.cumsum(room[turn])
+    count = min(int(np.searchsorted(filled, total * (1 - 1e-9))) + 1, len(turn))
+    share = room[turn[:count]].copy()
+    if filled[count - 1] > total:
+        share[-1] -= filled[count - 1] - total
+    some = share > rule.squeeze * mean
+    some[np.argmax(share)] = True
+    nodes, share = turn[:count][some], np.maximum(share[some], 1e-12)
+    share += (total - share.sum()) / len(share)
+    front = share < rule.back * share.max()
+    front[np.argmax(share)] = False
     pieces: list[tuple[tuple[int, int], ...]] = []
     at = 0
-    for share in room[backs:]:
-        stop = _stretch(at, float(share), token, rates, length)
+    for seconds in share[front]:
+        stop = _stretch(at, float(seconds), token, rates, length)
         pieces.append(((at, stop),))
         at = stop
-    pieces = _zigzag(at, length, room[:backs]) + pieces
-    filled = [i for i, row in enumerate(pieces) if sum(stop - start for start, stop in row) > 0]
-    one = Cut(seq, nodes[filled], tuple(tuple(p for p in pieces[i] if p[1] > p[0]) for i in filled))
-    for row, n in enumerate(one.nodes):
-        load[n] += token * one.tokens(row) + one.attention(row, rates)
-    return one
+    rows = _zigzag(at, length, share[~front]) + pieces
+    nodes = np.concatenate([nodes[~front], nodes[front]])
+    kept = [i for i, row in enumerate(rows) if sum(stop - start for start, stop in row) > 0]
+    return Cut(seq, nodes[kept], tuple(tuple(p for p in rows[i] if p[1] > p[0]) for i in kept))
 
 
 def _stretch(start: int, seconds: float, token: float, rates: Rates, length: int) -> int:
@@ -135,3 +154,24 @@ def _zigzag(begin: int, end: int, shares: Floats) -> list[tuple[tuple[int, int],
 def _aligned(tokens: float) -> int:
     """A multiple of the kernel's tile: pieces that begin and end on one waste nothing."""
     return int(round(tokens / TILE)) * TILE
+
+
+def estimate(placed: Placement, lengths: Ints, rates: Rates, num_nodes: int, per_node: int) -> float:
+    """Seconds of a layer: in either direction of the slowest node linear modules, then attention or its keys on NICs."""
+    tokens, moved = np.zeros(num_nodes), np.zeros((2, num_nodes))
+    whole = placed.node >= 0
+    tokens += np.bincount(placed.node[whole], weights=lengths[whole], minlength=num_nodes)
+    for cut in placed.cuts:
+        count = len(cut.nodes)
+        for row, n in enumerate(cut.nodes):
+            tokens[n] += cut.tokens(row)
+            for other in range(count):
+                if other != row and cut.needs(row, other):
+                    moved[0, n] += cut.tokens(other)
+                    moved[1, cut.nodes[other]] += cut.tokens(other)
+    nic = moved.max(axis=0) * rates.across
+    linear = tokens * rates.token / per_node
+    attention = placed.load / per_node - linear
+    forward = linear / 3 + np.maximum(attention * rates.forward, nic)
+    backward = linear * 2 / 3 + np.maximum(attention * (1 - rates.forward), nic)
+    return float((forward + backward).max())

@@ -17,7 +17,8 @@ from zbench.plan import Ints
 class Rates:
     """token: linear modules and a layer's share of the head, a token. square, row: attention of the first n tokens of a
     sequence is square n^2 + row n. repack, exchange: a token of a sequence whose heads are exchanged inside a node: the
-    strided copies, and its q, kv and o (and their gradients) through one NVLink port, if all heads leave.
+    strided copies, and its q, kv and o (and their gradients) through one NVLink port, if all heads leave. across: its kv
+    through all NICs of a node, once. forward: share of the forward in attention.
     """
 
     token: float
@@ -25,6 +26,8 @@ class Rates:
     row: float
     repack: float
     exchange: float
+    across: float
+    forward: float
 
     @staticmethod
     def of(cost: Cost) -> "Rates":
@@ -45,6 +48,8 @@ class Rates:
             float((one - square * near**2) / near),
             float(repack[0]),
             float(inside[0]),
+            float(cost.transfer_seconds(np.array([kv]), np.array([True]))[0]) / cost.cluster.nics_per_node,
+            float(cost.whole_seconds(np.array([far]), False)[0] / two) * (passes - 2),
         )
 
     def prefix(self, tokens: float) -> float:
