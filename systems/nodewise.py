@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from systems.micro_batches import fitting
+from systems.nodewise_cuts import Bins, Placement, Rule, placements
 from systems.nodewise_lay import Layer, Shared
-from systems.nodewise_nodes import Placement, Rule, estimate, place
-from systems.nodewise_ranks import Inside, inside
+from systems.nodewise_ranks import inside
 from systems.nodewise_work import Rates, attention_seconds
 from systems.zeppelin_zones import capacity_tokens
 from zbench.batch import Batch
@@ -30,6 +30,7 @@ DEBUG = False
 class Nodewise:
     cost: Cost
     tries: int = 6
+    narrow: float = 1.0
     late: float = 0.25
     order: bool = True
 
@@ -42,31 +43,22 @@ class Nodewise:
         rates = Rates.of(self.cost)
         cluster = self.cost.cluster
         attention = attention_seconds(mine, self.cost)
-        work = attention + rates.token * mine
         capacity = max(capacity_tokens(self.cost), -(-int(mine.sum()) // cluster.num_ranks))
-        N = cluster.num_nodes
-        must = int((work > 1.02 * work.sum() / N).sum()) if N > 1 else 0
-        found = []
-        for cut in range(must, min(must + 4, len(mine)) + 1 if N > 1 else 1):
-            for rule in (Rule(cut, wrap, back, squeeze) for wrap in (False, True) for back in (0.0, 0.5, 0.9, 2.0) for squeeze in (0.03, 0.2)) if cut else (Rule(0),):
-                placed = place(mine, work, rates, N, rule, capacity * cluster.gpus_per_node)
-                if placed is not None:
-                    found.append((estimate(placed, mine, rates, N, cluster.gpus_per_node), rule, placed))
-        found.sort(key=lambda x: x[0])
+        N, P = cluster.num_nodes, cluster.gpus_per_node
+        bins = Bins(np.zeros(N), capacity * P, P, rates.across, rates.repack)
+        found = placements(mine, attention, rates, bins, rules(attention + rates.token * mine, bins, 4))
         best = None
-        seen = set()
-        for est, rule, placed in found:
-            if est in seen: continue
-            seen.add(est)
-            if len(seen) > self.tries: break
-            for chunks in (1, 2, 4):
-                plan = self._laid(mine, seqs, attention, placed, rates, capacity, chunks)
-                plan = reverse(plan, "keep")
-                parts = programs(plan, self.cost)
-                seconds = layer_seconds(plan, self.cost, LAYERS, parts)
-                if DEBUG: print(rule, chunks, round(est*1e3,2), round(seconds*1e3,2))
-                if best is None or seconds < best[0]:
-                    best = seconds, plan, parts
+        for placed in found[: self.tries]:
+            for narrow in (0.0, self.narrow) if self.narrow else (0.0,):
+                for chunks in (1, 2, 4):
+                    plan = self._laid(mine, seqs, attention, placed, rates, capacity, chunks, narrow)
+                    plan = reverse(plan, "keep")
+                    parts = programs(plan, self.cost)
+                    seconds = layer_seconds(plan, self.cost, LAYERS, parts)
+                    if DEBUG:
+                        print(placed.rule, chunks, narrow, round(placed.seconds * 1e3, 2), round(seconds * 1e3, 2))
+                    if best is None or seconds < best[0]:
+                        best = seconds, plan, parts
         assert best is not None
         seconds, plan, parts = best
         if self.order:
@@ -75,35 +67,60 @@ class Nodewise:
                 plan = ordered
         yield plan
 
-    def _laid(self, lengths: Ints, seqs: Ints, attention, placed: Placement, rates: Rates, capacity: int, chunks: int) -> Plan:
+    def _laid(self, lengths, seqs, attention, placed, rates, capacity, chunks, narrow) -> Plan:
         cluster, heads = self.cost.cluster, self.cost.model.num_heads
         P = cluster.gpus_per_node
         builder = Builder(lengths, cluster.num_ranks, heads, sequences=seqs)
-        layer = Layer(builder, chunks)
+        layer = Layer(builder)
         even = heads * np.arange(P + 1) // P
-        tokens, work = np.zeros(cluster.num_nodes, np.int64), np.zeros(cluster.num_nodes)
-        for cut in placed.cuts:
-            for row, n in enumerate(cut.nodes):
-                tokens[n] += cut.tokens(row)
-                work[n] += cut.attention(row, rates)
+        rows = placed.rows
+        size = rows[:, 3] - rows[:, 2] + rows[:, 5] - rows[:, 4]
+        seconds = rates.square * (rows[:, 3] ** 2 - rows[:, 2] ** 2 + rows[:, 5] ** 2 - rows[:, 4] ** 2) + rates.row * size
+        tokens = np.bincount(rows[:, 1], weights=size, minlength=cluster.num_nodes)
+        work = np.bincount(rows[:, 1], weights=seconds, minlength=cluster.num_nodes)
         shares = []
         rank = np.full(len(lengths), -1, np.int64)
         for n in range(cluster.num_nodes):
-            here = np.flatnonzero(placed.node == n)
+            here = np.flatnonzero(placed.bin == n)
+            ranks = n * P + np.arange(P)
             of = inside(lengths[here], attention[here], int(tokens[n]), float(work[n]), rates, P, heads, capacity, chunks)
+            if narrow:
+                base = np.full(P, work[n] / P)
+                bins = Bins(base, capacity, 1, rates.inside, 0.0, float(tokens[n]) * (rates.token + rates.repack))
+                found = placements(lengths[here], attention[here], rates, bins, rules(attention[here] + rates.token * lengths[here], bins, 3))
+                extra = rates.exchange * (P - 1) / P / chunks * tokens[n] / P
+                if found and found[0].seconds + extra < of.seconds * narrow:
+                    one = found[0]
+                    rank[here] = np.where(one.bin >= 0, n * P + one.bin, -1)
+                    load = base.copy()
+                    w = attention[here] + rates.token * lengths[here]
+                    load += np.bincount(one.bin[one.bin >= 0], weights=w[one.bin >= 0], minlength=P)
+                    for s in np.unique(one.rows[:, 0]):
+                        spans = one.rows[one.rows[:, 0] == s].copy()
+                        spans[:, 0] = here[s]
+                        group = []
+                        for span in spans:
+                            group.append(Shared.of_row(span, ranks[span[1] : span[1] + 1], np.ones(1), np.array([0, heads])))
+                            for a in (2, 4):
+                                z = span[a + 1] - span[a]
+                                load[span[1]] += (rates.token + rates.row) * z + rates.square * (span[a + 1] ** 2 - span[a] ** 2)
+                        layer.cut(group, spans, 1)
+                    share = np.full(P, 1 / P)
+                    room = np.maximum((load.sum() + bins.pool) / P - load, 0)
+                    if room.sum() > 0:
+                        share = room / room.sum()
+                    shares.append(share)
+                    continue
             rank[here] = np.where(of.rank >= 0, n * P + of.rank, -1)
             shares.append(of.share)
             group = here[of.rank < 0]
             if len(group):
-                layer.group(Shared(group, np.zeros_like(group), lengths[group], n * P + np.arange(P), of.share, of.heads))
+                layer.group(Shared(group, np.zeros_like(group), lengths[group], ranks, of.share, of.heads), chunks)
         local = np.flatnonzero(rank >= 0)
         layer.local(local, rank[local], self._late(local, rank[local], attention[local], cluster.num_ranks))
-        for cut in placed.cuts:
-            rows = []
-            for row, n in enumerate(cut.nodes):
-                pieces = np.array(cut.pieces[row], np.int64)
-                rows.append(Shared(np.full(len(pieces), cut.seq), pieces[:, 0], pieces[:, 1], n * P + np.arange(P), shares[n], even))
-            layer.cut(cut, rows)
+        for s in np.unique(rows[:, 0]):
+            spans = rows[rows[:, 0] == s]
+            layer.cut([Shared.of_row(span, span[1] * P + np.arange(P), shares[span[1]], even) for span in spans], spans, chunks)
         layer.done()
         return builder.build()
 
@@ -115,3 +132,17 @@ class Nodewise:
         late = np.zeros(len(seqs), bool)
         late[order] = run - begin <= self.late * total[rank[order]]
         return late
+
+
+def rules(work, bins: Bins, more: int) -> list[Rule]:
+    count = len(bins.base)
+    if count == 1:
+        return [Rule(0)]
+    must = int((work > 1.02 * (work.sum() + bins.base.sum() + bins.pool) / count).sum())
+    out = []
+    for cut in range(must, min(must + more, len(work)) + 1):
+        if not cut:
+            out.append(Rule(0))
+            continue
+        out += [Rule(cut, wrap, back, squeeze) for wrap in (False, True) for back in (0.0, 0.5, 0.9, 2.0) for squeeze in (0.03, 0.2)]
+    return out

@@ -80,17 +80,17 @@ def _split(  # type: ignore[no-untyped-def]
             best, best_k = seconds, k
     load, rank, _ = _local(tokens, attention, best_k, cut_attention / num_ranks, token, num_ranks, capacity)
     pool, heads_work = _pool(tokens, attention, best_k, cut_tokens)
-    level = _level(load, heads_work + pool * (token + repack))
-    room = np.maximum(level - load, 0.0)
-    bounds = np.zeros(num_ranks + 1, np.int64)
-    share = np.full(num_ranks, 1.0 / num_ranks)
+    held = np.zeros(num_ranks)
+    for s in range(count):
+        if rank[s] >= 0:
+            held[rank[s]] += tokens[s]
+    home = np.maximum(_level(held, pool) - held, 0.0)
+    share = home / home.sum() if home.sum() > 0 else np.full(num_ranks, 1.0 / num_ranks)
+    load += home * (token + repack)
+    room = np.maximum(_level(load, heads_work) - load, 0.0)
+    bounds = np.arange(num_ranks + 1) * num_heads // num_ranks
     if room.sum() > 0:
         bounds = np.round(np.cumsum(np.append(0.0, room)) / room.sum() * num_heads).astype(np.int64)
-        left = np.maximum(room - heads_work * (bounds[1:] - bounds[:-1]) / num_heads, 0.0)
-        if left.sum() > 0:
-            share = left / left.sum()
-    else:
-        bounds = np.arange(num_ranks + 1) * num_heads // num_ranks
     return rank, bounds, share, best
 
 

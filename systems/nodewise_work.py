@@ -18,7 +18,7 @@ class Rates:
     """token: linear modules and a layer's share of the head, a token. square, row: attention of the first n tokens of a
     sequence is square n^2 + row n. repack, exchange: a token of a sequence whose heads are exchanged inside a node: the
     strided copies, and its q, kv and o (and their gradients) through one NVLink port, if all heads leave. across: its kv
-    through all NICs of a node, once. forward: share of the forward in attention.
+    through all NICs of a node, once. inside: through one NVLink port. forward: share of the forward in attention.
     """
 
     token: float
@@ -27,6 +27,7 @@ class Rates:
     repack: float
     exchange: float
     across: float
+    inside: float
     forward: float
 
     @staticmethod
@@ -49,6 +50,7 @@ class Rates:
             float(repack[0]),
             float(inside[0]),
             float(cost.transfer_seconds(np.array([kv]), np.array([True]))[0]) / cost.cluster.nics_per_node,
+            float(cost.transfer_seconds(np.array([kv]), np.array([False]))[0]),
             float(cost.whole_seconds(np.array([far]), False)[0] / two) * (passes - 2),
         )
 

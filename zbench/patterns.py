@@ -124,7 +124,7 @@ def _ring(rows: Ints, ranks: Ints, bounds: Ints, inner: int) -> Ops:
 def _exchange(ids: Ints, ranks: Ints, bounds: Ints, tensor: int) -> Ops:
     """All-to-all inside rows: each block's head range u to the row's rank u, in rounds of shifted partners."""
     shift, group, row, col = (axis.reshape(-1) for axis in np.indices((ranks.shape[2] - 1, *ranks.shape)))
-    to = _partner(col, shift + 1, ranks.shape[2])
+    to = partner(col, shift + 1, ranks.shape[2])
     return Ops.transfers(
         tensor, ranks[group, row, col], ranks[group, row, to], (bounds[to], bounds[to + 1]), ids[group, row, col]
     )
@@ -133,7 +133,7 @@ def _exchange(ids: Ints, ranks: Ints, bounds: Ints, tensor: int) -> Ops:
 def _return(ids: Ints, ranks: Ints, bounds: Ints) -> Ops:
     """The way back: rank u's heads of o to the home of every block of its row."""
     shift, group, row, col = (axis.reshape(-1) for axis in np.indices((ranks.shape[2] - 1, *ranks.shape)))
-    to = _partner(col, shift + 1, ranks.shape[2])
+    to = partner(col, shift + 1, ranks.shape[2])
     return Ops.transfers(
         O, ranks[group, row, col], ranks[group, row, to], (bounds[col], bounds[col + 1]), ids[group, row, to]
     )
@@ -187,7 +187,7 @@ def all_gather(builder: Builder, seq: Ints, start: Ints, stop: Ints, owner: Ints
     builder.add_ops(Ops.attends(ranks.reshape(-1), all_heads, ids.reshape(-1), np.repeat(everything, ranks.size)))
 
 
-def _partner(col: Ints, turn: Ints, count: int) -> Ints:
+def partner(col: Ints, turn: Ints, count: int) -> Ints:
     """Whom each of `count` ranks sends to in round `turn`: everybody sends and receives one message a round.
 
     Powers of two pair ranks off (exclusive or), so that a round's partners are all in the same node or all
