@@ -30,7 +30,7 @@ DEBUG = False
 class Nodewise:
     cost: Cost
     tries: int = 6
-    narrow: float = 1.0
+    chunks: tuple[int, ...] = (1, 2, 4)
     late: float = 0.25
     order: bool = True
 
@@ -49,16 +49,15 @@ class Nodewise:
         found = placements(mine, attention, rates, bins, rules(attention + rates.token * mine, bins, 4))
         best = None
         for placed in found[: self.tries]:
-            for narrow in (0.0, self.narrow) if self.narrow else (0.0,):
-                for chunks in (1, 2, 4):
-                    plan = self._laid(mine, seqs, attention, placed, rates, capacity, chunks, narrow)
-                    plan = reverse(plan, "keep")
-                    parts = programs(plan, self.cost)
-                    seconds = layer_seconds(plan, self.cost, LAYERS, parts)
-                    if DEBUG:
-                        print(placed.rule, chunks, narrow, round(placed.seconds * 1e3, 2), round(seconds * 1e3, 2))
-                    if best is None or seconds < best[0]:
-                        best = seconds, plan, parts
+            for chunks in self.chunks:
+                plan = self._laid(mine, seqs, attention, placed, rates, capacity, chunks)
+                plan = reverse(plan, "keep")
+                parts = programs(plan, self.cost)
+                seconds = layer_seconds(plan, self.cost, LAYERS, parts)
+                if DEBUG:
+                    print(placed.rule, chunks, round(placed.seconds * 1e3, 2), round(seconds * 1e3, 2))
+                if best is None or seconds < best[0]:
+                    best = seconds, plan, parts
         assert best is not None
         seconds, plan, parts = best
         if self.order:
@@ -67,7 +66,7 @@ class Nodewise:
                 plan = ordered
         yield plan
 
-    def _laid(self, lengths, seqs, attention, placed, rates, capacity, chunks, narrow) -> Plan:
+    def _laid(self, lengths, seqs, attention, placed, rates, capacity, chunks) -> Plan:
         cluster, heads = self.cost.cluster, self.cost.model.num_heads
         P = cluster.gpus_per_node
         builder = Builder(lengths, cluster.num_ranks, heads, sequences=seqs)
@@ -84,33 +83,6 @@ class Nodewise:
             here = np.flatnonzero(placed.bin == n)
             ranks = n * P + np.arange(P)
             of = inside(lengths[here], attention[here], int(tokens[n]), float(work[n]), rates, P, heads, capacity, chunks)
-            if narrow:
-                base = np.full(P, work[n] / P)
-                bins = Bins(base, capacity, 1, rates.inside, 0.0, float(tokens[n]) * (rates.token + rates.repack))
-                found = placements(lengths[here], attention[here], rates, bins, rules(attention[here] + rates.token * lengths[here], bins, 3))
-                extra = rates.exchange * (P - 1) / P / chunks * tokens[n] / P
-                if found and found[0].seconds + extra < of.seconds * narrow:
-                    one = found[0]
-                    rank[here] = np.where(one.bin >= 0, n * P + one.bin, -1)
-                    load = base.copy()
-                    w = attention[here] + rates.token * lengths[here]
-                    load += np.bincount(one.bin[one.bin >= 0], weights=w[one.bin >= 0], minlength=P)
-                    for s in np.unique(one.rows[:, 0]):
-                        spans = one.rows[one.rows[:, 0] == s].copy()
-                        spans[:, 0] = here[s]
-                        group = []
-                        for span in spans:
-                            group.append(Shared.of_row(span, ranks[span[1] : span[1] + 1], np.ones(1), np.array([0, heads])))
-                            for a in (2, 4):
-                                z = span[a + 1] - span[a]
-                                load[span[1]] += (rates.token + rates.row) * z + rates.square * (span[a + 1] ** 2 - span[a] ** 2)
-                        layer.cut(group, spans, 1)
-                    share = np.full(P, 1 / P)
-                    room = np.maximum((load.sum() + bins.pool) / P - load, 0)
-                    if room.sum() > 0:
-                        share = room / room.sum()
-                    shares.append(share)
-                    continue
             rank[here] = np.where(of.rank >= 0, n * P + of.rank, -1)
             shares.append(of.share)
             group = here[of.rank < 0]
@@ -144,5 +116,5 @@ def rules(work, bins: Bins, more: int) -> list[Rule]:
         if not cut:
             out.append(Rule(0))
             continue
-        out += [Rule(cut, wrap, back, squeeze) for wrap in (False, True) for back in (0.0, 0.5, 0.9, 2.0) for squeeze in (0.03, 0.2)]
+        out += [Rule(cut, first, wrap, back, squeeze) for first in (False, True) for wrap in (False, True) for back in (0.0, 0.5, 0.9, 2.0) for squeeze in (0.03, 0.2)]
     return out

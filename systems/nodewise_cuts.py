@@ -21,12 +21,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """cut: how many of the longest sequences are cut. wrap: each goes on where the one before ended; otherwise it
+    """cut: how many of the longest sequences are cut. first: before the others are placed, so that they get bins of
+    their own; otherwise they fill what the others leave. wrap: each goes on where the one before ended; otherwise it
     starts in the bins with the most room. back: bins with less room than this, of the roomiest of the sequence, are
     front bins. squeeze: room that is not worth it, in even shares of a bin.
     """
 
     cut: int
+    first: bool = False
     wrap: bool = False
     back: float = 0.0
     squeeze: float = 0.03
@@ -70,7 +72,7 @@ def placements(lengths: Ints, attention: Floats, rates: Rates, bins: Bins, rules
     for rule in rules:
         where, rows, load, fits = _place(
             tokens, work, rates.token, rates.square, rates.row, bins.repack, bins.pool, bins.base, bins.capacity,
-            rule.cut, rule.wrap, rule.back, rule.squeeze,
+            rule.cut, rule.first, rule.wrap, rule.back, rule.squeeze,
         )  # fmt: skip
         if not fits:
             continue
@@ -99,16 +101,18 @@ def _needs(row, other):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _place(  # type: ignore[no-untyped-def]
-    tokens, attention, token, square, row, repack, pool, base, capacity, cut, wrap, back, squeeze
+    tokens, attention, token, square, row, repack, pool, base, capacity, cut, first, wrap, back, squeeze
 ):
     """Sequences sorted, most work first. Returns (bin, rows, load, whether all fit)."""
     count, bins = len(tokens), len(base)
     where, load, held = np.full(count, -1, np.int64), base.copy(), np.zeros(bins, np.int64)
-    rows, used = np.zeros((cut * bins, 6), np.int64), 0
+    rows = np.zeros((cut * bins, 6), np.int64)
     total = pool + base.sum()
     for s in range(count):
         total += attention[s] + (token + (repack if s < cut else 0.0)) * tokens[s]
-    mean = total / bins
+    mean, used = total / bins, 0
+    if first:
+        used = _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, mean, where, load, held, rows)
     for s in range(cut, count):
         best = -1
         for b in range(bins):
@@ -119,6 +123,15 @@ def _place(  # type: ignore[no-untyped-def]
         where[s] = best
         load[best] += attention[s] + token * tokens[s]
         held[best] += tokens[s]
+    if not first:
+        used = _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, mean, where, load, held, rows)
+    return where, rows[:used], load, True
+
+
+@nb.njit(cache=True)
+def _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, mean, where, load, held, rows):  # type: ignore[no-untyped-def]
+    """Cuts the first `cut` sequences over bins with room up to `mean`; returns the number of rows."""
+    bins, used = len(load), 0
     turn = np.argsort(load, kind="mergesort")
     chosen, share = np.empty(bins, np.int64), np.empty(bins)
     for s in range(cut):
@@ -148,7 +161,7 @@ def _place(  # type: ignore[no-untyped-def]
             where[s] = rows[used, 1]
         else:
             used += added
-    return where, rows[:used], load, True
+    return used
 
 
 @nb.njit(cache=True)
