@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from systems.micro_batches import fitting
-from systems.nodewise_cuts import Bins, Placement, Rule, placements
+from systems.nodewise_cuts import Bins, Rule, placements
 from systems.nodewise_lay import Layer, Shared
 from systems.nodewise_ranks import inside
 from systems.nodewise_work import Rates, attention_seconds
@@ -31,8 +31,7 @@ class Nodewise:
     cost: Cost
     tries: int = 6
     chunks: tuple[int, ...] = (1, 2, 4)
-    late: float = 0.25
-    order: bool = True
+    order: bool = False
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         lengths = batch.lengths
@@ -70,7 +69,7 @@ class Nodewise:
         cluster, heads = self.cost.cluster, self.cost.model.num_heads
         P = cluster.gpus_per_node
         builder = Builder(lengths, cluster.num_ranks, heads, sequences=seqs)
-        layer = Layer(builder)
+        layer = Layer(builder, P, chunks)
         even = heads * np.arange(P + 1) // P
         rows = placed.rows
         size = rows[:, 3] - rows[:, 2] + rows[:, 5] - rows[:, 4]
@@ -87,23 +86,14 @@ class Nodewise:
             shares.append(of.share)
             group = here[of.rank < 0]
             if len(group):
-                layer.group(Shared(group, np.zeros_like(group), lengths[group], ranks, of.share, of.heads), chunks)
+                layer.group(Shared(group, np.zeros_like(group), lengths[group], ranks, of.share, of.heads))
         local = np.flatnonzero(rank >= 0)
-        layer.local(local, rank[local], self._late(local, rank[local], attention[local], cluster.num_ranks))
+        layer.local(local, rank[local])
         for s in np.unique(rows[:, 0]):
             spans = rows[rows[:, 0] == s]
-            layer.cut([Shared.of_row(span, span[1] * P + np.arange(P), shares[span[1]], even) for span in spans], spans, chunks)
+            layer.cut([Shared.of_row(span, span[1] * P + np.arange(P), shares[span[1]], even) for span in spans], spans)
         layer.done()
         return builder.build()
-
-    def _late(self, seqs, rank, attention, num_ranks):
-        total = np.bincount(rank, weights=attention, minlength=num_ranks)
-        order = np.lexsort((attention, rank))
-        run = np.cumsum(attention[order])
-        begin = np.concatenate([[0.0], np.cumsum(total)])[rank[order]]
-        late = np.zeros(len(seqs), bool)
-        late[order] = run - begin <= self.late * total[rank[order]]
-        return late
 
 
 def rules(work, bins: Bins, more: int) -> list[Rule]:
