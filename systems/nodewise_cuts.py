@@ -21,10 +21,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """cut: how many of the longest sequences are cut. first: before the others are placed, so that they get bins of
+    """How cut sequences are placed.
+
+    cut: how many of the longest sequences are cut. first: before the others are placed, so that they get bins of
     their own; otherwise they fill what the others leave. wrap: each goes on where the one before ended; otherwise it
     starts in the bins with the most room. back: bins with less room than this, of the roomiest of the sequence, are
-    front bins. squeeze: room that is not worth it, in even shares of a bin.
+    front bins. squeeze: room that is not worth it, in even shares of a bin. even: the same share in all bins.
     """
 
     cut: int
@@ -32,59 +34,67 @@ class Rule:
     wrap: bool = False
     back: float = 0.0
     squeeze: float = 0.03
+    even: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """rule, seconds: what made it, and its estimate for a layer. bin: int64 [num_sequences], -1 for cut ones.
-
-    rows: int64 [n, 6], of cut sequences: sequence, bin, and two pieces' starts and stops, the second may be empty.
+    """bin: int64 [num_sequences], -1 for cut ones. rows: int64 [n, 6], of these: sequence, bin, and two pieces'
+    starts and stops; the second may be empty. linear, busy, way: float64 [num_bins], seconds of a GPU's linear modules
+    and attention, and of the keys on the bin's links.
     """
 
     rule: Rule
-    seconds: float
     bin: Ints
     rows: Ints
+    linear: Floats
+    busy: Floats
+    way: Floats
+
+    def seconds(self, forward: float, more: Floats | float = 0.0) -> float:
+        """Estimate for a layer: in either direction of the slowest bin linear modules, then attention or its keys.
+
+        forward: its share in attention. more: seconds that are added to attention, [num_bins].
+        """
+        busy = self.busy + more
+        both = np.maximum(forward * busy, self.way) + np.maximum((1 - forward) * busy, self.way)
+        return float((self.linear + both).max())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Bins:
-    """base: float64 [num_bins], seconds every bin already has. capacity: tokens of a bin; ranks: GPUs of one.
+    """count; capacity: tokens of one; ranks: GPUs of one.
 
     moved: seconds in which the kv of a token gets through a bin's links. repack: of a cut sequence's token.
-    pool: seconds of work that fills up bins in the end.
     """
 
-    base: Floats
+    count: int
     capacity: int
     ranks: int
     moved: float
     repack: float
-    pool: float = 0.0
 
 
 def placements(lengths: Ints, attention: Floats, rates: Rates, bins: Bins, rules: list[Rule]) -> list[Placement]:
     """By every rule under which sequences fit; distinct ones, the best estimate first."""
     order = np.argsort(-(attention + rates.token * lengths), kind="stable")
     tokens, work = lengths[order], attention[order]
-    found: list[Placement] = []
-    seen = set()
+    found: dict[float, Placement] = {}
     for rule in rules:
         where, rows, load, fits = _place(
-            tokens, work, rates.token, rates.square, rates.row, bins.repack, bins.pool, bins.base, bins.capacity,
-            rule.cut, rule.first, rule.wrap, rule.back, rule.squeeze,
+            tokens, work, rates.token, rates.square, rates.row, bins.repack, bins.count, bins.capacity,
+            rule.cut, rule.first, rule.wrap, rule.back, rule.squeeze, rule.even,
         )  # fmt: skip
         if not fits:
             continue
-        seconds = _estimate(tokens, where, rows, load, rates.token, rates.forward, bins.pool, bins.moved, bins.ranks)
-        if seconds in seen:
-            continue
-        seen.add(seconds)
+        held, moved = _held(tokens, where, rows, bins.count)
         at = np.empty(len(lengths), np.int64)
         at[order] = where
         rows[:, 0] = order[rows[:, 0]]
-        found.append(Placement(rule, float(seconds), at, rows))
-    return sorted(found, key=lambda one: one.seconds)
+        linear = held * rates.token / bins.ranks
+        one = Placement(rule, at, rows, linear, load / bins.ranks - linear, moved * bins.moved)
+        found.setdefault(one.seconds(rates.forward), one)
+    return [found[seconds] for seconds in sorted(found)]
 
 
 def needs(row: Ints, other: Ints) -> bool:
@@ -101,18 +111,18 @@ def _needs(row, other):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _place(  # type: ignore[no-untyped-def]
-    tokens, attention, token, square, row, repack, pool, base, capacity, cut, first, wrap, back, squeeze
+    tokens, attention, token, square, row, repack, bins, capacity, cut, first, wrap, back, squeeze, even
 ):
     """Sequences sorted, most work first. Returns (bin, rows, load, whether all fit)."""
-    count, bins = len(tokens), len(base)
-    where, load, held = np.full(count, -1, np.int64), base.copy(), np.zeros(bins, np.int64)
+    count = len(tokens)
+    where, load, held = np.full(count, -1, np.int64), np.zeros(bins), np.zeros(bins, np.int64)
     rows = np.zeros((cut * bins, 6), np.int64)
-    total = pool + base.sum()
+    total = 0.0
     for s in range(count):
         total += attention[s] + (token + (repack if s < cut else 0.0)) * tokens[s]
     mean, used = total / bins, 0
     if first:
-        used = _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, mean, where, load, held, rows)
+        used = _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, mean, where, load, held, rows)
     for s in range(cut, count):
         best = -1
         for b in range(bins):
@@ -124,12 +134,12 @@ def _place(  # type: ignore[no-untyped-def]
         load[best] += attention[s] + token * tokens[s]
         held[best] += tokens[s]
     if not first:
-        used = _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, mean, where, load, held, rows)
+        used = _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, mean, where, load, held, rows)
     return where, rows[:used], load, True
 
 
 @nb.njit(cache=True)
-def _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, mean, where, load, held, rows):  # type: ignore[no-untyped-def]
+def _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, mean, where, load, held, rows):  # type: ignore[no-untyped-def]
     """Cuts the first `cut` sequences over bins with room up to `mean`; returns the number of rows."""
     bins, used = len(load), 0
     turn = np.argsort(load, kind="mergesort")
@@ -147,6 +157,8 @@ def _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, mean, wh
             left -= max(take, 0.0)
             if left <= 1e-9 * work:
                 break
+        if even:
+            chosen[:], share[:], n = np.arange(bins), work / bins, bins
         if n == 0:
             chosen[0], share[0], n = turn[0], work, 1
         share[:n] += (work - share[:n].sum()) / n
@@ -210,9 +222,8 @@ def _cut(s, length, token, square, row, chosen, share, back, rows):  # type: ign
 
 
 @nb.njit(cache=True)
-def _estimate(tokens, where, rows, load, token, forward, pool, moved, ranks):  # type: ignore[no-untyped-def]
-    """Seconds of a layer: in either direction of the slowest bin linear modules, then attention or its keys' way."""
-    bins = len(load)
+def _held(tokens, where, rows, bins):  # type: ignore[no-untyped-def]
+    """(tokens of every bin, those whose keys it sends or receives, whichever is more)."""
     held, sent, came = np.zeros(bins), np.zeros(bins), np.zeros(bins)
     for s in range(len(tokens)):
         if where[s] >= 0:
@@ -224,10 +235,4 @@ def _estimate(tokens, where, rows, load, token, forward, pool, moved, ranks):  #
                 size = rows[j, 3] - rows[j, 2] + rows[j, 5] - rows[j, 4]
                 came[rows[i, 1]] += size
                 sent[rows[j, 1]] += size
-    worst, mean = 0.0, (load.sum() + pool) / bins
-    for b in range(bins):
-        work = (load[b] + max(mean - load[b], 0.0) * (1 if pool > 0 else 0)) / ranks
-        linear = held[b] * token / ranks
-        busy, way = work - linear, max(came[b], sent[b]) * moved
-        worst = max(worst, linear + max(forward * busy, way) + max((1 - forward) * busy, way))
-    return worst
+    return held, np.maximum(sent, came)

@@ -41,13 +41,13 @@ def inside(
     num_heads: int,
     capacity: int,
     chunks: int,
-    most: int = TRIES,
+    homes: bool = True,
 ) -> Inside:
     """For whole sequences (their lengths and attention, [n]) and what of cut ones is on the node."""
     order = np.argsort(-(attention + rates.token * lengths), kind="stable")
     found = _split(
         lengths[order], attention[order], cut_tokens, cut_attention, rates.token, rates.repack,
-        rates.exchange * (num_ranks - 1) / num_ranks / chunks, num_ranks, num_heads, capacity, most,
+        rates.exchange * (num_ranks - 1) / num_ranks / chunks, num_ranks, num_heads, capacity, homes,
     )  # fmt: skip
     rank = np.empty(len(lengths), np.int64)
     rank[order], heads, share, seconds = found
@@ -56,7 +56,7 @@ def inside(
 
 @nb.njit(cache=True)
 def _split(  # type: ignore[no-untyped-def]
-    tokens, attention, cut_tokens, cut_attention, token, repack, exchange, num_ranks, num_heads, capacity, most
+    tokens, attention, cut_tokens, cut_attention, token, repack, exchange, num_ranks, num_heads, capacity, homes
 ):
     """Sequences sorted, most work first. Tries to share the first k for growing k; the best estimate is taken."""
     count = len(tokens)
@@ -69,7 +69,7 @@ def _split(  # type: ignore[no-untyped-def]
         must += 1
     if num_ranks == 1:
         must = 0
-    for k in range(must, min(count, must + (most if num_ranks > 1 else 0)) + 1):
+    for k in range(must, min(count, must + (TRIES if num_ranks > 1 else 0)) + 1):
         load, _, fits = _local(tokens, attention, k, cut_attention / num_ranks, token, num_ranks, capacity)
         if not fits:
             continue
@@ -84,7 +84,7 @@ def _split(  # type: ignore[no-untyped-def]
     for s in range(count):
         if rank[s] >= 0:
             held[rank[s]] += tokens[s]
-    home = np.maximum(_level(held, pool) - held, 0.0)
+    home = np.maximum(_level(held, pool) - held, 0.0) if homes else np.full(num_ranks, pool / num_ranks)
     share = home / home.sum() if home.sum() > 0 else np.full(num_ranks, 1.0 / num_ranks)
     load += home * (token + repack)
     room = np.maximum(_level(load, heads_work) - load, 0.0)

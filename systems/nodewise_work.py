@@ -18,7 +18,8 @@ class Rates:
     """token: linear modules and a layer's share of the head, a token. square, row: attention of the first n tokens of a
     sequence is square n^2 + row n. repack, exchange: a token of a sequence whose heads are exchanged inside a node: the
     strided copies, and its q, kv and o (and their gradients) through one NVLink port, if all heads leave. across: its kv
-    through all NICs of a node, once. inside: through one NVLink port. forward: share of the forward in attention.
+    through all NICs of a node, once. inside: through one NVLink port. forward: share of the forward in
+    attention. call: start of an attention call's kernels.
     """
 
     token: float
@@ -29,6 +30,7 @@ class Rates:
     across: float
     inside: float
     forward: float
+    call: float
 
     @staticmethod
     def of(cost: Cost) -> "Rates":
@@ -52,6 +54,7 @@ class Rates:
             float(cost.transfer_seconds(np.array([kv]), np.array([True]))[0]) / cost.cluster.nics_per_node,
             float(cost.transfer_seconds(np.array([kv]), np.array([False]))[0]),
             float(cost.whole_seconds(np.array([far]), False)[0] / two) * (passes - 2),
+            9 * cost.cluster.device.kernel_seconds,
         )
 
     def prefix(self, tokens: float) -> float:
