@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 
 from systems.micro_batches import fitting
-from systems.nodewise_cuts import Bins, Placement, Rule, placements
+from systems.nodewise_cuts import Bins, Rule, placements
 from systems.nodewise_plan import Layout, laid, layout
 from systems.nodewise_work import Rates, attention_seconds
 from systems.zeppelin_zones import capacity_tokens
@@ -25,8 +25,10 @@ from zbench.simulate import layer_seconds, programs
 
 LAYERS = 3  # played to compare plans: in one, ranks that run ahead into the next layer look idle
 MORE = 4  # most sequences that are cut beyond those too long for a node
-BACKS, SQUEEZES = (0.0, 0.5, 0.9, 2.0), (0.03, 0.2)  # of Rule
+BACKS, SQUEEZES, WIDES = (0.0, 0.5, 0.9, 2.0), (0.03, 0.2), (2, 4)  # of Rule
 LOOKED = 4  # placements whose nodes are looked into, for each one that is played
+NEAR = 1.1  # times the best estimate
+TIGHT = 0.8  # of the tokens a GPU has room for, where plans with all of them do not fit memory
 SLACK = 1.02  # sequences of more than so many even shares of a node are always cut
 
 
@@ -54,6 +56,7 @@ class Nodewise:
     front: bool = True
     first: bool = True
     homes: bool = True
+    wide: bool = True
     order: bool = False
 
     def __post_init__(self) -> None:
@@ -63,7 +66,7 @@ class Nodewise:
             raise ValueError(f"system.chunks is {self.chunks!r}; it takes a list of whole numbers, as in [2, 4]")
         for chunks in self.chunks:
             _check_whole("system.chunks", chunks)
-        for name in ("heads", "fewest", "front", "first", "homes", "order"):
+        for name in ("heads", "fewest", "front", "first", "wide", "homes", "order"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes true or false")
 
@@ -81,19 +84,22 @@ class Nodewise:
             )
         attention = attention_seconds(lengths, self.cost)
         nodes, ranks = cluster.num_nodes, cluster.gpus_per_node
-        room = max(capacity_tokens(self.cost), -(-int(lengths.sum()) // cluster.num_ranks))
-        bins = Bins(nodes, room * ranks, ranks, rates.across, rates.repack if self.heads else 0.0)
-        found = placements(lengths, attention, rates, bins, self._rules(attention + rates.token * lengths, nodes))
-        layouts = [
-            layout(one, lengths, attention, rates, cluster, self.cost.model.num_heads, room, self.chunks[0], self.homes)
-            for one in (found[: LOOKED * self.tries] if self.tries > 1 else found[:LOOKED])
-        ]
-        layouts.sort(key=lambda one: one.seconds)
-        plan, best = self._played(lengths, seqs, layouts)
-        yield plan
+        mean = -(-int(lengths.sum()) // cluster.num_ranks)
+        rules = self._rules(attention + rates.token * lengths, nodes, ranks)
+        room = max(capacity_tokens(self.cost), mean)
+        for most in (room, max(int(TIGHT * room), int(1.02 * mean))):
+            bins = Bins(nodes, most * ranks, ranks, rates.across, rates.repack if self.heads else 0.0)
+            found = placements(lengths, attention, rates, bins, rules)
+            layouts = [
+                layout(one, lengths, attention, rates, cluster, self.cost.model.num_heads, most, self.chunks[0], self.homes)
+                for one in found[: LOOKED * self.tries]
+            ]
+            if layouts:
+                plan = self._played(lengths, seqs, _spread(layouts))
+                yield plan
         yield reverse(replace(plan, backward=plan.backward.take(slice(0, 0))), "regather")
 
-    def _rules(self, work: Floats, nodes: int) -> list[Rule]:
+    def _rules(self, work: Floats, nodes: int, ranks: int) -> list[Rule]:
         if nodes == 1:
             return [Rule(0)]
         must = int((work > SLACK * work.sum() / nodes).sum())
@@ -105,9 +111,12 @@ class Nodewise:
                 found.append(Rule(cut, even=True))
                 continue
             found += [Rule(cut, *rest) for rest in product(firsts, (False, True), backs, SQUEEZES)]
+            for wide in WIDES if self.wide and ranks > 1 else ():
+                if nodes >= 2 * wide and self.cost.model.num_heads >= wide * ranks:
+                    found += [Rule(cut, *rest, wide=wide) for rest in product(firsts, (False, True), (0.0,), SQUEEZES)]
         return found
 
-    def _played(self, lengths: Ints, seqs: Ints, layouts: list[Layout]) -> tuple[Plan, float]:
+    def _played(self, lengths: Ints, seqs: Ints, layouts: list[Layout]) -> Plan:
         """The fastest plan, of the best few layouts with the first number of chunks, then of the best with others."""
         best: tuple[float, Plan, Layout] | None = None
         left = self.operations
@@ -122,7 +131,7 @@ class Nodewise:
             plan = reverse(laid(one, lengths, seqs, self.cost.cluster.num_ranks, self.cost.model.num_heads, chunks), "keep")
             left -= len(plan.forward) + len(plan.backward)
             if self.tries == 1 and len(self.chunks) == 1:
-                return plan, one.seconds
+                return plan
             seconds = layer_seconds(plan, self.cost, LAYERS)
             if DEBUG: print(one.placement.rule, chunks, round(1e3*one.seconds,3), round(1e3*seconds,3))
             if best is None or seconds < best[0]:
@@ -133,9 +142,22 @@ class Nodewise:
             ordered, _, parts = scheduled(plan, self.cost, programs(plan, self.cost))
             if layer_seconds(ordered, self.cost, LAYERS, parts) < best[0]:
                 plan = ordered
-        return plan, best[0]
+        return plan
 
 DEBUG = False
+
+
+def _spread(layouts: list[Layout]) -> list[Layout]:
+    """The best estimate first, then the best of every other kind that is not far behind, then the others: estimates
+    of one kind are off in the same direction."""
+    layouts = sorted(layouts, key=lambda one: one.seconds)
+    kinds: dict[tuple[bool, bool], Layout] = {}
+    for one in layouts:
+        if one.seconds < NEAR * layouts[0].seconds:
+            kinds.setdefault((one.placement.rule.first, one.placement.rule.wide > 1), one)
+    chosen = list(kinds.values())
+    return chosen + [one for one in layouts if all(one is not other for other in chosen)]
+
 
 def _check_whole(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

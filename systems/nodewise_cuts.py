@@ -27,6 +27,7 @@ class Rule:
     their own; otherwise they fill what the others leave. wrap: each goes on where the one before ended; otherwise it
     starts in the bins with the most room. back: bins with less room than this, of the roomiest of the sequence, are
     front bins. squeeze: room that is not worth it, in even shares of a bin. even: the same share in all bins.
+    wide: of a sequence in at least twice as many bins so many share heads each: fewer keys cross.
     """
 
     cut: int
@@ -35,6 +36,7 @@ class Rule:
     back: float = 0.0
     squeeze: float = 0.03
     even: bool = False
+    wide: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,18 +85,31 @@ def placements(lengths: Ints, attention: Floats, rates: Rates, bins: Bins, rules
     for rule in rules:
         where, rows, load, fits = _place(
             tokens, work, rates.token, rates.square, rates.row, bins.repack, bins.count, bins.capacity,
-            rule.cut, rule.first, rule.wrap, rule.back, rule.squeeze, rule.even,
+            rule.cut, rule.first, rule.wrap, rule.back, rule.squeeze, rule.even, rule.wide,
         )  # fmt: skip
         if not fits:
             continue
-        held, moved = _held(tokens, where, rows, bins.count)
+        held, moved = _held(tokens, where, rows, bins.count, rule.wide)
         at = np.empty(len(lengths), np.int64)
         at[order] = where
         rows[:, 0] = order[rows[:, 0]]
         linear = held * rates.token / bins.ranks
-        one = Placement(rule, at, rows, linear, load / bins.ranks - linear, moved * bins.moved)
+        busy = load / bins.ranks - linear
+        if rule.wide > 1:
+            for group in groups(rows, rule.wide):
+                linear[rows[group, 1]] = linear[rows[group, 1]].max()  # the first exchange waits for all of them
+        one = Placement(rule, at, rows, linear, busy, moved * bins.moved)
         found.setdefault(one.seconds(rates.forward), one)
     return [found[seconds] for seconds in sorted(found)]
+
+
+def groups(rows: Ints, wide: int) -> list[Ints]:
+    """Indices of the rows that share heads, for every group of a sequence that has any: `wide` rows, else one."""
+    found = []
+    for seq in np.unique(rows[:, 0]):
+        mine = np.flatnonzero(rows[:, 0] == seq)
+        found += list(mine.reshape(-1, wide if len(mine) >= 2 * wide else 1))
+    return found
 
 
 def needs(row: Ints, other: Ints) -> bool:
@@ -111,7 +126,7 @@ def _needs(row, other):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _place(  # type: ignore[no-untyped-def]
-    tokens, attention, token, square, row, repack, bins, capacity, cut, first, wrap, back, squeeze, even
+    tokens, attention, token, square, row, repack, bins, capacity, cut, first, wrap, back, squeeze, even, wide
 ):
     """Sequences sorted, most work first. Returns (bin, rows, load, whether all fit)."""
     count = len(tokens)
@@ -122,7 +137,7 @@ def _place(  # type: ignore[no-untyped-def]
         total += attention[s] + (token + (repack if s < cut else 0.0)) * tokens[s]
     mean, used = total / bins, 0
     if first:
-        used = _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, mean, where, load, held, rows)
+        used = _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, wide, mean, where, load, held, rows)
     for s in range(cut, count):
         best = -1
         for b in range(bins):
@@ -134,12 +149,12 @@ def _place(  # type: ignore[no-untyped-def]
         load[best] += attention[s] + token * tokens[s]
         held[best] += tokens[s]
     if not first:
-        used = _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, mean, where, load, held, rows)
+        used = _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, wide, mean, where, load, held, rows)
     return where, rows[:used], load, True
 
 
 @nb.njit(cache=True)
-def _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, mean, where, load, held, rows):  # type: ignore[no-untyped-def]
+def _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, wide, mean, where, load, held, rows):  # type: ignore[no-untyped-def]
     """Cuts the first `cut` sequences over bins with room up to `mean`; returns the number of rows."""
     bins, used = len(load), 0
     turn = np.argsort(load, kind="mergesort")
@@ -161,7 +176,11 @@ def _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, me
             chosen[:], share[:], n = np.arange(bins), work / bins, bins
         if n == 0:
             chosen[0], share[0], n = turn[0], work, 1
+        together = wide if n >= 2 * wide else 1
+        n -= n % together  # the last have the least
         share[:n] += (work - share[:n].sum()) / n
+        for i in range(0, n, together):
+            share[i : i + together] = share[i : i + together].mean()
         added = _cut(s, tokens[s], token + repack, square, row, chosen[:n], share[:n], back, rows[used:])
         for r in range(used, used + added):
             for at in (2, 4):
@@ -222,17 +241,28 @@ def _cut(s, length, token, square, row, chosen, share, back, rows):  # type: ign
 
 
 @nb.njit(cache=True)
-def _held(tokens, where, rows, bins):  # type: ignore[no-untyped-def]
+def _held(tokens, where, rows, bins, wide):  # type: ignore[no-untyped-def]
     """(tokens of every bin, those whose keys it sends or receives, whichever is more)."""
     held, sent, came = np.zeros(bins), np.zeros(bins), np.zeros(bins)
     for s in range(len(tokens)):
         if where[s] >= 0:
             held[where[s]] += tokens[s]
     for i in range(len(rows)):
-        held[rows[i, 1]] += rows[i, 3] - rows[i, 2] + rows[i, 5] - rows[i, 4]
-        for j in range(len(rows)):
-            if i != j and rows[i, 0] == rows[j, 0] and _needs(rows[i], rows[j]):
-                size = rows[j, 3] - rows[j, 2] + rows[j, 5] - rows[j, 4]
-                came[rows[i, 1]] += size
-                sent[rows[j, 1]] += size
+        own = rows[i, 3] - rows[i, 2] + rows[i, 5] - rows[i, 4]
+        held[rows[i, 1]] += own
+        begin, count = i, 0  # the sequence's rows
+        while begin > 0 and rows[begin - 1, 0] == rows[i, 0]:
+            begin -= 1
+        while begin + count < len(rows) and rows[begin + count, 0] == rows[i, 0]:
+            count += 1
+        together = wide if count >= 2 * wide else 1
+        for j in range(begin, begin + count):
+            size = rows[j, 3] - rows[j, 2] + rows[j, 5] - rows[j, 4]
+            if i == j or not _needs(rows[i], rows[j]):
+                continue
+            if (i - begin) // together == (j - begin) // together:  # q and o as well: about twice as much as kv
+                came[rows[i, 1]] += 2 * own / together
+            else:
+                came[rows[i, 1]] += size / together
+                sent[rows[j, 1]] += size / together
     return held, np.maximum(sent, came)

@@ -44,6 +44,20 @@ class Shared:
         pieces = pieces[pieces[:, 1] > pieces[:, 0]]
         return Shared(np.full(len(pieces), row[0]), pieces[:, 0], pieces[:, 1], ranks, share, heads)
 
+    @staticmethod
+    def joined(rows: Sequence["Shared"], num_heads: int) -> "Shared":
+        """Rows as one, of all their GPUs, which share heads evenly."""
+        if len(rows) == 1:
+            return rows[0]
+        seq, start, stop, ranks = (
+            np.concatenate([getattr(row, name) for row in rows]) for name in ("seq", "start", "stop", "ranks")
+        )
+        share = np.concatenate([row.share * (row.stop - row.start).sum() for row in rows])
+        share /= share.sum()
+        order = np.argsort(start)
+        heads = num_heads * np.arange(len(ranks) + 1) // len(ranks)
+        return Shared(seq, start[order], stop[order], ranks, share, heads)
+
 
 class Layer:
     """Collects a plan's operations with the turns at which lanes serve them; `done` gives them to the builder.
@@ -53,8 +67,7 @@ class Layer:
 
     def __init__(self, builder: Builder, per_node: int, chunks: int) -> None:
         self.builder, self.chunks = builder, chunks
-        turn, here = (axis.reshape(-1) for axis in np.indices((per_node - 1, per_node)))
-        self.here, self.to = here, partner(here, turn + 1, per_node)  # rounds: everybody sends and receives once
+        self.rounds = {per_node: _rounds(per_node)}
         self.table: list[Ints] = []
 
     def done(self) -> None:
@@ -122,15 +135,17 @@ class Layer:
 
     def _exchange(self, of: Shared, ids: Ints, lo: Ints, hi: Ints, phase: int, chunk: int) -> None:
         if len(ids) > 1:
-            some = (hi > lo)[self.to]
-            here, to = self.here[some], self.to[some]
+            here, to = self.rounds.setdefault(len(ids), _rounds(len(ids)))
+            some = (hi > lo)[to]
+            here, to = here[some], to[some]
             for turn, tensor in enumerate((KV, Q)):  # kv first: other nodes wait for it
                 self._send(tensor, of.ranks[here], of.ranks[to], (lo[to], hi[to]), ids[here], phase, chunk, turn)
 
     def _home(self, of: Shared, ids: Ints, lo: Ints, hi: Ints, phase: int, chunk: int, turn: int) -> None:
         if len(ids) > 1:
-            some = (hi > lo)[self.here]
-            here, to = self.here[some], self.to[some]
+            here, to = self.rounds.setdefault(len(ids), _rounds(len(ids)))
+            some = (hi > lo)[here]
+            here, to = here[some], to[some]
             self._send(O, of.ranks[here], of.ranks[to], (lo[here], hi[here]), ids[to], phase, chunk, turn)
 
     def _send(
@@ -154,3 +169,9 @@ class Layer:
         for column, value in enumerate(values):
             rows[:, column] = value
         self.table.append(rows)
+
+
+def _rounds(count: int) -> tuple[Ints, Ints]:
+    """(here, to) of an all-to-all, in rounds in which everybody sends and receives once."""
+    turn, here = (axis.reshape(-1) for axis in np.indices((count - 1, count)))
+    return here, partner(here, turn + 1, count)

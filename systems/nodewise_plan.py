@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from systems.nodewise_cuts import Placement
+from systems.nodewise_cuts import Placement, groups
 from systems.nodewise_lay import Layer, Shared
 from systems.nodewise_ranks import Inside, inside
 from systems.nodewise_work import Rates
@@ -71,9 +71,13 @@ def laid(of: Layout, lengths: Ints, seqs: Ints, num_ranks: int, num_heads: int, 
             layer.group(Shared(group, np.zeros_like(group), lengths[group], n * ranks + place, one.share, one.heads))
     local = np.flatnonzero(rank >= 0)
     layer.local(local, rank[local])
-    for seq in np.unique(of.placement.rows[:, 0]):
-        spans = of.placement.rows[of.placement.rows[:, 0] == seq]
-        rows = [Shared.of_row(span, span[1] * ranks + place, of.insides[span[1]].share, even) for span in spans]
-        layer.cut(rows, spans)
+    spans = of.placement.rows
+    rows = [Shared.of_row(span, span[1] * ranks + place, of.insides[span[1]].share, even) for span in spans]
+    parts = groups(spans, of.placement.rule.wide)
+    joined = [Shared.joined([rows[i] for i in part], num_heads) for part in parts]
+    first = np.array([part[0] for part in parts], np.int64)  # every later part of a sequence sees each one's first row
+    for seq in np.unique(spans[:, 0]):
+        mine = np.flatnonzero(spans[first, 0] == seq)
+        layer.cut([joined[i] for i in mine], spans[first[mine]])
     layer.done()
     return builder.build()
