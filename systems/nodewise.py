@@ -9,16 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-import numpy as np
-
 from systems.micro_batches import fitting
 from systems.nodewise_cuts import Bins, Rule, placements
 from systems.nodewise_plan import Layout, laid, layout
 from systems.nodewise_work import Rates, attention_seconds
 from systems.zeppelin_zones import capacity_tokens
 from zbench.batch import Batch
+from zbench.cluster import Cluster
 from zbench.cost import Cost, Floats
-from zbench.plan import Ints, Plan
+from zbench.plan import Ints, Ops, Plan
 from zbench.rewrite import reverse
 from zbench.rewrite.order import scheduled
 from zbench.simulate import layer_seconds, programs
@@ -27,46 +26,48 @@ LAYERS = 3  # played to compare plans: in one, ranks that run ahead into the nex
 MORE = 4  # most sequences that are cut beyond those too long for a node
 BACKS, SQUEEZES, WIDES = (0.0, 0.5, 0.9, 2.0), (0.03, 0.2), (2, 4)  # of Rule
 LOOKED = 4  # placements whose nodes are looked into, for each one that is played
-NEAR = 1.1  # times the best estimate
-TIGHT = 0.8  # of the tokens a GPU has room for, where plans with all of them do not fit memory
+NEAR = 1.1  # times the best estimate: within it the best of every kind is played
 SLACK = 1.02  # sequences of more than so many even shares of a node are always cut
+TIGHT = 0.8  # of the tokens a GPU has room for, where plans with all of them do not fit memory
+SWITCHES = ("heads", "fewest", "front", "first", "wide", "homes", "order")
 
 
 @dataclass(frozen=True, slots=True)
 class Nodewise:
-    """tries: placements that are built and played, the best estimate first; 1: the estimate alone decides.
+    """tries: placements that are built and played. operations: that all played plans of a micro-batch have together,
+    beyond which no other is begun. chunks: parts in which a GPU's heads are exchanged and attended to; the first for
+    every placement, the others for the best one. With one of each nothing is played: the estimate decides.
 
-    operations: that all played plans have together, so that a large cluster's planning time is bounded as well.
-    chunks: parts in which a GPU's heads are exchanged; the first is tried with every placement, the others with
-    the best one. What follows switches a part of the planner off, for an ablation. heads: share heads inside nodes
+    Each part of the planner by itself, so that an ablation is a matter of switches. heads: share heads inside nodes
     (off: GPUs are what sequences are cut over, and keys travel). fewest: cut over just enough nodes, weighted by what
-    is left (off: evenly over all). front: stretches on nodes that lack tokens. first: place cut sequences first.
-    homes: tokens of shared sequences at home where GPUs lack tokens (off: evenly). order: list-schedule the plan.
+    is left (off: evenly over all). front: stretches on nodes that lack tokens. first: place cut sequences first, too.
+    wide: nodes of a sequence on many share heads. homes: tokens of shared sequences at home where GPUs lack tokens
+    (off: evenly). order: list-schedule the plan.
 
     Raises:
-        ValueError: a number is no whole number of at least 1, a switch neither true nor false.
+        ValueError: a number is not whole and at least 1, or a switch neither true nor false.
     """
 
     cost: Cost
-    tries: int = 4
-    operations: int = 400_000
+    tries: int = 6
+    operations: int = 300_000
     chunks: tuple[int, ...] = (2, 4)
     heads: bool = True
     fewest: bool = True
     front: bool = True
     first: bool = True
-    homes: bool = True
     wide: bool = True
+    homes: bool = True
     order: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("tries", "operations"):
-            _check_whole(f"system.{name}", getattr(self, name))
+        _check_whole("system.tries", self.tries)
+        _check_whole("system.operations", self.operations)
         if not isinstance(self.chunks, (list, tuple)) or not self.chunks:
             raise ValueError(f"system.chunks is {self.chunks!r}; it takes a list of whole numbers, as in [2, 4]")
         for chunks in self.chunks:
             _check_whole("system.chunks", chunks)
-        for name in ("heads", "fewest", "front", "first", "wide", "homes", "order"):
+        for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes true or false")
 
@@ -76,75 +77,77 @@ class Nodewise:
         return fitting(batch.lengths, self.cost, lambda seqs: self._plans(batch.lengths[seqs], seqs, rates))
 
     def _plans(self, lengths: Ints, seqs: Ints, rates: Rates) -> Iterator[Plan]:
-        """The best plan; for want of memory, then, the same one without what it keeps for the backward."""
-        cluster = self.cost.cluster
-        if not self.heads:  # every GPU is a node of its own
-            cluster = replace(
-                cluster, num_nodes=cluster.num_ranks, gpus_per_node=1, nics_per_node=1
-            )
-        attention = attention_seconds(lengths, self.cost)
-        nodes, ranks = cluster.num_nodes, cluster.gpus_per_node
-        mean = -(-int(lengths.sum()) // cluster.num_ranks)
-        rules = self._rules(attention + rates.token * lengths, nodes, ranks)
+        """The best plan; then, for want of memory, one with tokens spread more evenly; then without kept keys."""
+        mean = -(-int(lengths.sum()) // self.cost.cluster.num_ranks)
         room = max(capacity_tokens(self.cost), mean)
+        plan = None
         for most in (room, max(int(TIGHT * room), int(1.02 * mean))):
-            bins = Bins(nodes, most * ranks, ranks, rates.across, rates.repack if self.heads else 0.0)
-            found = placements(lengths, attention, rates, bins, rules)
-            layouts = [
-                layout(one, lengths, attention, rates, cluster, self.cost.model.num_heads, most, self.chunks[0], self.homes)
-                for one in found[: LOOKED * self.tries]
-            ]
+            layouts = self._layouts(lengths, rates, most)
             if layouts:
                 plan = self._played(lengths, seqs, _spread(layouts))
                 yield plan
-        yield reverse(replace(plan, backward=plan.backward.take(slice(0, 0))), "regather")
+        assert plan is not None, "everything cut evenly always fits the room of the mean"
+        yield reverse(plan.with_(backward=Ops.concatenate([])), "regather")
 
-    def _rules(self, work: Floats, nodes: int, ranks: int) -> list[Rule]:
+    def _layouts(self, lengths: Ints, rates: Rates, room: int) -> list[Layout]:
+        """Placements with the best estimates, looked into; room: tokens of a GPU."""
+        cluster = self.cost.cluster
+        if not self.heads:  # every GPU is a node of its own
+            cluster = replace(cluster, num_nodes=cluster.num_ranks, gpus_per_node=1, nics_per_node=1)
+        attention = attention_seconds(lengths, self.cost)
+        ranks = cluster.gpus_per_node
+        bins = Bins(cluster.num_nodes, room * ranks, ranks, rates.across, rates.repack if self.heads else 0.0)
+        found = placements(lengths, attention, rates, bins, self._rules(attention + rates.token * lengths, cluster))
+        found = found or placements(lengths, attention, rates, bins, [Rule(len(lengths), even=True)])
+        heads, chunks = self.cost.model.num_heads, self.chunks[0]
+        return [
+            layout(one, lengths, attention, rates, cluster, heads, room, chunks, self.homes)
+            for one in found[: LOOKED * self.tries]
+        ]
+
+    def _rules(self, work: Floats, cluster: Cluster) -> list[Rule]:
+        nodes, ranks = cluster.num_nodes, cluster.gpus_per_node
         if nodes == 1:
             return [Rule(0)]
         must = int((work > SLACK * work.sum() / nodes).sum())
         found = [Rule(0)] if must == 0 else []
         firsts = (False, True) if self.first else (False,)
         backs = BACKS if self.front else BACKS[:1]
+        wides = [w for w in WIDES if nodes >= 2 * w and self.cost.model.num_heads >= w * ranks > w]
         for cut in range(max(must, 1), min(must + MORE, len(work)) + 1):
-            if not self.fewest:
-                found.append(Rule(cut, even=True))
-                continue
-            found += [Rule(cut, *rest) for rest in product(firsts, (False, True), backs, SQUEEZES)]
-            for wide in WIDES if self.wide and ranks > 1 else ():
-                if nodes >= 2 * wide and self.cost.model.num_heads >= wide * ranks:
+            if self.fewest:
+                found += [Rule(cut, *rest) for rest in product(firsts, (False, True), backs, SQUEEZES)]
+                for wide in wides if self.wide else ():
                     found += [Rule(cut, *rest, wide=wide) for rest in product(firsts, (False, True), (0.0,), SQUEEZES)]
+            else:
+                found.append(Rule(cut, even=True))
         return found
 
     def _played(self, lengths: Ints, seqs: Ints, layouts: list[Layout]) -> Plan:
-        """The fastest plan, of the best few layouts with the first number of chunks, then of the best with others."""
-        best: tuple[float, Plan, Layout] | None = None
-        left = self.operations
-        for turn, (one, chunks) in enumerate(
-            [(one, self.chunks[0]) for one in layouts[: self.tries]] + [(None, chunks) for chunks in self.chunks[1:]]
-        ):
-            if best is not None and left <= 0:
-                break
-            if one is None:
-                assert best is not None
-                one = best[2]
-            plan = reverse(laid(one, lengths, seqs, self.cost.cluster.num_ranks, self.cost.model.num_heads, chunks), "keep")
-            left -= len(plan.forward) + len(plan.backward)
-            if self.tries == 1 and len(self.chunks) == 1:
-                return plan
-            seconds = layer_seconds(plan, self.cost, LAYERS)
-            if DEBUG: print(one.placement.rule, chunks, round(1e3*one.seconds,3), round(1e3*seconds,3))
-            if best is None or seconds < best[0]:
-                best = seconds, plan, one
-        assert best is not None
-        plan = best[1]
-        if self.order:
-            ordered, _, parts = scheduled(plan, self.cost, programs(plan, self.cost))
-            if layer_seconds(ordered, self.cost, LAYERS, parts) < best[0]:
-                plan = ordered
-        return plan
+        """The fastest plan, of the first layouts with the first number of chunks, then of the best with others."""
+        cluster, heads = self.cost.cluster, self.cost.model.num_heads
 
-DEBUG = False
+        def plan_of(one: Layout, chunks: int) -> Plan:
+            return reverse(laid(one, lengths, seqs, cluster.num_ranks, heads, chunks), "keep")
+
+        best, plan = layouts[0], plan_of(layouts[0], self.chunks[0])
+        if self.tries > 1 or len(self.chunks) > 1 or self.order:
+            seconds = layer_seconds(plan, self.cost, LAYERS)
+            used = len(plan.forward) + len(plan.backward)
+            others = [(one, self.chunks[0]) for one in layouts[1 : self.tries]]
+            for given, chunks in [*others, *((None, chunks) for chunks in self.chunks[1:])]:
+                if used >= self.operations:
+                    break
+                one = given or best
+                other = plan_of(one, chunks)
+                used += len(other.forward) + len(other.backward)
+                found = layer_seconds(other, self.cost, LAYERS)
+                if found < seconds:
+                    best, plan, seconds = one, other, found
+            if self.order:
+                ordered, _, parts = scheduled(plan, self.cost, programs(plan, self.cost))
+                plan = ordered if layer_seconds(ordered, self.cost, LAYERS, parts) < seconds else plan
+        return plan
 
 
 def _spread(layouts: list[Layout]) -> list[Layout]:

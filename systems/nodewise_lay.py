@@ -73,9 +73,9 @@ class Layer:
     def done(self) -> None:
         table = np.concatenate(self.table)
         table = table[np.argsort(table[:, KEY], kind="stable")]
-        columns = [np.ascontiguousarray(table[:, column]) for column in range(KIND, KV_BLOCKS + 1)]
+        kind, tensor, src, dst, lo, hi, blocks, kv = (np.ascontiguousarray(column) for column in table.T[KIND:])
         none = np.zeros(len(table), np.int64)
-        self.builder.add_ops(Ops(*columns, via=none - 1, keep=none))
+        self.builder.add_ops(Ops(kind, tensor, src, dst, lo, hi, blocks, kv, none - 1, none))
 
     def local(self, seqs: Ints, rank: Ints) -> None:
         """Whole sequences [n] on their ranks, one attend a rank."""

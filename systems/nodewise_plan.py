@@ -41,11 +41,8 @@ def layout(
     found = []
     for n in range(nodes):
         here = order[begin[n] : begin[n + 1]]
-        found.append(
-            inside(
-                lengths[here], attention[here], int(tokens[n]), float(work[n]), rates, ranks, num_heads, capacity, chunks, homes
-            )
-        )
+        given = lengths[here], attention[here], int(tokens[n]), float(work[n])
+        found.append(inside(*given, rates, ranks, num_heads, capacity, chunks, homes))
     # A row and each other one whose keys it needs is a call of its own, in as many chunks.
     calls = np.zeros(nodes)
     for seq in np.unique(rows[:, 0]):

@@ -1,7 +1,7 @@
 """Inside a node: which sequences stay on one GPU, and how heads and homes of the others fill the GPUs. Pure: no torch.
 
-Short sequences stay local. The heads of the others are split over the node's GPUs, and their tokens are at home wherever
-GPUs have time left for linear modules: both parts are divisible, heads by whole ones, tokens one by one.
+Short sequences stay local. The tokens of the others are at home where GPUs lack tokens, and their heads are split over
+the node's GPUs by what each has left then: both parts are divisible, heads by whole ones, tokens one by one.
 """
 
 from dataclasses import dataclass

@@ -15,11 +15,11 @@ from zbench.plan import Ints
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """token: linear modules and a layer's share of the head, a token. square, row: attention of the first n tokens of a
-    sequence is square n^2 + row n. repack, exchange: a token of a sequence whose heads are exchanged inside a node: the
-    strided copies, and its q, kv and o (and their gradients) through one NVLink port, if all heads leave. across: its kv
-    through all NICs of a node, once. inside: through one NVLink port. forward: share of the forward in
-    attention. call: start of an attention call's kernels.
+    """A token's linear modules and a layer's share of its head: token. The attention of the first n tokens of a
+    sequence: square n^2 + row n; forward: the share of the forward in it; call: the start of a call's kernels.
+
+    Of a token of a sequence whose heads a node shares, repack: the strided copies; exchange: its q, kv and o, and their
+    gradients, through one NVLink port, if all heads leave. across: its kv through all NICs of a node, once.
     """
 
     token: float
@@ -28,7 +28,6 @@ class Rates:
     repack: float
     exchange: float
     across: float
-    inside: float
     forward: float
     call: float
 
@@ -52,7 +51,6 @@ class Rates:
             float(repack[0]),
             float(inside[0]),
             float(cost.transfer_seconds(np.array([kv]), np.array([True]))[0]) / cost.cluster.nics_per_node,
-            float(cost.transfer_seconds(np.array([kv]), np.array([False]))[0]),
             float(cost.whole_seconds(np.array([far]), False)[0] / two) * (passes - 2),
             9 * cost.cluster.device.kernel_seconds,
         )
