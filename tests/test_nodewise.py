@@ -1,0 +1,205 @@
+"""Nodewise: placements hold every token once, fill evenly, respect memory, and are near the best of what can be enumerated."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import A100, H100, batches, small
+from strategies import lengths as drawn_lengths
+
+from systems.nodewise import Nodewise
+from systems.nodewise_cuts import Bins, Rule, groups, placements
+from systems.nodewise_plan import Layout, laid
+from systems.nodewise_ranks import Inside, inside
+from systems.nodewise_work import Rates, attention_seconds
+from systems.zeppelin import Zeppelin
+from zbench.batch import Batch
+from zbench.cost import Cost
+from zbench.model import O, Q
+from zbench.plan import ATTEND, TRANSFER
+from zbench.rewrite import reverse
+from zbench.simulate import Simulated, layer_seconds
+from zbench.verify import verify_step
+
+RULES = st.builds(
+    Rule,
+    cut=st.integers(0, 6),
+    first=st.booleans(),
+    wrap=st.booleans(),
+    back=st.sampled_from((0.0, 0.5, 2.0)),
+    squeeze=st.sampled_from((0.0, 0.03, 0.4)),
+    even=st.booleans(),
+    wide=st.sampled_from((1, 2, 4)),
+)
+
+
+@pytest.mark.parametrize("name", ["tries", "operations"])
+@pytest.mark.parametrize("value", [0, -1, True, 2.5, None])
+def test_a_number_that_cannot_be_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"system.{name} is .*at least 1"):
+        Nodewise(small(2, 2), **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [[], 2, [0], [True]])
+def test_chunks_that_cannot_be_are_refused(value: object) -> None:
+    with pytest.raises(ValueError, match=r"system.chunks is .*whole number"):
+        Nodewise(small(2, 2), chunks=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["heads", "fewest", "front", "first", "wide", "homes", "order"])
+def test_a_switch_takes_true_or_false(name: str) -> None:
+    with pytest.raises(ValueError, match=f"system.{name} is 1; it takes true or false"):
+        Nodewise(small(2, 2), **{name: 1})  # type: ignore[arg-type]
+
+
+@settings(max_examples=300)
+@given(drawn_lengths(most=40_000, sequences=9), RULES, st.integers(2, 9))
+def test_a_placement_holds_every_token_once(sizes: np.ndarray, rule: Rule, nodes: int) -> None:
+    cost = small(nodes, 2)
+    rates, rule = Rates.of(cost), Rule(**{**_fields(rule), "cut": min(rule.cut, len(sizes))})
+    bins = Bins(nodes, 10**9, 2, rates.across, rates.repack)
+    (one,) = placements(sizes, attention_seconds(sizes, cost), rates, bins, [rule])
+    for seq, size in enumerate(sizes.tolist()):
+        rows = one.rows[one.rows[:, 0] == seq]
+        if one.bin[seq] >= 0:
+            assert len(rows) == 0
+            continue
+        assert len(set(rows[:, 1].tolist())) == len(rows) > 1
+        pieces = sorted((a, b) for row in rows.tolist() for a, b in (row[2:4], row[4:6]) if b > a)
+        assert pieces[0][0] == 0
+        assert pieces[-1][1] == size
+        assert all(left[1] == right[0] for left, right in zip(pieces, pieces[1:], strict=False))
+    assert sorted(np.concatenate([*groups(one.rows, rule.wide), np.zeros(0, np.int64)]).tolist()) == list(
+        range(len(one.rows))
+    )
+
+
+def _fields(rule: Rule) -> dict[str, object]:
+    return {name: getattr(rule, name) for name in Rule.__dataclass_fields__}
+
+
+def test_a_sequence_is_cut_over_just_enough_nodes() -> None:
+    """Work of one and a half nodes goes to two of four, and all four end up with as much."""
+    cost = small(4, 4)
+    rates = Rates.of(cost)
+    short = np.full(400, 256)
+    each = float((attention_seconds(short, cost) + rates.token * short).sum())
+    size = next(n for n in range(1024, 10**6, 1024) if rates.prefix(n) + rates.token * n > 0.6 * each)
+    sizes = np.array([size, *short])
+    bins = Bins(4, 10**9, 4, rates.across, 0.0)
+    (one,) = placements(sizes, attention_seconds(sizes, cost), rates, bins, [Rule(1, first=True)])
+    assert len(one.rows) == 2
+    load = one.linear + one.busy
+    assert load.max() < 1.02 * load.mean()
+
+
+def test_homes_of_shared_sequences_even_out_tokens() -> None:
+    cost = small(1, 4)
+    (plan,) = Nodewise(cost).plan(Batch(np.array([20_000, 3_000, 2_000, 1_000]), 0, 0))
+    assert np.ptp(plan.tokens_per_rank) <= 4
+    (uneven,) = Nodewise(cost, homes=False).plan(Batch(np.array([20_000, 3_000, 2_000, 1_000]), 0, 0))
+    assert np.ptp(uneven.tokens_per_rank) > 500
+
+
+def test_short_sequences_stay_local() -> None:
+    (plan,) = Nodewise(small(2, 4)).plan(Batch(np.full(256, 512), 0, 0))
+    assert not (plan.forward.kind == TRANSFER).any()
+
+
+def test_without_heads_no_query_moves() -> None:
+    batch = Batch(np.array([30_000, 9_000, 500, 400]), 0, 0)
+    for heads in (True, False):
+        (plan,) = Nodewise(small(2, 4), heads=heads).plan(batch)
+        moved = plan.forward.tensor[plan.forward.kind == TRANSFER]
+        assert np.isin([Q, O], moved).all() == heads
+
+
+def test_many_nodes_share_heads_in_groups() -> None:
+    """One sequence over eight nodes: with wide groups an attend has fewer heads than a node's GPUs would give it."""
+    batch = Batch(np.array([100_000]), 0, 0)
+    cost = small(8, 4)
+    widest = {}
+    for wide in (True, False):
+        (plan,) = Nodewise(cost, wide=wide, chunks=(1,)).plan(batch)
+        verify_step(batch, (plan,), cost)
+        attends = plan.forward.kind == ATTEND
+        widest[wide] = int((plan.forward.head_hi - plan.forward.head_lo)[attends].max())
+    assert widest[False] == 8
+    assert widest[True] < 8
+
+
+@pytest.mark.parametrize("memory", [14e9, 20e9, 40e9])
+def test_memory_is_respected(memory: float) -> None:
+    """As many micro-batches as it takes; a GPU that holds everything takes one."""
+    cost = small(2, 4, memory=memory)
+    batch = Batch(np.array([40_000, 30_000, *[2_000] * 60]), 0, 0)
+    plans = Nodewise(cost).plan(batch)
+    verify_step(batch, plans, cost)
+    assert not Simulated(cost).step(batch, plans).out_of_memory
+    assert (len(plans) > 1) == (memory < 40e9)
+
+
+def test_the_budget_bounds_what_is_played() -> None:
+    """With room for one plan only the first layout is built, which is the best estimate's."""
+    cost, batch = small(2, 4), Batch(np.array([30_000, 9_000, 6_000, 500, 400]), 0, 0)
+    (one,) = Nodewise(cost, operations=1).plan(batch)
+    (other,) = Nodewise(cost, tries=1, chunks=(2,)).plan(batch)
+    assert np.array_equal(one.blocks.home, other.blocks.home)
+    assert np.array_equal(one.forward.src, other.forward.src)
+
+
+def best_of_all(cost: Cost, batch: Batch) -> float:
+    """Seconds of the fastest layout of a node of two GPUs: each sequence on either or shared, in one to four chunks, with
+    heads in steps of an eighth and homes of a quarter; of the best one then every head and every sixteenth."""
+    sizes, rates = batch.lengths, Rates.of(cost)
+    (placed,) = placements(sizes, attention_seconds(sizes, cost), rates, Bins(1, 10**9, 2, 0.0, 0.0), [Rule(0)])
+
+    def seconds(places: tuple[int, ...], heads: int, share: float, chunks: int) -> float:
+        one = Inside(np.array(places), np.array([0, heads, 32]), np.array([share, 1 - share]), 0.0)
+        plan = laid(Layout(placed, (one,), 0.0), sizes, np.arange(len(sizes)), 2, 32, chunks)
+        return layer_seconds(reverse(plan, "keep"), cost, 3)
+
+    found = []
+    for places in product((0, -1), *[(0, 1, -1)] * (len(sizes) - 1)):  # GPUs are alike
+        shared = min(places) < 0
+        for heads, share in product(range(4, 32, 4), np.linspace(0, 1, 5)) if shared else ((16, 0.5),):
+            found.append((seconds(places, heads, share, 1), places, heads, share))
+    _, places, heads, share = min(found)
+    near = product(range(heads - 3, heads + 4), np.clip(share + np.arange(-3, 4) / 16, 0, 1), (1, 2, 3, 4))
+    return min(seconds(places, *rest) for rest in near)
+
+
+def test_near_the_best_of_all_layouts_of_a_small_node() -> None:
+    """Every layout built and played, batches of two and three sequences: how far the planner is from the best."""
+    gaps = []
+    for device in (A100, H100):
+        cost = small(1, 2, device)
+        for batch in batches(3, most=3):
+            (plan,) = Nodewise(cost).plan(batch)
+            gaps.append(layer_seconds(plan, cost, 3) / best_of_all(cost, batch) - 1)
+    print("gaps", np.round(np.sort(gaps), 4))
+    assert np.median(gaps) < 0.01
+    assert max(gaps) < 0.05
+
+
+def test_inside_shares_what_is_too_long_for_a_gpu() -> None:
+    cost = small(1, 4)
+    sizes = np.array([40_000, 300, 300, 300, 300])
+    one = inside(sizes, attention_seconds(sizes, cost), 0, 0.0, Rates.of(cost), 4, 32, 10**9, 2)
+    assert one.rank[0] == -1
+    assert sorted(one.rank[1:].tolist()) == [0, 1, 2, 3]
+    assert one.heads.tolist() == [0, 8, 16, 24, 32]
+    assert np.allclose(one.share, 0.25)
+
+
+def test_ahead_of_zeppelin() -> None:
+    """On batches with sequences of very different lengths; by how much on real workloads is docs/planner.md's."""
+    cost = small(4, 4)
+    ratios = []
+    for batch in batches(6, most=24):
+        seconds = [Simulated(cost).step(batch, make.plan(batch)).seconds for make in (Zeppelin(cost), Nodewise(cost))]
+        ratios.append(seconds[0] / seconds[1])
+    assert min(ratios) > 1
+    assert np.exp(np.mean(np.log(ratios))) > 1.1
