@@ -1,0 +1,137 @@
+"""python -m zbench.standing FILE... [--over SYSTEM]: recorded systems by how near the bound they are, with intervals.
+
+For every cluster and size a row a system: bound ratio by workload, their geometric mean, and how much faster the system
+is than another on the same batches (geometric mean over workloads of summed seconds). An edge: reads records, prints.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from scipy import stats
+
+from zbench.compare import label
+from zbench.record import Run, read
+
+LEVEL = 0.95  # of the intervals
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A system on a workload: seconds and bound of every step, batches' digests, whether any was out of memory."""
+
+    seconds: tuple[float, ...]
+    bound: tuple[float, ...]
+    digests: tuple[str, ...]
+    out_of_memory: bool
+
+    @staticmethod
+    def of(run: Run) -> "Cell":
+        column = {name: tuple(step[name] for step in run.steps) for name in ("seconds", "bound_seconds", "digest")}
+        full = any(step["out_of_memory"] for step in run.steps)
+        return Cell(column["seconds"], column["bound_seconds"], column["digest"], full)
+
+    @property
+    def ratio(self) -> float:
+        return sum(self.bound) / sum(self.seconds)
+
+
+Table_ = dict[tuple[str, str], dict[str, dict[str, Cell]]]  # (cluster, model) -> system -> workload
+
+
+def table(runs: Sequence[Run]) -> Table_:
+    """The last complete run of every combination."""
+    found: Table_ = {}
+    for run in runs:
+        if run.status == "finished" and run.steps:
+            place = label(run.start, "cluster"), label(run.start, "model")
+            found.setdefault(place, {}).setdefault(label(run.start, "system"), {})[label(run.start, "workload")] = (
+                Cell.of(run)
+            )
+    return found
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """(mean, half the width of its interval by Student's t); 0 wide for a single value, which has none."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return mean, 0.0
+    width = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return mean, float(width)
+
+
+def gain(mine: dict[str, Cell], other: dict[str, Cell]) -> tuple[float, float, float] | None:
+    """(how many times as fast as `other`, lowest, highest), the geometric mean over the workloads of both.
+
+    The interval is of the mean of log ratios over batches, paired, workload by workload, errors added in squares.
+
+    Raises:
+        ValueError: the two saw different batches of a workload.
+    """
+    both = [name for name in mine if name in other and not mine[name].out_of_memory and not other[name].out_of_memory]
+    if not both:
+        return None
+    logs, squares = [], 0.0
+    for name in both:
+        if mine[name].digests != other[name].digests:
+            raise ValueError(f"the systems saw different batches of {name}; they can only be compared on the same ones")
+        logs.append(np.log(sum(other[name].seconds) / sum(mine[name].seconds)))
+        _, half = interval(np.log(np.array(other[name].seconds) / np.array(mine[name].seconds)).tolist())
+        squares += half * half
+    mean, half = float(np.mean(logs)), float(np.sqrt(squares)) / len(both)
+    return float(np.exp(mean)), float(np.exp(mean - half)), float(np.exp(mean + half))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m zbench.standing", description="Recorded systems, nearest the bound first."
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
+    parser.add_argument("--over", default="zeppelin", help="the system that the others are compared with")
+    arguments = parser.parse_args()
+    try:
+        found = table([run for path in arguments.files for run in read(path)[0]])
+        if not found:
+            raise ValueError(f"{', '.join(arguments.files)} hold no complete run")
+        for (cluster, model), systems in found.items():
+            Console(width=200).print(shown(f"{model} on {cluster}", systems, arguments.over))
+    except ValueError as error:
+        print(f"zbench: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def shown(title: str, systems: dict[str, dict[str, Cell]], over: str) -> Table:
+    workloads = list(dict.fromkeys(name for cells in systems.values() for name in cells))
+    out = Table(title=f"{title}: bound ratio, {LEVEL:.0%} intervals over batches")
+    for name in ("system", *workloads, "mean", f"x {over}"):
+        out.add_column(name)
+    means = {name: _mean(cells) for name, cells in systems.items()}
+    for name in sorted(systems, key=lambda one: -means[one]):
+        cells, cut = systems[name], [w for w in workloads if w not in systems[name] or systems[name][w].out_of_memory]
+        ratio = [_ratio(cells[w]) if w in cells else "" for w in workloads]
+        faster = gain(cells, systems[over]) if over in systems else None
+        told = f"{faster[0]:.2f} ({faster[1]:.2f}-{faster[2]:.2f})" if faster else ""
+        out.add_row(name, *ratio, f"{means[name]:.3f}{' *' if cut else ''}", told)
+    return out
+
+
+def _mean(cells: dict[str, Cell]) -> float:
+    """Geometric mean of bound ratios over the workloads that fit memory; 0 where none does."""
+    ratios = [cell.ratio for cell in cells.values() if not cell.out_of_memory]
+    return float(np.exp(np.mean(np.log(ratios)))) if ratios else 0.0
+
+
+def _ratio(cell: Cell) -> str:
+    if cell.out_of_memory:
+        return "out of memory"
+    _, half = interval((np.array(cell.bound) / np.array(cell.seconds)).tolist())
+    return f"{cell.ratio:.3f} ±{half:.3f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
