@@ -31,9 +31,9 @@ class Cell:
 
     @staticmethod
     def of(run: Run) -> "Cell":
-        column = {name: tuple(step[name] for step in run.steps) for name in ("seconds", "bound_seconds", "digest")}
+        column = {name: tuple(step[name] for step in run.steps) for name in ("seconds", "bound_seconds", "batch")}
         full = any(step["out_of_memory"] for step in run.steps)
-        return Cell(column["seconds"], column["bound_seconds"], column["digest"], full)
+        return Cell(column["seconds"], column["bound_seconds"], column["batch"], full)
 
     @property
     def ratio(self) -> float:

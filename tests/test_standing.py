@@ -1,0 +1,52 @@
+"""Standing: ratios, means and intervals of hand-made records, and what cannot be compared."""
+
+import numpy as np
+import pytest
+
+from zbench.standing import Cell, gain, interval, shown
+
+
+def cell(seconds: list[float], bound: float = 1.0, digest: str = "a", full: bool = False) -> Cell:
+    return Cell(tuple(seconds), (bound,) * len(seconds), (digest,) * len(seconds), full)
+
+
+def test_an_interval_is_student_s() -> None:
+    """Of 1, 2, 3: mean 2, deviation 1, t of two degrees of freedom 4.303."""
+    mean, half = interval([1.0, 2.0, 3.0])
+    assert mean == 2
+    assert half == pytest.approx(4.303 / np.sqrt(3), rel=1e-3)
+    assert interval([5.0]) == (5.0, 0.0)
+
+
+def test_gain_is_the_geometric_mean_over_workloads() -> None:
+    mine = {"one": cell([1.0, 1.0]), "two": cell([1.0, 1.0])}
+    other = {"one": cell([2.0, 2.0]), "two": cell([8.0, 8.0])}
+    assert gain(mine, other) == pytest.approx((4.0, 4.0, 4.0))
+
+
+def test_gain_leaves_out_what_did_not_fit_and_needs_something_left() -> None:
+    mine = {"one": cell([1.0]), "two": cell([1.0], full=True)}
+    found = gain(mine, {"one": cell([2.0]), "two": cell([9.0])})
+    assert found is not None
+    assert found[0] == pytest.approx(2)
+    assert gain({"two": cell([1.0], full=True)}, {"two": cell([2.0])}) is None
+
+
+def test_gain_over_pairs_has_an_interval_of_pairs() -> None:
+    """Batches differ by ten times, the two systems by just twice on each: the interval is a point."""
+    found = gain({"w": cell([1.0, 10.0, 3.0])}, {"w": cell([2.0, 20.0, 6.0])})
+    assert found == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_other_batches_are_refused() -> None:
+    with pytest.raises(ValueError, match="different batches of w"):
+        gain({"w": cell([1.0])}, {"w": cell([1.0], digest="b")})
+
+
+def test_the_nearest_to_the_bound_comes_first() -> None:
+    systems = {"slow": {"w": cell([4.0, 4.0])}, "fast": {"w": cell([2.0, 2.0])}}
+    table = shown("here", systems, "slow")
+    columns = [list(column.cells) for column in table.columns]
+    assert columns[0] == ["fast", "slow"]
+    assert columns[1] == ["0.500 ±0.000", "0.250 ±0.000"]
+    assert columns[3] == ["2.00 (2.00-2.00)", "1.00 (1.00-1.00)"]
