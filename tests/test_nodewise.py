@@ -1,6 +1,6 @@
-"""Nodewise: placements hold every token once, fill evenly, respect memory, and are near the best of what can be enumerated."""
+"""Nodewise: placements hold every token once, fill evenly, respect memory, and are near the best that is enumerated."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_a_placement_holds_every_token_once(sizes: np.ndarray, rule: Rule, nodes
         pieces = sorted((a, b) for row in rows.tolist() for a, b in (row[2:4], row[4:6]) if b > a)
         assert pieces[0][0] == 0
         assert pieces[-1][1] == size
-        assert all(left[1] == right[0] for left, right in zip(pieces, pieces[1:], strict=False))
+        assert all(left[1] == right[0] for left, right in pairwise(pieces))
     assert sorted(np.concatenate([*groups(one.rows, rule.wide), np.zeros(0, np.int64)]).tolist()) == list(
         range(len(one.rows))
     )
@@ -151,8 +151,8 @@ def test_the_budget_bounds_what_is_played() -> None:
 
 
 def best_of_all(cost: Cost, batch: Batch) -> float:
-    """Seconds of the fastest layout of a node of two GPUs: each sequence on either or shared, in one to four chunks, with
-    heads in steps of an eighth and homes of a quarter; of the best one then every head and every sixteenth."""
+    """Seconds of the fastest layout of a node of two GPUs: each sequence on either or shared, heads in steps of an
+    eighth and homes of a quarter; near the best of these every head, every sixteenth, and one to four chunks."""
     sizes, rates = batch.lengths, Rates.of(cost)
     (placed,) = placements(sizes, attention_seconds(sizes, cost), rates, Bins(1, 10**9, 2, 0.0, 0.0), [Rule(0)])
 
