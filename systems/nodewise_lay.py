@@ -6,6 +6,7 @@ between GPUs of the same place: across nodes every NIC then carries its part.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,9 +66,8 @@ class Layer:
     chunks: in how many parts the heads of a GPU are exchanged and attended to.
     """
 
-    def __init__(self, builder: Builder, per_node: int, chunks: int) -> None:
+    def __init__(self, builder: Builder, chunks: int) -> None:
         self.builder, self.chunks = builder, chunks
-        self.rounds = {per_node: _rounds(per_node)}
         self.table: list[Ints] = []
 
     def done(self) -> None:
@@ -135,7 +135,7 @@ class Layer:
 
     def _exchange(self, of: Shared, ids: Ints, lo: Ints, hi: Ints, phase: int, chunk: int) -> None:
         if len(ids) > 1:
-            here, to = self.rounds.setdefault(len(ids), _rounds(len(ids)))
+            here, to = _rounds(len(ids))
             some = (hi > lo)[to]
             here, to = here[some], to[some]
             for turn, tensor in enumerate((KV, Q)):  # kv first: other nodes wait for it
@@ -143,7 +143,7 @@ class Layer:
 
     def _home(self, of: Shared, ids: Ints, lo: Ints, hi: Ints, phase: int, chunk: int, turn: int) -> None:
         if len(ids) > 1:
-            here, to = self.rounds.setdefault(len(ids), _rounds(len(ids)))
+            here, to = _rounds(len(ids))
             some = (hi > lo)[here]
             here, to = here[some], to[some]
             self._send(O, of.ranks[here], of.ranks[to], (lo[here], hi[here]), ids[to], phase, chunk, turn)
@@ -171,6 +171,7 @@ class Layer:
         self.table.append(rows)
 
 
+@cache
 def _rounds(count: int) -> tuple[Ints, Ints]:
     """(here, to) of an all-to-all, in rounds in which everybody sends and receives once."""
     turn, here = (axis.reshape(-1) for axis in np.indices((count - 1, count)))

@@ -57,7 +57,7 @@ def laid(of: Layout, lengths: Ints, seqs: Ints, num_ranks: int, num_heads: int, 
     """The forward of the layout's plan; seqs: which of the batch's sequences `lengths` are."""
     ranks = num_ranks // len(of.insides)
     builder = Builder(lengths, num_ranks, num_heads, sequences=seqs)
-    layer = Layer(builder, ranks, chunks)
+    layer = Layer(builder, chunks)
     rank = np.full(len(lengths), -1, np.int64)
     place, even = np.arange(ranks), num_heads * np.arange(ranks + 1) // ranks
     for n, one in enumerate(of.insides):

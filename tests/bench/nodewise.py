@@ -24,7 +24,7 @@ CONF = Path(__file__).parents[2] / "conf"
 WORKLOADS = ("longtail_128k", "arxiv", "github", "prolong64k", "byted_2m", "pystdlib")
 STEPS = 2
 PARTS = ("", "homes=false", "heads=false", "fewest=false", "first=false", "front=false", "wide=false", "order=true",
-         "chunks=[1]", "chunks=[2]", "tries=1 chunks=[2]", "tries=30 chunks=[1,2,4]")  # fmt: skip
+         "chunks=[1]", "chunks=[2]", "tries=1 chunks=[2]", "tries=30")  # fmt: skip
 RIVALS = ("nodewise", "zeppelin", "flexsp", "usp")
 
 
