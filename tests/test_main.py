@@ -102,7 +102,7 @@ def test_a_sweep_goes_on_after_a_bad_job_and_says_so(
     [
         (["system=nonesuch"], "system is 'nonesuch'; it takes one of allgather, "),
         (["workload=wikipedai"], "(did you mean wikipedia?)"),
-        (["executor=nope"], "executor is 'nope'; it takes one of simulated"),
+        (["executor=nope"], "executor is 'nope'; it takes one of desk, simulated, torch"),
         (["experiment=nope"], "experiment is 'nope'; "),
         (["baseline=nonesuch"], "baseline is 'nonesuch'; it takes one of allgather, "),
         (["baseline=rin"], "(did you mean ring?)"),
