@@ -8,24 +8,23 @@ Every measured run of the record is planned and simulated again from its own con
 Exit codes: 0; 1 a run failed; 2 bad input; 130 stopped by Ctrl-C (what was measured stays in the record).
 """
 
-import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
+from zbench.command import Parser, ran
 from zbench.compare import label
 from zbench.metrics import Facts, nic_utilization
 from zbench.parts import SIMULATED, Parts, Settings, make_system
 from zbench.record import Run, read
-from zbench.sentence import is_stop, sentence
 
 OVERRUN = 0.05  # share of a step by which real work was slower than its paced device: more, and the step does not count
 
@@ -90,25 +89,8 @@ def rank_correlation(found: Sequence[Fidelity]) -> float:
     return float(np.corrcoef(first, second)[0, 1]) if len(found) > 1 else 1.0
 
 
-class Parser(argparse.ArgumentParser):
-    """Tells a mistake in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message} (see --help)")
-
-
 def main() -> int:
-    try:
-        return _main()
-    except (Exception, KeyboardInterrupt) as error:
-        if is_stop(error):
-            print("zbench: stopped; what was measured is in the record", file=sys.stderr)
-            return 130
-        told = sentence(error)
-        if told is None:
-            raise
-        print(f"zbench: {told[0]}", file=sys.stderr)
-        return told[1]
+    return ran(_main, "what was measured is in the record")
 
 
 def _main() -> int:

@@ -48,6 +48,17 @@ def test_a_step_is_exact_and_sends_the_plan_s_bytes(tmp_path: Path, system: str)
         assert step["phases"]["overrun"] >= 0
 
 
+def test_a_device_that_this_machine_cannot_be_is_refused(tmp_path: Path) -> None:
+    fast = ("cluster.device.matmul_flops='1 PFLOP/s'", "cluster.device.attention_forward_flops='1 PFLOP/s'",
+            "cluster.device.attention_backward_flops='1 PFLOP/s'", "cluster.device.copy_bandwidth='1 PB/s'",
+            "cluster.device.kernel_seconds=1e-12", "cluster.device.call_seconds=1e-12",
+            "cluster.nic_bandwidth='10 Gbit/s'", "cluster.nvlink_bandwidth='10 Gbit/s'", "tokens_per_gpu=1024",
+            "workload.context_limit=1024")  # fmt: skip
+    done = command(*SMALL, *fast, f"out={tmp_path / 'runs.jsonl'}")
+    assert done.returncode == 2, done.stdout
+    assert "this machine cannot hold its rates for 4 ranks" in done.stderr
+
+
 def test_the_nics_counters_are_not_a_choice() -> None:
     done = command(*SMALL, "executor.nic_counters=false")
     assert done.returncode == 2

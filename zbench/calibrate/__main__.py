@@ -12,7 +12,6 @@ import shlex
 import sys
 from datetime import date
 from pathlib import Path
-from typing import NoReturn
 
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
@@ -21,45 +20,29 @@ from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.sheet import Circumstances, others_words, sheet
 from zbench.calibrate.subject import Subject
 from zbench.calibrate.survey import Survey
+from zbench.command import Parser, ran
 from zbench.fingerprint import ROOT
 from zbench.model import Model
-from zbench.runtime.fleet import Fleet, RankFailed
+from zbench.runtime.fleet import Fleet
 from zbench.runtime.job import KERNELS
 from zbench.runtime.world import World, found
-from zbench.sentence import is_stop, sentence
 
 BUSY = 0.1  # share of all cores, used by others, above which numbers are not this machine's
 TARGET = "zbench.runtime.measure:Measure"
 
 
-class Parser(argparse.ArgumentParser):
-    """Tells a mistake in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message} (see --help)")
-
-
 def main() -> int:
-    try:
-        world = found(os.environ)
-        if world is not None and world.rank > 0:
-            from zbench.runtime.follow import follow
+    return ran(_main, "nothing is written")
 
-            return follow(world)
-        with _leading(world):
-            return _calibrate(_arguments(), world)
-    except RankFailed as error:
-        print(f"zbench: {error}", file=sys.stderr)
-        return 1
-    except (Exception, KeyboardInterrupt) as error:
-        if is_stop(error):
-            print("zbench: stopped; nothing is written", file=sys.stderr)
-            return 130
-        told = sentence(error)
-        if told is None:
-            raise
-        print(f"zbench: {told[0]}", file=sys.stderr)
-        return told[1]
+
+def _main() -> int:
+    world = found(os.environ)
+    if world is not None and world.rank > 0:
+        from zbench.runtime.follow import follow
+
+        return follow(world)
+    with _leading(world):
+        return _calibrate(_arguments(), world)
 
 
 def _arguments() -> argparse.Namespace:

@@ -6,38 +6,23 @@ Prints the yaml of a desk cluster (conf/cluster/desk_*.yaml are made like this).
 import argparse
 import shlex
 import sys
-from typing import NoReturn
 
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from zbench.calibrate.quantity import quantity
 from zbench.cluster import Cluster
+from zbench.command import Parser, ran
 from zbench.desk.scale import Scale
 from zbench.fingerprint import ROOT
 from zbench.model import Model
-from zbench.sentence import sentence
 from zbench.units import parse
 
 UNITS = {"bandwidth": "B/s", "latency": "s", "seconds": "s", "flops": "FLOP/s", "rate": "B/s", "bytes": "B"}
 
 
-class Parser(argparse.ArgumentParser):
-    """Tells a mistake in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message} (see --help)")
-
-
 def main() -> int:
-    try:
-        return _scale(_arguments())
-    except Exception as error:
-        told = sentence(error)
-        if told is None:
-            raise
-        print(f"zbench: {told[0]}", file=sys.stderr)
-        return told[1]
+    return ran(lambda: _scale(_arguments()), "nothing is left")
 
 
 def _arguments() -> argparse.Namespace:

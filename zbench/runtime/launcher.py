@@ -179,7 +179,10 @@ def _watch(control: socket.socket, running: dict[int, int]) -> None:
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
                     del running[rank]
-                    send(control, pickle.dumps((DIED, rank, os.waitstatus_to_exitcode(status))))
+                    with contextlib.suppress(
+                        ConnectionError
+                    ):  # if the driver is gone or done, the select below says so
+                        send(control, pickle.dumps((DIED, rank, os.waitstatus_to_exitcode(status))))
             ready, _, _ = select.select([control.fileno(), bell], [], [])
             if control.fileno() in ready:
                 return

@@ -46,7 +46,7 @@ def step_result(
         capacity_bytes=min(one.capacity_bytes for one in reports),
         out_of_memory=False,  # it ran
         loss=reports[0].loss,
-        phases=slowest.phases,
+        phases=slowest.phases | _overrun(reports),
         checks=checks,
     )
 
@@ -76,3 +76,9 @@ def counted(reports: list[Report], gpus_per_node: int, nics_per_node: int) -> tu
         tx += [sent for sent, _ in report.nic.values()]
         rx += [received for _, received in report.nic.values()]
     return tx, rx
+
+
+def _overrun(reports: list[Report]) -> dict[str, float]:
+    """Of paced devices: the most that any rank was late."""
+    late = [one.phases["overrun"] for one in reports if "overrun" in one.phases]
+    return {"overrun": max(late)} if late else {}
