@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from systems.flexsp import check_whole, laid
-from systems.flexsp_batches import MicroBatch, check_fits, micro_batches
+from systems.flexsp_batches import MicroBatch, check_fits, micro_batches, total_seconds
 from systems.flexsp_cost import Objective, degrees, objective
 from systems.flexsp_pack import pack
 from systems.flexsp_search import Found, equal_counts
@@ -56,7 +56,8 @@ class FlexSPBatchAda:
         )
         longest = int(batch.lengths.max())
         found = [self._parts(batch, int(k)) for k in allowed if longest <= of.capacity[k]]
-        best = min((parts for parts in found if parts is not None), key=_seconds)
+        able = [parts for parts in found if parts is not None]
+        best = min(able, key=lambda parts: total_seconds((part.found for part in parts), of))
         return tuple(laid(part, batch, self.cost, of, self.backward) for part in best)
 
     def _parts(self, batch: Batch, index: int) -> tuple[MicroBatch, ...] | None:
@@ -69,7 +70,3 @@ class FlexSPBatchAda:
             return Found(packed, 0.0, f"degree {of.degree[index]}") if packed.seconds < np.inf else None
 
         return micro_batches(batch.lengths, of, self.trials, lambda x: choose(x, False), lambda x: choose(x, True))
-
-
-def _seconds(parts: tuple[MicroBatch, ...]) -> float:
-    return sum(part.found.packed.seconds for part in parts)

@@ -6,7 +6,7 @@ is taken (arXiv 2412.01523, section 5). Equal tokens are not equal time, so here
 are then shifted for as long as that gains.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -48,7 +48,7 @@ def micro_batches(
     compared by; choose: the groups in the end, where it finds any better.
     """
     order = np.argsort(-lengths, kind="stable")
-    cutter = _Cutter(lengths[order], glance, {})
+    cutter = _Cutter(lengths[order], of, glance, {})
     starts = _best_numbers(cutter, of, trials)
     if not starts:
         return None
@@ -57,6 +57,12 @@ def micro_batches(
         MicroBatch(order[a:b], _better(cutter.found(a, b), choose(cutter.lengths[a:b]))) for a, b in pairwise(edges)
     ]
     return tuple(sorted(parts, key=lambda part: -part.found.packed.seconds))
+
+
+def total_seconds(parts: Iterable[Found | None], of: Objective) -> float:
+    """Of micro-batches one after another, infinite if one has no groups."""
+    each = of.collectives.micro_batch_seconds
+    return sum(np.inf if part is None else each(part.packed.seconds) for part in parts)
 
 
 def _better(one: Found | None, other: Found | None) -> Found:
@@ -83,6 +89,7 @@ class _Cutter:
     """The sorted lengths, and what has been found for stretches of them."""
 
     lengths: Ints
+    of: Objective
     choose: Choose
     known: dict[tuple[int, int], Found | None]
 
@@ -97,7 +104,7 @@ class _Cutter:
 
     def seconds(self, edges: list[int]) -> float:
         parts = [self.found(begin, end) for begin, end in pairwise(edges)]
-        return sum(part.packed.seconds if part is not None else np.inf for part in parts)
+        return total_seconds(parts, self.of)
 
     def even(self, count: int) -> list[int]:
         """At most `count` stretches, the largest with as few tokens as possible (the optimum of FlexSP's DP)."""

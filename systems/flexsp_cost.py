@@ -14,6 +14,7 @@ import numpy as np
 from zbench.area import TILE
 from zbench.build import Builder
 from zbench.clock import Program, run
+from zbench.collective import Collectives
 from zbench.cost import Cost, Floats
 from zbench.layers import finished
 from zbench.legs import LANES, link_ids
@@ -35,6 +36,7 @@ class Objective:
 
     degree: ranks. square, linear, fixed: seconds a token^2, a token, a group and micro-batch.
     capacity: tokens a group holds. num_ranks: of the cluster; groups of a micro-batch have no more in all.
+    collectives: of data parallelism, which the paper's fixed constants may hold (see docs/systems.md).
     """
 
     degree: Ints
@@ -43,6 +45,7 @@ class Objective:
     fixed: Floats
     capacity: Ints
     num_ranks: int
+    collectives: Collectives
 
     def seconds(self, lengths: Ints, index: int) -> float:
         """Of one group of degree[index] with sequences of `lengths`."""
@@ -94,7 +97,7 @@ def objective(cost: Cost, backward: Mode) -> Objective:
     room = cost.cluster.device.memory_bytes - static_bytes(cost)
     per_rank = np.floor(room / (occupied / (TILE * TILES)) - SLACK)
     capacity = np.maximum(per_rank, 0).astype(np.int64) * size
-    return Objective(size, square, linear, fixed, capacity, cost.cluster.num_ranks)
+    return Objective(size, square, linear, fixed, capacity, cost.cluster.num_ranks, Collectives.of(cost))
 
 
 def _profiles(sizes: list[int], cost: Cost, backward: Mode) -> Floats:

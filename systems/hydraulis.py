@@ -20,9 +20,10 @@ from systems.hydraulis_pack import packed
 from systems.hydraulis_strategies import STEPS, Strategy, strategies
 from zbench.batch import Batch
 from zbench.build import Builder
-from zbench.collective import finish
+from zbench.collective import Collectives, Sharing
 from zbench.cost import Cost, Flags, Floats
 from zbench.patterns import local
+from zbench.pipelined import shared_seconds
 from zbench.pipelines import Pipelines
 from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
@@ -111,19 +112,30 @@ class Hydraulis:
         micro, total = packed(own, lengths, pipeline, of.fixed[scheme], of.pp[scheme], of.capacity[scheme])
         each = np.zeros((number, int(micro.max()) + 1))
         np.add.at(each, (pipeline, micro), own)
-        slowest = int(total.argmax())
-        end = self._step_seconds(copies, float(total[slowest]), float(each[:, 0].max()), float(each[slowest].max()))
-        return Found(copies, pipeline, micro, float(total[slowest]), end)
+        end = self._step_seconds(copies, each, total)
+        return Found(copies, pipeline, micro, float(total.max()), end)
 
-    def _step_seconds(self, copies: Ints, busy: float, first: float, last: float) -> float:
-        """Of the step whose slowest pipeline takes `busy`, of which its last micro-batch takes `last`; first: the
-        longest first micro-batch. zbench.simulate does likewise with what it played."""
-        cost, kinds = self.cost, int((copies > 0).sum())
-        passes = 4 if cost.model.recompute == "full" else 3  # forwards in all, if a backward is two
-        nothing = np.zeros(cost.cluster.num_nics, np.int64)
-        begin = busy - last * (passes - 1) / passes
-        need = held(_grouped(copies, self.objective), cost)
-        return finish(cost, np.array([busy]), first / passes, begin, nothing, nothing, need, kinds > 1)[0]
+    def _step_seconds(self, copies: Ints, each: Floats, total: Floats) -> float:
+        """Of the step. each: seconds [num_pipelines, micro_batches] of a stage, without what is fixed; total:
+        [num_pipelines], with it and with bubbles. zbench.simulate does likewise with what it played."""
+        cost, pipelines = self.cost, _grouped(copies, self.objective)
+        collectives = Collectives.of(cost, held(pipelines, cost))
+        if pipelines is None and collectives.every_micro_batch:  # ranks meet
+            return sum(map(collectives.micro_batch_seconds, self._rounds(each))) + cost.optimizer_seconds()
+        passes = collectives.passes
+        busy, last, first = float(total.max()), float(each[total.argmax()].max()), float(each[:, 0].max())
+        times = (first / passes, busy - last * (passes - 1) / passes, busy)
+        more = shared_seconds(Sharing(collectives), each.shape[1], times, 0.0, int((copies > 0).sum()) > 1)
+        return busy + more + cost.optimizer_seconds()
+
+    def _rounds(self, each: Floats) -> list[float]:
+        """Seconds of every micro-batch of single ranks, which all run the last one (see `_laid`)."""
+        numbers = (each > 0).sum(axis=1)
+        aligned = np.zeros_like(each)
+        for row, number in enumerate(numbers.tolist()):
+            aligned[row, each.shape[1] - number :] = each[row, :number]
+        fixed = float(self.objective.fixed[self.objective.size == 1].max())
+        return [fixed + float(longest) for longest in aligned.max(axis=0)]
 
     def _laid(
         self, batch: Batch, copies: Ints, pipeline: Ints, micro: Ints, notes: dict[str, float | str]

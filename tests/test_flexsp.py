@@ -11,7 +11,7 @@ from strategies import batches, costs
 
 from systems.flexsp import FlexSP
 from systems.flexsp_batch_ada import FlexSPBatchAda
-from systems.flexsp_batches import micro_batches
+from systems.flexsp_batches import micro_batches, total_seconds
 from systems.flexsp_bound import bound_seconds
 from systems.flexsp_cost import Objective, _profile, _profiles, degrees, objective, shape
 from systems.flexsp_milp import Limits, buckets, solve
@@ -24,6 +24,7 @@ from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.memory import static_bytes
 from zbench.plan import TRANSFER, Ints
+from zbench.result import StepResult
 from zbench.rewrite.reverse import MODES
 from zbench.simulate import Simulated
 from zbench.verify import verify_step
@@ -46,8 +47,8 @@ def drawn(seed: int, count: int, most: int = 100_000) -> Ints:
     return np.sort(np.minimum(lengths, most))[::-1].copy()
 
 
-def total(parts: tuple) -> float:
-    return sum(part.found.packed.seconds for part in parts)
+def total(parts: tuple, of: Objective) -> float:
+    return total_seconds((part.found for part in parts), of)
 
 
 # -- the objective --------------------------------------------------------------------------------
@@ -87,13 +88,25 @@ def test_longer_rings_lie_on_a_line(cost: Cost, mode: str) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_objective_predicts_the_clock(flexsp: FlexSP, cost: Cost, seed: int) -> None:
-    """One micro-batch's seconds, on the clock, without gradients and optimizer."""
+    """Seconds without gradients and optimizer, of micro-batches one by one: the slowest group's, forward and backward.
+
+    With ZeRO-3 another group may be the slowest in the forward than in the backward; that the objective, the
+    paper's, does not know. Attention takes 1 : 2.5 and linear modules 1 : 2, so it is 1/3 + 5/7 at most.
+    """
     lengths = drawn(seed, 300)
     batch = Batch(lengths, 0, 0)
     plans = flexsp.plan(batch)
-    step = Simulated(cost).step(batch, plans)
-    played = step.seconds - step.phases["gradients"] - step.phases["optimizer"]
-    assert played == pytest.approx(sum(float(plan.notes["objective_seconds"]) for plan in plans), rel=0.05)
+    expected = sum(float(plan.notes["objective_seconds"]) for plan in plans)
+    free = replace(cost, model=replace(cost.model, sharding="zero1"))
+    apart = sum(layers_seconds(Simulated(free).step(batch, (plan,))) for plan in plans)
+    assert apart == pytest.approx(expected, rel=0.05)
+    met = layers_seconds(Simulated(cost).step(batch, plans))
+    assert apart <= met * (1 + 1e-9)
+    assert met <= (1 / 3 + 5 / 7) * 1.05 * expected
+
+
+def layers_seconds(step: StepResult) -> float:
+    return step.seconds - step.phases["gradients"] - step.phases["optimizer"]
 
 
 # -- the search -----------------------------------------------------------------------------------
@@ -114,9 +127,9 @@ def optimum(lengths: Ints, of: Objective) -> tuple[float, float]:
             for k in np.repeat(np.arange(len(counts)), counts):
                 found = _split(found, np.minimum(alone[k], nothing), np.maximum)
             best = np.minimum(best, found)
-    batch = nothing
+    batch, each = nothing, np.array([of.collectives.micro_batch_seconds(s) if s < np.inf else s for s in best])
     for _ in range(len(lengths)):
-        batch = _split(batch, np.minimum(best, nothing), np.add)
+        batch = _split(batch, np.minimum(each, nothing), np.add)
     return float(batch[-1]), float(best[-1])
 
 
@@ -141,7 +154,7 @@ def test_gaps_to_the_true_optimum(cost: Cost) -> None:
         batch, micro = optimum(lengths, of)
         parts = micro_batches(lengths, of, 5, lambda x: glance(x, of), lambda x: search(x, of))
         assert parts is not None
-        gaps.append(total(parts) / batch - 1)
+        gaps.append(total(parts, of) / batch - 1)
         found = search(lengths, of)
         if found is not None:
             assert found.bound_seconds <= micro * (1 + 1e-9)

@@ -124,8 +124,9 @@ def test_bytes_are_those_of_the_plan_s_transfers(which: Variant, data: st.DataOb
         return
     result = Simulated(cost).step(batch, plans)
     params = float(model.total_params)
-    gathers = 2 if model.sharding == "zero3" else 1
+    rounds, gathers = (len(plans), 2) if model.sharding == "zero3" else (1, 1)
     gradient = gathers * nic_bytes(cost, model.element_bytes * params) + nic_bytes(cost, GRADIENT_BYTES * params)
+    gradient *= rounds
     sent = received = inside = routed_inside = 0
     for plan in plans:
         times = {"forward": 2 if model.recompute == "full" else 1, "backward": 1}

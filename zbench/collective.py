@@ -1,8 +1,12 @@
-"""What data parallelism adds to a step: parameters gathered, gradients reduced, the optimizer. Pure: no torch.
+"""What data parallelism adds to a step: parameters gathered, gradients reduced. Pure: no torch.
 
 Both collectives run hierarchically (inside the node over NVLink, across nodes with every NIC taking
 an equal share) on a channel of their own beside the layers. Gradients of a layer are ready when its
 backward ends; parameters of a layer are needed when its forward begins.
+
+How often: with ZeRO-1 parameters are gathered in the first forward of a step and gradients reduced in its last
+backward. With ZeRO-3 (Rajbhandari et al. 2020, arXiv 1910.02054, section 7.2.2) a rank keeps neither, so every
+micro-batch gathers parameters for its forward and again for its backward, and reduces its gradients.
 """
 
 from dataclasses import dataclass
@@ -15,18 +19,6 @@ from zbench.cost import Cost
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 GRADIENT_BYTES = 4  # per parameter: gradients are summed in float32 (Megatron's and torchtitan's default)
-
-
-@dataclass(frozen=True, slots=True)
-class Gradient:
-    """seconds: the collectives' own time; exposed: what nothing hid, `moving` of it because parameters had to be in
-    other places than in the step before; nic_bytes: int64 [num_nics], each way."""
-
-    seconds: float
-    exposed: float
-    optimizer: float
-    nic_bytes: Ints
-    moving: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,41 +68,102 @@ def every_nic(cost: Cost, size: float, held: Held) -> Ints:
     return np.repeat(np.array(each, np.int64), cost.cluster.nics_per_node)
 
 
-def finish(
-    cost: Cost,
-    ready: Floats,
-    forward_end: float,
-    backward_begin: float,
-    nic_tx: NDArray[np.int64],
-    nic_rx: NDArray[np.int64],
-    held: Held | None = None,
-    moved: bool = False,
-) -> tuple[float, Gradient]:
-    """(when the step ends, its collectives), from when each rank's last backward ends.
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """One gather of parameters and one reduction of gradients, all layers, and what layers beside them do not hide.
 
-    The reduction starts when the first layer's gradients are there, one layer at a time, and ends no
-    sooner than one layer after the backward. It shares the NICs with attention: it also ends no sooner
-    than the busiest NIC needs for both. Parameter gathers run ahead of the forward (and, sharded as in
-    ZeRO-3, of the backward) and cost what does not fit beside it. held: what layers need, None: all on every rank.
-    moved: in another place than in the step before; then nothing of the first gather is hidden, as the buffers that
-    it fills are laid out anew before the first layer can begin.
+    gather, reduce: seconds. gather_bytes, reduce_bytes: int64 [num_nics], each way. passes: how many forwards the
+    forward and backward of a layer take. every_micro_batch: ZeRO-3; else once a step.
     """
-    model, layers = cost.model, cost.model.num_layers
-    params, held = float(model.total_params), held or everything(cost)
-    gather = gather_seconds(cost, model.element_bytes * params, held)
-    reduce = gather_seconds(cost, GRADIENT_BYTES * params, held)
-    end = float(ready.max())
-    span = end - backward_begin
-    gathers = 2 if model.sharding == "zero3" else 1
-    reduce_part = reduce + (gathers - 1) * gather
-    busiest = float(cost.transfer_seconds(np.array([max(nic_tx.max(), nic_rx.max())]), np.array([True]))[0])
-    share = span / end if end > 0 else 0.0
-    tail = max(reduce / layers, span / layers + reduce_part - span, busiest * share + reduce_part - span)
-    tail = tail if cost.cluster.num_ranks > 1 else 0.0
-    late = max(0.0, gather + gather / layers - forward_end)
-    moving = max(0.0, gather - late) if moved else 0.0
-    optimizer = cost.optimizer_seconds()
-    sent = gathers * every_nic(cost, model.element_bytes * params, held)
-    sent += every_nic(cost, GRADIENT_BYTES * params, held)
-    exposed = tail + late + moving
-    return end + exposed + optimizer, Gradient(reduce + gathers * gather, exposed, optimizer, sent, moving)
+
+    num_layers: int
+    passes: int
+    every_micro_batch: bool
+    gather: float
+    reduce: float
+    gather_bytes: Ints
+    reduce_bytes: Ints
+
+    @staticmethod
+    def of(cost: Cost, held: Held | None = None) -> "Collectives":
+        """held: what layers need of the parameters; None: all of them on every rank."""
+        model, held = cost.model, held or everything(cost)
+        parameters, gradients = (size * float(model.total_params) for size in (model.element_bytes, GRADIENT_BYTES))
+        return Collectives(
+            num_layers=model.num_layers,
+            passes=4 if model.recompute == "full" else 3,  # a backward is two
+            every_micro_batch=model.sharding == "zero3",
+            gather=gather_seconds(cost, parameters, held),
+            reduce=gather_seconds(cost, gradients, held),
+            gather_bytes=every_nic(cost, parameters, held),
+            reduce_bytes=every_nic(cost, gradients, held),
+        )
+
+    def forward(self, span: float, nic: float) -> float:
+        """Seconds that a forward of `span` seconds, whose layers keep the busiest NIC busy for `nic`, takes longer.
+
+        The gather runs ahead of the layers, the last of which cannot begin before it ends.
+        """
+        return max(0.0, self.gather + self.gather / self.num_layers - span, self.gather + nic - span)
+
+    def backward(self, span: float, nic: float) -> float:
+        """As `forward`. The reduction starts when the first layer's gradients are there, one layer at a time, and
+        ends no sooner than one layer after the backward."""
+        more = self.reduce + (self.gather if self.every_micro_batch else 0.0) - span
+        return max(self.reduce / self.num_layers, span / self.num_layers + more, nic + more)
+
+    def micro_batch_seconds(self, layers: float) -> float:
+        """Of a micro-batch whose layers take `layers` seconds on the slowest rank, with collectives of its own.
+
+        They are ZeRO-3's, where attention leaves the NICs alone. ZeRO-1 has none: a step adds what it adds once,
+        whatever the number of micro-batches.
+        """
+        if not self.every_micro_batch:
+            return layers
+        forward = layers / self.passes
+        return layers + self.forward(forward, 0.0) + self.backward(layers - forward, 0.0)
+
+
+@dataclass(slots=True)
+class Sharing:
+    """The collectives of one step. gathers, reductions: how many. exposed: seconds that nothing hid, `moving` of them
+    because parameters had to be in other places than in the step before. Its methods return what they add to that."""
+
+    of: Collectives
+    gathers: int = 0
+    reductions: int = 0
+    exposed: float = 0.0
+    moving: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.gathers * self.of.gather + self.reductions * self.of.reduce
+
+    @property
+    def nic_bytes(self) -> Ints:
+        """int64 [num_nics], each way."""
+        return self.gathers * self.of.gather_bytes + self.reductions * self.of.reduce_bytes
+
+    def forward(self, span: float, nic: float, moved: bool) -> float:
+        """moved: parameters were in other places in the step before; then nothing of the gather is hidden, as the
+        buffers that it fills are laid out anew before the first layer can begin."""
+        late = self.of.forward(span, nic)
+        moving = max(0.0, self.of.gather - late) if moved else 0.0
+        self.moving += moving
+        return self._add(1, 0, late + moving)
+
+    def backward(self, span: float, nic: float) -> float:
+        return self._add(int(self.of.every_micro_batch), 1, self.of.backward(span, nic))
+
+    def between(self, count: int, span: float, nic: float) -> float:
+        """What `count` more micro-batches add to `span` seconds of layers that do them in whatever order."""
+        if not self.of.every_micro_batch:
+            return 0.0
+        all_of_them = count * (2 * self.of.gather + self.of.reduce)
+        return self._add(2 * count, count, max(0.0, all_of_them + nic - span))
+
+    def _add(self, gathers: int, reductions: int, exposed: float) -> float:
+        self.gathers += gathers
+        self.reductions += reductions
+        self.exposed += exposed
+        return exposed

@@ -32,6 +32,10 @@ class State:
     def zero(num_ranks: int, num_lanes: int, num_links: int) -> "State":
         return State(np.zeros(num_ranks), np.zeros(num_lanes), np.zeros(num_links))
 
+    def meet(self) -> None:
+        """Every rank waits for all others."""
+        self.ready = np.full_like(self.ready, self.ready.max())
+
 
 @dataclass(frozen=True, slots=True)
 class Played:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.area import work
+from zbench.collective import Sharing
 from zbench.cost import Cost, Flags, Floats
 from zbench.one_f_one_b import Schedule, schedule
 from zbench.plan import Ints, Plan
 from zbench.stage import Stage
-from zbench.totals import Totals
+from zbench.totals import Carried, Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +117,37 @@ def hop_seconds(lead: int, stage: Stage, tokens: Ints) -> tuple[Floats, Flags]:
     return np.asarray(seconds + cost.latency_seconds(across)[:, None], np.float64), across
 
 
-def play(plans: tuple[Plan, ...], cost: Cost) -> Totals:
+def play(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool) -> Totals:
     """All pipelines of the plans, which are the step's micro-batches. The backward begins where it does in the last
     micro-batch of the pipeline that ends last."""
     out = Totals.zero(cost.cluster.num_ranks, cost.cluster.num_nics)
-    last = -1.0
+    backward_begin = 0.0
     for line in lines(plans, cost):
         _add(out, line, cost)
-        _count(out, line, cost)
+        out.carried = out.carried.plus(_carried(line, cost))
         runs = line.runs
         first = runs.forward[-1, 0] + line.forwards[-1, 0] - line.micro.head[0]
         out.forward_end = max(out.forward_end, float(first))
-        if runs.ready.max() > last:
-            last = float(runs.ready.max())
-            out.backward_begin = float(runs.backward[int(runs.ready.argmax()), -1])
+        if runs.ready.max() > out.end:
+            out.end = float(runs.ready.max())
+            backward_begin = float(runs.backward[int(runs.ready.argmax()), -1])
+    busy = out.carried.busiest(cost) / out.end
+    out.end += shared_seconds(sharing, len(plans), (out.forward_end, backward_begin, out.end), busy, moved)
     return out
+
+
+def shared_seconds(sharing: Sharing, rounds: int, times: tuple[float, float, float], busy: float, moved: bool) -> float:
+    """What parameters and gradients add to a step of pipelines with up to `rounds` micro-batches.
+
+    times: when the first forward ends, the last backward begins, and ends. busy: the share of the time in which
+    layers keep the busiest NIC busy. Pipelines do not meet, also where each of their micro-batches gathers its
+    parameters; what all of them gather and reduce only has to pass through the NICs.
+    """
+    forward_end, backward_begin, end = times
+    between, backward = max(backward_begin - forward_end, 0.0), end - backward_begin
+    shown = sharing.forward(forward_end, busy * forward_end, moved)
+    shown += sharing.between(rounds - 1, between, busy * between)
+    return shown + sharing.backward(backward, busy * backward)
 
 
 def _add(out: Totals, line: Line, cost: Cost) -> None:
@@ -144,7 +161,6 @@ def _add(out: Totals, line: Line, cost: Cost) -> None:
     hops = 2 * line.hops.sum(axis=1)
     for s in range(stage.pp):
         mine = line.ranks(s)
-        out.end[mine] = line.runs.ready[s]
         out.attention[mine] = attention
         out.linear[mine] = linear + (float(micro.head.sum()) if s == stage.pp - 1 else 0.0)
         moving = float(hops[max(s - 1, 0) : s + 1].sum())
@@ -152,21 +168,20 @@ def _add(out: Totals, line: Line, cost: Cost) -> None:
         out.communication[mine] = shown + min(behind, attention + linear) + max(moving, float(line.runs.waited[s]))
 
 
-def _count(out: Totals, line: Line, cost: Cost) -> None:
+def _carried(line: Line, cost: Cost) -> Carried:
     """Bytes: gathers go node by node (as in zbench.collective), hops rank by rank."""
     stage, cluster, tokens = line.stage, cost.cluster, line.micro.tokens
     size = stage.hidden_bytes(tokens)
     times = stage.layers * sum(stage.gathers())
     gpus = stage.tp // stage.nodes
     moved = float(size.sum()) * times
-    out.nvlink += int(moved) * (gpus - 1) * stage.nodes * stage.pp
+    nvlink = int(moved) * (gpus - 1) * stage.nodes * stage.pp
     each = int(moved * (stage.nodes - 1) / stage.nodes / cluster.nics_per_node)
     first = np.arange(line.lead, line.lead + stage.tp * stage.pp)
-    nics = np.unique(cluster.nic_of[first])
+    nic = np.zeros(cluster.num_nics, np.int64)  # one sends forward what the other sends backward
+    nic[np.unique(cluster.nic_of[first])] += each
     share = int(size.sum() / stage.tp)  # of a rank, forward and backward
-    for counter in (out.nic_tx, out.nic_rx):
-        counter[nics] += each
-        for s in np.flatnonzero(line.across).tolist():
-            for ranks in (line.ranks(s), line.ranks(s + 1)):  # one sends forward, the other backward
-                np.add.at(counter, cluster.nic_of[ranks], share)
-    out.nvlink += 2 * share * stage.tp * int((~line.across).sum())
+    for s in np.flatnonzero(line.across).tolist():
+        for ranks in (line.ranks(s), line.ranks(s + 1)):
+            np.add.at(nic, cluster.nic_of[ranks], share)
+    return Carried(nic, nic, nvlink + 2 * share * stage.tp * int((~line.across).sum()))

@@ -1,32 +1,35 @@
 """The simulated executor: one training step on a described cluster's clock. Pure: no torch.
 
 A step is, per micro-batch: layers x (linear modules, attention) forward, the head and the loss,
-layers x (attention, linear modules) backward; then what of the gradient reduction the last backward
-did not hide, and the optimizer. Attention is played leg by leg (zbench.clock), the rest is charged
+layers x (attention, linear modules) backward; what they do not hide of parameters' gathers and gradients'
+reductions; and the optimizer. Attention is played leg by leg (zbench.clock), the rest is charged
 per rank (zbench.cost, zbench.collective). Ranks are held together by their data only: a rank whose
-neighbours do not need it runs ahead into the next layer. Plans with pipelines are played by zbench.pipelined.
+neighbours do not need it runs ahead into the next layer, and, with ZeRO-1, into the next micro-batch. With ZeRO-3
+every forward and every backward gathers parameters from all ranks, so there they meet. Plans with pipelines are
+played by zbench.pipelined.
 """
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from zbench import collective, pipelined
+from zbench import pipelined
 from zbench.area import work
 from zbench.batch import Batch
 from zbench.bound import bound_seconds
 from zbench.clock import Program, program
+from zbench.collective import Collectives, Sharing
 from zbench.cost import Cost
 from zbench.dataflow import Edges, Fault, edges
 from zbench.layers import Layers, State
-from zbench.legs import LANES, NIC, NVLINK, legs, link_ids
+from zbench.legs import LANES, NIC, legs, link_ids
 from zbench.memory import peak_bytes
 from zbench.pipelines import Layout
 from zbench.plan import Ops, Plan
 from zbench.protocols import Ready
 from zbench.result import StepResult
 from zbench.stage import held
-from zbench.totals import Totals
+from zbench.totals import Carried, Totals
 
 Programs = tuple[Program, Program]  # of a plan's forward and backward list
 
@@ -71,6 +74,8 @@ def layer_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs | None = 
         played = Layers(part, times * linear, layers)
         for _ in range(layers):
             played.one(state)
+        if cost.model.sharding == "zero3":
+            state.meet()
     return float(state.ready.max()) / layers
 
 
@@ -92,34 +97,34 @@ class Simulated:
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Simulates one training step; seconds are the described cluster's, not this machine's."""
         cost, pipelines = self.cost, plans[0].pipelines
-        played = _by_ranks(plans, cost) if pipelines is None else pipelined.play(plans, cost)
         layout = () if pipelines is None else pipelines.layout
         moved, self._layout = self._layout not in (None, layout), layout
-        end, gradient = collective.finish(
-            cost, played.end, played.forward_end, played.backward_begin, played.nic_tx, played.nic_rx,
-            held(pipelines, cost), moved,
-        )  # fmt: skip
+        sharing = Sharing(Collectives.of(cost, held(pipelines, cost)))
+        play = _by_ranks if pipelines is None else pipelined.play
+        played = play(plans, cost, sharing, moved)
+        optimizer = cost.optimizer_seconds()
+        end = played.end + optimizer
         peak = peak_bytes(plans, cost)
         capacity = int(cost.cluster.device.memory_bytes)
-        phases = {"forward": played.forward_end, "gradients": gradient.exposed, "optimizer": gradient.optimizer}
+        phases = {"forward": played.forward_end, "gradients": sharing.exposed, "optimizer": optimizer}
         return StepResult(
             seconds=end,
             bound_seconds=bound_seconds(batch, cost),
             attention_seconds=played.attention.tolist(),
             linear_seconds=played.linear.tolist(),
-            communication_seconds=np.minimum(played.communication + gradient.seconds, end).tolist(),
-            exposed_seconds=(played.exposed + gradient.exposed).tolist(),
-            nic_tx_bytes=(played.nic_tx + gradient.nic_bytes).tolist(),
-            nic_rx_bytes=(played.nic_rx + gradient.nic_bytes).tolist(),
-            nvlink_bytes=int(played.nvlink),
+            communication_seconds=np.minimum(played.communication + sharing.seconds, end).tolist(),
+            exposed_seconds=(played.exposed + sharing.exposed).tolist(),
+            nic_tx_bytes=(played.carried.tx + sharing.nic_bytes).tolist(),
+            nic_rx_bytes=(played.carried.rx + sharing.nic_bytes).tolist(),
+            nvlink_bytes=int(played.carried.nvlink),
             peak_bytes=peak.tolist(),
             capacity_bytes=capacity,
             out_of_memory=bool(peak.max() > capacity),
-            phases=phases | ({"switch": gradient.moving} if moved else {}),
+            phases=phases | ({"switch": sharing.moving} if moved else {}),
         )
 
 
-def _by_ranks(plans: tuple[Plan, ...], cost: Cost) -> Totals:
+def _by_ranks(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool) -> Totals:
     """Plans whose ranks work each for itself, micro-batch after micro-batch."""
     cluster, model = cost.cluster, cost.model
     state = State.zero(cluster.num_ranks, cluster.num_ranks * LANES, link_ids(cluster)[0])
@@ -129,26 +134,25 @@ def _by_ranks(plans: tuple[Plan, ...], cost: Cost) -> Totals:
         forward, backward = programs(plan, cost)
         linear = cost.linear_seconds(plan.tokens_per_rank)
         head = cost.head_seconds(plan.tokens_per_rank)
+        first, last, every = plan is plans[0], plan is plans[-1], sharing.of.every_micro_batch
+        begin, used = float(state.ready.max()), Carried.of(forward, cost)
         played = Layers(forward, linear, model.num_layers).play(state)
-        total.forward_end = max(total.forward_end, float(state.ready.max())) if plan is plans[0] else total.forward_end
+        if first or every:
+            shown = sharing.forward(float(state.ready.max()) - begin, used.busiest(cost), moved and first)
+            if every:
+                state.meet()
+            state.ready += shown
+        total.forward_end = float(state.ready.max()) if first else total.forward_end
         state.ready += head
-        total.backward_begin = float(state.ready.max())
+        begin, used_back = float(state.ready.max()), used.times(again).plus(Carried.of(backward, cost))
         replayed = [Layers(forward, linear, model.num_layers).play(state)] if again else []
         played_back = Layers(backward, 2 * linear, model.num_layers).play(state)
+        if last or every:
+            shown = sharing.backward(float(state.ready.max()) - begin, used_back.busiest(cost))
+            state.meet()
+            state.ready += shown
         total.add(played, *replayed, played_back)
         total.linear += head
-        count_bytes(total, cluster.num_ranks, model.num_layers, (forward,) * (1 + again), (backward,))
-    total.end = state.ready
+        total.carried = total.carried.plus(used).plus(used_back)
+    total.end = float(state.ready.max())
     return total
-
-
-def count_bytes(total: Totals, num_ranks: int, num_layers: int, *lists: tuple[Program, ...]) -> None:
-    """Counts what every NIC sent and received, all layers."""
-    for of in (one for group in lists for one in group):
-        parts = of.legs
-        kind = parts.link_class(num_ranks)
-        nic = kind == NIC
-        for counter, link in ((total.nic_tx, parts.link_a), (total.nic_rx, parts.link_b)):
-            index = link[nic] // 2 - num_ranks
-            np.add.at(counter, index, parts.bytes[nic] * num_layers)
-        total.nvlink += int(parts.bytes[kind == NVLINK].sum()) * num_layers
