@@ -42,7 +42,8 @@ HELD = {
         2.1, 32.7, 22.7, 10.3, 34.3, -10.2,
     ],
     "training": [13.4, 2.4, 2.9, 5.9, 6.0],
-    "steps": [-18.9, -43.8, -41.3],
+    "steps": [-13.8, -41.8, -36.1],
+    "unhidden": [7.2, -10.8, 1.7],
 }  # fmt: skip
 POINTS = 2.0
 METHODS = ("ulysses", "ring_p2p", "ring_allgather", "usp", "loongtrain", "hybrid_dcp")
@@ -66,9 +67,12 @@ def of(found: Sequence[Anchor], group: str) -> list[Anchor]:
 
 
 def test_every_published_number_is_predicted_once(found: list[Anchor]) -> None:
+    """But steps, which are predicted with and without what layers hide."""
     names = ("all_to_all", "compute", "attention", "training", "steps")
-    assert len(found) == sum(len(published(name)) for name in names) == 112
-    assert len({anchor.case for anchor in found}) == len(found)
+    once = [anchor for anchor in found if anchor.anchor != "unhidden"]
+    assert len(once) == sum(len(published(name)) for name in names) == 112
+    assert len({anchor.case for anchor in once}) == len(once)
+    assert [one.case for one in of(found, "unhidden")] == [one.case for one in of(found, "steps")]
     assert {anchor.anchor for anchor in found} == set(GROUPS)
     assert all(row["source"] for name in (*names, "documents") for row in published(name))
 
@@ -108,12 +112,13 @@ def test_training_is_within_its_bounds(found: list[Anchor]) -> None:
     assert all(abs(anchor.error) < 0.20 for anchor in of(found, "training"))
 
 
-def test_steps_with_documents_keep_their_order_and_are_too_short(found: list[Anchor]) -> None:
-    """FlexSP measured a constant of 0.6 s a micro-batch, which nothing here charges (docs/claims.md)."""
-    members = of(found, "steps")
-    assert not summary(members).broken
-    assert summary(members).pairs == 3
-    assert all(-0.5 < anchor.error < 0 for anchor in members)
+def test_steps_with_documents_keep_their_order(found: list[Anchor]) -> None:
+    """Too short with collectives hidden behind layers, right with nothing hidden (docs/claims.md)."""
+    for group, low, high in (("steps", -0.5, 0.0), ("unhidden", -0.15, 0.15)):
+        members = of(found, group)
+        assert not summary(members).broken
+        assert summary(members).pairs == 3
+        assert all(low < anchor.error < high for anchor in members)
 
 
 def test_steps_are_of_the_published_set_up() -> None:

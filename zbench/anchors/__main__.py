@@ -17,6 +17,7 @@ GROUPS = {
     "attention": "one layer's attention on 8 and 16 H100",
     "training": "whole training steps, H100",
     "steps": "FlexSP's training steps with documents of different lengths, 64 A100",
+    "unhidden": "the same steps if nothing hid parameters' gathers and gradients' reductions",
 }
 
 
