@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test lint types bench anchors clean
+.PHONY: run test lint types bench gate baseline anchors clean
 
 run: $(READY)
 	$(BIN)/python -m zbench system=zeppelin workload=longtail_128k
@@ -21,6 +21,16 @@ types: $(READY)
 bench: $(READY)
 	$(BIN)/python -m pytest tests/bench --benchmark-only -p benchmark -o addopts=
 	$(BIN)/python tests/bench/attention.py
+
+# Every system on three workloads, simulated anew: fails where one is more than 2 % slower than results/ci/base.jsonl.
+gate: $(READY)
+	rm -f results/ci.jsonl
+	$(BIN)/python -m zbench experiment=ci
+	$(BIN)/python -m zbench.compare results/ci/base.jsonl results/ci.jsonl --fail-over 2%
+
+baseline: $(READY)
+	rm -f results/ci/base.jsonl
+	$(BIN)/python -m zbench experiment=ci out=results/ci/base.jsonl
 
 anchors: $(READY)
 	$(BIN)/python -m zbench.anchors

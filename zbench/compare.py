@@ -1,4 +1,5 @@
 """python -m zbench.compare FILE... [--json | --pivot FIGURES] [--convention NAME]: a table of recorded runs.
+python -m zbench.compare BASE NEW --fail-over 2%: exit code 1 where a run of NEW is worse than BASE's (zbench.gate).
 
 `rows` is pure: it derives every figure from the raw records, nothing is read back that was derived before.
 """
@@ -106,10 +107,19 @@ def main() -> int:
     form.add_argument("--pivot", metavar="FIGURES", type=lambda text: text.split(","),
                       help="markdown, systems down and workloads across, with these figures in every cell "
                       f"(separated by commas, of {', '.join(FIGURES)})")  # fmt: skip
+    form.add_argument("--fail-over", metavar="SHARE",
+                      help="of two records, a baseline and a new one: name what is more than SHARE (2%%) worse in the "
+                      "new one and exit with 1 if anything is")  # fmt: skip
+    parser.add_argument("--metrics", metavar="NAMES", type=lambda text: text.split(","),
+                        help="with --fail-over: what to compare, separated by commas (docs/ci.md)")  # fmt: skip
     parser.add_argument("--convention", choices=list(CONVENTIONS), default="zbench",
                         help="how MFU counts FLOPs (docs/metrics.md)")  # fmt: skip
     arguments = parser.parse_args()
     try:
+        if arguments.fail_over is not None:
+            return _gate(arguments.files, arguments.fail_over, arguments.metrics)
+        if arguments.metrics is not None:
+            raise ValueError("--metrics says what --fail-over compares; it needs --fail-over, as in --fail-over 2%")
         check_figures(arguments.pivot or [])
         found = rows(_read_all(arguments.files), arguments.convention)
     except ValueError as error:
@@ -120,6 +130,24 @@ def main() -> int:
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _gate(files: Sequence[str], share: str, metrics: Sequence[str] | None) -> int:
+    """Tells what became worse; the exit code."""
+    from zbench.gate import DEFAULT, check_metrics, gate, percentage  # which pairs runs by this module's labels
+
+    if len(files) != 2:
+        raise ValueError(f"--fail-over compares two records, a baseline and a new one; {len(files)} were given")
+    limit, names = percentage(share), metrics or DEFAULT
+    check_metrics(names)
+    found = gate(_read_all(files[:1]), _read_all(files[1:]), limit, names)
+    for change in found.worse:
+        print(f"worse: {change}")
+    for place in found.added:
+        print(f"not in the baseline: {place[0]} on {', '.join(place[1:])}")
+    count = len(found.worse)
+    print(f"{found.compared} runs compared by {', '.join(names)}: {count} worse by more than {share.strip()}")
+    return 1 if found.worse else 0
 
 
 def _read_all(paths: Sequence[str]) -> list[Run]:

@@ -14,7 +14,7 @@ from zbench.protocols import Executor, System, Tracker, Workload
 
 SIMULATED = "zbench.simulate.Simulated"
 CHECKS = ("exact", "bytes")
-_FLOAT64 = 8  # bytes: what check=exact computes in
+FLOAT64 = 8  # bytes: what check=exact computes in
 _OURS = ("zbench", "systems", "workloads")  # packages whose sources the fingerprint covers
 
 
@@ -76,7 +76,7 @@ class Parts:
         _expect("cluster", cluster, "num_ranks")
         _expect("model", model, "num_layers")
         if "exact" in settings.check:
-            model = replace(model, element_bytes=_FLOAT64, lse_bytes=_FLOAT64)
+            model = replace(model, element_bytes=FLOAT64, lse_bytes=FLOAT64)
         simulated = config.executor._target_ == SIMULATED
         cost = Cost(cluster=cluster, model=model, pipelines=simulated)
         workload = _make(config, "workload", seed=settings.seed, tokens=settings.tokens_per_gpu * cluster.num_ranks)

@@ -213,6 +213,11 @@ class Plan:
         """int64 [num_ranks]: tokens every rank is home of."""
         return np.bincount(self.blocks.home, weights=self.blocks.tokens, minlength=self.num_ranks).astype(np.int64)
 
+    @property
+    def num_transfers(self) -> int:
+        """Of a layer, forward and backward; a routed one counts once."""
+        return sum(int((ops.kind == TRANSFER).sum()) for ops in (self.forward, self.backward))
+
     @cached_property
     def list_tokens(self) -> Ints:
         """int64 [num_lists]: tokens of each list of blocks."""

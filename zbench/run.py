@@ -138,6 +138,7 @@ def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | 
         "max_length": int(batch.lengths.max()),
         "batch": batch.digest,
         "num_micro_batches": len(plans),
+        "num_transfers": sum(plan.num_transfers for plan in plans),
         "plan_seconds": planned - began,
         "verify_seconds": verified - planned,
         "execute_seconds": executed - verified,

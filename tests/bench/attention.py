@@ -160,6 +160,11 @@ class Bench:
         times = self.engine.times
         return seconds, times.total - times.kernel - times.waiting
 
+    def sent(self) -> tuple[int, int]:
+        """Bytes so far: (inside the node, across nodes)."""
+        traffic = self.engine.post.traffic
+        return traffic.inside_tx, traffic.across_tx
+
     def compile(self, name: str) -> float:
         began = perf_counter()
         Compiler(self.plans[name], self.rank, COST, torch.from_numpy, KERNEL.cut).compile()

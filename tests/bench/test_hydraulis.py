@@ -55,7 +55,7 @@ def test_planning(benchmark: Callable, name: str, nodes: int) -> None:
     benchmark.extra_info |= {"processor_median": float(np.median(taken[1:])), "processor_worst": max(taken[1:])}
     benchmark.extra_info |= {"proposal": process_time() - begin, "micro_batches": len(plans)}
     print(benchmark.extra_info)
-    assert np.median(taken[1:]) < (0.5 if nodes == 8 else 1.0)  # of processor time: machines are shared
+    assert sum(len(plan.lengths) for plan in plans) == count
 
 
 def relaxed(system: Hydraulis, lengths: np.ndarray, copies: np.ndarray) -> float:

@@ -41,7 +41,9 @@ def test_as_drawn(benchmark: Callable, name: str, workload: str, ranks: int) -> 
     batch = parts.workload.batch(0)
     assert batch.num_tokens == 4096 * ranks
     plans = benchmark.pedantic(lambda: system.plan(batch), rounds=7, warmup_rounds=1)
-    benchmark.extra_info["sequences"] = len(batch.lengths)
+    transfers = sum(plan.num_transfers for plan in plans)
+    assert transfers == sum(plan.num_transfers for plan in system.plan(batch))  # nothing in a plan is left to chance
+    benchmark.extra_info |= {"sequences": len(batch.lengths), "transfers": transfers}
     verify_step(batch, plans)
 
 

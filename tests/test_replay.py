@@ -1,0 +1,55 @@
+"""A recorded run made again: the same batches, plans and simulated seconds; a sentence where it cannot be."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from zbench import __main__
+from zbench.record import Run, read
+from zbench.replay import Replay
+from zbench.simulate import Simulated
+
+SMALL = ["tracker=none", "baseline=null", "cluster=a800_2x8", "model=llama_3b", "tokens_per_gpu=1024", "steps=2"]
+
+
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["zbench", *SMALL, "out=r.jsonl", *settings])
+    assert __main__.main() == 0
+    return read("r.jsonl")[0][-1]
+
+
+@pytest.mark.parametrize("system", ["zeppelin", "hydraulis", "flexsp"])
+def test_a_step_is_what_it_was(system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recorded(tmp_path, monkeypatch, f"system={system}")
+    replay = Replay.of(run)
+    executor = Simulated(replay.cost)
+    for line in run.steps:
+        batch, plans = replay.step(line)
+        result = executor.step(batch, plans)
+        assert sum(plan.num_transfers for plan in plans) == line["num_transfers"]
+        assert (result.seconds, result.nic_tx_bytes) == (line["seconds"], line["nic_tx_bytes"])
+
+
+def test_a_trained_run_is_made_again_with_the_cost_its_system_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where ranks are real there are no pipelines, and check=exact computes in float64."""
+    run = recorded(tmp_path, monkeypatch, "system=ring")
+    run.start["facts"]["simulated"] = False
+    run.start["config"]["check"] = ["exact"]
+    cost = Replay.of(run).cost
+    assert (cost.pipelines, cost.model.element_bytes) == (False, 8)
+
+
+def test_what_is_gone_or_changed_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recorded(tmp_path, monkeypatch, "system=ring")
+    with pytest.raises(ValueError, match=f"step 1 of run {run.start['run']} was batch other and is "):
+        Replay.of(run).step({**run.steps[1], "batch": "other"})
+    run.start["config"]["system"] = {"_target_": "systems_of_mine.Gone"}
+    with pytest.raises(ValueError, match=r"cannot be made again from its record: .*systems_of_mine"):
+        Replay.of(run)
+    run.start["config"] = {}
+    with pytest.raises(ValueError, match="cannot be made again from its record"):
+        Replay.of(run)

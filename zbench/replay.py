@@ -1,0 +1,60 @@
+"""A recorded run's workload and system, made again from its configuration. An edge: hydra is known here, torch is not.
+
+Batches and plans are functions of the configuration, so a record need not hold them. What was measured is not made
+again: this gives plans, and the described cluster's cost to play them with.
+"""
+
+from dataclasses import dataclass, replace
+
+from omegaconf import OmegaConf
+
+from zbench.batch import Batch
+from zbench.cost import Cost
+from zbench.parts import FLOAT64, SIMULATED, Parts, Settings, make_system
+from zbench.plan import Plan
+from zbench.protocols import System
+from zbench.record import Line, Run
+from zbench.sentence import sentence
+
+
+@dataclass(frozen=True)
+class Replay:
+    """parts: all but the system; the executor is the simulated one, whatever the run's was. cost: the one that the
+    run's system was made with."""
+
+    parts: Parts
+    cost: Cost
+    system: System
+
+    @staticmethod
+    def of(run: Run) -> "Replay":
+        """
+        Raises:
+            ValueError: the configuration makes nothing here (a module or file of the user's is missing, for instance).
+        """
+        config = dict(run.start["config"])
+        if "exact" in (config.get("check") or ()):
+            config["model"] = config["model"] | {"element_bytes": FLOAT64, "lse_bytes": FLOAT64}
+        config |= {"executor": {"_target_": SIMULATED}, "tracker": {"_target_": "zbench.track.Nothing"}}
+        try:
+            composed = OmegaConf.create(config | {"check": None, "resume": None})
+            parts = Parts.of(composed, Settings.of(composed))
+            cost = replace(parts.cost, pipelines=bool(run.start["facts"].get("simulated")))
+            return Replay(parts, cost, make_system(composed, cost))
+        except Exception as error:
+            told = sentence(error) or (f"{type(error).__name__}: {error}",)
+            raise ValueError(f"run {run.start['run']} cannot be made again from its record: {told[0]}") from error
+
+    def step(self, line: Line) -> tuple[Batch, tuple[Plan, ...]]:
+        """The batch of a recorded step, and its plans.
+
+        Raises:
+            ValueError: the workload makes another batch now than when the record was written.
+        """
+        batch = self.parts.workload.batch(line["step"])
+        if batch.digest != line["batch"]:
+            raise ValueError(
+                f"step {line['step']} of run {line['run']} was batch {line['batch']} and is {batch.digest} now: the "
+                "workload, or what it reads, has changed since"
+            )
+        return batch, self.system.plan(batch)
