@@ -260,12 +260,15 @@ def test_a_tracker_gets_every_steps_figures(tmp_path: Path, monkeypatch: pytest.
         def log(self, step: int, metrics: dict[str, float]) -> None:
             calls.append((step, sorted(metrics)))
 
-        def finish(self, status: str) -> None:
-            calls.append(status)
+        def attach(self, name: str, path: str) -> None:
+            calls.append((name, Path(path).is_file()))
+
+        def finish(self, status: str, figures: dict[str, float]) -> None:
+            calls.append((status, figures["steps"]))
 
     monkeypatch.setattr("zbench.track.Nothing", Listening)
-    run(request(tmp_path / "r.jsonl"))
-    assert (calls[0], calls[-1], len(calls)) == ("mine w c", "finished", 5)
+    run(request(tmp_path / "r.jsonl", trace=str(tmp_path / "t.json")))
+    assert (calls[0], calls[2], calls[-1], len(calls)) == ("mine w c", ("timeline", True), ("finished", 3.0), 6)
     assert calls[1][0] == 0
     assert {"tokens_per_second", "mfu", "nic_utilization", "tokens", "bound_ratio"} <= set(calls[1][1])
 

@@ -121,7 +121,7 @@ def main() -> int:
         if arguments.metrics is not None:
             raise ValueError("--metrics says what --fail-over compares; it needs --fail-over, as in --fail-over 2%")
         check_figures(arguments.pivot or [])
-        found = rows(_read_all(arguments.files), arguments.convention)
+        found = rows(read_all(arguments.files), arguments.convention)
     except ValueError as error:
         print(f"zbench: {error}", file=sys.stderr)
         return 2
@@ -140,7 +140,7 @@ def _gate(files: Sequence[str], share: str, metrics: Sequence[str] | None) -> in
         raise ValueError(f"--fail-over compares two records, a baseline and a new one; {len(files)} were given")
     limit, names = percentage(share), metrics or DEFAULT
     check_metrics(names)
-    found = gate(_read_all(files[:1]), _read_all(files[1:]), limit, names)
+    found = gate(read_all(files[:1]), read_all(files[1:]), limit, names)
     for change in found.worse:
         print(f"worse: {change}")
     for place in found.added:
@@ -150,7 +150,12 @@ def _gate(files: Sequence[str], share: str, metrics: Sequence[str] | None) -> in
     return 1 if found.worse else 0
 
 
-def _read_all(paths: Sequence[str]) -> list[Run]:
+def read_all(paths: Sequence[str]) -> list[Run]:
+    """The runs of all files; what is broken in them is told on stderr and left out.
+
+    Raises:
+        ValueError: a file cannot be read, or holds no run.
+    """
     runs: list[Run] = []
     for path in dict.fromkeys(paths):
         found, problems = read(path)

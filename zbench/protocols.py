@@ -47,6 +47,14 @@ class Executor(Protocol):
 class Tracker(Protocol):
     def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None: ...
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step's figures, by the names of docs/metrics.md."""
 
-    def finish(self, status: str) -> None: ...
+    def attach(self, name: str, path: str) -> None:
+        """A file of the run, which may be gone afterwards."""
+
+    def finish(self, status: str, figures: Mapping[str, float]) -> None:
+        """After the last step, or in place of one that failed. figures: of the whole run."""
+
+    def where(self) -> str:
+        """For people: where the runs sent so far are."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from time import perf_counter
 
 from zbench.cases import Case, cases, reusable
-from zbench.compare import GROUPS, label, rows
+from zbench.compare import rows
 from zbench.memory import check_memory
-from zbench.metrics import Facts, figures
+from zbench.metrics import Facts
 from zbench.parts import Parts, Settings
 from zbench.protocols import Executor
 from zbench.record import Line, RecordError, Run, Writer, check_writable
@@ -20,6 +20,7 @@ from zbench.runtime.fleet import RankFailed
 from zbench.sentence import is_stop
 from zbench.table import Meter, cluster_words, convention_words, print_run, print_words
 from zbench.track import Careful
+from zbench.track.names import TIMELINE, described, of_run, of_step, titled
 from zbench.verify import PlanError, verify_step
 from zbench.warm import warm
 
@@ -55,7 +56,7 @@ def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
             for case in played:
                 trace = settings.trace if case is own else None
                 executor = parts.executor if case is own else parts.aside()
-                done.append(_play(case, settings, parts, executor, writer, meter, trace))
+                done.append(_play(case, settings, parts, executor, writer, meter, trace, done))
     finally:
         writer.close()
     print_run(rows(done))
@@ -64,14 +65,17 @@ def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
 
 
 def _play(
-    case: Case, settings: Settings, parts: Parts, executor: Executor, writer: Writer, meter: Meter, trace: str | None
-) -> Run:
-    """All steps of one system; the record gets its start, every step, and how it ended."""
+    case: Case, settings: Settings, parts: Parts, executor: Executor, writer: Writer, meter: Meter, trace: str | None,
+    earlier: Sequence[Run],
+) -> Run:  # fmt: skip
+    """All steps of one system; the record gets its start, every step, and how it ended.
+
+    earlier: its baseline, if that was run.
+    """
     now = datetime.now(UTC)
     run_id = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
     start = {"kind": "start", "run": run_id, "time": now.isoformat(timespec="milliseconds"), **case.start}
     facts = Facts.of(start["facts"])
-    name = " ".join(label(start, group) for group in GROUPS[:3])
     tracker = Careful(parts.tracker)
     steps: list[Line] = []
     first = 0
@@ -82,7 +86,7 @@ def _play(
         first = ready.first_step
         if ready.about:
             writer.append({"kind": "about", "run": run_id, **ready.about})
-        tracker.start(run_id, name, start["config"])
+        tracker.start(run_id, titled(start), described(start))
         warm(case.system, trains=not parts.simulated)  # so that the first step's times are not the compiler's
         for step in range(first, settings.steps):
             line = {
@@ -92,7 +96,9 @@ def _play(
             }
             writer.append(line)
             steps.append(line)
-            tracker.log(step, _tracked(facts, line))
+            tracker.log(step, of_step(facts, line))
+            if trace is not None and step == first:
+                tracker.attach(TIMELINE, trace)
             meter.show(case.name, step + 1, line["loss"])
         executor.stop()
     except BaseException as error:
@@ -103,14 +109,15 @@ def _play(
         )
         with suppress(RecordError):  # the first failure is the one to tell
             writer.append({"kind": "end", "run": run_id, "status": status, "message": message})
-        tracker.finish(status)
+        tracker.finish(status, {})
         with suppress(Exception):  # likewise
             executor.stop()
         raise
     end = {"kind": "end", "run": run_id, "status": "finished", "message": ""}
     writer.append(end)
-    tracker.finish("finished")
-    return Run(start, steps, end, settings.out)
+    done = Run(start, steps, end, settings.out)
+    tracker.finish("finished", of_run(rows([*earlier, done])[-1]))
+    return done
 
 
 def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | None) -> Line:
@@ -145,13 +152,6 @@ def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | 
         **({"plan_notes": [dict(plan.notes) for plan in plans]} if any(plan.notes for plan in plans) else {}),
         **asdict(result),
     }
-
-
-def _tracked(facts: Facts, line: Line) -> dict[str, float]:
-    """A step's figures for a tracker: those of the table, under the names of `compare --json`, and the loss."""
-    raw = {name: line[name] for name in ("tokens", "max_length", "num_sequences", "loss")}
-    derived = {**asdict(figures(facts, [line])), **raw}
-    return {name: float(value) for name, value in derived.items() if value is not None}
 
 
 def _words(own: Case, settings: Settings, parts: Parts, reused: Run | None, done: Sequence[Run]) -> Sequence[str]:

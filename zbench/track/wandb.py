@@ -1,7 +1,6 @@
-"""Trackers: where a run's figures go while it runs, besides the record. Nothing reads from them.
+"""tracker=wandb: Weights & Biases, online where this machine is logged in and the server answers, else offline.
 
-A tracker is a convenience and must never cost a number: it does not ask, does not wait long, and
-whatever goes wrong inside it becomes one warning (`Careful`).
+It never asks for a login and waits for nothing long.
 """
 
 import netrc
@@ -10,34 +9,23 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from zbench.protocols import Tracker
+from zbench.track.careful import first_line
 
 _ANSWER_SECONDS = 4.0  # how long the server may take to answer at all
 _INIT_SECONDS = 15.0  # to open a run, once it has answered
 _FINISH_SECONDS = 20.0  # to take the last metrics; what it has not taken stays on disk for `wandb sync`
 
 
-@dataclass(frozen=True, slots=True)
-class Nothing:
-    """tracker=none."""
-
-    def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None: ...
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def finish(self, status: str) -> None: ...
-
-
 @dataclass(slots=True)
 class Wandb:
-    """tracker=wandb: one wandb run a system, online where this machine is logged in, else offline."""
+    """One wandb run a run, under the run's own id: what is sent twice is not there twice."""
 
     project: str
     dir: str
@@ -53,14 +41,16 @@ class Wandb:
         wandb.setup(wandb.Settings(silent=True, mode=self._mode))
         limits: dict[str, Any] = {"init_timeout": _INIT_SECONDS, "finish_timeout": _FINISH_SECONDS}
         settings = wandb.Settings(silent=True, console="off", **limits)
-        arguments: dict[str, Any] = {"project": self.project, "dir": self.dir, "name": name,
-                                     "config": {**config, "run": run_id}, "settings": settings}  # fmt: skip
+        arguments: dict[str, Any] = {
+            "project": self.project, "dir": self.dir, "name": name, "id": run_id, "resume": "allow",
+            "config": {**config, "run": run_id}, "settings": settings,
+        }  # fmt: skip
         try:
             self._run = wandb.init(mode=self._mode, **arguments)
         except Exception as error:  # of many kinds: no access, no such entity, no network after all
             if self._mode == "offline":
                 raise
-            reason = f"wandb does not answer ({_first_line(error)})"
+            reason = f"wandb does not answer ({first_line(error)})"
             print(f"zbench: {reason}; its runs are kept offline in {self.dir}/wandb", file=sys.stderr)
             self._mode = "offline"
             self._run = wandb.init(mode=self._mode, **arguments)
@@ -68,40 +58,21 @@ class Wandb:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
 
-    def finish(self, status: str) -> None:
+    def attach(self, name: str, path: str) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(f"{name}-{self._run.id}", type=name)
+        artifact.add_file(path)
+        self._run.log_artifact(artifact)
+
+    def finish(self, status: str, figures: Mapping[str, float]) -> None:
         if self._run is not None:
             run, self._run = self._run, None
-            run.summary["status"] = status
+            run.summary.update({**figures, "status": status})
             run.finish(exit_code=0 if status == "finished" else 1)
 
-
-@dataclass(slots=True)
-class Careful:
-    """Any tracker, its failures turned into one warning: numbers must not be lost to it."""
-
-    tracker: Tracker
-    _failed: bool = field(default=False, init=False)
-
-    def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None:
-        self._try(lambda: self.tracker.start(run_id, name, config))
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._try(lambda: self.tracker.log(step, metrics))
-
-    def finish(self, status: str) -> None:
-        self._try(lambda: self.tracker.finish(status))
-
-    def _try(self, call: Callable[[], None]) -> None:
-        if self._failed:
-            return
-        try:
-            call()
-        except Exception as error:  # a plug-in of any origin: whatever it raises is its own affair
-            self._failed = True
-            print(
-                f"zbench: tracking stops, the run and its record go on: {type(error).__name__}: {_first_line(error)}",
-                file=sys.stderr,
-            )
+    def where(self) -> str:
+        return f"offline in {self.dir}/wandb" if self._mode == "offline" else f"with wandb, mode {self._mode}"
 
 
 def _mode() -> str:
@@ -139,7 +110,3 @@ def _answers(server: str) -> bool:
     asking.start()
     asking.join(_ANSWER_SECONDS)
     return bool(answers)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no reason given"])[0]

@@ -1,0 +1,66 @@
+"""python -m zbench.track sync FILE... [--tracker NAME] [--set KEY=VALUE] [--timeline]: sends recorded runs later.
+
+An edge: no torch.
+"""
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from zbench.__main__ import CONF
+from zbench.command import Parser, ran
+from zbench.compare import read_all, rows
+from zbench.metrics import Facts
+from zbench.protocols import Tracker
+from zbench.record import Run
+from zbench.replay import Replay
+from zbench.trace import write_trace
+from zbench.track.names import TIMELINE, described, of_run, of_step, titled
+
+
+def main() -> int:
+    names = sorted(path.stem for path in (CONF / "tracker").glob("*.yaml") if path.stem != "none")
+    parser = Parser(prog="python -m zbench.track", description="Sends recorded runs to a tracker.")
+    parser.add_argument("action", choices=["sync"], help="sync: send every run of the records")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
+    parser.add_argument("--tracker", choices=names, default="wandb", help="a choice of conf/tracker (default wandb)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of that choice's yaml")
+    parser.add_argument("--timeline", action="store_true",
+                        help="simulate the first step of every run again and send its timeline, too")  # fmt: skip
+    arguments = parser.parse_args()
+    runs = read_all(arguments.files)
+    tracker = _tracker(arguments.tracker, arguments.set)
+    sync(runs, tracker, arguments.timeline)
+    print(f"{len(runs)} runs sent; they are {tracker.where()}")
+    return 0
+
+
+def sync(runs: Sequence[Run], tracker: Tracker, timeline: bool) -> None:
+    """Every run with its steps, as if it ran now; a run is told apart by its id."""
+    for run, row in zip(runs, rows(runs), strict=True):
+        replay = Replay.of(run) if timeline and run.steps else None  # before anything is sent
+        tracker.start(run.start["run"], titled(run.start), described(run.start))
+        facts = Facts.of(run.start["facts"])
+        for line in run.steps:
+            tracker.log(line["step"], of_step(facts, line))
+        if replay is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / f"{TIMELINE}.json"
+                write_trace(path, replay.cost, replay.step(run.steps[0])[1])
+                tracker.attach(TIMELINE, str(path))
+        tracker.finish(run.status, of_run(row))
+
+
+def _tracker(name: str, settings: Sequence[str]) -> Tracker:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose(overrides=[f"+tracker={name}", *(f"tracker.{setting}" for setting in settings)])
+    made: Tracker = instantiate(config.tracker, _convert_="all")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(ran(main, "runs sent before are kept; sync sends a run again without doubling it"))

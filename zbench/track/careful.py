@@ -1,0 +1,60 @@
+"""A tracker that cannot cost a run its numbers. Knows no tracker by name."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from zbench.protocols import Tracker
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """tracker=none."""
+
+    def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None: ...
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def attach(self, name: str, path: str) -> None: ...
+
+    def finish(self, status: str, figures: Mapping[str, float]) -> None: ...
+
+    def where(self) -> str:
+        return "nowhere"
+
+
+@dataclass(slots=True)
+class Careful:
+    """Any tracker, its failures turned into one warning."""
+
+    tracker: Tracker
+    _failed: bool = field(default=False, init=False)
+
+    def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None:
+        self._try(lambda: self.tracker.start(run_id, name, config))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._try(lambda: self.tracker.log(step, metrics))
+
+    def attach(self, name: str, path: str) -> None:
+        self._try(lambda: self.tracker.attach(name, path))
+
+    def finish(self, status: str, figures: Mapping[str, float]) -> None:
+        self._try(lambda: self.tracker.finish(status, figures))
+
+    def _try(self, call: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            call()
+        except Exception as error:  # a plug-in of any origin: whatever it raises is its own affair
+            self._failed = True
+            print(
+                f"zbench: tracking stops, the run and its record go on: {type(error).__name__}: {first_line(error)}",
+                file=sys.stderr,
+            )
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no reason given"])[0]

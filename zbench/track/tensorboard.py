@@ -1,0 +1,64 @@
+"""tracker=tensorboard: event files that `tensorboard --logdir` shows, a folder a run. Needs no torch and no network."""
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(slots=True)
+class TensorBoard:
+    """A run's scalars, its configuration as text, and its files, in dir/NAME, RUN_ID."""
+
+    dir: str
+    _folder: Path = field(default=Path(), init=False)
+    _writer: Any = field(default=None, init=False)
+
+    def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None:
+        try:
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as error:
+            raise ValueError(
+                "tracker=tensorboard needs the package tensorboard: pip install 'zbench[tensorboard]'"
+            ) from error
+        self._folder = Path(self.dir) / f"{name.replace('/', '-')}, {run_id}"
+        for old in self._folder.glob("events.*"):  # of this very run, sent before: else every point is there twice
+            old.unlink()
+        self._writer = EventFileWriter(str(self._folder))
+        self._text("config", "    " + json.dumps({**config, "run": run_id}, indent=2).replace("\n", "\n    "))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._add(step, [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()])
+
+    def attach(self, name: str, path: str) -> None:
+        shutil.copy(path, self._folder / f"{name}{Path(path).suffix}")
+
+    def finish(self, status: str, figures: Mapping[str, float]) -> None:
+        if self._writer is not None:
+            self.log(0, {f"run/{name}": value for name, value in figures.items()})
+            self._text("status", status)
+            self._writer.close()
+            self._writer = None
+
+    def where(self) -> str:
+        return f"in {self.dir}; tensorboard --logdir {self.dir} shows them"
+
+    def _text(self, tag: str, words: str) -> None:
+        """Markdown, as TensorBoard's text plugin takes it."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+        from tensorboard.util.tensor_util import make_tensor_proto
+
+        about = create_summary_metadata(display_name=None, description=None)
+        self._add(0, [Summary.Value(tag=tag, metadata=about, tensor=make_tensor_proto([words.encode()]))])
+
+    def _add(self, step: int, values: list[Any]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._writer.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=values)))
