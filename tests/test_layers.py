@@ -13,7 +13,7 @@ from zbench.clock import Program
 from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.layers import PLAYED, Layers, State, finished, occupancy
-from zbench.legs import COMPUTE, LANES, link_ids
+from zbench.legs import COMPUTE, LANES, NIC, link_ids
 from zbench.model import Model
 from zbench.patterns import local, ring, ulysses_ring
 from zbench.plan import Plan
@@ -28,8 +28,8 @@ def zero(cost: Cost) -> State:
 
 
 def all_played(of: Program, linear: np.ndarray, count: int, state: State) -> np.ndarray:
-    """Every layer, one by one; returns summed occupancy [3, num_ranks] and leaves the clocks in `state`."""
-    sums = np.zeros((3, len(linear)))
+    """Every layer, one by one; returns summed occupancy [4, num_ranks] and leaves the clocks in `state`."""
+    sums = np.zeros((4, len(linear)))
     layers = Layers(of, linear, count)
     for _ in range(count):
         begin = state.ready
@@ -147,8 +147,9 @@ def test_occupancy_is_the_length_of_unions_of_intervals(case: tuple[Cost, Plan])
         Layers(of, linear, 1).one(state)  # so that the next layer starts unevenly
         begin = state.ready
         timeline = Layers(of, linear, 1).one(state)
-        busy, moving, exposed = occupancy(of, timeline, begin, linear)
+        busy, moving, exposed, across = occupancy(of, timeline, begin, linear)
         parts = of.legs
+        nics = parts.link_class(plan.num_ranks) == NIC
         attend, amount = work(plan, ops)
         seconds = cost.attend_seconds(plan, ops, attend, amount, backward)
         for rank in range(cost.cluster.num_ranks):
@@ -159,6 +160,8 @@ def test_occupancy_is_the_length_of_unions_of_intervals(case: tuple[Cost, Plan])
             assert busy[rank] == pytest.approx(seconds[ops.src[attend] == rank].sum(), rel=1e-9)
             assert moving[rank] == pytest.approx(_covered(moves, []), rel=1e-6, abs=1e-12)
             assert exposed[rank] == pytest.approx(_covered(moves, computes), rel=1e-6, abs=1e-12)
+            far = [(timeline.start[i], timeline.release[i]) for i in mine if nics[i]]
+            assert across[rank] == pytest.approx(_covered(far, computes), rel=1e-6, abs=1e-12)
 
 
 def _covered(spans: list[tuple[float, float]], without: list[tuple[float, float]]) -> float:

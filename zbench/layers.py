@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.clock import Program, Timeline, run
-from zbench.legs import COMPUTE, LANES
+from zbench.legs import COMPUTE, LANES, NIC
 
 Floats = NDArray[np.float64]
 _SETTLED = 1e-9  # relative: the rounding of sums of a few thousand terms, well below any time of interest
@@ -45,6 +45,7 @@ class Played:
     linear: Floats
     communication: Floats
     exposed: Floats
+    exposed_nic: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Layers:
     def play(self, state: State) -> Played:
         """Advances `state` over all layers."""
         linear, count = self.linear, self.num_layers
-        sums = np.zeros((3, len(linear)))
+        sums = np.zeros((4, len(linear)))
         steps: list[State] = []
         for layer in range(count):
             old = State(state.ready, state.lanes.copy(), state.links.copy())
@@ -73,7 +74,7 @@ class Layers:
                 state.lanes += left * np.mean([step.lanes for step in recent], axis=0)
                 state.links += left * np.mean([step.links for step in recent], axis=0)
                 break
-        return Played(sums[0], count * linear, sums[1], sums[2])
+        return Played(sums[0], count * linear, *sums[1:])
 
     def one(self, state: State) -> Timeline:
         """One layer: linear modules on every rank, then attention."""
@@ -102,8 +103,9 @@ def _finished(lane_a, lane_b, last, done, out):  # type: ignore[no-untyped-def]
             out[rank] = max(out[rank], done[leg])
 
 
-def occupancy(of: Program, timeline: Timeline, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats]:
-    """(attending, transferring, transferring with the compute lane idle) seconds of one layer, [num_ranks] each."""
+def occupancy(of: Program, timeline: Timeline, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Seconds of one layer, [num_ranks] each: (attending, transferring, transferring with the compute lane idle, of
+    that across nodes)."""
     parts, num_ranks = of.legs, len(linear)
     attend = np.flatnonzero(parts.link_a < 0)
     rank = parts.lane_a[attend] // LANES
@@ -114,10 +116,10 @@ def occupancy(of: Program, timeline: Timeline, begin: Floats, linear: Floats) ->
     bounds = np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=num_ranks))]).astype(np.int64)
     moves = np.flatnonzero(parts.link_a >= 0)
     moves = moves[np.argsort(timeline.start[moves], kind="stable")]
-    moved, shown = _transferring(
-        moves, parts.lane_a, parts.lane_b, timeline.start, timeline.release, mine, bounds, begin, linear
-    )
-    return busy, moved, shown
+    times = (parts.lane_a, parts.lane_b, timeline.start, timeline.release, mine, bounds, begin, linear)
+    moved, shown = _transferring(moves, *times)
+    _, across = _transferring(moves[parts.link_class(num_ranks)[moves] == NIC], *times)
+    return busy, moved, shown, across
 
 
 @nb.njit(cache=True)

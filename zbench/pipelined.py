@@ -49,6 +49,10 @@ class Line:
     hops: Floats
     across: Flags
 
+    def crosses(self, stage: int) -> bool:
+        """Whether the stage before or the one after is on another node."""
+        return bool(self.across[max(stage - 1, 0) : stage + 1].any())
+
     def ranks(self, stage: int) -> slice:
         first = self.lead + stage * self.stage.tp
         return slice(first, first + self.stage.tp)
@@ -164,8 +168,10 @@ def _add(out: Totals, line: Line, cost: Cost) -> None:
         out.attention[mine] = attention
         out.linear[mine] = linear + (float(micro.head.sum()) if s == stage.pp - 1 else 0.0)
         moving = float(hops[max(s - 1, 0) : s + 1].sum())
-        out.exposed[mine] = shown + float(line.runs.waited[s])
-        out.communication[mine] = shown + min(behind, attention + linear) + max(moving, float(line.runs.waited[s]))
+        waited = float(line.runs.waited[s])
+        out.exposed[mine] = shown + waited
+        out.exposed_nic[mine] = (shown if stage.nodes > 1 else 0.0) + (waited if line.crosses(s) else 0.0)
+        out.communication[mine] = shown + min(behind, attention + linear) + max(moving, waited)
 
 
 def _carried(line: Line, cost: Cost) -> Carried:

@@ -17,6 +17,8 @@ class StepResult:
     communication_seconds: [num_ranks] time in which at least one of the rank's transfers was under way, plus
         that of parameters and gradients (which may overlap them: never more than the step);
         exposed_seconds: the part of it with the compute lane idle.
+    exposed_nic_seconds: [num_ranks] the part of exposed_seconds with an attention message across nodes under way; None
+        where that is not told apart.
     nic_tx_bytes, nic_rx_bytes: [num_nics] bytes that crossed each NIC: the same, and parameters and gradients.
     nvlink_bytes: bytes that moved inside nodes for attention, tensor and pipeline parallelism (gradients are counted
         on NICs alone).
@@ -39,5 +41,6 @@ class StepResult:
     capacity_bytes: int
     out_of_memory: bool
     loss: float | None = None
+    exposed_nic_seconds: list[float] | None = None
     phases: dict[str, float] = field(default_factory=dict)
     checks: dict[str, float] = field(default_factory=dict)

@@ -114,6 +114,7 @@ class Simulated:
             linear_seconds=played.linear.tolist(),
             communication_seconds=np.minimum(played.communication + sharing.seconds, end).tolist(),
             exposed_seconds=(played.exposed + sharing.exposed).tolist(),
+            exposed_nic_seconds=played.exposed_nic.tolist(),
             nic_tx_bytes=(played.carried.tx + sharing.nic_bytes).tolist(),
             nic_rx_bytes=(played.carried.rx + sharing.nic_bytes).tolist(),
             nvlink_bytes=int(played.carried.nvlink),

@@ -53,14 +53,15 @@ class Totals:
     linear: Floats
     communication: Floats
     exposed: Floats
+    exposed_nic: Floats
     carried: Carried
     end: float = 0.0
     forward_end: float = 0.0
 
     @staticmethod
     def zero(num_ranks: int, num_nics: int) -> "Totals":
-        a, b, c, d = (np.zeros(num_ranks) for _ in range(4))
-        return Totals(a, b, c, d, Carried(np.zeros(num_nics, np.int64), np.zeros(num_nics, np.int64), 0))
+        a, b, c, d, e = (np.zeros(num_ranks) for _ in range(5))
+        return Totals(a, b, c, d, e, Carried(np.zeros(num_nics, np.int64), np.zeros(num_nics, np.int64), 0))
 
     def add(self, *played: Played) -> None:
         for part in played:
@@ -68,3 +69,4 @@ class Totals:
             self.linear += part.linear
             self.communication += part.communication
             self.exposed += part.exposed
+            self.exposed_nic += part.exposed_nic

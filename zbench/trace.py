@@ -34,7 +34,6 @@ def write_trace(path: str | Path, cost: Cost, plans: tuple[Plan, ...]) -> int:
     """
     layers = cost.model.num_layers
     count = sum(layers * (len(plan.forward) + len(plan.backward)) for plan in plans)
-    events = _events if plans[0].pipelines is None else _pipeline_events
     if count > MOST_EVENTS:
         raise ValueError(f"trace would hold {count} events; at most {MOST_EVENTS}: use fewer nodes or model.num_layers")
     path = Path(path)
@@ -70,10 +69,15 @@ def _names(cost: Cost) -> Iterator[Event]:
                 yield {"ph": "M", "pid": node, "tid": tid, "name": "thread_name", "args": {"name": f"NIC {nic} {name}"}}
 
 
-def _events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
+def events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
+    """Every event of the step, micro-batch after micro-batch: what `args` says depends on its name."""
+    yield from (_rank_events if plans[0].pipelines is None else _pipeline_events)(plans, cost)
+
+
+def _rank_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
     cluster, layers = cost.cluster, cost.model.num_layers
     state = State.zero(cluster.num_ranks, cluster.num_ranks * LANES, link_ids(cluster)[0])
-    recompute = cost.model.recompute == "full"
+    recompute, meeting = cost.model.recompute == "full", cost.model.sharding == "zero3"
     for micro, plan in enumerate(plans):
         forward, backward = programs(plan, cost)
         linear, head = cost.linear_seconds(plan.tokens_per_rank), cost.head_seconds(plan.tokens_per_rank)
@@ -85,10 +89,13 @@ def _events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
                 yield from _spans("head", state.ready, head, cost, {"micro_batch": micro})
                 state.ready = state.ready + head
             for layer in range(layers):
-                place = {"micro_batch": micro, "layer": layer if name == "forward" else layers - 1 - layer}
+                from_input = layer if name == "forward" else layers - 1 - layer
+                place = {"micro_batch": micro, "pass": name, "layer": from_input}
                 yield from _spans(f"linear {name}", state.ready, times, cost, place)
                 timeline = Layers(of, times, 1).one(state)
                 yield from _legs(plan, ops, of, timeline, name, cost, place)
+            if meeting:  # as parameters are gathered from all ranks (zbench.simulate)
+                state.meet()
 
 
 def _pipeline_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:

@@ -1,0 +1,123 @@
+"""python -m zbench.report FILE... [-o report.html] [--steps 0,3 | all]: recorded runs as a page for a browser."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from zbench.command import Parser, ran
+from zbench.compare import read_all
+from zbench.metrics import CONVENTIONS
+from zbench.record import Line, Run, check_writable
+from zbench.replay import Replay
+from zbench.report.inside import MOST_EVENTS, homes, timeline
+from zbench.report.overview import SERIES, SHARES, of_step, overview, rounded
+from zbench.report.page import encoded, page
+from zbench.simulate import Simulated
+from zbench.table import Meter, convention_words
+
+MOST_BYTES = 30e6  # of steps looked into; browsers open such a page within seconds
+_SAME = 1e-9  # relative: a step simulated again by the same sources
+
+
+def main() -> int:
+    parser = Parser(prog="python -m zbench.report", description="Recorded runs as one page for a browser.")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
+    parser.add_argument("-o", "--out", default="report.html", metavar="FILE", help="the page (default report.html)")
+    parser.add_argument("--steps", default="first", metavar="STEPS",
+                        help="steps of every run to look into: first (default), all, or numbers as in 0,5")  # fmt: skip
+    parser.add_argument("--convention", choices=list(CONVENTIONS), default="zbench",
+                        help="how MFU counts FLOPs (docs/metrics.md)")  # fmt: skip
+    arguments = parser.parse_args()
+    check_writable("--out", arguments.out)
+    runs = read_all(arguments.files)
+    steps, left_out = looked_into(runs, chosen(runs, arguments.steps))
+    Path(arguments.out).write_text(page({
+        "files": arguments.files,
+        "command": shlex.join(["python", "-m", "zbench.report", *sys.argv[1:]]),
+        "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "convention": convention_words(arguments.convention),
+        "shares": SHARES, "series": SERIES, "left_out": left_out,
+        "runs": overview(runs, arguments.convention), "steps": steps,
+    }))  # fmt: skip
+    size = Path(arguments.out).stat().st_size / 1e6
+    print(f"{arguments.out}: {len(runs)} runs, {len(steps)} steps to look into, {size:.1f} MB")
+    for words in left_out:
+        print(words)
+    return 0
+
+
+def chosen(runs: Sequence[Run], steps: str) -> list[tuple[Run, Line]]:
+    """The steps to look into: every run's first, then every run's next, so that a page too large lacks late ones.
+
+    Raises:
+        ValueError: `steps` is neither first, all nor numbers, or no run has a step of such a number.
+    """
+    words = steps.split(",")
+    if steps not in ("first", "all") and not all(word.strip().isdecimal() for word in words):
+        raise ValueError(f"--steps is {steps!r}; it takes first, all, or numbers separated by commas, as in 0,5")
+    numbers = set() if steps in ("first", "all") else {int(word) for word in words}
+    found = [
+        (place, run, line)
+        for run in runs
+        for place, line in enumerate(run.steps)
+        if steps == "all" or (steps == "first" and place == 0) or line["step"] in numbers
+    ]
+    if not found and any(run.steps for run in runs):
+        raise ValueError(f"--steps is {steps!r}; no run of the records has such a step")
+    return [(run, line) for _, run, line in sorted(found, key=lambda one: one[0])]
+
+
+def looked_into(runs: Sequence[Run], wanted: Sequence[tuple[Run, Line]]) -> tuple[dict[str, Any], list[str]]:
+    """(what the page has of each step, by 'RUN/STEP'; what had to be left out, in sentences)."""
+    out: dict[str, Any] = {}
+    left_out, size = [], 0
+    replays: dict[str, Replay | ValueError] = {}
+    with Meter(len(wanted)) as meter:
+        for number, (run, line) in enumerate(wanted):
+            found = inside(run, line, replays)
+            size += len(encoded(found))
+            if size > MOST_BYTES:
+                left_out.append(
+                    f"{len(wanted) - number} of {len(wanted)} steps are left out: the page would be larger than "
+                    f"{MOST_BYTES / 1e6:.0f} MB. Fewer runs or --steps have room for others."
+                )
+                break
+            out[f"{run.start['run']}/{line['step']}"] = found
+            meter.show("looking into", number + 1)
+    if dense := [key for key, step in out.items() if "homes" in step and step["timeline"] is None]:
+        left_out.append(
+            f"The timelines of {len(dense)} steps are left out: they have more than {MOST_EVENTS:,} events. "
+            "trace=FILE writes one for Perfetto."
+        )
+    return out, left_out
+
+
+def inside(run: Run, line: Line, replays: dict[str, Replay | ValueError]) -> dict[str, Any]:
+    """A step: what the record says, and its plans, made again; where that fails, why, in `problem`.
+
+    replays: by run, those made so far.
+    """
+    found: dict[str, Any] = {"record": of_step(line)}
+    try:
+        replay = replays.get(run.start["run"])
+        if isinstance(replay, ValueError):
+            raise replay
+        replay = replays[run.start["run"]] = replay or Replay.of(run)
+        _, plans = replay.step(line)
+        found |= {"homes": homes(plans), "timeline": timeline(plans, replay.cost)}
+        if run.start["facts"].get("simulated"):
+            again = Simulated(replay.cost).step(replay.parts.workload.batch(line["step"]), plans).seconds
+            again += line["phases"].get("switch", 0.0)
+            if abs(again - line["seconds"]) > _SAME * line["seconds"]:
+                found["again_seconds"] = rounded(again)
+    except ValueError as error:
+        replays.setdefault(run.start["run"], error)
+        found["problem"] = str(error)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(ran(main, "no page was written"))

@@ -1,0 +1,48 @@
+"""The page: data, styles, code and the charts' library in one file of html. Pure: no torch.
+
+A content policy in the page forbids every connection, so that what works here works anywhere.
+"""
+
+import json
+import re
+from importlib.resources import files
+from typing import Any
+
+CODE = ("base.js", "runs.js", "charts.js", "marks.js", "timeline.js", "step.js", "main.js")  # in this order
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def page(data: dict[str, Any]) -> str:
+    """
+    Raises:
+        ValueError: plotly, whose script draws the charts, is not installed.
+    """
+    folder = files("zbench.report") / "page"
+    parts = {
+        "POLICY": _POLICY,
+        "STYLE": (folder / "page.css").read_text(),
+        "LIBRARY": _library(),
+        "DATA": encoded(data),
+        "CODE": "\n".join((folder / name).read_text() for name in CODE),
+    }
+    whole = (folder / "page.html").read_text()
+    for name, text in parts.items():
+        before, after = whole.split("{{" + name + "}}")
+        whole = before + text + after
+    return whole
+
+
+def encoded(data: Any) -> str:
+    """JSON that may stand inside a script element: no tag can begin in it."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _library() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ValueError("a report needs the package plotly: pip install 'zbench[report]'") from error
+    library: str = get_plotlyjs()
+    assert "</script" not in library
+    return re.sub(r"""(\bhref\s*=\s*["'])https?://[^"']*""", r"\1#", library)  # its logo's, and maps' attributions

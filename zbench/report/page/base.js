@@ -1,0 +1,102 @@
+// What the other parts share: the data, the theme, colours, numbers as text, and drawing.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const at = (id) => document.getElementById(id);
+
+// Okabe and Ito's palette, told apart with any colour vision (jfly.uni-koeln.de/color); black and white left out.
+const PALETTE = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b5a800"];
+const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "star", "x", "triangle-down"];
+const DASHES = ["solid", "dash", "dot", "dashdot"];
+// As data.shares: what computes is plain, what waits is hatched.
+const SHARE_COLOURS = ["#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#d55e00", "#cc79a7", "#009e73", "#9aa5b1"];
+const SHARE_PATTERNS = ["", "", "/", "\\", "x", "-", "", "."];
+
+// Bars that stand beside others, told apart by colour and hatching.
+const hatched = (shape) => ({ shape, fillmode: "overlay", fgcolor: style("--ground"), size: 6, solidity: 0.25 });
+
+const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const narrow = () => window.innerWidth < 700;
+
+function element(tag, words, attributes = {}) {
+  const made = document.createElement(tag);
+  if (words !== undefined) made.textContent = words;
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+const missing = (value) => value === null || value === undefined;
+const plain = (value, digits = 4) =>
+  missing(value) ? "–" : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(digits)));
+const percent = (value) => (missing(value) ? "–" : (100 * value).toFixed(1) + " %");
+const whole = (value) => (missing(value) ? "–" : Number(value).toLocaleString("en"));
+const gib = (value) => (missing(value) ? "–" : (value / 2 ** 30).toFixed(1));
+const plural = (count, one) => `${whole(count)} ${one}${count === 1 ? "" : "s"}`;
+
+function bytes(value) {
+  for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (value >= size) return plain(value / size, 4) + " " + unit;
+  return whole(value) + " bytes";
+}
+
+function time(microseconds) {
+  if (Math.abs(microseconds) >= 1e6) return plain(microseconds / 1e6) + " s";
+  return Math.abs(microseconds) >= 1e3 ? plain(microseconds / 1e3) + " ms" : plain(microseconds) + " µs";
+}
+
+// -- drawing --------------------------------------------------------------------------------------
+const CONFIG = {
+  responsive: true,
+  displaylogo: false,
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+};
+const drawn = new Map(); // id -> how to draw it again in another theme
+
+function axis(more = {}) {
+  return { gridcolor: style("--grid"), zerolinecolor: style("--line"), linecolor: style("--line"), automargin: true, ...more };
+}
+
+function layout(more = {}) {
+  return {
+    paper_bgcolor: style("--ground"),
+    plot_bgcolor: style("--ground"),
+    font: { color: style("--ink"), family: "system-ui, sans-serif", size: 12 },
+    hoverlabel: { align: "left", bgcolor: style("--raised"), bordercolor: style("--line"), font: { color: style("--ink") } },
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 }, traceorder: "normal" },
+    margin: { l: 10, r: 12, t: 10, b: 40 },
+    dragmode: narrow() ? false : "zoom",
+    ...more,
+  };
+}
+
+// make: () => [traces, layout], or a sentence where there is nothing to draw.
+function draw(id, make) {
+  drawn.set(id, make);
+  const place = at(id), made = make();
+  if (typeof made === "string") {
+    Plotly.purge(place);
+    place.replaceChildren(element("p", made, { class: "empty" }));
+    return;
+  }
+  place.querySelector(".empty")?.remove();
+  Plotly.react(place, made[0], made[1], { ...CONFIG, displayModeBar: narrow() ? false : "hover" });
+}
+
+function redraw() {
+  for (const [id, make] of drawn) draw(id, make);
+}
+
+// -- theme ----------------------------------------------------------------------------------------
+const prefers = window.matchMedia("(prefers-color-scheme: dark)");
+let picked = null; // what the button says, else what the reader's system prefers
+
+function retheme() {
+  const dark = picked === null ? prefers.matches : picked;
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
+  at("theme").setAttribute("aria-pressed", String(dark));
+  redraw();
+}
+
+at("theme").addEventListener("click", () => {
+  picked = document.documentElement.dataset.theme !== "dark";
+  retheme();
+});
+prefers.addEventListener("change", retheme);

@@ -1,0 +1,67 @@
+// A timeline's events as bars: those of the window that is shown, tiny neighbours of a kind as one.
+
+const KINDS = { attend: 0, linear: 4, head: 2, forward: 0, backward: 1, kv: 5, q: 1, o: 3, dkv: 0, dq: 2, do: 4 };
+const SMALLEST = 2; // pixels: narrower bars are put together
+
+const colour_of = (name) => PALETTE[KINDS[name.split(" ")[0]] ?? 6];
+
+// Events of every track in order of time: arrays of numbers of events.
+function by_track(of) {
+  const rows = of.tracks.map(() => []);
+  of.track.forEach((track, i) => rows[track].push(i));
+  for (const row of rows) row.sort((a, b) => of.begin[a] - of.begin[b]);
+  return rows;
+}
+
+// tracks: those shown. from, to: microseconds. pixels: the width they have.
+function marks(of, rows, tracks, from, to, pixels) {
+  const least = (SMALLEST * (to - from)) / pixels, out = [];
+  for (const track of tracks) {
+    const open = new Map(); // kind -> a mark that may grow
+    for (const i of rows[track]) {
+      const begin = of.begin[i], end = begin + of.length[i], name = of.name[i];
+      if (end < from || begin > to) continue;
+      const last = open.get(name);
+      if (last && of.length[i] < least && begin - last.end < least) {
+        last.end = Math.max(last.end, end);
+        last.busy += of.length[i];
+        last.count += 1;
+        continue;
+      }
+      const mark = { track, name, first: i, begin, end, busy: of.length[i], count: 1 };
+      out.push(mark);
+      if (of.length[i] < least) open.set(name, mark);
+      else open.delete(name);
+    }
+  }
+  return out;
+}
+
+function told_list(list) {
+  const rest = list.num_blocks - list.blocks.length;
+  const blocks = `block${list.num_blocks === 1 ? "" : "s"} ${list.blocks.join(", ")}${rest ? ` and ${whole(rest)} more` : ""}`;
+  const of = list.sequences.map(([seq, length, here]) => `sequence ${seq} (${whole(here)} of its ${whole(length)} tokens)`);
+  const others = list.num_sequences - list.sequences.length;
+  return [`${blocks}: ${plural(list.tokens, "token")} of`, ...of, ...(others ? [`and ${plural(others, "sequence")} more`] : [])];
+}
+
+// One event in words, a line each.
+function told(of, i) {
+  const where = of.layer[i] < 0 ? "" : `, layer ${of.layer[i]}`;
+  const out = [`${of.names[of.name[i]]}${where}, micro-batch ${of.micro[i]}`,
+    `${of.tracks[of.track[i]]}: ${time(of.length[i])} from ${time(of.begin[i])} on`];
+  if (of.route[i].length) out.push(`${bytes(of.bytes[i])} from GPU ${of.route[i][0]} to GPU ${of.route[i][1]}`);
+  const lists = of.what[i].map((number) => of.lists[number]);
+  if (lists.length === 1) out.push(...told_list(lists[0]));
+  if (lists.length === 2) {
+    if (of.what[i][0] === of.what[i][1]) out.push("queries and keys:", ...told_list(lists[0]));
+    else out.push("queries:", ...told_list(lists[0]), "keys:", ...told_list(lists[1]));
+  }
+  return out;
+}
+
+function told_mark(of, mark) {
+  if (mark.count === 1) return told(of, mark.first);
+  return [`${whole(mark.count)} × ${of.names[mark.name]}`,
+    `${of.tracks[mark.track]}: ${time(mark.busy)} in ${time(mark.end - mark.begin)} from ${time(mark.begin)} on`, "zoom in to see each"];
+}

@@ -1,0 +1,97 @@
+// The table of runs: a filter, sorting by any column, and which run is looked into.
+
+const seconds = (value) => plain(value);
+// title, key of a row, how it is written; words stand left. A column where all rows agree is told above the table.
+const COLUMNS = [
+  ["system", "system", null], ["workload", "workload", null], ["cluster", "cluster", null], ["model", "model", null],
+  ["executor", "executor", null], ["tokens/s", "tokens_per_second", whole0], ["step, s", "step_seconds", seconds],
+  ["MFU", "mfu", percent], ["speed-up", "speedup", (v) => (missing(v) ? "–" : v.toFixed(2))],
+  ["bound ratio", "bound_ratio", (v) => (missing(v) ? "–" : v.toFixed(2))], ["NIC use", "nic_utilization", percent],
+  ["exposed", "exposed_communication", percent], ["imbalance", "imbalance", (v) => (missing(v) ? "–" : v.toFixed(2))],
+  ["plan, ms", "plan_seconds", (v) => (missing(v) ? "–" : (1e3 * v).toFixed(1))], ["peak, GiB", "peak_bytes", gib],
+  ["loss", "loss", (v) => (missing(v) ? "–" : v.toFixed(4))], ["steps", "steps", whole], ["seed", "seed", whole],
+  ["tokens/GPU", "tokens_per_gpu", whole], ["status", "state", null],
+];
+let sorted = { key: null, down: false };
+let shown = data.runs;
+
+function whole0(value) {
+  return missing(value) ? "–" : Math.round(value).toLocaleString("en");
+}
+
+for (const run of data.runs) run.state = run.out_of_memory ? "out of memory" : run.status;
+
+const agreed = (key) => new Set(data.runs.map((run) => run[key])).size === 1;
+const HIDDEN = new Set(["cluster", "model", "executor", "seed", "tokens_per_gpu"].filter(agreed));
+if (data.runs.every((run) => missing(run.loss))) HIDDEN.add("loss");
+const VISIBLE = COLUMNS.filter(([, key]) => !HIDDEN.has(key));
+
+// What tells a run from the others, without its system: its workload, and what else differs.
+function setting(run) {
+  const keys = ["workload", "cluster", "model", "executor", "tokens_per_gpu", "seed"].filter((key) => !agreed(key));
+  return keys.map((key) => (/seed|tokens/.test(key) ? `${key} ${run[key]}` : run[key])).join(", ") || run.workload;
+}
+
+const named = (run) => `${run.system}, ${setting(run)}`;
+
+function matches(run, words) {
+  const text = VISIBLE.map(([, key]) => run[key]).concat(run.cluster, run.model, run.executor, run.id).join(" ").toLowerCase();
+  return words.every((word) => text.includes(word));
+}
+
+function select() {
+  const words = at("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+  shown = data.runs.filter((run) => matches(run, words));
+  if (sorted.key) {
+    const key = sorted.key, sign = sorted.down ? -1 : 1;
+    shown.sort((a, b) => {
+      if (missing(a[key]) || missing(b[key])) return missing(a[key]) - missing(b[key]); // what has no value comes last
+      return sign * (typeof a[key] === "number" ? a[key] - b[key] : String(a[key]).localeCompare(String(b[key]), "en"));
+    });
+  }
+  at("count").textContent = `${shown.length} of ${plural(data.runs.length, "run")}`;
+  table();
+  charts();
+}
+
+function table() {
+  const head = element("tr");
+  for (const [title, key, form] of VISIBLE) {
+    const cell = element("th", undefined, { scope: "col", class: form ? "number" : "word" });
+    const direction = sorted.key === key ? (sorted.down ? "descending" : "ascending") : "none";
+    cell.setAttribute("aria-sort", direction);
+    const button = element("button", title + { descending: " ▾", ascending: " ▴", none: "" }[direction], { type: "button" });
+    button.addEventListener("click", () => sort(key, form));
+    cell.append(button);
+    head.append(cell);
+  }
+  const body = element("tbody");
+  for (const run of shown) body.append(row(run));
+  const top = element("thead");
+  top.append(head);
+  at("table").replaceChildren(element("caption", "Recorded runs", { class: "skip" }), top, body);
+}
+
+function row(run) {
+  const line = element("tr", undefined, { "data-run": run.id });
+  line.classList.toggle("open", run.id === at("run").value);
+  for (const [, key, form] of VISIBLE) {
+    const cell = element("td", key === "system" ? undefined : form ? form(run[key]) : run[key], { class: form ? "number" : "word" });
+    if (key === "system") {
+      const button = element("button", run.system, { type: "button", title: "Look inside this run" });
+      button.addEventListener("click", () => open_run(run.id, true));
+      cell.append(button);
+    }
+    if (key === "state" && run.state !== "finished") cell.classList.add("bad");
+    line.append(cell);
+  }
+  return line;
+}
+
+function sort(key, numeric) {
+  sorted = { key, down: sorted.key === key ? !sorted.down : Boolean(numeric) };
+  select();
+  at("table").querySelectorAll("th button")[VISIBLE.findIndex((column) => column[1] === key)].focus();
+}
+
+at("filter").addEventListener("input", select);

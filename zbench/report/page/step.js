@@ -1,0 +1,149 @@
+// A step of a run: what the record says of it, its timeline, and which sequence lies where.
+
+function open_run(id, jump) {
+  at("run").value = id;
+  const run = data.runs.find((one) => one.id === id);
+  at("number").replaceChildren(...run.numbers.map((number) => {
+    const here = `${id}/${number}` in data.steps;
+    return element("option", here ? number : `${number} (not in this page)`, { value: number });
+  }));
+  const first = run.numbers.find((number) => `${id}/${number}` in data.steps);
+  if (first !== undefined) at("number").value = first;
+  for (const line of document.querySelectorAll("tr[data-run]")) line.classList.toggle("open", line.dataset.run === id);
+  open_step();
+  if (jump) {
+    at("step").scrollIntoView();
+    at("run").focus({ preventScroll: true });
+  }
+}
+
+function open_step() {
+  const run = data.runs.find((one) => one.id === at("run").value), number = at("number").value;
+  const found = data.steps[`${run.id}/${number}`];
+  for (const id of ["ranks", "nics"]) at(id).closest("figure").hidden = !found;
+  for (const id of ["timelinebox", "planbox", "nodelabel"]) at(id).hidden = !found || !found.homes;
+  at("facts").replaceChildren();
+  at("again").textContent = again(run, number, found);
+  if (!found) return show_timeline(null, -1);
+  facts(run, found.record);
+  if (found.homes) nodes(run);
+  open_node();
+}
+
+function again(run, number, found) {
+  if (!run.numbers.length) return "This run has no finished step.";
+  if (!found) return `Step ${number} is not in this page: python -m zbench.report ${run.out} --steps ${number}`;
+  if (found.problem) return `Only what the record says: ${found.problem}.`;
+  const measured = run.simulated ? "" : " The run itself was measured; the timeline is what the simulator makes of the same plans.";
+  const other = found.again_seconds === undefined ? "" :
+    ` It now simulates in ${plain(found.again_seconds)} s, the record says ${plain(found.record.seconds)} s: sources have changed since.`;
+  return `Timeline and plan are not in the record: they were made again from its configuration and simulated on ${run.place}.${measured}${other}`;
+}
+
+function facts(run, of) {
+  const add = (name, value) => at("facts").append(wrapped(name, value));
+  add("step", `${plain(of.seconds)} s`);
+  add("bound", `${plain(of.bound_seconds)} s (${percent(of.bound_seconds / of.seconds)})`);
+  add("tokens", whole(of.tokens));
+  add("sequences", whole(of.num_sequences));
+  add("longest", `${whole(of.max_length)} tokens`);
+  add("micro-batches", whole(of.num_micro_batches));
+  add("peak memory", `${gib(Math.max(...of.peak_bytes))} of ${gib(of.capacity_bytes)} GiB`);
+  add("inside nodes", bytes(of.nvlink_bytes));
+  for (const [index, notes] of of.notes.entries()) {
+    const words = Object.entries(notes).map(([name, value]) => `${name} ${typeof value === "number" ? plain(value) : value}`);
+    if (words.length) add(`plan ${index}`, words.join(", "));
+  }
+  add("commit", run.commit ? run.commit.slice(0, 10) + (run.dirty ? ", changed" : "") : "unknown");
+}
+
+function wrapped(name, value) {
+  const box = element("div");
+  box.append(element("dt", name), element("dd", value));
+  return box;
+}
+
+function nodes(run) {
+  const found = data.steps[`${run.id}/${at("number").value}`], gpus = found.record.peak_bytes.length;
+  const each = found.record.nic_tx_bytes.length, count = Math.max(run.num_nodes, 1);
+  const before = at("node").value;
+  at("node").replaceChildren(element("option", "all", { value: -1 }),
+    ...Array.from({ length: count }, (_, i) => element("option", i, { value: i })));
+  at("node").value = before && Number(before) < count ? before : gpus + 2 * each > 80 || (narrow() && count > 1) ? 0 : -1;
+  at("nodelabel").hidden = count === 1;
+}
+
+function open_node() {
+  const run = data.runs.find((one) => one.id === at("run").value);
+  const found = data.steps[`${run.id}/${at("number").value}`];
+  const node = found.homes ? Number(at("node").value) : -1, count = Math.max(run.num_nodes, 1);
+  const part = (of) => (node < 0 ? [0, of] : [(node * of) / count, ((node + 1) * of) / count]);
+  rank_bars(found.record, part(found.record.peak_bytes.length));
+  nic_bars(found.record, part(found.record.nic_tx_bytes.length));
+  if (!found.homes) return show_timeline(null, -1);
+  at("timelinehint").textContent = timeline_words(found.timeline);
+  show_timeline(found.timeline, node);
+  at("microlabel").hidden = found.homes.length === 1;
+  const before = at("micro").value;
+  at("micro").replaceChildren(...found.homes.map((_, i) => element("option", i, { value: i })));
+  at("micro").value = before && Number(before) < found.homes.length ? before : 0;
+  plan_bars(found.homes[Number(at("micro").value)], part(found.homes[0].num_ranks));
+}
+
+function timeline_words(of) {
+  if (!of) return "";
+  const layers = of.pipelines ? "A bar is all layers of a stage." : `${of.layers} of the model's ${of.of_layers} layers are played, forward and backward; all are alike.`;
+  return `Simulated. ${layers} Transfers inside a node are not drawn, nor are parameters, gradients and the optimizer, which are charged to a step as a whole.`;
+}
+
+const range = ([from, to]) => Array.from({ length: to - from }, (_, i) => from + i);
+
+function rank_bars(of, part) {
+  draw("ranks", () => {
+    const ranks = range(part);
+    const traces = data.shares.map((name, i) => ({
+      type: "bar", orientation: "h", name, y: ranks, x: ranks.map((rank) => of.shares[i][rank]),
+      marker: { color: SHARE_COLOURS[i], pattern: hatched(SHARE_PATTERNS[i]) },
+      hovertemplate: `rank %{y}: %{x:.4g} s<extra>${name}</extra>`,
+    })).filter((trace) => trace.x.some((value) => value > 0));
+    return [traces, layout({
+      barmode: "stack", height: 190 + 13 * ranks.length, bargap: 0.15,
+      shapes: [{ type: "line", x0: of.bound_seconds, x1: of.bound_seconds, yref: "paper", y0: 0, y1: 1, line: { color: style("--ink"), width: 2, dash: "dash" } }],
+      xaxis: axis({ ticksuffix: " s", title: { text: "dashed: the bound" } }), yaxis: axis({ autorange: "reversed", title: { text: "rank" }, tickformat: "d" }),
+    })];
+  });
+}
+
+function nic_bars(of, part) {
+  draw("nics", () => {
+    const nics = range(part);
+    if (!of.nic_tx_bytes.some((size) => size > 0)) return "Nothing crosses a NIC.";
+    const traces = [["sends", of.nic_tx_bytes, 0, ""], ["receives", of.nic_rx_bytes, 1, "/"]].map(([name, sizes, i, shape]) => ({
+      type: "bar", orientation: "h", name, y: nics, x: nics.map((nic) => sizes[nic]),
+      marker: { color: PALETTE[i], pattern: hatched(shape) },
+      hovertemplate: `NIC %{y} ${name} %{x:.4s}B<extra></extra>`,
+    }));
+    return [traces, layout({ height: 150 + 24 * nics.length, xaxis: axis({ tickformat: "~s", ticksuffix: "B" }), yaxis: axis({ autorange: "reversed", title: { text: "NIC" }, tickformat: "d" }) })];
+  });
+}
+
+function plan_bars(of, [from, to]) {
+  draw("plan", () => {
+    const rows = of.rows.filter(([rank]) => rank >= from && rank < to), order = new Map();
+    for (const [, seq] of rows) if (seq >= 0 && of.sequences[seq][1] > 1 && !order.has(seq)) order.set(seq, order.size);
+    const colour = ([, seq], i) => (order.has(seq) ? PALETTE[order.get(seq) % PALETTE.length] : style(i % 2 ? "--whole" : "--whole2"));
+    const words = ([rank, seq, tokens, count]) => {
+      if (seq < 0) return `${plural(count, "sequence")} on rank ${rank}, the shortest there<br>${plural(tokens, "token")}`;
+      const [length, ranks] = of.sequences[seq];
+      return `sequence ${seq}: ${plural(length, "token")}<br>${ranks > 1 ? `cut over ${ranks} ranks, ${whole(tokens)} on rank ${rank}` : `whole on rank ${rank}`}`;
+    };
+    const bars = (mine, color, shape) => ({
+      type: "bar", orientation: "h", y: mine.map(([rank]) => rank), x: mine.map((row) => row[2]), hovertext: mine.map(words),
+      hovertemplate: "%{hovertext}<extra></extra>", marker: { color, line: { width: 0.5, color: style("--ground") }, pattern: hatched(shape) },
+    });
+    const apart = rows.filter(([, seq]) => seq >= 0);
+    const traces = [bars(apart, apart.map(colour), ""), bars(rows.filter(([, seq]) => seq < 0), style("--rest"), "/")];
+    return [traces, layout({ barmode: "stack", height: 90 + 17 * (to - from), bargap: 0.15, showlegend: false,
+      xaxis: axis({ title: { text: "tokens at home" } }), yaxis: axis({ autorange: "reversed", title: { text: "rank" }, tickformat: "d" }) })];
+  });
+}
