@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +20,7 @@ from torch.multiprocessing.spawn import spawn
 from zbench.model import Model
 from zbench.runtime.dense import causal
 from zbench.runtime.parameters import AdamW, Parameters, Replicated, Sharded
+from zbench.runtime.reduction import Flat
 from zbench.runtime.transformer import Attend, Transformer
 
 RANKS, STEPS, SAVED, SEED = 2, 5, 2, 4
@@ -28,7 +29,10 @@ ADAMW = AdamW(lr=1e-2, weight_decay=0.3)
 DENSE = Model("dense", 2, 24, 6, 3, 4, 36, 31, element_bytes=8, recompute="full")
 EXPERTS = replace(DENSE, tied_embeddings=True, num_experts=5, experts_per_token=2, recompute="none")
 MODELS = {"dense": DENSE, "experts": EXPERTS, "bfloat16": replace(DENSE, element_bytes=2)}
-KINDS: dict[str, type[Replicated] | type[Sharded]] = {"replicated": Replicated, "sharded": Sharded}
+KINDS: dict[str, Callable[..., Parameters]] = {
+    "replicated": lambda network, adamw, group, device: Replicated(network, adamw, Flat(group), device),
+    "sharded": Sharded,
+}
 # Lengths of the sequences of every rank in every micro-batch; a rank without any has no tokens.
 MICRO_BATCHES = (((5, 1, 9), (2,)), ((), (7, 3)), ((4,), ()))
 NUM_TOKENS = sum(sum(own) for micro in MICRO_BATCHES for own in micro)

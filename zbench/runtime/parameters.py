@@ -25,10 +25,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from zbench.runtime.job import AdamW
+from zbench.runtime.reduction import Reduction
 from zbench.runtime.transformer import Transformer, wide
-
-BUCKET = 1 << 25  # elements of one all-reduce: 128 MiB of float32, far above where any network reaches its rate
-
 
 def build(settings: AdamW, network: nn.Module) -> torch.optim.AdamW:
     """The optimizer of `network`'s parameters as they are now, its state made (zeros), in one fused kernel."""
@@ -74,6 +72,9 @@ class Parameters(ABC):
     def drop(self) -> None:
         """No gradients any more."""
 
+    def close(self) -> None:
+        """Ends threads, where there are any."""
+
     def gradients(self) -> dict[str, Tensor]:
         """After finish(): every whole gradient by parameter name, on the CPU of every rank. Collective."""
         return {name: whole(p.grad) for name, p in self.network.named_parameters() if p.grad is not None}
@@ -98,7 +99,7 @@ class Parameters(ABC):
 
 
 class Replicated(Parameters):
-    """All on every rank of `group`; gradients are summed while the last backward goes on.
+    """All on every rank; gradients are summed by `reduction` while the last backward goes on.
 
     Every gradient is a piece of one flat buffer, and parts of that are what is reduced: nothing is copied. A part is a
     layer's, or those before or after all layers; it leaves once the backward is done with it and with all behind it, in
@@ -107,34 +108,22 @@ class Replicated(Parameters):
     """
 
     def __init__(
-        self, network: Transformer, optimizer: AdamW, group: dist.ProcessGroup, device: torch.device | str
+        self, network: Transformer, optimizer: AdamW, reduction: Reduction, device: torch.device | str
     ) -> None:
         super().__init__(network, optimizer, torch.device(device))
-        self._group = group
-        parameters = list(network.parameters())
-        sizes = [p.numel() for p in parameters]
-        self._flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=device)
-        for p, piece in zip(parameters, self._flat.split(sizes), strict=True):
-            p.grad = piece.view_as(p)
-        self._parts, self._missing = self._divided(network), [0]
-        self._works: list[Any] = []
-        self._last = False
-
-    def _divided(self, network: Transformer) -> list[tuple[int, Tensor]]:
-        """(number of parameters, their gradients) of every part, in the order in which a backward is done with them."""
-        layer_of = {p: at for at, layer in enumerate(network.layers) for p in layer.parameters()}
-        groups: list[list[nn.Parameter]] = []
-        before: int | None = -1
-        for p in network.parameters():
-            if not groups or layer_of.get(p) != before:
-                groups.append([])
-            before = layer_of.get(p)
-            groups[-1].append(p)
-        pieces = self._flat.split([sum(p.numel() for p in group) for group in groups])
-        for at, group in enumerate(reversed(groups)):
-            for p in group:
+        self._reduction = reduction
+        groups = _parts(network)
+        rooms = [-(-sum(p.numel() for p in group) // reduction.unit) * reduction.unit for group in groups]
+        self._flat = torch.zeros(sum(rooms), dtype=groups[0][0].dtype, device=device)
+        self._parts = [(len(group), room) for group, room in zip(groups, self._flat.split(rooms), strict=True)]
+        for at, group in enumerate(groups):
+            sizes = [p.numel() for p in group]
+            for p, piece in zip(group, self._parts[at][1][: sum(sizes)].split(sizes), strict=True):
+                p.grad = piece.view_as(p)
                 p.register_post_accumulate_grad_hook(partial(self._added, at))
-        return [(len(group), piece) for group, piece in zip(reversed(groups), reversed(pieces), strict=True)]
+        self._missing = [0] * len(groups)
+        self._started = 0
+        self._last = False
 
     def begin(self, last: bool) -> None:
         self._last = last
@@ -148,17 +137,15 @@ class Replicated(Parameters):
 
     def _reduce(self) -> None:
         """Starts what may leave by now."""
-        while len(self._works) < len(self._parts) and self._missing[len(self._works)] == 0:
-            piece = self._parts[len(self._works)][1]
-            self._works.append([dist.all_reduce(x, group=self._group, async_op=True) for x in piece.split(BUCKET)])
+        while self._started < len(self._parts) and self._missing[self._started] == 0:
+            self._reduction.start(self._parts[self._started][1])
+            self._started += 1
 
     def finish(self) -> None:
         self._missing = [0] * len(self._parts)  # what no micro-batch used has a gradient too, of zeros
         self._reduce()
-        for work in (one for works in self._works for one in works):
-            assert work is not None, "every rank that has parameters is in the group"
-            work.wait()
-        self._works = []
+        self._reduction.finish()
+        self._started = 0
 
     def step(self) -> None:
         self.optimizer.step()
@@ -166,6 +153,22 @@ class Replicated(Parameters):
 
     def drop(self) -> None:
         self._flat.zero_()
+
+    def close(self) -> None:
+        self._reduction.close()
+
+
+def _parts(network: Transformer) -> list[list[nn.Parameter]]:
+    """Parameters of each layer, and those before and after all, in the order in which a backward is done with them."""
+    layer_of = {p: at for at, layer in enumerate(network.layers) for p in layer.parameters()}
+    groups: list[list[nn.Parameter]] = []
+    before: int | None = -1
+    for p in network.parameters():
+        if not groups or layer_of.get(p) != before:
+            groups.append([])
+        before = layer_of.get(p)
+        groups[-1].append(p)
+    return groups[::-1]
 
 
 class Sharded(Parameters):

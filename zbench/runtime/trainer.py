@@ -31,6 +31,7 @@ from zbench.runtime.memory import DTYPES, Shape, keep_freed_memory
 from zbench.runtime.nic import Counters
 from zbench.runtime.pace import Pace, Paced, Unpaced
 from zbench.runtime.parameters import Parameters, Replicated, Sharded
+from zbench.runtime.reduction import Flat, TwoLevel
 from zbench.runtime.rendezvous import Rendezvous
 from zbench.runtime.text import Text, is_real, text
 from zbench.runtime.transformer import Transformer
@@ -50,9 +51,7 @@ class Trainer:
             keep_freed_memory()
         model, cluster = job.cost.model, job.cost.cluster
         self.board.say("making the network")
-        kind = {"replicated": Replicated, "sharded": Sharded}[job.parameters]
-        network = Transformer(model, job.seed, "meta")
-        self.parameters: Parameters = kind(network, job.optimizer, dist.group.WORLD, self.device)  # type: ignore[arg-type]
+        self.parameters = self._parameters(Transformer(model, job.seed, "meta"))
         node = cluster.node_of
         elsewhere = [bool(node[other] != node[rank]) for other in range(num_ranks)]
         post = Post(dist.new_group(), elsewhere)  # messages on a group of their own: collectives cannot come between
@@ -145,8 +144,18 @@ class Trainer:
         checkpoint.load(path, self.parameters)
 
     def close(self) -> None:
+        self.parameters.close()
         self.engine.transport.close()
         self.rendezvous.close()
+
+    def _parameters(self, network: Transformer) -> Parameters:
+        optimizer, everyone, cluster = self.job.optimizer, dist.group.WORLD, self.job.cost.cluster
+        assert everyone is not None, "rendezvous.open() made it"
+        if self.job.parameters == "sharded":
+            return Sharded(network, optimizer, everyone, self.device)
+        if self.device.type == "cpu" and cluster.num_nodes > 1 and cluster.gpus_per_node > 1:
+            return Replicated(network, optimizer, TwoLevel(cluster.num_nodes, cluster.gpus_per_node), self.device)
+        return Replicated(network, optimizer, Flat(everyone), self.device)
 
     def _now(self) -> float:
         """The time, once the device has done all that it was given."""
