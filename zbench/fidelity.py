@@ -22,17 +22,15 @@ from rich.table import Table
 
 from zbench.command import Parser, ran
 from zbench.compare import label
-from zbench.metrics import Facts, nic_utilization
+from zbench.metrics import Facts, counted, nic_utilization
 from zbench.parts import SIMULATED, Parts, Settings, make_system
 from zbench.record import Run, read
-
-OVERRUN = 0.05  # share of a step by which real work was slower than its paced device: more, and the step does not count
 
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
     """A system's steps, measured and simulated. seconds: means. error: of the means, simulated against measured.
-    errors: absolute, of each step. nic: mean utilisation of all NICs. overruns: steps that do not count."""
+    errors: absolute, of each step. nic: mean utilisation of all NICs. invalid: steps that do not count."""
 
     system: str
     measured: float
@@ -40,7 +38,7 @@ class Fidelity:
     errors: Sequence[float]
     nic_measured: float
     nic_simulated: float
-    overruns: int
+    invalid: int
 
     @property
     def error(self) -> float:
@@ -57,7 +55,7 @@ def fidelity(run: Run) -> Fidelity:
     config.executor, config.check, config.resume = {"_target_": SIMULATED}, None, None
     parts = Parts.of(config, Settings.of(config))
     system = make_system(config, parts.cost)
-    steps = [step for step in run.steps if step["phases"].get("overrun", 0.0) <= OVERRUN * step["seconds"]]
+    steps = counted(run.steps)
     if run.start["facts"]["simulated"] or not steps:
         raise ValueError(f"{run.path} line {run.line}: the run of {name} has no measured step that counts")
     predicted = []
@@ -77,7 +75,7 @@ def fidelity(run: Run) -> Fidelity:
         errors=[abs(other / one - 1) for one, other in seconds],
         nic_measured=float(np.mean(nic_utilization(facts, steps))),
         nic_simulated=float(np.mean(nic_utilization(facts, again))),
-        overruns=len(run.steps) - len(steps),
+        invalid=len(run.steps) - len(steps),
     )
 
 
@@ -118,12 +116,12 @@ def _main() -> int:
 def _print(found: Sequence[Fidelity]) -> None:
     table = Table(title="mean seconds a step; NIC utilisation, mean of all NICs")
     for title in ("system", "measured", "simulated", "error", "of steps: median", "worst", "NIC measured", "simulated",
-                  "overruns"):  # fmt: skip
+                  "invalid"):  # fmt: skip
         table.add_column(title, justify="left" if title == "system" else "right")
     for one in found:
         table.add_row(
             one.system, f"{one.measured:.3f}", f"{one.simulated:.3f}", f"{one.error:+.1%}", f"{median(one.errors):.1%}",
-            f"{max(one.errors):.1%}", f"{one.nic_measured:.1%}", f"{one.nic_simulated:.1%}", f"{one.overruns}",
+            f"{max(one.errors):.1%}", f"{one.nic_measured:.1%}", f"{one.nic_simulated:.1%}", f"{one.invalid}",
         )  # fmt: skip
     Console(width=140).print(table)
     errors = [abs(one.error) for one in found]

@@ -31,6 +31,9 @@ CONVENTIONS = {
 }
 
 
+IDLE = 0.05  # of a NIC's rate: acknowledgements of what the other direction carries are 1 to 2 %
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What metrics need to know of the cluster and the model, from a run's start line.
@@ -90,20 +93,24 @@ class Figures:
     first_loss: float | None = None
     loss: float | None = None
     out_of_memory: bool = False
+    nic_idle: float | None = None
+    invalid_steps: int = 0
 
 
 Step = Mapping[str, Any]
 
 
 def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> Figures:
-    """Figures over all of `steps`: rates are total over total, so a long step weighs more than a short one."""
+    """Figures over those of `steps` that count: rates are total over total, a long step weighs more than a short one."""
+    invalid, steps = len(steps) - len(counted(steps)), counted(steps)
     if not steps:
-        return Figures()
+        return Figures(invalid_steps=invalid)
     planning = median(step["plan_seconds"] for step in steps)  # the first step may compile: a mean would tell of that
     peak = max(max(step["peak_bytes"]) for step in steps)
     capacity = min(step["capacity_bytes"] for step in steps)
     if any(step["out_of_memory"] for step in steps):  # a real run would have died: it has no throughput
-        return Figures(plan_seconds=planning, peak_bytes=peak, capacity_bytes=capacity, out_of_memory=True)
+        return Figures(plan_seconds=planning, peak_bytes=peak, capacity_bytes=capacity, out_of_memory=True,
+                       invalid_steps=invalid)  # fmt: skip
     seconds = sum(step["seconds"] for step in steps)
     nics = nic_utilization(facts, steps)
     carried = nic_bytes(steps)
@@ -125,7 +132,14 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
         nic_bytes_max=max(carried),
         first_loss=steps[0].get("loss"),
         loss=steps[-1].get("loss"),
+        nic_idle=nic_idle(facts, steps),
+        invalid_steps=invalid,
     )
+
+
+def counted(steps: Sequence[Step]) -> list[Step]:
+    """Steps that count: those that an executor did not mark invalid (zbench.result)."""
+    return [step for step in steps if step.get("valid", True)]
 
 
 def mfu(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> float:
@@ -172,6 +186,17 @@ def nic_utilization(facts: Facts, steps: Sequence[Step]) -> list[float]:
     return [total * len(steps) / (2 * facts.nic_bandwidth * seconds) for total in nic_bytes(steps)]
 
 
+def nic_idle(facts: Facts, steps: Sequence[Step]) -> float | None:
+    """Share of all NICs' time, both directions, in which one carried less than IDLE of its rate; None: not sampled."""
+    quiet = whole = 0
+    for step in steps:
+        if series := step.get("nic_series"):
+            least = IDLE * facts.nic_bandwidth * series["interval"]
+            carried = [size for way in ("tx", "rx") for nic in series[way] for size in nic]
+            quiet, whole = quiet + sum(size < least for size in carried), whole + len(carried)
+    return quiet / whole if whole else None
+
+
 def imbalance(step: Step) -> float:
     """Compute of the busiest rank over the mean of all (attention and linear modules): 1 is balanced, or idle."""
     busy = [a + b for a, b in zip(step["attention_seconds"], step["linear_seconds"], strict=True)]
@@ -188,12 +213,16 @@ def exposed_communication(steps: Sequence[Step]) -> float:
 def speedup(steps: Sequence[Step], baseline: Sequence[Step]) -> float | None:
     """How many times faster than the baseline on the same batches.
 
-    None where the baseline lacks one of the batches (told by step and digest), or either ran out of memory.
+    None where the baseline lacks one of the batches (told by step and digest), or either ran out of memory. Steps that
+    do not count in one of them are left out; none left: None.
     """
     of = {(step["step"], step["batch"]): step for step in baseline}
     pairs = [(step, of.get((step["step"], step["batch"]))) for step in steps]
     matched = [(step, other) for step, other in pairs if other is not None]
-    if not steps or len(matched) < len(steps):
+    if len(matched) < len(steps):
+        return None
+    matched = [pair for pair in matched if len(counted(pair)) == 2]
+    if not matched:
         return None
     if any(step["out_of_memory"] or other["out_of_memory"] for step, other in matched):
         return None

@@ -5,6 +5,7 @@ Throughput, MFU, utilisation and every other ratio are derived from these when a
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,9 @@ class StepResult:
     out_of_memory: some rank's peak is above the capacity; a real run would have died here.
     loss: token-mean loss over the global batch; None where nothing was trained.
     checks: what the checks asked for found, by name; each has passed.
+    valid: its seconds count; False where a paced device's real work took so much longer than modelled that they do not.
+    nic_series: {} or, of every NIC, the bytes that crossed it in each "interval" (seconds) of the step: "tx", "rx",
+        [num_nics][num_intervals].
     """
 
     seconds: float
@@ -44,3 +48,5 @@ class StepResult:
     exposed_nic_seconds: list[float] | None = None
     phases: dict[str, float] = field(default_factory=dict)
     checks: dict[str, float] = field(default_factory=dict)
+    valid: bool = True
+    nic_series: dict[str, Any] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from time import perf_counter
 from zbench.cases import Case, cases, reusable
 from zbench.compare import rows
 from zbench.memory import check_memory
-from zbench.metrics import Facts
+from zbench.metrics import Facts, counted
 from zbench.parts import Parts, Settings
 from zbench.protocols import Executor
 from zbench.record import Line, RecordError, Run, Writer, check_writable
@@ -131,9 +131,10 @@ def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | 
     except PlanError as error:
         raise PlanError(f"{case.name} made a wrong plan in step {step}: {error}") from error
     verified = perf_counter()
-    result = executor.step(batch, plans)
+    measured_trace = getattr(executor, "traced_step", None) if trace is not None else None
+    result = executor.step(batch, plans) if measured_trace is None else measured_trace(batch, plans, trace)
     executed = perf_counter()
-    if trace is not None:
+    if trace is not None and measured_trace is None:
         from zbench.trace import write_trace
 
         write_trace(trace, parts.cost, plans)
@@ -160,7 +161,7 @@ def _words(own: Case, settings: Settings, parts: Parts, reused: Run | None, done
         lines = [f"SIMULATED on {where}. Nothing here was measured on hardware."]
     else:
         lines = [f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."]
-        lines += _checks(done)
+        lines += _checks(done) + _invalid(done)
     lines.append(convention_words("zbench"))
     if reused and reused.line:
         lines.append(f"Baseline {settings.baseline} was not run again: the record has it, from line {reused.line} on.")
@@ -170,6 +171,17 @@ def _words(own: Case, settings: Settings, parts: Parts, reused: Run | None, done
     if settings.trace:
         lines.append(f"Trace of the first step: {settings.trace} (open it in ui.perfetto.dev)")
     return lines
+
+
+def _invalid(done: Sequence[Run]) -> list[str]:
+    """Which runs have steps that do not count."""
+    counts = [(label(run.start, "system"), len(run.steps) - len(counted(run.steps)), len(run.steps)) for run in done]
+    return [
+        f"INVALID: {bad} of {all_} steps of {name}, in which this machine was slower than the paced devices; no figure "
+        "above has them."
+        for name, bad, all_ in counts
+        if bad
+    ]
 
 
 def _checks(done: Sequence[Run]) -> list[str]:

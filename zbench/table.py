@@ -24,6 +24,7 @@ _FIGURES: tuple[tuple[str, str, Any], ...] = (
     ("step", "seconds", lambda row: _number(row["step_seconds"], "{:.4g}")),
     ("MFU", "", lambda row: _number(row["mfu"], "{:.1%}")),
     ("NIC utilisation", "mean, lowest - highest", lambda row: _spread(row, "nic_utilization", "{:.1%}")),
+    ("NIC idle", "share of time below 5 % of its rate", lambda row: _number(row["nic_idle"], "{:.1%}")),
     ("NIC bytes", "MB a step, mean, lowest - highest", lambda row: _spread(row, "nic_bytes", "{:,.3f}", 1e-6)),
     ("loss", "first - last step", lambda row: _losses(row)),
     ("imbalance", "compute, max / mean of ranks", lambda row: _number(row["imbalance"], "{:.2f}")),
@@ -62,7 +63,7 @@ def print_run(found: Sequence[Row]) -> None:
         column.justify = "right"
     for title, explanation, show in _FIGURES:
         cells = list(map(show, found))
-        if title != "loss" or any(cell != "-" for cell in cells):  # nothing is trained where all is simulated
+        if title not in ("loss", "NIC idle") or any(cell != "-" for cell in cells):  # neither where all is simulated
             table.add_row(title, Text(explanation, style="dim"), *cells)
     console = _console()
     console.print(table)

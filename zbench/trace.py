@@ -7,13 +7,15 @@ nothing in it is extrapolated. Of pipelines (zbench.pipelines) a stage's layers 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from zbench.clock import Program, Timeline
+from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.layers import Layers, State
 from zbench.legs import LANES, NIC, link_ids
@@ -36,14 +38,23 @@ def write_trace(path: str | Path, cost: Cost, plans: tuple[Plan, ...]) -> int:
     count = sum(layers * (len(plan.forward) + len(plan.backward)) for plan in plans)
     if count > MOST_EVENTS:
         raise ValueError(f"trace would hold {count} events; at most {MOST_EVENTS}: use fewer nodes or model.num_layers")
+    return write_events(path, True, cost.cluster, chain(names(cost.cluster), events(plans, cost)))
+
+
+def write_events(path: str | Path, simulated: bool, cluster: Cluster, events: Iterable[Event]) -> int:
+    """Writes a trace file whole or not at all; returns the number of events.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
     path = Path(path)
     part = path.with_name(path.name + ".part")
     written = 0
     try:
         with part.open("w") as file:
-            file.write('{"displayTimeUnit": "ms", "otherData": {"simulated": true, "cluster": ')
-            file.write(json.dumps(cost.cluster.name) + '}, "traceEvents": [\n')
-            for event in (*_names(cost), *events(plans, cost)):
+            other = {"simulated": simulated, "cluster": cluster.name}
+            file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(other)}, "traceEvents": [\n')
+            for event in events:
                 file.write((",\n" if written else "") + json.dumps(event, separators=(",", ":")))
                 written += 1
             file.write("\n]}\n")
@@ -54,15 +65,14 @@ def write_trace(path: str | Path, cost: Cost, plans: tuple[Plan, ...]) -> int:
     return written
 
 
-def _names(cost: Cost) -> Iterator[Event]:
-    """Names of processes (nodes) and threads (GPUs, NIC directions)."""
-    cluster = cost.cluster
+def names(cluster: Cluster, with_nics: bool = True) -> Iterator[Event]:
+    """Names of processes (nodes) and threads (GPUs and, if asked for, NIC directions)."""
     for node in range(cluster.num_nodes):
         yield {"ph": "M", "pid": node, "name": "process_name", "args": {"name": f"node {node}"}}
         for local in range(cluster.gpus_per_node):
             rank = node * cluster.gpus_per_node + local
             yield {"ph": "M", "pid": node, "tid": local, "name": "thread_name", "args": {"name": f"GPU {rank}"}}
-        for local in range(cluster.nics_per_node):
+        for local in range(cluster.nics_per_node if with_nics else 0):
             for way, name in enumerate(("sends", "receives")):
                 tid = cluster.gpus_per_node + 2 * local + way
                 nic = node * cluster.nics_per_node + local

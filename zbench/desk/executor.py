@@ -7,16 +7,23 @@ from dataclasses import dataclass, replace
 from os import environ
 from typing import Any
 
+import numpy as np
+
 from zbench.batch import Batch
+from zbench.build import Builder
+from zbench.cost import Cost
 from zbench.desk.wiring import Wiring
+from zbench.patterns import local
 from zbench.plan import Plan
+from zbench.protocols import Ready
 from zbench.result import StepResult
+from zbench.rewrite import reverse
 from zbench.runtime.executor import TARGET, Torch
 from zbench.runtime.fleet import Fleet
 from zbench.runtime.job import Job
 from zbench.runtime.world import found
 
-HOPELESS = 0.25  # share of a step that real work was late: no disturbance, but a rate that cannot be held
+MOST_OVERRUN = 0.05  # share of a step by which real work may be late: prototypes agreed with a simulator up to there
 
 
 @dataclass(slots=True)
@@ -30,6 +37,7 @@ class Desk(Torch):
     """
 
     nic_counters: bool = True
+    nic_interval: float | None = 0.05
 
     def __post_init__(self) -> None:
         Torch.__post_init__(self)
@@ -39,21 +47,28 @@ class Desk(Torch):
             )
         Wiring.of(self.cost.cluster)
 
-    def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+    def start(self) -> Ready:
         """
         Raises:
-            ValueError: real work took so much longer than modelled that the device is none of this machine's.
-            what zbench.runtime.executor.Torch.step raises.
+            ValueError: this machine takes longer for the ranks' work than their devices would.
+            what zbench.runtime.executor.Torch.start raises.
         """
-        result = Torch.step(self, batch, plans)
-        overrun, cluster = result.phases["overrun"], self.cost.cluster
-        if overrun > HOPELESS * result.seconds:
+        ready = Torch.start(self)
+        assert self._fleet is not None
+        cluster = self.cost.cluster
+        plan = _apart(self.cost, max(1, self.workload.batch(0).num_tokens // cluster.num_ranks))
+        real, modelled = max(self._fleet.call("burst", plan), key=lambda one: float(one[0] / one[1]))
+        if real > modelled:
             raise ValueError(
                 f"cluster.device is {cluster.device.name}; this machine cannot hold its rates for {cluster.num_ranks} "
-                f"ranks (real work was {overrun:.2g} s late in a step of {result.seconds:.2g} s): choose a cluster "
-                "made for it, as cluster=desk_2x4_a800 is (docs/desk.md)"
+                f"ranks (what takes the device {modelled:.2g} s took a rank {real:.2g} s, all at work at once): choose "
+                "a cluster made for it, as cluster=desk_2x4_a800 is (docs/desk.md)"
             )
-        return result
+        return replace(ready, about={**ready.about, "burst": {"real_seconds": real, "device_seconds": modelled}})
+
+    def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
+        result = Torch.traced_step(self, batch, plans, trace)
+        return replace(result, valid=result.phases["overrun"] <= MOST_OVERRUN * result.seconds)
 
     def _about(self, job: Job) -> dict[str, Any]:
         return {**Torch._about(self, job), "nic_bytes": "counters of the emulated NICs", "device": "paced"}
@@ -68,3 +83,11 @@ class Desk(Torch):
             raise ValueError("executor is desk; it starts its ranks itself, not under torchrun or Slurm")
         cluster = self.cost.cluster
         return LocalFleet(cluster.num_ranks, TARGET, job, timeout=self.timeout, wiring=Wiring.of(cluster))
+
+
+def _apart(cost: Cost, tokens: int) -> Plan:
+    """A sequence of `tokens` on every rank: work without messages."""
+    ranks = cost.cluster.num_ranks
+    builder = Builder(np.full(ranks, tokens, np.int64), ranks, cost.model.num_heads)
+    local(builder, np.arange(ranks), np.arange(ranks))
+    return reverse(builder.build(), "keep")

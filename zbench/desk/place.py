@@ -47,8 +47,3 @@ class NodeCounters:
         listed = self._inside.submit(Path("/proc/thread-self/net/dev").read_text).result()
         every = counted(listed)
         return {name: every[name] for name in self._uplinks}
-
-    def since(self, before: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-        """Per NIC (bytes sent, bytes received) since `before` was read."""
-        now = self.read()
-        return {name: (now[name][0] - tx, now[name][1] - rx) for name, (tx, rx) in before.items()}

@@ -24,7 +24,6 @@ class Attention(torch.autograd.Function):
     ) -> Tensor:
         engine.board.say(f"{where}, forward attention")
         forward, backward = programs
-        engine.pace.spend(forward.linear)
         kv = torch.stack((k, v), 1)
         heads = (0, q.shape[1])
         q = q.contiguous()
@@ -34,6 +33,7 @@ class Attention(torch.autograd.Function):
             O: engine.shape.empty(O, *heads, len(q), start=O not in forward.covered),
         }
         run = Run(engine, forward, home, (), backward.imported)
+        engine.pace.spend(forward.linear)  # once messages can arrive: links do not wait for the device
         run.go()
         outer = [run.slots[number] for number in backward.imported if forward.slots[number].inside is None]
         ctx.engine, ctx.programs, ctx.where = engine, programs, where
@@ -45,7 +45,6 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         _, program = ctx.programs
         ctx.engine.board.say(f"{ctx.where}, backward attention")
-        ctx.engine.pace.spend(program.linear)
         q, kv, o, lse, *outer = ctx.saved_tensors
         do, heads, shape = do.contiguous(), (0, q.shape[1]), ctx.engine.shape
         deltas = ((do * o).sum(-1, dtype=lse.dtype),) if program.deltas else ()
@@ -55,7 +54,9 @@ class Attention(torch.autograd.Function):
             O: Memory(O, *heads, (o, lse), None),
             DO: Memory(DO, *heads, (do, lse, *deltas), None),
         } | {sum_: shape.empty(sum_, *heads, len(q), start=sum_ not in program.covered) for sum_ in (DQ, DKV)}
-        Run(ctx.engine, program, home, _kept(program, outer), ()).go()
+        run = Run(ctx.engine, program, home, _kept(program, outer), ())
+        ctx.engine.pace.spend(program.linear)
+        run.go()
         dkv = home[DKV].fields[0]
         return home[DQ].fields[0], dkv[:, 0], dkv[:, 1], None, None, None
 

@@ -21,11 +21,13 @@ from zbench.runtime.fleet import Fleet
 from zbench.runtime.folder import Hold, check_free, check_same, told
 from zbench.runtime.job import PARAMETERS, AdamW, Job, Report
 from zbench.runtime.measured import COUNTED, COUNTERS, step_result
+from zbench.runtime.measured_trace import write_measured
 from zbench.runtime.settings import at_least, check_kernel, check_model, check_package, known, one_of
 from zbench.runtime.traffic import Sent, expected
 from zbench.runtime.world import found
 
 EXACT = 1e-12  # largest relative difference to the dense model, in float64
+LEAST_INTERVAL = 1e-3  # seconds: a look takes a tenth of that
 TARGET = "zbench.runtime.trainer:Trainer"
 STATE = {
     "replicated": "whole on every rank; ZeRO-1's split, by which the simulator reckons memory under zero1, is not done",
@@ -50,6 +52,7 @@ class Torch:
     over the first batch before the first step, which are not recorded and train nothing. check: "exact", "bytes".
     checkpoint_every: steps between checkpoints into the folder checkpoint; None: none. resume: a checkpoint.
     nic_counters: take NIC bytes from the machines' own counters (all traffic) instead of the executor's count.
+    nic_interval: with nic_counters, seconds between looks at them while a step runs; None: before and after only.
 
     Raises:
         ValueError: a setting cannot be; the message names it.
@@ -68,6 +71,7 @@ class Torch:
     checkpoint: str = "results/checkpoint"
     resume: str | None = None
     nic_counters: bool = False
+    nic_interval: float | None = None
     _fleet: Fleet | None = field(default=None, init=False)
     _hold: Hold | None = field(default=None, init=False)
     _warm: bool = field(default=False, init=False)
@@ -85,6 +89,13 @@ class Torch:
         check_model(model, getattr(self.workload, "vocab", None))
         if not isinstance(self.nic_counters, bool):
             raise ValueError(f"executor.nic_counters is {self.nic_counters!r}; it takes true or false")
+        if self.nic_interval is not None:
+            at_least("executor.nic_interval", self.nic_interval, LEAST_INTERVAL, (int, float))
+            if not self.nic_counters:
+                raise ValueError(
+                    f"executor.nic_interval is {self.nic_interval}; it needs the NICs' counters, executor.nic_counters"
+                    "=true"
+                )
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise ValueError(f"executor.seed is {self.seed!r}; it takes a whole number of at least 0")
         if self.checkpoint_every is not None:
@@ -124,9 +135,17 @@ class Torch:
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """
         Raises:
+            as traced_step.
+        """
+        return self.traced_step(batch, plans, None)
+
+    def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
+        """trace: a file that gets what every rank did and when (zbench.runtime.measured_trace).
+
+        Raises:
             Diverged: the loss is not finite. CheckFailed: a check did. zbench.runtime.fleet.RankFailed: a rank did.
             ValueError: the package that is to compute attention is not there, or cannot be checked as asked; the
-                plans have pipelines.
+                plans have pipelines; the trace cannot be written.
         """
         assert self._fleet is not None
         if any(plan.pipelines is not None for plan in plans):
@@ -139,13 +158,16 @@ class Torch:
         for _ in range(0 if self._warm else self.warmup):
             self._fleet.call("step", batch, plans, False)
         self._warm = True
-        reports: list[Report] = self._fleet.call("step", batch, plans, True)
+        reports: list[Report] = self._fleet.call("step", batch, plans, True, trace is not None)
         if not math.isfinite(reports[0].loss):
             raise Diverged(f"the loss is {reports[0].loss} in step {batch.step}; the run stops")
         checked = self._checked(batch, plans, reports)
         if self.checkpoint_every and (batch.step + 1) % self.checkpoint_every == 0:
             self._fleet.call("save", self.checkpoint, batch.step + 1)
         kind = self._job().parameters
+        if trace is not None:
+            world = found(environ)
+            write_measured(trace, self.cost.cluster, reports, world is None or world.is_one_machine)
         return step_result(batch, len(plans), self.cost, reports, kind, self.nic_counters, checked)
 
     def stop(self) -> None:
@@ -162,8 +184,9 @@ class Torch:
     def _job(self) -> Job:
         kind = self.parameters or ("sharded" if self.cost.model.sharding == "zero3" else "replicated")
         return Job(
-            self.cost, self.workload, self.seed, self.kernel, kind, AdamW(**self.optimizer), "exact" in self.check
-        )
+            self.cost, self.workload, self.seed, self.kernel, kind, AdamW(**self.optimizer), "exact" in self.check,
+            nic_interval=self.nic_interval,
+        )  # fmt: skip
 
     def _about(self, job: Job) -> dict[str, Any]:
         """Facts for the record."""

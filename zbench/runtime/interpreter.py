@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -58,6 +59,7 @@ class Run:
         self.lock = threading.RLock()
         self.outputs: dict[int, Tensor] = {}
         self.main = threading.get_ident()
+        self.number = engine.post.events.run()
         self.tag = 0 if O in home and DO not in home else 1  # tells a forward's messages from a backward's
         self.messages = engine.transport.open(engine.post, self)
 
@@ -87,6 +89,7 @@ class Run:
             for part in fill.parts:
                 self._join(self._memory(fill.slot), part)
         (q, *_), (kv, *_) = self._read(step.q), self._read(step.kv)
+        ready = perf_counter()
         heads = KvHeads.of(self.engine.shape, step.lo, step.hi)
         k, v = heads.spread(kv[:, 0]), heads.spread(kv[:, 1])
         given = self._read_do(step.do) if step.do is not None else None
@@ -104,6 +107,7 @@ class Run:
             began = self.engine.times.clock.now()
             self.engine.pace.spend(step.seconds)
             self.engine.times.add("kernel", began)
+        self.engine.post.events.span("attend forward" if given is None else "attend backward", ready)
         for read in (step.q, step.kv, step.do):
             if read is not None:
                 self._used(read.slot)
@@ -237,9 +241,10 @@ class Run:
 
     def _waiting(self, call: Callable[[], None]) -> None:
         """Something that only other ranks can end."""
-        began = self.engine.times.clock.now()
+        began, stopped = self.engine.times.clock.now(), perf_counter()
         self.engine.board.wait()
         call()
         self.engine.pace.came()
         self.engine.board.resume()
         self.engine.times.add("waiting", began)
+        self.engine.post.events.span("waiting", stopped)

@@ -6,6 +6,7 @@ from typing import Any
 
 from zbench.cost import Cost
 from zbench.protocols import Workload
+from zbench.runtime.events import Events
 
 CUDA_KERNELS = ("torch-flash-cuda", "flash-attn-2", "flash-attn-3")
 KERNELS = ("auto", "matmul", "torch-flash-cpu", *CUDA_KERNELS)
@@ -43,6 +44,7 @@ class Job:
 
     kernel: one of KERNELS. parameters: one of PARAMETERS. exact: compare each step with the dense model.
     is_paced: work takes as long as on the cluster's device (zbench.runtime.pace).
+    nic_interval: seconds between looks at the NICs' counters while a step runs; None: before and after only.
     """
 
     cost: Cost
@@ -53,6 +55,7 @@ class Job:
     optimizer: AdamW
     exact: bool
     is_paced: bool = False
+    nic_interval: float | None = None
 
     def told(self) -> dict[str, Any]:
         """What a run that goes on from a checkpoint has to have in common with the one that wrote it."""
@@ -81,6 +84,8 @@ class Report:
 
     loss: of the whole batch. inside, across: bytes (sent, received) of attention's messages, inside the node and
     between nodes. worst: largest relative difference to the dense model and where, on rank 0 where asked for.
+    nic: per NIC of the node the bytes (sent, received). nic_series: zbench.runtime.sampler.Sampler.series, of the first
+    rank of a node. began: moment (zbench.runtime.events). events: None where they were not asked for.
     """
 
     loss: float
@@ -96,3 +101,6 @@ class Report:
     phases: dict[str, float] = field(default_factory=dict)
     worst: tuple[float, str] | None = None
     nic: dict[str, Any] = field(default_factory=dict)
+    nic_series: dict[str, Any] = field(default_factory=dict)
+    began: float = 0.0
+    events: Events | None = None

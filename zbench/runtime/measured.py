@@ -1,5 +1,7 @@
 """The reports of all ranks as one StepResult, and where its bytes come from. The driver's side: no torch."""
 
+from typing import Any
+
 from zbench.batch import Batch
 from zbench.bound import bound_seconds
 from zbench.collective import nic_bytes
@@ -48,6 +50,7 @@ def step_result(
         loss=reports[0].loss,
         phases=slowest.phases | _overrun(reports),
         checks=checks,
+        nic_series=_series(reports, cluster.gpus_per_node),
     )
 
 
@@ -76,6 +79,16 @@ def counted(reports: list[Report], gpus_per_node: int, nics_per_node: int) -> tu
         tx += [sent for sent, _ in report.nic.values()]
         rx += [received for _, received in report.nic.values()]
     return tx, rx
+
+
+def _series(reports: list[Report], gpus_per_node: int) -> dict[str, Any]:
+    """Of all nodes' NICs, as zbench.result.StepResult has it."""
+    told = [report.nic_series for report in reports[::gpus_per_node]]
+    if not told[0]:
+        return {}
+    length = min(len(nic) for one in told for nic in one["tx"])
+    ways = {way: [nic[:length] for one in told for nic in one[way]] for way in ("tx", "rx")}
+    return {"interval": told[0]["interval"], **ways}
 
 
 def _overrun(reports: list[Report]) -> dict[str, float]:

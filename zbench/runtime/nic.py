@@ -49,8 +49,3 @@ class Counters:
     def read(self) -> dict[str, tuple[int, int]]:
         """Per NIC (bytes sent, bytes received) since it came up."""
         return {counter.name: counter.read() for counter in self.counters}
-
-    def since(self, before: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-        """Per NIC (bytes sent, bytes received) since `before` was read."""
-        now = self.read()
-        return {name: (now[name][0] - tx, now[name][1] - rx) for name, (tx, rx) in before.items()}

@@ -13,10 +13,13 @@ _TIMER_ABSTIME = 1  # time.h
 
 
 class Pace(Protocol):
-    overrun: float
+    """overrun: seconds since begin() by which real work took longer than its modelled time, `modelled`."""
 
-    def begin(self) -> None:
-        """The device is free from now on."""
+    overrun: float
+    modelled: float
+
+    def begin(self, hurries: bool = False) -> None:
+        """The device is free from now on. hurries: nothing is waited for, modelled seconds are only summed."""
 
     def came(self) -> None:
         """Data came that the device had to wait for."""
@@ -28,9 +31,9 @@ class Pace(Protocol):
 class Unpaced:
     """Work takes as long as it takes."""
 
-    overrun = 0.0
+    overrun = modelled = 0.0
 
-    def begin(self) -> None: ...
+    def begin(self, hurries: bool = False) -> None: ...
 
     def came(self) -> None: ...
 
@@ -38,21 +41,26 @@ class Unpaced:
 
 
 class Paced:
-    """overrun: seconds since begin() by which real work took longer than its modelled time."""
+    """The clock of a device that is no faster than this machine."""
 
     def __init__(self) -> None:
-        self.overrun = 0.0
+        self.overrun = self.modelled = 0.0
         self._free = 0.0
+        self._hurries = False
         self._nanosleep = ctypes.CDLL(None, use_errno=True).clock_nanosleep
 
-    def begin(self) -> None:
-        self.overrun = 0.0
+    def begin(self, hurries: bool = False) -> None:
+        self.overrun = self.modelled = 0.0
+        self._hurries = hurries
         self._free = clock_gettime(CLOCK_MONOTONIC)
 
     def came(self) -> None:
         self._free = max(self._free, clock_gettime(CLOCK_MONOTONIC))
 
     def spend(self, seconds: float) -> None:
+        self.modelled += seconds
+        if self._hurries:
+            return
         until = self._free + seconds
         late = clock_gettime(CLOCK_MONOTONIC) - until
         if late > 0:

@@ -28,6 +28,7 @@ from zbench.runtime.job import AdamW
 from zbench.runtime.reduction import Reduction
 from zbench.runtime.transformer import Transformer, wide
 
+
 def build(settings: AdamW, network: nn.Module) -> torch.optim.AdamW:
     """The optimizer of `network`'s parameters as they are now, its state made (zeros), in one fused kernel."""
     parameters = list(network.parameters())
@@ -72,6 +73,7 @@ class Parameters(ABC):
     def drop(self) -> None:
         """No gradients any more."""
 
+    @abstractmethod
     def close(self) -> None:
         """Ends threads, where there are any."""
 
@@ -205,6 +207,8 @@ class Sharded(Parameters):
 
     def drop(self) -> None:
         self.optimizer.zero_grad()
+
+    def close(self) -> None: ...
 
 
 @torch.no_grad()

@@ -22,10 +22,10 @@ class Reduction(Protocol):
     unit: int
 
     def start(self, piece: Tensor) -> None:
-        """`piece`, one-dimensional, is to become its sum over ranks; all of them start the same ones in the same order."""
+        """`piece`, one-dimensional, is to become its sum over ranks; all start the same ones in the same order."""
 
     def finish(self) -> None:
-        """Returns when all that was started is summed (on a GPU: will be before what its queue is given from now on)."""
+        """Returns when all that was started is summed (on a GPU: before what its queue is given from now on)."""
 
     def close(self) -> None: ...
 

@@ -33,10 +33,13 @@ from zbench.runtime.pace import Pace, Paced, Unpaced
 from zbench.runtime.parameters import Parameters, Replicated, Sharded
 from zbench.runtime.reduction import Flat, TwoLevel
 from zbench.runtime.rendezvous import Rendezvous
+from zbench.runtime.sampler import Sampler
 from zbench.runtime.text import Text, is_real, text
 from zbench.runtime.transformer import Transformer
 from zbench.runtime.transport import Post, Traffic
 from zbench.runtime.transport_phases import transport_of
+
+BURSTS = 3  # the first warms up
 
 
 class Trainer:
@@ -58,7 +61,9 @@ class Trainer:
         kernel = choose(job.kernel, self.device, model.head_dim, DTYPES[model.element_bytes])
         self.pace: Pace = Paced() if job.is_paced else Unpaced()
         self.engine = Engine(Shape(model, self.device), kernel, post, transport_of(post.group), self.board, self.pace)
-        self.counters = Counters.of() if rendezvous.place is None else rendezvous.place.counters()
+        counters = Counters.of() if rendezvous.place is None else rendezvous.place.counters()
+        is_first = rank % cluster.gpus_per_node == 0  # of its node
+        self.nics = Sampler(counters, job.nic_interval if is_first else None)
         self.deepspeed: DeepSpeed | None = None
 
     def about(self) -> About:
@@ -72,8 +77,11 @@ class Trainer:
             packages=versions(name for name in ATTENTIONS if name),
         )
 
-    def step(self, batch: Batch, plans: tuple[Plan, ...], train: bool) -> Report:
-        """Runs a step; without `train` gradients are dropped, as in a warm-up, and so if the loss is not finite."""
+    def step(self, batch: Batch, plans: tuple[Plan, ...], train: bool, noted: bool = False) -> Report:
+        """Runs a step; without `train` gradients are dropped, as in a warm-up, and so if the loss is not finite.
+
+        noted: the report has what this rank did, event by event.
+        """
         where = f"step {batch.step}"
         self.board.say(f"{where}, reading tokens")
         vocab = self.job.cost.model.vocab
@@ -83,7 +91,8 @@ class Trainer:
         self.engine.post.traffic = Traffic()
         self.board.wait(f"{where}, barrier before it")
         dist.barrier()
-        before = self.counters.read()
+        self.nics.begin()
+        self.engine.post.events.begin(noted)
         began = self._now()
         self.pace.begin()
         attends = self._attends(plans, where)
@@ -98,6 +107,7 @@ class Trainer:
         ran = self._now()
         self.board.wait(f"{where}, gradient reduction")
         self.parameters.finish()
+        self.engine.transport.settle()
         dist.all_reduce(loss)
         reduced = self._now()
         self.board.say(f"{where}, optimizer")
@@ -131,8 +141,33 @@ class Trainer:
                 **({"overrun": self.pace.overrun} if self.job.is_paced else {}),
             },
             worst=worst,
-            nic=self.counters.since(before),
+            nic=self.nics.end(),
+            nic_series=self.nics.series(),
+            began=began,
+            events=self.engine.post.events if noted else None,
         )
+
+    def burst(self, plan: Plan) -> tuple[float, float]:
+        """(seconds that this rank's work takes here, all ranks at it at once; seconds that it takes its device).
+
+        plan: without messages; a sequence a rank.
+        """
+        nothing = np.zeros(int(plan.tokens_per_rank[self.rank]), np.int64)
+        one = Text(nothing, np.arange(len(nothing)), nothing)
+        (attend,) = self._attends((plan,), "burst")
+        taken = []
+        for _ in range(BURSTS):
+            self.board.wait("burst, barrier before it")
+            dist.barrier()
+            self.pace.begin(hurries=True)
+            began = self._now()
+            self.parameters.begin(last=False)
+            part = self._forward(one, attend, len(nothing), "burst")
+            self.pace.spend(self._head_seconds(one))
+            part.backward()
+            taken.append(self._now() - began)
+        self.parameters.drop()
+        return min(taken[1:]), self.pace.modelled
 
     def save(self, path: str, step: int) -> None:
         """step: the first one that is not in the checkpoint."""

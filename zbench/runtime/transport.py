@@ -10,6 +10,7 @@ from torch import Tensor
 
 from zbench.cost import Cost
 from zbench.plan import Plan
+from zbench.runtime.events import Events
 from zbench.runtime.program import Program, Receive, Send
 
 Pair = tuple[Program, Program]
@@ -42,11 +43,13 @@ class Post:
     """One rank's messages on a process group; `peers[r]`: whether rank r is on another node.
 
     tag: of the program under way, so that the forward's and the backward's legs are told apart.
+    events: where what is sent and arrives is noted.
     """
 
     group: Any
     peers: list[bool]
     traffic: Traffic = field(default_factory=Traffic)
+    events: Events = field(default_factory=Events)
 
     def send(self, data: Tensor, peer: int, tag: int) -> Any:
         self.traffic.sent(self.peers[peer], data.numel() * data.element_size())
@@ -58,10 +61,12 @@ class Post:
 
 
 class Job(Protocol):
-    """What a transport asks of a run. tag: tells the forward's messages from the backward's."""
+    """What a transport asks of a run. tag: tells the forward's messages from the backward's. number: of the run in its
+    step (zbench.runtime.events)."""
 
     program: Program
     tag: int
+    number: int
 
     def place(self, receive: Receive) -> Tensor:
         """The bytes that a message arrives in."""
@@ -88,7 +93,7 @@ class Messages(Protocol):
         """Returns when receive `index` can be read by what is started from now on; any number of times."""
 
     def finish(self) -> None:
-        """Returns when all that was sent may be changed."""
+        """Returns when all sends are under way; what they carry must not be changed before Transport.settle()."""
 
 
 class Transport(Protocol):
@@ -98,5 +103,8 @@ class Transport(Protocol):
         """A plan's programs with what else this transport needs to know of the plan."""
 
     def open(self, post: Post, job: Job) -> Messages: ...
+
+    def settle(self) -> None:
+        """Returns when all that was sent may be changed."""
 
     def close(self) -> None: ...

@@ -3,6 +3,8 @@
 Every leg of every transfer is one message, named by its leg number. A rank posts its receives in plan order and
 sends in plan order; since a plan's operations only use what earlier ones made, the earliest message that has not
 arrived can always go on, so nothing deadlocks, whatever the plan and however far apart the ranks are.
+A rank goes on when it has all that was sent to it; what it sent itself may still be under way during its next run (but
+no longer), as it is on the simulator's links.
 Gloo's `is_completed` tells nothing before `wait`, and a message may be waited for once only, so each has a lock.
 """
 
@@ -15,32 +17,38 @@ from torch import Tensor
 
 from zbench.cost import Cost
 from zbench.plan import Plan
-from zbench.runtime.program import HOME, Receive, Relay, Send
+from zbench.runtime.program import HOME, Relay, Send
 from zbench.runtime.transport import Job, Pair, Post
 
+Works = list[tuple[Any, Tensor]]  # of messages, and what they carry
 AHEAD = 8  # receives posted beyond those waited for: enough to keep links busy, few enough to bound memory
+
+
+def _tag(leg: int, job: Job) -> int:
+    """Tells apart legs, the forward's and the backward's, and a run's from the next one's."""
+    return 4 * leg + 2 * (job.number % 2) + job.tag
 
 
 class Arrivals:
     """The receives of one program run, posted in order from whichever thread needs them."""
 
-    def __init__(self, post: Post, receives: tuple[Receive, ...], place: Callable[[Receive], Tensor], tag: int) -> None:
-        self.post, self.receives, self.place, self.tag = post, receives, place, tag
+    def __init__(self, post: Post, job: Job) -> None:
+        self.post, self.job, self.receives = post, job, job.program.receives
         self._posting = threading.Lock()
         self._works: list[Any] = []
-        self._locks = [threading.Lock() for _ in receives]
-        self._done = [False] * len(receives)
+        self._locks = [threading.Lock() for _ in self.receives]
+        self._done = [False] * len(self.receives)
         self._waited = 0
         self.data: list[Tensor | None] = []
-        self._post_until(min(AHEAD, len(receives)))
+        self._post_until(min(AHEAD, len(self.receives)))
 
     def _post_until(self, count: int) -> None:
         with self._posting:
             while len(self._works) < count:
                 receive = self.receives[len(self._works)]
-                data = self.place(receive)
+                data = self.job.place(receive)
                 self.data.append(data)
-                self._works.append(self.post.receive(data, receive.peer, 2 * receive.leg + self.tag))
+                self._works.append(self.post.receive(data, receive.peer, _tag(receive.leg, self.job)))
 
     def is_done(self, index: int) -> bool:
         return self._done[index]
@@ -54,6 +62,7 @@ class Arrivals:
             if not self._done[index]:
                 self._works[index].wait()
                 self._done[index] = True
+                self.post.events.arrive(self.job.number, self.receives[index])
                 if self.receives[index].slot != HOME:  # what is passed on is needed until then
                     self.data[index] = None
                 with self._posting:
@@ -70,7 +79,7 @@ class Threaded:
         self.sender, self.post, self.job = sender, post, job
         self.attended = 0
         self.progress = threading.Condition()
-        self.arrivals = Arrivals(post, job.program.receives, job.place, job.tag)
+        self.arrivals = Arrivals(post, job)
         self.is_done, self.wait = self.arrivals.is_done, self.arrivals.wait
 
     def before(self, attended: int) -> None:
@@ -91,9 +100,9 @@ class Threaded:
         works = []
         for send in self.job.program.sends:
             for data, leg, peer in self._legs(send):
-                works.append((self.post.send(data, peer, 2 * leg + self.job.tag), data))
-        for work, _ in works:
-            work.wait()
+                works.append((self.post.send(data, peer, _tag(leg, self.job)), data))
+                self.post.events.send(self.job.number, peer, leg, data.numel())
+        self.sender.left(works)
 
     def _legs(self, send: Send | Relay) -> list[tuple[Tensor, int, int]]:
         """(data, leg, peer) of what leaves."""
@@ -115,6 +124,7 @@ class Sender:
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._left: Works = []
         self._thread = threading.Thread(target=self._work, name="zbench-sender", daemon=True)
         self._thread.start()
 
@@ -126,6 +136,16 @@ class Sender:
 
     def start(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
+
+    def left(self, works: Works) -> None:
+        """In the thread: sends that are under way, with what they carry; those of the run before are waited for."""
+        for work, _ in self._left:
+            work.wait()
+        self._left = works
+
+    def settle(self) -> None:
+        self.start(lambda: self.left([]))
+        self.finish()
 
     def finish(self) -> None:
         """Waits for the job started last.

@@ -45,6 +45,9 @@ class Batches:
     def open(self, post: Post, job: Job) -> "Batched":
         return Batched(self.issue, post, job)
 
+    def settle(self) -> None:
+        """Runs waited for their own."""
+
     def close(self) -> None:
         """There is nothing to end."""
 

@@ -1,0 +1,78 @@
+"""One measured step as a Chrome trace, for Perfetto or chrome://tracing. No torch.
+
+A track for every rank: its attends and where it waited for messages (linear modules fill the rest); every message, from
+when it was posted to when the receiver found it arrived, which is late where it did not wait for it; and for every NIC
+and direction, where they were sampled (executor.nic_interval), its utilisation as a curve.
+Ranks' clocks are one where they are on one machine; elsewhere each counts from the barrier before the step.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from zbench.cluster import Cluster
+from zbench.runtime.events import Events
+from zbench.runtime.job import Report
+from zbench.trace import Event, names, write_events
+
+
+def write_measured(path: str | Path, cluster: Cluster, reports: Sequence[Report], one_clock: bool) -> int:
+    """Writes the step's events to `path` and returns their number; the file appears only when complete.
+
+    one_clock: the ranks are on one machine.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
+    first = min(report.began for report in reports)
+    starts = [first if one_clock else report.began for report in reports]
+    return write_events(path, False, cluster, _events(cluster, reports, starts))
+
+
+def _events(cluster: Cluster, reports: Sequence[Report], starts: Sequence[float]) -> Iterator[Event]:
+    yield from names(cluster, with_nics=False)
+    noted = [report.events for report in reports if report.events is not None]
+    assert len(noted) == len(reports), "a step that is traced is noted on every rank"
+    for rank, (events, start) in enumerate(zip(noted, starts, strict=True)):
+        node, local = divmod(rank, cluster.gpus_per_node)
+        for span in events.spans:
+            yield {"ph": "X", "name": span.name, "pid": node, "tid": local,
+                   "ts": _micro(span.began - start), "dur": _micro(span.ended - span.began)}  # fmt: skip
+    yield from _messages(cluster, noted, starts)
+    for node, (report, start) in enumerate(zip(reports, starts, strict=True)):
+        if report.nic_series:
+            yield from _curves(cluster, node // cluster.gpus_per_node, report, report.began - start)
+
+
+def _messages(cluster: Cluster, noted: Sequence[Events], starts: Sequence[float]) -> Iterator[Event]:
+    """Asynchronous events, as those of a rank overlap; on the receiver's node."""
+    posted = {
+        (rank, one.peer, one.run, one.leg): one.moment - starts[rank]
+        for rank, events in enumerate(noted)
+        for one in events.sent
+    }
+    number = 0
+    for rank, events in enumerate(noted):
+        for one in events.arrived:
+            across = one.peer // cluster.gpus_per_node != rank // cluster.gpus_per_node
+            common = {"cat": "between nodes" if across else "inside the node", "name": f"{one.peer} to {rank}",
+                      "id": number, "pid": rank // cluster.gpus_per_node}  # fmt: skip
+            number += 1
+            sent = posted[(one.peer, rank, one.run, one.leg)]
+            args = {"bytes": one.bytes, "run": one.run, "leg": one.leg}
+            yield {"ph": "b", **common, "ts": _micro(sent), "args": args}
+            yield {"ph": "e", **common, "ts": _micro(max(sent, one.moment - starts[rank]))}
+
+
+def _curves(cluster: Cluster, node: int, report: Report, offset: float) -> Iterator[Event]:
+    interval = report.nic_series["interval"]
+    for way, words in (("tx", "sends"), ("rx", "receives")):
+        for local, carried in enumerate(report.nic_series[way]):
+            name = f"NIC {node * cluster.nics_per_node + local} {words}"
+            for at, size in enumerate(carried):
+                share = size / (interval * cluster.nic_bandwidth)
+                yield {"ph": "C", "name": name, "pid": node, "ts": _micro(offset + at * interval),
+                       "args": {"share of its rate": round(share, 4)}}  # fmt: skip
+
+
+def _micro(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
