@@ -86,7 +86,7 @@ def models(draw: st.DrawFn, heads: int = 6) -> Model:
         num_experts=4,
         experts_per_token=draw(st.integers(1, 4)),
         recompute=draw(st.sampled_from(("none", "full"))),
-        sharding=draw(st.sampled_from(("zero1", "zero3"))),
+        sharding=draw(st.sampled_from(("none", "zero1", "zero3"))),
         kernels=draw(st.sampled_from(("fused", "eager"))),
     )
 

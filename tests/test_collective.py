@@ -80,7 +80,8 @@ def test_zero3_gathers_twice_and_reduces_in_every_micro_batch(cost: Cost, spans:
 @given(costs(), seconds, seconds)
 def test_what_moved_hides_nothing(cost: Cost, span: float, nic: float) -> None:
     sharing, at_rest = Sharing(Collectives.of(cost)), Sharing(Collectives.of(cost))
-    late = at_rest.forward(span, nic, moved=False)
+    late = sharing.of.forward(span, nic)
+    assert at_rest.forward(span, nic, moved=False) == (late if sharing.of.every_step else 0)
     assert at_rest.moving == 0
     assert sharing.forward(span, nic, moved=True) == pytest.approx(max(late, sharing.of.gather))
     assert sharing.exposed == pytest.approx(late + sharing.moving)
@@ -92,6 +93,15 @@ def test_a_micro_batch_with_its_own_collectives(cost: Cost, layers: float) -> No
     assert one.micro_batch_seconds(layers) == layers
     assert three.micro_batch_seconds(layers) >= max(layers, 2 * three.gather + three.reduce) * (1 - 1e-12)
     assert three.micro_batch_seconds(2 * layers) >= three.micro_batch_seconds(layers) * (1 - 1e-12)
+
+
+@given(costs(), seconds, seconds)
+def test_plain_data_parallelism_sums_twice_and_gathers_nothing(cost: Cost, span: float, nic: float) -> None:
+    none, one = Sharing(sharded(cost, "none")), sharded(cost, "zero1")
+    assert none.forward(span, nic, moved=False) == 0
+    assert none.backward(span, nic) == none.of.backward(span, nic) >= one.backward(span, nic)
+    assert (none.nic_bytes == 2 * one.reduce_bytes).all()
+    assert none.seconds == 2 * one.reduce
 
 
 def test_a_long_backward_hides_all_but_the_last_layer(uneven: Cost) -> None:

@@ -104,8 +104,9 @@ def test_recomputation_and_sharding_need_no_more(case: tuple[Cost, Plan]) -> Non
     plain, full = (replace(cost.model, recompute=name, num_layers=4) for name in ("none", "full"))
     assert activation_bytes(full) <= activation_bytes(plain) + 4 * plain.element_bytes * plain.hidden
     held = cost.model.element_bytes + GRADIENT_BYTES
-    one, three = (replace(cost, model=replace(cost.model, sharding=name)) for name in ("zero1", "zero3"))
+    none, one, three = (replace(cost, model=replace(cost.model, sharding=name)) for name in ("none", "zero1", "zero3"))
     ranks, params = cost.cluster.num_ranks, cost.model.total_params
+    assert static_bytes(none) == (held + ADAM_BYTES) * params
     assert static_bytes(one) == int((held + ADAM_BYTES / ranks) * params)
     gathered = 2 * cost.model.layer_params * cost.model.element_bytes
     assert static_bytes(three) == int((held + ADAM_BYTES) / ranks * params) + gathered

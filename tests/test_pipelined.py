@@ -201,10 +201,11 @@ def test_bytes_are_those_of_gathers_and_hops(data: st.DataObject) -> None:
                     across[cluster.nic_of[here]] += share
                     across[cluster.nic_of[there]] += share
     result = Simulated(cost).step(batch, plans)
-    rounds, gathers = (len(plans), 2) if model.sharding == "zero3" else (1, 1)
+    rounds = len(plans) if model.sharding == "zero3" else 1
+    gathers, reductions = {"none": (0, 2), "zero1": (1, 1), "zero3": (2, 1)}[model.sharding]
     need, params = held(of, cost), float(model.total_params)
     more = gathers * every_nic(cost, model.element_bytes * params, need)
-    more = rounds * (more + every_nic(cost, GRADIENT_BYTES * params, need))
+    more = rounds * (more + reductions * every_nic(cost, GRADIENT_BYTES * params, need))
     slack = 4 * len(of) * len(plans) * model.num_layers
     assert result.nvlink_bytes == pytest.approx(inside, rel=1e-9, abs=8 * slack)
     assert np.array(result.nic_tx_bytes) - more == pytest.approx(across, rel=1e-9, abs=slack)

@@ -124,9 +124,10 @@ def test_bytes_are_those_of_the_plan_s_transfers(which: Variant, data: st.DataOb
         return
     result = Simulated(cost).step(batch, plans)
     params = float(model.total_params)
-    rounds, gathers = (len(plans), 2) if model.sharding == "zero3" else (1, 1)
-    gradient = gathers * nic_bytes(cost, model.element_bytes * params) + nic_bytes(cost, GRADIENT_BYTES * params)
-    gradient *= rounds
+    rounds = len(plans) if model.sharding == "zero3" else 1
+    gathers, reductions = {"none": (0, 2), "zero1": (1, 1), "zero3": (2, 1)}[model.sharding]
+    gradient = gathers * nic_bytes(cost, model.element_bytes * params)
+    gradient = rounds * (gradient + reductions * nic_bytes(cost, GRADIENT_BYTES * params))
     sent = received = inside = routed_inside = 0
     for plan in plans:
         times = {"forward": 2 if model.recompute == "full" else 1, "backward": 1}

@@ -73,11 +73,13 @@ class Collectives:
     """One gather of parameters and one reduction of gradients, all layers, and what layers beside them do not hide.
 
     gather, reduce: seconds. gather_bytes, reduce_bytes: int64 [num_nics], each way. passes: how many forwards the
-    forward and backward of a layer take. every_micro_batch: ZeRO-3; else once a step.
+    forward and backward of a layer take. every_step: parameters are gathered at all, as they are not where every rank
+    keeps its own up to date; then a reduction is an all-reduce. every_micro_batch: ZeRO-3; else once a step.
     """
 
     num_layers: int
     passes: int
+    every_step: bool
     every_micro_batch: bool
     gather: float
     reduce: float
@@ -89,14 +91,16 @@ class Collectives:
         """held: what layers need of the parameters; None: all of them on every rank."""
         model, held = cost.model, held or everything(cost)
         parameters, gradients = (size * float(model.total_params) for size in (model.element_bytes, GRADIENT_BYTES))
+        halves = 2 if model.sharding == "none" else 1  # an all-reduce is a reduce-scatter and an all-gather
         return Collectives(
             num_layers=model.num_layers,
             passes=4 if model.recompute == "full" else 3,  # a backward is two
+            every_step=model.sharding != "none",
             every_micro_batch=model.sharding == "zero3",
             gather=gather_seconds(cost, parameters, held),
-            reduce=gather_seconds(cost, gradients, held),
+            reduce=halves * gather_seconds(cost, gradients, held),
             gather_bytes=every_nic(cost, parameters, held),
-            reduce_bytes=every_nic(cost, gradients, held),
+            reduce_bytes=halves * every_nic(cost, gradients, held),
         )
 
     def forward(self, span: float, nic: float) -> float:
@@ -147,6 +151,8 @@ class Sharing:
     def forward(self, span: float, nic: float, moved: bool) -> float:
         """moved: parameters were in other places in the step before; then nothing of the gather is hidden, as the
         buffers that it fills are laid out anew before the first layer can begin."""
+        if not (self.of.every_step or moved):
+            return 0.0
         late = self.of.forward(span, nic)
         moving = max(0.0, self.of.gather - late) if moved else 0.0
         self.moving += moving

@@ -179,5 +179,5 @@ class Cost:
 
     def optimizer_seconds(self) -> float:
         """Adam on a rank's share of the parameters."""
-        share = self.model.total_params / self.cluster.num_ranks
+        share = self.model.total_params / (1 if self.model.sharding == "none" else self.cluster.num_ranks)
         return OPTIMIZER_BYTES * share / self.cluster.device.copy_bandwidth

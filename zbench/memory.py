@@ -20,9 +20,11 @@ def static_bytes(cost: Cost, tp: int = 1, pp: int = 1) -> int:
     """Parameters, gradients and optimizer state on every rank (of a pipeline: all tensors evenly on its ranks)."""
     model, ranks = cost.model, cost.cluster.num_ranks
     held = model.element_bytes + GRADIENT_BYTES
-    whole = held / (tp * pp) + ADAM_BYTES / ranks if model.sharding == "zero1" else (held + ADAM_BYTES) / ranks
-    gathered = 0 if model.sharding == "zero1" else 2 * model.layer_params * model.element_bytes // tp
-    return int(whole * model.total_params) + gathered
+    if model.sharding == "zero3":
+        gathered = 2 * model.layer_params * model.element_bytes // tp
+        return int((held + ADAM_BYTES) / ranks * model.total_params) + gathered
+    whole = held / (tp * pp) + ADAM_BYTES / (ranks if model.sharding == "zero1" else tp * pp)
+    return int(whole * model.total_params)
 
 
 def layer_activation_bytes(model: Model) -> int:
@@ -60,7 +62,7 @@ def check_memory(cost: Cost) -> None:
     device, model = cost.cluster.device, cost.model
     least = static_bytes(cost) + activation_bytes(model)
     if least > device.memory_bytes:
-        remedy = "model.sharding=zero3" if model.sharding == "zero1" else "more nodes"
+        remedy = "more nodes" if model.sharding == "zero3" else "model.sharding=zero3"
         raise ValueError(
             f"model is {model.name}; its parameters, gradients, optimizer state and one token need at least "
             f"{least / 2**30:.1f} GiB on every GPU, and a GPU ({device.name}) has "

@@ -17,8 +17,9 @@ class Model:
 
     element_bytes: bytes of an activation or parameter (2 for bf16); lse_bytes: of a log-sum-exp.
     recompute: "none", or "full" (every layer's forward runs again in its backward).
-    sharding: "zero1" (parameters and gradients on every rank, optimizer state split over all ranks)
-        or "zero3" (parameters, gradients and optimizer state split over all ranks; also FSDP).
+    sharding: "none" (parameters, gradients and optimizer state on every rank: plain data parallelism), "zero1"
+        (parameters and gradients on every rank, optimizer state split over all ranks) or "zero3" (parameters,
+        gradients and optimizer state split over all ranks; also FSDP).
     kernels: elementwise work "fused" (Transformer Engine, torch.compile) or "eager" (one kernel an operation).
     """
 
@@ -36,7 +37,7 @@ class Model:
     element_bytes: int = 2
     lse_bytes: int = 4
     recompute: Literal["none", "full"] = "none"
-    sharding: Literal["zero1", "zero3"] = "zero1"
+    sharding: Literal["none", "zero1", "zero3"] = "zero1"
     kernels: Literal["fused", "eager"] = "fused"
 
     def __post_init__(self) -> None:
@@ -64,7 +65,7 @@ class Model:
             )
         for field, choices in (
             ("recompute", ("none", "full")),
-            ("sharding", ("zero1", "zero3")),
+            ("sharding", ("none", "zero1", "zero3")),
             ("kernels", ("fused", "eager")),
         ):
             if getattr(self, field) not in choices:

@@ -16,6 +16,10 @@ from torch import Tensor
 BUCKET = 1 << 25  # elements of one all-reduce: 128 MiB of float32, far above where any network reaches its rate
 
 
+PIECES = 4  # of a part in two levels: what the first and the last level take alone is that share of their time
+LEAST = 1 << 12  # elements of one of those
+
+
 class Reduction(Protocol):
     """unit: what the number of elements of a piece has to be a multiple of."""
 
@@ -67,7 +71,8 @@ class TwoLevel:
         self._gathers: list[Future[None]] = []
 
     def start(self, piece: Tensor) -> None:
-        for part in piece.split(BUCKET // self.unit * self.unit):
+        size = min(BUCKET, max(LEAST, len(piece) // PIECES))
+        for part in piece.split(-(-size // self.unit) * self.unit):
             scatter = self._threads[0].submit(self._scatter, part)
             between = self._threads[1].submit(self._between, scatter)
             self._gathers.append(self._threads[2].submit(self._gather, part, between))

@@ -114,10 +114,12 @@ class Trainer:
         value = loss.item()
         worst = self._check(batch, value, where) if self.job.exact and train else None
         checked = perf_counter()
+        self.pace.came()
         if train and math.isfinite(value):
             self.parameters.step()
         else:
             self.parameters.drop()
+        self.pace.spend(self.job.cost.optimizer_seconds())
         ended = self._now()
         times, traffic = self.engine.times, self.engine.post.traffic
         reduction, optimizer = reduced - ran, ended - checked
