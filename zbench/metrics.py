@@ -101,7 +101,7 @@ Step = Mapping[str, Any]
 
 
 def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> Figures:
-    """Figures over those of `steps` that count: rates are total over total, so long steps weigh more than short ones."""
+    """Figures over those of `steps` that count. Rates are total over total: long steps weigh more than short ones."""
     invalid, steps = len(steps) - len(counted(steps)), counted(steps)
     if not steps:
         return Figures(invalid_steps=invalid)
