@@ -1,6 +1,8 @@
 """python -m zbench.desk scale cluster=a800_4x8 model=llama_7b [--shrink 32] ...: a cluster shrunk for executor=desk.
+python -m zbench.desk measure cluster=desk_2x4_a800: what the links of a desk give, measured on it.
 
-Prints the yaml of a desk cluster (conf/cluster/desk_*.yaml are made like this). Exit codes: 0; 2 bad input.
+The first prints the yaml of a desk cluster (conf/cluster/desk_*.yaml are made like this), the second payload's share of
+each kind of link and the latency. Exit codes: 0; 1 a rank failed; 2 bad input; 130 stopped by Ctrl-C.
 """
 
 import argparse
@@ -10,6 +12,7 @@ import sys
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+from zbench.calibrate.__main__ import BUSY
 from zbench.calibrate.quantity import quantity
 from zbench.cluster import Cluster
 from zbench.command import Parser, ran
@@ -22,20 +25,43 @@ UNITS = {"bandwidth": "B/s", "latency": "s", "seconds": "s", "flops": "FLOP/s", 
 
 
 def main() -> int:
-    return ran(lambda: _scale(_arguments()), "nothing is left")
+    return ran(_main, "nothing is left")
+
+
+def _main() -> int:
+    asked = _arguments()
+    return {"scale": _scale, "measure": _measure}[asked.what](asked)
 
 
 def _arguments() -> argparse.Namespace:
-    parser = Parser(prog="python -m zbench.desk", description="Shrinks a job for emulated nodes (docs/desk.md).")
-    parser.add_argument("what", choices=["scale"])
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="cluster=..., model=..., as for zbench")
+    parent = Parser(prog="python -m zbench.desk", description="Emulated nodes (docs/desk.md).")
+    commands = parent.add_subparsers(dest="what", required=True, metavar="scale or measure")
+    measure = commands.add_parser("measure", help="what the links of a desk cluster give")
+    parser = commands.add_parser("scale", help="a job shrunk for emulated nodes")
+    for command in (measure, parser):
+        command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="cluster=..., model=..., as for zbench")
     parser.add_argument("--desk-model", default="desk", help="the shrunken model (default desk)")
     parser.add_argument("--name", default=None, help="of the cluster (default desk_NxG)")
     parser.add_argument("--shrink", type=int, default=32, help="of lengths and hidden size (default 32)")
     parser.add_argument("--flops", default="1 GFLOP/s", help="matmul rate of a rank (default 1 GFLOP/s)")
     for name, default in (("nodes", 2), ("gpus-per-node", 4), ("nics-per-node", 2)):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"of the desk (default {default})")
-    return parser.parse_args()
+    return parent.parse_args()
+
+
+def _measure(asked: argparse.Namespace) -> int:
+    from zbench.desk.links import measure
+
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = compose("config", ["executor=desk", *asked.overrides])
+    cluster: Cluster = instantiate(config.cluster)
+    found, others = measure(cluster, instantiate(config.model), lambda line: print(f"desk: {line}", file=sys.stderr))
+    if others > BUSY:
+        print(f"desk: {others:.0%} of the processors was used by others; measure again when they are idle")
+    for name, link in found.items():
+        print(f"{name}: payload gets {link.efficiency:.1%} of {quantity(link.bandwidth, 'B/s')}; a message of 8 bytes "
+              f"takes {quantity(link.latency, 's')}")  # fmt: skip
+    return 0
 
 
 def _scale(asked: argparse.Namespace) -> int:

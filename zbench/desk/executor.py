@@ -12,6 +12,7 @@ import numpy as np
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cost import Cost
+from zbench.desk.fault import Fault
 from zbench.desk.wiring import Wiring
 from zbench.patterns import local
 from zbench.plan import Plan
@@ -21,6 +22,7 @@ from zbench.rewrite import reverse
 from zbench.runtime.executor import TARGET, Torch
 from zbench.runtime.fleet import Fleet
 from zbench.runtime.job import Job
+from zbench.runtime.settings import known
 from zbench.runtime.world import found
 
 MOST_OVERRUN = 0.05  # share of a step by which real work may be late: prototypes agreed with a simulator up to there
@@ -30,6 +32,8 @@ MOST_OVERRUN = 0.05  # share of a step by which real work may be late: prototype
 class Desk(Torch):
     """zbench.runtime.executor.Torch on a desk cluster (zbench.desk.wiring); settings as there.
 
+    fault: what is to happen to a NIC, by fields of zbench.desk.fault.Fault; None: nothing.
+
     NIC bytes are those of the emulated NICs' own counters, with all that crosses them: headers, gradients, barriers.
 
     Raises:
@@ -38,6 +42,7 @@ class Desk(Torch):
 
     nic_counters: bool = True
     nic_interval: float | None = 0.05
+    fault: dict[str, float] | None = None
 
     def __post_init__(self) -> None:
         Torch.__post_init__(self)
@@ -46,6 +51,7 @@ class Desk(Torch):
                 "executor.nic_counters is false; on emulated nodes the NICs' counters are what is measured"
             )
         Wiring.of(self.cost.cluster)
+        self._fault()
 
     def start(self) -> Ready:
         """
@@ -74,7 +80,18 @@ class Desk(Torch):
         return {**Torch._about(self, job), "nic_bytes": "counters of the emulated NICs", "device": "paced"}
 
     def _job(self) -> Job:
-        return replace(Torch._job(self), is_paced=True)
+        return replace(Torch._job(self), is_paced=True, fault=self._fault())
+
+    def _fault(self) -> Fault | None:
+        if self.fault is None:
+            return None
+        given = known("executor.fault", self.fault, Fault.__dataclass_fields__)
+        for name in ("nic", "step"):
+            if name not in given:
+                raise ValueError(f"executor.fault.{name} is missing; a fault is of a NIC and begins in a step")
+        fault = Fault(**given)  # type: ignore[arg-type]
+        fault.check(self.cost.cluster)
+        return fault
 
     def _open(self, job: Job) -> Fleet:
         from zbench.runtime.launch import LocalFleet

@@ -5,15 +5,21 @@ kernel takes namespaces, cables and limits away. To make some takes root, or a u
 """
 
 import ctypes
+import fcntl
 import os
 import shutil
+import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from zbench.desk.wiring import Namespace, Wiring
 
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
+_SIOCGIFFLAGS = 0x8913  # linux/sockios.h
+_IFF_UP, _IFF_RUNNING = 0x1, 0x40  # linux/if.h
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
 
 
@@ -49,8 +55,12 @@ class Network:
 
     def run(self, place: int, command: Sequence[str], text: str = "") -> "subprocess.CompletedProcess[str]":
         """A command inside a namespace, `text` on its standard input."""
-        inside = ["nsenter", f"--net=/proc/self/fd/{self.descriptors[place]}", *command]
-        return subprocess.run(inside, input=text, capture_output=True, text=True, pass_fds=self.descriptors)
+        return run_inside(self.descriptors[place], command, text, self.descriptors)
+
+    def watched(self) -> "Links":
+        """All NICs, to be looked at."""
+        places = [self.wiring.uplink(nic) for nic in range(self.wiring.num_nodes * self.wiring.nics_per_node)]
+        return Links([(self.descriptors[place], name) for place, name in places], self.wiring.nics_per_node)
 
     def bytes(self, place: int, interface: str) -> tuple[int, int]:
         """(sent, received) by an interface, from the kernel's counters."""
@@ -77,6 +87,47 @@ class Network:
             done = self.run(place, ["sh", "-e", "-s"], script)
             if done.returncode != 0:
                 raise NoDesk(f"{namespace.name} of the desk cannot be set up: {_line(done.stderr)!r}")
+
+
+class Links:
+    """Whether NICs are up; asked through a socket in each one's namespace, so by whichever thread."""
+
+    def __init__(self, uplinks: Sequence[tuple[int, str]], nics_per_node: int) -> None:
+        self._nics_per_node = nics_per_node
+        self._sockets = [(_socket_in(descriptor), name) for descriptor, name in uplinks]
+
+    def down(self) -> list[str]:
+        """Those that are not, in words."""
+        return [
+            f"NIC {nic} (of node {nic // self._nics_per_node}) is down"
+            for nic, (inside, name) in enumerate(self._sockets)
+            if not _is_up(inside, name)
+        ]
+
+
+def _socket_in(descriptor: int) -> socket.socket:
+    """A socket that belongs to a namespace, whoever uses it."""
+
+    def inside() -> socket.socket:
+        enter(descriptor)
+        return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(inside).result()
+
+
+def _is_up(inside: socket.socket, name: str) -> bool:
+    told = fcntl.ioctl(inside, _SIOCGIFFLAGS, struct.pack("16sh14x", name.encode(), 0))
+    flags = struct.unpack("16sh14x", told)[1]
+    return bool(flags & _IFF_UP and flags & _IFF_RUNNING)
+
+
+def run_inside(
+    descriptor: int, command: Sequence[str], text: str = "", passed: Sequence[int] = ()
+) -> "subprocess.CompletedProcess[str]":
+    """A command inside a namespace, `text` on its standard input, with the descriptors `passed` open."""
+    inside = ["nsenter", f"--net=/proc/self/fd/{descriptor}", *command]
+    return subprocess.run(inside, input=text, capture_output=True, text=True, pass_fds={descriptor, *passed})
 
 
 def made() -> int:

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zbench.desk.namespaces import Network, counted, enter
+from zbench.desk.wiring import SWITCH
 
 INTERFACE = "nic"  # of a rank's namespace; gloo binds its address
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Descriptors of the rank's namespace and of its node's, and the interfaces of the node's NICs by name."""
+    """Descriptors of the namespaces of the rank, of its node and of the switch; the node's NICs' interfaces by name."""
 
     rank: int
     node: int
+    switch: int
     uplinks: tuple[str, ...]
 
     @staticmethod
@@ -24,7 +26,7 @@ class Place:
         node = rank // (wiring.num_ranks // wiring.num_nodes)
         uplinks = tuple(f"up{nic}" for nic in range(wiring.nics_per_node))
         descriptors = network.descriptors
-        return Place(descriptors[wiring.rank(rank)], descriptors[wiring.node(node)], uplinks)
+        return Place(descriptors[wiring.rank(rank)], descriptors[wiring.node(node)], descriptors[SWITCH], uplinks)
 
     def enter(self) -> None:
         """Moves the rank there; before it starts threads."""

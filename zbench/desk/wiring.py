@@ -71,6 +71,22 @@ class Wiring:
         return Wiring(tuple(spaces), cluster.num_nodes, cluster.num_ranks, cluster.nics_per_node)
 
 
+def degraded(cluster: Cluster, nic: int, share: float) -> tuple[tuple[int, tuple[str, ...]], ...]:
+    """(place of a namespace, command to run there) that leaves a NIC `share` of its rate both ways; 0: takes it down.
+
+    1 brings back one that was slow or down.
+    """
+    node, local = divmod(nic, cluster.nics_per_node)
+    uplink, port = (1 + node, f"up{local}"), (SWITCH, f"n{node}c{local}")
+    if share == 0:
+        return ((uplink[0], ("ip", "link", "set", uplink[1], "down")),)
+    slow = [
+        (place, ("tc", *_limited(name, share * cluster.nic_bandwidth, "change").split()))
+        for place, name in (uplink, port)
+    ]
+    return ((uplink[0], ("ip", "link", "set", uplink[1], "up")), *slow)
+
+
 def address(cluster: Cluster, rank: int) -> str:
     node, local = divmod(rank, cluster.gpus_per_node)
     return f"10.77.{node}.{local + 1}"
@@ -138,7 +154,7 @@ def _into(bridge: str, port: str) -> list[str]:
     return [f"link set {port} master {bridge} up"]
 
 
-def _limited(port: str, rate: float) -> str:
+def _limited(port: str, rate: float, verb: str = "add") -> str:
     """Token bucket; a packet may be as large as its burst, which large ones are cut to."""
     burst = max(int(rate * _BURST_SECONDS), 2 * MTU)
-    return f"qdisc add dev {port} root tbf rate {round(rate * 8)}bit burst {burst} limit {LIMIT}"
+    return f"qdisc {verb} dev {port} root tbf rate {round(rate * 8)}bit burst {burst} limit {LIMIT}"

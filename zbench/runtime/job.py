@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zbench.cost import Cost
 from zbench.protocols import Workload
 from zbench.runtime.events import Events
+
+if TYPE_CHECKING:
+    from zbench.desk.fault import Fault
 
 CUDA_KERNELS = ("torch-flash-cuda", "flash-attn-2", "flash-attn-3")
 KERNELS = ("auto", "matmul", "torch-flash-cpu", *CUDA_KERNELS)
@@ -45,6 +48,7 @@ class Job:
     kernel: one of KERNELS. parameters: one of PARAMETERS. exact: compare each step with the dense model.
     is_paced: work takes as long as on the cluster's device (zbench.runtime.pace).
     nic_interval: seconds between looks at the NICs' counters while a step runs; None: before and after only.
+    fault: of an emulated NIC, to be tried.
     """
 
     cost: Cost
@@ -56,6 +60,7 @@ class Job:
     exact: bool
     is_paced: bool = False
     nic_interval: float | None = None
+    fault: "Fault | None" = None
 
     def told(self) -> dict[str, Any]:
         """What a run that goes on from a checkpoint has to have in common with the one that wrote it."""

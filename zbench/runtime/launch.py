@@ -24,7 +24,7 @@ from typing import Any
 from zbench.desk.wiring import Wiring
 from zbench.runtime.board import SLOT_BYTES
 from zbench.runtime.fleet import Failure, RankFailed, ending, sentence
-from zbench.runtime.launcher import DIED, NOT_STARTED, STARTED, Setup
+from zbench.runtime.launcher import DIED, LINKS, NOT_STARTED, STARTED, Setup
 from zbench.runtime.serve import STARTING, start_message
 from zbench.runtime.wire import Wire
 from zbench.runtime.wired import ROUND, Wired
@@ -77,6 +77,7 @@ class LocalFleet(Wired):
             self._pids: list[int] = []
             self._statuses: dict[int, int] = {}
             self._lost: RankFailed | None = None
+            self._links_down: list[str] = []
             setup = Setup(
                 path=sys.path,
                 driver=os.getpid(),
@@ -126,7 +127,8 @@ class LocalFleet(Wired):
     def _stuck(self, patience: float) -> RankFailed:
         if not self._pids:
             return RankFailed(f"the launcher has not started the ranks after {patience:g} s")
-        return super()._stuck(patience)
+        failure = super()._stuck(patience)
+        return RankFailed("; ".join([str(failure), *self._links_down]), failure.rank)
 
     def _listen(self, seconds: float = ROUND) -> bool:
         heard = super()._listen(seconds)
@@ -168,6 +170,8 @@ class LocalFleet(Wired):
                     self._watch.begin()
                 case (str(kind), int(rank), int(status)) if kind == DIED:
                     self._statuses[rank] = status
+                case (str(kind), list(down)) if kind == LINKS:
+                    self._links_down = down
                 case (str(kind), Failure() as failure) if kind == NOT_STARTED:
                     who = "the ranks could not start: the launcher"
                     told = sentence(who, failure.what, "", failure.message, failure.where)

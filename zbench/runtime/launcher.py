@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NoReturn
 
-from zbench.desk.namespaces import Network
+from zbench.desk.namespaces import Links, Network
 from zbench.desk.place import Place
 from zbench.runtime.board import Board
 from zbench.runtime.fleet import Failure
@@ -37,7 +37,8 @@ _PROGRAM = (
     "import json, sys; setup = json.loads(sys.argv[1]); sys.path[:] = setup['path']; "
     "from zbench.runtime import launcher; launcher.main(launcher.Setup(**setup))"
 )
-STARTED, DIED, NOT_STARTED = "started", "died", "not started"
+STARTED, DIED, NOT_STARTED, LINKS = "started", "died", "not started", "links"
+_LOOK_SECONDS = 0.5  # between looks at an emulated cluster's links
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def _launch(setup: Setup) -> int:
         return 1
     with contextlib.suppress(ConnectionError):  # if the driver is done with us already, _watch sees it
         send(control, pickle.dumps((STARTED, pids)))
-    _watch(control, dict(enumerate(pids)))
+    _watch(control, dict(enumerate(pids)), network.watched() if network else None)
     del store
     if network is not None:
         network.close()
@@ -167,8 +168,10 @@ def _serve_store(descriptor: int) -> Any:
     return store_at(host, port, "", is_master=True, master_listen_fd=listener.detach())
 
 
-def _watch(control: socket.socket, running: dict[int, int]) -> None:
-    """Tells the driver of ranks that end, until it closes its end of `control`; then ends them all."""
+def _watch(control: socket.socket, running: dict[int, int], links: Links | None) -> None:
+    """Tells the driver of ranks that end and links that go down, until it closes its end of `control`; then ends them
+    all."""
+    told: list[str] = []
     bell, striker = os.pipe()
     os.set_blocking(striker, False)
     signal.set_wakeup_fd(striker)
@@ -183,10 +186,15 @@ def _watch(control: socket.socket, running: dict[int, int]) -> None:
                         ConnectionError
                     ):  # if the driver is gone or done, the select below says so
                         send(control, pickle.dumps((DIED, rank, os.waitstatus_to_exitcode(status))))
-            ready, _, _ = select.select([control.fileno(), bell], [], [])
+            if links is not None and links.down() != told:
+                told = links.down()
+                with contextlib.suppress(ConnectionError):  # likewise
+                    send(control, pickle.dumps((LINKS, told)))
+            ready, _, _ = select.select([control.fileno(), bell], [], [], None if links is None else _LOOK_SECONDS)
             if control.fileno() in ready:
                 return
-            os.read(bell, 4096)
+            if bell in ready:
+                os.read(bell, 4096)
     finally:
         for pid in running.values():
             os.kill(pid, signal.SIGKILL)

@@ -93,6 +93,8 @@ class Trainer:
         dist.barrier()
         self.nics.begin()
         self.engine.post.events.begin(noted)
+        if train:
+            self._fail(batch.step)
         began = self._now()
         self.pace.begin()
         attends = self._attends(plans, where)
@@ -201,6 +203,14 @@ class Trainer:
             torch.cuda.synchronize(self.device)
             self.board.resume()
         return perf_counter()
+
+    def _fail(self, step: int) -> None:
+        """Begins what is to be tried in this step, on the first rank of the NIC's node."""
+        fault, place, cluster = self.job.fault, self.rendezvous.place, self.job.cost.cluster
+        if fault is None or place is None or fault.step != step:
+            return
+        if self.rank == fault.nic // cluster.nics_per_node * cluster.gpus_per_node:
+            fault.begin(cluster, place)
 
     def _open(self, plans: tuple[Plan, ...]) -> None:
         """Opens the package that plans ask for. Collective, and once: it takes seconds, which are not the step's."""
