@@ -6,18 +6,20 @@ them (zbench.runtime.measure). The driver's side; imports no torch.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 
 from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.subject import Subject
 from zbench.cluster import Cluster
 from zbench.desk.wiring import Wiring
 from zbench.model import Model
+from zbench.runtime.fleet import Fleet
 from zbench.runtime.launch import LocalFleet
 
 TARGET = "zbench.runtime.measure:Measure"
-SIZES = (1 << 18, 1 << 20)  # bytes: half and twice a ring hop of the desk's presets
+SECONDS = 0.5  # that a large message takes at the full rate: hundreds of times the latency, which is left in it
 SMALL = 8  # bytes
-WINDOW = 2.0  # seconds of one measurement
+ROUNDS, TIMES = 3, 5  # messages in one measurement, and of how many the median counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +41,22 @@ def measure(cluster: Cluster, model: Model, tell: Callable[[str], None]) -> tupl
     """
     subject = Subject(model, cluster.num_nodes, cluster.gpus_per_node, cluster.nics_per_node, 1, "auto")
     with LocalFleet(cluster.num_ranks, TARGET, subject, wiring=Wiring.of(cluster)) as fleet:
-        gauge, found = Gauge(fleet, WINDOW, tell), {}
+        gauge, found = Gauge(fleet, SECONDS, tell), {}
         with gauge.watched("links"):
             if cluster.num_nodes > 1:
-                found["nic"] = _link(gauge, True, subject.ranks_per_nic, cluster.nic_bandwidth)
+                found["nic"] = _link(fleet, True, subject.ranks_per_nic, cluster.nic_bandwidth)
             if cluster.gpus_per_node > 1:
-                found["nvlink"] = _link(gauge, False, 1, cluster.nvlink_bandwidth)
+                found["nvlink"] = _link(fleet, False, 1, cluster.nvlink_bandwidth)
     return found, gauge.others["links"]
 
 
-def _link(gauge: Gauge, across: bool, ranks: int, bandwidth: float) -> Link:
-    """ranks: that share one. The rate is that of what a larger message has more than a smaller one."""
-    small, large = (gauge.message(across, size) for size in SIZES)
-    rate = (SIZES[1] - SIZES[0]) * ranks / (large - small)
-    return Link(rate / bandwidth, gauge.message(across, SMALL), bandwidth)
+def _link(fleet: Fleet, across: bool, ranks: int, bandwidth: float) -> Link:
+    """ranks: that share one."""
+
+    def message(size: int) -> float:
+        """Seconds of one on the slowest rank: those that share a link may have uneven shares of it."""
+        return median(max(fleet.call("exchange", across, size, ROUNDS)) for _ in range(TIMES))
+
+    size = int(SECONDS * bandwidth / ranks)
+    message(size)  # connections and windows grow
+    return Link(size * ranks / message(size) / bandwidth, message(SMALL), bandwidth)

@@ -1,0 +1,106 @@
+"""What goes wrong on a desk, and what a run makes of it, where this machine allows it."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+from desks import command, start, steps
+from processes import all_gone, children, descendants, until
+
+pytestmark = pytest.mark.usefixtures("namespaces")
+NET = Path("/sys/class/net")
+LONG = "steps=500"  # longer than anybody waits
+
+
+def running(out: Path, *words: str) -> "tuple[Popen[str], int, list[int]]":
+    """(zbench, its launcher, the ranks in order), after a step."""
+    started = start(out, LONG, "executor.timeout=8", *words)
+    assert until(lambda: bool(steps(out)) or started.poll() is not None, 120)
+    assert started.poll() is None, started.communicate()[1]
+    (launcher,) = [child for child in children(started.pid) if len(children(child)) == 4]
+    return started, launcher, sorted(children(launcher))
+
+
+def test_a_nic_that_goes_down_for_good_is_named(tmp_path: Path) -> None:
+    fault = "executor.fault={nic: 2, step: 1}"
+    done = command(tmp_path / "runs.jsonl", "steps=3", "system=ring", fault, "executor.timeout=5")
+    assert done.returncode == 1
+    assert "made no progress for 5 s" in done.stderr
+    assert "; NIC 2 (of node 1) is down" in done.stderr
+    assert len(steps(tmp_path / "runs.jsonl")) == 1
+
+
+def test_a_nic_that_is_down_for_three_seconds_is_survived(tmp_path: Path) -> None:
+    out = tmp_path / "runs.jsonl"
+    done = command(out, "steps=2", "system=ring", "executor.fault={nic: 2, step: 1, seconds: 3}")
+    assert done.returncode == 0, done.stderr
+    step = steps(out)[1]
+    assert step["seconds"] > 3
+    quiet = int(2.5 / step["nic_series"]["interval"])
+    assert not any(step["nic_series"]["tx"][2][3:quiet])  # it takes a moment to go down
+
+
+def test_a_slow_nic_shows_in_its_series(tmp_path: Path) -> None:
+    out = tmp_path / "runs.jsonl"
+    # Messages that take a while: a tenth of the rate, and more of it than a bucket of tokens lets pass at once.
+    words = ("workload.context_limit=1024", "tokens_per_gpu=256", "system=ring")
+    done = command(out, "steps=2", "executor.fault={nic: 2, step: 1, share: 0.1}", *words)
+    assert done.returncode == 0, done.stderr
+    before, after = steps(out)
+    assert after["seconds"] > 1.5 * before["seconds"]
+    assert peak(after, 2) < 0.3 * peak(before, 2)
+    assert peak(after, 1) > peak(after, 2)
+
+
+def peak(step: dict[str, dict[str, list[list[int]]]], nic: int) -> int:
+    return max(step["nic_series"]["tx"][nic] + step["nic_series"]["rx"][nic])
+
+
+@pytest.mark.parametrize(("number", "told"), [
+    (signal.SIGSTOP, "rank 1 is stopped"), (signal.SIGKILL, "rank 1 was killed by signal 9"),
+])  # fmt: skip
+def test_a_rank_that_stops_or_dies_is_named(tmp_path: Path, number: signal.Signals, told: str) -> None:
+    started, launcher, ranks = running(tmp_path / "runs.jsonl")
+    os.kill(ranks[1], number)
+    _, errors = started.communicate(timeout=60)
+    assert started.returncode == 1
+    assert told in errors
+    assert all_gone([launcher, *ranks])
+
+
+def test_a_killed_launcher_leaves_nothing_and_another_desk_starts(tmp_path: Path) -> None:
+    links = sorted(NET.iterdir())
+    started, launcher, ranks = running(tmp_path / "first.jsonl")
+    os.kill(launcher, signal.SIGKILL)
+    _, errors = started.communicate(timeout=60)
+    assert started.returncode == 1
+    assert "launcher of the ranks was killed by signal 9" in errors
+    assert all_gone([launcher, *ranks], 2)
+    assert sorted(NET.iterdir()) == links
+    done = command(tmp_path / "second.jsonl", "steps=1")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_killed_command_leaves_nothing(tmp_path: Path) -> None:
+    started, launcher, ranks = running(tmp_path / "first.jsonl")
+    every = descendants(started.pid)
+    started.kill()
+    started.communicate()
+    assert all_gone([launcher, *ranks, *every], 2)
+
+
+def test_two_desks_at_once(tmp_path: Path) -> None:
+    outs = [tmp_path / f"{number}.jsonl" for number in range(2)]
+    both = [start(out, "steps=2", "system=ring", "check=bytes") for out in outs]
+    began = time.monotonic()
+    for one in both:
+        told, errors = one.communicate(timeout=200)
+        assert one.returncode == 0, errors
+        assert "check=bytes holds" in told
+    assert time.monotonic() - began < 200
+    first, second = (steps(out)[0] for out in outs)
+    for way in ("nic_tx_bytes", "nic_rx_bytes"):  # each counts its own traffic only
+        assert first[way] == pytest.approx(second[way], rel=0.03)
