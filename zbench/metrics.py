@@ -197,6 +197,17 @@ def nic_idle(facts: Facts, steps: Sequence[Step]) -> float | None:
     return quiet / whole if whole else None
 
 
+def nic_curves(facts: Facts, step: Step) -> dict[str, list[float]]:
+    """Of a step whose NICs were sampled: by NIC and direction, the share of its rate in every interval."""
+    series = step["nic_series"]
+    whole = facts.nic_bandwidth * series["interval"]
+    return {
+        f"NIC {nic} {words}": [size / whole for size in carried]
+        for way, words in (("tx", "sends"), ("rx", "receives"))
+        for nic, carried in enumerate(series[way])
+    }
+
+
 def imbalance(step: Step) -> float:
     """Compute of the busiest rank over the mean of all (attention and linear modules): 1 is balanced, or idle."""
     busy = [a + b for a, b in zip(step["attention_seconds"], step["linear_seconds"], strict=True)]

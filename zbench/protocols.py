@@ -45,6 +45,8 @@ class Executor(Protocol):
 
 
 class Tracker(Protocol):
+    """May have curves(step, title, interval, lines): by name, numbers of a step, one every `interval` seconds."""
+
     def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None: ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -11,7 +11,7 @@ from time import perf_counter
 from zbench.cases import Case, cases, reusable
 from zbench.compare import rows
 from zbench.memory import check_memory
-from zbench.metrics import Facts, counted
+from zbench.metrics import Facts, counted, nic_curves
 from zbench.parts import Parts, Settings
 from zbench.protocols import Executor
 from zbench.record import Line, RecordError, Run, Writer, check_writable
@@ -97,6 +97,8 @@ def _play(
             writer.append(line)
             steps.append(line)
             tracker.log(step, of_step(facts, line))
+            if line["nic_series"]:
+                tracker.curves(step, "NIC utilisation", line["nic_series"]["interval"], nic_curves(facts, line))
             if trace is not None and step == first:
                 tracker.attach(TIMELINE, trace)
             meter.show(case.name, step + 1, line["loss"])

@@ -45,11 +45,11 @@ class Desk(Torch):
     fault: dict[str, float] | None = None
 
     def __post_init__(self) -> None:
-        Torch.__post_init__(self)
         if not self.nic_counters:
             raise ValueError(
                 "executor.nic_counters is false; on emulated nodes the NICs' counters are what is measured"
             )
+        Torch.__post_init__(self)
         Wiring.of(self.cost.cluster)
         self._fault()
 

@@ -55,7 +55,7 @@ def _link(fleet: Fleet, across: bool, ranks: int, bandwidth: float) -> Link:
 
     def message(size: int) -> float:
         """Seconds of one on the slowest rank: those that share a link may have uneven shares of it."""
-        return median(max(fleet.call("exchange", across, size, ROUNDS)) for _ in range(TIMES))
+        return float(median(max(fleet.call("exchange", across, size, ROUNDS)) for _ in range(TIMES)))
 
     size = int(SECONDS * bandwidth / ranks)
     message(size)  # connections and windows grow

@@ -1,7 +1,7 @@
 """A tracker that cannot cost a run its numbers. Knows no tracker by name."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,11 @@ class Careful:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._try(lambda: self.tracker.log(step, metrics))
+
+    def curves(self, step: int, title: str, interval: float, lines: Mapping[str, Sequence[float]]) -> None:
+        curves = getattr(self.tracker, "curves", None)
+        if curves is not None:
+            self._try(lambda: curves(step, title, interval, lines))
 
     def attach(self, name: str, path: str) -> None:
         self._try(lambda: self.tracker.attach(name, path))

@@ -9,7 +9,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +57,13 @@ class Wandb:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
+
+    def curves(self, step: int, title: str, interval: float, lines: Mapping[str, Sequence[float]]) -> None:
+        import wandb
+
+        moments = [interval * at for at in range(max(map(len, lines.values())))]
+        plot = wandb.plot.line_series(moments, list(lines.values()), list(lines), title, "seconds of the step")
+        self._run.log({title: plot}, step=step)
 
     def attach(self, name: str, path: str) -> None:
         import wandb
