@@ -173,6 +173,12 @@ def test_a_node_is_shown_by_itself(opened: Page) -> None:
     assert set(opened.evaluate("document.getElementById('plan').data.flatMap((t) => t.y)")) == set(range(8, 16))
 
 
+def test_no_button_sends_a_chart_anywhere(opened: Page) -> None:
+    names = opened.evaluate("[...document.querySelectorAll('.modebar-btn')].map((button) => button.dataset.title)")
+    assert "Pan" in names
+    assert not [name for name in names if "share" in name.lower() or "cloud" in name.lower()]
+
+
 def test_dark_and_light(opened: Page) -> None:
     def ground() -> str:
         found: str = opened.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -181,7 +187,7 @@ def test_dark_and_light(opened: Page) -> None:
     light = ground()
     opened.click("#theme")
     assert ground() != light
-    assert opened.get_attribute("#theme", "aria-pressed") == "true"
+    assert opened.inner_text("#theme") == "Light"
     drawn = opened.evaluate("document.getElementById('mfu').layout.paper_bgcolor")
     assert drawn == opened.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--ground').trim()")
     opened.click("#theme")

@@ -3,12 +3,18 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
 
-// Okabe and Ito's palette, told apart with any colour vision (jfly.uni-koeln.de/color); black and white left out.
-const PALETTE = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b5a800"];
+// Okabe and Ito's palette, told apart with any colour vision (jfly.uni-koeln.de/color): black and white left out, yellow
+// darker on white, the blues lighter on black.
+const [BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW, GREY] = [0, 1, 2, 3, 4, 5, 6, 7];
+const LIGHT = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b5a800", "#9aa5b1"];
+const DARK = ["#3f93dd", "#e69f00", "#00b386", "#cc79a7", "#a6dcff", "#e8702a", "#f0e442", "#8691a0"];
+const COLOURS = 7; // without grey, for what is numbered
+const colour = (number) => (document.documentElement.dataset.theme === "dark" ? DARK : LIGHT)[number];
+const numbered = (i) => colour(i % COLOURS);
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "star", "x", "triangle-down"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 // As data.shares: what computes is plain, what waits is hatched.
-const SHARE_COLOURS = ["#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#d55e00", "#cc79a7", "#009e73", "#9aa5b1"];
+const SHARE_COLOURS = [BLUE, SKY, ORANGE, RED, RED, PURPLE, GREEN, GREY];
 const SHARE_PATTERNS = ["", "", "/", "\\", "x", "-", "", "."];
 
 // Bars that stand beside others, told apart by colour and hatching.
@@ -46,6 +52,8 @@ function time(microseconds) {
 const CONFIG = {
   responsive: true,
   displaylogo: false,
+  showSendToCloud: false, // nothing of a record leaves this page
+  plotlyServerURL: "",
   modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
 };
 const drawn = new Map(); // id -> how to draw it again in another theme
@@ -91,7 +99,7 @@ let picked = null; // what the button says, else what the reader's system prefer
 function retheme() {
   const dark = picked === null ? prefers.matches : picked;
   document.documentElement.dataset.theme = dark ? "dark" : "light";
-  at("theme").setAttribute("aria-pressed", String(dark));
+  at("theme").textContent = dark ? "Light" : "Dark";
   redraw();
 }
 

@@ -28,7 +28,7 @@ function dots(id, of, format, reference, none) {
       const mine = runs.filter((run) => setting(run) === name);
       return {
         type: "scatter", mode: "markers", name, x: mine.map(of), y: mine.map((run) => run.system),
-        marker: { color: PALETTE[i % PALETTE.length], symbol: SYMBOLS[i % SYMBOLS.length], size: 9 },
+        marker: { color: numbered(i), symbol: SYMBOLS[i % SYMBOLS.length], size: 9 },
         hovertemplate: `%{y}<br>%{x:${format}}<extra>${name}</extra>`,
       };
     });
@@ -56,7 +56,7 @@ function stacked() {
     const y = runs.map((_, i) => i);
     const traces = data.shares.map((name, i) => ({
       type: "bar", orientation: "h", name, y, x: runs.map((run) => run.shares[i] / total(run)), customdata: runs.map((run) => [named(run), run.shares[i]]),
-      marker: { color: SHARE_COLOURS[i], pattern: hatched(SHARE_PATTERNS[i]) },
+      marker: { color: colour(SHARE_COLOURS[i]), pattern: hatched(SHARE_PATTERNS[i]) },
       hovertemplate: `%{customdata[0]}<br>%{customdata[1]:.4g} s${unit === "share" ? ", %{x:.1%}" : ""}<extra>${name}</extra>`,
     })).filter((trace) => trace.x.some((value) => value > 0));
     traces.push({
@@ -86,7 +86,7 @@ function lines() {
     const few = Math.max(...runs.map((run) => run.numbers.at(-1) - run.numbers[0])) < 12;
     const traces = runs.map((run, i) => ({
       type: "scatter", mode: "lines+markers", name: named(run), x: run.numbers, y: run.series[metric],
-      line: { color: PALETTE[i % PALETTE.length], dash: DASHES[Math.floor(i / PALETTE.length) % DASHES.length] },
+      line: { color: numbered(i), dash: DASHES[Math.floor(i / COLOURS) % DASHES.length] },
       marker: { symbol: SYMBOLS[i % SYMBOLS.length], size: 7 },
       hovertemplate: `step %{x}: %{y:.4g}<extra>${named(run)}</extra>`,
     }));

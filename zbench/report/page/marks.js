@@ -1,9 +1,12 @@
 // A timeline's events as bars: those of the window that is shown, tiny neighbours of a kind as one.
 
-const KINDS = { attend: 0, linear: 4, head: 2, forward: 0, backward: 1, kv: 5, q: 1, o: 3, dkv: 0, dq: 2, do: 4 };
+const KINDS = {
+  attend: BLUE, linear: SKY, head: GREEN, forward: BLUE, backward: ORANGE, // on GPUs
+  kv: RED, q: ORANGE, o: PURPLE, dkv: BLUE, dq: GREEN, do: SKY, // through NICs
+};
 const SMALLEST = 2; // pixels: narrower bars are put together
 
-const colour_of = (name) => PALETTE[KINDS[name.split(" ")[0]] ?? 6];
+const colour_of = (name) => colour(KINDS[name.split(" ")[0]]);
 
 // Events of every track in order of time: arrays of numbers of events.
 function by_track(of) {

@@ -103,7 +103,7 @@ function rank_bars(of, part) {
     const ranks = range(part);
     const traces = data.shares.map((name, i) => ({
       type: "bar", orientation: "h", name, y: ranks, x: ranks.map((rank) => of.shares[i][rank]),
-      marker: { color: SHARE_COLOURS[i], pattern: hatched(SHARE_PATTERNS[i]) },
+      marker: { color: colour(SHARE_COLOURS[i]), pattern: hatched(SHARE_PATTERNS[i]) },
       hovertemplate: `rank %{y}: %{x:.4g} s<extra>${name}</extra>`,
     })).filter((trace) => trace.x.some((value) => value > 0));
     return [traces, layout({
@@ -120,7 +120,7 @@ function nic_bars(of, part) {
     if (!of.nic_tx_bytes.some((size) => size > 0)) return "Nothing crosses a NIC.";
     const traces = [["sends", of.nic_tx_bytes, 0, ""], ["receives", of.nic_rx_bytes, 1, "/"]].map(([name, sizes, i, shape]) => ({
       type: "bar", orientation: "h", name, y: nics, x: nics.map((nic) => sizes[nic]),
-      marker: { color: PALETTE[i], pattern: hatched(shape) },
+      marker: { color: colour(i), pattern: hatched(shape) },
       hovertemplate: `NIC %{y} ${name} %{x:.4s}B<extra></extra>`,
     }));
     return [traces, layout({ height: 150 + 24 * nics.length, xaxis: axis({ tickformat: "~s", ticksuffix: "B" }), yaxis: axis({ autorange: "reversed", title: { text: "NIC" }, tickformat: "d" }) })];
@@ -131,7 +131,7 @@ function plan_bars(of, [from, to]) {
   draw("plan", () => {
     const rows = of.rows.filter(([rank]) => rank >= from && rank < to), order = new Map();
     for (const [, seq] of rows) if (seq >= 0 && of.sequences[seq][1] > 1 && !order.has(seq)) order.set(seq, order.size);
-    const colour = ([, seq], i) => (order.has(seq) ? PALETTE[order.get(seq) % PALETTE.length] : style(i % 2 ? "--whole" : "--whole2"));
+    const painted = ([, seq], i) => (order.has(seq) ? numbered(order.get(seq)) : style(i % 2 ? "--whole" : "--whole2"));
     const words = ([rank, seq, tokens, count]) => {
       if (seq < 0) return `${plural(count, "sequence")} on rank ${rank}, the shortest there<br>${plural(tokens, "token")}`;
       const [length, ranks] = of.sequences[seq];
@@ -142,7 +142,7 @@ function plan_bars(of, [from, to]) {
       hovertemplate: "%{hovertext}<extra></extra>", marker: { color, line: { width: 0.5, color: style("--ground") }, pattern: hatched(shape) },
     });
     const apart = rows.filter(([, seq]) => seq >= 0);
-    const traces = [bars(apart, apart.map(colour), ""), bars(rows.filter(([, seq]) => seq < 0), style("--rest"), "/")];
+    const traces = [bars(apart, apart.map(painted), ""), bars(rows.filter(([, seq]) => seq < 0), style("--rest"), "/")];
     return [traces, layout({ barmode: "stack", height: 90 + 17 * (to - from), bargap: 0.15, showlegend: false,
       xaxis: axis({ title: { text: "tokens at home" } }), yaxis: axis({ autorange: "reversed", title: { text: "rank" }, tickformat: "d" }) })];
   });
