@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test lint types bench gate baseline anchors clean
+.PHONY: run test lint types bench gate baseline docs anchors clean
 
 run: $(READY)
 	$(BIN)/python -m zbench system=zeppelin workload=longtail_128k
@@ -31,6 +31,9 @@ gate: $(READY)
 baseline: $(READY)
 	rm -f results/ci/base.jsonl
 	$(BIN)/python -m zbench experiment=ci out=results/ci/base.jsonl
+
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
 
 anchors: $(READY)
 	$(BIN)/python -m zbench.anchors
