@@ -73,6 +73,15 @@ def test_steps_that_fit_in_both_are_still_compared() -> None:
     ]
 
 
+def test_steps_that_do_not_count_are_left_out() -> None:
+    base, new = run_of(start("a", RING), 2.0, 2.0), run_of(start("b", RING), 2.0, 9.0)
+    new.steps[1]["valid"] = False
+    assert worse(base, new) == []
+    new.steps[0]["valid"] = False
+    with pytest.raises(ValueError, match="no step in common that counts in both"):
+        gate([base], [new], 0.02)
+
+
 def test_a_run_that_failed_or_is_missing_is_worse() -> None:
     failed = Run(start("b", RING), [], {**end_line("b", "failed"), "message": "step 0: no"}, "n.jsonl", 1)
     assert worse(RAN, failed) == [("status", "finished", "failed (step 0: no)")]

@@ -13,11 +13,12 @@ from test_record import step_line
 
 from zbench import __main__ as zbench_main
 from zbench.command import ran
+from zbench.metrics import Facts
 from zbench.record import Line, Run, read
 from zbench.replay import Replay
 from zbench.report import __main__ as report
 from zbench.report import inside
-from zbench.report.overview import SHARES, overview, rounded, shares_of
+from zbench.report.overview import SHARES, of_step, overview, rounded, shares_of
 from zbench.report.page import encoded, page
 from zbench.trace import events
 
@@ -85,6 +86,21 @@ def test_the_baseline_and_who_else_had_the_same_batches(runs: dict[str, Run]) ->
     assert zeppelin["series"]["step_seconds"] == rounded([step["seconds"] for step in runs["zeppelin"].steps])
     other = Run({**runs["ring"].start, "config": {**runs["ring"].start["config"], "seed": 1}}, runs["ring"].steps)
     assert overview([other], "zbench")[0]["same"] != ring["same"]
+
+
+def test_measured_curves_and_steps_that_do_not_count(runs: dict[str, Run]) -> None:
+    run = runs["ring"]
+    facts = Facts.of(run.start["facts"])
+    series = {"interval": 1e-3, "tx": [[25_000_000, 0]], "rx": [[0, 12_500_000]]}  # NICs of 25 GB/s: 25 MB an interval
+    told = of_step(facts, {**run.steps[0], "nic_series": series, "valid": False})
+    assert told["curves"] == {"interval": 1e-3, "lines": {"NIC 0 sends": [1.0, 0.0], "NIC 0 receives": [0.0, 0.5]}}
+    assert told["valid"] is False
+    assert of_step(facts, run.steps[0])["curves"] is None
+    late = {**run.steps[1], "valid": False, "linear_seconds": [9.0] * 16}
+    (whole,) = overview([Run(run.start, run.steps[:1])], "zbench")
+    (left,) = overview([Run(run.start, [run.steps[0], late])], "zbench")
+    assert left["shares"] == whole["shares"]
+    assert left["series"]["mfu"][1] is None
 
 
 def test_rounded() -> None:

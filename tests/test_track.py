@@ -200,10 +200,13 @@ def test_tensorboard_has_scalars_configuration_status_and_files(tmp_path: Path) 
             tracker.log(step, {"mfu": 0.25 + step})
         (tmp_path / "t.json").write_text("{}")
         tracker.attach("timeline", str(tmp_path / "t.json"))
+        tracker.curves(3, "NICs", 0.001, {"NIC 0 sends": [0.5, 1.0]})
         tracker.finish("finished", {"mfu": 0.5})
     found = events(tmp_path / "board")
     assert [(event.step, event.value) for event in found.Scalars("mfu")] == [(0, 0.25), (1, 1.25)]
     assert [event.value for event in found.Scalars("run/mfu")] == [0.5]
+    curve = found.Scalars("NICs, step 3/NIC 0 sends")
+    assert [(event.step, event.value) for event in curve] == [(0, 0.5), (1000, 1.0)]
     texts = {tag: found.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in ("config", "status")}
     assert '"steps": 2' in texts["config"]
     assert texts["status"] == "finished"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zbench.compare import GROUPS, SAME, label
-from zbench.metrics import Facts, figures
+from zbench.metrics import Facts, counted, figures
 from zbench.record import Line, Run
 
 # Figures of which less is better, and how a value of each is written.
@@ -105,7 +105,10 @@ def _pair(place: Place, base: Run, new: Run, limit: float, metrics: Sequence[str
     if lost:
         steps = f"step{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}"
         worse.append(Change(place, "memory", f"enough in {steps}", "out of memory"))
-    whole = [pair for pair in pairs if not pair[0]["out_of_memory"] and not pair[1]["out_of_memory"]]
+    fitting = [pair for pair in pairs if not pair[0]["out_of_memory"] and not pair[1]["out_of_memory"]]
+    whole = [pair for pair in fitting if len(counted(pair)) == 2]
+    if fitting and not whole:
+        raise ValueError(f"{_named(place)}: the two runs have no step in common that counts in both (valid is false)")
     if not whole:
         return worse
     old, now = (figures(Facts.of(run.start["facts"]), [pair[i] for pair in whole]) for i, run in enumerate((base, new)))

@@ -3,7 +3,7 @@
 Each is about one method wide, so that a system, workload, executor or tracker is one file and one yaml.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -45,12 +45,13 @@ class Executor(Protocol):
 
 
 class Tracker(Protocol):
-    """May have curves(step, title, interval, lines): by name, numbers of a step, one every `interval` seconds."""
-
     def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None: ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step's figures, by the names of docs/metrics.md."""
+
+    def curves(self, step: int, title: str, interval: float, lines: Mapping[str, Sequence[float]]) -> None:
+        """By name, numbers of a step, one every `interval` seconds."""
 
     def attach(self, name: str, path: str) -> None:
         """A file of the run, which may be gone afterwards."""

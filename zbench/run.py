@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 
 from zbench.cases import Case, cases, reusable
-from zbench.compare import rows
+from zbench.compare import label, rows
 from zbench.memory import check_memory
 from zbench.metrics import Facts, counted, nic_curves
 from zbench.parts import Parts, Settings
@@ -20,7 +20,7 @@ from zbench.runtime.fleet import RankFailed
 from zbench.sentence import is_stop
 from zbench.table import Meter, cluster_words, convention_words, print_run, print_words
 from zbench.track import Careful
-from zbench.track.names import TIMELINE, described, of_run, of_step, titled
+from zbench.track.names import CURVES, TIMELINE, described, of_run, of_step, titled
 from zbench.verify import PlanError, verify_step
 from zbench.warm import warm
 
@@ -98,7 +98,7 @@ def _play(
             steps.append(line)
             tracker.log(step, of_step(facts, line))
             if line["nic_series"]:
-                tracker.curves(step, "NIC utilisation", line["nic_series"]["interval"], nic_curves(facts, line))
+                tracker.curves(step, CURVES, line["nic_series"]["interval"], nic_curves(facts, line))
             if trace is not None and step == first:
                 tracker.attach(TIMELINE, trace)
             meter.show(case.name, step + 1, line["loss"])

@@ -9,7 +9,7 @@ from typing import Any
 
 from zbench.command import Parser, ran
 from zbench.compare import read_all
-from zbench.metrics import CONVENTIONS
+from zbench.metrics import CONVENTIONS, Facts
 from zbench.record import Line, Run, check_writable
 from zbench.replay import Replay
 from zbench.report.inside import MOST_EVENTS, homes, timeline
@@ -100,7 +100,7 @@ def inside(run: Run, line: Line, replays: dict[str, Replay | ValueError]) -> dic
 
     replays: by run, those made so far.
     """
-    found: dict[str, Any] = {"record": of_step(line)}
+    found: dict[str, Any] = {"record": of_step(Facts.of(run.start["facts"]), line)}
     try:
         replay = replays.get(run.start["run"])
         if isinstance(replay, ValueError):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from zbench.compare import SAME, rows
-from zbench.metrics import Facts, figures
+from zbench.metrics import Facts, counted, figures, nic_curves
 from zbench.record import Line, Run
 from zbench.table import cluster_words
 
@@ -40,7 +40,8 @@ def overview(runs: Sequence[Run], convention: str) -> list[Table]:
     for run, row in zip(runs, rows(runs, convention), strict=True):
         facts = Facts.of(run.start["facts"])
         each = [asdict(figures(facts, [step], convention)) for step in run.steps]
-        shares = [shares_of(step).mean(axis=1) for step in run.steps]
+        count = counted(run.steps)
+        shares = [shares_of(step).mean(axis=1) for step in count]
         out.append({
             **row,
             "id": run.start["run"],
@@ -53,7 +54,7 @@ def overview(runs: Sequence[Run], convention: str) -> list[Table]:
             "numbers": [step["step"] for step in run.steps],
             "series": {name: [rounded(one[name]) for one in each] for name in SERIES},
             "shares": rounded(np.mean(shares, axis=0)) if shares else None,
-            "bound_seconds": rounded(np.mean([step["bound_seconds"] for step in run.steps])) if shares else None,
+            "bound_seconds": rounded(np.mean([step["bound_seconds"] for step in count])) if shares else None,
         })  # fmt: skip
     return out
 
@@ -65,7 +66,7 @@ def _same(run: Run) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def shares_of(step: Line) -> np.ndarray:
+def shares_of(step: Mapping[str, Any]) -> np.ndarray:
     """[len(SHARES), num_ranks] seconds; a rank's add up to the step.
 
     Exposed communication is told apart by link where the record does so, else it is one share ("communication, not
@@ -89,7 +90,7 @@ def shares_of(step: Line) -> np.ndarray:
     return np.stack([attention, linear, inside, across, either, sharing, optimizer, left - moved])
 
 
-def of_step(step: Line) -> Table:
+def of_step(facts: Facts, step: Line) -> Table:
     """What the record itself says of one step, rank by rank and NIC by NIC."""
     names = ("tokens", "num_sequences", "max_length", "num_micro_batches", "seconds", "bound_seconds", "nvlink_bytes")
     return {
@@ -100,7 +101,17 @@ def of_step(step: Line) -> Table:
         "peak_bytes": step["peak_bytes"],
         "capacity_bytes": step["capacity_bytes"],
         "notes": step.get("plan_notes", []),
+        "valid": step.get("valid", True),
+        "curves": _curves(facts, step),
     }
+
+
+def _curves(facts: Facts, step: Line) -> Table | None:
+    """Measured utilisation of NICs over time; None where they were not sampled."""
+    if not step.get("nic_series"):
+        return None
+    lines = {name: rounded(values) for name, values in nic_curves(facts, step).items()}
+    return {"interval": step["nic_series"]["interval"], "lines": lines}
 
 
 def rounded(values: Any) -> Any:

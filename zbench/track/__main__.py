@@ -14,12 +14,12 @@ from hydra.utils import instantiate
 from zbench.__main__ import CONF
 from zbench.command import Parser, ran
 from zbench.compare import read_all, rows
-from zbench.metrics import Facts
+from zbench.metrics import Facts, nic_curves
 from zbench.protocols import Tracker
 from zbench.record import Run
 from zbench.replay import Replay
 from zbench.trace import write_trace
-from zbench.track.names import TIMELINE, described, of_run, of_step, titled
+from zbench.track.names import CURVES, TIMELINE, described, of_run, of_step, titled
 
 
 def main() -> int:
@@ -47,6 +47,8 @@ def sync(runs: Sequence[Run], tracker: Tracker, timeline: bool) -> None:
         facts = Facts.of(run.start["facts"])
         for line in run.steps:
             tracker.log(line["step"], of_step(facts, line))
+            if line.get("nic_series"):
+                tracker.curves(line["step"], CURVES, line["nic_series"]["interval"], nic_curves(facts, line))
         if replay is not None:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / f"{TIMELINE}.json"

@@ -16,6 +16,8 @@ class Nothing:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
+    def curves(self, step: int, title: str, interval: float, lines: Mapping[str, Sequence[float]]) -> None: ...
+
     def attach(self, name: str, path: str) -> None: ...
 
     def finish(self, status: str, figures: Mapping[str, float]) -> None: ...
@@ -38,9 +40,7 @@ class Careful:
         self._try(lambda: self.tracker.log(step, metrics))
 
     def curves(self, step: int, title: str, interval: float, lines: Mapping[str, Sequence[float]]) -> None:
-        curves = getattr(self.tracker, "curves", None)
-        if curves is not None:
-            self._try(lambda: curves(step, title, interval, lines))
+        self._try(lambda: self.tracker.curves(step, title, interval, lines))
 
     def attach(self, name: str, path: str) -> None:
         self._try(lambda: self.tracker.attach(name, path))

@@ -9,6 +9,7 @@ from zbench.metrics import Facts, Figures, figures
 from zbench.record import Line
 
 RAW = ("tokens", "max_length", "num_sequences", "num_micro_batches", "num_transfers", "loss")
+CURVES = "NIC utilisation"  # of a step's sampled NICs over time
 TIMELINE = "timeline"  # the name of a step's trace among a run's files
 
 

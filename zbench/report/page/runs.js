@@ -7,7 +7,7 @@ const COLUMNS = [
   ["executor", "executor", null], ["tokens/s", "tokens_per_second", whole0], ["step, s", "step_seconds", seconds],
   ["MFU", "mfu", percent], ["speed-up", "speedup", (v) => (missing(v) ? "–" : v.toFixed(2))],
   ["bound ratio", "bound_ratio", (v) => (missing(v) ? "–" : v.toFixed(2))], ["NIC use", "nic_utilization", percent],
-  ["exposed", "exposed_communication", percent], ["imbalance", "imbalance", (v) => (missing(v) ? "–" : v.toFixed(2))],
+  ["NIC idle", "nic_idle", percent], ["exposed", "exposed_communication", percent], ["imbalance", "imbalance", (v) => (missing(v) ? "–" : v.toFixed(2))],
   ["plan, ms", "plan_seconds", (v) => (missing(v) ? "–" : (1e3 * v).toFixed(1))], ["peak, GiB", "peak_bytes", gib],
   ["loss", "loss", (v) => (missing(v) ? "–" : v.toFixed(4))], ["steps", "steps", whole], ["seed", "seed", whole],
   ["tokens/GPU", "tokens_per_gpu", whole], ["status", "state", null],
@@ -19,11 +19,13 @@ function whole0(value) {
   return missing(value) ? "–" : Math.round(value).toLocaleString("en");
 }
 
-for (const run of data.runs) run.state = run.out_of_memory ? "out of memory" : run.status;
+for (const run of data.runs) {
+  run.state = run.out_of_memory ? "out of memory" : run.invalid_steps ? `${plural(run.invalid_steps, "step")} invalid` : run.status;
+}
 
 const agreed = (key) => new Set(data.runs.map((run) => run[key])).size === 1;
 const HIDDEN = new Set(["cluster", "model", "executor", "seed", "tokens_per_gpu"].filter(agreed));
-if (data.runs.every((run) => missing(run.loss))) HIDDEN.add("loss");
+for (const key of ["loss", "nic_idle"]) if (data.runs.every((run) => missing(run[key]))) HIDDEN.add(key);
 const VISIBLE = COLUMNS.filter(([, key]) => !HIDDEN.has(key));
 
 // What tells a run from the others, without its system: its workload, and what else differs.

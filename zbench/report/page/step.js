@@ -21,6 +21,7 @@ function open_step() {
   const run = data.runs.find((one) => one.id === at("run").value), number = at("number").value;
   const found = data.steps[`${run.id}/${number}`];
   for (const id of ["ranks", "nics"]) at(id).closest("figure").hidden = !found;
+  at("curvesbox").hidden = !found || !found.record.curves;
   for (const id of ["timelinebox", "planbox", "nodelabel"]) at(id).hidden = !found || !found.homes;
   at("facts").replaceChildren();
   at("again").textContent = again(run, number, found);
@@ -54,6 +55,7 @@ function facts(run, of) {
     const words = Object.entries(notes).map(([name, value]) => `${name} ${typeof value === "number" ? plain(value) : value}`);
     if (words.length) add(`plan ${index}`, words.join(", "));
   }
+  if (!of.valid) add("valid", "no: the machine was slower than the paced devices; no figure has this step");
   add("commit", run.commit ? run.commit.slice(0, 10) + (run.dirty ? ", changed" : "") : "unknown");
 }
 
@@ -80,6 +82,7 @@ function open_node() {
   const part = (of) => (node < 0 ? [0, of] : [(node * of) / count, ((node + 1) * of) / count]);
   rank_bars(found.record, part(found.record.peak_bytes.length));
   nic_bars(found.record, part(found.record.nic_tx_bytes.length));
+  if (found.record.curves) curves(found.record.curves, part(found.record.nic_tx_bytes.length));
   if (!found.homes) return show_timeline(null, -1);
   at("timelinehint").textContent = timeline_words(found.timeline);
   show_timeline(found.timeline, node);
@@ -124,6 +127,19 @@ function nic_bars(of, part) {
       hovertemplate: `NIC %{y} ${name} %{x:.4s}B<extra></extra>`,
     }));
     return [traces, layout({ height: 150 + 24 * nics.length, xaxis: axis({ tickformat: "~s", ticksuffix: "B" }), yaxis: axis({ autorange: "reversed", title: { text: "NIC" }, tickformat: "d" }) })];
+  });
+}
+
+function curves(of, [from, to]) {
+  draw("curves", () => {
+    const names = Object.keys(of.lines).filter((name) => Number(name.split(" ")[1]) >= from && Number(name.split(" ")[1]) < to);
+    const traces = names.map((name, i) => ({
+      type: "scatter", mode: "lines", name, x: of.lines[name].map((_, moment) => 1e3 * of.interval * moment), y: of.lines[name],
+      line: { color: numbered(i), dash: DASHES[Math.floor(i / COLOURS) % DASHES.length], width: 1.5, shape: "hv" },
+      hovertemplate: `%{x:.1f} ms: %{y:.0%}<extra>${name}</extra>`,
+    }));
+    return [traces, layout({ height: 320 + 20 * Math.ceil(names.length / (narrow() ? 2 : 6)),
+      xaxis: axis({ title: { text: "milliseconds" } }), yaxis: axis({ tickformat: ".0%", rangemode: "tozero", title: { text: "of its rate" } }) })];
   });
 }
 
