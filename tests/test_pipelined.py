@@ -170,6 +170,19 @@ def test_stages_share_the_layers_and_leave_a_bubble() -> None:
     assert result.linear_seconds[3] - result.linear_seconds[0] == pytest.approx(6 * head)
 
 
+def test_exposed_is_across_nodes_beside_a_hop_or_in_a_gather_between_them() -> None:
+    """Four stages of a GPU, on one node and on two; a group of four GPUs, likewise. Gradients hide nothing here."""
+    for shape, crossing in (((0, 1, 4), [False, True, True, False]), ((0, 4, 1), [True] * 4)):
+        for nodes in (1, 2):
+            cost = small(nodes, 4 // nodes)
+            batch, plans = laid(cost, pipelines(shape), [{0: [2048]}] * 3)
+            result = Simulated(cost).step(batch, plans)
+            assert result.exposed_nic_seconds is not None
+            shown = np.array(result.exposed_seconds) - result.phases["gradients"]
+            expected = np.where(crossing, shown, 0.0) if nodes == 2 else np.zeros(4)
+            assert result.exposed_nic_seconds == pytest.approx(expected)
+
+
 @settings(max_examples=30)
 @given(st.data())
 def test_bytes_are_those_of_gathers_and_hops(data: st.DataObject) -> None:
