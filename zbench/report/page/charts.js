@@ -27,7 +27,7 @@ function dots(id, of, format, reference, none) {
     const traces = settings.map((name, i) => {
       const mine = runs.filter((run) => setting(run) === name);
       return {
-        type: "scatter", mode: "markers", name, x: mine.map(of), y: mine.map((run) => run.system),
+        type: "scatter", mode: "markers", name: cut(name, 80, 44), x: mine.map(of), y: mine.map((run) => run.system),
         marker: { color: numbered(i), symbol: SYMBOLS[i % SYMBOLS.length], size: 9 },
         hovertemplate: `%{y}<br>%{x:${format}}<extra>${name}</extra>`,
       };
@@ -67,16 +67,13 @@ function stacked() {
     return [traces, layout({
       barmode: "stack", height: 150 + 24 * runs.length + (narrow() ? 150 : 40), bargap: 0.25,
       xaxis: axis({ tickformat: unit === "share" ? ".0%" : undefined, ticksuffix: unit === "share" ? "" : " s" }),
-      yaxis: axis({ range: [runs.length - 0.4, -0.6], tickvals: y, ticktext: runs.map(short) }),
+      yaxis: axis({ range: [runs.length - 0.4, -0.6], tickvals: y, ticktext: runs.map((run) => cut(named(run), 60, 22)) }),
     })];
   });
 }
 
-// Labels of bars: cut on narrow pages, where the hover has all of it.
-function short(run) {
-  const text = named(run);
-  return narrow() && text.length > 22 ? text.slice(0, 21) + "…" : text;
-}
+// Labels are cut to what there is room for; the hover has all of it.
+const cut = (text, wide, slim) => (text.length <= (narrow() ? slim : wide) ? text : text.slice(0, (narrow() ? slim : wide) - 1) + "…");
 
 function lines() {
   const metric = at("metric").value;
@@ -85,7 +82,7 @@ function lines() {
     if (!runs.length) return "No run here has this figure.";
     const few = Math.max(...runs.map((run) => run.numbers.at(-1) - run.numbers[0])) < 12;
     const traces = runs.map((run, i) => ({
-      type: "scatter", mode: "lines+markers", name: named(run), x: run.numbers, y: run.series[metric],
+      type: "scatter", mode: "lines+markers", name: cut(named(run), 80, 44), x: run.numbers, y: run.series[metric],
       line: { color: numbered(i), dash: DASHES[Math.floor(i / COLOURS) % DASHES.length] },
       marker: { symbol: SYMBOLS[i % SYMBOLS.length], size: 7 },
       hovertemplate: `step %{x}: %{y:.4g}<extra>${named(run)}</extra>`,

@@ -95,7 +95,8 @@ function open_node() {
 
 function timeline_words(of) {
   if (!of) return "";
-  const layers = of.pipelines ? "A bar is all layers of a stage." : `${of.layers} of the model's ${of.of_layers} layers are played, forward and backward; all are alike.`;
+  const some = of.layers === of.of_layers ? "All layers are played" : `${of.layers} of the model's ${of.of_layers} layers are played`;
+  const layers = of.pipelines ? "A bar is all layers of a stage." : `${some}, forward and backward; they are alike.`;
   return `Simulated. ${layers} Transfers inside a node are not drawn, nor are parameters, gradients and the optimizer, which are charged to a step as a whole.`;
 }
 
