@@ -29,8 +29,9 @@ gate: $(READY)
 	$(BIN)/python -m zbench.compare results/ci/base.jsonl results/ci.jsonl --fail-over 2%
 
 baseline: $(READY)
-	rm -f results/ci/base.jsonl
-	$(BIN)/python -m zbench experiment=ci out=results/ci/base.jsonl
+	rm -f results/ci.jsonl
+	$(BIN)/python -m zbench experiment=ci
+	mv results/ci.jsonl results/ci/base.jsonl
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict
