@@ -7,6 +7,7 @@ is not published; what is left out (offloading, pipelines) and what is derived i
 Pure: no torch.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numba as nb
@@ -15,7 +16,7 @@ import numpy as np
 from systems.bytescale_balance import Layout, balanced, cuts, share_seconds
 from systems.hybrid_dp import check_tokens_per_rank
 from systems.local_packing import best_fit
-from systems.micro_batches import need_bytes
+from systems.micro_batches import fitting, need_bytes
 from systems.zeppelin_zones import capacity_tokens
 from zbench.batch import Batch
 from zbench.build import Builder
@@ -49,20 +50,40 @@ class ByteScale:
         if not isinstance(self.balance, bool):
             raise ValueError(f"system.balance is {self.balance!r}; it takes true or false")
 
+    @property
+    def _one_by_one(self) -> bool:
+        """In every micro-batch, so that what is balanced is one; else all of them."""
+        return self.balance and self.cost.model.sharding == "zero3"
+
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """As few plans as memory asks for. A rank with nothing in one of them goes on to the next at once.
 
-        The largest shares run last: what the last backward takes hides the reduction of gradients.
+        The largest shares run last: what the last backward takes hides the reduction of gradients. With ZeRO-3, where
+        ranks meet in every micro-batch, each micro-batch is balanced by itself.
         """
+        room = capacity_tokens(self.cost)
+        if self._one_by_one:
+            return fitting(batch.lengths, self.cost, lambda seqs: self._together(batch.lengths, seqs, room))
         every = np.arange(len(batch.lengths), dtype=np.int64)
-        return tuple(reversed(self._fitting(batch.lengths, every, capacity_tokens(self.cost))))
+        return tuple(reversed(self._fitting(batch.lengths, every, room)))
 
     def layout(self, lengths: Ints, room: int) -> Layout:
         """Ranks of every sequence; no rank gets more than `room` tokens of one, as far as there are ranks."""
         most = max(min(self.tokens_per_rank or room, room), -(-int(lengths.max()) // self.cost.cluster.num_ranks))
-        given = not self.balance or self.tokens_per_rank is not None
-        tokens = [most] if given else cuts(lengths, self.cost.cluster.num_ranks, most)
-        return balanced(lengths, tokens, self.cost, self.backward) if self.balance else self._in_turn(lengths, most)
+        if not self.balance:
+            return self._in_turn(lengths, most)
+        tokens = cuts(lengths, self.cost.cluster.num_ranks, most) if self.tokens_per_rank is None else [most]
+        held = room if self._one_by_one else np.inf
+        return balanced(lengths, tokens, self.cost, self.backward, room=held)
+
+    def _together(self, lengths: Ints, seqs: Ints, room: int) -> Iterator[Plan]:
+        """Plans of all `seqs` at once, the next ones with less room: what is received is not in it."""
+        while True:
+            layout = self.layout(lengths[seqs], room)
+            yield self._laid(lengths, seqs, layout.sets, layout)
+            if layout.degree.min() >= min(self.cost.cluster.num_ranks, int(lengths[seqs].min())) or room == 1:
+                return
+            room = max(room // 2, 1)
 
     def _fitting(self, lengths: Ints, seqs: Ints, room: int) -> list[Plan]:
         """Plans of `seqs`. What still does not fit (what is received is not in `room`) is laid out anew with less."""

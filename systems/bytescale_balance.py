@@ -1,10 +1,10 @@
 """ByteScale's balance: how wide each sequence is cut, and on which ranks, so that the busiest rank has least to do.
 
 A sequence of s tokens is cut over ceil(s / C) ranks, any whole number, for one C a batch; each of them has the same
-share of it. Ranks meet only when gradients are summed, so what counts is each rank's seconds over all of its
-micro-batches. The largest shares are dealt first, to the ranks with least; then single shares move, or change
-places with lighter ones, while that relieves the busiest rank. Source: ByteScale (arXiv 2502.21231, section 5 and
-algorithm 2); what differs is told in docs/systems.md. Pure: no torch.
+share of it. Ranks meet only when gradients are summed, or, with ZeRO-3, in every micro-batch: what counts is each
+rank's seconds over all that is dealt at once. The largest shares are dealt first, to the ranks with least; then single
+shares move, or change places with lighter ones, while that relieves the busiest rank. Source: ByteScale (arXiv
+2502.21231, section 5 and algorithm 2); what differs is told in docs/systems.md. Pure: no torch.
 """
 
 from dataclasses import dataclass
@@ -116,9 +116,17 @@ def cuts(lengths: Ints, num_ranks: int, most: int) -> Ints:
     return every[np.unique(np.linspace(0, len(every) - 1, CUTS).astype(np.int64))]
 
 
-def balanced(lengths: Ints, tokens: Ints | list[int], cost: Cost, backward: Mode, near: float = NEAR) -> Layout:
+def _fullest(lengths: Ints, degree: Ints, places: Ints, ranks: int) -> float:
+    """Tokens of the rank with most."""
+    return float(np.bincount(places, np.repeat(lengths / degree, degree), ranks).max())
+
+
+def balanced(
+    lengths: Ints, tokens: Ints | list[int], cost: Cost, backward: Mode, near: float = NEAR, room: float = np.inf
+) -> Layout:
     """The layout that is done first, busiest rank and busiest node's NICs, among the values of C in `tokens`; of those
-    within `near` times that the one with least to do in all."""
+    within `near` times that the one with least to do in all. Where some leave every rank at most `room` tokens, one
+    of them."""
     ranks, node = cost.cluster.num_ranks, cost.cluster.gpus_per_node
     dealt = []
     for cut in np.asarray(tokens).tolist():
@@ -126,13 +134,15 @@ def balanced(lengths: Ints, tokens: Ints | list[int], cost: Cost, backward: Mode
         load = share_seconds(lengths, degree, cost, backward)
         places, total = _deal(load, degree, np.lexsort((-degree, -load)), ranks, node)
         network = nic_seconds(lengths, degree, places, cost, backward)
-        dealt.append((max(float(total.max()), network), cut, network, degree, load, places, total))
-    dealt = sorted(dealt, key=lambda one: one[:2])[:IMPROVED]
-    for _, _, _, degree, load, places, total in dealt:
+        full = _fullest(lengths, degree, places, ranks) > room
+        dealt.append((full, max(float(total.max()), network), cut, network, degree, load, places, total))
+    dealt = sorted(dealt, key=lambda one: one[:3])[:IMPROVED]
+    for _, _, _, _, degree, load, places, total in dealt:
         _improve(load, degree, places, total, node, TRIES)  # rings stay in the nodes where they are: `network` holds
-    seconds = [max(float(total.max()), network) for _, _, network, _, _, _, total in dealt]
+    dealt = [one for one in dealt if _fullest(lengths, one[4], one[6], ranks) <= room] or dealt
+    seconds = [max(float(total.max()), network) for _, _, _, network, _, _, _, total in dealt]
     close = [one for one, it in zip(dealt, seconds, strict=True) if it <= near * min(seconds)]
-    _, cut, network, degree, _, places, total = min(close, key=lambda one: (one[6].sum(), one[1]))
+    _, _, cut, network, degree, _, places, total = min(close, key=lambda one: (one[7].sum(), one[2]))
     owner = np.repeat(np.arange(len(lengths)), degree)
     return Layout(
         degree, places[np.lexsort((places, owner))], cut, max(float(total.max()), network), float(total.mean())

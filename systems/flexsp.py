@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from systems.flexsp_batches import MicroBatch, check_fits, micro_batches
+from systems.flexsp_batches import MicroBatch, micro_batches
 from systems.flexsp_cost import Objective, objective, shape
 from systems.flexsp_milp import Limits, solve
 from systems.flexsp_search import Found, glance, search
@@ -58,23 +58,19 @@ class FlexSP:
         object.__setattr__(self, "objective", objective(self.cost, self.backward))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        """One plan a micro-batch, the slowest first. Its notes: what the objective says of it, and what none can beat.
-
-        Raises:
-            ValueError: a sequence is longer than the memory of all ranks together allows.
-        """
-        of = self.objective
-        check_fits(batch.lengths, of)
-        parts = micro_batches(batch.lengths, of, self.trials, lambda x: glance(x, of), self._chosen)
+        """One plan a micro-batch, the slowest first. Its notes: what the objective says of it, what none can beat, and
+        by how much it misses that."""
+        of = self.objective.holding(int(batch.lengths.max()))
+        parts = micro_batches(batch.lengths, of, self.trials, lambda x: glance(x, of), lambda x: self._chosen(x, of))
         assert parts is not None  # every sequence fits a group by itself
         return tuple(laid(part, batch, self.cost, of, self.backward) for part in parts)
 
-    def _chosen(self, lengths: Ints) -> Found | None:
+    def _chosen(self, lengths: Ints, of: Objective) -> Found | None:
         """The groups of a micro-batch: the search's, or the solver's where asked for and better."""
-        found = search(lengths, self.objective)
+        found = search(lengths, of)
         if self.solver == "search" or found is None:
             return found
-        solved = solve(lengths, self.objective, found.packed, Limits(self.nodes, self.seconds, self.buckets))
+        solved = solve(lengths, of, found.packed, Limits(self.nodes, self.seconds, self.buckets))
         if solved.packed is not None and solved.packed.seconds < found.packed.seconds:
             return replace(found, packed=solved.packed, method=f"milp ({solved.ended})", solver_seconds=solved.took)
         return replace(found, method=f"search, not bettered by milp ({solved.ended})", solver_seconds=solved.took)
@@ -99,6 +95,6 @@ def laid(part: MicroBatch, batch: Batch, cost: Cost, of: Objective, backward: Mo
         ulysses_ring(builder, mine, place, ranks.reshape(len(used), *shape(int(of.degree[k]), cost)))
     seconds, bound = part.found.packed.seconds, part.found.bound_seconds
     notes: dict[str, float | str] = {"method": part.found.method, "objective_seconds": seconds}
-    notes |= {"bound_seconds": bound} if bound else {}
+    notes |= {"bound_seconds": bound, "gap": seconds / bound - 1} if bound else {}
     notes |= {"solver_seconds": part.found.solver_seconds} if part.found.solver_seconds else {}
     return reverse(builder.build(), backward).with_(notes=notes)

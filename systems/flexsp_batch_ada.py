@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from systems.flexsp import check_whole, laid
-from systems.flexsp_batches import MicroBatch, check_fits, micro_batches, total_seconds
+from systems.flexsp_batches import MicroBatch, micro_batches, total_seconds
 from systems.flexsp_cost import Objective, degrees, objective
 from systems.flexsp_pack import pack
 from systems.flexsp_search import Found, equal_counts
@@ -44,25 +44,18 @@ class FlexSPBatchAda:
         object.__setattr__(self, "objective", objective(self.cost, self.backward))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        """One plan a micro-batch, the slowest first.
-
-        Raises:
-            ValueError: a sequence is longer than the memory of the largest group allowed.
-        """
-        of = self.objective
-        allowed = np.flatnonzero(of.degree == self.degree) if self.degree else np.arange(len(of.degree))
-        check_fits(
-            batch.lengths, of.with_(capacity=np.where(np.isin(np.arange(len(of.degree)), allowed), of.capacity, 0))
-        )
+        """One plan a micro-batch, the slowest first."""
         longest = int(batch.lengths.max())
-        found = [self._parts(batch, int(k)) for k in allowed if longest <= of.capacity[k]]
+        degrees_ = self.objective.degree.tolist()
+        allowed = [k for k, degree in enumerate(degrees_) if self.degree in (None, degree)]
+        of = self.objective.holding(longest, allowed[-1])
+        found = [self._parts(batch, k, of) for k in allowed if longest <= of.capacity[k]]
         able = [parts for parts in found if parts is not None]
         best = min(able, key=lambda parts: total_seconds((part.found for part in parts), of))
         return tuple(laid(part, batch, self.cost, of, self.backward) for part in best)
 
-    def _parts(self, batch: Batch, index: int) -> tuple[MicroBatch, ...] | None:
+    def _parts(self, batch: Batch, index: int, of: Objective) -> tuple[MicroBatch, ...] | None:
         """The best micro-batches with all groups of one degree."""
-        of = self.objective
         counts = equal_counts(of)[index]
 
         def choose(lengths: Ints, improve: bool) -> Found | None:

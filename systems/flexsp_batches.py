@@ -29,16 +29,6 @@ class MicroBatch:
     found: Found
 
 
-def check_fits(lengths: Ints, of: Objective) -> None:
-    """Raises ValueError where a sequence is longer than any group of `of` can hold."""
-    longest, most = int(lengths.max()), int(of.capacity.max())
-    if longest > most:
-        raise ValueError(
-            f"the batch has a sequence of {longest} tokens; no group of this cluster holds more than {most} in its "
-            f"memory: use a smaller workload.context_limit, model.recompute=full or more nodes"
-        )
-
-
 def micro_batches(
     lengths: Ints, of: Objective, trials: int, glance: Choose, choose: Choose
 ) -> tuple[MicroBatch, ...] | None:

@@ -52,6 +52,13 @@ class Objective:
         s = lengths.astype(np.float64)
         return float(self.square[index] * (s * s).sum() + self.linear[index] * s.sum() + self.fixed[index])
 
+    def holding(self, longest: int, index: int = -1) -> "Objective":
+        """With room for `longest` tokens in groups of degree[index], at least: a sequence that no group can hold is
+        planned all the same, and the executor's verdict is out of memory, as with every other system."""
+        capacity = self.capacity.copy()
+        capacity[index] = max(int(capacity[index]), longest)
+        return self.with_(capacity=capacity)
+
     def with_(self, **changes: object) -> "Objective":
         return replace(self, **changes)  # type: ignore[arg-type]
 

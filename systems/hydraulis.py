@@ -78,7 +78,9 @@ class Hydraulis:
         order = np.argsort(batch.lengths, kind="stable")
         lengths, of = batch.lengths[order], self.objective
         seconds, fits = of.seconds(lengths), lengths <= of.capacity[:, None]
-        fits[:, ~fits.any(axis=0)] = (of.capacity == of.capacity.max())[:, None]  # out of memory: the plan says so
+        nowhere = ~fits.any(axis=0)
+        fits[:, nowhere] = lengths[nowhere] <= of.alone[:, None]  # with nothing else under way
+        fits[:, ~fits.any(axis=0)] = (of.alone == of.alone.max())[:, None]  # out of memory: the verdict says so
         ranks = self.cost.cluster.num_ranks
         unit = next(degree for degree in degrees(self.cost) if ranks <= STEPS * degree)
         proposed = strategies(lengths, seconds, fits, of, ranks, unit)
@@ -112,36 +114,28 @@ class Hydraulis:
         micro, total = packed(own, lengths, pipeline, of.fixed[scheme], of.pp[scheme], of.capacity[scheme])
         each = np.zeros((number, int(micro.max()) + 1))
         np.add.at(each, (pipeline, micro), own)
-        end = self._step_seconds(copies, each, total)
+        tokens = np.bincount(pipeline, lengths, number).astype(np.int64)
+        end = self._step_seconds(copies, each, tokens, total)
         return Found(copies, pipeline, micro, float(total.max()), end)
 
-    def _step_seconds(self, copies: Ints, each: Floats, total: Floats) -> float:
-        """Of the step. each: seconds [num_pipelines, micro_batches] of a stage, without what is fixed; total:
-        [num_pipelines], with it and with bubbles. zbench.simulate does likewise with what it played."""
-        cost, pipelines = self.cost, _grouped(copies, self.objective)
-        collectives = Collectives.of(cost, held(pipelines, cost))
-        if pipelines is None and collectives.every_micro_batch:  # ranks meet
-            return sum(map(collectives.micro_batch_seconds, self._rounds(each))) + cost.optimizer_seconds()
-        passes = collectives.passes
-        busy, last, first = float(total.max()), float(each[total.argmax()].max()), float(each[:, 0].max())
+    def _step_seconds(self, copies: Ints, each: Floats, tokens: Ints, total: Floats) -> float:
+        """Of the step. each: seconds [num_pipelines, micro_batches] of a stage, without what is fixed. tokens, total:
+        [num_pipelines], total in seconds with what is fixed and bubbles. zbench.simulate does likewise with what it
+        played."""
+        cost, of = self.cost, self.objective
+        slowest = int(total.argmax())
+        busy, first, last = float(total[slowest]), float(each[:, 0].max()), float(each[slowest].max())
+        sharing = Sharing(Collectives.of(cost, held(_grouped(copies, of), cost)))
+        passes = sharing.of.passes
         times = (first / passes, busy - last * (passes - 1) / passes, busy)
-        more = shared_seconds(Sharing(collectives), each.shape[1], times, 0.0, int((copies > 0).sum()) > 1)
-        return busy + more + cost.optimizer_seconds()
-
-    def _rounds(self, each: Floats) -> list[float]:
-        """Seconds of every micro-batch of single ranks, which all run the last one (see `_laid`)."""
-        numbers = (each > 0).sum(axis=1)
-        aligned = np.zeros_like(each)
-        for row, number in enumerate(numbers.tolist()):
-            aligned[row, each.shape[1] - number :] = each[row, :number]
-        fixed = float(self.objective.fixed[self.objective.size == 1].max())
-        return [fixed + float(longest) for longest in aligned.max(axis=0)]
+        nic = float((tokens * of.nic[_pipelines(copies, of)]).max()) / busy
+        return busy + shared_seconds(sharing, times, nic, int((copies > 0).sum()) > 1) + cost.optimizer_seconds()
 
     def _laid(
         self, batch: Batch, copies: Ints, pipeline: Ints, micro: Ints, notes: dict[str, float | str]
     ) -> tuple[Plan, ...]:
         scheme, pipelines = _pipelines(copies, self.objective), _grouped(copies, self.objective)
-        lead = np.arange(len(scheme)) if pipelines is None else pipelines.lead
+        lead = pipelines.lead
         number = np.zeros(len(scheme), np.int64)
         np.maximum.at(number, pipeline, micro + 1)
         turn = micro + number.max() - number[pipeline]  # all run the last one: its backward hides the reduction
@@ -152,7 +146,8 @@ class Hydraulis:
                 batch.lengths[seqs], self.cost.cluster.num_ranks, self.cost.model.num_heads, sequences=seqs
             )
             local(builder, np.arange(len(seqs), dtype=np.int64), lead[pipeline[seqs]])
-            plans.append(reverse(builder.build(), "keep").with_(pipelines=pipelines, notes=notes))
+            plan = reverse(builder.build(), "keep").with_(notes=notes)
+            plans.append(plan.with_(pipelines=pipelines) if self.cost.pipelines else plan)
         return tuple(plans)
 
 
@@ -162,11 +157,11 @@ def _pipelines(copies: Ints, of: Schemes) -> Ints:
     return np.repeat(index, copies[index])
 
 
-def _grouped(copies: Ints, of: Schemes) -> Pipelines | None:
-    """The strategy on ranks; None: every rank by itself."""
+def _grouped(copies: Ints, of: Schemes) -> Pipelines:
+    """The strategy on ranks."""
     scheme = _pipelines(copies, of)
     size = of.size[scheme]
-    return Pipelines(np.cumsum(size) - size, of.tp[scheme], of.pp[scheme]) if (size > 1).any() else None
+    return Pipelines(np.cumsum(size) - size, of.tp[scheme], of.pp[scheme])
 
 
 def told(copies: Ints, of: Schemes) -> str:

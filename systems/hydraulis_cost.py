@@ -12,7 +12,7 @@ import numpy as np
 from systems.flexsp_cost import degrees
 from zbench.area import Work
 from zbench.cost import Cost, Floats
-from zbench.memory import stage_bytes, static_bytes
+from zbench.memory import pipeline_static_bytes, stage_bytes, static_bytes
 from zbench.pipelined import hop_seconds
 from zbench.plan import Ints
 from zbench.stage import Stage, refusal
@@ -24,8 +24,9 @@ MOST_STAGES = 8  # of a scheme that is offered by itself
 class Schemes:
     """Arrays [num_schemes]; tps divide one another, so that pipelines laid by falling tp leave no gaps in nodes.
 
-    size: ranks. token: seconds of a stage a token, without attention. fixed: a micro-batch. capacity: tokens of a
-    micro-batch with pp of them under way.
+    size: ranks. token: seconds of a stage a token, without attention; nic: of them, in which each of its NICs is busy
+    with its gathers. fixed: a micro-batch. capacity: tokens of a micro-batch with pp of them under way; alone: of the
+    only one.
     """
 
     cost: Cost
@@ -34,15 +35,17 @@ class Schemes:
     pp: Ints
     size: Ints
     token: Floats
+    nic: Floats
     fixed: Floats
     capacity: Ints
+    alone: Ints
 
     def __len__(self) -> int:
         return len(self.stages)
 
     def take(self, index: Ints) -> "Schemes":
         stages = tuple(self.stages[i] for i in index.tolist())
-        names = ("tp", "pp", "size", "token", "fixed", "capacity")
+        names = ("tp", "pp", "size", "token", "nic", "fixed", "capacity", "alone")
         return replace(self, stages=stages, **{name: getattr(self, name)[index] for name in names})
 
     def seconds(self, lengths: Ints) -> Floats:
@@ -72,8 +75,10 @@ def schemes(cost: Cost, shapes: list[tuple[int, int]]) -> Schemes:
     small, large = (np.array([_seconds(stage, n * stage.tp) for stage in stages]) for n in (1024, 2048))
     token = (large - small) / (1024 * tp)
     fixed = small - token * 1024 * tp
-    capacity = np.array([_capacity(stage) for stage in stages])
-    found = Schemes(cost, stages, tp, pp, tp * pp, token, fixed, np.maximum(capacity, 1))
+    nic = np.array([stage.nic_seconds() for stage in stages])
+    alone = np.array([_capacity(stage, 1) for stage in stages])
+    capacity = np.array([_capacity(stage, stage.pp) for stage in stages])
+    found = Schemes(cost, stages, tp, pp, tp * pp, token, nic, fixed, np.maximum(capacity, 1), np.maximum(alone, 1))
     able = np.flatnonzero(capacity > 0)
     return found.take(able if len(able) else np.array([int(capacity.argmax())]))
 
@@ -93,9 +98,11 @@ def _seconds(stage: Stage, tokens: int) -> float:
     return stage.layers * layer + float(stage.head_seconds(count)[0]) + hops
 
 
-def _capacity(stage: Stage) -> int:
-    """Tokens of each of pp micro-batches under way: on the first stage, and on the last, which has logits."""
-    kept, working, logits = stage_bytes(stage.cost, stage.tp, stage.pp)
-    free = stage.cost.cluster.device.memory_bytes - static_bytes(stage.cost, stage.tp, stage.pp) - 1
-    most = max(kept * stage.pp + working, kept + working + logits)
+def _capacity(stage: Stage, under_way: int) -> int:
+    """Tokens of each of so many micro-batches under way: on the first stage, and on the last, which has logits."""
+    cost = stage.cost
+    kept, working, logits = stage_bytes(cost, stage.tp, stage.pp)
+    static = pipeline_static_bytes(cost, stage.tp, stage.pp) if cost.pipelines else static_bytes(cost)
+    free = cost.cluster.device.memory_bytes - static - 1
+    most = max(kept * under_way + working, kept + working + logits)
     return int(max(free, 0) / most) // stage.tp * stage.tp

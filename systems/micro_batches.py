@@ -18,38 +18,57 @@ from zbench.plan import TRANSFER, Ints, Ops, Plan
 # Plans of some of the batch's sequences (their indices), the one to be preferred first.
 Planner = Callable[[Ints], Iterable[Plan]]
 TRIED = 3  # most plans tried before a part of several sequences is cut into smaller ones
+COUNTS = 5  # most numbers of parts tried before parts that do not fit are cut by themselves
 
 
 def fitting(lengths: Ints, cost: Cost, planner: Planner) -> tuple[Plan, ...]:
-    """Plans that together hold every sequence once and fit the cluster's memory, where any of the planner's do."""
+    """Plans that together hold every sequence once and fit the cluster's memory, where any of the planner's do.
+
+    As few as possible: a number of parts of equal tokens is tried after another, and the next one as soon as a part
+    does not fit.
+    """
     return tuple(_parts(np.arange(len(lengths), dtype=np.int64), lengths, cost, planner))
 
 
 def _parts(seqs: Ints, lengths: Ints, cost: Cost, planner: Planner) -> list[Plan]:
-    memory, static = cost.cluster.device.memory_bytes, static_bytes(cost)
-    alone, tried = len(seqs) == 1, []
+    memory, static = int(cost.cluster.device.memory_bytes), static_bytes(cost)
+    if memory <= static:  # however few tokens
+        return [next(iter(planner(seqs)))]
+    count, need = 1, least_bytes(cost, int(lengths[seqs].sum()))
+    for _ in range(COUNTS):
+        if need > memory:
+            in_proportion = int(np.ceil(count * (need - static) / (memory - static)))
+            count = min(max(count + 1, in_proportion), len(seqs))
+        parts, plans = dealt(seqs, lengths, count), []
+        for part in parts:
+            plan, need = _plan(part, lengths, cost, planner)
+            if plan is None:
+                break
+            plans.append(plan)
+        else:
+            return plans
+    return [plan for part in parts for plan in _parts(part, lengths, cost, planner)]
+
+
+def _plan(seqs: Ints, lengths: Ints, cost: Cost, planner: Planner) -> tuple[Plan | None, int]:
+    """(the first plan that fits, or none, bytes that one needs at least). Of a single sequence always a plan."""
+    memory, alone = int(cost.cluster.device.memory_bytes), len(seqs) == 1
     least = least_bytes(cost, int(lengths[seqs].sum()))  # of any plan: tokens spread evenly, nothing received
-    if alone or least <= memory:
-        for plan in planner(seqs) if alone else islice(planner(seqs), TRIED):
-            need = need_range(plan, cost)
-            if need[0] <= memory < need[1]:
-                need = (exact_bytes(plan, cost),) * 2
-            if need[1] <= memory:
-                return [plan]
-            tried.append((plan, need))
+    tried: list[tuple[int, Plan]] = []
+    if least > memory and not alone:
+        return None, least
+    for plan in planner(seqs) if alone else islice(planner(seqs), TRIED):
+        need, most = need_range(plan, cost)
+        if need <= memory < most:
+            need = most = exact_bytes(plan, cost)
+        if most <= memory:
+            return plan, most
+        tried.append((need, plan))
+    assert tried, "a planner has at least one plan"
     if alone:
-        assert tried, "a planner has at least one plan"
-        return [
-            min((plan for plan, _ in tried), key=lambda plan: exact_bytes(plan, cost)) if tried[1:] else tried[0][0]
-        ]
-
-    def parts_of(need: int) -> int:
-        return int(np.clip(np.ceil((max(least, need) - static) / max(memory - static, 1)), 2, len(seqs)))
-
-    low, high = (min((need[end] for _, need in tried), default=0) for end in (0, 1))
-    if parts_of(low) != parts_of(high):
-        low = min(exact_bytes(plan, cost) for plan, need in tried if need[0] <= high)
-    return [plan for part in dealt(seqs, lengths, parts_of(low)) for plan in _parts(part, lengths, cost, planner)]
+        fullest = [exact_bytes(plan, cost) for _, plan in tried] if tried[1:] else [tried[0][0]]
+        return tried[int(np.argmin(fullest))][1], min(fullest)
+    return None, max(least, min(need for need, _ in tried))
 
 
 def fitting_tokens(cost: Cost) -> int:

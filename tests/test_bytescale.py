@@ -38,7 +38,8 @@ def test_a_sequence_takes_any_number_of_ranks() -> None:
 
 def test_ranks_have_different_numbers_of_micro_batches() -> None:
     """Two ranks are busy with a long sequence; the others run on through more packs, and nobody waits for them."""
-    cost = small(1, 4, memory=16e9)
+    cost = small(1, 4, memory=20e9)
+    cost = replace(cost, model=replace(cost.model, sharding="zero1"))
     room = capacity_tokens(cost)
     lengths = np.array([int(1.9 * room), *[room // 6] * 15])
     plans = ByteScale(cost, tokens_per_rank=room).plan(Batch(lengths, 0, 0))
@@ -233,6 +234,21 @@ def test_balance_gains() -> None:
     batch = Batch(lengths, 0, 0)
     seconds = [Simulated(cost).step(batch, ByteScale(cost, balance=way).plan(batch)).seconds for way in (True, False)]
     assert seconds[0] < 0.9 * seconds[1]
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero3"])
+def test_balance_gains_over_several_micro_batches(sharding: str) -> None:
+    """With ZeRO-3 ranks meet in each: then none of them may be left to a few ranks."""
+    cost = with_nodes(small(1, 4, memory=20e9), 2)
+    cost = replace(cost, model=replace(cost.model, sharding=sharding))
+    for batch in batches(6, most=60, seed=3):
+        longer = Batch(np.concatenate([batch.lengths] * 3), 0, 0)
+        plans = [ByteScale(cost, balance=way).plan(longer) for way in (True, False)]
+        verify_step(longer, plans[0], cost)
+        seconds = [Simulated(cost).step(longer, each).seconds for each in plans]
+        assert seconds[0] < 1.05 * seconds[1]
+        if sharding == "zero3":
+            assert len(plans[0]) <= len(plans[1])
 
 
 @pytest.mark.parametrize(("key", "value"), [("tokens_per_rank", 0), ("tokens_per_rank", True), ("balance", 1)])

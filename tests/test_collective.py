@@ -11,7 +11,7 @@ from strategies import SHARP, costs
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cluster import Cluster
-from zbench.collective import GRADIENT_BYTES, Collectives, Sharing, gather_seconds, nic_bytes
+from zbench.collective import GRADIENT_BYTES, Collectives, Sharing, everything, gather_seconds, nic_bytes
 from zbench.cost import Cost
 from zbench.model import Model
 from zbench.patterns import local
@@ -56,25 +56,26 @@ def test_layers_and_collectives_share_the_busiest_nic(cost: Cost, span: float, s
 
 @given(costs(), st.lists(st.tuples(seconds, seconds), min_size=1, max_size=4))
 def test_zero3_gathers_twice_and_reduces_in_every_micro_batch(cost: Cost, spans: list[tuple[float, float]]) -> None:
-    """And ZeRO-1 once a step, however its micro-batches are played."""
+    """And ZeRO-1 once a step."""
     model, count = cost.model, len(spans)
     size = nic_bytes(cost, model.element_bytes * float(model.total_params))
     gradients = nic_bytes(cost, GRADIENT_BYTES * float(model.total_params))
     for sharding, gathers, reductions in (("zero1", 1, 1), ("zero3", 2 * count, count)):
-        one, other = Sharing(sharded(cost, sharding)), Sharing(sharded(cost, sharding))
-        every = one.of.every_micro_batch
+        sharing = Sharing(sharded(cost, sharding))
         for at, (forward, backward) in enumerate(spans):
-            if every or at == 0:
-                one.forward(forward, 0.0, moved=False)
-            if every or at == count - 1:
-                one.backward(backward, 0.0)
-        other.forward(spans[0][0], 0.0, moved=False)
-        other.between(count - 1, sum(map(sum, spans)) - spans[0][0] - spans[-1][1], 0.0)
-        other.backward(spans[-1][1], 0.0)
-        for sharing in (one, other):
-            assert (sharing.gathers, sharing.reductions) == (gathers, reductions)
-            assert (sharing.nic_bytes == gathers * size + reductions * gradients).all()
-            assert sharing.seconds == pytest.approx(gathers * sharing.of.gather + reductions * sharing.of.reduce)
+            if sharing.of.every_micro_batch or at == 0:
+                sharing.forward(forward, 0.0, moved=False)
+            if sharing.of.every_micro_batch or at == count - 1:
+                sharing.backward(backward, 0.0)
+        assert (sharing.gathers, sharing.reductions) == (gathers, reductions)
+        assert (sharing.nic_bytes == gathers * size + reductions * gradients).all()
+        assert sharing.seconds == pytest.approx(gathers * sharing.of.gather + reductions * sharing.of.reduce)
+
+
+def test_pipelines_keep_their_parameters_for_the_step(uneven: Cost) -> None:
+    three = replace(uneven, model=replace(uneven.model, sharding="zero3"))
+    assert Collectives.of(three).every_micro_batch
+    assert not Collectives.of(three, everything(three)).every_micro_batch
 
 
 @given(costs(), seconds, seconds)

@@ -17,7 +17,7 @@ from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.collective import GRADIENT_BYTES, every_nic, everything, nic_bytes
 from zbench.cost import Cost
-from zbench.memory import activation_bytes, peak_bytes, static_bytes
+from zbench.memory import activation_bytes, peak_bytes, pipeline_static_bytes, static_bytes
 from zbench.one_f_one_b import schedule
 from zbench.patterns import local
 from zbench.pipelined import lines
@@ -214,11 +214,10 @@ def test_bytes_are_those_of_gathers_and_hops(data: st.DataObject) -> None:
                     across[cluster.nic_of[here]] += share
                     across[cluster.nic_of[there]] += share
     result = Simulated(cost).step(batch, plans)
-    rounds = len(plans) if model.sharding == "zero3" else 1
-    gathers, reductions = {"none": (0, 2), "zero1": (1, 1), "zero3": (2, 1)}[model.sharding]
+    gathers, reductions = (0, 2) if model.sharding == "none" else (1, 1)
     need, params = held(of, cost), float(model.total_params)
     more = gathers * every_nic(cost, model.element_bytes * params, need)
-    more = rounds * (more + reductions * every_nic(cost, GRADIENT_BYTES * params, need))
+    more += reductions * every_nic(cost, GRADIENT_BYTES * params, need)
     slack = 4 * len(of) * len(plans) * model.num_layers
     assert result.nvlink_bytes == pytest.approx(inside, rel=1e-9, abs=8 * slack)
     assert np.array(result.nic_tx_bytes) - more == pytest.approx(across, rel=1e-9, abs=slack)
@@ -265,13 +264,15 @@ def test_memory_of_a_group_is_its_share(recompute: str) -> None:
     _, plans = laid(cost, pipelines((0, 2, 2), (4, 4, 1)), [{0: [1000], 4: [4000]}, {0: [3000]}, {0: [2000]}])
     peak = peak_bytes(plans, cost)
     model, token = cost.model, activation_bytes(cost.model)
-    assert peak[4:] == pytest.approx(static_bytes(cost, 4, 1) + 1000 * token, rel=1e-6)
+    assert peak[4:] == pytest.approx(pipeline_static_bytes(cost, 4, 1) + 1000 * token, rel=1e-6)
     logits = 6 * model.vocab
     layers = token - logits
     if recompute == "none":
-        assert peak[:2] == pytest.approx(static_bytes(cost, 2, 2) + 5000 / 2 * layers / 2, rel=1e-6)
-        assert peak[2:4] == pytest.approx(static_bytes(cost, 2, 2) + 3000 / 2 * (layers / 2 + logits), rel=1e-6)
-    assert static_bytes(cost, 2, 2) < static_bytes(cost)
+        assert peak[:2] == pytest.approx(pipeline_static_bytes(cost, 2, 2) + 5000 / 2 * layers / 2, rel=1e-6)
+        assert peak[2:4] == pytest.approx(
+            pipeline_static_bytes(cost, 2, 2) + 3000 / 2 * (layers / 2 + logits), rel=1e-6
+        )
+    assert pipeline_static_bytes(cost, 2, 2) < static_bytes(cost)
     tight = small(2, 4, memory=float(peak.max() - 1))
     tight = replace(tight, model=cost.model)
     batch = Batch(np.concatenate([plan.lengths for plan in plans]), 0, 0)

@@ -6,7 +6,8 @@ backward ends; parameters of a layer are needed when its forward begins.
 
 How often: with ZeRO-1 parameters are gathered in the first forward of a step and gradients reduced in its last
 backward. With ZeRO-3 (Rajbhandari et al. 2020, arXiv 1910.02054, section 7.2.2) a rank keeps neither, so every
-micro-batch gathers parameters for its forward and again for its backward, and reduces its gradients.
+micro-batch gathers parameters for its forward and again for its backward, and reduces its gradients. Pipelines of
+different shapes (zbench.pipelines) keep theirs for the step in either case.
 """
 
 from dataclasses import dataclass
@@ -88,15 +89,17 @@ class Collectives:
 
     @staticmethod
     def of(cost: Cost, held: Held | None = None) -> "Collectives":
-        """held: what layers need of the parameters; None: all of them on every rank."""
-        model, held = cost.model, held or everything(cost)
+        """held: what the layers of pipelines need of the parameters, for the whole step; None: ranks need all of them,
+        and with ZeRO-3 let them go again."""
+        model, every_micro_batch = cost.model, cost.model.sharding == "zero3" and held is None
+        held = held or everything(cost)
         parameters, gradients = (size * float(model.total_params) for size in (model.element_bytes, GRADIENT_BYTES))
         halves = 2 if model.sharding == "none" else 1  # an all-reduce is a reduce-scatter and an all-gather
         return Collectives(
             num_layers=model.num_layers,
             passes=4 if model.recompute == "full" else 3,  # a backward is two
             every_step=model.sharding != "none",
-            every_micro_batch=model.sharding == "zero3",
+            every_micro_batch=every_micro_batch,
             gather=gather_seconds(cost, parameters, held),
             reduce=halves * gather_seconds(cost, gradients, held),
             gather_bytes=every_nic(cost, parameters, held),
@@ -160,13 +163,6 @@ class Sharing:
 
     def backward(self, span: float, nic: float) -> float:
         return self._add(int(self.of.every_micro_batch), 1, self.of.backward(span, nic))
-
-    def between(self, count: int, span: float, nic: float) -> float:
-        """What `count` more micro-batches add to `span` seconds of layers that do them in whatever order."""
-        if not self.of.every_micro_batch:
-            return 0.0
-        all_of_them = count * (2 * self.of.gather + self.of.reduce)
-        return self._add(2 * count, count, max(0.0, all_of_them + nic - span))
 
     def _add(self, gathers: int, reductions: int, exposed: float) -> float:
         self.gathers += gathers

@@ -16,15 +16,22 @@ from zbench.plan import TRANSFER, Ints, Ops, Plan
 ADAM_BYTES = 12  # per parameter: float32 master weight and two moments
 
 
-def static_bytes(cost: Cost, tp: int = 1, pp: int = 1) -> int:
-    """Parameters, gradients and optimizer state on every rank (of a pipeline: all tensors evenly on its ranks)."""
+def static_bytes(cost: Cost) -> int:
+    """Parameters, gradients and optimizer state on every rank."""
     model, ranks = cost.model, cost.cluster.num_ranks
-    held = model.element_bytes + GRADIENT_BYTES
     if model.sharding == "zero3":
-        gathered = 2 * model.layer_params * model.element_bytes // tp
-        return int((held + ADAM_BYTES) / ranks * model.total_params) + gathered
-    whole = held / (tp * pp) + ADAM_BYTES / (ranks if model.sharding == "zero1" else tp * pp)
-    return int(whole * model.total_params)
+        share = (model.element_bytes + GRADIENT_BYTES + ADAM_BYTES) / ranks
+        return int(share * model.total_params) + 2 * model.layer_params * model.element_bytes
+    return pipeline_static_bytes(cost, 1, 1)
+
+
+def pipeline_static_bytes(cost: Cost, tp: int, pp: int) -> int:
+    """The same on every rank of a pipeline, all tensors evenly on its ranks, for the whole step also with ZeRO-3: other
+    pipelines have other numbers of micro-batches, so none could gather from all ranks for one of its own."""
+    model = cost.model
+    held = (model.element_bytes + GRADIENT_BYTES) / (tp * pp)
+    state = ADAM_BYTES / (tp * pp if model.sharding == "none" else cost.cluster.num_ranks)
+    return int((held + state) * model.total_params)
 
 
 def layer_activation_bytes(model: Model) -> int:
@@ -100,13 +107,13 @@ def _pipelined_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
     """int64 [num_ranks]: stage s of pp holds the activations of pp - s micro-batches that follow one another."""
     pipelines = plans[0].pipelines
     assert pipelines is not None
-    peak = np.full(cost.cluster.num_ranks, static_bytes(cost, *(cost.cluster.num_ranks, 1)), np.int64)
+    peak = np.full(cost.cluster.num_ranks, pipeline_static_bytes(cost, cost.cluster.num_ranks, 1), np.int64)
     tokens = np.stack([plan.tokens_per_rank for plan in plans])
     for lead, tp, pp in zip(*(column.tolist() for column in (pipelines.lead, pipelines.tp, pipelines.pp)), strict=True):
         mine = tokens[tokens[:, lead] > 0, lead]
         rows = (-(-mine // tp) * tp).astype(np.float64)  # what a rank has at most, times the ranks
         kept, working, logits = stage_bytes(cost, tp, pp)
-        static = static_bytes(cost, tp, pp)
+        static = pipeline_static_bytes(cost, tp, pp)
         for s in range(pp):
             most = rows.max(initial=0.0) * (working + (logits if s == pp - 1 else 0.0))
             first = lead + s * tp

@@ -136,22 +136,19 @@ def play(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool) -> 
             out.end = float(runs.ready.max())
             backward_begin = float(runs.backward[int(runs.ready.argmax()), -1])
     busy = out.carried.busiest(cost) / out.end
-    out.end += shared_seconds(sharing, len(plans), (out.forward_end, backward_begin, out.end), busy, moved)
+    out.end += shared_seconds(sharing, (out.forward_end, backward_begin, out.end), busy, moved)
     return out
 
 
-def shared_seconds(sharing: Sharing, rounds: int, times: tuple[float, float, float], busy: float, moved: bool) -> float:
-    """What parameters and gradients add to a step of pipelines with up to `rounds` micro-batches.
+def shared_seconds(sharing: Sharing, times: tuple[float, float, float], busy: float, moved: bool) -> float:
+    """What parameters and gradients add to a step of pipelines.
 
-    times: when the first forward ends, the last backward begins, and ends. busy: the share of the time in which
-    layers keep the busiest NIC busy. Pipelines do not meet, also where each of their micro-batches gathers its
-    parameters; what all of them gather and reduce only has to pass through the NICs.
+    times: when the first forward ends, the last backward begins, and ends. busy: the share of the time in which layers
+    keep the busiest NIC busy.
     """
     forward_end, backward_begin, end = times
-    between, backward = max(backward_begin - forward_end, 0.0), end - backward_begin
-    shown = sharing.forward(forward_end, busy * forward_end, moved)
-    shown += sharing.between(rounds - 1, between, busy * between)
-    return shown + sharing.backward(backward, busy * backward)
+    backward = end - backward_begin
+    return sharing.forward(forward_end, busy * forward_end, moved) + sharing.backward(backward, busy * backward)
 
 
 def _add(out: Totals, line: Line, cost: Cost) -> None:

@@ -99,7 +99,7 @@ class Simulated:
         cost, pipelines = self.cost, plans[0].pipelines
         layout = () if pipelines is None else pipelines.layout
         moved, self._layout = self._layout not in (None, layout), layout
-        sharing = Sharing(Collectives.of(cost, held(pipelines, cost)))
+        sharing = Sharing(Collectives.of(cost, None if pipelines is None else held(pipelines, cost)))
         play = _by_ranks if pipelines is None else pipelined.play
         played = play(plans, cost, sharing, moved)
         optimizer = cost.optimizer_seconds()

@@ -74,6 +74,12 @@ class Stage:
         """One gather (or reduction) of a layer; 0 without tokens."""
         return self.per_byte * self.hidden_bytes(tokens) + self.hops * (np.asarray(tokens) > 0)
 
+    def nic_seconds(self) -> float:
+        """For which a token's gathers, forward and backward, all of the stage's layers, keep each of its NICs busy."""
+        passing = (self.nodes - 1) / self.nodes / self.cost.cluster.nics_per_node
+        size = self.layers * sum(self.gathers()) * passing * self.hidden_bytes(np.array([1]))
+        return float(self.cost.transfer_seconds(size, np.array([True]))[0])
+
     def linear_seconds(self, tokens: Ints) -> Floats:
         """A layer's linear modules, forward: every rank has 1 / tp of the matmuls and of the tokens."""
         return self.cost.linear_seconds(-(-tokens // self.tp))
@@ -88,10 +94,8 @@ class Stage:
         return SHOWN, (1 + again) * SHOWN, HIDDEN
 
 
-def held(pipelines: Pipelines | None, cost: Cost) -> collective.Held:
-    """What ranks and nodes need of the parameters: all of them, or their pipelines' stages and shares of tensors."""
-    if pipelines is None:
-        return collective.everything(cost)
+def held(pipelines: Pipelines, cost: Cost) -> collective.Held:
+    """What ranks and nodes need of the parameters: their pipelines' stages and shares of tensors."""
     cluster, layers = cost.cluster, cost.model.num_layers
     rank = float((1 / (pipelines.tp * pipelines.pp)).max())
     shares = int(np.lcm.reduce(pipelines.tp))  # those of every pipeline are unions of these
