@@ -1,0 +1,44 @@
+"""The documents of another workload, each a fraction as long: a job for emulated nodes (docs/desk.md). Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from workloads.check import whole
+from workloads.fill import FloatArray, IntArray, Lengths, check_batch, drawn_batch
+from zbench.batch import Batch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shrunk:
+    """lengths: any workload that draws lengths, with `_partial_: true`; its limit is this one's times `by`.
+
+    by: what every length is divided by, rounded up: no document is lost.
+    """
+
+    seed: int
+    tokens: int
+    lengths: Callable[..., Lengths]
+    by: int
+    context_limit: int = 131072
+    over_limit: str = "cut"
+    _inner: Lengths = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_batch(self.seed, self.tokens, self.context_limit, self.over_limit)
+        whole("workload.by", self.by, 1)
+        if not callable(self.lengths):
+            raise ValueError(f"workload.lengths is {self.lengths!r}; it must be a workload with _partial_: true")
+        limit = self.context_limit * self.by
+        inner = self.lengths(seed=self.seed, tokens=self.tokens, context_limit=limit, over_limit=self.over_limit)
+        object.__setattr__(self, "_inner", inner)
+
+    def batch(self, step: int) -> Batch:
+        return drawn_batch(self, step)
+
+    def draw(self, rng: np.random.Generator, num: int) -> IntArray:
+        return -(-self._inner.draw(rng, num) // self.by)
+
+    def cdf(self, length: IntArray) -> FloatArray:
+        return self._inner.cdf(length * self.by)
