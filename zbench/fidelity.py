@@ -13,18 +13,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
 from zbench.command import Parser, ran
 from zbench.compare import label
 from zbench.metrics import Facts, counted, nic_utilization
-from zbench.parts import SIMULATED, Parts, Settings, make_system
 from zbench.record import Run, read
+from zbench.replay import Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +49,11 @@ def fidelity(run: Run) -> Fidelity:
         ValueError: the run was simulated itself, holds no step that counts, or cannot be planned again as it was.
     """
     name = label(run.start, "system")
-    config: Any = OmegaConf.create({key: value for key, value in run.start["config"].items() if key != "changes"})
-    config.executor, config.check, config.resume = {"_target_": SIMULATED}, None, None
-    parts = Parts.of(config, Settings.of(config))
-    system = make_system(config, parts.cost)
     steps = counted(run.steps)
     if run.start["facts"]["simulated"] or not steps:
         raise ValueError(f"{run.path} line {run.line}: the run of {name} has no measured step that counts")
-    predicted = []
-    for step in steps:
-        batch = parts.workload.batch(step["step"])
-        if batch.digest != step["batch"]:
-            raise ValueError(f"{run.path} line {run.line}: the batches of {name} cannot be drawn again as they were")
-        predicted.append(parts.executor.step(batch, system.plan(batch)))
+    replay = Replay.of(run)
+    predicted = [replay.parts.executor.step(*replay.step(step)) for step in steps]
     facts = Facts.of(run.start["facts"])
     again = [{"seconds": one.seconds, "nic_tx_bytes": one.nic_tx_bytes, "nic_rx_bytes": one.nic_rx_bytes}
              for one in predicted]  # fmt: skip

@@ -18,7 +18,7 @@ batches with a long tail, so every table names its own; see CONVENTIONS and docs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 CONVENTIONS = {
     "zbench": "6 x active matmul parameters x tokens + causal attention over the real lengths, forward and backward, "
@@ -98,6 +98,7 @@ class Figures:
 
 
 Step = Mapping[str, Any]
+T = TypeVar("T", bound=Mapping[str, Any])
 
 
 def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> Figures:
@@ -137,7 +138,7 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
     )
 
 
-def counted(steps: Sequence[Step]) -> list[Step]:
+def counted(steps: Sequence[T]) -> list[T]:
     """Steps that count: those that an executor did not mark invalid (zbench.result)."""
     return [step for step in steps if step.get("valid", True)]
 

@@ -1,8 +1,10 @@
 """python -m zbench.desk scale cluster=a800_4x8 model=llama_7b [--shrink 32] ...: a cluster shrunk for executor=desk.
 python -m zbench.desk measure cluster=desk_2x4_a800: what the links of a desk give, measured on it.
+python -m zbench.desk overlap FILE: how much of attention's messages hid behind its arithmetic, of recorded runs.
 
 The first prints the yaml of a desk cluster (conf/cluster/desk_*.yaml are made like this), the second payload's share of
-each kind of link and the latency. Exit codes: 0; 1 a rank failed; 2 bad input; 130 stopped by Ctrl-C.
+each kind of link and the latency, the third a line a run. Exit codes: 0; 1 a rank failed; 2 bad input; 130 stopped by
+Ctrl-C.
 """
 
 import argparse
@@ -19,6 +21,7 @@ from zbench.command import Parser, ran
 from zbench.desk.scale import Scale
 from zbench.fingerprint import ROOT
 from zbench.model import Model
+from zbench.record import read
 from zbench.units import parse
 
 UNITS = {"bandwidth": "B/s", "latency": "s", "seconds": "s", "flops": "FLOP/s", "rate": "B/s", "bytes": "B"}
@@ -30,12 +33,14 @@ def main() -> int:
 
 def _main() -> int:
     asked = _arguments()
-    return {"scale": _scale, "measure": _measure}[asked.what](asked)
+    return {"scale": _scale, "measure": _measure, "overlap": _overlap}[asked.what](asked)
 
 
 def _arguments() -> argparse.Namespace:
     parent = Parser(prog="python -m zbench.desk", description="Emulated nodes (docs/desk.md).")
-    commands = parent.add_subparsers(dest="what", required=True, metavar="scale or measure")
+    commands = parent.add_subparsers(dest="what", required=True, metavar="scale, measure or overlap")
+    recorded = commands.add_parser("overlap", help="of attention's messages and arithmetic, of recorded runs")
+    recorded.add_argument("file", help="a record, as written by python -m zbench out=FILE")
     measure = commands.add_parser("measure", help="what the links of a desk cluster give")
     parser = commands.add_parser("scale", help="a job shrunk for emulated nodes")
     for command in (measure, parser):
@@ -61,6 +66,15 @@ def _measure(asked: argparse.Namespace) -> int:
     for name, link in found.items():
         print(f"{name}: payload gets {link.efficiency:.1%} of {quantity(link.bandwidth, 'B/s')}; a message of 8 bytes "
               f"takes {quantity(link.latency, 's')}")  # fmt: skip
+    return 0
+
+
+def _overlap(asked: argparse.Namespace) -> int:
+    from zbench.desk.overlap import overlap
+
+    for one in (overlap(run) for run in read(asked.file)[0] if run.steps):
+        print(f"{one.system}: attention took {one.attention:.3f} s; arithmetic {one.compute:.3f} s, busiest NIC "
+              f"{one.transfer:.3f} s: {one.ratio:.2f} x the larger")  # fmt: skip
     return 0
 
 

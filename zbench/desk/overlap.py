@@ -1,0 +1,69 @@
+"""How much of attention's messages hides behind attention's arithmetic, of recorded runs on a desk. Pure: no torch.
+
+What a step has left for attention (its seconds less linear modules, the reduction of gradients, the optimizer) is set
+beside the larger of two things that it cannot be shorter than: the arithmetic of the busiest rank, and the busiest
+NIC's time for what the plan sends, forward and backward. Complete overlap makes it equal; none would make it their sum.
+"""
+
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from zbench.compare import label
+from zbench.cost import Cost
+from zbench.legs import NIC, legs
+from zbench.metrics import counted
+from zbench.plan import Plan
+from zbench.record import Line, Run
+from zbench.replay import Replay
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Of a run, mean seconds a step: attention took `attention`; its arithmetic `compute`, its NICs `transfer`."""
+
+    system: str
+    attention: float
+    compute: float
+    transfer: float
+
+    @property
+    def ratio(self) -> float:
+        return self.attention / max(self.compute, self.transfer)
+
+
+def overlap(run: Run) -> Overlap:
+    """
+    Raises:
+        ValueError: no step of it counts, it was simulated, or it cannot be planned again.
+    """
+    steps = counted(run.steps)
+    if run.start["facts"]["simulated"] or not steps:
+        raise ValueError(f"{run.path} line {run.line}: the run that starts here has no measured step that counts")
+    replay = Replay.of(run)
+    return Overlap(
+        label(run.start, "system"),
+        fmean(_left(step) for step in steps),
+        fmean(max(step["attention_seconds"]) for step in steps),
+        fmean(sum(nic_seconds(plan, replay.cost) for plan in replay.step(step)[1]) for step in steps),
+    )
+
+
+def nic_seconds(plan: Plan, cost: Cost) -> float:
+    """The busiest NIC's time for what attention sends, one direction, forward and backward of all layers."""
+    seconds = 0.0
+    for ops in (plan.forward, plan.backward):
+        parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
+        across = parts.link_class(plan.num_ranks) == NIC
+        ends = np.concatenate([parts.link_a[across], parts.link_b[across]])
+        carried = np.bincount(ends, weights=np.tile(parts.bytes[across], 2), minlength=1)
+        seconds += float(cost.transfer_seconds(carried.max(keepdims=True), np.array([True]))[0])
+    return cost.model.num_layers * seconds
+
+
+def _left(step: Line) -> float:
+    """On the rank that has most linear work."""
+    phases = step["phases"]
+    apart = max(step["linear_seconds"]) + phases["reduction"] + phases["optimizer"] + phases["compile"]
+    return float(step["seconds"] - apart)
