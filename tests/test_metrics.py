@@ -1,5 +1,7 @@
 """Formulas against brute force, published ratios between conventions, and hand-made records."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from zbench.metrics import (
     flops,
     imbalance,
     memory_verdict,
+    nic_idle,
     nic_utilization,
     speedup,
 )
@@ -109,6 +112,26 @@ def test_out_of_memory_has_no_throughput_but_a_verdict() -> None:
 
 def test_no_steps_no_figures() -> None:
     assert figures(TINY, []) == Figures()
+
+
+def test_steps_that_do_not_count_are_in_no_figure_but_their_number() -> None:
+    good, bad = step(0), step(1, valid=False, seconds=100.0)
+    found = figures(TINY, [good, bad])
+    assert found.invalid_steps == 1
+    assert replace(found, invalid_steps=0) == figures(TINY, [good])
+    assert figures(TINY, [bad]) == Figures(invalid_steps=1)
+    slow = [step(0, seconds=6.0), step(1, seconds=6.0)]
+    assert speedup([good, bad], slow) == 3.0
+    assert speedup(slow, [good, bad]) == pytest.approx(1 / 3)
+    assert speedup([bad], slow) is None
+
+
+def test_idle_nics_are_those_that_carry_next_to_nothing() -> None:
+    """NICs of 100 bytes/s, looked at every half second: below 2.5 bytes one is idle."""
+    series = {"interval": 0.5, "tx": [[50, 2], [3, 0]], "rx": [[2, 3], [50, 50]]}
+    assert nic_idle(TINY, [step(nic_series=series)]) == 3 / 8
+    assert nic_idle(TINY, [step(nic_series=series), step(1)]) == 3 / 8
+    assert nic_idle(TINY, [step()]) is None
 
 
 def test_torchtitan_takes_the_longest_sequence_where_the_workload_has_no_limit() -> None:
