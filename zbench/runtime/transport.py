@@ -3,6 +3,7 @@
 zbench.runtime.transport_gloo and zbench.runtime.transport_phases (NCCL) are the two there are.
 """
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,18 +25,21 @@ class Traffic:
     inside_rx: int = 0
     across_tx: int = 0
     across_rx: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def sent(self, across: bool, size: int) -> None:
-        if across:
-            self.across_tx += size
-        else:
-            self.inside_tx += size
+        with self._lock:
+            if across:
+                self.across_tx += size
+            else:
+                self.inside_tx += size
 
     def received(self, across: bool, size: int) -> None:
-        if across:
-            self.across_rx += size
-        else:
-            self.inside_rx += size
+        with self._lock:
+            if across:
+                self.across_rx += size
+            else:
+                self.inside_rx += size
 
 
 @dataclass

@@ -1,8 +1,10 @@
-"""Messages of a running program over gloo: receives posted ahead, sends from a thread of their own.
+"""Messages of a running program over gloo: receives posted ahead, sends from threads of their own.
 
-Every leg of every transfer is one message, named by its leg number. A rank posts its receives in plan order and
-sends in plan order; since a plan's operations only use what earlier ones made, the earliest message that has not
-arrived can always go on, so nothing deadlocks, whatever the plan and however far apart the ranks are.
+Every leg of every transfer is one message, named by its leg number. A rank posts its receives in plan order and has
+three lanes that send, each in plan order, as the simulator's (zbench.legs): inside the node, across nodes, and through,
+for what it passes on inside its node on behalf of others. In one queue, what passes through would wait behind what the
+rank itself does not have yet. Since a plan's operations only use what earlier ones made, the earliest message that has
+not arrived can always go on, so nothing deadlocks, whatever the plan and however far apart the ranks are.
 A rank goes on when it has all that was sent to it; what it sent itself may still be under way during its next run (but
 no longer), as it is on the simulator's links.
 Gloo's `is_completed` tells nothing before `wait`, and a message may be waited for once only, so each has a lock.
@@ -10,7 +12,8 @@ Gloo's `is_completed` tells nothing before `wait`, and a message may be waited f
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +23,9 @@ from zbench.plan import Plan
 from zbench.runtime.program import HOME, Relay, Send
 from zbench.runtime.transport import Job, Pair, Post
 
+INSIDE, ACROSS, THROUGH = range(3)
+LANES = 3
+Leg = tuple[int, int, int, int]  # its number, the peer, bytes [begin, end) of the message
 Works = list[tuple[Any, Tensor]]  # of messages, and what they carry
 AHEAD = 8  # receives posted beyond those waited for: enough to keep links busy, few enough to bound memory
 
@@ -70,63 +76,91 @@ class Arrivals:
         self._post_until(min(self._waited + AHEAD, len(self.receives)))
 
 
+class Parcels:
+    """What the sends of a run carry, each put together once, by whichever lane comes to it first."""
+
+    def __init__(self, job: Job, progress: threading.Condition) -> None:
+        self.job, self.progress = job, progress
+        self.attended = 0
+        sends = job.program.sends
+        self._locks = [threading.Lock() for _ in sends]
+        self._made: list[Tensor | None] = [None] * len(sends)
+        self._legs = [0 if isinstance(send, Relay) else len(send.legs) for send in sends]  # that are to take it yet
+
+    def take(self, number: int, send: Send) -> Tensor:
+        """Of send `number`, for one of its legs; once the attends that it needs have run."""
+        with self.progress:
+            while self.attended < send.after:
+                self.progress.wait()
+        with self._locks[number]:
+            data = self._made[number]
+            if data is None:
+                data = self._made[number] = self.job.message(send)
+            self._legs[number] -= 1
+            if not self._legs[number]:
+                self._made[number] = None
+            return data
+
+
 class Threaded:
-    """Messages of one run, sent from the sender's thread."""
+    """Messages of one run, sent from the lanes' threads."""
 
     in_order = False
 
     def __init__(self, sender: "Sender", post: Post, job: Job) -> None:
         self.sender, self.post, self.job = sender, post, job
-        self.attended = 0
         self.progress = threading.Condition()
         self.arrivals = Arrivals(post, job)
+        self.parcels = Parcels(job, self.progress)
         self.is_done, self.wait = self.arrivals.is_done, self.arrivals.wait
+        self.lanes = [lane for lane in range(LANES) if any(True for _ in self._legs(lane))]
 
     def before(self, attended: int) -> None:
         if attended == 0:
-            if self.job.program.sends:
-                self.sender.start(self._send_all)
+            for lane in self.lanes:
+                self.sender.start(lane, partial(self._send_all, lane))
             return
         with self.progress:
-            self.attended = attended
+            self.parcels.attended = attended
             self.progress.notify_all()
 
     def finish(self) -> None:
-        if self.job.program.sends:
-            self.sender.finish()
+        for lane in self.lanes:
+            self.sender.finish(lane)
 
-    def _send_all(self) -> None:
-        """In the sender's thread."""
+    def _legs(self, lane: int) -> Iterator[tuple[int, Send | Relay, Leg]]:
+        """(number of the send, the send, its leg) of all that a lane sends, in plan order."""
+        across = self.post.peers
+        for number, send in enumerate(self.job.program.sends):
+            if isinstance(send, Relay):
+                if lane == (ACROSS if across[send.peer] else THROUGH):
+                    yield number, send, (send.leg, send.peer, 0, 0)
+                continue
+            for leg in send.legs:
+                if lane == (ACROSS if across[leg[1]] else INSIDE):
+                    yield number, send, leg
+
+    def _send_all(self, lane: int) -> None:
+        """In the lane's thread."""
         works = []
-        for send in self.job.program.sends:
-            for data, leg, peer in self._legs(send):
-                works.append((self.post.send(data, peer, _tag(leg, self.job)), data))
-                self.post.events.send(self.job.number, peer, leg, data.numel())
-        self.sender.left(works)
+        for number, send, (leg, peer, begin, end) in self._legs(lane):
+            data = self._received(send) if isinstance(send, Relay) else self.parcels.take(number, send)[begin:end]
+            works.append((self.post.send(data, peer, _tag(leg, self.job)), data))
+            self.post.events.send(self.job.number, peer, leg, data.numel())
+        self.sender.left(lane, works)
 
-    def _legs(self, send: Send | Relay) -> list[tuple[Tensor, int, int]]:
-        """(data, leg, peer) of what leaves."""
-        if isinstance(send, Relay):
-            self.wait(send.received)
-            received = self.arrivals.data[send.received]
-            assert received is not None
-            return [(received, send.leg, send.peer)]
-        with self.progress:
-            while self.attended < send.after:
-                self.progress.wait()
-        data = self.job.message(send)
-        return [(data[begin:end], leg, peer) for leg, peer, begin, end in send.legs]
+    def _received(self, relay: Relay) -> Tensor:
+        self.wait(relay.received)
+        received = self.arrivals.data[relay.received]
+        assert received is not None
+        return received
 
 
 class Sender:
-    """A transport with a thread that runs one job after another; the main thread goes on computing."""
+    """A transport with a thread a lane, which runs one job after another; the main thread goes on computing."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._finished: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._left: Works = []
-        self._thread = threading.Thread(target=self._work, name="zbench-sender", daemon=True)
-        self._thread.start()
+        self._lanes = [_Lane(f"zbench-sender-{name}") for name in ("inside", "across", "through")]
 
     def prepare(self, plan: Plan, cost: Cost, pair: Pair) -> Pair:
         return pair
@@ -134,39 +168,53 @@ class Sender:
     def open(self, post: Post, job: Job) -> Threaded:
         return Threaded(self, post, job)
 
-    def start(self, job: Callable[[], None]) -> None:
-        self._jobs.put(job)
+    def start(self, lane: int, job: Callable[[], None]) -> None:
+        self._lanes[lane].jobs.put(job)
 
-    def left(self, works: Works) -> None:
-        """In the thread: sends that are under way, with what they carry; those of the run before are waited for."""
-        for work, _ in self._left:
+    def left(self, lane: int, works: Works) -> None:
+        """In the lane's thread: sends that are under way, with what they carry; waits for those of the run before."""
+        for work, _ in self._lanes[lane].left:
             work.wait()
-        self._left = works
+        self._lanes[lane].left = works
 
     def settle(self) -> None:
-        self.start(lambda: self.left([]))
-        self.finish()
+        for lane in range(LANES):
+            self.start(lane, partial(self.left, lane, []))
+        for lane in range(LANES):
+            self.finish(lane)
 
-    def finish(self) -> None:
-        """Waits for the job started last.
+    def finish(self, lane: int) -> None:
+        """Waits for the lane's job started first of those that nobody has waited for.
 
         Raises:
             what the job raised.
         """
-        error = self._finished.get()
+        error = self._lanes[lane].finished.get()
         if error is not None:
             raise error
 
     def close(self) -> None:
-        self._jobs.put(None)
-        self._thread.join()
+        for lane in self._lanes:
+            lane.jobs.put(None)
+            lane.thread.join()
+
+
+class _Lane:
+    """left: its last run's sends."""
+
+    def __init__(self, name: str) -> None:
+        self.jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.finished: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self.left: Works = []
+        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self.thread.start()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self.jobs.get()) is not None:
             try:
                 job()
             except BaseException as error:  # told to the main thread, which raises it
-                self._finished.put(error)
+                self.finished.put(error)
             else:
-                self._finished.put(None)
+                self.finished.put(None)
             del job  # and with it the memory of a run
