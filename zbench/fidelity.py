@@ -20,7 +20,7 @@ from rich.table import Table
 
 from zbench.command import Parser, ran
 from zbench.compare import label
-from zbench.metrics import Facts, counted, nic_utilization
+from zbench.metrics import Facts, counted, nic_bytes, nic_utilization
 from zbench.record import Run, read
 from zbench.replay import Replay
 
@@ -28,7 +28,8 @@ from zbench.replay import Replay
 @dataclass(frozen=True, slots=True)
 class Fidelity:
     """A system's steps, measured and simulated. seconds: means. error: of the means, simulated against measured.
-    errors: absolute, of each step. nic: mean utilisation of all NICs. invalid: steps that do not count."""
+    errors: absolute, of each step. nic: mean utilisation of all NICs. bytes_error: of all that crossed NICs, measured
+    against simulated (headers and acknowledgements are measured only). invalid: steps that do not count."""
 
     system: str
     measured: float
@@ -36,6 +37,7 @@ class Fidelity:
     errors: Sequence[float]
     nic_measured: float
     nic_simulated: float
+    bytes_error: float
     invalid: int
 
     @property
@@ -65,6 +67,7 @@ def fidelity(run: Run) -> Fidelity:
         errors=[abs(other / one - 1) for one, other in seconds],
         nic_measured=float(np.mean(nic_utilization(facts, steps))),
         nic_simulated=float(np.mean(nic_utilization(facts, again))),
+        bytes_error=sum(nic_bytes(steps)) / max(1.0, sum(nic_bytes(again))) - 1,
         invalid=len(run.steps) - len(steps),
     )
 
@@ -106,12 +109,13 @@ def _main() -> int:
 def _print(found: Sequence[Fidelity]) -> None:
     table = Table(title="mean seconds a step; NIC utilisation, mean of all NICs")
     for title in ("system", "measured", "simulated", "error", "of steps: median", "worst", "NIC measured", "simulated",
-                  "invalid"):  # fmt: skip
+                  "bytes", "invalid"):  # fmt: skip
         table.add_column(title, justify="left" if title == "system" else "right")
     for one in found:
         table.add_row(
             one.system, f"{one.measured:.3f}", f"{one.simulated:.3f}", f"{one.error:+.1%}", f"{median(one.errors):.1%}",
-            f"{max(one.errors):.1%}", f"{one.nic_measured:.1%}", f"{one.nic_simulated:.1%}", f"{one.invalid}",
+            f"{max(one.errors):.1%}", f"{one.nic_measured:.1%}", f"{one.nic_simulated:.1%}", f"{one.bytes_error:+.1%}",
+            f"{one.invalid}",
         )  # fmt: skip
     Console(width=140).print(table)
     errors = [abs(one.error) for one in found]

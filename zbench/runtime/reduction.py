@@ -17,7 +17,7 @@ BUCKET = 1 << 25  # elements of one all-reduce: 128 MiB of float32, far above wh
 
 
 PIECES = 4  # of a part in two levels: what the first and the last level take alone is that share of their time
-LEAST = 1 << 12  # elements of one of those
+LEAST = 1 << 15  # elements of one of those: smaller messages are headers and acknowledgements by several per cent
 
 
 class Reduction(Protocol):
