@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zbench.calibrate.subject import About, Subject, Used
+from zbench.runtime.host import cpu_name
 from zbench.runtime.kernels import choose
 from zbench.runtime.memory import DTYPES
 from zbench.runtime.rendezvous import Rendezvous
@@ -145,14 +146,6 @@ class Measure:
 
     def _draw(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self.device).to(self.dtype)
-
-
-def cpu_name() -> str:
-    with Path("/proc/cpuinfo").open() as lines:
-        for line in lines:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return "CPU"
 
 
 def _busy_seconds() -> float:

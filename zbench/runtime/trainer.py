@@ -6,24 +6,17 @@ tokens comes before.
 """
 
 import math
-import resource
-from functools import partial
-from pathlib import Path
 from time import perf_counter
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from zbench.batch import Batch
 from zbench.fingerprint import versions
 from zbench.plan import Plan
 from zbench.runtime import checkpoint
-from zbench.runtime.attention import Attention
 from zbench.runtime.check import worst_difference
-from zbench.runtime.compiler import Compiler
-from zbench.runtime.deepspeed import Attend, DeepSpeed
+from zbench.runtime.host import cpu_name, peak_bytes
 from zbench.runtime.interpreter import Engine
 from zbench.runtime.job import ATTENTIONS, About, Job, Report
 from zbench.runtime.kernels import choose
@@ -31,15 +24,14 @@ from zbench.runtime.memory import DTYPES, Shape, keep_freed_memory
 from zbench.runtime.nic import Counters
 from zbench.runtime.pace import Pace, Paced, Unpaced
 from zbench.runtime.parameters import Parameters, Replicated, Sharded
+from zbench.runtime.passes import Passes
 from zbench.runtime.reduction import Flat, TwoLevel
 from zbench.runtime.rendezvous import Rendezvous
 from zbench.runtime.sampler import Sampler
-from zbench.runtime.text import Text, is_real, text
+from zbench.runtime.text import is_real, text
 from zbench.runtime.transformer import Transformer
 from zbench.runtime.transport import Post, Traffic
 from zbench.runtime.transport_phases import transport_of
-
-BURSTS = 3  # the first warms up
 
 
 class Trainer:
@@ -64,12 +56,12 @@ class Trainer:
         counters = Counters.of() if rendezvous.place is None else rendezvous.place.counters()
         is_first = rank % cluster.gpus_per_node == 0  # of its node
         self.nics = Sampler(counters, job.nic_interval if is_first else None)
-        self.deepspeed: DeepSpeed | None = None
+        self.passes = Passes(job, rank, self.engine, self.parameters, self.device)
 
     def about(self) -> About:
         cuda = self.device.type == "cuda"
         return About(
-            device=torch.cuda.get_device_name(self.device) if cuda else _cpu_name(),
+            device=torch.cuda.get_device_name(self.device) if cuda else cpu_name(),
             kernel=self.engine.kernel.name,
             backend=dist.get_backend(),
             torch=torch.__version__,
@@ -86,7 +78,7 @@ class Trainer:
         self.board.say(f"{where}, reading tokens")
         vocab = self.job.cost.model.vocab
         texts = [text(plan, self.rank, self.job.workload, batch, vocab) for plan in plans]
-        self._open(plans)
+        self.passes.open(plans)
         self.engine.times.clear()
         self.engine.post.traffic = Traffic()
         self.board.wait(f"{where}, barrier before it")
@@ -97,15 +89,12 @@ class Trainer:
             self._fail(batch.step)
         began = self._now()
         self.pace.begin()
-        attends = self._attends(plans, where)
+        attends = self.passes.attends(plans, where)
         compiled = perf_counter()
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for number, (one, attend) in enumerate(zip(texts, attends, strict=True)):
             self.parameters.begin(last=number == len(plans) - 1)
-            part = self._forward(one, attend, batch.num_tokens, f"{where}, micro-batch {number}")
-            self.pace.spend(self._head_seconds(one))
-            part.backward()
-            loss += part.detach()
+            loss += self.passes.run(one, attend, batch.num_tokens, f"{where}, micro-batch {number}")
         ran = self._now()
         self.board.wait(f"{where}, gradient reduction")
         self.parameters.finish()
@@ -134,7 +123,7 @@ class Trainer:
             exposed_seconds=times.waiting + reduction,
             inside=(traffic.inside_tx, traffic.inside_rx),
             across=(traffic.across_tx, traffic.across_rx),
-            peak_bytes=_peak_bytes(self.device),
+            peak_bytes=peak_bytes(self.device),
             capacity_bytes=int(self.job.cost.cluster.device.memory_bytes),
             phases={
                 "compile": compiled - began,
@@ -152,26 +141,10 @@ class Trainer:
         )
 
     def burst(self, plan: Plan) -> tuple[float, float]:
-        """(seconds that this rank's work takes here, all ranks at it at once; seconds that it takes its device).
-
-        plan: without messages; a sequence a rank.
-        """
-        nothing = np.zeros(int(plan.tokens_per_rank[self.rank]), np.int64)
-        one = Text(nothing, np.arange(len(nothing)), nothing)
-        (attend,) = self._attends((plan,), "burst")
-        taken = []
-        for _ in range(BURSTS):
-            self.board.wait("burst, barrier before it")
-            dist.barrier()
-            self.pace.begin(hurries=True)
-            began = self._now()
-            self.parameters.begin(last=False)
-            part = self._forward(one, attend, len(nothing), "burst")
-            self.pace.spend(self._head_seconds(one))
-            part.backward()
-            taken.append(self._now() - began)
+        """zbench.runtime.passes.Passes.burst."""
+        found = self.passes.burst(plan)
         self.parameters.drop()
-        return min(taken[1:]), self.pace.modelled
+        return found
 
     def save(self, path: str, step: int) -> None:
         """step: the first one that is not in the checkpoint."""
@@ -212,45 +185,6 @@ class Trainer:
         if self.rank == fault.nic // cluster.nics_per_node * cluster.gpus_per_node:
             fault.begin(cluster, place)
 
-    def _open(self, plans: tuple[Plan, ...]) -> None:
-        """Opens the package that plans ask for. Collective, and once: it takes seconds, which are not the step's."""
-        if self.deepspeed is None and any(plan.attention for plan in plans):
-            self.board.say("opening deepspeed")
-            self.deepspeed = DeepSpeed(self.rank, dist.get_world_size(), self.engine)
-
-    def _attends(self, plans: tuple[Plan, ...], where: str) -> list[Attend]:
-        """How attention runs, of every plan."""
-        self.board.say(f"{where}, compiling plans")
-        return [self._attend(plan) for plan in plans]
-
-    def _attend(self, plan: Plan) -> Attend:
-        if plan.attention:
-            assert self.deepspeed is not None
-            return self.deepspeed.attend(plan)
-        index, cut = partial(_index, self.device), self.engine.kernel.cut
-        pair = Compiler(plan, self.rank, self.job.cost, index, cut, self.job.is_paced).compile()
-        pair = self.engine.transport.prepare(plan, self.job.cost, pair)
-        return lambda q, k, v, where: Attention.apply(q, k, v, self.engine, pair, where)
-
-    def _forward(self, one: Text, run: Attend, num_tokens: int, where: str) -> Tensor:
-        """The rank's part of the loss."""
-        tokens, positions, targets = (
-            torch.from_numpy(x).to(self.device) for x in (one.tokens, one.positions, one.targets)
-        )
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            o = run(q, k, v, f"{where}, layer {layer}")
-            self.board.say(f"{where}, layer {layer}")
-            return o
-
-        self.board.say(where)
-        part: Tensor = self.parameters.network(tokens, positions, targets, attend, num_tokens)
-        return part
-
-    def _head_seconds(self, one: Text) -> float:
-        """Modelled, of the output projection and the loss."""
-        return float(self.job.cost.head_seconds(np.array([len(one.tokens)]))[0])
-
     def _check(self, batch: Batch, loss: float, where: str) -> tuple[float, str] | None:
         """Collective; the answer is rank 0's, and the others wait for it at the next collective."""
         self.board.wait(f"{where}, gathering gradients")
@@ -260,20 +194,3 @@ class Trainer:
         return worst_difference(
             self.job, batch, loss, weights, gradients, lambda place: self.board.say(f"{where}, {place}")
         )
-
-
-def _index(device: torch.device, rows: object) -> Tensor:
-    return torch.from_numpy(rows).to(device)
-
-
-def _peak_bytes(device: torch.device) -> int:
-    """Most memory in use so far: of the GPU's allocator, else of the process (its resident set)."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _cpu_name() -> str:
-    """As Linux tells it; a processor without a model name is just a CPU."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")

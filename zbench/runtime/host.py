@@ -1,0 +1,19 @@
+"""What a rank's machine says of itself."""
+
+import resource
+from pathlib import Path
+
+import torch
+
+
+def cpu_name() -> str:
+    """As Linux tells it; a processor without a model name is just a CPU."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most memory in use so far: of the GPU's allocator, else of the process (its resident set)."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
