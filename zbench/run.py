@@ -82,12 +82,12 @@ def _play(
     meter.show(case.name, 0)
     writer.append(start)
     try:
+        warm(case.system, trains=not parts.simulated)  # so that neither ranks nor the first step's times are compiling
         ready = executor.start()
         first = ready.first_step
         if ready.about:
             writer.append({"kind": "about", "run": run_id, **ready.about})
         tracker.start(run_id, titled(start), described(start))
-        warm(case.system, trains=not parts.simulated)  # so that the first step's times are not the compiler's
         for step in range(first, settings.steps):
             line = {
                 "kind": "step",
