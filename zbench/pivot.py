@@ -14,6 +14,8 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "step_seconds": ("step", "{:.4g} s".format),
     "tokens_per_second": ("tokens/s", "{:,.0f}".format),
     "nic_utilization": ("NIC utilisation", "{:.1%}".format),
+    "nic_idle": ("share of time in which NICs are idle", "{:.1%}".format),
+    "invalid_steps": ("steps that do not count", "{:.0f}".format),
     "exposed_communication": ("share of communication not hidden", "{:.1%}".format),
     "imbalance": ("compute of the busiest rank over the mean", "{:.2f}".format),
     "micro_batches": ("micro-batches a step", "{:.3g}".format),
