@@ -14,7 +14,7 @@ from zbench.runtime import reduction
 from zbench.runtime.reduction import TwoLevel
 
 NODES, PER_NODE = 2, 3
-SIZES = (3, 300, 3000, 9)  # all of them multiples of PER_NODE; 3000 is more than the bucket below
+SIZES = (6, 300, 3000, 12)  # all of them multiples of the ranks; 3000 is more than the bucket below
 BUCKET = 1000
 
 
