@@ -58,3 +58,7 @@ class Replay:
                 "workload, or what it reads, has changed since"
             )
         return batch, self.system.plan(batch)
+
+    def plans(self, line: Line) -> tuple[Plan, ...]:
+        """As of step()."""
+        return self.step(line)[1]

@@ -22,6 +22,7 @@ from zbench.desk.scale import Scale
 from zbench.fingerprint import ROOT
 from zbench.model import Model
 from zbench.record import read
+from zbench.replay import Replay
 from zbench.units import parse
 
 UNITS = {"bandwidth": "B/s", "latency": "s", "seconds": "s", "flops": "FLOP/s", "rate": "B/s", "bytes": "B"}
@@ -72,7 +73,11 @@ def _measure(asked: argparse.Namespace) -> int:
 def _overlap(asked: argparse.Namespace) -> int:
     from zbench.desk.overlap import overlap
 
-    for one in (overlap(run) for run in read(asked.file)[0] if run.steps):
+    for run in read(asked.file)[0]:
+        if not run.steps:
+            continue
+        replay = Replay.of(run)
+        one = overlap(run, replay.cost, replay.plans)
         print(f"{one.system}: attention took {one.attention:.3f} s; arithmetic {one.compute:.3f} s, busiest NIC "
               f"{one.transfer:.3f} s: {one.ratio:.2f} x the larger")  # fmt: skip
     return 0

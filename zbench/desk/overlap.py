@@ -5,6 +5,7 @@ beside the larger of two things that it cannot be shorter than: the arithmetic o
 NIC's time for what the plan sends, forward and backward. Complete overlap makes it equal; none would make it their sum.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -16,7 +17,6 @@ from zbench.legs import NIC, legs
 from zbench.metrics import counted
 from zbench.plan import Plan
 from zbench.record import Line, Run
-from zbench.replay import Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +33,20 @@ class Overlap:
         return self.attention / max(self.compute, self.transfer)
 
 
-def overlap(run: Run) -> Overlap:
-    """
+def overlap(run: Run, cost: Cost, plans: Callable[[Line], tuple[Plan, ...]]) -> Overlap:
+    """cost: of the run's cluster and model. plans: of a step.
+
     Raises:
-        ValueError: no step of it counts, it was simulated, or it cannot be planned again.
+        ValueError: no step of it counts, or it was simulated.
     """
     steps = counted(run.steps)
     if run.start["facts"]["simulated"] or not steps:
         raise ValueError(f"{run.path} line {run.line}: the run that starts here has no measured step that counts")
-    replay = Replay.of(run)
     return Overlap(
         label(run.start, "system"),
         fmean(_left(step) for step in steps),
         fmean(max(step["attention_seconds"]) for step in steps),
-        fmean(sum(nic_seconds(plan, replay.cost) for plan in replay.step(step)[1]) for step in steps),
+        fmean(sum(nic_seconds(plan, cost) for plan in plans(step)) for step in steps),
     )
 
 
