@@ -12,6 +12,7 @@ from itertools import product
 from systems.micro_batches import fitting
 from systems.nodewise_cuts import Bins, Rule, placements
 from systems.nodewise_plan import Layout, laid, layout
+from systems.nodewise_ranks import Node
 from systems.nodewise_work import Rates, attention_seconds
 from systems.zeppelin_zones import capacity_tokens
 from zbench.batch import Batch
@@ -36,7 +37,8 @@ SWITCHES = ("heads", "fewest", "front", "first", "wide", "homes", "order")
 class Nodewise:
     """tries: placements that are built and played. operations: that all played plans of a micro-batch have together,
     beyond which no other is begun. chunks: parts in which a GPU's heads are exchanged and attended to; the first for
-    every placement, the others for the best one. With one of each nothing is played: the estimate decides.
+    every placement, the others for the best one. With one of each nothing is played: the estimate decides. groups: in
+    which a node's shared sequences are at most, each with a split of heads of its own.
 
     Each part of the planner by itself, so that an ablation is a matter of switches. heads: share heads inside nodes
     (off: GPUs are what sequences are cut over, and keys travel). fewest: cut over just enough nodes, weighted by what
@@ -51,7 +53,8 @@ class Nodewise:
     cost: Cost
     tries: int = 6
     operations: int = 300_000
-    chunks: tuple[int, ...] = (2, 4)
+    chunks: tuple[int, ...] = (3, 2)
+    groups: int = 3
     heads: bool = True
     fewest: bool = True
     front: bool = True
@@ -63,6 +66,7 @@ class Nodewise:
     def __post_init__(self) -> None:
         _check_whole("system.tries", self.tries)
         _check_whole("system.operations", self.operations)
+        _check_whole("system.groups", self.groups)
         if not isinstance(self.chunks, (list, tuple)) or not self.chunks:
             raise ValueError(f"system.chunks is {self.chunks!r}; it takes a list of whole numbers, as in [2, 4]")
         for chunks in self.chunks:
@@ -99,11 +103,8 @@ class Nodewise:
         bins = Bins(cluster.num_nodes, room * ranks, ranks, rates.across, rates.repack if self.heads else 0.0)
         found = placements(lengths, attention, rates, bins, self._rules(attention + rates.token * lengths, cluster))
         found = found or placements(lengths, attention, rates, bins, [Rule(len(lengths), even=True)])
-        heads, chunks = self.cost.model.num_heads, self.chunks[0]
-        return [
-            layout(one, lengths, attention, rates, cluster, heads, room, chunks, self.homes)
-            for one in found[: LOOKED * self.tries]
-        ]
+        node = Node(ranks, self.cost.model.num_heads, room, self.chunks[0], self.groups, self.homes)
+        return [layout(one, lengths, attention, rates, cluster.num_nodes, node) for one in found[: LOOKED * self.tries]]
 
     def _rules(self, work: Floats, cluster: Cluster) -> list[Rule]:
         nodes, ranks = cluster.num_nodes, cluster.gpus_per_node

@@ -7,6 +7,7 @@ between GPUs of the same place: across nodes every NIC then carries its part.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,13 +86,19 @@ class Layer:
             ids = self.builder.add_blocks(seqs, zero, self.builder.lengths[seqs], block, used) + np.arange(len(used))
             self._attend(used, (0, self.builder.num_heads), ids, ids, LOCAL)
 
-    def group(self, of: Shared) -> None:
-        """Whole sequences whose heads a node shares: exchanged, attended to, sent home."""
-        ids, names = self._blocks(of)
-        for chunk, lo, hi, some in self._parts(of):
-            self._exchange(of, ids, lo, hi, GROUP_OUT, chunk)
-            self._attend(of.ranks[some], (lo[some], hi[some]), names, names, GROUP, chunk)
-            self._home(of, ids, lo, hi, GROUP, chunk, 1)
+    def groups(self, groups: Sequence[Shared], rows: bool) -> None:
+        """Whole sequences whose heads a node shares: exchanged, attended to, sent home, group after group.
+
+        rows: whether the node has rows of cut sequences, whose attends hide what is exchanged for groups.
+        """
+        chunk = 0
+        for at, of in enumerate(groups):
+            ids, names = self._blocks(of)
+            for lo, hi, some in self._parts(of, [0.0, 1.0] if rows else _ends(self.chunks, at, len(groups))):
+                self._exchange(of, ids, lo, hi, GROUP_OUT, chunk)
+                self._attend(of.ranks[some], (lo[some], hi[some]), names, names, GROUP, chunk)
+                self._home(of, ids, lo, hi, GROUP, chunk, 1)
+                chunk += 1
 
     def cut(self, rows: Sequence[Shared], spans: Ints) -> None:
         """A sequence in several rows, of as many GPUs each; spans: the rows as Placement.rows has them."""
@@ -99,7 +106,7 @@ class Layer:
         count = len(rows)
         for at, row in enumerate(rows):
             ids, names = laid[at]
-            for chunk, lo, hi, some in self._parts(row):
+            for chunk, (lo, hi, some) in enumerate(self._parts(row, _cuts(self.chunks))):
                 ranks, heads = row.ranks[some], (lo[some], hi[some])
                 self._exchange(row, ids, lo, hi, ROW_OUT, chunk)
                 self._attend(ranks, heads, names, names, OWN, chunk)
@@ -126,12 +133,12 @@ class Layer:
         ids = base + np.arange(len(of.ranks))
         return ids, int(ids[0]) if len(ids) == 1 else int(self.builder.add_lists(ids.reshape(1, -1))[0])
 
-    def _parts(self, of: Shared) -> list[tuple[int, Ints, Ints, NDArray[np.bool_]]]:
+    def _parts(self, of: Shared, cuts: list[float]) -> list[tuple[Ints, Ints, NDArray[np.bool_]]]:
         """Of every chunk: each GPU's first head, the one after its last, and whether it has any."""
-        chunks = self.chunks if len(of.ranks) > 1 else 1  # who has all heads needs no exchange
+        cuts = cuts if len(of.ranks) > 1 else [0.0, 1.0]  # who has all heads needs no exchange
         lo, width = of.heads[:-1], np.diff(of.heads)
-        bounds = [lo + width * chunk // chunks for chunk in range(chunks + 1)]
-        return [(chunk, bounds[chunk], bounds[chunk + 1], bounds[chunk + 1] > bounds[chunk]) for chunk in range(chunks)]
+        bounds = [lo + np.floor(width * cut + 0.5).astype(np.int64) for cut in cuts]
+        return [(a, b, b > a) for a, b in pairwise(bounds)]
 
     def _exchange(self, of: Shared, ids: Ints, lo: Ints, hi: Ints, phase: int, chunk: int) -> None:
         if len(ids) > 1:
@@ -176,3 +183,19 @@ def _rounds(count: int) -> tuple[Ints, Ints]:
     """(here, to) of an all-to-all, in rounds in which everybody sends and receives once."""
     turn, here = (axis.reshape(-1) for axis in np.indices((count - 1, count)))
     return here, partner(here, turn + 1, count)
+
+
+def _cuts(chunks: int) -> list[float]:
+    """Where a GPU's heads are cut: of three or more chunks the first and the last, which nothing hides, are half as big."""
+    weights = np.full(chunks, 2.0 if chunks > 2 else 1.0)
+    weights[[0, -1]] = 1.0
+    return [0.0, *(np.cumsum(weights) / weights.sum()).tolist()]
+
+
+def _ends(chunks: int, at: int, count: int) -> list[float]:
+    """Likewise for group `at` of `count`: where there are several, they are the chunks, and only the ends are cut."""
+    if count == 1:
+        return _cuts(chunks)
+    if chunks > 2 and at in (0, count - 1):
+        return [0.0, 0.25 if at == 0 else 0.75, 1.0]
+    return [0.0, 1.0]
