@@ -23,10 +23,10 @@ from zbench.rewrite import reverse
 from zbench.rewrite.order import scheduled
 from zbench.simulate import layer_seconds, programs
 
-LAYERS = 3  # played to compare plans: in one, ranks that run ahead into the next layer look idle
+LAYERS = 2  # played to compare plans: in one, ranks that run ahead into the next layer look idle
 MORE = 4  # most sequences that are cut beyond those too long for a node
 BACKS, SQUEEZES, WIDES = (0.0, 0.5, 0.9, 2.0), (0.03, 0.2), (2, 4)  # of Rule
-LOOKED = 4  # placements whose nodes are looked into, for each one that is played
+LOOKED = 24  # placements whose nodes are looked into
 NEAR = 1.1  # times the best estimate: within it the best of every kind is played
 SLACK = 1.02  # sequences of more than so many even shares of a node are always cut
 TIGHT = 0.8  # of the tokens a GPU has room for, where plans with all of them do not fit memory
@@ -51,8 +51,8 @@ class Nodewise:
     """
 
     cost: Cost
-    tries: int = 6
-    operations: int = 300_000
+    tries: int = 4
+    operations: int = 200_000
     chunks: tuple[int, ...] = (3, 2)
     groups: int = 3
     heads: bool = True
@@ -104,7 +104,7 @@ class Nodewise:
         found = placements(lengths, attention, rates, bins, self._rules(attention + rates.token * lengths, cluster))
         found = found or placements(lengths, attention, rates, bins, [Rule(len(lengths), even=True)])
         node = Node(ranks, self.cost.model.num_heads, room, self.chunks[0], self.groups, self.homes)
-        return [layout(one, lengths, attention, rates, cluster.num_nodes, node) for one in found[: LOOKED * self.tries]]
+        return [layout(one, lengths, attention, rates, cluster.num_nodes, node) for one in found[:LOOKED]]
 
     def _rules(self, work: Floats, cluster: Cluster) -> list[Rule]:
         nodes, ranks = cluster.num_nodes, cluster.gpus_per_node
@@ -153,8 +153,9 @@ class Nodewise:
 
 def _spread(layouts: list[Layout]) -> list[Layout]:
     """The best estimate first, then the best of every other kind that is not far behind, then the others: estimates
-    of one kind are off in the same direction."""
-    layouts = sorted(layouts, key=lambda one: one.seconds)
+    of one kind are off in the same direction. Equal estimates are of the same layout with nodes in another order."""
+    distinct = {round(one.seconds / layouts[0].seconds, 9): one for one in reversed(layouts)}
+    layouts = sorted(distinct.values(), key=lambda one: one.seconds)
     kinds: dict[tuple[bool, bool], Layout] = {}
     for one in layouts:
         if one.seconds < NEAR * layouts[0].seconds:

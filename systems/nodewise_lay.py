@@ -186,7 +186,7 @@ def _rounds(count: int) -> tuple[Ints, Ints]:
 
 
 def _cuts(chunks: int) -> list[float]:
-    """Where a GPU's heads are cut: of three or more chunks the first and the last, which nothing hides, are half as big."""
+    """Where a GPU's heads are cut. The first and the last of three or more chunks are half as big: they show."""
     weights = np.full(chunks, 2.0 if chunks > 2 else 1.0)
     weights[[0, -1]] = 1.0
     return [0.0, *(np.cumsum(weights) / weights.sum()).tolist()]

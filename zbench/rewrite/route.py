@@ -54,6 +54,26 @@ def _routed_seconds(size: np.ndarray, cost: Cost) -> np.ndarray:
     return 2 * cost.transfer_seconds(size * (lanes - 1) / lanes, inside) + cost.transfer_seconds(size / lanes, across)
 
 
+def routed(plan: Plan) -> bool:
+    """Whether any transfer of the plan is spread over NICs."""
+    return any(bool((ops.via >= 0).any()) for ops in (plan.forward, plan.backward))
+
+
+def narrowed(plan: Plan, cost: Cost, count: int) -> Plan:
+    """A routed plan with every share of a transfer over `count` NICs only, its sender's and others evenly apart.
+
+    Fewer proxies leave each NIC more to carry, and NVLink ports less. count: a divisor of a node's NICs.
+    """
+    nics = cost.cluster.nics_per_node
+    apart = np.arange(count) * (nics // count)
+    lists = Lists.of([np.sort((own + apart) % nics) for own in range(nics)])
+    own = cost.cluster.nic_of % nics
+    forward, backward = (
+        replace(ops, via=np.where(ops.via >= 0, own[ops.src], -1)) for ops in (plan.forward, plan.backward)
+    )
+    return plan.with_(lanes=lists, forward=forward, backward=backward)
+
+
 def unrouted(plan: Plan) -> Plan:
     """`plan` with every transfer sent directly."""
     forward, backward = (replace(ops, via=np.full(len(ops), -1, np.int64)) for ops in (plan.forward, plan.backward))
