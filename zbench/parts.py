@@ -30,6 +30,7 @@ class Settings:
     trace: str | None
     check: Sequence[str]
     resume: str | None
+    again: bool = True
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("seed", 0), ("tokens_per_gpu", 1)):
@@ -48,6 +49,9 @@ class Settings:
             value = getattr(self, name)
             if not (isinstance(value, str) and value) and not (value is None and kind.endswith("null")):
                 raise ValueError(f"{name} is {value!r}; it takes the name of {kind}")
+
+        if not isinstance(self.again, bool):
+            raise ValueError(f"again is {self.again!r}; it takes true or false")
 
     @staticmethod
     def of(config: DictConfig) -> "Settings":

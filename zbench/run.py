@@ -48,8 +48,9 @@ def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
     check_memory(parts.cost)
     own, baseline = cases(request, parts)
     reused = reusable(baseline, settings, parts, earlier) if baseline else None
-    played = ([baseline] if baseline and not reused else []) + [own]
-    done = [reused] if reused else []
+    known = None if settings.again else reusable(own, settings, parts, ())
+    played = [case for case, found in ((baseline, reused), (own, known)) if case and not found]
+    done = [found for found in (reused, known) if found]
     writer = Writer.open(settings.out)
     try:
         with Meter(settings.steps) as meter:
@@ -60,7 +61,7 @@ def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
     finally:
         writer.close()
     print_run(rows(done))
-    print_words(_words(own, settings, parts, reused, done))
+    print_words(_words(own, settings, parts, reused, known, done))
     return done
 
 
@@ -157,7 +158,9 @@ def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | 
     }
 
 
-def _words(own: Case, settings: Settings, parts: Parts, reused: Run | None, done: Sequence[Run]) -> Sequence[str]:
+def _words(
+    own: Case, settings: Settings, parts: Parts, reused: Run | None, known: Run | None, done: Sequence[Run]
+) -> Sequence[str]:
     where = cluster_words(own.start["facts"])
     if parts.simulated:
         lines = [f"SIMULATED on {where}. Nothing here was measured on hardware."]
@@ -169,6 +172,8 @@ def _words(own: Case, settings: Settings, parts: Parts, reused: Run | None, done
         lines.append(f"Baseline {settings.baseline} was not run again: the record has it, from line {reused.line} on.")
     elif reused:
         lines.append(f"Baseline {settings.baseline} was not run again: this sweep measured it, {reused.start['run']}.")
+    if known:
+        lines.append(f"{own.name} was not run again: the record has it, from line {known.line} on.")
     lines.append(f"Record: {settings.out}")
     if settings.trace:
         lines.append(f"Trace of the first step: {settings.trace} (open it in ui.perfetto.dev)")
