@@ -106,6 +106,7 @@ def test_a_sweep_goes_on_after_a_bad_job_and_says_so(
         (["experiment=nope"], "experiment is 'nope'; "),
         (["baseline=nonesuch"], "baseline is 'nonesuch'; it takes one of allgather, "),
         (["baseline=rin"], "(did you mean ring?)"),
+        (["again=3"], "again is 3; it takes true or false"),
         (["baseline=3"], "baseline is 3; it takes the name of a system or null"),
         (["stepz=3"], "stepz is not a key; did you mean steps?"),
         (["sytem=ring"], "sytem is not a key; did you mean system?"),

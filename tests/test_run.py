@@ -96,7 +96,7 @@ def request(
 ) -> Request:
     config = OmegaConf.create({
         "steps": 3, "seed": 0, "tokens_per_gpu": 64, "out": str(out), "baseline": "ring" if baseline else None,
-        "trace": None, "check": None, "resume": None,
+        "trace": None, "check": None, "resume": None, "again": True,
         "system": system, "workload": {"_target_": "test_run.Lengths"}, "cluster": CLUSTER,
         "model": MODEL, "executor": {"_target_": "zbench.simulate.Simulated"},
         "tracker": {"_target_": "zbench.track.Nothing"}, **changes,
@@ -159,6 +159,17 @@ def test_a_recorded_baseline_is_not_run_again(tmp_path: Path, capsys: pytest.Cap
     ):
         run(request(out, gather, RING, **changes))
         assert len(recorded(out)) == 5 + 2 * number
+
+
+def test_a_stopped_sweep_goes_on_with_again_false(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "r.jsonl"
+    first = run(request(out))
+    (known,) = run(request(out, again=False))
+    assert known.start["run"] == first[0].start["run"]
+    assert "mine was not run again: the record has it, from line 1 on." in capsys.readouterr().out
+    run(request(out, again=False, seed=1))
+    run(request(out))
+    assert len(recorded(out)) == 3
 
 
 def test_a_baseline_from_outside_the_tree_is_run_again(tmp_path: Path) -> None:

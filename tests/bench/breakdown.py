@@ -1,0 +1,109 @@
+"""What a step takes beyond the bound: `python tests/bench/breakdown.py CLUSTER,... STEPS [OVERRIDE ...]` (simulated).
+
+Shares of a step in per cent, means over batches and ranks; they add up to 1 - bound ratio. What a plan computes more
+than the bound is counted: whole tiles and rows, kernel starts, joining partial results, copies between layouts. What it
+waits for is played: the same plans on a cluster whose NICs take no time, then whose NVLink takes none either; what is
+idle then is imbalance. `tail` is gathers and reductions that nothing hides, which the bound leaves out; `ceiling` the
+bound ratio that a plan without any other loss would have.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from hydra import compose, initialize_config_dir
+
+from zbench import collective
+from zbench.area import work
+from zbench.batch import Batch
+from zbench.bound import bound_seconds, least_seconds
+from zbench.cost import Cost, Floats
+from zbench.parts import Parts, Settings, make_system
+from zbench.plan import Plan
+from zbench.simulate import Simulated
+from zbench.use import Use
+from zbench.warm import warm
+
+CONF = Path(__file__).parents[2] / "conf"
+DRAWN = ("longtail_128k", "arxiv", "github", "wikipedia", "prolong64k", "byted_2m", "pystdlib")
+WORKLOADS = {**{name: [f"workload={name}"] for name in DRAWN},
+             "one giant": ["workload=fixed", "workload.length=131072"],
+             "all short": ["workload=fixed", "workload.length=512"]}  # fmt: skip
+COLUMNS = ("tiles", "starts", "joins", "copies", "imbalance", "NVLink", "NIC", "tail")
+
+
+def attending(plan: Plan, cost: Cost) -> Floats:
+    """Seconds of all layers, mean over ranks: tiles and rows, kernel starts, joins, copies."""
+    out = np.zeros(4)
+    group = cost.model.num_heads // cost.model.num_kv_heads
+    for ops, backward in ((plan.forward, False), (plan.backward, True)):
+        attend, amount = work(plan, ops)
+        kv_heads = -(-ops.head_hi[attend] // group) - ops.head_lo[attend] // group
+        use = Use.of(plan, ops, attend, amount, kv_heads)
+        stream = cost.stream_seconds(amount, use.heads, use.kv_heads, backward)
+        kernel = cost.kernel_seconds(amount, use.heads, use.kv_heads, backward)
+        joins = cost._sum_seconds(amount, use, backward)
+        whole = cost.attend_seconds(plan, ops, attend, amount, backward)
+        out += [part.sum() for part in (stream, kernel - stream, joins, whole - kernel - joins)]
+    return out * cost.model.num_layers / plan.num_ranks
+
+
+def parts_of(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> tuple[float, Floats]:
+    """(bound ratio, shares of the step as in COLUMNS) of one step without recomputation."""
+    cluster, bound = cost.cluster, bound_seconds(batch, cost)
+    no_nic = replace(cluster, nic_bandwidth=1e30, nic_latency=0.0)
+    nothing = replace(no_nic, nvlink_bandwidth=1e30, nvlink_latency=0.0)
+    result = Simulated(cost).step(batch, plans)
+    ends = []
+    for where in (cluster, no_nic, nothing):
+        found = Simulated(replace(cost, cluster=where)).step(batch, plans)
+        ends.append(found.seconds - found.phases["gradients"])
+    counted = np.sum([attending(plan, cost) for plan in plans], axis=0)
+    least = sum(float(least_seconds(batch.lengths, cost, back).sum()) for back in (False, True))
+    counted[0] -= least * cost.model.num_layers / cluster.num_ranks
+    busy = np.mean(result.attention_seconds) + np.mean(result.linear_seconds) + result.phases["optimizer"]
+    waits = [ends[2] - busy, ends[1] - ends[2], ends[0] - ends[1], result.phases["gradients"]]
+    return bound / result.seconds, np.array([*counted, *waits]) / result.seconds
+
+
+def ceiling(batch: Batch, cost: Cost) -> float:
+    """The bound ratio of a plan that computes as the bound does, evenly, and whose attention sends nothing."""
+    ranks, layers = cost.cluster.num_ranks, cost.model.num_layers
+    even = np.array([batch.num_tokens / ranks])
+    linear = float(cost.linear_seconds(even)[0])
+    there, back = (float(least_seconds(batch.lengths, cost, way).sum()) / ranks for way in (False, True))
+    forward, backward = layers * (linear + there), layers * (2 * linear + back)
+    begin = forward + float(cost.head_seconds(even)[0])
+    nothing = np.zeros(cost.cluster.num_nics, np.int64)
+    end, _ = collective.finish(cost, np.full(ranks, begin + backward), forward, begin, nothing, nothing)
+    return bound_seconds(batch, cost) / end
+
+
+def main() -> None:
+    clusters, steps, overrides = sys.argv[1].split(","), int(sys.argv[2]), sys.argv[3:]
+    for cluster in clusters:
+        print(f"\n| {cluster} | ratio | ceiling |", " | ".join(COLUMNS), "|")
+        print("|---" * (3 + len(COLUMNS)) + "|")
+        for name, workload in WORKLOADS.items():
+            config = compose("config", ["system=nodewise", "tracker=none", f"cluster={cluster}", *workload, *overrides])
+            made = Parts.of(config, Settings.of(config))
+            system = make_system(config, made.cost)
+            warm(system)
+            rows = []
+            for step in range(steps):
+                batch = made.workload.batch(step)
+                ratio, shares = parts_of(batch, system.plan(batch), made.cost)
+                rows.append([ratio, ceiling(batch, made.cost), *(100 * shares)])
+            ratio, most, *shares = np.mean(rows, axis=0)
+            print(
+                f"| {name} | {ratio:.3f} | {most:.3f} |",
+                " | ".join(f"{share:.1f}" for share in shares),
+                "|",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        main()
