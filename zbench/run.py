@@ -50,7 +50,7 @@ def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
     reused = reusable(baseline, settings, parts, earlier) if baseline else None
     known = None if settings.again else reusable(own, settings, parts, ())
     played = [case for case, found in ((baseline, reused), (own, known)) if case and not found]
-    done = [found for found in (reused, known) if found]
+    done = [reused] if reused else []
     writer = Writer.open(settings.out)
     try:
         with Meter(settings.steps) as meter:
@@ -60,6 +60,7 @@ def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
                 done.append(_play(case, settings, parts, executor, writer, meter, trace, done))
     finally:
         writer.close()
+    done += [known] if known else []
     print_run(rows(done))
     print_words(_words(own, settings, parts, reused, known, done))
     return done
