@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from hydra import compose, initialize_config_dir
 
-from zbench import collective
 from zbench.area import work
 from zbench.batch import Batch
 from zbench.bound import bound_seconds, least_seconds
+from zbench.collective import Collectives
 from zbench.cost import Cost, Floats
 from zbench.parts import Parts, Settings, make_system
 from zbench.plan import Plan
@@ -74,10 +74,10 @@ def ceiling(batch: Batch, cost: Cost) -> float:
     linear = float(cost.linear_seconds(even)[0])
     there, back = (float(least_seconds(batch.lengths, cost, way).sum()) / ranks for way in (False, True))
     forward, backward = layers * (linear + there), layers * (2 * linear + back)
-    begin = forward + float(cost.head_seconds(even)[0])
-    nothing = np.zeros(cost.cluster.num_nics, np.int64)
-    end, _ = collective.finish(cost, np.full(ranks, begin + backward), forward, begin, nothing, nothing)
-    return bound_seconds(batch, cost) / end
+    moves = Collectives.of(cost)
+    tail = moves.forward(forward, 0.0) + moves.backward(backward, 0.0)
+    bound = bound_seconds(batch, cost)
+    return bound / (bound + tail)
 
 
 def main() -> None:
