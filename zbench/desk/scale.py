@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from zbench.cluster import Cluster, Device
 from zbench.model import Model
 
-EFFICIENCY = 0.97  # of a limited link's rate that payload gets: docs/desk.md
+EFFICIENCY = 0.987  # of a limited link's rate that payload gets: python -m zbench.desk measure (docs/desk.md)
 MEMORY_BYTES = 2e9  # of a rank: its share of a small machine; it is not scaled
 
 
