@@ -99,9 +99,13 @@ def _main() -> int:
     runs, problems = read(asked.out)
     for problem in problems:
         print(f"zbench: {problem}", file=sys.stderr)
-    found = [fidelity(run) for run in runs if not run.start["facts"]["simulated"] and run.steps]
+    measured = [run for run in runs if not run.start["facts"]["simulated"] and run.steps]
+    for run in measured:
+        if not counted(run.steps):
+            print(f"zbench: no step of {label(run.start, 'system')} counts: this machine was too busy", file=sys.stderr)
+    found = [fidelity(run) for run in measured if counted(run.steps)]
     if not found:
-        raise ValueError(f"--out is {asked.out}; it holds no measured run, and without KEY=VALUE nothing is measured")
+        raise ValueError(f"--out is {asked.out}; it holds no measured run that counts, and without KEY=VALUE nothing is measured")
     _print(found)
     return 0
 
