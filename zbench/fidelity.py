@@ -105,7 +105,9 @@ def _main() -> int:
             print(f"zbench: no step of {label(run.start, 'system')} counts: this machine was too busy", file=sys.stderr)
     found = [fidelity(run) for run in measured if counted(run.steps)]
     if not found:
-        raise ValueError(f"--out is {asked.out}; it holds no measured run that counts, and without KEY=VALUE nothing is measured")
+        raise ValueError(
+            f"--out is {asked.out}; it holds no measured run that counts, and without KEY=VALUE nothing is measured"
+        )
     _print(found)
     return 0
 
