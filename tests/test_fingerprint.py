@@ -42,6 +42,7 @@ def test_commit_and_dirty(tree: Path) -> None:
     git(tree, "add", ".")
     git(tree, "commit", "-qm", "all")
     assert len(fingerprint(tree)["commit"]) == 40
+    (tree / "record.jsonl").touch()
     assert fingerprint(tree)["dirty"] is False
     (tree / "systems/new.py").touch()
     assert fingerprint(tree)["dirty"] is True

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+_FOLDERS = ("zbench", "systems", "workloads", "conf")
 _SOURCES = ("zbench/**/*.py", "systems/**/*.py", "workloads/**/*.py", "conf/**/*.yaml")
 
 
 def fingerprint(root: Path = ROOT) -> dict[str, Any]:
-    """Commit (None outside a git checkout), whether it was changed since, source digest, versions."""
+    """Commit (None outside a git checkout), whether sources were changed since, source digest, versions."""
     commit = _commit(root)
     return {
         "commit": commit,
-        "dirty": bool(_git(root, "status", "--porcelain")) if commit else None,
+        "dirty": bool(_git(root, "status", "--porcelain", "--", *_FOLDERS)) if commit else None,
         "sources": source_digest(root),
         "python": platform.python_version(),
         **versions(("zbench", "numpy", "numba")),
