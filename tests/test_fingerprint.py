@@ -24,6 +24,8 @@ def git(tree: Path, *arguments: str) -> None:
 def test_the_digest_changes_with_every_source_and_with_nothing_else(tree: Path) -> None:
     before = source_digest(tree)
     (tree / "README.md").write_text("other")
+    (tree / "zbench/figures").mkdir()
+    (tree / "zbench/figures/bars.py").touch()
     assert source_digest(tree) == before
     seen = {before}
     for name in ("zbench/a.py", "systems/b.py", "workloads/c.py", "conf/system/d.yaml"):

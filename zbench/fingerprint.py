@@ -27,9 +27,12 @@ def fingerprint(root: Path = ROOT) -> dict[str, Any]:
 
 
 def source_digest(root: Path = ROOT) -> str:
-    """Names the program by the content of its sources and yamls, committed or not."""
+    """Names the program by the content of its sources and yamls, committed or not; but for zbench/figures, which draws
+    what others recorded."""
     digest = hashlib.sha256()
-    for path in sorted({path for pattern in _SOURCES for path in root.glob(pattern)}):
+    drawing = root / "zbench" / "figures"
+    paths = {path for pattern in _SOURCES for path in root.glob(pattern) if drawing not in path.parents}
+    for path in sorted(paths):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
         digest.update(content)
