@@ -56,7 +56,7 @@ def draw(axes: Sequence[Axes], table: Sequence[Costs]) -> None:
         for name, seconds in of.items():
             panel.loglog(one.lengths, 1e3 * seconds, color=_LINES[name], lw=1.8)
         panel.set_xlim(256, 131072)
-        panel.set_ylim(0.01, 4000)
+        panel.set_ylim(0.003, 4000)
         panel.minorticks_off()
         panel.yaxis.set_major_formatter("{x:g}")
         ticks = 4.0 ** np.arange(4, 9)
@@ -72,6 +72,6 @@ def draw(axes: Sequence[Axes], table: Sequence[Costs]) -> None:
         for at, word, side in words:
             panel.axvline(at, color=GREY, lw=1, ls="--")
             left = side == "right"
-            panel.text(at * (0.93 if left else 1.07), 0.013, word, fontsize=7.5, ha=side, va="bottom", color="#444444")
+            panel.text(at * (0.93 if left else 1.07), 0.004, word, fontsize=7.5, ha=side, va="bottom", color="#444444")
         end_labels(panel, {name: (131072, 1e3 * seconds[-1]) for name, seconds in of.items()}, _LINES)
     axes[-1].set_xlabel("length of a sequence, tokens")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator
 
 from zbench.figures.records import Records, choice
 from zbench.figures.stamp import simulated as where
@@ -42,13 +43,14 @@ def draw(axes: Sequence[Axes], table: Sequence[Point]) -> None:
         panel.loglog(*zip(*mine, strict=True), marker=marker, color=colour, lw=1.5, ms=5)
         ends[name] = mine[-1]
     panel.axvline(PUBLISHED, color=GREY, ls="--", lw=1)
-    panel.xaxis.minorticks_off()
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panel.minorticks_off()
     panel.set_xticks(sizes, [f"{size:,}" for size in sizes])
     panel.set_xlim(sizes[0] / 1.15, sizes[-1] * 1.05)
     panel.set_xlabel("GPUs, 4,096 tokens of a batch each")
     panel.set_ylabel("1,000 tokens/s")
     panel.yaxis.set_major_formatter("{x:g}")
     panel.grid()
-    words: dict[str, Any] = {"fontsize": 7.5, "rotation": 90, "ha": "right", "va": "bottom", "color": "#444444"}
-    panel.text(PUBLISHED / 1.04, panel.get_ylim()[0] * 1.1, "published up to here", **words)
+    words: dict[str, Any] = {"fontsize": 7.5, "rotation": 90, "ha": "right", "va": "top", "color": "#444444"}
+    panel.text(PUBLISHED / 1.04, 0.98, "published up to here", transform=panel.get_xaxis_transform(), **words)
     end_labels(panel, ends, {name: SYSTEMS[name][0] for name in ends})
