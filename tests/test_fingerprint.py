@@ -45,6 +45,8 @@ def test_commit_and_dirty(tree: Path) -> None:
     git(tree, "commit", "-qm", "all")
     assert len(fingerprint(tree)["commit"]) == 40
     (tree / "record.jsonl").touch()
+    (tree / "zbench/figures").mkdir()
+    (tree / "zbench/figures/bars.py").touch()
     assert fingerprint(tree)["dirty"] is False
     (tree / "systems/new.py").touch()
     assert fingerprint(tree)["dirty"] is True

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-_FOLDERS = ("zbench", "systems", "workloads", "conf")
+_DRAWING = "zbench/figures"  # draws what others recorded: no run depends on it
+_PATHS = ("zbench", "systems", "workloads", "conf", f":!{_DRAWING}")  # as git takes them
 _SOURCES = ("zbench/**/*.py", "systems/**/*.py", "workloads/**/*.py", "conf/**/*.yaml")
 
 
@@ -18,7 +19,7 @@ def fingerprint(root: Path = ROOT) -> dict[str, Any]:
     commit = _commit(root)
     return {
         "commit": commit,
-        "dirty": bool(_git(root, "status", "--porcelain", "--", *_FOLDERS)) if commit else None,
+        "dirty": bool(_git(root, "status", "--porcelain", "--", *_PATHS)) if commit else None,
         "sources": source_digest(root),
         "python": platform.python_version(),
         **versions(("zbench", "numpy", "numba")),
@@ -27,10 +28,8 @@ def fingerprint(root: Path = ROOT) -> dict[str, Any]:
 
 
 def source_digest(root: Path = ROOT) -> str:
-    """Names the program by the content of its sources and yamls, committed or not; but for zbench/figures, which draws
-    what others recorded."""
-    digest = hashlib.sha256()
-    drawing = root / "zbench" / "figures"
+    """Names the program by the content of its sources and yamls, committed or not, that runs depend on."""
+    digest, drawing = hashlib.sha256(), root / _DRAWING
     paths = {path for pattern in _SOURCES for path in root.glob(pattern) if drawing not in path.parents}
     for path in sorted(paths):
         content = path.read_bytes()

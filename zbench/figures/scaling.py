@@ -41,7 +41,12 @@ def draw(axes: Sequence[Axes], table: Sequence[Point]) -> None:
         mine = [(one.gpus, one.tokens_per_second / 1e3) for one in points if one.tokens_per_second is not None]
         colour, marker = SYSTEMS[name]
         panel.loglog(*zip(*mine, strict=True), marker=marker, color=colour, lw=1.5, ms=5)
-        ends[name] = mine[-1]
+        if mine[-1][0] == sizes[-1]:
+            ends[name] = mine[-1]
+        else:
+            full = len(mine) < len(points)
+            word = f"{name},\nthen out of memory" if full else name
+            panel.annotate(word, mine[-1], (6, -2), textcoords="offset points", color=colour, fontsize=8.5, va="top")
     panel.axvline(PUBLISHED, color=GREY, ls="--", lw=1)
     panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     panel.minorticks_off()
