@@ -15,6 +15,7 @@ __all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]
 EXPERIMENTS = ("throughput",)
 PANELS = (3, 1)
 SIZE = (WIDTH, 11.5)
+CLUSTERS = {"a800_4x8": "A", "h800_4x8": "B", "h200_4x8": "C"}  # the paper's names
 # published: Zeppelin over Transformer Engine's ring (arXiv 2509.21841)
 LINES = ((1.0, "-", "ring"), (2.80, "--", "published\nmean 2.80"), (6.60, ":", "published\nmost 6.60"))
 
@@ -36,7 +37,7 @@ def table(records: Records) -> list[Gain]:
 
 def draw(axes: Sequence[Axes], table: Sequence[Gain]) -> None:
     systems = [name for name in dict.fromkeys(one.system for one in table) if name != "ring"]
-    clusters = list(dict.fromkeys(one.cluster for one in table))
+    clusters = sorted({one.cluster for one in table}, key=list(CLUSTERS).index)
     furthest = max(one.speedup for one in table if one.speedup is not None)
     for panel, cluster in zip(axes, clusters, strict=True):
         mine = [one for one in table if one.cluster == cluster]
@@ -55,7 +56,7 @@ def draw(axes: Sequence[Axes], table: Sequence[Gain]) -> None:
         panel.set_yticks(range(len(kinds)), [f"{_short(model)} {workload}" for model, workload in kinds], fontsize=8)
         panel.set_ylim(len(kinds) + 1.0, -0.5)  # a row more, for words
         panel.set_xlim(0, 1.04 * furthest)
-        panel.set_title(f"{cluster}: zeppelin {_words(mine)}")
+        panel.set_title(f"{CLUSTERS[cluster]}, {cluster}: zeppelin {_words(mine)}")
         panel.grid(axis="x")
     axes[-1].set_xlabel("speed-up over ring (1)")
     handles = [Line2D([], [], ls="", marker=SYSTEMS[name][1], color=SYSTEMS[name][0], label=name) for name in systems]
@@ -77,4 +78,4 @@ def _short(model: str) -> str:
 
 def _words(mine: Sequence[Gain]) -> str:
     found = [one.speedup for one in mine if one.system == "zeppelin" and one.speedup is not None]
-    return f"{mean(found):.2f} on average, {max(found):.2f} at most" if found else "out of memory"
+    return f"mean {mean(found):.2f}, most {max(found):.2f}" if found else "out of memory"
