@@ -9,7 +9,7 @@ from zbench.figures.records import Records, choice
 from zbench.figures.stamp import simulated
 from zbench.figures.style import SYSTEMS, WIDTH, end_labels
 
-EXPERIMENTS = ("planning", "planning_large")
+EXPERIMENTS = ("planning",)
 PANELS = (2, 1)
 SIZE = (WIDTH, 7.4)
 
