@@ -1,9 +1,10 @@
 # make run: set everything up and run the main job.   make test: set everything up, lint, type-check, test.
+# make figures: the papers' figures, after making the records that are missing or that other sources made.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test lint types bench gate baseline docs anchors clean
+.PHONY: run test lint types bench gate baseline docs anchors figures clean
 
 run: $(READY)
 	$(BIN)/python -m zbench system=zeppelin workload=longtail_128k
@@ -38,6 +39,9 @@ docs: $(READY)
 
 anchors: $(READY)
 	$(BIN)/python -m zbench.anchors
+
+figures: $(READY)
+	$(BIN)/python -m zbench.figures all --run
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -15,6 +15,15 @@ def test_sums(batch: Batch) -> None:
     assert isinstance(batch.sum_squared, int)
 
 
+@given(batches())
+def test_octaves_hold_every_sequence_by_its_length(batch: Batch) -> None:
+    found = batch.octaves()
+    for octave, (sequences, tokens) in enumerate(zip(found["sequences"], found["tokens"], strict=True)):
+        inside = [length for length in batch.lengths.tolist() if 2**octave <= length < 2 ** (octave + 1)]
+        assert (sequences, tokens) == (len(inside), sum(inside))
+    assert sum(found["sequences"]) == len(batch.lengths)
+
+
 def test_sum_of_squares_is_beyond_int64() -> None:
     assert Batch(np.full(5, 2**31), 0, 0).sum_squared == 5 * 2**62
 

@@ -20,9 +20,9 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) ->
     return read("r.jsonl")[0][-1]
 
 
-@pytest.mark.parametrize("system", ["zeppelin", "hydraulis", "flexsp"])
-def test_a_step_is_what_it_was(system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = recorded(tmp_path, monkeypatch, f"system={system}")
+@pytest.mark.parametrize(("system", "tp"), [("zeppelin", 1), ("hydraulis", 1), ("flexsp", 1), ("hydraulis", 2)])
+def test_a_step_is_what_it_was(system: str, tp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recorded(tmp_path, monkeypatch, f"system={system}", f"model.tensor_parallel={tp}")
     replay = Replay.of(run)
     executor = Simulated(replay.cost)
     for line in run.steps:

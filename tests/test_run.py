@@ -344,3 +344,20 @@ def test_what_a_planner_notes_is_in_the_step_line_and_nowhere_else(tmp_path: Pat
     by_ring = tmp_path / "ring.jsonl"
     run(request(by_ring, system=RING))
     assert not any("plan_notes" in line for line in map(json.loads, by_ring.read_text().splitlines()))
+
+
+def test_a_model_with_tensor_parallelism_has_as_many_tokens_and_flops_in_fewer_ranks(tmp_path: Path) -> None:
+    asked = [request(tmp_path / "r.jsonl", model={**MODEL, "tensor_parallel": tp}) for tp in (1, 2)]
+    plain, grouped = (Parts.of(one.config, one.settings) for one in asked)
+    assert (plain.cluster.num_ranks, grouped.cluster.num_ranks) == (4, 2)
+    assert grouped.workload.batch(0).num_tokens == plain.workload.batch(0).num_tokens
+    ours, theirs = grouped.facts(), plain.facts()
+    assert (ours["tensor_parallel"], theirs["tensor_parallel"]) == (2, 1)
+    assert ours["num_ranks"] * ours["peak_flops"] == theirs["num_ranks"] * theirs["peak_flops"]
+    assert ours["num_heads"] * ours["head_dim"] == theirs["num_heads"] * theirs["head_dim"]
+
+
+def test_only_the_simulator_has_tensor_parallelism(tmp_path: Path) -> None:
+    asked = request(tmp_path / "r.jsonl", model={**MODEL, "tensor_parallel": 2}, executor={"_target_": "mine.Trainer"})
+    with pytest.raises(ValueError, match="tensor_parallel is 2; only executor=simulated has tensor parallelism"):
+        Parts.of(asked.config, asked.settings)

@@ -34,6 +34,13 @@ class Batch:
         """Sum of squared lengths: with num_tokens, all that any MFU convention needs."""
         return int((self.lengths.astype(object) ** 2).sum())
 
+    def octaves(self) -> dict[str, list[int]]:
+        """Sequences and tokens by length: entry i of each is of lengths from 2^i to below 2^(i + 1)."""
+        octave = np.frexp(self.lengths)[1] - 1  # exact: a length is far below 2^53
+        tokens = np.zeros(octave.max() + 1, np.int64)
+        np.add.at(tokens, octave, self.lengths)
+        return {"sequences": np.bincount(octave).tolist(), "tokens": tokens.tolist()}
+
     @property
     def digest(self) -> str:
         """Names the batch by its content; two runs saw the same batch if digests agree."""

@@ -27,6 +27,8 @@ FORWARD_FLOPS = 4  # of a visible pair, per head and head dimension: q.k and p.v
 BACKWARD_FLOPS = 10  # five matmuls for the forward's two: flash attention computes q.k again
 LAYER_KERNELS = 20  # kernels of a layer's linear part, forward: 7 matmuls and the elementwise between them (a count)
 LOSS_BYTES = 30  # per token and vocabulary entry, forward and backward: logits, float32 softmax, gradient (a count)
+SHOWN = 4  # tensor parallelism's gathers and reductions of a layer, either direction, that its matmuls wait for
+HIDDEN = 2  # gathers of the backward that run behind matmuls
 OPTIMIZER_BYTES = 34  # per parameter of a rank's share: master weight and both moments read and written, gradient, bf16
 
 
@@ -37,12 +39,14 @@ class Cost:
     staged: attention runs behind a wrapper that gathers tokens out of padded buffers and scatters
         results back, as in the benchmark that zbench.anchors compares with; no trainer's default.
     pipelines: what runs the plans has tensor and pipeline parallelism (zbench.pipelines); the torch executor has not.
+    tp: GPUs that are one rank; cluster and model are then as zbench.groups makes them.
     """
 
     cluster: Cluster
     model: Model
     staged: bool = False
     pipelines: bool = True
+    tp: int = 1
 
     def message_bytes(self, plan: Plan, ops: Ops) -> Ints:
         """int64 [num_ops]: bytes of every transfer, 0 for attends."""
@@ -169,7 +173,23 @@ class Cost:
         matmul = 2 * matmul_share * model.layer_matmul_params * tokens / device.matmul_flops
         elementwise = model.elementwise_bytes * tokens / device.copy_bandwidth
         launches = np.where(tokens > 0, LAYER_KERNELS * device.kernel_seconds, 0.0)
-        return np.asarray(matmul + elementwise + launches, np.float64)
+        return np.asarray(matmul + elementwise + launches + self.exchange_seconds(tokens), np.float64)
+
+    def group_gather_seconds(self, tokens: Ints | Floats) -> Floats:
+        """One gather (or reduction) of hidden states inside a tensor-parallel group: each GPU's share to all others."""
+        tokens, c = np.asarray(tokens, np.float64), self.cluster
+        received = tokens * (self.model.hidden * self.model.element_bytes) * (self.tp - 1) / self.tp
+        port = c.nvlink_bandwidth * c.nvlink_efficiency / self.tp
+        return np.asarray(received / port + (self.tp - 1) * c.nvlink_latency * (tokens > 0), np.float64)
+
+    def exchange_seconds(self, tokens: Ints | Floats) -> Floats:
+        """What a layer's linear modules wait for inside a tensor-parallel group, in each of a step's passes.
+
+        An even share for each pass, as the backward is two times the forward to whoever plans and plays linear
+        modules: a layer's sum is exact, its forward takes a little too little and its backward as much too much.
+        """
+        again = 1 if self.model.recompute == "full" else 0
+        return SHOWN * (2 + again) / (3 + again) * self.group_gather_seconds(tokens)
 
     def head_seconds(self, tokens: Ints | Floats) -> Floats:
         """Output projection and loss, forward and backward."""

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+_DRAWING = "zbench/figures"  # draws what others recorded: no run depends on it
+_PATHS = ("zbench", "systems", "workloads", "conf", f":!{_DRAWING}")  # as git takes them
 _SOURCES = ("zbench/**/*.py", "systems/**/*.py", "workloads/**/*.py", "conf/**/*.yaml")
 
 
 def fingerprint(root: Path = ROOT) -> dict[str, Any]:
-    """Commit (None outside a git checkout), whether it was changed since, source digest, versions."""
+    """Commit (None outside a git checkout), whether sources were changed since, source digest, versions."""
     commit = _commit(root)
     return {
         "commit": commit,
-        "dirty": bool(_git(root, "status", "--porcelain")) if commit else None,
+        "dirty": bool(_git(root, "status", "--porcelain", "--", *_PATHS)) if commit else None,
         "sources": source_digest(root),
         "python": platform.python_version(),
         **versions(("zbench", "numpy", "numba")),
@@ -26,9 +28,10 @@ def fingerprint(root: Path = ROOT) -> dict[str, Any]:
 
 
 def source_digest(root: Path = ROOT) -> str:
-    """Names the program by the content of its sources and yamls, committed or not."""
-    digest = hashlib.sha256()
-    for path in sorted({path for pattern in _SOURCES for path in root.glob(pattern)}):
+    """Names the program by the content of its sources and yamls, committed or not, that runs depend on."""
+    digest, drawing = hashlib.sha256(), root / _DRAWING
+    paths = {path for pattern in _SOURCES for path in root.glob(pattern) if drawing not in path.parents}
+    for path in sorted(paths):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
         digest.update(content)

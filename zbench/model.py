@@ -21,6 +21,7 @@ class Model:
         (parameters and gradients on every rank, optimizer state split over all ranks) or "zero3" (parameters,
         gradients and optimizer state split over all ranks; also FSDP).
     kernels: elementwise work "fused" (Transformer Engine, torch.compile) or "eager" (one kernel an operation).
+    tensor_parallel: GPUs of a node that are one rank of a plan (zbench.groups).
     """
 
     name: str
@@ -39,6 +40,7 @@ class Model:
     recompute: Literal["none", "full"] = "none"
     sharding: Literal["none", "zero1", "zero3"] = "zero1"
     kernels: Literal["fused", "eager"] = "fused"
+    tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
         for field in (
@@ -53,6 +55,7 @@ class Model:
             "experts_per_token",
             "element_bytes",
             "lse_bytes",
+            "tensor_parallel",
         ):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from zbench.cluster import Cluster
 from zbench.cost import Cost
+from zbench.groups import grouped
 from zbench.model import Model
 from zbench.protocols import Executor, System, Tracker, Workload
 
@@ -82,8 +83,13 @@ class Parts:
         if "exact" in settings.check:
             model = replace(model, element_bytes=FLOAT64, lse_bytes=FLOAT64)
         simulated = config.executor._target_ == SIMULATED
-        cost = Cost(cluster=cluster, model=model, pipelines=simulated)
+        if model.tensor_parallel > 1 and not simulated:
+            raise ValueError(
+                f"model.tensor_parallel is {model.tensor_parallel}; only executor=simulated has tensor parallelism"
+            )
         workload = _make(config, "workload", seed=settings.seed, tokens=settings.tokens_per_gpu * cluster.num_ranks)
+        cost = grouped(Cost(cluster=cluster, model=model, pipelines=simulated), model.tensor_parallel)
+        cluster, model = cost.cluster, cost.model
         for name in ("check", "resume"):
             if getattr(settings, name) and simulated:
                 raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
@@ -126,6 +132,7 @@ class Parts:
             "model": model.name,
             "active_params": model.total_params - model.num_layers * model.ffn_params * idle_experts,
             "embedding_params": 0 if model.tied_embeddings else model.head_params,
+            "tensor_parallel": self.cost.tp,
             "context_limit": getattr(self.workload, "context_limit", None),
         }
 

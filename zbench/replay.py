@@ -39,7 +39,8 @@ class Replay:
         try:
             composed = OmegaConf.create(config | {"check": None, "resume": None})
             parts = Parts.of(composed, Settings.of(composed))
-            cost = replace(parts.cost, pipelines=bool(run.start["facts"].get("simulated")))
+            simulated = bool(run.start["facts"].get("simulated"))
+            cost = replace(parts.cost, pipelines=parts.cost.pipelines and simulated)
             return Replay(parts, cost, make_system(composed, cost))
         except Exception as error:
             told = sentence(error) or (f"{type(error).__name__}: {error}",)

@@ -147,6 +147,7 @@ def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | 
         "tokens": batch.num_tokens,
         "sum_squared": batch.sum_squared,
         "num_sequences": len(batch.lengths),
+        "octaves": batch.octaves(),
         "max_length": int(batch.lengths.max()),
         "batch": batch.digest,
         "num_micro_batches": len(plans),

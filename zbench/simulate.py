@@ -19,7 +19,7 @@ from zbench.batch import Batch
 from zbench.bound import bound_seconds
 from zbench.clock import Program, program
 from zbench.collective import Collectives, Sharing
-from zbench.cost import Cost
+from zbench.cost import HIDDEN, SHOWN, Cost
 from zbench.dataflow import Edges, Fault, edges
 from zbench.layers import Layers, State
 from zbench.legs import LANES, NIC, legs, link_ids
@@ -155,5 +155,19 @@ def _by_ranks(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool
         total.add(played, *replayed, played_back)
         total.linear += head
         total.carried = total.carried.plus(used).plus(used_back)
+        if cost.tp > 1:
+            _exchanges(total, plan, cost)
     total.end = float(state.ready.max())
     return total
+
+
+def _exchanges(total: Totals, plan: Plan, cost: Cost) -> None:
+    """Of what was played as linear modules, the tensor-parallel groups' gathers; those behind matmuls besides."""
+    layers, again = cost.model.num_layers, 1 if cost.model.recompute == "full" else 0
+    shown = layers * (3 + again) * cost.exchange_seconds(plan.tokens_per_rank)
+    total.linear -= shown
+    total.exposed += shown
+    total.communication += shown + layers * HIDDEN * cost.group_gather_seconds(plan.tokens_per_rank)
+    size = int(plan.tokens_per_rank.sum()) * cost.model.hidden * cost.model.element_bytes * (cost.tp - 1)
+    none = np.zeros(cost.cluster.num_nics, np.int64)
+    total.carried = total.carried.plus(Carried(none, none, size * layers * (SHOWN * (2 + again) + HIDDEN)))

@@ -11,12 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench import collective
-from zbench.cost import Cost, Floats
+from zbench.cost import HIDDEN, SHOWN, Cost, Floats
 from zbench.pipelines import Pipelines
 from zbench.plan import Ints
-
-SHOWN = 4  # gathers and reductions of a layer, either direction, that its matmuls wait for
-HIDDEN = 2  # gathers of the backward that run behind matmuls
 
 
 def refusal(tp: int, pp: int, cost: Cost) -> str:

@@ -1,0 +1,142 @@
+"""A small record for every figure, made by hand."""
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from test_record import end_line, start_line, step_line
+
+from zbench.figures import ablation, flexsp
+from zbench.figures.records import Records
+from zbench.record import Run
+
+CONF = Path(__file__).parents[1] / "conf"
+CLUSTERS = ("a800_4x8", "h800_4x8", "h200_4x8")
+DEGREES = (("flexsp_batch_ada", None, 4.0), ("flexsp", 0, 3.0), ("flexsp_batch_ada", 64, 6.0))
+OCTAVES = {"sequences": [0, 0, 3, 1], "tokens": [0, 0, 15, 9]}
+
+
+def run_of(
+    name: str,
+    system: str,
+    workload: str = "github",
+    seconds: float = 2.0,
+    gpus: int = 8,
+    group: str = "a800_4x8",
+    config: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Run:
+    """A finished run of experiment `name`, of two steps; config: settings of its groups; changes: of its step lines."""
+    given = config or {}
+    names = {"system": system, "workload": workload, "cluster": group, "model": "llama_3b", "executor": "simulated"}
+    whole = {
+        **{key: {"_target_": f"{key}.{choice}", **given.get(key, {})} for key, choice in names.items()},
+        "seed": 0, "tokens_per_gpu": 8, "steps": 2, "trace": given.get("trace"), "changes": {},
+        "choices": {**names, "experiment": name},
+    }  # fmt: skip
+    if "cluster" not in given:
+        whole["cluster"]["gpus"] = gpus
+    ring = {"_target_": "system.ring"}
+    line = start_line(f"{whole}", config=whole, baseline={"name": "ring", "system": ring}, time="1")
+    line["facts"] |= {"cluster": group, "num_ranks": gpus, "tensor_parallel": 1, "num_nics": 2, "nics_per_node": 1}
+    line["fingerprint"] = {"sources": "s", "commit": "0123456789abcdef", "dirty": False, "platform": "Linux"}
+    steps = [
+        step_line(line["run"], number, **{"seconds": seconds, "num_sequences": 4, "octaves": OCTAVES, **changes})
+        for number in range(2)
+    ]
+    return Run(line, steps, end_line(line["run"]))
+
+
+def event(name: str, node: int, lane: int, begin: float, seconds: float) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "pid": node, "tid": lane, "ts": 1e6 * begin, "dur": 1e6 * seconds, "args": {}}
+
+
+def thread(name: str, node: int, lane: int) -> dict[str, Any]:
+    return {"ph": "M", "name": "thread_name", "pid": node, "tid": lane, "args": {"name": name}}
+
+
+LANES = [
+    {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "node 0"}},
+    *[thread(name, 0, lane) for lane, name in enumerate(("GPU 0", "NIC 0 sends", "NIC 0 receives"))],
+    *[thread(name, 1, lane) for lane, name in enumerate(("GPU 1", "NIC 1 sends", "NIC 1 receives"))],
+]
+CROSSING = [
+    *LANES,
+    event("linear forward", 0, 0, 0, 1),
+    event("kv", 0, 1, 1, 2),
+    event("kv", 1, 2, 1, 2),
+    event("attend backward", 1, 0, 3, 1),
+]
+INSIDE = [*LANES, event("head", 0, 0, 0, 2)]
+TRACES = {"crossing.json": CROSSING, "inside.json": INSIDE}
+
+
+def samples() -> dict[str, Records]:
+    """By the figure's name."""
+    runs: dict[str, list[Run]] = {
+        "lengths": [run_of("lengths", "ring", f"w{index}") for index in range(14)],
+        "costs": [run_of("costs", "zeppelin", group=name, config=constants(name)) for name in CLUSTERS],
+        "throughput": [
+            run_of("throughput", system, seconds=seconds, group=name, out_of_memory=full and name == CLUSTERS[2])
+            for name in CLUSTERS
+            for system, seconds, full in (("ring", 8.0, False), ("flexsp", 2.0, True), ("zeppelin", 4.0, False))
+        ],
+        "scaling": [
+            run_of("scaling", system, "arxiv", seconds, gpus)
+            for gpus in (16, 256)
+            for system, seconds in (("ring", 8.0), ("zeppelin", 2.0))
+        ],
+        "ablation": [_part(gpus, seconds, turn) for gpus, seconds in ((16, 4.0), (64, 2.0)) for turn in range(-1, 4)],
+        "timeline": [
+            run_of("timeline", system, "fixed", config={"trace": trace, "workload": {"length": length}})
+            for system, trace in (("ring", "crossing.json"), ("zeppelin", "inside.json"))
+            for length in (1024, 65536)
+        ],
+        "nics": [
+            run_of("nics", system, config={"trace": trace, "system": settings})
+            for system, trace, settings in (
+                ("ring", "crossing.json", {}),
+                ("zeppelin", "crossing.json", {"route": True}),
+                ("zeppelin", "inside.json", {"route": False}),
+            )
+        ],
+        "planning": [
+            run_of("planning", system, gpus=gpus, plan_seconds=gpus / 1e3, out_of_memory=gpus == 32 and system == "usp")
+            for system in ("usp", "nodewise")
+            for gpus in (16, 32)
+        ],
+        "flexsp": [
+            run_of("flexsp", system, workload, seconds,
+                   config={"system": {"degree": degree}, "workload": {"context_limit": context}})
+            for context in (196608, 393216)
+            for workload in flexsp.PUBLISHED
+            for system, degree, seconds in DEGREES
+        ],
+        "headroom": [
+            run_of("headroom", "ring"),
+            run_of("headroom", "ring", "arxiv"),
+            run_of("headroom", "zeppelin", seconds=1.0),
+            run_of("headroom", "zeppelin", "arxiv", out_of_memory=True),
+            run_of("headroom", "nodewise", seconds=1.25),
+            run_of("headroom", "nodewise", "arxiv", seconds=1.25),
+        ],
+    }  # fmt: skip
+    return {name: Records(found, TRACES) for name, found in runs.items()}
+
+
+def _part(gpus: int, seconds: float, turn: int) -> Run:
+    """A bar of the ablation, or, with turn -1, the ring."""
+    if turn < 0:
+        return run_of("ablation", "ring", seconds=8.0, gpus=gpus)
+    switches = dict(zip(("partition", "route", "remap"), list(ablation.PARTS)[turn], strict=True))
+    return run_of("ablation", "zeppelin", seconds=seconds / (1 + turn), gpus=gpus, config={"system": switches})
+
+
+def constants(cluster: str) -> dict[str, Any]:
+    """A cluster's and a model's yaml, as a record has them."""
+    plain = OmegaConf.to_container(OmegaConf.load(CONF / "cluster" / f"{cluster}.yaml"))
+    assert isinstance(plain, dict)
+    device = next(one["device"] for one in plain.pop("defaults") if isinstance(one, dict))
+    plain["device"] = OmegaConf.to_container(OmegaConf.load(CONF / "cluster" / "device" / f"{device}.yaml"))
+    model = OmegaConf.to_container(OmegaConf.load(CONF / "model" / "llama_7b.yaml"))
+    return {"cluster": plain, "model": model}

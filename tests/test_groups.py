@@ -1,0 +1,121 @@
+"""A rank that stands for a tensor-parallel group, against the simulator's own tensor parallelism and GPU by GPU."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from oracles import small
+
+from systems.hydraulis import Hydraulis
+from systems.ring import Ring
+from systems.zeppelin import Zeppelin
+from zbench.batch import Batch
+from zbench.bound import bound_seconds
+from zbench.build import Builder
+from zbench.cost import Cost
+from zbench.groups import grouped
+from zbench.memory import peak_bytes, pipeline_static_bytes, static_bytes
+from zbench.patterns import local
+from zbench.pipelines import Pipelines
+from zbench.plan import Plan
+from zbench.rewrite import reverse
+from zbench.simulate import Simulated
+from zbench.stage import Stage
+from zbench.verify import verify_step
+
+LENGTHS = np.array([16_384, 4_000, 2_048, 512])
+
+
+def whole(cost: Cost, ranks: list[int], pipelines: Pipelines | None = None) -> tuple[Plan, ...]:
+    """Every sequence whole on its rank."""
+    builder = Builder(LENGTHS, cost.cluster.num_ranks, cost.model.num_heads)
+    local(builder, np.arange(len(LENGTHS)), np.array(ranks))
+    return (reverse(builder.build(), "keep").with_(pipelines=pipelines),)
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+@pytest.mark.parametrize(("recompute", "sharding"), [("none", "zero3"), ("full", "zero3"), ("none", "zero1")])
+def test_groups_take_as_long_as_the_pipelines_of_one_stage_that_they_are(
+    tp: int, recompute: str, sharding: str
+) -> None:
+    cost = small(1, 8)
+    cost = replace(cost, model=replace(cost.model, recompute=recompute, sharding=sharding))
+    count = 8 // tp
+    leads = np.arange(count) * tp
+    of = Pipelines(leads, np.full(count, tp), np.ones(count, np.int64))
+    batch, place = Batch(LENGTHS, 0, 0), [sequence % count for sequence in range(len(LENGTHS))]
+    groups = grouped(cost, tp)
+    one = Simulated(groups).step(batch, whole(groups, place))
+    other = Simulated(cost).step(batch, whole(cost, [tp * rank for rank in place], of))
+    for name in ("attention_seconds", "linear_seconds", "exposed_seconds"):
+        theirs = np.array(getattr(other, name))[leads]
+        collectives = other.phases["gradients"] - one.phases["gradients"] if name == "exposed_seconds" else 0.0
+        assert np.array(getattr(one, name)) + collectives == pytest.approx(theirs, rel=1e-9)
+    charged = one.seconds - one.phases["gradients"], other.seconds - other.phases["gradients"]
+    assert charged[0] == pytest.approx(charged[1], rel=1e-9)
+    assert one.nvlink_bytes == other.nvlink_bytes
+    mine = peak_bytes(whole(groups, place), groups) - static_bytes(groups)
+    theirs = peak_bytes(whole(cost, [tp * rank for rank in place], of), cost)[leads] - pipeline_static_bytes(
+        cost, tp, 1
+    )
+    assert mine / tp == pytest.approx(theirs, rel=1e-3)  # pipelines keep their parameters for a step, ranks may not
+
+
+@pytest.mark.parametrize("nics", [1, 4, 8])
+def test_a_group_has_the_rates_memory_and_links_of_its_gpus_and_the_model_its_work(nics: int) -> None:
+    cost = small(2, 8)
+    cost = replace(cost, cluster=replace(cost.cluster, nics_per_node=nics))
+    groups = grouped(cost, 4)
+    assert (groups.cluster.num_ranks, groups.cluster.nics_per_node) == (4, min(nics, 2))
+    for backward in (False, True):
+        alone = cost.whole_seconds(LENGTHS, backward)
+        assert groups.whole_seconds(LENGTHS, backward) == pytest.approx(alone / 4)
+    assert groups.head_seconds(LENGTHS) == pytest.approx(cost.head_seconds(LENGTHS) / 4)
+    assert groups.optimizer_seconds() == pytest.approx(cost.optimizer_seconds())
+    heads = cost.model.num_heads
+    for tensor in range(6):
+        whole_heads = groups.model.message_bytes_per_token(tensor, 0, groups.model.num_heads)
+        assert whole_heads == cost.model.message_bytes_per_token(tensor, 0, heads)
+    sizes, across = np.array([1e9, 1e9]), np.array([True, False])
+    alone = cost.transfer_seconds(sizes, across)
+    assert groups.transfer_seconds(sizes, across) == pytest.approx(alone / [nics / min(nics, 2), 4])
+    assert groups.model.total_params == cost.model.total_params
+
+
+def test_what_groups_exchange_is_what_a_stage_of_a_pipeline_does() -> None:
+    cost, tokens = small(1, 8), np.array([0, 1, 5_000])
+    for tp in (2, 4, 8):
+        assert grouped(cost, tp).group_gather_seconds(tokens) == pytest.approx(
+            Stage.of(cost, tp, 1).gather_seconds(tokens)
+        )
+    assert not cost.exchange_seconds(tokens).any()
+
+
+@pytest.mark.parametrize("system", [Ring, Zeppelin, Hydraulis])
+def test_plans_for_groups_are_proven_and_no_faster_than_the_bound(system: type) -> None:
+    cost = grouped(small(2, 8), 2)
+    batch = Batch(LENGTHS, 0, 0)
+    plans = system(cost).plan(batch)
+    verify_step(batch, plans)
+    assert all(plan.pipelines is None or plan.pipelines.tp.max() == 1 for plan in plans)
+    assert Simulated(cost).step(batch, plans).seconds >= bound_seconds(batch, cost) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("tp", "changes", "told"),
+    [
+        (3, {}, "model.tensor_parallel is 3; it has to divide cluster.gpus_per_node=8"),
+        (16, {}, "model.tensor_parallel is 16; it has to divide cluster.gpus_per_node=8"),
+        (4, {"nics_per_node": 3}, "cluster.nics_per_node=3 cannot be shared evenly by its 2 groups"),
+    ],
+)
+def test_groups_that_cannot_be_alike_are_refused(tp: int, changes: dict[str, int], told: str) -> None:
+    cost = small(2, 8)
+    with pytest.raises(ValueError, match=told):
+        grouped(replace(cost, cluster=replace(cost.cluster, **changes)), tp)
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    cost = small(1, 8)
+    with pytest.raises(ValueError, match=r"it has to divide model\.num_kv_heads=2"):
+        grouped(replace(cost, model=replace(cost.model, num_kv_heads=2)), 4)

@@ -1,0 +1,104 @@
+"""python -m zbench.figures NAME...|all [--run]: draws recorded figures as SVG and PNG beside their records. An edge."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+
+from zbench.command import Parser, ran
+from zbench.sentence import not_among
+
+NAMES = (
+    "lengths", "costs", "throughput", "scaling", "ablation", "timeline", "nics", "planning", "flexsp", "headroom",
+)  # fmt: skip
+AT_ONCE = 2  # records made at a time; planning's times are measured, so it has the machine to itself
+ALONE = ("planning",)
+
+
+def main() -> int:
+    return ran(lambda: _main(sys.argv[1:]), "figures drawn so far are kept, and records are as they were")
+
+
+def _main(arguments: Sequence[str]) -> int:
+    parser = Parser(prog="python -m zbench.figures", description="Draws the papers' figures from their records.")
+    parser.add_argument("names", nargs="+", metavar="NAME", help=f"all, or of {', '.join(NAMES)}")
+    parser.add_argument(
+        "--run", action="store_true", help="first make the records that are missing or that other sources made"
+    )
+    given = parser.parse_args(arguments)
+    for name in given.names:
+        if name not in (*NAMES, "all"):
+            raise ValueError(not_among("NAME", name, (*NAMES, "all")))
+    names = NAMES if "all" in given.names else tuple(dict.fromkeys(given.names))
+    figures = _figures(names)
+    if given.run:
+        _make({name: figure.EXPERIMENTS for name, figure in figures.items()})
+    for name, figure in figures.items():
+        print(_drawn(name, figure))
+    return 0
+
+
+def _figures(names: Sequence[str]) -> Mapping[str, ModuleType]:
+    """
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
+    from importlib import import_module
+
+    try:
+        return {name: import_module(f"zbench.figures.{name}") for name in names}
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise ValueError("figures need matplotlib: pip install 'zbench[figures]'") from error
+
+
+def _make(experiments: Mapping[str, Sequence[str]]) -> None:
+    """Makes the records that are missing or old, AT_ONCE at a time."""
+    from zbench.figures.records import is_current, load, make
+
+    old = []
+    for name in experiments:
+        current = False
+        with suppress(ValueError):  # none, or a broken one
+            current = is_current(load(name))
+        if not current:
+            old.append(name)
+    done, began = 0, time.monotonic()
+
+    def one(name: str) -> None:
+        nonlocal done
+        make(name, experiments[name])
+        done += 1
+        print(f"record {done} of {len(old)}: {name}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(one, [name for name in old if name not in ALONE]))
+    for name in old:
+        if name in ALONE:
+            one(name)
+
+
+def _drawn(name: str, figure: ModuleType) -> Path:
+    """Draws a figure from its record; the path of its SVG."""
+    from zbench.figures import style
+    from zbench.figures.records import FOLDER, is_current, load
+    from zbench.figures.stamp import stamp
+
+    records = load(name)
+    if not is_current(records):
+        print(f"zbench: the record of {name} was made by other sources; --run makes it anew", file=sys.stderr)
+    found = figure.table(records)
+    with style.looks():
+        picture, axes = style.panels(figure.SIZE, figure.PANELS)
+        style.stamped(picture, stamp(records, figure.where(records)))
+        figure.draw(axes, found)
+        style.save(picture, FOLDER / name)
+    return FOLDER / f"{name}.svg"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Zeppelin's parts one by one, beside the published ablation."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from zbench.figures.records import Records, choice
+from zbench.figures.stamp import simulated as where
+from zbench.figures.style import BLUE, ORANGE, WIDTH
+
+__all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]
+EXPERIMENTS = ("ablation",)
+PANELS = (1, 1)
+SIZE = (WIDTH, 4.8)
+# (partition, route, remap) of each bar; published: over Transformer Engine's ring, ArXiv (arXiv 2509.21841, ablation)
+PARTS: Mapping[tuple[bool, bool, bool], tuple[str, float]] = {
+    (False, True, False): ("ring\nwith routing", 1.6),
+    (True, False, False): ("partitioner\nand engine", 3.2),
+    (True, True, False): ("and routing", 3.51),
+    (True, True, True): ("and remapping", 3.64),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """gpus: None for the published value, whose number of GPUs is not known."""
+
+    parts: str
+    gpus: int | None
+    speedup: float
+
+
+def table(records: Records) -> list[Bar]:
+    """Raises ValueError where a combination is missing or has no speed-up."""
+    found = {}
+    for run, row in zip(records.runs, records.rows, strict=True):
+        if choice(run, "system") == "zeppelin":
+            system = run.start["config"]["system"]
+            found[tuple(system[key] for key in ("partition", "route", "remap")), row["num_ranks"]] = row["speedup"]
+    sizes = sorted({gpus for _, gpus in found})
+    bars = []
+    for switches, (name, published) in PARTS.items():
+        bars.append(Bar(name, None, published))
+        for gpus in sizes:
+            speedup = found.get((switches, gpus))
+            if speedup is None:
+                raise ValueError(f"figure ablation has no speed-up of {name!r} on {gpus} GPUs in its record")
+            bars.append(Bar(name, gpus, speedup))
+    return bars
+
+
+def draw(axes: Sequence[Axes], table: Sequence[Bar]) -> None:
+    (panel,) = axes
+    parts = list(dict.fromkeys(bar.parts for bar in table))
+    series = list(dict.fromkeys(bar.gpus for bar in table))
+    looks = [("#d9d9d9", "//"), (ORANGE, ""), (BLUE, "")]
+    high = 0.8 / len(series)
+    for turn, gpus in enumerate(series):
+        values = [bar.speedup for bar in table if bar.gpus == gpus]
+        at = np.arange(len(parts)) + high * (turn - (len(series) - 1) / 2)
+        colour, hatch = looks[turn]
+        label = "published, GPUs not told" if gpus is None else f"{gpus} GPUs"
+        panel.barh(at, values, 0.92 * high, color=colour, hatch=hatch, edgecolor="#666666", lw=0.5, label=label)
+        for y, value in zip(at.tolist(), values, strict=True):
+            panel.text(value + 0.1, y, f"{value:.2f}", va="center", fontsize=8)
+    panel.axvline(1, color="black", lw=1)
+    panel.set_yticks(range(len(parts)), parts)
+    panel.set_ylim(len(parts) - 0.5, -0.5)
+    panel.set_xlim(0, 1.1 * max(bar.speedup for bar in table))
+    panel.set_xlabel("speed-up over ring (1)")
+    panel.grid(axis="x")
+    axes[0].figure.legend(loc="outside upper left", ncols=3, columnspacing=1, handlelength=1.4)

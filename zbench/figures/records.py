@@ -1,0 +1,111 @@
+"""A figure's record: results/paper/NAME.jsonl, the traces it names, and the experiments that make it. An edge."""
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from zbench.cluster import Cluster, Device
+from zbench.compare import Row, rows
+from zbench.cost import Cost
+from zbench.fingerprint import source_digest
+from zbench.groups import grouped
+from zbench.model import Model
+from zbench.record import RecordError, Run, read
+
+FOLDER = Path("results/paper")
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Records:
+    """Finished runs, in order; the events (zbench.trace) of those that left a trace, by its path."""
+
+    runs: Sequence[Run]
+    traces: Mapping[str, Sequence[Event]] = field(default_factory=dict)
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """What zbench.compare derives from the runs, one for each."""
+        return rows(self.runs)
+
+    def trace(self, run: Run) -> Sequence[Event]:
+        return self.traces[run.start["config"]["trace"]]
+
+    @property
+    def clusters(self) -> list[str]:
+        return list(dict.fromkeys(str(run.start["facts"]["cluster"]) for run in self.runs))
+
+
+def choice(run: Run, group: str) -> str:
+    return str(run.start["config"]["choices"][group])
+
+
+def cost_of(run: Run) -> Cost:
+    """The cost model of a run, from the constants in its record."""
+    config = run.start["config"]
+    cluster, model = _plain(config["cluster"]), Model(**_plain(config["model"]))
+    device = Device(**_plain(cluster.pop("device")))
+    return grouped(Cost(Cluster(**cluster, device=device), model), model.tensor_parallel)
+
+
+def _plain(node: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in node.items() if key != "_target_"}
+
+
+def load(name: str, folder: Path = FOLDER) -> Records:
+    """
+    Raises:
+        ValueError: there is no record, it is not whole, or a trace that it names is missing.
+    """
+    path = folder / f"{name}.jsonl"
+    remedy = f"python -m zbench.figures {name} --run makes it"
+    if not path.is_file():
+        raise ValueError(f"figure {name} has no record, {path}; {remedy}")
+    runs, problems = read(str(path))
+    if problems:
+        raise ValueError(f"{problems[0]}; {remedy} anew once {path} is removed")
+    unfinished = [run for run in runs if run.status != "finished"]
+    if unfinished or not runs:
+        told = f"the run of line {unfinished[0].line} is {unfinished[0].status}" if unfinished else "it holds no run"
+        raise ValueError(f"figure {name} has no whole record, {path}: {told}; {remedy} anew once it is removed")
+    wanted = {run.start["config"]["trace"] for run in runs} - {None}
+    return Records(runs, {trace: _events(Path(trace), remedy) for trace in sorted(wanted)})
+
+
+def _events(path: Path, remedy: str) -> list[Event]:
+    try:
+        events: list[Event] = json.loads(path.read_text())["traceEvents"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"trace {path} cannot be read ({error}); {remedy} once its record is removed") from error
+    return events
+
+
+def is_current(records: Records) -> bool:
+    """Whether these very sources made all of it."""
+    return {run.start["fingerprint"]["sources"] for run in records.runs} == {source_digest()}
+
+
+def make(name: str, experiments: Sequence[str], folder: Path = FOLDER) -> None:
+    """Runs the experiments into the figure's record, which is replaced only by a whole one.
+
+    Raises:
+        RecordError: an experiment failed; the message has its last words.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.jsonl"
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)
+    for experiment in experiments:
+        command = [sys.executable, "-m", "zbench", f"experiment={experiment}", f"out={part}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            part.unlink(missing_ok=True)
+            said = [line for line in done.stderr.splitlines() if line.startswith("zbench: ")] or ["no reason given"]
+            raise RecordError(f"{shlex.join(['python', *command[1:]])} failed: {said[-1].removeprefix('zbench: ')}")
+    part.replace(path)

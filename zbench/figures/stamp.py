@@ -1,0 +1,24 @@
+"""What a picture says of where its numbers come from. Pure: no torch."""
+
+from zbench.figures.records import Records, choice
+
+
+def simulated(records: Records) -> str:
+    facts = [run.start["facts"] for run in records.runs]
+    sizes = sorted({one["num_ranks"] * one["tensor_parallel"] for one in facts})
+    gpus = ", ".join(map(str, sizes)) if len(sizes) < 4 else f"{sizes[0]} to {sizes[-1]}"
+    return f"simulated on {', '.join(records.clusters)} ({gpus} GPU{'' if sizes[-1] == 1 else 's'})"
+
+
+def stamp(records: Records, where: str) -> str:
+    """where; the commit that made the records, and the commands that did."""
+    commands = dict.fromkeys(f"python -m zbench experiment={choice(run, 'experiment')}" for run in records.runs)
+    commits = dict.fromkeys(_commit(run.start["fingerprint"]) for run in records.runs)
+    return "\n".join([where, f"commit {', '.join(commits)}", *commands])
+
+
+def _commit(fingerprint: dict[str, object]) -> str:
+    commit = fingerprint["commit"]
+    if commit is None:
+        return f"unknown, sources {str(fingerprint['sources'])[:10]}"
+    return f"{str(commit)[:10]}{' and uncommitted changes' if fingerprint['dirty'] else ''}"

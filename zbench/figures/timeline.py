@@ -1,0 +1,93 @@
+"""Two layers of a ring step and of a zeppelin step: what every GPU and NIC does when."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from zbench.figures.records import Event, Records, choice
+from zbench.figures.stamp import simulated as where
+from zbench.figures.style import BLUE, GREEN, ORANGE, SKY, VERMILLION, WIDTH, tokens
+
+__all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]
+EXPERIMENTS = ("timeline",)
+PANELS = (4, 1)
+SIZE = (WIDTH, 10.5)
+_KINDS = {  # of an event's name: colour, what it is
+    "linear": ("#c4c4c4", "linear modules"),
+    "attend forward": (SKY, "attention forward"),
+    "attend backward": (BLUE, "attention backward"),
+    "head": (GREEN, "output and loss"),
+    "kv": (ORANGE, "NIC: keys, values"),
+    "dkv": (VERMILLION, "NIC: their gradients"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A GPU, or a direction of a NIC: (kind, begin, seconds) of what it does."""
+
+    name: str
+    spans: list[tuple[str, float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One run's lanes, GPUs first, then NICs sending and receiving; seconds until the last of it ends."""
+
+    system: str
+    length: int
+    sequences: int
+    lanes: list[Lane]
+    seconds: float
+
+
+def table(records: Records) -> list[Step]:
+    """Steps of one length side by side, the longest length first."""
+    out = []
+    for run in records.runs:
+        lanes = _lanes(records.trace(run))
+        end = max((begin + seconds for lane in lanes for _, begin, seconds in lane.spans), default=0.0)
+        length = int(run.start["config"]["workload"]["length"])
+        out.append(Step(choice(run, "system"), length, run.steps[0]["num_sequences"], lanes, end))
+    return sorted(out, key=lambda step: -step.length)
+
+
+def _lanes(events: Sequence[Event]) -> list[Lane]:
+    named = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    lanes = {place: Lane(name, []) for place, name in sorted(named.items(), key=lambda one: (_order(one[1]), one[0]))}
+    for event in events:
+        if event["ph"] == "X":
+            kind = "linear" if event["name"].startswith("linear") else event["name"]
+            lanes[event["pid"], event["tid"]].spans.append((kind, event["ts"] * 1e-6, event["dur"] * 1e-6))
+    return list(lanes.values())
+
+
+def _order(name: str) -> int:
+    return 0 if name.startswith("GPU") else 1
+
+
+def draw(axes: Sequence[Axes], table: Sequence[Step]) -> None:
+    for panel, step in zip(axes, table, strict=True):
+        gpus = [lane for lane in step.lanes if _order(lane.name) == 0]
+        height = len(step.lanes) + 1
+        for index, lane in enumerate(step.lanes):
+            row = index + (index >= len(gpus))  # a gap between GPUs and NICs
+            for kind, (colour, _) in _KINDS.items():
+                spans = [(1e3 * begin, 1e3 * seconds) for name, begin, seconds in lane.spans if name == kind]
+                panel.broken_barh(spans, (row, 0.86), facecolors=colour, lw=0, rasterized=True)
+        if not any(lane.spans for lane in step.lanes[len(gpus) :]):
+            panel.text(0, (len(gpus) + 1 + height) / 2, "  nothing crosses nodes", va="center", color="#444444")
+        longest = max(other.seconds for other in table if other.length == step.length)
+        panel.set_xlim(0, 1.01e3 * longest)
+        panel.set_ylim(height, 0)
+        panel.set_yticks([len(gpus) / 2, (len(gpus) + 1 + height) / 2], ["GPUs", "NICs,\nsend and\nreceive"])
+        panel.tick_params(axis="y", length=0)
+        what = f"one document of {tokens(step.length)}" if step.sequences == 1 else (
+            f"{step.sequences} documents of {tokens(step.length)}"
+        )  # fmt: skip
+        panel.set_title(f"{step.system}, {what}: {1e3 * step.seconds:.0f} ms")
+    axes[-1].set_xlabel("ms")
+    handles = [Patch(color=colour, label=word) for colour, word in _KINDS.values()]
+    axes[0].figure.legend(handles=handles, loc="outside upper left", ncols=2, handlelength=1, columnspacing=1)

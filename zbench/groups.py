@@ -1,0 +1,74 @@
+"""Tensor parallelism inside a node: a plan's rank stands for a group of GPUs. Pure: no torch.
+
+Megatron-LM's tensor with sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198) splits heads, matmuls and,
+between them, tokens evenly over the GPUs of a group, which all do the same at the same time. So a group is a rank with
+so many times the rates, memory and links of a GPU; the query heads that its GPUs work on at once are one head of so
+many times the dimension, which no plan can cut. What it costs is zbench.cost's `exchange_seconds`.
+
+Of tensor parallelism as a planner's choice, with pipeline stages and groups of different sizes, see zbench.stage.
+"""
+
+from dataclasses import replace
+
+from zbench.cluster import Cluster, Device
+from zbench.cost import Cost
+from zbench.model import Model
+
+_RATES = (
+    "peak_flops", "memory_bytes", "copy_bandwidth", "strided_rate", "matmul_flops",
+    "attention_forward_flops", "attention_backward_flops",
+)  # fmt: skip
+
+
+def grouped(cost: Cost, tp: int) -> Cost:
+    """`cost`, of GPUs, as that of groups of `tp` GPUs that follow one another in a node.
+
+    Raises:
+        ValueError: groups cannot be alike: tp divides neither GPUs of a node, nor heads, or NICs do not divide.
+    """
+    if tp == 1:
+        return cost
+    cluster, model = cost.cluster, cost.model
+    for name, count in (
+        ("cluster.gpus_per_node", cluster.gpus_per_node),
+        ("model.num_heads", model.num_heads),
+        ("model.num_kv_heads", model.num_kv_heads),
+    ):
+        if count % tp:
+            raise ValueError(f"model.tensor_parallel is {tp}; it has to divide {name}={count}")
+    groups = cluster.gpus_per_node // tp
+    if cluster.nics_per_node % min(groups, cluster.nics_per_node):
+        raise ValueError(
+            f"model.tensor_parallel is {tp}; cluster.nics_per_node={cluster.nics_per_node} cannot be shared evenly "
+            f"by its {groups} groups of a node"
+        )
+    return replace(cost, cluster=_cluster(cluster, tp, groups), model=_model(model, tp), pipelines=False, tp=tp)
+
+
+def _cluster(cluster: Cluster, tp: int, groups: int) -> Cluster:
+    """Every GPU of a group sends its share by its own port and NIC: together one of their sum."""
+    nics = min(groups, cluster.nics_per_node)
+    device: Device = replace(
+        cluster.device,
+        name=f"tp groups of {tp} {cluster.device.name}",
+        **{rate: tp * getattr(cluster.device, rate) for rate in _RATES},
+    )
+    return replace(
+        cluster,
+        gpus_per_node=groups,
+        nics_per_node=nics,
+        nic_bandwidth=cluster.nic_bandwidth * cluster.nics_per_node / nics,
+        nvlink_bandwidth=cluster.nvlink_bandwidth * tp,
+        device=device,
+    )
+
+
+def _model(model: Model, tp: int) -> Model:
+    """Parameters, FLOPs and bytes of a token are the model's; heads come in bundles of one on every GPU."""
+    return replace(
+        model,
+        num_heads=model.num_heads // tp,
+        num_kv_heads=model.num_kv_heads // tp,
+        head_dim=model.head_dim * tp,
+        lse_bytes=model.lse_bytes * tp,
+    )
