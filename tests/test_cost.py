@@ -91,8 +91,10 @@ def test_linear_modules(cost: Cost, one: int, other: int) -> None:
 
 @given(costs())
 def test_the_optimizer_s_share_shrinks_with_the_ranks(cost: Cost) -> None:
+    """Unless every rank has all of the optimizer's state."""
     double = replace(cost, cluster=replace(cost.cluster, num_nodes=2 * cost.cluster.num_nodes))
-    assert cost.optimizer_seconds() == pytest.approx(2 * double.optimizer_seconds())
+    times = 1 if cost.model.sharding == "none" else 2
+    assert cost.optimizer_seconds() == pytest.approx(times * double.optimizer_seconds())
 
 
 def test_short_pieces_are_slow() -> None:

@@ -64,7 +64,7 @@ def test_a_sweep_runs_the_baseline_once_and_ends_with_one_table(
 
 @pytest.mark.parametrize(
     ("name", "less", "runs"),
-    [("ablation", [], 9), ("all_systems", ["system=ring,flexsp", "workload=github,byted_2m"], 12)],
+    [("ablation", ["cluster.num_nodes=2"], 9), ("all_systems", ["system=ring,flexsp", "workload=github,byted_2m"], 12)],
 )
 def test_the_projects_experiments_are_sweeps_that_leave_only_their_record(
     here: Path,

@@ -1,23 +1,28 @@
-"""Routing: the same bytes over the NICs, spread; the busiest carries less."""
+"""Routing: the same bytes over the NICs, spread; the busiest carries less; over some of them, where they pay."""
 
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import small
 from strategies import REAL, costs, forwards
 
+from systems.zeppelin import Zeppelin
+from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cluster import Cluster
 from zbench.cost import Cost
-from zbench.legs import legs
+from zbench.legs import NIC, legs
 from zbench.model import Model
 from zbench.patterns import ring
 from zbench.plan import COLUMNS, TRANSFER, Ops, Plan
 from zbench.rewrite import remap, reverse, route
 from zbench.rewrite.reverse import MODES
-from zbench.simulate import layer_seconds
-from zbench.verify import verify
+from zbench.rewrite.route import narrowed, routed, unrouted
+from zbench.simulate import layer_seconds, programs
+from zbench.verify import verify, verify_step
 
 
 def nic_bytes(plan: Plan, ops: Ops, cost: Cost) -> tuple[np.ndarray, np.ndarray]:
@@ -95,3 +100,52 @@ def test_nothing_is_routed_where_nvlink_is_no_faster() -> None:
     plan, cost = ring_of(4)
     slow = replace(cost, cluster=replace(cost.cluster, nvlink_bandwidth=25e9))
     assert not (route(plan, slow).forward.via >= 0).any()
+
+
+# -- over some of the NICs ---------------------------------------------------------------------------
+BATCH = Batch(np.array([60_000, 1_000, 500]), 0, 0)
+
+
+def four_nics(**changes: object) -> Cost:
+    cost = small(2, 4)
+    cluster = replace(cost.cluster, nics_per_node=4, nic_bandwidth=2.5e10)
+    return replace(cost, cluster=replace(cluster, **changes))
+
+
+def long_ring(cost: Cost) -> Plan:
+    builder = Builder(BATCH.lengths, 8, 32)
+    ring(builder, np.arange(3), np.zeros(3, np.int64), np.arange(8)[None, :])
+    return route(reverse(builder.build(), "keep"), cost)
+
+
+def carried(plan: Plan, cost: Cost) -> np.ndarray:
+    """Bytes that every NIC sends in the forward, [num_nics]."""
+    parts = programs(plan, cost)[0].legs
+    nic = parts.link_class(8) == NIC
+    return np.bincount(parts.link_a[nic] // 2 - 8, parts.bytes[nic], 8)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_shares_go_over_the_senders_nic_and_others_evenly_apart(count: int) -> None:
+    cost = four_nics()
+    plan = long_ring(cost)
+    assert routed(plan)
+    fewer = narrowed(plan, cost, count)
+    verify_step(BATCH, (fewer,), cost)
+    sent = carried(fewer, cost)
+    assert sent.sum() == carried(plan, cost).sum()
+    per_node = sent.reshape(2, 4)
+    assert ((per_node > 0).sum(axis=1) == count).all()  # one GPU of a node sends across, the last of the ring's four
+    assert (per_node[:, 3] > 0).all()
+    if count == 1:
+        assert np.array_equal(sent, carried(unrouted(plan), cost))
+
+
+def test_zeppelin_takes_fewer_proxies_where_they_help() -> None:
+    """Slow NVLink: half the NICs carry twice as much each, and GPUs hand on less."""
+    cost = four_nics(nvlink_bandwidth=7e10)
+    (plan,) = Zeppelin(cost, order=False).plan(BATCH)
+    assert routed(plan)
+    assert plan.lanes.lengths.max() < 4
+    everywhere = narrowed(plan, cost, 4)
+    assert layer_seconds(plan, cost, 3) < layer_seconds(everywhere, cost, 3)
