@@ -36,6 +36,17 @@ _FIGURES: tuple[tuple[str, str, Any], ...] = (
 )
 
 
+# Shown where some run was measured: the others train and sample nothing, and their bytes are in the utilisation.
+_MEASURED = ("NIC idle", "NIC bytes", "loss")
+
+
+def _shown(found: Sequence[Row]) -> list[tuple[str, str, list[str]]]:
+    """(title, explanation, a cell for each row) of the figures that say something of these rows."""
+    cells = [(title, explanation, [show(row) for row in found]) for title, explanation, show in _FIGURES]
+    simulated = all(row["simulated"] for row in found)
+    return [one for one in cells if one[0] not in _MEASURED or not (simulated or set(one[2]) == {"-"})]
+
+
 def _number(value: float | None, form: str, scale: float = 1.0) -> str:
     return "-" if value is None else form.format(value * scale)
 
@@ -61,10 +72,8 @@ def print_run(found: Sequence[Row]) -> None:
     table = Table("", "", *(str(row["system"]) for row in found))
     for column in table.columns[2:]:
         column.justify = "right"
-    for title, explanation, show in _FIGURES:
-        cells = list(map(show, found))
-        if title not in ("loss", "NIC idle") or any(cell != "-" for cell in cells):  # neither where all is simulated
-            table.add_row(title, Text(explanation, style="dim"), *cells)
+    for title, explanation, cells in _shown(found):
+        table.add_row(title, Text(explanation, style="dim"), *cells)
     console = _console()
     console.print(table)
     for row in found:
@@ -77,12 +86,13 @@ def print_comparison(found: Sequence[Row]) -> None:
     names = ("workload", "cluster", "model", "executor", "seed", "tokens_per_gpu", "baseline")
     common = {name: found[0][name] for name in names if len({str(row[name]) for row in found}) == 1}
     differing = [name for name in names if name not in common]
-    table = Table("run", "system", *differing, "steps", *(title for title, *_ in _FIGURES))
+    figures = _shown(found)
+    table = Table("run", "system", *differing, "steps", *(title for title, *_ in figures))
     for column in table.columns[len(differing) + 2 :]:
         column.justify = "right"
-    for row in found:
+    for at, row in enumerate(found):
         cells = [str(row["run"]), str(row["system"]), *(str(row[name]) for name in differing), _steps(row)]
-        table.add_row(*cells, *(show(row) for *_, show in _FIGURES))
+        table.add_row(*cells, *(of_rows[at] for *_, of_rows in figures))
     console = _console()
     if common:
         console.print(Text(", ".join(f"{name} {value}" for name, value in common.items())))
