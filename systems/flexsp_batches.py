@@ -7,7 +7,7 @@ are then shifted for as long as that gains.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -56,8 +56,11 @@ def total_seconds(parts: Iterable[Found | None], of: Objective) -> float:
 
 
 def _better(one: Found | None, other: Found | None) -> Found:
+    """The groups that end first, and the bound of `other`, which looked for one."""
     assert one is not None
-    return other if other is not None and other.packed.seconds <= one.packed.seconds else one
+    if other is None or other.packed.seconds <= one.packed.seconds:
+        return other or one
+    return replace(one, bound_seconds=min(other.bound_seconds, one.packed.seconds))
 
 
 def _best_numbers(cutter: "_Cutter", of: Objective, trials: int) -> list[list[int]]:

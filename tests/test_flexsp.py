@@ -86,6 +86,19 @@ def test_longer_rings_lie_on_a_line(cost: Cost, mode: str) -> None:
     assert _profiles(degrees(large), large, mode)[-1] == pytest.approx(_profile(128, large, mode), rel=1e-9)
 
 
+def test_groups_of_a_glance_have_the_bound_of_the_search(cost: Cost) -> None:
+    """Where the quick look at a stretch of lengths ends up no worse than the search."""
+    of = objective(cost, "keep")
+    lengths = drawn(3, 40)
+    quick, bound = glance(lengths, of), search(lengths, of)
+    assert quick is not None
+    assert bound is not None
+    slower = replace(bound, packed=replace(bound.packed, seconds=2 * quick.packed.seconds))
+    (part,) = micro_batches(lengths, of, 1, lambda x: quick, lambda x: slower) or ()
+    assert part.found.method == quick.method
+    assert 0 < part.found.bound_seconds <= quick.packed.seconds
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_objective_predicts_the_clock(flexsp: FlexSP, cost: Cost, seed: int) -> None:
     """Seconds without gradients and optimizer, of micro-batches one by one: the slowest group's, forward and backward.
