@@ -20,3 +20,10 @@ def test_payload_gets_most_of_a_link_and_never_more_than_all() -> None:
         assert 0.5 < link.efficiency < 1.0  # however busy the machine
         assert 0 < link.latency < 0.1
     assert 0 <= others <= 1
+
+
+@pytest.mark.parametrize("name", ["nic", "nvlink"])
+def test_a_real_cluster_is_refused_before_anything_starts(name: str) -> None:
+    cluster = replace(CLUSTER, **{f"{name}_bandwidth": 1e13})
+    with pytest.raises(ValueError, match=f"cluster.{name}_bandwidth is 1e\\+13 bytes/s; .* this machine has"):
+        measure(cluster, MODEL, lambda _: None)

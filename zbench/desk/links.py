@@ -4,6 +4,7 @@ Measured by the ranks of the desk themselves, all sending and receiving at once,
 them (zbench.runtime.measure). The driver's side; imports no torch.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -37,8 +38,10 @@ def measure(cluster: Cluster, model: Model, tell: Callable[[str], None]) -> tupl
     tell: gets a line of progress each.
 
     Raises:
+        ValueError: messages at the links' rates are more than this machine has memory for.
         zbench.runtime.fleet.RankFailed: the desk cannot be made, or a rank failed.
     """
+    _check_memory(cluster)
     subject = Subject(model, cluster.num_nodes, cluster.gpus_per_node, cluster.nics_per_node, 1, "auto")
     with LocalFleet(cluster.num_ranks, TARGET, subject, wiring=Wiring.of(cluster)) as fleet:
         gauge, found = Gauge(fleet, SECONDS, tell), {}
@@ -48,6 +51,21 @@ def measure(cluster: Cluster, model: Model, tell: Callable[[str], None]) -> tupl
             if cluster.gpus_per_node > 1:
                 found["nvlink"] = _link(fleet, False, 1, cluster.nvlink_bandwidth)
     return found, gauge.others["links"]
+
+
+def _check_memory(cluster: Cluster) -> None:
+    """Every rank sends and receives a large message at once, all of them in this machine's memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    links = {"nic": cluster.num_nics if cluster.num_nodes > 1 else 0}
+    links["nvlink"] = cluster.num_ranks if cluster.gpus_per_node > 1 else 0
+    for name, count in links.items():
+        bandwidth = getattr(cluster, f"{name}_bandwidth")
+        if (need := 2 * SECONDS * bandwidth * count) > memory:
+            raise ValueError(
+                f"cluster.{name}_bandwidth is {bandwidth:.3g} bytes/s; {SECONDS} s of it on {count} links take "
+                f"{need / 2**30:.3g} GiB, and this machine has {memory / 2**30:.3g}: choose a cluster made for a desk, "
+                "as cluster=desk_2x4_a800 is (docs/desk.md)"
+            )
 
 
 def _link(fleet: Fleet, across: bool, ranks: int, bandwidth: float) -> Link:
