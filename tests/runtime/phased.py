@@ -1,6 +1,6 @@
 """A rank that runs plans' attention over a transport of the test's choice, and compares it with dense attention."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,8 @@ class Phased:
             name: Engine(shape, Matmul(), self.post, transport, rendezvous.board)
             for name, transport in transports.items()
         }
+        staged = replace(self.post, staged=True)
+        self.engines["staged"] = Engine(shape, Matmul(), staged, self.engines["threads"].transport, rendezvous.board)
 
     def attend(self, plan: Plan, how: str) -> Seen:
         """One layer on made numbers in float64."""
@@ -80,7 +82,7 @@ class Phased:
         def per_kv_head(x: np.ndarray) -> np.ndarray:
             return x.reshape(-1, group, *x.shape[1:]).sum(1)
 
-        self.post.traffic = Traffic()
+        engine.post.traffic = Traffic()
         pair = Compiler(plan, self.rank, self.cost, torch.from_numpy, engine.kernel.cut).compile()
         pair = engine.transport.prepare(plan, self.cost, pair)
         q, k, v = (x.requires_grad_() for x in (mine(given.q), mine(given.k, group), mine(given.v, group)))
@@ -91,7 +93,7 @@ class Phased:
         for got, want in zip((o.detach(), q.grad, k.grad, v.grad), wanted, strict=True):
             if got.numel():
                 worst = max(worst, float((got - mine(want)).abs().max()) / max(1.0, float(np.abs(want).max())))
-        traffic = self.post.traffic
+        traffic = engine.post.traffic
         return Seen(worst, (traffic.inside_tx, traffic.across_tx), (traffic.inside_rx, traffic.across_rx))
 
     def close(self) -> None:

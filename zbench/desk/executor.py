@@ -34,6 +34,8 @@ class Desk(Torch):
 
     fault: what is to happen to a NIC, by fields of zbench.desk.fault.Fault; None: nothing.
 
+    device: what a rank computes with is the CPU, paced as the cluster's device is, whatever GPUs the machine has.
+
     NIC bytes are those of the emulated NICs' own counters, with all that crosses them: headers, gradients, barriers.
 
     Raises:
@@ -42,9 +44,12 @@ class Desk(Torch):
 
     nic_counters: bool = True
     nic_interval: float | None = 0.05
+    device: str = "cpu"
     fault: dict[str, float] | None = None
 
     def __post_init__(self) -> None:
+        if self.device != "cpu":
+            raise ValueError(f"executor.device is {self.device!r}; emulated nodes compute on the CPU, cpu")
         if not self.nic_counters:
             raise ValueError(
                 "executor.nic_counters is false; on emulated nodes the NICs' counters are what is measured"

@@ -19,7 +19,7 @@ from zbench.protocols import Ready, Workload
 from zbench.result import StepResult
 from zbench.runtime.fleet import Fleet
 from zbench.runtime.folder import Hold, check_free, check_same, told
-from zbench.runtime.job import PARAMETERS, AdamW, Job, Report
+from zbench.runtime.job import DEVICES, PARAMETERS, AdamW, Job, Report
 from zbench.runtime.measured import COUNTED, COUNTERS, step_result
 from zbench.runtime.measured_trace import write_measured
 from zbench.runtime.settings import at_least, check_kernel, check_model, check_package, known, one_of
@@ -48,7 +48,7 @@ class Torch:
     """Executor that trains. One run at a time: start(), steps in order, stop().
 
     kernel: of zbench.runtime.job.KERNELS; "auto" is the fastest there is. parameters: "replicated" or "sharded"; None:
-    as the model says (zero3 is sharded). timeout: seconds without progress after which the run ends. warmup: passes
+    as the model says (zero3 is sharded). device: "auto" (a GPU if there is one), "cpu" or "cuda". timeout: seconds without progress after which the run ends. warmup: passes
     over the first batch before the first step, which are not recorded and train nothing. check: "exact", "bytes".
     checkpoint_every: steps between checkpoints into the folder checkpoint; None: none. resume: a checkpoint.
     nic_counters: take NIC bytes from the machines' own counters (all traffic) instead of the executor's count.
@@ -72,6 +72,7 @@ class Torch:
     resume: str | None = None
     nic_counters: bool = False
     nic_interval: float | None = None
+    device: str = "auto"
     _fleet: Fleet | None = field(default=None, init=False)
     _hold: Hold | None = field(default=None, init=False)
     _warm: bool = field(default=False, init=False)
@@ -81,6 +82,7 @@ class Torch:
         check_kernel(self.kernel, model.element_bytes, environ)
         if self.parameters is not None:
             one_of("executor.parameters", self.parameters, PARAMETERS)
+        one_of("executor.device", self.device, DEVICES)
         at_least("executor.timeout", self.timeout, 1, (int, float))
         at_least("executor.warmup", self.warmup, 0)
         if self.checkpoint_every is not None:
@@ -185,7 +187,7 @@ class Torch:
         kind = self.parameters or ("sharded" if self.cost.model.sharding == "zero3" else "replicated")
         return Job(
             self.cost, self.workload, self.seed, self.kernel, kind, AdamW(**self.optimizer), "exact" in self.check,
-            nic_interval=self.nic_interval,
+            nic_interval=self.nic_interval, device=self.device,
         )  # fmt: skip
 
     def _about(self, job: Job) -> dict[str, Any]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 CUDA_KERNELS = ("torch-flash-cuda", "flash-attn-2", "flash-attn-3")
 KERNELS = ("auto", "matmul", "torch-flash-cpu", *CUDA_KERNELS)
 PARAMETERS = ("replicated", "sharded")
+DEVICES = ("auto", "cpu", "cuda")  # auto: a GPU if there is one
 _FREE = ("name", "element_bytes", "lse_bytes", "recompute", "sharding", "kernels")  # of a model: how it is computed
 ATTENTIONS = ("", "deepspeed")  # zbench.plan.Plan.attention
 
@@ -45,7 +46,7 @@ class AdamW:
 class Job:
     """cost: the cluster (whose nodes and NICs plans route over) and the model. seed: of the initial weights.
 
-    kernel: one of KERNELS. parameters: one of PARAMETERS. exact: compare each step with the dense model.
+    kernel: one of KERNELS. parameters: one of PARAMETERS. device: one of DEVICES. exact: compare each step with the dense model.
     is_paced: work takes as long as on the cluster's device (zbench.runtime.pace).
     nic_interval: seconds between looks at the NICs' counters while a step runs; None: before and after only.
     fault: of an emulated NIC, to be tried.
@@ -61,6 +62,7 @@ class Job:
     is_paced: bool = False
     nic_interval: float | None = None
     fault: "Fault | None" = None
+    device: str = "auto"
 
     def told(self) -> dict[str, Any]:
         """What a run that goes on from a checkpoint has to have in common with the one that wrote it."""
@@ -72,6 +74,8 @@ class Job:
 class About:
     """How a rank runs: what it found. device: its name; kernel: the one chosen; backend: gloo or nccl.
 
+    sharing: ranks on its GPU. staged: whether messages go through host memory, as gloo takes no other.
+
     packages: versions of those installed that compute attention where a plan says so.
     """
 
@@ -81,6 +85,8 @@ class About:
     torch: str
     tokens: str
     packages: Mapping[str, str | None]
+    sharing: int
+    staged: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,48 +43,76 @@ class Rendezvous:
         """A torch.distributed.Store: a connection of this rank's own."""
         return store_at(self.host, self.port, self.prefix)
 
-    def device(self) -> "torch.device":
-        """A GPU of this rank's own if there is CUDA, else the CPU.
+    def device(self, asked: str = "auto") -> "torch.device":
+        """A GPU if there is CUDA, else the CPU; asked: of zbench.runtime.job.DEVICES.
+
+        Ranks of one machine that has fewer GPUs than ranks share them.
 
         Raises:
-            ValueError: there are GPUs, but fewer than ranks on this machine.
+            ValueError: "cuda" was asked for, and there is none; or this machine, one of several, has too few GPUs.
         """
         import torch
 
+        if asked == "cpu":
+            return torch.device("cpu")
         if not torch.cuda.is_available():
+            if asked == "cuda":
+                raise ValueError("executor.device is 'cuda'; torch finds no CUDA device on this machine")
             return torch.device("cpu")
         num_gpus = torch.cuda.device_count()
         if self.local_rank < num_gpus:
             return torch.device("cuda", self.local_rank)
-        if self.may_be_bound and num_gpus == 1:
+        if self._is_bound(num_gpus):
             return torch.device("cuda", 0)
-        ranks = "more" if self.num_local is None else str(self.num_local)
+        if self._share(num_gpus):
+            return torch.device("cuda", self.local_rank % num_gpus)
         raise ValueError(
-            f"this machine has {num_gpus} GPU{'s' if num_gpus > 1 else ''} for {ranks} ranks; each rank takes one "
-            "of its own (CUDA_VISIBLE_DEVICES= hides them, and the ranks run on the CPU)"
+            f"this machine has {num_gpus} GPU{'s' if num_gpus > 1 else ''} for more ranks; only ranks that are all on "
+            "one machine can share a GPU (executor.device=cpu runs them on the CPU)"
         )
 
-    def open(self) -> "torch.device":
-        """Opens torch.distributed's default group: nccl if there is CUDA, else gloo. Returns the rank's device."""
+    def sharing(self, device: "torch.device") -> int:
+        """Ranks on the GPU `device`, this one's; 1 on a CPU."""
+        import torch
+
+        if device.type != "cuda" or not self._share(num_gpus := torch.cuda.device_count()):
+            return 1
+        return len(range(self.local_rank % num_gpus, self.num_ranks, num_gpus))
+
+    def open(self, asked: str = "auto") -> "torch.device":
+        """Opens torch.distributed's default group and returns the rank's device, as device(asked).
+
+        nccl where each rank has a GPU of its own; gloo on the CPU, and where ranks share GPUs, which NCCL refuses
+        ("Duplicate GPU detected", since 2.5): all ranks of a machine find the same.
+        """
         import torch
         import torch.distributed as dist
 
         store = self.store()  # from an emulated node it cannot be reached
         if self.place is not None:
             self.place.enter()
-        device = self.device()
+        device = self.device(asked)
         is_cuda = device.type == "cuda"
         if is_cuda:
             torch.cuda.set_device(device)
+        nccl = is_cuda and not self._share(torch.cuda.device_count())
         dist.init_process_group(
-            "nccl" if is_cuda else "gloo",
+            "nccl" if nccl else "gloo",
             store=store,
             rank=self.rank,
             world_size=self.num_ranks,
             timeout=timedelta(seconds=self.seconds),
-            device_id=device if is_cuda else None,
+            device_id=device if nccl else None,
         )
         return device
+
+    def _is_bound(self, num_gpus: int) -> bool:
+        """Whether the one GPU that this process sees is its own."""
+        return self.may_be_bound and num_gpus == 1
+
+    def _share(self, num_gpus: int) -> bool:
+        """Whether ranks share GPUs: the same on all ranks, as they are all on one machine."""
+        return self.num_local == self.num_ranks > num_gpus and not self._is_bound(num_gpus)
 
     def close(self) -> None:
         """Ends what `open` opened, and all further groups."""

@@ -41,7 +41,8 @@ class Trainer:
         self.rank, self.job, self.board = rank, job, rendezvous.board
         self.rendezvous = rendezvous
         self.board.say("opening torch.distributed")
-        self.device = rendezvous.open()
+        self.device = rendezvous.open(job.device)
+        self.sharing = rendezvous.sharing(self.device)
         if self.device.type == "cpu":
             keep_freed_memory()
         model, cluster = job.cost.model, job.cost.cluster
@@ -49,7 +50,8 @@ class Trainer:
         self.parameters = self._parameters(Transformer(model, job.seed, "meta"))
         node = cluster.node_of
         elsewhere = [bool(node[other] != node[rank]) for other in range(num_ranks)]
-        post = Post(dist.new_group(), elsewhere)  # messages on a group of their own: collectives cannot come between
+        group = dist.new_group()  # messages on a group of their own: collectives cannot come between
+        post = Post(group, elsewhere, staged=self.device.type == "cuda" and dist.get_backend(group) == "gloo")
         kernel = choose(job.kernel, self.device, model.head_dim, DTYPES[model.element_bytes])
         self.pace: Pace = Paced() if job.is_paced else Unpaced()
         self.engine = Engine(Shape(model, self.device), kernel, post, transport_of(post.group), self.board, self.pace)
@@ -67,6 +69,8 @@ class Trainer:
             torch=torch.__version__,
             tokens="text" if is_real(self.job.workload) else "made",
             packages=versions(name for name in ATTENTIONS if name),
+            sharing=self.sharing,
+            staged=self.engine.post.staged,
         )
 
     def step(self, batch: Batch, plans: tuple[Plan, ...], train: bool, noted: bool = False) -> Report:
@@ -164,6 +168,11 @@ class Trainer:
         optimizer, everyone, cluster = self.job.optimizer, dist.group.WORLD, self.job.cost.cluster
         assert everyone is not None, "rendezvous.open() made it"
         if self.job.parameters == "sharded":
+            if self.sharing > 1:
+                raise ValueError(
+                    f"executor.parameters is 'sharded'; {self.sharing} ranks share a GPU here, where fully_shard has no "
+                    "collectives of its own (NCCL refuses them): it takes replicated"
+                )
             return Sharded(network, optimizer, everyone, self.device)
         if self.device.type == "cpu" and cluster.num_nodes > 1 and cluster.gpus_per_node > 1:
             return Replicated(network, optimizer, TwoLevel(cluster.num_nodes, cluster.gpus_per_node), self.device)

@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from zbench.cost import Cost
@@ -48,20 +49,43 @@ class Post:
 
     tag: of the program under way, so that the forward's and the backward's legs are told apart.
     events: where what is sent and arrives is noted.
+    staged: messages go through copies in host memory: gloo's take a GPU's memory for the host's.
     """
 
     group: Any
     peers: list[bool]
     traffic: Traffic = field(default_factory=Traffic)
     events: Events = field(default_factory=Events)
+    staged: bool = False
 
     def send(self, data: Tensor, peer: int, tag: int) -> Any:
         self.traffic.sent(self.peers[peer], data.numel() * data.element_size())
-        return self.group.send([data], peer, tag)
+        return self.group.send([data.to("cpu", copy=True) if self.staged else data], peer, tag)
 
     def receive(self, data: Tensor, peer: int, tag: int) -> Any:
+        """What to wait for; `data` may be read after that."""
         self.traffic.received(self.peers[peer], data.numel() * data.element_size())
-        return self.group.recv([data], peer, tag)
+        if not self.staged:
+            return self.group.recv([data], peer, tag)
+        host = torch.empty_like(data, device="cpu")
+        return _Staged(self.group.recv([host], peer, tag), host, data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """A message that arrives in `host` and, when it is waited for, is copied to `data`.
+
+    Both copies are in the order of the device's current stream, which is the same in all threads of a rank: work that
+    was started before a message leaves is in it, and what is started after a wait reads what arrived.
+    """
+
+    work: Any
+    host: Tensor
+    data: Tensor
+
+    def wait(self) -> None:
+        self.work.wait()
+        self.data.copy_(self.host)
 
 
 class Job(Protocol):
