@@ -68,7 +68,7 @@ def _ring_seconds(lengths: Ints, degree: Ints, cost: Cost, backward: Mode) -> Fl
     model, chunk = cost.model, -(-lengths // (2 * degree))
     half, full = -(-chunk // TILE), -(-2 * chunk // TILE)
     ones = np.ones_like(chunk)
-    work = Work(2 * chunk * chunk, half * full, 2 * chunk, chunk, ones, half)
+    work = Work(2 * chunk * chunk, half * full, 2 * chunk, chunk, ones, half, half, 0 * ones)
     heads, kv_heads = model.num_heads * ones, model.num_kv_heads * ones
     across = degree > cost.cluster.gpus_per_node
     block = lengths / degree * model.message_bytes_per_token(KV, 0, model.num_heads)

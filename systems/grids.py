@@ -152,7 +152,7 @@ def _attend_seconds(lengths: Ints, rows: int, cols: int, cost: Cost) -> tuple[fl
     else:
         chunk = -(-lengths // (2 * rows))
         half, full = -(-chunk // TILE), -(-2 * chunk // TILE)
-        work = Work(2 * chunk * chunk, half * full, 2 * chunk, chunk, np.ones_like(chunk), half)
+        work = Work(2 * chunk * chunk, half * full, 2 * chunk, chunk, np.ones_like(chunk), half, half, 0 * chunk)
         present = np.minimum(lengths / (2 * rows), 1.0)  # sequences shorter than 2 R tokens miss ranks
     total = Work(*(np.array([(getattr(work, name) * present).sum()]) for name in Work.__dataclass_fields__))
     group = cost.model.num_heads // cost.model.num_kv_heads

@@ -73,7 +73,7 @@ def attend_seconds(pieces: Pieces, num_packs: int, degree: int, cost: Cost) -> F
         return np.bincount(pieces.owner, amount, size).astype(np.int64)
 
     ones = np.ones(size, np.int64)
-    work = Work(ones, total(tiles), total(m), total(m + n), ones, ones)
+    work = Work(ones, total(tiles), total(m), total(m + n), ones, ones, total(rows), ones)
     heads, kv_heads = cost.model.num_heads * ones, cost.model.num_kv_heads * ones
     both = np.asarray(sum(cost.kernel_seconds(work, heads, kv_heads, back) for back in (False, True)))
     return np.asarray(both.reshape(num_packs, degree).max(axis=1), np.float64)

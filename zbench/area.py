@@ -27,7 +27,7 @@ class Work:
     area: visible (query, key) pairs. tiles: tiles of TILE x TILE that hold a visible pair.
     queries, keys: tokens of q that see anything, and tokens of kv they see, summed over segments.
     segments: sequences or parts of one that the kernel sees as separate.
-    longest: tiles of the longest row.
+    longest: tiles of the longest row. rows: rows of tiles. triangles: segments whose queries see each other causally.
     """
 
     area: Ints
@@ -36,13 +36,16 @@ class Work:
     keys: Ints
     segments: Ints
     longest: Ints
+    rows: Ints
+    triangles: Ints
 
     @staticmethod
     def whole(lengths: Ints) -> "Work":
         """Causal attention of whole sequences, [n], each by itself."""
         rows = -(-lengths // TILE)
         area, tiles = lengths * (lengths + 1) // 2, rows * (rows + 1) // 2
-        return Work(area, tiles, lengths, lengths, np.ones_like(lengths), rows)
+        one = np.ones_like(lengths)
+        return Work(area, tiles, lengths, lengths, one, rows, rows, one)
 
     def take(self, index: Ints) -> "Work":
         return Work(*(getattr(self, name)[index] for name in Work.__dataclass_fields__))
@@ -130,7 +133,7 @@ def _seek(items, begin, end, value):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True, nogil=True)
 def _walk(q_rows, kv_rows, offsets, items, prefix, seq, sizes, bounds, causal):  # type: ignore[no-untyped-def]
-    out = np.zeros((len(q_rows), 6), np.int64)
+    out = np.zeros((len(q_rows), 8), np.int64)
     for pair in range(len(q_rows)):
         k, k_end = offsets[kv_rows[pair]], offsets[kv_rows[pair] + 1]
         m, n, diagonal, last = 0, 0, False, -1  # the open segment: queries, keys before them, triangle?, sequence
@@ -166,4 +169,6 @@ def _close(row, m, n, diagonal):  # type: ignore[no-untyped-def]
     row[2] += m
     row[3] += n + (m if diagonal else 0)
     row[4] += 1
+    row[6] += q_tiles
+    row[7] += 1 if diagonal else 0
     row[5] = max(row[5], -(-(m + n) // TILE) if diagonal else kv_tiles)

@@ -3,12 +3,16 @@
 Constants come from `conf/cluster` and `conf/cluster/device`, each with its source beside it.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zbench.curve import Curve
 from zbench.units import parse
+
+CURVES = ("attention_forward_causal", "attention_forward_full", "attention_backward_causal", "attention_backward_full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,10 @@ class Device:
     attention_forward_flops, attention_backward_flops: rate of whole tiles in a long flash-attention call.
     kernel_seconds: start-up and tail of one kernel. call_seconds: least time of one attention call (host work).
     tile: rows and columns that attention kernels work on at a time: 128 as GPU kernels do, or 1, only what is visible.
+    attention_*_causal, attention_*_full: the attention rates as measured curves, of segments that see each other
+        causally and of rectangles, against the keys (in whole tiles) that a row of tiles sees on average; all four or
+        none, and where they are, they are what counts and not the two rates above.
+    matmul_by_tokens: by model name, matmul_flops as a curve over a rank's tokens; other models have matmul_flops.
     """
 
     name: str
@@ -35,6 +43,11 @@ class Device:
     kernel_seconds: float
     call_seconds: float
     tile: int = 128
+    attention_forward_causal: Curve | None = None
+    attention_forward_full: Curve | None = None
+    attention_backward_causal: Curve | None = None
+    attention_backward_full: Curve | None = None
+    matmul_by_tokens: Mapping[str, Curve] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         kinds = {
@@ -43,16 +56,46 @@ class Device:
         }  # fmt: skip
         if self.tile not in (1, 128):
             raise ValueError(f"cluster.device.tile is {self.tile!r}; it takes 128 or 1")
-        for field in fields(self):
-            if field.name not in ("name", "tile"):
-                value = parse(
-                    f"cluster.device.{field.name}", getattr(self, field.name), kinds.get(field.name, "FLOP/s")
-                )
+        for name in (one.name for one in fields(self)):
+            if name not in ("name", "tile", "matmul_by_tokens", *CURVES):
+                value = parse(f"cluster.device.{name}", getattr(self, name), kinds.get(name, "FLOP/s"))
                 if not 0 < value < float("inf"):
-                    raise ValueError(
-                        f"cluster.device.{field.name} is {getattr(self, field.name)!r}; it has to be above 0"
-                    )
-                object.__setattr__(self, field.name, value)
+                    raise ValueError(f"cluster.device.{name} is {getattr(self, name)!r}; it has to be above 0")
+                object.__setattr__(self, name, value)
+        self._take_curves()
+
+    def _take_curves(self) -> None:
+        """Makes curves of what a yaml has."""
+        for name in CURVES:
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, Curve):
+                object.__setattr__(self, name, Curve.of(f"cluster.device.{name}", given))
+        missing = [name for name in CURVES if getattr(self, name) is None]
+        if 0 < len(missing) < len(CURVES):
+            raise ValueError(f"cluster.device.{missing[0]} is not given; the curves of attention are four, or none")
+        if not missing and self.tile == 1:
+            raise ValueError("cluster.device.tile is 1; curves of attention are of whole tiles, so it takes 128")
+        if not isinstance(self.matmul_by_tokens, Mapping):
+            raise ValueError(f"cluster.device.matmul_by_tokens is {self.matmul_by_tokens!r}; it takes curves by model")
+        curves = {
+            model: one if isinstance(one, Curve) else Curve.of(f"cluster.device.matmul_by_tokens.{model}", one)
+            for model, one in self.matmul_by_tokens.items()
+        }
+        object.__setattr__(self, "matmul_by_tokens", curves)
+
+    def attention(self, backward: bool) -> tuple[Curve, Curve] | None:
+        """(of causal segments, of rectangles), where there are curves."""
+        way = "backward" if backward else "forward"
+        causal, full = (getattr(self, f"attention_{way}_{mask}") for mask in ("causal", "full"))
+        return None if causal is None else (causal, full)
+
+    def at_best(self) -> "Device":
+        """With attention at the highest rates of its curves, whatever the pieces; itself where it has none."""
+        if self.attention(False) is None:
+            return self
+        forward, backward = (max(max(one.rates) for one in self.attention(back) or ()) for back in (False, True))
+        none = dict.fromkeys(CURVES)
+        return replace(self, attention_forward_flops=forward, attention_backward_flops=backward, **none)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,30 +120,30 @@ class Cluster:
     device: Device
 
     def __post_init__(self) -> None:
-        for field in ("num_nodes", "gpus_per_node", "nics_per_node"):
-            value = getattr(self, field)
+        for name in ("num_nodes", "gpus_per_node", "nics_per_node"):
+            value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"cluster.{field} is {value!r}; it takes a whole number of at least 1")
+                raise ValueError(f"cluster.{name} is {value!r}; it takes a whole number of at least 1")
         if self.nics_per_node > self.gpus_per_node:
             raise ValueError(
                 f"cluster.nics_per_node is {self.nics_per_node}; "
                 f"at most one per GPU, gpus_per_node={self.gpus_per_node}"
             )
-        for field, kind in (
+        for name, kind in (
             ("nic_bandwidth", "bytes/s"),
             ("nvlink_bandwidth", "bytes/s"),
             ("nic_latency", "seconds"),
             ("nvlink_latency", "seconds"),
         ):
-            value = parse(f"cluster.{field}", getattr(self, field), kind)
+            value = parse(f"cluster.{name}", getattr(self, name), kind)
             if not 0 <= value < float("inf") or (kind == "bytes/s" and value == 0):
                 least = "above 0 and finite" if kind == "bytes/s" else "at least 0 and finite"
-                raise ValueError(f"cluster.{field} is {getattr(self, field)!r}; it has to be {least}")
-            object.__setattr__(self, field, value)
-        for field in ("nic_efficiency", "nvlink_efficiency"):
-            value = getattr(self, field)
+                raise ValueError(f"cluster.{name} is {getattr(self, name)!r}; it has to be {least}")
+            object.__setattr__(self, name, value)
+        for name in ("nic_efficiency", "nvlink_efficiency"):
+            value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-                raise ValueError(f"cluster.{field} is {value!r}; it takes a share above 0 and at most 1")
+                raise ValueError(f"cluster.{name} is {value!r}; it takes a share above 0 and at most 1")
 
     @property
     def num_ranks(self) -> int:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from zbench.area import TILE, Work
 from zbench.cluster import Cluster
+from zbench.curve import Curve
 from zbench.model import Model
 from zbench.plan import Ints, Ops, Plan
 from zbench.use import Use
@@ -92,13 +93,15 @@ class Cost:
         rate = device.attention_backward_flops if backward else device.attention_forward_flops
         pairs = work.area if device.tile == 1 else work.tiles * TILE * TILE
         flops = (BACKWARD_FLOPS if backward else FORWARD_FLOPS) * pairs * heads * dim
+        curves = device.attention(backward)
+        compute = flops / rate if curves is None else flops * _seconds_by_row(work, *curves)
         grouped = heads > kv_heads
         if backward:
             kv_rows = np.where(grouped, 12 * heads + 20 * kv_heads, 8 * heads)
             traffic = (work.queries * heads * 18 + work.keys * kv_rows) * dim * e
         else:
             traffic = (work.queries * heads + work.keys * kv_heads) * 4 * dim * e
-        return np.asarray(flops / rate + traffic / device.copy_bandwidth, np.float64)
+        return np.asarray(compute + traffic / device.copy_bandwidth, np.float64)
 
     def whole_seconds(self, lengths: Ints, backward: bool) -> Floats:
         """Attention of whole sequences, [n], all heads, one layer, as part of calls that others share."""
@@ -170,7 +173,9 @@ class Cost:
         matmul_share: the share of the matmuls that runs (selective recomputation runs some of them again).
         """
         device, model, tokens = self.cluster.device, self.model, np.asarray(tokens, np.float64)
-        matmul = 2 * matmul_share * model.layer_matmul_params * tokens / device.matmul_flops
+        curve = device.matmul_by_tokens.get(model.name)
+        flops = 2 * matmul_share * model.layer_matmul_params * tokens
+        matmul = flops / device.matmul_flops if curve is None else flops * curve.seconds(np.maximum(tokens, 1))
         elementwise = model.elementwise_bytes * tokens / device.copy_bandwidth
         launches = np.where(tokens > 0, LAYER_KERNELS * device.kernel_seconds, 0.0)
         return np.asarray(matmul + elementwise + launches + self.exchange_seconds(tokens), np.float64)
@@ -201,3 +206,11 @@ class Cost:
         """Adam on a rank's share of the parameters."""
         share = self.model.total_params / (1 if self.model.sharding == "none" else self.cluster.num_ranks)
         return OPTIMIZER_BYTES * share / self.cluster.device.copy_bandwidth
+
+
+def _seconds_by_row(work: Work, causal: Curve, full: Curve) -> Floats:
+    """Of a FLOP of whole tiles, by the keys that a row of them sees; segments of an attend take their mean's."""
+    keys = TILE * work.tiles / np.maximum(work.rows, 1)
+    share = work.triangles / np.maximum(work.segments, 1)
+    keys = np.maximum(keys, TILE)
+    return np.asarray(share * causal.seconds(keys) + (1 - share) * full.seconds(keys), np.float64)

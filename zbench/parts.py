@@ -14,8 +14,8 @@ from zbench.model import Model
 from zbench.protocols import Executor, System, Tracker, Workload
 
 SIMULATED = "zbench.simulate.Simulated"
-CHECKS = ("exact", "bytes")
-FLOAT64 = 8  # bytes: what check=exact computes in
+PRECISIONS = {"exact": 8, "float32": 4}  # bytes of an element: what these checks compute in
+CHECKS = (*PRECISIONS, "bytes")
 _OURS = ("zbench", "systems", "workloads")  # packages whose sources the fingerprint covers
 
 
@@ -41,6 +41,8 @@ class Settings:
         for check in self.check:
             if check not in CHECKS:
                 raise ValueError(f"check is {check!r}; it takes {' or '.join(CHECKS)}, a list of them, or null")
+        if set(PRECISIONS) <= set(self.check):
+            raise ValueError("check holds exact and float32; a run computes in float64 or in float32, so it takes one")
         for name, kind in (
             ("out", "a file"),
             ("baseline", "a system or null"),
@@ -80,8 +82,9 @@ class Parts:
         model = _make(config, "model")
         _expect("cluster", cluster, "num_ranks")
         _expect("model", model, "num_layers")
-        if "exact" in settings.check:
-            model = replace(model, element_bytes=FLOAT64, lse_bytes=FLOAT64)
+        for check, size in PRECISIONS.items():
+            if check in settings.check:
+                model = replace(model, element_bytes=size, lse_bytes=size)
         simulated = config.executor._target_ == SIMULATED
         if model.tensor_parallel > 1 and not simulated:
             raise ValueError(

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from zbench.batch import Batch
 from zbench.cost import Cost
-from zbench.parts import FLOAT64, SIMULATED, Parts, Settings, make_system
+from zbench.parts import PRECISIONS, SIMULATED, Parts, Settings, make_system
 from zbench.plan import Plan
 from zbench.protocols import System
 from zbench.record import Line, Run
@@ -33,8 +33,9 @@ class Replay:
             ValueError: the configuration makes nothing here (a module or file of the user's is missing, for instance).
         """
         config = dict(run.start["config"])
-        if "exact" in (config.get("check") or ()):
-            config["model"] = config["model"] | {"element_bytes": FLOAT64, "lse_bytes": FLOAT64}
+        for check, size in PRECISIONS.items():
+            if check in (config.get("check") or ()):
+                config["model"] = config["model"] | {"element_bytes": size, "lse_bytes": size}
         config |= {"executor": {"_target_": SIMULATED}, "tracker": {"_target_": "zbench.track.Nothing"}}
         try:
             composed = OmegaConf.create(config | {"check": None, "resume": None})

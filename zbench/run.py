@@ -12,10 +12,11 @@ from zbench.cases import Case, cases, reusable
 from zbench.compare import label, rows
 from zbench.memory import check_memory
 from zbench.metrics import Facts, counted, nic_curves
-from zbench.parts import Parts, Settings
+from zbench.parts import PRECISIONS, Parts, Settings
 from zbench.protocols import Executor
 from zbench.record import Line, RecordError, Run, Writer, check_writable
 from zbench.request import Request
+from zbench.runtime.executor import LIMITS
 from zbench.runtime.fleet import RankFailed
 from zbench.sentence import is_stop
 from zbench.table import Meter, cluster_words, convention_words, print_run, print_words
@@ -197,11 +198,12 @@ def _checks(done: Sequence[Run]) -> list[str]:
     """What the checks of every step found, over all runs."""
     found = [step["checks"] for run in done for step in run.steps if step.get("checks")]
     lines = []
-    if worst := [checks["exact"] for checks in found if "exact" in checks]:
-        lines.append(
-            f"check=exact holds: loss and every gradient within {max(worst):.2g} of the dense model's in "
-            f"{len(worst)} steps (relative, float64; 1e-12 is allowed)."
-        )
+    for check, limit in LIMITS.items():
+        if worst := [checks[check] for checks in found if check in checks]:
+            lines.append(
+                f"check={check} holds: loss and every gradient within {max(worst):.2g} of the dense model's in "
+                f"{len(worst)} steps (relative, float{8 * PRECISIONS[check]}; {limit:g} is allowed)."
+            )
     if sizes := [checks["bytes"] for checks in found if "bytes" in checks]:
         lines.append(
             f"check=bytes holds: every rank and NIC sent and received what the simulator charges in {len(sizes)} "

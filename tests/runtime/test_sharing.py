@@ -1,4 +1,4 @@
-"""Ranks that share a GPU: which device and backend a rank takes, and messages through host memory, here between CPUs."""
+"""Ranks that share a GPU: which device and backend a rank takes; messages through host memory, here between CPUs."""
 
 import pytest
 import torch
@@ -73,12 +73,12 @@ def test_a_device_is_asked_for(monkeypatch: pytest.MonkeyPatch, opened: list[tup
     assert opened == [("gloo", None)]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert rank(0).device() == torch.device("cpu")
-    with pytest.raises(ValueError, match="executor.device is 'cuda'; torch finds no CUDA device"):
+    with pytest.raises(ValueError, match=r"executor.device is 'cuda'; torch finds no CUDA device"):
         rank(0).device("cuda")
 
 
 def test_emulated_nodes_compute_on_the_cpu() -> None:
-    with pytest.raises(ValueError, match="executor.device is 'cuda'; emulated nodes compute on the CPU"):
+    with pytest.raises(ValueError, match=r"executor.device is 'cuda'; emulated nodes compute on the CPU"):
         Desk(None, None, device="cuda")  # type: ignore[arg-type]
 
 

@@ -1,6 +1,8 @@
-"""check=exact: a step's loss and gradients against the dense single-process model of the same weights and tokens."""
+"""check=exact, check=float32: a step's loss and gradients against the dense model of the same weights and tokens, in
+one process and in float64."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -21,11 +23,11 @@ def worst_difference(
 ) -> tuple[float, str]:
     """(largest relative difference, where): of the loss, and of each gradient's largest element over its largest value.
 
-    weights, gradients: whole, by parameter name. tell: is told of progress.
+    weights, gradients: whole, by parameter name, on the CPU. tell: is told of progress.
     """
     model = job.cost.model
     tokens = sequences(job.workload, batch, np.arange(len(batch.lengths)), model.vocab)
-    reference, expected = dense(model, weights, tokens, tell=tell)
+    reference, expected = dense(replace(model, element_bytes=8), weights, tokens, tell=tell)
     differences = {"the loss": abs(loss - reference) / abs(reference)}
     assert set(expected) == set(gradients)
     for name, value in expected.items():

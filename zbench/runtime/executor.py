@@ -26,7 +26,7 @@ from zbench.runtime.settings import at_least, check_kernel, check_model, check_p
 from zbench.runtime.traffic import Sent, expected
 from zbench.runtime.world import found
 
-EXACT = 1e-12  # largest relative difference to the dense model, in float64
+LIMITS = {"exact": 1e-12, "float32": 1e-4}  # of the relative difference to the dense model, by check
 LEAST_INTERVAL = 1e-3  # seconds: a look takes a tenth of that
 TARGET = "zbench.runtime.trainer:Trainer"
 STATE = {
@@ -48,8 +48,9 @@ class Torch:
     """Executor that trains. One run at a time: start(), steps in order, stop().
 
     kernel: of zbench.runtime.job.KERNELS; "auto" is the fastest there is. parameters: "replicated" or "sharded"; None:
-    as the model says (zero3 is sharded). device: "auto" (a GPU if there is one), "cpu" or "cuda". timeout: seconds without progress after which the run ends. warmup: passes
-    over the first batch before the first step, which are not recorded and train nothing. check: "exact", "bytes".
+    as the model says (zero3 is sharded). device: "auto" (a GPU if there is one), "cpu" or "cuda".
+    timeout: seconds without progress after which the run ends. warmup: passes over the first batch before the first
+    step, which are not recorded and train nothing. check: "exact" (in float64), "float32", "bytes".
     checkpoint_every: steps between checkpoints into the folder checkpoint; None: none. resume: a checkpoint.
     nic_counters: take NIC bytes from the machines' own counters (all traffic) instead of the executor's count.
     nic_interval: with nic_counters, seconds between looks at them while a step runs; None: before and after only.
@@ -186,8 +187,8 @@ class Torch:
     def _job(self) -> Job:
         kind = self.parameters or ("sharded" if self.cost.model.sharding == "zero3" else "replicated")
         return Job(
-            self.cost, self.workload, self.seed, self.kernel, kind, AdamW(**self.optimizer), "exact" in self.check,
-            nic_interval=self.nic_interval, device=self.device,
+            self.cost, self.workload, self.seed, self.kernel, kind, AdamW(**self.optimizer),
+            exact=any(check in LIMITS for check in self.check), nic_interval=self.nic_interval, device=self.device,
         )  # fmt: skip
 
     def _about(self, job: Job) -> dict[str, Any]:
@@ -218,14 +219,14 @@ class Torch:
     def _checked(self, batch: Batch, plans: tuple[Plan, ...], reports: list[Report]) -> dict[str, float]:
         """What the checks found, by name."""
         told: dict[str, float] = {}
-        if "exact" in self.check:
+        for check in (one for one in self.check if one in LIMITS):
             assert reports[0].worst is not None
             difference, where = reports[0].worst
-            told["exact"] = difference
-            if not difference <= EXACT:
+            told[check] = difference
+            if not difference <= LIMITS[check]:
                 raise CheckFailed(
-                    f"check=exact failed in step {batch.step}: {where} differs from the dense model's by "
-                    f"{difference:.2g} of its largest value, and {EXACT:g} is allowed"
+                    f"check={check} failed in step {batch.step}: {where} differs from the dense model's by "
+                    f"{difference:.2g} of its largest value, and {LIMITS[check]:g} is allowed"
                 )
         if "bytes" in self.check:
             sent = Sent.of(self.cost.cluster, [one.inside for one in reports], [one.across for one in reports])

@@ -46,7 +46,8 @@ class AdamW:
 class Job:
     """cost: the cluster (whose nodes and NICs plans route over) and the model. seed: of the initial weights.
 
-    kernel: one of KERNELS. parameters: one of PARAMETERS. device: one of DEVICES. exact: compare each step with the dense model.
+    kernel: one of KERNELS. parameters: one of PARAMETERS. device: one of DEVICES. exact: compare each step with the
+    dense model.
     is_paced: work takes as long as on the cluster's device (zbench.runtime.pace).
     nic_interval: seconds between looks at the NICs' counters while a step runs; None: before and after only.
     fault: of an emulated NIC, to be tried.

@@ -68,7 +68,9 @@ def per_query_head(x: Tensor, group: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """The reference: scores as one matrix per segment and head. For tests and small lengths; memory is M x N."""
+    """The reference: scores as one matrix per segment and head. For tests and small lengths; memory is M x N.
+
+    What is narrower than float32 is computed in float32, as flash attention does."""
 
     name: str = "matmul"
 
@@ -76,6 +78,7 @@ class Matmul:
         return listed(queries, before, diagonal)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, cuts: list[Segment]) -> tuple[Tensor, Tensor]:
+        dtype, q, k, v = q.dtype, *_wide(q, k, v)
         o, lse = torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:2])
         for s in cuts:
             scores = self._scores(q, k, s)
@@ -83,11 +86,12 @@ class Matmul:
             values = per_query_head(v[s.k0 : s.k2], q.shape[1] // v.shape[1])
             o[s.q0 : s.q1] = ((scores - top[..., None]).exp() @ values).permute(2, 0, 1, 3).flatten(1, 2)
             lse[s.q0 : s.q1] = top.permute(2, 0, 1).flatten(1)
-        return o, lse
+        return o.to(dtype), lse
 
     def backward(
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cuts: list[Segment]
     ) -> Triple:
+        dtype, do, q, k, v, o = q.dtype, *_wide(do, q, k, v, o)
         dq, dk, dv = torch.empty_like(q), k.new_zeros(k.shape), v.new_zeros(v.shape)
         heads, scale = k.shape[1], q.shape[2] ** -0.5
         for s in cuts:
@@ -100,7 +104,7 @@ class Matmul:
             dq[mine] = (ds @ per_query_head(k[s.k0 : s.k2], p.shape[1])).permute(2, 0, 1, 3).flatten(1, 2)
             dk[s.k0 : s.k2] = (ds.mT @ per_kv_head(q[mine], heads)).sum(1).permute(1, 0, 2)
             dv[s.k0 : s.k2] = (p.mT @ given).sum(1).permute(1, 0, 2)
-        return dq, dk, dv
+        return dq.to(dtype), dk.to(dtype), dv.to(dtype)
 
     def _scores(self, q: Tensor, k: Tensor, s: Segment) -> Tensor:
         """[K, G, m, n] with -inf where nothing is seen."""
@@ -112,12 +116,12 @@ class Matmul:
         return scores
 
 
-def choose(name: str, device: torch.device, head_dim: int, dtype: torch.dtype) -> Kernel:
-    """The kernel of that name, or for "auto" the fastest that this device and these packages have for `dtype`.
+def _wide(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(x if x.dtype in (torch.float32, torch.float64) else x.float() for x in tensors)
 
-    Raises:
-        ValueError: it cannot run here.
-    """
+
+def offered(device: torch.device, head_dim: int, dtype: torch.dtype) -> dict[str, Kernel]:
+    """By name, the kernels that this device and these packages have for `dtype`, from slowest to fastest."""
     found: dict[str, Kernel] = {"matmul": Matmul()}
     if device.type != "cuda":
         from zbench.runtime.kernels_cpu import FlashCPU
@@ -127,6 +131,16 @@ def choose(name: str, device: torch.device, head_dim: int, dtype: torch.dtype) -
         from zbench.runtime.kernels_cuda import available
 
         found |= available(device, head_dim)
+    return found
+
+
+def choose(name: str, device: torch.device, head_dim: int, dtype: torch.dtype) -> Kernel:
+    """The kernel of that name, or for "auto" the fastest that this device and these packages have for `dtype`.
+
+    Raises:
+        ValueError: it cannot run here.
+    """
+    found = offered(device, head_dim, dtype)
     if name == "auto":
         return list(found.values())[-1]
     if name not in found:

@@ -170,8 +170,8 @@ class Trainer:
         if self.job.parameters == "sharded":
             if self.sharing > 1:
                 raise ValueError(
-                    f"executor.parameters is 'sharded'; {self.sharing} ranks share a GPU here, where fully_shard has no "
-                    "collectives of its own (NCCL refuses them): it takes replicated"
+                    f"executor.parameters is 'sharded'; {self.sharing} ranks share a GPU here, where fully_shard "
+                    "has no collectives (NCCL refuses them): it takes replicated"
                 )
             return Sharded(network, optimizer, everyone, self.device)
         if self.device.type == "cpu" and cluster.num_nodes > 1 and cluster.gpus_per_node > 1:

@@ -1,0 +1,154 @@
+"""python -m zbench.correctness on the CPU: what a GPU session runs, with short lengths, and that mistakes are found."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from zbench.correctness import __main__, kernels
+from zbench.correctness.kernels import LIMITS, RING, Problem, errors, problems, reference
+from zbench.correctness.ledger import Ledger
+from zbench.correctness.plans import PRECISIONS, systems
+from zbench.runtime.kernels import Matmul, Triple
+from zbench.runtime.kernels_cpu import FlashCPU
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Wrong(Matmul):
+    """A kernel with a mistake of its own."""
+
+    mistake: str = ""
+
+    def cut(self, queries, before, diagonal):  # type: ignore[no-untyped-def]
+        if self.mistake == "mask":  # aligned to the upper left
+            return Matmul.cut(self, queries, 0 * before, diagonal)
+        return Matmul.cut(self, queries, before, diagonal)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, cuts: object) -> tuple[Tensor, Tensor]:
+        o, lse = Matmul.forward(self, q, k, v, cuts)  # type: ignore[arg-type]
+        return o, lse * 1.4427 if self.mistake == "log2" else lse
+
+    def backward(self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cuts: object) -> Triple:
+        dq, dk, dv = Matmul.backward(self, do, q, k, v, o, lse, cuts)  # type: ignore[arg-type]
+        return dq, dk, dv * float("nan") if self.mistake == "nan" else dv
+
+
+def test_problems_are_of_every_kind() -> None:
+    found = list(problems())
+    assert {one.head_dim for one in found} == {64, 128}
+    assert {one.dtype for one in found} == set(LIMITS)
+    assert any(one.heads[0] > one.heads[1] for one in found)
+    assert all(count % 2 for count in RING)
+    assert len({one.name for one in found}) == len(found)
+
+
+@pytest.mark.parametrize("layout", [*kernels.LAYOUTS, "ring"])
+def test_shrunk_layouts_keep_their_kinds(layout: str) -> None:
+    whole, small = (Problem(torch.float32, 64, (4, 4), layout, by).segments() for by in (1, 16))
+    assert ((small[1] > 0) == (whole[1] > 0)).all()
+    assert (small[2] == whole[2]).all()
+    assert small[0].sum() < whole[0].sum() / 10
+
+
+@pytest.mark.parametrize("kernel", [Matmul(), FlashCPU()], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("layout", [*kernels.LAYOUTS, "ring"])
+def test_kernels_are_within_their_limits(kernel: Matmul | FlashCPU, layout: str) -> None:
+    for dtype, limit in LIMITS.items():
+        problem = Problem(dtype, 64, (8, 2), layout, 16)
+        found = errors(problem, kernel, CPU, reference(problem))
+        assert max(found.norm.values()) < limit
+        assert min(found.largest.values()) > 0  # nothing was compared with itself
+
+
+@pytest.mark.parametrize(
+    ("mistake", "layout", "seen"), [("mask", "continued", "o"), ("log2", "whole", "lse"), ("nan", "ring", "dv")]
+)
+def test_mistakes_are_seen(mistake: str, layout: str, seen: str) -> None:
+    problem = Problem(torch.bfloat16, 64, (4, 4), layout, 16)
+    found = errors(problem, Wrong(mistake=mistake), CPU, reference(problem))
+    assert not found.norm[seen] <= LIMITS[torch.bfloat16]
+
+
+def test_a_ledger_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "lines.jsonl"
+    first = Ledger(path, {"device": "a"})
+    first.add("one", False, loss=1.0)
+    first.add("two", True)
+    with path.open("a") as file:
+        file.write('{"case": "torn')
+    again = Ledger(path, {"device": "a"})
+    assert (again.has("one"), again.has("two"), again.has("three")) == (True, False, False)
+    again.add("three", False)
+    assert Ledger(path, {"device": "a"}).has("three")
+    assert not Ledger(path, {"device": "b"}).has("one")
+
+
+# -- the command ------------------------------------------------------------------------------------
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(sys, "argv", ["zbench.correctness", *arguments])
+    return __main__.main()
+
+
+def test_plans_run_on_shared_ranks_and_are_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "found.jsonl"
+    asked = ["--device", "cpu", "--parts", "plans", "--systems", "ring", "--out", str(out)]
+    assert call(monkeypatch, *asked) == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-1].endswith(f"{len(PRECISIONS)} of {len(PRECISIONS)} cases are within their limits")
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {line["group"] for line in lines} == {f"plans, {precision.name}" for precision in PRECISIONS}
+    assert all(line["ranks"][0]["sharing"] == 1 and not line["ranks"][0]["staged"] for line in lines)
+    before = out.read_bytes()
+    assert call(monkeypatch, *asked) == 0
+    assert out.read_bytes() == before
+    other = json.loads(before.splitlines()[-1]) | {"loss": 3.0}  # a device whose loss is another one
+    out.write_bytes(b"\n".join([*before.splitlines()[:-1], json.dumps(other).encode(), b""]))
+    assert call(monkeypatch, *asked) == 1
+    assert f"outside of its limit: plans on cpu, {PRECISIONS[-1].name}, ring" in capsys.readouterr().out
+
+
+def test_kernels_that_cannot_run_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(FlashCPU):
+        def forward(self, *arguments: object) -> tuple[Tensor, Tensor]:
+            raise RuntimeError("no kernel image is available\nand more")
+
+    few: Sequence[Problem] = [Problem(torch.float32, 64, (4, 4), "whole", 16)]
+    monkeypatch.setattr(kernels, "problems", lambda shrink: few)
+    monkeypatch.setattr("zbench.runtime.kernels.offered", lambda *given: {"matmul": Matmul(), "broken": Broken()})
+    assert call(monkeypatch, "--device", "cpu", "--parts", "kernels", "--out", str(tmp_path / "found")) == 1
+    out = capsys.readouterr().out
+    assert "kernel broken, float32, dim 64, heads 4/4, whole, lengths / 1: no kernel image is available\n" in out
+    monkeypatch.setattr("zbench.runtime.kernels.offered", lambda *given: {"matmul": Matmul()})
+    assert call(monkeypatch, "--device", "cpu", "--parts", "kernels", "--out", str(tmp_path / "found")) == 1
+    assert "no kernel but matmul is offered" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--device", "cuda"), "--device is cuda; torch finds no CUDA device on this machine"),
+        (("--parts", "all"), "--parts has 'all'; it takes kernels, plans"),
+        (("--systems", "rings"), f"--systems has 'rings'; it takes {systems()[0]}"),
+        (("--shrink", "0"), "--shrink is 0; it takes a whole number of at least 1"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert call(monkeypatch, *arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"zbench: {told}")
+    assert err.count("\n") == 1

@@ -1,0 +1,142 @@
+"""Every system's plans, run for real by several ranks: loss and gradients against the dense model, losses against the
+CPU's. Where there are fewer GPUs than ranks, the ranks share them (zbench.runtime.rendezvous).
+
+The driver's side: imports no torch.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from workloads.fixed import Fixed
+from zbench.batch import Batch
+from zbench.cluster import Cluster
+from zbench.cost import Cost
+from zbench.fingerprint import ROOT
+from zbench.model import Model
+from zbench.parts import make_system
+from zbench.runtime.executor import CheckFailed, Torch
+from zbench.runtime.fleet import RankFailed
+from zbench.verify import verify_step
+
+# Two nodes of two ranks, as far as plans are concerned; grouped heads of 64, fewer kv heads than some plans have ranks.
+MODEL = Model("correctness", num_layers=2, hidden=256, num_heads=4, num_kv_heads=2, head_dim=64, ffn_hidden=384,
+              vocab=256)  # fmt: skip
+SHAPE = {"num_nodes": 2, "gpus_per_node": 2, "nics_per_node": 2}
+# One sequence that every system cuts, others around a kernel's tile, some below it; nothing divides by the ranks.
+LENGTHS = (701, 257, 130, 129, 127, 64, 33, 17, 5, 1)
+TIMEOUT = 120.0  # seconds without progress: four ranks that share a GPU, each with a reference to wait for
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """What ranks compute in. check: against the dense model, of zbench.parts.CHECKS. loss: largest relative difference
+    that the loss may have to the CPU's in float32."""
+
+    name: str
+    element_bytes: int
+    check: Sequence[str]
+    loss: float
+
+    def model(self) -> Model:
+        return replace(MODEL, element_bytes=self.element_bytes, lse_bytes=max(4, self.element_bytes))
+
+
+# A loss is a mean over some 1,400 tokens, in which rounding errors cancel; float32's own are 6e-8, bfloat16's 4e-3.
+PRECISIONS = (
+    Precision("float64", 8, ("exact", "bytes"), 1e-5),
+    Precision("float32", 4, ("float32", "bytes"), 1e-5),
+    Precision("bfloat16", 2, ("bytes",), 1e-2),
+)
+REFERENCE = PRECISIONS[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one system's step. loss: None where it did not come to one, which `message` tells. worst: relative difference
+    to the dense model, None where that was not asked for. about: what the ranks said of themselves. skipped: the
+    system needs a package that is not here."""
+
+    loss: float | None
+    worst: float | None
+    message: str
+    about: Any
+    skipped: bool = False
+
+
+def systems() -> list[str]:
+    """Of conf/system."""
+    return sorted(path.stem for path in (ROOT / "conf" / "system").glob("*.yaml"))
+
+
+def outcomes(names: Sequence[str], precision: Precision, device: str) -> Iterator[tuple[str, Outcome]]:
+    """One step of each system, on the same batch and the same initial weights; device: of zbench.runtime.job.DEVICES.
+
+    A system that fails ends nobody else's step: the others go on with ranks of their own.
+    """
+    cost = Cost(_cluster(), precision.model(), pipelines=False)
+    batch = Batch(np.array(LENGTHS, np.int64), seed=0, step=0)
+    left = deque(names)
+    while left:
+        with _running(cost, precision, device) as (executor, about):
+            alive = True
+            while left and alive:
+                name = left.popleft()
+                outcome, alive = _outcome(name, executor, precision, batch, about)
+                yield name, outcome
+
+
+@contextmanager
+def _running(cost: Cost, precision: Precision, device: str) -> Iterator[tuple[Torch, Any]]:
+    """An executor, with what its ranks say. Its learning rate is 0: every step is at the initial weights."""
+    workload = Fixed(seed=0, tokens=64, length=64)  # only its tokens are taken, made ones
+    executor = Torch(
+        cost, workload, parameters="replicated", optimizer={"lr": 0.0}, timeout=TIMEOUT, warmup=0,
+        check=precision.check, device=device,
+    )  # fmt: skip
+    ready = executor.start()
+    try:
+        yield executor, ready.about["ranks"]
+    finally:
+        executor.stop()
+
+
+def _outcome(
+    name: str, executor: Torch, precision: Precision, batch: Batch, about: Any
+) -> tuple[Outcome, bool]:
+    """(what came of the system's step, whether the ranks are still there)."""
+    try:
+        plans = make_system(_config(f"system={name}"), executor.cost).plan(batch)
+    except ImportError as error:
+        return Outcome(None, None, f"{error}", about, skipped=True), True
+    verify_step(batch, plans)
+    own = all(plan.attention == "" for plan in plans)  # another package's messages are not the plan's
+    executor.check = [check for check in precision.check if own or check != "bytes"]
+    try:
+        result = executor.step(batch, plans)
+    except (CheckFailed, ValueError) as error:
+        return Outcome(None, None, str(error), about), True
+    except RankFailed as error:
+        return Outcome(None, None, str(error), about), False
+    worst = next((value for check, value in result.checks.items() if check != "bytes"), None)
+    return Outcome(result.loss, worst, "", about), True
+
+
+def _cluster() -> Cluster:
+    """Any that plans can be made for: its constants decide nothing that is compared."""
+    config = _config("cluster=h200_4x8", *(f"cluster.{key}={value}" for key, value in SHAPE.items()))
+    cluster = instantiate(config.cluster, _convert_="all")
+    assert isinstance(cluster, Cluster)
+    return cluster
+
+
+def _config(*overrides: str) -> DictConfig:
+    with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+        return compose("config", overrides=list(overrides))

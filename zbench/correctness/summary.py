@@ -1,0 +1,36 @@
+"""Verdicts as a short table and a last line that says whether all is well."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from zbench.correctness.ledger import Verdict
+
+
+def summary(found: Sequence[Verdict], device: str) -> int:
+    """Prints it; the exit code. Verdicts have `group`, `ok` (None: skipped), `limit` and `worst` or `off`."""
+    table = Table(title=f"correctness on {device}")
+    for title in ("what", "cases", "within", "skipped", "worst error", "largest element", "loss against CPU", "limit"):
+        table.add_column(title, justify="left" if title == "what" else "right")
+    for group in dict.fromkeys(one["group"] for one in found):
+        some = [one for one in found if one["group"] == group]
+        judged = [one for one in some if one["ok"] is not None]
+        table.add_row(
+            group, f"{len(judged)}", f"{sum(one['ok'] for one in judged)}", f"{len(some) - len(judged)}",
+            *(_worst(judged, key) for key in ("worst", "largest", "off")), f"{judged[0]['limit']:g}" if judged else "",
+        )  # fmt: skip
+    Console(width=140).print(table)
+    judged = [one for one in found if one["ok"] is not None]
+    wrong = [one for one in judged if not one["ok"]]
+    for one in wrong:
+        print(f"outside of its limit: {one['case']}{': ' + one['message'] if one.get('message') else ''}")
+    skipped = f", {len(found) - len(judged)} skipped (a package is missing)" if len(found) > len(judged) else ""
+    within = f"{len(judged) - len(wrong)} of {len(judged)} cases are within their limits"
+    print(f"correctness on {device}: {within}{skipped}")
+    return 1 if wrong or not judged else 0
+
+
+def _worst(some: Sequence[Verdict], key: str) -> str:
+    values = [one[key] for one in some if one.get(key) is not None]
+    return f"{max(values):.1e}" if values else ""
