@@ -31,7 +31,7 @@ class Curve:
             ValueError: it is none, or a size or a rate is not above 0; the message names `field`.
         """
         if not isinstance(given, Mapping) or not given:
-            raise ValueError(f"{field} is {given!r}; it takes rates by size, as in {{256: 300 TFLOP/s, 4096: 600 TFLOP/s}}")
+            raise ValueError(f"{field} is {given!r}; it takes rates by size, as in {{256: 300 TFLOP/s, 4096: 600e12}}")
         found = {}
         for size, rate in given.items():
             if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 < size < float("inf"):

@@ -52,9 +52,7 @@ def test_ranks_that_share_gpus_take_gloo(
     assert [rank(local).sharing(devices[local]) for local in range(4)] == sharing
 
 
-def test_ranks_bound_to_a_gpu_each_take_nccl(
-    monkeypatch: pytest.MonkeyPatch, opened: list[tuple[str, object]]
-) -> None:
+def test_ranks_bound_to_a_gpu_each_take_nccl(monkeypatch: pytest.MonkeyPatch, opened: list[tuple[str, object]]) -> None:
     gpus(monkeypatch, 1)
     assert [rank(local, bound=True).open() for local in range(4)] == [torch.device("cuda", 0)] * 4
     assert {backend for backend, _ in opened} == {"nccl"}

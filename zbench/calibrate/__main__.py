@@ -6,6 +6,7 @@ Exit codes: 0; 1 a rank failed; 2 bad input; 130 stopped by Ctrl-C. Only a whole
 
 import argparse
 import contextlib
+import json
 import math
 import os
 import shlex
@@ -16,16 +17,18 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+from zbench.calibrate.curves import Curves
 from zbench.calibrate.gauge import Gauge
-from zbench.calibrate.sheet import Circumstances, others_words, sheet
+from zbench.calibrate.sheet import Circumstances, device_sheet, others_words, sheet
 from zbench.calibrate.subject import Subject
 from zbench.calibrate.survey import Survey
 from zbench.command import Parser, ran
 from zbench.fingerprint import ROOT
 from zbench.model import Model
 from zbench.runtime.fleet import Fleet
-from zbench.runtime.job import KERNELS
+from zbench.runtime.job import DEVICES, KERNELS
 from zbench.runtime.world import World, found
+from zbench.units import parse
 
 BUSY = 0.1  # share of all cores, used by others, above which numbers are not this machine's
 TARGET = "zbench.runtime.measure:Measure"
@@ -54,24 +57,46 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=4096, help="on a rank (default 4096)")
     parser.add_argument("--kernel", choices=KERNELS, default="auto", help="of attention (default auto)")
     parser.add_argument("--seconds", type=float, default=0.2, help="of one measurement window (default 0.2)")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="a GPU if there is one (auto), cpu or cuda")
+    parser.add_argument("--peak", help="the device's own peak, as in --peak '989 TFLOP/s' (default: as measured)")
+    parser.add_argument("--only-device", action="store_true",
+                        help="one rank; the yaml is one of conf/cluster/device, with curves of its rates")  # fmt: skip
+    parser.add_argument("--matmuls", help="with --only-device: models whose matmuls are measured (default --model)")
+    parser.add_argument("--points", type=Path, metavar="FILE",
+                        help="with --only-device: every attention call that was measured, as JSON lines")  # fmt: skip
     parser.add_argument("-o", dest="out", type=Path, metavar="FILE", help="the yaml; left out, it is printed")
     return parser.parse_args()
 
 
 def _calibrate(asked: argparse.Namespace, world: World | None) -> int:
     nodes, gpus = _shape(asked, world)
-    subject = Subject(_model(asked.model), nodes, gpus, asked.nics_per_node, asked.tokens, asked.kernel)
+    peak = None if asked.peak is None else parse("--peak", asked.peak, "FLOP/s")
+    subject = Subject(
+        _model(asked.model), nodes, gpus, asked.nics_per_node, asked.tokens, asked.kernel, asked.device, peak
+    )
+    models = [_model(name) for name in (asked.matmuls or asked.model).split(",")]
     if not 0 < asked.seconds < math.inf:
         raise ValueError(f"--seconds is {asked.seconds:g}; it takes a number above 0")
     _check_out(asked.out)
+    _check_cuda(asked.device)
     with _fleet(world, subject, asked.seconds) as fleet:
         gauge = Gauge(fleet, asked.seconds, _tell)
         one = gauge.abouts[0]
         _tell(f"{fleet.num_ranks} ranks on {one.device}, {one.cores} cores, {one.backend}, attention by {one.kernel}")
-        figures = Survey(gauge, subject).take()
+        figures = Survey(gauge, subject).take(links=not asked.only_device)
+        curves = Curves(gauge, subject, {name: figure.value for name, figure in figures.items()}, models)
+        if asked.only_device:
+            with gauge.watched("curves"):
+                curves.take()
     command = shlex.join(["python", "-m", "zbench.calibrate", *sys.argv[1:]])
     name = "calibrated" if asked.out is None else asked.out.stem
-    text = sheet(name, subject, figures, Circumstances(command, f"{date.today()}", gauge.abouts, gauge.others))
+    where = Circumstances(command, f"{date.today()}", gauge.abouts, gauge.others)
+    if asked.only_device:
+        text = device_sheet(subject, figures, curves, where)
+        if asked.points is not None:
+            asked.points.write_text("".join(json.dumps(point.line()) + "\n" for point in curves.points))
+    else:
+        text = sheet(name, subject, figures, where)
     if max(gauge.others.values(), default=0.0) > BUSY:
         _tell(f"{others_words(gauge.others)}; measure again when they are idle")
     if asked.out is None:
@@ -90,6 +115,15 @@ def _calibrate(asked: argparse.Namespace, world: World | None) -> int:
 def _shape(asked: argparse.Namespace, world: World | None) -> tuple[int, int]:
     """(nodes, GPUs a node), given or, of processes already started, found."""
     nodes, gpus = asked.nodes, asked.gpus_per_node
+    if asked.only_device:
+        if (nodes, gpus, world) != (None, None, None):
+            raise ValueError(
+                "--only-device is of one rank that it starts itself; it takes no --nodes or --gpus-per-node"
+            )
+        return 1, 1
+    for flag, value in (("--matmuls", asked.matmuls), ("--points", asked.points)):
+        if value is not None:
+            raise ValueError(f"{flag} is {value}; it belongs to --only-device")
     if world is not None:
         gpus = world.num_local if gpus is None else gpus
         nodes = world.num_ranks // gpus if nodes is None and gpus else nodes
@@ -143,6 +177,15 @@ def _check_out(out: Path | None) -> None:
         raise ValueError(f"-o is {str(out)!r}; it takes a file that ends in .yaml")
     if not out.parent.is_dir() or not os.access(out.parent, os.W_OK) or out.is_dir():
         raise ValueError(f"-o is {str(out)!r}; it takes a file in a folder that can be written to")
+
+
+def _check_cuda(device: str) -> None:
+    """Told here in one sentence, and not by every rank; the driver imports torch for nothing else."""
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ValueError("--device is cuda; torch finds no CUDA device on this machine")
 
 
 def _write(out: Path, text: str) -> None:

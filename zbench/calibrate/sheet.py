@@ -3,7 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
+from zbench.calibrate.curves import Curves
 from zbench.calibrate.quantity import quantity
 from zbench.calibrate.subject import ELEMENT_BYTES, About, Subject
 from zbench.calibrate.survey import Figure, unit
@@ -39,9 +41,39 @@ def sheet(name: str, subject: Subject, figures: Mapping[str, Figure], where: Cir
         lines.append(_line(f"{link}_bandwidth", figures))
         lines.append(f"{link}_efficiency: 1.0 # the bandwidth is what messages reach already")
         lines.append(_line(f"{link}_latency", figures))
-    lines += ["device:", "  _target_: zbench.cluster.Device", f"  name: {json.dumps(where.abouts[0].device)}"]
-    lines += [f"  {_line(constant, figures)}" for constant in DEVICE]
+    lines += ["device:", *(f"  {line}" for line in _device(where.abouts[0].device, figures))]
     return "\n".join(lines) + "\n"
+
+
+def device_sheet(subject: Subject, figures: Mapping[str, Figure], curves: Curves, where: Circumstances) -> str:
+    """The yaml of the device alone, for conf/cluster/device, with its curves."""
+    lines = [f"# {line}" for line in _head(subject, where)]
+    if errors := curves.errors():
+        lines.append(
+            f"# The curves of attention come from calls of {subject.tokens} rows; {len(errors)} other calls (a ring's "
+            f"rectangles, fewer pieces)"
+        )
+        lines.append(
+            f"# are predicted by them with an error of {median(errors):.1%} in the median, {max(errors):.1%} at worst."
+        )
+    lines += _device(where.abouts[0].device, figures)
+    for name, rates in curves.found.items():
+        what = "whole sequences, causal" if name.endswith("causal") else "squares, full"
+        lines.append(f"{name}: # measured: {what}, by the keys that a row of tiles sees")
+        lines += _curve(rates, "  ")
+    lines.append("matmul_by_tokens: # measured: matmuls of a layer's linear modules, forward and backward")
+    for model, rates in curves.matmuls.items():
+        lines += [f"  {model}:", *_curve(rates, "    ")]
+    return "\n".join(lines) + "\n"
+
+
+def _device(name: str, figures: Mapping[str, Figure]) -> list[str]:
+    constants = [_line(constant, figures) for constant in DEVICE]
+    return ["_target_: zbench.cluster.Device", f"name: {json.dumps(name)}", *constants]
+
+
+def _curve(rates: Mapping[int, float], indent: str) -> list[str]:
+    return [f"{indent}{size}: {quantity(rate, 'FLOP/s')}" for size, rate in rates.items()]
 
 
 def _head(subject: Subject, where: Circumstances) -> list[str]:
@@ -54,7 +86,7 @@ def _head(subject: Subject, where: Circumstances) -> list[str]:
         f"  {where.command}",
         f"{subject.num_nodes} x {subject.gpus_per_node} ranks, all measuring at once, on {machines}: "
         f"{devices}, {one.cores} cores, {one.threads} thread{'s' if one.threads > 1 else ''} a rank,",
-        f"torch {one.torch}, {one.backend}, attention by {one.kernel}; "
+        f"torch {one.torch}, {f'{one.driver}, ' if one.driver else ''}{one.backend}, attention by {one.kernel}; "
         f"shapes of model {subject.model.name}, {ELEMENT_BYTES[subject.model.element_bytes]}.",
     ]
     if hosts == 1 and subject.num_nodes > 1:

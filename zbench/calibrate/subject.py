@@ -1,8 +1,11 @@
 """What a calibration is of, and what its ranks say of themselves and their machines. Imports no torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from zbench.area import TILE, Work
 from zbench.model import Model
 
 ELEMENT_BYTES = {2: "bfloat16", 4: "float32", 8: "float64"}
@@ -12,7 +15,8 @@ ELEMENT_BYTES = {2: "bfloat16", 4: "float32", 8: "float64"}
 class Subject:
     """num_nodes x gpus_per_node ranks with nics_per_node NICs a node, shapes and element size of `model`.
 
-    tokens: on a rank, of the largest matmuls and elementwise operations. kernel: of zbench.runtime.job.KERNELS.
+    tokens: on a rank, of the largest matmuls and elementwise operations. kernel, device: of zbench.runtime.job.KERNELS
+    and DEVICES. peak_flops: of the device, where its maker says it; None: measured.
 
     Raises:
         ValueError: a count is below 1, there are more NICs than GPUs, or elements of a size that nothing computes with.
@@ -24,6 +28,8 @@ class Subject:
     nics_per_node: int
     tokens: int
     kernel: str
+    device: str = "auto"
+    peak_flops: float | None = None
 
     def __post_init__(self) -> None:
         for field, flag in (
@@ -62,20 +68,48 @@ class Subject:
             return [((node + d) % nodes * gpus + place, (node - d) % nodes * gpus + place) for d in range(1, nodes)]
         return [(node * gpus + (place + d) % gpus, node * gpus + (place - d) % gpus) for d in range(1, gpus)]
 
-    def layer_shapes(self, tokens: int) -> list[tuple[int, int, int]]:
-        """(rows, inputs, outputs) of the matmuls of a layer's linear modules for so many tokens, experts one by one."""
-        m = self.model
-        heads, kv_heads = m.head_dim * m.num_heads, m.head_dim * m.num_kv_heads
-        rows = max(1, tokens * m.experts_per_token // m.num_experts)
-        expert = [(rows, m.hidden, 2 * m.ffn_hidden), (rows, m.ffn_hidden, m.hidden)]
-        router = [(tokens, m.hidden, m.num_experts)] if m.num_experts > 1 else []
-        attention = [(tokens, m.hidden, heads + 2 * kv_heads), (tokens, heads, m.hidden)]
-        return [*attention, *router, *expert * m.num_experts]
+
+def layer_shapes(model: Model, tokens: int) -> list[tuple[int, int, int]]:
+    """(rows, inputs, outputs) of the matmuls of a layer's linear modules for so many tokens, experts one by one."""
+    m = model
+    heads, kv_heads = m.head_dim * m.num_heads, m.head_dim * m.num_kv_heads
+    rows = max(1, tokens * m.experts_per_token // m.num_experts)
+    expert = [(rows, m.hidden, 2 * m.ffn_hidden), (rows, m.ffn_hidden, m.hidden)]
+    router = [(tokens, m.hidden, m.num_experts)] if m.num_experts > 1 else []
+    attention = [(tokens, m.hidden, heads + 2 * kv_heads), (tokens, heads, m.hidden)]
+    return [*attention, *router, *expert * m.num_experts]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An attention call: as many segments of `queries` against `keys`; causal: the last keys are the queries' own."""
+
+    queries: int
+    keys: int
+    causal: bool
+    segments: int = 1
+
+    @staticmethod
+    def whole(length: int, segments: int = 1) -> "Call":
+        """Causal, of whole sequences."""
+        return Call(length, length, True, segments)
+
+    @property
+    def work(self) -> Work:
+        """For one head. A causal call is of whole sequences."""
+        m, n, num, ones = self.queries, self.keys, self.segments, np.ones(1, np.int64)
+        assert m == n or not self.causal
+        rows, columns = -(-m // TILE), -(-n // TILE)
+        area, tiles = (m * (m + 1) // 2, rows * (rows + 1) // 2) if self.causal else (m * n, rows * columns)
+        amounts = (area, tiles, m, n, 1, columns, rows, int(self.causal))
+        work = Work(*(num * amount * ones for amount in amounts))
+        return replace(work, longest=columns * ones)
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """One rank. cores: that its process may use. threads: of torch. memory_bytes: its share of the machine's."""
+    """One rank. cores: that its process may use. threads: of torch. memory_bytes: its share of the machine's.
+    driver: of its GPU and CUDA's version; "" on a CPU."""
 
     host: str
     device: str
@@ -85,6 +119,7 @@ class About:
     torch: str
     backend: str
     kernel: str
+    driver: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from zbench.area import TILE, Work
+from zbench.calibrate.charge import charge
 from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.quantity import quantities, quantity
-from zbench.calibrate.subject import ELEMENT_BYTES, Subject
-from zbench.cluster import Cluster, Device
-from zbench.cost import BACKWARD_FLOPS, FORWARD_FLOPS, Cost
+from zbench.calibrate.subject import ELEMENT_BYTES, Call, Subject, layer_shapes
+from zbench.cost import BACKWARD_FLOPS, FORWARD_FLOPS
 
 TOKENS = (256, 1024)  # of a layer's matmuls, and as many as there are
 SQUARES = [2**power for power in range(8, 15)]
 LENGTHS = [2**power for power in range(8, 18)]
 MESSAGES = [2**power for power in range(16, 29, 3)]  # 64 KiB to 256 MiB
 SMALL_MESSAGE, SHORT_SEQUENCE = 8, 16  # bytes, tokens
-_FAST = 1e30  # a rate at which work takes no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,9 @@ class Survey:
     subject: Subject
     figures: dict[str, Figure] = field(default_factory=dict)
 
-    def take(self) -> dict[str, Figure]:
-        """
+    def take(self, links: bool = True) -> dict[str, Figure]:
+        """links: between ranks too.
+
         Raises:
             ValueError: times contradict each other. zbench.runtime.fleet.RankFailed: a rank failed.
         """
@@ -49,8 +49,9 @@ class Survey:
             self.matmuls()
             self.memory()
             self.attention()
-        with self.gauge.watched("links"):
-            self.links()
+        if links:
+            with self.gauge.watched("links"):
+                self.links()
         return self.figures
 
     def matmuls(self) -> None:
@@ -62,11 +63,15 @@ class Survey:
         )  # fmt: skip
         best = max(rates, key=rates.__getitem__)
         of = f"{ELEMENT_BYTES[model.element_bytes]} matmul {best} x {best} x {best}, best of {_flops(rates)}"
-        self._set("peak_flops", rates[best], of)
+        if subject.peak_flops is None:
+            self._set("peak_flops", rates[best], of)
+        else:
+            of = f"as given by --peak; measured were {quantity(rates[best], 'FLOP/s')}, {of}"
+            self.figures["peak_flops"] = Figure(subject.peak_flops, of, measured=False)
         rates = gauge.rising(
             "a layer's linear modules, {} tokens", [*(n for n in TOKENS if n < subject.tokens), subject.tokens], 4,
-            lambda n: 6.0 * sum(rows * ins * outs for rows, ins, outs in subject.layer_shapes(n)),
-            lambda n: gauge.seconds("matmul", subject.layer_shapes(n), True),
+            lambda n: 6.0 * sum(rows * ins * outs for rows, ins, outs in layer_shapes(model, n)),
+            lambda n: gauge.seconds("matmul", layer_shapes(model, n), True),
         )  # fmt: skip
         of = f"matmuls of a layer's linear modules, forward and backward, by tokens on a rank: {_flops(rates)}"
         self._set("matmul_flops", rates[max(rates)], of)
@@ -85,7 +90,7 @@ class Survey:
         self._set("kernel_seconds", gauge.seconds("smallest"), "addition to one number, many in a row")
 
     def attention(self) -> None:
-        calls = [self.gauge.seconds("attention", SHORT_SEQUENCE, backward) for backward in (False, True)]
+        calls = [self.gauge.seconds("attention", Call.whole(SHORT_SEQUENCE), backward) for backward in (False, True)]
         of = f"attention of {SHORT_SEQUENCE} tokens, forward (backward: {quantity(calls[1], 's')})"
         self._set("call_seconds", calls[0], of)
         self._tiles("attention_forward_flops", False)
@@ -98,11 +103,12 @@ class Survey:
         rates = self.gauge.rising(
             f"attention {way}, {{}} tokens", LENGTHS, 4,
             lambda n: float(per_tile * _whole(n).tiles[0]),
-            lambda n: self.gauge.seconds("attention", n, backward),
+            lambda n: self.gauge.seconds("attention", Call.whole(n), backward),
         )  # fmt: skip
         longest = max(rates)
         flops = float(per_tile * _whole(longest).tiles[0])
-        call, rest = flops / rates[longest], self._without_tiles(longest, backward)
+        known = {name: figure.value for name, figure in self.figures.items()}
+        call, rest = flops / rates[longest], charge(known, model, Call.whole(longest), backward)
         if call <= rest:
             raise ValueError(
                 f"attention {way} of {longest} tokens took {quantity(call, 's')}, no longer than its rows through "
@@ -110,23 +116,6 @@ class Survey:
             )
         of = f"attention {way}, tiles of one causal sequence, {longest} tokens; of calls by length: {_flops(rates)}"
         self._set(name, flops / (call - rest), of)
-
-    def _without_tiles(self, length: int, backward: bool) -> float:
-        """Seconds that the cost model charges for a call aside from its tiles."""
-        names = ("peak_flops", "memory_bytes", "copy_bandwidth", "strided_rate", "matmul_flops", "kernel_seconds")
-        known = {name: self.figures[name].value for name in names}
-        device = Device(
-            "",
-            **known,
-            attention_forward_flops=_FAST,
-            attention_backward_flops=_FAST,
-            call_seconds=1 / _FAST,
-            tile=TILE,
-        )
-        model = self.subject.model
-        cost = Cost(Cluster("", 1, 1, 1, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, device), model)
-        heads, kv_heads = np.array([model.num_heads]), np.array([model.num_kv_heads])
-        return float(cost.kernel_seconds(_whole(length), heads, kv_heads, backward)[0])
 
     def links(self) -> None:
         subject = self.subject

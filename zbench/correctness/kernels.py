@@ -121,9 +121,7 @@ def _run(
     return o, lse, *kernel.backward(do, q, k, v, o, lse, cuts)
 
 
-def _ring(
-    kernel: Kernel, do: Tensor, q: Tensor, k: Tensor, v: Tensor, chunks: Sequence[int]
-) -> tuple[Tensor, ...]:
+def _ring(kernel: Kernel, do: Tensor, q: Tensor, k: Tensor, v: Tensor, chunks: Sequence[int]) -> tuple[Tensor, ...]:
     """Every chunk of queries against every chunk of keys up to its own; the backward has the joined o and lse."""
     o = torch.zeros_like(q)
     lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)

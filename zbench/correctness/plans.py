@@ -108,9 +108,7 @@ def _running(cost: Cost, precision: Precision, device: str) -> Iterator[tuple[To
         executor.stop()
 
 
-def _outcome(
-    name: str, executor: Torch, precision: Precision, batch: Batch, about: Any
-) -> tuple[Outcome, bool]:
+def _outcome(name: str, executor: Torch, precision: Precision, batch: Batch, about: Any) -> tuple[Outcome, bool]:
     """(what came of the system's step, whether the ranks are still there)."""
     try:
         plans = make_system(_config(f"system={name}"), executor.cost).plan(batch)

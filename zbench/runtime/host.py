@@ -1,5 +1,6 @@
 """What a rank's machine says of itself."""
 
+import re
 import resource
 from pathlib import Path
 
@@ -10,6 +11,16 @@ def cpu_name() -> str:
     """As Linux tells it; a processor without a model name is just a CPU."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
+
+
+def driver() -> str:
+    """Of NVIDIA's GPUs, with the version of CUDA that torch was built for: "driver 550.54.15, CUDA 12.8"."""
+    try:
+        told = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:  # in some containers it is not shown
+        told = ""
+    version = re.search(r"Kernel Module\D*([\d.]+)", told)
+    return f"driver {version[1] if version else 'unknown'}, CUDA {torch.version.cuda}"
 
 
 def peak_bytes(device: torch.device) -> int:

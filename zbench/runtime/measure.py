@@ -17,11 +17,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from zbench.calibrate.subject import About, Subject, Used
-from zbench.runtime.host import cpu_name
+from zbench.calibrate.subject import About, Call, Subject, Used
+from zbench.runtime.host import cpu_name, driver
 from zbench.runtime.kernels import choose
 from zbench.runtime.memory import DTYPES
 from zbench.runtime.rendezvous import Rendezvous
+from zbench.runtime.times import clock_on
 
 
 class Measure:
@@ -31,7 +32,10 @@ class Measure:
         assert num_ranks == subject.num_ranks
         self.rank, self.subject, self.rendezvous, self.board = rank, subject, rendezvous, rendezvous.board
         self.board.say("opening torch.distributed")
-        self.device = rendezvous.open()
+        self.device = rendezvous.open(subject.device)
+        if (sharing := rendezvous.sharing(self.device)) > 1:
+            raise ValueError(f"{sharing} ranks share a GPU here; what is measured is one rank a GPU")
+        self.clock = clock_on(self.device)
         self.dtype = DTYPES[subject.model.element_bytes]
         self.kernel = choose(subject.kernel, self.device, subject.model.head_dim, self.dtype)
         self.num_local = rendezvous.num_local or subject.gpus_per_node
@@ -48,6 +52,7 @@ class Measure:
             torch=torch.__version__,
             backend=dist.get_backend(),
             kernel=self.kernel.name,
+            driver=driver() if cuda else "",
         )
 
     def used(self) -> Used:
@@ -67,13 +72,14 @@ class Measure:
 
         return self._pace(call, seconds)
 
-    def attention(self, length: int, backward: bool, seconds: float) -> float:
-        """One layer's attention of one causal sequence, all heads."""
-        model, kernel = self.subject.model, self.kernel
-        q, do = (self._draw(length, model.num_heads, model.head_dim) for _ in range(2))
-        kv = self._draw(length, 2, model.num_kv_heads, model.head_dim)
+    def attention(self, call: Call, backward: bool, seconds: float) -> float:
+        """One layer's attention, all heads."""
+        model, kernel, num = self.subject.model, self.kernel, call.segments
+        q, do = (self._draw(num * call.queries, model.num_heads, model.head_dim) for _ in range(2))
+        kv = self._draw(num * call.keys, 2, model.num_kv_heads, model.head_dim)
         k, v = kv[:, 0], kv[:, 1]  # as blocks of kv lie
-        cuts = kernel.cut(np.array([length]), np.array([0]), np.array([True]))
+        before = call.keys - call.queries if call.causal else call.keys
+        cuts = kernel.cut(*(np.full(num, value) for value in (call.queries, before, call.causal)))
         o, lse = kernel.forward(q, k, v, cuts)
         if backward:
             return self._pace(lambda: kernel.backward(do, q, k, v, o, lse, cuts), seconds)
@@ -119,19 +125,25 @@ class Measure:
 
     # -- inside ---------------------------------------------------------------------------------------
     def _pace(self, call: Callable[[], Any], seconds: float) -> float:
-        """Calls a second, over about `seconds`; the shorter a call, the more of them between looks at the clock."""
+        """Calls a second, over about `seconds`; the shorter a call, the more of them between looks at the clock.
+
+        By the device's clock: on a GPU events in its stream, so that what counts is from the first of a batch of calls
+        to the last, however long the host takes to hear of it.
+        """
         call()
         self._together()
-        calls, batch = 0, 1
-        began = now = perf_counter()
-        while now - began < seconds:
+        calls, taken, batch = 0, 0.0, 1
+        while taken < seconds:
+            began = self.clock.now()
             for _ in range(batch):
                 call()
+            ended = self.clock.now()
             self._finish()
-            calls, before, now = calls + batch, now, perf_counter()
-            if now - before < seconds / 16:
+            one = self.clock.between(began, ended)
+            calls, taken = calls + batch, taken + one
+            if one < seconds / 16:
                 batch *= 2
-        return calls / (now - began)
+        return calls / taken
 
     def _together(self) -> None:
         self._finish()

@@ -38,6 +38,10 @@ class StreamClock:
         return float(began.elapsed_time(ended)) * 1e-3
 
 
+def clock_on(device: torch.device) -> Clock:
+    return StreamClock() if device.type == "cuda" else HostClock()
+
+
 class Times:
     """Seconds of all runs of a step: in kernels, waiting for messages, attention in all, and with messages to come.
 
@@ -50,7 +54,7 @@ class Times:
 
     @staticmethod
     def on(device: torch.device) -> "Times":
-        return Times(StreamClock() if device.type == "cuda" else HostClock())
+        return Times(clock_on(device))
 
     def clear(self) -> None:
         for spans in self._spans.values():
