@@ -1,6 +1,7 @@
 """Calibrating: constants of a machine that is the cost model itself, a real one of two ranks, and every mistake."""
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -19,14 +20,14 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 import zbench.__main__
-from zbench.area import Work
 from zbench.calibrate import __main__
+from zbench.calibrate.curves import Curves
 from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.quantity import quantity
-from zbench.calibrate.sheet import Circumstances, sheet
-from zbench.calibrate.subject import About, Subject, Used
+from zbench.calibrate.sheet import Circumstances, device_sheet, sheet
+from zbench.calibrate.subject import About, Call, Subject, Used, layer_shapes
 from zbench.calibrate.survey import Survey, unit
-from zbench.cluster import Cluster, Device
+from zbench.cluster import CURVES, Cluster, Device
 from zbench.cost import Cost
 from zbench.model import Model
 from zbench.runtime.world import World
@@ -54,7 +55,9 @@ class Described:
 
     def about(self) -> About:
         device = self.cost.cluster.device
-        return About("here", device.name, 4, 1, int(device.memory_bytes), "2.11", "gloo", "a kernel")
+        return About(
+            "here", device.name, 4, 1, int(device.memory_bytes), "2.11", "gloo", "a kernel", "driver 1.2, CUDA 3"
+        )
 
     def used(self) -> Used:
         """Three cores of four are busy, two of them with the eight ranks."""
@@ -64,12 +67,14 @@ class Described:
     def matmul(self, shapes: Sequence[tuple[int, int, int]], backward: bool, window: float) -> float:
         flops = sum(2.0 * rows * ins * outs for rows, ins, outs in shapes) * (3 if backward else 1)
         device = self.cost.cluster.device
-        return (device.matmul_flops if backward else device.peak_flops) / flops
+        curve = device.matmul_by_tokens.get(self.cost.model.name)
+        rate = device.matmul_flops if curve is None else 1 / curve.seconds(np.array([float(shapes[0][0])]))[0]
+        return (rate if backward else device.peak_flops) / flops
 
-    def attention(self, length: int, backward: bool, window: float) -> float:
+    def attention(self, call: Call, backward: bool, window: float) -> float:
         model = self.cost.model
         heads = np.array([model.num_heads]), np.array([model.num_kv_heads])
-        return 1 / self.cost.kernel_seconds(Work.whole(np.array([length])), *heads, backward)[0]
+        return 1 / self.cost.kernel_seconds(call.work, *heads, backward)[0]
 
     def multiply(self, rows: int, columns: int, window: float) -> float:
         return self.cost.cluster.device.copy_bandwidth / (3 * rows * columns * self.cost.model.element_bytes)
@@ -123,7 +128,7 @@ def test_attention_no_longer_than_its_rows_is_told() -> None:
     subject = Subject(MODEL, 2, 4, 2, 64, "auto")
 
     class Contradictory(Described):
-        def attention(self, length: int, backward: bool, window: float) -> float:
+        def attention(self, call: Call, backward: bool, window: float) -> float:
             return 1e3
 
     with pytest.raises(ValueError, match="attention forward of 131072 tokens took 1 ms, no longer than its rows"):
@@ -144,7 +149,7 @@ def test_every_rank_sends_to_whom_receives_from_it(nodes: int, gpus: int) -> Non
 
 @pytest.mark.parametrize("model", [MODEL, EXPERTS], ids=lambda model: str(model.num_experts))
 def test_a_layers_matmuls_are_those_that_the_cost_model_counts(model: Model) -> None:
-    shapes = Subject(model, 1, 1, 1, 64, "auto").layer_shapes(1024)
+    shapes = layer_shapes(model, 1024)
     assert sum(rows * ins * outs for rows, ins, outs in shapes) == 1024 * model.layer_matmul_params
 
 
@@ -170,6 +175,56 @@ def test_the_sheet_is_the_cluster() -> None:
     assert "2020-01-02" in text
     assert "25% while links were measured" in text
     assert "take the same way" in text  # two nodes on one host
+
+
+CURVED = replace(
+    DEVICE, **{name: {128: 1e10, 512: 2e10 - at * 1e9, 4096: 4e10} for at, name in enumerate(CURVES)},
+    matmul_by_tokens={"small": {64: 1e10, 4096: 4e10}},
+)  # fmt: skip
+
+
+def test_the_curves_of_a_described_machine_are_found_again() -> None:
+    subject = Subject(MODEL, 1, 1, 1, 4096, "auto")
+    fleet = Described(Cost(replace(CLUSTER, device=CURVED), MODEL), subject, num_ranks=1)
+    gauge = Gauge(fleet, 5.0, lambda line: None)  # type: ignore[arg-type]
+    known = {name: getattr(CURVED, name) for name in ("peak_flops", "memory_bytes", "copy_bandwidth", "strided_rate",
+             "matmul_flops", "kernel_seconds", "call_seconds")}  # fmt: skip
+    curves = Curves(gauge, subject, known, [MODEL])
+    curves.take()
+    for name in CURVES:
+        sizes = np.array(sorted(curves.found[name]), np.float64)
+        rates = [curves.found[name][int(size)] for size in sizes]
+        assert rates == pytest.approx(1 / getattr(CURVED, name).seconds(sizes), rel=1e-6)
+        assert sizes[0] == 128
+        assert sizes[-1] > 1000
+    tokens = np.array(sorted(curves.matmuls["small"]), np.float64)
+    expected = 1 / CURVED.matmul_by_tokens["small"].seconds(tokens)
+    assert list(curves.matmuls["small"].values()) == pytest.approx(expected)
+    others = [point for point in curves.points if point.predicted is not None]
+    assert {point.call.causal for point in others} == {True, False}
+    assert any(point.call.queries < point.call.keys for point in others)
+    assert any(point.call.queries > point.call.keys for point in others)
+    assert any(point.call.segments == 1 for point in others)
+    assert max(curves.errors()) < 0.05  # between the sizes that were measured
+
+
+def test_the_device_sheet_is_the_device() -> None:
+    subject = Subject(MODEL, 1, 1, 1, 1024, "auto", peak_flops=5e15)
+    fleet = Described(Cost(replace(CLUSTER, device=CURVED), MODEL), subject, num_ranks=1)
+    gauge = Gauge(fleet, 1.0, lambda line: None)  # type: ignore[arg-type]
+    figures = Survey(gauge, subject).take(links=False)
+    curves = Curves(gauge, subject, {name: figure.value for name, figure in figures.items()}, [MODEL])
+    curves.take()
+    text = device_sheet(subject, figures, curves, Circumstances("the command", "2020-01-02", gauge.abouts, {}))
+    made = instantiate(OmegaConf.create(text), _convert_="all")
+    assert isinstance(made, Device)
+    assert made.peak_flops == 5e15
+    assert "NOT measured: as given by --peak; measured were 90 GFLOP/s" in text
+    assert "driver 1.2, CUDA 3" in text
+    for name in CURVES:
+        assert getattr(made, name).rates == pytest.approx([curves.found[name][int(size)] for size in
+                                                           getattr(made, name).sizes], rel=0.006)  # fmt: skip
+    assert list(made.matmul_by_tokens) == ["small"]
 
 
 # -- for real -----------------------------------------------------------------------------------------
@@ -206,6 +261,21 @@ def test_two_ranks_measure_and_the_simulator_runs_on_what_they_wrote(
     monkeypatch.setattr(sys, "argv", ["zbench", "--config-dir", "mine", *arguments])
     assert zbench.__main__.main() == 0
     assert "SIMULATED on measured: 1 nodes x 2" in capsys.readouterr().out
+
+
+def test_one_rank_measures_a_device_with_curves(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--only-device", "--device", "cpu", "--tokens", "256", "--seconds", "0.004", "--matmuls", "tiny,desk"]
+    assert call(monkeypatch, *asked, "--points", "points.jsonl", "-o", "mine.yaml") == 0
+    assert capsys.readouterr().out == "Wrote mine.yaml\n"
+    made = instantiate(OmegaConf.load("mine.yaml"), _convert_="all")
+    assert isinstance(made, Device)
+    assert set(made.matmul_by_tokens) == {"tiny", "desk"}
+    assert made.attention(True) is not None
+    points = [json.loads(line) for line in Path("points.jsonl").read_text().splitlines()]
+    assert {(point["causal"], point["backward"]) for point in points} >= {(a, b) for a in (True, False)
+                                                                          for b in (True, False)}  # fmt: skip
 
 
 def test_a_rank_that_fails_leaves_the_old_file(
@@ -247,6 +317,10 @@ def test_ctrl_c_leaves_nothing(here: Path) -> None:
         (["--nodes", "1", *TINY, "--model", "tinny"], "model is 'tinny'; it takes one of"),
         (["--nodes", "1", *TINY, "--kernel", "best"], "argument --kernel: invalid choice: 'best'"),
         (["--nodes", "1", *TINY, "--nope"], "unrecognized arguments: --nope (see --help)"),
+        (["--nodes", "1", "--only-device"], "--only-device is of one rank that it starts itself; it takes no --nodes"),
+        (["--nodes", "1", *TINY, "--points", "p"], "--points is p; it belongs to --only-device"),
+        (["--only-device", "--device", "cuda"], "--device is cuda; torch finds no CUDA device on this machine"),
+        (["--only-device", "--peak", "9 GB/s"], "--peak is '9 GB/s'; it takes FLOP/s"),
         (["--nodes", "1", *TINY, "-o", "x.json"], "-o is 'x.json'; it takes a file that ends in .yaml"),
         (["--nodes", "1", *TINY, "-o", "no/x.yaml"], "-o is 'no/x.yaml'; it takes a file in a folder that can be"),
     ],
@@ -281,7 +355,7 @@ def test_processes_already_started_say_the_shape(
     nodes: int | None, gpus: int | None, num_local: int | None, shape: str
 ) -> None:
     world = World(0, 8, 0, num_local, "host", 29500, True, "0", False)
-    asked = argparse.Namespace(nodes=nodes, gpus_per_node=gpus)
+    asked = argparse.Namespace(nodes=nodes, gpus_per_node=gpus, only_device=False, matmuls=None, points=None)
     if shape.startswith("("):
         assert str(__main__._shape(asked, world)) == shape
     else:

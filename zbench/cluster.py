@@ -89,13 +89,22 @@ class Device:
         causal, full = (getattr(self, f"attention_{way}_{mask}") for mask in ("causal", "full"))
         return None if causal is None else (causal, full)
 
+    def without_curves(self) -> "Device":
+        return replace(
+            self, attention_forward_causal=None, attention_forward_full=None, attention_backward_causal=None,
+            attention_backward_full=None, matmul_by_tokens={},
+        )  # fmt: skip
+
     def at_best(self) -> "Device":
-        """With attention at the highest rates of its curves, whatever the pieces; itself where it has none."""
+        """With attention at the highest rates of its curves, whatever the pieces; itself where it has none.
+
+        Matmuls stay as they are: a rank with fewer tokens is never faster at each.
+        """
         if self.attention(False) is None:
             return self
         forward, backward = (max(max(one.rates) for one in self.attention(back) or ()) for back in (False, True))
-        none = dict.fromkeys(CURVES)
-        return replace(self, attention_forward_flops=forward, attention_backward_flops=backward, **none)  # type: ignore[arg-type]
+        plain = replace(self.without_curves(), matmul_by_tokens=self.matmul_by_tokens)
+        return replace(plain, attention_forward_flops=forward, attention_backward_flops=backward)
 
 
 @dataclass(frozen=True, slots=True)

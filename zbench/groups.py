@@ -10,7 +10,7 @@ Of tensor parallelism as a planner's choice, with pipeline stages and groups of 
 
 from dataclasses import replace
 
-from zbench.cluster import CURVES, Cluster, Device
+from zbench.cluster import Cluster, Device
 from zbench.cost import Cost
 from zbench.model import Model
 
@@ -49,11 +49,9 @@ def _cluster(cluster: Cluster, tp: int, groups: int) -> Cluster:
     """Every GPU of a group sends its share by its own port and NIC: together one of their sum."""
     nics = min(groups, cluster.nics_per_node)
     device: Device = replace(
-        cluster.device,
+        cluster.device.without_curves(),  # which are of one GPU's shapes
         name=f"tp groups of {tp} {cluster.device.name}",
         **{rate: tp * getattr(cluster.device, rate) for rate in _RATES},
-        **dict.fromkeys(CURVES),  # they are of one GPU's shapes
-        matmul_by_tokens={},
     )
     return replace(
         cluster,

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from zbench.calibrate.subject import Subject, others
+from zbench.calibrate.subject import Call, Subject, layer_shapes, others
 from zbench.model import Model
 from zbench.runtime.launch import LocalFleet
 
@@ -53,11 +53,13 @@ def test_ranks_say_what_their_processors_do(fleet: LocalFleet) -> None:
 
 
 def test_more_work_takes_longer(fleet: LocalFleet) -> None:
-    shapes = Subject(MODEL, 2, 2, 1, 64, "auto").layer_shapes(64)
+    shapes = layer_shapes(MODEL, 64)
     assert rate(fleet, "matmul", shapes, False) > 0
     assert rate(fleet, "matmul", [(32, 32, 32)], False) > 2 * rate(fleet, "matmul", [(512, 512, 512)], True)
     for backward in (False, True):
-        assert rate(fleet, "attention", 16, backward) > 2 * rate(fleet, "attention", 1024, backward)
+        assert rate(fleet, "attention", Call.whole(16), backward) > 2 * rate(
+            fleet, "attention", Call.whole(1024), backward
+        )
     assert rate(fleet, "multiply", 4, 8) > 2 * rate(fleet, "multiply", 4096, 512)
     assert rate(fleet, "permute", 4) > 2 * rate(fleet, "permute", 1 << 16)
     assert rate(fleet, "smallest") > 100
@@ -74,5 +76,5 @@ def test_large_messages_take_longer(fleet: LocalFleet, across: bool) -> None:
 def test_other_element_sizes(element_bytes: int) -> None:
     with fleet_of(Subject(replace(MODEL, element_bytes=element_bytes), 1, 1, 1, 64, "auto")) as fleet:
         for backward in (False, True):
-            assert rate(fleet, "attention", 64, backward) > 0
+            assert rate(fleet, "attention", Call.whole(64), backward) > 0
             assert rate(fleet, "matmul", [(8, 8, 8)], backward) > 0

@@ -25,7 +25,7 @@ def charge(
     """
     known = {name: constants[name] for name in NEEDED}
     least = 1 / _FAST if curves is None else constants["call_seconds"]
-    device = Device("", **known, attention_forward_flops=_FAST, attention_backward_flops=_FAST, call_seconds=least)
+    device = Device("", **known, attention_forward_flops=_FAST, attention_backward_flops=_FAST, call_seconds=least)  # type: ignore[arg-type]
     device = replace(device, **curves or {})  # type: ignore[arg-type]
     cost = Cost(Cluster("", 1, 1, 1, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, device), model)
     heads, kv_heads = np.array([model.num_heads]), np.array([model.num_kv_heads])
