@@ -1,7 +1,9 @@
 """A rate that was measured at several sizes, and what it is between them. Pure: no torch."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +26,8 @@ class Curve:
     rates: tuple[float, ...]
 
     @staticmethod
-    def of(field: str, given: Mapping[int, float | str]) -> "Curve":
-        """From a yaml's mapping of size to rate in FLOP/s.
+    def of(field: str, given: Mapping[Any, float | str]) -> "Curve":
+        """From a yaml's mapping of size to rate in FLOP/s; or a record's, whose sizes are text as JSON's keys are.
 
         Raises:
             ValueError: it is none, or a size or a rate is not above 0; the message names `field`.
@@ -33,12 +35,16 @@ class Curve:
         if not isinstance(given, Mapping) or not given:
             raise ValueError(f"{field} is {given!r}; it takes rates by size, as in {{256: 300 TFLOP/s, 4096: 600e12}}")
         found = {}
-        for size, rate in given.items():
-            if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 < size < float("inf"):
-                raise ValueError(f"{field} has the size {size!r}; it takes numbers above 0")
-            found[float(size)] = parse(f"{field} at {size}", rate, "FLOP/s")
-            if not 0 < found[float(size)] < float("inf"):
-                raise ValueError(f"{field} at {size} is {rate!r}; it has to be above 0")
+        for name, rate in given.items():
+            try:
+                size = float(name)
+            except (TypeError, ValueError):
+                size = math.nan
+            if not 0 < size < math.inf:
+                raise ValueError(f"{field} has the size {name!r}; it takes numbers above 0")
+            found[size] = parse(f"{field} at {name}", rate, "FLOP/s")
+            if not 0 < found[size] < math.inf:
+                raise ValueError(f"{field} at {name} is {rate!r}; it has to be above 0")
         sizes = tuple(sorted(found))
         return Curve(sizes, tuple(found[size] for size in sizes))
 

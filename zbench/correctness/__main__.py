@@ -35,10 +35,17 @@ def _main() -> int:
     parser.add_argument("--out", type=Path, default=Path("results/correctness.jsonl"), help="verdicts, as JSON lines")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)} (default both)")
     parser.add_argument("--systems", default=",".join(systems()), help="whose plans run (default all)")
+    every = [precision.name for precision in PRECISIONS]
+    parser.add_argument("--precisions", default=",".join(every), help="that plans run in (default all)")
     parser.add_argument("--shrink", type=int, default=1, help="divide the kernels' lengths by this, for a quick look")
     asked = parser.parse_args()
     parts, names = asked.parts.split(","), asked.systems.split(",")
-    for flag, given, known in (("--parts", parts, PARTS), ("--systems", names, systems())):
+    wanted = asked.precisions.split(",")
+    for flag, given, known in (
+        ("--parts", parts, PARTS),
+        ("--systems", names, systems()),
+        ("--precisions", wanted, every),
+    ):
         if wrong := [one for one in given if one not in known]:
             raise ValueError(f"{flag} has {wrong[0]!r}; it takes {', '.join(known)}")
     if asked.shrink < 1:
@@ -51,7 +58,8 @@ def _main() -> int:
         found += _kernels(ledger, kind, asked.shrink)
     if "plans" in parts:
         on_cpu = ledger if kind == "cpu" else Ledger(asked.out, {**circumstances, "device": _device("cpu")[1]})
-        found += _plans(ledger, on_cpu, kind, names)
+        precisions = [precision for precision in PRECISIONS if precision.name in wanted]
+        found += _plans(ledger, on_cpu, kind, names, precisions)
     return summary(found, name)
 
 
@@ -110,10 +118,12 @@ def _most(values: Mapping[str, float]) -> float | None:
     return max(values.values()) if all(map(math.isfinite, values.values())) else None
 
 
-def _plans(ledger: Ledger, on_cpu: Ledger, device: str, names: Sequence[str]) -> list[Verdict]:
+def _plans(
+    ledger: Ledger, on_cpu: Ledger, device: str, names: Sequence[str], precisions: Sequence[Precision]
+) -> list[Verdict]:
     reference = _steps(on_cpu, "cpu", REFERENCE, names)
     verdicts = []
-    for precision in PRECISIONS:
+    for precision in precisions:
         found = _steps(ledger, device, precision, names)
         verdicts += [_verdict(found[name], reference[name]["loss"], precision) for name in names]
     return verdicts

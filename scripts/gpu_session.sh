@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# What there is to measure on one GPU, in parts: correctness, calibration, predicted against measured, speed.
+#
+#   scripts/gpu_session.sh [--device cuda|cpu] [--out DIR]      (defaults: cuda, results/gpu)
+#
+# A part that is done is not repeated, as long as the sources are the same; each has at most LIMIT seconds, and what it
+# had finished by then is kept and not done again. DIR gets JSON lines, each part's output, and the device's yaml below
+# DIR/conf. --device cpu tries the same commands with tiny sizes; its numbers mean nothing.
+# Exit codes: 0 all parts are done; 1 some are not; 2 there is no CUDA device, or a wrong option. See docs/gpu.md.
+set -u
+cd "$(dirname "$0")/.." || exit 2
+
+LIMIT=${LIMIT:-470}      # seconds: below 8 minutes
+PYTHON=${PYTHON:-}
+device=cuda
+out=results/gpu
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --device) device=${2:-}; shift 2 || exit 2 ;;
+        --out) out=${2:-}; shift 2 || exit 2 ;;
+        *) echo "gpu_session: $1 is no option; there are --device cuda|cpu and --out DIR" >&2; exit 2 ;;
+    esac
+done
+if [ "$device" != cuda ] && [ "$device" != cpu ]; then
+    echo "gpu_session: --device is '$device'; it takes cuda or cpu" >&2; exit 2
+fi
+if [ -z "$PYTHON" ]; then
+    PYTHON=python3; [ -x .venv/bin/python ] && PYTHON=.venv/bin/python
+fi
+if [ "$device" = cuda ] && ! "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null
+then
+    echo "gpu_session: torch finds no CUDA device on this machine; --device cpu tries the parts with tiny sizes" >&2
+    exit 2
+fi
+
+mkdir -p "$out/done" "$out/conf/cluster/device" || exit 2
+sources=$("$PYTHON" -c 'from zbench.fingerprint import source_digest; print(source_digest())') || exit 2
+names=() states=() taken=() lasts=()
+
+# part NAME COMMAND...: runs it, unless it is done; its output goes to $out/NAME.log and to the terminal.
+part() {
+    local name=$1 began=$SECONDS code state; shift
+    if [ "$(cat "$out/done/$name" 2>/dev/null)" = "$sources $device" ]; then
+        state="done before"
+    else
+        echo "== $name: $*"
+        timeout --signal=INT --kill-after=30 "$LIMIT" "$@" 2>&1 | tee "$out/$name.log"
+        code=${PIPESTATUS[0]}
+        case "$code" in
+            0) state=done; echo "$sources $device" > "$out/done/$name" ;;
+            124 | 137) state="stopped after $LIMIT s" ;;
+            *) state="failed ($code)" ;;
+        esac
+    fi
+    names+=("$name"); states+=("$state"); taken+=($((SECONDS - began)))
+    lasts+=("$(grep -v '^[[:space:]]*$' "$out/$name.log" 2>/dev/null | tail -1)")
+}
+
+if [ "$device" = cuda ]; then
+    chip=$("$PYTHON" -c 'import re, torch
+print(re.sub(r"\W+", "_", torch.cuda.get_device_name().lower().removeprefix("nvidia ")))')
+    correctness=() plans=()
+    calibration=(--model llama3_8b --matmuls llama_3b,llama_7b,llama_13b,llama_30b,llama3_8b --tokens 16384)
+    case "$chip" in h200 | h100_80gb_hbm3) calibration+=(--peak "989 TFLOP/s") ;; esac # dense bf16, SXM datasheets
+    steps=()
+    workloads=(fixed_4k fixed_32k longtail_32k wikipedia prolong64k pystdlib)
+else
+    chip=cpu
+    correctness=(--shrink 16) plans=(--systems ring --precisions float32)
+    calibration=(--model tiny --tokens 256 --seconds 0.004)
+    steps=(model=tiny tokens_per_gpu=512 steps=1)
+    workloads=(fixed_4k)
+fi
+yaml=$out/conf/cluster/device/${chip}_measured.yaml
+
+[ "$device" = cuda ] && part warm "$PYTHON" -m zbench.warm # compiles the simulator's loops
+part kernels "$PYTHON" -m zbench.correctness --device "$device" --parts kernels \
+    --out "$out/correctness.jsonl" ${correctness[@]+"${correctness[@]}"}
+part plans "$PYTHON" -m zbench.correctness --device "$device" --parts plans \
+    --out "$out/correctness.jsonl" ${plans[@]+"${plans[@]}"}
+part calibration "$PYTHON" -m zbench.calibrate --only-device --device "$device" "${calibration[@]}" \
+    --points "$out/attention.jsonl" -o "$yaml"
+if [ -e "$yaml" ]; then
+    for workload in "${workloads[@]}"; do # one a part: each draws half a billion weights first
+        part "predicted_$workload" "$PYTHON" -m zbench.predicted --config-dir "$out/conf" \
+            "cluster/device=${chip}_measured" "executor.device=$device" ${steps[@]+"${steps[@]}"} \
+            --workloads "$workload" --out "$out/predicted"
+    done
+    rm -f "$out/done/predicted" # the table of all that is measured: nothing is run again
+    part predicted "$PYTHON" -m zbench.predicted --config-dir "$out/conf" \
+        "cluster/device=${chip}_measured" "executor.device=$device" ${steps[@]+"${steps[@]}"} \
+        --workloads "$(IFS=,; echo "${workloads[*]}")" --out "$out/predicted"
+else
+    echo "== predicted: there is no $yaml, since the calibration is not done"
+fi
+if [ "$device" = cuda ]; then
+    part speed "$PYTHON" -m zbench.speed --out "$out/speed.jsonl"
+fi
+
+echo
+printf '%-24s %-18s %6s  %s\n' part state s "last line"
+failed=0
+for at in "${!names[@]}"; do
+    printf '%-24s %-18s %6s  %s\n' "${names[$at]}" "${states[$at]}" "${taken[$at]}" "${lasts[$at]}"
+    case "${states[$at]}" in done*) ;; *) failed=1 ;; esac
+done
+[ -e "$yaml" ] || failed=1
+[ "$device" = cuda ] && [ -e "$yaml" ] && echo "To keep the device: cp $yaml conf/cluster/device/"
+exit $failed
