@@ -4,8 +4,8 @@ python tests/bench/flexsp_solver.py [--batches 100] [--seconds 60] [--workers 2]
 
 Batches of 512 documents within 192K for 64 A100, wikipedia and github in turn. Each micro-batch whose gap to the bound
 is above 1 % goes to HiGHS, with a bucket for every length and the search's groups as its upper limit; the others are
-certain. A line for each batch; what OUT has is not run again. A solver uses one core; `cpu` is the processor seconds that
-each solve got.
+certain. A line for each batch; what OUT has is not run again. A solver uses one core; `cpu` has the processor seconds
+that each solve got.
 """
 
 import argparse
@@ -49,7 +49,8 @@ def compared(number: int, seconds: float) -> dict[str, object]:
             ended.append(solved.ended)
             least = min(own, solved.packed.seconds if solved.packed else np.inf)
         ours, best = ours + own, best + least
-    return {"workload": name, "step": step, "limit": seconds, "search": ours, "solver": best, "ended": ended, "cpu": cpu}
+    seen = {"search": ours, "solver": best, "ended": ended, "cpu": cpu}
+    return {"workload": name, "step": step, "limit": seconds, **seen}
 
 
 def known(out: Path) -> Iterator[dict[str, object]]:
