@@ -14,9 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 BUCKET = 1 << 25  # elements of one all-reduce: 128 MiB of float32, far above where any network reaches its rate
-
-
-PIECES = 4  # of a part in two levels: what the first and the last level take alone is that share of their time
+PIECES = 4  # even ones of a part in two levels: what the first and the last level take alone is that share of their time
 LEAST = 1 << 16  # elements of one of those: smaller messages are headers and acknowledgements by several per cent
 
 
@@ -71,8 +69,8 @@ class TwoLevel:
         self._gathers: list[Future[None]] = []
 
     def start(self, piece: Tensor) -> None:
-        size = min(BUCKET, max(LEAST, len(piece) // PIECES))
-        for part in piece.split(-(-size // self.unit) * self.unit):
+        count = max(1, min(PIECES, len(piece) // LEAST), -(-len(piece) // BUCKET))
+        for part in piece.split(-(-len(piece) // (count * self.unit)) * self.unit):
             scatter = self._threads[0].submit(self._scatter, part)
             between = self._threads[1].submit(self._between, scatter)
             self._gathers.append(self._threads[2].submit(self._gather, part, between))
