@@ -58,11 +58,13 @@ def reusable(case: Case, settings: Settings, parts: Parts, earlier: Iterable[Run
     """A finished run that a new one of `case` could only repeat: same sources, settings and batches.
 
     Simulated ones are looked for in the record. What was measured depends on the day, so it has to be of the same
-    command (a sweep), and not have gone on from a checkpoint, which a job in between may have replaced.
+    command (a sweep) unless `settings.again` is false, and not have gone on from a checkpoint, which a job in between
+    may have replaced.
     """
-    if parts.repeats(case.system):
+    measured = not parts.simulated and settings.resume is None
+    if parts.repeats(case.system) or (measured and not settings.again):
         known = read(settings.out, lambda start: _is_same(start, case.start))[0] if Path(settings.out).is_file() else []
-    elif not parts.simulated and settings.resume is None:
+    elif measured:
         known = [run for run in earlier if run.path == settings.out and _is_same(run.start, case.start)]
     else:
         known = []

@@ -16,7 +16,7 @@ from zbench.cost import Cost
 from zbench.fingerprint import source_digest
 from zbench.groups import grouped
 from zbench.model import Model
-from zbench.record import RecordError, Run, read
+from zbench.record import RecordError, Run, Writer, read
 
 FOLDER = Path("results/paper")
 Event = Mapping[str, Any]
@@ -92,7 +92,8 @@ def is_current(records: Records) -> bool:
 
 
 def make(name: str, experiments: Sequence[str], folder: Path = FOLDER) -> None:
-    """Runs the experiments into the figure's record, which is replaced only by a whole one.
+    """Runs the experiments into the figure's record, which is replaced only by a whole one. Runs that a stopped command
+    finished, by the same sources, are not made again.
 
     Raises:
         RecordError: an experiment failed; the message has its last words.
@@ -100,12 +101,26 @@ def make(name: str, experiments: Sequence[str], folder: Path = FOLDER) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.jsonl"
     part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
+    _keep_finished(part)
     for experiment in experiments:
-        command = [sys.executable, "-m", "zbench", f"experiment={experiment}", f"out={part}"]
+        command = [sys.executable, "-m", "zbench", f"experiment={experiment}", f"out={part}", "again=false"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            part.unlink(missing_ok=True)
             said = [line for line in done.stderr.splitlines() if line.startswith("zbench: ")] or ["no reason given"]
             raise RecordError(f"{shlex.join(['python', *command[1:]])} failed: {said[-1].removeprefix('zbench: ')}")
     part.replace(path)
+
+
+def _keep_finished(part: Path) -> None:
+    """Leaves those runs in a record, if there is one, that finished and that these very sources made."""
+    if not part.is_file():
+        return
+    runs = [run for run in read(str(part))[0] if run.status == "finished"]
+    part.unlink()
+    if kept := [run for run in runs if run.start["fingerprint"]["sources"] == source_digest()]:
+        writer = Writer.open(str(part))
+        for run in kept:
+            for line in (run.start, run.about, *run.steps, run.end):
+                if line is not None:
+                    writer.append(line)
+        writer.close()

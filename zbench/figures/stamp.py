@@ -10,6 +10,14 @@ def simulated(records: Records) -> str:
     return f"simulated on {', '.join(records.clusters)} ({gpus} GPU{'' if sizes[-1] == 1 else 's'})"
 
 
+def measured(records: Records) -> str:
+    """Of runs on emulated nodes, and simulated ones beside them."""
+    real = [run for run in records.runs if not run.start["facts"]["simulated"]]
+    machines = dict.fromkeys(str(run.start["fingerprint"]["platform"]) for run in real)
+    clusters = dict.fromkeys(str(run.start["facts"]["cluster"]) for run in real)
+    return f"measured on emulated nodes, {', '.join(clusters)}, of {', '.join(machines)}"
+
+
 def stamp(records: Records, where: str) -> str:
     """where; the commit that made the records, and the commands that did."""
     commands = dict.fromkeys(f"python -m zbench experiment={choice(run, 'experiment')}" for run in records.runs)
