@@ -2,7 +2,7 @@
 
     python -m zbench.fidelity executor=desk cluster=desk_2x4_a800 workload=longtail_4k steps=5 \\
         --systems ring,ulysses,zeppelin --out results/fidelity.jsonl     # measures, then compares
-    python -m zbench.fidelity --out results/fidelity.jsonl               # compares what that file holds
+    python -m zbench.fidelity --out results/fidelity.jsonl               # compares what that file holds; --markdown
 
 Every measured run of the record is planned and simulated again from its own configuration, on the same batches.
 Exit codes: 0; 1 a run failed; 2 bad input; 130 stopped by Ctrl-C (what was measured stays in the record).
@@ -10,7 +10,7 @@ Exit codes: 0; 1 a run failed; 2 bad input; 130 stopped by Ctrl-C (what was meas
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -21,23 +21,28 @@ from rich.table import Table
 from zbench.command import Parser, ran
 from zbench.compare import label
 from zbench.metrics import Facts, counted, nic_bytes, nic_utilization
-from zbench.record import Run, read
+from zbench.record import Line, Run, read
 from zbench.replay import Replay
+
+
+OTHERS = ("workload", "cluster", "model")  # that may differ in a record; systems are compared where none does
 
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """A system's steps, measured and simulated. seconds: means. error: of the means, simulated against measured.
-    errors: absolute, of each step. nic: mean utilisation of all NICs. bytes_error: of all that crossed NICs, measured
-    against simulated (headers and acknowledgements are measured only). invalid: steps that do not count."""
+    """A system's steps, measured and simulated. of: the run's choices, by group. seconds: means. error: of the means,
+    simulated against measured. errors: absolute, of each step. nic: mean utilisation of all NICs. bytes_error: of all
+    that crossed NICs, measured against simulated (headers and acknowledgements are measured only). late: share of the
+    steps by which messages were late on average (zbench.runtime.lateness), on a desk. invalid: steps that do not count."""
 
-    system: str
+    of: Mapping[str, str]
     measured: float
     simulated: float
     errors: Sequence[float]
     nic_measured: float
     nic_simulated: float
     bytes_error: float
+    late: float | None
     invalid: int
 
     @property
@@ -50,10 +55,11 @@ def fidelity(run: Run) -> Fidelity:
     Raises:
         ValueError: the run was simulated itself, holds no step that counts, or cannot be planned again as it was.
     """
-    name = label(run.start, "system")
     steps = counted(run.steps)
     if run.start["facts"]["simulated"] or not steps:
-        raise ValueError(f"{run.path} line {run.line}: the run of {name} has no measured step that counts")
+        raise ValueError(
+            f"{run.path} line {run.line}: the run of {label(run.start, 'system')} has no measured step that counts"
+        )
     replay = Replay.of(run)
     predicted = [replay.parts.executor.step(*replay.step(step)) for step in steps]
     facts = Facts.of(run.start["facts"])
@@ -61,15 +67,21 @@ def fidelity(run: Run) -> Fidelity:
              for one in predicted]  # fmt: skip
     seconds = [(step["seconds"], one.seconds) for step, one in zip(steps, predicted, strict=True)]
     return Fidelity(
-        name,
+        {group: label(run.start, group) for group in ("system", *OTHERS)},
         measured=float(np.mean([one for one, _ in seconds])),
         simulated=float(np.mean([other for _, other in seconds])),
         errors=[abs(other / one - 1) for one, other in seconds],
         nic_measured=float(np.mean(nic_utilization(facts, steps))),
         nic_simulated=float(np.mean(nic_utilization(facts, again))),
         bytes_error=sum(nic_bytes(steps)) / max(1.0, sum(nic_bytes(again))) - 1,
+        late=_late(steps),
         invalid=len(run.steps) - len(steps),
     )
+
+
+def _late(steps: Sequence[Line]) -> float | None:
+    told = [step["phases"]["late"] for step in steps if "late" in step["phases"]]
+    return sum(told) / sum(step["seconds"] for step in steps) if told else None
 
 
 def rank_correlation(found: Sequence[Fidelity]) -> float:
@@ -89,6 +101,7 @@ def _main() -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of a run, as for python -m zbench")
     parser.add_argument("--systems", default="ring,ulysses,zeppelin", help="to measure (default ring,ulysses,zeppelin)")
     parser.add_argument("--out", default="results/fidelity.jsonl", help="the record (default results/fidelity.jsonl)")
+    parser.add_argument("--markdown", action="store_true", help="the table for a document")
     asked = parser.parse_args()
     if asked.overrides:
         for system in asked.systems.split(","):
@@ -108,25 +121,40 @@ def _main() -> int:
         raise ValueError(
             f"--out is {asked.out}; it holds no measured run that counts, and without KEY=VALUE nothing is measured"
         )
-    _print(found)
+    _print(found, asked.markdown)
     return 0
 
 
-def _print(found: Sequence[Fidelity]) -> None:
-    table = Table(title="mean seconds a step; NIC utilisation, mean of all NICs")
-    for title in ("system", "measured", "simulated", "error", "of steps: median", "worst", "NIC measured", "simulated",
-                  "bytes", "invalid"):  # fmt: skip
-        table.add_column(title, justify="left" if title == "system" else "right")
-    for one in found:
-        table.add_row(
-            one.system, f"{one.measured:.3f}", f"{one.simulated:.3f}", f"{one.error:+.1%}", f"{median(one.errors):.1%}",
-            f"{max(one.errors):.1%}", f"{one.nic_measured:.1%}", f"{one.nic_simulated:.1%}", f"{one.bytes_error:+.1%}",
+def _print(found: Sequence[Fidelity], markdown: bool) -> None:
+    several = [group for group in OTHERS if len({one.of[group] for one in found}) > 1]
+    titles = [*several, "system", "measured", "simulated", "error", "steps: median, worst", "NICs measured", "simulated",
+              "bytes", "late", "do not count"]  # fmt: skip
+    rows = [
+        [
+            *(one.of[group] for group in several), one.of["system"], f"{one.measured:.3f}", f"{one.simulated:.3f}",
+            f"{one.error:+.1%}", f"{median(one.errors):.1%}, {max(one.errors):.1%}", f"{one.nic_measured:.1%}",
+            f"{one.nic_simulated:.1%}", f"{one.bytes_error:+.1%}", "-" if one.late is None else f"{one.late:.1%}",
             f"{one.invalid}",
-        )  # fmt: skip
-    Console(width=140).print(table)
+        ]
+        for one in found
+    ]  # fmt: skip
+    if markdown:
+        for row in (titles, ["---"] * len(titles), *rows):
+            print(f"| {' | '.join(row)} |")
+        print()
+    else:
+        table = Table(title="mean seconds a step; NIC utilisation, mean of all NICs")
+        for at, title in enumerate(titles):
+            table.add_column(title, justify="right" if at > len(several) else "left")
+        for row in rows:
+            table.add_row(*row)
+        Console(width=160).print(table)
     errors = [abs(one.error) for one in found]
     print(f"error of the means: median {median(errors):.1%}, worst {max(errors):.1%}")
-    print(f"rank correlation of the systems' order (Spearman): {rank_correlation(found):.2f}")
+    for place in dict.fromkeys(tuple(one.of[group] for group in several) for one in found):
+        mine = [one for one in found if tuple(one.of[group] for group in several) == place]
+        on = f", {', '.join(place)}" if place else ""
+        print(f"rank correlation of the systems' order (Spearman){on}: {rank_correlation(mine):.2f}")
 
 
 if __name__ == "__main__":

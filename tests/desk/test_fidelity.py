@@ -25,6 +25,8 @@ def test_the_simulator_predicts_what_is_measured(tmp_path: Path) -> None:
     words = [word for word in SMALL if not word.startswith(("baseline", "tracker", "workload.context", "tokens"))]
     line = [sys.executable, "-m", "zbench.fidelity", *words, *SLOW, "steps=2", "--systems", "ring,zeppelin"]
     done = subprocess.run([*line, "--out", str(out)], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    if "this machine was too busy" in done.stderr:
+        pytest.skip("no step counts: this machine was too busy for its ranks' work or messages")
     assert done.returncode == 0, done.stderr
     assert "error of the means" in done.stdout
     for one in map(fidelity, read(str(out))[0]):

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from zbench.desk.wiring import Namespace, Wiring
+from zbench.runtime.lateness import SCHEDSTAT
 
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 _SIOCGIFFLAGS = 0x8913  # linux/sockios.h
@@ -38,6 +39,8 @@ class Network:
         for tool, package in TOOLS.items():
             if shutil.which(tool) is None:
                 raise NoDesk(f"emulated nodes need the command {tool} (package {package}), which is not on PATH")
+        if not SCHEDSTAT.is_file():
+            raise NoDesk(f"emulated nodes need {SCHEDSTAT}, which this kernel lacks (CONFIG_SCHED_INFO makes it)")
         self.wiring = wiring
         self.descriptors: list[int] = []
         try:

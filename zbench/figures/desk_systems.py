@@ -45,9 +45,7 @@ def table(records: Records) -> list[Pair]:
     for key, both in found.items():
         if len(both) != 2:
             raise ValueError(f"figure desk_systems has {key[1]} on {key[0]} not both measured and simulated")
-    return [
-        Pair(*key, both[False][0], both[True][0], (both[False][1], both[True][1])) for key, both in found.items()
-    ]
+    return [Pair(*key, both[False][0], both[True][0], (both[False][1], both[True][1])) for key, both in found.items()]
 
 
 def draw(axes: Sequence[Axes], table: Sequence[Pair]) -> None:

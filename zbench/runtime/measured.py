@@ -1,5 +1,6 @@
 """The reports of all ranks as one StepResult, and where its bytes come from. The driver's side: no torch."""
 
+from statistics import fmean
 from typing import Any
 
 from zbench.batch import Batch
@@ -48,7 +49,7 @@ def step_result(
         capacity_bytes=min(one.capacity_bytes for one in reports),
         out_of_memory=False,  # it ran
         loss=reports[0].loss,
-        phases=slowest.phases | _overrun(reports),
+        phases=slowest.phases | _paced(reports),
         checks=checks,
         nic_series=_series(reports, cluster.gpus_per_node),
     )
@@ -91,7 +92,9 @@ def _series(reports: list[Report], gpus_per_node: int) -> dict[str, Any]:
     return {"interval": told[0]["interval"], **ways}
 
 
-def _overrun(reports: list[Report]) -> dict[str, float]:
-    """Of paced devices: the most that any rank was late."""
-    late = [one.phases["overrun"] for one in reports if "overrun" in one.phases]
-    return {"overrun": max(late)} if late else {}
+def _paced(reports: list[Report]) -> dict[str, float]:
+    """Of paced devices: the most that the work of any rank was late, and how late a rank's messages were on average."""
+    phases = [one.phases for one in reports if "overrun" in one.phases]
+    if not phases:
+        return {}
+    return {"overrun": max(one["overrun"] for one in phases), "late": fmean(one["late"] for one in phases)}

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 BUCKET = 1 << 25  # elements of one all-reduce: 128 MiB of float32, far above where any network reaches its rate
-PIECES = 4  # even ones of a part in two levels: what the first and the last level take alone is that share of their time
+PIECES = 4  # of a part in two levels, even ones: the first and the last level take that share of their time alone
 LEAST = 1 << 16  # elements of one of those: smaller messages are headers and acknowledgements by several per cent
 
 

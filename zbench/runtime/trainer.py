@@ -20,6 +20,7 @@ from zbench.runtime.host import cpu_name, peak_bytes
 from zbench.runtime.interpreter import Engine
 from zbench.runtime.job import ATTENTIONS, About, Job, Report
 from zbench.runtime.kernels import choose
+from zbench.runtime.lateness import Lateness
 from zbench.runtime.memory import DTYPES, Shape, keep_freed_memory
 from zbench.runtime.nic import Counters
 from zbench.runtime.pace import Pace, Paced, Unpaced
@@ -58,6 +59,7 @@ class Trainer:
         counters = Counters.of() if rendezvous.place is None else rendezvous.place.counters()
         is_first = rank % cluster.gpus_per_node == 0  # of its node
         self.nics = Sampler(counters, job.nic_interval if is_first else None)
+        self.lateness = Lateness() if job.is_paced else None
         self.passes = Passes(job, rank, self.engine, self.parameters, self.device)
 
     def about(self) -> About:
@@ -93,6 +95,8 @@ class Trainer:
             self._fail(batch.step)
         began = self._now()
         self.pace.begin()
+        if self.lateness is not None:
+            self.lateness.begin()
         attends = self.passes.attends(plans, where)
         compiled = perf_counter()
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -135,7 +139,7 @@ class Trainer:
                 "interpreter": times.total - times.kernel - times.waiting,
                 "reduction": reduction,
                 "optimizer": optimizer,
-                **({"overrun": self.pace.overrun} if self.job.is_paced else {}),
+                **({"overrun": self.pace.overrun, "late": self.lateness.seconds()} if self.lateness else {}),
             },
             worst=worst,
             nic=self.nics.end(),
