@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test lint types bench gate baseline docs anchors figures clean
+.PHONY: run test lint types bench gate baseline docs anchors figures desk clean
 
 run: $(READY)
 	$(BIN)/python -m zbench system=zeppelin workload=longtail_128k
@@ -42,6 +42,17 @@ anchors: $(READY)
 
 figures: $(READY)
 	$(BIN)/python -m zbench.figures all --run
+
+# What docs/desk.md has, measured anew on emulated nodes of this machine, and its pictures: root's rights or user
+# namespaces, and 25 minutes in which nothing else runs. Stopped, it goes on where it was.
+desk: $(READY)
+	$(BIN)/python -m zbench.desk measure cluster=desk_2x4_a800
+	$(BIN)/python -m zbench.figures desk_systems desk_nics desk_parts --run
+	$(BIN)/python -m zbench experiment=desk_overlap again=false
+	$(BIN)/python -m zbench.desk overlap results/desk_overlap.jsonl
+	$(BIN)/python -m zbench.fidelity --out results/paper/desk_systems.jsonl --markdown
+	$(BIN)/python -m zbench.compare results/paper/desk_systems.jsonl --pivot step_seconds,speedup,nic_idle,invalid_steps
+	$(BIN)/python -m zbench.compare results/paper/desk_parts.jsonl --pivot step_seconds,speedup,invalid_steps
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

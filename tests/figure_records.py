@@ -13,6 +13,7 @@ from zbench.record import Run
 CONF = Path(__file__).parents[1] / "conf"
 CLUSTERS = ("a800_4x8", "h800_4x8", "h200_4x8")
 DEGREES = (("flexsp_batch_ada", None, 4.0), ("flexsp", 0, 3.0), ("flexsp_batch_ada", 64, 6.0))
+NIC_BANDWIDTH = 1000.0  # bytes/s
 OCTAVES = {"sequences": [0, 0, 3, 1], "tokens": [0, 0, 15, 9]}
 
 
@@ -120,8 +121,41 @@ def samples() -> dict[str, Records]:
             run_of("headroom", "nodewise", seconds=1.25),
             run_of("headroom", "nodewise", "arxiv", seconds=1.25),
         ],
+        "desk_systems": [
+            desk_run("desk_systems", system, workload, seconds, simulated)
+            for simulated in (False, True)
+            for workload in ("longtail_4k", "prolong64k_2k")
+            for system, seconds in (("ring", 4.0), ("ulysses", 3.0), ("flexsp", 2.0), ("zeppelin", 2.0 + simulated),
+                                    ("nodewise", 1.0))
+        ],
+        "desk_parts": [
+            *(desk_run("desk_routing", "ring", "fixed", 4.0, config={"cluster": {"nics": nics}}) for nics in (2, 4)),
+            *(desk_run("desk_routing", "zeppelin", "fixed", 1.0, config={"cluster": {"nics": nics}, "system": ROUTED})
+              for nics in (2, 4)),
+            *(desk_run("desk_ablation", "ring", workload, 4.0) for workload in ("longtail_4k", "prolong64k_2k")),
+            *(desk_run("desk_ablation", "zeppelin", workload, 2.0,
+                       config={"system": dict(zip(("partition", "route", "remap"), switches, strict=True))})
+              for workload in ("longtail_4k", "prolong64k_2k")
+              for switches in ablation.PARTS),
+        ],
     }  # fmt: skip
     return {name: Records(found, TRACES) for name, found in runs.items()}
+
+
+ROUTED = {"partition": False, "route": True, "remap": True}
+
+
+def desk_run(
+    name: str, system: str, workload: str, seconds: float, simulated: bool = False, config: dict[str, Any] | None = None
+) -> Run:
+    """A run on two NICs; measured, each sends at its rate in the first half of a step."""
+    half = [int(NIC_BANDWIDTH * seconds / 4)] * 2
+    series = {} if simulated else {"interval": seconds / 4, "tx": [[*half, 0, 0]] * 2, "rx": [[0] * 4] * 2}
+    whole = {"executor": {"simulated": simulated}, **(config or {})}
+    run = run_of(name, system, workload, seconds, 8, "desk_2x4_a800", whole, nic_series=series, valid=True)
+    nics = (config or {}).get("cluster", {}).get("nics", 1)
+    run.start["facts"] |= {"simulated": simulated, "nic_bandwidth": NIC_BANDWIDTH, "nics_per_node": nics}
+    return run
 
 
 def _part(gpus: int, seconds: float, turn: int) -> Run:

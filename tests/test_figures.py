@@ -14,7 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from systems.zeppelin_zones import zones
-from zbench.figures import ablation, costs, flexsp, headroom, lengths, nics, planning, scaling, throughput, timeline
+from zbench.figures import (
+    ablation,
+    costs,
+    desk_nics,
+    desk_parts,
+    desk_systems,
+    flexsp,
+    headroom,
+    lengths,
+    nics,
+    planning,
+    scaling,
+    throughput,
+    timeline,
+)  # fmt: skip
 from zbench.figures.__main__ import NAMES, main
 from zbench.figures.records import Records, cost_of, is_current, load, make
 from zbench.figures.stamp import stamp
@@ -123,6 +137,42 @@ def test_headroom_sorts_and_puts_systems_without_memory_last() -> None:
     assert np.isnan(found.ratio[2, 1])
 
 
+def test_the_desk_s_systems_are_measured_and_simulated() -> None:
+    found = {(one.workload, one.system): one for one in desk_systems.table(SAMPLES["desk_systems"])}
+    assert len(found) == 10
+    zeppelin = found["longtail_4k", "zeppelin"]
+    assert (zeppelin.measured, zeppelin.simulated, zeppelin.error) == (2, 3, 0.5)
+    assert (zeppelin.gain, zeppelin.simulated_gain) == (2, pytest.approx(4 / 3))
+
+
+def test_a_desk_s_run_that_was_not_simulated_is_refused() -> None:
+    with pytest.raises(ValueError, match="desk_systems has nodewise on prolong64k_2k not both measured and simulated"):
+        desk_systems.table(Records(SAMPLES["desk_systems"].runs[:-1]))
+
+
+def test_a_desk_s_run_without_a_step_that_counts_has_no_gain() -> None:
+    runs = list(SAMPLES["desk_systems"].runs)
+    runs[4] = replace(runs[4], steps=[{**step, "valid": False} for step in runs[4].steps])
+    none = next(one for one in desk_systems.table(Records(runs)) if one.measured is None)
+    assert (none.system, none.gain, none.error, none.simulated_gain) == ("nodewise", None, None, 4)
+
+
+def test_the_desk_s_nics_are_drawn_over_time() -> None:
+    found = desk_nics.table(SAMPLES["desk_systems"])
+    assert [one.name for one in found] == ["ring", "ulysses", "flexsp", "zeppelin", "nodewise"]
+    half = np.repeat([0.5, 0.0], nics.BINS // 2)  # one direction of two
+    assert found[0].share == pytest.approx(np.stack([half, half]))
+    assert [one.mean for one in found] == pytest.approx([0.25] * 5)
+    assert found[4].share[:, nics.BINS // 4 :] == pytest.approx(0)  # it ends after a quarter of the ring's step
+
+
+def test_the_desk_s_parts_are_over_ring() -> None:
+    found = desk_parts.table(SAMPLES["desk_parts"])
+    assert [(one.parts, one.goal) for one in found[:2]] == [("2 NICs a node", 2), ("4 NICs a node", 4)]
+    assert [one.speedup for one in found] == [4] * 2 + [2] * 8
+    assert [one.panel for one in found[2::4]] == ["longtail_4k", "prolong64k_2k"]
+
+
 # -- pictures ---------------------------------------------------------------------------------------
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -186,8 +236,8 @@ def test_the_projects_pictures_are_small_and_have_whole_records(name: str) -> No
     folder = ROOT / "results" / "paper"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        records = load(name, folder)
-        importlib.import_module(f"zbench.figures.{name}").table(records)
+        figure = importlib.import_module(f"zbench.figures.{name}")
+        figure.table(load(getattr(figure, "RECORD", name), folder))
     assert (folder / f"{name}.svg").stat().st_size < 300_000
     assert (folder / f"{name}.png").is_file()
 

@@ -24,7 +24,6 @@ from zbench.metrics import Facts, counted, nic_bytes, nic_utilization
 from zbench.record import Line, Run, read
 from zbench.replay import Replay
 
-
 OTHERS = ("workload", "cluster", "model")  # that may differ in a record; systems are compared where none does
 
 
@@ -33,7 +32,8 @@ class Fidelity:
     """A system's steps, measured and simulated. of: the run's choices, by group. seconds: means. error: of the means,
     simulated against measured. errors: absolute, of each step. nic: mean utilisation of all NICs. bytes_error: of all
     that crossed NICs, measured against simulated (headers and acknowledgements are measured only). late: share of the
-    steps by which messages were late on average (zbench.runtime.lateness), on a desk. invalid: steps that do not count."""
+    steps by which messages were late on average (zbench.runtime.lateness); None: not on a desk. invalid: steps that do
+    not count."""
 
     of: Mapping[str, str]
     measured: float
@@ -127,8 +127,8 @@ def _main() -> int:
 
 def _print(found: Sequence[Fidelity], markdown: bool) -> None:
     several = [group for group in OTHERS if len({one.of[group] for one in found}) > 1]
-    titles = [*several, "system", "measured", "simulated", "error", "steps: median, worst", "NICs measured", "simulated",
-              "bytes", "late", "do not count"]  # fmt: skip
+    titles = [*several, "system", "measured", "simulated", "error", "steps: median, worst", "NICs measured",
+              "simulated", "bytes", "late", "do not count"]  # fmt: skip
     rows = [
         [
             *(one.of[group] for group in several), one.of["system"], f"{one.measured:.3f}", f"{one.simulated:.3f}",

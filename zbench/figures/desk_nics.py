@@ -1,7 +1,5 @@
 """How busy emulated NICs were, as their counters say, while one training step ran: every system on one batch."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,7 +7,7 @@ from zbench.figures.nics import BINS, Busy, draw
 from zbench.figures.records import Records, choice
 from zbench.figures.stamp import measured as where
 from zbench.figures.style import WIDTH
-from zbench.metrics import Facts, counted, nic_curves
+from zbench.metrics import counted
 
 __all__ = ["EXPERIMENTS", "PANELS", "RECORD", "SIZE", "draw", "table", "where"]
 EXPERIMENTS = ("desk_systems", "desk_simulated")
@@ -20,22 +18,24 @@ WORKLOAD = "prolong64k_2k"  # on the others little crosses nodes but gradients
 
 
 def table(records: Records) -> list[Busy]:
-    """Of each measured run's first step that counts. Raises ValueError where a run has none, or was not sampled."""
+    """Of each measured run's first step that counts, or its first where none does.
+
+    Raises:
+        ValueError: nothing was sampled.
+    """
     runs = [run for run in records.runs if not run.start["facts"]["simulated"] and choice(run, "workload") == WORKLOAD]
-    steps = [next((step for step in counted(run.steps) if step.get("nic_series")), None) for run in runs]
-    if not runs or None in steps:
-        raise ValueError(f"figure desk_nics has a run on {WORKLOAD} without a step that counts and was sampled")
-    longest = max(step["seconds"] for step in steps if step)
+    if not runs or not all(step.get("nic_series") for run in runs for step in run.steps):
+        raise ValueError(f"figure desk_nics has no run on {WORKLOAD} whose NICs were sampled in every step")
+    steps = [[*counted(run.steps), *run.steps][0] for run in runs]
+    longest = max(step["seconds"] for step in steps)
     found = []
     for run, step in zip(runs, steps, strict=True):
-        assert step is not None
-        curves, interval = nic_curves(Facts.of(run.start["facts"]), step), step["nic_series"]["interval"]
-        ways = [np.array([curve for name, curve in curves.items() if name.endswith(way)])
-                for way in ("sends", "receives")]  # fmt: skip
-        share = _binned((ways[0] + ways[1]) / 2, interval, longest)
+        facts, series = run.start["facts"], step["nic_series"]
+        both = np.add(series["tx"], series["rx"]) / (2 * facts["nic_bandwidth"] * series["interval"])
+        share = _binned(both, series["interval"], longest)
         mean = float(share.sum() * longest / BINS / len(share) / step["seconds"])
-        found.append(Busy(choice(run, "system"), share, step["seconds"], longest, mean,
-                          run.start["facts"]["nics_per_node"]))  # fmt: skip
+        name = choice(run, "system") + ("" if step["valid"] else ", machine too busy")
+        found.append(Busy(name, share, step["seconds"], longest, mean, facts["nics_per_node"]))
     return sorted(found, key=lambda one: -one.seconds)
 
 
