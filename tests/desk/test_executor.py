@@ -1,6 +1,7 @@
 """Training on emulated nodes, where this machine allows it: exact, the plan's bytes, what is measured, nothing left."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from zbench.model import Model
 
 NET = Path("/sys/class/net")
 DEVICE = Device("slow", 1e9, 2e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e-5, 1e-5)
-MODEL = Model("tiny", 2, 16, 2, 2, 8, 24, 64, element_bytes=4)
+MODEL = Model("tiny", 2, 16, 2, 2, 8, 24, 64, element_bytes=4, sharding="none")
 COST = Cost(Cluster("test", 2, 2, 2, 5e6, 1.0, 1e-4, 4e7, 1.0, 1e-4, DEVICE), MODEL)
 
 
@@ -78,6 +79,7 @@ def test_a_device_that_this_machine_cannot_be_is_refused_before_the_first_step(t
     ("settings", "sentence"),
     [
         ({"nic_counters": False}, "executor.nic_counters is false"),
+        ({"parameters": "sharded"}, "emulated nodes have model.sharding=none and executor.parameters=replicated only"),
         ({"nic_interval": 1e-6}, r"executor.nic_interval is 1e-06; it takes a number of at least 0.001"),
         ({"fault": {"nic": 4, "step": 0}}, r"executor.fault.nic is 4; it takes a number from 0 to 3"),
         ({"fault": {"nic": 1}}, r"executor.fault.step is missing"),
@@ -88,3 +90,8 @@ def test_a_device_that_this_machine_cannot_be_is_refused_before_the_first_step(t
 def test_settings_that_cannot_be(settings: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Desk(COST, Fixed(seed=0, tokens=64, length=64), **settings)  # type: ignore[arg-type]
+
+
+def test_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model.sharding is zero1 .*; emulated nodes have model.sharding=none"):
+        Desk(replace(COST, model=replace(MODEL, sharding="zero1")), Fixed(seed=0, tokens=64, length=64))

@@ -55,6 +55,12 @@ class Desk(Torch):
                 "executor.nic_counters is false; on emulated nodes the NICs' counters are what is measured"
             )
         Torch.__post_init__(self)
+        if self.cost.model.sharding != "none" or self.parameters == "sharded":
+            raise ValueError(
+                f"model.sharding is {self.cost.model.sharding} and executor.parameters {self.parameters}; emulated "
+                "nodes have model.sharding=none and executor.parameters=replicated only: gloo gathers parameters round "
+                "one ring of ranks, through one NIC of each node, which no cluster that is emulated does"
+            )
         Wiring.of(self.cost.cluster)
         self._fault()
 

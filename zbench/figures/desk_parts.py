@@ -18,7 +18,7 @@ SIZE = (WIDTH, 7.4)
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """speedup: over ring on the same batches; None: no step counts. goal: of routing alone, the NICs of a node, which it
+    """speedup: over ring on the same batches; None: no step counts. goal: of routing alone, a node's NICs, which it
     cannot pass."""
 
     panel: str
