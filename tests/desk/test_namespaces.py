@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_wiring import CLUSTER
 
-from zbench.desk.namespaces import Network, NoDesk, enter
+from zbench.desk.namespaces import Network, NoDesk, as_root, enter
 from zbench.desk.wiring import Wiring, address
 
 RATE = CLUSTER.nic_bandwidth  # bytes/s
@@ -104,3 +104,15 @@ def test_a_tool_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(NoDesk, match=r"emulated nodes need the command ip .*which is not on PATH"):
         Network(Wiring.of(CLUSTER))
+
+
+def test_who_is_not_root_and_gets_no_user_namespace_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = tmp_path / "unshare"
+    refusing.write_text("#!/bin/sh\necho unshare failed: not permitted >&2\nexit 1\n")
+    refusing.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(NoDesk, match="this user is not root and gets none: 'unshare failed: not permitted'"):
+        as_root()
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert as_root() == []

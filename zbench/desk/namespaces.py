@@ -21,7 +21,7 @@ from zbench.runtime.lateness import SCHEDSTAT
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 _SIOCGIFFLAGS = 0x8913  # linux/sockios.h
 _IFF_UP, _IFF_RUNNING = 0x1, 0x40  # linux/if.h
-TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
+TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
 
 
 class NoDesk(RuntimeError):
@@ -36,9 +36,8 @@ class Network:
         Raises:
             NoDesk: this machine or user cannot have it.
         """
-        for tool, package in TOOLS.items():
-            if shutil.which(tool) is None:
-                raise NoDesk(f"emulated nodes need the command {tool} (package {package}), which is not on PATH")
+        for tool in ("ip", "tc", "nsenter"):
+            _need(tool)
         if not SCHEDSTAT.is_file():
             raise NoDesk(f"emulated nodes need {SCHEDSTAT}, which this kernel lacks (CONFIG_SCHED_INFO makes it)")
         self.wiring = wiring
@@ -157,6 +156,25 @@ def made() -> int:
     return found
 
 
+def as_root() -> list[str]:
+    """What a command begins with to run as root, in a user namespace of its own if need be.
+
+    Raises:
+        NoDesk: this user is not root and gets no user namespace.
+    """
+    if os.geteuid() == 0:
+        return []
+    _need("unshare")
+    own = ["unshare", "--user", "--map-root-user"]
+    done = subprocess.run([*own, "true"], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise NoDesk(
+            "emulated nodes take root's rights or a user namespace, and this user is not root and gets none: "
+            f"{_line(done.stderr)!r}"
+        )
+    return own
+
+
 def enter(descriptor: int) -> None:
     """Moves the calling thread, and what it starts, to a namespace."""
     _system("setns", descriptor, _CLONE_NEWNET)
@@ -170,6 +188,11 @@ def counted(listed: str) -> dict[str, tuple[int, int]]:
         columns = numbers.split()
         out[name.strip()] = (int(columns[8]), int(columns[0]))
     return out
+
+
+def _need(tool: str) -> None:
+    if shutil.which(tool) is None:
+        raise NoDesk(f"emulated nodes need the command {tool} (package {TOOLS[tool]}), which is not on PATH")
 
 
 def _system(name: str, *arguments: int) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from zbench.desk.namespaces import NoDesk, as_root
 from zbench.desk.wiring import Wiring
 from zbench.runtime.board import SLOT_BYTES
 from zbench.runtime.fleet import Failure, RankFailed, ending, sentence
@@ -195,9 +196,12 @@ def _spawn(setup: Setup, words: int) -> "subprocess.Popen[bytes]":
         "OPENBLAS_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    own = ["unshare", "--user", "--map-root-user"] if setup.wiring and os.geteuid() != 0 else []
+    try:
+        own = as_root() if setup.wiring else []
+    except NoDesk as error:
+        raise RankFailed(f"the ranks could not start: {error}") from error
     return subprocess.Popen(
-        [*own, *setup.command()],  # of a user namespace of one's own, one is root
+        [*own, *setup.command()],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=words,
