@@ -55,7 +55,7 @@ function facts(run, of) {
     const words = Object.entries(notes).map(([name, value]) => `${name} ${typeof value === "number" ? plain(value) : value}`);
     if (words.length) add(`plan ${index}`, words.join(", "));
   }
-  if (!of.valid) add("valid", "no: the machine was slower than the paced devices; no figure has this step");
+  if (!of.valid) add("valid", "no: the machine was too busy for its ranks' work or messages; no figure has this step");
   add("commit", run.commit ? run.commit.slice(0, 10) + (run.dirty ? ", changed" : "") : "unknown");
 }
 
