@@ -187,7 +187,7 @@ def _invalid(done: Sequence[Run]) -> list[str]:
     """Which runs have steps that do not count."""
     counts = [(label(run.start, "system"), len(run.steps) - len(counted(run.steps)), len(run.steps)) for run in done]
     return [
-        f"INVALID: {bad} of {all_} steps of {name}, in which this machine was too busy for its ranks' work or messages; "
+        f"INVALID: {bad} of {all_} steps of {name}, in which this machine was too busy for ranks' work or messages; "
         "no figure above has them."
         for name, bad, all_ in counts
         if bad
