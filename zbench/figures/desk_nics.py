@@ -34,7 +34,7 @@ def table(records: Records) -> list[Busy]:
         both = np.add(series["tx"], series["rx"]) / (2 * facts["nic_bandwidth"] * series["interval"])
         share = _binned(both, series["interval"], longest)
         mean = float(share.sum() * longest / BINS / len(share) / step["seconds"])
-        name = choice(run, "system") + ("" if step["valid"] else ", machine too busy")
+        name = choice(run, "system") + ("" if step["valid"] else " (machine too busy)")
         found.append(Busy(name, share, step["seconds"], longest, mean, facts["nics_per_node"]))
     return sorted(found, key=lambda one: -one.seconds)
 

@@ -35,7 +35,7 @@ def table(records: Records) -> list[Gain]:
         system, nics = run.start["config"]["system"], run.start["facts"]["nics_per_node"]
         parts = tuple(system[key] for key in ("partition", "route", "remap"))
         if choice(run, "experiment") == "desk_routing":
-            out.append(Gain("one long sequence, transfer-bound", f"{nics} NICs a node", row["speedup"], nics))
+            out.append(Gain("routing one long sequence", f"{nics} NICs a node", row["speedup"], nics))
         elif parts in PARTS:
             out.append(Gain(choice(run, "workload"), PARTS[parts][0], row["speedup"]))
     return out
@@ -47,14 +47,14 @@ def draw(axes: Sequence[Axes], table: Sequence[Gain]) -> None:
         mine = [one for one in table if one.panel == title]
         for at, one in enumerate(mine):
             panel.barh(at, one.speedup or 0, 0.7, color=BLUE if one.goal is None else ORANGE)
-            told = "machine too busy" if one.speedup is None else f"{one.speedup:.2f}"
-            panel.text((one.speedup or 1) + 0.04, at, told, va="center", fontsize=8)
+            told = "too busy" if one.speedup is None else f"{one.speedup:.2f}"
+            panel.text(max(one.speedup or 1, one.goal or 0) + 0.04, at, told, va="center", fontsize=8)
             if one.goal is not None:
                 panel.plot([one.goal], [at], "|", color="black", ms=14, mew=1.6)
         panel.axvline(1, color="black", lw=1)
         panel.set_yticks(range(len(mine)), [one.parts for one in mine])
         panel.set_ylim(len(mine) - 0.5, -0.5)
         panel.set_xlim(0, 1.08 * furthest)
-        panel.set_title(f"{title}{'; |: as many times as NICs' if mine[0].goal is not None else ''}")
+        panel.set_title(f"{title}{'' if mine[0].goal is None else ' (line: all NICs as one)'}")
         panel.grid(axis="x")
     axes[-1].set_xlabel("measured speed-up over ring (1), whole training steps")

@@ -59,7 +59,7 @@ def draw(axes: Sequence[Axes], table: Sequence[Pair]) -> None:
         at = workloads.index(one.workload) + high * (systems.index(one.system) - (len(systems) - 1) / 2)
         gains.barh(at, one.gain or 0, 0.9 * high, color=SYSTEMS[one.system][0])
         gains.plot([one.simulated_gain], [at], "|", color="black", ms=9, mew=1.6)
-        told = "machine too busy" if one.gain is None else f"{one.gain:.2f}"
+        told = "too busy" if one.gain is None else f"{one.gain:.2f}"
         gains.text(max(one.gain or 0, one.simulated_gain) + 0.05, at, told, va="center", fontsize=8)
     gains.axvline(1, color="black", lw=1)
     gains.set_yticks(range(len(workloads)), workloads)
@@ -75,7 +75,10 @@ def draw(axes: Sequence[Axes], table: Sequence[Pair]) -> None:
 
 def _fidelity(panel: Axes, found: Sequence[tuple[str, float, float]]) -> None:
     """How far the simulator is off: (system, measured seconds a step, error) of every run."""
-    errors = [abs(error) for _, _, error in found] or [0.0]
+    if not found:
+        panel.set_title("no step counts: the machine was too busy")
+        return
+    errors = [abs(error) for _, _, error in found]
     for system, measured, error in found:
         colour, marker = SYSTEMS[system]
         panel.plot([measured], [100 * error], marker, color=colour, ms=5, mew=0)
