@@ -2,7 +2,8 @@
 
 The project's own planner; docs/planner.md describes it. Candidates come from systems.nodewise_cuts (what is on which
 node) and systems.nodewise_ranks (what is where inside), are ranked by estimates, and the best few are laid
-(systems.nodewise_lay) and played on the cluster's clock. Pure: no torch.
+(systems.nodewise_lay) and played on the cluster's clock; then the best one's cuts are moved by what it took
+(systems.nodewise_even). Pure: no torch.
 """
 
 from collections.abc import Iterator
@@ -11,49 +12,50 @@ from itertools import product
 
 from systems.micro_batches import fitting
 from systems.nodewise_cuts import Bins, Rule, placements
-from systems.nodewise_plan import Layout, laid, layout
+from systems.nodewise_even import evened
+from systems.nodewise_plan import Layout, Task
 from systems.nodewise_ranks import Node
 from systems.nodewise_work import Rates, attention_seconds
 from systems.zeppelin_zones import capacity_tokens
 from zbench.batch import Batch
-from zbench.cluster import Cluster
 from zbench.cost import Cost, Floats
 from zbench.plan import Ints, Ops, Plan
 from zbench.rewrite import reverse
 from zbench.rewrite.order import scheduled
-from zbench.simulate import layer_seconds, programs
+from zbench.simulate import layer_seconds
 
-LAYERS = 2  # played to compare plans: in one, ranks that run ahead into the next layer look idle
+LAYERS = 3  # played to compare plans: in one, ranks that run ahead into the next layer look idle
+CHUNKS = 3  # a GPU's heads are never cut in more
 MORE = 4  # most sequences that are cut beyond those too long for a node
 BACKS, SQUEEZES, WIDES = (0.0, 0.5, 0.9, 2.0), (0.03, 0.2), (2, 4)  # of Rule
 LOOKED = 24  # placements whose nodes are looked into
 NEAR = 1.1  # times the best estimate: within it the best of every kind is played
 SLACK = 1.02  # sequences of more than so many even shares of a node are always cut
 TIGHT = 0.8  # of the tokens a GPU has room for, where plans with all of them do not fit memory
-SWITCHES = ("heads", "fewest", "front", "first", "wide", "homes", "order")
+SWITCHES = ("heads", "fewest", "front", "first", "wide", "homes", "even", "order")
 
 
 @dataclass(frozen=True, slots=True)
 class Nodewise:
-    """tries: placements that are built and played. operations: that all played plans of a micro-batch have together,
-    beyond which no other is begun. chunks: parts in which a GPU's heads are exchanged and attended to; the first for
-    every placement, the others for the best one. With one of each nothing is played: the estimate decides. groups: in
-    which a node's shared sequences are at most, each with a split of heads of its own.
+    """tries: placements that are built and played; with one, and nothing evened, the estimate decides. operations: that
+    all played plans of a micro-batch have together, beyond which no other is begun. chunks: parts in which a GPU's
+    heads are exchanged and attended to at most. groups: in which a node's shared sequences are at most, each with a
+    split of heads of its own.
 
     Each part of the planner by itself, so that an ablation is a matter of switches. heads: share heads inside nodes
     (off: GPUs are what sequences are cut over, and keys travel). fewest: cut over just enough nodes, weighted by what
     is left (off: evenly over all). front: stretches on nodes that lack tokens. first: place cut sequences first, too.
     wide: nodes of a sequence on many share heads. homes: tokens of shared sequences at home where GPUs lack tokens
-    (off: evenly). order: list-schedule the plan.
+    (off: evenly). even: move the cuts of the plan played fastest, and play it again. order: list-schedule the plan.
 
     Raises:
-        ValueError: a number is not whole and at least 1, or a switch neither true nor false.
+        ValueError: a number is not whole and at least 1, chunks are more than 3, or a switch neither true nor false.
     """
 
     cost: Cost
     tries: int = 4
     operations: int = 200_000
-    chunks: tuple[int, ...] = (3, 2)
+    chunks: int = CHUNKS
     groups: int = 3
     heads: bool = True
     fewest: bool = True
@@ -61,16 +63,16 @@ class Nodewise:
     first: bool = True
     wide: bool = True
     homes: bool = True
+    even: bool = True
     order: bool = False
 
     def __post_init__(self) -> None:
         _check_whole("system.tries", self.tries)
         _check_whole("system.operations", self.operations)
         _check_whole("system.groups", self.groups)
-        if not isinstance(self.chunks, (list, tuple)) or not self.chunks:
-            raise ValueError(f"system.chunks is {self.chunks!r}; it takes a list of whole numbers, as in [2, 4]")
-        for chunks in self.chunks:
-            _check_whole("system.chunks", chunks)
+        _check_whole("system.chunks", self.chunks)
+        if self.chunks > CHUNKS:
+            raise ValueError(f"system.chunks is {self.chunks}; it takes a whole number from 1 to {CHUNKS}")
         for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes true or false")
@@ -86,28 +88,33 @@ class Nodewise:
         room = max(capacity_tokens(self.cost), mean)
         plan = None
         for most in (room, max(int(TIGHT * room), int(1.02 * mean))):
-            layouts = self._layouts(lengths, rates, most)
+            task = self._task(lengths, seqs, rates, most)
+            layouts = self._layouts(task)
             if layouts:
-                plan = self._played(lengths, seqs, _spread(layouts))
+                plan = self._played(task, _spread(layouts))
                 yield plan
         assert plan is not None, "everything cut evenly always fits the room of the mean"
         yield reverse(plan.with_(backward=Ops.concatenate([])), "regather")
 
-    def _layouts(self, lengths: Ints, rates: Rates, room: int) -> list[Layout]:
-        """Placements with the best estimates, looked into; room: tokens of a GPU."""
+    def _task(self, lengths: Ints, seqs: Ints, rates: Rates, room: int) -> Task:
+        """room: tokens of a GPU."""
         cluster = self.cost.cluster
         if not self.heads:  # every GPU is a node of its own
             cluster = replace(cluster, num_nodes=cluster.num_ranks, gpus_per_node=1, nics_per_node=1)
-        attention = attention_seconds(lengths, self.cost)
         ranks = cluster.gpus_per_node
         bins = Bins(cluster.num_nodes, room * ranks, ranks, rates.across, rates.repack if self.heads else 0.0)
-        found = placements(lengths, attention, rates, bins, self._rules(attention + rates.token * lengths, cluster))
-        found = found or placements(lengths, attention, rates, bins, [Rule(len(lengths), even=True)])
-        node = Node(ranks, self.cost.model.num_heads, room, self.chunks[0], self.groups, self.homes)
-        return [layout(one, lengths, attention, rates, cluster.num_nodes, node) for one in found[:LOOKED]]
+        node = Node(ranks, self.cost.model.num_heads, room, self.chunks, self.groups, self.homes)
+        return Task(lengths, seqs, attention_seconds(lengths, self.cost), rates, bins, node)
 
-    def _rules(self, work: Floats, cluster: Cluster) -> list[Rule]:
-        nodes, ranks = cluster.num_nodes, cluster.gpus_per_node
+    def _layouts(self, of: Task) -> list[Layout]:
+        """Placements with the best estimates, looked into."""
+        given = of.lengths, of.attention, of.rates, of.bins
+        found = placements(*given, self._rules(of.attention + of.rates.token * of.lengths, of.bins))
+        found = found or placements(*given, [Rule(len(of.lengths), even=True)])
+        return [of.layout(one) for one in found[:LOOKED]]
+
+    def _rules(self, work: Floats, bins: Bins) -> list[Rule]:
+        nodes, ranks = bins.count, bins.ranks
         if nodes == 1:
             return [Rule(0)]
         must = int((work > SLACK * work.sum() / nodes).sum())
@@ -124,31 +131,29 @@ class Nodewise:
                 found.append(Rule(cut, even=True))
         return found
 
-    def _played(self, lengths: Ints, seqs: Ints, layouts: list[Layout]) -> Plan:
-        """The fastest plan, of the first layouts with the first number of chunks, then of the best with others."""
-        cluster, heads = self.cost.cluster, self.cost.model.num_heads
-
-        def plan_of(one: Layout, chunks: int) -> Plan:
-            return reverse(laid(one, lengths, seqs, cluster.num_ranks, heads, chunks), "keep")
-
-        best, plan = layouts[0], plan_of(layouts[0], self.chunks[0])
-        if self.tries > 1 or len(self.chunks) > 1 or self.order:
-            seconds = layer_seconds(plan, self.cost, LAYERS)
-            used = len(plan.forward) + len(plan.backward)
-            others = [(one, self.chunks[0]) for one in layouts[1 : self.tries]]
-            for given, chunks in [*others, *((None, chunks) for chunks in self.chunks[1:])]:
-                if used >= self.operations:
-                    break
-                one = given or best
-                other = plan_of(one, chunks)
-                used += len(other.forward) + len(other.backward)
-                found = layer_seconds(other, self.cost, LAYERS)
-                if found < seconds:
-                    best, plan, seconds = one, other, found
-            if self.order:
-                ordered, _, parts = scheduled(plan, self.cost, programs(plan, self.cost))
-                plan = ordered if layer_seconds(ordered, self.cost, LAYERS, parts) < seconds else plan
-        return plan
+    def _played(self, of: Task, layouts: list[Layout]) -> Plan:
+        """The fastest plan of the first layouts, its cuts moved by what it took."""
+        if self.tries == 1 and not (self.even or self.order):
+            return of.laid(layouts[0], self.cost.cluster.num_ranks)
+        best = of.played(layouts[0], self.cost, LAYERS)
+        used = best.operations
+        for one in layouts[1 : self.tries]:
+            if used >= self.operations:
+                break
+            other = of.played(one, self.cost, LAYERS)
+            used += other.operations
+            best = other if other.seconds < best.seconds else best
+        if self.even and used < self.operations:
+            busy = best.busy(self.cost).reshape(of.bins.count, -1).mean(axis=1)
+            placed = evened(best.layout.placement, of.lengths, of.rates, of.bins, busy)
+            if placed is not None:
+                other = of.played(of.layout(placed), self.cost, LAYERS)
+                best = other if other.seconds < best.seconds else best
+        if self.order:
+            ordered, _, parts = scheduled(best.plan, self.cost, best.parts)
+            if layer_seconds(ordered, self.cost, LAYERS, parts) < best.seconds:
+                return ordered
+        return best.plan
 
 
 def _spread(layouts: list[Layout]) -> list[Layout]:

@@ -88,7 +88,7 @@ def _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, wi
 
 
 @nb.njit(cache=True)
-def _aligned(tokens):  # type: ignore[no-untyped-def]
+def aligned(tokens):  # type: ignore[no-untyped-def]
     """A multiple of the kernel's tile: pieces that begin and end on one waste nothing."""
     return int(np.round(tokens / TILE)) * TILE
 
@@ -105,7 +105,7 @@ def _cut(s, length, token, square, row, chosen, share, back, rows):  # type: ign
     for i in range(len(share)):
         if i != largest and share[i] < least:
             half = square * at + (row + token) / 2
-            stop = min(_aligned(at + share[i] / (half + np.sqrt(half * half + square * share[i]))), length)
+            stop = min(aligned(at + share[i] / (half + np.sqrt(half * half + square * share[i]))), length)
             if stop > at:
                 rows[n] = (s, chosen[i], at, stop, 0, 0)
                 n += 1
@@ -120,8 +120,8 @@ def _cut(s, length, token, square, row, chosen, share, back, rows):  # type: ign
             continue
         rest += share[i]
         size = rest / total * (end - begin) / 2
-        to = max(min(_aligned(begin + size), begin + (end - begin) // 2), left)
-        down = min(max(_aligned(end - size), to), right)
+        to = max(min(aligned(begin + size), begin + (end - begin) // 2), left)
+        down = min(max(aligned(end - size), to), right)
         if to - left + right - down > 0:
             rows[n] = (s, chosen[i], left, to, down, right) if to > left else (s, chosen[i], down, right, 0, 0)
             n += 1

@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from systems.nodewise_cuts import needs
+from systems.nodewise_pace import BACKWARD, FORWARD, WHOLE, bounds, row_cut
 from zbench.build import Builder
 from zbench.model import KV, O, Q
 from zbench.patterns import partner
 from zbench.plan import ATTEND, TRANSFER, Ints, Ops
 
 Floats = NDArray[np.float64]
+Part = tuple[Ints, Ints, NDArray[np.bool_]]  # of a chunk: every GPU's first head, the one after its last, any at all
 # What lanes serve first. An exchange of rows comes before one of groups: GPUs of other nodes wait for its keys.
 ROW_OUT, GROUP_OUT, ACROSS, LOCAL, OWN, GROUP, OTHERS = range(7)
 CHUNKS, TURNS = 64, 4096  # more than there are of either
@@ -62,21 +64,24 @@ class Shared:
 
 
 class Layer:
-    """Collects a plan's operations with the turns at which lanes serve them; `done` gives them to the builder.
+    """Collects a plan's operations with the turns at which lanes serve them; `done` gives them to the builder, those of
+    the forward (keep 0) and then, as a forward too, those of the backward (keep 1).
 
-    chunks: in how many parts the heads of a GPU are exchanged and attended to.
+    chunks: in how many parts the heads of a GPU are exchanged and attended to at most, in rows of cut sequences.
     """
 
     def __init__(self, builder: Builder, chunks: int) -> None:
         self.builder, self.chunks = builder, chunks
-        self.table: list[Ints] = []
+        self.tables: tuple[list[Ints], list[Ints]] = ([], [])
+        self._direction = FORWARD
 
     def done(self) -> None:
-        table = np.concatenate(self.table)
-        table = table[np.argsort(table[:, KEY], kind="stable")]
-        kind, tensor, src, dst, lo, hi, blocks, kv = (np.ascontiguousarray(column) for column in table.T[KIND:])
-        none = np.zeros(len(table), np.int64)
-        self.builder.add_ops(Ops(kind, tensor, src, dst, lo, hi, blocks, kv, none - 1, none))
+        for direction, rows in enumerate(self.tables):
+            table = np.concatenate(rows)
+            table = table[np.argsort(table[:, KEY], kind="stable")]
+            kind, tensor, src, dst, lo, hi, blocks, kv = (np.ascontiguousarray(column) for column in table.T[KIND:])
+            none = np.full(len(table), -1, np.int64)
+            self.builder.add_ops(Ops(kind, tensor, src, dst, lo, hi, blocks, kv, none, np.full_like(none, direction)))
 
     def local(self, seqs: Ints, rank: Ints) -> None:
         """Whole sequences [n] on their ranks, one attend a rank."""
@@ -84,39 +89,48 @@ class Layer:
         if len(used):
             zero = np.zeros_like(seqs)
             ids = self.builder.add_blocks(seqs, zero, self.builder.lengths[seqs], block, used) + np.arange(len(used))
-            self._attend(used, (0, self.builder.num_heads), ids, ids, LOCAL)
+            for self._direction in (FORWARD, BACKWARD):
+                self._attend(used, (0, self.builder.num_heads), ids, ids, LOCAL)
 
-    def groups(self, groups: Sequence[Shared], rows: bool) -> None:
+    def groups(self, groups: Sequence[Shared], cuts: Ints) -> None:
         """Whole sequences whose heads a node shares: exchanged, attended to, sent home, group after group.
 
-        rows: whether the node has rows of cut sequences, whose attends hide what is exchanged for groups.
+        cuts: [2, G], of every group's heads in either direction (systems.nodewise_pace).
         """
-        chunk = 0
-        for at, of in enumerate(groups):
-            ids, names = self._blocks(of)
-            for lo, hi, some in self._parts(of, [0.0, 1.0] if rows else _ends(self.chunks, at, len(groups))):
-                self._exchange(of, ids, lo, hi, GROUP_OUT, chunk)
-                self._attend(of.ranks[some], (lo[some], hi[some]), names, names, GROUP, chunk)
-                self._home(of, ids, lo, hi, GROUP, chunk, 1)
-                chunk += 1
+        laid = [self._blocks(of) for of in groups]
+        for self._direction in (FORWARD, BACKWARD):
+            chunk = 0
+            for of, (ids, names), cut in zip(groups, laid, cuts[self._direction], strict=True):
+                for lo, hi, some in self._parts(of, cut):
+                    self._exchange(of, ids, lo, hi, GROUP_OUT, chunk)
+                    self._attend(of.ranks[some], (lo[some], hi[some]), names, names, GROUP, chunk)
+                    self._home(of, ids, lo, hi, GROUP, chunk, 1)
+                    chunk += 1
 
     def cut(self, rows: Sequence[Shared], spans: Ints) -> None:
         """A sequence in several rows, of as many GPUs each; spans: the rows as Placement.rows has them."""
         laid = [self._blocks(row) for row in rows]
-        count = len(rows)
-        for at, row in enumerate(rows):
-            ids, names = laid[at]
-            for chunk, (lo, hi, some) in enumerate(self._parts(row, _cuts(self.chunks))):
-                ranks, heads = row.ranks[some], (lo[some], hi[some])
-                self._exchange(row, ids, lo, hi, ROW_OUT, chunk)
-                self._attend(ranks, heads, names, names, OWN, chunk)
-                for turn in range(1, count):
-                    other = (at - turn) % count
-                    if needs(spans[at], spans[other]):
-                        kv = laid[other][1]
-                        self._send(KV, rows[other].ranks[some], ranks, heads, kv, ACROSS, chunk, turn)
-                        self._attend(ranks, heads, names, kv, OTHERS, chunk, turn)
-                self._home(row, ids, lo, hi, OTHERS, chunk, count)
+        for self._direction in (FORWARD, BACKWARD):
+            cut = row_cut(self.chunks, self._direction)
+            for at, row in enumerate(rows):
+                for chunk, part in enumerate(self._parts(row, cut)):
+                    self._row(rows, spans, laid, at, chunk, part)
+
+    def _row(
+        self, rows: Sequence[Shared], spans: Ints, laid: list[tuple[Ints, int]], at: int, chunk: int, part: Part
+    ) -> None:
+        """One chunk of one of the rows."""
+        row, (ids, names), (lo, hi, some), count = rows[at], laid[at], part, len(rows)
+        ranks, heads = row.ranks[some], (lo[some], hi[some])
+        self._exchange(row, ids, lo, hi, ROW_OUT, chunk)
+        self._attend(ranks, heads, names, names, OWN, chunk)
+        for turn in range(1, count):
+            other = (at - turn) % count
+            if needs(spans[at], spans[other]):
+                kv = laid[other][1]
+                self._send(KV, rows[other].ranks[some], ranks, heads, kv, ACROSS, chunk, turn)
+                self._attend(ranks, heads, names, kv, OTHERS, chunk, turn)
+        self._home(row, ids, lo, hi, OTHERS, chunk, count)
 
     def _blocks(self, of: Shared) -> tuple[Ints, int]:
         """(one block a GPU, the name of the list of them all)."""
@@ -133,12 +147,11 @@ class Layer:
         ids = base + np.arange(len(of.ranks))
         return ids, int(ids[0]) if len(ids) == 1 else int(self.builder.add_lists(ids.reshape(1, -1))[0])
 
-    def _parts(self, of: Shared, cuts: list[float]) -> list[tuple[Ints, Ints, NDArray[np.bool_]]]:
-        """Of every chunk: each GPU's first head, the one after its last, and whether it has any."""
-        cuts = cuts if len(of.ranks) > 1 else [0.0, 1.0]  # who has all heads needs no exchange
+    def _parts(self, of: Shared, cut: int) -> list[Part]:
+        ends = bounds(cut if len(of.ranks) > 1 else WHOLE)  # who has all heads needs no exchange
         lo, width = of.heads[:-1], np.diff(of.heads)
-        bounds = [lo + np.floor(width * cut + 0.5).astype(np.int64) for cut in cuts]
-        return [(a, b, b > a) for a, b in pairwise(bounds)]
+        heads = [lo + np.floor(width * end + 0.5).astype(np.int64) for end in ends.tolist()]
+        return [(a, b, b > a) for a, b in pairwise(heads)]
 
     def _exchange(self, of: Shared, ids: Ints, lo: Ints, hi: Ints, phase: int, chunk: int) -> None:
         if len(ids) > 1:
@@ -175,7 +188,7 @@ class Layer:
         values = ((phase * CHUNKS + chunk) * TURNS + turn, kind, tensor, src, dst, *heads, blocks, kv_blocks)
         for column, value in enumerate(values):
             rows[:, column] = value
-        self.table.append(rows)
+        self.tables[self._direction].append(rows)
 
 
 @cache
@@ -183,19 +196,3 @@ def _rounds(count: int) -> tuple[Ints, Ints]:
     """(here, to) of an all-to-all, in rounds in which everybody sends and receives once."""
     turn, here = (axis.reshape(-1) for axis in np.indices((count - 1, count)))
     return here, partner(here, turn + 1, count)
-
-
-def _cuts(chunks: int) -> list[float]:
-    """Where a GPU's heads are cut. The first and the last of three or more chunks are half as big: they show."""
-    weights = np.full(chunks, 2.0 if chunks > 2 else 1.0)
-    weights[[0, -1]] = 1.0
-    return [0.0, *(np.cumsum(weights) / weights.sum()).tolist()]
-
-
-def _ends(chunks: int, at: int, count: int) -> list[float]:
-    """Likewise for group `at` of `count`: where there are several, they are the chunks, and only the ends are cut."""
-    if count == 1:
-        return _cuts(chunks)
-    if chunks > 2 and at in (0, count - 1):
-        return [0.0, 0.25 if at == 0 else 0.75, 1.0]
-    return [0.0, 1.0]

@@ -1,17 +1,22 @@
 """A placement with what is inside its nodes, and the plan it makes. Pure: no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from systems.nodewise_cuts import Placement
+from systems import nodewise_pace as pace
+from systems.nodewise_cuts import Bins, Placement, needs
 from systems.nodewise_cuts import groups as joint
 from systems.nodewise_lay import Layer, Shared
 from systems.nodewise_ranks import Inside, Node, inside
 from systems.nodewise_work import Rates
 from zbench.build import Builder
+from zbench.cost import Cost
 from zbench.plan import Ints, Plan
+from zbench.rewrite import reverse
+from zbench.simulate import Programs, layer_seconds, programs
 
 Floats = NDArray[np.float64]
 
@@ -27,33 +32,57 @@ class Layout:
 
 def layout(placed: Placement, lengths: Ints, attention: Floats, rates: Rates, nodes: int, node: Node) -> Layout:
     """Looks into the nodes of a placement."""
-    rows = placed.rows
-    size = rows[:, 3] - rows[:, 2] + rows[:, 5] - rows[:, 4]
-    square = rows[:, 3] ** 2 - rows[:, 2] ** 2 + rows[:, 5] ** 2 - rows[:, 4] ** 2
-    tokens = np.bincount(rows[:, 1], size, nodes)
-    work = np.bincount(rows[:, 1], rates.square * square + rates.row * size, nodes)
+    rows = _rows(placed, rates, nodes, node)
     order = np.argsort(placed.bin, kind="stable")
     begin = np.searchsorted(placed.bin[order], np.arange(nodes + 1))
     found = []
     for n in range(nodes):
         here = order[begin[n] : begin[n + 1]]
-        given = lengths[here], attention[here], int(tokens[n]), float(work[n])
-        found.append(inside(*given, rates, node))
-    # A row and each other one whose keys it needs is a call of its own, in as many chunks.
-    calls = np.zeros(nodes)
+        found.append(inside(lengths[here], attention[here], rows[n], rates, node))
+    return Layout(placed, tuple(found), max(one.seconds for one in found))
+
+
+def _rows(placed: Placement, rates: Rates, nodes: int, node: Node) -> Floats:
+    """float64 [nodes, 2, 7]: what of cut sequences is on every node, as pace.Work.row has it."""
+    rows, ways, ranks = placed.rows, rates.pace.ways, node.num_ranks
+    bin, size = rows[:, 1], rows[:, 3] - rows[:, 2] + rows[:, 5] - rows[:, 4]
+    square = rows[:, 3] ** 2 - rows[:, 2] ** 2 + rows[:, 5] ** 2 - rows[:, 4] ** 2
+    tokens, count = np.bincount(bin, size, nodes), np.bincount(bin, minlength=nodes)
+    work = np.bincount(bin, rates.square * square + rates.row * size, nodes)
+    own = np.minimum(np.bincount(bin, rates.square * size**2 + rates.row * size, nodes), work)
+    calls, queries, keys, ready = np.zeros((4, nodes))
     for seq in np.unique(rows[:, 0]):
-        mine = rows[rows[:, 0] == seq]
-        calls[mine[:, 1]] += len(mine)
-    more = np.array([one.seconds for one in found]) - placed.linear - placed.busy
-    seconds = placed.seconds(rates.forward, more + node.chunks * calls * rates.call)
-    return Layout(placed, tuple(found), seconds)
+        mine = np.flatnonzero(rows[:, 0] == seq)
+        ready[bin[mine]] = np.maximum(ready[bin[mine]], placed.linear[bin[mine]].max())
+        for i, j in product(mine, mine):
+            if i != j and needs(rows[i], rows[j]):
+                calls[bin[i]] += 1
+                queries[bin[i]] += size[i]
+                keys[bin[i]] += size[j]
+    out = np.zeros((nodes, 2, 7))
+    for direction, way in enumerate(ways):
+        chunks = len(pace.bounds(pace.row_cut(node.chunks, direction))) - 1
+        joins = way[pace.JOIN_Q] * queries + way[pace.JOIN_KV] * keys
+        starts = chunks * calls * (way[pace.START] + way[pace.JOIN])
+        row = out[:, direction]
+        row[:, pace.TOKENS] = tokens
+        row[:, pace.OWN] = (way[pace.ATTENTION] * own + rates.repack * tokens / 2) / ranks
+        row[:, pace.OTHERS] = (way[pace.ATTENTION] * (work - own) + joins) / ranks + starts
+        row[:, pace.STARTS] = count * way[pace.START]
+        row[:, pace.KEYS] = placed.way
+        row[:, pace.READY] = ready * way[pace.LINEAR]
+        row[:, pace.WIDE] = 1 - 1 / placed.rule.wide
+    return out
 
 
 def laid(of: Layout, lengths: Ints, seqs: Ints, num_ranks: int, num_heads: int, chunks: int) -> Plan:
-    """The forward of the layout's plan; seqs: which of the batch's sequences `lengths` are."""
-    ranks = num_ranks // len(of.insides)
+    """The layout's plan; seqs: which of the batch's sequences `lengths` are. chunks: parts of rows' heads at most.
+
+    Both directions are laid as forwards, as they differ in chunks only; the backward's is then reversed.
+    """
     builder = Builder(lengths, num_ranks, num_heads, sequences=seqs)
     layer = Layer(builder, chunks)
+    ranks = num_ranks // len(of.insides)
     rank = np.full(len(lengths), -1, np.int64)
     place, even = np.arange(ranks), num_heads * np.arange(ranks + 1) // ranks
     for n, one in enumerate(of.insides):
@@ -63,7 +92,7 @@ def laid(of: Layout, lengths: Ints, seqs: Ints, num_ranks: int, num_heads: int, 
         for g, heads in enumerate(one.heads):
             group = here[one.group == g]
             groups.append(Shared(group, np.zeros_like(group), lengths[group], n * ranks + place, one.share, heads))
-        layer.groups(groups, n in of.placement.rows[:, 1])
+        layer.groups(groups, one.cuts)
     local = np.flatnonzero(rank >= 0)
     layer.local(local, rank[local])
     spans = of.placement.rows
@@ -75,4 +104,54 @@ def laid(of: Layout, lengths: Ints, seqs: Ints, num_ranks: int, num_heads: int, 
         mine = np.flatnonzero(spans[first, 0] == seq)
         layer.cut([joined[i] for i in mine], spans[first[mine]])
     layer.done()
-    return builder.build()
+    both = builder.build()
+    there, back = (
+        both.with_(forward=replace(ops, keep=np.zeros(len(ops), np.int64)))
+        for ops in (both.forward.take(both.forward.keep == way) for way in (pace.FORWARD, pace.BACKWARD))
+    )
+    return reverse(there, "keep").with_(backward=reverse(back, "keep").backward)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """The sequences of a micro-batch (which of the batch's they are: seqs) and what they are placed on."""
+
+    lengths: Ints
+    seqs: Ints
+    attention: Floats
+    rates: Rates
+    bins: Bins
+    node: Node
+
+    def layout(self, placed: Placement) -> Layout:
+        return layout(placed, self.lengths, self.attention, self.rates, self.bins.count, self.node)
+
+    def laid(self, one: Layout, num_ranks: int) -> Plan:
+        return laid(one, self.lengths, self.seqs, num_ranks, self.node.num_heads, self.node.chunks)
+
+    def played(self, one: Layout, cost: Cost, layers: int) -> "Played":
+        plan = self.laid(one, cost.cluster.num_ranks)
+        parts = programs(plan, cost)
+        return Played(one, plan, parts, layer_seconds(plan, cost, layers, parts))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Played:
+    """seconds: of a layer, as the mean over some."""
+
+    layout: Layout
+    plan: Plan
+    parts: Programs
+    seconds: float
+
+    @property
+    def operations(self) -> int:
+        return len(self.plan.forward) + len(self.plan.backward)
+
+    def busy(self, cost: Cost) -> Floats:
+        """Seconds that every rank computes in a layer as it was played, without recomputation, [num_ranks]."""
+        seconds = 3 * cost.linear_seconds(self.plan.tokens_per_rank)
+        for part in self.parts:
+            attends = part.legs.link_a < 0
+            seconds += np.bincount(part.legs.rank[attends], part.busy[attends], len(seconds))
+        return seconds

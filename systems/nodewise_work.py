@@ -1,12 +1,13 @@
 """Seconds of a layer as a planner sees them: by token, by attention, by what sharing a sequence adds. Pure: no torch.
 
-All are of one layer, forward and backward together, so that attention and linear modules can be added up.
+All are of one layer, forward and backward together unless a column of `Pace.ways` (systems.nodewise_pace) says which.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from systems.nodewise_pace import Pace
 from zbench.area import TILE
 from zbench.cost import Cost, Floats
 from zbench.model import KV, O, Q
@@ -16,20 +17,19 @@ from zbench.plan import Ints
 @dataclass(frozen=True, slots=True)
 class Rates:
     """A token's linear modules and a layer's share of its head: token. The attention of the first n tokens of a
-    sequence: square n^2 + row n; forward: the share of the forward in it; call: the start of a call's kernels.
+    sequence: square n^2 + row n; forward: the share of the forward in it.
 
-    Of a token of a sequence whose heads a node shares, repack: the strided copies; exchange: its q, kv and o, and their
-    gradients, through one NVLink port, if all heads leave. across: its kv through all NICs of a node, once.
+    Of a token of a sequence whose heads a node shares, repack: the strided copies. across: its kv through all NICs of
+    a node, once. pace: what else a layer waits for.
     """
 
     token: float
     square: float
     row: float
     repack: float
-    exchange: float
     across: float
     forward: float
-    call: float
+    pace: Pace
 
     @staticmethod
     def of(cost: Cost) -> "Rates":
@@ -41,23 +41,44 @@ class Rates:
         one, two = attention_seconds(np.array([near, far]), cost)
         square = (two - 2 * one) / (far**2 - 2 * near**2)
         q, kv, o = (model.message_bytes_per_token(tensor, 0, model.num_heads) for tensor in (Q, KV, O))
-        times = passes - 1
-        inside = cost.transfer_seconds(np.array([times * (q + kv + o)]), np.array([False]))
-        repack = cost.repack_seconds(np.array([times * (2 * q + kv)]))
+        forward = float(cost.whole_seconds(np.array([far]), False)[0] / two) * (passes - 2)
         return Rates(
             passes * float(linear[0]) + float(head[0]) / model.num_layers,
             float(square),
             float((one - square * near**2) / near),
-            float(repack[0]),
-            float(inside[0]),
+            float(cost.repack_seconds(np.array([(passes - 1) * (2 * q + kv)]))[0]),
             float(cost.transfer_seconds(np.array([kv]), np.array([True]))[0]) / cost.cluster.nics_per_node,
-            float(cost.whole_seconds(np.array([far]), False)[0] / two) * (passes - 2),
-            9 * cost.cluster.device.kernel_seconds,
+            forward,
+            _pace(cost, passes, forward, (q, kv, o)),
         )
 
     def prefix(self, tokens: float) -> float:
         """Attention of the first `tokens` tokens of a sequence."""
         return self.square * tokens * tokens + self.row * tokens
+
+
+def _pace(cost: Cost, passes: int, forward: float, sizes: tuple[int, int, int]) -> Pace:
+    """sizes: bytes of a token's q, kv and o. Of the messages inside a node that homes send evenly, a port carries one
+    P-th, and of that one P-th stays."""
+    cluster, device = cost.cluster, cost.cluster.device
+    (q, kv, o), ranks = sizes, cluster.gpus_per_node
+    out, home = np.array([q + kv, o]), np.array([o, q + kv])  # backward: do, then dq and dkv
+    times = np.array([passes - 2, 1])  # recomputation is a forward more
+    inside, nics, copies = (ranks - 1) / ranks**2 * times, times / cluster.nics_per_node, device.copy_bandwidth
+    near, far = np.zeros(2, bool), np.ones(2, bool)
+    columns = (
+        np.array([passes - 2, 2]) / passes,
+        np.array([forward, 1 - forward]),
+        times * np.array([1, 8]) * device.kernel_seconds,
+        times * 3 * device.kernel_seconds,
+        cost.transfer_seconds(out, near) * inside,
+        cost.transfer_seconds(home, near) * inside,
+        cost.transfer_seconds(out, far) * nics,
+        cost.transfer_seconds(home, far) * nics,
+        times * 3 * o / copies,
+        np.array([0, 3 * kv]) / copies,
+    )
+    return Pace(np.stack(columns, axis=1), device.call_seconds, cluster.nvlink_latency)
 
 
 def attention_seconds(lengths: Ints, cost: Cost) -> Floats:

@@ -11,6 +11,7 @@ from strategies import lengths as drawn_lengths
 
 from systems.nodewise import Nodewise
 from systems.nodewise_cuts import Bins, Rule, groups, placements
+from systems.nodewise_even import evened
 from systems.nodewise_ranks import Node, inside
 from systems.nodewise_work import Rates, attention_seconds
 from systems.zeppelin import Zeppelin
@@ -39,13 +40,13 @@ def test_a_number_that_cannot_be_is_refused(name: str, value: object) -> None:
         Nodewise(small(2, 2), **{name: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("value", [[], 2, [0], [True]])
+@pytest.mark.parametrize("value", [[3], 0, 4, True])
 def test_chunks_that_cannot_be_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"system.chunks is .*whole number"):
         Nodewise(small(2, 2), chunks=value)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["heads", "fewest", "front", "first", "wide", "homes", "order"])
+@pytest.mark.parametrize("name", ["heads", "fewest", "front", "first", "wide", "homes", "even", "order"])
 def test_a_switch_takes_true_or_false(name: str) -> None:
     with pytest.raises(ValueError, match=f"system.{name} is 1; it takes true or false"):
         Nodewise(small(2, 2), **{name: 1})  # type: ignore[arg-type]
@@ -93,10 +94,10 @@ def test_a_sequence_is_cut_over_just_enough_nodes() -> None:
 
 
 def test_homes_of_shared_sequences_even_out_tokens() -> None:
-    cost = small(1, 4)
-    (plan,) = Nodewise(cost).plan(Batch(np.array([20_000, 3_000, 2_000, 1_000]), 0, 0))
+    cost, batch = small(1, 4), Batch(np.array([40_000, *[4_000, 3_900, 3_100, 2_500, 2_400] * 3, 1_000]), 0, 0)
+    (plan,) = Nodewise(cost).plan(batch)
     assert np.ptp(plan.tokens_per_rank) <= 4
-    (uneven,) = Nodewise(cost, homes=False).plan(Batch(np.array([20_000, 3_000, 2_000, 1_000]), 0, 0))
+    (uneven,) = Nodewise(cost, homes=False).plan(batch)
     assert np.ptp(uneven.tokens_per_rank) > 500
 
 
@@ -119,7 +120,7 @@ def test_many_nodes_share_heads_in_groups() -> None:
     cost = small(8, 4)
     widest = {}
     for wide in (True, False):
-        (plan,) = Nodewise(cost, wide=wide, chunks=(1,)).plan(batch)
+        (plan,) = Nodewise(cost, wide=wide, chunks=1).plan(batch)
         verify_step(batch, (plan,), cost)
         attends = plan.forward.kind == ATTEND
         widest[wide] = int((plan.forward.head_hi - plan.forward.head_lo)[attends].max())
@@ -142,7 +143,7 @@ def test_the_budget_bounds_what_is_played() -> None:
     """With room for one plan only the first layout is built, which is the best estimate's."""
     cost, batch = small(2, 4), Batch(np.array([30_000, 9_000, 6_000, 500, 400]), 0, 0)
     (one,) = Nodewise(cost, operations=1).plan(batch)
-    (other,) = Nodewise(cost, tries=1, chunks=(3,)).plan(batch)
+    (other,) = Nodewise(cost, tries=1, even=False).plan(batch)
     assert np.array_equal(one.blocks.home, other.blocks.home)
     assert np.array_equal(one.forward.src, other.forward.src)
 
@@ -151,7 +152,7 @@ def test_inside_shares_what_is_too_long_for_a_gpu() -> None:
     cost = small(1, 4)
     sizes = np.array([40_000, 3_000, 3_000, 3_000, 3_000])
     node = Node(4, 32, 10**9, 3, 3, True)
-    one = inside(sizes, attention_seconds(sizes, cost), 0, 0.0, Rates.of(cost), node)
+    one = inside(sizes, attention_seconds(sizes, cost), np.zeros((2, 7)), Rates.of(cost), node)
     assert one.rank[0] == -1
     assert sorted(one.rank[1:].tolist()) == [0, 1, 2, 3]
     assert one.heads.tolist() == [[0, 8, 16, 24, 32]]
@@ -159,9 +160,9 @@ def test_inside_shares_what_is_too_long_for_a_gpu() -> None:
 
 
 def test_groups_even_out_what_whole_heads_leave() -> None:
-    """Three long sequences and one of a GPU's size: with a split of heads each, GPUs differ by less."""
+    """Long sequences and one that is short: with a split of heads each, GPUs differ by less."""
     cost = small(1, 4)
-    sizes = np.array([24_000, 20_000, 16_000, 9_000])
+    sizes = np.array([24_000, 20_000, 16_000, 9_000, 3_000])
     spread = {}
     for most in (1, 3):
         (plan,) = Nodewise(cost, groups=most).plan(Batch(sizes, 0, 0))
@@ -169,6 +170,42 @@ def test_groups_even_out_what_whole_heads_leave() -> None:
         result = Simulated(cost).step(Batch(sizes, 0, 0), (plan,))
         spread[most] = np.ptp(np.add(result.attention_seconds, result.linear_seconds))
     assert spread[3] < 0.5 * spread[1]
+
+
+def test_forward_and_backward_are_cut_in_chunks_of_their_own() -> None:
+    """A call starts more kernels in the backward, so there are no more of them; every head is attended to in both."""
+    batch, cost = Batch(np.array([60_000, 9_000, 7_000, 500]), 0, 0), small(2, 4)
+    (plan,) = Nodewise(cost).plan(batch)
+    verify_step(batch, (plan,), cost)
+    calls = [int((ops.kind == ATTEND).sum()) for ops in (plan.forward, plan.backward)]
+    assert calls[0] > calls[1] > 0
+
+
+def test_evened_nodes_get_the_seconds_that_they_lack() -> None:
+    """Node 0 has half as much to do as was thought: it gets more of both, and every token stays in one row."""
+    cost, sizes = small(2, 4), np.array([60_000, 40_000])
+    rates, attention = Rates.of(cost), attention_seconds(sizes, cost)
+    bins = Bins(2, 10**9, 4, rates.across, rates.repack)
+    (one,) = placements(sizes, attention, rates, bins, [Rule(2, even=True)])
+    busy = one.linear + one.busy
+    new = evened(one, sizes, rates, bins, busy * [0.5, 1.0])
+    assert new is not None
+    load = (new.linear + new.busy) * [0.5, 1.0]
+    assert np.ptp(load) < 0.5 * np.ptp(busy * [0.5, 1.0])
+    for seq, size in enumerate(sizes.tolist()):
+        rows = new.rows[new.rows[:, 0] == seq]
+        pieces = sorted((a, b) for row in rows.tolist() for a, b in (row[2:4], row[4:6]) if b > a)
+        assert pieces[0][0] == 0
+        assert pieces[-1][1] == size
+        assert all(left[1] == right[0] for left, right in pairwise(pieces))
+
+
+def test_nodes_that_take_as_long_stay_as_they_are() -> None:
+    cost, sizes = small(2, 4), np.array([2**16])
+    rates = Rates.of(cost)
+    bins = Bins(2, 10**9, 4, rates.across, rates.repack)
+    (one,) = placements(sizes, attention_seconds(sizes, cost), rates, bins, [Rule(1, even=True)])
+    assert evened(one, sizes, rates, bins, np.ones(2)) is None
 
 
 def test_ahead_of_zeppelin() -> None:

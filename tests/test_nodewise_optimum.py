@@ -16,12 +16,12 @@ from oracles import A100, H100, batches, small
 
 from systems.nodewise import Nodewise
 from systems.nodewise_cuts import Bins, Rule, placements
+from systems.nodewise_pace import BACKWARD, FORWARD, row_cut
 from systems.nodewise_plan import Layout, laid
 from systems.nodewise_ranks import Inside
 from systems.nodewise_work import Rates, attention_seconds
 from zbench.batch import Batch
 from zbench.cost import Cost
-from zbench.rewrite import reverse
 from zbench.simulate import layer_seconds
 
 HEADS, EIGHTH = 32, 4
@@ -69,9 +69,10 @@ def best_of_family(cost: Cost, batch: Batch, known: float) -> float:
     def played(where: tuple[int, ...], parts: np.ndarray, share: np.ndarray, chunks: int) -> float:
         shared = np.array(where) < 0
         bounds = np.append(0, np.cumsum(parts))[None, :] if shared.any() else np.zeros((0, ranks + 1), np.int64)
-        one = Inside(np.array(where), np.where(shared, 0, -1), bounds, share, 0.0)
+        cuts = np.array([[row_cut(chunks, way)] * len(bounds) for way in (FORWARD, BACKWARD)])
+        one = Inside(np.array(where), np.where(shared, 0, -1), bounds, cuts, share, 0.0)
         plan = laid(Layout(placed, (one,), 0.0), sizes, np.arange(len(sizes)), ranks, HEADS, chunks)
-        return layer_seconds(reverse(plan, "keep"), cost, 3)
+        return layer_seconds(plan, cost, 3)
 
     best, plan = known, None
     for least_seconds, where, i, j in sorted(found):

@@ -24,7 +24,7 @@ CONF = Path(__file__).parents[2] / "conf"
 WORKLOADS = ("longtail_128k", "arxiv", "github", "prolong64k", "byted_2m", "pystdlib")
 STEPS = 2
 PARTS = ("", "homes=false", "heads=false", "fewest=false", "first=false", "front=false", "wide=false", "order=true",
-         "groups=1", "chunks=[1]", "chunks=[2]", "chunks=[3]", "tries=1 chunks=[3]",
+         "even=false", "groups=1", "chunks=1", "chunks=2", "tries=1", "tries=1 even=false",
          "tries=30 operations=10000000")  # fmt: skip
 RIVALS = ("nodewise", "zeppelin", "flexsp", "usp")
 
