@@ -1,9 +1,11 @@
 """One simulated step as a Chrome trace, for Perfetto or chrome://tracing. Pure: no torch.
 
-A track for every GPU's compute lane (linear modules, attends, head) and one for each direction of every
-NIC (attention's transfers). Parameters, gradients and the optimizer are charged to a step as a whole
-(zbench.collective), not played, and so are not in the picture. All layers are played out one by one, so
-nothing in it is extrapolated. Of pipelines (zbench.pipelines) a stage's layers are one event a micro-batch.
+A track for every GPU's compute lane (linear modules, attends, head, optimizer), one for each direction of every
+NIC (attention's transfers), and one a node for parameters' gathers and gradients' reductions, which use all its links.
+These are charged to a pass as a whole (zbench.collective): a gather is drawn from the beginning of the pass, a
+reduction up to its end, and what layers do not hide of them as waiting of every GPU. All layers are played out one by
+one, so nothing is extrapolated. Of pipelines (zbench.pipelines) a stage's layers are one event a micro-batch, and what
+is not hidden of collectives is at their end.
 """
 
 import json
@@ -16,14 +18,20 @@ import numpy as np
 
 from zbench.clock import Program, Timeline
 from zbench.cluster import Cluster
-from zbench.cost import Cost
+from zbench.collective import Collectives, Sharing
+from zbench.cost import Cost, Floats
 from zbench.layers import Layers, State
 from zbench.legs import LANES, NIC, link_ids
 from zbench.model import TENSOR_NAMES
-from zbench.pipelined import lines
-from zbench.plan import Ops, Plan
+from zbench.pipelined import lines, play
+from zbench.plan import Ints, Ops, Plan
 from zbench.simulate import programs
+from zbench.stage import held
+from zbench.totals import Carried
 
+GATHER, REDUCE, OPTIMIZER = "gather parameters", "reduce gradients", "optimizer"
+SHOWN = {"forward": "waiting for parameters", "backward": "waiting for gradients"}  # what layers do not hide
+SHARED = frozenset((GATHER, REDUCE, OPTIMIZER, *SHOWN.values()))  # names of events that are not of the layers
 MOST_EVENTS = 4_000_000  # about 600 MB of json, what trace viewers still open
 Event = dict[str, Any]
 
@@ -77,6 +85,14 @@ def names(cluster: Cluster, with_nics: bool = True) -> Iterator[Event]:
                 tid = cluster.gpus_per_node + 2 * local + way
                 nic = node * cluster.nics_per_node + local
                 yield {"ph": "M", "pid": node, "tid": tid, "name": "thread_name", "args": {"name": f"NIC {nic} {name}"}}
+        if with_nics:
+            args = {"name": "parameters, gradients"}
+            yield {"ph": "M", "pid": node, "tid": sharing_lane(cluster), "name": "thread_name", "args": args}
+
+
+def sharing_lane(cluster: Cluster) -> int:
+    """The thread of a node on which parameters' gathers and gradients' reductions are: its last."""
+    return cluster.gpus_per_node + 2 * cluster.nics_per_node
 
 
 def events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
@@ -85,31 +101,70 @@ def events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
 
 
 def _rank_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
-    cluster, layers = cost.cluster, cost.model.num_layers
+    cluster, model = cost.cluster, cost.model
     state = State.zero(cluster.num_ranks, cluster.num_ranks * LANES, link_ids(cluster)[0])
-    recompute, meeting = cost.model.recompute == "full", cost.model.sharding == "zero3"
+    sharing = Sharing(Collectives.of(cost))
+    again = 1 if model.recompute == "full" else 0
     for micro, plan in enumerate(plans):
         forward, backward = programs(plan, cost)
-        linear, head = cost.linear_seconds(plan.tokens_per_rank), cost.head_seconds(plan.tokens_per_rank)
-        passes = [("forward", plan.forward, forward, linear)]
-        passes += [("recompute", plan.forward, forward, linear)] if recompute else []
-        passes += [("backward", plan.backward, backward, 2 * linear)]
-        for name, ops, of, times in passes:
-            if name != "forward" and name == passes[1][0]:
-                yield from _spans("head", state.ready, head, cost, {"micro_batch": micro})
-                state.ready = state.ready + head
-            for layer in range(layers):
-                from_input = layer if name == "forward" else layers - 1 - layer
-                place = {"micro_batch": micro, "pass": name, "layer": from_input}
-                yield from _spans(f"linear {name}", state.ready, times, cost, place)
-                timeline = Layers(of, times, 1).one(state)
-                yield from _legs(plan, ops, of, timeline, name, cost, place)
-            if meeting:  # as parameters are gathered from all ranks (zbench.simulate)
-                state.meet()
+        head, used, place = cost.head_seconds(plan.tokens_per_rank), Carried.of(forward, cost), {"micro_batch": micro}
+        begin = float(state.ready.max())
+        yield from _layers("forward", plan, forward, state, cost, place)
+        if micro == 0 or sharing.of.every_micro_batch:
+            yield from _sharing("forward", sharing, begin, used, state, cost, place)
+        yield from _spans("head", state.ready, head, cost, place)
+        state.ready = state.ready + head
+        begin = float(state.ready.max())
+        for name, of in (("recompute", forward),) * again + (("backward", backward),):
+            yield from _layers(name, plan, of, state, cost, place)
+        if micro == len(plans) - 1 or sharing.of.every_micro_batch:
+            used = used.times(again).plus(Carried.of(backward, cost))
+            yield from _sharing("backward", sharing, begin, used, state, cost, place)
+    yield from _spans(OPTIMIZER, state.ready, np.full(cluster.num_ranks, cost.optimizer_seconds()), cost, {})
+
+
+def _layers(name: str, plan: Plan, of: Program, state: State, cost: Cost, place: Event) -> Iterator[Event]:
+    """One pass, forward, recompute or backward, over all layers."""
+    ops, linear = plan.backward if name == "backward" else plan.forward, cost.linear_seconds(plan.tokens_per_rank)
+    times = 2 * linear if name == "backward" else linear
+    for layer in range(cost.model.num_layers):
+        from_input = layer if name == "forward" else cost.model.num_layers - 1 - layer
+        here = {**place, "pass": name, "layer": from_input}
+        yield from _spans(f"linear {name}", state.ready, times, cost, here)
+        yield from _legs(plan, ops, of, Layers(of, times, 1).one(state), name, cost, here)
+
+
+def _sharing(
+    name: str, sharing: Sharing, begin: float, used: Carried, state: State, cost: Cost, place: Event
+) -> Iterator[Event]:
+    """What parameters and gradients add to a pass that began at `begin` and whose layers have ended (zbench.simulate)."""
+    of, end, busiest = sharing.of, float(state.ready.max()), used.busiest(cost)
+    if name == "forward":
+        shown = sharing.forward(end - begin, busiest, moved=False)
+    else:
+        shown = sharing.backward(end - begin, busiest)
+    if of.every_micro_batch or name == "backward":
+        state.meet()
+    if of.every_micro_batch or (of.every_step and name == "forward"):
+        yield from _collective(GATHER, begin, of.gather, of.gather_bytes, cost, place)
+    if name == "backward":
+        yield from _collective(REDUCE, end + shown - of.reduce, of.reduce, of.reduce_bytes, cost, place)
+    yield from _spans(SHOWN[name], state.ready, np.full(cost.cluster.num_ranks, shown), cost, place)
+    state.ready = state.ready + shown
+
+
+def _collective(name: str, begin: float, seconds: float, size: Ints, cost: Cost, place: Event) -> Iterator[Event]:
+    """On every node; size: bytes of every NIC, each way, [num_nics]."""
+    cluster = cost.cluster
+    for node in range(cluster.num_nodes if seconds else 0):
+        args = {**place, "bytes": int(size[node * cluster.nics_per_node])}
+        yield _event(name, node, sharing_lane(cluster), begin, seconds, args)
 
 
 def _pipeline_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
     """Of pipelines: every micro-batch's forward and backward on every rank of a stage, its layers in one."""
+    pipelines, ranks = plans[0].pipelines, cost.cluster.num_ranks
+    assert pipelines is not None
     for line in lines(plans, cost):
         seconds = {"forward": line.forwards, "backward": line.backwards}
         for name, start in (("forward", line.runs.forward), ("backward", line.runs.backward)):
@@ -119,9 +174,17 @@ def _pipeline_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
                     node, local = divmod(rank, cost.cluster.gpus_per_node)
                     begin, took = float(start[stage, turn]), float(seconds[name][stage, turn])
                     yield _event(name, node, local, begin, took, args)
+    sharing = Sharing(Collectives.of(cost, held(pipelines, cost)))
+    end, of = play(plans, cost, sharing, moved=False).end, sharing.of
+    if of.every_step:
+        yield from _collective(GATHER, 0.0, of.gather, of.gather_bytes, cost, {})
+    yield from _collective(REDUCE, end - of.reduce, of.reduce, of.reduce_bytes, cost, {})
+    late, optimizer = (np.full(ranks, seconds) for seconds in (sharing.exposed, cost.optimizer_seconds()))
+    yield from _spans(SHOWN["backward"], end - late, late, cost, {})
+    yield from _spans(OPTIMIZER, np.full(ranks, end), optimizer, cost, {})
 
 
-def _spans(name: str, begin: np.ndarray, seconds: np.ndarray, cost: Cost, args: Event) -> Iterator[Event]:
+def _spans(name: str, begin: Floats, seconds: Floats, cost: Cost, args: Event) -> Iterator[Event]:
     per_node = cost.cluster.gpus_per_node
     for rank in np.flatnonzero(seconds > 0).tolist():
         yield _event(name, rank // per_node, rank % per_node, begin[rank], seconds[rank], args)

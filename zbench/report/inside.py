@@ -12,7 +12,7 @@ import numpy as np
 from zbench.cost import Cost
 from zbench.plan import Plan
 from zbench.report.overview import Table
-from zbench.trace import Event, events
+from zbench.trace import Event, events, sharing_lane
 
 LAYERS = 2  # a first one from a cold start, and one as those that follow it
 MOST_EVENTS = 60_000  # of one step: about 2 MB of the page, and what a browser still draws at once
@@ -51,7 +51,7 @@ def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
         columns["name"].append(names.of(_titled(event)))
         columns["begin"].append(event["ts"])
         columns["length"].append(event["dur"])
-        columns["micro"].append(args["micro_batch"])
+        columns["micro"].append(args.get("micro_batch", -1))
         columns["layer"].append(args.get("layer", -1))
         columns["what"].append([lists.of((args["micro_batch"], number)) for number in way])
         columns["bytes"].append(args.get("bytes", 0))
@@ -59,23 +59,24 @@ def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
     described = [_described(plans[micro], number) for micro, number in lists.number]
     return {
         "layers": layers, "of_layers": cost.model.num_layers, "pipelines": pipelines, "tracks": _tracks(cost),
-        "per_node": cost.cluster.gpus_per_node + 2 * cost.cluster.nics_per_node,
+        "per_node": sharing_lane(cost.cluster) + 1,
         "names": list(names.number), "lists": described, **columns,
     }  # fmt: skip
 
 
 def _tracks(cost: Cost) -> list[str]:
-    """Node by node: its GPUs, then what each of its NICs sends and receives."""
+    """Node by node: its GPUs, what each of its NICs sends and receives, and what all of them share."""
     out = []
     for node in range(cost.cluster.num_nodes):
         gpus, nics = cost.cluster.gpus_per_node, cost.cluster.nics_per_node
         out += [f"GPU {node * gpus + local}" for local in range(gpus)]
         out += [f"NIC {node * nics + local} {way}" for local in range(nics) for way in ("sends", "receives")]
+        out.append("parameters, gradients")
     return out
 
 
 def _track(event: Event, cost: Cost) -> int:
-    return int(event["pid"] * (cost.cluster.gpus_per_node + 2 * cost.cluster.nics_per_node) + event["tid"])
+    return int(event["pid"] * (sharing_lane(cost.cluster) + 1) + event["tid"])
 
 
 def _titled(event: Event) -> str:
