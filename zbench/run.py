@@ -20,6 +20,7 @@ from zbench.runtime.executor import LIMITS
 from zbench.runtime.fleet import RankFailed
 from zbench.sentence import is_stop
 from zbench.table import Meter, cluster_words, convention_words, print_run, print_words
+from zbench.trace import told, write_trace
 from zbench.track import Careful
 from zbench.track.names import CURVES, TIMELINE, described, of_run, of_step, titled
 from zbench.verify import PlanError, verify_step
@@ -140,8 +141,6 @@ def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | 
     result = executor.step(batch, plans) if measured_trace is None else measured_trace(batch, plans, trace)
     executed = perf_counter()
     if trace is not None and measured_trace is None:
-        from zbench.trace import write_trace
-
         write_trace(trace, parts.cost, plans)
     return {
         "step": step,
@@ -157,6 +156,7 @@ def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | 
         "verify_seconds": verified - planned,
         "execute_seconds": executed - verified,
         **({"plan_notes": [dict(plan.notes) for plan in plans]} if any(plan.notes for plan in plans) else {}),
+        **({"trace": told(trace)} if trace is not None else {}),
         **asdict(result),
     }
 

@@ -8,6 +8,7 @@ one, so nothing is extrapolated. Of pipelines (zbench.pipelines) a stage's layer
 is not hidden of collectives is at their end.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -25,11 +26,13 @@ from zbench.legs import LANES, NIC, link_ids
 from zbench.model import TENSOR_NAMES
 from zbench.pipelined import lines, play
 from zbench.plan import Ints, Ops, Plan
+from zbench.record import Line
+from zbench.runtime.events import OPTIMIZER, REDUCE
 from zbench.simulate import programs
 from zbench.stage import held
 from zbench.totals import Carried
 
-GATHER, REDUCE, OPTIMIZER = "gather parameters", "reduce gradients", "optimizer"
+GATHER = "gather parameters"
 SHOWN = {"forward": "waiting for parameters", "backward": "waiting for gradients"}  # what layers do not hide
 SHARED = frozenset((GATHER, REDUCE, OPTIMIZER, *SHOWN.values()))  # names of events that are not of the layers
 MOST_EVENTS = 4_000_000  # about 600 MB of json, what trace viewers still open
@@ -71,6 +74,32 @@ def write_events(path: str | Path, simulated: bool, cluster: Cluster, events: It
         part.unlink(missing_ok=True)
         raise ValueError(f"trace is {str(path)!r}; it cannot be written there: {error.strerror}") from error
     return written
+
+
+def told(path: str) -> Line:
+    """What a step's line of a record has of its trace: the file, and what tells it from another."""
+    return {"file": path, "digest": _digest(Path(path))}
+
+
+def recorded(trace: Line, folder: Path) -> list[Event]:
+    """Events of a trace that a record tells of, from where it was written, or from `folder` (the record's).
+
+    Raises:
+        ValueError: it is in neither place, or is another than that of the record.
+    """
+    name = Path(trace["file"])
+    places = [path for path in (name, folder / name.name) if path.is_file()]
+    if not places:
+        raise ValueError(f"its trace {trace['file']} is not there")
+    whole = [path for path in places if _digest(path) == trace["digest"]]
+    if not whole:
+        raise ValueError(f"the trace {places[0]} is another than the one that the record tells of")
+    events: list[Event] = json.loads(whole[0].read_text())["traceEvents"]
+    return events
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def names(cluster: Cluster, with_nics: bool = True) -> Iterator[Event]:

@@ -12,11 +12,14 @@ from zbench.compare import read_all
 from zbench.metrics import CONVENTIONS, Facts
 from zbench.record import Line, Run, check_writable
 from zbench.replay import Replay
-from zbench.report.inside import MOST_EVENTS, homes, timeline
+from zbench.report.columns import MOST_EVENTS
+from zbench.report.inside import homes, timeline
+from zbench.report.measured import measured
 from zbench.report.overview import SERIES, SHARES, of_step, overview, rounded
 from zbench.report.page import encoded, page
 from zbench.simulate import Simulated
 from zbench.table import Meter, convention_words
+from zbench.trace import recorded
 
 MOST_BYTES = 30e6  # of steps looked into; browsers open such a page within seconds
 _SAME = 1e-9  # relative: a step simulated again by the same sources
@@ -96,26 +99,34 @@ def looked_into(runs: Sequence[Run], wanted: Sequence[tuple[Run, Line]]) -> tupl
 
 
 def inside(run: Run, line: Line, replays: dict[str, Replay | ValueError]) -> dict[str, Any]:
-    """A step: what the record says, and its plans, made again; where that fails, why, in `problem`.
+    """A step: what the record says, and its plans, made again; where that fails, why, in `problem`. Of a measured step
+    that was traced the timeline is its trace; where that is gone, why, in `untraced`.
 
     replays: by run, those made so far.
     """
     found: dict[str, Any] = {"record": of_step(Facts.of(run.start["facts"]), line)}
+    plans, cost = (), None
     try:
         replay = replays.get(run.start["run"])
         if isinstance(replay, ValueError):
             raise replay
         replay = replays[run.start["run"]] = replay or Replay.of(run)
         _, plans = replay.step(line)
-        found |= {"homes": homes(plans), "timeline": timeline(plans, replay.cost)}
+        cost = replay.cost
+        found |= {"homes": homes(plans), "timeline": timeline(plans, cost)}
         if run.start["facts"].get("simulated"):
-            again = Simulated(replay.cost).step(replay.parts.workload.batch(line["step"]), plans).seconds
-            again += line["phases"].get("switch", 0.0)
+            again = Simulated(cost).step(replay.parts.workload.batch(line["step"]), plans).seconds
+            again += line.get("phases", {}).get("switch", 0.0)
             if abs(again - line["seconds"]) > _SAME * line["seconds"]:
                 found["again_seconds"] = rounded(again)
     except ValueError as error:
         replays.setdefault(run.start["run"], error)
         found["problem"] = str(error)
+    if not run.start["facts"].get("simulated") and line.get("trace") is not None:
+        try:
+            found["timeline"] = measured(recorded(line["trace"], Path(run.path).parent), plans, cost)
+        except ValueError as error:
+            found["untraced"] = str(error)
     return found
 
 

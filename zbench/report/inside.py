@@ -1,66 +1,42 @@
 """A recorded step looked into: planned and simulated again, as columns for the page. Pure: no torch.
 
-A plan is a function of batch and configuration, so a record need not hold it. What was measured is not made again: the
-timeline is the simulator's, of LAYERS layers in place of all (they are equal), whatever the run's executor was.
+A plan is a function of batch and configuration, so a record need not hold it. The timeline is the simulator's, of a step
+of LAYERS layers in place of all (they are equal), whatever the run's executor was: what was measured is not made again
+(zbench.report.measured has it where it was traced).
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from zbench.cost import Cost
 from zbench.plan import Plan
+from zbench.report.columns import MOST_EVENTS, Columns, blocks_of
 from zbench.report.overview import Table
 from zbench.trace import Event, events, sharing_lane
 
 LAYERS = 2  # a first one from a cold start, and one as those that follow it
-MOST_EVENTS = 60_000  # of one step: about 2 MB of the page, and what a browser still draws at once
-_NAMED = 4  # sequences and blocks of an operation that are named; of others their number is told
 _DRAWN = 48  # sequences drawn on a rank, the longest; the others of the rank are one piece
 
 
-@dataclass(slots=True)
-class _Names:
-    """Texts or tuples, each once, by number."""
-
-    number: dict[Any, int] = field(default_factory=dict)
-
-    def of(self, value: Any) -> int:
-        return self.number.setdefault(value, len(self.number))
-
-
 def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
-    """Events as columns, and the lists of blocks they name; None where there are more than MOST_EVENTS.
-
-    tracks: names; an event's track is an index into them. begin, length: microseconds. what: [q or moved, kv] lists.
-    """
+    """Events as columns (zbench.report.columns); None where there are more than MOST_EVENTS."""
     pipelines = plans[0].pipelines is not None
     layers = cost.model.num_layers if pipelines else min(LAYERS, cost.model.num_layers)
     short = replace(cost, model=replace(cost.model, num_layers=layers))
     if not pipelines and sum(layers * (len(plan.forward) + len(plan.backward)) for plan in plans) > MOST_EVENTS:
         return None
-    names, lists = _Names(), _Names()
-    columns: dict[str, list[Any]] = {key: [] for key in ("track", "name", "begin", "length", "micro", "layer", "what",
-                                                         "bytes", "route")}  # fmt: skip
+    columns = Columns()
     for event in events(plans, short):
-        if len(columns["track"]) == MOST_EVENTS:
+        if len(columns) == MOST_EVENTS:
             return None
-        args, way = event["args"], _way(plans, event)
-        columns["track"].append(_track(event, cost))
-        columns["name"].append(names.of(_titled(event)))
-        columns["begin"].append(event["ts"])
-        columns["length"].append(event["dur"])
-        columns["micro"].append(args.get("micro_batch", -1))
-        columns["layer"].append(args.get("layer", -1))
-        columns["what"].append([lists.of((args["micro_batch"], number)) for number in way])
-        columns["bytes"].append(args.get("bytes", 0))
-        columns["route"].append([args["from"], args["to"]] if "from" in args else [])
-    described = [_described(plans[micro], number) for micro, number in lists.number]
+        args = event["args"]
+        micro, route = args.get("micro_batch", -1), [args["from"], args["to"]] if "from" in args else []
+        columns.add(_track(event, cost), _titled(event), event["ts"], event["dur"], micro, args.get("layer", -1),
+                    [(micro, number) for number in _way(plans, event)], args.get("bytes", 0), route)  # fmt: skip
     return {
-        "layers": layers, "of_layers": cost.model.num_layers, "pipelines": pipelines, "tracks": _tracks(cost),
-        "per_node": sharing_lane(cost.cluster) + 1,
-        "names": list(names.number), "lists": described, **columns,
+        "layers": layers, "of_layers": cost.model.num_layers, "pipelines": pipelines, "measured": False,
+        "tracks": _tracks(cost), "per_node": sharing_lane(cost.cluster) + 1, **columns.table(plans),
     }  # fmt: skip
 
 
@@ -90,23 +66,7 @@ def _way(plans: tuple[Plan, ...], event: Event) -> list[int]:
     if "operation" not in event["args"]:
         return []
     plan, op = plans[event["args"]["micro_batch"]], event["args"]["operation"]
-    ops = plan.backward if event["args"]["pass"] == "backward" else plan.forward
-    keys = int(ops.kv_blocks[op])
-    return [int(ops.blocks[op])] + ([keys] if keys >= 0 else [])
-
-
-def _described(plan: Plan, number: int) -> Table:
-    """Of a list of blocks: how many and which, their tokens, and the sequences they are of, longest share first."""
-    blocks = plan.lists[number]
-    pieces = np.concatenate([plan.blocks.pieces[int(block)] for block in blocks])
-    tokens = plan.blocks.stop[pieces] - plan.blocks.start[pieces]
-    of = np.bincount(plan.blocks.seq[pieces], tokens)
-    first = np.argsort(-of, kind="stable")[: min(_NAMED, np.count_nonzero(of))]
-    return {
-        "blocks": blocks[:_NAMED].tolist(), "num_blocks": len(blocks), "tokens": int(tokens.sum()),
-        "sequences": [[int(plan.sequences[seq]), int(plan.lengths[seq]), int(of[seq])] for seq in first],
-        "num_sequences": int(np.count_nonzero(of)),
-    }  # fmt: skip
+    return blocks_of(plan.backward if event["args"]["pass"] == "backward" else plan.forward, op)
 
 
 def homes(plans: tuple[Plan, ...]) -> list[Table]:

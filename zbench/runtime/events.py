@@ -9,14 +9,19 @@ from time import perf_counter
 
 from zbench.runtime.program import Receive
 
+REDUCE, OPTIMIZER = "reduce gradients", "optimizer"  # names of spans
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """name: "attend forward", "waiting", ... began, ended: moments."""
+    """name: "attend forward", "waiting", ... began, ended: moments. run: of a program, as in Message; op: of an attend,
+    in its list of operations; -1 where it is of none."""
 
     name: str
     began: float
     ended: float
+    run: int
+    op: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +56,10 @@ class Events:
         self._runs += 1
         return self._runs - 1
 
-    def span(self, name: str, began: float) -> None:
+    def span(self, name: str, began: float, run: int = -1, op: int = -1) -> None:
         """From `began` until now."""
         if self.is_on:
-            self.spans.append(Span(name, began, perf_counter()))
+            self.spans.append(Span(name, began, perf_counter(), run, op))
 
     def send(self, run: int, peer: int, leg: int, size: int) -> None:
         if self.is_on:

@@ -107,7 +107,8 @@ class Run:
             began = self.engine.times.clock.now()
             self.engine.pace.spend(step.seconds)
             self.engine.times.add("kernel", began)
-        self.engine.post.events.span("attend forward" if given is None else "attend backward", ready)
+        name = "attend forward" if given is None else "attend backward"
+        self.engine.post.events.span(name, ready, self.number, step.op)
         for read in (step.q, step.kv, step.do):
             if read is not None:
                 self._used(read.slot)
@@ -247,4 +248,4 @@ class Run:
         self.engine.pace.came()
         self.engine.board.resume()
         self.engine.times.add("waiting", began)
-        self.engine.post.events.span("waiting", stopped)
+        self.engine.post.events.span("waiting", stopped, self.number)

@@ -1,7 +1,8 @@
 """One measured step as a Chrome trace, for Perfetto or chrome://tracing. No torch.
 
-A track for every rank: its attends and where it waited for messages (linear modules fill the rest); every message, from
-when it was posted to when the receiver found it arrived, which is late where it did not wait for it; and for every NIC
+A track for every rank: its attends, where it waited for messages, gradients' reduction and the optimizer (linear modules
+fill the rest); every message, from when it was posted to when the receiver found it arrived, which is late where it did
+not wait for it; and for every NIC
 and direction, where they were sampled (executor.nic_interval), its utilisation as a curve.
 Ranks' clocks are one where they are on one machine; elsewhere each counts from the barrier before the step.
 """
@@ -36,7 +37,8 @@ def _events(cluster: Cluster, reports: Sequence[Report], starts: Sequence[float]
         node, local = divmod(rank, cluster.gpus_per_node)
         for span in events.spans:
             yield {"ph": "X", "name": span.name, "pid": node, "tid": local,
-                   "ts": _micro(span.began - start), "dur": _micro(span.ended - span.began)}  # fmt: skip
+                   "ts": _micro(span.began - start), "dur": _micro(span.ended - span.began),
+                   "args": {"run": span.run, "operation": span.op}}  # fmt: skip
     yield from _messages(cluster, noted, starts)
     for node, (report, start) in enumerate(zip(reports, starts, strict=True)):
         if report.nic_series:

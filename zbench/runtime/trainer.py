@@ -16,6 +16,7 @@ from zbench.fingerprint import versions
 from zbench.plan import Plan
 from zbench.runtime import checkpoint
 from zbench.runtime.check import worst_difference
+from zbench.runtime.events import OPTIMIZER, REDUCE
 from zbench.runtime.host import cpu_name, peak_bytes
 from zbench.runtime.interpreter import Engine
 from zbench.runtime.job import ATTENTIONS, About, Job, Report
@@ -109,6 +110,7 @@ class Trainer:
         self.engine.transport.settle()
         dist.all_reduce(loss)
         reduced = self._now()
+        self.engine.post.events.span(REDUCE, ran)
         self.board.say(f"{where}, optimizer")
         value = loss.item()
         worst = self._check(batch, value, where) if self.job.exact and train else None
@@ -120,6 +122,7 @@ class Trainer:
             self.parameters.drop()
         self.pace.spend(self.job.cost.optimizer_seconds())
         ended = self._now()
+        self.engine.post.events.span(OPTIMIZER, checked)
         times, traffic = self.engine.times, self.engine.post.traffic
         reduction, optimizer = reduced - ran, ended - checked
         return Report(

@@ -11,6 +11,13 @@ const DARK = ["#3f93dd", "#e69f00", "#00b386", "#cc79a7", "#a6dcff", "#e8702a", 
 const COLOURS = 7; // without grey, for what is numbered
 const colour = (number) => (document.documentElement.dataset.theme === "dark" ? DARK : LIGHT)[number];
 const numbered = (i) => colour(i % COLOURS);
+
+// A colour and a share of it, the rest being another.
+function mixed(one, other, share) {
+  const parts = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+  const rest = parts(other);
+  return `rgb(${parts(one).map((value, i) => Math.round(share * value + (1 - share) * rest[i])).join(",")})`;
+}
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "star", "x", "triangle-down"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 // As data.shares: what computes is plain, what waits is hatched.

@@ -1,12 +1,19 @@
 // A timeline's events as bars: those of the window that is shown, tiny neighbours of a kind as one.
 
+// Kinds of a track differ; those of other tracks may have the same colour.
 const KINDS = {
-  attend: BLUE, linear: SKY, head: GREEN, forward: BLUE, backward: ORANGE, // on GPUs
-  kv: RED, q: ORANGE, o: PURPLE, dkv: BLUE, dq: GREEN, do: SKY, // through NICs
+  attend: BLUE, linear: SKY, head: GREEN, optimizer: YELLOW, waiting: GREY, forward: BLUE, backward: SKY, // on GPUs
+  kv: RED, dkv: ORANGE, q: PURPLE, dq: YELLOW, o: GREEN, do: SKY, message: RED, // messages
+  gather: PURPLE, reduce: ORANGE, // of parameters, of gradients
 };
 const SMALLEST = 2; // pixels: narrower bars are put together
 
-const colour_of = (name) => colour(KINDS[name.split(" ")[0]]);
+// A backward is paler than its forward; a message is told apart by its tensor, where that is known.
+function colour_of(name) {
+  const kind = KINDS[name.split(": ").at(-1).split(" ")[0]];
+  return / backward/.test(name) ? mixed(colour(kind), style("--ground"), 0.66) : colour(kind);
+}
+const pattern_of = (name) => hatched(/^waiting/.test(name) ? "/" : /inside the node/.test(name) ? "\\" : "");
 
 // Events of every track in order of time: arrays of numbers of events.
 function by_track(of) {
@@ -50,10 +57,11 @@ function told_list(list) {
 
 // One event in words, a line each.
 function told(of, i) {
-  const where = of.layer[i] < 0 ? "" : `, layer ${of.layer[i]}`;
-  const out = [`${of.names[of.name[i]]}${where}, micro-batch ${of.micro[i]}`,
+  const where = (of.layer[i] < 0 ? "" : `, layer ${of.layer[i]}`) + (of.micro[i] < 0 ? "" : `, micro-batch ${of.micro[i]}`);
+  const out = [`${of.names[of.name[i]]}${where}`,
     `${of.tracks[of.track[i]]}: ${time(of.length[i])} from ${time(of.begin[i])} on`];
   if (of.route[i].length) out.push(`${bytes(of.bytes[i])} from GPU ${of.route[i][0]} to GPU ${of.route[i][1]}`);
+  else if (of.bytes[i]) out.push(`${bytes(of.bytes[i])} through every NIC, each way`);
   const lists = of.what[i].map((number) => of.lists[number]);
   if (lists.length === 1) out.push(...told_list(lists[0]));
   if (lists.length === 2) {

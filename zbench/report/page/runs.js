@@ -28,10 +28,15 @@ const HIDDEN = new Set(["cluster", "model", "executor", "seed", "tokens_per_gpu"
 for (const key of ["loss", "nic_idle"]) if (data.runs.every((run) => missing(run[key]))) HIDDEN.add(key);
 const VISIBLE = COLUMNS.filter(([, key]) => !HIDDEN.has(key));
 
-// What tells a run from the others, without its system: its workload, and what else differs.
+// What tells a run from the others, without its system: its workload, whether it was simulated, and what else differs
+// among runs that are alike so far.
+const TELLING = ["workload", "executor", "cluster", "model", "tokens_per_gpu", "seed"].reduce((keys, key) => {
+  const kinds = (of) => new Set(data.runs.map((run) => JSON.stringify(of.map((one) => run[one])))).size;
+  return kinds([...keys, key]) > kinds(keys) || (key === "executor" && !agreed(key)) ? [...keys, key] : keys;
+}, []);
+
 function setting(run) {
-  const keys = ["workload", "cluster", "model", "executor", "tokens_per_gpu", "seed"].filter((key) => !agreed(key));
-  return keys.map((key) => (/seed|tokens/.test(key) ? `${key} ${run[key]}` : run[key])).join(", ") || run.workload;
+  return TELLING.map((key) => (/seed|tokens/.test(key) ? `${key} ${run[key]}` : run[key])).join(", ") || run.workload;
 }
 
 const named = (run) => `${run.system}, ${setting(run)}`;

@@ -22,7 +22,7 @@ function open_step() {
   const found = data.steps[`${run.id}/${number}`];
   for (const id of ["ranks", "nics"]) at(id).closest("figure").hidden = !found;
   at("curvesbox").hidden = !found || !found.record.curves;
-  for (const id of ["timelinebox", "planbox", "nodelabel"]) at(id).hidden = !found || !found.homes;
+  for (const id of ["planbox", "nodelabel"]) at(id).hidden = !found || !found.homes;
   at("facts").replaceChildren();
   at("again").textContent = again(run, number, found);
   if (!found) return show_timeline(null, -1);
@@ -34,8 +34,11 @@ function open_step() {
 function again(run, number, found) {
   if (!run.numbers.length) return "This run has no finished step.";
   if (!found) return `Step ${number} is not in this page: python -m zbench.report ${run.out} --steps ${number}`;
-  if (found.problem) return `Only what the record says: ${found.problem}.`;
-  const measured = run.simulated ? "" : " The run itself was measured; the timeline is what the simulator makes of the same plans.";
+  const traced = Boolean(found.timeline && found.timeline.measured);
+  if (found.problem) return `Only what the record says${traced ? ", and the step's own trace" : ""}: ${found.problem}.`;
+  if (traced) return "The timeline is this step's own trace, measured. Which sequence lies where was made again from the record's configuration.";
+  const why = found.untraced ? `: ${found.untraced}` : " (trace=FILE traces a run's first step)";
+  const measured = run.simulated ? "" : ` The run itself was MEASURED, without a trace that could be shown${why}: the timeline is what the simulator makes of the same plans.`;
   const other = found.again_seconds === undefined ? "" :
     ` It now simulates in ${plain(found.again_seconds)} s, the record says ${plain(found.record.seconds)} s: sources have changed since.`;
   return `Timeline and plan are not in the record: they were made again from its configuration and simulated on ${run.place}.${measured}${other}`;
@@ -83,9 +86,10 @@ function open_node() {
   rank_bars(found.record, part(found.record.peak_bytes.length));
   nic_bars(found.record, part(found.record.nic_tx_bytes.length));
   if (found.record.curves) curves(found.record.curves, part(found.record.nic_tx_bytes.length));
-  if (!found.homes) return show_timeline(null, -1);
+  at("timelinetitle").textContent = `Timeline of GPUs and NICs (${found.timeline && found.timeline.measured ? "measured" : "simulated"})`;
   at("timelinehint").textContent = timeline_words(found.timeline);
-  show_timeline(found.timeline, node);
+  show_timeline(found.timeline ?? null, node);
+  if (!found.homes) return;
   at("microlabel").hidden = found.homes.length === 1;
   const before = at("micro").value;
   at("micro").replaceChildren(...found.homes.map((_, i) => element("option", i, { value: i })));
@@ -95,9 +99,13 @@ function open_node() {
 
 function timeline_words(of) {
   if (!of) return "";
+  if (of.measured) {
+    return "Measured: as the ranks noted it. Linear modules fill what is empty; a message is drawn from when it was posted to when its receiver found it arrived. On a GPU, moments are those at which work was asked for.";
+  }
   const some = of.layers === of.of_layers ? "All layers are played" : `${of.layers} of the model's ${of.of_layers} layers are played`;
   const layers = of.pipelines ? "A bar is all layers of a stage." : `${some}, forward and backward; they are alike.`;
-  return `Simulated. ${layers} Transfers inside a node are not drawn, nor are parameters, gradients and the optimizer, which are charged to a step as a whole.`;
+  const shared = of.layers === of.of_layers ? "" : " Parameters, gradients and the optimizer are those of a model of so many layers.";
+  return `Simulated. ${layers}${shared} Messages inside a node are not drawn.`;
 }
 
 const range = ([from, to]) => Array.from({ length: to - from }, (_, i) => from + i);

@@ -29,7 +29,7 @@ function paint() {
         type: "bar", orientation: "h", name, y: mine.map((mark) => place.get(mark.track)), width: 0.86,
         base: mine.map((mark) => mark.begin / UNIT), x: mine.map((mark) => Math.max(mark.end - mark.begin, 1e-6) / UNIT),
         hovertext: mine.map((mark) => told_mark(of, mark).join("<br>")), hovertemplate: "%{hovertext}<extra></extra>",
-        marker: { color: colour_of(name), opacity: mine.map((mark) => density(mark) * (/backward/.test(name) ? 0.72 : 1)), line: { width: 0 } },
+        marker: { color: colour_of(name), opacity: mine.map((mark) => density(mark) * (/^message/.test(name) ? 0.6 : 1)), line: { width: 0 }, pattern: pattern_of(name) },
       };
     });
     return [traces, layout({

@@ -1,0 +1,77 @@
+"""A timeline's events as columns for the page, and the lists of blocks that they name. Pure: no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from zbench.plan import Ops, Plan
+from zbench.report.overview import Table
+
+MOST_EVENTS = 60_000  # of one step: about 2 MB of the page, and what a browser still draws at once
+_NAMED = 4  # sequences and blocks of an operation that are named; of others their number is told
+_KEYS = ("track", "name", "begin", "length", "micro", "layer", "what", "bytes", "route")
+
+
+@dataclass(slots=True)
+class _Names:
+    """Texts or tuples, each once, by number."""
+
+    number: dict[Any, int] = field(default_factory=dict)
+
+    def of(self, value: Any) -> int:
+        return self.number.setdefault(value, len(self.number))
+
+
+@dataclass(slots=True)
+class Columns:
+    columns: dict[str, list[Any]] = field(default_factory=lambda: {key: [] for key in _KEYS})
+    names: _Names = field(default_factory=_Names)
+    lists: _Names = field(default_factory=_Names)
+
+    def __len__(self) -> int:
+        return len(self.columns["track"])
+
+    def add(
+        self,
+        track: int,
+        name: str,
+        begin: float,
+        length: float,
+        micro: int = -1,
+        layer: int = -1,
+        what: Sequence[tuple[int, int]] = (),
+        size: int = 0,
+        route: Sequence[int] = (),
+    ) -> None:
+        """begin, length: microseconds. micro, layer: -1 for what is of none. what: lists of blocks, (micro-batch, number
+        in its plan): those that move or ask, and an attend's keys. size: bytes. route: ranks, from and to."""
+        lists = [self.lists.of(one) for one in what]
+        values = (track, self.names.of(name), begin, length, micro, layer, lists, size, list(route))
+        for column, value in zip(self.columns.values(), values, strict=True):
+            column.append(value)
+
+    def table(self, plans: Sequence[Plan]) -> Table:
+        lists = [_described(plans[micro], number) for micro, number in self.lists.number]
+        return {"names": list(self.names.number), "lists": lists, **self.columns}
+
+
+def blocks_of(ops: Ops, op: int) -> list[int]:
+    """The lists of blocks that an attend or transfer is about: (what moves or asks, keys of an attend)."""
+    keys = int(ops.kv_blocks[op])
+    return [int(ops.blocks[op])] + ([keys] if keys >= 0 else [])
+
+
+def _described(plan: Plan, number: int) -> Table:
+    """Of a list of blocks: how many and which, their tokens, and the sequences they are of, longest share first."""
+    blocks = plan.lists[number]
+    pieces = np.concatenate([plan.blocks.pieces[int(block)] for block in blocks])
+    tokens = plan.blocks.stop[pieces] - plan.blocks.start[pieces]
+    of = np.bincount(plan.blocks.seq[pieces], tokens)
+    first = np.argsort(-of, kind="stable")[: min(_NAMED, np.count_nonzero(of))]
+    return {
+        "blocks": blocks[:_NAMED].tolist(), "num_blocks": len(blocks), "tokens": int(tokens.sum()),
+        "sequences": [[int(plan.sequences[seq]), int(plan.lengths[seq]), int(of[seq])] for seq in first],
+        "num_sequences": int(np.count_nonzero(of)),
+    }  # fmt: skip
