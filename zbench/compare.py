@@ -4,7 +4,6 @@ python -m zbench.compare BASE NEW --fail-over 2%: exit code 1 where a run of NEW
 `rows` is pure: it derives every figure from the raw records, nothing is read back that was derived before.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -100,7 +99,9 @@ def _row(number: int, run: Run, alike: dict[str, list[Run]], convention: str) ->
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m zbench.compare", description="A table of recorded runs.")
+    from zbench.command import Parser  # which knows hydra's errors
+
+    parser = Parser(prog="python -m zbench.compare", description="A table of recorded runs.")
     parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="a JSON list instead of a table")
@@ -114,8 +115,8 @@ def main() -> int:
                         help="with --fail-over: what to compare, separated by commas (docs/ci.md)")  # fmt: skip
     parser.add_argument("--convention", choices=list(CONVENTIONS), default="zbench",
                         help="how MFU counts FLOPs (docs/metrics.md)")  # fmt: skip
-    arguments = parser.parse_args()
     try:
+        arguments = parser.parse_args()
         if arguments.fail_over is not None:
             return _gate(arguments.files, arguments.fail_over, arguments.metrics)
         if arguments.metrics is not None:

@@ -1,6 +1,7 @@
 """What a run's numbers depend on besides its configuration: sources and versions. No torch, no hydra."""
 
 import hashlib
+import os
 import platform
 import subprocess
 from collections.abc import Iterable
@@ -24,7 +25,15 @@ def fingerprint(root: Path = ROOT) -> dict[str, Any]:
         "python": platform.python_version(),
         **versions(("zbench", "numpy", "numba")),
         "platform": platform.platform(),
+        "processor": cpu_name(),
+        "cores": os.cpu_count(),
     }
+
+
+def cpu_name() -> str:
+    """As Linux tells it; a processor without a model name is just a CPU."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
 
 
 def source_digest(root: Path = ROOT) -> str:

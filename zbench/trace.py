@@ -166,7 +166,7 @@ def _layers(name: str, plan: Plan, of: Program, state: State, cost: Cost, place:
 def _sharing(
     name: str, sharing: Sharing, begin: float, used: Carried, state: State, cost: Cost, place: Event
 ) -> Iterator[Event]:
-    """What parameters and gradients add to a pass that began at `begin` and whose layers have ended (zbench.simulate)."""
+    """What parameters and gradients add, as zbench.simulate has it, to a pass from `begin` whose layers have ended."""
     of, end, busiest = sharing.of, float(state.ready.max()), used.busiest(cost)
     if name == "forward":
         shown = sharing.forward(end - begin, busiest, moved=False)

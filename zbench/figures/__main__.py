@@ -93,18 +93,30 @@ def _record(name: str, figure: ModuleType) -> str:
 def _drawn(name: str, figure: ModuleType) -> Path:
     """Draws a figure from its record; the path of its SVG."""
     from zbench.figures import style
-    from zbench.figures.records import FOLDER, is_current, load
+    from zbench.figures.records import FOLDER, check_experiments, is_current, load
     from zbench.figures.stamp import stamp
 
     records = load(_record(name, figure))
-    if not is_current(records):
+    check_experiments(name, records, figure.EXPERIMENTS)
+    current = is_current(records)
+    if not current:
         print(f"zbench: the record of {name} was made by other sources; --run makes it anew", file=sys.stderr)
-    found = figure.table(records)
+    try:
+        found, words = figure.table(records), stamp(records, figure.where(records))
+    except KeyError as error:
+        if current:
+            raise
+        raise ValueError(
+            f"figure {name} needs {error} of every run, which these other sources did not record; --run makes it anew"
+        ) from error
     with style.looks():
         picture, axes = style.panels(figure.SIZE, figure.PANELS)
-        style.stamped(picture, stamp(records, figure.where(records)))
+        style.stamped(picture, words)
         figure.draw(axes, found)
-        style.save(picture, FOLDER / name)
+        try:
+            style.save(picture, FOLDER / name)
+        except OSError as error:
+            raise ValueError(f"pictures of {name} cannot be written to {FOLDER}: {error.strerror}") from error
     return FOLDER / f"{name}.svg"
 
 

@@ -1,4 +1,4 @@
-"""How busy every NIC is during two layers of a step: ring, zeppelin without routing, zeppelin."""
+"""How busy attention's messages keep every NIC during two layers of a step: ring, zeppelin without routing, zeppelin."""
 
 import re
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from zbench.figures.records import Event, Records, choice
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import WIDTH
+from zbench.trace import SHARED
 
 __all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]
 EXPERIMENTS = ("nics", "nics_direct")
@@ -33,7 +34,7 @@ class Busy:
 
 
 def table(records: Records) -> list[Busy]:
-    traces = [records.trace(run) for run in records.runs]
+    traces = [[one for one in records.trace(run) if one["name"] not in SHARED] for run in records.runs]
     ends = [max(event["ts"] + event["dur"] for event in trace if event["ph"] == "X") * 1e-6 for trace in traces]
     longest = max(ends)
     out = []

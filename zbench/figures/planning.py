@@ -9,7 +9,7 @@ from zbench.figures.records import Records, choice
 from zbench.figures.stamp import simulated
 from zbench.figures.style import SYSTEMS, WIDTH, end_labels
 
-EXPERIMENTS = ("planning",)
+EXPERIMENTS = ("planning", "planning_large")
 PANELS = (2, 1)
 SIZE = (WIDTH, 7.4)
 
@@ -62,5 +62,6 @@ def draw(axes: Sequence[Axes], table: Sequence[Point]) -> None:
 
 
 def where(records: Records) -> str:
-    machines = dict.fromkeys(str(run.start["fingerprint"]["platform"]) for run in records.runs)
+    prints = [run.start["fingerprint"] for run in records.runs]
+    machines = dict.fromkeys(f"{one['processor']}, {one['cores']} cores" for one in prints)
     return f"above: measured on {', '.join(machines)}\nbelow: {simulated(records)}"

@@ -69,11 +69,11 @@ def load(name: str, folder: Path = FOLDER) -> Records:
         raise ValueError(f"figure {name} has no record, {path}; {remedy}")
     runs, problems = read(str(path))
     if problems:
-        raise ValueError(f"{problems[0]}; {remedy} anew once {path} is removed")
+        raise ValueError(f"{problems[0]}; {remedy} anew")
     unfinished = [run for run in runs if run.status != "finished"]
     if unfinished or not runs:
         told = f"the run of line {unfinished[0].line} is {unfinished[0].status}" if unfinished else "it holds no run"
-        raise ValueError(f"figure {name} has no whole record, {path}: {told}; {remedy} anew once it is removed")
+        raise ValueError(f"figure {name} has no whole record, {path}: {told}; {remedy} anew")
     wanted = {run.start["config"]["trace"] for run in runs} - {None}
     return Records(runs, {trace: _events(Path(trace), remedy) for trace in sorted(wanted)})
 
@@ -82,8 +82,21 @@ def _events(path: Path, remedy: str) -> list[Event]:
     try:
         events: list[Event] = json.loads(path.read_text())["traceEvents"]
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"trace {path} cannot be read ({error}); {remedy} once its record is removed") from error
+        raise ValueError(f"trace {path} cannot be read ({error}); {remedy} anew") from error
     return events
+
+
+def check_experiments(name: str, records: Records, experiments: Sequence[str]) -> None:
+    """
+    Raises:
+        ValueError: a run is of another experiment than the figure's.
+    """
+    others = {str(run.start["config"]["choices"].get("experiment")) for run in records.runs} - set(experiments)
+    if others:
+        raise ValueError(
+            f"the record of figure {name} has runs of experiment {min(others)}; it takes those of "
+            f"{', '.join(experiments)}, and python -m zbench.figures {name} --run makes it anew"
+        )
 
 
 def is_current(records: Records) -> bool:

@@ -8,7 +8,9 @@ from matplotlib.patches import Patch
 
 from zbench.figures.records import Event, Records, choice
 from zbench.figures.stamp import simulated as where
-from zbench.figures.style import BLUE, GREEN, ORANGE, SKY, VERMILLION, WIDTH, tokens
+from zbench.figures.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, WIDTH, YELLOW, tokens
+from zbench.runtime.events import OPTIMIZER, REDUCE
+from zbench.trace import GATHER, SHOWN
 
 __all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]
 EXPERIMENTS = ("timeline",)
@@ -21,6 +23,10 @@ _KINDS = {  # of an event's name: colour, what it is
     "head": (GREEN, "output and loss"),
     "kv": (ORANGE, "NIC: keys, values"),
     "dkv": (VERMILLION, "NIC: their gradients"),
+    GATHER: (YELLOW, "parameters, all links"),
+    REDUCE: (PURPLE, "gradients, all links"),
+    SHOWN["backward"]: ("#e8e8e8", "waiting for gradients"),
+    OPTIMIZER: (BLACK, "optimizer"),
 }
 
 
@@ -34,7 +40,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One run's lanes, GPUs first, then NICs sending and receiving; seconds until the last of it ends."""
+    """One run's lanes: GPUs, NICs sending and receiving, collectives; seconds until the last of it ends."""
 
     system: str
     length: int
@@ -65,24 +71,26 @@ def _lanes(events: Sequence[Event]) -> list[Lane]:
 
 
 def _order(name: str) -> int:
-    return 0 if name.startswith("GPU") else 1
+    return ("GPU", "NIC", "parameters,").index(name.split()[0])
 
 
 def draw(axes: Sequence[Axes], table: Sequence[Step]) -> None:
     for panel, step in zip(axes, table, strict=True):
-        gpus = [lane for lane in step.lanes if _order(lane.name) == 0]
-        height = len(step.lanes) + 1
+        orders = [_order(lane.name) for lane in step.lanes]
+        height = len(orders) + 2
+        rows = [[index + kind for index, other in enumerate(orders) if other == kind] for kind in range(3)]
         for index, lane in enumerate(step.lanes):
-            row = index + (index >= len(gpus))  # a gap between GPUs and NICs
+            row = index + orders[index]  # gaps between GPUs, NICs and collectives
             for kind, (colour, _) in _KINDS.items():
                 spans = [(1e3 * begin, 1e3 * seconds) for name, begin, seconds in lane.spans if name == kind]
                 panel.broken_barh(spans, (row, 0.86), facecolors=colour, lw=0, rasterized=True)
-        if not any(lane.spans for lane in step.lanes[len(gpus) :]):
-            panel.text(0, (len(gpus) + 1 + height) / 2, "  nothing crosses nodes", va="center", color="#444444")
+        middles = [(row[0] + row[-1] + 0.86) / 2 for row in rows]
+        if not any(lane.spans for lane, kind in zip(step.lanes, orders, strict=True) if kind == 1):
+            panel.text(0, middles[1], "  nothing of attention crosses nodes", va="center", color="#444444")
         longest = max(other.seconds for other in table if other.length == step.length)
         panel.set_xlim(0, 1.01e3 * longest)
         panel.set_ylim(height, 0)
-        panel.set_yticks([len(gpus) / 2, (len(gpus) + 1 + height) / 2], ["GPUs", "NICs,\nsend and\nreceive"])
+        panel.set_yticks(middles, ["GPUs", "NICs,\nsend and\nreceive", "collectives"])
         panel.tick_params(axis="y", length=0)
         what = f"one document of {tokens(step.length)}" if step.sequences == 1 else (
             f"{step.sequences} documents of {tokens(step.length)}"

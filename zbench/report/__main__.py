@@ -9,7 +9,9 @@ from typing import Any
 
 from zbench.command import Parser, ran
 from zbench.compare import read_all
+from zbench.cost import Cost
 from zbench.metrics import CONVENTIONS, Facts
+from zbench.plan import Plan
 from zbench.record import Line, Run, check_writable
 from zbench.replay import Replay
 from zbench.report.columns import MOST_EVENTS
@@ -37,14 +39,18 @@ def main() -> int:
     check_writable("--out", arguments.out)
     runs = read_all(arguments.files)
     steps, left_out = looked_into(runs, chosen(runs, arguments.steps))
-    Path(arguments.out).write_text(page({
+    whole = page({
         "files": arguments.files,
         "command": shlex.join(["python", "-m", "zbench.report", *sys.argv[1:]]),
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "convention": convention_words(arguments.convention),
         "shares": SHARES, "series": SERIES, "left_out": left_out,
         "runs": overview(runs, arguments.convention), "steps": steps,
-    }))  # fmt: skip
+    })  # fmt: skip
+    try:
+        Path(arguments.out).write_text(whole)
+    except OSError as error:
+        raise ValueError(f"--out is {arguments.out!r}; it cannot be written: {error.strerror}") from error
     size = Path(arguments.out).stat().st_size / 1e6
     print(f"{arguments.out}: {len(runs)} runs, {len(steps)} steps to look into, {size:.1f} MB")
     for words in left_out:
@@ -105,7 +111,8 @@ def inside(run: Run, line: Line, replays: dict[str, Replay | ValueError]) -> dic
     replays: by run, those made so far.
     """
     found: dict[str, Any] = {"record": of_step(Facts.of(run.start["facts"]), line)}
-    plans, cost = (), None
+    plans: tuple[Plan, ...] = ()
+    cost: Cost | None = None
     try:
         replay = replays.get(run.start["run"])
         if isinstance(replay, ValueError):

@@ -45,8 +45,8 @@ class Columns:
         size: int = 0,
         route: Sequence[int] = (),
     ) -> None:
-        """begin, length: microseconds. micro, layer: -1 for what is of none. what: lists of blocks, (micro-batch, number
-        in its plan): those that move or ask, and an attend's keys. size: bytes. route: ranks, from and to."""
+        """begin, length: microseconds. micro, layer: -1 for what is of none. what: lists of blocks, each a micro-batch
+        and a number in its plan: those that move or ask, and an attend's keys. size: bytes. route: ranks, from and to."""
         lists = [self.lists.of(one) for one in what]
         values = (track, self.names.of(name), begin, length, micro, layer, lists, size, list(route))
         for column, value in zip(self.columns.values(), values, strict=True):

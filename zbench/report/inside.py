@@ -1,8 +1,8 @@
 """A recorded step looked into: planned and simulated again, as columns for the page. Pure: no torch.
 
-A plan is a function of batch and configuration, so a record need not hold it. The timeline is the simulator's, of a step
-of LAYERS layers in place of all (they are equal), whatever the run's executor was: what was measured is not made again
-(zbench.report.measured has it where it was traced).
+A plan is a function of batch and configuration, so a record need not hold it. The timeline is the simulator's, of a
+step of LAYERS layers in place of all (they are equal), whatever the run's executor was: what was measured is not made
+again (zbench.report.measured has it where it was traced).
 """
 
 from dataclasses import replace

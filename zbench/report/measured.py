@@ -23,7 +23,7 @@ class _Runs:
     """Which micro-batch, pass and layer each run of a program is of.
 
     A micro-batch's runs are its layers forward, then backward from the last; with model.recompute "full" each of these
-    comes after a forward of that layer again. of: runs of a micro-batch; legs: operations of legs, as they are asked for.
+    comes after a forward of that layer again. of: runs of a micro-batch. _legs: operations of legs, once asked for.
     """
 
     plans: Sequence[Plan]

@@ -2,15 +2,12 @@
 
 import re
 import resource
-from pathlib import Path
 
 import torch
 
+from zbench.fingerprint import cpu_name
 
-def cpu_name() -> str:
-    """As Linux tells it; a processor without a model name is just a CPU."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
+__all__ = ["cpu_name", "peak_bytes"]
 
 
 def driver() -> str:
