@@ -56,10 +56,11 @@ def thread(name: str, node: int, lane: int) -> dict[str, Any]:
     return {"ph": "M", "name": "thread_name", "pid": node, "tid": lane, "args": {"name": name}}
 
 
+COLLECTIVES = "parameters, gradients"
 LANES = [
     {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "node 0"}},
-    *[thread(name, 0, lane) for lane, name in enumerate(("GPU 0", "NIC 0 sends", "NIC 0 receives"))],
-    *[thread(name, 1, lane) for lane, name in enumerate(("GPU 1", "NIC 1 sends", "NIC 1 receives"))],
+    *[thread(name, 0, lane) for lane, name in enumerate(("GPU 0", "NIC 0 sends", "NIC 0 receives", COLLECTIVES))],
+    *[thread(name, 1, lane) for lane, name in enumerate(("GPU 1", "NIC 1 sends", "NIC 1 receives", COLLECTIVES))],
 ]
 CROSSING = [
     *LANES,
@@ -67,6 +68,7 @@ CROSSING = [
     event("kv", 0, 1, 1, 2),
     event("kv", 1, 2, 1, 2),
     event("attend backward", 1, 0, 3, 1),
+    event("reduce gradients", 0, 3, 3, 2),
 ]
 INSIDE = [*LANES, event("head", 0, 0, 0, 2)]
 TRACES = {"crossing.json": CROSSING, "inside.json": INSIDE}

@@ -1,4 +1,4 @@
-"""How busy attention's messages keep every NIC during two layers of a step: ring, zeppelin without routing, zeppelin."""
+"""How busy attention's messages keep every NIC during two layers: ring, zeppelin without routing, zeppelin."""
 
 import re
 from collections.abc import Sequence

@@ -46,7 +46,7 @@ class Columns:
         route: Sequence[int] = (),
     ) -> None:
         """begin, length: microseconds. micro, layer: -1 for what is of none. what: lists of blocks, each a micro-batch
-        and a number in its plan: those that move or ask, and an attend's keys. size: bytes. route: ranks, from and to."""
+        and a number in its plan: those that move or ask, and an attend's keys. size: bytes. route: ranks, from, to."""
         lists = [self.lists.of(one) for one in what]
         values = (track, self.names.of(name), begin, length, micro, layer, lists, size, list(route))
         for column, value in zip(self.columns.values(), values, strict=True):

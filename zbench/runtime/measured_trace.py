@@ -1,8 +1,8 @@
 """One measured step as a Chrome trace, for Perfetto or chrome://tracing. No torch.
 
 A track for every rank: its attends, where it waited for messages, gradients' reduction and the optimizer (linear
-modules fill the rest); every message, from when it was posted to when the receiver found it arrived, which is late where
-it did not wait for it; and for every NIC and direction, where they were sampled (executor.nic_interval), its
+modules fill the rest); every message, from when it was posted to when the receiver found it arrived, which is late
+where it did not wait for it; and for every NIC and direction, where they were sampled (executor.nic_interval), its
 utilisation as a curve.
 Ranks' clocks are one where they are on one machine; elsewhere each counts from the barrier before the step.
 """
