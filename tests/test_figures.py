@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from figure_records import CLUSTERS, OCTAVES, TRACES, run_of, samples
+from figure_records import CLUSTERS, COLLECTIVES, OCTAVES, TRACES, run_of, samples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,12 +94,22 @@ def test_an_ablation_without_one_of_its_parts_is_refused() -> None:
 def test_timeline_has_lanes_in_order_and_ends_with_the_last_event() -> None:
     found = timeline.table(SAMPLES["timeline"])
     assert [(step.system, step.length, step.seconds) for step in found] == [
-        ("ring", 65536, 4.0), ("zeppelin", 65536, 2.0), ("ring", 1024, 4.0), ("zeppelin", 1024, 2.0),
+        ("ring", 65536, 5.0), ("zeppelin", 65536, 2.0), ("ring", 1024, 5.0), ("zeppelin", 1024, 2.0),
     ]  # fmt: skip
-    names = ["GPU 0", "GPU 1", "NIC 0 sends", "NIC 0 receives", "NIC 1 sends", "NIC 1 receives"]
+    names = [
+        "GPU 0",
+        "GPU 1",
+        "NIC 0 sends",
+        "NIC 0 receives",
+        "NIC 1 sends",
+        "NIC 1 receives",
+        COLLECTIVES,
+        COLLECTIVES,
+    ]
     assert [lane.name for lane in found[0].lanes] == names
     assert [lane.spans for lane in found[0].lanes] == [
         [("linear", 0, 1)], [("attend backward", 3, 1)], [("kv", 1, 2)], [], [], [("kv", 1, 2)],
+        [("reduce gradients", 3, 2)], [],
     ]  # fmt: skip
 
 
@@ -215,7 +225,7 @@ def test_names_and_where_they_come_from(
     assert out.splitlines() == ["results/paper/ablation.svg", "results/paper/nics.svg"]
     assert "the record of ablation was made by other sources; --run makes it anew" in err
     assert stamp(SAMPLES["planning"], planning.where(SAMPLES["planning"])).splitlines() == [
-        "above: measured on Linux",
+        "above: measured on CPU, 2 cores",
         "below: simulated on a800_4x8 (16, 32 GPUs)",
         "commit 0123456789",
         "python -m zbench experiment=planning",
@@ -299,6 +309,38 @@ def test_a_record_is_made_once_and_kept_when_an_experiment_fails(
         make("costs", ["nope"])
     assert record.read_bytes() == made
     assert not record.with_name("costs.jsonl.part").exists()
+
+
+def test_a_record_of_another_experiment_is_refused(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "scaling.jsonl").write_bytes((here / "lengths.jsonl").read_bytes())
+    assert call(monkeypatch, "scaling") == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "the record of figure scaling has runs of experiment lengths; it takes those of scaling, scaling_large" in told
+    )
+
+
+def test_what_other_sources_did_not_record_is_one_sentence(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = here / "lengths.jsonl"
+    path.write_text(path.read_text().replace('"octaves"', '"eighths"'))
+    assert call(monkeypatch, "lengths") == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(
+        "zbench: figure lengths needs 'octaves' of every run, which these other sources did not record"
+    )
+
+
+def test_pictures_that_cannot_be_written_are_one_sentence(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "nics.svg").mkdir()
+    assert call(monkeypatch, "nics") == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told == "zbench: pictures of nics cannot be written to results/paper: Is a directory"
 
 
 # -- labels -----------------------------------------------------------------------------------------

@@ -152,6 +152,8 @@ def test_exit_codes(
         (["base", "missing", "--fail-over", "2%"], "cannot be read: No such file"),
         (["base", "new", "--fail-over", "2%", "--metrics", "speed"], "--metrics is 'speed'; it takes names"),
         (["base", "new", "--metrics", "nic_bytes"], "it needs --fail-over"),
+        (["base", "new", "--fail-over", "-2%"], "argument --fail-over: expected one argument (see --help)"),
+        (["base", "new", "--fail-over", "2%", "--json"], "argument --json: not allowed with argument --fail-over"),
     ],
 )
 def test_bad_input_is_one_sentence_and_code_2(

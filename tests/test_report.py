@@ -14,13 +14,15 @@ from test_record import step_line
 from zbench import __main__ as zbench_main
 from zbench.command import ran
 from zbench.metrics import Facts
+from zbench.model import TENSOR_NAMES
 from zbench.record import Line, Run, read
 from zbench.replay import Replay
 from zbench.report import __main__ as report
 from zbench.report import inside
 from zbench.report.overview import SHARES, of_step, overview, rounded, shares_of
 from zbench.report.page import encoded, page
-from zbench.trace import events
+from zbench.runtime.events import REDUCE
+from zbench.trace import GATHER, SHARED, SHOWN, events
 
 SMALL = ["tracker=none", "cluster=a800_2x8", "model=llama_3b", "model.num_layers=2", "tokens_per_gpu=1024", "steps=2"]
 
@@ -132,14 +134,41 @@ def test_a_timeline_holds_what_the_record_sums(system: str, runs: dict[str, Run]
     assert sent + shared == pytest.approx(step["nic_tx_bytes"])
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["system=ring"],
+        ["system=zeppelin", "model.recompute=full", "model.sharding=zero1"],
+        ["system=flexsp", "cluster.device.memory_bytes=3.5 GB"],
+        ["system=hydraulis", "model.sharding=none"],
+    ],
+    ids=lambda settings: settings[0],
+)
+def test_a_timeline_ends_when_the_step_does(settings: list[str], tmp_path: Path) -> None:
+    """With parameters, gradients and the optimizer, over micro-batches and pipelines; nothing reaches beyond it."""
+    (run,) = read(made(tmp_path, *settings, "workload=wikipedia", "baseline=null", "steps=1"))[0]
+    replay = Replay.of(run)
+    _, plans = replay.step(run.steps[0])
+    found = list(events(plans, replay.cost))
+    assert max(one["ts"] + one["dur"] for one in found) == pytest.approx(1e6 * run.steps[0]["seconds"], abs=0.01)
+    assert min(one["ts"] for one in found) >= 0
+    several = len(plans) > 1 and run.start["config"]["model"]["sharding"] == "zero3"
+    count = sum(one["name"] == REDUCE for one in found)
+    assert count == 2 * (len(plans) if several else 1), len(plans)
+    sent = sum(one["args"]["bytes"] for one in found if one["name"] in (GATHER, REDUCE) and one["pid"] == 0)
+    crossing = sum(one["args"]["bytes"] for one in found if (one["pid"], one["tid"]) == (0, 8))  # NIC 0 sends
+    if plans[0].pipelines is None:  # whose layers' messages are not drawn
+        assert sent + crossing == run.steps[0]["nic_tx_bytes"][0]
+
+
 def test_an_events_blocks_are_the_plans(runs: dict[str, Run]) -> None:
     replay = Replay.of(runs["ring"])
     batch, plans = replay.step(runs["ring"].steps[0])
     of = inside.timeline(plans, replay.cost)
     assert of is not None
     for name, what in zip(of["name"], of["what"], strict=True):
-        assert len(what) == (2 if of["names"][name].startswith("attend") else 0 if " " not in of["names"][name] or
-                             of["names"][name].startswith("linear") else 1)  # fmt: skip
+        kind = of["names"][name].split()[0]
+        assert len(what) == (2 if kind == "attend" else 1 if kind in TENSOR_NAMES else 0), kind
     for told in of["lists"]:
         named = sum(here for *_, here in told["sequences"])
         assert (named == told["tokens"]) == (told["num_sequences"] <= len(told["sequences"]))
@@ -153,7 +182,7 @@ def test_pipelines_have_a_timeline_too(runs: dict[str, Run]) -> None:
     of = inside.timeline(plans, replay.cost)
     assert of is not None
     assert of["pipelines"]
-    assert set(of["names"]) == {"forward", "backward"}
+    assert set(of["names"]) == {"forward", "backward"} | SHARED - {SHOWN["forward"]}
 
 
 @pytest.mark.parametrize("system", ["ring", "zeppelin", "hydraulis"])
@@ -246,6 +275,7 @@ def test_a_step_that_now_takes_another_time_says_so(runs: dict[str, Run]) -> Non
         (["RECORD", "--steps", "9"], "--steps is '9'; no run of the records has such a step"),
         (["missing.jsonl"], "'missing.jsonl' cannot be read: No such file"),
         (["RECORD", "-o", "missing/page.html"], "its folder missing does not exist"),
+        (["RECORD", "-o", "/dev/full"], "--out is '/dev/full'; it cannot be written: No space left on device"),
     ],
 )
 def test_bad_input_is_one_sentence(
