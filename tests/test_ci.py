@@ -1,4 +1,4 @@
-"""The workflow of docs/ci.md, done: a repository with a planner of its own, zbench beside it in a folder of that name."""
+"""The workflow of docs/ci.md, done: a repository with a planner of its own, zbench in a folder of it."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ def commands() -> list[str]:
 
 
 def done(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run where `zbench` of the working folder is the repository, not the package: the path of an installed one follows."""
+    """Run where the folder `zbench` is a repository, not the package, which comes later on the path."""
     path = os.pathsep.join(("mine", str(ROOT)))
     words = [sys.executable if word == "python" else SHORT.get(word, word) for word in command.split()]
     return subprocess.run(words, cwd=folder, env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},

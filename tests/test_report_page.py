@@ -3,11 +3,15 @@
 import shutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from test_record import write
 from test_report import made
+from test_report_measured import as_if_measured
 
+from zbench.record import read
 from zbench.report import __main__ as report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
@@ -165,11 +169,50 @@ def test_the_timeline_is_reached_by_keys(opened: Page) -> None:
     assert window(opened)[0] == 0
 
 
+def test_parameters_and_gradients_are_drawn(opened: Page) -> None:
+    """In a row a node, and as waiting of the GPUs."""
+    assert "simulated" in opened.locator("#timelinetitle").inner_text()
+    drawn = opened.evaluate(
+        "document.getElementById('timeline').data.map((t) => [t.name, [...new Set(t.y)].length, t.marker.color])"
+    )
+    rows, colours = {name: rows for name, rows, _ in drawn}, [colour for *_, colour in drawn]
+    assert rows["gather parameters"] == rows["reduce gradients"] == 2
+    assert rows["waiting for gradients"] == rows["optimizer"] == 16
+    assert len(set(colours)) >= len(colours) - 1  # NICs' keys and GPUs' work are on rows of their own
+    opened.select_option("#node", "0")
+    assert (
+        opened.evaluate("document.getElementById('timeline').layout.yaxis.ticktext").count("parameters, gradients") == 1
+    )
+
+
+def test_a_measured_step_is_its_trace(browser: Any, tmp_path: Path) -> None:
+    (run,) = read(made(tmp_path, "system=ring", "workload=prolong64k", "steps=1"))[0]
+    as_if_measured(run, tmp_path / "t.json")
+    write(tmp_path / "measured.jsonl", run.start, *run.steps, run.end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["report", str(tmp_path / "measured.jsonl"), "-o", str(tmp_path / "page.html")])
+        assert report.main() == 0
+    page = browser.new_page()
+    page.goto(f"file://{tmp_path / 'page.html'}")
+    page.wait_for_selector("#timeline .bars")
+    assert page.locator("#notes").is_hidden()
+    assert page.locator("#timelinetitle").inner_text() == "Timeline of GPUs and NICs (measured)"
+    assert "this step's own trace" in page.locator("#again").inner_text()
+    page.locator("#timeline").focus()
+    page.keyboard.press("ArrowRight")
+    told = page.locator("#event").inner_text()
+    assert told.startswith("attend forward, layer 0, micro-batch 0\nGPU 0: 1 ms from ")
+    assert "sequence 0 (" in told
+    page.keyboard.press("ArrowDown")
+    assert page.locator("#event").inner_text().startswith("message ")
+    page.close()
+
+
 def test_a_node_is_shown_by_itself(opened: Page) -> None:
     opened.select_option("#node", "1")
     ticks = opened.evaluate("document.getElementById('timeline').layout.yaxis.ticktext")
     assert ticks[0] == "GPU 8"
-    assert len(ticks) == 8 + 2 * 4
+    assert len(ticks) == 8 + 2 * 4 + 1
     assert set(opened.evaluate("document.getElementById('plan').data.flatMap((t) => t.y)")) == set(range(8, 16))
 
 
