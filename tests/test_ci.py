@@ -53,7 +53,7 @@ def test_the_workflow_passes_as_it_was_and_fails_on_a_slower_planner(repository:
     assert done(run, repository).returncode == 0
     same = done(compare, repository)
     assert (same.returncode, same.stdout.splitlines()[-1]) == (
-        0, "2 runs compared by step_seconds, peak_bytes: 0 worse by more than 2%",
+        0, "2 runs compared by step_seconds, peak_bytes; worse by more than 2%: 0",
     )  # fmt: skip
     yaml_file = repository / "mine" / "conf" / "system" / "mine.yaml"
     yaml_file.write_text(yaml_file.read_text().replace("power: 1.0", "power: 2.0"))

@@ -138,7 +138,7 @@ def test_exit_codes(
     worse, total = capsys.readouterr().out.splitlines()
     assert worse.startswith("worse: the_system on the_workload")
     assert worse.endswith("step_seconds from 2 s to 2.06 s (+3.00%)")
-    assert total == "1 runs compared by step_seconds, peak_bytes: 1 worse by more than 2%"
+    assert total == "1 run compared by step_seconds, peak_bytes; worse by more than 2%: 1"
     assert call(monkeypatch, base, new, "--fail-over", "5%") == 0
     assert call(monkeypatch, base, new, "--fail-over=2%", "--metrics", "nic_bytes,imbalance") == 0
     assert call(monkeypatch, new, base, "--fail-over", "2%") == 0

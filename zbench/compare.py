@@ -146,8 +146,8 @@ def _gate(files: Sequence[str], share: str, metrics: Sequence[str] | None) -> in
         print(f"worse: {change}")
     for place in found.added:
         print(f"not in the baseline: {place[0]} on {', '.join(place[1:])}")
-    count = len(found.worse)
-    print(f"{found.compared} runs compared by {', '.join(names)}: {count} worse by more than {share.strip()}")
+    runs = f"{found.compared} run{'' if found.compared == 1 else 's'}"
+    print(f"{runs} compared by {', '.join(names)}; worse by more than {share.strip()}: {len(found.worse)}")
     return 1 if found.worse else 0
 
 

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from zbench.figures.records import Records, choice
 from zbench.figures.stamp import simulated
-from zbench.figures.style import SYSTEMS, WIDTH, end_labels
+from zbench.figures.style import SYSTEMS, WIDTH, early_label, end_labels
 
 EXPERIMENTS = ("planning", "planning_large")
 PANELS = (2, 1)
@@ -35,24 +35,28 @@ def draw(axes: Sequence[Axes], table: Sequence[Point]) -> None:
     time, quality = axes
     sizes = sorted({one.gpus for one in table})
     names = list(dict.fromkeys(one.system for one in table))
-    times, qualities = {}, {}
+    times: dict[str, tuple[float, float]] = {}
+    qualities: dict[str, tuple[float, float]] = {}
     for name in names:
         colour, marker = SYSTEMS[name]
         mine = [one for one in table if one.system == name]
         spent = [(one.gpus, 1e3 * one.plan_seconds) for one in mine]
         reached = [(one.gpus, one.bound_ratio) for one in mine if one.bound_ratio is not None]
         time.loglog(*zip(*spent, strict=True), color=colour, marker=marker, lw=1.5, ms=5)
-        times[name] = spent[-1]
         if reached:
             quality.semilogx(*zip(*reached, strict=True), color=colour, marker=marker, lw=1.5, ms=5)
-            qualities[name] = reached[-1]
+        for panel, ends, line in ((time, times, spent), (quality, qualities, reached)):
+            if line and line[-1][0] == sizes[-1]:
+                ends[name] = line[-1]
+            elif line:
+                early_label(panel, name, line[-1], colour)
     for panel in axes:
         panel.xaxis.minorticks_off()
         panel.set_xticks(sizes, [f"{size:,}" for size in sizes])
         panel.set_xlim(sizes[0] / 1.15, sizes[-1] * 1.1)
         panel.grid()
     time.set_ylabel("planning a step, ms")
-    time.yaxis.set_major_formatter("{x:g}")
+    time.yaxis.set_major_formatter("{x:,g}")
     quality.set_ylabel("fastest possible / simulated step")
     quality.set_ylim(0, 1)
     quality.set_xlabel("GPUs, 4,096 tokens of a batch each")

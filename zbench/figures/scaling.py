@@ -9,7 +9,7 @@ from matplotlib.ticker import LogLocator
 
 from zbench.figures.records import Records, choice
 from zbench.figures.stamp import simulated as where
-from zbench.figures.style import GREY, SYSTEMS, WIDTH, end_labels
+from zbench.figures.style import GREY, SYSTEMS, WIDTH, early_label, end_labels
 
 __all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]
 EXPERIMENTS = ("scaling", "scaling_large")
@@ -45,8 +45,7 @@ def draw(axes: Sequence[Axes], table: Sequence[Point]) -> None:
             ends[name] = mine[-1]
         else:
             full = len(mine) < len(points)
-            word = f"{name},\nthen out of memory" if full else name
-            panel.annotate(word, mine[-1], (6, -2), textcoords="offset points", color=colour, fontsize=8.5, va="top")
+            early_label(panel, f"{name},\nthen out of memory" if full else name, mine[-1], colour)
     panel.axvline(PUBLISHED, color=GREY, ls="--", lw=1)
     panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     panel.minorticks_off()
@@ -54,7 +53,7 @@ def draw(axes: Sequence[Axes], table: Sequence[Point]) -> None:
     panel.set_xlim(sizes[0] / 1.15, sizes[-1] * 1.05)
     panel.set_xlabel("GPUs, 4,096 tokens of a batch each")
     panel.set_ylabel("1,000 tokens/s")
-    panel.yaxis.set_major_formatter("{x:g}")
+    panel.yaxis.set_major_formatter("{x:,g}")
     panel.grid()
     words: dict[str, Any] = {"fontsize": 7.5, "rotation": 90, "ha": "right", "va": "top", "color": "#444444"}
     panel.text(PUBLISHED / 1.04, 0.98, "published up to here", transform=panel.get_xaxis_transform(), **words)

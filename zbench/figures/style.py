@@ -107,6 +107,11 @@ def end_labels(axes: Axes, ends: Mapping[str, tuple[float, float]], colours: Map
         )  # fmt: skip
 
 
+def early_label(axes: Axes, words: str, end: tuple[float, float], colour: str) -> None:
+    """Beside the end of a line that does not reach the right edge."""
+    axes.annotate(words, end, (6, 3), textcoords="offset points", color=colour, fontsize=8.5, va="bottom")
+
+
 def tokens(value: float) -> str:
     """4096 as 4K."""
     for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
