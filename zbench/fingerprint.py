@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-_DRAWING = "zbench/figures"  # draws what others recorded: no run depends on it
-_PATHS = ("zbench", "systems", "workloads", "conf", f":!{_DRAWING}")  # as git takes them
+_DRAWING = ("zbench/figures", "zbench/report")  # draw what others recorded: no run depends on them
+_PATHS = ("zbench", "systems", "workloads", "conf", *(f":!{path}" for path in _DRAWING))  # as git takes them
 _SOURCES = ("zbench/**/*.py", "systems/**/*.py", "workloads/**/*.py", "conf/**/*.yaml")
 
 
@@ -38,8 +38,8 @@ def cpu_name() -> str:
 
 def source_digest(root: Path = ROOT) -> str:
     """Names the program by the content of its sources and yamls, committed or not, that runs depend on."""
-    digest, drawing = hashlib.sha256(), root / _DRAWING
-    paths = {path for pattern in _SOURCES for path in root.glob(pattern) if drawing not in path.parents}
+    digest, drawing = hashlib.sha256(), {root / path for path in _DRAWING}
+    paths = {path for pattern in _SOURCES for path in root.glob(pattern) if not drawing & set(path.parents)}
     for path in sorted(paths):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
