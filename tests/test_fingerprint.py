@@ -24,8 +24,9 @@ def git(tree: Path, *arguments: str) -> None:
 def test_the_digest_changes_with_every_source_and_with_nothing_else(tree: Path) -> None:
     before = source_digest(tree)
     (tree / "README.md").write_text("other")
-    (tree / "zbench/figures").mkdir()
-    (tree / "zbench/figures/bars.py").touch()
+    for drawing in ("figures", "report"):
+        (tree / "zbench" / drawing).mkdir()
+        (tree / "zbench" / drawing / "bars.py").touch()
     assert source_digest(tree) == before
     seen = {before}
     for name in ("zbench/a.py", "systems/b.py", "workloads/c.py", "conf/system/d.yaml"):
@@ -45,8 +46,9 @@ def test_commit_and_dirty(tree: Path) -> None:
     git(tree, "commit", "-qm", "all")
     assert len(fingerprint(tree)["commit"]) == 40
     (tree / "record.jsonl").touch()
-    (tree / "zbench/figures").mkdir()
-    (tree / "zbench/figures/bars.py").touch()
+    for drawing in ("figures", "report"):
+        (tree / "zbench" / drawing).mkdir()
+        (tree / "zbench" / drawing / "bars.py").touch()
     assert fingerprint(tree)["dirty"] is False
     (tree / "systems/new.py").touch()
     assert fingerprint(tree)["dirty"] is True
