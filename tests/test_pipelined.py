@@ -286,7 +286,8 @@ def test_trace_shows_every_micro_batch_on_every_rank(tmp_path: Path) -> None:
     batch, plans = laid(cost, pipelines((0, 2, 2)), [{0: [500]}, {0: [700]}])
     count = write_trace(tmp_path / "t.json", cost, plans)
     events = [e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e["ph"] == "X"]
-    assert len(events) == 2 * 2 * 4 < count
+    layers = [event for event in events if event["name"] in ("forward", "backward")]
+    assert len(layers) == 2 * 2 * 4 < len(events) < count
     step = Simulated(cost).step(batch, plans)
     end = max(e["ts"] + e["dur"] for e in events) / 1e6
-    assert end == pytest.approx(step.seconds - step.phases["gradients"] - step.phases["optimizer"], abs=1e-5)
+    assert end == pytest.approx(step.seconds, abs=1e-5)

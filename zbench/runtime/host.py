@@ -2,12 +2,13 @@
 
 import re
 import resource
+from pathlib import Path
 
 import torch
 
 from zbench.fingerprint import cpu_name
 
-__all__ = ["cpu_name", "peak_bytes"]
+__all__ = ["cpu_name", "driver", "peak_bytes"]
 
 
 def driver() -> str:
