@@ -14,6 +14,7 @@ CONF = Path(__file__).parents[1] / "conf"
 CLUSTERS = ("a800_4x8", "h800_4x8", "h200_4x8")
 DEGREES = (("flexsp_batch_ada", None, 4.0), ("flexsp", 0, 3.0), ("flexsp_batch_ada", 64, 6.0))
 NIC_BANDWIDTH = 1000.0  # bytes/s
+MACHINE = {"platform": "Linux", "processor": "CPU", "cores": 2}
 OCTAVES = {"sequences": [0, 0, 3, 1], "tokens": [0, 0, 15, 9]}
 
 
@@ -40,7 +41,7 @@ def run_of(
     ring = {"_target_": "system.ring"}
     line = start_line(f"{whole}", config=whole, baseline={"name": "ring", "system": ring}, time="1")
     line["facts"] |= {"cluster": group, "num_ranks": gpus, "tensor_parallel": 1, "num_nics": 2, "nics_per_node": 1}
-    line["fingerprint"] = {"sources": "s", "commit": "0123456789abcdef", "dirty": False, "processor": "CPU", "cores": 2}
+    line["fingerprint"] = {"sources": "s", "commit": "0123456789abcdef", "dirty": False, **MACHINE}
     steps = [
         step_line(line["run"], number, **{"seconds": seconds, "num_sequences": 4, "octaves": OCTAVES, **changes})
         for number in range(2)
