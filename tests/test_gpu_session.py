@@ -110,4 +110,6 @@ def test_all_parts_on_the_cpu(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (out / "correctness.jsonl").read_text().splitlines()]
     assert len(lines) == 81
     assert json.loads((out / "attention.jsonl").read_text().splitlines()[0])["seconds"] > 0
-    assert '"kind":"about"' in (out / "predicted" / "fixed_4k.jsonl").read_text()
+    record = (out / "predicted" / "fixed_4k.jsonl").read_text()
+    assert '"kind":"about"' in record
+    assert '"attention_forward_causal":{"128":' in record  # simulated on the device that was measured
