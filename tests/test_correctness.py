@@ -5,15 +5,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from zbench.correctness import __main__, kernels
+from zbench.correctness import __main__, kernels, plans
 from zbench.correctness.kernels import LIMITS, RING, Problem, errors, problems, reference
 from zbench.correctness.ledger import Ledger
 from zbench.correctness.plans import PRECISIONS, systems
+from zbench.plan import Plan
+from zbench.runtime.fleet import RankFailed
 from zbench.runtime.kernels import Matmul, Triple
 from zbench.runtime.kernels_cpu import FlashCPU
 
@@ -101,12 +104,14 @@ def test_plans_run_on_shared_ranks_and_are_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "found.jsonl"
+    few = [PRECISIONS[1].name, PRECISIONS[2].name]
     asked = ["--device", "cpu", "--parts", "plans", "--systems", "ring", "--out", str(out)]
+    asked += ["--precisions", ",".join(few)]
     assert call(monkeypatch, *asked) == 0
     told = capsys.readouterr()
-    assert told.out.splitlines()[-1].endswith(f"{len(PRECISIONS)} of {len(PRECISIONS)} cases are within their limits")
+    assert told.out.splitlines()[-1].endswith("2 of 2 cases are within their limits")
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert {line["group"] for line in lines} == {f"plans, {precision.name}" for precision in PRECISIONS}
+    assert {line["group"] for line in lines} == {f"plans, {name}" for name in few}
     assert all(line["ranks"][0]["sharing"] == 1 and not line["ranks"][0]["staged"] for line in lines)
     before = out.read_bytes()
     assert call(monkeypatch, *asked) == 0
@@ -115,6 +120,40 @@ def test_plans_run_on_shared_ranks_and_are_not_run_again(
     out.write_bytes(b"\n".join([*before.splitlines()[:-1], json.dumps(other).encode(), b""]))
     assert call(monkeypatch, *asked) == 1
     assert f"outside of its limit: plans on cpu, {PRECISIONS[-1].name}, ring" in capsys.readouterr().out
+
+
+def test_what_fails_is_told_and_what_is_missing_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks that die take nobody else's step with them."""
+
+    class Mortal:
+        starts, cost = 0, None
+
+        def __init__(self, cost: object, *given: object, **settings: object) -> None:
+            self.cost = cost
+
+        def start(self) -> SimpleNamespace:
+            Mortal.starts += 1
+            return SimpleNamespace(about={"ranks": [{"sharing": 4}]})
+
+        def stop(self) -> None: ...
+
+        def step(self, batch: object, plans: Sequence[Plan]) -> SimpleNamespace:
+            if Mortal.starts == 1:
+                raise RankFailed("rank 2 was killed by signal 9")
+            return SimpleNamespace(loss=5.0, checks={"float32": 1e-6})
+
+    monkeypatch.setattr(plans, "Torch", Mortal)
+    monkeypatch.setattr(plans, "find_spec", lambda name: None)
+    asked = ["--device", "cpu", "--parts", "plans", "--systems", "ring,zeppelin,ulysses_deepspeed"]
+    assert call(monkeypatch, *asked, "--precisions", "float32", "--out", str(tmp_path / "found")) == 1
+    out = capsys.readouterr().out
+    assert "outside of its limit: plans on cpu, float32, ring: rank 2 was killed by signal 9\n" in out
+    assert out.endswith("1 of 2 cases are within their limits, 1 skipped (a package is missing)\n")
+    assert Mortal.starts == 2
+    assert call(monkeypatch, *asked, "--precisions", "float32", "--out", str(tmp_path / "found")) == 0
+    assert Mortal.starts == 3  # for what failed
 
 
 def test_kernels_that_cannot_run_are_told(

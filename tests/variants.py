@@ -9,13 +9,12 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from zbench.correctness.plans import NEEDS
 from zbench.cost import Cost
 from zbench.protocols import System
 from zbench.rewrite.reverse import MODES
 
 FOLDER = Path(__file__).parents[1] / "conf" / "system"
-# systems that run another project's package, of the extra `peers`
-NEEDS = {"hybrid_dp_megatron": "megatron", "ulysses_deepspeed": "deepspeed"}
 
 
 @dataclass(frozen=True)

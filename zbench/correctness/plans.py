@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ MODEL = Model("correctness", num_layers=2, hidden=256, num_heads=4, num_kv_heads
 SHAPE = {"num_nodes": 2, "gpus_per_node": 2, "nics_per_node": 2}
 # One sequence that every system cuts, others around a kernel's tile, some below it; nothing divides by the ranks.
 LENGTHS = (701, 257, 130, 129, 127, 64, 33, 17, 5, 1)
+NEEDS = {"hybrid_dp_megatron": "megatron", "ulysses_deepspeed": "deepspeed"}  # packages of the extra `peers`
 TIMEOUT = 120.0  # seconds without progress: four ranks that share a GPU, each with a reference to wait for
 
 
@@ -110,10 +112,9 @@ def _running(cost: Cost, precision: Precision, device: str) -> Iterator[tuple[To
 
 def _outcome(name: str, executor: Torch, precision: Precision, batch: Batch, about: Any) -> tuple[Outcome, bool]:
     """(what came of the system's step, whether the ranks are still there)."""
-    try:
-        plans = make_system(_config(f"system={name}"), executor.cost).plan(batch)
-    except ImportError as error:
-        return Outcome(None, None, f"{error}", about, skipped=True), True
+    if (package := NEEDS.get(name)) and find_spec(package) is None:
+        return Outcome(None, None, f"{package}, of the extra 'peers', is not installed", about, skipped=True), True
+    plans = make_system(_config(f"system={name}"), executor.cost).plan(batch)
     verify_step(batch, plans)
     own = all(plan.attention == "" for plan in plans)  # another package's messages are not the plan's
     executor.check = [check for check in precision.check if own or check != "bytes"]
