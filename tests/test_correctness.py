@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from zbench.batch import Batch
 from zbench.correctness import __main__, kernels, plans
 from zbench.correctness.kernels import LIMITS, RING, Problem, errors, problems, reference
 from zbench.correctness.ledger import Ledger
 from zbench.correctness.plans import PRECISIONS, systems
+from zbench.cost import Cost
 from zbench.plan import Plan
 from zbench.runtime.fleet import RankFailed
 from zbench.runtime.kernels import Matmul, Triple
@@ -100,60 +102,79 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return __main__.main()
 
 
-def test_plans_run_on_shared_ranks_and_are_not_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+class Ranks:
+    """Stands for zbench.runtime.executor.Torch (real ranks are tests/test_gpu_session.py's); the first to start die."""
+
+    starts, dies, off = 0, False, 0.0
+
+    def __init__(self, cost: Cost, *given: object, **settings: object) -> None:
+        self.cost, self.check = cost, ()
+
+    def start(self) -> SimpleNamespace:
+        type(self).starts += 1
+        return SimpleNamespace(about={"ranks": [{"sharing": 4}]})
+
+    def stop(self) -> None: ...
+
+    def step(self, batch: Batch, plans: Sequence[Plan]) -> SimpleNamespace:
+        if self.dies and self.starts == 1:
+            raise RankFailed("rank 2 was killed by signal 9")
+        is_half = self.cost.model.element_bytes == 2
+        return SimpleNamespace(loss=5.0 + is_half * self.off, checks={} if is_half else {"float32": 1e-6, "bytes": 9.0})
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> type[Ranks]:
+    made = type("Made", (Ranks,), {})
+    monkeypatch.setattr(plans, "Torch", made)
+    return made
+
+
+def test_what_was_found_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ranks: type[Ranks]
 ) -> None:
     out = tmp_path / "found.jsonl"
-    few = [PRECISIONS[1].name, PRECISIONS[2].name]
-    asked = ["--device", "cpu", "--parts", "plans", "--systems", "ring", "--out", str(out)]
-    asked += ["--precisions", ",".join(few)]
+    asked = ["--device", "cpu", "--parts", "plans", "--systems", "ring,zeppelin", "--out", str(out)]
+    num = 2 * len(PRECISIONS)
     assert call(monkeypatch, *asked) == 0
-    told = capsys.readouterr()
-    assert told.out.splitlines()[-1].endswith("2 of 2 cases are within their limits")
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"{num} of {num} cases are within their limits")
+    assert ranks.starts == len(PRECISIONS)  # the CPU's reference is the CPU's own step
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert {line["group"] for line in lines} == {f"plans, {name}" for name in few}
-    assert all(line["ranks"][0]["sharing"] == 1 and not line["ranks"][0]["staged"] for line in lines)
-    before = out.read_bytes()
+    assert [line["case"] for line in lines].count("plans on cpu, float32, ring") == 1
+    assert all(line["ranks"] == [{"sharing": 4}] for line in lines)
+    assert [line["worst"] for line in lines if "float32, ring" in line["case"]] == [1e-6]
     assert call(monkeypatch, *asked) == 0
-    assert out.read_bytes() == before
-    other = json.loads(before.splitlines()[-1]) | {"loss": 3.0}  # a device whose loss is another one
-    out.write_bytes(b"\n".join([*before.splitlines()[:-1], json.dumps(other).encode(), b""]))
-    assert call(monkeypatch, *asked) == 1
-    assert f"outside of its limit: plans on cpu, {PRECISIONS[-1].name}, ring" in capsys.readouterr().out
+    assert ranks.starts == len(PRECISIONS)
+    assert len(out.read_text().splitlines()) == num
+
+
+@pytest.mark.parametrize(("off", "code"), [(0.04, 0), (0.06, 1), (float("nan"), 1)])
+def test_losses_are_compared_with_the_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ranks: type[Ranks],
+    off: float, code: int,
+) -> None:  # fmt: skip
+    ranks.off = off
+    out = str(tmp_path / "found.jsonl")
+    assert call(monkeypatch, "--device", "cpu", "--parts", "plans", "--systems", "ring", "--out", out) == code
+    told = capsys.readouterr().out
+    assert ("outside of its limit: plans on cpu, bfloat16, ring" in told) == bool(code)
 
 
 def test_what_fails_is_told_and_what_is_missing_is_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ranks: type[Ranks]
 ) -> None:
     """Ranks that die take nobody else's step with them."""
-
-    class Mortal:
-        starts, cost = 0, None
-
-        def __init__(self, cost: object, *given: object, **settings: object) -> None:
-            self.cost = cost
-
-        def start(self) -> SimpleNamespace:
-            Mortal.starts += 1
-            return SimpleNamespace(about={"ranks": [{"sharing": 4}]})
-
-        def stop(self) -> None: ...
-
-        def step(self, batch: object, plans: Sequence[Plan]) -> SimpleNamespace:
-            if Mortal.starts == 1:
-                raise RankFailed("rank 2 was killed by signal 9")
-            return SimpleNamespace(loss=5.0, checks={"float32": 1e-6})
-
-    monkeypatch.setattr(plans, "Torch", Mortal)
+    ranks.dies = True
     monkeypatch.setattr(plans, "find_spec", lambda name: None)
     asked = ["--device", "cpu", "--parts", "plans", "--systems", "ring,zeppelin,ulysses_deepspeed"]
-    assert call(monkeypatch, *asked, "--precisions", "float32", "--out", str(tmp_path / "found")) == 1
+    asked += ["--precisions", "float32", "--out", str(tmp_path / "found")]
+    assert call(monkeypatch, *asked) == 1
     out = capsys.readouterr().out
     assert "outside of its limit: plans on cpu, float32, ring: rank 2 was killed by signal 9\n" in out
     assert out.endswith("1 of 2 cases are within their limits, 1 skipped (a package is missing)\n")
-    assert Mortal.starts == 2
-    assert call(monkeypatch, *asked, "--precisions", "float32", "--out", str(tmp_path / "found")) == 0
-    assert Mortal.starts == 3  # for what failed
+    assert ranks.starts == 2
+    assert call(monkeypatch, *asked) == 0
+    assert ranks.starts == 3  # for what failed
 
 
 def test_kernels_that_cannot_run_are_told(

@@ -109,6 +109,7 @@ def test_all_parts_on_the_cpu(tmp_path: Path) -> None:
         assert line in table
     lines = [json.loads(line) for line in (out / "correctness.jsonl").read_text().splitlines()]
     assert len(lines) == 81
+    assert [(one["sharing"], one["staged"], one["backend"]) for one in lines[-1]["ranks"]] == [(1, False, "gloo")]
     assert json.loads((out / "attention.jsonl").read_text().splitlines()[0])["seconds"] > 0
     record = (out / "predicted" / "fixed_4k.jsonl").read_text()
     assert '"kind":"about"' in record

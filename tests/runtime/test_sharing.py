@@ -80,11 +80,11 @@ def test_emulated_nodes_compute_on_the_cpu() -> None:
         Desk(None, None, device="cuda")  # type: ignore[arg-type]
 
 
-def test_every_system_is_exact_with_messages_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_are_exact_with_messages_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of systems that have every kind of transfer between them."""
+    names = ("ring", "ulysses", "allgather", "zeppelin")
     with ranks(monkeypatch, 2, 2, (4, 2)) as (cost, fleet):
-        done = 0
-        for which in SYSTEMS:
-            for plan in plans(cost, which):
-                check(cost, fleet, plan, "staged")
-                done += 1
-        assert done >= 8 * len(LENGTHS)
+        some = [plan for which in SYSTEMS if which.path.stem in names for plan in plans(cost, which)]
+        assert len(some) >= len(names) * len(LENGTHS)
+        for plan in some:
+            check(cost, fleet, plan, "staged")
