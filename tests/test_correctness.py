@@ -1,6 +1,7 @@
 """python -m zbench.correctness on the CPU: what a GPU session runs, with short lengths, and that mistakes are found."""
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from zbench.correctness.ledger import Ledger
 from zbench.correctness.plans import PRECISIONS, systems
 from zbench.cost import Cost
 from zbench.plan import Plan
+from zbench.runtime.executor import Diverged
 from zbench.runtime.fleet import RankFailed
 from zbench.runtime.kernels import Matmul, Triple
 from zbench.runtime.kernels_cpu import FlashCPU
@@ -119,6 +121,8 @@ class Ranks:
     def step(self, batch: Batch, plans: Sequence[Plan]) -> SimpleNamespace:
         if self.dies and self.starts == 1:
             raise RankFailed("rank 2 was killed by signal 9")
+        if math.isnan(self.off):
+            raise Diverged("the loss is nan in step 0; the run stops")
         is_half = self.cost.model.element_bytes == 2
         return SimpleNamespace(loss=5.0 + is_half * self.off, checks={} if is_half else {"float32": 1e-6, "bytes": 9.0})
 
@@ -158,6 +162,7 @@ def test_losses_are_compared_with_the_cpus(
     assert call(monkeypatch, "--device", "cpu", "--parts", "plans", "--systems", "ring", "--out", out) == code
     told = capsys.readouterr().out
     assert ("outside of its limit: plans on cpu, bfloat16, ring" in told) == bool(code)
+    assert ("bfloat16, ring: the loss is nan" in told) == math.isnan(off)
 
 
 def test_what_fails_is_told_and_what_is_missing_is_skipped(

@@ -23,7 +23,7 @@ from zbench.cost import Cost
 from zbench.fingerprint import ROOT
 from zbench.model import Model
 from zbench.parts import make_system
-from zbench.runtime.executor import CheckFailed, Torch
+from zbench.runtime.executor import CheckFailed, Diverged, Torch
 from zbench.runtime.fleet import RankFailed
 from zbench.verify import verify_step
 
@@ -120,7 +120,7 @@ def _outcome(name: str, executor: Torch, precision: Precision, batch: Batch, abo
     executor.check = [check for check in precision.check if own or check != "bytes"]
     try:
         result = executor.step(batch, plans)
-    except (CheckFailed, ValueError) as error:
+    except (CheckFailed, Diverged, ValueError) as error:
         return Outcome(None, None, str(error), about), True
     except RankFailed as error:
         return Outcome(None, None, str(error), about), False
