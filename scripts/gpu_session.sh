@@ -33,6 +33,9 @@ then
     exit 2
 fi
 
+# Sequences' lengths differ from batch to batch: memory in whole segments would be cut into pieces that fit none.
+export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
+
 mkdir -p "$out/done" "$out/conf/cluster/device" || exit 2
 sources=$("$PYTHON" -c 'from zbench.fingerprint import source_digest; print(source_digest())') || exit 2
 names=() states=() taken=() lasts=()
