@@ -117,6 +117,8 @@ def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:
         (("check=exact",), "check is exact; it needs an executor that trains, as in executor=torch"),
         (("resume=here",), "resume is here; it needs an executor that trains"),
         ((*SMALL, "check=fast"), "check is 'fast'; it takes exact or float32 or bytes, a list of them, or null"),
+        ((*SMALL, "check=[exact,float32]"), "check holds exact and float32; a run computes in float64 or in float32"),
+        ((*SMALL, "executor.device=gpu"), "executor.device is 'gpu'; it takes auto, cpu, cuda"),
         ((*SMALL, "resume=nowhere"), "resume is 'nowhere'; it takes the folder of a checkpoint"),
         ((*SMALL, "executor.kernel=quick"), "executor.kernel is 'quick'; it takes auto, matmul"),
         ((*SMALL, "executor.kernel=flash-attn-2"), "takes bfloat16, and model.element_bytes is 4 here"),
