@@ -18,7 +18,7 @@ from zbench.collective import Collectives
 from zbench.cost import Cost, Floats
 from zbench.layers import finished
 from zbench.legs import LANES, link_ids
-from zbench.memory import peak_bytes, static_bytes
+from zbench.memory import static_bytes, step_bytes
 from zbench.patterns import ulysses_ring
 from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
@@ -126,7 +126,7 @@ def _profile(degree: int, cost: Cost, backward: Mode) -> Floats:
     pieces = np.full(TILES * degree // 2, 2 * TILE, np.int64)
     groups = [_group(x, degree, cost, backward) for x in (pieces.sum()[None], pieces, pieces[::2])]
     plan, small = groups[0]
-    occupied = int((peak_bytes((plan,), small) - static_bytes(small)).max())
+    occupied = int((step_bytes(plan, small) - static_bytes(small)).max())
     return np.array([*(_seconds(plan, small) for plan, small in groups), occupied])
 
 

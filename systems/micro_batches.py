@@ -11,7 +11,8 @@ from itertools import islice
 import numpy as np
 
 from zbench.cost import Cost
-from zbench.memory import activation_bytes, kept_bytes, least_bytes, peak_bytes, static_bytes
+from zbench.dealt import dealt
+from zbench.memory import kept_bytes, least_bytes, static_bytes, step_bytes, token_bytes
 from zbench.model import DKV, DQ, O
 from zbench.plan import TRANSFER, Ints, Ops, Plan
 
@@ -74,18 +75,7 @@ def _plan(seqs: Ints, lengths: Ints, cost: Cost, planner: Planner) -> tuple[Plan
 def fitting_tokens(cost: Cost) -> int:
     """Tokens of a micro-batch that fit a GPU which receives nothing; at least 1, so that there is always a plan."""
     free = int(cost.cluster.device.memory_bytes) - static_bytes(cost)
-    return max(free // activation_bytes(cost.model), 1)
-
-
-def dealt(seqs: Ints, lengths: Ints, count: int) -> list[Ints]:
-    """`seqs` in `count` parts of about equal tokens, the longest first, each to the part with the fewest tokens."""
-    parts: list[list[int]] = [[] for _ in range(count)]
-    held = np.zeros(count, np.int64)
-    for seq in seqs[np.argsort(-lengths[seqs], kind="stable")]:
-        part = int(held.argmin())
-        parts[part].append(int(seq))
-        held[part] += lengths[seq]
-    return [np.sort(np.array(part, np.int64)) for part in parts]
+    return max(free // token_bytes(cost), 1)
 
 
 def need_bytes(plan: Plan, cost: Cost) -> int:
@@ -96,13 +86,17 @@ def need_bytes(plan: Plan, cost: Cost) -> int:
 
 def exact_bytes(plan: Plan, cost: Cost) -> int:
     """Bytes of the fullest rank at its fullest moment."""
-    return int(peak_bytes((plan,), cost).max())
+    return int(step_bytes(plan, cost).max())
 
 
 def need_range(plan: Plan, cost: Cost) -> tuple[int, int]:
-    """Bytes between which those of the fullest rank lie: nothing, or all that ever comes and goes, held at once."""
+    """Bytes between which those of the fullest rank lie: nothing, or all that ever comes and goes, held at once. With
+    stages, whose fullest one is not known beforehand, exact ones."""
+    if cost.pp > 1:
+        exact = exact_bytes(plan, cost)
+        return exact, exact
     layers = 1 if cost.model.recompute == "full" else cost.model.num_layers
-    lasting = activation_bytes(cost.model) * plan.tokens_per_rank + layers * kept_bytes(plan, cost)
+    lasting = token_bytes(cost) * plan.tokens_per_rank + layers * kept_bytes(plan, cost)
     moment = np.maximum(_away_bytes(plan, plan.forward, cost), _away_bytes(plan, plan.backward, cost))
     static = static_bytes(cost)
     return int(lasting.max()) + static, int((lasting + moment).max()) + static

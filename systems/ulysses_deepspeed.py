@@ -13,10 +13,10 @@ from typing import ClassVar
 import numpy as np
 
 from systems.grids import degrees
-from systems.micro_batches import dealt
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cost import Cost
+from zbench.dealt import dealt
 from zbench.patterns import ulysses_ring
 from zbench.plan import Plan
 from zbench.rewrite import reverse

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from systems.bins import bins
-from systems.micro_batches import dealt, fitting
+from systems.micro_batches import fitting
 from systems.wlb_shard import Pieces, attend_seconds, gather_seconds, mixed, per_document, per_sequence
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cost import Cost
-from zbench.memory import activation_bytes, static_bytes
+from zbench.dealt import dealt
+from zbench.memory import static_bytes, token_bytes
 from zbench.model import KV
 from zbench.patterns import all_gather, local
 from zbench.plan import Ints, Plan
@@ -167,7 +168,7 @@ def capacity(degree: int, cost: Cost, backward: Mode) -> int:
     copies = 1 + layers if backward == "keep" else 2
     received = copies * (degree - 1) * model.message_bytes_per_token(KV, 0, model.num_heads)
     free = int(cost.cluster.device.memory_bytes) - static_bytes(cost)
-    return max(int(degree * free / (activation_bytes(model) + received)), 1)
+    return max(int(degree * free / (token_bytes(cost) + received)), 1)
 
 
 def linear_seconds(tokens: Floats, degree: int, cost: Cost, backward: Mode) -> Floats:

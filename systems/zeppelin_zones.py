@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from zbench.area import TILE, Work
 from zbench.cost import Cost
-from zbench.memory import activation_bytes, static_bytes
+from zbench.memory import static_bytes, token_bytes
 from zbench.model import KV
 from zbench.plan import Ints
 
@@ -80,4 +80,4 @@ def zones(cost: Cost, kv_moves: int, lanes: int) -> tuple[int, int]:
 def capacity_tokens(cost: Cost) -> int:
     """Tokens whose activations fit a GPU; a tenth is left for received blocks."""
     free = cost.cluster.device.memory_bytes - static_bytes(cost)
-    return max(int(0.9 * free / activation_bytes(cost.model)), 1)
+    return max(int(0.9 * free / token_bytes(cost)), 1)

@@ -159,3 +159,10 @@ def test_facts_that_are_no_numbers_are_refused(value: object) -> None:
     assert Facts.of({**good, "context_limit": None, "embedding_params": 0, "more": "things"}).context_limit is None
     with pytest.raises(ValueError, match=r"facts\.peak_flops"):
         Facts.of({**good, "peak_flops": value})
+
+
+def test_the_bubble_is_a_share_of_all_steps_and_none_without_stages() -> None:
+    staged = [step(0, phases={"bubble": 0.5}), step(1, seconds=6.0, phases={"bubble": 0.25})]
+    assert figures(TINY, staged).bubble == 0.75 / 8
+    assert figures(TINY, [step(phases={"gradients": 0.1})]).bubble is None
+    assert figures(TINY, [staged[0], step(1)]).bubble is None

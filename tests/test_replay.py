@@ -32,6 +32,17 @@ def test_a_step_is_what_it_was(system: str, tp: int, tmp_path: Path, monkeypatch
         assert (result.seconds, result.nic_tx_bytes) == (line["seconds"], line["nic_tx_bytes"])
 
 
+@pytest.mark.parametrize("system", ["bytescale", "ring"])
+def test_a_step_of_stages_is_what_it_was(system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = ("cluster.num_nodes=4", "model=llama_7b_pp4", "model.micro_batches=5")
+    run = recorded(tmp_path, monkeypatch, f"system={system}", *stages)
+    replay = Replay.of(run)
+    for line in run.steps:
+        batch, plans = replay.step(line)
+        assert len(plans) == line["num_micro_batches"]
+        assert Simulated(replay.cost).step(batch, plans).seconds == line["seconds"]
+
+
 def test_a_trained_run_is_made_again_with_the_cost_its_system_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

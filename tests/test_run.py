@@ -15,7 +15,7 @@ from systems.ring import Ring
 from zbench.batch import Batch
 from zbench.compare import rows
 from zbench.cost import Cost
-from zbench.parts import Parts, Settings
+from zbench.parts import Parts, Settings, make_system
 from zbench.plan import Plan
 from zbench.record import Run, read
 from zbench.request import Request
@@ -357,7 +357,24 @@ def test_a_model_with_tensor_parallelism_has_as_many_tokens_and_flops_in_fewer_r
     assert ours["num_heads"] * ours["head_dim"] == theirs["num_heads"] * theirs["head_dim"]
 
 
-def test_only_the_simulator_has_tensor_parallelism(tmp_path: Path) -> None:
-    asked = request(tmp_path / "r.jsonl", model={**MODEL, "tensor_parallel": 2}, executor={"_target_": "mine.Trainer"})
-    with pytest.raises(ValueError, match="tensor_parallel is 2; only executor=simulated has tensor parallelism"):
+def test_a_model_with_stages_has_the_whole_cluster_and_a_cost_of_one(tmp_path: Path) -> None:
+    asked = request(
+        tmp_path / "r.jsonl", model={**MODEL, "sharding": "zero1", "pipeline_parallel": 2, "micro_batches": 2}
+    )
+    parts = Parts.of(asked.config, asked.settings)
+    assert (parts.cluster.num_ranks, parts.cost.cluster.num_ranks) == (4, 2)
+    assert (parts.facts()["num_ranks"], parts.facts()["pipeline_parallel"]) == (4, 2)
+    system = make_system(asked.config, parts.cost)
+    assert parts.repeats(system)
+    assert len(system.plan(parts.workload.batch(0))) == 2
+    done = run(asked)
+    assert len(done[-1].steps[0]["linear_seconds"]) == 4
+    assert 0 < done[-1].steps[0]["phases"]["bubble"] < done[-1].steps[0]["seconds"]
+
+
+@pytest.mark.parametrize("kind", ["tensor", "pipeline"])
+def test_only_the_simulator_has_tensor_and_pipeline_parallelism(kind: str, tmp_path: Path) -> None:
+    model = {**MODEL, f"{kind}_parallel": 2}
+    asked = request(tmp_path / "r.jsonl", model=model, executor={"_target_": "mine.Trainer"})
+    with pytest.raises(ValueError, match=f"{kind}_parallel is 2; only executor=simulated has {kind} parallelism"):
         Parts.of(asked.config, asked.settings)

@@ -3,7 +3,8 @@
 All work, perfectly balanced, nothing ever waiting for a message: linear modules on an even share of
 the tokens, attention of whole sequences (cutting one only adds tiles and launches) spread evenly,
 the head, and the optimizer. Never less than what cannot be divided: a token is on one rank, or on those of a
-pipeline, layer after layer.
+pipeline, layer after layer. With stages (zbench.stacks) it is the work of the last one, which has the head; that it
+begins late is left out, as a micro-batch may be as small as a token.
 """
 
 from dataclasses import replace
@@ -23,7 +24,7 @@ def bound_seconds(batch: Batch, cost: Cost) -> float:
     even = batch.num_tokens / ranks
     forward, backward = (float(least_seconds(batch.lengths, cost, back).sum()) for back in (False, True))
     again = forward if model.recompute == "full" else 0.0
-    attention = model.num_layers * (forward + backward + again) / ranks
+    attention = cost.layers * (forward + backward + again) / ranks
     # Fewer tokens than ranks leave some ranks without linear work, and without its kernel starts.
     shared = _linear_seconds(max(even, 1.0), passes, cost) * min(even, 1.0) + attention
     least = even if cost.pipelines else -(-batch.num_tokens // ranks)  # tokens of the fullest rank; tp divides one
@@ -32,9 +33,9 @@ def bound_seconds(batch: Batch, cost: Cost) -> float:
 
 
 def _linear_seconds(tokens: float, passes: int, cost: Cost) -> float:
-    """All layers' linear modules and the head for `tokens` on a rank."""
+    """The linear modules of a stage's layers and the head for `tokens` on a rank."""
     count = np.array([tokens], np.float64)
-    return float(cost.linear_seconds(count)[0]) * cost.model.num_layers * passes + float(cost.head_seconds(count)[0])
+    return float(cost.linear_seconds(count)[0]) * cost.layers * passes + float(cost.head_seconds(count)[0])
 
 
 def least_seconds(lengths: Ints, cost: Cost, backward: bool) -> Floats:

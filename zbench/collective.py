@@ -93,10 +93,11 @@ class Collectives:
         and with ZeRO-3 let them go again."""
         model, every_micro_batch = cost.model, cost.model.sharding == "zero3" and held is None
         held = held or everything(cost)
-        parameters, gradients = (size * float(model.total_params) for size in (model.element_bytes, GRADIENT_BYTES))
+        of_stage = float(model.total_params) / cost.pp  # stages gather and reduce theirs at the same time
+        parameters, gradients = (size * of_stage for size in (model.element_bytes, GRADIENT_BYTES))
         halves = 2 if model.sharding == "none" else 1  # an all-reduce is a reduce-scatter and an all-gather
         return Collectives(
-            num_layers=model.num_layers,
+            num_layers=cost.layers,
             passes=4 if model.recompute == "full" else 3,  # a backward is two
             every_step=model.sharding != "none",
             every_micro_batch=every_micro_batch,

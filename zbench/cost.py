@@ -41,6 +41,7 @@ class Cost:
         results back, as in the benchmark that zbench.anchors compares with; no trainer's default.
     pipelines: what runs the plans has tensor and pipeline parallelism (zbench.pipelines); the torch executor has not.
     tp: GPUs that are one rank; cluster and model are then as zbench.groups makes them.
+    pp: stages; `cluster` is then that of one stage, and a rank is one of each (zbench.stacks).
     """
 
     cluster: Cluster
@@ -48,6 +49,17 @@ class Cost:
     staged: bool = False
     pipelines: bool = True
     tp: int = 1
+    pp: int = 1
+
+    @property
+    def layers(self) -> int:
+        """Of a stage."""
+        return self.model.num_layers // self.pp
+
+    @property
+    def whole(self) -> Cluster:
+        """The cluster of all stages, which follow one another node by node."""
+        return self.cluster if self.pp == 1 else replace(self.cluster, num_nodes=self.cluster.num_nodes * self.pp)
 
     def message_bytes(self, plan: Plan, ops: Ops) -> Ints:
         """int64 [num_ops]: bytes of every transfer, 0 for attends."""
@@ -204,7 +216,7 @@ class Cost:
 
     def optimizer_seconds(self) -> float:
         """Adam on a rank's share of the parameters."""
-        share = self.model.total_params / (1 if self.model.sharding == "none" else self.cluster.num_ranks)
+        share = self.model.total_params / (self.pp if self.model.sharding == "none" else self.whole.num_ranks)
         return OPTIMIZER_BYTES * share / self.cluster.device.copy_bandwidth
 
 

@@ -22,7 +22,7 @@ def static_bytes(cost: Cost) -> int:
     if model.sharding == "zero3":
         share = (model.element_bytes + GRADIENT_BYTES + ADAM_BYTES) / ranks
         return int(share * model.total_params) + 2 * model.layer_params * model.element_bytes
-    return pipeline_static_bytes(cost, 1, 1)
+    return pipeline_static_bytes(cost, 1, cost.pp)
 
 
 def pipeline_static_bytes(cost: Cost, tp: int, pp: int) -> int:
@@ -30,7 +30,7 @@ def pipeline_static_bytes(cost: Cost, tp: int, pp: int) -> int:
     pipelines have other numbers of micro-batches, so none could gather from all ranks for one of its own."""
     model = cost.model
     held = (model.element_bytes + GRADIENT_BYTES) / (tp * pp)
-    state = ADAM_BYTES / (tp * pp if model.sharding == "none" else cost.cluster.num_ranks)
+    state = ADAM_BYTES / (tp * pp if model.sharding == "none" else cost.whole.num_ranks)
     return int((held + state) * model.total_params)
 
 
@@ -55,9 +55,18 @@ def activation_bytes(model: Model) -> int:
     return kept + model.vocab * (model.element_bytes + 4)
 
 
+def token_bytes(cost: Cost) -> int:
+    """Bytes per token at home on the stage that needs most, with as many micro-batches under way, all like this one, as
+    it holds (zbench.one_f_one_b); without stages those of `activation_bytes`."""
+    if cost.pp == 1:
+        return activation_bytes(cost.model)
+    kept, working, logits = stage_bytes(cost, 1, cost.pp)
+    return int(np.ceil(max(cost.pp * kept, kept + logits) + working))
+
+
 def least_bytes(cost: Cost, num_tokens: int) -> int:
     """What a rank needs if a micro-batch's tokens are spread evenly and nothing is received: none needs less."""
-    return static_bytes(cost) + activation_bytes(cost.model) * -(-num_tokens // cost.cluster.num_ranks)
+    return static_bytes(cost) + token_bytes(cost) * -(-num_tokens // cost.cluster.num_ranks)
 
 
 def check_memory(cost: Cost) -> None:
@@ -67,9 +76,9 @@ def check_memory(cost: Cost) -> None:
     not, or a sequence that is too long, is out of memory by the executor's verdict.
     """
     device, model = cost.cluster.device, cost.model
-    least = static_bytes(cost) + activation_bytes(model)
+    least = static_bytes(cost) + token_bytes(cost)
     if least > device.memory_bytes:
-        remedy = "more nodes" if model.sharding == "zero3" else "model.sharding=zero3"
+        remedy = "more nodes" if model.sharding == "zero3" or cost.pp > 1 else "model.sharding=zero3"
         raise ValueError(
             f"model is {model.name}; its parameters, gradients, optimizer state and one token need at least "
             f"{least / 2**30:.1f} GiB on every GPU, and a GPU ({device.name}) has "
@@ -78,7 +87,9 @@ def check_memory(cost: Cost) -> None:
 
 
 def peak_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
-    """int64 [num_ranks]: the fullest moment of every rank over all micro-batches."""
+    """int64 [num_ranks], of all stages: the fullest moment of every rank over all micro-batches."""
+    if cost.pp > 1:
+        return _staged_bytes(plans, cost)
     if plans[0].pipelines is not None:
         return _pipelined_bytes(plans, cost)
     peak = np.zeros(cost.cluster.num_ranks, np.int64)
@@ -119,6 +130,31 @@ def _pipelined_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
             first = lead + s * tp
             peak[first : first + tp] = static + int(np.ceil(kept * _window(rows, pp - s) + most))
     return peak
+
+
+def _staged_bytes(plans: tuple[Plan, ...], cost: Cost, copies: int = 1) -> Ints:
+    """int64 [stages x ranks of a stage]: stage s of pp holds pp - s micro-batches that follow one another, with
+    activations of its layers and kv that it received and keeps. copies: of every plan."""
+    kept, working, logits = stage_bytes(cost, 1, cost.pp)
+    full = cost.model.recompute == "full"
+    tokens = np.stack([plan.tokens_per_rank for plan in plans])
+    received = np.stack([kept_bytes(plan, cost) for plan in plans]) * (1 if full else cost.layers)
+    moment = np.stack([
+        np.maximum(moment_bytes(plan, plan.forward, False, cost), moment_bytes(plan, plan.backward, True, cost))
+        for plan in plans
+    ])  # fmt: skip
+    lasting = np.repeat(kept * tokens + (0 if full else received), copies, axis=0)
+    at_work = working * tokens + moment + (received if full else 0)
+    peak = []
+    for s in range(cost.pp):
+        most = (at_work + (logits * tokens if s == cost.pp - 1 else 0)).max(axis=0)
+        peak.append([_window(rows, cost.pp - s) for rows in lasting.T] + most)
+    return np.asarray(np.ceil(np.concatenate(peak)), np.int64) + static_bytes(cost)
+
+
+def step_bytes(plan: Plan, cost: Cost) -> Ints:
+    """As `peak_bytes`, of a step whose micro-batches are all like `plan`: what it needs wherever it is in a step."""
+    return peak_bytes((plan,), cost) if cost.pp == 1 else _staged_bytes((plan,), cost, cost.pp)
 
 
 def _window(rows: Floats, width: int) -> float:

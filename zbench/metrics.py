@@ -94,6 +94,7 @@ class Figures:
     loss: float | None = None
     out_of_memory: bool = False
     nic_idle: float | None = None
+    bubble: float | None = None
     invalid_steps: int = 0
 
 
@@ -134,8 +135,15 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
         first_loss=steps[0].get("loss"),
         loss=steps[-1].get("loss"),
         nic_idle=nic_idle(facts, steps),
+        bubble=bubble(steps),
         invalid_steps=invalid,
     )
+
+
+def bubble(steps: Sequence[Step]) -> float | None:
+    """Share of the time for which other stages of a rank's stack are at work and it is not; None without stages."""
+    waited = [step.get("phases", {}).get("bubble") for step in steps]
+    return None if None in waited else sum(waited) / sum(step["seconds"] for step in steps)
 
 
 def counted(steps: Sequence[T]) -> list[T]:

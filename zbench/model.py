@@ -22,6 +22,8 @@ class Model:
         gradients and optimizer state split over all ranks; also FSDP).
     kernels: elementwise work "fused" (Transformer Engine, torch.compile) or "eager" (one kernel an operation).
     tensor_parallel: GPUs of a node that are one rank of a plan (zbench.groups).
+    pipeline_parallel: stages that the layers are divided over (zbench.stacks); micro_batches: parts of equal tokens in
+        which a batch with stages is planned, by systems that do not choose a number of their own.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Model:
     sharding: Literal["none", "zero1", "zero3"] = "zero1"
     kernels: Literal["fused", "eager"] = "fused"
     tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    micro_batches: int = 1
 
     def __post_init__(self) -> None:
         for field in (
@@ -56,6 +60,8 @@ class Model:
             "element_bytes",
             "lse_bytes",
             "tensor_parallel",
+            "pipeline_parallel",
+            "micro_batches",
         ):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -5,6 +5,7 @@ schedule without interleaving). Stage s of pp begins with pp - s - 1 forwards an
 activations of at most pp - s micro-batches. Micro-batches need not be alike: every start is played out.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numba as nb
@@ -29,6 +30,21 @@ def schedule(forward: Floats, backward: Floats, hops: Floats) -> Schedule:
     """forward, backward: seconds [stages, micro_batches]. hops: [stages - 1, micro_batches], of what passes between
     a stage and the next, in either direction."""
     return Schedule(*_schedule(forward, backward, hops))
+
+
+def turns(stages: int, count: int) -> Iterator[tuple[int, bool, int]]:
+    """(stage, whether backward, micro-batch) of `count` micro-batches, every stage's in its order and each after the
+    one of the neighbouring stage that it waits for."""
+    done = np.zeros((2, stages), np.int64)  # forwards and backwards of every stage
+    while done[1, 0] < count:
+        for s in range(stages):
+            while True:
+                forward = done[0, s] < count and done[0, s] - done[1, s] < stages - s
+                way, before = (0, s - 1) if forward else (1, s + 1)
+                if done[way, s] == count or (0 <= before < stages and done[way, before] <= done[way, s]):
+                    break
+                yield s, not forward, int(done[way, s])
+                done[way, s] += 1
 
 
 @nb.njit(cache=True)

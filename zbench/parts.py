@@ -9,9 +9,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from zbench.cluster import Cluster
 from zbench.cost import Cost
+from zbench.dealt import Dealt
 from zbench.groups import grouped
 from zbench.model import Model
 from zbench.protocols import Executor, System, Tracker, Workload
+from zbench.stacks import stacked
 
 SIMULATED = "zbench.simulate.Simulated"
 PRECISIONS = {"exact": 8, "float32": 4}  # bytes of an element: what these checks compute in
@@ -66,7 +68,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything but the system."""
+    """Everything but the system. cluster: all of it, where `cost` is of a stage."""
 
     cluster: Cluster
     model: Model
@@ -86,13 +88,14 @@ class Parts:
             if check in settings.check:
                 model = replace(model, element_bytes=size, lse_bytes=size)
         simulated = config.executor._target_ == SIMULATED
-        if model.tensor_parallel > 1 and not simulated:
-            raise ValueError(
-                f"model.tensor_parallel is {model.tensor_parallel}; only executor=simulated has tensor parallelism"
-            )
+        for kind in ("tensor", "pipeline"):
+            count = getattr(model, f"{kind}_parallel")
+            if count > 1 and not simulated:
+                raise ValueError(f"model.{kind}_parallel is {count}; only executor=simulated has {kind} parallelism")
         workload = _make(config, "workload", seed=settings.seed, tokens=settings.tokens_per_gpu * cluster.num_ranks)
         cost = grouped(Cost(cluster=cluster, model=model, pipelines=simulated), model.tensor_parallel)
-        cluster, model = cost.cluster, cost.model
+        cost = stacked(cost, model.pipeline_parallel)
+        cluster, model = cost.whole, cost.model
         for name in ("check", "resume"):
             if getattr(settings, name) and simulated:
                 raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
@@ -136,6 +139,7 @@ class Parts:
             "active_params": model.total_params - model.num_layers * model.ffn_params * idle_experts,
             "embedding_params": 0 if model.tied_embeddings else model.head_params,
             "tensor_parallel": self.cost.tp,
+            "pipeline_parallel": self.cost.pp,
             "context_limit": getattr(self.workload, "context_limit", None),
         }
 
@@ -147,14 +151,16 @@ class Parts:
 
     def repeats(self, system: System) -> bool:
         """Whether a recorded run of `system` can stand for a new one: simulated, by sources the fingerprint covers."""
-        parts = (self.cluster, self.model, self.executor, system)
+        parts = (self.cluster, self.model, self.executor, system.system if isinstance(system, Dealt) else system)
         return self.simulated and all(type(part).__module__.partition(".")[0] in _OURS for part in parts)
 
 
 def make_system(config: DictConfig, cost: Cost) -> System:
     system: System = _make(config, "system", cost=cost)
     _expect("system", system, "plan")
-    return system
+    if cost.pp == 1 or getattr(system, "plans_stages", False):
+        return system
+    return Dealt(system, cost.model.micro_batches)
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:

@@ -18,6 +18,7 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "invalid_steps": ("steps that do not count", "{:.0f}".format),
     "exposed_communication": ("share of communication not hidden", "{:.1%}".format),
     "imbalance": ("compute of the busiest rank over the mean", "{:.2f}".format),
+    "bubble": ("share of time in which other stages keep a GPU waiting", "{:.1%}".format),
     "micro_batches": ("micro-batches a step", "{:.3g}".format),
     "peak_bytes": ("memory of the fullest GPU", lambda value: f"{value / 2**30:.1f} GiB"),
 }

@@ -19,7 +19,10 @@ class Workload(Protocol):
 
 class System(Protocol):
     """May have `packages`, a tuple of names of distributions: other projects' code that its plans or their attention
-    come from. Their versions go into the record."""
+    come from. Their versions go into the record.
+
+    May have `plans_stages`, True: it chooses the number of micro-batches of a job with stages (zbench.stacks) itself.
+    To others zbench.dealt gives a batch in parts."""
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """One plan per micro-batch, in the order they run; gradients are summed."""

@@ -6,20 +6,20 @@ reductions; and the optimizer. Attention is played leg by leg (zbench.clock), th
 per rank (zbench.cost, zbench.collective). Ranks are held together by their data only: a rank whose
 neighbours do not need it runs ahead into the next layer, and, with ZeRO-1, into the next micro-batch. With ZeRO-3
 every forward and every backward gathers parameters from all ranks, so there they meet. Plans with pipelines are
-played by zbench.pipelined.
+played by zbench.pipelined, jobs with stages by zbench.staged.
 """
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from zbench import pipelined
+from zbench import pipelined, staged
 from zbench.area import work
 from zbench.batch import Batch
 from zbench.bound import bound_seconds
 from zbench.clock import Program, program
 from zbench.collective import Collectives, Sharing
-from zbench.cost import HIDDEN, SHOWN, Cost
+from zbench.cost import Cost
 from zbench.dataflow import Edges, Fault, edges
 from zbench.layers import Layers, State
 from zbench.legs import LANES, NIC, legs, link_ids
@@ -100,13 +100,17 @@ class Simulated:
         layout = () if pipelines is None else pipelines.layout
         moved, self._layout = self._layout not in (None, layout), layout
         sharing = Sharing(Collectives.of(cost, None if pipelines is None else held(pipelines, cost)))
-        play = _by_ranks if pipelines is None else pipelined.play
-        played = play(plans, cost, sharing, moved)
+        phases: dict[str, float] = {}
+        if cost.pp > 1:
+            played, phases["bubble"] = staged.play(plans, [programs(plan, cost) for plan in plans], cost, sharing)
+        else:
+            played = (_by_ranks if pipelines is None else pipelined.play)(plans, cost, sharing, moved)
         optimizer = cost.optimizer_seconds()
         end = played.end + optimizer
         peak = peak_bytes(plans, cost)
         capacity = int(cost.cluster.device.memory_bytes)
-        phases = {"forward": played.forward_end, "gradients": sharing.exposed, "optimizer": optimizer}
+        phases |= {"forward": played.forward_end, "gradients": sharing.exposed, "optimizer": optimizer}
+        shared_bytes = np.tile(sharing.nic_bytes, cost.pp)  # every stage shares its own
         return StepResult(
             seconds=end,
             bound_seconds=bound_seconds(batch, cost),
@@ -115,8 +119,8 @@ class Simulated:
             communication_seconds=np.minimum(played.communication + sharing.seconds, end).tolist(),
             exposed_seconds=(played.exposed + sharing.exposed).tolist(),
             exposed_nic_seconds=played.exposed_nic.tolist(),
-            nic_tx_bytes=(played.carried.tx + sharing.nic_bytes).tolist(),
-            nic_rx_bytes=(played.carried.rx + sharing.nic_bytes).tolist(),
+            nic_tx_bytes=(played.carried.tx + shared_bytes).tolist(),
+            nic_rx_bytes=(played.carried.rx + shared_bytes).tolist(),
             nvlink_bytes=int(played.carried.nvlink),
             peak_bytes=peak.tolist(),
             capacity_bytes=capacity,
@@ -156,18 +160,6 @@ def _by_ranks(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool
         total.linear += head
         total.carried = total.carried.plus(used).plus(used_back)
         if cost.tp > 1:
-            _exchanges(total, plan, cost)
+            total.exchange(plan, cost)
     total.end = float(state.ready.max())
     return total
-
-
-def _exchanges(total: Totals, plan: Plan, cost: Cost) -> None:
-    """Of what was played as linear modules, the tensor-parallel groups' gathers; those behind matmuls besides."""
-    layers, again = cost.model.num_layers, 1 if cost.model.recompute == "full" else 0
-    shown = layers * (3 + again) * cost.exchange_seconds(plan.tokens_per_rank)
-    total.linear -= shown
-    total.exposed += shown
-    total.communication += shown + layers * HIDDEN * cost.group_gather_seconds(plan.tokens_per_rank)
-    size = int(plan.tokens_per_rank.sum()) * cost.model.hidden * cost.model.element_bytes * (cost.tp - 1)
-    none = np.zeros(cost.cluster.num_nics, np.int64)
-    total.carried = total.carried.plus(Carried(none, none, size * layers * (SHOWN * (2 + again) + HIDDEN)))

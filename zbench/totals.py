@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.clock import Program
-from zbench.cost import Cost, Floats
+from zbench.cost import HIDDEN, SHOWN, Cost, Floats
 from zbench.layers import Played
 from zbench.legs import NIC, NVLINK
-from zbench.plan import Ints
+from zbench.plan import Ints, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Carried:
 
     @staticmethod
     def of(program: Program, cost: Cost) -> "Carried":
-        """All layers of a forward or backward list."""
-        cluster, layers, parts = cost.cluster, cost.model.num_layers, program.legs
+        """All layers, of a stage, of a forward or backward list."""
+        cluster, layers, parts = cost.cluster, cost.layers, program.legs
         kind = parts.link_class(cluster.num_ranks)
         nic, size = kind == NIC, layers * parts.bytes
         tx, rx = np.zeros(cluster.num_nics, np.int64), np.zeros(cluster.num_nics, np.int64)
@@ -63,6 +63,15 @@ class Totals:
         a, b, c, d, e = (np.zeros(num_ranks) for _ in range(5))
         return Totals(a, b, c, d, e, Carried(np.zeros(num_nics, np.int64), np.zeros(num_nics, np.int64), 0))
 
+    @staticmethod
+    def joined(parts: "list[Totals]") -> "Totals":
+        """Those of parts of a cluster that follow one another, without `end` and `forward_end`."""
+        names = ("attention", "linear", "communication", "exposed", "exposed_nic")
+        a, b, c, d, e = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
+        carried = [part.carried for part in parts]
+        tx, rx = (np.concatenate([getattr(one, name) for one in carried]) for name in ("tx", "rx"))
+        return Totals(a, b, c, d, e, Carried(tx, rx, sum(one.nvlink for one in carried)))
+
     def add(self, *played: Played) -> None:
         for part in played:
             self.attention += part.attention
@@ -70,3 +79,14 @@ class Totals:
             self.communication += part.communication
             self.exposed += part.exposed
             self.exposed_nic += part.exposed_nic
+
+    def exchange(self, plan: Plan, cost: Cost) -> None:
+        """Of what was played as linear modules, the tensor-parallel groups' gathers; those behind matmuls besides."""
+        layers, again = cost.layers, 1 if cost.model.recompute == "full" else 0
+        shown = layers * (3 + again) * cost.exchange_seconds(plan.tokens_per_rank)
+        self.linear -= shown
+        self.exposed += shown
+        self.communication += shown + layers * HIDDEN * cost.group_gather_seconds(plan.tokens_per_rank)
+        size = int(plan.tokens_per_rank.sum()) * cost.model.hidden * cost.model.element_bytes * (cost.tp - 1)
+        none = np.zeros(cost.cluster.num_nics, np.int64)
+        self.carried = self.carried.plus(Carried(none, none, size * layers * (SHOWN * (2 + again) + HIDDEN)))

@@ -4,8 +4,8 @@ A track for every GPU's compute lane (linear modules, attends, head, optimizer),
 NIC (attention's transfers), and one a node for parameters' gathers and gradients' reductions, which use all its links.
 These are charged to a pass as a whole (zbench.collective): a gather is drawn from the beginning of the pass, a
 reduction up to its end, and what layers do not hide of them as waiting of every GPU. All layers are played out one by
-one, so nothing is extrapolated. Of pipelines (zbench.pipelines) a stage's layers are one event a micro-batch, and what
-is not hidden of collectives is at their end.
+one, so nothing is extrapolated. Of pipelines (zbench.pipelines) and jobs with stages (zbench.stacks) a stage's layers are one
+event a micro-batch, and what is not hidden of collectives is at their end.
 """
 
 import hashlib
@@ -30,6 +30,8 @@ from zbench.record import Line
 from zbench.runtime.events import OPTIMIZER, REDUCE
 from zbench.simulate import programs
 from zbench.stage import held
+from zbench.staged import play as staged_play
+from zbench.staged import run
 from zbench.totals import Carried
 
 GATHER = "gather parameters"
@@ -49,7 +51,7 @@ def write_trace(path: str | Path, cost: Cost, plans: tuple[Plan, ...]) -> int:
     count = sum(layers * (len(plan.forward) + len(plan.backward)) for plan in plans)
     if count > MOST_EVENTS:
         raise ValueError(f"trace would hold {count} events; at most {MOST_EVENTS}: use fewer nodes or model.num_layers")
-    return write_events(path, True, cost.cluster, chain(names(cost.cluster), events(plans, cost)))
+    return write_events(path, True, cost.whole, chain(names(cost.whole), events(plans, cost)))
 
 
 def write_events(path: str | Path, simulated: bool, cluster: Cluster, events: Iterable[Event]) -> int:
@@ -126,7 +128,10 @@ def sharing_lane(cluster: Cluster) -> int:
 
 def events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
     """Every event of the step, micro-batch after micro-batch: what `args` says depends on its name."""
-    yield from (_rank_events if plans[0].pipelines is None else _pipeline_events)(plans, cost)
+    if cost.pp > 1:
+        yield from _stage_events(plans, cost)
+    else:
+        yield from (_rank_events if plans[0].pipelines is None else _pipeline_events)(plans, cost)
 
 
 def _rank_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
@@ -185,14 +190,14 @@ def _sharing(
 def _collective(name: str, begin: float, seconds: float, size: Ints, cost: Cost, place: Event) -> Iterator[Event]:
     """On every node; size: bytes of every NIC, each way, [num_nics]."""
     cluster = cost.cluster
-    for node in range(cluster.num_nodes if seconds else 0):
-        args = {**place, "bytes": int(size[node * cluster.nics_per_node])}
+    for node in range(cost.whole.num_nodes if seconds else 0):
+        args = {**place, "bytes": int(size[node % cluster.num_nodes * cluster.nics_per_node])}
         yield _event(name, node, sharing_lane(cluster), begin, seconds, args)
 
 
 def _pipeline_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
     """Of pipelines: every micro-batch's forward and backward on every rank of a stage, its layers in one."""
-    pipelines, ranks = plans[0].pipelines, cost.cluster.num_ranks
+    pipelines = plans[0].pipelines
     assert pipelines is not None
     for line in lines(plans, cost):
         seconds = {"forward": line.forwards, "backward": line.backwards}
@@ -204,13 +209,33 @@ def _pipeline_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
                     begin, took = float(start[stage, turn]), float(seconds[name][stage, turn])
                     yield _event(name, node, local, begin, took, args)
     sharing = Sharing(Collectives.of(cost, held(pipelines, cost)))
-    end, of = play(plans, cost, sharing, moved=False).end, sharing.of
+    end = play(plans, cost, sharing, moved=False).end
+    yield from _after(end - sharing.exposed, end, sharing.of, cost)
+
+
+def _stage_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
+    """Of jobs with stages: every micro-batch's forward and backward on every rank of a stage, its layers in one."""
+    cluster, parts, last = cost.cluster, [programs(plan, cost) for plan in plans], 0.0
+    for turn in run(plans, parts, cost):
+        args, last = {"micro_batch": turn.micro, "stage": turn.stage}, max(last, float(turn.end.max()))
+        for rank in np.flatnonzero(turn.end > turn.begin).tolist():
+            node, local = divmod(rank, cluster.gpus_per_node)
+            node += turn.stage * cluster.num_nodes
+            begin, took = float(turn.begin[rank]), float(turn.end[rank] - turn.begin[rank])
+            yield _event("backward" if turn.backward else "forward", node, local, begin, took, args)
+    sharing = Sharing(Collectives.of(cost))
+    end = staged_play(plans, parts, cost, sharing)[0].end
+    yield from _after(last, end, sharing.of, cost)
+
+
+def _after(layers: float, end: float, of: Collectives, cost: Cost) -> Iterator[Event]:
+    """What belongs to no layer of pipelines and stages, whose layers end at `layers`, and the optimizer from `end` on."""
     if of.every_step:
         yield from _collective(GATHER, 0.0, of.gather, of.gather_bytes, cost, {})
     yield from _collective(REDUCE, end - of.reduce, of.reduce, of.reduce_bytes, cost, {})
-    late, optimizer = (np.full(ranks, seconds) for seconds in (sharing.exposed, cost.optimizer_seconds()))
-    yield from _spans(SHOWN["backward"], end - late, late, cost, {})
-    yield from _spans(OPTIMIZER, np.full(ranks, end), optimizer, cost, {})
+    ranks = cost.whole.num_ranks
+    yield from _spans(SHOWN["backward"], np.full(ranks, layers), np.full(ranks, end - layers), cost, {})
+    yield from _spans(OPTIMIZER, np.full(ranks, end), np.full(ranks, cost.optimizer_seconds()), cost, {})
 
 
 def _spans(name: str, begin: Floats, seconds: Floats, cost: Cost, args: Event) -> Iterator[Event]:

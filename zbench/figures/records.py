@@ -17,6 +17,7 @@ from zbench.fingerprint import source_digest
 from zbench.groups import grouped
 from zbench.model import Model
 from zbench.record import RecordError, Run, Writer, read
+from zbench.stacks import stacked
 
 FOLDER = Path("results/paper")
 Event = Mapping[str, Any]
@@ -51,7 +52,8 @@ def cost_of(run: Run) -> Cost:
     config = run.start["config"]
     cluster, model = _plain(config["cluster"]), Model(**_plain(config["model"]))
     device = Device(**_plain(cluster.pop("device")))
-    return grouped(Cost(Cluster(**cluster, device=device), model), model.tensor_parallel)
+    cost = grouped(Cost(Cluster(**cluster, device=device), model), model.tensor_parallel)
+    return stacked(cost, model.pipeline_parallel)
 
 
 def _plain(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _DRAWN = 48  # sequences drawn on a rank, the longest; the others of the rank ar
 
 def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
     """Events as columns (zbench.report.columns); None where there are more than MOST_EVENTS."""
-    pipelines = plans[0].pipelines is not None
+    pipelines = plans[0].pipelines is not None or cost.pp > 1
     layers = cost.model.num_layers if pipelines else min(LAYERS, cost.model.num_layers)
     short = replace(cost, model=replace(cost.model, num_layers=layers))
     if not pipelines and sum(layers * (len(plan.forward) + len(plan.backward)) for plan in plans) > MOST_EVENTS:
@@ -43,7 +43,7 @@ def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
 def _tracks(cost: Cost) -> list[str]:
     """Node by node: its GPUs, what each of its NICs sends and receives, and what all of them share."""
     out = []
-    for node in range(cost.cluster.num_nodes):
+    for node in range(cost.whole.num_nodes):
         gpus, nics = cost.cluster.gpus_per_node, cost.cluster.nics_per_node
         out += [f"GPU {node * gpus + local}" for local in range(gpus)]
         out += [f"NIC {node * nics + local} {way}" for local in range(nics) for way in ("sends", "receives")]
