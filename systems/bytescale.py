@@ -2,18 +2,20 @@
 
 One ring over all ranks for the longest sequence, a few ranks for a shorter one, packs of short ones on single
 ranks, all at once; a rank that is done with its part of a long sequence early has more packs, and so may have
-another number of micro-batches than its neighbours. Source: ByteScale (arXiv 2502.21231, SIGCOMM 2025), whose code
-is not published; what is left out (offloading, pipelines) and what is derived is told in docs/systems.md.
+another number of micro-batches than its neighbours. With pipeline stages micro-batches are of equal work besides
+(PP-balance, systems.bytescale_slots). Source: ByteScale (arXiv 2502.21231, SIGCOMM 2025), whose code is not
+published; what is left out (offloading) and what is derived is told in docs/systems.md.
 Pure: no torch.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-import numba as nb
 import numpy as np
 
 from systems.bytescale_balance import Layout, balanced, cuts, share_seconds
+from systems.bytescale_slots import even, filled_seconds, numbers, parts
 from systems.hybrid_dp import check_tokens_per_rank
 from systems.local_packing import best_fit
 from systems.micro_batches import fitting, need_bytes
@@ -31,41 +33,80 @@ from zbench.rewrite.reverse import Mode, check_mode
 @dataclass(frozen=True, slots=True)
 class ByteScale:
     """tokens_per_rank: C, the longest stretch of a sequence a rank takes before it is cut over more; None: the one
-    whose busiest rank is done first, or without `balance` what fits a GPU. balance: by predicted seconds over all
-    micro-batches (the paper's DP-balance); off: micro-batches filled in turn, longest first (its naive HDP).
+    whose busiest rank is done first, or without `balance` what fits a GPU.
+    balance: "dp", of ranks, by predicted seconds over all micro-batches; "pp", of every micro-batch by itself, all of
+    them alike; true: what the job asks for, "pp" where it has stages, else "dp"; false: none, micro-batches filled in
+    turn, longest first (the paper's naive HDP).
     backward: what becomes of received kv.
 
     Raises:
-        ValueError: tokens_per_rank is not a whole number of at least 1, balance not true or false.
+        ValueError: tokens_per_rank is not a whole number of at least 1, or balance is none of these, or "pp" without
+            stages.
     """
+
+    plans_stages: ClassVar[bool] = True
 
     cost: Cost
     tokens_per_rank: int | None = None
-    balance: bool = True
+    balance: bool | Literal["dp", "pp"] = True
     backward: Mode = "carry"
 
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
         check_tokens_per_rank(self.tokens_per_rank)
-        if not isinstance(self.balance, bool):
-            raise ValueError(f"system.balance is {self.balance!r}; it takes true or false")
+        if not isinstance(self.balance, bool) and self.balance not in ("dp", "pp"):
+            raise ValueError(f"system.balance is {self.balance!r}; it takes true, false, dp or pp")
+        if self.balance == "pp" and self.cost.pp == 1:
+            raise ValueError(
+                "system.balance is 'pp'; it takes stages to balance, as model.pipeline_parallel=4 makes them"
+            )
 
     @property
     def _one_by_one(self) -> bool:
         """In every micro-batch, so that what is balanced is one; else all of them."""
-        return self.balance and self.cost.model.sharding == "zero3"
+        return bool(self.balance) and (self.cost.model.sharding == "zero3" or self._by_stages)
+
+    @property
+    def _by_stages(self) -> bool:
+        return self.cost.pp > 1 and self.balance in (True, "pp")
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        """As few plans as memory asks for. A rank with nothing in one of them goes on to the next at once.
+        """As few plans as memory asks for, with stages more. A rank with nothing in one of them goes on to the next.
 
-        The largest shares run last: what the last backward takes hides the reduction of gradients. With ZeRO-3, where
-        ranks meet in every micro-batch, each micro-batch is balanced by itself.
+        The largest shares run last: what the last backward takes hides the reduction of gradients, and stages wait
+        least for what becomes longer step by step. With ZeRO-3, where ranks meet in every micro-batch, each micro-batch
+        is balanced by itself.
         """
         room = capacity_tokens(self.cost)
+        if self._by_stages:
+            return self._evened(batch.lengths, room)
         if self._one_by_one:
             return fitting(batch.lengths, self.cost, lambda seqs: self._together(batch.lengths, seqs, room))
         every = np.arange(len(batch.lengths), dtype=np.int64)
+        room = room if self.cost.pp == 1 else self._staged_room(batch.lengths, room)
         return tuple(reversed(self._fitting(batch.lengths, every, room)))
+
+    def _evened(self, lengths: Ints, room: int) -> tuple[Plan, ...]:
+        """Micro-batches that take all ranks about the same time."""
+        way, found = even(lengths, lambda mine: self.layout(mine, room), self.cost, self.backward)
+        plans = [plan for part in found for plan in self._alone(lengths, part, room)]
+        plans.sort(key=lambda plan: float(plan.notes["busiest_seconds"]))
+        return tuple(plan.with_(notes={**plan.notes, "parts": way}) for plan in plans)
+
+    def _alone(self, lengths: Ints, part: Ints, room: int) -> list[Plan]:
+        """Plans of `part`: one, or as many as memory asks for."""
+        found = fitting(lengths[part], self.cost, lambda seqs: self._together(lengths[part], seqs, room))
+        return [plan.with_(sequences=part[plan.sequences]) for plan in found]
+
+    def _staged_room(self, lengths: Ints, room: int) -> int:
+        """Tokens of a rank's micro-batch: an even share of the job's number of micro-batches, or with balance of the
+        number that is done first."""
+        counts = numbers(lengths, self.cost) if self.balance else [self.cost.model.micro_batches]
+        rooms = [min(room, -(-int(lengths.sum()) // (count * self.cost.cluster.num_ranks))) for count in counts]
+        seconds = [
+            filled_seconds(lengths, self.layout(lengths, most), most, self.cost, self.backward) for most in rooms
+        ]
+        return rooms[int(np.argmin(seconds))]
 
     def layout(self, lengths: Ints, room: int) -> Layout:
         """Ranks of every sequence; no rank gets more than `room` tokens of one, as far as there are ranks."""
@@ -139,33 +180,3 @@ class ByteScale:
         flat = np.concatenate(places)
         total = np.bincount(flat, weights=np.repeat(load, degree), minlength=ranks)
         return Layout(degree, flat, cut, float(total.max()), float(total.mean()))
-
-
-def parts(lengths: Ints, layout: Layout, num_ranks: int, room: int) -> list[Ints]:
-    """Sequences in micro-batches of at most `room` tokens a rank (or a larger share alone), the largest first.
-
-    Each goes into the first micro-batch where all its ranks have room, so ranks with more to do are in more of them.
-    """
-    share = -(-lengths // layout.degree)
-    turn = _first_fit(np.lexsort((-share, -layout.degree)), share, layout.degree, layout.ranks, num_ranks, room)
-    return [np.flatnonzero(turn == t) for t in range(int(turn.max()) + 1)]
-
-
-@nb.njit(cache=True)
-def _first_fit(order, share, degree, ranks, num_ranks, room):  # type: ignore[no-untyped-def]
-    offsets = np.cumsum(degree) - degree
-    turn = np.zeros(len(share), np.int64)
-    held = np.zeros((4, num_ranks), np.int64)
-    count = 0
-    for seq in order:
-        on = ranks[offsets[seq] : offsets[seq] + degree[seq]]
-        at = 0
-        while at < count and held[at][on].max() + share[seq] > room:
-            at += 1
-        if at == count:
-            count += 1
-            if count > len(held):
-                held = np.concatenate((held, np.zeros_like(held)))
-        held[at][on] += share[seq]
-        turn[seq] = at
-    return turn

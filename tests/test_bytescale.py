@@ -1,7 +1,8 @@
 """ByteScale: any number of ranks, ranks with different numbers of micro-batches, and how near the balance is."""
 
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import A100, H100, batches, small
 
-from systems.bytescale import ByteScale, parts
-from systems.bytescale_balance import NEAR, balanced, cuts, nic_seconds, share_seconds
+from systems.bytescale import ByteScale
+from systems.bytescale_balance import NEAR, Layout, balanced, cuts, nic_seconds, share_seconds
+from systems.bytescale_slots import alike, even, mixed, parts, staged_seconds
 from systems.local_packing import LocalPacking
 from systems.micro_batches import fitting_tokens
 from systems.zeppelin_zones import capacity_tokens
@@ -19,6 +21,7 @@ from zbench.cost import Cost
 from zbench.memory import peak_bytes
 from zbench.plan import ATTEND, TRANSFER, Ints
 from zbench.simulate import Simulated, layer_seconds
+from zbench.stacks import stacked
 from zbench.verify import verify_step
 
 
@@ -255,3 +258,105 @@ def test_balance_gains_over_several_micro_batches(sharding: str) -> None:
 def test_what_cannot_be_is_refused(key: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"system.{key} is {value!r}; it takes"):
         ByteScale(small(1, 4), **{key: value})  # type: ignore[arg-type]
+
+
+# -- stages -----------------------------------------------------------------------------------------
+def staged(nodes: int, gpus: int, pp: int) -> Cost:
+    cost = small(nodes, gpus, memory=80e9)
+    return stacked(replace(cost, model=replace(cost.model, sharding="zero1", micro_batches=4 * pp)), pp)
+
+
+@given(st.lists(st.integers(1, 9000), min_size=1, max_size=20), st.integers(1, 9))
+def test_even_parts_hold_every_sequence_once(tokens: list[int], count: int) -> None:
+    lengths = np.array(tokens)
+    work = lengths.astype(float) ** 2
+    for way in (alike, mixed):
+        found = way(lengths, work, min(count, len(lengths)))
+        assert len(found) <= count
+        assert sorted(np.concatenate(found).tolist()) == list(range(len(lengths)))
+    ends = [(lengths[part].min(), lengths[part].max()) for part in alike(lengths, work, min(count, len(lengths)))]
+    assert all(one[1] <= other[0] for one, other in pairwise(ends))
+
+
+def test_micro_batches_of_pp_balance_are_of_equal_work() -> None:
+    """Those of equal tokens are not, where lengths differ; both hold every sequence once, on any number of ranks."""
+    cost = staged(2, 4, 2)
+    batch = Batch(np.array([20_000, 9000, 9000, 7000, *[3000] * 8, *[500] * 60]), 0, 0)
+    spread = {}
+    for balance in ("dp", "pp"):
+        plans = ByteScale(cost, balance=balance).plan(batch)  # type: ignore[arg-type]
+        verify_step(batch, plans, cost)
+        assert len(plans) >= 2
+        each = np.array([layer_seconds(plan, cost, 1) for plan in plans])
+        spread[balance] = each.max() / each.mean()
+    assert spread["pp"] < min(1.3, spread["dp"])
+
+
+def partitions(items: list[int]) -> Iterator[list[list[int]]]:
+    """Every way to divide `items` into parts."""
+    if not items:
+        yield []
+        return
+    first, *rest = items
+    for found in partitions(rest):
+        yield [[first], *found]
+        for at in range(len(found)):
+            yield [*found[:at], [first, *found[at]], *found[at + 1 :]]
+
+
+def even_gap(lengths: Ints, system: ByteScale) -> float:
+    """By how much the sum of PP-balance's parts is above that of the best division."""
+
+    def took(found: list[list[int]]) -> float:
+        return staged_seconds(np.array([busiest[tuple(sorted(part))] for part in found]), system.cost)
+
+    def lay(some: Ints) -> Layout:
+        return system.layout(some, capacity_tokens(system.cost))
+
+    every = range(len(lengths))
+    chosen = [part for size in every for part in combinations(every, size + 1)]
+    busiest = {part: lay(lengths[list(part)]).busiest for part in chosen}
+    _, mine = even(lengths, lay, system.cost, "carry")
+    return took([part.tolist() for part in mine]) / min(map(took, partitions(list(every)))) - 1
+
+
+def test_even_parts_are_near_the_best() -> None:
+    """Against every division of up to 6 sequences."""
+    systems = [ByteScale(staged(pp, pp, pp)) for pp in (2, 4)]
+    gaps = [even_gap(batch.lengths, system) for system in systems for batch in batches(15, 6)]
+    assert np.median(gaps) < 1e-9
+    assert min(gaps) > -1e-9
+    assert max(gaps) < 0.05
+
+
+def test_balance_shortens_steps_and_that_of_micro_batches_most() -> None:
+    """Two batches that no document dominates, in four stages, simulated."""
+    cost, rng = staged(4, 4, 4), np.random.default_rng(0)
+    cost = replace(cost, model=replace(cost.model, num_layers=16, vocab=1000))
+    batches = [Batch(np.minimum(rng.lognormal(8.5, 1.0, 60), 32_000).astype(np.int64) + 1, 0, step) for step in (0, 1)]
+    seconds = {}
+    for balance in (False, "dp", "pp"):
+        system = ByteScale(cost, balance=balance)  # type: ignore[arg-type]
+        seconds[balance] = sum(Simulated(cost).step(batch, system.plan(batch)).seconds for batch in batches)
+    assert seconds["pp"] < seconds["dp"] < seconds[False]
+
+
+def test_what_a_job_asks_for_is_pp_balance_where_it_has_stages() -> None:
+    cost, batch = staged(2, 4, 2), Batch(np.array([9000, 4000, 2500, 700, 300, 20]), 0, 0)
+    chosen, meant = (ByteScale(cost, balance=balance).plan(batch) for balance in (True, "pp"))  # type: ignore[arg-type]
+    assert [plan.sequences.tolist() for plan in chosen] == [plan.sequences.tolist() for plan in meant]
+
+
+def test_ranks_of_a_job_with_stages_have_different_numbers_of_micro_batches_too() -> None:
+    cost = staged(2, 4, 2)
+    batch = Batch(np.array([30_000, *[2000] * 9]), 0, 0)
+    plans = ByteScale(cost, balance="dp", tokens_per_rank=10_000).plan(batch)
+    runs = np.array([plan.tokens_per_rank > 0 for plan in plans]).sum(axis=0)
+    assert runs.min() < runs.max()
+
+
+def test_pp_balance_is_for_stages() -> None:
+    with pytest.raises(ValueError, match=r"system.balance is 'pp'; it takes stages to balance, as model.pipeline_"):
+        ByteScale(small(2, 4), balance="pp")
+    with pytest.raises(ValueError, match=r"system.balance is 'tp'; it takes true, false, dp or pp"):
+        ByteScale(small(2, 4), balance="tp")  # type: ignore[arg-type]
