@@ -37,7 +37,7 @@ from zbench.rewrite.reverse import Mode
 from zbench.simulate import Simulated, programs
 from zbench.stacks import stacked
 from zbench.staged import hop_bytes, hop_seconds, run
-from zbench.trace import write_trace
+from zbench.trace import SHARED, write_trace
 from zbench.verify import OutOfMemory, verify_step
 
 
@@ -332,7 +332,8 @@ def test_trace_shows_every_stage_on_its_nodes(tmp_path: Path) -> None:
     cost = job(4, 2, 2)
     batch, plans = laid(cost, [[(500, [0])], [(900, [0, 3]), (100, [1])]])
     write_trace(tmp_path / "t.json", cost, plans)
-    events = [e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    drawn = [e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    events = [e for e in drawn if e["name"] not in SHARED]
     assert len(events) == 2 * 2 * (1 + 3)
     nodes = {stage: {e["pid"] for e in events if e["args"]["stage"] == stage} for stage in (0, 1)}
     assert nodes == {0: {0, 1}, 1: {2, 3}}
@@ -340,5 +341,5 @@ def test_trace_shows_every_stage_on_its_nodes(tmp_path: Path) -> None:
     assert end == pytest.approx(layers_end(cost, batch, plans)[0], abs=1e-5)
     page = timeline(plans, cost)
     assert page is not None
-    assert (len(page["track"]), len(page["tracks"])) == (len(events), 4 * (2 + 2))
+    assert (len(page["track"]), len(page["tracks"])) == (len(drawn), 4 * (2 + 2 + 1))
     assert max(page["track"]) < len(page["tracks"])

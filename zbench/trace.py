@@ -4,8 +4,8 @@ A track for every GPU's compute lane (linear modules, attends, head, optimizer),
 NIC (attention's transfers), and one a node for parameters' gathers and gradients' reductions, which use all its links.
 These are charged to a pass as a whole (zbench.collective): a gather is drawn from the beginning of the pass, a
 reduction up to its end, and what layers do not hide of them as waiting of every GPU. All layers are played out one by
-one, so nothing is extrapolated. Of pipelines (zbench.pipelines) and jobs with stages (zbench.stacks) a stage's layers are one
-event a micro-batch, and what is not hidden of collectives is at their end.
+one, so nothing is extrapolated. Of pipelines (zbench.pipelines) and jobs with stages (zbench.stacks) a stage's layers
+are one event a micro-batch, and what is not hidden of collectives is at their end.
 """
 
 import hashlib
@@ -229,7 +229,7 @@ def _stage_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
 
 
 def _after(layers: float, end: float, of: Collectives, cost: Cost) -> Iterator[Event]:
-    """What belongs to no layer of pipelines and stages, whose layers end at `layers`, and the optimizer from `end` on."""
+    """Beside and after the layers of pipelines and stages, which end at `layers`; the optimizer begins at `end`."""
     if of.every_step:
         yield from _collective(GATHER, 0.0, of.gather, of.gather_bytes, cost, {})
     yield from _collective(REDUCE, end - of.reduce, of.reduce, of.reduce_bytes, cost, {})
