@@ -116,7 +116,7 @@ def _yaml(cluster: Cluster, name: str) -> str:
         value = getattr(cluster.device, field)
         if field == "tile":
             lines.append(f"  tile: {value}")
-        elif field != "name":
+        elif field != "name" and value:  # no curves
             lines.append(f"  {field}: {quantity(value, UNITS[field.rpartition('_')[2]])}")
     return "\n".join(lines) + "\n"
 

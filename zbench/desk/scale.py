@@ -54,7 +54,7 @@ class Scale:
 
     def _device(self, device: Device, slower: float, links: float, seconds: float) -> Device:
         return replace(
-            device,
+            device.without_curves(),  # they are of whole tiles, which do not shrink
             name=f"1/{self.shrink} {device.name}",
             peak_flops=device.peak_flops * slower,
             matmul_flops=device.matmul_flops * slower,
