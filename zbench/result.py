@@ -30,6 +30,7 @@ class StepResult:
     valid: its seconds count; False where a paced device's real work took so much longer than modelled that they do not.
     nic_series: {} or, of every NIC, the bytes that crossed it in each "interval" (seconds) of the step: "tx", "rx",
         [num_nics][num_intervals].
+    recompute: {} or, where training is real, what ran again and why (zbench.runtime.footprint.Choice).
     """
 
     seconds: float
@@ -50,3 +51,4 @@ class StepResult:
     checks: dict[str, float] = field(default_factory=dict)
     valid: bool = True
     nic_series: dict[str, Any] = field(default_factory=dict)
+    recompute: dict[str, Any] = field(default_factory=dict)

@@ -79,6 +79,7 @@ def test_a_device_that_this_machine_cannot_be_is_refused_before_the_first_step(t
     ("settings", "sentence"),
     [
         ({"nic_counters": False}, "executor.nic_counters is false"),
+        ({"recompute": "auto"}, "executor.recompute is 'auto'; paced devices do what the cost model knows"),
         ({"parameters": "sharded"}, "emulated nodes have model.sharding=none and executor.parameters=replicated only"),
         ({"nic_interval": 1e-6}, r"executor.nic_interval is 1e-06; it takes a number of at least 0.001"),
         ({"fault": {"nic": 4, "step": 0}}, r"executor.fault.nic is 4; it takes a number from 0 to 3"),

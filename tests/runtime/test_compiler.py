@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import batches, costs
@@ -15,6 +16,7 @@ from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.plan import Plan
 from zbench.runtime.compiler import Compiler
+from zbench.runtime.kernels_cuda import Flash, TorchFlash
 from zbench.runtime.program import HOME, Program, Relay, Send
 from zbench.segments import Flags, Ints
 
@@ -103,3 +105,20 @@ def test_an_all_to_all_is_received_where_the_kernel_reads_it(uneven: Cost) -> No
         assert not [
             fill for step in backward.attends for fill in step.fills if fill.slot in (step.q.slot, step.kv.slot)
         ]
+
+
+@pytest.mark.parametrize("which", VARIANTS, ids=str)
+def test_sequences_of_one_rank_are_one_variable_length_call(which: Variant, uneven: Cost) -> None:
+    """However many and short they are: no gathered rows, no slot, one call of the kernel."""
+    cost = replace(uneven, cluster=replace(uneven.cluster, num_nodes=1, gpus_per_node=1, nics_per_node=1))
+    kernel = Flash("flash", TorchFlash(), torch.device("cpu"))
+    for plan in which.make(cost).plan(Batch(np.array([50, 3, 17, 1, 90, 2, 2]), 0, 0)):
+        for program in Compiler(plan, 0, cost, lambda rows: rows, kernel.cut).compile():
+            (step,) = program.attends
+            reads = [read for read in (step.q, step.kv, step.do) if read is not None]
+            everything = slice(0, int(plan.lengths.sum()))
+            assert [(read.slot, read.rows) for read in reads] == [(HOME, everything)] * len(reads)
+            assert all(add.fresh and add.whole for add in step.adds)
+            (call,) = step.cuts
+            assert (call.causal, len(call.cu_q) - 1) == (True, len(plan.lengths))
+            assert (program.slots, program.sends, program.receives) == ((), (), ())

@@ -99,7 +99,7 @@ def test_a_loss_that_is_no_number_stops_the_run() -> None:
 
 
 def test_what_a_step_measures() -> None:
-    executor = Torch(COST, WORKLOAD)
+    executor = Torch(COST, WORKLOAD, recompute="auto")
     ready = executor.start()
     try:
         batch = WORKLOAD.batch(0)
@@ -110,6 +110,9 @@ def test_what_a_step_measures() -> None:
     assert ready.about["ranks"][0]["kernel"] == "torch-flash-cpu"
     assert set(ready.about["ranks"][0]["packages"]) == {"deepspeed"}
     assert ready.about["optimizer_state"].startswith("whole on every rank")
+    assert ready.about["ranks"][0]["elementwise"] == "uncompiled"
+    assert result.recompute["level"] == "none"
+    assert 0 < result.recompute["predicted_bytes"] < result.recompute["capacity_bytes"] == DEVICE.memory_bytes
     assert result.seconds > 0
     assert all(a + b <= result.seconds for a, b in zip(result.attention_seconds, result.linear_seconds, strict=True))
     assert all(a <= b for a, b in zip(result.exposed_seconds, result.communication_seconds, strict=True))
@@ -121,8 +124,10 @@ def test_a_failed_check_says_what_differs() -> None:
     executor = Torch(COST, WORKLOAD, check=("exact",))
     report = Report(1.0, 1.0, 0.1, 0.1, 0.1, 0.1, (0, 0), (0, 0), 1, 1, worst=(2e-12, "the gradient of head"))
     with pytest.raises(CheckFailed, match=r"check=exact failed in step 0: the gradient of head differs .* by 2e-12"):
-        executor._checked(Batch(np.array([3]), 0, 0), (), [report, report])
-    assert executor._checked(Batch(np.array([3]), 0, 0), (), [replace(report, worst=(9e-13, "x"))]) == {"exact": 9e-13}
+        executor._checked(Batch(np.array([3]), 0, 0), (), [report, report], "none")
+    assert executor._checked(Batch(np.array([3]), 0, 0), (), [replace(report, worst=(9e-13, "x"))], "none") == {
+        "exact": 9e-13
+    }
 
 
 def test_a_byte_too_many_fails_the_check() -> None:
@@ -130,7 +135,7 @@ def test_a_byte_too_many_fails_the_check() -> None:
     batch = Batch(np.array([40]), 0, 0)
     report = Report(1.0, 1.0, 0.1, 0.1, 0.1, 0.1, (0, 0), (12, 12), 1, 1)
     with pytest.raises(CheckFailed, match=r"check=bytes failed in step 0: rank 0 sent 12 bytes, and the simulator"):
-        executor._checked(batch, SYSTEM.plan(batch), [report, report])
+        executor._checked(batch, SYSTEM.plan(batch), [report, report], "none")
 
 
 @pytest.mark.parametrize(
@@ -138,6 +143,8 @@ def test_a_byte_too_many_fails_the_check() -> None:
     [
         ({"kernel": "fast"}, "executor.kernel is 'fast'; it takes auto, matmul"),
         ({"parameters": "zero3"}, "executor.parameters is 'zero3'; it takes replicated, sharded"),
+        ({"compile": "yes"}, "executor.compile is 'yes'; it takes true, false or null"),
+        ({"recompute": "some"}, "executor.recompute is 'some'; it takes auto, none, linear, full"),
         ({"timeout": 0}, "executor.timeout is 0; it takes a number of at least 1"),
         ({"warmup": 1.5}, "executor.warmup is 1.5; it takes a number of at least 0"),
         ({"checkpoint_every": 0}, "executor.checkpoint_every is 0"),

@@ -14,9 +14,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zbench.model import Model
-from zbench.runtime import transformer
+from zbench.runtime import footprint
+from zbench.runtime.blocks import CrossEntropy
 from zbench.runtime.dense import causal
-from zbench.runtime.transformer import CrossEntropy, Transformer, rope, rotate
+from zbench.runtime.elementwise import Elementwise, turned, wide
+from zbench.runtime.footprint import LEVELS
+from zbench.runtime.transformer import Transformer, rope
 
 DENSE = Model("dense", 3, 24, 6, 3, 4, 40, 31, element_bytes=8)
 EXPERTS = replace(DENSE, name="experts", num_experts=5, experts_per_token=2)
@@ -200,9 +203,11 @@ def test_what_cannot_be_computed_is_refused(change: dict[str, Any], words: str) 
 def test_attention_runs_alike_with_and_without_tokens(model: Model, element_bytes: int, length: int) -> None:
     forward, backward = [f"forward {i}" for i in range(3)], [f"backward {i}" for i in range(3)]
     again = [call for pair in zip(forward[::-1], backward[::-1], strict=True) for call in pair]
-    for recompute, expected in (("none", forward + backward[::-1]), ("full", forward + again)):
+    once = forward + backward[::-1]
+    for recompute, expected in (("none", once), ("linear", once), ("full", forward + again)):
         calls: list[str] = []
-        network = Transformer(replace(model, element_bytes=element_bytes, recompute=recompute), 0)  # type: ignore[arg-type]
+        network = Transformer(replace(model, element_bytes=element_bytes), 0)
+        network.recompute = recompute
         loss = network(*inputs(model, length), lambda *qkv, to=calls: Recorded.apply(to, *qkv), 10)
         loss.backward()
         assert calls == expected
@@ -233,13 +238,15 @@ class Largest(TorchDispatchMode):
 def test_the_chunked_loss_is_cross_entropy(
     chunk: int, dtype: torch.dtype, close: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transformer, "LEAST_CHUNK", chunk)
+    monkeypatch.setattr(footprint, "LEAST_CHUNK", chunk)
+    monkeypatch.setattr(footprint, "CHUNK_SHARE", 1)
+    monkeypatch.setattr(footprint, "TILE", 1)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(25, 8, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-    weight = torch.randn(40, 8, generator=generator, dtype=torch.float64).to(transformer.wide(dtype)).requires_grad_()
+    weight = torch.randn(40, 8, generator=generator, dtype=torch.float64).to(wide(dtype)).requires_grad_()
     targets = torch.randint(40, (25,), generator=generator)
     with Largest() as seen:
-        loss = CrossEntropy.apply(x, weight, targets) / 7
+        loss = CrossEntropy.apply(x, weight, targets, Elementwise()) / 7
     assert seen.elements == max(40 * 8, 40 * min(max(chunk, 25 * 8 // 40), 25))
     loss.backward()
     exact, exact_weight = (p.detach().double().requires_grad_() for p in (x, weight))
@@ -253,7 +260,9 @@ def test_the_chunked_loss_is_cross_entropy(
 
 
 def test_the_loss_refuses_a_second_backward() -> None:
-    loss = CrossEntropy.apply(torch.ones(2, 3, requires_grad=True), torch.ones(4, 3), torch.tensor([0, 1]))
+    loss = CrossEntropy.apply(
+        torch.ones(2, 3, requires_grad=True), torch.ones(4, 3), torch.tensor([0, 1]), Elementwise()
+    )
     loss.backward(retain_graph=True)
     with pytest.raises(AttributeError):
         loss.backward()
@@ -266,12 +275,13 @@ def test_the_loss_refuses_a_second_backward() -> None:
 @pytest.mark.parametrize("model", [DENSE, EXPERTS], ids=["dense", "experts"])
 def test_recomputation_changes_no_bit(model: Model, element_bytes: int) -> None:
     found = []
-    for recompute in ("none", "full"):
-        network = lively(replace(model, element_bytes=element_bytes, recompute=recompute))
+    for recompute in LEVELS:
+        network = lively(replace(model, element_bytes=element_bytes))
+        network.recompute = recompute
         loss = network(*inputs(model, 50), causal, 50)
         loss.backward()
         found.append({"loss": loss.detach(), **gradients(network)})
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert all(torch.equal(found[0][name], other[name]) for name in found[0] for other in found[1:])
 
 
 @pytest.mark.parametrize(("element_bytes", "close"), [(4, 1e-4), (2, 5e-2)])
@@ -290,11 +300,11 @@ def test_narrower_dtypes_come_close(element_bytes: int, close: float) -> None:
 def test_rope_turns_pairs_by_their_position() -> None:
     x = torch.randn(5, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     positions = torch.tensor([0, 1, 17, 65_535, 1_000_003])
-    turned = rotate(x, rope(positions, 8))
+    found = turned(x, *rope(positions, 8))
     for t, position in enumerate(positions.tolist()):
         for head in range(3):
-            torch.testing.assert_close(turned[t, head], plain_turn(x[t, head], position), rtol=0, atol=1e-9)
-    assert torch.equal(turned[0], x[0])
+            torch.testing.assert_close(found[t, head], plain_turn(x[t, head], position), rtol=0, atol=1e-9)
+    assert torch.equal(found[0], x[0])
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
@@ -302,7 +312,7 @@ def test_rope_scores_depend_on_distance_alone(one: int, other: int, shift: int) 
     q, k = torch.randn(2, 1, 1, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
     def score(q_position: int, k_position: int) -> float:
-        turned = rotate(torch.cat([q, k]), rope(torch.tensor([q_position, k_position]), 16))
-        return (turned[0] * turned[1]).sum().item()
+        found = turned(torch.cat([q, k]), *rope(torch.tensor([q_position, k_position]), 16))
+        return (found[0] * found[1]).sum().item()
 
     assert score(one, other) == pytest.approx(score(one + shift, other + shift), abs=1e-8)

@@ -54,6 +54,11 @@ class Desk(Torch):
             raise ValueError(
                 "executor.nic_counters is false; on emulated nodes the NICs' counters are what is measured"
             )
+        if self.recompute is not None:
+            raise ValueError(
+                f"executor.recompute is {self.recompute!r}; paced devices do what the cost model knows: leave it null "
+                "and set model.recompute"
+            )
         Torch.__post_init__(self)
         if self.cost.model.sharding != "none" or self.parameters == "sharded":
             raise ValueError(

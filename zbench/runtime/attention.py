@@ -13,12 +13,14 @@ from zbench.model import DKV, DO, DQ, KV, O, Q
 from zbench.runtime.interpreter import Engine, Run
 from zbench.runtime.memory import Memory, bytes_of
 from zbench.runtime.program import Program, Slot
+from zbench.runtime.span import ATTENTION, told
 
 
 class Attention(torch.autograd.Function):
     """Causal attention over the whole plan, as this rank's part of it. Collective: every rank has to come here."""
 
     @staticmethod
+    @told(ATTENTION)
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, engine: Engine, programs: tuple[Program, Program], where: str
     ) -> Tensor:
@@ -42,6 +44,7 @@ class Attention(torch.autograd.Function):
         return o
 
     @staticmethod
+    @told(ATTENTION)
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         _, program = ctx.programs
         ctx.engine.board.say(f"{ctx.where}, backward attention")

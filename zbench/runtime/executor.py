@@ -8,7 +8,7 @@ import json
 import math
 import pickle
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from os import environ
 from typing import Any
 
@@ -19,6 +19,7 @@ from zbench.protocols import Ready, Workload
 from zbench.result import StepResult
 from zbench.runtime.fleet import Fleet
 from zbench.runtime.folder import Hold, check_free, check_same, told
+from zbench.runtime.footprint import LEVELS, Choice, choose
 from zbench.runtime.job import DEVICES, PARAMETERS, AdamW, Job, Report
 from zbench.runtime.measured import COUNTED, COUNTERS, step_result
 from zbench.runtime.measured_trace import write_measured
@@ -54,6 +55,8 @@ class Torch:
     checkpoint_every: steps between checkpoints into the folder checkpoint; None: none. resume: a checkpoint.
     nic_counters: take NIC bytes from the machines' own counters (all traffic) instead of the executor's count.
     nic_interval: with nic_counters, seconds between looks at them while a step runs; None: before and after only.
+    compile: elementwise work by torch.compile; None: on a GPU, where there is a compiler. recompute: what runs again in
+    the backward, of zbench.runtime.footprint.LEVELS, "auto" for the first that fits; None: as the model says.
 
     Raises:
         ValueError: a setting cannot be; the message names it.
@@ -74,9 +77,12 @@ class Torch:
     nic_counters: bool = False
     nic_interval: float | None = None
     device: str = "auto"
+    compile: bool | None = None
+    recompute: str | None = None
     _fleet: Fleet | None = field(default=None, init=False)
     _hold: Hold | None = field(default=None, init=False)
     _warm: bool = field(default=False, init=False)
+    _capacity: int = field(default=0, init=False)  # bytes, of the rank that has least
 
     def __post_init__(self) -> None:
         model = self.cost.model
@@ -99,6 +105,10 @@ class Torch:
                     f"executor.nic_interval is {self.nic_interval}; it needs the NICs' counters, executor.nic_counters"
                     "=true"
                 )
+        if self.compile not in (None, True, False):
+            raise ValueError(f"executor.compile is {self.compile!r}; it takes true, false or null")
+        if self.recompute is not None:
+            one_of("executor.recompute", self.recompute, ("auto", *LEVELS))
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise ValueError(f"executor.seed is {self.seed!r}; it takes a whole number of at least 0")
         if self.checkpoint_every is not None:
@@ -130,6 +140,7 @@ class Torch:
         self._fleet = self._open(job)
         self._warm = False
         about = self._fleet.call("about")
+        self._capacity = min(one.memory_bytes for one in about)
         if self.resume is not None:
             self._fleet.call("load", self.resume)
         ranks = sorted({json.dumps(asdict(one), sort_keys=True) for one in about})
@@ -158,20 +169,21 @@ class Torch:
             )
         for other in {plan.attention for plan in plans} - {""}:
             check_package(other, self.check)
+        choice = self._choice(plans)
         for _ in range(0 if self._warm else self.warmup):
-            self._fleet.call("step", batch, plans, False)
+            self._fleet.call("step", batch, plans, False, False, choice.level)
         self._warm = True
-        reports: list[Report] = self._fleet.call("step", batch, plans, True, trace is not None)
+        reports: list[Report] = self._fleet.call("step", batch, plans, True, trace is not None, choice.level)
         if not math.isfinite(reports[0].loss):
             raise Diverged(f"the loss is {reports[0].loss} in step {batch.step}; the run stops")
-        checked = self._checked(batch, plans, reports)
+        checked = self._checked(batch, plans, reports, choice.level)
         if self.checkpoint_every and (batch.step + 1) % self.checkpoint_every == 0:
             self._fleet.call("save", self.checkpoint, batch.step + 1)
         kind = self._job().parameters
         if trace is not None:
             world = found(environ)
             write_measured(trace, self.cost.cluster, reports, world is None or world.is_one_machine)
-        return step_result(batch, len(plans), self.cost, reports, kind, self.nic_counters, checked)
+        return step_result(batch, len(plans), self.cost, reports, kind, self.nic_counters, checked, choice)
 
     def stop(self) -> None:
         fleet, self._fleet = self._fleet, None
@@ -189,6 +201,7 @@ class Torch:
         return Job(
             self.cost, self.workload, self.seed, self.kernel, kind, AdamW(**self.optimizer),
             exact=any(check in LIMITS for check in self.check), nic_interval=self.nic_interval, device=self.device,
+            compile=self.compile,
         )  # fmt: skip
 
     def _about(self, job: Job) -> dict[str, Any]:
@@ -216,8 +229,13 @@ class Torch:
 
         return JoinedFleet(world, TARGET, job, timeout=self.timeout)
 
-    def _checked(self, batch: Batch, plans: tuple[Plan, ...], reports: list[Report]) -> dict[str, float]:
-        """What the checks found, by name."""
+    def _choice(self, plans: tuple[Plan, ...]) -> Choice:
+        """What runs again in this step's backward."""
+        levels = LEVELS if self.recompute == "auto" else (self.recompute or self.cost.model.recompute,)
+        return choose(plans, self.cost, self._job().parameters, self._capacity, levels)
+
+    def _checked(self, batch: Batch, plans: tuple[Plan, ...], reports: list[Report], level: str) -> dict[str, float]:
+        """What the checks found, by name. level: of recomputation."""
         told: dict[str, float] = {}
         for check in (one for one in self.check if one in LIMITS):
             assert reports[0].worst is not None
@@ -230,7 +248,8 @@ class Torch:
                 )
         if "bytes" in self.check:
             sent = Sent.of(self.cost.cluster, [one.inside for one in reports], [one.across for one in reports])
-            fault = sent.differs(expected(plans, self.cost))
+            model = replace(self.cost.model, recompute="full" if level == "full" else "none")
+            fault = sent.differs(expected(plans, replace(self.cost, model=model)))
             told["bytes"] = float(sum(sent.rank_tx))
             if fault:
                 raise CheckFailed(f"check=bytes failed in step {batch.step}: {fault}")

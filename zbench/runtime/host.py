@@ -11,6 +11,13 @@ from zbench.fingerprint import cpu_name
 __all__ = ["cpu_name", "driver", "peak_bytes"]
 
 
+def memory_bytes(device: torch.device, described: float) -> int:
+    """What may be used of a device that is described to have so many bytes: of a GPU no more than it has."""
+    if device.type == "cuda":
+        return int(min(described, torch.cuda.get_device_properties(device).total_memory))
+    return int(described)
+
+
 def driver() -> str:
     """Of NVIDIA's GPUs, with the version of CUDA that torch was built for: "driver 550.54.15, CUDA 12.8"."""
     try:

@@ -11,7 +11,7 @@ from zbench.runtime.events import Events
 if TYPE_CHECKING:
     from zbench.desk.fault import Fault
 
-CUDA_KERNELS = ("torch-flash-cuda", "flash-attn-2", "flash-attn-3")
+CUDA_KERNELS = ("cudnn", "torch-flash-cuda", "flash-attn-2", "flash-attn-3")
 KERNELS = ("auto", "matmul", "torch-flash-cpu", *CUDA_KERNELS)
 PARAMETERS = ("replicated", "sharded")
 DEVICES = ("auto", "cpu", "cuda")  # auto: a GPU if there is one
@@ -51,6 +51,7 @@ class Job:
     is_paced: work takes as long as on the cluster's device (zbench.runtime.pace).
     nic_interval: seconds between looks at the NICs' counters while a step runs; None: before and after only.
     fault: of an emulated NIC, to be tried.
+    compile: whether elementwise work is compiled; None: on a GPU, where there is a compiler.
     """
 
     cost: Cost
@@ -64,6 +65,7 @@ class Job:
     nic_interval: float | None = None
     fault: "Fault | None" = None
     device: str = "auto"
+    compile: bool | None = None
 
     def told(self) -> dict[str, Any]:
         """What a run that goes on from a checkpoint has to have in common with the one that wrote it."""
@@ -76,6 +78,7 @@ class About:
     """How a rank runs: what it found. device: its name; kernel: the one chosen; backend: gloo or nccl.
 
     sharing: ranks on its GPU. staged: whether messages go through host memory, as gloo takes no other.
+    elementwise: how that work is computed. memory_bytes: what the rank may use of its device, at most.
 
     packages: versions of those installed that compute attention where a plan says so.
     """
@@ -85,6 +88,8 @@ class About:
     backend: str
     torch: str
     tokens: str
+    elementwise: str
+    memory_bytes: int
     packages: Mapping[str, str | None]
     sharing: int
     staged: bool

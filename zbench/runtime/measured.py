@@ -1,5 +1,6 @@
 """The reports of all ranks as one StepResult, and where its bytes come from. The driver's side: no torch."""
 
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
@@ -8,6 +9,7 @@ from zbench.bound import bound_seconds
 from zbench.collective import nic_bytes
 from zbench.cost import Cost
 from zbench.result import StepResult
+from zbench.runtime.footprint import Choice
 from zbench.runtime.job import Report
 from zbench.runtime.traffic import Sent
 
@@ -21,7 +23,7 @@ COUNTERS = "counters of the machines' NICs"
 
 def step_result(
     batch: Batch, num_micro_batches: int, cost: Cost, reports: list[Report], parameters: str, nic_counters: bool,
-    checks: dict[str, float],
+    checks: dict[str, float], choice: Choice,
 ) -> StepResult:  # fmt: skip
     """
     Raises:
@@ -52,6 +54,7 @@ def step_result(
         phases=slowest.phases | _paced(reports),
         checks=checks,
         nic_series=_series(reports, cluster.gpus_per_node),
+        recompute=asdict(choice),
     )
 
 

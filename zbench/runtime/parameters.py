@@ -24,9 +24,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from zbench.runtime.elementwise import wide
 from zbench.runtime.job import AdamW
 from zbench.runtime.reduction import Reduction
-from zbench.runtime.transformer import Transformer, wide
+from zbench.runtime.transformer import Transformer
 
 
 def build(settings: AdamW, network: nn.Module) -> torch.optim.AdamW:

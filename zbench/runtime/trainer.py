@@ -6,6 +6,7 @@ tokens comes before.
 """
 
 import math
+import sys
 from time import perf_counter
 
 import torch
@@ -14,10 +15,11 @@ import torch.distributed as dist
 from zbench.batch import Batch
 from zbench.fingerprint import versions
 from zbench.plan import Plan
-from zbench.runtime import checkpoint
+from zbench.runtime import checkpoint, span
 from zbench.runtime.check import worst_difference
+from zbench.runtime.elementwise import choose as choose_elementwise
 from zbench.runtime.events import OPTIMIZER, REDUCE
-from zbench.runtime.host import cpu_name, peak_bytes
+from zbench.runtime.host import cpu_name, memory_bytes, peak_bytes
 from zbench.runtime.interpreter import Engine
 from zbench.runtime.job import ATTENTIONS, About, Job, Report
 from zbench.runtime.kernels import choose
@@ -48,8 +50,14 @@ class Trainer:
         if self.device.type == "cpu":
             keep_freed_memory()
         model, cluster = job.cost.model, job.cost.cluster
+        self.capacity_bytes = memory_bytes(self.device, cluster.device.memory_bytes) // self.sharing
         self.board.say("making the network")
-        self.parameters = self._parameters(Transformer(model, job.seed, "meta"))
+        fused = choose_elementwise(job.compile, self.device)
+        if fused.lacks and rank == 0:
+            print(f"zbench: norms, RoPE and SwiGLU are {fused.name}", file=sys.stderr)
+        self.parameters = self._parameters(Transformer(model, job.seed, "meta", fused))
+        if fused.is_compiled:
+            fused.warm(model, DTYPES[model.element_bytes], self.device, self.board.say)
         node = cluster.node_of
         elsewhere = [bool(node[other] != node[rank]) for other in range(num_ranks)]
         group = dist.new_group()  # messages on a group of their own: collectives cannot come between
@@ -71,17 +79,23 @@ class Trainer:
             backend=dist.get_backend(),
             torch=torch.__version__,
             tokens="text" if is_real(self.job.workload) else "made",
+            elementwise=self.parameters.network.fused.name,
+            memory_bytes=self.capacity_bytes,
             packages=versions(name for name in ATTENTIONS if name),
             sharing=self.sharing,
             staged=self.engine.post.staged,
         )
 
-    def step(self, batch: Batch, plans: tuple[Plan, ...], train: bool, noted: bool = False) -> Report:
+    def step(
+        self, batch: Batch, plans: tuple[Plan, ...], train: bool, noted: bool = False, recompute: str | None = None
+    ) -> Report:
         """Runs a step; without `train` gradients are dropped, as in a warm-up, and so if the loss is not finite.
 
         noted: the report has what this rank did, event by event.
+        recompute: of zbench.runtime.footprint.LEVELS, the same on all ranks; None: as the model says.
         """
         where = f"step {batch.step}"
+        self.parameters.network.recompute = recompute or self.job.cost.model.recompute
         self.board.say(f"{where}, reading tokens")
         vocab = self.job.cost.model.vocab
         texts = [text(plan, self.rank, self.job.workload, batch, vocab) for plan in plans]
@@ -116,10 +130,11 @@ class Trainer:
         worst = self._check(batch, value, where) if self.job.exact and train else None
         checked = perf_counter()
         self.pace.came()
-        if train and math.isfinite(value):
-            self.parameters.step()
-        else:
-            self.parameters.drop()
+        with span.span(span.OPTIMIZER):
+            if train and math.isfinite(value):
+                self.parameters.step()
+            else:
+                self.parameters.drop()
         self.pace.spend(self.job.cost.optimizer_seconds())
         ended = self._now()
         self.engine.post.events.span(OPTIMIZER, checked)
@@ -135,7 +150,7 @@ class Trainer:
             inside=(traffic.inside_tx, traffic.inside_rx),
             across=(traffic.across_tx, traffic.across_rx),
             peak_bytes=peak_bytes(self.device),
-            capacity_bytes=int(self.job.cost.cluster.device.memory_bytes),
+            capacity_bytes=self.capacity_bytes,
             phases={
                 "compile": compiled - began,
                 "attention": times.total,

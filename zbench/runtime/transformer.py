@@ -19,19 +19,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from zbench.model import Model
+from zbench.runtime.blocks import CrossEntropy, GatedLinear, Norm, NormLinear, Split
+from zbench.runtime.elementwise import Elementwise, wide
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q [T, H, D], k, v [T, Hkv, D] -> o [T, H, D]
+LocalAttend = Callable[[Tensor, Tensor, Tensor], Tensor]  # the same, of a layer
 
 ROPE_BASE = 500_000.0  # Llama 3 report (arXiv 2407.21783), section 3.2
-NORM_EPSILON = 1e-5  # of the released Llama 2 and 3 models
 INITIAL_STD = 0.02  # GPT (Radford et al. 2018), section 4.1; kept by GPT-2 and by public Llama code
-LEAST_CHUNK = 1024  # tokens of the loss at a time, at least: fewer would read the head's weights too often
 COMPUTE = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}  # dtype of activations by model.element_bytes
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """What parameters are kept in, and sums and softmaxes computed in, where activations are `dtype`."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class Transformer(nn.Module):
@@ -39,12 +35,15 @@ class Transformer(nn.Module):
 
     Parameters are float32, also where activations are bfloat16 (they are cast at every use), and float64
     where activations are. On device "meta" they have no values; draw() gives them one at a time.
-    With model.recompute "full" every layer's forward, `attend` included, runs again in its backward; it
+    fused: how elementwise work is computed.
+    recompute: what runs again in a layer's backward (zbench.runtime.footprint.LEVELS); model.recompute at first. It
     has to give the same bits then, or tokens may choose other experts.
     Raises ValueError for an element_bytes or a head_dim that cannot be computed with.
     """
 
-    def __init__(self, model: Model, seed: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, model: Model, seed: int, device: torch.device | str = "cpu", fused: Elementwise | None = None
+    ) -> None:
         super().__init__()
         if model.element_bytes not in COMPUTE:
             raise ValueError(
@@ -53,6 +52,8 @@ class Transformer(nn.Module):
         if model.head_dim % 2:
             raise ValueError(f"model.head_dim is {model.head_dim}; RoPE turns pairs, so it has to be even")
         self.model, self.seed, self.dtype = model, seed, COMPUTE[model.element_bytes]
+        self.fused = fused or Elementwise()
+        self.recompute: str = model.recompute
 
         def make(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=wide(self.dtype), device=device))
@@ -87,13 +88,13 @@ class Transformer(nn.Module):
         `attend` is called once a layer, in order, and its backward runs once a layer, in reverse order,
         whatever T: with T = 0 the loss is 0 and every parameter gets a gradient of zeros.
         """
-        turns = rope(positions, self.model.head_dim).to(wide(self.dtype).to_complex())
+        turns = tuple(x.to(wide(self.dtype)) for x in rope(positions, self.model.head_dim))
         # Looked up in the wide dtype: the gradient of a frequent token sums thousands of rows.
         x = F.embedding(tokens, self.embedding.to(wide(self.dtype))).to(self.dtype)
         for index, layer in enumerate(self.layers):
-            x = layer(x, turns, partial(attend, index))
+            x = layer(x, turns, partial(attend, index), self.fused, self.recompute)
         head = self.embedding if self.head is None else self.head
-        total: Tensor = CrossEntropy.apply(norm(x, self.norm), head, targets)
+        total: Tensor = CrossEntropy.apply(Norm.apply(x, self.norm, self.fused), head, targets, self.fused)
         return total / num_tokens
 
 
@@ -111,29 +112,43 @@ class Layer(nn.Module):
         self.down = make(model.num_experts * model.hidden, model.ffn_hidden)
         self.router = make(model.num_experts, model.hidden) if model.num_experts > 1 else None
 
-    def forward(self, x: Tensor, turns: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        if self.model.recompute == "none" or not torch.is_grad_enabled():
-            return self._run(x, turns, attend)
-        # Never stopped early: where it could stop depends on what autograd saved, and all ranks have to run
-        # attend's messages again alike. The cost model counts the whole forward too.
-        again: Tensor = checkpoint(
-            self._run, x, turns, attend, use_reentrant=False, preserve_rng_state=False, early_stop=False
-        )
-        return again
+    def forward(
+        self, x: Tensor, turns: tuple[Tensor, Tensor], attend: LocalAttend, fused: Elementwise, recompute: str
+    ) -> Tensor:
+        if not torch.is_grad_enabled():
+            recompute = "none"
+        if recompute == "none":
+            return self._run(x, turns, attend, fused)
+        out: Tensor
+        if recompute == "full":
+            out = again(self._run, x, turns, attend, fused)
+        else:
+            o = attend(*again(self._project, x, turns, fused))
+            out = again(self._after, x, o, fused)
+        return out
 
-    def _run(self, x: Tensor, turns: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        x = x + self._attention(norm(x, self.attention_norm), turns, attend)
-        y = norm(x, self.ffn_norm)
-        return x + (swiglu(y, self.gate_up, self.down) if self.router is None else self._experts(y, self.router))
+    def _run(self, x: Tensor, turns: tuple[Tensor, Tensor], attend: LocalAttend, fused: Elementwise) -> Tensor:
+        return self._after(x, attend(*self._project(x, turns, fused)), fused)
 
-    def _attention(self, x: Tensor, turns: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    def _project(self, x: Tensor, turns: tuple[Tensor, Tensor], fused: Elementwise) -> tuple[Tensor, Tensor, Tensor]:
+        """What attends: q [T, H, D], k and v [T, Hkv, D]."""
         heads, kv_heads = self.model.num_heads, self.model.num_kv_heads
-        qkv = linear(x, self.qkv).unflatten(1, (heads + 2 * kv_heads, self.model.head_dim))
-        qk = rotate(qkv[:, : heads + kv_heads], turns)
-        o = attend(qk[:, :heads], qk[:, heads:], qkv[:, heads + kv_heads :])
-        return linear(o.flatten(1), self.out)
+        qkv: Tensor = NormLinear.apply(x, self.attention_norm, self.qkv.to(x.dtype), fused)
+        parts: tuple[Tensor, Tensor, Tensor] = Split.apply(
+            qkv.unflatten(1, (heads + 2 * kv_heads, self.model.head_dim)), *turns, heads, kv_heads, fused
+        )
+        return parts
 
-    def _experts(self, x: Tensor, router: Tensor) -> Tensor:
+    def _after(self, x: Tensor, o: Tensor, fused: Elementwise) -> Tensor:
+        """The layer's output, of its input and what was attended to, o [T, H, D]."""
+        x = torch.addmm(x, o.flatten(1), self.out.to(x.dtype).T)
+        if self.router is not None:
+            return x + self._experts(Norm.apply(x, self.ffn_norm, fused), self.router, fused)
+        gate_up = NormLinear.apply(x, self.ffn_norm, self.gate_up.to(x.dtype), fused)
+        out: Tensor = GatedLinear.apply(x, gate_up, self.down.to(x.dtype), fused)
+        return out
+
+    def _experts(self, x: Tensor, router: Tensor, fused: Elementwise) -> Tensor:
         """Rows sorted by expert, one SwiGLU an expert, back in order and weighted.
 
         An expert without tokens runs on no rows, so that its weights get a gradient of zeros.
@@ -144,10 +159,20 @@ class Layer(nn.Module):
         order = chosen.flatten().argsort(stable=True)  # [T k]: row token * k + choice
         rows = x.index_select(0, order // per_token).split(chosen.flatten().bincount(minlength=num).tolist())
         gate_up, down = self.gate_up.to(x.dtype).chunk(num), self.down.to(x.dtype).chunk(num)
-        y = torch.cat([swiglu(r, g, d) for r, g, d in zip(rows, gate_up, down, strict=True)])
+        each = zip(rows, gate_up, down, strict=True)
+        y = torch.cat([GatedLinear.apply(None, linear(r, g), d, fused) for r, g, d in each])
         place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         y = y.index_select(0, place).view(len(x), per_token, x.shape[1])
         return (y * share[:, :, None]).sum(1)
+
+
+def again(run: Callable[..., Any], *arguments: Any) -> Any:
+    """run(*arguments), of which only the arguments are kept: it runs again in the backward.
+
+    Never stopped early: where it could stop depends on what autograd saved, and all ranks have to run attend's
+    messages again alike. The cost model counts the whole forward too.
+    """
+    return checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False, early_stop=False)
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -155,56 +180,8 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight.to(x.dtype))
 
 
-def norm(x: Tensor, weight: Tensor) -> Tensor:
-    return F.rms_norm(x, weight.shape, weight.to(x.dtype), NORM_EPSILON)
-
-
-def swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    gate, up = linear(x, gate_up).chunk(2, dim=1)
-    return linear(F.silu(gate) * up, down)
-
-
-def rope(positions: Tensor, head_dim: int) -> Tensor:
-    """complex128 [T, D/2]: the turn of every pair; in float64, as float32 angles are off by 1e-3 at 64K tokens."""
+def rope(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the turn of every pair, float64 [T, D/2]: float32 angles are off by 1e-3 at 64K tokens."""
     pairs = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device)
     angles = positions.to(torch.float64)[:, None] * ROPE_BASE ** (-pairs / head_dim)
-    return torch.polar(torch.ones_like(angles), angles)
-
-
-def rotate(x: Tensor, turns: Tensor) -> Tensor:
-    """Turns the neighbours (2i, 2i + 1) of every head, x [T, heads, D], as one complex multiplication."""
-    pairs = torch.view_as_complex(x.to(turns.real.dtype).unflatten(2, (-1, 2)))
-    return torch.view_as_real(pairs * turns[:, None]).flatten(2).to(x.dtype)
-
-
-class CrossEntropy(torch.autograd.Function):
-    """Sum over tokens of -log softmax(x W^T)[target]: x [T, h], W [V, h], targets [T] -> scalar in the wide dtype.
-
-    A chunk of tokens at a time, whose logits take about the memory of x; gradients are made in the forward,
-    where the logits are, so that no logits are kept nor computed twice. They are consumed by the one backward.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        table, sums = weight.to(x.dtype), wide(x.dtype)
-        total = torch.zeros((), dtype=sums, device=x.device)
-        dx, dweight = torch.empty_like(x), torch.zeros_like(weight, dtype=sums)
-        rows = max(LEAST_CHUNK, x.numel() // len(weight))
-        for part, target, dpart in zip(x.split(rows), targets[:, None].split(rows), dx.split(rows), strict=True):
-            logs = F.log_softmax(F.linear(part, table), dim=1, dtype=sums)
-            total -= logs.gather(1, target).sum()
-            probabilities = logs.exp_()
-            dlogits = probabilities.scatter_add_(1, target, -torch.ones_like(target, dtype=sums)).to(x.dtype)
-            torch.mm(dlogits, table, out=dpart)
-            if x.dtype == sums:
-                dweight.addmm_(dlogits.T, part)
-            else:
-                dweight += dlogits.T @ part
-        ctx.gradients = dx, dweight.to(weight.dtype)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, None]:
-        dx, dweight = ctx.gradients
-        del ctx.gradients  # scaled in place: a second backward has to fail
-        return dx.mul_(upstream[0]), dweight.mul_(upstream[0]), None
+    return angles.cos(), angles.sin()

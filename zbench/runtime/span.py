@@ -1,0 +1,33 @@
+"""Names of what the device works on, for a profiler (zbench.speed.profile reads them); without one, a microsecond each.
+
+The outermost name counts: a loss has matmuls and elementwise work of its own.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+from torch.profiler import record_function
+
+PREFIX = "zbench: "
+ATTENTION, ELEMENTWISE, LOSS, OPTIMIZER = "attention", "norm, RoPE, SwiGLU", "cross-entropy", "optimizer"
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def span(name: str) -> record_function:
+    return record_function(PREFIX + name)
+
+
+def told(name: str) -> Callable[[Function], Function]:
+    """Decorator: all that the function asks of the device is `name`."""
+
+    def of(function: Function) -> Function:
+        @wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            with span(name):
+                return function(*arguments, **named)
+
+        return call  # type: ignore[return-value]
+
+    return of
