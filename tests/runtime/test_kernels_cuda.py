@@ -271,7 +271,7 @@ def test_packages_that_are_not_here_are_not_offered() -> None:
 @pytest.mark.parametrize(
     ("capability", "head_dim", "dtype", "names"),
     [
-        ((9, 0), 128, torch.bfloat16, ["matmul", "torch-flash-cuda"]),
+        ((9, 0), 128, torch.bfloat16, ["matmul", "cudnn", "torch-flash-cuda"]),
         ((8, 0), 64, torch.float16, ["matmul", "torch-flash-cuda"]),
         ((7, 5), 64, torch.float16, ["matmul"]),
         ((9, 0), 12, torch.bfloat16, ["matmul"]),

@@ -26,6 +26,7 @@ from zbench.runtime.program import Rows
 from zbench.segments import Flags
 
 HEAD_DIM = 256  # the largest that all of them have
+LEAST_CUDNN = 9  # compute capability, major: from Hopper on torch itself prefers cuDNN's attention to its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Flash:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, cuts: tuple[Call, ...]) -> tuple[Tensor, Tensor]:
         if len(cuts) == 1:
             o, lse = self.op.forward(q, k, v, cuts[0])
-            return o, lse.t()
+            return o, lse.t().contiguous()  # small; and o, many times as large, can then be taken as it lies
         o = q.new_empty(q.shape)
         tops = []
         for call in cuts:
@@ -95,19 +96,21 @@ class Flash:
 
     def _call(self, causal: bool, queries: Ints, keys: Ints, which: Ints) -> Call:
         """The call for the segments `which`."""
-        (q_rows, cu_q), (k_rows, cu_k) = (self._part(counts, which) for counts in (queries, keys))
+        starts = (np.cumsum(queries) - queries, np.cumsum(keys) - keys)
+        q_rows, cu_q = part(starts[0][which], queries[which], self.device)
+        k_rows, cu_k = part(starts[1][which], keys[which], self.device)
         return Call(causal, q_rows, k_rows, cu_q, cu_k, int(queries[which].max()), int(keys[which].max()))
 
-    def _part(self, counts: Ints, which: Ints) -> tuple[Rows, Tensor]:
-        """Of segments of `counts` rows: the rows of `which`, and where each begins among them."""
-        starts, some = (np.cumsum(counts) - counts)[which], counts[which]
-        ends = np.cumsum(some)
-        bounds = np.concatenate([[0], ends]).astype(np.int32)
-        rows: Rows = slice(int(starts[0]), int(starts[0] + ends[-1]))
-        if (starts - starts[0] != ends - some).any():
-            each = np.arange(ends[-1]) + np.repeat(starts - (ends - some), some)
-            rows = torch.from_numpy(each).to(self.device)
-        return rows, torch.from_numpy(bounds).to(self.device)
+
+def part(starts: Ints, counts: Ints, device: torch.device) -> tuple[Rows, Tensor]:
+    """Of runs of rows, from `starts` on: all their rows, and where each begins among these, int32 [num_runs + 1]."""
+    ends = np.cumsum(counts)
+    bounds = np.concatenate([[0], ends]).astype(np.int32)
+    rows: Rows = slice(int(starts[0]), int(starts[0] + ends[-1]))
+    if (starts - starts[0] != ends - counts).any():
+        each = np.arange(ends[-1]) + np.repeat(starts - (ends - counts), counts)
+        rows = torch.from_numpy(each).to(device)
+    return rows, torch.from_numpy(bounds).to(device)
 
 
 def _rows(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Triple:
@@ -124,7 +127,12 @@ def available(device: torch.device, head_dim: int) -> dict[str, Kernel]:
         ops["torch-flash-cuda"] = TorchFlash()
     ops["flash-attn-2"] = Flash2.of()
     ops["flash-attn-3"] = Flash3.of() if major == 9 else None
-    return {name: Flash(name, op, device) for name, op in ops.items() if op is not None}
+    kernels: dict[str, Kernel] = {name: Flash(name, op, device) for name, op in ops.items() if op is not None}
+    if major < LEAST_CUDNN or not kernels:
+        return kernels
+    from zbench.runtime.kernels_cudnn import Cudnn
+
+    return {"cudnn": Cudnn(device), **kernels}  # first, so that nobody takes it without asking
 
 
 @dataclass(frozen=True, slots=True)
