@@ -1,0 +1,25 @@
+"""How many layers of Llama 3 8B are predicted to fit one H200 with 64K tokens, by what runs again in the backward.
+
+python tests/bench/fits.py
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from zbench.batch import Batch
+from zbench.correctness.ledger import Ledger
+from zbench.runtime.footprint import LEVELS, layer_bytes, peak_bytes
+from zbench.speed.__main__ import Session, Size
+from zbench.speed.training import PARAMETERS, most_layers, plan_of
+
+size = Size()
+parts = Session(size, "h200_4x8", Ledger(Path("/dev/null"), {})).parts(size.workloads[0])
+plans = (plan_of(Batch(np.array([size.tokens]), 0, 0), parts.model.num_heads),)
+for level in LEVELS:
+    layers = most_layers(parts.cost, size.tokens, int(parts.cluster.device.memory_bytes), (level,))
+    cost = replace(parts.cost, model=replace(parts.model, num_layers=layers))
+    needed = int(peak_bytes(plans, cost, PARAMETERS, level).max())
+    each = layer_bytes(parts.model, level)
+    print(f"{level:7} {layers:3} layers, {needed / 1e9:.0f} GB, {each:,} bytes a token and layer")

@@ -1,0 +1,1 @@
+"""How fast one device trains: python -m zbench.speed."""

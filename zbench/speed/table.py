@@ -1,0 +1,64 @@
+"""What zbench.speed measured, as a short table. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Line = Mapping[str, Any]
+AGREE = 2e-2  # of two kernels' outputs in bfloat16, the norm of the difference over the norm
+
+
+def agreeing(kernels: Mapping[str, Line]) -> list[str]:
+    """Names of those that ran, and gave what the first one gave."""
+    return [name for name, one in kernels.items() if "seconds" in one and one["difference"] <= AGREE]
+
+
+def table(lines: Sequence[Line]) -> str:
+    parts = [*_attention(lines), *_ring(lines), *_steps(lines), *_short(lines)]
+    return "\n".join(parts) or "nothing was measured"
+
+
+def _attention(lines: Sequence[Line]) -> list[str]:
+    out = []
+    for line in lines:
+        if "kernels" in line:
+            kernels = line["kernels"]
+            best = min((sum(kernels[name]["seconds"]) for name in agreeing(kernels)), default=0.0)
+            out.append(f"{line['case']}: {line['sequences']} sequences, the longest of {line['longest']} tokens")
+            for name, one in kernels.items():
+                if "refused" in one:
+                    out.append(f"  {name:44} refused: {one['refused']}")
+                    continue
+                forward, backward = (flops / 1e12 for flops in one["flops"])
+                share = best / sum(one["seconds"])
+                wrong = "" if name in agreeing(kernels) else f"  WRONG by {one['difference']:.2g}"
+                out.append(f"  {name:44} {forward:7.1f} {backward:7.1f} TFLOP/s  {share:6.1%} of the best{wrong}")
+    return out
+
+
+def _ring(lines: Sequence[Line]) -> list[str]:
+    return [
+        f"{line['case']}, {line['chunk']} tokens a chunk: {line['share']:.1%} of one causal call of the same area "
+        f"(forward {line['shares'][0]:.1%}, backward {line['shares'][1]:.1%})"
+        for line in lines
+        if "share" in line
+    ]
+
+
+def _steps(lines: Sequence[Line]) -> list[str]:
+    out = []
+    for line in lines:
+        if "mfu" in line:
+            seconds, choice = sum(line["seconds"]) / len(line["seconds"]), line["choice"]
+            out.append(
+                f"{line['case']}: {line['layers']} layers, recompute {choice['level']}, {line['kernel']}, "
+                f"{line['elementwise']}: {seconds:.4g} s a step, MFU {line['mfu']:.1%}, "
+                f"{line['peak_bytes'] / 2**30:.1f} GiB ({choice['predicted_bytes'] / 2**30:.1f} predicted)"
+            )
+            whole = sum(line["profile"].values())
+            shares = sorted(line["profile"].items(), key=lambda one: -one[1])
+            out.append("  " + ", ".join(f"{name} {spent / whole:.1%}" for name, spent in shares))
+    return out
+
+
+def _short(lines: Sequence[Line]) -> list[str]:
+    return [f"{line['case']}: {line['out_of_memory']}" for line in lines if "out_of_memory" in line]
