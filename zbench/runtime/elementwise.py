@@ -36,27 +36,25 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def normed(x: Tensor, weight: Tensor) -> Tensor:
     """RMSNorm: x [T, h], weight [h] -> [T, h]."""
     values = x.to(wide(x.dtype))
-    return (values * _scale(values) * weight).to(x.dtype)
+    return F.rms_norm(values, weight.shape, weight.to(values.dtype), NORM_EPSILON).to(x.dtype)
 
 
 @told(ELEMENTWISE)
 def normed_back(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """(dx [T, h], dweight [h] in the wide dtype)."""
     values, given = x.to(wide(x.dtype)), dy.to(wide(x.dtype))
-    scale = _scale(values)
+    scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + NORM_EPSILON)
     unit, weighted = values * scale, given * weight
     dx = (weighted - unit * (weighted * unit).mean(-1, keepdim=True)) * scale
     return dx.to(x.dtype), (given * unit).sum(0)
 
 
-def _scale(values: Tensor) -> Tensor:
-    return torch.rsqrt(values.square().mean(-1, keepdim=True) + NORM_EPSILON)
-
-
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE: turns the neighbours (2i, 2i + 1) of every head; x [T, H, D], cos and sin [T, D / 2] wide."""
-    even, odd = x.to(cos.dtype).unflatten(2, (-1, 2)).unbind(3)
-    cos, sin = cos[:, None], sin[:, None]
+    pairs, cos, sin = x.to(cos.dtype).unflatten(2, (-1, 2)), cos[:, None], sin[:, None]
+    if not torch.compiler.is_compiling():  # which makes no kernels of complex numbers
+        return torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cos, sin)).flatten(2).to(x.dtype)
+    even, odd = pairs.unbind(3)
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), 3).flatten(2).to(x.dtype)
 
 
