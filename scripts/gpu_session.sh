@@ -65,13 +65,13 @@ print(re.sub(r"\W+", "_", torch.cuda.get_device_name().lower().removeprefix("nvi
     correctness=() plans=()
     calibration=(--model llama3_8b --matmuls llama_3b,llama_7b,llama_13b,llama_30b,llama3_8b --tokens 16384)
     case "$chip" in h200 | h100_80gb_hbm3) calibration+=(--peak "989 TFLOP/s") ;; esac # dense bf16, SXM datasheets
-    steps=()
+    steps=() speed=(attention ring step deep) tiny=()
     workloads=(fixed_4k fixed_32k longtail_32k wikipedia prolong64k pystdlib)
 else
     chip=cpu
     correctness=(--shrink 16) plans=(--systems ring --precisions float32)
     calibration=(--model tiny --tokens 256 --seconds 0.004)
-    steps=(model=tiny tokens_per_gpu=512 steps=1)
+    steps=(model=tiny tokens_per_gpu=512 steps=1) speed=(ring) tiny=(--tiny)
     workloads=(fixed_4k)
 fi
 yaml=$out/conf/cluster/device/${chip}_measured.yaml
@@ -96,9 +96,10 @@ if [ -e "$yaml" ]; then
 else
     echo "== predicted: there is no $yaml, since the calibration is not done"
 fi
-if [ "$device" = cuda ]; then
-    part speed "$PYTHON" -m zbench.speed --out "$out/speed.jsonl"
-fi
+for what in "${speed[@]}"; do
+    part "speed_$what" "$PYTHON" -m zbench.speed --device "$device" --parts "$what" --out "$out/speed.jsonl" \
+        ${tiny[@]+"${tiny[@]}"}
+done
 
 echo
 printf '%-24s %-18s %6s  %s\n' part state s "last line"

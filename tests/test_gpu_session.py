@@ -43,7 +43,7 @@ def calls(tmp_path: Path) -> list[str]:
     return found
 
 
-ALL = ["warm", "correctness", "correctness", "calibrate", *["predicted"] * 7, "speed"]
+ALL = ["warm", "correctness", "correctness", "calibrate", *["predicted"] * 7, *["speed"] * 4]
 
 
 def test_parts_that_are_done_are_not_repeated(tmp_path: Path) -> None:
@@ -107,6 +107,7 @@ def test_all_parts_on_the_cpu(tmp_path: Path) -> None:
     table = done.stdout[done.stdout.index("part  ") :]
     for line in ("80 of 80 cases are within", "1 of 1 cases are within", "cpu_measured.yaml", "1 measured workloads"):
         assert line in table
+    assert json.loads((out / "speed.jsonl").read_text().splitlines()[-1])
     lines = [json.loads(line) for line in (out / "correctness.jsonl").read_text().splitlines()]
     assert len(lines) == 81
     assert [(one["sharing"], one["staged"], one["backend"]) for one in lines[-1]["ranks"]] == [(1, False, "gloo")]

@@ -10,7 +10,8 @@ from torch.profiler import profile
 
 from zbench.runtime.blocks import CrossEntropy, NormLinear
 from zbench.runtime.elementwise import Elementwise
-from zbench.runtime.span import ATTENTION, ELEMENTWISE, LOSS, OPTIMIZER, PREFIX
+from zbench.runtime.events import OPTIMIZER
+from zbench.runtime.span import ATTENTION, ELEMENTWISE, LOSS, PREFIX
 from zbench.speed import profile as reading
 from zbench.speed.profile import MATMUL, OTHER, shares
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch.profiler import record_function
 
 PREFIX = "zbench: "
-ATTENTION, ELEMENTWISE, LOSS, OPTIMIZER = "attention", "norm, RoPE, SwiGLU", "cross-entropy", "optimizer"
+ATTENTION, ELEMENTWISE, LOSS = "attention", "norm, RoPE, SwiGLU", "cross-entropy"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

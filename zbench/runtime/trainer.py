@@ -15,7 +15,7 @@ import torch.distributed as dist
 from zbench.batch import Batch
 from zbench.fingerprint import versions
 from zbench.plan import Plan
-from zbench.runtime import checkpoint, span
+from zbench.runtime import checkpoint
 from zbench.runtime.check import worst_difference
 from zbench.runtime.elementwise import choose as choose_elementwise
 from zbench.runtime.events import OPTIMIZER, REDUCE
@@ -32,6 +32,7 @@ from zbench.runtime.passes import Passes
 from zbench.runtime.reduction import Flat, TwoLevel
 from zbench.runtime.rendezvous import Rendezvous
 from zbench.runtime.sampler import Sampler
+from zbench.runtime.span import span
 from zbench.runtime.text import is_real, text
 from zbench.runtime.transformer import Transformer
 from zbench.runtime.transport import Post, Traffic
@@ -130,7 +131,7 @@ class Trainer:
         worst = self._check(batch, value, where) if self.job.exact and train else None
         checked = perf_counter()
         self.pace.came()
-        with span.span(span.OPTIMIZER):
+        with span(OPTIMIZER):
             if train and math.isfinite(value):
                 self.parameters.step()
             else:

@@ -43,7 +43,9 @@ def shares(events: Iterable[Event]) -> Shares:
     for one, path in work:
         group = _group([*path, one["name"]])
         seconds[group] = seconds.get(group, 0.0) + one["dur"] * _MICROSECOND
-    return Shares(seconds, _union([(one["ts"], one["ts"] + one["dur"]) for one, _ in work]) * _MICROSECOND, len(work))
+    origin = min((one["ts"] for one, _ in work), default=0.0)  # times since 1970 would round durations
+    begun = [(one["ts"] - origin, one["dur"]) for one, _ in work]
+    return Shares(seconds, _union([(ts, ts + dur) for ts, dur in begun]) * _MICROSECOND, len(work))
 
 
 def _outer(events: Iterable[Event]) -> list[tuple[Event, tuple[str, ...], bool]]:
