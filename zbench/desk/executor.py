@@ -25,7 +25,10 @@ from zbench.runtime.job import Job
 from zbench.runtime.settings import known
 from zbench.runtime.world import found
 
-MOST_LATE = 0.05  # share of a step by which real work, and messages, may be late: what a simulator should be right to
+MOST_OVERRUN = 0.05  # share of a step by which real work may be late: what a simulator should be right to
+# Messages wait for processors without anybody else at work, too: eight ranks on two cores, for 4 to 8 % of a step, half
+# of which the step is longer for (docs/desk.md).
+MOST_LATE = 0.10
 
 
 @dataclass(slots=True)
@@ -90,8 +93,8 @@ class Desk(Torch):
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
         result = Torch.traced_step(self, batch, plans, trace)
-        late = max(result.phases["overrun"], result.phases["late"])
-        return replace(result, valid=late <= MOST_LATE * result.seconds)
+        overrun, late = (result.phases[name] / result.seconds for name in ("overrun", "late"))
+        return replace(result, valid=overrun <= MOST_OVERRUN and late <= MOST_LATE)
 
     def _about(self, job: Job) -> dict[str, Any]:
         return {**Torch._about(self, job), "nic_bytes": "counters of the emulated NICs", "device": "paced"}

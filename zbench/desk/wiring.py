@@ -135,7 +135,6 @@ def _rank(cluster: Cluster, rank: int) -> Namespace:
         ("net/ipv4/tcp_rmem", f"4096 {_LEAST_WINDOW} {window}"),
         ("net/ipv4/tcp_wmem", f"4096 {_LEAST_WINDOW} {window}"),
         ("net/ipv4/tcp_slow_start_after_idle", "0"),
-        ("net/ipv4/tcp_timestamps", "0"),  # 12 bytes of every header; at these rates sequence numbers last for minutes
         ("net/ipv4/conf/all/rp_filter", "0"),
         ("net/ipv4/conf/nvl/rp_filter", "0"),
     )
