@@ -55,6 +55,8 @@ def test_gradients_are_those_of_autograd(monkeypatch: pytest.MonkeyPatch) -> Non
         close(PLAIN.split(qkv, cos, sin, HEADS, KV_HEADS), turned)
     run = lambda x: PLAIN.split(x, cos, sin, HEADS, KV_HEADS)  # noqa: E731
     close((PLAIN.split_back(dq, dk, dv, cos, sin),), by_autograd(run, [qkv], [dq, dk, dv]))
+    across = dq.transpose(0, 2).contiguous().transpose(0, 2)  # no neighbours in memory
+    close((PLAIN.split_back(across, dk, dv, cos, sin),), (PLAIN.split_back(dq, dk, dv, cos, sin),))
     gate_up, given = draw(20), draw(10)
     dgate_up, product = PLAIN.gated_back(given, gate_up)
     close((dgate_up,), by_autograd(PLAIN.gated, [gate_up], [given]))

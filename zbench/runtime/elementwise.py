@@ -51,7 +51,9 @@ def normed_back(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE: turns the neighbours (2i, 2i + 1) of every head; x [T, H, D], cos and sin [T, D / 2] wide."""
-    pairs, cos, sin = x.to(cos.dtype).unflatten(2, (-1, 2)), cos[:, None], sin[:, None]
+    wide_x, cos, sin = x.to(cos.dtype), cos[:, None], sin[:, None]
+    # Complex numbers are neighbours in memory; what an attention's backward makes of few tokens need not be.
+    pairs = (wide_x if wide_x.stride(2) == 1 else wide_x.contiguous()).unflatten(2, (-1, 2))
     if not torch.compiler.is_compiling():  # which makes no kernels of complex numbers
         return torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cos, sin)).flatten(2).to(x.dtype)
     even, odd = pairs.unbind(3)
