@@ -46,8 +46,9 @@ def pivot(found: Sequence[Row], names: Sequence[str]) -> str:
     steps = " or ".join(map(str, sorted({row["steps_asked"] for row in found})))
     head = [", ".join([f"{key} {found[0][key]}" for key in common] + [f"{steps} steps"]) + "."]
     head.append(f"Cells: {', '.join(FIGURES[name][0] for name in names)}.")
-    if any(row["simulated"] for row in found):
-        head.append("SIMULATED: nothing was measured on hardware.")
+    if any(simulated := [row["simulated"] for row in found]):
+        which = "" if all(simulated) else "Runs of executor simulated are "
+        head.append(f"{which}SIMULATED: nothing was measured on hardware.")
     parts = [" ".join(head)]
     for title, members in tables.items():
         parts += [f"**{title}**"] if title else []

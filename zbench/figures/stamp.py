@@ -13,9 +13,10 @@ def simulated(records: Records) -> str:
 def measured(records: Records) -> str:
     """Of runs on emulated nodes, and simulated ones beside them."""
     real = [run for run in records.runs if not run.start["facts"]["simulated"]]
-    machines = dict.fromkeys(str(run.start["fingerprint"]["platform"]) for run in real)
+    prints = [run.start["fingerprint"] for run in real]
+    machines = dict.fromkeys(f"{one['processor']}, {one['cores']} cores" for one in prints)
     clusters = dict.fromkeys(str(run.start["facts"]["cluster"]) for run in real)
-    return f"measured on emulated nodes, {', '.join(clusters)}, of {', '.join(machines)}"
+    return f"measured on emulated nodes, {', '.join(clusters)}, of one machine: {'; '.join(machines)}"
 
 
 def stamp(records: Records, where: str) -> str:
