@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from test_wiring import CLUSTER
 
+from zbench.desk import links
 from zbench.desk.links import measure
 from zbench.model import Model
 
@@ -12,7 +13,9 @@ MODEL = Model("small", 2, 16, 2, 2, 8, 24, 64, element_bytes=4)
 
 
 @pytest.mark.usefixtures("namespaces")
-def test_payload_gets_most_of_a_link_and_never_more_than_all() -> None:
+def test_payload_gets_most_of_a_link_and_never_more_than_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "SECONDS", 0.2)
+    monkeypatch.setattr(links, "TIMES", 2)
     cluster = replace(CLUSTER, gpus_per_node=2, nics_per_node=1, nic_bandwidth=2e6, nvlink_bandwidth=8e6)
     found, others = measure(cluster, MODEL, lambda _: None)
     assert set(found) == {"nic", "nvlink"}
