@@ -221,32 +221,34 @@ def test_a_stopped_launcher_leaves_nobody() -> None:
         assert "rank 2" in str(failure(fleet, "loop"))
 
 
-def start_driver(**options: object) -> tuple["subprocess.Popen[str]", list[int]]:
-    """A driver in a session of its own, its launcher and ranks; in a loop by now."""
-    driver = subprocess.Popen(
+@contextlib.contextmanager
+def driven() -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
+    """A driver in a session of its own, its launcher and ranks; in a loop by now. A test that fails leaves nobody."""
+    with subprocess.Popen(
         [sys.executable, str(HERE / "driver.py")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
-    )  # fmt: skip
-    assert driver.stdout is not None
-    *pids, has_torch = driver.stdout.readline().split()
-    assert has_torch == "False"
-    time.sleep(0.5)
-    assert descendants(driver.pid) == list(map(int, pids))
-    return driver, list(map(int, pids))
+    ) as driver:  # fmt: skip
+        try:
+            assert driver.stdout is not None
+            *pids, has_torch = driver.stdout.readline().split()
+            assert has_torch == "False"
+            time.sleep(0.5)
+            assert descendants(driver.pid) == list(map(int, pids))
+            yield driver, list(map(int, pids))
+        finally:
+            driver.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_driver_leaves_nobody(number: int) -> None:
-    driver, pids = start_driver()
-    with driver:
+    with driven() as (driver, pids):
         driver.send_signal(number)
         assert driver.wait(5) == -number
         assert all_gone(pids)
 
 
 def test_ctrl_c_ends_all_and_only_the_driver_speaks() -> None:
-    driver, pids = start_driver()
-    with driver:
+    with driven() as (driver, pids):
         os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
         _, shown = driver.communicate(timeout=5)
         assert driver.returncode != 0
