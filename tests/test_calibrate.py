@@ -266,9 +266,14 @@ def test_two_ranks_measure_and_the_simulator_runs_on_what_they_wrote(
 def test_one_rank_measures_a_device_with_curves(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["--only-device", "--device", "cpu", "--tokens", "256", "--seconds", "0.004", "--matmuls", "tiny,desk"]
-    assert call(monkeypatch, *asked, "--points", "points.jsonl", "-o", "mine.yaml") == 0
-    assert capsys.readouterr().out == "Wrote mine.yaml\n"
+    asked = ["--only-device", "--device", "cpu", "--tokens", "256", "--matmuls", "tiny,desk", "-o", "mine.yaml"]
+    for seconds in ("0.004", "0.03", "0.2"):  # where others keep the processors busy, it asks for longer windows
+        rc = call(monkeypatch, *asked, "--seconds", seconds, "--points", "points.jsonl")
+        out, err = capsys.readouterr()
+        assert rc == 0 or f"--seconds is {seconds} and has to be longer" in err
+        if rc == 0:
+            break
+    assert (rc, out) == (0, "Wrote mine.yaml\n")
     made = instantiate(OmegaConf.load("mine.yaml"), _convert_="all")
     assert isinstance(made, Device)
     assert set(made.matmul_by_tokens) == {"tiny", "desk"}

@@ -129,11 +129,11 @@ def _rank(cluster: Cluster, rank: int) -> Namespace:
         "link set nvl up",
         f"route add 10.77.{node}.0/24 dev nvl src {own}",
     )
-    window = max(_LEAST_WINDOW, int(max(cluster.nic_bandwidth, cluster.nvlink_bandwidth) * _WINDOW_SECONDS))
+    most = window(cluster)
     sysctl = (
         ("net/ipv4/tcp_congestion_control", "reno"),
-        ("net/ipv4/tcp_rmem", f"4096 {_LEAST_WINDOW} {window}"),
-        ("net/ipv4/tcp_wmem", f"4096 {_LEAST_WINDOW} {window}"),
+        ("net/ipv4/tcp_rmem", f"4096 {_LEAST_WINDOW} {most}"),
+        ("net/ipv4/tcp_wmem", f"4096 {_LEAST_WINDOW} {most}"),
         ("net/ipv4/tcp_slow_start_after_idle", "0"),
         ("net/ipv4/conf/all/rp_filter", "0"),
         ("net/ipv4/conf/nvl/rp_filter", "0"),
@@ -154,7 +154,16 @@ def _into(bridge: str, port: str) -> list[str]:
     return [f"link set {port} master {bridge} up"]
 
 
+def window(cluster: Cluster) -> int:
+    """Bytes that may be on their way on a connection, neither sent by its link nor read by the receiver."""
+    return max(_LEAST_WINDOW, int(max(cluster.nic_bandwidth, cluster.nvlink_bandwidth) * _WINDOW_SECONDS))
+
+
+def burst(rate: float) -> int:
+    """Bytes that a link of `rate` bytes/s lets through at once after a rest."""
+    return max(int(rate * _BURST_SECONDS), 2 * MTU)
+
+
 def _limited(port: str, rate: float, verb: str = "add") -> str:
     """Token bucket; a packet may be as large as its burst, which large ones are cut to."""
-    burst = max(int(rate * _BURST_SECONDS), 2 * MTU)
-    return f"qdisc {verb} dev {port} root tbf rate {round(rate * 8)}bit burst {burst} limit {LIMIT}"
+    return f"qdisc {verb} dev {port} root tbf rate {round(rate * 8)}bit burst {burst(rate)} limit {LIMIT}"
