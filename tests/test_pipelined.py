@@ -1,9 +1,7 @@
 """Plans with pipelines: what is refused, schedules, seconds, bytes and memory against countings of their own."""
 
-import json
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +24,6 @@ from zbench.plan import Ops, Plan
 from zbench.rewrite import reverse
 from zbench.simulate import Simulated
 from zbench.stage import Stage, held, refusal
-from zbench.trace import write_trace
 from zbench.verify import OutOfMemory, PlanError, verify, verify_step
 
 
@@ -279,15 +276,3 @@ def test_memory_of_a_group_is_its_share(recompute: str) -> None:
     verify_step(batch, plans, cost)
     with pytest.raises(OutOfMemory):
         verify_step(batch, plans, tight)
-
-
-def test_trace_shows_every_micro_batch_on_every_rank(tmp_path: Path) -> None:
-    cost = small(1, 4)
-    batch, plans = laid(cost, pipelines((0, 2, 2)), [{0: [500]}, {0: [700]}])
-    count = write_trace(tmp_path / "t.json", cost, plans)
-    events = [e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e["ph"] == "X"]
-    layers = [event for event in events if event["name"] in ("forward", "backward")]
-    assert len(layers) == 2 * 2 * 4 < len(events) < count
-    step = Simulated(cost).step(batch, plans)
-    end = max(e["ts"] + e["dur"] for e in events) / 1e6
-    assert end == pytest.approx(step.seconds, abs=1e-5)

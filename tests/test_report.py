@@ -21,8 +21,8 @@ from zbench.report import __main__ as report
 from zbench.report import inside
 from zbench.report.overview import SHARES, of_step, overview, rounded, shares_of
 from zbench.report.page import encoded, page
-from zbench.runtime.events import REDUCE
-from zbench.trace import GATHER, SHARED, SHOWN, events
+from zbench.trace.step import events
+from zbench.trace.tracks import SHARED, SHOWN
 
 SMALL = ["tracker=none", "cluster=a800_2x8", "model=llama_3b", "model.num_layers=2", "tokens_per_gpu=1024", "steps=2"]
 
@@ -132,34 +132,6 @@ def test_a_timeline_holds_what_the_record_sums(system: str, runs: dict[str, Run]
     assert attending == pytest.approx(step["attention_seconds"], abs=2e-6)
     shared = step["nic_tx_bytes"][0] - sent[0]  # parameters and gradients: the same on every NIC
     assert sent + shared == pytest.approx(step["nic_tx_bytes"])
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ["system=ring"],
-        ["system=zeppelin", "model.recompute=full", "model.sharding=zero1"],
-        ["system=flexsp", "cluster.device.memory_bytes=1.4 GB", "tokens_per_gpu=2048"],  # three micro-batches
-        ["system=hydraulis", "model.sharding=none"],
-        ["system=bytescale", "cluster.num_nodes=4", "model.pipeline_parallel=2", "model.sharding=zero1"],
-    ],
-    ids=lambda settings: settings[0],
-)
-def test_a_timeline_ends_when_the_step_does(settings: list[str], tmp_path: Path) -> None:
-    """With parameters, gradients and the optimizer, over micro-batches and pipelines; nothing reaches beyond it."""
-    (run,) = read(made(tmp_path, *settings, "workload=wikipedia", "baseline=null", "steps=1"))[0]
-    replay = Replay.of(run)
-    _, plans = replay.step(run.steps[0])
-    found = list(events(plans, replay.cost))
-    assert max(one["ts"] + one["dur"] for one in found) == pytest.approx(1e6 * run.steps[0]["seconds"], abs=0.01)
-    assert min(one["ts"] for one in found) >= 0
-    each = len(plans) if run.start["config"]["model"]["sharding"] == "zero3" and plans[0].pipelines is None else 1
-    assert (each == 3) == (settings[0] == "system=flexsp")
-    assert sum(one["name"] == REDUCE for one in found) == replay.cost.whole.num_nodes * each
-    sent = sum(one["args"]["bytes"] for one in found if one["name"] in (GATHER, REDUCE) and one["pid"] == 0)
-    crossing = sum(one["args"]["bytes"] for one in found if (one["pid"], one["tid"]) == (0, 8))  # NIC 0 sends
-    if plans[0].pipelines is None and replay.cost.pp == 1:  # whose layers' messages are not drawn
-        assert sent + crossing == run.steps[0]["nic_tx_bytes"][0]
 
 
 def test_an_events_blocks_are_the_plans(runs: dict[str, Run]) -> None:

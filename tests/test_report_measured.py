@@ -20,7 +20,7 @@ from zbench.report import __main__ as report
 from zbench.report.measured import measured
 from zbench.runtime.events import OPTIMIZER, REDUCE, Events, Message, Span
 from zbench.runtime.measured_trace import write_measured
-from zbench.trace import recorded, told
+from zbench.trace.file import recorded, told
 
 RANKS = 16
 

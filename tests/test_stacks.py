@@ -1,10 +1,8 @@
 """Jobs with pipeline stages: against the closed form, against Hydraulis' pipelines, and turn by turn."""
 
-import json
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,13 +29,11 @@ from zbench.one_f_one_b import schedule, turns
 from zbench.patterns import local, ring
 from zbench.pipelines import Pipelines
 from zbench.plan import Plan
-from zbench.report.inside import timeline
 from zbench.rewrite import reverse
 from zbench.rewrite.reverse import Mode
 from zbench.simulate import Simulated, programs
 from zbench.stacks import stacked
 from zbench.staged import hop_bytes, hop_seconds, run
-from zbench.trace import SHARED, write_trace
 from zbench.verify import OutOfMemory, verify_step
 
 
@@ -326,20 +322,3 @@ def test_parts_hold_every_sequence_once(batch: Batch, count: int) -> None:
     verify_step(batch, plans)
     sizes = [int(batch.lengths[part].sum()) for part in dealt(np.arange(len(batch.lengths)), batch.lengths, len(plans))]
     assert sorted(sizes) == sorted(int(plan.lengths.sum()) for plan in plans)
-
-
-def test_trace_shows_every_stage_on_its_nodes(tmp_path: Path) -> None:
-    cost = job(4, 2, 2)
-    batch, plans = laid(cost, [[(500, [0])], [(900, [0, 3]), (100, [1])]])
-    write_trace(tmp_path / "t.json", cost, plans)
-    drawn = [e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e["ph"] == "X"]
-    events = [e for e in drawn if e["name"] not in SHARED]
-    assert len(events) == 2 * 2 * (1 + 3)
-    nodes = {stage: {e["pid"] for e in events if e["args"]["stage"] == stage} for stage in (0, 1)}
-    assert nodes == {0: {0, 1}, 1: {2, 3}}
-    end = max(e["ts"] + e["dur"] for e in events) / 1e6
-    assert end == pytest.approx(layers_end(cost, batch, plans)[0], abs=1e-5)
-    page = timeline(plans, cost)
-    assert page is not None
-    assert (len(page["track"]), len(page["tracks"])) == (len(drawn), 4 * (2 + 2 + 1))
-    assert max(page["track"]) < len(page["tracks"])

@@ -20,7 +20,8 @@ from zbench.runtime.executor import LIMITS
 from zbench.runtime.fleet import RankFailed
 from zbench.sentence import is_stop
 from zbench.table import Meter, cluster_words, convention_words, print_run, print_words
-from zbench.trace import told, write_trace
+from zbench.trace.file import told
+from zbench.trace.step import write_trace
 from zbench.track import Careful
 from zbench.track.names import CURVES, TIMELINE, described, of_run, of_step, titled
 from zbench.verify import PlanError, verify_step

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from zbench.figures.records import Event, Records, choice
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import WIDTH
-from zbench.trace import SHARED
+from zbench.trace.tracks import SHARED
 
 __all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]
 EXPERIMENTS = ("nics", "nics_direct")

@@ -21,7 +21,7 @@ from zbench.report.overview import SERIES, SHARES, of_step, overview, rounded
 from zbench.report.page import encoded, page
 from zbench.simulate import Simulated
 from zbench.table import Meter, convention_words
-from zbench.trace import recorded
+from zbench.trace.file import recorded
 
 MOST_BYTES = 30e6  # of steps looked into; browsers open such a page within seconds
 _SAME = 1e-9  # relative: a step simulated again by the same sources

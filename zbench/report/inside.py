@@ -13,7 +13,9 @@ from zbench.cost import Cost
 from zbench.plan import Plan
 from zbench.report.columns import MOST_EVENTS, Columns, blocks_of
 from zbench.report.overview import Table
-from zbench.trace import Event, events, sharing_lane
+from zbench.trace.file import Event
+from zbench.trace.step import events
+from zbench.trace.tracks import sharing_lane
 
 LAYERS = 2  # a first one from a cold start, and one as those that follow it
 _DRAWN = 48  # sequences drawn on a rank, the longest; the others of the rank are one piece

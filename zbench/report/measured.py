@@ -13,7 +13,7 @@ from zbench.model import TENSOR_NAMES
 from zbench.plan import Ints, Ops, Plan
 from zbench.report.columns import MOST_EVENTS, Columns, blocks_of
 from zbench.report.overview import Table
-from zbench.trace import Event
+from zbench.trace.file import Event
 
 INSIDE, BETWEEN = "message inside the node", "message between nodes"
 

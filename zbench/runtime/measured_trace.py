@@ -13,7 +13,8 @@ from pathlib import Path
 from zbench.cluster import Cluster
 from zbench.runtime.events import Events
 from zbench.runtime.job import Report
-from zbench.trace import Event, names, write_events
+from zbench.trace.file import Event, write_events
+from zbench.trace.tracks import names
 
 
 def write_measured(path: str | Path, cluster: Cluster, reports: Sequence[Report], one_clock: bool) -> int:

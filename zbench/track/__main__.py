@@ -18,7 +18,7 @@ from zbench.metrics import Facts, nic_curves
 from zbench.protocols import Tracker
 from zbench.record import Run
 from zbench.replay import Replay
-from zbench.trace import write_trace
+from zbench.trace.step import write_trace
 from zbench.track.names import CURVES, TIMELINE, described, of_run, of_step, titled
 
 

@@ -1,0 +1,40 @@
+"""A step's trace beside the record of the step."""
+
+from pathlib import Path
+
+import pytest
+from test_report import made
+
+from zbench.record import read
+from zbench.replay import Replay
+from zbench.runtime.events import REDUCE
+from zbench.trace.step import events
+from zbench.trace.tracks import GATHER
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["system=ring"],
+        ["system=zeppelin", "model.recompute=full", "model.sharding=zero1"],
+        ["system=flexsp", "cluster.device.memory_bytes=1.4 GB", "tokens_per_gpu=2048"],  # three micro-batches
+        ["system=hydraulis", "model.sharding=none"],
+        ["system=bytescale", "cluster.num_nodes=4", "model.pipeline_parallel=2", "model.sharding=zero1"],
+    ],
+    ids=lambda settings: settings[0],
+)
+def test_a_trace_ends_when_the_step_does(settings: list[str], tmp_path: Path) -> None:
+    """With parameters, gradients and the optimizer, over micro-batches and pipelines; nothing reaches beyond it."""
+    (run,) = read(made(tmp_path, *settings, "workload=wikipedia", "baseline=null", "steps=1"))[0]
+    replay = Replay.of(run)
+    _, plans = replay.step(run.steps[0])
+    found = list(events(plans, replay.cost))
+    assert max(one["ts"] + one["dur"] for one in found) == pytest.approx(1e6 * run.steps[0]["seconds"], abs=0.01)
+    assert min(one["ts"] for one in found) >= 0
+    each = len(plans) if run.start["config"]["model"]["sharding"] == "zero3" and plans[0].pipelines is None else 1
+    assert (each == 3) == (settings[0] == "system=flexsp")
+    assert sum(one["name"] == REDUCE for one in found) == replay.cost.whole.num_nodes * each
+    sent = sum(one["args"]["bytes"] for one in found if one["name"] in (GATHER, REDUCE) and one["pid"] == 0)
+    crossing = sum(one["args"]["bytes"] for one in found if (one["pid"], one["tid"]) == (0, 8))  # NIC 0 sends
+    if plans[0].pipelines is None and replay.cost.pp == 1:  # whose layers' messages are not drawn
+        assert sent + crossing == run.steps[0]["nic_tx_bytes"][0]

@@ -1,0 +1,105 @@
+"""Events of ranks that hold all layers. Pure: no torch.
+
+All layers are played out one by one, so nothing is extrapolated.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from zbench.clock import Program, Timeline
+from zbench.collective import Collectives, Sharing
+from zbench.cost import Cost
+from zbench.layers import Layers, State
+from zbench.legs import LANES, NIC, link_ids
+from zbench.model import TENSOR_NAMES
+from zbench.plan import Ops, Plan
+from zbench.runtime.events import OPTIMIZER, REDUCE
+from zbench.simulate import programs
+from zbench.totals import Carried
+from zbench.trace.file import Event
+from zbench.trace.tracks import GATHER, SHOWN, collective, span, spans
+
+
+def rank_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
+    """Micro-batch after micro-batch: forward, head and backward of all layers, then the optimizer."""
+    cluster, model = cost.cluster, cost.model
+    state = State.zero(cluster.num_ranks, cluster.num_ranks * LANES, link_ids(cluster)[0])
+    sharing = Sharing(Collectives.of(cost))
+    again = 1 if model.recompute == "full" else 0
+    for micro, plan in enumerate(plans):
+        forward, backward = programs(plan, cost)
+        head, used, place = cost.head_seconds(plan.tokens_per_rank), Carried.of(forward, cost), {"micro_batch": micro}
+        begin = float(state.ready.max())
+        yield from _layers("forward", plan, forward, state, cost, place)
+        if micro == 0 or sharing.of.every_micro_batch:
+            yield from _sharing("forward", sharing, begin, used, state, cost, place)
+        yield from spans("head", state.ready, head, cost, place)
+        state.ready = state.ready + head
+        begin = float(state.ready.max())
+        for name, of in (("recompute", forward),) * again + (("backward", backward),):
+            yield from _layers(name, plan, of, state, cost, place)
+        if micro == len(plans) - 1 or sharing.of.every_micro_batch:
+            used = used.times(again).plus(Carried.of(backward, cost))
+            yield from _sharing("backward", sharing, begin, used, state, cost, place)
+    yield from spans(OPTIMIZER, state.ready, np.full(cluster.num_ranks, cost.optimizer_seconds()), cost, {})
+
+
+def _layers(name: str, plan: Plan, of: Program, state: State, cost: Cost, place: Event) -> Iterator[Event]:
+    """One pass, forward, recompute or backward, over all layers."""
+    ops, linear = plan.backward if name == "backward" else plan.forward, cost.linear_seconds(plan.tokens_per_rank)
+    times = 2 * linear if name == "backward" else linear
+    for layer in range(cost.model.num_layers):
+        from_input = layer if name == "forward" else cost.model.num_layers - 1 - layer
+        here = {**place, "pass": name, "layer": from_input}
+        yield from spans(f"linear {name}", state.ready, times, cost, here)
+        yield from _legs(plan, ops, of, Layers(of, times, 1).one(state), name, cost, here)
+
+
+def _sharing(
+    name: str, sharing: Sharing, begin: float, used: Carried, state: State, cost: Cost, place: Event
+) -> Iterator[Event]:
+    """What parameters and gradients add, as zbench.simulate has it, to a pass from `begin` whose layers have ended."""
+    of, end, busiest = sharing.of, float(state.ready.max()), used.busiest(cost)
+    if name == "forward":
+        shown = sharing.forward(end - begin, busiest, moved=False)
+    else:
+        shown = sharing.backward(end - begin, busiest)
+    if of.every_micro_batch or name == "backward":
+        state.meet()
+    if of.every_micro_batch or (of.every_step and name == "forward"):
+        yield from collective(GATHER, begin, of.gather, of.gather_bytes, cost, place)
+    if name == "backward":
+        yield from collective(REDUCE, end + shown - of.reduce, of.reduce, of.reduce_bytes, cost, place)
+    yield from spans(SHOWN[name], state.ready, np.full(cost.cluster.num_ranks, shown), cost, place)
+    state.ready = state.ready + shown
+
+
+def _legs(
+    plan: Plan, ops: Ops, of: Program, timeline: Timeline, name: str, cost: Cost, place: Event
+) -> Iterator[Event]:
+    cluster, parts = cost.cluster, of.legs
+    kind = parts.link_class(plan.num_ranks)
+    for leg in np.flatnonzero((kind < 0) | (kind == NIC)).tolist():
+        op = int(parts.op[leg])
+        start, seconds = timeline.start[leg], timeline.release[leg] - timeline.start[leg]
+        blocks = plan.lists[int(ops.blocks[op])][:8].tolist()
+        if kind[leg] < 0:
+            rank = int(parts.rank[leg])
+            args = {
+                **place,
+                "operation": op,
+                "q_blocks": blocks,
+                "kv_blocks": plan.lists[int(ops.kv_blocks[op])][:8].tolist(),
+            }
+            yield span(
+                f"attend {name}", rank // cluster.gpus_per_node, rank % cluster.gpus_per_node, start, seconds, args
+            )
+            continue
+        args = {**place, "operation": op, "blocks": blocks, "bytes": int(parts.bytes[leg]),
+                "from": int(ops.src[op]), "to": int(ops.dst[op])}  # fmt: skip
+        for way, link in enumerate((int(parts.link_a[leg]), int(parts.link_b[leg]))):
+            nic = link // 2 - plan.num_ranks
+            node, local = divmod(nic, cluster.nics_per_node)
+            tid = cluster.gpus_per_node + 2 * local + way
+            yield span(TENSOR_NAMES[int(ops.tensor[op])], node, tid, start, seconds, args)

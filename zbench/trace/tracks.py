@@ -1,0 +1,71 @@
+"""Tracks of a step's trace and events on them. Pure: no torch.
+
+A track for every GPU's compute lane (linear modules, attends, head, optimizer), one for each direction of every
+NIC (attention's transfers), and one a node for parameters' gathers and gradients' reductions, which use all its links.
+These are charged to a pass as a whole (zbench.collective): a gather is drawn from the beginning of the pass, a
+reduction up to its end, and what layers do not hide of them as waiting of every GPU.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from zbench.cluster import Cluster
+from zbench.cost import Cost, Floats
+from zbench.plan import Ints
+from zbench.runtime.events import OPTIMIZER, REDUCE
+from zbench.trace.file import Event
+
+GATHER = "gather parameters"
+SHOWN = {"forward": "waiting for parameters", "backward": "waiting for gradients"}  # what layers do not hide
+SHARED = frozenset((GATHER, REDUCE, OPTIMIZER, *SHOWN.values()))  # names of events that are not of the layers
+
+
+def names(cluster: Cluster, with_nics: bool = True) -> Iterator[Event]:
+    """Names of processes (nodes) and threads (GPUs and, if asked for, NIC directions)."""
+    for node in range(cluster.num_nodes):
+        yield {"ph": "M", "pid": node, "name": "process_name", "args": {"name": f"node {node}"}}
+        for local in range(cluster.gpus_per_node):
+            rank = node * cluster.gpus_per_node + local
+            yield {"ph": "M", "pid": node, "tid": local, "name": "thread_name", "args": {"name": f"GPU {rank}"}}
+        for local in range(cluster.nics_per_node if with_nics else 0):
+            for way, name in enumerate(("sends", "receives")):
+                tid = cluster.gpus_per_node + 2 * local + way
+                nic = node * cluster.nics_per_node + local
+                yield {"ph": "M", "pid": node, "tid": tid, "name": "thread_name", "args": {"name": f"NIC {nic} {name}"}}
+        if with_nics:
+            args = {"name": "parameters, gradients"}
+            yield {"ph": "M", "pid": node, "tid": sharing_lane(cluster), "name": "thread_name", "args": args}
+
+
+def sharing_lane(cluster: Cluster) -> int:
+    """The thread of a node on which parameters' gathers and gradients' reductions are: its last."""
+    return cluster.gpus_per_node + 2 * cluster.nics_per_node
+
+
+def spans(name: str, begin: Floats, seconds: Floats, cost: Cost, args: Event) -> Iterator[Event]:
+    """One on every rank for which it takes any time; begin, seconds: [num_ranks]."""
+    per_node = cost.cluster.gpus_per_node
+    for rank in np.flatnonzero(seconds > 0).tolist():
+        yield span(name, rank // per_node, rank % per_node, begin[rank], seconds[rank], args)
+
+
+def collective(name: str, begin: float, seconds: float, size: Ints, cost: Cost, place: Event) -> Iterator[Event]:
+    """One on every node; size: bytes of every NIC, each way, [num_nics]."""
+    cluster = cost.cluster
+    for node in range(cost.whole.num_nodes if seconds else 0):
+        args = {**place, "bytes": int(size[node % cluster.num_nodes * cluster.nics_per_node])}
+        yield span(name, node, sharing_lane(cluster), begin, seconds, args)
+
+
+def span(name: str, pid: int, tid: int, start: float, seconds: float, args: Event) -> Event:
+    """A complete event; Chrome traces count in microseconds."""
+    return {
+        "ph": "X",
+        "name": name,
+        "pid": pid,
+        "tid": tid,
+        "ts": round(start * 1e6, 3),
+        "dur": round(seconds * 1e6, 3),
+        "args": args,
+    }
