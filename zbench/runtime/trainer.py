@@ -6,37 +6,31 @@ tokens comes before.
 """
 
 import math
-import sys
 from time import perf_counter
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from zbench.batch import Batch
 from zbench.fingerprint import versions
 from zbench.plan import Plan
 from zbench.runtime import checkpoint
 from zbench.runtime.check import worst_difference
-from zbench.runtime.elementwise import choose as choose_elementwise
+from zbench.runtime.deepspeed import Attend
 from zbench.runtime.events import OPTIMIZER, REDUCE
 from zbench.runtime.host import cpu_name, memory_bytes, peak_bytes
-from zbench.runtime.interpreter import Engine
 from zbench.runtime.job import ATTENTIONS, About, Job, Report
-from zbench.runtime.kernels import choose
 from zbench.runtime.lateness import Lateness
-from zbench.runtime.memory import DTYPES, Shape, keep_freed_memory
-from zbench.runtime.nic import Counters
+from zbench.runtime.memory import keep_freed_memory
+from zbench.runtime.moments import Moments
 from zbench.runtime.pace import Pace, Paced, Unpaced
-from zbench.runtime.parameters import Parameters, Replicated, Sharded
 from zbench.runtime.passes import Passes
-from zbench.runtime.reduction import Flat, TwoLevel
 from zbench.runtime.rendezvous import Rendezvous
-from zbench.runtime.sampler import Sampler
+from zbench.runtime.setup import engine_of, parameters_of, sampler_of
 from zbench.runtime.span import span
-from zbench.runtime.text import is_real, text
-from zbench.runtime.transformer import Transformer
-from zbench.runtime.transport import Post, Traffic
-from zbench.runtime.transport_phases import transport_of
+from zbench.runtime.text import Text, is_real, text
+from zbench.runtime.transport import Traffic
 
 
 class Trainer:
@@ -50,25 +44,12 @@ class Trainer:
         self.sharing = rendezvous.sharing(self.device)
         if self.device.type == "cpu":
             keep_freed_memory()
-        model, cluster = job.cost.model, job.cost.cluster
-        self.capacity_bytes = memory_bytes(self.device, cluster.device.memory_bytes) // self.sharing
+        self.capacity_bytes = memory_bytes(self.device, job.cost.cluster.device.memory_bytes) // self.sharing
         self.board.say("making the network")
-        fused = choose_elementwise(job.compile, self.device)
-        if fused.lacks and rank == 0:
-            print(f"zbench: norms, RoPE and SwiGLU are {fused.name}", file=sys.stderr)
-        self.parameters = self._parameters(Transformer(model, job.seed, "meta", fused))
-        if fused.is_compiled:
-            fused.warm(model, DTYPES[model.element_bytes], self.device, self.board.say)
-        node = cluster.node_of
-        elsewhere = [bool(node[other] != node[rank]) for other in range(num_ranks)]
-        group = dist.new_group()  # messages on a group of their own: collectives cannot come between
-        post = Post(group, elsewhere, staged=self.device.type == "cuda" and dist.get_backend(group) == "gloo")
-        kernel = choose(job.kernel, self.device, model.head_dim, DTYPES[model.element_bytes])
+        self.parameters = parameters_of(job, rank, self.device, self.sharing, self.board.say)
         self.pace: Pace = Paced() if job.is_paced else Unpaced()
-        self.engine = Engine(Shape(model, self.device), kernel, post, transport_of(post.group), self.board, self.pace)
-        counters = Counters.of() if rendezvous.place is None else rendezvous.place.counters()
-        is_first = rank % cluster.gpus_per_node == 0  # of its node
-        self.nics = Sampler(counters, job.nic_interval if is_first else None)
+        self.engine = engine_of(job, rank, num_ranks, self.device, self.board, self.pace)
+        self.nics = sampler_of(job, rank, rendezvous.place)
         self.lateness = Lateness() if job.is_paced else None
         self.passes = Passes(job, rank, self.engine, self.parameters, self.device)
 
@@ -97,9 +78,32 @@ class Trainer:
         """
         where = f"step {batch.step}"
         self.parameters.network.recompute = recompute or self.job.cost.model.recompute
+        texts = self._tokens(batch, plans, where)
+        began = self._begin(batch.step, plans, where, train, noted)
+        attends = self.passes.attends(plans, where)
+        compiled = perf_counter()
+        loss = self._run(texts, attends, batch, where)
+        ran = self._now()
+        self._reduce(loss, where)
+        reduced = self._now()
+        self.engine.post.events.span(REDUCE, ran)
+        self.board.say(f"{where}, optimizer")
+        value = loss.item()
+        worst = self._check(batch, value, where) if self.job.exact and train else None
+        checked = perf_counter()
+        self._update(train and math.isfinite(value))
+        ended = self._now()
+        self.engine.post.events.span(OPTIMIZER, checked)
+        return self._report(value, worst, Moments(began, compiled, ran, reduced, checked, ended), noted)
+
+    def _tokens(self, batch: Batch, plans: tuple[Plan, ...], where: str) -> list[Text]:
+        """This rank's tokens of every micro-batch."""
         self.board.say(f"{where}, reading tokens")
         vocab = self.job.cost.model.vocab
-        texts = [text(plan, self.rank, self.job.workload, batch, vocab) for plan in plans]
+        return [text(plan, self.rank, self.job.workload, batch, vocab) for plan in plans]
+
+    def _begin(self, step: int, plans: tuple[Plan, ...], where: str, train: bool, noted: bool) -> float:
+        """Meets all ranks, and lets everything that measures begin; the moment it did. Collective."""
         self.passes.open(plans)
         self.engine.times.clear()
         self.engine.post.traffic = Traffic()
@@ -108,62 +112,64 @@ class Trainer:
         self.nics.begin()
         self.engine.post.events.begin(noted)
         if train:
-            self._fail(batch.step)
+            self._fail(step)
         began = self._now()
         self.pace.begin()
         if self.lateness is not None:
             self.lateness.begin()
-        attends = self.passes.attends(plans, where)
-        compiled = perf_counter()
+        return began
+
+    def _run(self, texts: list[Text], attends: list[Attend], batch: Batch, where: str) -> Tensor:
+        """Forward and backward of every micro-batch; this rank's share of the loss, float64 []."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for number, (one, attend) in enumerate(zip(texts, attends, strict=True)):
-            self.parameters.begin(last=number == len(plans) - 1)
+            self.parameters.begin(last=number == len(texts) - 1)
             loss += self.passes.run(one, attend, batch.num_tokens, f"{where}, micro-batch {number}")
-        ran = self._now()
+        return loss
+
+    def _reduce(self, loss: Tensor, where: str) -> None:
+        """Gradients and loss become sums over all ranks. Collective."""
         self.board.wait(f"{where}, gradient reduction")
         self.parameters.finish()
         self.engine.transport.settle()
         dist.all_reduce(loss)
-        reduced = self._now()
-        self.engine.post.events.span(REDUCE, ran)
-        self.board.say(f"{where}, optimizer")
-        value = loss.item()
-        worst = self._check(batch, value, where) if self.job.exact and train else None
-        checked = perf_counter()
+
+    def _update(self, wanted: bool) -> None:
+        """The optimizer's step; without `wanted`, gradients are dropped."""
         self.pace.came()
         with span(OPTIMIZER):
-            if train and math.isfinite(value):
+            if wanted:
                 self.parameters.step()
             else:
                 self.parameters.drop()
         self.pace.spend(self.job.cost.optimizer_seconds())
-        ended = self._now()
-        self.engine.post.events.span(OPTIMIZER, checked)
+
+    def _report(self, loss: float, worst: tuple[float, str] | None, moments: Moments, noted: bool) -> Report:
         times, traffic = self.engine.times, self.engine.post.traffic
-        reduction, optimizer = reduced - ran, ended - checked
+        late = {"overrun": self.pace.overrun, "late": self.lateness.seconds()} if self.lateness else {}
         return Report(
-            loss=value,
-            seconds=ended - began - (checked - reduced),
+            loss=loss,
+            seconds=moments.seconds,
             attention_seconds=times.kernel,
-            linear_seconds=max(0.0, ran - compiled - times.total),
-            communication_seconds=times.under_way + reduction,
-            exposed_seconds=times.waiting + reduction,
+            linear_seconds=max(0.0, moments.running - times.total),
+            communication_seconds=times.under_way + moments.reduction,
+            exposed_seconds=times.waiting + moments.reduction,
             inside=(traffic.inside_tx, traffic.inside_rx),
             across=(traffic.across_tx, traffic.across_rx),
             peak_bytes=peak_bytes(self.device),
             capacity_bytes=self.capacity_bytes,
             phases={
-                "compile": compiled - began,
+                "compile": moments.compiling,
                 "attention": times.total,
                 "interpreter": times.total - times.kernel - times.waiting,
-                "reduction": reduction,
-                "optimizer": optimizer,
-                **({"overrun": self.pace.overrun, "late": self.lateness.seconds()} if self.lateness else {}),
+                "reduction": moments.reduction,
+                "optimizer": moments.optimizer,
+                **late,
             },
             worst=worst,
             nic=self.nics.end(),
             nic_series=self.nics.series(),
-            began=began,
+            began=moments.began,
             events=self.engine.post.events if noted else None,
         )
 
@@ -186,20 +192,6 @@ class Trainer:
         self.parameters.close()
         self.engine.transport.close()
         self.rendezvous.close()
-
-    def _parameters(self, network: Transformer) -> Parameters:
-        optimizer, everyone, cluster = self.job.optimizer, dist.group.WORLD, self.job.cost.cluster
-        assert everyone is not None, "rendezvous.open() made it"
-        if self.job.parameters == "sharded":
-            if self.sharing > 1:
-                raise ValueError(
-                    f"executor.parameters is 'sharded'; {self.sharing} ranks share a GPU here, where fully_shard "
-                    "has no collectives (NCCL refuses them): it takes replicated"
-                )
-            return Sharded(network, optimizer, everyone, self.device)
-        if self.device.type == "cpu" and cluster.num_nodes > 1 and cluster.gpus_per_node > 1:
-            return Replicated(network, optimizer, TwoLevel(cluster.num_nodes, cluster.gpus_per_node), self.device)
-        return Replicated(network, optimizer, Flat(everyone), self.device)
 
     def _now(self) -> float:
         """The time, once the device has done all that it was given."""
