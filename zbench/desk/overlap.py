@@ -65,5 +65,5 @@ def nic_seconds(plan: Plan, cost: Cost) -> float:
 def _left(step: Line) -> float:
     """On the rank that has most linear work."""
     phases = step["phases"]
-    apart = max(step["linear_seconds"]) + phases["reduction"] + phases["optimizer"] + phases["compile"]
+    apart = max(step["linear_seconds"]) + phases["reduction"] + phases["optimizer"]
     return float(step["seconds"] - apart)

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Moments as in zbench.runtime.events; `compiled` and `checked` are the host's alone, the others come once the
-    device has done all that it was given.
+    """Moments as in zbench.runtime.events; `checked` is the host's alone, the others come once the device has done all
+    that it was given.
 
-    began: the step, after a barrier. compiled: plans are programs. ran: forwards and backwards are done. reduced:
-    gradients are summed. checked: they were compared where asked for, in time that is not the step's. ended: the
-    optimizer has stepped.
+    compiling: seconds in which plans became programs, before the step. began: the step, after a barrier. ran: forwards
+    and backwards are done. reduced: gradients are summed. checked: they were compared where asked for, in time that is
+    not the step's. ended: the optimizer has stepped.
     """
 
+    compiling: float
     began: float
-    compiled: float
     ran: float
     reduced: float
     checked: float
@@ -25,12 +25,8 @@ class Moments:
         return self.ended - self.began - (self.checked - self.reduced)
 
     @property
-    def compiling(self) -> float:
-        return self.compiled - self.began
-
-    @property
     def running(self) -> float:
-        return self.ran - self.compiled
+        return self.ran - self.began
 
     @property
     def reduction(self) -> float:

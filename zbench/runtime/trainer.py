@@ -79,9 +79,8 @@ class Trainer:
         where = f"step {batch.step}"
         self.parameters.network.recompute = recompute or self.job.cost.model.recompute
         texts = self._tokens(batch, plans, where)
-        began = self._begin(batch.step, plans, where, train, noted)
-        attends = self.passes.attends(plans, where)
-        compiled = perf_counter()
+        attends, compiling = self._programs(plans, where)
+        began = self._begin(batch.step, where, train, noted)
         loss = self._run(texts, attends, batch, where)
         ran = self._now()
         self._reduce(loss, where)
@@ -94,7 +93,7 @@ class Trainer:
         self._update(train and math.isfinite(value))
         ended = self._now()
         self.engine.post.events.span(OPTIMIZER, checked)
-        return self._report(value, worst, Moments(began, compiled, ran, reduced, checked, ended), noted)
+        return self._report(value, worst, Moments(compiling, began, ran, reduced, checked, ended), noted)
 
     def _tokens(self, batch: Batch, plans: tuple[Plan, ...], where: str) -> list[Text]:
         """This rank's tokens of every micro-batch."""
@@ -102,9 +101,17 @@ class Trainer:
         vocab = self.job.cost.model.vocab
         return [text(plan, self.rank, self.job.workload, batch, vocab) for plan in plans]
 
-    def _begin(self, step: int, plans: tuple[Plan, ...], where: str, train: bool, noted: bool) -> float:
-        """Meets all ranks, and lets everything that measures begin; the moment it did. Collective."""
+    def _programs(self, plans: tuple[Plan, ...], where: str) -> tuple[list[Attend], float]:
+        """How attention runs, of every plan, and the seconds that finding out took: ahead of the step, like planning.
+
+        Collective where a package is opened.
+        """
         self.passes.open(plans)
+        began = perf_counter()
+        return self.passes.attends(plans, where), perf_counter() - began
+
+    def _begin(self, step: int, where: str, train: bool, noted: bool) -> float:
+        """Meets all ranks, and lets everything that measures begin; the moment it did. Collective."""
         self.engine.times.clear()
         self.engine.post.traffic = Traffic()
         self.board.wait(f"{where}, barrier before it")
