@@ -23,7 +23,7 @@ def test_payload_gets_most_of_a_link_and_never_more_than_all(monkeypatch: pytest
         # However busy the machine: what one rank sends before the other looks at its clock is at most what the
         # receiver's window and the two limits on the way let through.
         ranks = 2 if name == "nic" else 1
-        ahead = ranks * (wiring.window(cluster) + 2 * wiring.burst(link.bandwidth))
+        ahead = ranks * (wiring.window(link.bandwidth) + 2 * wiring.burst(link.bandwidth))
         assert 0.5 < link.efficiency < 1.0 + ahead / (ROUNDS * links.SECONDS * link.bandwidth)
         assert 0 < link.latency < 0.1
     assert 0 <= others <= 1

@@ -44,7 +44,7 @@ def test_presets_are_what_the_command_prints(name: str) -> None:
     preset = cluster(name)
     source = {"desk_2x4_h200": "h200_4x8"}.get(name, "a800_4x8")
     shape = (preset.num_nodes, preset.gpus_per_node, preset.nics_per_node)
-    made = Scale(32, 1e9, *shape).cluster(cluster(source), LARGE, SMALL)
+    made = Scale(32, 7e8, *shape).cluster(cluster(source), LARGE, SMALL)
     for field in ("nic_bandwidth", "nic_latency", "nvlink_bandwidth", "nvlink_latency"):
         assert getattr(preset, field) == pytest.approx(getattr(made, field), rel=0.01)
     assert Cost(preset, SMALL).cluster.device.tile == 1

@@ -39,8 +39,9 @@ def test_addresses_are_apart_and_those_of_a_node_have_a_route_of_their_own() -> 
     wiring = Wiring.of(CLUSTER)
     assert len({address(CLUSTER, rank) for rank in range(8)}) == 8
     lines = wiring.namespaces[wiring.rank(6)].ip
-    assert f"address add {address(CLUSTER, 6)}/16 dev nic" in lines
-    assert f"route add 10.77.1.0/24 dev nvl src {address(CLUSTER, 6)}" in lines
+    assert f"address add {address(CLUSTER, 6)}/32 dev nic" in lines
+    assert f"route add 10.77.0.0/16 dev nic src {address(CLUSTER, 6)} window 65536" in lines  # the least
+    assert f"route add 10.77.1.0/24 dev nvl src {address(CLUSTER, 6)} window 400000" in lines  # 10 ms
 
 
 def test_the_uplink_of_a_nic() -> None:

@@ -49,7 +49,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--desk-model", default="desk", help="the shrunken model (default desk)")
     parser.add_argument("--name", default=None, help="of the cluster (default desk_NxG)")
     parser.add_argument("--shrink", type=int, default=32, help="of lengths and hidden size (default 32)")
-    parser.add_argument("--flops", default="1 GFLOP/s", help="matmul rate of a rank (default 1 GFLOP/s)")
+    parser.add_argument("--flops", default="700 MFLOP/s", help="matmul rate of a rank (default 700 MFLOP/s)")
     for name, default in (("nodes", 2), ("gpus-per-node", 4), ("nics-per-node", 2)):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"of the desk (default {default})")
     return parent.parse_args()

@@ -122,14 +122,16 @@ def _rank(cluster: Cluster, rank: int) -> Namespace:
     """After its node. One address, on `nic`; ranks of the same node are reached by `nvl`."""
     own = address(cluster, rank)
     node = rank // cluster.gpus_per_node
+    across, inside = window(cluster.nic_bandwidth), window(cluster.nvlink_bandwidth)
     ip = (
         "link set lo up",
-        f"address add {own}/16 dev nic",
+        f"address add {own}/32 dev nic",
         "link set nic up",
         "link set nvl up",
-        f"route add 10.77.{node}.0/24 dev nvl src {own}",
+        f"route add 10.77.0.0/16 dev nic src {own} window {across}",
+        f"route add 10.77.{node}.0/24 dev nvl src {own} window {inside}",
     )
-    most = window(cluster)
+    most = max(across, inside)
     sysctl = (
         ("net/ipv4/tcp_congestion_control", "reno"),
         ("net/ipv4/tcp_rmem", f"4096 {_LEAST_WINDOW} {most}"),
@@ -154,9 +156,10 @@ def _into(bridge: str, port: str) -> list[str]:
     return [f"link set {port} master {bridge} up"]
 
 
-def window(cluster: Cluster) -> int:
-    """Bytes that may be on their way on a connection, neither sent by its link nor read by the receiver."""
-    return max(_LEAST_WINDOW, int(max(cluster.nic_bandwidth, cluster.nvlink_bandwidth) * _WINDOW_SECONDS))
+def window(rate: float) -> int:
+    """Bytes of a connection that may be under way on a link of `rate` bytes/s, most of them waiting for it. A wider one
+    keeps others waiting behind them: messages that a step needs, and the small ones that gloo sends ahead of each."""
+    return max(_LEAST_WINDOW, int(rate * _WINDOW_SECONDS))
 
 
 def burst(rate: float) -> int:
