@@ -64,7 +64,7 @@ class Run:
         self.messages = engine.transport.open(engine.post, self)
 
     def go(self) -> None:
-        """Runs all of it; afterwards the sums at home are complete and nothing is under way."""
+        """Runs all of it; afterwards the sums at home are complete, nothing is under way, and arithmetic goes on."""
         times, began = self.engine.times, self.engine.times.clock.now()
         for number, step in enumerate(self.program.attends):
             self.messages.before(number)
@@ -82,6 +82,7 @@ class Run:
         if self.program.sends or self.program.receives:
             times.add("under_way", began, ended)
         del self.messages  # which know this run: without the cycle its memory is free at once
+        self.engine.pace.work()
 
     # -- attends --------------------------------------------------------------------------------------
     def _attend(self, step: Attend) -> None:
@@ -93,6 +94,7 @@ class Run:
         heads = KvHeads.of(self.engine.shape, step.lo, step.hi)
         k, v = heads.spread(kv[:, 0]), heads.spread(kv[:, 1])
         given = self._read_do(step.do) if step.do is not None else None
+        self.engine.pace.work()
         began = self.engine.times.clock.now()
         if given is None:
             o, lse = self.engine.kernel.forward(q, k, v, step.cuts)

@@ -3,12 +3,17 @@
 On emulated nodes a rank stands for a device of the described rate. It does the real arithmetic and then waits until
 the modelled time has passed. Work starts when the device is free and the data is there, so a wait that ends late
 does not shift what comes after it.
+Ranks of emulated nodes share processors. Arithmetic has until its modelled time, and no network waits for a processor:
+so threads that have messages to move come before those that compute (zbench.runtime.slices).
 """
 
 import ctypes
 from time import CLOCK_MONOTONIC, clock_gettime
 from typing import Protocol
 
+from zbench.runtime import slices
+
+_MESSAGES, _ARITHMETIC = 0.1e-3, 20e-3  # seconds of a slice; the shorter goes first
 _TIMER_ABSTIME = 1  # time.h
 
 
@@ -24,6 +29,9 @@ class Pace(Protocol):
     def came(self) -> None:
         """Data came that the device had to wait for."""
 
+    def work(self) -> None:
+        """Arithmetic begins; it goes on until spend()."""
+
     def spend(self, seconds: float) -> None:
         """The work done since then takes that long on the device; returns when it has passed."""
 
@@ -37,13 +45,19 @@ class Unpaced:
 
     def came(self) -> None: ...
 
+    def work(self) -> None: ...
+
     def spend(self, seconds: float) -> None: ...
 
 
 class Paced:
-    """The clock of a device that is no faster than this machine."""
+    """The clock of a device that is no faster than this machine, of the thread that makes it and computes.
+
+    To be made before threads that move messages are: they take over the slice that it asks for.
+    """
 
     def __init__(self) -> None:
+        slices.ask(_MESSAGES)
         self.overrun = self.modelled = 0.0
         self._free = 0.0
         self._hurries = False
@@ -52,12 +66,17 @@ class Paced:
     def begin(self, hurries: bool = False) -> None:
         self.overrun = self.modelled = 0.0
         self._hurries = hurries
+        self.work()
         self._free = clock_gettime(CLOCK_MONOTONIC)
 
     def came(self) -> None:
         self._free = max(self._free, clock_gettime(CLOCK_MONOTONIC))
 
+    def work(self) -> None:
+        slices.ask(_ARITHMETIC)
+
     def spend(self, seconds: float) -> None:
+        slices.ask(_MESSAGES)
         self.modelled += seconds
         if self._hurries:
             return

@@ -39,6 +39,7 @@ class Trainer:
     def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, job: Job) -> None:
         self.rank, self.job, self.board = rank, job, rendezvous.board
         self.rendezvous = rendezvous
+        self.pace: Pace = Paced() if job.is_paced else Unpaced()
         self.board.say("opening torch.distributed")
         self.device = rendezvous.open(job.device)
         self.sharing = rendezvous.sharing(self.device)
@@ -47,7 +48,6 @@ class Trainer:
         self.capacity_bytes = memory_bytes(self.device, job.cost.cluster.device.memory_bytes) // self.sharing
         self.board.say("making the network")
         self.parameters = parameters_of(job, rank, self.device, self.sharing, self.board.say)
-        self.pace: Pace = Paced() if job.is_paced else Unpaced()
         self.engine = engine_of(job, rank, num_ranks, self.device, self.board, self.pace)
         self.nics = sampler_of(job, rank, rendezvous.place)
         self.lateness = Lateness() if job.is_paced else None
