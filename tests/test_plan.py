@@ -1,47 +1,15 @@
-"""The plan's columns, lists and views."""
+"""What a plan derives from its columns, and its views."""
 
 import numpy as np
 from hypothesis import given
-from hypothesis import strategies as st
 from strategies import cases
 
 from zbench.build import Builder
 from zbench.cost import Cost
 from zbench.model import DKV, KV, O, Q
 from zbench.patterns import ring
-from zbench.plan import ATTEND, COLUMNS, Attend, Lists, Ops, Plan, Transfer
+from zbench.plan import ATTEND, Attend, Plan, Transfer
 from zbench.rewrite import reverse, route
-
-ROWS = st.lists(st.lists(st.integers(0, 9), max_size=5), max_size=8)
-
-
-@given(ROWS)
-def test_lists_hold_what_they_were_given(rows: list[list[int]]) -> None:
-    lists = Lists.of(rows)
-    assert len(lists) == len(rows)
-    assert [lists[index].tolist() for index in range(len(rows))] == rows
-    assert lists.lengths.tolist() == [len(row) for row in rows]
-    assert lists.items.dtype == lists.offsets.dtype == np.int64
-
-
-def test_singletons() -> None:
-    assert [row.tolist() for row in map(Lists.singletons(3).__getitem__, range(3))] == [[0], [1], [2]]
-
-
-def test_transfers_and_attends_broadcast_scalars() -> None:
-    ops = Ops.transfers(KV, np.array([0, 1]), np.array([1, 2]), (0, np.array([2, 3])), np.array([5, 6]))
-    assert ops.tensor.tolist() == [KV, KV]
-    assert ops.head_lo.tolist() == [0, 0]
-    assert ops.head_hi.tolist() == [2, 3]
-    assert ops.kv_blocks.tolist() == ops.via.tolist() == [-1, -1]
-    attends = Ops.attends(np.array([3]), (0, 4), np.array([1]), np.array([2]))
-    assert (attends.src[0], attends.dst[0], attends.tensor[0]) == (3, 3, -1)
-    both = Ops.concatenate([ops, attends])
-    assert len(both) == 3
-    assert all(getattr(both, name).dtype == np.int64 for name in COLUMNS)
-    assert len(Ops.concatenate([])) == 0
-    assert both.take(np.array([2])).kind.tolist() == [ATTEND]
-    assert both.take(both.kind == ATTEND).src.tolist() == [3]
 
 
 @given(cases(nodes=2, gpus=4))

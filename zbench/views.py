@@ -1,11 +1,11 @@
-"""One operation of a plan, for reading and printing: zbench.plan holds them as columns. Pure: no torch."""
+"""One operation of a plan, for reading and printing: zbench.columns holds them as columns. Pure: no torch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One transfer, for reading: see zbench.plan.Ops for the fields."""
+    """One transfer, for reading: see zbench.columns.Ops for the fields."""
 
     tensor: str
     blocks: tuple[int, ...]
@@ -23,7 +23,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """One attend, for reading: see zbench.plan.Ops for the fields."""
+    """One attend, for reading: see zbench.columns.Ops for the fields."""
 
     rank: int
     q_blocks: tuple[int, ...]
