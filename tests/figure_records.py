@@ -15,6 +15,8 @@ CLUSTERS = ("a800_4x8", "h800_4x8", "h200_4x8")
 DEGREES = (("flexsp_batch_ada", None, 4.0), ("flexsp", 0, 3.0), ("flexsp_batch_ada", 64, 6.0))
 NIC_BANDWIDTH = 1000.0  # bytes/s
 MACHINE = {"platform": "Linux", "processor": "CPU", "cores": 2}
+ROUTED = {"partition": False, "route": True, "remap": True}
+SWITCHES = [dict(zip(ROUTED, switches, strict=True)) for switches in ablation.PARTS]
 OCTAVES = {"sequences": [0, 0, 3, 1], "tokens": [0, 0, 15, 9]}
 
 
@@ -77,9 +79,21 @@ TRACES = {"crossing.json": CROSSING, "inside.json": INSIDE}
 
 def samples() -> dict[str, Records]:
     """By the figure's name."""
-    runs: dict[str, list[Run]] = {
+    runs = {**batch_samples(), **system_samples(), **traced_samples(), **planner_samples(), **desk_samples()}
+    return {name: Records(found, TRACES) for name, found in runs.items()}
+
+
+def batch_samples() -> dict[str, list[Run]]:
+    """Figures of lengths and constants."""
+    return {
         "lengths": [run_of("lengths", "ring", f"w{index}") for index in range(14)],
         "costs": [run_of("costs", "zeppelin", group=name, config=constants(name)) for name in CLUSTERS],
+    }
+
+
+def system_samples() -> dict[str, list[Run]]:
+    """Figures of systems' steps."""
+    return {
         "throughput": [
             run_of("throughput", system, seconds=seconds, group=name, out_of_memory=full and name == CLUSTERS[2])
             for name in CLUSTERS
@@ -91,6 +105,20 @@ def samples() -> dict[str, Records]:
             for system, seconds in (("ring", 8.0), ("zeppelin", 2.0))
         ],
         "ablation": [_part(gpus, seconds, turn) for gpus, seconds in ((16, 4.0), (64, 2.0)) for turn in range(-1, 4)],
+        "headroom": [
+            run_of("headroom", "ring"),
+            run_of("headroom", "ring", "arxiv"),
+            run_of("headroom", "zeppelin", seconds=1.0),
+            run_of("headroom", "zeppelin", "arxiv", out_of_memory=True),
+            run_of("headroom", "nodewise", seconds=1.25),
+            run_of("headroom", "nodewise", "arxiv", seconds=1.25),
+        ],
+    }
+
+
+def traced_samples() -> dict[str, list[Run]]:
+    """Figures of steps' traces."""
+    return {
         "timeline": [
             run_of("timeline", system, "fixed", config={"trace": trace, "workload": {"length": length}})
             for system, trace in (("ring", "crossing.json"), ("zeppelin", "inside.json"))
@@ -104,48 +132,50 @@ def samples() -> dict[str, Records]:
                 ("zeppelin", "inside.json", {"route": False}),
             )
         ],
+    }
+
+
+def planner_samples() -> dict[str, list[Run]]:
+    """Figures of planners, and of one planner's paper."""
+    return {
         "planning": [
             run_of("planning", system, gpus=gpus, plan_seconds=gpus / 1e3, out_of_memory=gpus == 32 and system == "usp")
             for system in ("usp", "nodewise")
             for gpus in (16, 32)
         ],
         "flexsp": [
-            run_of("flexsp", system, workload, seconds,
-                   config={"system": {"degree": degree}, "workload": {"context_limit": context}})
+            run_of(
+                "flexsp",
+                system,
+                workload,
+                seconds,
+                config={"system": {"degree": degree}, "workload": {"context_limit": context}},
+            )
             for context in (196608, 393216)
             for workload in flexsp.PUBLISHED
             for system, degree, seconds in DEGREES
         ],
-        "headroom": [
-            run_of("headroom", "ring"),
-            run_of("headroom", "ring", "arxiv"),
-            run_of("headroom", "zeppelin", seconds=1.0),
-            run_of("headroom", "zeppelin", "arxiv", out_of_memory=True),
-            run_of("headroom", "nodewise", seconds=1.25),
-            run_of("headroom", "nodewise", "arxiv", seconds=1.25),
-        ],
-        "desk_systems": [
-            desk_run("desk_systems", system, workload, seconds, simulated)
-            for simulated in (False, True)
-            for workload in ("longtail_4k", "prolong64k_2k")
-            for system, seconds in (("ring", 4.0), ("ulysses", 3.0), ("flexsp", 2.0), ("zeppelin", 2.0 + simulated),
-                                    ("nodewise", 1.0))
-        ],
-        "desk_parts": [
-            *(desk_run("desk_routing", "ring", "fixed", 4.0, config={"cluster": {"nics": nics}}) for nics in (2, 4)),
-            *(desk_run("desk_routing", "zeppelin", "fixed", 1.0, config={"cluster": {"nics": nics}, "system": ROUTED})
-              for nics in (2, 4)),
-            *(desk_run("desk_ablation", "ring", workload, 4.0) for workload in ("longtail_4k", "prolong64k_2k")),
-            *(desk_run("desk_ablation", "zeppelin", workload, 2.0,
-                       config={"system": dict(zip(("partition", "route", "remap"), switches, strict=True))})
-              for workload in ("longtail_4k", "prolong64k_2k")
-              for switches in ablation.PARTS),
-        ],
-    }  # fmt: skip
-    return {name: Records(found, TRACES) for name, found in runs.items()}
+    }
 
 
-ROUTED = {"partition": False, "route": True, "remap": True}
+def desk_samples() -> dict[str, list[Run]]:
+    """Figures of the desk."""
+    workloads = ("longtail_4k", "prolong64k_2k")
+    systems = {"ring": 4.0, "ulysses": 3.0, "flexsp": 2.0, "zeppelin": 2.0, "nodewise": 1.0}
+    desk_systems = [
+        desk_run("desk_systems", system, workload, seconds + (simulated and system == "zeppelin"), simulated)
+        for simulated in (False, True)
+        for workload in workloads
+        for system, seconds in systems.items()
+    ]
+    nics, parts = [{"nics": count} for count in (2, 4)], [{"system": switches} for switches in SWITCHES]
+    desk_parts = [
+        *(desk_run("desk_routing", "ring", "fixed", 4.0, config={"cluster": n}) for n in nics),
+        *(desk_run("desk_routing", "zeppelin", "fixed", 1.0, config={"cluster": n, "system": ROUTED}) for n in nics),
+        *(desk_run("desk_ablation", "ring", workload, 4.0) for workload in workloads),
+        *(desk_run("desk_ablation", "zeppelin", workload, 2.0, config=one) for workload in workloads for one in parts),
+    ]
+    return {"desk_systems": desk_systems, "desk_parts": desk_parts}
 
 
 def desk_run(
@@ -165,8 +195,7 @@ def _part(gpus: int, seconds: float, turn: int) -> Run:
     """A bar of the ablation, or, with turn -1, the ring."""
     if turn < 0:
         return run_of("ablation", "ring", seconds=8.0, gpus=gpus)
-    switches = dict(zip(("partition", "route", "remap"), list(ablation.PARTS)[turn], strict=True))
-    return run_of("ablation", "zeppelin", seconds=seconds / (1 + turn), gpus=gpus, config={"system": switches})
+    return run_of("ablation", "zeppelin", seconds=seconds / (1 + turn), gpus=gpus, config={"system": SWITCHES[turn]})
 
 
 def constants(cluster: str) -> dict[str, Any]:
