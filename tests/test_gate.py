@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
-from test_compare import MINE, RING, call, run_of, start
+from test_compare import call
 from test_record import end_line, write
+from test_rows import MINE, RING, run_of, start
 
 from zbench.fingerprint import ROOT
 from zbench.gate import Change, gate, percentage

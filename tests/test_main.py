@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from zbench import __main__, compare
+from zbench import __main__
 from zbench.fingerprint import ROOT
 from zbench.record import Run, read
+from zbench.rows import rows
 
 SMALL = ["steps=1", "tracker=none", "baseline=null", "model=tiny", "tokens_per_gpu=64", "cluster.num_nodes=1"]
 
@@ -46,7 +47,7 @@ def test_one_command(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert ring.start["config"]["choices"]["system"] == "ring"
     assert own.start["config"]["changes"]["cluster"] == {"num_nodes": 1}
     assert own.start["command"].startswith("python -m zbench system=allgather steps=1")
-    row = compare.rows([ring, own])[1]
+    row = rows([ring, own])[1]
     assert row["cluster"] == "a800_4x8 num_nodes=1"
     assert row["speedup"] > 0
 
@@ -221,7 +222,7 @@ def test_a_third_partys_system_and_experiment(
     assert call(monkeypatch, *mine, "system=mine", "baseline=ring") == 0
     assert call(monkeypatch, *mine, "system=ring", "baseline=mine") == 0
     assert call(monkeypatch, *mine, "experiment=e") == 0
-    found = compare.rows(recorded())
+    found = rows(recorded())
     assert [row["system"] for row in found] == ["ring", "mine", "mine", "ring", "mine how=fast"]
     assert [row["speedup"] for row in found[:4]] == [1.0, 1.0, 1.0, 1.0]
     assert found[4]["seed"] == 5

@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_compare import MINE, RING, call, run_of, start
+from test_compare import call
 from test_record import end_line, step_line, write
+from test_rows import MINE, RING, run_of, start
 
-from zbench.compare import Row, rows
 from zbench.pivot import FIGURES, check_figures, pivot
 from zbench.record import Run
+from zbench.rows import Row, rows
 
 
 def named(run: str, system: str, workload: str, cluster: str = "c", **config: Any) -> Any:

@@ -13,12 +13,12 @@ from omegaconf import OmegaConf
 from systems.allgather import AllGather
 from systems.ring import Ring
 from zbench.batch import Batch
-from zbench.compare import rows
 from zbench.cost import Cost
 from zbench.parts import Parts, Settings, make_system
 from zbench.plan import Plan
 from zbench.record import Run, read
 from zbench.request import Request
+from zbench.rows import rows
 from zbench.run import run
 from zbench.simulate import Simulated
 from zbench.verify import PlanError

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_compare import MINE, RING, run_of, start
 from test_record import write
+from test_rows import MINE, RING, run_of, start
 
 from zbench import __main__ as zbench_main
 from zbench.command import ran

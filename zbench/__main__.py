@@ -100,7 +100,7 @@ def _main() -> int:
     except Exception as error:
         _tell(error, outcome, wants_traceback)
     if outcome.jobs > 1 and outcome.runs:
-        from zbench.compare import rows
+        from zbench.rows import rows
         from zbench.table import print_comparison
 
         print_comparison(rows(list(outcome.runs.values())))

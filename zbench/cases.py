@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zbench.compare import SAME, label
 from zbench.fingerprint import fingerprint, versions
 from zbench.parts import Parts, Settings, make_system, resolved
 from zbench.protocols import System
 from zbench.record import Line, Run, read
 from zbench.request import Request
+from zbench.rows import SAME, label
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from zbench.command import Parser, ran
-from zbench.compare import label
 from zbench.metrics import Facts, counted, nic_bytes, nic_utilization
 from zbench.record import Line, Run, read
 from zbench.replay import Replay
+from zbench.rows import label
 
 OTHERS = ("workload", "cluster", "model")  # that may differ in a record; systems are compared where none does
 

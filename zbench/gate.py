@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zbench.compare import GROUPS, SAME, label
 from zbench.metrics import Facts, counted, figures
 from zbench.record import Line, Run
+from zbench.rows import GROUPS, SAME, label
 
 # Figures of which less is better, and how a value of each is written.
 METRICS = {

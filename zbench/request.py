@@ -9,8 +9,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
-from zbench.compare import GROUPS
 from zbench.parts import Settings
+from zbench.rows import GROUPS
 from zbench.sentence import not_among
 
 

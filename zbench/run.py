@@ -9,13 +9,13 @@ from pathlib import Path
 from time import perf_counter
 
 from zbench.cases import Case, cases, reusable
-from zbench.compare import label, rows
 from zbench.memory import check_memory
 from zbench.metrics import Facts, counted, nic_curves
 from zbench.parts import PRECISIONS, Parts, Settings
 from zbench.protocols import Executor
 from zbench.record import Line, RecordError, Run, Writer, check_writable
 from zbench.request import Request
+from zbench.rows import label, rows
 from zbench.runtime.executor import LIMITS
 from zbench.runtime.fleet import RankFailed
 from zbench.sentence import is_stop

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
-from zbench.compare import label
 from zbench.record import Run, read
+from zbench.rows import label
 
 LEVEL = 0.95  # of the intervals
 

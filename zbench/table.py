@@ -1,4 +1,4 @@
-"""Tables, closing words and progress of runs, for people. Knows rows (zbench.compare), not records."""
+"""Tables, closing words and progress of runs, for people. Knows rows (zbench.rows), not records."""
 
 import sys
 import time

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from zbench.compare import label
 from zbench.record import Run, read
 from zbench.replay import Replay
+from zbench.rows import label
 from zbench.simulate import Simulated
 from zbench.verify import verify_step
 

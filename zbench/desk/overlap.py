@@ -11,12 +11,12 @@ from statistics import fmean
 
 import numpy as np
 
-from zbench.compare import label
 from zbench.cost import Cost
 from zbench.legs import NIC, legs
 from zbench.metrics import counted
 from zbench.plan import Plan
 from zbench.record import Line, Run
+from zbench.rows import label
 
 
 @dataclass(frozen=True, slots=True)

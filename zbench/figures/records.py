@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from zbench.cluster import Cluster, Device
-from zbench.compare import Row, rows
 from zbench.cost import Cost
 from zbench.fingerprint import source_digest
 from zbench.groups import grouped
 from zbench.model import Model
 from zbench.record import RecordError, Run, Writer, read
+from zbench.rows import Row, rows
 from zbench.stacks import stacked
 
 FOLDER = Path("results/paper")
@@ -32,7 +32,7 @@ class Records:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """What zbench.compare derives from the runs, one for each."""
+        """What zbench.rows derives from the runs, one for each."""
         return rows(self.runs)
 
     def trace(self, run: Run) -> Sequence[Event]:

@@ -1,6 +1,6 @@
 """What records say of their runs, as plain values for the page. Pure: no torch.
 
-Rows are those of zbench.compare, series and shares of time are derived from the raw steps; nothing is simulated again.
+Rows are those of zbench.rows, series and shares of time are derived from the raw steps; nothing is simulated again.
 """
 
 import hashlib
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from zbench.compare import SAME, rows
 from zbench.metrics import Facts, counted, figures, nic_curves
 from zbench.record import Line, Run
+from zbench.rows import SAME, rows
 from zbench.table import cluster_words
 
 # Where a rank's time goes, in the order it is stacked.

@@ -13,11 +13,12 @@ from hydra.utils import instantiate
 
 from zbench.__main__ import CONF
 from zbench.command import Parser, ran
-from zbench.compare import read_all, rows
+from zbench.compare import read_all
 from zbench.metrics import Facts, nic_curves
 from zbench.protocols import Tracker
 from zbench.record import Run
 from zbench.replay import Replay
+from zbench.rows import rows
 from zbench.trace.step import write_trace
 from zbench.track.names import CURVES, TIMELINE, described, of_run, of_step, titled
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from zbench.compare import GROUPS, label
 from zbench.metrics import Facts, Figures, figures
 from zbench.record import Line
+from zbench.rows import GROUPS, label
 
 RAW = ("tokens", "max_length", "num_sequences", "num_micro_batches", "num_transfers", "loss")
 CURVES = "NIC utilisation"  # of a step's sampled NICs over time
@@ -30,6 +30,6 @@ def of_step(facts: Facts, line: Line) -> dict[str, float]:
 
 
 def of_run(row: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a whole run: a row of zbench.compare."""
+    """The figures of a whole run: a row of zbench.rows."""
     names = (*Figures.__dataclass_fields__, "speedup", "micro_batches", "steps", "steps_out_of_memory")
     return {name: float(row[name]) for name in names if row[name] is not None}

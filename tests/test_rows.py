@@ -1,0 +1,100 @@
+"""Rows from records; speed-ups only over the same batches."""
+
+from typing import Any
+
+import pytest
+from test_record import end_line, start_line, step_line
+
+from zbench.record import Line, Run
+from zbench.rows import GROUPS, label, rows
+
+RING, MINE = {"_target_": "systems.ring.Ring"}, {"_target_": "mine.Mine"}
+
+
+def start(run: str, system: dict[str, str], time: str = "1", sources: str = "s", **config: Any) -> Line:
+    whole = {
+        "system": system, "workload": {"mu": 1}, "cluster": {"num_nodes": 4}, "model": {}, "executor": {}, "seed": 0,
+        "tokens_per_gpu": 8, "steps": 2, "choices": {group: f"the_{group}" for group in GROUPS},
+        "changes": {"cluster": {"num_nodes": 16}}, **config,
+    }  # fmt: skip
+    return {**start_line(run, config=whole, time=time, baseline={"name": "ring", "system": RING}),
+            "fingerprint": {"sources": sources}}  # fmt: skip
+
+
+def run_of(start: Line, *seconds: float, batch: str = "b", **changes: Any) -> Run:
+    steps = [step_line(start["run"], number, seconds=value, batch=f"{batch}{number}", **changes)
+             for number, value in enumerate(seconds)]  # fmt: skip
+    return Run(start, steps, end_line(start["run"]), "r.jsonl", 1)
+
+
+def speedups(*runs: Run) -> list[float | None]:
+    return [row["speedup"] for row in rows(runs)]
+
+
+def test_a_row_holds_what_was_asked_for() -> None:
+    needed = {
+        "run", "system", "workload", "cluster", "model", "executor", "seed", "steps", "status", "tokens_per_second",
+        "step_seconds", "mfu", "nic_utilization", "nic_utilization_min", "nic_utilization_max", "imbalance",
+        "exposed_communication", "plan_seconds", "peak_bytes", "bound_ratio", "speedup", "out_of_memory", "baseline",
+        "mfu_convention",
+    }  # fmt: skip
+    (row,) = rows([run_of(start("a", RING), 2.0, 4.0)])
+    assert needed <= set(row)
+    assert row["cluster"] == "the_cluster num_nodes=16"
+    assert (row["steps"], row["status"], row["step_seconds"], row["baseline"]) == (2, "finished", 3.0, "ring")
+
+
+def test_label_without_changes() -> None:
+    assert label(start("a", RING), "system") == "the_system"
+
+
+def test_speedup_over_the_baseline_and_of_the_baseline() -> None:
+    assert speedups(run_of(start("a", RING), 6.0, 6.0), run_of(start("b", MINE), 2.0, 4.0)) == [1.0, 2.0]
+
+
+def test_an_interrupted_run_is_compared_over_the_steps_it_has() -> None:
+    assert speedups(run_of(start("a", RING), 6.0, 100.0), run_of(start("b", MINE), 2.0))[1] == 3.0
+
+
+@pytest.mark.parametrize(
+    "baseline",
+    [
+        run_of(start("a", RING), 6.0, 6.0, batch="other"),
+        run_of(start("a", RING), 6.0),
+        run_of(start("a", RING, sources="older"), 6.0, 6.0),
+        run_of(start("a", RING, seed=1), 6.0, 6.0),
+        run_of(start("a", RING, cluster={"num_nodes": 5}), 6.0, 6.0),
+        run_of(start("a", {**RING, "backward": "keep"}), 6.0, 6.0),
+        run_of(start("a", RING), 6.0, 6.0, out_of_memory=True),
+    ],
+    ids=["batches", "fewer", "sources", "seed", "cluster", "system", "memory"],
+)
+def test_what_is_not_the_baseline_on_the_same_batches_gives_no_speedup(baseline: Run) -> None:
+    assert speedups(baseline, run_of(start("b", MINE), 2.0, 2.0))[1] is None
+
+
+def test_a_baseline_by_another_version_of_a_package_gives_no_speedup() -> None:
+    ring, mine = start("a", RING), start("b", MINE)
+    ring["fingerprint"]["packages"] = {"peer": "1"}
+    for version, gain in (("1", 3.0), ("2", None)):
+        mine["baseline"]["packages"] = {"peer": version}
+        assert speedups(run_of(ring, 6.0), run_of(mine, 2.0))[1] == gain
+
+
+def test_no_baseline_no_speedup() -> None:
+    alone = start("b", MINE)
+    alone["baseline"] = None
+    (_, row) = rows([run_of(start("a", RING), 6.0), run_of(alone, 2.0)])
+    assert (row["speedup"], row["baseline"]) == (None, None)
+
+
+def test_of_several_baselines_the_last_before_the_run_counts() -> None:
+    runs = [run_of(start(name, RING, time=name), seconds) for name, seconds in (("1", 2.0), ("2", 4.0), ("4", 8.0))]
+    assert speedups(*runs, run_of(start("3", MINE, time="3"), 2.0))[3] == 2.0
+    assert speedups(run_of(start("0", MINE, time="0"), 2.0), *runs)[0] == 1.0
+
+
+def test_out_of_memory_is_a_verdict_in_place_of_figures() -> None:
+    (row,) = rows([run_of(start("a", RING), 2.0, out_of_memory=True)])
+    assert (row["tokens_per_second"], row["speedup"], row["out_of_memory"]) == (None, None, True)
+    assert row["verdict"].startswith("out of memory: needs")

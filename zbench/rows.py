@@ -1,0 +1,93 @@
+"""A row of figures for every recorded run, and the names that runs go by in tables. Pure: no torch.
+
+Every figure is derived from the raw records, nothing is read back that was derived before.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from statistics import mean
+from typing import Any
+
+from zbench.metrics import Facts, figures, memory_verdict, speedup
+from zbench.record import Line, Run
+
+GROUPS = ("system", "workload", "cluster", "model", "executor")
+# Runs with these of their configuration in common are comparable; their batches' digests must agree too.
+SAME = ("workload", "cluster", "model", "executor", "seed", "tokens_per_gpu")
+
+Row = dict[str, Any]
+
+
+def rows(runs: Sequence[Run], convention: str = "zbench") -> list[Row]:
+    """One row a run, in the given order.
+
+    Raises:
+        ValueError: a run's record does not hold together; the message says which.
+    """
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        alike.setdefault(_kind(run.start, run.start["config"].get("system"), run.start["fingerprint"]), []).append(run)
+    return [_row(number, run, alike, convention) for number, run in enumerate(runs, 1)]
+
+
+def label(start: Line, group: str) -> str:
+    """A group's choice and what was changed in it: 'a800_4x8 num_nodes=16'."""
+    config = start["config"]
+    changed = config.get("changes", {}).get(group, {})
+    return " ".join([str(config.get("choices", {}).get(group)), *(f"{key}={value}" for key, value in changed.items())])
+
+
+def _baseline_of(run: Run, alike: dict[str, list[Run]]) -> Run | None:
+    """The run of `run`'s baseline on the same batches, by the same sources: the last one started before it, if any."""
+    baseline = run.start.get("baseline")
+    if baseline is None:
+        return None
+    if run.start["config"]["system"] == baseline["system"]:
+        return run
+    others = alike.get(_kind(run.start, baseline["system"], baseline), [])
+    earlier = [other for other in others if other.start["time"] <= run.start["time"]]
+    later = [other for other in others if other.start["time"] > run.start["time"]]
+    return next((other for other in (*earlier[::-1], *later) if speedup(run.steps, other.steps) is not None), None)
+
+
+def _kind(start: Line, system: Any, told: Line) -> str:
+    """Names what a run of `system` in the circumstances of `start` has to have in common with another.
+
+    told: where versions of the packages that the system uses may be.
+    """
+    same = [start["config"].get(key) for key in SAME]
+    return json.dumps([system, told.get("packages"), same, start["fingerprint"].get("sources")], sort_keys=True)
+
+
+def _row(number: int, run: Run, alike: dict[str, list[Run]], convention: str) -> Row:
+    start, config = run.start, run.start["config"]
+    try:
+        derived = figures(Facts.of(start["facts"]), run.steps, convention)
+        reference = _baseline_of(run, alike)
+        gain = speedup(run.steps, reference.steps) if reference else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{run.path}:{run.line}: the run that starts here cannot be read: {error}") from error
+    counts = [step["num_micro_batches"] for step in run.steps if "num_micro_batches" in step]
+    return {
+        "run": number,
+        **{group: label(start, group) for group in GROUPS},
+        "seed": config.get("seed"),
+        "tokens_per_gpu": config.get("tokens_per_gpu"),
+        "steps": len(run.steps),
+        "steps_asked": config.get("steps"),
+        "status": run.status,
+        "message": "" if run.end is None else str(run.end.get("message", "")),
+        **asdict(derived),
+        "micro_batches": mean(counts) if counts else None,
+        "steps_out_of_memory": sum(bool(step["out_of_memory"]) for step in run.steps),
+        "verdict": memory_verdict(derived),
+        "speedup": gain,
+        "baseline": start["baseline"]["name"] if start.get("baseline") else None,
+        "mfu_convention": convention,
+        "simulated": start["facts"].get("simulated"),
+        "num_ranks": start["facts"]["num_ranks"],
+        "time": start["time"],
+        "out": run.path,
+        "line": run.line,
+    }
