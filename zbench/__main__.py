@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
@@ -19,10 +18,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from zbench import CONF
+
 if TYPE_CHECKING:
     from zbench.record import Run
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
 _FULL = "HYDRA_FULL_ERROR"
 _FLAGS = (
     "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info",

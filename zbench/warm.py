@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from zbench import CONF
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.plan import Plan
@@ -54,7 +55,6 @@ def main() -> None:
     """Warms every system of the project on the default cluster and model."""
     from hydra import compose, initialize_config_dir  # an edge, like the command line
 
-    from zbench.__main__ import CONF
     from zbench.parts import Parts, Settings, make_system
 
     with initialize_config_dir(str(CONF), version_base="1.3"):

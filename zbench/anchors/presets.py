@@ -1,14 +1,11 @@
 """Presets of conf/cluster, as the command line has them. An edge: reads yaml with hydra."""
 
-from pathlib import Path
-
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from workloads.fill import Lengths
+from zbench import CONF
 from zbench.cluster import Cluster
-
-_CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 def cluster(name: str, num_nodes: int | None = None, device: str | None = None) -> Cluster:
@@ -16,7 +13,7 @@ def cluster(name: str, num_nodes: int | None = None, device: str | None = None) 
     overrides = [f"+cluster={name}"]
     overrides += [] if num_nodes is None else [f"cluster.num_nodes={num_nodes}"]
     overrides += [] if device is None else [f"cluster/device={device}"]
-    with initialize_config_dir(str(_CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(overrides=overrides)
     found: Cluster = instantiate(config.cluster, _convert_="all")
     return found
@@ -24,7 +21,7 @@ def cluster(name: str, num_nodes: int | None = None, device: str | None = None) 
 
 def workload(name: str) -> Lengths:
     """The length distribution of the preset `name`."""
-    with initialize_config_dir(str(_CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(overrides=[f"+workload={name}"])
     found: Lengths = instantiate(config.workload, seed=0, tokens=1, _convert_="all")
     return found

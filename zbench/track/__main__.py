@@ -11,7 +11,7 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from zbench.__main__ import CONF
+from zbench import CONF
 from zbench.command import Parser, ran
 from zbench.compare import read_all
 from zbench.metrics import Facts, nic_curves
