@@ -39,8 +39,10 @@ class LocalFleet(Wired):
     """num_ranks processes on this machine, each with an object target(rank, num_ranks, rendezvous, argument).
 
     target: "module:Class"; the module is imported before the ranks are forked, so importing it starts no thread and
-    touches no GPU. argument: anything that can be pickled. timeout: seconds without progress on the board after
-    which a call has failed. start_timeout: likewise for importing and making the objects.
+    touches no GPU. prepare(), a static method of the class if it has one, is called then, for what every object would
+    else load by itself; the same holds for it.
+    argument: anything that can be pickled. timeout: seconds without progress on the board after which a call has
+    failed. start_timeout: likewise for importing and making the objects.
     wiring: of the emulated cluster that the ranks are to be on; None: they are on the machine itself.
     The thread that makes the fleet has to outlive it.
 

@@ -109,7 +109,9 @@ def _start(setup: Setup, network: Network | None) -> list[int]:
     """Imports what the ranks need, forks them, and keeps none of their descriptors."""
     import torch.distributed  # noqa: F401
 
-    resolve(setup.target)
+    made = resolve(setup.target)
+    if hasattr(made, "prepare"):
+        made.prepare()
     gc.collect()
     gc.freeze()  # what is there now stays shared with the ranks
     pids = [_fork(setup, rank, network) for rank in range(len(setup.wires))]

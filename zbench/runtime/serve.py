@@ -33,11 +33,10 @@ def call_message(method: str, arguments: bytes, own: Any = _NOTHING) -> tuple[by
     return head if own is _NOTHING else (*head, pickle.dumps(own))
 
 
-def resolve(target: str) -> Callable[..., Any]:
+def resolve(target: str) -> Any:
     """The class that "module:Class" names."""
     module, _, name = target.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
+    return getattr(importlib.import_module(module), name)
 
 
 def serve(
