@@ -16,9 +16,9 @@ from zbench.runtime.transformer import Transformer
 
 MODEL = Model("small", 2, 16, 4, 2, 4, 24, 13, element_bytes=8)
 EXPERTS = replace(MODEL, num_experts=3, experts_per_token=2, tied_embeddings=True, recompute="full")
-SEQUENCES: list[NDArray[np.integer]] = [np.array(s, np.uint8) for s in ([3, 1, 4, 1, 5, 9, 2], [6], [5, 3])]
-TARGETS = torch.tensor([1, 4, 1, 5, 9, 2, 0, 0, 3, 0])
-OWNER = torch.tensor([0] * 7 + [1] + [2] * 2)
+SEQUENCES: list[NDArray[np.integer]] = [np.array(s, np.uint8) for s in ([3, 1, 4, 1, 5, 9, 2], [6], [5, 3], [5, 8])]
+TARGETS = torch.tensor([1, 4, 1, 5, 9, 2, 0, 0, 3, 0, 8, 0])
+OWNER = torch.tensor([0] * 7 + [1] + [2] * 2 + [3] * 2)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,7 +37,7 @@ def lively(model: Model) -> dict[str, Tensor]:
 
 def masked(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """All sequences at once: every token sees those of its own sequence up to itself."""
-    seen = (OWNER[:, None] == OWNER) & torch.ones(10, 10).tril().bool()
+    seen = (OWNER[:, None] == OWNER) & torch.ones(12, 12).tril().bool()
     out = []
     for head in range(q.shape[1]):
         kv = head * k.shape[1] // q.shape[1]
@@ -56,7 +56,7 @@ def test_it_is_the_mean_over_all_tokens_of_all_sequences(
     network = Transformer(model, 0)
     network.load_state_dict(lively(model))
     tokens, positions = np.concatenate(SEQUENCES), np.concatenate([np.arange(len(s)) for s in SEQUENCES])
-    expected = network(torch.from_numpy(tokens).long(), torch.from_numpy(positions), TARGETS, masked, 10)
+    expected = network(torch.from_numpy(tokens).long(), torch.from_numpy(positions), TARGETS, masked, 12)
     expected.backward()
     assert loss == pytest.approx(expected.item(), rel=1e-13)
     assert list(gradients) == [name for name, _ in network.named_parameters()]
