@@ -3,6 +3,9 @@
 `ci` (the default) draws the same examples every time; `--hypothesis-profile=thorough` draws many new ones.
 """
 
+import signal
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 from strategies import SHARP
@@ -22,3 +25,11 @@ def uneven() -> Cost:
     cluster = Cluster("uneven", 3, 5, 2, 25e9, 0.8, 1.5e-5, 2e11, 0.6, 1e-5, SHARP)
     model = Model("uneven", num_layers=2, hidden=16, num_heads=6, num_kv_heads=3, head_dim=4, ffn_hidden=32, vocab=64)
     return Cost(cluster, model)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT reaches what the test starts, although pytest itself may ignore it (started in the background)."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from processes import until
 
 from zbench import __main__
 from zbench.fingerprint import ROOT
@@ -253,18 +253,17 @@ def test_a_process_of_its_own_needs_no_torch(here: Path, mine: list[str]) -> Non
     assert [path.name for path in (here / "results").iterdir()] == ["wandb"]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_keeps_what_is_done(here: Path) -> None:
     command = [sys.executable, "-m", "zbench", "-m", "system=ring,allgather", *SMALL, "steps=100000", "out=r.jsonl"]
-    running = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not (Path("r.jsonl").exists() and len(Path("r.jsonl").read_bytes().splitlines()) > 3):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    running.send_signal(signal.SIGINT)
-    try:
-        _, told = running.communicate(timeout=60)
-    finally:
-        running.kill()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            assert until(lambda: Path("r.jsonl").exists() and Path("r.jsonl").read_bytes().count(b"\n") > 3, 200)
+            running.send_signal(signal.SIGINT)
+            _, told = running.communicate(timeout=200)
+        finally:
+            running.kill()
     assert (running.returncode, told) == (130, "zbench: stopped; finished steps are kept in r.jsonl\n")
     (kept,) = recorded()
     assert kept.status == "interrupted"

@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from processes import until
 
 from zbench.record import read
 
@@ -96,14 +96,17 @@ def test_a_checkpoint_is_resumed(tmp_path: Path) -> None:
     assert len(read(str(out))[0]) == 2  # nothing was begun
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:
     out = tmp_path / "runs.jsonl"
     line = [sys.executable, "-m", "zbench", *SMALL, "steps=100000", "baseline=null", f"out={out}"]
     with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-        while run.poll() is None and (not out.exists() or len(out.read_text().splitlines()) < 4):
-            time.sleep(0.05)
-        run.send_signal(signal.SIGINT)
-        _, told = run.communicate(timeout=60)
+        try:
+            assert until(lambda: out.exists() and out.read_bytes().count(b"\n") > 3, 200)
+            run.send_signal(signal.SIGINT)
+            _, told = run.communicate(timeout=200)
+        finally:
+            run.kill()
     assert run.returncode == 130
     assert "stopped" in told
     assert "Traceback" not in told

@@ -247,6 +247,7 @@ def test_a_killed_driver_leaves_nobody(number: int) -> None:
         assert all_gone(pids)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_all_and_only_the_driver_speaks() -> None:
     with driven() as (driver, pids):
         os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
