@@ -1,28 +1,36 @@
 #!/usr/bin/env bash
 # What there is to measure on one GPU, in parts: correctness, calibration, predicted against measured, speed.
 #
-#   scripts/gpu_session.sh [--device cuda|cpu] [--out DIR]      (defaults: cuda, results/gpu)
+#   scripts/gpu_session.sh [--device cuda|cpu] [--out DIR] [--seconds N]      (defaults: cuda, results/gpu, no end)
 #
 # A part that is done is not repeated, as long as the sources are the same; each has at most LIMIT seconds, and what it
-# had finished by then is kept and not done again. DIR gets JSON lines, each part's output, and the device's yaml below
-# DIR/conf. --device cpu tries the same commands with tiny sizes; its numbers mean nothing.
-# Exit codes: 0 all parts are done; 1 some are not; 2 there is no CUDA device, or a wrong option. See docs/gpu.md.
+# had finished by then is kept and not done again. --seconds ends the session and prints the table in time, for a GPU
+# that is lent for so long; Ctrl-C ends it at once. DIR gets JSON lines, each part's output, and the device's yaml
+# below DIR/conf. --device cpu tries the same commands with tiny sizes; its numbers mean nothing.
+# Exit codes: 0 all parts are done; 1 some are not; 2 there is no CUDA device, or a wrong option; 130 Ctrl-C.
+# See docs/gpu.md.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 
 LIMIT=${LIMIT:-470}      # seconds: below 8 minutes
 PYTHON=${PYTHON:-}
+LAST=20 # seconds kept for what a stopped part has to put away, and for the table
 device=cuda
 out=results/gpu
+seconds=
 while [ $# -gt 0 ]; do
     case "$1" in
         --device) device=${2:-}; shift 2 || exit 2 ;;
         --out) out=${2:-}; shift 2 || exit 2 ;;
-        *) echo "gpu_session: $1 is no option; there are --device cuda|cpu and --out DIR" >&2; exit 2 ;;
+        --seconds) seconds=${2:-}; shift 2 || exit 2 ;;
+        *) echo "gpu_session: $1 is no option; there are --device cuda|cpu, --out DIR and --seconds N" >&2; exit 2 ;;
     esac
 done
 if [ "$device" != cuda ] && [ "$device" != cpu ]; then
     echo "gpu_session: --device is '$device'; it takes cuda or cpu" >&2; exit 2
+fi
+if [ -n "$seconds" ] && ! [ "$seconds" -gt "$LAST" ] 2>/dev/null; then
+    echo "gpu_session: --seconds is '$seconds'; it takes a whole number above $LAST" >&2; exit 2
 fi
 if [ -z "$PYTHON" ]; then
     PYTHON=python3; [ -x .venv/bin/python ] && PYTHON=.venv/bin/python
@@ -39,21 +47,28 @@ export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:Tr
 mkdir -p "$out/done" "$out/conf/cluster/device" || exit 2
 sources=$("$PYTHON" -c 'from zbench.fingerprint import source_digest; print(source_digest())') || exit 2
 names=() states=() taken=() lasts=()
+interrupted=
+trap 'interrupted=yes' INT # a part gets the same signal from the terminal
 
 # part NAME COMMAND...: runs it, unless it is done; its output goes to $out/NAME.log and to the terminal.
 part() {
-    local name=$1 began=$SECONDS code state; shift
+    local name=$1 began=$SECONDS limit=$LIMIT code state; shift
+    [ -n "$seconds" ] && [ $((seconds - LAST - SECONDS)) -lt "$limit" ] && limit=$((seconds - LAST - SECONDS))
     if [ "$(cat "$out/done/$name" 2>/dev/null)" = "$sources $device" ]; then
         state="done before"
+    elif [ -n "$interrupted" ] || [ "$limit" -le 0 ]; then
+        state="not begun"
     else
         echo "== $name: $*"
-        timeout --signal=INT --kill-after=30 "$LIMIT" "$@" 2>&1 | tee "$out/$name.log"
+        # in the terminal's foreground, where Ctrl-C reaches it; tee is to show what is said at the end
+        timeout --foreground --signal=INT --kill-after=$((LAST / 2)) "$limit" "$@" 2>&1 | tee -i "$out/$name.log"
         code=${PIPESTATUS[0]}
         case "$code" in
             0) state=done; echo "$sources $device" > "$out/done/$name" ;;
-            124 | 137) state="stopped after $LIMIT s" ;;
+            124 | 137) state="stopped after $limit s" ;;
             *) state="failed ($code)" ;;
         esac
+        [ -n "$interrupted" ] && [ "$code" != 0 ] && state=interrupted
     fi
     names+=("$name"); states+=("$state"); taken+=($((SECONDS - began)))
     lasts+=("$(grep -v '^[[:space:]]*$' "$out/$name.log" 2>/dev/null | tail -1)")
@@ -109,5 +124,6 @@ for at in "${!names[@]}"; do
     case "${states[$at]}" in done*) ;; *) failed=1 ;; esac
 done
 [ -e "$yaml" ] || failed=1
+[ -n "$interrupted" ] && failed=130
 [ "$device" = cuda ] && [ -e "$yaml" ] && echo "To keep the device: cp $yaml conf/cluster/device/"
 exit $failed

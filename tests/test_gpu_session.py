@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,13 +28,21 @@ esac
 """
 
 
-def session(tmp_path: Path, *options: str, **settings: str) -> "subprocess.CompletedProcess[str]":
+def started(tmp_path: Path, *options: str, **settings: str) -> "subprocess.Popen[str]":
+    """In a process group of its own, as a terminal's foreground is."""
     pretends = tmp_path / "python"
     pretends.write_text(PRETENDS)
     pretends.chmod(0o755)
     environment = {**os.environ, "PYTHON": str(pretends), "CALLS": str(tmp_path / "calls"), **settings}
     command = [str(SCRIPT), "--out", str(tmp_path / "out"), *options]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def session(tmp_path: Path, *options: str, **settings: str) -> "subprocess.CompletedProcess[str]":
+    with started(tmp_path, *options, **settings) as process:
+        told, complaints = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, told, complaints)
 
 
 def calls(tmp_path: Path) -> list[str]:
@@ -74,6 +84,35 @@ def test_a_part_has_its_time(tmp_path: Path) -> None:
     assert calls(tmp_path) == ALL
 
 
+def test_a_session_ends_in_time_and_goes_on_later(tmp_path: Path) -> None:
+    done = session(tmp_path, "--seconds", "25", HANGS="--parts kernels")
+    assert done.returncode == 1
+    assert calls(tmp_path) == ["warm", "correctness"]
+    table = done.stdout[done.stdout.index("part  ") :]
+    assert "stopped after" in table
+    assert table.count("not begun") == 6  # nothing is predicted before the calibration
+    assert session(tmp_path).returncode == 0
+    assert calls(tmp_path) == ALL[1:]
+
+
+def test_ctrl_c_ends_the_part_and_the_session(tmp_path: Path) -> None:
+    with started(tmp_path, HANGS="--parts plans") as process:
+        assert process.stdout is not None
+        while "== plans" not in process.stdout.readline():
+            pass
+        while "--parts plans" not in (tmp_path / "calls").read_text():
+            time.sleep(0.01)
+        began = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        table = process.communicate(timeout=60)[0]
+    assert process.returncode == 130
+    assert time.monotonic() - began < 30  # the part would have taken a minute
+    assert calls(tmp_path) == ALL[:3]
+    assert [line.split()[:2] for line in table.splitlines() if line.startswith(("kernels", "plans", "calib"))] == [
+        ["kernels", "done"], ["plans", "interrupted"], ["calibration", "not"],
+    ]  # fmt: skip
+
+
 def test_without_a_calibration_nothing_is_predicted(tmp_path: Path) -> None:
     done = session(tmp_path, FAILS="zbench.calibrate", UNWRITTEN="1")
     assert done.returncode == 1
@@ -86,7 +125,9 @@ def test_without_a_calibration_nothing_is_predicted(tmp_path: Path) -> None:
     [
         ((), "torch finds no CUDA device on this machine; --device cpu tries the parts with tiny sizes"),
         (("--device", "tpu"), "--device is 'tpu'; it takes cuda or cpu"),
-        (("--fast",), "--fast is no option; there are --device cuda|cpu and --out DIR"),
+        (("--fast",), "--fast is no option; there are --device cuda|cpu, --out DIR and --seconds N"),
+        (("--seconds", "20"), "--seconds is '20'; it takes a whole number above 20"),
+        (("--seconds", "soon"), "--seconds is 'soon'; it takes a whole number above 20"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(tmp_path: Path, options: tuple[str, ...], told: str) -> None:
