@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -198,6 +199,35 @@ def test_kernels_that_cannot_run_are_told(
     monkeypatch.setattr("zbench.runtime.kernels.offered", lambda *given: {"matmul": Matmul()})
     assert call(monkeypatch, "--device", "cpu", "--parts", "kernels", "--out", str(tmp_path / "found")) == 1
     assert "no kernel but matmul is offered" in capsys.readouterr().out
+
+
+def test_what_nobody_has_seen_right_comes_after_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may break the GPU's context, and with it all that comes after."""
+    is_broken = False
+
+    class Sound(FlashCPU):
+        def forward(self, *arguments: Any) -> tuple[Tensor, Tensor]:
+            if is_broken:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            return FlashCPU.forward(self, *arguments)
+
+    class Breaking(Sound):
+        def backward(self, *arguments: Any) -> Triple:
+            nonlocal is_broken
+            is_broken = True
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    few: Sequence[Problem] = [Problem(torch.float32, 64, (4, 4), layout, 16) for layout in ("whole", "mixed")]
+    monkeypatch.setattr(kernels, "problems", lambda shrink: few)
+    made = {"matmul": Matmul(), "cudnn": Breaking(), "sound": Sound()}
+    monkeypatch.setattr("zbench.runtime.kernels.offered", lambda *given: made)
+    assert call(monkeypatch, "--device", "cpu", "--parts", "kernels", "--out", str(tmp_path / "found")) == 1
+    heard = capsys.readouterr()
+    assert heard.out.splitlines()[-1].endswith("4 of 6 cases are within their limits")
+    assert [line.split()[2] for line in heard.err.splitlines()] == [*["matmul,", "sound,"] * 2, "cudnn,", "cudnn,"]
+    assert "mixed, lengths / 1: off by " in heard.err
 
 
 @pytest.mark.parametrize(

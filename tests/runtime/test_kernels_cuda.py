@@ -269,20 +269,23 @@ def test_packages_that_are_not_here_are_not_offered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capability", "head_dim", "dtype", "names"),
+    ("version", "capability", "head_dim", "dtype", "names"),
     [
-        ((9, 0), 128, torch.bfloat16, ["matmul", "cudnn", "torch-flash-cuda"]),
-        ((8, 0), 64, torch.float16, ["matmul", "torch-flash-cuda"]),
-        ((7, 5), 64, torch.float16, ["matmul"]),
-        ((9, 0), 12, torch.bfloat16, ["matmul"]),
-        ((9, 0), 264, torch.bfloat16, ["matmul"]),
-        ((9, 0), 128, torch.float32, ["matmul"]),
-        ((9, 0), 128, torch.float64, ["matmul"]),
+        ("2.14.0", (9, 0), 128, torch.bfloat16, ["matmul", "cudnn", "torch-flash-cuda"]),
+        ("2.13.0+cu130", (9, 0), 128, torch.bfloat16, ["matmul", "torch-flash-cuda"]),
+        ("2.14.0", (8, 0), 64, torch.float16, ["matmul", "torch-flash-cuda"]),
+        ("2.14.0", (7, 5), 64, torch.float16, ["matmul"]),
+        ("2.14.0", (9, 0), 12, torch.bfloat16, ["matmul"]),
+        ("2.14.0", (9, 0), 264, torch.bfloat16, ["matmul"]),
+        ("2.14.0", (9, 0), 128, torch.float32, ["matmul"]),
+        ("2.14.0", (9, 0), 128, torch.float64, ["matmul"]),
     ],
 )
 def test_auto_is_the_fastest_that_the_gpu_has_for_a_dtype(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], head_dim: int, dtype: torch.dtype, names: list[str]
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, version: str, capability: tuple[int, int], head_dim: int, dtype: torch.dtype,
+    names: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     device = torch.device("cuda", 0)

@@ -27,6 +27,9 @@ from zbench.segments import Flags
 
 HEAD_DIM = 256  # the largest that all of them have
 LEAST_CUDNN = 9  # compute capability, major: from Hopper on torch itself prefers cuDNN's attention to its own
+# Before, torch's backward of variable lengths took head_dim for the longest length, and cuDNN wrote beyond its memory
+# (pytorch pull request 186142, of June 2026, when 2.13 was being cut).
+TORCH_OF_CUDNN = "2.14"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ def available(device: torch.device, head_dim: int) -> dict[str, Kernel]:
     ops["flash-attn-2"] = Flash2.of()
     ops["flash-attn-3"] = Flash3.of() if major == 9 else None
     kernels: dict[str, Kernel] = {name: Flash(name, op, device) for name, op in ops.items() if op is not None}
-    if major < LEAST_CUDNN or not kernels:
+    if major < LEAST_CUDNN or torch.__version__ < TORCH_OF_CUDNN or not kernels:
         return kernels
     from zbench.runtime.kernels_cudnn import Cudnn
 

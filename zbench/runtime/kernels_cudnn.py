@@ -6,7 +6,8 @@ their own, all pairs visible, and the two are joined. Whatever the segments, an 
 torch has cuDNN build a graph for every number of sequences, longest length and number of rows that it meets; the first
 two are rounded up to powers of two, sequences by empty ones, so that batches of as many tokens share graphs.
 
-Not what "auto" takes: nobody has seen it on a GPU yet. `python -m zbench.speed` compares it with the others there.
+Not what "auto" takes: nobody has seen it on a GPU yet. `python -m zbench.speed` compares it with the others there. With
+a torch whose backward is known to be wrong (zbench.runtime.kernels_cuda.TORCH_OF_CUDNN) it is not offered at all.
 
 Shapes: as in zbench.runtime.kernels; the operators have the log-sum-exp as [M, H, 1], float32; q, k, v contiguous.
 """
