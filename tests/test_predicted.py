@@ -19,11 +19,14 @@ class Ranks:
     def __init__(self, base: Path, slower: float = 1.0) -> None:
         self.lines = [json.loads(line) for line in base.read_text().splitlines()]
         self.slower, self.ran, self.fails = slower, [], ()  # type: ignore[var-annotated]
+        self.code = 0
 
     def run(self, command: list[str], **options: object) -> "subprocess.CompletedProcess[str]":
         words = command[3:]
         path = Path(words[-1].removeprefix("out="))
         self.ran.append(path.stem)
+        if self.code:
+            return subprocess.CompletedProcess(command, self.code)
         lines = self.lines[:-1] if path.stem in self.fails else self.lines  # a failed one has no end
         with path.open("a") as file:
             for line in lines:
@@ -45,6 +48,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
     assert zbench.__main__.main() == 0
     found = Ranks(tmp_path / "base.jsonl")
     monkeypatch.setattr(predicted.subprocess, "run", found.run)
+    monkeypatch.setattr(predicted, "_has_gpu", lambda: True)
     return found
 
 
@@ -83,6 +87,34 @@ def test_a_run_that_failed_is_told_and_tried_again(
     ranks.fails = ()
     assert call(monkeypatch, "--workloads", "fixed_4k,pystdlib") == 0
     assert ranks.ran == ["fixed_4k", "pystdlib", "pystdlib"]
+
+
+def test_bad_input_of_one_is_that_of_all(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    ranks.code = 2
+    assert call(monkeypatch, "steps=none") == 2
+    assert ranks.ran == ["fixed_4k"]
+    assert capsys.readouterr().out == ""
+    ranks.code = 1
+    assert call(monkeypatch, "--workloads", "wikipedia") == 1
+    assert capsys.readouterr().out == "predicted: nothing was measured; not measured: wikipedia\n"
+
+
+def test_without_a_gpu_nothing_is_measured_unless_a_cpu_is_to_do(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = ("--workloads", "wikipedia")
+    assert call(monkeypatch, "steps=2", *one) == 0
+    monkeypatch.setattr(predicted, "_has_gpu", lambda: False)
+    assert call(monkeypatch, "steps=2", *one) == 0  # of the record that is there
+    capsys.readouterr()
+    assert call(monkeypatch) == 2
+    assert "torch finds no CUDA device on this machine (executor.device=cpu model=tiny" in capsys.readouterr().err
+    assert ranks.ran == ["wikipedia"]
+    assert call(monkeypatch, "executor.device=cpu", *one) == 0
+    assert ranks.ran == ["wikipedia", "wikipedia"]
 
 
 def test_mistakes_are_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,6 +44,8 @@ def test_the_whole_path_on_a_cpu_and_nothing_twice(
     assert {"attention", "matmul", "norm, RoPE, SwiGLU", "cross-entropy", "optimizer", "idle"} <= set(step["profile"])
     told = capsys.readouterr().out
     assert "step longtail_32k: 2 layers, recompute none, torch-flash-cpu, uncompiled" in told
+    assert step["taken_bytes"] >= step["peak_bytes"] > 0
+    assert "GiB of the device taken" in told
     assert run(monkeypatch, *arguments) == 0
     assert out.read_text() == first
     assert capsys.readouterr().out == told
@@ -81,24 +83,37 @@ def test_rivals_are_compared_by_what_they_give(monkeypatch: pytest.MonkeyPatch) 
             o, lse = FlashCPU.forward(self, *arguments)
             return o * 1.1, lse
 
+    class WrongBack(FlashCPU):
+        def backward(self, *arguments: Any) -> Any:
+            dq, dk, dv = FlashCPU.backward(self, *arguments)
+            return dq, dk * self.factor, dv
+
+        factor = 1.2
+
+    class NotFinite(WrongBack):
+        factor = math.nan
+
     class Refusing(FlashCPU):
         def forward(self, *arguments: Any) -> Any:
             raise RuntimeError("no such shape\nand more")
 
     offered = {"matmul": None, "refusing": Refusing(), "wrong": Wrong(), "right": FlashCPU()}
+    offered = {"nan": NotFinite(), "wrong backward": WrongBack(), **offered}
     monkeypatch.setattr(kernels, "offered", lambda *arguments: offered)
     monkeypatch.setattr(kernels, "REPEATS", 1)
     found = on_batch(SUBJECT, [9, 4, 9])
-    assert list(found) == ["right", "wrong", "refusing"]
+    assert list(found) == ["right", "wrong", "refusing", "wrong backward", "nan"]
+    assert found["wrong backward"]["difference"] == pytest.approx(0.2)
+    assert found["nan"] == {"refused": "its results are not finite"}  # JSON has no such numbers
     assert found["right"]["difference"] == 0
-    assert found["wrong"]["difference"] == pytest.approx(0.1)
+    assert found["wrong"]["difference"] == pytest.approx(0.135, abs=1e-3)  # such an o makes dq and dk wrong, too
     assert found["refusing"] == {"refused": "no such shape"}
     forward, backward = found["right"]["seconds"]
     pairs = (45 + 10 + 45) * 4 * 8
     assert found["right"]["flops"] == pytest.approx((4 * pairs / forward, 10 * pairs / backward))
     told = table([{"case": "attention x", "kernels": found, "sequences": 3, "longest": 9}])
     assert "100.0% of the best" in told.splitlines()[1]
-    assert "WRONG by 0.1" in told
+    assert "WRONG by 0.13" in told
     assert "refused: no such shape" in told
 
 
@@ -106,13 +121,12 @@ def test_torchs_own_attention_by_length_is_in_the_order_of_the_batch(monkeypatch
     """cuDNN's backend runs on GPUs alone; what is around it is the same with another one."""
     monkeypatch.setattr(SDPBackend, "CUDNN_ATTENTION", SDPBackend.MATH, raising=False)
     lengths = [5, 9, 5, 2]
-    do, q, k, v = SUBJECT.draw(sum(lengths), sum(lengths))
-    forward, backward, o = kernels._sdpa_calls((do, q, k, v), lengths)
+    tensors = SUBJECT.draw(sum(lengths), sum(lengths))
+    forward, backward, results = kernels._sdpa_calls(tensors, lengths)
     kernel = FlashCPU()
     cuts = kernel.cut(np.array(lengths), np.zeros(4, np.int64), np.ones(4, bool))
-    torch.testing.assert_close(o, kernel.forward(q, k, v, cuts)[0])
-    assert len(forward()) == 3  # one call a length
-    backward()
+    torch.testing.assert_close(results, kernels._kernel_calls(kernel, tensors, cuts)[2])
+    assert len(forward()) == len(backward()) == 3  # one call a length
 
 
 def test_a_rings_step_is_of_the_same_area(monkeypatch: pytest.MonkeyPatch) -> None:

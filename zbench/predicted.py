@@ -5,7 +5,8 @@
 Runs conf/experiment/one_gpu on six workloads, one record each in the folder --out; a workload whose record has a
 finished run of the same sources and settings is not run again. Each run is then simulated from its own record
 (zbench.replay), on the same batches.
-Exit codes: 0 all six are measured, whatever their errors; 1 a run failed; 2 bad input; 130 stopped by Ctrl-C.
+Exit codes: 0 all six are measured, whatever their errors; 1 a run failed; 2 bad input, or something is to be measured
+and there is no GPU; 130 stopped by Ctrl-C.
 """
 
 import shlex
@@ -27,6 +28,8 @@ from zbench.replay import Replay
 from zbench.result import StepResult
 
 GOAL = 0.07  # of a workload's error, absolute
+BAD_INPUT = 2  # exit code
+ON_CPU = "executor.device=cpu"
 WORKLOADS: Mapping[str, Sequence[str]] = {
     "fixed_4k": ("workload=fixed", "workload.length=4096"),
     "fixed_32k": ("workload=fixed", "workload.length=32768"),
@@ -98,7 +101,11 @@ def _main() -> int:
     for name in names:
         path = asked.out / f"{name}.jsonl"
         words = [*own, "experiment=one_gpu", *WORKLOADS[name], *asked.overrides, f"out={path}"]
-        run = _finished(path, words) or _measured(path, words)
+        run = _finished(path, words)
+        if run is None:
+            if _measure(path, words) == BAD_INPUT:  # which it has told, and would be the next one's too
+                return BAD_INPUT
+            run = _finished(path, words)
         if run is None:
             failed.append(name)
         else:
@@ -107,11 +114,25 @@ def _main() -> int:
     return 1 if failed else 0
 
 
-def _measured(path: Path, words: Sequence[str]) -> Run | None:
-    """A run of its own; None if it failed, which it has told."""
+def _measure(path: Path, words: Sequence[str]) -> int:
+    """A run of its own, and its exit code; what went wrong it has told.
+
+    Raises:
+        ValueError: there is no GPU, and nobody said that a CPU is to do.
+    """
+    if ON_CPU not in words and not _has_gpu():
+        raise ValueError(
+            "executor.device is not 'cpu'; whole layers are measured on a GPU, and torch finds no CUDA device on this "
+            f"machine ({ON_CPU} model=tiny tokens_per_gpu=512 steps=1 tries the path on a CPU)"
+        )
     print(f"predicted: measuring {path.stem}", file=sys.stderr, flush=True)
-    subprocess.run([sys.executable, "-m", "zbench", *words], stdout=subprocess.DEVNULL)
-    return _finished(path, words)
+    return subprocess.run([sys.executable, "-m", "zbench", *words], stdout=subprocess.DEVNULL).returncode
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _finished(path: Path, words: Sequence[str]) -> Run | None:
@@ -136,12 +157,14 @@ def _print(rows: Sequence[Row], failed: Sequence[str]) -> None:
             f"{one.worst:.1%}", f"{one.attention[0]:.4g}", f"{error(one.attention):+.1%}", f"{one.linear[0]:.4g}",
             f"{error(one.linear):+.1%}",
         )  # fmt: skip
-    Console(width=140).print(table)
-    errors = [abs(one.error) for one in rows]
-    told = f"median error {median(errors):.1%}, worst {max(errors):.1%}; " if errors else ""
-    within = f"{sum(error <= GOAL for error in errors)} of {len(rows)} measured workloads are within {GOAL:.0%}"
+    told = "nothing was measured"
+    if rows:
+        Console(width=140).print(table)
+        errors = [abs(one.error) for one in rows]
+        within = f"{sum(error <= GOAL for error in errors)} of {len(rows)} measured workloads are within {GOAL:.0%}"
+        told = f"median error {median(errors):.1%}, worst {max(errors):.1%}; {within}"
     not_run = f"; not measured: {', '.join(failed)}" if failed else ""
-    print(f"predicted: {told}{within}{not_run}")
+    print(f"predicted: {told}{not_run}")
 
 
 if __name__ == "__main__":

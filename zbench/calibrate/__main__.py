@@ -78,6 +78,7 @@ def _calibrate(asked: argparse.Namespace, world: World | None) -> int:
     if not 0 < asked.seconds < math.inf:
         raise ValueError(f"--seconds is {asked.seconds:g}; it takes a number above 0")
     _check_out(asked.out)
+    _check_folder("--points", asked.points)
     _check_cuda(asked.device)
     with _fleet(world, subject, asked.seconds) as fleet:
         gauge = Gauge(fleet, asked.seconds, _tell)
@@ -175,8 +176,12 @@ def _check_out(out: Path | None) -> None:
         return
     if out.suffix != ".yaml":
         raise ValueError(f"-o is {str(out)!r}; it takes a file that ends in .yaml")
-    if not out.parent.is_dir() or not os.access(out.parent, os.W_OK) or out.is_dir():
-        raise ValueError(f"-o is {str(out)!r}; it takes a file in a folder that can be written to")
+    _check_folder("-o", out)
+
+
+def _check_folder(flag: str, path: Path | None) -> None:
+    if path is not None and (not path.parent.is_dir() or not os.access(path.parent, os.W_OK) or path.is_dir()):
+        raise ValueError(f"{flag} is {str(path)!r}; it takes a file in a folder that can be written to")
 
 
 def _check_cuda(device: str) -> None:

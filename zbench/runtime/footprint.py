@@ -25,7 +25,9 @@ INDEX_BYTES = 8  # torch's int64
 LEAST_CHUNK = 1024  # tokens of the loss at a time, at least: fewer would read the head's weights too often
 CHUNK_SHARE = 4  # memory of a chunk's logits over that of x: every chunk adds [V, h] to the weights' gradient
 TILE = 128  # rows of a matmul's tile; a chunk is whole tiles where it has several
-RESERVE = 0.06  # share of a device that its context and the allocator's fragments take: a guess until one is measured
+# Share of a device for its context and the allocator's fragments: a guess. zbench.speed measures what it ought to be,
+# (taken_bytes - peak_bytes) / capacity.
+RESERVE = 0.06
 
 
 @dataclass(frozen=True, slots=True)

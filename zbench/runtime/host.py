@@ -8,7 +8,7 @@ import torch
 
 from zbench.fingerprint import cpu_name
 
-__all__ = ["cpu_name", "driver", "peak_bytes"]
+__all__ = ["cpu_name", "driver", "memory_bytes", "peak_bytes", "taken_bytes"]
 
 
 def memory_bytes(device: torch.device, described: float) -> int:
@@ -33,3 +33,12 @@ def peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def taken_bytes(device: torch.device) -> int:
+    """What nobody else can have now: of a GPU by whoever uses it, contexts and what allocators keep among it; else as
+    peak_bytes."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return total - free
+    return peak_bytes(device)

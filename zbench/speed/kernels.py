@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isqrt
+from math import isfinite, isqrt
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ SDPA = "cudnn, a call for all sequences of one length"
 REFERENCE = "matmul"  # for short lengths: it is no rival
 REPEATS = 10  # calls that count, after as many that do not; the median does
 
-Calls = tuple[Callable[[], Any], Callable[[], Any], Tensor]  # forward, backward, and o
+Calls = tuple[Callable[[], Any], Callable[[], Any], tuple[Tensor, ...]]  # forward, backward; o, dq, dk, dv
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,26 +71,29 @@ class Subject:
 
 def on_batch(subject: Subject, lengths: Sequence[int]) -> dict[str, dict[str, Any]]:
     """Of every kernel: forward and backward seconds of whole causal sequences, the rates of the pairs that are visible,
-    and how far o is from the first kernel's; or why it did not run."""
+    and how far what is farthest of o, dq, dk and dv is from the first kernel's; or why it did not run."""
     do, q, k, v = subject.draw(sum(lengths), sum(lengths))
     queries = np.array(lengths)
     cut = (queries, np.zeros_like(queries), np.ones(len(lengths), bool))
     pairs = sum(length * (length + 1) // 2 for length in lengths) * subject.model.num_heads * subject.model.head_dim
     found: dict[str, dict[str, Any]] = {}
-    first: Tensor | None = None
+    first: tuple[Tensor, ...] = ()
 
     def note(name: str, run: Callable[[], Calls]) -> None:
         nonlocal first
         try:
-            forward, backward, o = run()
-            first = o if first is None else first
+            forward, backward, results = run()
+            first = first or results
             spent = (subject.seconds(forward), subject.seconds(backward))
+            differences = [_difference(*pair) for pair in zip(results, first, strict=True)]
         except RuntimeError as error:  # of torch: this kernel does not take these shapes, or has no room
             found[name] = {"refused": str(error).splitlines()[0]}
             return
+        if not all(map(isfinite, differences)):  # which JSON does not have
+            found[name] = {"refused": "its results are not finite"}
+            return
         rates = (pairs * FORWARD_FLOPS / spent[0], pairs * BACKWARD_FLOPS / spent[1])
-        difference = float((o.double() - first.double()).norm() / first.double().norm())
-        found[name] = {"seconds": spent, "flops": rates, "difference": difference}
+        found[name] = {"seconds": spent, "flops": rates, "difference": max(differences)}
 
     calls: list[tuple[str, Callable[[], Calls]]] = [
         (name, partial(_kernel_calls, kernel, (do, q, k, v), kernel.cut(*cut)))
@@ -106,11 +109,13 @@ def on_batch(subject: Subject, lengths: Sequence[int]) -> dict[str, dict[str, An
 def _kernel_calls(kernel: Kernel, tensors: tuple[Tensor, Tensor, Tensor, Tensor], cuts: Any) -> Calls:
     do, q, k, v = tensors
     o, lse = kernel.forward(q, k, v, cuts)
-    return (
-        partial(kernel.forward, q, k, v, cuts),
-        partial(kernel.backward, do, q, k, v, o, lse, cuts),
-        o,
-    )
+    backward = partial(kernel.backward, do, q, k, v, o, lse, cuts)
+    return partial(kernel.forward, q, k, v, cuts), backward, (o, *backward())
+
+
+def _difference(some: Tensor, first: Tensor) -> float:
+    """The norm of the difference over the norm."""
+    return float((some.double() - first.double()).norm() / first.double().norm())
 
 
 def _sdpa_calls(tensors: tuple[Tensor, Tensor, Tensor, Tensor], lengths: Sequence[int]) -> Calls:
@@ -134,14 +139,20 @@ def _sdpa_calls(tensors: tuple[Tensor, Tensor, Tensor, Tensor], lengths: Sequenc
 
     outs = forward()
 
-    def backward() -> None:
-        for out, (do, q, k, v) in zip(outs, parts, strict=True):
+    def backward() -> list[tuple[Tensor, ...]]:
+        return [
             torch.autograd.grad(out, (q, k, v), do, retain_graph=True)
+            for out, (do, q, k, v) in zip(outs, parts, strict=True)
+        ]
 
-    whole = torch.cat([out.detach().transpose(1, 2).flatten(0, 1) for out in outs])
-    o = torch.empty_like(whole)
-    o[torch.from_numpy(np.concatenate(rows)).to(whole.device)] = whole
-    return forward, backward, o
+    place = torch.from_numpy(np.concatenate(rows)).to(tensors[0].device)
+
+    def in_order(some: Sequence[Tensor]) -> Tensor:
+        whole = torch.cat([x.detach().transpose(1, 2).flatten(0, 1) for x in some])
+        return torch.empty_like(whole).index_copy_(0, place, whole)
+
+    grads = zip(*backward(), strict=True)
+    return forward, backward, (in_order(outs), *(in_order(one) for one in grads))
 
 
 def ring_step(subject: Subject, kernel: Kernel, chunk: int) -> dict[str, Any]:

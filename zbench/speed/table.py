@@ -52,7 +52,8 @@ def _steps(lines: Sequence[Line]) -> list[str]:
             out.append(
                 f"{line['case']}: {line['layers']} layers, recompute {choice['level']}, {line['kernel']}, "
                 f"{line['elementwise']}: {seconds:.4g} s a step, MFU {line['mfu']:.1%}, "
-                f"{line['peak_bytes'] / 2**30:.1f} GiB ({choice['predicted_bytes'] / 2**30:.1f} predicted)"
+                f"{line['peak_bytes'] / 2**30:.1f} GiB ({choice['predicted_bytes'] / 2**30:.1f} predicted), "
+                f"{line['taken_bytes'] / 2**30:.1f} GiB of the device taken"
             )
             whole = sum(line["profile"].values())
             shares = sorted(line["profile"].items(), key=lambda one: -one[1])

@@ -26,6 +26,7 @@ from zbench.protocols import Workload
 from zbench.rewrite import reverse
 from zbench.runtime.board import SLOT_BYTES, Board
 from zbench.runtime.footprint import Choice, choose
+from zbench.runtime.host import taken_bytes
 from zbench.runtime.job import AdamW, Job, Report
 from zbench.runtime.rendezvous import Rendezvous
 from zbench.runtime.trainer import Trainer
@@ -39,7 +40,9 @@ PATIENCE = 600.0  # seconds for a collective of one rank: never needed
 @dataclass(frozen=True, slots=True)
 class Measured:
     """seconds, loss: of each step. mfu: of all of them, causal FLOPs that the result needs over the peak's.
-    attention_seconds: of all. profile: device seconds by what they were spent on, and idle ones, of a further step."""
+    attention_seconds: of all. peak_bytes: of tensors. taken_bytes: of the device, after all steps; what that is more
+    are the context and the allocator's fragments. profile: device seconds by what they were spent on, and idle ones,
+    of a further step."""
 
     layers: int
     choice: Choice
@@ -51,6 +54,7 @@ class Measured:
     mfu: float
     attention_seconds: float
     peak_bytes: int
+    taken_bytes: int
     launches: int
     profile: dict[str, float]
 
@@ -103,6 +107,9 @@ def train(trainer: Trainer, workload: Workload, facts: Facts, steps: int, levels
     choices = [choose(plan, cost, PARAMETERS, about.memory_bytes, levels) for plan in plans]
     choice = max(choices, key=lambda one: one.predicted_bytes)
 
+    if trainer.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(trainer.device)  # or a workload would have the one's before it
+
     def step(at: int) -> Report:
         return trainer.step(batches[at], plans[at], train=True, recompute=choice.level)
 
@@ -129,6 +136,7 @@ def train(trainer: Trainer, workload: Workload, facts: Facts, steps: int, levels
         mfu=needed / (sum(seconds) * facts.num_ranks * facts.peak_flops),
         attention_seconds=sum(report.attention_seconds for report in reports),
         peak_bytes=max(report.peak_bytes for report in reports),
+        taken_bytes=taken_bytes(trainer.device),
         launches=found.launches,
         profile={**found.seconds, "idle": max(0.0, seen.seconds - found.busy)},
     )
