@@ -16,7 +16,7 @@ from zbench.runtime.kernels_cpu import FlashCPU
 from zbench.speed import __main__ as speed
 from zbench.speed import kernels
 from zbench.speed.kernels import Subject, on_batch, ring_step
-from zbench.speed.table import table
+from zbench.speed.table import SDPA, table
 
 CPU = torch.device("cpu")
 SUBJECT = Subject(Model("small", 1, 32, 4, 2, 8, 16, 32, element_bytes=8, lse_bytes=8), CPU)
@@ -46,6 +46,9 @@ def test_the_whole_path_on_a_cpu_and_nothing_twice(
     assert "step longtail_32k: 2 layers, recompute none, torch-flash-cpu, uncompiled" in told
     assert step["taken_bytes"] >= step["peak_bytes"] > 0
     assert "GiB of the device taken" in told
+    assert told.splitlines()[-1].startswith(
+        f"speed: MFU {step['mfu']:.1%} on longtail_32k (wanted 50%), attention long"
+    )
     assert run(monkeypatch, *arguments) == 0
     assert out.read_text() == first
     assert capsys.readouterr().out == told
@@ -115,6 +118,25 @@ def test_rivals_are_compared_by_what_they_give(monkeypatch: pytest.MonkeyPatch) 
     assert "100.0% of the best" in told.splitlines()[1]
     assert "WRONG by 0.13" in told
     assert "refused: no such shape" in told
+
+
+def test_the_last_line_says_what_was_wanted_and_what_came_out() -> None:
+    assert table([]) == "speed: nothing was measured"
+    batches = {"longtail_32k": (1.0, 2.0), "fixed_32k": (2.0, 1.0)}  # seconds of a kernel of ours, and of torch's own
+
+    def made(seconds: float, difference: float = 0.0) -> dict[str, Any]:
+        return {"seconds": [seconds / 2] * 2, "flops": [1e12] * 2, "difference": difference}
+
+    lines: list[dict[str, Any]] = [
+        {"case": f"attention {name}", "sequences": 1, "longest": 1,
+         "kernels": {"ours": made(ours), SDPA: made(other), "wrong": made(0.1, 0.5)}}
+        for name, (ours, other) in batches.items()
+    ]  # fmt: skip
+    ring = {"case": "ring step, ours", "chunk": 64, "share": 0.87, "shares": [0.8, 0.9]}
+    assert table([*lines, ring]).splitlines()[-1] == (
+        "speed: attention fixed_32k 50.0% of the best kernel (wanted 90%), "
+        "ring step 87.0% of a causal call (wanted 85%)"
+    )
 
 
 def test_torchs_own_attention_by_length_is_in_the_order_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:

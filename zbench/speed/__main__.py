@@ -22,7 +22,7 @@ from zbench.fingerprint import ROOT, source_digest
 from zbench.metrics import Facts
 from zbench.parts import Parts, Settings
 from zbench.runtime.footprint import LEVELS
-from zbench.speed.table import agreeing, table
+from zbench.speed.table import MAIN, agreeing, table
 
 if TYPE_CHECKING:
     from zbench.speed.kernels import Subject
@@ -37,7 +37,7 @@ WORKLOADS = {
     "pystdlib": ["workload=pystdlib"],
 }
 BATCHES = ("longtail_32k", "fixed_4k", "fixed_32k")  # of which attention kernels are compared
-DEEP = "longtail_32k"  # of which as many layers are trained as fit at all
+DEEP = MAIN  # of which as many layers are trained as fit at all
 
 
 @dataclass(frozen=True, slots=True)

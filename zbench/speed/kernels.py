@@ -21,8 +21,8 @@ from zbench.model import Model
 from zbench.runtime.kernels import Kernel, offered
 from zbench.runtime.memory import DTYPES, add
 from zbench.runtime.times import Times
+from zbench.speed.table import SDPA
 
-SDPA = "cudnn, a call for all sequences of one length"
 REFERENCE = "matmul"  # for short lengths: it is no rival
 REPEATS = 10  # calls that count, after as many that do not; the median does
 

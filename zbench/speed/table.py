@@ -4,7 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Line = Mapping[str, Any]
-AGREE = 2e-2  # of two kernels' outputs in bfloat16, the norm of the difference over the norm
+AGREE = 2e-2  # of two kernels' results in bfloat16, the norm of the difference over the norm
+SDPA = (
+    "cudnn, a call for all sequences of one length"  # torch's own attention: to compare with, no training step has it
+)
+MFU, ATTENTION, RING = 0.5, 0.9, 0.85  # wanted: on MAIN, of the best kernel, of one causal call
+MAIN = "longtail_32k"
 
 
 def agreeing(kernels: Mapping[str, Line]) -> list[str]:
@@ -14,7 +19,26 @@ def agreeing(kernels: Mapping[str, Line]) -> list[str]:
 
 def table(lines: Sequence[Line]) -> str:
     parts = [*_attention(lines), *_ring(lines), *_steps(lines), *_short(lines)]
-    return "\n".join(parts) or "nothing was measured"
+    return "\n".join([*parts, "speed: " + (", ".join(_goals(lines)) or "nothing was measured")])
+
+
+def _goals(lines: Sequence[Line]) -> list[str]:
+    """What is wanted and what came out, as far as it is measured; of attention the batch where it is worst."""
+    out = [f"MFU {one['mfu']:.1%} on {MAIN} (wanted {MFU:.0%})" for one in lines if one["case"] == f"step {MAIN}"]
+    batches = {one["case"]: share for one in lines if (share := _share(one.get("kernels", {})))}
+    if batches:
+        worst = min(batches, key=batches.__getitem__)
+        out.append(f"{worst} {batches[worst]:.1%} of the best kernel (wanted {ATTENTION:.0%})")
+    return out + [
+        f"ring step {one['share']:.1%} of a causal call (wanted {RING:.0%})" for one in lines if "share" in one
+    ]
+
+
+def _share(kernels: Mapping[str, Line]) -> float | None:
+    """Of the best kernel, what the best one of those that training steps can have reaches."""
+    seconds = {name: sum(kernels[name]["seconds"]) for name in agreeing(kernels)}
+    ours = [spent for name, spent in seconds.items() if name != SDPA]
+    return min(seconds.values()) / min(ours) if ours else None
 
 
 def _attention(lines: Sequence[Line]) -> list[str]:
