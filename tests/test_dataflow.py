@@ -10,11 +10,12 @@ from strategies import cases
 
 from zbench.build import Builder
 from zbench.cost import Cost
-from zbench.dataflow import ADD, READ, TAKE, WRITE, Edges, Fault, accesses, edges
+from zbench.dataflow import Edges, Fault, accesses, edges
 from zbench.model import DKV, KV, O, Q
 from zbench.patterns import ring
 from zbench.plan import Lists, Ops, Plan
 from zbench.rewrite import reverse
+from zbench.touches import ADD, READ, TAKE, WRITE
 
 
 @given(cases(nodes=2, gpus=5))

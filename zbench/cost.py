@@ -63,15 +63,8 @@ class Cost:
 
     def message_bytes(self, plan: Plan, ops: Ops) -> Ints:
         """int64 [num_ops]: bytes of every transfer, 0 for attends."""
-        heads = self.model.num_heads + 1
-        key = ((ops.tensor + 1) * heads + ops.head_lo) * heads + ops.head_hi
-        kinds, inverse = np.unique(key, return_inverse=True)
-        per_token = np.zeros(len(kinds), np.int64)
-        for index, kind in enumerate(kinds.tolist()):
-            tensor, lo, hi = kind // heads**2 - 1, kind // heads % heads, kind % heads
-            if tensor >= 0:
-                per_token[index] = self.model.message_bytes_per_token(tensor, lo, hi)
-        return np.asarray(per_token[inverse] * plan.list_tokens[ops.blocks], np.int64)
+        per_token = self.model.message_bytes(ops.tensor, ops.head_lo, ops.head_hi)
+        return np.asarray(per_token * plan.list_tokens[ops.blocks], np.int64)
 
     def transfer_seconds(self, size: Floats | Ints, across: Flags) -> Floats:
         """Seconds a link is busy with messages of `size` bytes, across nodes (NIC) or inside one (NVLink)."""

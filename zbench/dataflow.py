@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
-from zbench.model import DKV, DO, DQ, KV, TENSOR_NAMES, O, Q
-from zbench.plan import ATTEND, TRANSFER, Ints, Ops, Plan
+from zbench.model import TENSOR_NAMES
+from zbench.plan import Ints, Ops, Plan
+from zbench.touches import ADD, IS_COPY, READ, TAKE, TENSOR, WRITE, touches
 
-READ, TAKE, WRITE, ADD = range(4)  # in the order an operation does them
-IS_COPY = np.array([True, True, False, True, False, False])  # by tensor: q kv o do dq dkv
 _OK, _MISSING, _TWICE, _NOTHING, _SPLIT, _LEFT = range(6)
 
 
@@ -58,53 +57,15 @@ class Edges:
 
 def accesses(plan: Plan, ops: Ops, backward: bool) -> Accesses:
     """All touches of all items by `ops`, which are the plan's forward or backward list."""
-    attend = np.flatnonzero(ops.kind == ATTEND)
-    copy = np.flatnonzero((ops.kind == TRANSFER) & IS_COPY[ops.tensor])
-    total = np.flatnonzero((ops.kind == TRANSFER) & ~IS_COPY[ops.tensor])
-    q, kv = ops.blocks, ops.kv_blocks
-    touches: list[tuple[Ints, int, Ints | int, Ints, Ints]] = [
-        (copy, READ, ops.tensor, q, ops.src), (copy, WRITE, ops.tensor, q, ops.dst),
-        (total, TAKE, ops.tensor, q, ops.src), (total, ADD, ops.tensor, q, ops.dst),
-        (attend, READ, Q, q, ops.src), (attend, READ, KV, kv, ops.src),
-    ]  # fmt: skip
-    if backward:
-        touches += [(attend, READ, DO, q, ops.src), (attend, ADD, DQ, q, ops.src), (attend, ADD, DKV, kv, ops.src)]
-    else:
-        touches += [(attend, ADD, O, q, ops.src)]
-    columns = [_initial(plan)] if backward else []
-    columns += [_touch(plan, ops, *touch) for touch in touches]
-    op, action, lo, hi, tensor, block, rank = (np.concatenate(column) for column in zip(*columns, strict=True))
-    key = (tensor * len(plan.blocks) + block) * plan.num_ranks + rank
-    # Two stable sorts: plan order first, then by item. Both inputs are a few ascending runs, which timsort merges.
-    order = np.argsort(op * 4 + action, kind="stable")
-    order = order[np.argsort(key[order], kind="stable")]
-    key = key[order]
-    first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])) if len(key) else np.zeros(0, np.int64)
-    item = order[first]
-    runs = np.concatenate([first, [len(key)]]).astype(np.int64)
-    return Accesses(op[order], action[order], lo[order], hi[order], runs, tensor[item], block[item], rank[item])
-
-
-def _touch(
-    plan: Plan, ops: Ops, index: Ints, action: int, tensor: Ints | int, lists: Ints, rank: Ints
-) -> tuple[Ints, ...]:
-    """One touch per operation in `index` and block in its list."""
-    rows = lists[index]
-    counts = plan.lists.lengths[rows]
-    op = np.repeat(index, counts)
-    begin = np.repeat(plan.lists.offsets[rows] - (np.cumsum(counts) - counts), counts)
-    block = plan.lists.items[begin + np.arange(len(op))]
-    kind = np.full(len(op), tensor, np.int64) if isinstance(tensor, int) else tensor[op]
-    return op, np.full(len(op), action, np.int64), ops.head_lo[op], ops.head_hi[op], kind, block, rank[op]
-
-
-def _initial(plan: Plan) -> tuple[Ints, ...]:
-    """The copies that the forward left for the backward, as writes before the first operation."""
-    kept = np.flatnonzero(plan.forward.keep == 1)
-    op, action, lo, hi, tensor, block, rank = _touch(
-        plan, plan.forward, kept, WRITE, plan.forward.tensor, plan.forward.blocks, plan.forward.dst
-    )
-    return np.full(len(op), -1, np.int64), action, lo, hi, tensor, block, rank
+    kept = plan.forward.take(plan.forward.keep == 1) if backward else Ops.concatenate([])
+    found, runs = touches(
+        (kept.tensor, kept.dst, kept.head_lo, kept.head_hi, kept.blocks),
+        (ops.kind, ops.tensor, ops.src, ops.dst, ops.head_lo, ops.head_hi, ops.blocks, ops.kv_blocks),
+        (plan.lists.offsets, plan.lists.items), len(plan.blocks), plan.num_ranks, backward,
+    )  # fmt: skip
+    op, action, lo, hi = found[:TENSOR]
+    tensor, block, rank = found[TENSOR:, runs[:-1]]
+    return Accesses(op, action, lo, hi, runs, tensor, block, rank)
 
 
 def edges(plan: Plan, ops: Ops, backward: bool) -> Edges | Fault:

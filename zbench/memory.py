@@ -9,9 +9,10 @@ import numpy as np
 
 from zbench.collective import GRADIENT_BYTES
 from zbench.cost import Cost, Floats
-from zbench.dataflow import ADD, IS_COPY, READ, TAKE, WRITE, accesses
+from zbench.dataflow import accesses
 from zbench.model import KV, Model, Q
 from zbench.plan import TRANSFER, Ints, Ops, Plan
+from zbench.touches import ADD, IS_COPY, READ, TAKE, WRITE
 
 ADAM_BYTES = 12  # per parameter: float32 master weight and two moments
 
@@ -205,9 +206,4 @@ def moment_bytes(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Ints:
 
 
 def _item_bytes(plan: Plan, cost: Cost, tensor: Ints, block: Ints, lo: Ints, hi: Ints) -> Ints:
-    heads = plan.num_heads + 1
-    kinds, inverse = np.unique((tensor * heads + lo) * heads + hi, return_inverse=True)
-    per_token = [
-        cost.model.message_bytes_per_token(k // heads**2, k // heads % heads, k % heads) for k in kinds.tolist()
-    ]
-    return np.asarray(np.array(per_token, np.int64)[inverse] * plan.blocks.tokens[block], np.int64)
+    return cost.model.message_bytes(tensor, lo, hi) * plan.blocks.tokens[block]

@@ -6,6 +6,10 @@ Not the network that trains (that is the torch executor's); this is its arithmet
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
 Tensor = int
 Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, named as in the papers; see zbench.plan
 TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
@@ -141,14 +145,14 @@ class Model:
         o travels with its log-sum-exp; do with the log-sum-exp and the row sum of do * o that the
         flash-attention backward needs.
         """
-        heads = head_hi - head_lo
-        row = self.head_dim * self.element_bytes
-        if tensor in (KV, DKV):
-            group = self.num_heads // self.num_kv_heads
-            kv_heads = -(-head_hi // group) - head_lo // group
-            return 2 * kv_heads * row
-        if tensor == O:
-            return heads * (row + self.lse_bytes)
-        if tensor == DO:
-            return heads * (row + 2 * self.lse_bytes)
-        return heads * row
+        one = self.message_bytes(*(np.array([value]) for value in (tensor, head_lo, head_hi)))
+        return int(one[0])
+
+    def message_bytes(self, tensor: Ints, head_lo: Ints, head_hi: Ints) -> Ints:
+        """`message_bytes_per_token` of many messages, [n]; 0 where tensor is -1."""
+        row, group = self.head_dim * self.element_bytes, self.num_heads // self.num_kv_heads
+        per_head, per_kv_head = np.zeros((2, len(TENSOR_NAMES) + 1), np.int64)  # the last one is tensor -1
+        per_head[[Q, O, DO, DQ]] = row, row + self.lse_bytes, row + 2 * self.lse_bytes, row
+        per_kv_head[[KV, DKV]] = 2 * row
+        kv_heads = -(-head_hi // group) - head_lo // group
+        return np.asarray(per_head[tensor] * (head_hi - head_lo) + per_kv_head[tensor] * kv_heads, np.int64)

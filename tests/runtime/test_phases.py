@@ -13,7 +13,7 @@ from systems.ring import Ring
 from zbench.batch import Batch as Lengths
 from zbench.cluster import Cluster
 from zbench.cost import Cost
-from zbench.dataflow import IS_COPY, Edges, edges
+from zbench.dataflow import Edges, edges
 from zbench.legs import legs
 from zbench.model import KV, Model, O, Q
 from zbench.plan import TRANSFER, Blocks, Lists, Ops, Plan
@@ -22,6 +22,7 @@ from zbench.rewrite.reverse import reverse
 from zbench.runtime.compiler import Compiler
 from zbench.runtime.phases import AHEAD, batched, numbers
 from zbench.runtime.program import HOME, Batch, Program, Relay, Send
+from zbench.touches import IS_COPY
 from zbench.verify import verify_step
 
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from zbench.area import work
 from zbench.cost import Cost
-from zbench.dataflow import IS_COPY
 from zbench.legs import legs
 from zbench.model import DKV, DO, DQ, KV, O, Q
 from zbench.plan import ATTEND, Ints, Ops, Plan
@@ -26,6 +25,7 @@ from zbench.runtime.slots import received_in_place, uses_of
 from zbench.runtime.touched import Touched
 from zbench.runtime.ways import Ways
 from zbench.segments import Segments, segments
+from zbench.touches import IS_COPY
 
 Index = Callable[[Ints], Any]  # what an array of rows becomes for the runtime
 Cut = Callable[[Ints, Ints, Flags], Any]  # what (queries, keys before, diagonal) of segments become for the kernel

@@ -22,10 +22,11 @@ import numba as nb
 import numpy as np
 
 from zbench.cost import Cost
-from zbench.dataflow import IS_COPY, Edges, edges
+from zbench.dataflow import Edges, edges
 from zbench.legs import Legs, legs
 from zbench.plan import TRANSFER, Ints, Ops, Plan
 from zbench.runtime.program import HOME, Attend, Batch, Program, Relay, Send
+from zbench.touches import IS_COPY
 
 AHEAD = 8  # attends by which copies may come early: enough to overlap with them, few enough to bound memory
 
