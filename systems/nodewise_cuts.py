@@ -52,15 +52,6 @@ class Placement:
     busy: Floats
     way: Floats
 
-    def seconds(self, forward: float, more: Floats | float = 0.0) -> float:
-        """Estimate for a layer: in either direction of the slowest bin linear modules, then attention or its keys.
-
-        forward: its share in attention. more: seconds that are added to attention, [num_bins].
-        """
-        busy = self.busy + more
-        both = np.maximum(forward * busy, self.way) + np.maximum((1 - forward) * busy, self.way)
-        return float((self.linear + both).max())
-
 
 @dataclass(frozen=True, slots=True)
 class Bins:
@@ -88,17 +79,14 @@ def placements(lengths: Ints, attention: Floats, rates: Rates, bins: Bins, rules
         )  # fmt: skip
         if not fits:
             continue
-        held, moved = fill.held(tokens, where, rows, bins.count, rule.wide)
-        at = np.empty(len(lengths), np.int64)
-        at[order] = where
-        rows[:, 0] = order[rows[:, 0]]
-        linear = held * rates.token / bins.ranks
-        busy = load / bins.ranks - linear
-        if rule.wide > 1:
-            for group in groups(rows, rule.wide):
-                linear[rows[group, 1]] = linear[rows[group, 1]].max()  # the first exchange waits for all of them
-        one = Placement(rule, at, rows, linear, busy, moved * bins.moved)
-        found.setdefault(one.seconds(rates.forward), one)
+        linear, busy, way, seconds = fill.estimate(
+            tokens, where, rows, load, rates.token, bins.moved, rates.forward, bins.ranks, rule.wide
+        )
+        if seconds not in found:
+            at = np.empty(len(lengths), np.int64)
+            at[order] = where
+            rows[:, 0] = order[rows[:, 0]]
+            found[seconds] = Placement(rule, at, rows, linear, busy, way)
     return [found[seconds] for seconds in sorted(found)]
 
 

@@ -133,6 +133,34 @@ def _cut(s, length, token, square, row, chosen, share, back, rows):  # type: ign
 
 
 @nb.njit(cache=True)
+def estimate(tokens, where, rows, load, token, moved, forward, ranks, wide):  # type: ignore[no-untyped-def]
+    """(linear, busy, way: as of a Placement, [bins]; seconds of a layer): in either direction, of the slowest bin, linear
+    modules, then attention or its keys. forward: its share in attention."""
+    own, keys = held(tokens, where, rows, len(load), wide)
+    linear, way, seconds = own * token / ranks, keys * moved, 0.0
+    busy, begin = load / ranks - linear, 0
+    while wide > 1 and begin < len(rows):
+        stop = begin
+        while stop < len(rows) and rows[stop, 0] == rows[begin, 0]:
+            stop += 1
+        together = _together(stop - begin, wide)
+        for i in range(begin, stop, together):
+            bins = rows[i : i + together, 1]
+            linear[bins] = linear[bins].max()  # the first exchange waits for all of them
+        begin = stop
+    for b in range(len(load)):
+        both = max(forward * busy[b], way[b]) + max((1 - forward) * busy[b], way[b])
+        seconds = max(seconds, linear[b] + both)
+    return linear, busy, way, seconds
+
+
+@nb.njit(cache=True)
+def _together(count, wide):  # type: ignore[no-untyped-def]
+    """How many of a sequence's rows share heads."""
+    return wide if count >= 2 * wide and count % wide == 0 else 1
+
+
+@nb.njit(cache=True)
 def held(tokens, where, rows, bins, wide):  # type: ignore[no-untyped-def]
     """(tokens of every bin, those whose keys it sends or receives, whichever is more)."""
     held, sent, came = np.zeros(bins), np.zeros(bins), np.zeros(bins)
@@ -147,7 +175,7 @@ def held(tokens, where, rows, bins, wide):  # type: ignore[no-untyped-def]
             begin -= 1
         while begin + count < len(rows) and rows[begin + count, 0] == rows[i, 0]:
             count += 1
-        together = wide if count >= 2 * wide and count % wide == 0 else 1
+        together = _together(count, wide)
         for j in range(begin, begin + count):
             size = rows[j, 3] - rows[j, 2] + rows[j, 5] - rows[j, 4]
             if i == j or not needs(rows[i], rows[j]):

@@ -6,6 +6,7 @@ work, so they are in groups, each with a split of heads of its own: what one lea
 """
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import permutations
 
 import numba as nb
@@ -68,6 +69,7 @@ def inside(lengths: Ints, attention: Floats, row: Floats, rates: Rates, node: No
     return Inside(rank, group, heads, cuts, share, float(seconds))
 
 
+@cache
 def _orders(most: int) -> tuple[Ints, ...]:
     """For every number of groups up to `most`, orders of them, [n, number]."""
     found = [list(permutations(range(n))) if n <= ORDERED else [tuple(range(n))] for n in range(most + 1)]
