@@ -22,13 +22,12 @@ from zbench.cost import Cost, Floats
 from zbench.plan import Ints, Ops, Plan
 from zbench.rewrite import reverse
 from zbench.rewrite.order import scheduled
-from zbench.simulate import layer_seconds
+from zbench.simulate import steady_seconds
 
-LAYERS = 3  # played to compare plans: in one, ranks that run ahead into the next layer look idle
 CHUNKS = 3  # a GPU's heads are never cut in more
 MORE = 4  # most sequences that are cut beyond those too long for a node
 BACKS, SQUEEZES, WIDES = (0.0, 0.5, 0.9, 2.0), (0.03, 0.2), (2, 4)  # of Rule
-LOOKED = 24  # placements whose nodes are looked into
+LOOKED = 12  # placements whose nodes are looked into
 NEAR = 1.1  # times the best estimate: within it the best of every kind is played
 SLACK = 1.02  # sequences of more than so many even shares of a node are always cut
 TIGHT = 0.8  # of the tokens a GPU has room for, where plans with all of them do not fit memory
@@ -46,7 +45,8 @@ class Nodewise:
     (off: GPUs are what sequences are cut over, and keys travel). fewest: cut over just enough nodes, weighted by what
     is left (off: evenly over all). front: stretches on nodes that lack tokens. first: place cut sequences first, too.
     wide: nodes of a sequence on many share heads. homes: tokens of shared sequences at home where GPUs lack tokens
-    (off: evenly). even: move the cuts of the plan played fastest, and play it again. order: list-schedule the plan.
+    (off: evenly). even: move the cuts of the plan played fastest, twice, and play it
+    again. order: list-schedule the plan.
 
     Raises:
         ValueError: a number is not whole and at least 1, chunks are more than 3, or a switch neither true nor false.
@@ -135,23 +135,26 @@ class Nodewise:
         """The fastest plan of the first layouts, its cuts moved by what it took."""
         if self.tries == 1 and not (self.even or self.order):
             return of.laid(layouts[0], self.cost.cluster.num_ranks)
-        best = of.played(layouts[0], self.cost, LAYERS)
+        best = of.played(layouts[0], self.cost)
         used = best.operations
         for one in layouts[1 : self.tries]:
             if used >= self.operations:
                 break
-            other = of.played(one, self.cost, LAYERS)
+            other = of.played(one, self.cost)
             used += other.operations
             best = other if other.seconds < best.seconds else best
-        if self.even and used < self.operations:
+        for alike in (False, True) if self.even else ():
+            if used >= self.operations:
+                break
             busy = best.busy(self.cost).reshape(of.bins.count, -1).mean(axis=1)
-            placed = evened(best.layout.placement, of.lengths, of.rates, of.bins, busy)
+            placed = evened(best.layout.placement, of.lengths, of.rates, of.bins, busy, alike)
             if placed is not None:
-                other = of.played(of.layout(placed), self.cost, LAYERS)
+                other = of.played(of.layout(placed), self.cost)
+                used += other.operations
                 best = other if other.seconds < best.seconds else best
         if self.order:
             ordered, _, parts = scheduled(best.plan, self.cost, best.parts)
-            if layer_seconds(ordered, self.cost, LAYERS, parts) < best.seconds:
+            if steady_seconds(ordered, self.cost, parts) < best.seconds:
                 return ordered
         return best.plan
 

@@ -19,12 +19,15 @@ from zbench.plan import Ints
 LEAST = 0.02  # of a sequence's work: a row that would have less is left as it is
 
 
-def evened(placed: Placement, lengths: Ints, rates: Rates, bins: Bins, busy: Floats) -> Placement | None:
+def evened(
+    placed: Placement, lengths: Ints, rates: Rates, bins: Bins, busy: Floats, alike: bool = False
+) -> Placement | None:
     """The placement with the rows of every cut sequence moved; None where none can be, where memory would not do, or
     where nodes share heads.
 
-    busy: seconds of a GPU of every bin, [num_bins]. Bins of a sequence get the same sum; of tokens they get half of
-    what would make them equal, too, as ranks meet between forward and backward.
+    busy: seconds of a GPU of every bin, [num_bins]. Bins of a sequence get the same sum. alike: rows keep the
+    proportion of their two pieces; otherwise bins get half of what would make their tokens equal, too, as ranks meet
+    between forward and backward, which may cut a sequence in quite another way.
     """
     rows, each = placed.rows, rates.token + bins.repack + rates.row
     if not len(rows) or placed.rule.wide > 1:
@@ -37,7 +40,7 @@ def evened(placed: Placement, lengths: Ints, rates: Rates, bins: Bins, busy: Flo
         wanted = work + load[bin].mean() - load[bin]
         held = tokens + 0.5 * (linear[bin].mean() - linear[bin]) / rates.token
         if wanted.min() > LEAST * work.sum():
-            new = _recut(mine, wanted, np.maximum(held, 0.0), each, rates.square)
+            new = _recut(mine, wanted, None if alike else np.maximum(held, 0.0), each, rates.square)
             mine = mine if new is None else new
         load[bin] += each * (_tokens(mine) - tokens) + rates.square * (_squares(mine) - squares)
         linear[bin] += rates.token * (_tokens(mine) - tokens)
@@ -62,15 +65,22 @@ def _squares(rows: Ints) -> Ints:
     return np.asarray(rows[:, 3] ** 2 - rows[:, 2] ** 2 + rows[:, 5] ** 2 - rows[:, 4] ** 2)
 
 
-def _recut(rows: Ints, wanted: Floats, held: Floats, each: float, square: float) -> Ints | None:
+def _recut(rows: Ints, wanted: Floats, held: Floats | None, each: float, square: float) -> Ints | None:
     """The rows of one sequence with `wanted` seconds and, where that can be, `held` tokens each; the last has the rest.
+    Without `held`, with pieces in the proportion that they have.
 
     None where a row would be left without a tile.
     """
     left, right = int(rows[0, 2]), int(rows[:, [3, 5]].max())
     out = []
-    for row, seconds, tokens in zip(rows[:-1], wanted[:-1].tolist(), held[:-1].tolist(), strict=True):
-        front, behind = _pieces(left, right, seconds, tokens, each, square)
+    begin = left  # of what was left of the sequence
+    for i, (row, seconds) in enumerate(zip(rows[:-1].tolist(), wanted[:-1].tolist(), strict=True)):
+        if held is None:
+            own = row[3] - row[2] if row[2] == begin else 0
+            begin += own
+            front, behind = _alike(own, row[3] - row[2] + row[5] - row[4] - own, left, right, seconds, each, square)
+        else:
+            front, behind = _pieces(left, right, seconds, float(held[i]), each, square)
         to = min(left + aligned(front), right)
         down = max(right - aligned(behind), to)
         pieces = [piece for piece in ((left, to), (down, right)) if piece[1] > piece[0]]
@@ -81,6 +91,16 @@ def _recut(rows: Ints, wanted: Floats, held: Floats, each: float, square: float)
     if right <= left:
         return None
     return np.array([*out, (rows[-1, 0], rows[-1, 1], left, right, 0, 0)], np.int64)
+
+
+def _alike(
+    front: int, behind: int, left: int, right: int, seconds: float, each: float, square: float
+) -> tuple[float, float]:
+    """Tokens from either end that have `seconds` and the proportion of `front` and `behind`: as many times so many."""
+    twice = square * (front**2 - behind**2)
+    once = each * (front + behind) + 2 * square * (left * front + right * behind)
+    times = 2 * seconds / (once + float(np.sqrt(max(once**2 + 4 * twice * seconds, 0.0))))
+    return times * front, times * behind
 
 
 def _pieces(left: int, right: int, seconds: float, tokens: float, each: float, square: float) -> tuple[float, float]:

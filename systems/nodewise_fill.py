@@ -134,8 +134,8 @@ def _cut(s, length, token, square, row, chosen, share, back, rows):  # type: ign
 
 @nb.njit(cache=True)
 def estimate(tokens, where, rows, load, token, moved, forward, ranks, wide):  # type: ignore[no-untyped-def]
-    """(linear, busy, way: as of a Placement, [bins]; seconds of a layer): in either direction, of the slowest bin, linear
-    modules, then attention or its keys. forward: its share in attention."""
+    """(linear, busy, way: as of a Placement, [bins]; seconds of a layer): in either direction, of the slowest bin,
+    linear modules, then attention or its keys. forward: its share in attention."""
     own, keys = held(tokens, where, rows, len(load), wide)
     linear, way, seconds = own * token / ranks, keys * moved, 0.0
     busy, begin = load / ranks - linear, 0

@@ -16,7 +16,7 @@ from zbench.build import Builder
 from zbench.cost import Cost
 from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
-from zbench.simulate import Programs, layer_seconds, programs
+from zbench.simulate import Programs, programs, steady_seconds
 
 Floats = NDArray[np.float64]
 
@@ -129,15 +129,15 @@ class Task:
     def laid(self, one: Layout, num_ranks: int) -> Plan:
         return laid(one, self.lengths, self.seqs, num_ranks, self.node.num_heads, self.node.chunks)
 
-    def played(self, one: Layout, cost: Cost, layers: int) -> "Played":
+    def played(self, one: Layout, cost: Cost) -> "Played":
         plan = self.laid(one, cost.cluster.num_ranks)
         parts = programs(plan, cost)
-        return Played(one, plan, parts, layer_seconds(plan, cost, layers, parts))
+        return Played(one, plan, parts, steady_seconds(plan, cost, parts))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """seconds: of a layer, as the mean over some."""
+    """seconds: of a layer (zbench.simulate.steady_seconds)."""
 
     layout: Layout
     plan: Plan

@@ -181,14 +181,15 @@ def test_forward_and_backward_are_cut_in_chunks_of_their_own() -> None:
     assert calls[0] > calls[1] > 0
 
 
-def test_evened_nodes_get_the_seconds_that_they_lack() -> None:
+@pytest.mark.parametrize("alike", [False, True])
+def test_evened_nodes_get_the_seconds_that_they_lack(alike: bool) -> None:
     """Node 0 has half as much to do as was thought: it gets more of both, and every token stays in one row."""
     cost, sizes = small(2, 4), np.array([60_000, 40_000])
     rates, attention = Rates.of(cost), attention_seconds(sizes, cost)
     bins = Bins(2, 10**9, 4, rates.across, rates.repack)
     (one,) = placements(sizes, attention, rates, bins, [Rule(2, even=True)])
     busy = one.linear + one.busy
-    new = evened(one, sizes, rates, bins, busy * [0.5, 1.0])
+    new = evened(one, sizes, rates, bins, busy * [0.5, 1.0], alike)
     assert new is not None
     load = (new.linear + new.busy) * [0.5, 1.0]
     assert np.ptp(load) < 0.5 * np.ptp(busy * [0.5, 1.0])

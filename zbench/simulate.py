@@ -68,15 +68,29 @@ def layer_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs | None = 
 
     parts: the plan's programs, where they are at hand.
     """
+    return float(sum(ends[-1] for ends in _layer_ends(plan, cost, layers, parts or programs(plan, cost)))) / layers
+
+
+def steady_seconds(plan: Plan, cost: Cost, parts: Programs) -> float:
+    """The same as the mean over all layers: two are played, and each further one takes as long as the second."""
+    count, both = cost.layers, _layer_ends(plan, cost, 2, parts)
+    return sum(first + (count - 1) * (second - first) for first, second in both) / count
+
+
+def _layer_ends(plan: Plan, cost: Cost, layers: int, parts: Programs) -> list[list[float]]:
+    """Of the forward and the backward, when the last rank has ended every layer: seconds from when the first begins."""
     state = State.zero(plan.num_ranks, plan.num_ranks * LANES, link_ids(cost.cluster)[0])
-    linear = cost.linear_seconds(plan.tokens_per_rank)
-    for part, times in zip(parts or programs(plan, cost), (1, 2), strict=True):
-        played = Layers(part, times * linear, layers)
+    linear, ends, begin = cost.linear_seconds(plan.tokens_per_rank), [], 0.0
+    for part, times in zip(parts, (1, 2), strict=True):
+        played, found = Layers(part, times * linear, layers), []
         for _ in range(layers):
             played.one(state)
+            found.append(float(state.ready.max()) - begin)
         if cost.model.sharding == "zero3":
             state.meet()
-    return float(state.ready.max()) / layers
+        begin += found[-1]
+        ends.append(found)
+    return ends
 
 
 @dataclass(slots=True)
