@@ -105,6 +105,7 @@ class Layer:
 
     def _blocks(self, of: Shared) -> tuple[Ints, int]:
         """(one block a GPU, the name of the list of them all)."""
-        base = self.builder.add_blocks(*compiled.blocks(of.seq, of.start, of.stop, of.share), of.ranks)
+        seq, start, stop, block = compiled.blocks(of.seq, of.start, of.stop, of.share)
+        base = self.builder.add_blocks(seq, start, stop, block, of.ranks)
         ids = base + np.arange(len(of.ranks))
         return ids, int(ids[0]) if len(ids) == 1 else int(self.builder.add_lists(ids.reshape(1, -1))[0])
