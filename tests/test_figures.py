@@ -34,7 +34,7 @@ from zbench.figures.records import Records, cost_of, is_current, load, make
 from zbench.figures.stamp import stamp
 from zbench.figures.style import spread, tokens
 from zbench.fingerprint import source_digest
-from zbench.record import RecordError, Writer
+from zbench.writer import RecordError, Writer
 
 ROOT = Path(__file__).parents[1]
 SAMPLES = samples()

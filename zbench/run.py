@@ -13,7 +13,7 @@ from zbench.memory import check_memory
 from zbench.metrics import Facts, counted, nic_curves
 from zbench.parts import PRECISIONS, Parts, Settings
 from zbench.protocols import Executor
-from zbench.record import Line, RecordError, Run, Writer, check_writable
+from zbench.record import Line, Run
 from zbench.request import Request
 from zbench.rows import label, rows
 from zbench.runtime.executor import LIMITS
@@ -26,6 +26,7 @@ from zbench.track import Careful
 from zbench.track.names import CURVES, TIMELINE, described, of_run, of_step, titled
 from zbench.verify import PlanError, verify_step
 from zbench.warm import warm
+from zbench.writer import RecordError, Writer, check_writable
 
 DEFAULT_FOLDER = Path("results")  # made when missing; any other folder has to be there
 
@@ -38,7 +39,7 @@ def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
     Raises:
         ValueError: something the user gave cannot be; the message is one sentence.
         zbench.verify.PlanError: a system made a wrong plan.
-        zbench.record.RecordError: the record could not be written.
+        zbench.writer.RecordError: the record could not be written.
     """
     settings = request.settings
     if Path(settings.out).parent == DEFAULT_FOLDER:
@@ -101,30 +102,38 @@ def _play(
             }
             writer.append(line)
             steps.append(line)
-            tracker.log(step, of_step(facts, line))
-            if line["nic_series"]:
-                tracker.curves(step, CURVES, line["nic_series"]["interval"], nic_curves(facts, line))
-            if trace is not None and step == first:
-                tracker.attach(TIMELINE, trace)
+            _track(tracker, facts, line)
             meter.show(case.name, step + 1, line["loss"])
         executor.stop()
     except BaseException as error:
-        stopped = is_stop(error)
-        status = "interrupted" if stopped or isinstance(error, RankFailed) else "failed"
-        message = (
-            f"step {first + len(steps)}: {'stopped by the user' if stopped else f'{type(error).__name__}: {error}'}"
-        )
-        with suppress(RecordError):  # the first failure is the one to tell
-            writer.append({"kind": "end", "run": run_id, "status": status, "message": message})
-        tracker.finish(status, {})
-        with suppress(Exception):  # likewise
-            executor.stop()
+        _fail(error, f"step {first + len(steps)}", run_id, writer, tracker, executor)
         raise
     end = {"kind": "end", "run": run_id, "status": "finished", "message": ""}
     writer.append(end)
     done = Run(start, steps, end, settings.out)
     tracker.finish("finished", of_run(rows([*earlier, done])[-1]))
     return done
+
+
+def _track(tracker: Careful, facts: Facts, line: Line) -> None:
+    """Tells of a recorded step, and of its trace where it has one."""
+    tracker.log(line["step"], of_step(facts, line))
+    if line["nic_series"]:
+        tracker.curves(line["step"], CURVES, line["nic_series"]["interval"], nic_curves(facts, line))
+    if "trace" in line:
+        tracker.attach(TIMELINE, line["trace"]["file"])
+
+
+def _fail(error: BaseException, where: str, run_id: str, writer: Writer, tracker: Careful, executor: Executor) -> None:
+    """Ends a run that did not finish: in the record, at the tracker, and its processes."""
+    stopped = is_stop(error)
+    status = "interrupted" if stopped or isinstance(error, RankFailed) else "failed"
+    message = f"{where}: {'stopped by the user' if stopped else f'{type(error).__name__}: {error}'}"
+    with suppress(RecordError):  # the first failure is the one to tell
+        writer.append({"kind": "end", "run": run_id, "status": status, "message": message})
+    tracker.finish(status, {})
+    with suppress(Exception):  # likewise
+        executor.stop()
 
 
 def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | None) -> Line:

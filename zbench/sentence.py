@@ -19,7 +19,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from zbench.record import RecordError
+from zbench.writer import RecordError
 
 BAD_INPUT, FAILED = 2, 1
 

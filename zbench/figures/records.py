@@ -15,9 +15,10 @@ from zbench.cost import Cost
 from zbench.fingerprint import source_digest
 from zbench.groups import grouped
 from zbench.model import Model
-from zbench.record import RecordError, Run, Writer, read
+from zbench.record import Run, read
 from zbench.rows import Row, rows
 from zbench.stacks import stacked
+from zbench.writer import RecordError, Writer
 
 FOLDER = Path("results/paper")
 Event = Mapping[str, Any]

@@ -12,7 +12,7 @@ from zbench.compare import read_all
 from zbench.cost import Cost
 from zbench.metrics import CONVENTIONS, Facts
 from zbench.plan import Plan
-from zbench.record import Line, Run, check_writable
+from zbench.record import Line, Run
 from zbench.replay import Replay
 from zbench.report.columns import MOST_EVENTS
 from zbench.report.inside import homes, timeline
@@ -22,6 +22,7 @@ from zbench.report.page import encoded, page
 from zbench.simulate import Simulated
 from zbench.table import Meter, convention_words
 from zbench.trace.file import recorded
+from zbench.writer import check_writable
 
 MOST_BYTES = 30e6  # of steps looked into; browsers open such a page within seconds
 _SAME = 1e-9  # relative: a step simulated again by the same sources
