@@ -91,13 +91,13 @@ def _launch(setup: Setup) -> int:
     try:
         network = Network(pickle.loads(bytes.fromhex(setup.wiring))) if setup.wiring else None
         pids = _start(setup, network)
+        with contextlib.suppress(ConnectionError):  # if the driver is done with us already, _watch sees it
+            send(control, pickle.dumps((STARTED, pids)))  # before the store, without which no rank can be ready
         store = _serve_store(setup.store)
     except BaseException as error:
         failure = Failure.of(error, "", setup.target.partition(":")[0].partition(".")[0])
         send(control, pickle.dumps((NOT_STARTED, failure)))
         return 1
-    with contextlib.suppress(ConnectionError):  # if the driver is done with us already, _watch sees it
-        send(control, pickle.dumps((STARTED, pids)))
     _watch(control, dict(enumerate(pids)), network.watched() if network else None)
     del store
     if network is not None:
