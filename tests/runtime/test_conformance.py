@@ -2,8 +2,9 @@
 and every byte against the simulator, on lengths that break things, at every small number of ranks."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from zbench.batch import Batch
 from zbench.cluster import Cluster, Device
 from zbench.cost import Cost
 from zbench.model import Model
+from zbench.protocols import System
 from zbench.runtime.executor import Torch
 from zbench.verify import verify_step
 
@@ -30,7 +32,7 @@ LENGTHS = (
 )
 DEEPSPEED = Variant(FOLDER / "ulysses_deepspeed.yaml")  # sends messages of its own, which the simulator does not charge
 OURS = [system for system in SYSTEMS if system != DEEPSPEED]
-MANY = tuple([1, 2, 3, 1] * 125)  # on one shape only: the dense model takes them one after another
+MANY = tuple([1, 2, 3, 1] * 125)  # on one shape only
 # name: nodes, GPUs and NICs a node, and what of the model and the executor is tried there besides
 SHAPES = {
     "1": ((1, 1, 1), {"tied_embeddings": True}, {}),
@@ -66,58 +68,55 @@ def running(shape: str, **settings: object) -> Iterator[tuple[Cost, Torch]]:
         executor.stop()
 
 
-def step(cost: Cost, executor: Torch, which: Variant, lengths: tuple[int, ...], number: int) -> float:
+def step(executor: Torch, system: System, lengths: tuple[int, ...], number: int) -> float:
     """One checked step; its loss."""
     batch = Batch(np.array(lengths, np.int64), seed=0, step=number)
-    plans = which.make(cost).plan(batch)
+    plans = system.plan(batch)
     verify_step(batch, plans)
     loss = executor.step(batch, plans).loss
     assert loss is not None
     return loss
 
 
-def cases(variants: list[Variant], cost: Cost) -> Iterator[tuple[Variant, tuple[int, ...]]]:
+def able(variants: list[Variant], cost: Cost) -> dict[Variant, System]:
+    """The systems whose packages are installed; what else goes wrong, is wrong."""
+    made = {}
     for which in variants:
-        try:
-            which.make(cost)
-        except pytest.skip.Exception:  # its package is not installed; what else goes wrong, is wrong
-            continue
-        yield from ((which, lengths) for lengths in LENGTHS)
+        with suppress(pytest.skip.Exception):
+            made[which] = which.make(cost)
+    return made
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_system_is_exact_and_sends_what_the_simulator_charges(shape: str) -> None:
     with running(shape, check=("exact", "bytes")) as (cost, executor):
-        done = 0
-        given = [*cases(OURS, cost)]
-        if shape == "2x2":
-            given += [(which, MANY) for which in dict.fromkeys(which for which, _ in given)]
-        for number, (which, lengths) in enumerate(given):
+        systems = able(OURS, cost)
+        assert len(systems) >= 5
+        given = (*LENGTHS, MANY) if shape == "2x2" else LENGTHS
+        for number, (which, lengths) in enumerate(product(systems, given)):
             try:
-                step(cost, executor, which, lengths, number)
+                step(executor, systems[which], lengths, number)
             except Exception as error:
                 error.add_note(f"{which} on {lengths[:8]}")
                 raise
-            done += 1
-        assert done >= 5 * len(LENGTHS)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("shape", ["1x2", "3x1", "1x4"])  # recomputed; heads that do not divide; sharded
 def test_attention_by_deepspeed_is_exact(shape: str) -> None:
-    DEEPSPEED.make(cost_of(shape))  # skips where it is not installed
-    with running(shape, check=("exact",)) as (cost, executor):
-        for number, (which, lengths) in enumerate(cases([DEEPSPEED], cost)):
-            step(cost, executor, which, lengths, number)
+    system = DEEPSPEED.make(cost_of(shape))  # skips where it is not installed
+    with running(shape, check=("exact",)) as (_, executor):
+        for number, lengths in enumerate(LENGTHS):
+            step(executor, system, lengths, number)
 
 
 @pytest.mark.timeout(600)
 def test_every_variant_is_exact_and_sends_what_the_simulator_charges() -> None:
     with running("2x2", check=("exact", "bytes")) as (cost, executor):
-        for number, (which, lengths) in enumerate(cases([v for v in VARIANTS if v.changes], cost)):
-            if lengths in LENGTHS[1::2]:  # the systems as their yamls have them take all
-                step(cost, executor, which, lengths, number)
+        systems = able([variant for variant in VARIANTS if variant.changes], cost).values()
+        for number, (system, lengths) in enumerate(product(systems, LENGTHS[1::2])):  # as their yamls have them: all
+            step(executor, system, lengths, number)
 
 
 def test_loss_curves_do_not_depend_on_the_system(tmp_path: Path) -> None:
@@ -125,13 +124,12 @@ def test_loss_curves_do_not_depend_on_the_system(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     batches = [tuple(rng.integers(1, 60, rng.integers(1, 9)).tolist()) for _ in range(10)]
     with running("2x2") as (cost, executor):
-        able = list(dict.fromkeys(which for which, _ in cases(SYSTEMS, cost)))
         assert executor._fleet is not None
         executor._fleet.call("save", str(tmp_path / "start"), 0)
         curves = {}
-        for which in able:
+        for which, system in able(SYSTEMS, cost).items():
             executor._fleet.call("load", str(tmp_path / "start"))
-            curves[str(which)] = [step(cost, executor, which, lengths, at) for at, lengths in enumerate(batches)]
+            curves[str(which)] = [step(executor, system, lengths, at) for at, lengths in enumerate(batches)]
     first = next(iter(curves.values()))
     assert first[-1] != first[0]
     for name, curve in curves.items():
