@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
-def until(holds: Callable[[], bool], seconds: float = 5.0) -> bool:
+def until(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Whether `holds` within `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -24,7 +24,7 @@ def lives(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def all_gone(pids: Iterable[int], seconds: float = 10.0) -> bool:
+def all_gone(pids: Iterable[int], seconds: float = 60.0) -> bool:
     kept = list(pids)
     return until(lambda: not any(map(lives, kept)), seconds)
 

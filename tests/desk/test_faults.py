@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 from subprocess import Popen
 
@@ -95,12 +94,10 @@ def test_a_killed_command_leaves_nothing(tmp_path: Path) -> None:
 def test_two_desks_at_once(tmp_path: Path) -> None:
     outs = [tmp_path / f"{number}.jsonl" for number in range(2)]
     both = [start(out, "steps=2", "system=ring", "check=bytes") for out in outs]
-    began = time.monotonic()
     for one in both:
         told, errors = one.communicate(timeout=200)
         assert one.returncode == 0, errors
         assert "check=bytes holds" in told
-    assert time.monotonic() - began < 200
     first, second = (steps(out)[0] for out in outs)
     for way in ("nic_tx_bytes", "nic_rx_bytes"):  # each counts its own traffic only
         assert first[way] == pytest.approx(second[way], rel=0.03)

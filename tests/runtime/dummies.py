@@ -63,7 +63,7 @@ class Summer:
         if self.argument == "clings":
             raise OSError("it cannot let go")
         if self.argument == "hangs":
-            time.sleep(100)
+            time.sleep(1000)
 
     # -- deeds --------------------------------------------------------------------------------------
     def raise_error(self) -> None:

@@ -56,12 +56,10 @@ def after(seconds: float, pid: int, number: int) -> Iterator[None]:
     timer.join()
 
 
-def failure(fleet: LocalFleet, method: str, *arguments: object, within: float = 5.0) -> RankFailed:
-    """The error of a call, which comes within some seconds."""
-    began = time.monotonic()
+def failure(fleet: LocalFleet, method: str, *arguments: object) -> RankFailed:
+    """The error of a call. That it is not the one of a timeout, its words tell."""
     with pytest.raises(RankFailed) as raised:
         fleet.call(method, *arguments)
-    assert time.monotonic() - began < within
     assert "\n" not in str(raised.value)
     return raised.value
 
@@ -243,7 +241,7 @@ def driven() -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
 def test_a_killed_driver_leaves_nobody(number: int) -> None:
     with driven() as (driver, pids):
         driver.send_signal(number)
-        assert driver.wait(5) == -number
+        assert driver.wait(60) == -number
         assert all_gone(pids)
 
 
@@ -251,7 +249,7 @@ def test_a_killed_driver_leaves_nobody(number: int) -> None:
 def test_ctrl_c_ends_all_and_only_the_driver_speaks() -> None:
     with driven() as (driver, pids):
         os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
-        _, shown = driver.communicate(timeout=5)
+        _, shown = driver.communicate(timeout=60)
         assert driver.returncode != 0
         assert all_gone(pids)
     assert shown.count("Traceback") == 1
@@ -261,7 +259,7 @@ def test_ctrl_c_ends_all_and_only_the_driver_speaks() -> None:
 # -- who stands still ---------------------------------------------------------------------------------
 def test_a_stopped_rank_is_named() -> None:
     with doomed(timeout=3.0) as fleet, after(0.5, fleet.pids[1], signal.SIGSTOP):
-        error = failure(fleet, "loop", within=5.5)
+        error = failure(fleet, "loop")
     assert error.rank == 1
     assert str(error).startswith("rank 1 is stopped (by a signal or a debugger) and made no progress for 3 s in step ")
 
@@ -306,15 +304,13 @@ def test_an_object_that_fails_to_close_is_told() -> None:
 def test_an_object_that_hangs_while_closing_is_ended(monkeypatch) -> None:
     monkeypatch.setattr(wired, "CLOSE_SECONDS", 1.0)
     with doomed(argument="hangs") as fleet:
-        began = time.monotonic()
-        fleet.close()
-        assert time.monotonic() - began < 2.0
+        fleet.close()  # it hangs for longer than a test may take
 
 
-def test_leaving_with_an_error_ends_the_fleet_at_once_and_keeps_the_error() -> None:
+def test_leaving_with_an_error_ends_the_fleet_at_once_and_keeps_the_error(monkeypatch) -> None:
+    monkeypatch.setattr(wired, "CLOSE_SECONDS", 1000.0)
     fleet = LocalFleet(2, "dummies:Summer", "hangs")
-    pids, began = [fleet.launcher_pid, *fleet.pids], time.monotonic()
+    pids = [fleet.launcher_pid, *fleet.pids]
     with pytest.raises(KeyError, match="mine"), fleet:
         raise KeyError("mine")
-    assert time.monotonic() - began < 2.0
     assert all_gone(pids)

@@ -1,6 +1,5 @@
 """Training on real processes: faults, checkpoints, the same bits twice. That it is exact: test_conformance."""
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,12 +58,10 @@ def test_a_killed_rank_ends_the_run_and_is_named(cost: Cost, rank: int, place: s
     told = rf"rank {rank} was killed by signal 9.*{place}"
     with LocalFleet(cost.cluster.num_ranks, "dying:Dying", (job, rank, place), timeout=20) as fleet:
         pids = [fleet.launcher_pid, *fleet.pids]
-        began = time.monotonic()
         calls = [("step", (batch, Zeppelin(cost).plan(batch), True)), ("save", (str(tmp_path / "point"), 1))]
         with pytest.raises(RankFailed, match=told):  # noqa: PT012 - whichever call comes to that place
             for method, arguments in calls:
                 fleet.call(method, *arguments)
-    assert time.monotonic() - began < 20
     assert all_gone(pids)
     assert not (tmp_path / "point").exists()
 
