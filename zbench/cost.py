@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from zbench.area import TILE, Work
 from zbench.cluster import Cluster
 from zbench.curve import Curve
+from zbench.loss import moved_bytes
 from zbench.model import Model
 from zbench.plan import Ints, Ops, Plan
 from zbench.use import Use
@@ -27,7 +28,6 @@ Flags = NDArray[np.bool_]
 FORWARD_FLOPS = 4  # of a visible pair, per head and head dimension: q.k and p.v, a multiply and an add each
 BACKWARD_FLOPS = 10  # five matmuls for the forward's two: flash attention computes q.k again
 LAYER_KERNELS = 20  # kernels of a layer's linear part, forward: 7 matmuls and the elementwise between them (a count)
-LOSS_BYTES = 30  # per token and vocabulary entry, forward and backward: logits, float32 softmax, gradient (a count)
 SHOWN = 4  # tensor parallelism's gathers and reductions of a layer, either direction, that its matmuls wait for
 HIDDEN = 2  # gathers of the backward that run behind matmuls
 OPTIMIZER_BYTES = 34  # per parameter of a rank's share: master weight and both moments read and written, gradient, bf16
@@ -205,7 +205,7 @@ class Cost:
         """Output projection and loss, forward and backward."""
         device, model, tokens = self.cluster.device, self.model, np.asarray(tokens, np.float64)
         matmul = 6 * model.head_params * tokens / device.matmul_flops
-        return matmul + LOSS_BYTES * model.vocab * tokens / device.copy_bandwidth
+        return np.asarray(matmul + moved_bytes(model, tokens) / device.copy_bandwidth, np.float64)
 
     def optimizer_seconds(self) -> float:
         """Adam on a rank's share of the parameters."""

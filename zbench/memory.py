@@ -1,7 +1,7 @@
 """Bytes each rank needs at its fullest. Pure: no torch.
 
 Static: parameters, gradients, optimizer state. Per token at home: what each layer keeps for its
-backward, and the logits. Per layer: received q and kv that stay until the backward. At one moment:
+backward, and the logits (model.loss). Per layer: received q and kv that stay until the backward. At one moment:
 the copies and partial sums of the layer under way.
 """
 
@@ -10,6 +10,7 @@ import numpy as np
 from zbench.collective import GRADIENT_BYTES
 from zbench.cost import Cost, Floats
 from zbench.dataflow import accesses
+from zbench.loss import held_bytes
 from zbench.model import KV, Model, Q
 from zbench.plan import TRANSFER, Ints, Ops, Plan
 from zbench.touches import ADD, IS_COPY, READ, TAKE, WRITE
@@ -47,13 +48,13 @@ def layer_activation_bytes(model: Model) -> int:
 
 
 def activation_bytes(model: Model) -> int:
-    """Bytes per token at home: every layer's, and logits with their float32 gradient."""
+    """Bytes per token at home: every layer's, and the loss's."""
     layer = layer_activation_bytes(model)
     if model.recompute == "full":
         kept = model.num_layers * model.element_bytes * model.hidden + layer
     else:
         kept = model.num_layers * layer
-    return kept + model.vocab * (model.element_bytes + 4)
+    return kept + held_bytes(model)
 
 
 def token_bytes(cost: Cost) -> int:
@@ -109,7 +110,7 @@ def stage_bytes(cost: Cost, tp: int, pp: int) -> tuple[float, float, float]:
     model = cost.model
     copies = max(tp - model.num_kv_heads, 0) / tp  # k and v that this rank has and another has too
     layer = layer_activation_bytes(model) / tp + 2 * copies * model.head_dim * model.element_bytes
-    logits = model.vocab * (model.element_bytes + 4) / tp
+    logits = held_bytes(model) / tp
     if model.recompute == "full":
         return model.num_layers / pp * model.element_bytes * model.hidden / tp, layer, logits
     return model.num_layers / pp * layer, 0.0, logits

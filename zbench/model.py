@@ -25,6 +25,7 @@ class Model:
         (parameters and gradients on every rank, optimizer state split over all ranks) or "zero3" (parameters,
         gradients and optimizer state split over all ranks; also FSDP).
     kernels: elementwise work "fused" (Transformer Engine, torch.compile) or "eager" (one kernel an operation).
+    loss: with "whole" logits, or "chunked": of some tokens at a time, as the torch executor's (zbench.loss).
     tensor_parallel: GPUs of a node that are one rank of a plan (zbench.groups).
     pipeline_parallel: stages that the layers are divided over (zbench.stacks); micro_batches: parts of equal tokens in
         which a batch with stages is planned, by systems that do not choose a number of their own.
@@ -46,6 +47,7 @@ class Model:
     recompute: Literal["none", "full"] = "none"
     sharding: Literal["none", "zero1", "zero3"] = "zero1"
     kernels: Literal["fused", "eager"] = "fused"
+    loss: Literal["whole", "chunked"] = "whole"
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     micro_batches: int = 1
@@ -80,6 +82,7 @@ class Model:
             ("recompute", ("none", "full")),
             ("sharding", ("none", "zero1", "zero3")),
             ("kernels", ("fused", "eager")),
+            ("loss", ("whole", "chunked")),
         ):
             if getattr(self, field) not in choices:
                 raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")

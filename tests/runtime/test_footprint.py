@@ -12,12 +12,13 @@ from systems.zeppelin import Zeppelin
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cost import Cost
+from zbench.loss import chunked_bytes
 from zbench.memory import kept_bytes
 from zbench.model import Model
 from zbench.patterns import local
 from zbench.plan import Plan
 from zbench.rewrite import reverse
-from zbench.runtime.footprint import LEVELS, RESERVE, choose, layer_bytes, loss_bytes, peak_bytes, static_bytes
+from zbench.runtime.footprint import LEVELS, RESERVE, choose, layer_bytes, peak_bytes, static_bytes
 from zbench.runtime.transformer import Transformer
 
 DENSE = Model("dense", 2, 24, 6, 3, 4, 40, 31, element_bytes=8, lse_bytes=8)
@@ -114,4 +115,4 @@ def test_shards_need_less_and_every_dtype_counts(uneven: Cost) -> None:
     params = uneven.model.total_params
     assert static_bytes(exact, "replicated", "none") == 32 * params + 8 * exact.model.head_params
     assert static_bytes(uneven, "replicated", "none") > 16 * params
-    assert loss_bytes(exact.model, 100) > 0
+    assert chunked_bytes(exact.model, 100) > 0

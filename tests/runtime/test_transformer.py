@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from zbench import loss as sizes
 from zbench.model import Model
-from zbench.runtime import footprint
 from zbench.runtime.blocks import CrossEntropy
 from zbench.runtime.dense import causal
 from zbench.runtime.elementwise import Elementwise, turned, wide
@@ -238,9 +238,9 @@ class Largest(TorchDispatchMode):
 def test_the_chunked_loss_is_cross_entropy(
     chunk: int, dtype: torch.dtype, close: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(footprint, "LEAST_CHUNK", chunk)
-    monkeypatch.setattr(footprint, "CHUNK_SHARE", 1)
-    monkeypatch.setattr(footprint, "TILE", 1)
+    monkeypatch.setattr(sizes, "LEAST_CHUNK", chunk)
+    monkeypatch.setattr(sizes, "CHUNK_SHARE", 1)
+    monkeypatch.setattr(sizes, "TILE", 1)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(25, 8, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     weight = torch.randn(40, 8, generator=generator, dtype=torch.float64).to(wide(dtype)).requires_grad_()

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from zbench.loss import chunk_rows
 from zbench.runtime.elementwise import Elementwise, wide
-from zbench.runtime.footprint import chunk_rows
 from zbench.runtime.span import LOSS, told
 
 

@@ -1,6 +1,6 @@
 """Bytes that a rank of the torch executor needs, and which recomputation makes them fit. No torch: numpy only.
 
-Not zbench.memory, which reckons what any trainer of that kind would need (whole logits among it). Here is what this
+Not zbench.memory, which reckons what any trainer of that kind would need (whole logits among it, unless model.loss says otherwise). Here is what this
 executor keeps: zbench.runtime.blocks and zbench.runtime.parameters say why. What runs again, by level, in a layer's
 backward:
 
@@ -16,15 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.cost import Cost
+from zbench.loss import chunked_bytes, wide_bytes
 from zbench.memory import kept_bytes, moment_bytes
 from zbench.model import Model
 from zbench.plan import Ints, Plan
 
 LEVELS = ("none", "linear", "full")
 INDEX_BYTES = 8  # torch's int64
-LEAST_CHUNK = 1024  # tokens of the loss at a time, at least: fewer would read the head's weights too often
-CHUNK_SHARE = 4  # memory of a chunk's logits over that of x: every chunk adds [V, h] to the weights' gradient
-TILE = 128  # rows of a matmul's tile; a chunk is whole tiles where it has several
 # Share of a device for its context and the allocator's fragments: a guess. zbench.speed measures what it ought to be,
 # (taken_bytes - peak_bytes) / capacity.
 RESERVE = 0.06
@@ -64,7 +62,9 @@ def peak_bytes(plans: tuple[Plan, ...], cost: Cost, parameters: str, level: str)
         moment = np.maximum(*(moment_bytes(plan, ops, backward, cost) for ops, backward in sides))
         tokens = plan.tokens_per_rank
         kept = model.num_layers * layer_bytes(model, level) * tokens
-        at_work = np.maximum([loss_bytes(model, int(count)) for count in tokens], working_bytes(model, level) * tokens)
+        at_work = np.maximum(
+            [chunked_bytes(model, int(count)) for count in tokens], working_bytes(model, level) * tokens
+        )
         peak = np.maximum(peak, kept + at_work + received + moment)
     return peak + static_bytes(cost, parameters, level, len(plans))
 
@@ -75,7 +75,7 @@ def static_bytes(cost: Cost, parameters: str, level: str, num_micro_batches: int
     Without recomputation every layer's copy stays from its forward to its backward. Sharded ranks gather a layer and
     the next one, and hold whole gradients from one micro-batch to the next.
     """
-    model, wide = cost.model, _wide(cost.model)
+    model, wide = cost.model, wide_bytes(cost.model)
     narrow = model.element_bytes < wide
     rest = model.total_params - model.num_layers * model.layer_params
     if parameters == "sharded":
@@ -100,7 +100,7 @@ def layer_bytes(model: Model, level: str) -> int:
         return 2 * e * h + attention + 2 * e * model.ffn_hidden
     # Of experts also the norm's output, rows gathered, outputs in order; the choice, two orders and the share.
     k = model.experts_per_token
-    return (3 + 2 * k) * e * h + attention + 2 * k * e * model.ffn_hidden + k * (3 * INDEX_BYTES + _wide(model))
+    return (3 + 2 * k) * e * h + attention + 2 * k * e * model.ffn_hidden + k * (3 * INDEX_BYTES + wide_bytes(model))
 
 
 def working_bytes(model: Model, level: str) -> int:
@@ -109,21 +109,3 @@ def working_bytes(model: Model, level: str) -> int:
     e, width = model.element_bytes, model.ffn_hidden * model.experts_per_token
     made_again = layer_bytes(model, "none") - layer_bytes(model, level)
     return made_again + 2 * e * model.hidden + 4 * e * width
-
-
-def loss_bytes(model: Model, tokens: int) -> int:
-    """The loss of `tokens` tokens at work: the norm's output, its gradient; a chunk's logits, their softmax (in the
-    wide dtype first, where nothing is compiled)."""
-    e, rows = model.element_bytes, min(tokens, chunk_rows(tokens, model.hidden, model.vocab))
-    return 2 * e * model.hidden * tokens + rows * model.vocab * (2 * e + _wide(model))
-
-
-def chunk_rows(tokens: int, hidden: int, vocab: int) -> int:
-    """Tokens of a chunk of the loss."""
-    rows = CHUNK_SHARE * tokens * hidden // vocab
-    return max(LEAST_CHUNK, rows - rows % TILE)
-
-
-def _wide(model: Model) -> int:
-    """Bytes of a number in the dtype of parameters and sums."""
-    return max(4, model.element_bytes)
