@@ -1,8 +1,8 @@
 """Bytes that a rank of the torch executor needs, and which recomputation makes them fit. No torch: numpy only.
 
-Not zbench.memory, which reckons what any trainer of that kind would need (whole logits among it, unless model.loss says otherwise). Here is what this
-executor keeps: zbench.runtime.blocks and zbench.runtime.parameters say why. What runs again, by level, in a layer's
-backward:
+Not zbench.memory, which reckons what any trainer of that kind would need: whole logits among it, unless model.loss says
+otherwise. Here is what this executor keeps: zbench.runtime.blocks and zbench.runtime.parameters say why. What runs
+again, by level, in a layer's backward:
 
     none    elementwise work alone, as always: no matmul, no attention, no message
     linear  all but attention: its inputs, its output and what was received stay
