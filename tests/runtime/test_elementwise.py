@@ -1,5 +1,6 @@
 """Elementwise work: gradients against autograd's, compiled against not, and what is said where nothing compiles."""
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,24 @@ def test_compiled_is_the_same_for_any_number_of_rows(monkeypatch: pytest.MonkeyP
     targets = torch.arange(ROWS)[:, None]
     close(fused.softmaxed(draw(30), targets), PLAIN.softmaxed(draw(30), targets))
     assert len(graphs) == 1 + len(few)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own
+def test_any_thread_compiles_in_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's thread of a backward on a GPU does, should it meet a tensor that lies in another way."""
+    asked: list[Any] = []
+
+    def compile_fx(graph: torch.fx.GraphModule, inputs: list[Any], **options: Any) -> Callable[..., Any]:
+        asked.append(options["config_patches"])
+        return graph.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+    fused, weight = Elementwise.compiled(), draw(24)[0]
+    for x in (draw(24), draw(24).T.contiguous().T):
+        thread = threading.Thread(target=fused.normed, args=(x, weight))
+        thread.start()
+        thread.join()
+    assert asked == [{"compile_threads": 1}] * 2
 
 
 def test_no_compiler_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ class Elementwise:
         """By torch.compile, in this process: no other one is started that could outlive it."""
         import torch._inductor.config
 
-        torch._inductor.config.compile_threads = 1
+        torch._inductor.config.compile_threads = 1  # of this thread; in others _compiled says it again
         functions = [field for field in fields(Elementwise) if field.name != "lacks"]
         return Elementwise(**{one.name: _compiled(one.default, backend) for one in functions})  # type: ignore[arg-type]
 
@@ -155,7 +155,9 @@ class Elementwise:
 
 def _compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
     """`function` compiled for any number of rows: that of its first argument, which others may share."""
-    run = torch.compile(inspect.unwrap(function), fullgraph=True, backend=backend)
+    # A backward on a GPU is in a thread of torch's own, and from torch 2.12 on each has a configuration of its own.
+    options: dict[str, Any] | None = {"compile_threads": 1} if backend == "inductor" else None
+    run = torch.compile(inspect.unwrap(function), fullgraph=True, backend=backend, options=options)
 
     @told(ELEMENTWISE)
     def call(first: Tensor, *others: Any) -> Any:
