@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[1]
 CORE = {
     "zbench.area", "zbench.batch", "zbench.bound", "zbench.build", "zbench.clock", "zbench.cluster",
     "zbench.collective", "zbench.columns", "zbench.cost", "zbench.dataflow", "zbench.layers", "zbench.loss",
-    "zbench.memory", "zbench.metrics", "zbench.model", "zbench.one_f_one_b", "zbench.patterns", "zbench.pipelined", "zbench.pipelines",
-    "zbench.plan", "zbench.protocols", "zbench.result", "zbench.rewrite", "zbench.rows",
+    "zbench.memory", "zbench.metrics", "zbench.model", "zbench.one_f_one_b", "zbench.patterns", "zbench.pipelined",
+    "zbench.pipelines", "zbench.plan", "zbench.protocols", "zbench.result", "zbench.rewrite", "zbench.rows",
     "zbench.rewrite.order", "zbench.rewrite.remap", "zbench.rewrite.reverse", "zbench.rewrite.route",
     "zbench.simulate", "zbench.stage", "zbench.units", "zbench.verify",
     "systems.ring", "systems.allgather", "systems.ulysses",
