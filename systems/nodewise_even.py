@@ -71,7 +71,7 @@ def _recut(rows: Ints, wanted: Floats, held: Floats | None, each: float, square:
 
     None where a row would be left without a tile.
     """
-    left, right = int(rows[0, 2]), int(rows[:, [3, 5]].max())
+    left, right = int(rows[:, 2].min()), int(rows[:, [3, 5]].max())  # the first row may be at the end only
     out = []
     begin = left  # of what was left of the sequence
     for i, (row, seconds) in enumerate(zip(rows[:-1].tolist(), wanted[:-1].tolist(), strict=True)):

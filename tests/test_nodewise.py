@@ -201,6 +201,26 @@ def test_evened_nodes_get_the_seconds_that_they_lack(alike: bool) -> None:
         assert all(left[1] == right[0] for left, right in pairwise(pieces))
 
 
+def test_evened_again_and_again_no_token_is_lost() -> None:
+    """Rows whose pieces are at either end of what is left, in any order, whatever nodes were found to take."""
+    cost, sizes, moved = small(4, 4), np.array([90_000, 70_000, 30_000]), 0
+    rates, attention = Rates.of(cost), attention_seconds(sizes, cost)
+    bins = Bins(4, 10**9, 4, rates.across, rates.repack)
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        (one,) = placements(sizes, attention, rates, bins, [Rule(3, first=True, back=float(rng.choice([0.0, 0.9])))])
+        for alike in (False, True, False, True):
+            busy = (one.linear + one.busy) * rng.uniform(0.7, 1.3, 4)
+            new = evened(one, sizes, rates, bins, busy, alike)
+            one, moved = (one, moved) if new is None else (new, moved + 1)
+            for seq in np.unique(one.rows[:, 0]):
+                rows = one.rows[one.rows[:, 0] == seq]
+                pieces = sorted((a, b) for row in rows.tolist() for a, b in (row[2:4], row[4:6]) if b > a)
+                assert (pieces[0][0], pieces[-1][1]) == (0, sizes[seq])
+                assert all(left[1] == right[0] for left, right in pairwise(pieces))
+    assert moved > 20
+
+
 def test_nodes_that_take_as_long_stay_as_they_are() -> None:
     cost, sizes = small(2, 4), np.array([2**16])
     rates = Rates.of(cost)
