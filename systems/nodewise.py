@@ -25,7 +25,7 @@ from zbench.rewrite.order import scheduled
 from zbench.simulate import steady_seconds
 
 CHUNKS = 3  # a GPU's heads are never cut in more
-MORE = 7  # most sequences that are cut beyond those too long for a node
+MORE = 4  # most sequences that are cut beyond those too long for a node
 BACKS, SQUEEZES, WIDES = (0.0, 0.5, 0.9, 2.0), (0.03, 0.2), (2, 4)  # of Rule
 LOOKED = 12  # placements whose nodes are looked into
 NEAR = 1.1  # times the best estimate: within it the best of every kind is played
