@@ -42,9 +42,11 @@ def request(config: DictConfig, command: str) -> Request:
     choices = _chosen(told)
     name = str(told.job.config_name)
     overrides = [f"{group}={choices[group]}" for group in GROUPS if choices.get(group)]
-    usual = _chosen(hydra.compose(name, overrides, return_hydra_config=True).hydra)
+    plain = hydra.compose(name, overrides, return_hydra_config=True)
+    usual = _chosen(plain.hydra)
     inner = {group: choice for group, choice in choices.items() if "/" in group and usual.get(group, choice) != choice}
-    plain = hydra.compose(name, overrides + [f"{group}={choice}" for group, choice in inner.items()])
+    if inner:
+        plain = hydra.compose(name, overrides + [f"{group}={choice}" for group, choice in inner.items()])
     changes = {group: _differences(config.get(group), plain.get(group)) for group in GROUPS}
     for group, choice in inner.items():  # another cluster/device: one word instead of all its constants
         outer, _, part = group.partition("/")
