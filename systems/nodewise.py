@@ -45,8 +45,8 @@ class Nodewise:
     (off: GPUs are what sequences are cut over, and keys travel). fewest: cut over just enough nodes, weighted by what
     is left (off: evenly over all). front: stretches on nodes that lack tokens. first: place cut sequences first, too.
     wide: nodes of a sequence on many share heads. homes: tokens of shared sequences at home where GPUs lack tokens
-    (off: evenly). even: move the cuts of the plan played fastest, twice, and play it
-    again. order: list-schedule the plan.
+    (off: evenly). even: move the cuts of the plan played fastest, twice, and play it again. order: list-schedule the
+    plan.
 
     Raises:
         ValueError: a number is not whole and at least 1, chunks are more than 3, or a switch neither true nor false.
