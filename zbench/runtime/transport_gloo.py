@@ -1,10 +1,11 @@
 """Messages of a running program over gloo: receives posted ahead, sends from threads of their own.
 
-Every leg of every transfer is one message, named by its leg number. A rank posts its receives in plan order and has
-three lanes that send, each in plan order, as the simulator's (zbench.legs): inside the node, across nodes, and through,
-for what it passes on inside its node on behalf of others. In one queue, what passes through would wait behind what the
-rank itself does not have yet. Since a plan's operations only use what earlier ones made, the earliest message that has
-not arrived can always go on, so nothing deadlocks, whatever the plan and however far apart the ranks are.
+Every leg of every transfer is one message, named by its leg number. A rank posts its receives in plan order, those from
+inside the node apart from those across nodes, and has three lanes that send, each in plan order, as the simulator's
+(zbench.legs): inside the node, across nodes, and through, for what it passes on inside its node on behalf of others. In
+one queue, what passes through would wait behind what the rank itself does not have yet. Since a plan's operations only
+use what earlier ones made, the earliest message that has not arrived can always go on, so nothing deadlocks, whatever
+the plan and however far apart the ranks are.
 A rank goes on when it has all that was sent to it; what it sent itself may still be under way during its next run (but
 no longer), as it is on the simulator's links.
 Gloo's `is_completed` tells nothing before `wait`, and a message may be waited for once only, so each has a lock.
@@ -27,7 +28,7 @@ INSIDE, ACROSS, THROUGH = range(3)
 LANES = 3
 Leg = tuple[int, int, int, int]  # its number, the peer, bytes [begin, end) of the message
 Works = list[tuple[Any, Tensor]]  # of messages, and what they carry
-AHEAD = 8  # receives posted beyond those waited for: enough to keep links busy, few enough to bound memory
+AHEAD = 8  # receives of a side posted beyond those waited for: enough to keep links busy, few enough to bound memory
 
 
 def _tag(leg: int, job: Job) -> int:
@@ -36,25 +37,34 @@ def _tag(leg: int, job: Job) -> int:
 
 
 class Arrivals:
-    """The receives of one program run, posted in order from whichever thread needs them."""
+    """The receives of one program run, posted in order from whichever thread needs them: those from inside the node and
+    those across nodes in queues of their own, as many may come over one before the first that travels on the other."""
 
     def __init__(self, post: Post, job: Job) -> None:
         self.post, self.job, self.receives = post, job, job.program.receives
         self._posting = threading.Lock()
-        self._works: list[Any] = []
+        self._works: list[Any] = [None] * len(self.receives)
         self._locks = [threading.Lock() for _ in self.receives]
         self._done = [False] * len(self.receives)
-        self._waited = 0
-        self.data: list[Tensor | None] = []
-        self._post_until(min(AHEAD, len(self.receives)))
+        self.data: list[Tensor | None] = [None] * len(self.receives)
+        self._queues: tuple[list[int], list[int]] = ([], [])
+        self._places: list[tuple[int, int]] = []  # of every receive: its side, and how many of it are before
+        for index, receive in enumerate(self.receives):
+            side = int(post.peers[receive.peer])
+            self._places.append((side, len(self._queues[side])))
+            self._queues[side].append(index)
+        self._posted, self._waited = [0, 0], [0, 0]  # of each side
+        for side in range(len(self._queues)):
+            self._post_until(side, AHEAD)
 
-    def _post_until(self, count: int) -> None:
+    def _post_until(self, side: int, count: int) -> None:
+        """The first `count` of a side, or as many as there are."""
         with self._posting:
-            while len(self._works) < count:
-                receive = self.receives[len(self._works)]
-                data = self.job.place(receive)
-                self.data.append(data)
-                self._works.append(self.post.receive(data, receive.peer, _tag(receive.leg, self.job)))
+            for index in self._queues[side][self._posted[side] : count]:
+                receive = self.receives[index]
+                data = self.data[index] = self.job.place(receive)
+                self._works[index] = self.post.receive(data, receive.peer, _tag(receive.leg, self.job))
+                self._posted[side] += 1
 
     def is_done(self, index: int) -> bool:
         return self._done[index]
@@ -63,7 +73,8 @@ class Arrivals:
         """Returns when receive `index` has arrived; any thread may ask, any number of times."""
         if self._done[index]:
             return
-        self._post_until(index + 1)
+        side, before = self._places[index]
+        self._post_until(side, before + 1)
         with self._locks[index]:
             if not self._done[index]:
                 self._works[index].wait()
@@ -72,8 +83,8 @@ class Arrivals:
                 if self.receives[index].slot != HOME:  # what is passed on is needed until then
                     self.data[index] = None
                 with self._posting:
-                    self._waited += 1
-        self._post_until(min(self._waited + AHEAD, len(self.receives)))
+                    self._waited[side] += 1
+        self._post_until(side, self._waited[side] + AHEAD)
 
 
 class Parcels:
