@@ -10,7 +10,7 @@ run: $(READY)
 	$(BIN)/python -m zbench system=zeppelin workload=longtail_128k
 
 test: $(READY) lint types
-	$(BIN)/python -m pytest -n 2 --durations=12
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=12
 
 lint: $(READY)
 	$(BIN)/ruff check .
