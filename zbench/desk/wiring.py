@@ -137,6 +137,7 @@ def _rank(cluster: Cluster, rank: int) -> Namespace:
         ("net/ipv4/tcp_rmem", f"4096 {_LEAST_WINDOW} {most}"),
         ("net/ipv4/tcp_wmem", f"4096 {_LEAST_WINDOW} {most}"),
         ("net/ipv4/tcp_slow_start_after_idle", "0"),
+        ("net/ipv4/tcp_early_retrans", "0"),  # nothing is lost: probes would send again what waits for its link
         ("net/ipv4/conf/all/rp_filter", "0"),
         ("net/ipv4/conf/nvl/rp_filter", "0"),
     )
