@@ -6,14 +6,18 @@ node) and systems.nodewise_ranks (what is where inside), are ranked by estimates
 (systems.nodewise_even). Pure: no torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
+import numpy as np
+
 from systems.micro_batches import fitting
-from systems.nodewise_cuts import Bins, Rule, placements
+from systems.nodewise_cuts import Bins, Rule, groups, placements
 from systems.nodewise_even import evened
-from systems.nodewise_plan import Layout, Task
+from systems.nodewise_lay import PAIR
+from systems.nodewise_plan import Layout, Played, Task
 from systems.nodewise_ranks import Node
 from systems.nodewise_work import Rates, attention_seconds
 from systems.zeppelin_zones import capacity_tokens
@@ -31,7 +35,8 @@ LOOKED = 12  # placements whose nodes are looked into
 NEAR = 1.1  # times the best estimate: within it the best of every kind is played
 SLACK = 1.02  # sequences of more than so many even shares of a node are always cut
 TIGHT = 0.8  # of the tokens a GPU has room for, where plans with all of them do not fit memory
-SWITCHES = ("heads", "fewest", "front", "first", "wide", "homes", "even", "order")
+SWITCHES = ("heads", "fewest", "front", "first", "wide", "homes", "pairs", "even", "swap", "order")
+Change = Callable[[Played], tuple[Layout, Cost, bool] | None]  # to what Task.played takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +50,16 @@ class Nodewise:
     (off: GPUs are what sequences are cut over, and keys travel). fewest: cut over just enough nodes, weighted by what
     is left (off: evenly over all). front: stretches on nodes that lack tokens. first: place cut sequences first, too.
     wide: nodes of a sequence on many share heads. homes: tokens of shared sequences at home where GPUs lack tokens
-    (off: evenly). even: move the cuts of the plan played fastest, twice, and play it again. order: list-schedule the
-    plan.
+    (off: evenly). pairs: attend to the keys of two other nodes in one call of the backward, where that is faster. even:
+    move the cuts of the plan played fastest, twice, and play it again. swap: whole sequences, too. order: list-schedule
+    the plan.
 
     Raises:
         ValueError: a number is not whole and at least 1, chunks are more than 3, or a switch neither true nor false.
     """
 
     cost: Cost
-    tries: int = 4
+    tries: int = 3
     operations: int = 200_000
     chunks: int = CHUNKS
     groups: int = 3
@@ -63,7 +69,9 @@ class Nodewise:
     first: bool = True
     wide: bool = True
     homes: bool = True
+    pairs: bool = True
     even: bool = True
+    swap: bool = True
     order: bool = False
 
     def __post_init__(self) -> None:
@@ -107,49 +115,43 @@ class Nodewise:
         return Task(lengths, seqs, attention_seconds(lengths, self.cost), rates, bins, node)
 
     def _layouts(self, of: Task) -> list[Layout]:
-        """Placements with the best estimates, looked into."""
+        """Placements with the best estimates, looked into; half of them of bins by themselves, half of wide ones."""
         given = of.lengths, of.attention, of.rates, of.bins
         found = placements(*given, self._rules(of.attention + of.rates.token * of.lengths, of.bins))
         found = found or placements(*given, [Rule(len(of.lengths), even=True)])
-        return [of.layout(one) for one in found[:LOOKED]]
+        wide, narrow = ([one for one in found if (one.rule.wide > 1) == kind] for kind in (True, False))
+        half = LOOKED // 2
+        chosen = narrow[: max(half, LOOKED - len(wide))] + wide[: max(half, LOOKED - len(narrow))]
+        return [of.layout(one) for one in chosen]
 
     def _rules(self, work: Floats, bins: Bins) -> list[Rule]:
-        nodes, ranks = bins.count, bins.ranks
-        if nodes == 1:
+        if bins.count == 1:
             return [Rule(0)]
-        must = int((work > SLACK * work.sum() / nodes).sum())
-        found = [Rule(0)] if must == 0 else []
-        firsts = (False, True) if self.first else (False,)
-        backs = BACKS if self.front else BACKS[:1]
-        wides = [w for w in WIDES if nodes >= 2 * w and self.cost.model.num_heads >= w * ranks > w]
-        for cut in range(max(must, 1), min(must + MORE, len(work)) + 1):
-            if self.fewest:
-                found += [Rule(cut, *rest) for rest in product(firsts, (False, True), backs, SQUEEZES)]
-                for wide in wides if self.wide else ():
-                    found += [Rule(cut, *rest, wide=wide) for rest in product(firsts, (False, True), (0.0,), SQUEEZES)]
-            else:
-                found.append(Rule(cut, even=True))
+        found, firsts, heads = [], (False, True) if self.first else (False,), self.cost.model.num_heads
+        for wide in (1, *WIDES) if self.wide and self.fewest and bins.ranks > 1 else (1,):
+            if wide > 1 and (bins.count % wide or bins.count < 2 * wide or heads < wide * bins.ranks):
+                continue
+            must = int((work > SLACK * wide * work.sum() / bins.count).sum())
+            if must == 0 and wide == 1:
+                found.append(Rule(0))
+            backs = BACKS if self.front and wide == 1 else BACKS[:1]
+            for cut in range(max(must, 1), min(must + MORE, len(work)) + 1):
+                kinds = product(firsts, (False, True), backs, SQUEEZES, (False,), (wide,))
+                found += [Rule(cut, *kind) for kind in kinds] if self.fewest else [Rule(cut, even=True)]
         return found
 
     def _played(self, of: Task, layouts: list[Layout]) -> Plan:
-        """The fastest plan of the first layouts, its cuts moved by what it took."""
-        if self.tries == 1 and not (self.even or self.order):
+        """The fastest plan of the first layouts, then of what is made of it."""
+        if self.tries == 1 and not (self.pairs or self.even or self.order):
             return of.laid(layouts[0], self.cost.cluster.num_ranks)
         best = of.played(layouts[0], self.cost)
         used = best.operations
-        for one in layouts[1 : self.tries]:
+        for change in self._changes(of, layouts[1 : self.tries]):
             if used >= self.operations:
                 break
-            other = of.played(one, self.cost)
-            used += other.operations
-            best = other if other.seconds < best.seconds else best
-        for alike in (False, True) if self.even else ():
-            if used >= self.operations:
-                break
-            busy = best.busy(self.cost).reshape(of.bins.count, -1).mean(axis=1)
-            placed = evened(best.layout.placement, of.lengths, of.rates, of.bins, busy, alike)
-            if placed is not None:
-                other = of.played(of.layout(placed), self.cost)
+            changed = change(best)
+            if changed is not None:
+                other = of.played(*changed)
                 used += other.operations
                 best = other if other.seconds < best.seconds else best
         if self.order:
@@ -157,6 +159,28 @@ class Nodewise:
             if steady_seconds(ordered, self.cost, parts) < best.seconds:
                 return ordered
         return best.plan
+
+    def _changes(self, of: Task, others: list[Layout]) -> list[Change]:
+        """From the plan played fastest so far to the next: other layouts, other rows in pairs, cuts moved twice."""
+
+        def paired(best: Played) -> tuple[Layout, Cost, bool] | None:
+            parts = groups(best.layout.placement.rows, best.layout.placement.rule.wide)
+            counts = np.bincount([best.layout.placement.rows[part[0], 0] for part in parts], minlength=1)
+            return (best.layout, self.cost, True) if counts.max() > PAIR else None
+
+        def moved(best: Played, alike: bool) -> tuple[Layout, Cost, bool] | None:
+            busy = best.busy(self.cost).reshape(of.bins.count, -1).mean(axis=1)
+            given = of.lengths, of.attention, of.rates, of.bins, busy
+            placed = evened(best.layout.placement, *given, alike, self.swap)
+            return None if placed is None else (of.layout(placed), self.cost, best.pairs)
+
+        changes: list[Change] = [partial(_instead, one=(other, self.cost, False)) for other in others]
+        changes += [paired] if self.pairs else []
+        return changes + ([partial(moved, alike=alike) for alike in (False, True)] if self.even else [])
+
+
+def _instead(best: Played, one: tuple[Layout, Cost, bool]) -> tuple[Layout, Cost, bool]:
+    return one
 
 
 def _spread(layouts: list[Layout]) -> list[Layout]:

@@ -7,11 +7,14 @@ keys that leave them; they need hardly any from others. Pure: no torch.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from systems import nodewise_fill as fill
+from systems.nodewise_load import estimate, held, loads
+from systems.nodewise_rows import levelled, parts
 from systems.nodewise_work import Rates
 from zbench.plan import Ints
 
@@ -26,7 +29,8 @@ class Rule:
     their own; otherwise they fill what the others leave. wrap: each goes on where the one before ended; otherwise it
     starts in the bins with the most room. back: bins with less room than this, of the roomiest of the sequence, are
     front bins. squeeze: room that is not worth it, in even shares of a bin. even: the same share in all bins.
-    wide: of a sequence in at least twice as many bins so many share heads each: fewer keys cross.
+    wide: so many bins next to each other are one, and share the heads of what is cut over several of them: fewer keys
+    cross. It divides the number of bins.
     """
 
     cut: int
@@ -42,7 +46,7 @@ class Rule:
 class Placement:
     """bin: int64 [num_sequences], -1 for cut ones. rows: int64 [n, 6], of these: sequence, bin, and two pieces'
     starts and stops; the second may be empty. linear, busy, way: float64 [num_bins], seconds of a GPU's linear modules
-    and attention, and of the keys on the bin's links.
+    and attention, and of the keys on the bin's links. seconds: estimate of a layer.
     """
 
     rule: Rule
@@ -51,6 +55,7 @@ class Placement:
     linear: Floats
     busy: Floats
     way: Floats
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,11 @@ class Bins:
     moved: float
     repack: float
 
+    def tokens(self, lengths: Ints, bin: Ints, rows: Ints, wide: int) -> Floats:
+        """That every bin holds."""
+        found: Floats = held(lengths, bin, rows, self.count, wide)[0]
+        return found
+
 
 def placements(lengths: Ints, attention: Floats, rates: Rates, bins: Bins, rules: list[Rule]) -> list[Placement]:
     """By every rule under which sequences fit; distinct ones, the best estimate first."""
@@ -73,34 +83,35 @@ def placements(lengths: Ints, attention: Floats, rates: Rates, bins: Bins, rules
     tokens, work = lengths[order], attention[order]
     found: dict[float, Placement] = {}
     for rule in rules:
-        where, rows, load, fits = fill.place(
+        where, rows, fits = fill.place(
             tokens, work, rates.token, rates.square, rates.row, bins.repack, bins.count, bins.capacity,
             rule.cut, rule.first, rule.wrap, rule.back, rule.squeeze, rule.even, rule.wide,
         )  # fmt: skip
         if not fits:
             continue
-        linear, busy, way, seconds = fill.estimate(
-            tokens, where, rows, load, rates.token, bins.moved, rates.forward, bins.ranks, rule.wide
-        )
-        if seconds not in found:
-            at = np.empty(len(lengths), np.int64)
-            at[order] = where
-            rows[:, 0] = order[rows[:, 0]]
-            found[seconds] = Placement(rule, at, rows, linear, busy, way)
+        at = np.empty(len(lengths), np.int64)
+        at[order] = where
+        rows[:, 0] = order[rows[:, 0]]
+        one = placement(rule, at, rows, lengths, attention, rates, bins)
+        found.setdefault(one.seconds, one)
     return [found[seconds] for seconds in sorted(found)]
+
+
+def placement(
+    rule: Rule, bin: Ints, rows: Ints, lengths: Ints, attention: Floats, rates: Rates, bins: Bins
+) -> Placement:
+    """What bins have when sequences are so; bins that share heads level their tokens."""
+    if rule.wide > 1:
+        rows = levelled(lengths, bin, rows, bins.count, rule.wide)
+    given = rates.token, rates.square, rates.row, bins.repack
+    load = loads(lengths, attention, bin, rows, *given, bins.count, rule.wide)
+    linear, busy, way, seconds = estimate(
+        lengths, bin, rows, load, rates.token, bins.moved, rates.forward, bins.ranks, rule.wide
+    )
+    return Placement(rule, bin, rows, linear, busy, way, seconds)
 
 
 def groups(rows: Ints, wide: int) -> list[Ints]:
     """Indices of the rows that share heads, for every group of a sequence that has any: `wide` rows, else one."""
-    found = []
-    for seq in np.unique(rows[:, 0]):
-        mine = np.flatnonzero(rows[:, 0] == seq)
-        together = len(mine) >= 2 * wide and len(mine) % wide == 0
-        found += list(mine.reshape(-1, wide if together else 1))
-    return found
-
-
-def needs(row: Ints, other: Ints) -> bool:
-    """Whether queries of `row` see keys of `other`, rows of one sequence."""
-    found: bool = fill.needs(row, other)
-    return found
+    ends = parts(rows, wide).tolist()
+    return [np.arange(begin, end) for begin, end in pairwise(ends)]

@@ -1,17 +1,16 @@
-"""Moves the cuts of sequences so that their nodes take equally long, by what a played plan took. Pure: no torch.
+"""Moves cuts, and whole sequences, so that nodes take equally long, by what a played plan took. Pure: no torch.
 
 What estimates leave out (whole tiles, joins, starts) makes nodes differ by some per cent, and cuts can be anywhere.
 Tokens and attention of a row are two numbers, and so are the sizes of its two pieces, one from either end of what is
 left of the sequence: both can be had, as long as neither piece would be less than nothing.
 """
 
-from dataclasses import replace
-
 import numpy as np
 
-from systems import nodewise_fill as fill
-from systems.nodewise_cuts import Bins, Placement
+from systems.nodewise_cuts import Bins, Placement, groups, placement
 from systems.nodewise_fill import aligned
+from systems.nodewise_load import settle
+from systems.nodewise_rows import divided, row_squares, row_tokens, whole
 from systems.nodewise_work import Rates
 from zbench.cost import Floats
 from zbench.plan import Ints
@@ -20,49 +19,54 @@ LEAST = 0.02  # of a sequence's work: a row that would have less is left as it i
 
 
 def evened(
-    placed: Placement, lengths: Ints, rates: Rates, bins: Bins, busy: Floats, alike: bool = False
+    placed: Placement, lengths: Ints, attention: Floats, rates: Rates, bins: Bins, busy: Floats, alike: bool, swap: bool
 ) -> Placement | None:
-    """The placement with the rows of every cut sequence moved; None where none can be, where memory would not do, or
-    where nodes share heads.
+    """The placement with the rows of every cut sequence moved and then, with `swap`, whole sequences; None where
+    nothing is, or where memory would not do.
 
     busy: seconds of a GPU of every bin, [num_bins]. Bins of a sequence get the same sum. alike: rows keep the
     proportion of their two pieces; otherwise bins get half of what would make their tokens equal, too, as ranks meet
     between forward and backward, which may cut a sequence in quite another way.
     """
-    rows, each = placed.rows, rates.token + bins.repack + rates.row
-    if not len(rows) or placed.rule.wide > 1:
-        return None
-    load, linear, moved = bins.ranks * busy, bins.ranks * placed.linear, []
+    rows, bin = placed.rows.copy(), placed.bin.copy()
+    held = bins.tokens(lengths, bin, rows, placed.rule.wide)
+    load, most = bins.ranks * busy, max(bins.capacity, held.max())
+    parts = groups(rows, placed.rule.wide)
     for seq in np.unique(rows[:, 0]):
-        mine = rows[rows[:, 0] == seq]
-        bin, tokens, squares = mine[:, 1], _tokens(mine), _squares(mine)
-        work = each * tokens + rates.square * squares
-        wanted = work + load[bin].mean() - load[bin]
-        held = tokens + 0.5 * (linear[bin].mean() - linear[bin]) / rates.token
-        if wanted.min() > LEAST * work.sum():
-            new = _recut(mine, wanted, None if alike else np.maximum(held, 0.0), each, rates.square)
-            mine = mine if new is None else new
-        load[bin] += each * (_tokens(mine) - tokens) + rates.square * (_squares(mine) - squares)
-        linear[bin] += rates.token * (_tokens(mine) - tokens)
-        moved.append(mine)
-    found = np.concatenate(moved)
-    most = max(rates.token * bins.capacity, bins.ranks * placed.linear.max())
-    if np.array_equal(found, rows) or linear.max() > most:
+        mine = [part for part in parts if rows[part[0], 0] == seq]
+        rows[np.concatenate(mine)] = _moved([rows[part] for part in mine], load, held, rates, bins, alike)
+    if swap:
+        settle(lengths, attention + rates.token * lengths, bin, load, held, bins.capacity)
+    found = placement(placed.rule, bin, rows, lengths, attention, rates, bins)
+    if bins.tokens(lengths, bin, found.rows, placed.rule.wide).max() > most:
         return None
-    attention = (rates.row + bins.repack) * (_tokens(found) - _tokens(rows))
-    attention += rates.square * (_squares(found) - _squares(rows))
-    more = np.bincount(rows[:, 1], attention, bins.count) / bins.ranks
-    _, sent = fill.held(lengths, placed.bin, found, bins.count, placed.rule.wide)
-    return replace(placed, rows=found, linear=linear / bins.ranks, busy=placed.busy + more, way=sent * bins.moved)
+    return None if np.array_equal(found.rows, placed.rows) and np.array_equal(bin, placed.bin) else found
+
+
+def _moved(parts: list[Ints], load: Floats, held: Floats, rates: Rates, bins: Bins, alike: bool) -> Ints:
+    """One sequence's rows, in parts that share heads, moved for bins with `load` and `held` tokens, which go on."""
+    each, nodes = rates.token + bins.repack + rates.row, np.stack([part[:, 1] for part in parts])
+    old = np.array([whole(part) for part in parts])
+    work, tokens = each * _tokens(old) + rates.square * _squares(old), held[nodes].sum(axis=1)
+    wanted = work + load[nodes].sum(axis=1).mean() - load[nodes].sum(axis=1)
+    new = None
+    if wanted.min() > LEAST * work.sum():
+        kept = np.maximum(_tokens(old) + 0.5 * (tokens.mean() - tokens), 0.0)
+        new = _recut(old, wanted, None if alike else kept, each, rates.square)
+    if new is None:
+        return np.concatenate(parts)
+    count, more = nodes.shape[1], _tokens(new) - _tokens(old)
+    load[nodes] += (each * more + rates.square * (_squares(new) - _squares(old)))[:, None] / count
+    held[nodes] += more[:, None] / count
+    return np.concatenate([divided(row, np.ones(count)) for row in new])
 
 
 def _tokens(rows: Ints) -> Ints:
-    return np.asarray(rows[:, 3] - rows[:, 2] + rows[:, 5] - rows[:, 4])
+    return np.array([row_tokens(row) for row in rows])
 
 
 def _squares(rows: Ints) -> Ints:
-    """What the attention of rows is in proportion to."""
-    return np.asarray(rows[:, 3] ** 2 - rows[:, 2] ** 2 + rows[:, 5] ** 2 - rows[:, 4] ** 2)
+    return np.array([row_squares(row) for row in rows])
 
 
 def _recut(rows: Ints, wanted: Floats, held: Floats | None, each: float, square: float) -> Ints | None:

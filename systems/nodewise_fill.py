@@ -3,50 +3,100 @@
 import numba as nb
 import numpy as np
 
+from systems.nodewise_rows import divided, row_squares, row_tokens
 from zbench.area import TILE
 
-
-@nb.njit(cache=True)
-def needs(row, other):  # type: ignore[no-untyped-def]
-    last = max(row[3], row[5]) if row[5] > row[4] else row[3]
-    return other[2] < last
+SQUEEZE = 0.03  # of an even share: room in a bin of a group that is not worth it
+OVER = 0.05  # of an even share: a sequence that would be so much too long for a bin of a group is cut over them
 
 
 @nb.njit(cache=True)
 def place(  # type: ignore[no-untyped-def]
     tokens, attention, token, square, row, repack, bins, capacity, cut, first, wrap, back, squeeze, even, wide
 ):
-    """Sequences sorted, most work first. Returns (bin, rows, load, whether all fit)."""
-    count = len(tokens)
-    where, load, held = np.full(count, -1, np.int64), np.zeros(bins), np.zeros(bins, np.int64)
-    rows = np.zeros((cut * bins, 6), np.int64)
-    total = 0.0
+    """Sequences sorted, most work first. Returns (bin, rows, whether all fit).
+
+    wide: so many bins next to each other are one when sequences are placed, and are told apart after that.
+    """
+    given = token, square, row, repack
+    load, held = np.zeros(bins // wide), np.zeros(bins // wide)
+    where, rows, fits = _fill(
+        tokens, attention, given, load, held, wide * capacity, cut, first, wrap, back, squeeze, even
+    )
+    if wide == 1 or not fits:
+        return where, rows, fits
+    return _told_apart(tokens, attention, given, where, rows, wide, capacity)
+
+
+@nb.njit(cache=True)
+def _fill(tokens, attention, given, load, held, capacity, cut, first, wrap, back, squeeze, even):  # type: ignore[no-untyped-def]
+    """Fills bins that have `load` and hold `held` tokens, which go on; (bin, rows, whether all fit)."""
+    token, square, row, repack = given
+    count, bins = len(tokens), len(load)
+    where, rows = np.full(count, -1, np.int64), np.zeros((cut * bins, 6), np.int64)
+    total = load.sum()
     for s in range(count):
         total += attention[s] + (token + (repack if s < cut else 0.0)) * tokens[s]
     mean, used = total / bins, 0
     if first:
-        used = _cuts(
-            tokens, token, square, row, repack, cut, wrap, back, squeeze, even, wide, mean, where, load, held, rows
-        )
+        used = _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, mean, where, load, held, rows)
     for s in range(cut, count):
         best = -1
         for b in range(bins):
             if held[b] + tokens[s] <= capacity and (best < 0 or load[b] < load[best]):
                 best = b
         if best < 0:
-            return where, rows[:used], load, False
+            return where, rows[:used], False
         where[s] = best
         load[best] += attention[s] + token * tokens[s]
         held[best] += tokens[s]
     if not first:
-        used = _cuts(
-            tokens, token, square, row, repack, cut, wrap, back, squeeze, even, wide, mean, where, load, held, rows
-        )
-    return where, rows[:used], load, True
+        used = _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, mean, where, load, held, rows)
+    return where, rows[:used], True
 
 
 @nb.njit(cache=True)
-def _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, wide, mean, where, load, held, rows):  # type: ignore[no-untyped-def]
+def _told_apart(tokens, attention, given, at, joint, wide, capacity):  # type: ignore[no-untyped-def]
+    """From places in groups of `wide` bins to places in bins: (bin, rows, whether all fit).
+
+    Bins of a group share evenly what is cut over groups. What else a group has is placed in its bins; what is longer
+    than a bin has room for is cut over them.
+    """
+    token, square, row, repack = given
+    groups = max(at.max() if len(at) else 0, joint[:, 1].max() if len(joint) else 0) + 1
+    where = np.full(len(at), -1, np.int64)
+    rows = np.zeros((len(joint) * wide + groups * wide * wide, 6), np.int64)
+    used = len(joint) * wide
+    for r in range(len(joint)):
+        rows[r * wide : (r + 1) * wide] = divided(joint[r], np.ones(wide))
+    for g in range(groups):
+        mine, base, size = np.flatnonzero(at == g), 0.0, 0
+        for r in range(len(joint)):
+            if joint[r, 1] == g:
+                size += row_tokens(joint[r])
+                base += (square * row_squares(joint[r]) + (token + repack + row) * row_tokens(joint[r])) / wide
+        mean, cut = base, 0
+        for s in mine:
+            mean += (attention[s] + token * tokens[s]) / wide
+        while cut < len(mine) and attention[mine[cut]] + token * tokens[mine[cut]] > mean - base + OVER * mean:
+            cut += 1
+        load, held = np.full(wide, base), np.full(wide, size / wide)
+        found, inner, fits = _fill(
+            tokens[mine], attention[mine], given, load, held, capacity, cut, False, False, 0.0, SQUEEZE, False
+        )
+        if not fits:
+            return where, rows[:0], False
+        for i in range(len(mine)):
+            where[mine[i]] = found[i] + g * wide if found[i] >= 0 else -1
+        for r in range(len(inner)):
+            rows[used] = inner[r]
+            rows[used, 0], rows[used, 1] = mine[inner[r, 0]], inner[r, 1] + g * wide
+            used += 1
+    return where, rows[:used], True
+
+
+@nb.njit(cache=True)
+def _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, mean, where, load, held, rows):  # type: ignore[no-untyped-def]
     """Cuts the first `cut` sequences over bins with room up to `mean`; returns the number of rows."""
     bins, used = len(load), 0
     turn = np.argsort(load, kind="mergesort")
@@ -68,11 +118,7 @@ def _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, wi
             chosen[:], share[:], n = np.arange(bins), work / bins, bins
         if n == 0:
             chosen[0], share[0], n = turn[0], work, 1
-        together = wide if n >= 2 * wide else 1
-        n -= n % together  # the last have the least
         share[:n] += (work - share[:n].sum()) / n
-        for i in range(0, n, together):
-            share[i : i + together] = share[i : i + together].mean()
         added = _cut(s, tokens[s], token + repack, square, row, chosen[:n], share[:n], back, rows[used:])
         for r in range(used, used + added):
             for at in (2, 4):
@@ -130,59 +176,3 @@ def _cut(s, length, token, square, row, chosen, share, back, rows):  # type: ign
         rows[n] = (s, chosen[largest], left, right, 0, 0)
         n += 1
     return n
-
-
-@nb.njit(cache=True)
-def estimate(tokens, where, rows, load, token, moved, forward, ranks, wide):  # type: ignore[no-untyped-def]
-    """(linear, busy, way: as of a Placement, [bins]; seconds of a layer): in either direction, of the slowest bin,
-    linear modules, then attention or its keys. forward: its share in attention."""
-    own, keys = held(tokens, where, rows, len(load), wide)
-    linear, way, seconds = own * token / ranks, keys * moved, 0.0
-    busy, begin = load / ranks - linear, 0
-    while wide > 1 and begin < len(rows):
-        stop = begin
-        while stop < len(rows) and rows[stop, 0] == rows[begin, 0]:
-            stop += 1
-        together = _together(stop - begin, wide)
-        for i in range(begin, stop, together):
-            bins = rows[i : i + together, 1]
-            linear[bins] = linear[bins].max()  # the first exchange waits for all of them
-        begin = stop
-    for b in range(len(load)):
-        both = max(forward * busy[b], way[b]) + max((1 - forward) * busy[b], way[b])
-        seconds = max(seconds, linear[b] + both)
-    return linear, busy, way, seconds
-
-
-@nb.njit(cache=True)
-def _together(count, wide):  # type: ignore[no-untyped-def]
-    """How many of a sequence's rows share heads."""
-    return wide if count >= 2 * wide and count % wide == 0 else 1
-
-
-@nb.njit(cache=True)
-def held(tokens, where, rows, bins, wide):  # type: ignore[no-untyped-def]
-    """(tokens of every bin, those whose keys it sends or receives, whichever is more)."""
-    held, sent, came = np.zeros(bins), np.zeros(bins), np.zeros(bins)
-    for s in range(len(tokens)):
-        if where[s] >= 0:
-            held[where[s]] += tokens[s]
-    for i in range(len(rows)):
-        own = rows[i, 3] - rows[i, 2] + rows[i, 5] - rows[i, 4]
-        held[rows[i, 1]] += own
-        begin, count = i, 0  # the sequence's rows
-        while begin > 0 and rows[begin - 1, 0] == rows[i, 0]:
-            begin -= 1
-        while begin + count < len(rows) and rows[begin + count, 0] == rows[i, 0]:
-            count += 1
-        together = _together(count, wide)
-        for j in range(begin, begin + count):
-            size = rows[j, 3] - rows[j, 2] + rows[j, 5] - rows[j, 4]
-            if i == j or not needs(rows[i], rows[j]):
-                continue
-            if (i - begin) // together == (j - begin) // together:  # q and o as well: about twice as much as kv
-                came[rows[i, 1]] += 2 * own / together
-            else:
-                came[rows[i, 1]] += size / together
-                sent[rows[j, 1]] += size / together
-    return held, np.maximum(sent, came)

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from systems import nodewise_ops as compiled
 from systems.nodewise_ops import KEY, KIND
 from systems.nodewise_pace import BACKWARD, FORWARD, bounds, row_cut
+from systems.nodewise_rows import needs
 from zbench.build import Builder
 from zbench.plan import Ints, Ops
 
 Floats = NDArray[np.float64]
+PAIR = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,10 +62,11 @@ class Layer:
     the forward (keep 0) and then, as a forward too, those of the backward (keep 1).
 
     chunks: in how many parts the heads of a GPU are exchanged and attended to at most, in rows of cut sequences.
+    pairs: whether rows attend to the keys of two others in one call of the backward, which has them from the start.
     """
 
-    def __init__(self, builder: Builder, chunks: int) -> None:
-        self.builder, self.chunks = builder, chunks
+    def __init__(self, builder: Builder, chunks: int, pairs: bool = False) -> None:
+        self.builder, self.chunks, self.pairs = builder, chunks, pairs
         self.tables: tuple[list[Ints], list[Ints]] = ([], [])
 
     def done(self) -> None:
@@ -101,7 +104,20 @@ class Layer:
         ranks, heads = np.stack([row.ranks for row in rows]), np.stack([row.heads for row in rows])
         for direction in (FORWARD, BACKWARD):
             cut = row_cut(self.chunks, direction)
-            self.tables[direction].append(compiled.cut_rows(ranks, heads, ids, names, spans, cut))
+            keys = self._keys(ids, names, spans, PAIR if self.pairs and direction == BACKWARD else 1)
+            self.tables[direction].append(compiled.cut_rows(ranks, heads, ids, names, spans, keys, cut))
+
+    def _keys(self, ids: Ints, names: Ints, spans: Ints, most: int) -> Ints:
+        """For compiled.cut_rows: of `most` other rows that a row sees the last one's turn has all keys."""
+        count = len(names)
+        keys = np.zeros((count, count), np.int64)
+        for r in range(count):
+            turns = [turn for turn in range(1, count) if needs(spans[r], spans[r - turn])]
+            for some in (turns[at : at + most] for at in range(0, len(turns), most)):
+                others = r - np.array(some)
+                one = len(some) == 1
+                keys[r, some[-1]] = names[others[0]] if one else self.builder.add_lists(ids[others].reshape(1, -1))[0]
+        return keys
 
     def _blocks(self, of: Shared) -> tuple[Ints, int]:
         """(one block a GPU, the name of the list of them all)."""

@@ -3,8 +3,8 @@
 import numba as nb
 import numpy as np
 
-from systems.nodewise_fill import needs
 from systems.nodewise_pace import WHOLE, bounds
+from systems.nodewise_rows import needs
 from zbench.model import KV, O, Q
 from zbench.plan import ATTEND, TRANSFER
 
@@ -34,9 +34,10 @@ def group(ranks, heads, ids, name, cut, chunk):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def cut_rows(ranks, heads, ids, names, spans, cut):  # type: ignore[no-untyped-def]
+def cut_rows(ranks, heads, ids, names, spans, keys, cut):  # type: ignore[no-untyped-def]
     """A sequence in several rows: int64 [9, n]. ranks, ids: [rows, P]; heads: [rows, P + 1]; names: [rows]; spans:
-    int64 [rows, 6] (systems.nodewise_cuts)."""
+    int64 [rows, 6] (systems.nodewise_rows). keys: int64 [rows, rows], names of the lists of keys that a row attends to
+    in each turn, 0 where that turn's are another's, too."""
     count, size = ranks.shape
     most = count * size * (3 * (size - 1) + 1 + 2 * (count - 1))
     out, at = np.empty((COLUMNS, 3 * most), np.int64), 0
@@ -49,13 +50,13 @@ def cut_rows(ranks, heads, ids, names, spans, cut):  # type: ignore[no-untyped-d
             for turn in range(1, count):
                 other = (r - turn) % count
                 if needs(spans[r], spans[other]):
-                    keys = names[other]
                     for p in range(size):
                         if hi[p] > lo[p]:
                             key = (ACROSS * CHUNKS + c) * TURNS + turn
-                            row = (key, TRANSFER, KV, ranks[other, p], ranks[r, p], lo[p], hi[p], keys, -1)
+                            row = (key, TRANSFER, KV, ranks[other, p], ranks[r, p], lo[p], hi[p], names[other], -1)
                             at = _put(out, at, row)
-                    at = _attend(out, at, ranks[r], lo, hi, names[r], keys, OTHERS, c, turn)
+                if keys[r, turn] != 0:
+                    at = _attend(out, at, ranks[r], lo, hi, names[r], keys[r, turn], OTHERS, c, turn)
             at = _home(out, at, ranks[r], ids[r], lo, hi, OTHERS, c, count)
     return out[:, :at]
 

@@ -23,7 +23,7 @@ LINEAR, ATTENTION, START, JOIN, OUT, HOME, OUT_NIC, HOME_NIC, JOIN_Q, JOIN_KV = 
 # Columns of Work.row: tokens of rows of cut sequences; seconds of a GPU's attends of a row's own keys, of other rows'
 # keys with starts and joins, of all starts of the first; of keys on NICs; the earliest that all these rows' nodes have
 # them; of a token's exchange between nodes.
-TOKENS, OWN, OTHERS, STARTS, KEYS, READY, WIDE = range(7)
+TOKENS, OWN, OTHERS, STARTS, KEYS, READY, WIDE, LATE = range(8)
 
 
 class Pace(NamedTuple):
@@ -97,7 +97,7 @@ def _there(of, order, cuts, pace):  # type: ignore[no-untyped-def]
     if row[TOKENS] > 0:
         last = 1 - ends[-2]
         if row[OTHERS] > 0:
-            at = np.maximum(at + row[OTHERS], keys + last * row[OTHERS])
+            at = np.maximum(at + row[OTHERS], keys + last * row[LATE])
         each = max(way[HOME] * max(1.0, of.busiest), row[WIDE] * way[HOME_NIC])
         home = max(home, at.max()) + last * row[TOKENS] * each
     return max(at.max(), home + pace.latency)
@@ -114,7 +114,7 @@ def _back(of, order, cuts, pace):  # type: ignore[no-untyped-def]
         sent += last * each
         if row[OTHERS] > 0:
             at = np.maximum(at, sent + pace.latency) + row[OTHERS]
-            keys = max(sent + pace.latency, row[READY]) + last * row[OTHERS] + row[KEYS]
+            keys = max(sent + pace.latency, row[READY]) + last * row[LATE] + row[KEYS]
         sent += (1 - last) * each
     home = _groups(at, sent, of, BACKWARD, order[::-1], cuts, pace)
     if row[TOKENS] > 0:

@@ -1,16 +1,16 @@
 """A placement with what is inside its nodes, and the plan it makes. Pure: no torch."""
 
 from dataclasses import dataclass, replace
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from systems import nodewise_pace as pace
-from systems.nodewise_cuts import Bins, Placement, needs
+from systems.nodewise_cuts import Bins, Placement
 from systems.nodewise_cuts import groups as joint
 from systems.nodewise_lay import Layer, Shared
 from systems.nodewise_ranks import Inside, Node, inside
+from systems.nodewise_rows import needs, row_squares, row_tokens, whole
 from systems.nodewise_work import Rates
 from zbench.build import Builder
 from zbench.cost import Cost
@@ -45,21 +45,23 @@ def layout(placed: Placement, lengths: Ints, attention: Floats, rates: Rates, no
 def _rows(placed: Placement, rates: Rates, nodes: int, node: Node) -> Floats:
     """float64 [nodes, 2, 7]: what of cut sequences is on every node, as pace.Work.row has it."""
     rows, ways, ranks = placed.rows, rates.pace.ways, node.num_ranks
-    bin, size = rows[:, 1], rows[:, 3] - rows[:, 2] + rows[:, 5] - rows[:, 4]
-    square = rows[:, 3] ** 2 - rows[:, 2] ** 2 + rows[:, 5] ** 2 - rows[:, 4] ** 2
-    tokens, count = np.bincount(bin, size, nodes), np.bincount(bin, minlength=nodes)
-    work = np.bincount(bin, rates.square * square + rates.row * size, nodes)
-    own = np.minimum(np.bincount(bin, rates.square * size**2 + rates.row * size, nodes), work)
-    calls, queries, keys, ready = np.zeros((4, nodes))
-    for seq in np.unique(rows[:, 0]):
-        mine = np.flatnonzero(rows[:, 0] == seq)
-        ready[bin[mine]] = np.maximum(ready[bin[mine]], placed.linear[bin[mine]].max())
-        for i, j in product(mine, mine):
-            if i != j and needs(rows[i], rows[j]):
-                calls[bin[i]] += 1
-                queries[bin[i]] += size[i]
-                keys[bin[i]] += size[j]
-    out = np.zeros((nodes, 2, 7))
+    tokens, count, work, own, calls, queries, keys, ready = np.zeros((8, nodes))
+    parts = joint(rows, placed.rule.wide)
+    merged = [whole(rows[part]) for part in parts]
+    for part, one in zip(parts, merged, strict=True):  # its nodes share heads evenly
+        bin, size, share = rows[part, 1], row_tokens(one), 1 / len(part)
+        tokens[bin] += [row_tokens(row) for row in rows[part]]
+        count[bin] += 1
+        whole_work = rates.square * row_squares(one) + rates.row * size
+        work[bin] += share * whole_work
+        own[bin] += share * min(rates.prefix(size), whole_work)
+        ready[bin] = np.maximum(ready[bin], placed.linear[rows[rows[:, 0] == one[0], 1]].max())
+        for other in merged:
+            if other[0] == one[0] and other is not one and needs(one, other):
+                calls[bin] += 1
+                queries[bin] += share * size
+                keys[bin] += share * row_tokens(other)
+    out = np.zeros((nodes, 2, 8))
     for direction, way in enumerate(ways):
         chunks = len(pace.bounds(pace.row_cut(node.chunks, direction))) - 1
         joins = way[pace.JOIN_Q] * queries + way[pace.JOIN_KV] * keys
@@ -68,6 +70,7 @@ def _rows(placed: Placement, rates: Rates, nodes: int, node: Node) -> Floats:
         row[:, pace.TOKENS] = tokens
         row[:, pace.OWN] = (way[pace.ATTENTION] * own + rates.repack * tokens / 2) / ranks
         row[:, pace.OTHERS] = (way[pace.ATTENTION] * (work - own) + joins) / ranks + starts
+        row[:, pace.LATE] = row[:, pace.OTHERS] / np.maximum(calls, 1)
         row[:, pace.STARTS] = count * way[pace.START]
         row[:, pace.KEYS] = placed.way
         row[:, pace.READY] = ready * way[pace.LINEAR]
@@ -75,13 +78,16 @@ def _rows(placed: Placement, rates: Rates, nodes: int, node: Node) -> Floats:
     return out
 
 
-def laid(of: Layout, lengths: Ints, seqs: Ints, num_ranks: int, num_heads: int, chunks: int) -> Plan:
+def laid(
+    of: Layout, lengths: Ints, seqs: Ints, num_ranks: int, num_heads: int, chunks: int, pairs: bool = False
+) -> Plan:
     """The layout's plan; seqs: which of the batch's sequences `lengths` are. chunks: parts of rows' heads at most.
+    pairs: as of nodewise_lay.Layer.
 
     Both directions are laid as forwards, as they differ in chunks only; the backward's is then reversed.
     """
     builder = Builder(lengths, num_ranks, num_heads, sequences=seqs)
-    layer = Layer(builder, chunks)
+    layer = Layer(builder, chunks, pairs)
     ranks = num_ranks // len(of.insides)
     rank = np.full(len(lengths), -1, np.int64)
     place, even = np.arange(ranks), num_heads * np.arange(ranks + 1) // ranks
@@ -126,23 +132,24 @@ class Task:
     def layout(self, placed: Placement) -> Layout:
         return layout(placed, self.lengths, self.attention, self.rates, self.bins.count, self.node)
 
-    def laid(self, one: Layout, num_ranks: int) -> Plan:
-        return laid(one, self.lengths, self.seqs, num_ranks, self.node.num_heads, self.node.chunks)
+    def laid(self, one: Layout, num_ranks: int, pairs: bool = False) -> Plan:
+        return laid(one, self.lengths, self.seqs, num_ranks, self.node.num_heads, self.node.chunks, pairs)
 
-    def played(self, one: Layout, cost: Cost) -> "Played":
-        plan = self.laid(one, cost.cluster.num_ranks)
+    def played(self, one: Layout, cost: Cost, pairs: bool = False) -> "Played":
+        plan = self.laid(one, cost.cluster.num_ranks, pairs)
         parts = programs(plan, cost)
-        return Played(one, plan, parts, steady_seconds(plan, cost, parts))
+        return Played(one, plan, parts, steady_seconds(plan, cost, parts), pairs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """seconds: of a layer (zbench.simulate.steady_seconds)."""
+    """pairs: as it was laid. seconds: of a layer (zbench.simulate.steady_seconds)."""
 
     layout: Layout
     plan: Plan
     parts: Programs
     seconds: float
+    pairs: bool
 
     @property
     def operations(self) -> int:

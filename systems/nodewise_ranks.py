@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from systems import nodewise_pace as pace
 from systems.nodewise_pace import OTHERS, OWN, TOKENS
+from systems.nodewise_rows import level
 from systems.nodewise_work import Rates
 from zbench.plan import Ints
 
@@ -100,7 +101,7 @@ def _split(  # type: ignore[no-untyped-def]
             continue
         alone = load - base - token * held
         pool = float(cut_tokens + tokens[:k].sum())
-        home = np.maximum(_level(held, pool) - held, 0.0) if homes else np.full(num_ranks, pool / num_ranks)
+        home = np.maximum(level(held, pool) - held, 0.0) if homes else np.full(num_ranks, pool / num_ranks)
         load += token * home
         busiest = num_ranks * home.max() / max(home.sum(), 1.0)
         for groups in range(min(k, 1), min(k, most) + 1):
@@ -192,16 +193,3 @@ def _heads(load, each, num_heads):  # type: ignore[no-untyped-def]
             load[r] += each[g]
         heads[g] = np.cumsum(heads[g])
     return heads
-
-
-@nb.njit(cache=True)
-def _level(load, work):  # type: ignore[no-untyped-def]
-    """Up to where `work` fills the least loaded."""
-    order = np.sort(load)
-    left = work
-    for i in range(len(order)):
-        above = order[i + 1] if i + 1 < len(order) else np.inf
-        if left <= (above - order[i]) * (i + 1):
-            return order[i] + left / (i + 1)
-        left -= (above - order[i]) * (i + 1)
-    return order[-1]

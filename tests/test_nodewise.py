@@ -46,7 +46,9 @@ def test_chunks_that_cannot_be_are_refused(value: object) -> None:
         Nodewise(small(2, 2), chunks=value)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["heads", "fewest", "front", "first", "wide", "homes", "even", "order"])
+@pytest.mark.parametrize(
+    "name", ["heads", "fewest", "front", "first", "wide", "homes", "pairs", "even", "swap", "order"]
+)
 def test_a_switch_takes_true_or_false(name: str) -> None:
     with pytest.raises(ValueError, match=f"system.{name} is 1; it takes true or false"):
         Nodewise(small(2, 2), **{name: 1})  # type: ignore[arg-type]
@@ -55,6 +57,7 @@ def test_a_switch_takes_true_or_false(name: str) -> None:
 @settings(max_examples=300)
 @given(drawn_lengths(most=40_000, sequences=9), RULES, st.integers(2, 9))
 def test_a_placement_holds_every_token_once(sizes: np.ndarray, rule: Rule, nodes: int) -> None:
+    nodes = -(-nodes // rule.wide) * rule.wide
     cost = small(nodes, 2)
     rates, rule = Rates.of(cost), Rule(**{**_fields(rule), "cut": min(rule.cut, len(sizes))})
     bins = Bins(nodes, 10**9, 2, rates.across, rates.repack)
@@ -143,7 +146,7 @@ def test_the_budget_bounds_what_is_played() -> None:
     """With room for one plan only the first layout is built, which is the best estimate's."""
     cost, batch = small(2, 4), Batch(np.array([30_000, 9_000, 6_000, 500, 400]), 0, 0)
     (one,) = Nodewise(cost, operations=1).plan(batch)
-    (other,) = Nodewise(cost, tries=1, even=False).plan(batch)
+    (other,) = Nodewise(cost, tries=1, pairs=False, even=False).plan(batch)
     assert np.array_equal(one.blocks.home, other.blocks.home)
     assert np.array_equal(one.forward.src, other.forward.src)
 
@@ -189,7 +192,7 @@ def test_evened_nodes_get_the_seconds_that_they_lack(alike: bool) -> None:
     bins = Bins(2, 10**9, 4, rates.across, rates.repack)
     (one,) = placements(sizes, attention, rates, bins, [Rule(2, even=True)])
     busy = one.linear + one.busy
-    new = evened(one, sizes, rates, bins, busy * [0.5, 1.0], alike)
+    new = evened(one, sizes, attention, rates, bins, busy * [0.5, 1.0], alike, False)
     assert new is not None
     load = (new.linear + new.busy) * [0.5, 1.0]
     assert np.ptp(load) < 0.5 * np.ptp(busy * [0.5, 1.0])
@@ -211,7 +214,7 @@ def test_evened_again_and_again_no_token_is_lost() -> None:
         (one,) = placements(sizes, attention, rates, bins, [Rule(3, first=True, back=float(rng.choice([0.0, 0.9])))])
         for alike in (False, True, False, True):
             busy = (one.linear + one.busy) * rng.uniform(0.7, 1.3, 4)
-            new = evened(one, sizes, rates, bins, busy, alike)
+            new = evened(one, sizes, attention, rates, bins, busy, alike, bool(seed % 2))
             one, moved = (one, moved) if new is None else (new, moved + 1)
             for seq in np.unique(one.rows[:, 0]):
                 rows = one.rows[one.rows[:, 0] == seq]
@@ -225,8 +228,9 @@ def test_nodes_that_take_as_long_stay_as_they_are() -> None:
     cost, sizes = small(2, 4), np.array([2**16])
     rates = Rates.of(cost)
     bins = Bins(2, 10**9, 4, rates.across, rates.repack)
-    (one,) = placements(sizes, attention_seconds(sizes, cost), rates, bins, [Rule(1, even=True)])
-    assert evened(one, sizes, rates, bins, np.ones(2)) is None
+    attention = attention_seconds(sizes, cost)
+    (one,) = placements(sizes, attention, rates, bins, [Rule(1, even=True)])
+    assert evened(one, sizes, attention, rates, bins, np.ones(2), False, True) is None
 
 
 def test_ahead_of_zeppelin() -> None:

@@ -1,0 +1,109 @@
+"""What bins have: work, tokens, keys, an estimate of seconds; and whole sequences moved from one to another.
+
+Compiled for systems.nodewise_cuts; knows nothing of how sequences came to be where they are. Pure: no torch.
+"""
+
+import numba as nb
+import numpy as np
+
+from systems.nodewise_rows import needs, parts, row_squares, row_tokens, together_of
+
+EVEN = 0.003  # of the mean: bins that differ by less are left as they are
+
+
+@nb.njit(cache=True)
+def loads(tokens, attention, where, rows, token, square, row, repack, bins, wide):  # type: ignore[no-untyped-def]
+    """Seconds of every bin's GPUs together."""
+    load = np.zeros(bins)
+    for s in range(len(where)):
+        if where[s] >= 0:
+            load[where[s]] += attention[s] + token * tokens[s]
+    ends = parts(rows, wide)
+    for i in range(len(ends) - 1):
+        work, count = 0.0, ends[i + 1] - ends[i]
+        for r in range(ends[i], ends[i + 1]):
+            work += square * row_squares(rows[r]) + (row + repack) * row_tokens(rows[r])
+            load[rows[r, 1]] += token * row_tokens(rows[r])
+        for r in range(ends[i], ends[i + 1]):
+            load[rows[r, 1]] += work / count
+    return load
+
+
+@nb.njit(cache=True)
+def held(tokens, where, rows, bins, wide):  # type: ignore[no-untyped-def]
+    """(tokens of every bin, those whose keys it sends or receives, whichever is more)."""
+    held, sent, came = np.zeros(bins), np.zeros(bins), np.zeros(bins)
+    for s in range(len(tokens)):
+        if where[s] >= 0:
+            held[where[s]] += tokens[s]
+    for i in range(len(rows)):
+        own = row_tokens(rows[i])
+        held[rows[i, 1]] += own
+        begin, count = i, 0  # the sequence's rows
+        while begin > 0 and rows[begin - 1, 0] == rows[i, 0]:
+            begin -= 1
+        while begin + count < len(rows) and rows[begin + count, 0] == rows[i, 0]:
+            count += 1
+        together = together_of(count, wide)
+        for j in range(begin, begin + count):
+            size = row_tokens(rows[j])
+            if i == j or not needs(rows[i], rows[j]):
+                continue
+            if (i - begin) // together == (j - begin) // together:  # q and o as well: about twice as much as kv
+                came[rows[i, 1]] += 2 * own / together
+            else:
+                came[rows[i, 1]] += size / together
+                sent[rows[j, 1]] += size / together
+    return held, np.maximum(sent, came)
+
+
+@nb.njit(cache=True)
+def estimate(tokens, where, rows, load, token, moved, forward, ranks, wide):  # type: ignore[no-untyped-def]
+    """(linear, busy, way: as of a Placement, [bins]; seconds of a layer): in either direction, of the slowest bin,
+    linear modules, then attention or its keys. forward: its share in attention."""
+    own, keys = held(tokens, where, rows, len(load), wide)
+    linear, way, seconds = own * token / ranks, keys * moved, 0.0
+    busy, ends = load / ranks - linear, parts(rows, wide)
+    for i in range(len(ends) - 1):
+        bins = rows[ends[i] : ends[i + 1], 1]
+        linear[bins] = linear[bins].max()  # the first exchange waits for all of them
+    for b in range(len(load)):
+        both = max(forward * busy[b], way[b]) + max((1 - forward) * busy[b], way[b])
+        seconds = max(seconds, linear[b] + both)
+    return linear, busy, way, seconds
+
+
+@nb.njit(cache=True)
+def settle(tokens, work, where, load, held, capacity):  # type: ignore[no-untyped-def]
+    """Moves whole sequences, or has two change places, from the bin with most work to that with which both have least.
+
+    where, load and held go on. work: of every sequence. Returns whether anything was moved.
+    """
+    bins, done = len(load), False
+    for _ in range(4 * bins):
+        high = load.argmax()
+        if load[high] <= (1 + EVEN) * load.mean():
+            break
+        least, give, take, to = load[high] * (1 - EVEN), -1, -1, -1
+        for i in range(len(where)):
+            if where[i] != high:
+                continue
+            for j in range(-bins, len(where)):
+                low = j + bins if j < 0 else where[j]
+                if low < 0 or low == high or load[low] > least:
+                    continue
+                moved, size = work[i] - (work[j] if j >= 0 else 0.0), tokens[i] - (tokens[j] if j >= 0 else 0)
+                most = max(load[high] - moved, load[low] + moved)
+                if most < least and held[low] + size <= capacity and held[high] - size <= capacity:
+                    least, give, take, to = most, i, j, low
+        if give < 0:
+            break
+        for s, old, new in ((give, high, to), (take, to, high)):
+            if s >= 0:
+                where[s] = new
+                load[old] -= work[s]
+                load[new] += work[s]
+                held[old] -= tokens[s]
+                held[new] += tokens[s]
+        done = True
+    return done
