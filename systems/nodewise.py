@@ -132,8 +132,8 @@ class Nodewise:
             if wide > 1 and (bins.count % wide or bins.count < 2 * wide or heads < wide * bins.ranks):
                 continue
             must = int((work > SLACK * wide * work.sum() / bins.count).sum())
-            if must == 0 and wide == 1:
-                found.append(Rule(0))
+            if must == 0:
+                found.append(Rule(0, wide=wide))
             backs = BACKS if self.front and wide == 1 else BACKS[:1]
             for cut in range(max(must, 1), min(must + MORE, len(work)) + 1):
                 kinds = product(firsts, (False, True), backs, SQUEEZES, (False,), (wide,))
