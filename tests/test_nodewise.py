@@ -12,7 +12,9 @@ from strategies import lengths as drawn_lengths
 from systems.nodewise import Nodewise
 from systems.nodewise_cuts import Bins, Rule, groups, placements
 from systems.nodewise_even import evened
+from systems.nodewise_load import settle
 from systems.nodewise_ranks import Node, inside
+from systems.nodewise_rows import divided, row_tokens, whole
 from systems.nodewise_work import Rates, attention_seconds
 from systems.zeppelin import Zeppelin
 from zbench.batch import Batch
@@ -81,6 +83,48 @@ def _fields(rule: Rule) -> dict[str, object]:
     return {name: getattr(rule, name) for name in Rule.__dataclass_fields__}
 
 
+@given(drawn_lengths(most=40_000, sequences=9), st.sampled_from((2, 4)), st.integers(0, 3), st.booleans())
+def test_nodes_of_a_group_share_what_is_cut_over_groups(sizes: np.ndarray, wide: int, cut: int, first: bool) -> None:
+    """A part's rows are on the nodes of one group, in their order, and together they are one row of it."""
+    cost = small(2 * wide, 2)
+    rates, rule = Rates.of(cost), Rule(min(cut, len(sizes)), first=first, wide=wide)
+    bins = Bins(2 * wide, 10**9, 2, rates.across, rates.repack)
+    (one,) = placements(sizes, attention_seconds(sizes, cost), rates, bins, [rule])
+    for part in groups(one.rows, wide):
+        rows = one.rows[part]
+        if len(rows) > 1:
+            group = whole(rows)
+            assert rows[:, 1].tolist() == [group[1] * wide + i for i in range(wide)]
+            assert row_tokens(group) == sum(row_tokens(row) for row in rows)
+            shares = np.array([row_tokens(row) for row in rows], np.float64)
+            again = divided(group, shares)
+            assert np.abs(again - rows).max() <= 1
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=40), st.integers(2, 6), st.integers(1, 20_000))
+def test_moved_sequences_make_the_slowest_node_faster(sizes: list[int], nodes: int, spare: int) -> None:
+    """Nothing is lost, memory is respected, and no node gets more than the one with most had."""
+    tokens = np.array(sizes, np.int64)
+    where = np.arange(len(tokens), dtype=np.int64) % nodes
+    where[::3] = 0
+    work = 1.0 * tokens**2
+    load, held = np.bincount(where, work, nodes), np.bincount(where, tokens, nodes)
+    most, squares, capacity = load.max(), (load**2).sum(), held.max() + spare
+    changed = settle(tokens, work, where, load, held, capacity)
+    assert np.allclose(load, np.bincount(where, work, nodes))
+    assert np.allclose(held, np.bincount(where, tokens, nodes))
+    assert held.max() <= capacity
+    assert load.max() <= most * (1 + 1e-12)
+    assert changed == ((load**2).sum() < squares)
+
+
+def test_two_of_unlike_work_change_places() -> None:
+    tokens, where = np.array([8, 7, 5, 2]), np.array([0, 0, 1, 1])
+    load, held = np.array([15.0, 7.0]), np.array([15.0, 7.0])
+    assert settle(tokens, 1.0 * tokens, where, load, held, 10**9)
+    assert sorted(load.tolist()) == [10.0, 12.0]
+
+
 def test_a_sequence_is_cut_over_just_enough_nodes() -> None:
     """Work of one and a half nodes goes to two of four, and all four end up with as much."""
     cost = small(4, 4)
@@ -129,6 +173,37 @@ def test_many_nodes_share_heads_in_groups() -> None:
         widest[wide] = int((plan.forward.head_hi - plan.forward.head_lo)[attends].max())
     assert widest[False] == 8
     assert widest[True] < 8
+
+
+def test_groups_of_nodes_take_as_long_as_each_other() -> None:
+    """Two sequences of two nodes' work and more, on four nodes that share heads in pairs, and short ones that fill."""
+    cost, sizes = small(4, 4), np.array([70_000, 60_000, *[3_000] * 30])
+    rates, attention = Rates.of(cost), attention_seconds(sizes, cost)
+    bins = Bins(4, 10**9, 4, rates.across, rates.repack)
+    (one,) = placements(sizes, attention, rates, bins, [Rule(2, wide=2)])
+    load = one.linear + one.busy
+    assert load.max() < 1.03 * load.mean()
+    assert max(len(part) for part in groups(one.rows, 2)) == 2
+    slow = (one.linear + one.busy) * [1.2, 1.2, 1.0, 1.0]
+    new = evened(one, sizes, attention, rates, bins, slow, False, True)
+    assert new is not None
+    assert np.ptp((new.linear + new.busy) * [1.2, 1.2, 1.0, 1.0]) < 0.7 * np.ptp(slow)
+
+
+def test_keys_of_two_others_are_one_call_of_the_backward() -> None:
+    """As many heads, keys and bytes as with a call each."""
+    cost, sizes = small(4, 2), np.array([60_000, 1_000])
+    found = {}
+    for pairs in (False, True):
+        task = Nodewise(cost)._task(sizes, np.arange(2), Rates.of(cost), 10**9)
+        (placed,) = placements(sizes, task.attention, task.rates, task.bins, [Rule(1, even=True)])
+        plan = task.laid(task.layout(placed), cost.cluster.num_ranks, pairs)
+        verify_step(Batch(sizes, 0, 0), (plan,), cost)
+        calls = [int((ops.kind == ATTEND).sum()) for ops in (plan.forward, plan.backward)]
+        found[pairs] = calls, int(cost.message_bytes(plan, plan.backward).sum())
+    assert found[True][0][0] == found[False][0][0]
+    assert found[True][0][1] < found[False][0][1]
+    assert found[True][1] == found[False][1]
 
 
 @pytest.mark.parametrize("memory", [14e9, 20e9, 40e9])
