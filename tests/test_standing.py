@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from zbench.standing import Cell, gain, interval, shown
+from zbench.standing import Cell, gain, interval, shown, together
 
 
 def cell(seconds: list[float], bound: float = 1.0, digest: str = "a", full: bool = False) -> Cell:
@@ -46,7 +46,40 @@ def test_other_batches_are_refused() -> None:
 def test_the_nearest_to_the_bound_comes_first() -> None:
     systems = {"slow": {"w": cell([4.0, 4.0])}, "fast": {"w": cell([2.0, 2.0])}}
     table = shown("here", systems, "slow")
-    columns = [list(column.cells) for column in table.columns]
-    assert columns[0] == ["fast", "slow"]
-    assert columns[1] == ["0.500 ±0.000", "0.250 ±0.000"]
-    assert columns[3] == ["2.00 (2.00-2.00)", "1.00 (1.00-1.00)"]
+    assert table.columns == ("system", "w", "mean", "x slow")
+    assert table.rows == (
+        ("fast", "0.500 ±0.000", "0.500", "2.00 (2.00-2.00)"),
+        ("slow", "0.250 ±0.000", "0.250", "1.00 (1.00-1.00)"),
+    )
+    assert list(table.rich().columns[0].cells) == ["fast", "slow"]
+
+
+def test_markdown_has_a_line_a_system() -> None:
+    lines = shown("here", {"one": {"w": cell([4.0])}}, "one").markdown().splitlines()
+    assert lines[2:] == [
+        "| system | w | mean | x one |",
+        "|---|---|---|---|",
+        "| one | 0.250 ±0.000 | 0.250 | 1.00 (1.00-1.00) |",
+    ]
+
+
+def test_all_tables_together() -> None:
+    """The mean of what fits, starred where something does not; the speed-up is over the cells of both."""
+    found = {
+        ("small", "m"): {"a": {"w": cell([2.0])}, "b": {"w": cell([4.0])}},
+        ("large", "m"): {"a": {"w": cell([8.0])}, "b": {"w": cell([8.0], full=True)}},
+    }
+    table = together(found, "b")
+    assert table.columns == ("system", "small", "large", "all", "x b")
+    assert table.rows == (
+        ("a", "0.500", "0.125", "0.250", "2.00 (2.00-2.00)"),
+        ("b", "0.250", "0.000 *", "0.250 *", "1.00 (1.00-1.00)"),
+    )
+
+
+def test_who_fits_one_workload_only_is_not_first() -> None:
+    systems = {
+        "short": {"v": cell([1.0]), "w": cell([1.0], full=True)},
+        "both": {"v": cell([2.0]), "w": cell([1.5])},
+    }
+    assert [row[0] for row in shown("here", systems, "both").rows] == ["both", "short"]

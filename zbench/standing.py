@@ -1,7 +1,8 @@
-"""python -m zbench.standing FILE... [--over SYSTEM]: recorded systems by how near the bound they are, with intervals.
+"""python -m zbench.standing FILE... [--over SYSTEM] [--markdown]: recorded systems by how near the bound they are.
 
-For every cluster and size a row a system: bound ratio by workload, their geometric mean, and how much faster the system
-is than another on the same batches (geometric mean over workloads of summed seconds). An edge: reads records, prints.
+For every cluster and size a row a system: bound ratio by workload with its interval over batches, their geometric mean,
+and how much faster the system is than another on the same batches (geometric mean over workloads of summed seconds).
+Where there are several, a last table has the means of all. An edge: reads records, prints.
 """
 
 import argparse
@@ -92,32 +93,87 @@ def main() -> int:
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
     parser.add_argument("--over", default="zeppelin", help="the system that the others are compared with")
+    parser.add_argument("--markdown", action="store_true", help="tables for a document")
     arguments = parser.parse_args()
     try:
         found = table([run for path in arguments.files for run in read(path)[0]])
         if not found:
             raise ValueError(f"{', '.join(arguments.files)} hold no complete run")
-        for (cluster, model), systems in found.items():
-            Console(width=200).print(shown(f"{model} on {cluster}", systems, arguments.over))
+        tables = [
+            shown(f"{model} on {cluster}", systems, arguments.over) for (cluster, model), systems in found.items()
+        ]
+        if len(found) > 1:
+            tables.append(together(found, arguments.over))
+        for one in tables:
+            print(one.markdown()) if arguments.markdown else Console(width=200).print(one.rich())
     except ValueError as error:
         print(f"zbench: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def shown(title: str, systems: dict[str, dict[str, Cell]], over: str) -> Table:
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A table: rows of as many cells as there are columns."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def rich(self) -> Table:
+        out = Table(*self.columns, title=self.title)
+        for row in self.rows:
+            out.add_row(*row)
+        return out
+
+    def markdown(self) -> str:
+        lines = [f"**{self.title}**", "", *("| " + " | ".join(row) + " |" for row in (self.columns, *self.rows)), ""]
+        return "\n".join([*lines[:3], "|" + "---|" * len(self.columns), *lines[3:]])
+
+
+def shown(title: str, systems: dict[str, dict[str, Cell]], over: str) -> Standing:
+    """The systems of one cluster and size, nearest the bound first."""
     workloads = list(dict.fromkeys(name for cells in systems.values() for name in cells))
-    out = Table(title=f"{title}: bound ratio, {LEVEL:.0%} intervals over batches")
-    for name in ("system", *workloads, "mean", f"x {over}"):
-        out.add_column(name)
-    means = {name: _mean(cells) for name, cells in systems.items()}
-    for name in sorted(systems, key=lambda one: -means[one]):
-        cells, cut = systems[name], [w for w in workloads if w not in systems[name] or systems[name][w].out_of_memory]
+    means, rows = {name: _mean(cells) for name, cells in systems.items()}, []
+    for name in sorted(systems, key=lambda one: -_place(systems[one], len(workloads))):
+        cells = systems[name]
         ratio = [_ratio(cells[w]) if w in cells else "" for w in workloads]
         faster = gain(cells, systems[over]) if over in systems else None
-        told = f"{faster[0]:.2f} ({faster[1]:.2f}-{faster[2]:.2f})" if faster else ""
-        out.add_row(name, *ratio, f"{means[name]:.3f}{' *' if cut else ''}", told)
-    return out
+        rows.append((name, *ratio, _starred(means[name], cells, len(workloads)), _told(faster)))
+    columns = ("system", *workloads, "mean", f"x {over}")
+    return Standing(f"{title}: bound ratio, {LEVEL:.0%} intervals over batches", columns, tuple(rows))
+
+
+def together(found: Table_, over: str) -> Standing:
+    """Geometric means of all tables, and over all of their cells."""
+    names = list(dict.fromkeys(name for systems in found.values() for name in systems))
+    every = {
+        name: {f"{w} {p}": cell for p, systems in found.items() for w, cell in systems.get(name, {}).items()}
+        for name in names
+    }
+    most, rows = max(len(cells) for cells in every.values()), []
+    for name in sorted(names, key=lambda one: -_place(every[one], most)):
+        means = [
+            _starred(_mean(s[name]), s[name], max(map(len, s.values()))) if name in s else "" for s in found.values()
+        ]
+        faster = gain(every[name], every[over]) if over in every else None
+        rows.append((name, *means, _starred(_mean(every[name]), every[name], most), _told(faster)))
+    columns = ("system", *(cluster for cluster, _ in found), "all", f"x {over}")
+    return Standing("Geometric means over workloads (*: of those that fit memory)", columns, tuple(rows))
+
+
+def _place(cells: dict[str, Cell], workloads: int) -> float:
+    """What tables are in the order of: the arithmetic mean, to which a workload that does not fit memory adds nothing."""
+    return sum(cell.ratio for cell in cells.values() if not cell.out_of_memory) / workloads
+
+
+def _starred(mean: float, cells: dict[str, Cell], workloads: int) -> str:
+    """With a star where a workload is missing or did not fit memory."""
+    return f"{mean:.3f}{' *' if sum(not cell.out_of_memory for cell in cells.values()) < workloads else ''}"
+
+
+def _told(faster: tuple[float, float, float] | None) -> str:
+    return f"{faster[0]:.2f} ({faster[1]:.2f}-{faster[2]:.2f})" if faster else ""
 
 
 def _mean(cells: dict[str, Cell]) -> float:
