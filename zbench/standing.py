@@ -163,7 +163,7 @@ def together(found: Table_, over: str) -> Standing:
 
 
 def _place(cells: dict[str, Cell], workloads: int) -> float:
-    """What tables are in the order of: the arithmetic mean, to which a workload that does not fit memory adds nothing."""
+    """What tables are in the order of: the arithmetic mean; a workload that does not fit memory adds nothing."""
     return sum(cell.ratio for cell in cells.values() if not cell.out_of_memory) / workloads
 
 
