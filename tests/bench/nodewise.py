@@ -23,9 +23,9 @@ from zbench.warm import warm
 CONF = Path(__file__).parents[2] / "conf"
 WORKLOADS = ("longtail_128k", "arxiv", "github", "prolong64k", "byted_2m", "pystdlib")
 STEPS = 2
-PARTS = ("", "homes=false", "heads=false", "fewest=false", "first=false", "front=false", "wide=false", "order=true",
-         "even=false", "groups=1", "chunks=1", "chunks=2", "tries=1", "tries=1 even=false",
-         "tries=30 operations=10000000")  # fmt: skip
+PARTS = ("", "homes=false", "heads=false", "fewest=false", "first=false", "front=false", "wide=false", "pairs=false",
+         "even=false", "swap=false", "order=true", "groups=1", "chunks=1", "chunks=2", "tries=1",
+         "tries=1 pairs=false even=false", "tries=30 operations=10000000")  # fmt: skip
 RIVALS = ("nodewise", "zeppelin", "flexsp", "usp")
 
 
@@ -73,7 +73,8 @@ def ablation() -> None:
     for part in PARTS:
         switches = [f"system.{switch}" for switch in part.split()]
         row = [mean(figures(["system=nodewise", *switches, f"cluster={c}"])[0]) for c in ("a800_4x8", "h800_4x8")]
-        row.append(mean(figures(["system=nodewise", *switches, "cluster=a800_4x8", "cluster.num_nodes=16"])[0]))
+        large = ("cluster=a800_4x8", "cluster=h800_4x8")
+        row += [mean(figures(["system=nodewise", *switches, c, "cluster.num_nodes=16"])[0]) for c in large]
         print("|", part or "everything", "|", " | ".join(row), "|", flush=True)
 
 
@@ -86,7 +87,7 @@ def other_constants() -> None:
 
 def sizes() -> None:
     for nodes in (2, 4, 8, 16, 128):
-        for system in RIVALS:
+        for system in RIVALS[:2]:
             ratios, spent = figures([f"system={system}", "cluster=a800_4x8", f"cluster.num_nodes={nodes}"])
             print(
                 "|",
