@@ -120,9 +120,7 @@ class Nodewise:
         found = placements(*given, self._rules(of.attention + of.rates.token * of.lengths, of.bins))
         found = found or placements(*given, [Rule(len(of.lengths), even=True)])
         wide, narrow = ([one for one in found if (one.rule.wide > 1) == kind] for kind in (True, False))
-        half = LOOKED // 2
-        chosen = narrow[: max(half, LOOKED - len(wide))] + wide[: max(half, LOOKED - len(narrow))]
-        return [of.layout(one) for one in chosen]
+        return [of.layout(one) for one in narrow[:LOOKED] + wide[: LOOKED - LOOKED // 3]]
 
     def _rules(self, work: Floats, bins: Bins) -> list[Rule]:
         if bins.count == 1:

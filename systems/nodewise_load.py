@@ -6,7 +6,7 @@ Compiled for systems.nodewise_cuts; knows nothing of how sequences came to be wh
 import numba as nb
 import numpy as np
 
-from systems.nodewise_rows import needs, parts, row_squares, row_tokens, together_of
+from systems.nodewise_rows import needs, parts, row_squares, row_tokens, whole
 
 EVEN = 0.003  # of the mean: bins that differ by less are left as they are
 
@@ -36,24 +36,20 @@ def held(tokens, where, rows, bins, wide):  # type: ignore[no-untyped-def]
     for s in range(len(tokens)):
         if where[s] >= 0:
             held[where[s]] += tokens[s]
-    for i in range(len(rows)):
-        own = row_tokens(rows[i])
-        held[rows[i, 1]] += own
-        begin, count = i, 0  # the sequence's rows
-        while begin > 0 and rows[begin - 1, 0] == rows[i, 0]:
-            begin -= 1
-        while begin + count < len(rows) and rows[begin + count, 0] == rows[i, 0]:
-            count += 1
-        together = together_of(count, wide)
-        for j in range(begin, begin + count):
-            size = row_tokens(rows[j])
-            if i == j or not needs(rows[i], rows[j]):
-                continue
-            if (i - begin) // together == (j - begin) // together:  # q and o as well: about twice as much as kv
-                came[rows[i, 1]] += 2 * own / together
-            else:
-                came[rows[i, 1]] += size / together
-                sent[rows[j, 1]] += size / together
+    ends = parts(rows, wide)
+    for i in range(len(ends) - 1):
+        mine, count = rows[ends[i] : ends[i + 1]], ends[i + 1] - ends[i]
+        one = whole(mine)
+        for row in mine:
+            held[row[1]] += row_tokens(row)
+            came[row[1]] += 2 * row_tokens(row) * (count - 1) / count  # q and o as well: about twice as much as kv
+        for j in range(len(ends) - 1):
+            others = rows[ends[j] : ends[j + 1]]
+            if i != j and others[0, 0] == one[0] and needs(one, whole(others)):
+                for row in mine:
+                    came[row[1]] += row_tokens(whole(others)) / count
+                for row in others:
+                    sent[row[1]] += row_tokens(whole(others)) / count
     return held, np.maximum(sent, came)
 
 

@@ -85,13 +85,13 @@ def _there(of, order, cuts, pace):  # type: ignore[no-untyped-def]
     begin = sent = at.max()
     _local(at, of.local[FORWARD], 0.0, pace)
     ends = bounds(cuts[-1])
-    across = max(begin, row[READY])
-    keys = across + ends[1] * row[TOKENS] * max(way[OUT], row[WIDE] * way[OUT_NIC]) + row[KEYS]
+    across, wide = max(begin, row[READY]), row[WIDE] * row[TOKENS] * way[OUT_NIC]
+    keys = across + max(ends[1] * row[TOKENS] * way[OUT], wide) + _keys(row, way)
     if row[TOKENS] > 0:
         for c in range(len(ends) - 1):
             part = ends[c + 1] - ends[c]
             sent += part * row[TOKENS] * way[OUT] * max(1.0, of.busiest)
-            come = max(sent, across + ends[c + 1] * row[TOKENS] * way[OUT_NIC]) if row[WIDE] > 0 else sent
+            come = max(sent, across + ends[c + 1] * wide) if wide > 0 else sent
             _own(at, part, come, row, pace)
     home = _groups(at, sent, of, FORWARD, order, cuts, pace)
     if row[TOKENS] > 0:
@@ -110,11 +110,11 @@ def _back(of, order, cuts, pace):  # type: ignore[no-untyped-def]
     sent = at.max()
     ends, keys = bounds(cuts[-1]), 0.0
     if row[TOKENS] > 0:
-        last, each = 1 - ends[-2], row[TOKENS] * way[OUT] * max(1.0, of.busiest)
+        last, each = 1 - ends[-2], row[TOKENS] * max(way[OUT] * max(1.0, of.busiest), row[WIDE] * way[OUT_NIC])
         sent += last * each
         if row[OTHERS] > 0:
             at = np.maximum(at, sent + pace.latency) + row[OTHERS]
-            keys = max(sent + pace.latency, row[READY]) + last * row[LATE] + row[KEYS]
+            keys = max(sent + pace.latency, row[READY]) + last * row[LATE] + _keys(row, way)
         sent += (1 - last) * each
     home = _groups(at, sent, of, BACKWARD, order[::-1], cuts, pace)
     if row[TOKENS] > 0:
@@ -122,9 +122,15 @@ def _back(of, order, cuts, pace):  # type: ignore[no-untyped-def]
         for c in range(len(ends) - 2, -1, -1):
             part = ends[c + 1] - ends[c]
             _own(at, part, 0.0, row, pace)
-            home = max(home, at.max(), keys if c == 0 else 0.0) + part * row[TOKENS] * each
+            home = max(home, at.max(), keys if c == 0 or row[WIDE] > 0 else 0.0) + part * row[TOKENS] * each
     _local(at, of.local[BACKWARD], way[START], pace)
     return max(at.max(), home + pace.latency)
+
+
+@nb.njit(cache=True)
+def _keys(row, way):  # type: ignore[no-untyped-def]
+    """Seconds of keys on NICs without what nodes that share heads exchange, which goes before and after them."""
+    return max(row[KEYS] - row[WIDE] * row[TOKENS] * (way[OUT_NIC] + way[HOME_NIC]), 0.0)
 
 
 @nb.njit(cache=True)

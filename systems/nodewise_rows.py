@@ -34,7 +34,7 @@ def parts(rows, wide):  # type: ignore[no-untyped-def]
         stop = begin
         while stop < len(rows) and rows[stop, 0] == rows[begin, 0]:
             stop += 1
-        for at in range(begin, stop, together_of(stop - begin, wide)):
+        for at in range(begin, stop, _together(stop - begin, wide)):
             found[used] = at
             used += 1
         begin = stop
@@ -43,7 +43,7 @@ def parts(rows, wide):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def together_of(count, wide):  # type: ignore[no-untyped-def]
+def _together(count, wide):  # type: ignore[no-untyped-def]
     """How many of a sequence's rows share heads."""
     return wide if count >= 2 * wide and count % wide == 0 else 1
 
