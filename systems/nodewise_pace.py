@@ -22,8 +22,10 @@ WHOLE, HEAD, TAIL = 0, 1, 2
 LINEAR, ATTENTION, START, JOIN, OUT, HOME, OUT_NIC, HOME_NIC, JOIN_Q, JOIN_KV = range(10)
 # Columns of Work.row: tokens of rows of cut sequences; seconds of a GPU's attends of a row's own keys, of other rows'
 # keys with starts and joins, of all starts of the first; of keys on NICs; the earliest that all these rows' nodes have
-# them; of a token's exchange between nodes.
-TOKENS, OWN, OTHERS, STARTS, KEYS, READY, WIDE, LATE = range(8)
+# them; the share of a row's tokens that are at home on other nodes; of the last call with another row's keys; a GPU's
+# heads of a row.
+TOKENS, OWN, OTHERS, STARTS, KEYS, READY, WIDE, LATE, HEADS = range(9)
+ROW = 9  # columns
 
 
 class Pace(NamedTuple):
@@ -37,7 +39,7 @@ class Pace(NamedTuple):
 class Work(NamedTuple):
     """Of one node of P GPUs and G groups of sequences that share heads.
 
-    linear: float64 [P], seconds of both directions. local: [2, P], of sequences that are whole on a GPU. row: [2, 7].
+    linear: float64 [P], seconds of both directions. local: [2, P], of sequences that are whole on a GPU. row: [2, ROW].
     size, work: [G] tokens and [2, G] seconds, all heads; heads: int64 [G, P + 1], bounds of every GPU's. busiest: the
     share of the homes that the GPU with most of them has, in even shares.
     """
@@ -72,6 +74,15 @@ def row_cut(chunks, direction):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
+def row_bounds(cut, heads):  # type: ignore[no-untyped-def]
+    """The same of whole heads, of which a GPU has so many of a row: chunks without any are left out."""
+    heads = max(heads, 1.0)
+    ends = np.floor(bounds(cut) * heads + 0.5) / heads
+    ends[-1] = 1.0
+    return np.unique(ends)
+
+
+@nb.njit(cache=True)
 def seconds(of, order, cuts, pace):  # type: ignore[no-untyped-def]
     """Seconds of a layer in both directions. order: int64 [G], of the groups in the forward. cuts: [2, G + 1], of every
     group's heads and of the rows'."""
@@ -84,7 +95,7 @@ def _there(of, order, cuts, pace):  # type: ignore[no-untyped-def]
     at = of.linear * way[LINEAR]
     begin = sent = at.max()
     _local(at, of.local[FORWARD], 0.0, pace)
-    ends = bounds(cuts[-1])
+    ends = row_bounds(cuts[-1], row[HEADS])
     across, wide = max(begin, row[READY]), row[WIDE] * row[TOKENS] * way[OUT_NIC]
     keys = across + max(ends[1] * row[TOKENS] * way[OUT], wide) + _keys(row, way)
     if row[TOKENS] > 0:
@@ -108,7 +119,7 @@ def _back(of, order, cuts, pace):  # type: ignore[no-untyped-def]
     way, row = pace.ways[BACKWARD], of.row[BACKWARD]
     at = of.linear * way[LINEAR]
     sent = at.max()
-    ends, keys = bounds(cuts[-1]), 0.0
+    ends, keys = row_bounds(cuts[-1], row[HEADS]), 0.0
     if row[TOKENS] > 0:
         last, each = 1 - ends[-2], row[TOKENS] * max(way[OUT] * max(1.0, of.busiest), row[WIDE] * way[OUT_NIC])
         sent += last * each

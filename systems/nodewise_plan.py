@@ -43,7 +43,7 @@ def layout(placed: Placement, lengths: Ints, attention: Floats, rates: Rates, no
 
 
 def _rows(placed: Placement, rates: Rates, nodes: int, node: Node) -> Floats:
-    """float64 [nodes, 2, 7]: what of cut sequences is on every node, as pace.Work.row has it."""
+    """float64 [nodes, 2, ROW]: what of cut sequences is on every node, as pace.Work.row has it."""
     rows, ways, ranks = placed.rows, rates.pace.ways, node.num_ranks
     tokens, count, work, own, calls, queries, keys, ready = np.zeros((8, nodes))
     parts = joint(rows, placed.rule.wide)
@@ -61,9 +61,10 @@ def _rows(placed: Placement, rates: Rates, nodes: int, node: Node) -> Floats:
                 calls[bin] += 1
                 queries[bin] += share * size
                 keys[bin] += share * row_tokens(other)
-    out = np.zeros((nodes, 2, 8))
+    out = np.zeros((nodes, 2, pace.ROW))
+    heads = node.num_heads / (ranks * placed.rule.wide)
     for direction, way in enumerate(ways):
-        chunks = len(pace.bounds(pace.row_cut(node.chunks, direction))) - 1
+        chunks = len(pace.row_bounds(pace.row_cut(node.chunks, direction), heads)) - 1
         joins = way[pace.JOIN_Q] * queries + way[pace.JOIN_KV] * keys
         starts = chunks * calls * (way[pace.START] + way[pace.JOIN])
         row = out[:, direction]
@@ -74,6 +75,7 @@ def _rows(placed: Placement, rates: Rates, nodes: int, node: Node) -> Floats:
         row[:, pace.STARTS] = count * way[pace.START]
         row[:, pace.KEYS] = placed.way
         row[:, pace.READY] = ready * way[pace.LINEAR]
+        row[:, pace.HEADS] = heads
         row[:, pace.WIDE] = 1 - 1 / placed.rule.wide
     return out
 

@@ -13,6 +13,7 @@ from systems.nodewise import Nodewise
 from systems.nodewise_cuts import Bins, Rule, groups, placements
 from systems.nodewise_even import evened
 from systems.nodewise_load import settle
+from systems.nodewise_pace import ROW
 from systems.nodewise_ranks import Node, inside
 from systems.nodewise_rows import divided, row_tokens, whole
 from systems.nodewise_work import Rates, attention_seconds
@@ -230,7 +231,7 @@ def test_inside_shares_what_is_too_long_for_a_gpu() -> None:
     cost = small(1, 4)
     sizes = np.array([40_000, 3_000, 3_000, 3_000, 3_000])
     node = Node(4, 32, 10**9, 3, 3, True)
-    one = inside(sizes, attention_seconds(sizes, cost), np.zeros((2, 7)), Rates.of(cost), node)
+    one = inside(sizes, attention_seconds(sizes, cost), np.zeros((2, ROW)), Rates.of(cost), node)
     assert one.rank[0] == -1
     assert sorted(one.rank[1:].tolist()) == [0, 1, 2, 3]
     assert one.heads.tolist() == [[0, 8, 16, 24, 32]]
