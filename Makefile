@@ -12,10 +12,11 @@ unexport PYTHONDONTWRITEBYTECODE # containers set it, and each of the tests' pro
 run: $(READY)
 	$(BIN)/python -m zbench system=zeppelin workload=longtail_128k
 
-# Types are checked on one core while kernels are compiled on another: a minute each.
+# Types are checked on one core while kernels are compiled on another, a minute each. Then two tests at a time, of one
+# thread each: threads that wait for a busy core keep it busier.
 test:
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=12
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --durations=12
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
