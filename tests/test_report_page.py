@@ -156,12 +156,15 @@ def test_the_timeline_is_reached_by_keys(opened: Page) -> None:
     assert told.startswith("attend forward, layer 0, micro-batch 0\nGPU 0: ")
     assert "block" in told
     assert "sequence" in told
+    cursor = "document.getElementById('timeline').layout.shapes.map((shape) => shape.y0)"
+    assert opened.evaluate(cursor) == [-0.5]
     for _ in range(40):
         opened.keyboard.press("ArrowDown")
     opened.keyboard.press("ArrowUp")
     told = opened.locator("#event").inner_text()
     assert "NIC" in told
     assert " from GPU " in told
+    assert opened.evaluate(cursor)[0] > 0
     before = window(opened)
     opened.keyboard.press("+")
     assert window(opened)[1] - window(opened)[0] < before[1] - before[0]

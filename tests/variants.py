@@ -1,6 +1,8 @@
 """Every system in conf/system, as its yaml has it and with each choice of its yaml made the other way."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,13 @@ class Variant:
         package = NEEDS.get(self.path.stem)
         if package is not None and find_spec(package) is None:
             pytest.skip(f"{self.path.stem} needs {package}, of the extra `peers`")
-        node = OmegaConf.merge(OmegaConf.load(self.path), OmegaConf.create(dict(self.changes)))
-        return instantiate(node, _partial_=True, _convert_="all")(cost=cost)
+        return _maker(self)(cost=cost)
+
+
+@cache
+def _maker(variant: Variant) -> Callable[..., System]:
+    node = OmegaConf.merge(OmegaConf.load(variant.path), OmegaConf.create(dict(variant.changes)))
+    return instantiate(node, _partial_=True, _convert_="all")
 
 
 SYSTEMS = [Variant(path) for path in sorted(FOLDER.glob("*.yaml"))]

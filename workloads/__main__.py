@@ -6,11 +6,12 @@ An edge, not part of the pure layer: it reads conf/workload with hydra.
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException, InstantiationException
+from hydra.errors import HydraException
 from hydra.utils import instantiate
 
 from workloads.check import whole
@@ -50,16 +51,17 @@ def workload_names() -> list[str]:
 
 def load(name: str, seed: int, tokens: int, settings: list[str]) -> Workload:
     """The workload of conf/workload/NAME.yaml, with settings such as "context_limit=65536"."""
+    return loader(name, settings)(seed=seed, tokens=tokens)
+
+
+def loader(name: str, settings: list[str]) -> Callable[..., Workload]:
+    """Makes such workloads, each from its `seed` and `tokens`: composing the yaml takes longer than all of them."""
     if name not in workload_names():
         raise ValueError(f"workload is {name!r}; it must be one of {', '.join(workload_names())}")
     with initialize_config_dir(str(_CONF.parent), version_base="1.3"):
         config = compose(overrides=[f"+workload={name}", *(f"workload.{setting}" for setting in settings)])
-    try:
-        workload: Workload = instantiate(config.workload, seed=seed, tokens=tokens, _convert_="all")
-    except InstantiationException as error:
-        # hydra wraps what the class itself said; that sentence is the useful one.
-        raise (error.__cause__ if isinstance(error.__cause__, ValueError) else error) from None
-    return workload
+    made: Callable[..., Workload] = instantiate(config.workload, _partial_=True, _convert_="all")
+    return made
 
 
 def _draw(workload: Workload, steps: int) -> tuple[IntArray, float]:

@@ -8,6 +8,9 @@ from zbench.plan import ATTEND
 
 READ, TAKE, WRITE, ADD = range(4)  # in the order an operation does them
 IS_COPY = np.array([True, True, False, True, False, False])  # by tensor: q kv o do dq dkv
+FORWARD = np.array([(READ, Q, 0), (READ, KV, 1), (ADD, O, 0)])  # of an attend: action, tensor, whether of its kv blocks
+BACKWARD = np.array([(READ, Q, 0), (READ, KV, 1), (READ, DO, 0), (ADD, DQ, 0), (ADD, DKV, 1)])
+TRANSFERS = np.array([(TAKE, ADD), (READ, WRITE)])  # at the source and at the destination: of sums, of copies
 OP, ACTION, LO, HI, TENSOR, BLOCK, RANK = range(7)  # rows of what `touches` returns
 
 
@@ -50,28 +53,24 @@ def touches(kept, ops, lists, num_blocks, num_ranks, backward):  # type: ignore[
 
 @nb.njit(cache=True)
 def _fill(out, kept, ops, lists, backward):  # type: ignore[no-untyped-def]
-    """Touches in plan order; of an operation in the order of what it does."""
-    at = 0
+    """Touches in plan order; of an operation in the order of what it does.
+
+    `_add` is given no constants: numba would compile it again for each of them.
+    """
+    at, nobody, write = np.int64(0), np.int64(-1), np.int64(WRITE)
     for i in range(len(kept[0])):
-        at = _add(out, at, -1, WRITE, kept[2][i], kept[3][i], kept[0][i], kept[1][i], kept[4][i], lists)
+        at = _add(out, at, nobody, write, kept[2][i], kept[3][i], kept[0][i], kept[1][i], kept[4][i], lists)
     kind, tensor, src, dst, lo, hi, blocks, kv_blocks = ops
+    attends = BACKWARD if backward else FORWARD
     for i in range(len(kind)):
         a, b, q, kv, rank = lo[i], hi[i], blocks[i], kv_blocks[i], src[i]
         if kind[i] == ATTEND:
-            at = _add(out, at, i, READ, a, b, Q, rank, q, lists)
-            at = _add(out, at, i, READ, a, b, KV, rank, kv, lists)
-            if backward:
-                at = _add(out, at, i, READ, a, b, DO, rank, q, lists)
-                at = _add(out, at, i, ADD, a, b, DQ, rank, q, lists)
-                at = _add(out, at, i, ADD, a, b, DKV, rank, kv, lists)
-            else:
-                at = _add(out, at, i, ADD, a, b, O, rank, q, lists)
-        elif IS_COPY[tensor[i]]:
-            at = _add(out, at, i, READ, a, b, tensor[i], rank, q, lists)
-            at = _add(out, at, i, WRITE, a, b, tensor[i], dst[i], q, lists)
+            for row in range(len(attends)):
+                at = _add(out, at, i, attends[row, 0], a, b, attends[row, 1], rank, kv if attends[row, 2] else q, lists)
         else:
-            at = _add(out, at, i, TAKE, a, b, tensor[i], rank, q, lists)
-            at = _add(out, at, i, ADD, a, b, tensor[i], dst[i], q, lists)
+            leaves, comes = TRANSFERS[int(IS_COPY[tensor[i]])]
+            at = _add(out, at, i, leaves, a, b, tensor[i], rank, q, lists)
+            at = _add(out, at, i, comes, a, b, tensor[i], dst[i], q, lists)
 
 
 @nb.njit(cache=True)

@@ -49,7 +49,7 @@ class Measure:
             cores=len(os.sched_getaffinity(0)),
             threads=torch.get_num_threads(),
             memory_bytes=torch.cuda.mem_get_info(self.device)[1] if cuda else _memory_bytes() // self.num_local,
-            torch=torch.__version__,
+            torch=str(torch.__version__),  # to unpickle its own type, the driver would import torch
             backend=dist.get_backend(),
             kernel=self.kernel.name,
             driver=driver() if cuda else "",

@@ -69,7 +69,7 @@ class Trainer:
             device=torch.cuda.get_device_name(self.device) if cuda else cpu_name(),
             kernel=self.engine.kernel.name,
             backend=dist.get_backend(),
-            torch=torch.__version__,
+            torch=str(torch.__version__),  # to unpickle its own type, the driver would import torch
             tokens="text" if is_real(self.job.workload) else "made",
             elementwise=self.parameters.network.fused.name,
             memory_bytes=self.capacity_bytes,

@@ -34,7 +34,7 @@ function paint() {
     });
     return [traces, layout({
       barmode: "overlay", height: 130 + 17 * tracks.length + (narrow() ? 110 : 30), dragmode: narrow() ? "pan" : "zoom",
-      hovermode: "closest", shapes: cursor_shapes(place), margin: { l: 10, r: 12, t: 10, b: 45 },
+      hovermode: "closest", shapes: cursor_shapes(), margin: { l: 10, r: 12, t: 10, b: 45 },
       xaxis: axis({ range: [view.from / UNIT, view.to / UNIT], title: { text: "milliseconds" } }),
       yaxis: axis({ range: [tracks.length - 0.4, -0.6], fixedrange: true, tickvals: tracks.map((_, i) => i), ticktext: tracks.map((track) => of.tracks[track]), showgrid: false, tickfont: { size: 10 } }),
     })];
@@ -59,17 +59,22 @@ function listen() {
 }
 
 function zoom(from, to) {
+  if (look(from, to)) paint();
+}
+
+// Whether what is to be seen is other than before.
+function look(from, to) {
   const least = 1; // microsecond: shorter than any event
   const width = Math.min(Math.max(to - from, least), view.end);
   const begin = Math.min(Math.max(from, 0), view.end - width);
-  if (begin === view.from && begin + width === view.to) return;
+  if (begin === view.from && begin + width === view.to) return false;
   Object.assign(view, { from: begin, to: begin + width });
-  paint();
+  return true;
 }
 
-function cursor_shapes(place) {
+function cursor_shapes() {
   if (view.cursor === null) return [];
-  const { of, cursor } = view, y = place.get(of.track[cursor]);
+  const { of, tracks, cursor } = view, y = tracks.indexOf(of.track[cursor]);
   return [{
     type: "rect", x0: of.begin[cursor] / UNIT, x1: (of.begin[cursor] + of.length[cursor]) / UNIT, y0: y - 0.5, y1: y + 0.5,
     line: { color: style("--ink"), width: 2 },
@@ -102,8 +107,9 @@ function step_to(sideways, down) {
     view.cursor = row[Math.min(Math.max(mine, 0), row.length - 1)];
   }
   const begin = of.begin[view.cursor], end = begin + of.length[view.cursor], width = view.to - view.from;
-  if (begin < view.from || end > view.to) zoom((begin + end - width) / 2, (begin + end + width) / 2);
-  paint();
+  const outside = begin < view.from || end > view.to;
+  if (outside && look((begin + end - width) / 2, (begin + end + width) / 2)) paint();
+  else Plotly.relayout("timeline", { shapes: cursor_shapes() }); // the bars stay as they are
   at("event").textContent = told(of, view.cursor).join("\n");
 }
 
