@@ -110,7 +110,7 @@ class Layer:
     def _keys(self, ids: Ints, names: Ints, spans: Ints, most: int) -> Ints:
         """For compiled.cut_rows: of `most` other rows that a row sees the last one's turn has all keys."""
         count = len(names)
-        keys = np.zeros((count, count), np.int64)
+        keys = np.full((count, count), -1, np.int64)
         for r in range(count):
             turns = [turn for turn in range(1, count) if needs(spans[r], spans[r - turn])]
             for some in (turns[at : at + most] for at in range(0, len(turns), most)):

@@ -37,7 +37,7 @@ def group(ranks, heads, ids, name, cut, chunk):  # type: ignore[no-untyped-def]
 def cut_rows(ranks, heads, ids, names, spans, keys, cut):  # type: ignore[no-untyped-def]
     """A sequence in several rows: int64 [9, n]. ranks, ids: [rows, P]; heads: [rows, P + 1]; names: [rows]; spans:
     int64 [rows, 6] (systems.nodewise_rows). keys: int64 [rows, rows], names of the lists of keys that a row attends to
-    in each turn, 0 where that turn's are another's, too."""
+    in each turn, -1 where that turn's are another's, too."""
     count, size = ranks.shape
     most = count * size * (3 * (size - 1) + 1 + 2 * (count - 1))
     out, at = np.empty((COLUMNS, 3 * most), np.int64), 0
@@ -55,7 +55,7 @@ def cut_rows(ranks, heads, ids, names, spans, keys, cut):  # type: ignore[no-unt
                             key = (ACROSS * CHUNKS + c) * TURNS + turn
                             row = (key, TRANSFER, KV, ranks[other, p], ranks[r, p], lo[p], hi[p], names[other], -1)
                             at = _put(out, at, row)
-                if keys[r, turn] != 0:
+                if keys[r, turn] != -1:
                     at = _attend(out, at, ranks[r], lo, hi, names[r], keys[r, turn], OTHERS, c, turn)
             at = _home(out, at, ranks[r], ids[r], lo, hi, OTHERS, c, count)
     return out[:, :at]
