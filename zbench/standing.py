@@ -133,7 +133,7 @@ class Standing:
 
 def shown(title: str, systems: dict[str, dict[str, Cell]], over: str) -> Standing:
     """The systems of one cluster and size, nearest the bound first."""
-    workloads = list(dict.fromkeys(name for cells in systems.values() for name in cells))
+    workloads = sorted({name for cells in systems.values() for name in cells})
     means, rows = {name: _mean(cells) for name, cells in systems.items()}, []
     for name in sorted(systems, key=lambda one: -_place(systems[one], len(workloads))):
         cells = systems[name]
