@@ -31,7 +31,7 @@ from zbench.simulate import steady_seconds
 CHUNKS = 3  # a GPU's heads are never cut in more
 MORE = 4  # most sequences that are cut beyond those too long for a node
 BACKS, SQUEEZES, WIDES = (0.0, 0.5, 0.9, 2.0), (0.03, 0.2), (2, 4)  # of Rule
-LOOKED = 12  # placements whose nodes are looked into
+LOOKED, LOOKED_WIDE = 12, 8  # placements whose nodes are looked into: most of nodes by themselves, of groups of them
 NEAR = 1.1  # times the best estimate: within it the best of every kind is played
 SLACK = 1.02  # sequences of more than so many even shares of a node are always cut
 TIGHT = 0.8  # of the tokens a GPU has room for, where plans with all of them do not fit memory
@@ -115,12 +115,12 @@ class Nodewise:
         return Task(lengths, seqs, attention_seconds(lengths, self.cost), rates, bins, node)
 
     def _layouts(self, of: Task) -> list[Layout]:
-        """Placements with the best estimates, looked into; half of them of bins by themselves, half of wide ones."""
+        """Placements with the best estimates, looked into: of nodes by themselves, and of groups of nodes."""
         given = of.lengths, of.attention, of.rates, of.bins
         found = placements(*given, self._rules(of.attention + of.rates.token * of.lengths, of.bins))
         found = found or placements(*given, [Rule(len(of.lengths), even=True)])
         wide, narrow = ([one for one in found if (one.rule.wide > 1) == kind] for kind in (True, False))
-        return [of.layout(one) for one in narrow[:LOOKED] + wide[: LOOKED - LOOKED // 3]]
+        return [of.layout(one) for one in narrow[:LOOKED] + wide[:LOOKED_WIDE]]
 
     def _rules(self, work: Floats, bins: Bins) -> list[Rule]:
         if bins.count == 1:
