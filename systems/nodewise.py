@@ -31,7 +31,7 @@ from zbench.simulate import steady_seconds
 CHUNKS = 3  # a GPU's heads are never cut in more
 MORE = 4  # most sequences that are cut beyond those too long for a node
 BACKS, SQUEEZES, WIDES = (0.0, 0.5, 0.9, 2.0), (0.03, 0.2), (2, 4)  # of Rule
-LOOKED, LOOKED_WIDE = 12, 8  # placements whose nodes are looked into: most of nodes by themselves, of groups of them
+LOOKED, LOOKED_WIDE = 6, 4  # placements whose nodes are looked into: most of nodes by themselves, of groups of them
 NEAR = 1.1  # times the best estimate: within it the best of every kind is played
 SLACK = 1.02  # sequences of more than so many even shares of a node are always cut
 TIGHT = 0.8  # of the tokens a GPU has room for, where plans with all of them do not fit memory
