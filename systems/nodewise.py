@@ -36,15 +36,15 @@ NEAR = 1.1  # times the best estimate: within it the best of every kind is playe
 SLACK = 1.02  # sequences of more than so many even shares of a node are always cut
 TIGHT = 0.8  # of the tokens a GPU has room for, where plans with all of them do not fit memory
 SWITCHES = ("heads", "fewest", "front", "first", "wide", "homes", "pairs", "even", "swap", "order")
-Change = Callable[[Played], tuple[Layout, Cost, bool] | None]  # to what Task.played takes
+Change = Callable[[Played], tuple[Layout, bool] | None]  # to a layout, and whether it is laid with pairs
 
 
 @dataclass(frozen=True, slots=True)
 class Nodewise:
-    """tries: placements that are built and played; with one, and nothing evened, the estimate decides. operations: that
-    all played plans of a micro-batch have together, beyond which no other is begun. chunks: parts in which a GPU's
-    heads are exchanged and attended to at most. groups: in which a node's shared sequences are at most, each with a
-    split of heads of its own.
+    """tries: placements that are built and played; with one, no pairs and nothing evened, the estimate decides.
+    operations: that all played plans of a micro-batch have together, beyond which no other is begun. chunks: parts in
+    which a GPU's heads are exchanged and attended to at most. groups: in which a node's shared sequences are at most,
+    each with a split of heads of its own.
 
     Each part of the planner by itself, so that an ablation is a matter of switches. heads: share heads inside nodes
     (off: GPUs are what sequences are cut over, and keys travel). fewest: cut over just enough nodes, weighted by what
@@ -149,7 +149,8 @@ class Nodewise:
                 break
             changed = change(best)
             if changed is not None:
-                other = of.played(*changed)
+                layout, pairs = changed
+                other = of.played(layout, self.cost, pairs)
                 used += other.operations
                 best = other if other.seconds < best.seconds else best
         if self.order:
@@ -161,24 +162,25 @@ class Nodewise:
     def _changes(self, of: Task, others: list[Layout]) -> list[Change]:
         """From the plan played fastest so far to the next: other layouts, other rows in pairs, cuts moved twice."""
 
-        def paired(best: Played) -> tuple[Layout, Cost, bool] | None:
+        def paired(best: Played) -> tuple[Layout, bool] | None:
             parts = groups(best.layout.placement.rows, best.layout.placement.rule.wide)
             counts = np.bincount([best.layout.placement.rows[part[0], 0] for part in parts], minlength=1)
-            return (best.layout, self.cost, True) if counts.max() > PAIR else None
+            return (best.layout, True) if counts.max() > PAIR else None
 
-        def moved(best: Played, alike: bool) -> tuple[Layout, Cost, bool] | None:
+        def moved(best: Played, alike: bool) -> tuple[Layout, bool] | None:
             busy = best.busy(self.cost).reshape(of.bins.count, -1).mean(axis=1)
             given = of.lengths, of.attention, of.rates, of.bins, busy
             placed = evened(best.layout.placement, *given, alike, self.swap)
-            return None if placed is None else (of.layout(placed), self.cost, best.pairs)
+            return None if placed is None else (of.layout(placed), best.pairs)
 
-        changes: list[Change] = [partial(_instead, one=(other, self.cost, False)) for other in others]
+        changes: list[Change] = [partial(_instead, other) for other in others]
         changes += [paired] if self.pairs else []
         return changes + ([partial(moved, alike=alike) for alike in (False, True)] if self.even else [])
 
 
-def _instead(best: Played, one: tuple[Layout, Cost, bool]) -> tuple[Layout, Cost, bool]:
-    return one
+def _instead(other: Layout, best: Played) -> tuple[Layout, bool]:
+    """Whatever was best so far."""
+    return other, False
 
 
 def _spread(layouts: list[Layout]) -> list[Layout]:

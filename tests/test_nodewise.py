@@ -14,6 +14,7 @@ from systems.nodewise_cuts import Bins, Rule, groups, placements
 from systems.nodewise_even import evened
 from systems.nodewise_load import settle
 from systems.nodewise_pace import ROW
+from systems.nodewise_plan import Task
 from systems.nodewise_ranks import Node, inside
 from systems.nodewise_rows import divided, row_tokens, whole
 from systems.nodewise_work import Rates, attention_seconds
@@ -218,10 +219,16 @@ def test_memory_is_respected(memory: float) -> None:
     assert (len(plans) > 1) == (memory < 40e9)
 
 
-def test_the_budget_bounds_what_is_played() -> None:
-    """With room for one plan only the first layout is built, which is the best estimate's."""
-    cost, batch = small(2, 4), Batch(np.array([30_000, 9_000, 6_000, 500, 400]), 0, 0)
+def test_the_budget_bounds_what_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for one plan only the first layout is built and played, which is the best estimate's."""
+    cost, batch, played = small(2, 4), Batch(np.array([30_000, 9_000, 6_000, 500, 400]), 0, 0), []
+    play = Task.played
+    monkeypatch.setattr(Task, "played", lambda *given: played.append(given) or play(*given))
+    Nodewise(cost).plan(batch)
+    assert len(played) > 1
+    played.clear()
     (one,) = Nodewise(cost, operations=1).plan(batch)
+    assert len(played) == 1
     (other,) = Nodewise(cost, tries=1, pairs=False, even=False).plan(batch)
     assert np.array_equal(one.blocks.home, other.blocks.home)
     assert np.array_equal(one.forward.src, other.forward.src)

@@ -96,25 +96,21 @@ def best_of_family(cost: Cost, batch: Batch, known: float) -> float:
     return best
 
 
-def gaps(ranks: int, most: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens a GPU, planner's seconds over the family's best less 1) of batches on A100 and H100."""
-    tokens, out = [], []
+def gaps(ranks: int, most: int, count: int) -> np.ndarray:
+    """Planner's seconds over the family's best less 1, of batches on A100 and H100."""
+    out = []
     for device, batch in product((A100, H100), batches(count, most=most)):
         cost = small(1, ranks, device)
         (plan,) = Nodewise(cost).plan(batch)
         mine = layer_seconds(plan, cost, 3)
-        tokens.append(batch.num_tokens / ranks)
         out.append(mine / best_of_family(cost, batch, 1.2 * mine) - 1)
-    return np.array(tokens), np.array(out)
+    return np.array(out)
 
 
 @pytest.mark.parametrize(("ranks", "most", "count"), [(2, 8, 12), (4, 8, 6)])
 def test_near_the_best_of_the_family(ranks: int, most: int, count: int) -> None:
-    """Farther off only where a GPU has so few tokens that calls are all that counts."""
-    tokens, found = gaps(ranks, most, count)
-    many = found[tokens >= 1024]
-    print(f"{ranks} GPUs: median {np.median(found):.4f}, worst {found.max():.4f}, of 1,024 tokens {many.max():.4f}")
+    found = gaps(ranks, most, count)
+    print(f"{ranks} GPUs: median {np.median(found):.4f}, worst {found.max():.4f}")
     print(np.sort(found).round(4))
-    assert np.median(found) < 0.005
-    assert many.max() < 0.02
-    assert found.max() < 0.15
+    assert np.median(found) < 0
+    assert found.max() < 0.01

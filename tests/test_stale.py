@@ -73,9 +73,12 @@ def test_what_a_file_depends_on(root: Path) -> None:
     folder = root / "systems"
     (folder / "outer.py").write_text("import numba as nb\nfrom systems import mine as inner\n")
     (folder / "alone.py").write_text("import numba as nb\nfrom systems.plain import Kind\n")
+    (folder / "again.py").write_text("import numba as nb\nfrom systems.between import EXTRA\n")
+    (folder / "between.py").write_text("from systems.plain import EXTRA\n")
     known = sources(root, ("zbench", "systems"))
     inside = {folder / f"{name}.py" for name in ("mine", "other", "plain")}
     assert reached(folder / "mine.py", known) == inside
     assert reached(folder / "outer.py", known) == inside | {folder / "outer.py"}
+    assert reached(folder / "again.py", known) == {folder / f"{name}.py" for name in ("again", "between", "plain")}
     assert reached(folder / "alone.py", known) == {folder / "alone.py"}
     assert reached(Path("elsewhere.py"), known) == {Path("elsewhere.py")}

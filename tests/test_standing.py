@@ -1,9 +1,12 @@
 """Standing: ratios, means and intervals of hand-made records, and what cannot be compared."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from zbench.standing import Cell, gain, interval, shown, together
+from zbench.record import read
+from zbench.standing import Cell, gain, interval, main, shown, table, together
 
 
 def cell(seconds: list[float], bound: float = 1.0, digest: str = "a", full: bool = False) -> Cell:
@@ -45,13 +48,13 @@ def test_other_batches_are_refused() -> None:
 
 def test_the_nearest_to_the_bound_comes_first() -> None:
     systems = {"slow": {"w": cell([4.0, 4.0])}, "fast": {"w": cell([2.0, 2.0])}}
-    table = shown("here", systems, "slow")
-    assert table.columns == ("system", "w", "mean", "x slow")
-    assert table.rows == (
+    one = shown("here", systems, "slow")
+    assert one.columns == ("system", "w", "mean", "x slow")
+    assert one.rows == (
         ("fast", "0.500 ±0.000", "0.500", "2.00 (2.00-2.00)"),
         ("slow", "0.250 ±0.000", "0.250", "1.00 (1.00-1.00)"),
     )
-    assert list(table.rich().columns[0].cells) == ["fast", "slow"]
+    assert list(one.rich().columns[0].cells) == ["fast", "slow"]
 
 
 def test_markdown_has_a_line_a_system() -> None:
@@ -66,12 +69,12 @@ def test_markdown_has_a_line_a_system() -> None:
 def test_all_tables_together() -> None:
     """The mean of what fits, starred where something does not; the speed-up is over the cells of both."""
     found = {
-        ("small", "m"): {"a": {"w": cell([2.0])}, "b": {"w": cell([4.0])}},
-        ("large", "m"): {"a": {"w": cell([8.0])}, "b": {"w": cell([8.0], full=True)}},
+        ("small", "m", "simulated"): {"a": {"w": cell([2.0])}, "b": {"w": cell([4.0])}},
+        ("large", "m", "simulated"): {"a": {"w": cell([8.0])}, "b": {"w": cell([8.0], full=True)}},
     }
-    table = together(found, "b")
-    assert table.columns == ("system", "small", "large", "all", "x b")
-    assert table.rows == (
+    one = together(found, "b")
+    assert one.columns == ("system", "small", "large", "all", "x b")
+    assert one.rows == (
         ("a", "0.500", "0.125", "0.250", "2.00 (2.00-2.00)"),
         ("b", "0.250", "0.000 *", "0.250 *", "1.00 (1.00-1.00)"),
     )
@@ -83,3 +86,18 @@ def test_who_fits_one_workload_only_is_not_first() -> None:
         "both": {"v": cell([2.0]), "w": cell([1.5])},
     }
     assert [row[0] for row in shown("here", systems, "both").rows] == ["both", "short"]
+
+
+def test_what_was_measured_has_a_table_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """The records of the desk: the same steps measured and simulated; who is compared has to be in them."""
+    path = str(Path(__file__).parent.parent / "results" / "paper" / "desk_systems.jsonl")
+    found = table(read(path)[0])
+    assert [kind for _, _, kind in found] == ["measured", "simulated"]
+    measured, simulated = (systems["nodewise"] for systems in found.values())
+    assert measured.keys() == simulated.keys()
+    assert all(measured[name].seconds != simulated[name].seconds for name in measured)
+    for arguments, said in ((["--over", "nobody"], "--over is 'nobody'; the records have"), (["--over", "ring"], "")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.argv", ["standing", path, *arguments])
+            assert main() == (2 if said else 0)
+        assert said in capsys.readouterr().err

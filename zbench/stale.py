@@ -50,15 +50,19 @@ def _known(root: Path) -> Mapping[Path, set[Path]]:
 
 
 def sources(root: Path, packages: tuple[str, ...]) -> dict[Path, set[Path]]:
-    """Of every file with compiled functions in `packages`, which lie in `root`, the files that it has compiled
-    functions or constants from."""
+    """Of every file in `packages`, which lie in `root`, the files that it has compiled functions or constants from.
+
+    Imports count at the top of a file, and constants by name: those of a module without compiled functions that are
+    used as `module.NAME` are not seen.
+    """
     modules = {
         ".".join(path.relative_to(root).with_suffix("").parts): path
         for package in packages
         for path in sorted((root / package).rglob("*.py"))
     }
-    texts = {path: text for path in modules.values() if "numba" in (text := path.read_text(encoding="utf-8"))}
-    return {path: _imported(text, modules, texts) for path, text in texts.items()}
+    texts = {path: path.read_text(encoding="utf-8") for path in modules.values()}
+    compiled = {path for path, text in texts.items() if "numba" in text}
+    return {path: _imported(text, modules, compiled) for path, text in texts.items()}
 
 
 def _imported(text: str, modules: Mapping[str, Path], compiled: Container[Path]) -> set[Path]:

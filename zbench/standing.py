@@ -41,7 +41,8 @@ class Cell:
         return sum(self.bound) / sum(self.seconds)
 
 
-Table_ = dict[tuple[str, str], dict[str, dict[str, Cell]]]  # (cluster, model) -> system -> workload
+Place = tuple[str, str, str]  # cluster, model, and whether simulated or measured
+Table_ = dict[Place, dict[str, dict[str, Cell]]]  # -> system -> workload
 
 
 def table(runs: Sequence[Run]) -> Table_:
@@ -49,7 +50,8 @@ def table(runs: Sequence[Run]) -> Table_:
     found: Table_ = {}
     for run in runs:
         if run.status == "finished" and run.steps:
-            place = label(run.start, "cluster"), label(run.start, "model")
+            kind = "simulated" if run.start["facts"]["simulated"] else "measured"
+            place = label(run.start, "cluster"), label(run.start, "model"), kind
             found.setdefault(place, {}).setdefault(label(run.start, "system"), {})[label(run.start, "workload")] = (
                 Cell.of(run)
             )
@@ -92,18 +94,20 @@ def main() -> int:
         prog="python -m zbench.standing", description="Recorded systems, nearest the bound first."
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
-    parser.add_argument("--over", default="zeppelin", help="the system that the others are compared with")
+    parser.add_argument("--over", help="the system that the others are compared with; zeppelin where it is not given")
     parser.add_argument("--markdown", action="store_true", help="tables for a document")
     arguments = parser.parse_args()
     try:
         found = table([run for path in arguments.files for run in read(path)[0]])
         if not found:
-            raise ValueError(f"{', '.join(arguments.files)} hold no complete run")
-        tables = [
-            shown(f"{model} on {cluster}", systems, arguments.over) for (cluster, model), systems in found.items()
-        ]
+            raise ValueError(f"no complete run in {', '.join(arguments.files)}")
+        names = sorted({name for systems in found.values() for name in systems})
+        if arguments.over not in (None, *names):
+            raise ValueError(f"--over is {arguments.over!r}; the records have {', '.join(names)}")
+        over = arguments.over or "zeppelin"
+        tables = [shown(f"{model} on {cluster}, {kind}", at, over) for (cluster, model, kind), at in found.items()]
         if len(found) > 1:
-            tables.append(together(found, arguments.over))
+            tables.append(together(found, over))
         for one in tables:
             print(one.markdown()) if arguments.markdown else Console(width=200).print(one.rich())
     except ValueError as error:
@@ -158,7 +162,8 @@ def together(found: Table_, over: str) -> Standing:
         ]
         faster = gain(every[name], every[over]) if over in every else None
         rows.append((name, *means, _starred(_mean(every[name]), every[name], most), _told(faster)))
-    columns = ("system", *(cluster for cluster, _ in found), "all", f"x {over}")
+    several = len({(model, kind) for _, model, kind in found}) > 1
+    columns = ("system", *(", ".join(place) if several else place[0] for place in found), "all", f"x {over}")
     return Standing("Geometric means over workloads (*: of those that fit memory)", columns, tuple(rows))
 
 

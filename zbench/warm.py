@@ -20,6 +20,7 @@ from zbench.runtime.compiler import Compiler
 from zbench.runtime.phases import batched
 from zbench.verify import verify_step
 
+NODES = 4  # of the small cluster: as few as can share heads in groups of nodes
 SMALL = Batch(np.array([1, 7, 300, 2000, 40_000, 60_000], np.int64), seed=0, step=0)
 
 
@@ -33,7 +34,7 @@ def warm(system: System, trains: bool = False) -> None:
     if not dataclasses.is_dataclass(system) or not isinstance(getattr(system, "cost", None), Cost):
         return
     cost: Cost = system.cost
-    few = min(cost.cluster.num_nodes, 2)
+    few = min(cost.cluster.num_nodes, NODES)
     try:
         small = dataclasses.replace(system, cost=replace(cost, cluster=replace(cost.cluster, num_nodes=few)))
         plans = small.plan(SMALL)
