@@ -2,7 +2,7 @@
 
 For every cluster and size a row a system: bound ratio by workload with its interval over batches, their geometric mean,
 and how much faster the system is than another on the same batches (geometric mean over workloads of summed seconds).
-Where there are several, a last table has the means of all. An edge: reads records, prints.
+Where there are several of a model, a last table has the means of all. An edge: reads records, prints.
 """
 
 import argparse
@@ -106,8 +106,9 @@ def main() -> int:
             raise ValueError(f"--over is {arguments.over!r}; the records have {', '.join(names)}")
         over = arguments.over or "zeppelin"
         tables = [shown(f"{model} on {cluster}, {kind}", at, over) for (cluster, model, kind), at in found.items()]
-        if len(found) > 1:
-            tables.append(together(found, over))
+        kinds = dict.fromkeys(place[1:] for place in found)
+        alike = [{place: at for place, at in found.items() if place[1:] == kind} for kind in kinds]
+        tables += [together(some, over) for some in alike if len(some) > 1]
         for one in tables:
             print(one.markdown()) if arguments.markdown else Console(width=200).print(one.rich())
     except ValueError as error:
@@ -162,8 +163,7 @@ def together(found: Table_, over: str) -> Standing:
         ]
         faster = gain(every[name], every[over]) if over in every else None
         rows.append((name, *means, _starred(_mean(every[name]), every[name], most), _told(faster)))
-    several = len({(model, kind) for _, model, kind in found}) > 1
-    columns = ("system", *(", ".join(place) if several else place[0] for place in found), "all", f"x {over}")
+    columns = ("system", *(place[0] for place in found), "all", f"x {over}")
     return Standing("Geometric means over workloads (*: of those that fit memory)", columns, tuple(rows))
 
 
