@@ -6,7 +6,7 @@ import numpy as np
 from systems.nodewise_rows import divided, row_squares, row_tokens
 from zbench.area import TILE
 
-SQUEEZE = 0.03  # of an even share: room in a bin of a group that is not worth it
+SQUEEZE = 0.03  # of an even share: room in a bin of a group that is not worth it (a choice)
 OVER = 0.05  # of an even share: a sequence that would be so much too long for a bin of a group is cut over them
 
 

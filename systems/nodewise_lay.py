@@ -18,7 +18,7 @@ from zbench.build import Builder
 from zbench.plan import Ints, Ops
 
 Floats = NDArray[np.float64]
-PAIR = 2
+PAIR = 2  # other rows whose keys are one call (a choice: three or four were as good)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

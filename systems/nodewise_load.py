@@ -8,7 +8,7 @@ import numpy as np
 
 from systems.nodewise_rows import needs, parts, row_squares, row_tokens, whole
 
-EVEN = 0.003  # of the mean: bins that differ by less are left as they are
+EVEN = 0.003  # of the mean: bins that differ by less are left as they are (a choice)
 
 
 @nb.njit(cache=True)
