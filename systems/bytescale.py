@@ -3,7 +3,7 @@
 One ring over all ranks for the longest sequence, a few ranks for a shorter one, packs of short ones on single
 ranks, all at once; a rank that is done with its part of a long sequence early has more packs, and so may have
 another number of micro-batches than its neighbours. With pipeline stages micro-batches are of equal work besides
-(PP-balance, systems.bytescale_slots). Source: ByteScale (arXiv 2502.21231, SIGCOMM 2025), whose code is not
+(PP-balance, zbench.systems.bytescale_slots). Source: ByteScale (arXiv 2502.21231, SIGCOMM 2025), whose code is not
 published; what is left out (offloading) and what is derived is told in docs/systems.md.
 Pure: no torch.
 """
@@ -14,12 +14,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from systems.bytescale_balance import Layout, balanced, cuts, share_seconds
-from systems.bytescale_slots import even, filled_seconds, numbers, parts
-from systems.hybrid_dp import check_tokens_per_rank
-from systems.local_packing import best_fit
-from systems.micro_batches import fitting, need_bytes
-from systems.zeppelin_zones import capacity_tokens
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cost import Cost
@@ -28,6 +22,12 @@ from zbench.patterns import ring
 from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
 from zbench.rewrite.reverse import Mode, check_mode
+from zbench.systems.bytescale_balance import Layout, balanced, cuts, share_seconds
+from zbench.systems.bytescale_slots import even, filled_seconds, numbers, parts
+from zbench.systems.hybrid_dp import check_tokens_per_rank
+from zbench.systems.local_packing import best_fit
+from zbench.systems.micro_batches import fitting, need_bytes
+from zbench.systems.zeppelin_zones import capacity_tokens
 
 
 @dataclass(frozen=True, slots=True)

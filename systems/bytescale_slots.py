@@ -11,10 +11,10 @@ from collections.abc import Callable
 import numba as nb
 import numpy as np
 
-from systems.bytescale_balance import Floats, Layout, share_seconds
 from zbench.cost import Cost
 from zbench.plan import Ints
 from zbench.rewrite.reverse import Mode
+from zbench.systems.bytescale_balance import Floats, Layout, share_seconds
 
 NUMBERS = (1, 2, 3, 4, 8)  # times the stages: of micro-batches, tried
 

@@ -2,7 +2,7 @@
 
 Short sequences go to small groups, whose all-to-all stays inside a node (or to a single GPU, which needs none),
 long ones to groups large enough for their memory and their time; the slowest group is made as fast as possible.
-systems.flexsp_cost says what a group costs, flexsp_batches cuts a batch into micro-batches, flexsp_search finds the
+flexsp_cost says what a group costs, flexsp_batches cuts a batch into micro-batches, flexsp_search finds the
 groups of one, flexsp_milp is the paper's own way of finding them, flexsp_bound what none can beat.
 Source: Wang et al. 2024 (arXiv 2412.01523, ASPLOS 2025), and its code (PKU-DAIR/Hetu-Galvatron, branch flexsp).
 """
@@ -11,10 +11,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from systems.flexsp_batches import MicroBatch, micro_batches
-from systems.flexsp_cost import Objective, objective, shape
-from systems.flexsp_milp import Limits, solve
-from systems.flexsp_search import Found, glance, search
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cost import Cost
@@ -22,13 +18,17 @@ from zbench.patterns import ulysses_ring
 from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
 from zbench.rewrite.reverse import Mode, check_mode
+from zbench.systems.flexsp_batches import MicroBatch, micro_batches
+from zbench.systems.flexsp_cost import Objective, objective, shape
+from zbench.systems.flexsp_milp import Limits, solve
+from zbench.systems.flexsp_search import Found, glance, search
 
 
 @dataclass(frozen=True, slots=True)
 class FlexSP:
     """trials: numbers of micro-batches that are tried, from the least that memory allows.
 
-    solver: "search" (systems.flexsp_search), or "milp": after it the paper's programme for each micro-batch, by
+    solver: "search" (zbench.systems.flexsp_search), or "milp": after it the paper's programme for each micro-batch, by
     HiGHS, within `nodes` nodes and `seconds` (of this machine's clock: a run that reaches it may end differently
     elsewhere) and with `buckets` lengths; where that finds nothing better the search's groups stay, as the notes say.
     backward: what becomes of received kv; Ulysses keeps it, as its inputs to attention are local.

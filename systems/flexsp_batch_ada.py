@@ -2,7 +2,7 @@
 
 The baseline of FlexSP's paper between one degree for all of training and groups of different degrees; with
 `degree` given it is the former (DeepSpeed-Ulysses with data parallelism beside it). Objective, micro-batches and
-packing are those of systems.flexsp, so that the two differ in the choice of groups alone.
+packing are those of zbench.systems.flexsp, so that the two differ in the choice of groups alone.
 Source: Wang et al. 2024 (arXiv 2412.01523, section 6).
 """
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from systems.flexsp import check_whole, laid
-from systems.flexsp_batches import MicroBatch, micro_batches, total_seconds
-from systems.flexsp_cost import Objective, degrees, objective
-from systems.flexsp_pack import pack
-from systems.flexsp_search import Found, equal_counts
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.plan import Ints, Plan
 from zbench.rewrite.reverse import Mode, check_mode
+from zbench.systems.flexsp import check_whole, laid
+from zbench.systems.flexsp_batches import MicroBatch, micro_batches, total_seconds
+from zbench.systems.flexsp_cost import Objective, degrees, objective
+from zbench.systems.flexsp_pack import pack
+from zbench.systems.flexsp_search import Found, equal_counts
 
 
 @dataclass(frozen=True, slots=True)

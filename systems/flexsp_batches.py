@@ -12,9 +12,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from systems.flexsp_cost import Objective
-from systems.flexsp_search import Found
 from zbench.plan import Ints
+from zbench.systems.flexsp_cost import Objective
+from zbench.systems.flexsp_search import Found
 
 Choose = Callable[[Ints], Found | None]  # groups for one micro-batch: lengths, longest first
 SHIFTED = 2  # of the numbers of micro-batches tried, the best, whose cuts are shifted

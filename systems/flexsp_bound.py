@@ -12,8 +12,8 @@ are is the bound. tests/test_flexsp.py holds it against enumeration and a solver
 import numba as nb
 import numpy as np
 
-from systems.flexsp_cost import Objective
 from zbench.plan import Ints
+from zbench.systems.flexsp_cost import Objective
 
 TOLERANCE = 1e-4  # relative, of the bisection; the bound is its lower end
 SHARES = (1.0, 0.0, 0.5, 0.25, 0.75)  # of time in the mixture of time and memory that has to suffice

@@ -15,10 +15,10 @@ from typing import Any
 import numba as nb
 import numpy as np
 
-from systems.flexsp_cost import Objective
-from systems.flexsp_pack import Packed
 from zbench.cost import Floats
 from zbench.plan import Ints
+from zbench.systems.flexsp_cost import Objective
+from zbench.systems.flexsp_pack import Packed
 
 
 @dataclass(frozen=True, slots=True)

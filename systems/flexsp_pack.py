@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
-from systems.flexsp_cost import Objective
 from zbench.cost import Floats
 from zbench.plan import Ints
+from zbench.systems.flexsp_cost import Objective
 
 ROUNDS = 400  # moves and swaps at most: they end by themselves long before, this only bounds the time
 BISECTIONS = 12  # of the end that best fit has to keep

@@ -12,10 +12,10 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from systems.flexsp_bound import bound_seconds, likely_counts
-from systems.flexsp_cost import Objective
-from systems.flexsp_pack import Packed, pack
 from zbench.plan import Ints
+from zbench.systems.flexsp_bound import bound_seconds, likely_counts
+from zbench.systems.flexsp_cost import Objective
+from zbench.systems.flexsp_pack import Packed, pack
 
 SLOWER = (0.0, 0.05, 0.1, 0.2)  # starts: the relaxation's groups if all may end this much later than it says
 EXPANDED = 6  # choices, from each start, whose neighbours are tried

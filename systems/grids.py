@@ -11,7 +11,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from systems.best_first import Floats, best_first
 from zbench.area import TILE, Work
 from zbench.build import Builder
 from zbench.cost import Cost
@@ -20,6 +19,7 @@ from zbench.patterns import ulysses_ring
 from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
 from zbench.rewrite.reverse import Mode
+from zbench.systems.best_first import Floats, best_first
 
 PLAYED = 3  # most candidates that are built and played
 NEAR = 1.3  # times the best estimate: estimates of grids are off by -10 to +25 %

@@ -14,11 +14,11 @@ from importlib import import_module
 from itertools import groupby
 from typing import Any, ClassVar
 
-from systems.hybrid_dp import Group, check_tokens_per_rank, fill, longest_stretch, micro_batches
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.plan import Ints, Plan
 from zbench.rewrite.reverse import Mode, check_mode
+from zbench.systems.hybrid_dp import Group, check_tokens_per_rank, fill, longest_stretch, micro_batches
 
 MODULE = "megatron.core.pipeline_parallel.hybrid_cp_schedule"
 

@@ -1,7 +1,7 @@
 """Hydraulis: pipelines of different (tp, pp) side by side, another list of them for every batch. Pure: no torch.
 
 Short sequences run on single GPUs, long ones where tensor parallelism makes room for them; nothing is cut along the
-sequence. systems.hydraulis_strategies proposes lists of pipelines, hydraulis_dispatch deals sequences to them,
+sequence. zbench.systems.hydraulis_strategies proposes lists of pipelines, hydraulis_dispatch deals sequences to them,
 hydraulis_pack makes micro-batches, hydraulis_cost says what all that takes. Optimizer state lies evenly on all ranks
 whatever the pipelines, so a change of strategy moves parameters and gradients only (zbench.collective).
 Source: Li et al. 2024 (arXiv 2412.07894, SIGMOD 2026), and its code (PKU-DAIR/Hetu, examples/hydraulis).
@@ -13,11 +13,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from systems.flexsp_cost import degrees
-from systems.hydraulis_cost import Schemes, offered, schemes
-from systems.hydraulis_dispatch import dispatch, orders
-from systems.hydraulis_pack import packed
-from systems.hydraulis_strategies import STEPS, Strategy, strategies
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.collective import Collectives, Sharing
@@ -28,6 +23,11 @@ from zbench.pipelines import Pipelines
 from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
 from zbench.stage import held, refusal
+from zbench.systems.flexsp_cost import degrees
+from zbench.systems.hydraulis_cost import Schemes, offered, schemes
+from zbench.systems.hydraulis_dispatch import dispatch, orders
+from zbench.systems.hydraulis_pack import packed
+from zbench.systems.hydraulis_strategies import STEPS, Strategy, strategies
 
 GLANCED = 8  # candidates that are tried with a single order, best estimates first; and the best UNIFORM of one scheme
 UNIFORM = 3

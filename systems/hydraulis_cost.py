@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from systems.flexsp_cost import degrees
 from zbench.area import Work
 from zbench.cost import Cost, Floats
 from zbench.memory import pipeline_static_bytes, stage_bytes, static_bytes
 from zbench.pipelined import hop_seconds
 from zbench.plan import Ints
 from zbench.stage import Stage, refusal
+from zbench.systems.flexsp_cost import degrees
 
 MOST_STAGES = 8  # of a scheme that is offered by itself
 

@@ -2,16 +2,16 @@
 
 Of v micro-batches the slowest, m, costs a bubble of (pp - 1) m, every one a constant; v runs from the least that
 memory allows, as long as it can pay and at most MORE further. For each v the slowest is made fast by longest
-processing time first, then moves and swaps (systems.bins), where the paper has an integer programme.
+processing time first, then moves and swaps (zbench.systems.bins), where the paper has an integer programme.
 """
 
 import numba as nb
 import numpy as np
 
-from systems.bins import _bins
-from systems.local_packing import _best_fit
 from zbench.cost import Floats
 from zbench.plan import Ints
+from zbench.systems.bins import _bins
+from zbench.systems.local_packing import _best_fit
 
 MORE = 20  # micro-batches above the least that memory allows, as in Hydraulis' code
 TRIES = 30  # moves and swaps for one v; fewer above 80 sequences, whose share of a micro-batch is small

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
-from systems.hydraulis_cost import Schemes
 from zbench.cost import Flags, Floats
 from zbench.plan import Ints
+from zbench.systems.hydraulis_cost import Schemes
 
 STEPS = 64  # of GPUs: on more, pipelines come in groups that are a multiple of a 64th of the cluster
 LENGTHS = 32  # of the table: sequences in so many groups of about equal work, and none where there are fewer

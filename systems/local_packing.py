@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
-from systems.micro_batches import fitting_tokens
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cost import Cost
 from zbench.patterns import local
 from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
+from zbench.systems.micro_batches import fitting_tokens
 
 
 @dataclass(frozen=True, slots=True)

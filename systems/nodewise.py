@@ -1,9 +1,9 @@
 """Nodewise: heads shared inside nodes, sequences cut over just enough of them, both filling what others leave.
 
-The project's own planner; docs/planner.md describes it. Candidates come from systems.nodewise_cuts (what is on which
-node) and systems.nodewise_ranks (what is where inside), are ranked by estimates, and the best few are laid
-(systems.nodewise_lay) and played on the cluster's clock; then the best one's cuts are moved by what it took
-(systems.nodewise_even). Pure: no torch.
+The project's own planner; docs/planner.md describes it. Candidates come from nodewise_cuts (what is on which
+node) and zbench.systems.nodewise_ranks (what is where inside), are ranked by estimates, and the best few are laid
+(zbench.systems.nodewise_lay) and played on the cluster's clock; then the best one's cuts are moved by what it took
+(zbench.systems.nodewise_even). Pure: no torch.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,20 +13,20 @@ from itertools import product
 
 import numpy as np
 
-from systems.micro_batches import fitting
-from systems.nodewise_cuts import Bins, Rule, groups, placements
-from systems.nodewise_even import evened
-from systems.nodewise_lay import PAIR
-from systems.nodewise_plan import Layout, Played, Task
-from systems.nodewise_ranks import Node
-from systems.nodewise_work import Rates, attention_seconds
-from systems.zeppelin_zones import capacity_tokens
 from zbench.batch import Batch
 from zbench.cost import Cost, Floats
 from zbench.plan import Ints, Ops, Plan
 from zbench.rewrite import reverse
 from zbench.rewrite.order import scheduled
 from zbench.simulate import steady_seconds
+from zbench.systems.micro_batches import fitting
+from zbench.systems.nodewise_cuts import Bins, Rule, groups, placements
+from zbench.systems.nodewise_even import evened
+from zbench.systems.nodewise_lay import PAIR
+from zbench.systems.nodewise_plan import Layout, Played, Task
+from zbench.systems.nodewise_ranks import Node
+from zbench.systems.nodewise_work import Rates, attention_seconds
+from zbench.systems.zeppelin_zones import capacity_tokens
 
 CHUNKS = 3  # a GPU's heads are never cut in more
 MORE = 4  # most sequences that are cut beyond those too long for a node

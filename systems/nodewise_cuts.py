@@ -12,11 +12,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from systems import nodewise_fill as fill
-from systems.nodewise_load import estimate, held, loads
-from systems.nodewise_rows import levelled, parts
-from systems.nodewise_work import Rates
 from zbench.plan import Ints
+from zbench.systems import nodewise_fill as fill
+from zbench.systems.nodewise_load import estimate, held, loads
+from zbench.systems.nodewise_rows import levelled, parts
+from zbench.systems.nodewise_work import Rates
 
 Floats = NDArray[np.float64]
 

@@ -7,13 +7,13 @@ left of the sequence: both can be had, as long as neither piece would be less th
 
 import numpy as np
 
-from systems.nodewise_cuts import Bins, Placement, groups, placement
-from systems.nodewise_fill import aligned
-from systems.nodewise_load import settle
-from systems.nodewise_rows import divided, row_squares, row_tokens, whole
-from systems.nodewise_work import Rates
 from zbench.cost import Floats
 from zbench.plan import Ints
+from zbench.systems.nodewise_cuts import Bins, Placement, groups, placement
+from zbench.systems.nodewise_fill import aligned
+from zbench.systems.nodewise_load import settle
+from zbench.systems.nodewise_rows import divided, row_squares, row_tokens, whole
+from zbench.systems.nodewise_work import Rates
 
 LEAST = 0.02  # of a sequence's work: a row that would have less is left as it is
 

@@ -1,10 +1,10 @@
-"""Fills bins with sequences, whole and cut: the compiled part of systems.nodewise_cuts. Pure: no torch."""
+"""Fills bins with sequences, whole and cut: the compiled part of zbench.systems.nodewise_cuts. Pure: no torch."""
 
 import numba as nb
 import numpy as np
 
-from systems.nodewise_rows import divided, row_squares, row_tokens
 from zbench.area import TILE
+from zbench.systems.nodewise_rows import divided, row_squares, row_tokens
 
 SQUEEZE = 0.03  # of an even share: room in a bin of a group that is not worth it (a choice)
 OVER = 0.05  # of an even share: a sequence that would be so much too long for a bin of a group is cut over them

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from systems import nodewise_ops as compiled
-from systems.nodewise_ops import KEY, KIND
-from systems.nodewise_pace import BACKWARD, FORWARD, bounds, row_cut
-from systems.nodewise_rows import needs
 from zbench.build import Builder
 from zbench.plan import Ints, Ops
+from zbench.systems import nodewise_ops as compiled
+from zbench.systems.nodewise_ops import KEY, KIND
+from zbench.systems.nodewise_pace import BACKWARD, FORWARD, bounds, row_cut
+from zbench.systems.nodewise_rows import needs
 
 Floats = NDArray[np.float64]
 PAIR = 2  # other rows whose keys are one call (a choice: three or four were as good)
@@ -37,7 +37,7 @@ class Shared:
 
     @staticmethod
     def of_row(row: Ints, ranks: Ints, share: Floats, heads: Ints) -> "Shared":
-        """row: one of Placement.rows (systems.nodewise_cuts)."""
+        """row: one of Placement.rows (zbench.systems.nodewise_cuts)."""
         pieces = row[2:].reshape(2, 2)
         pieces = pieces[pieces[:, 1] > pieces[:, 0]]
         return Shared(np.full(len(pieces), row[0]), pieces[:, 0], pieces[:, 1], ranks, share, heads)
@@ -88,7 +88,7 @@ class Layer:
     def groups(self, groups: Sequence[Shared], cuts: Ints) -> None:
         """Whole sequences whose heads a node shares: exchanged, attended to, sent home, group after group.
 
-        cuts: [2, G], of every group's heads in either direction (systems.nodewise_pace).
+        cuts: [2, G], of every group's heads in either direction (zbench.systems.nodewise_pace).
         """
         laid = [self._blocks(of) for of in groups]
         for direction in (FORWARD, BACKWARD):

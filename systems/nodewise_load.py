@@ -1,12 +1,12 @@
 """What bins have: work, tokens, keys, an estimate of seconds; and whole sequences moved from one to another.
 
-Compiled for systems.nodewise_cuts; knows nothing of how sequences came to be where they are. Pure: no torch.
+Compiled for zbench.systems.nodewise_cuts; knows nothing of how sequences came to be where they are. Pure: no torch.
 """
 
 import numba as nb
 import numpy as np
 
-from systems.nodewise_rows import needs, parts, row_squares, row_tokens, whole
+from zbench.systems.nodewise_rows import needs, parts, row_squares, row_tokens, whole
 
 EVEN = 0.003  # of the mean: bins that differ by less are left as they are (a choice)
 

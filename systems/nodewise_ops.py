@@ -1,12 +1,12 @@
-"""Operations of shared sequences as rows of a table: the compiled part of systems.nodewise_lay. Pure: no torch."""
+"""Operations of shared sequences as rows of a table: the compiled part of nodewise_lay. Pure: no torch."""
 
 import numba as nb
 import numpy as np
 
-from systems.nodewise_pace import WHOLE, bounds
-from systems.nodewise_rows import needs
 from zbench.model import KV, O, Q
 from zbench.plan import ATTEND, TRANSFER
+from zbench.systems.nodewise_pace import WHOLE, bounds
+from zbench.systems.nodewise_rows import needs
 
 # What lanes serve first. An exchange of rows comes before one of groups: GPUs of other nodes wait for its keys.
 ROW_OUT, GROUP_OUT, ACROSS, LOCAL, OWN, GROUP, OTHERS = range(7)
@@ -20,7 +20,7 @@ def group(ranks, heads, ids, name, cut, chunk):  # type: ignore[no-untyped-def]
     """Whole sequences whose heads some GPUs share: exchanged, attended to, sent home. int64 [9, n], by KEY.
 
     ranks, ids: [P], every GPU and the block it is home of; name: of the list of them all. heads: [P + 1]. cut: of a
-    GPU's heads (systems.nodewise_pace). chunk: number of the first part.
+    GPU's heads (zbench.systems.nodewise_pace). chunk: number of the first part.
     """
     ends = _ends(heads, cut)
     parts, count = len(ends) - 1, len(ranks)
@@ -36,7 +36,7 @@ def group(ranks, heads, ids, name, cut, chunk):  # type: ignore[no-untyped-def]
 @nb.njit(cache=True)
 def cut_rows(ranks, heads, ids, names, spans, keys, cut):  # type: ignore[no-untyped-def]
     """A sequence in several rows: int64 [9, n]. ranks, ids: [rows, P]; heads: [rows, P + 1]; names: [rows]; spans:
-    int64 [rows, 6] (systems.nodewise_rows). keys: int64 [rows, rows], names of the lists of keys that a row attends to
+    int64 [rows, 6] (nodewise_rows). keys: int64 [rows, rows], names of the lists of keys that a row attends to
     in each turn, -1 where that turn's are another's, too."""
     count, size = ranks.shape
     most = count * size * (3 * (size - 1) + 1 + 2 * (count - 1))

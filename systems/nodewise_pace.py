@@ -1,6 +1,6 @@
 """What a layer takes on a node: exchanges, attends and ways home, each kind in its order. Pure: no torch.
 
-An estimate of what systems.nodewise_lay lays. Exchanges go in rounds that take as long as the GPU with most to send or
+An estimate of what nodewise_lay lays. Exchanges go in rounds that take as long as the GPU with most to send or
 receive; messages wait for each other and for the slowest GPU, attends for their messages and for each other.
 """
 

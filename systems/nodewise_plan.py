@@ -5,18 +5,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from systems import nodewise_pace as pace
-from systems.nodewise_cuts import Bins, Placement
-from systems.nodewise_cuts import groups as joint
-from systems.nodewise_lay import Layer, Shared
-from systems.nodewise_ranks import Inside, Node, inside
-from systems.nodewise_rows import needs, row_squares, row_tokens, whole
-from systems.nodewise_work import Rates
 from zbench.build import Builder
 from zbench.cost import Cost
 from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
 from zbench.simulate import Programs, programs, steady_seconds
+from zbench.systems import nodewise_pace as pace
+from zbench.systems.nodewise_cuts import Bins, Placement
+from zbench.systems.nodewise_cuts import groups as joint
+from zbench.systems.nodewise_lay import Layer, Shared
+from zbench.systems.nodewise_ranks import Inside, Node, inside
+from zbench.systems.nodewise_rows import needs, row_squares, row_tokens, whole
+from zbench.systems.nodewise_work import Rates
 
 Floats = NDArray[np.float64]
 

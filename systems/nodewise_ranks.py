@@ -13,11 +13,11 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from systems import nodewise_pace as pace
-from systems.nodewise_pace import OTHERS, OWN, TOKENS
-from systems.nodewise_rows import level
-from systems.nodewise_work import Rates
 from zbench.plan import Ints
+from zbench.systems import nodewise_pace as pace
+from zbench.systems.nodewise_pace import OTHERS, OWN, TOKENS
+from zbench.systems.nodewise_rows import level
+from zbench.systems.nodewise_work import Rates
 
 Floats = NDArray[np.float64]
 TRIES = 8  # most sequences of a node whose heads are shared, beyond those that have to be
@@ -46,7 +46,7 @@ class Inside:
 
     group: int64 [n] group of those whose heads are shared, in their order, -1 for the others. heads: int64 [G, P + 1],
     bounds of every GPU's heads of each group. cuts: int64 [2, G], of the groups' heads in the forward and the backward
-    (systems.nodewise_pace). share: float64 [P], of the tokens of shared and cut sequences that each GPU is home of;
+    (nodewise_pace). share: float64 [P], of the tokens of shared and cut sequences that each GPU is home of;
     sums up to 1. seconds: estimate.
     """
 

@@ -1,17 +1,17 @@
 """Seconds of a layer as a planner sees them: by token, by attention, by what sharing a sequence adds. Pure: no torch.
 
-All are of one layer, forward and backward together unless a column of `Pace.ways` (systems.nodewise_pace) says which.
+All are of one layer, forward and backward together unless a column of `Pace.ways` (nodewise_pace) says which.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from systems.nodewise_pace import Pace
 from zbench.area import TILE
 from zbench.cost import Cost, Floats
 from zbench.model import KV, O, Q
 from zbench.plan import Ints
+from zbench.systems.nodewise_pace import Pace
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 A piece has a home (linear modules) and a worker (attention). Its q goes to its worker and o comes back, where
 these differ; the kv of a piece goes to every other rank that works on the same or a later piece of its sequence, once.
-Transfers stand in congestion-free rounds (systems.rounds). A worker attends to what it has at home first, then to
+Transfers stand in congestion-free rounds (rounds). A worker attends to what it has at home first, then to
 what the rounds of a stage brought, all of a stage in one call. Pure: no torch.
 """
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from systems.rounds import rounds
 from zbench.build import Builder
 from zbench.model import KV, O, Q
 from zbench.plan import TRANSFER, Ints, Ops, Plan
 from zbench.rewrite import reverse
 from zbench.rewrite.reverse import Mode
+from zbench.systems.rounds import rounds
 
 FULL = 1 << 40  # blocks of a message: no limit
 LAST = 1 << 62  # a place in the plan after all others

@@ -12,7 +12,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from systems.grids import degrees
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cost import Cost
@@ -20,6 +19,7 @@ from zbench.dealt import dealt
 from zbench.patterns import ulysses_ring
 from zbench.plan import Plan
 from zbench.rewrite import reverse
+from zbench.systems.grids import degrees
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from systems.bins import bins
-from systems.micro_batches import fitting
-from systems.wlb_shard import Pieces, attend_seconds, gather_seconds, mixed, per_document, per_sequence
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cost import Cost
@@ -27,6 +24,9 @@ from zbench.patterns import all_gather, local
 from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
 from zbench.rewrite.reverse import Mode, check_mode
+from zbench.systems.bins import bins
+from zbench.systems.micro_batches import fitting
+from zbench.systems.wlb_shard import Pieces, attend_seconds, gather_seconds, mixed, per_document, per_sequence
 
 Floats = NDArray[np.float64]
 Shard = Literal["adaptive", "sequence", "document"]

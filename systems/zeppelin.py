@@ -1,6 +1,6 @@
 """Zeppelin: hierarchical partitioning, three queues, routing and remapping.
 
-Sequences are cut over as few ranks as balance needs (systems.zeppelin_partition): short ones stay on
+Sequences are cut over as few ranks as balance needs (zbench.systems.zeppelin_partition): short ones stay on
 a GPU, longer ones go round a ring inside a node, the longest round a ring across nodes. The attention
 engine starts the slowest communication first: inter-node, intra-node, local. Transfers between nodes
 are spread over all NICs, and the tokens' homes are evened out for the linear modules.
@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from systems.zeppelin_partition import Partition, partitions
-from systems.zeppelin_zones import ring_bound
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cost import Cost
@@ -24,6 +22,8 @@ from zbench.rewrite.order import scheduled
 from zbench.rewrite.reverse import Mode, check_mode
 from zbench.rewrite.route import busiest_nic_seconds, narrowed, routed, unrouted
 from zbench.simulate import Programs, layer_seconds, programs
+from zbench.systems.zeppelin_partition import Partition, partitions
+from zbench.systems.zeppelin_zones import ring_bound
 
 LAYERS = 3  # played to compare plans: in one, ranks that run ahead into the next layer look idle
 MOST_ORDERED = 200_000  # operations; list-scheduling more takes seconds, too long for a planner in a training loop

@@ -18,7 +18,7 @@ PATIENCE = 6  # numbers of sequences cut inside a node that are tried after the 
 class Sequences(NamedTuple):
     """Longest first, [num_sequences]; seconds are of one layer.
 
-    attention, linear, inside, across: as in systems.zeppelin_zones.Curves, whole and alone.
+    attention, linear, inside, across: as in zbench.systems.zeppelin_zones.Curves, whole and alone.
     inner, outer: attention seconds per rank of the longest in a ring, [num_long, width - 1]: over as many GPUs of a
     node, and over as many nodes.
     """

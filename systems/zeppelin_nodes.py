@@ -3,7 +3,7 @@
 import numba as nb
 import numpy as np
 
-from systems.zeppelin_gpus import inside_node, least_with_room
+from zbench.systems.zeppelin_gpus import inside_node, least_with_room
 
 
 @nb.njit(cache=True)

@@ -15,11 +15,11 @@ from itertools import product
 
 import numpy as np
 
-from systems.zeppelin_gpus import Room, Sequences
-from systems.zeppelin_nodes import deal
-from systems.zeppelin_zones import capacity_tokens, curves, ring_seconds, zones
 from zbench.cost import Cost
 from zbench.plan import Ints
+from zbench.systems.zeppelin_gpus import Room, Sequences
+from zbench.systems.zeppelin_nodes import deal
+from zbench.systems.zeppelin_zones import capacity_tokens, curves, ring_seconds, zones
 
 SLACKS = (1.0, 1.25)  # how far above its share of the work a node may go before a sequence is cut wider
 # Played / estimated seconds of built plans, eight batches of arxiv with llama_7b on a800_4x8: without remapping 1.01 to

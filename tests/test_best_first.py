@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from oracles import small
 
-from systems import best_first as module
-from systems.best_first import LAYERS, best_first
 from zbench.build import Builder
 from zbench.patterns import ring
 from zbench.plan import Plan
 from zbench.rewrite import reverse
 from zbench.simulate import layer_seconds
+from zbench.systems import best_first as module
+from zbench.systems.best_first import LAYERS, best_first
 
 COST = small(1, 4)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assignments
 
-from systems.bins import bins
+from zbench.systems.bins import bins
 
 
 def largest(load: np.ndarray, rank: np.ndarray, num_ranks: int) -> np.ndarray:

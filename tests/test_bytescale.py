@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import A100, H100, batches, small
 
-from systems.bytescale import ByteScale
-from systems.bytescale_balance import NEAR, Layout, balanced, cuts, nic_seconds, share_seconds
-from systems.bytescale_slots import alike, even, mixed, parts, staged_seconds
-from systems.local_packing import LocalPacking
-from systems.micro_batches import fitting_tokens
-from systems.zeppelin_zones import capacity_tokens
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.memory import peak_bytes
 from zbench.plan import ATTEND, TRANSFER, Ints
 from zbench.simulate import Simulated, layer_seconds
 from zbench.stacks import stacked
+from zbench.systems.bytescale import ByteScale
+from zbench.systems.bytescale_balance import NEAR, Layout, balanced, cuts, nic_seconds, share_seconds
+from zbench.systems.bytescale_slots import alike, even, mixed, parts, staged_seconds
+from zbench.systems.local_packing import LocalPacking
+from zbench.systems.micro_batches import fitting_tokens
+from zbench.systems.zeppelin_zones import capacity_tokens
 from zbench.verify import verify_step
 
 

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import batches, small
 
-from systems.distca import SHARD, DistCA, moved, packed
-from systems.fcp import block_seconds
-from systems.scattered import Pieces, needed
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.model import KV, O, Q
+from zbench.systems.distca import SHARD, DistCA, moved, packed
+from zbench.systems.fcp import block_seconds
+from zbench.systems.scattered import Pieces, needed
 
 COST = small(1, 4)
 

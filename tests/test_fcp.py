@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from oracles import A100, H100, assignments, batches, small
 
-from systems.fcp import FCP, SIZES, Blocks, block_seconds, neighbours
 from zbench.batch import Batch
 from zbench.model import KV, Q
 from zbench.plan import Ints
 from zbench.simulate import layer_seconds
+from zbench.systems.fcp import FCP, SIZES, Blocks, block_seconds, neighbours
 
 
 def test_blocks_are_of_one_size_but_the_last() -> None:

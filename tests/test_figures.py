@@ -13,7 +13,6 @@ from figure_records import CLUSTERS, COLLECTIVES, OCTAVES, TRACES, run_of, sampl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from systems.zeppelin_zones import zones
 from zbench.figures import (
     ablation,
     costs,
@@ -34,6 +33,7 @@ from zbench.figures.records import Records, cost_of, is_current, load, make
 from zbench.figures.stamp import stamp
 from zbench.figures.style import spread, tokens
 from zbench.fingerprint import source_digest
+from zbench.systems.zeppelin_zones import zones
 from zbench.writer import RecordError, Writer
 
 ROOT = Path(__file__).parents[1]

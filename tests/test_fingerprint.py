@@ -13,6 +13,8 @@ def tree(tmp_path: Path) -> Path:
     for name in ("zbench/a.py", "systems/b.py", "workloads/c.py", "conf/system/d.yaml", "README.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
+    for name in ("systems", "workloads", "conf"):
+        (tmp_path / "zbench" / name).symlink_to(f"../{name}")
     return tmp_path
 
 

@@ -9,14 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import batches, costs
 
-from systems.flexsp import FlexSP
-from systems.flexsp_batch_ada import FlexSPBatchAda
-from systems.flexsp_batches import micro_batches, total_seconds
-from systems.flexsp_bound import bound_seconds
-from systems.flexsp_cost import Objective, _profile, _profiles, degrees, objective, shape
-from systems.flexsp_milp import Limits, buckets, solve
-from systems.flexsp_pack import pack
-from systems.flexsp_search import equal_counts, glance, search
 from zbench.anchors.anchor import published
 from zbench.anchors.flexsp import GPT_7B
 from zbench.anchors.presets import cluster
@@ -27,6 +19,14 @@ from zbench.plan import TRANSFER, Ints
 from zbench.result import StepResult
 from zbench.rewrite.reverse import MODES
 from zbench.simulate import Simulated
+from zbench.systems.flexsp import FlexSP
+from zbench.systems.flexsp_batch_ada import FlexSPBatchAda
+from zbench.systems.flexsp_batches import micro_batches, total_seconds
+from zbench.systems.flexsp_bound import bound_seconds
+from zbench.systems.flexsp_cost import Objective, _profile, _profiles, degrees, objective, shape
+from zbench.systems.flexsp_milp import Limits, buckets, solve
+from zbench.systems.flexsp_pack import pack
+from zbench.systems.flexsp_search import equal_counts, glance, search
 from zbench.verify import OutOfMemory, verify_step
 from zbench.warm import warm
 

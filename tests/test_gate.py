@@ -173,7 +173,7 @@ def test_bad_input_is_one_sentence_and_code_2(
 _PLANNER = """
 from dataclasses import dataclass
 import numpy as np
-from systems.zeppelin import Zeppelin
+from zbench.systems.zeppelin import Zeppelin
 from zbench.build import Builder
 from zbench.patterns import local
 from zbench.rewrite import reverse

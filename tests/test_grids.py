@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from oracles import A100, H100, batches, small
 
-from systems.grids import Grid, context_first, degrees, estimates, head_first, plan_of, priced
-from systems.loongtrain import LoongTrain
 from zbench.cluster import Device
 from zbench.simulate import layer_seconds
+from zbench.systems.grids import Grid, context_first, degrees, estimates, head_first, plan_of, priced
+from zbench.systems.loongtrain import LoongTrain
 
 
 @pytest.mark.parametrize(

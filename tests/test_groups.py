@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 from oracles import small
 
-from systems.hydraulis import Hydraulis
-from systems.ring import Ring
-from systems.zeppelin import Zeppelin
 from zbench.batch import Batch
 from zbench.bound import bound_seconds
 from zbench.build import Builder
@@ -21,6 +18,9 @@ from zbench.plan import Plan
 from zbench.rewrite import reverse
 from zbench.simulate import Simulated
 from zbench.stage import Stage
+from zbench.systems.hydraulis import Hydraulis
+from zbench.systems.ring import Ring
+from zbench.systems.zeppelin import Zeppelin
 from zbench.verify import verify_step
 
 LENGTHS = np.array([16_384, 4_000, 2_048, 512])

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import batches
 
-from systems import hybrid_dp, hybrid_dp_megatron
-from systems.hybrid_dp_megatron import MODULE, HybridDPMegatron
 from zbench.cost import Cost
 from zbench.plan import Ints
+from zbench.systems import hybrid_dp, hybrid_dp_megatron
+from zbench.systems.hybrid_dp_megatron import MODULE, HybridDPMegatron
 
 with_megatron = pytest.mark.skipif(find_spec("megatron") is None, reason="needs megatron-core, of the extra `peers`")
 

@@ -12,11 +12,6 @@ from scipy.optimize import linprog
 from strategies import batches as any_batches
 from strategies import costs
 
-from systems.hydraulis import Found, Hydraulis
-from systems.hydraulis_cost import Schemes, offered, schemes
-from systems.hydraulis_dispatch import orders
-from systems.hydraulis_pack import packed
-from systems.hydraulis_strategies import interval, strategies
 from zbench.anchors.presets import cluster
 from zbench.batch import Batch
 from zbench.cluster import Device
@@ -24,6 +19,11 @@ from zbench.cost import Cost
 from zbench.memory import pipeline_static_bytes
 from zbench.plan import Ints
 from zbench.simulate import Simulated
+from zbench.systems.hydraulis import Found, Hydraulis
+from zbench.systems.hydraulis_cost import Schemes, offered, schemes
+from zbench.systems.hydraulis_dispatch import orders
+from zbench.systems.hydraulis_pack import packed
+from zbench.systems.hydraulis_strategies import interval, strategies
 from zbench.verify import OutOfMemory, verify_step
 
 # Bytes of a single GPU beside its state: 10,000 to 13,000 tokens, so that a batch of 8 is seldom alike.

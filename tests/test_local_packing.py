@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assignments, batches, small
 
-from systems.local_packing import LocalPacking, best_fit, packs
-from systems.micro_batches import fitting_tokens
 from zbench.batch import Batch
 from zbench.plan import TRANSFER, Ints
 from zbench.simulate import Simulated
+from zbench.systems.local_packing import LocalPacking, best_fit, packs
+from zbench.systems.micro_batches import fitting_tokens
 
 
 def least(lengths: Ints, count: int) -> int:

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from oracles import A100, H100, batches, small
 
-from systems.grids import plan_of
-from systems.loongtrain import LoongTrain
-from systems.usp import USP
 from zbench.batch import Batch
 from zbench.model import KV, Q
 from zbench.plan import ATTEND, TRANSFER
 from zbench.simulate import layer_seconds
+from zbench.systems.grids import plan_of
+from zbench.systems.loongtrain import LoongTrain
+from zbench.systems.usp import USP
 
 BATCH = Batch(np.array([20_000, 3000]), 0, 0)
 

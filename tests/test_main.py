@@ -186,7 +186,7 @@ MINE = """
 from dataclasses import dataclass
 from typing import Any
 
-from systems.ring import Ring
+from zbench.systems.ring import Ring
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from strategies import cases
 
-from systems.local_packing import LocalPacking
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.collective import GRADIENT_BYTES
@@ -27,6 +26,7 @@ from zbench.model import DKV, DO, DQ, KV, O, Q
 from zbench.patterns import ring
 from zbench.plan import Attend, Ops, Plan
 from zbench.rewrite import reverse
+from zbench.systems.local_packing import LocalPacking
 
 NUMBER = {"q": Q, "kv": KV, "o": O, "do": DO, "dq": DQ, "dkv": DKV}
 

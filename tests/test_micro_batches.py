@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 from oracles import small
 
-from systems.distca import DistCA
-from systems.fcp import FCP
-from systems.local_packing import LocalPacking
-from systems.loongtrain import LoongTrain
-from systems.micro_batches import dealt, fitting_tokens, need_bytes, need_range
-from systems.usp import USP
 from zbench.batch import Batch
 from zbench.memory import peak_bytes
 from zbench.plan import Plan
 from zbench.simulate import Simulated
+from zbench.systems.distca import DistCA
+from zbench.systems.fcp import FCP
+from zbench.systems.local_packing import LocalPacking
+from zbench.systems.loongtrain import LoongTrain
+from zbench.systems.micro_batches import dealt, fitting_tokens, need_bytes, need_range
+from zbench.systems.usp import USP
 from zbench.verify import verify_step
 
 SYSTEMS = [USP, LoongTrain, FCP, DistCA, LocalPacking]

@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 from oracles import batches, small
 from strategies import lengths as drawn_lengths
 
-from systems.nodewise import Nodewise
-from systems.nodewise_cuts import Bins, Rule, groups, placements
-from systems.nodewise_even import evened
-from systems.nodewise_load import settle
-from systems.nodewise_pace import ROW
-from systems.nodewise_plan import Task
-from systems.nodewise_ranks import Node, inside
-from systems.nodewise_rows import divided, row_tokens, whole
-from systems.nodewise_work import Rates, attention_seconds
-from systems.zeppelin import Zeppelin
 from zbench.batch import Batch
 from zbench.model import O, Q
 from zbench.plan import ATTEND, TRANSFER
 from zbench.simulate import Simulated
+from zbench.systems.nodewise import Nodewise
+from zbench.systems.nodewise_cuts import Bins, Rule, groups, placements
+from zbench.systems.nodewise_even import evened
+from zbench.systems.nodewise_load import settle
+from zbench.systems.nodewise_pace import ROW
+from zbench.systems.nodewise_plan import Task
+from zbench.systems.nodewise_ranks import Node, inside
+from zbench.systems.nodewise_rows import divided, row_tokens, whole
+from zbench.systems.nodewise_work import Rates, attention_seconds
+from zbench.systems.zeppelin import Zeppelin
 from zbench.verify import verify_step
 
 RULES = st.builds(

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from oracles import A100, H100, batches, small
 
-from systems.nodewise import Nodewise
-from systems.nodewise_cuts import Bins, Rule, placements
-from systems.nodewise_pace import BACKWARD, FORWARD, row_cut
-from systems.nodewise_plan import Layout, laid
-from systems.nodewise_ranks import Inside
-from systems.nodewise_work import Rates, attention_seconds
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.simulate import layer_seconds
+from zbench.systems.nodewise import Nodewise
+from zbench.systems.nodewise_cuts import Bins, Rule, placements
+from zbench.systems.nodewise_pace import BACKWARD, FORWARD, row_cut
+from zbench.systems.nodewise_plan import Layout, laid
+from zbench.systems.nodewise_ranks import Inside
+from zbench.systems.nodewise_work import Rates, attention_seconds
 
 HEADS, EIGHTH = 32, 4
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from oracles import small
 from strategies import batches, costs
 
-from systems.hydraulis import Hydraulis
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.collective import GRADIENT_BYTES, every_nic, everything, nic_bytes
@@ -24,6 +23,7 @@ from zbench.plan import Ops, Plan
 from zbench.rewrite import reverse
 from zbench.simulate import Simulated
 from zbench.stage import Stage, held, refusal
+from zbench.systems.hydraulis import Hydraulis
 from zbench.verify import OutOfMemory, PlanError, verify, verify_step
 
 

@@ -8,7 +8,7 @@ from test_record import end_line, start_line, step_line
 from zbench.record import Line, Run
 from zbench.rows import GROUPS, label, rows
 
-RING, MINE = {"_target_": "systems.ring.Ring"}, {"_target_": "mine.Mine"}
+RING, MINE = {"_target_": "zbench.systems.ring.Ring"}, {"_target_": "mine.Mine"}
 
 
 def start(run: str, system: dict[str, str], time: str = "1", sources: str = "s", **config: Any) -> Line:

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from systems.allgather import AllGather
-from systems.ring import Ring
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.parts import Parts, Settings, make_system
@@ -21,6 +19,8 @@ from zbench.request import Request
 from zbench.rows import rows
 from zbench.run import run
 from zbench.simulate import Simulated
+from zbench.systems.allgather import AllGather
+from zbench.systems.ring import Ring
 from zbench.verify import PlanError
 
 DEVICE = {
@@ -38,7 +38,7 @@ MODEL = {
     "_target_": "zbench.model.Model", "name": "small", "num_layers": 2, "hidden": 64, "num_heads": 4, "num_kv_heads": 2,
     "head_dim": 16, "ffn_hidden": 128, "vocab": 100,
 }  # fmt: skip
-RING = {"_target_": "systems.ring.Ring"}
+RING = {"_target_": "zbench.systems.ring.Ring"}
 
 
 class Lengths:
@@ -139,7 +139,7 @@ def test_every_step_is_in_the_record(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_the_baseline_runs_first_on_the_same_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.jsonl"
-    run(request(out, {"_target_": "systems.allgather.AllGather"}, RING))
+    run(request(out, {"_target_": "zbench.systems.allgather.AllGather"}, RING))
     ring, own = recorded(out)
     assert [step["batch"] for step in ring.steps] == [step["batch"] for step in own.steps]
     assert ring.start["config"]["choices"]["system"] == "ring"
@@ -149,7 +149,7 @@ def test_the_baseline_runs_first_on_the_same_batches(tmp_path: Path, capsys: pyt
 
 def test_a_recorded_baseline_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.jsonl"
-    gather = {"_target_": "systems.allgather.AllGather"}
+    gather = {"_target_": "zbench.systems.allgather.AllGather"}
     run(request(out, gather, RING))
     run(request(out, gather, RING))
     assert "Baseline ring was not run again: the record has it, from line 1 on." in capsys.readouterr().out
@@ -184,7 +184,7 @@ def test_a_baseline_from_outside_the_tree_is_run_again(tmp_path: Path) -> None:
 def test_a_measured_baseline_is_taken_from_the_same_command_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, gather = tmp_path / "r.jsonl", {"_target_": "systems.allgather.AllGather"}
+    out, gather = tmp_path / "r.jsonl", {"_target_": "zbench.systems.allgather.AllGather"}
     measured = {"executor": target(Measured)}
     earlier = run(request(out, gather, RING, **measured))
     assert len(earlier) == 2
@@ -203,7 +203,7 @@ def test_a_measured_baseline_is_taken_from_the_same_command_alone(
 def test_versions_of_packages_are_recorded_and_another_one_is_another_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, gather = tmp_path / "r.jsonl", {"_target_": "systems.allgather.AllGather"}
+    out, gather = tmp_path / "r.jsonl", {"_target_": "zbench.systems.allgather.AllGather"}
     monkeypatch.setattr(AllGather, "packages", ("numpy", "no-such-package"), raising=False)
     run(request(out, RING, gather, steps=1))
     run(request(out, RING, gather, steps=1))

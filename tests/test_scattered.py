@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interpreter import Tensors, dense, execute
 
-from systems.scattered import FULL, Pieces, needed, scatter, with_backward
 from zbench.build import Builder
 from zbench.model import DKV, KV, O, Q
 from zbench.plan import ATTEND, TRANSFER, Ints, Plan
 from zbench.rewrite.reverse import MODES, Mode
+from zbench.systems.scattered import FULL, Pieces, needed, scatter, with_backward
 from zbench.verify import verify
 
 

@@ -12,8 +12,6 @@ from oracles import small
 from strategies import batches, costs
 from variants import NEEDS, SYSTEMS, Variant
 
-from systems.bytescale import ByteScale
-from systems.ring import Ring
 from zbench.batch import Batch
 from zbench.bound import bound_seconds
 from zbench.build import Builder
@@ -34,6 +32,8 @@ from zbench.rewrite.reverse import Mode
 from zbench.simulate import Simulated, programs
 from zbench.stacks import stacked
 from zbench.staged import hop_bytes, hop_seconds, run
+from zbench.systems.bytescale import ByteScale
+from zbench.systems.ring import Ring
 from zbench.verify import OutOfMemory, verify_step
 
 

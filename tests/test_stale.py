@@ -11,8 +11,8 @@ from zbench.stale import reached, sources
 
 MINE = """
 import numba as nb
-from systems.other import twice
-from systems.plain import EXTRA
+from zbench.systems.other import twice
+from zbench.systems.plain import EXTRA
 
 @nb.njit(cache=True)
 def mine(x):
@@ -37,6 +37,8 @@ def root(tmp_path: Path) -> Path:
         (tmp_path / name).mkdir()
     for name in ("__init__", "stale"):
         (tmp_path / "zbench" / f"{name}.py").write_text((HERE / "zbench" / f"{name}.py").read_text())
+    (tmp_path / "zbench" / "systems").symlink_to("../systems")
+    (tmp_path / "zbench" / "workloads").mkdir()
     for name, text in (("__init__", ""), ("mine", MINE), ("other", OTHER), ("plain", "EXTRA = 1\n")):
         (tmp_path / "systems" / f"{name}.py").write_text(text)
     return tmp_path
@@ -46,7 +48,7 @@ def printed(root: Path, before: str) -> list[int]:
     """Result and cache hits of the program in a process of its own, which first imports something."""
     known = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CACHE")}
     found = subprocess.run(
-        [sys.executable, "-B", "-c", f"import {before}, systems.mine"], cwd=root, capture_output=True, text=True,
+        [sys.executable, "-B", "-c", f"import {before}, zbench.systems.mine"], cwd=root, capture_output=True, text=True,
         timeout=100, check=True, env={**known, "PYTHONPATH": str(root)},
     )  # fmt: skip
     return [int(word) for word in found.stdout.split()]
@@ -71,11 +73,11 @@ def test_numba_by_itself_goes_on_with_old_copies(root: Path) -> None:
 
 def test_what_a_file_depends_on(root: Path) -> None:
     folder = root / "systems"
-    (folder / "outer.py").write_text("import numba as nb\nfrom systems import mine as inner\n")
-    (folder / "alone.py").write_text("import numba as nb\nfrom systems.plain import Kind\n")
-    (folder / "again.py").write_text("import numba as nb\nfrom systems.between import EXTRA\n")
-    (folder / "between.py").write_text("from systems.plain import EXTRA\n")
-    known = sources(root, ("zbench", "systems"))
+    (folder / "outer.py").write_text("import numba as nb\nfrom zbench.systems import mine as inner\n")
+    (folder / "alone.py").write_text("import numba as nb\nfrom zbench.systems.plain import Kind\n")
+    (folder / "again.py").write_text("import numba as nb\nfrom zbench.systems.between import EXTRA\n")
+    (folder / "between.py").write_text("from zbench.systems.plain import EXTRA\n")
+    known = sources(root / "zbench")
     inside = {folder / f"{name}.py" for name in ("mine", "other", "plain")}
     assert reached(folder / "mine.py", known) == inside
     assert reached(folder / "outer.py", known) == inside | {folder / "outer.py"}

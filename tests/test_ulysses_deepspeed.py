@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from strategies import batches, costs
 from test_systems import same
 
-from systems.ulysses import Ulysses
-from systems.ulysses_deepspeed import UlyssesDeepSpeed
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.plan import TRANSFER
+from zbench.systems.ulysses import Ulysses
+from zbench.systems.ulysses_deepspeed import UlyssesDeepSpeed
 
 
 @given(st.data())
@@ -55,7 +55,7 @@ def test_sequences_go_to_the_group_with_the_fewest_tokens(uneven: Cost) -> None:
 def test_the_peers_packages_are_imported_by_those_who_need_them_alone() -> None:
     """They take seconds, talk, and set environment variables."""
     program = (
-        "import sys, systems.ulysses_deepspeed, systems.hybrid_dp_megatron, zbench.runtime.executor\n"
+        "import sys, zbench.systems.ulysses_deepspeed, zbench.systems.hybrid_dp_megatron, zbench.runtime.executor\n"
         "assert not {'deepspeed', 'megatron', 'torch'} & set(sys.modules)\n"
         "import zbench.runtime.trainer\n"
         "assert not {'deepspeed', 'megatron'} & set(sys.modules)"

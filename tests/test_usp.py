@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from oracles import A100, H100, batches, small
 
-from systems.grids import Grid, degrees, head_first, plan_of
-from systems.usp import USP
 from zbench.batch import Batch
 from zbench.model import Q
 from zbench.plan import ATTEND, Plan
 from zbench.simulate import layer_seconds
+from zbench.systems.grids import Grid, degrees, head_first, plan_of
+from zbench.systems.usp import USP
 
 
 def degree_of(plan: Plan) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SCRIPT = """
 import sys
-from systems.ring import Ring
+from zbench.systems.ring import Ring
 from test_warm import cost
 from zbench import segments
 from zbench.runtime import phases

@@ -8,10 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import H100, assignments, batches, small
 
-from systems.bins import bins
-from systems.micro_batches import fitting_tokens
-from systems.wlb_llm import WLBLLM, capacity, degrees, linear_seconds, work_seconds
-from systems.wlb_shard import attend_seconds, mixed, per_document, per_sequence
 from zbench.area import work
 from zbench.batch import Batch
 from zbench.build import Builder
@@ -20,6 +16,10 @@ from zbench.memory import peak_bytes
 from zbench.patterns import all_gather
 from zbench.plan import Ints
 from zbench.simulate import Simulated, layer_seconds
+from zbench.systems.bins import bins
+from zbench.systems.micro_batches import fitting_tokens
+from zbench.systems.wlb_llm import WLBLLM, capacity, degrees, linear_seconds, work_seconds
+from zbench.systems.wlb_shard import attend_seconds, mixed, per_document, per_sequence
 from zbench.verify import verify_step
 
 

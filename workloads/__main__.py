@@ -1,4 +1,4 @@
-"""python -m workloads NAME...: the lengths that workloads give, as a table of quantiles.
+"""python -m zbench.workloads NAME...: the lengths that workloads give, as a table of quantiles.
 
 An edge, not part of the pure layer: it reads conf/workload with hydra.
 """
@@ -14,9 +14,9 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 
-from workloads.check import whole
-from workloads.fill import IntArray
 from zbench.protocols import Workload
+from zbench.workloads.check import whole
+from zbench.workloads.fill import IntArray
 
 _CONF = Path(__file__).resolve().parents[1] / "conf" / "workload"
 _QUANTILES = (0.5, 0.9, 0.99, 0.999)

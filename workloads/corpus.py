@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from workloads.documents import Documents, open_documents
-from workloads.fill import FloatArray, IntArray, check_batch, fill, generator
 from zbench.batch import Batch
+from zbench.workloads.documents import Documents, open_documents
+from zbench.workloads.fill import FloatArray, IntArray, check_batch, fill, generator
 
 
 @dataclass(frozen=True, slots=True, eq=False)

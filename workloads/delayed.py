@@ -13,10 +13,10 @@ from typing import Protocol
 
 import numpy as np
 
-from workloads.check import whole
-from workloads.fill import FloatArray, IntArray, Lengths, check_batch
 from zbench.batch import Batch
 from zbench.protocols import Workload
+from zbench.workloads.check import whole
+from zbench.workloads.fill import FloatArray, IntArray, Lengths, check_batch
 
 
 class Inner(Workload, Lengths, Protocol):

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from workloads.fill import IntArray
-from workloads.tables import jsonl_rows, jsonl_value, need_path, parquet_column
+from zbench.workloads.fill import IntArray
+from zbench.workloads.tables import jsonl_rows, jsonl_value, need_path, parquet_column
 
 
 @dataclass(frozen=True, slots=True, eq=False)

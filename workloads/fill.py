@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.check import choice, whole
 from zbench.batch import Batch
+from zbench.workloads.check import choice, whole
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

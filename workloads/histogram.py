@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from workloads.check import number, whole
-from workloads.fill import FloatArray, IntArray, check_batch, drawn_batch
 from zbench.batch import Batch
+from zbench.workloads.check import number, whole
+from zbench.workloads.fill import FloatArray, IntArray, check_batch, drawn_batch
 
 # Published fractions are rounded; a sum further from 1 than this is a wrong table.
 _ROUNDING = 0.01

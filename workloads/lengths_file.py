@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workloads.check import choice, whole
-from workloads.fill import FloatArray, IntArray, check_batch, drawn_batch, fill
-from workloads.read_lengths import read_lengths
 from zbench.batch import Batch
+from zbench.workloads.check import choice, whole
+from zbench.workloads.fill import FloatArray, IntArray, check_batch, drawn_batch, fill
+from zbench.workloads.read_lengths import read_lengths
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workloads.check import number, whole
-from workloads.fill import FloatArray, IntArray, check_batch, drawn_batch
 from zbench.batch import Batch
+from zbench.workloads.check import number, whole
+from zbench.workloads.fill import FloatArray, IntArray, check_batch, drawn_batch
 
 # Below this share of the lognormal inside [1, tail_start) rejection is slow and the body a mere sliver.
 _SMALLEST_BODY = 0.01

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from workloads.check import choice, number
-from workloads.fill import FloatArray, IntArray, Lengths, check_batch, drawn_batch
 from zbench.batch import Batch
+from zbench.workloads.check import choice, number
+from zbench.workloads.fill import FloatArray, IntArray, Lengths, check_batch, drawn_batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

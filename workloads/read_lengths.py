@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from workloads.fill import IntArray
-from workloads.tables import jsonl_rows, need_path, parquet_column
+from zbench.workloads.fill import IntArray
+from zbench.workloads.tables import jsonl_rows, need_path, parquet_column
 
 # Far above any document, far below where sums of lengths overflow.
 _LONGEST = 1 << 40

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from workloads.check import whole
-from workloads.fill import FloatArray, IntArray, Lengths, check_batch, drawn_batch
 from zbench.batch import Batch
+from zbench.workloads.check import whole
+from zbench.workloads.fill import FloatArray, IntArray, Lengths, check_batch, drawn_batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

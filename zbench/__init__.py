@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 __version__ = "0.1.0"
-CONF = Path(__file__).resolve().parent.parent / "conf"
+CONF = Path(__file__).resolve().parent / "conf"
 # Before numba is imported, which reads it: compiled functions are of the state of all that they call (zbench.stale).
 _LOCATORS = ",".join(f"zbench.stale.{name}" for name in ("Provided", "InTree", "UserWide"))
 os.environ.setdefault("NUMBA_CACHE_LOCATOR_CLASSES", _LOCATORS)

@@ -12,7 +12,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 _DRAWING = ("zbench/figures", "zbench/report")  # draw what others recorded: no run depends on them
 _PATHS = ("zbench", "systems", "workloads", "conf", *(f":!{path}" for path in _DRAWING))  # as git takes them
-_SOURCES = ("zbench/**/*.py", "systems/**/*.py", "workloads/**/*.py", "conf/**/*.yaml")
+# As the package has them: in a checkout these folders are links to those at its top, in a wheel they are its own.
+_SOURCES = ("zbench/**/*.py", "zbench/systems/**/*.py", "zbench/workloads/**/*.py", "zbench/conf/**/*.yaml")
 
 
 def fingerprint(root: Path = ROOT) -> dict[str, Any]:

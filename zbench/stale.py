@@ -14,8 +14,8 @@ from pathlib import Path
 
 from numba.core import caching
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("zbench", "systems", "workloads")
+PACKAGE = Path(__file__).resolve().parent
+FOLDERS = (".", "systems", "workloads")  # the last two are links in a checkout, which rglob does not follow
 _IMPORT = re.compile(r"^(?:from ([\w.]+) import (\(|[\w, ]+)|import ([\w.]+))", re.MULTILINE)
 
 
@@ -27,7 +27,7 @@ class _Stamped:
     def get_source_stamp(self) -> bytes:
         own = Path(self._py_file).resolve()
         digest = hashlib.sha256()
-        for path in sorted(reached(own, _known(ROOT))):
+        for path in sorted(reached(own, _known(PACKAGE))):
             digest.update(hashlib.sha256(path.read_bytes()).digest())
         return digest.digest()
 
@@ -45,20 +45,21 @@ class UserWide(_Stamped, caching.UserWideCacheLocator):
 
 
 @cache
-def _known(root: Path) -> Mapping[Path, set[Path]]:
-    return sources(root, PACKAGES)
+def _known(package: Path) -> Mapping[Path, set[Path]]:
+    return sources(package)
 
 
-def sources(root: Path, packages: tuple[str, ...]) -> dict[Path, set[Path]]:
-    """Of every file in `packages`, which lie in `root`, the files that it has compiled functions or constants from.
+def sources(package: Path) -> dict[Path, set[Path]]:
+    """Of every file of zbench, which lies in the folder `package`, those that it has compiled functions or constants
+    from; links are resolved.
 
     Imports count at the top of a file, and constants by name: those of a module without compiled functions that are
     used as `module.NAME` are not seen.
     """
     modules = {
-        ".".join(path.relative_to(root).with_suffix("").parts): path
-        for package in packages
-        for path in sorted((root / package).rglob("*.py"))
+        ".".join(("zbench", *path.relative_to(package).with_suffix("").parts)): path.resolve()
+        for folder in FOLDERS
+        for path in sorted((package / folder).rglob("*.py"))
     }
     texts = {path: path.read_text(encoding="utf-8") for path in modules.values()}
     compiled = {path for path, text in texts.items() if "numba" in text}

@@ -18,8 +18,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from systems.ring import Ring
-from systems.ulysses import Ulysses
 from zbench.batch import Batch
 from zbench.cluster import Cluster, Device
 from zbench.cost import Cost
@@ -34,6 +32,8 @@ from zbench.runtime.memory import Shape, keep_freed_memory
 from zbench.runtime.rendezvous import Rendezvous
 from zbench.runtime.transport import Post
 from zbench.runtime.transport_gloo import Sender
+from zbench.systems.ring import Ring
+from zbench.systems.ulysses import Ulysses
 
 RANKS = 4
 MODEL = Model("bench", 1, 512, 8, 8, 64, 1024, 256, element_bytes=4)

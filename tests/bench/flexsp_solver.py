@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 from test_flexsp import drawn
 
-from systems.flexsp import FlexSP
-from systems.flexsp_milp import Limits, solve
-from systems.flexsp_search import search
 from zbench.anchors.flexsp import GPT_7B
 from zbench.anchors.presets import cluster
 from zbench.cost import Cost
+from zbench.systems.flexsp import FlexSP
+from zbench.systems.flexsp_milp import Limits, solve
+from zbench.systems.flexsp_search import search
 
 NAMES = ("wikipedia", "github")
 CERTAIN = 0.01

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 
-from systems.zeppelin import LAYERS, Zeppelin
-from systems.zeppelin_partition import partitions
 from zbench.cost import Cost
 from zbench.parts import Parts, Settings
 from zbench.plan import Plan
 from zbench.rewrite.route import narrowed, unrouted
 from zbench.simulate import layer_seconds
+from zbench.systems.zeppelin import LAYERS, Zeppelin
+from zbench.systems.zeppelin_partition import partitions
 
 CONF = Path(__file__).parents[2] / "conf"
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from attention import COST, RANKS, Bench
 
-from systems.ring import Ring
-from systems.ulysses import Ulysses
 from zbench.batch import Batch
 from zbench.plan import TRANSFER
 from zbench.runtime.launch import LocalFleet
+from zbench.systems.ring import Ring
+from zbench.systems.ulysses import Ulysses
 
 TOKENS, ROUNDS = 2048, 5
 

@@ -11,13 +11,13 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from systems.flexsp import FlexSP
-from systems.flexsp_milp import Limits, solve
 from zbench.anchors.flexsp import GPT_7B
 from zbench.anchors.presets import _CONF, cluster
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.plan import Plan
+from zbench.systems.flexsp import FlexSP
+from zbench.systems.flexsp_milp import Limits, solve
 
 LIMIT = 196_608
 

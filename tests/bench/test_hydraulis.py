@@ -14,12 +14,12 @@ from hydra.utils import instantiate
 from scipy.optimize import linprog
 from test_flexsp import drawn
 
-from systems.hydraulis import Hydraulis
-from systems.hydraulis_strategies import strategies
 from zbench.anchors.presets import _CONF, cluster
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.simulate import Simulated
+from zbench.systems.hydraulis import Hydraulis
+from zbench.systems.hydraulis_strategies import strategies
 from zbench.verify import verify_step
 
 RANKS = {8: (64, 512), 128: (1024, 8192)}  # by nodes: ranks, sequences

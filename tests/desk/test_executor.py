@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from desks import command, steps
 
-from workloads.fixed import Fixed
 from zbench.cluster import Cluster, Device
 from zbench.cost import Cost
 from zbench.desk.executor import Desk
 from zbench.model import Model
+from zbench.workloads.fixed import Fixed
 
 NET = Path("/sys/class/net")
 DEVICE = Device("slow", 1e9, 2e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e-5, 1e-5)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from oracles import small
 from strategies import REAL, costs, forwards
 
-from systems.zeppelin import Zeppelin
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cluster import Cluster
@@ -22,6 +21,7 @@ from zbench.rewrite import remap, reverse, route
 from zbench.rewrite.reverse import MODES
 from zbench.rewrite.route import narrowed, routed, unrouted
 from zbench.simulate import layer_seconds, programs
+from zbench.systems.zeppelin import Zeppelin
 from zbench.verify import verify, verify_step
 
 

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from strategies import batches, costs
 from variants import VARIANTS, Variant
 
-from systems.ring import Ring
-from systems.ulysses import Ulysses
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.plan import Plan
@@ -19,6 +17,8 @@ from zbench.runtime.compiler import Compiler
 from zbench.runtime.kernels_cuda import Flash, TorchFlash
 from zbench.runtime.program import HOME, Program, Relay, Send
 from zbench.segments import Flags, Ints
+from zbench.systems.ring import Ring
+from zbench.systems.ulysses import Ulysses
 
 
 def cut(queries: Ints, before: Ints, diagonal: Flags) -> int:

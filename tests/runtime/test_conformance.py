@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from variants import FOLDER, SYSTEMS, VARIANTS, Variant
 
-from workloads.fixed import Fixed
 from zbench.batch import Batch
 from zbench.cluster import Cluster, Device
 from zbench.cost import Cost
@@ -19,6 +18,7 @@ from zbench.model import Model
 from zbench.protocols import System
 from zbench.runtime.executor import Torch
 from zbench.verify import verify_step
+from zbench.workloads.fixed import Fixed
 
 DEVICE = Device("cpu", 1e11, 4e9, 1e10, 1e9, 5e10, 5e10, 5e10, 1e-5, 1e-5)
 MODEL = Model("mini", 2, 32, 4, 2, 8, 48, 64, element_bytes=8, lse_bytes=8)

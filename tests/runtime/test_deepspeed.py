@@ -14,9 +14,6 @@ from hypothesis import strategies as st
 from strategies import batches
 from test_conformance import DEVICE, MODEL
 
-from systems.ring import Ring
-from systems.ulysses_deepspeed import UlyssesDeepSpeed
-from workloads.fixed import Fixed
 from zbench.batch import Batch
 from zbench.cluster import Cluster
 from zbench.cost import Cost
@@ -25,6 +22,9 @@ from zbench.runtime import settings
 from zbench.runtime.deepspeed import Stream, _copies
 from zbench.runtime.executor import Torch
 from zbench.runtime.launch import LocalFleet
+from zbench.systems.ring import Ring
+from zbench.systems.ulysses_deepspeed import UlyssesDeepSpeed
+from zbench.workloads.fixed import Fixed
 
 RANKS = 4
 CLUSTER = Cluster("test", 2, 2, 1, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE)

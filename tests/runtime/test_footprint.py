@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from systems.zeppelin import Zeppelin
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cost import Cost
@@ -20,6 +19,7 @@ from zbench.plan import Plan
 from zbench.rewrite import reverse
 from zbench.runtime.footprint import LEVELS, RESERVE, choose, layer_bytes, peak_bytes, static_bytes
 from zbench.runtime.transformer import Transformer
+from zbench.systems.zeppelin import Zeppelin
 
 DENSE = Model("dense", 2, 24, 6, 3, 4, 40, 31, element_bytes=8, lse_bytes=8)
 EXPERTS = replace(DENSE, name="experts", num_experts=5, experts_per_token=2)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from strategies import SHARP, batches, cases, costs
 from variants import SYSTEMS, Variant
 
-from systems.ring import Ring
 from zbench.batch import Batch as Lengths
 from zbench.cluster import Cluster
 from zbench.cost import Cost
@@ -22,6 +21,7 @@ from zbench.rewrite.reverse import reverse
 from zbench.runtime.compiler import Compiler
 from zbench.runtime.phases import AHEAD, batched, numbers
 from zbench.runtime.program import HOME, Batch, Program, Relay, Send
+from zbench.systems.ring import Ring
 from zbench.touches import IS_COPY
 from zbench.verify import verify_step
 

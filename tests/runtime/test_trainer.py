@@ -8,8 +8,6 @@ import pytest
 from processes import all_gone
 from test_conformance import DEVICE, MODEL
 
-from systems.zeppelin import Zeppelin
-from workloads.fixed import Fixed
 from zbench.batch import Batch
 from zbench.cluster import Cluster
 from zbench.cost import Cost
@@ -18,6 +16,8 @@ from zbench.runtime.executor import CheckFailed, Diverged, Torch
 from zbench.runtime.fleet import RankFailed
 from zbench.runtime.job import AdamW, Job, Report
 from zbench.runtime.launch import LocalFleet
+from zbench.systems.zeppelin import Zeppelin
+from zbench.workloads.fixed import Fixed
 
 COST = Cost(
     Cluster("test", 2, 1, 1, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE), replace(MODEL, element_bytes=4, lse_bytes=4)

@@ -11,7 +11,6 @@ from phased import Seen
 from test_conformance import DEVICE, MODEL
 from variants import SYSTEMS, Variant
 
-from systems.ring import Ring
 from zbench.batch import Batch
 from zbench.cluster import Cluster
 from zbench.cost import Cost
@@ -20,6 +19,7 @@ from zbench.rewrite import order, reverse, route
 from zbench.rewrite.reverse import MODES
 from zbench.runtime.launch import LocalFleet
 from zbench.runtime.traffic import Sent, expected
+from zbench.systems.ring import Ring
 
 LENGTHS = ((2, 3, 5, 7), (200, *[2] * 12), (40, 9))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workloads.corpus import Corpus
+from zbench.workloads.corpus import Corpus
 
 TEXTS = {"a.txt": "alpha", "b/c.txt": "gamma äö", "b/d.md": "delta " * 50, "empty.txt": "", "skip/e.txt": "hidden"}
 

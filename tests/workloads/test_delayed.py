@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.__main__ import load
-from workloads.delayed import Delayed
-from workloads.fixed import Fixed
-from workloads.longtail import Longtail
+from zbench.workloads.__main__ import load
+from zbench.workloads.delayed import Delayed
+from zbench.workloads.fixed import Fixed
+from zbench.workloads.longtail import Longtail
 
 TAIL = partial(Longtail, mu=6.1, sigma=1.27, tail_share=0.05, tail_start=4096, alpha=1.0, max_length=131072)
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.fill import fill, generator
-from workloads.fixed import Fixed
-from workloads.longtail import Longtail
+from zbench.workloads.fill import fill, generator
+from zbench.workloads.fixed import Fixed
+from zbench.workloads.longtail import Longtail
 
 SHAPE = {"mu": 6.1, "sigma": 1.27, "tail_share": 0.05, "tail_start": 4096, "alpha": 1.5, "max_length": 131072}
 ROOT = Path(__file__).parents[2]
@@ -128,7 +128,7 @@ def calls(workload: Longtail) -> int:
 
 
 def test_the_classes_import_without_torch_hydra_wandb_or_pyarrow() -> None:
-    modules = [f"workloads.{p.stem}" for p in (ROOT / "workloads").glob("*.py") if not p.stem.startswith("__")]
+    modules = [f"zbench.workloads.{p.stem}" for p in (ROOT / "workloads").glob("*.py") if not p.stem.startswith("__")]
     blocked = ["torch", "hydra", "omegaconf", "wandb", "pyarrow"]
     block = f"import sys, importlib\nfor m in {blocked}: sys.modules[m] = None\n"
     code = block + f"for m in {modules}: importlib.import_module(m)"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.histogram import Histogram
+from zbench.workloads.histogram import Histogram
 
 
 def make(bins: object) -> Histogram:

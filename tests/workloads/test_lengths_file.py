@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.lengths_file import LengthsFile
+from zbench.workloads.lengths_file import LengthsFile
 
 LENGTHS = [7, 1, 300, 42, 5]
 

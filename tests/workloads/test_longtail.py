@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.longtail import Longtail
+from zbench.workloads.longtail import Longtail
 
 SHAPE = {"mu": 6.1, "sigma": 1.27, "tail_share": 0.05, "tail_start": 4096, "alpha": 1.5, "max_length": 131072}
 NUM = 200_000

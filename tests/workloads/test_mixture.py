@@ -5,10 +5,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from workloads.fixed import Fixed
-from workloads.histogram import Histogram
-from workloads.longtail import Longtail
-from workloads.mixture import Mixture
+from zbench.workloads.fixed import Fixed
+from zbench.workloads.histogram import Histogram
+from zbench.workloads.longtail import Longtail
+from zbench.workloads.mixture import Mixture
 
 SHORT = partial(Fixed, length=100)
 LONG = partial(Fixed, length=6400)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.__main__ import load
-from workloads.fixed import Fixed
-from workloads.longtail import Longtail
-from workloads.shrunk import Shrunk
+from zbench.workloads.__main__ import load
+from zbench.workloads.fixed import Fixed
+from zbench.workloads.longtail import Longtail
+from zbench.workloads.shrunk import Shrunk
 
 TAIL = partial(Longtail, mu=6.1, sigma=1.27, tail_share=0.05, tail_start=4096, alpha=1.5, max_length=131072)
 

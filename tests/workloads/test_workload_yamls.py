@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.__main__ import load, loader, workload_names
+from zbench.workloads.__main__ import load, loader, workload_names
 
 DATA = Path(__file__).parents[2] / "../shared/data"
 NAMES = [name for name in workload_names() if name not in ("corpus", "lengths_file")]

@@ -1,14 +1,14 @@
-"""python -m workloads."""
+"""python -m zbench.workloads."""
 
 import sys
 
 import pytest
 
-from workloads.__main__ import main, workload_names
+from zbench.workloads.__main__ import main, workload_names
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["workloads", *args])
+    monkeypatch.setattr(sys, "argv", ["zbench.workloads", *args])
     return main()
 
 

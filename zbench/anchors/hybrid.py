@@ -1,6 +1,6 @@
 """Megatron-LM's hybrid context parallelism as MagiAttention's benchmark runs it. Pure: no torch.
 
-Its scheduler deals documents to groups of ranks in rounds (systems.hybrid_dp.rounds is that policy) with 8,192
+Its scheduler deals documents to groups of ranks in rounds (zbench.systems.hybrid_dp.rounds is that policy) with 8,192
 tokens a rank. A group runs its documents one after another: a ring of Transformer Engine where it has several
 ranks, one plain call where it is a single one. All ranks meet between rounds.
 """
@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from systems.hybrid_dp import Group, rounds
 from zbench.build import Builder
 from zbench.clock import Program
 from zbench.cluster import Cluster
@@ -19,6 +18,7 @@ from zbench.patterns import ring
 from zbench.plan import ATTEND, Ints, Plan
 from zbench.rewrite import reverse
 from zbench.simulate import programs
+from zbench.systems.hybrid_dp import Group, rounds
 
 TOKENS_PER_RANK = 8192
 

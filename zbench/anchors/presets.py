@@ -3,9 +3,9 @@
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from workloads.fill import Lengths
 from zbench import CONF
 from zbench.cluster import Cluster
+from zbench.workloads.fill import Lengths
 
 
 def cluster(name: str, num_nodes: int | None = None, device: str | None = None) -> Cluster:

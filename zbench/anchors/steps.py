@@ -11,9 +11,6 @@ from typing import Protocol
 
 import numpy as np
 
-from systems.flexsp import FlexSP
-from systems.flexsp_batch_ada import FlexSPBatchAda
-from workloads.fill import Lengths
 from zbench.anchors.anchor import Anchor, GetCluster, published
 from zbench.anchors.flexsp import GPT_7B
 from zbench.batch import Batch
@@ -21,6 +18,9 @@ from zbench.collective import Collectives
 from zbench.cost import Cost
 from zbench.protocols import System
 from zbench.simulate import Simulated
+from zbench.systems.flexsp import FlexSP
+from zbench.systems.flexsp_batch_ada import FlexSPBatchAda
+from zbench.workloads.fill import Lengths
 
 BATCHES = 8
 SEQUENCES, LONGEST = 512, 196_608

@@ -16,7 +16,6 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from workloads.fixed import Fixed
 from zbench.batch import Batch
 from zbench.cluster import Cluster
 from zbench.cost import Cost
@@ -26,6 +25,7 @@ from zbench.parts import make_system
 from zbench.runtime.executor import CheckFailed, Diverged, Torch
 from zbench.runtime.fleet import RankFailed
 from zbench.verify import verify_step
+from zbench.workloads.fixed import Fixed
 
 # Two nodes of two ranks, as far as plans are concerned; grouped heads of 64, fewer kv heads than some plans have ranks.
 MODEL = Model("correctness", num_layers=2, hidden=256, num_heads=4, num_kv_heads=2, head_dim=64, ffn_hidden=384,

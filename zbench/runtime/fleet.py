@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 LONGEST_MESSAGE = 400  # characters; torch's own go on for pages
-_OWN = {"zbench", "systems", "workloads"}
+_OWN = {"zbench"}
 _OF_PEERS = ("gloo", "nccl", "closed by peer", "reset by peer", "broken pipe", "c10d", "tcpstore", "socket")
 
 
