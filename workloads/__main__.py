@@ -7,18 +7,18 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 
+from zbench import CONF
 from zbench.protocols import Workload
 from zbench.workloads.check import whole
 from zbench.workloads.fill import IntArray
 
-_CONF = Path(__file__).resolve().parents[1] / "conf" / "workload"
+_CONF = CONF / "workload"
 _QUANTILES = (0.5, 0.9, 0.99, 0.999)
 _NEED_PATH = ("corpus", "lengths_file")
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from zbench.extras import need
+
 
 def need_path(path: str | None, takes: str) -> Path:
     """`path` as a Path that exists, or a ValueError; `takes` says what the workload reads."""
@@ -54,12 +56,8 @@ def _json_field(path: Path, number: int, line: bytes, field: str) -> Any:
 
 def parquet_column(path: Path, field: str) -> Any:
     """The column `field` as a pyarrow ChunkedArray."""
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise ValueError(
-            f"workload.path is '{path}'; reading parquet needs pyarrow, installed with pip install 'zbench[parquet]'"
-        ) from None
+    need("pyarrow", f"workload.path='{path}', a parquet file,")
+    parquet = importlib.import_module("pyarrow.parquet")
     try:
         names = parquet.read_schema(path).names
     except (OSError, ValueError) as error:  # pyarrow's own errors derive from these

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zbench.command import Parser, ran
+from zbench.extras import need
 from zbench.fingerprint import source_digest
 from zbench.metrics import counted
 from zbench.record import Run, read
@@ -92,6 +93,7 @@ def _main() -> int:
     parser.add_argument("--config-dir", help="a folder of your own choices, as for python -m zbench")
     parser.add_argument("--out", type=Path, default=Path("results/predicted"), help="folder of the records")
     asked = parser.parse_args()
+    need("torch", "python -m zbench.predicted")
     names = asked.workloads.split(",")
     if wrong := [name for name in names if name not in WORKLOADS]:
         raise ValueError(f"--workloads has {wrong[0]!r}; it takes {', '.join(WORKLOADS)}")

@@ -17,13 +17,14 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+from zbench import CONF
 from zbench.calibrate.curves import Curves
 from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.sheet import Circumstances, device_sheet, others_words, sheet
 from zbench.calibrate.subject import Subject
 from zbench.calibrate.survey import Survey
 from zbench.command import Parser, ran
-from zbench.fingerprint import ROOT
+from zbench.extras import need
 from zbench.model import Model
 from zbench.runtime.fleet import Fleet
 from zbench.runtime.job import DEVICES, KERNELS
@@ -65,7 +66,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--points", type=Path, metavar="FILE",
                         help="with --only-device: every attention call that was measured, as JSON lines")  # fmt: skip
     parser.add_argument("-o", dest="out", type=Path, metavar="FILE", help="the yaml; left out, it is printed")
-    return parser.parse_args()
+    asked = parser.parse_args()
+    need("torch", "python -m zbench.calibrate")
+    return asked
 
 
 def _calibrate(asked: argparse.Namespace, world: World | None) -> int:
@@ -140,7 +143,7 @@ def _shape(asked: argparse.Namespace, world: World | None) -> tuple[int, int]:
 
 
 def _model(name: str) -> Model:
-    with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         config = compose("config", overrides=[f"model={name}"])
     model = instantiate(config.model, _convert_="all")
     assert isinstance(model, Model)

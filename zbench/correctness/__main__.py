@@ -16,6 +16,7 @@ from zbench.command import Parser, ran
 from zbench.correctness.ledger import Ledger, Verdict
 from zbench.correctness.plans import PRECISIONS, REFERENCE, Precision, outcomes, systems
 from zbench.correctness.summary import summary
+from zbench.extras import need
 from zbench.fingerprint import source_digest
 from zbench.runtime.job import DEVICES
 
@@ -41,6 +42,7 @@ def _main() -> int:
     parser.add_argument("--precisions", default=",".join(every), help="that plans run in (default all)")
     parser.add_argument("--shrink", type=int, default=1, help="divide the kernels' lengths by this, for a quick look")
     asked = parser.parse_args()
+    need("torch", "python -m zbench.correctness")
     parts, names = asked.parts.split(","), asked.systems.split(",")
     wanted = asked.precisions.split(",")
     for flag, given, known in (

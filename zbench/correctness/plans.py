@@ -16,10 +16,10 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from zbench import CONF
 from zbench.batch import Batch
 from zbench.cluster import Cluster
 from zbench.cost import Cost
-from zbench.fingerprint import ROOT
 from zbench.model import Model
 from zbench.parts import make_system
 from zbench.runtime.executor import CheckFailed, Diverged, Torch
@@ -75,7 +75,7 @@ class Outcome:
 
 def systems() -> list[str]:
     """Of conf/system."""
-    return sorted(path.stem for path in (ROOT / "conf" / "system").glob("*.yaml"))
+    return sorted(path.stem for path in (CONF / "system").glob("*.yaml"))
 
 
 def outcomes(names: Sequence[str], precision: Precision, device: str) -> Iterator[tuple[str, Outcome]]:
@@ -137,5 +137,5 @@ def _cluster() -> Cluster:
 
 
 def _config(*overrides: str) -> DictConfig:
-    with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         return compose("config", overrides=list(overrides))

@@ -14,12 +14,12 @@ import sys
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+from zbench import CONF
 from zbench.calibrate.__main__ import BUSY
 from zbench.calibrate.quantity import quantity
 from zbench.cluster import Cluster
 from zbench.command import Parser, ran
 from zbench.desk.scale import Scale
-from zbench.fingerprint import ROOT
 from zbench.model import Model
 from zbench.record import read
 from zbench.replay import Replay
@@ -58,7 +58,7 @@ def _arguments() -> argparse.Namespace:
 def _measure(asked: argparse.Namespace) -> int:
     from zbench.desk.links import measure
 
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", ["executor=desk", *asked.overrides])
     cluster: Cluster = instantiate(config.cluster)
     found, others = measure(cluster, instantiate(config.model), lambda line: print(f"desk: {line}", file=sys.stderr))
@@ -84,7 +84,7 @@ def _overlap(asked: argparse.Namespace) -> int:
 
 
 def _scale(asked: argparse.Namespace) -> int:
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", asked.overrides)
         small: Model = instantiate(compose("config", [f"model={asked.desk_model}"]).model)
     cluster: Cluster = instantiate(config.cluster)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from zbench.command import Parser, ran
+from zbench.extras import need
 from zbench.sentence import not_among
 
 NAMES = (
@@ -51,12 +52,8 @@ def _figures(names: Sequence[str]) -> Mapping[str, ModuleType]:
     """
     from importlib import import_module
 
-    try:
-        return {name: import_module(f"zbench.figures.{name}") for name in names}
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise ValueError("figures need matplotlib: pip install 'zbench[figures]'") from error
+    need("matplotlib", "python -m zbench.figures")
+    return {name: import_module(f"zbench.figures.{name}") for name in names}
 
 
 def _make(experiments: Mapping[str, Sequence[str]]) -> None:

@@ -8,6 +8,8 @@ import re
 from importlib.resources import files
 from typing import Any
 
+from zbench.extras import need
+
 CODE = ("base.js", "runs.js", "charts.js", "marks.js", "timeline.js", "step.js", "main.js")  # in this order
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
@@ -39,10 +41,9 @@ def encoded(data: Any) -> str:
 
 
 def _library() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise ValueError("a report needs the package plotly: pip install 'zbench[report]'") from error
+    need("plotly", "a report")
+    from plotly.offline import get_plotlyjs
+
     library: str = get_plotlyjs()
     assert "</script" not in library
     return re.sub(r"""(\bhref\s*=\s*["'])https?://[^"']*""", r"\1#", library)  # its logo's, and maps' attributions

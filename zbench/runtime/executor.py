@@ -14,6 +14,7 @@ from typing import Any
 
 from zbench.batch import Batch
 from zbench.cost import Cost
+from zbench.extras import need
 from zbench.plan import Plan
 from zbench.protocols import Ready, Workload
 from zbench.result import StepResult
@@ -85,6 +86,7 @@ class Torch:
     _capacity: int = field(default=0, init=False)  # bytes, of the rank that has least
 
     def __post_init__(self) -> None:
+        need("torch", "executor=torch")
         model = self.cost.model
         check_kernel(self.kernel, model.element_bytes, environ)
         if self.parameters is not None:

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_dir
 
+from zbench import CONF
 from zbench.command import Parser, ran
 from zbench.correctness.ledger import Ledger
-from zbench.fingerprint import ROOT, source_digest
+from zbench.extras import need
+from zbench.fingerprint import source_digest
 from zbench.metrics import Facts
 from zbench.parts import Parts, Settings
 from zbench.runtime.footprint import LEVELS
@@ -67,6 +69,7 @@ def _main() -> int:
     parser.add_argument("--cluster", default="h200_4x8", help="of conf/cluster: whose device's peak and memory count")
     parser.add_argument("--kernel", default=None, help="of attention; left out, the fastest that was measured here")
     asked = parser.parse_args()
+    need("torch", "python -m zbench.speed")
     parts = asked.parts.split(",")
     if wrong := [one for one in parts if one not in PARTS]:
         raise ValueError(f"--parts has {wrong[0]!r}; it takes {', '.join(PARTS)}")
@@ -204,7 +207,7 @@ class Session:
     def parts(self, workload: str, layers: int | None = None) -> Parts:
         """One GPU of the cluster, the model with that many layers, and batches for it."""
         one = ["cluster.num_nodes=1", "cluster.gpus_per_node=1", "cluster.nics_per_node=1", "tracker=none"]
-        with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
             config = compose(
                 "config",
                 [f"cluster={self.cluster}", f"model={self.size.model}", f"tokens_per_gpu={self.size.tokens}", *one,

@@ -22,7 +22,7 @@ class TensorBoard:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
             raise ValueError(
-                "tracker=tensorboard needs the package tensorboard: pip install 'zbench[tensorboard]'"
+                "tracker=tensorboard needs the package tensorboard: pip install 'zbench[track]'"
             ) from error
         self._folder = Path(self.dir) / f"{name.replace('/', '-')}, {run_id}"
         for old in self._folder.glob("events.*"):  # of this very run, sent before: else every point is there twice
