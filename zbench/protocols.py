@@ -1,6 +1,6 @@
 """The four things a run is put together from. Pure: no torch.
 
-Each is about one method wide, so that a system, workload, executor or tracker is one file and one yaml.
+A system and a workload have one method each, an executor three, a tracker six; each is a class and a yaml.
 """
 
 from collections.abc import Mapping, Sequence
