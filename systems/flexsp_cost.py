@@ -13,11 +13,10 @@ import numpy as np
 
 from zbench.area import TILE
 from zbench.build import Builder
-from zbench.clock import Program, run
+from zbench.clock import Free, Program, run
 from zbench.collective import Collectives
 from zbench.cost import Cost, Floats
 from zbench.layers import finished
-from zbench.legs import LANES, link_ids
 from zbench.memory import static_bytes, step_bytes
 from zbench.patterns import ulysses_ring
 from zbench.plan import Ints, Plan
@@ -153,5 +152,5 @@ def _seconds(plan: Plan, cost: Cost) -> float:
 
 def _slowest(program: Program, cost: Cost) -> float:
     ready = np.zeros(cost.cluster.num_ranks)
-    timeline = run(program, ready, np.zeros(len(ready) * LANES), np.zeros(link_ids(cost.cluster)[0]))
+    timeline = run(program, ready, Free.zero(cost.cluster))
     return float(finished(program, timeline, ready).max())

@@ -73,8 +73,8 @@ class Layer:
         for direction, tables in enumerate(self.tables):
             table = np.concatenate(tables, axis=1)
             kind, tensor, src, dst, lo, hi, blocks, kv = table[KIND:, np.argsort(table[KEY], kind="stable")]
-            none = np.full_like(kind, -1)
-            self.builder.add_ops(Ops(kind, tensor, src, dst, lo, hi, blocks, kv, none, np.full_like(none, direction)))
+            none, zero = np.full_like(kind, -1), np.zeros_like(kind)
+            self.builder.add_ops(Ops(kind, tensor, src, dst, lo, hi, blocks, kv, none, zero + direction, zero))
 
     def local(self, seqs: Ints, rank: Ints) -> None:
         """Whole sequences [n] on their ranks, one attend a rank."""

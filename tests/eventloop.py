@@ -54,6 +54,8 @@ class Leg:
     busy: float
     latency: float
     last: bool
+    channels: int = 1
+    whole: bool = True
     after: int = -1
     start: float = -1.0
     needs: list[int] = field(default_factory=list)
@@ -94,24 +96,31 @@ def make_legs(plan: Plan, ops: Ops, cluster: Cluster, seconds: list[float], size
             kind, link, rate = ("inside", port, nvlink_rate) if inside else ("across", nic, nic_rate)
             latency = cluster.nvlink_latency if inside else cluster.nic_latency
             lanes = [(src, kind, "tx"), (dst, kind, "rx")]
-            legs.append(Leg(index, src, lanes, [link(src, "tx"), link(dst, "rx")], number / rate, latency, True))
+            links = [link(src, "tx"), link(dst, "rx")]
+            channels = cluster.nvlink_channels if inside else cluster.nic_channels
+            whole = op.collective or channels == 1
+            seconds_busy = (1 if whole else channels) * (number / rate)
+            legs.append(Leg(index, src, lanes, links, seconds_busy, latency, True, channels, whole))
             continue
         for place, lane in enumerate(op.via):
             share = number * (place + 1) // len(op.via) - number * place // len(op.via)
             if not share:
                 continue
             p, q = carrier(cluster, src, lane), carrier(cluster, dst, lane)
-            hops = [(p, q, (p, "across", "tx"), (q, "across", "rx"), nic, share / nic_rate, cluster.nic_latency)]
-            near = (port, share / nvlink_rate, cluster.nvlink_latency)
+            far = (nic, share / nic_rate, cluster.nic_latency, cluster.nic_channels)
+            hops = [(p, q, (p, "across", "tx"), (q, "across", "rx"), *far)]
+            near = (port, share / nvlink_rate, cluster.nvlink_latency, cluster.nvlink_channels)
             if p != src:
                 hops.insert(0, (src, p, (src, "inside", "tx"), (p, "through", "rx"), *near))
             if q != dst:
                 hops.append((q, dst, (q, "through", "tx"), (dst, "inside", "rx"), *near))
-            for number_of_hop, (a, b, lane_a, lane_b, link, busy, latency) in enumerate(hops):
+            for number_of_hop, (a, b, lane_a, lane_b, link, busy, latency, channels) in enumerate(hops):
                 after = len(legs) - 1 if number_of_hop else -1
                 links = [link(a, "tx"), link(b, "rx")]
                 last = number_of_hop == len(hops) - 1
-                legs.append(Leg(index, a, [lane_a, lane_b], links, busy, latency, last, after))
+                whole = op.collective or channels == 1
+                busy = (1 if whole else channels) * busy
+                legs.append(Leg(index, a, [lane_a, lane_b], links, busy, latency, last, channels, whole, after))
     return legs
 
 
@@ -130,15 +139,30 @@ def simulate(legs: list[Leg], edges: set[tuple[int, int]], ready: list[float] | 
         leg.needs = [end for op in producers.get(leg.op, []) for end in ends[op]] if first else [leg.after]
         for lane in leg.lanes:
             queues.setdefault(lane, []).append(index)
-    before = {index: [] for index in range(len(legs))}
+    before: dict[int, list[int]] = {index: [] for index in range(len(legs))}  # started; of one pair: ended
+    same_pair: dict[int, list[int]] = {index: [] for index in range(len(legs))}
     for queue in queues.values():
         for one, other in pairwise(queue):
             before[other].append(one)
+    pairs: dict[tuple, list[int]] = {}
+    for index, leg in enumerate(legs):
+        if leg.channels > 1:
+            same_pair[index] = list(pairs.setdefault(tuple(leg.lanes), []))
+            pairs[tuple(leg.lanes)].append(index)
 
     def release(leg: Leg) -> float:
         return leg.start + leg.busy
 
-    link_free: dict[tuple, float] = {}
+    using: dict[tuple, list[int]] = {}  # lanes and links -> the legs that have been on them
+
+    def has_room(leg: Leg, place: tuple, now: float) -> bool:
+        taken = sum(
+            other.channels if other.whole else 1
+            for other in (legs[index] for index in using.get(place, []))
+            if release(other) > now
+        )
+        return taken + (leg.channels if leg.whole else 1) <= leg.channels
+
     times = [0.0, *(ready or [])]
     heapq.heapify(times)
     waiting = list(range(len(legs)))
@@ -149,13 +173,15 @@ def simulate(legs: list[Leg], edges: set[tuple[int, int]], ready: list[float] | 
             can = (
                 (ready[leg.rank] if ready else 0.0) <= now
                 and all(legs[n].start >= 0 and release(legs[n]) + legs[n].latency <= now for n in leg.needs)
-                and all(legs[n].start >= 0 and release(legs[n]) <= now for n in before[index])
-                and all(link_free.get(link, 0.0) <= now for link in leg.links)
+                and all(legs[n].start >= 0 for n in before[index])
+                and all(release(legs[n]) <= now for n in same_pair[index])
+                and all(has_room(leg, place, now) for place in (*leg.lanes, *leg.links))
             )
             if can:
                 leg.start = now
                 waiting.remove(index)
-                link_free |= {link: release(leg) for link in leg.links}
+                for place in (*leg.lanes, *leg.links):
+                    using.setdefault(place, []).append(index)
                 heapq.heappush(times, release(leg))
                 heapq.heappush(times, release(leg) + leg.latency)
     return legs

@@ -66,6 +66,8 @@ def clusters(draw: st.DrawFn, nodes: int = 4, gpus: int = 8) -> Cluster:
         nvlink_efficiency=0.6,
         nvlink_latency=draw(st.sampled_from((0.0, 1e-5))),
         device=draw(st.sampled_from((REAL, SHARP))),
+        nic_channels=draw(st.sampled_from((1, 1, 2, 3))),
+        nvlink_channels=draw(st.sampled_from((1, 1, 2))),
     )
 
 

@@ -3,19 +3,24 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from eventloop import carrier, data_edges, make_legs, simulate, tied
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import cases, clusters
+from strategies import REAL, cases, clusters
 
 from zbench.area import work
-from zbench.clock import Program, Timeline, run
+from zbench.clock import Free, Program, Timeline, program, run
 from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.dataflow import Edges, edges
-from zbench.legs import LANES, link_ids, proxy
-from zbench.plan import ATTEND, TRANSFER, Ops, Plan
+from zbench.legs import legs, proxy
+from zbench.model import KV
+from zbench.plan import ATTEND, TRANSFER, Blocks, Lists, Ops, Plan
 from zbench.simulate import prepare
+
+NONE = np.zeros(0, np.int64)
+EMPTY = Ops.concatenate([])
 
 
 def play(cost: Cost, plan: Plan, ops: Ops, backward: bool, ready: np.ndarray | None = None) -> tuple[Program, Timeline]:
@@ -24,7 +29,7 @@ def play(cost: Cost, plan: Plan, ops: Ops, backward: bool, ready: np.ndarray | N
     of = prepare(plan, ops, found, cost, backward)
     ranks = cost.cluster.num_ranks
     start = np.zeros(ranks) if ready is None else ready
-    return of, run(of, start, np.zeros(ranks * LANES), np.zeros(link_ids(cost.cluster)[0]))
+    return of, run(of, start, Free.zero(cost.cluster))
 
 
 @given(cases(nodes=3, gpus=4, most=120), st.booleans(), st.data())
@@ -39,16 +44,16 @@ def test_every_leg_starts_when_the_plain_event_loop_starts_it(
     attend, amount = work(plan, ops)
     seconds = np.zeros(len(ops))
     seconds[attend] = cost.attend_seconds(plan, ops, attend, amount, backward)
-    legs = make_legs(plan, ops, cost.cluster, seconds.tolist(), cost.message_bytes(plan, ops).tolist())
-    assert [leg.op for leg in legs] == of.legs.op.tolist()
-    assert [leg.rank for leg in legs] == of.legs.rank.tolist()
-    simulate(legs, data_edges(plan, ops, backward), ready.tolist())
-    assert [leg.start for leg in legs] == timeline.start.tolist()
-    assert [leg.start + leg.busy for leg in legs] == timeline.release.tolist()
+    plain = make_legs(plan, ops, cost.cluster, seconds.tolist(), cost.message_bytes(plan, ops).tolist())
+    assert [leg.op for leg in plain] == of.legs.op.tolist()
+    assert [leg.rank for leg in plain] == of.legs.rank.tolist()
+    simulate(plain, data_edges(plan, ops, backward), ready.tolist())
+    assert [leg.start for leg in plain] == timeline.start.tolist()
+    assert [leg.start + leg.busy for leg in plain] == timeline.release.tolist()
 
 
 @given(cases())
-def test_lanes_keep_plan_order_and_links_serve_one_at_a_time(case: tuple[Cost, Plan]) -> None:
+def test_lanes_keep_plan_order_and_channels_are_enough(case: tuple[Cost, Plan]) -> None:
     cost, plan = case
     for ops, backward in ((plan.forward, False), (plan.backward, True)):
         of, timeline = play(cost, plan, ops, backward)
@@ -56,11 +61,33 @@ def test_lanes_keep_plan_order_and_links_serve_one_at_a_time(case: tuple[Cost, P
         assert (timeline.start >= 0).all()
         assert np.array_equal(timeline.release, timeline.start + of.busy)
         assert np.array_equal(timeline.done, timeline.release + of.latency)
-        for lanes in _used(parts.lane_a, parts.lane_b).values():  # ascending leg index is plan order
-            assert (timeline.start[lanes[1:]] >= timeline.release[lanes[:-1]]).all()
-        for link in _used(parts.link_a, parts.link_b).values():
-            order = link[np.argsort(timeline.start[link], kind="stable")]
-            assert (timeline.start[order[1:]] >= timeline.release[order[:-1]]).all()
+        width = np.where(parts.whole, parts.channels, 1)
+        for lane in _used(parts.lane_a, parts.lane_b).values():  # ascending leg index is plan order
+            assert (np.diff(timeline.start[lane]) >= 0).all()
+        for place in (*_used(parts.lane_a, parts.lane_b).values(), *_used(parts.link_a, parts.link_b).values()):
+            begin, end = timeline.start[place], timeline.release[place]
+            under_way = (begin[:, None] >= begin) & (begin[:, None] < end)  # at the start of each, which others
+            assert (under_way @ width[place] <= parts.channels[place]).all()
+        pairs: dict[tuple[int, int], float] = {}
+        for leg in np.flatnonzero(parts.link_a >= 0).tolist():
+            lanes = (int(parts.lane_a[leg]), int(parts.lane_b[leg]))
+            assert timeline.start[leg] >= pairs.get(lanes, 0.0)
+            pairs[lanes] = float(timeline.release[leg])
+
+
+def test_one_message_has_a_channel_and_a_collective_the_link() -> None:
+    """Two nodes of two GPUs on a NIC of 2 channels; by hand, in units of the time a message has the NIC alone."""
+    cluster = Cluster("two NICs", 2, 2, 1, 1e9, 1.0, 0.0, 1e11, 1.0, 0.0, REAL, nic_channels=2)
+    plan = Plan(NONE, NONE, 4, 2, Blocks(NONE, NONE, NONE, NONE, NONE), Lists.of([]), EMPTY, EMPTY, Lists.of([]))
+    times = {}
+    for collective in (False, True):
+        ops = Ops.transfers(KV, np.array([0, 0, 1]), np.array([2, 2, 3]), (0, 2), np.array([0, 0, 1]), collective)
+        parts = legs(plan, ops, np.full(3, 1000), cluster)
+        busy = np.where(parts.whole, 1e-6, 2e-6)  # 1,000 bytes at 1 GB/s, or half of it
+        of = program(parts, busy, np.zeros(3), Edges(NONE, NONE))
+        times[collective] = 1e6 * run(of, np.zeros(4), Free.zero(cluster)).release
+    assert times[False] == pytest.approx([2, 4, 2])  # 0 -> 2 twice, one after the other; 1 -> 3 beside the first
+    assert times[True] == pytest.approx([1, 2, 3])
 
 
 def _used(*columns: np.ndarray) -> dict[int, np.ndarray]:
@@ -120,7 +147,7 @@ def test_everything_at_half_the_speed_takes_twice_the_time(case: tuple[Cost, Pla
     of, once = play(cost, plan, plan.forward, False)
     slow = replace(of, busy=2 * of.busy, latency=2 * of.latency)
     ranks = cost.cluster.num_ranks
-    twice = run(slow, np.zeros(ranks), np.zeros(ranks * LANES), np.zeros(link_ids(cost.cluster)[0]))
+    twice = run(slow, np.zeros(ranks), Free.zero(cost.cluster))
     assert (twice.start == 2 * once.start).all()
     assert (twice.done == 2 * once.done).all()
 
@@ -130,8 +157,9 @@ def test_the_makespan_is_at_least_every_lane_and_every_chain(case: tuple[Cost, P
     cost, plan = case
     of, timeline = play(cost, plan, plan.backward, True)
     end = float(timeline.done.max())
-    for legs in _used(of.legs.lane_a, of.legs.lane_b).values():
-        assert of.busy[legs].sum() <= end * (1 + 1e-12)
+    alone = of.busy / np.where(of.legs.whole, 1, of.legs.channels)
+    for lane in _used(of.legs.lane_a, of.legs.lane_b).values():
+        assert alone[lane].sum() <= end * (1 + 1e-12)
     longest = np.zeros(len(of.busy))
     for leg in range(len(of.busy)):  # followers come later in plan order
         longest[leg] += of.busy[leg] + of.latency[leg]

@@ -13,7 +13,7 @@ from zbench.clock import Program
 from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.layers import PLAYED, Layers, State, finished, occupancy
-from zbench.legs import COMPUTE, LANES, NIC, link_ids
+from zbench.legs import COMPUTE, LANES, NIC
 from zbench.model import Model
 from zbench.patterns import local, ring, ulysses_ring
 from zbench.plan import Plan
@@ -24,7 +24,7 @@ MANY = 40  # layers
 
 
 def zero(cost: Cost) -> State:
-    return State.zero(cost.cluster.num_ranks, cost.cluster.num_ranks * LANES, link_ids(cost.cluster)[0])
+    return State.zero(cost.cluster)
 
 
 def all_played(of: Program, linear: np.ndarray, count: int, state: State) -> np.ndarray:

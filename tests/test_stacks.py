@@ -20,7 +20,6 @@ from zbench.cost import Cost
 from zbench.dealt import Dealt, dealt
 from zbench.groups import grouped
 from zbench.layers import Layers, State
-from zbench.legs import LANES, link_ids
 from zbench.memory import activation_bytes, peak_bytes, stage_bytes, static_bytes, step_bytes, token_bytes
 from zbench.model import KV
 from zbench.one_f_one_b import schedule, turns
@@ -127,7 +126,7 @@ def test_equal_micro_batches_take_m_and_p_minus_1_of_a_stage(
     batch, plans = laid(cost, [[(16_384, ranks)] if rings else [(4096, [rank]) for rank in ranks]] * count)
     forward, backward = programs(plans[0], cost)
     linear = cost.linear_seconds(plans[0].tokens_per_rank)
-    state = State.zero(len(ranks), len(ranks) * LANES, link_ids(cost.cluster)[0])
+    state = State.zero(cost.cluster)
     for part, times in ((forward, 1), *([(forward, 1)] if recompute == "full" else []), (backward, 2)):
         Layers(part, times * linear, cost.layers).play(state)
     stage = state.ready.max()

@@ -2,13 +2,17 @@
 
 A leg (zbench.legs) waits for its data, for its **lanes** and for its **links**:
 
-- a lane belongs to a rank and serves its legs in plan order. Each rank has a compute lane and one a
-  direction for transfers inside the node, across nodes, and passing through on behalf of others;
-- a link is a GPU's NVLink port or a NIC, each direction by itself. A leg needs the sending and the
-  receiving one, at full rate, one leg after another; of those waiting, the first that finds both
-  free goes (ties: plan order), so a link never idles for a leg that waits elsewhere.
+- a link is a GPU's NVLink port or a NIC, each direction by itself, of k channels (Cluster.nic_channels,
+  nvlink_channels) with an equal share of its bandwidth. A message takes one channel of the sending and one of the
+  receiving link, so that to one peer alone it has a k-th of the bandwidth; a collective's takes all of both. Of the
+  legs that wait, the first that finds both free goes (ties: plan order), so a link never idles for a leg that waits
+  elsewhere;
+- a lane belongs to a rank and starts its legs in plan order, as many at a time as its links have channels. Each rank
+  has a compute lane and one a direction for transfers inside the node, across nodes, and passing through on behalf of
+  others. Messages from one lane to one other lane go one after another.
 
-`run` is an event loop over legs. It is exact for these rules: no time is ever revised.
+`run` is an event loop over legs. It is exact for these rules: no time is ever revised. Free times of a lane or a link
+are a row with a channel each, ascending: a message takes the channel that is free first.
 """
 
 import heapq
@@ -18,8 +22,9 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
+from zbench.cluster import Cluster
 from zbench.dataflow import Edges
-from zbench.legs import Legs
+from zbench.legs import LANES, Legs, link_ids
 from zbench.plan import Ints
 
 Floats = NDArray[np.float64]
@@ -34,11 +39,31 @@ class Timeline:
     done: Floats
 
 
+@dataclass(slots=True)
+class Free:
+    """When channels are free: seconds, lanes [num_lanes, most channels], links [num_links, most channels].
+
+    A lane or link with fewer channels than the most has its first ones.
+    """
+
+    lanes: Floats
+    links: Floats
+
+    @staticmethod
+    def zero(cluster: Cluster) -> "Free":
+        most = max(cluster.nic_channels, cluster.nvlink_channels)
+        return Free(np.zeros((cluster.num_ranks * LANES, most)), np.zeros((link_ids(cluster)[0], most)))
+
+    def copy(self) -> "Free":
+        return Free(self.lanes.copy(), self.links.copy())
+
+
 @dataclass(frozen=True)
 class Program:
     """Legs with their waits, ready to be run again and again from different starting times.
 
-    busy, latency: seconds [num_legs]. next_a, next_b: the next leg in each lane, -1 if none.
+    busy, latency: seconds [num_legs]. next_a, next_b: the next leg in each lane, -1 if none. pair: which of the pairs
+    of lanes with several channels a leg is between, -1 if none; next_pair: the next leg between the same two.
     offsets, followers: legs that need a leg's data, compressed rows; waits: edges into each leg.
     """
 
@@ -47,17 +72,39 @@ class Program:
     latency: Floats
     next_a: Ints
     next_b: Ints
+    pair: Ints
+    next_pair: Ints
     offsets: Ints
     followers: Ints
     waits: Ints
+
+    @property
+    def slot(self) -> Ints:
+        """int64 [num_legs]: the channel, in the order in which they get free, that has to be free for the leg."""
+        return np.where(self.legs.whole, self.legs.channels - 1, 0)
 
 
 def program(parts: Legs, busy: Floats, latency: Floats, edges: Edges) -> Program:
     """Lanes in plan order and data edges, from operations to legs."""
     next_a, next_b, lane_waits = _lane_order(parts.lane_a, parts.lane_b)
+    pair, next_pair = _pairs(parts)
+    lane_waits[next_pair[next_pair >= 0]] += 1
     producer, consumer = _leg_edges(edges.producer, edges.consumer, parts.first, parts.last, parts.after)
     offsets, followers, waits = _rows(len(parts.op), producer, consumer)
-    return Program(parts, busy, latency, next_a, next_b, offsets, followers, waits + lane_waits)
+    return Program(parts, busy, latency, next_a, next_b, pair, next_pair, offsets, followers, waits + lane_waits)
+
+
+def _pairs(parts: Legs) -> tuple[Ints, Ints]:
+    """Program.pair and Program.next_pair. Legs that take all of their lanes go one after another without them."""
+    pair, following = np.full(len(parts.op), -1, np.int64), np.full(len(parts.op), -1, np.int64)
+    several = np.flatnonzero(parts.channels > 1)
+    if len(several):
+        name = parts.lane_a[several] * (1 + parts.lane_b.max()) + parts.lane_b[several]
+        pair[several] = np.unique(name, return_inverse=True)[1]
+        order = several[np.argsort(pair[several], kind="stable")]
+        same = pair[order[1:]] == pair[order[:-1]]
+        following[order[:-1][same]] = order[1:][same]
+    return pair, following
 
 
 @nb.njit(cache=True)
@@ -121,15 +168,30 @@ def _leg_edges(producer, consumer, first, last, after):  # type: ignore[no-untyp
     return sources, targets
 
 
-def run(of: Program, rank_ready: Floats, lane_free: Floats, link_free: Floats) -> Timeline:
+def run(of: Program, rank_ready: Floats, free: Free) -> Timeline:
     """Runs every leg once. rank_ready: [num_ranks], before which a rank starts nothing.
 
-    lane_free, link_free: when each lane and link is free; changed in place to when they are free afterwards.
+    free: when lanes and links are; changed in place to when they are afterwards.
     """
     parts = of.legs
-    return Timeline(*_run(parts.rank, parts.lane_a, parts.lane_b, parts.link_a, parts.link_b, of.busy, of.latency,
-                          of.next_a, of.next_b, of.offsets, of.followers, of.waits.copy(),
-                          rank_ready, lane_free, link_free))  # fmt: skip
+    return Timeline(*_run(parts.rank, parts.lane_a, parts.lane_b, parts.link_a, parts.link_b, parts.channels, of.slot,
+                          of.busy, of.latency, of.next_a, of.next_b, of.next_pair, of.offsets, of.followers,
+                          of.waits.copy(), rank_ready, free.lanes, free.links))  # fmt: skip
+
+
+@nb.njit(cache=True)
+def take(free, at, channels, slot, until):  # type: ignore[no-untyped-def]
+    """Row `at` of free times after a leg that ends at `until` took one channel (slot 0), or all of them."""
+    place = 0
+    if slot == channels - 1:
+        while place < channels:
+            free[at, place] = until
+            place += 1
+        return
+    while place + 1 < channels and free[at, place + 1] < until:
+        free[at, place] = free[at, place + 1]
+        place += 1
+    free[at, place] = until
 
 
 @nb.njit(cache=True)
@@ -139,10 +201,13 @@ def _run(  # type: ignore[no-untyped-def]
     lane_b,
     link_a,
     link_b,
+    channels,
+    slot,
     busy,
     latency,
     next_a,
     next_b,
+    next_pair,
     offsets,
     followers,
     waits,
@@ -154,32 +219,39 @@ def _run(  # type: ignore[no-untyped-def]
     ready, start, release, done = np.empty(num_legs), np.empty(num_legs), np.empty(num_legs), np.empty(num_legs)
     queue = [(0.0, 0) for _ in range(0)]
     for leg in range(num_legs):
-        ready[leg] = max(rank_ready[rank[leg]], lane_free[lane_a[leg]])
+        ready[leg] = max(rank_ready[rank[leg]], lane_free[lane_a[leg], slot[leg]])
         if lane_b[leg] >= 0:
-            ready[leg] = max(ready[leg], lane_free[lane_b[leg]])
+            ready[leg] = max(ready[leg], lane_free[lane_b[leg], slot[leg]])
         if waits[leg] == 0:
             heapq.heappush(queue, (ready[leg], leg))
     while len(queue):
         begin, leg = heapq.heappop(queue)
-        a, b = link_a[leg], link_b[leg]
-        if a >= 0 and max(link_free[a], link_free[b]) > begin:  # asks again when both are free; others may go first
-            heapq.heappush(queue, (max(link_free[a], link_free[b]), leg))
-            continue
+        a, b, k, s = link_a[leg], link_b[leg], channels[leg], slot[leg]
+        if a >= 0:
+            both = max(link_free[a, s], link_free[b, s])
+            if both > begin:  # asks again when both are free; others may go first
+                heapq.heappush(queue, (both, leg))
+                continue
         start[leg] = begin
         release[leg] = begin + busy[leg]
         done[leg] = release[leg] + latency[leg]
+        take(lane_free, lane_a[leg], k, s, release[leg])
         if a >= 0:
-            link_free[a] = release[leg]
-            link_free[b] = release[leg]
-        lane_free[lane_a[leg]] = release[leg]
-        if lane_b[leg] >= 0:
-            lane_free[lane_b[leg]] = release[leg]
-        for follower in (next_a[leg], next_b[leg]):
-            if follower >= 0:
-                ready[follower] = max(ready[follower], release[leg])
+            take(link_free, a, k, s, release[leg])
+            take(link_free, b, k, s, release[leg])
+            take(lane_free, lane_b[leg], k, s, release[leg])
+        for follower, lane in ((next_a[leg], lane_a[leg]), (next_b[leg], lane_b[leg])):
+            if follower >= 0:  # alone can take what is free next in the lane, so that is known now
+                ready[follower] = max(ready[follower], begin, lane_free[lane, slot[follower]])
                 waits[follower] -= 1
                 if waits[follower] == 0:
                     heapq.heappush(queue, (ready[follower], follower))
+        follower = next_pair[leg]
+        if follower >= 0:
+            ready[follower] = max(ready[follower], release[leg])
+            waits[follower] -= 1
+            if waits[follower] == 0:
+                heapq.heappush(queue, (ready[follower], follower))
         for at in range(offsets[leg], offsets[leg + 1]):
             follower = followers[at]
             ready[follower] = max(ready[follower], done[leg])

@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 from zbench.curve import Curve
 from zbench.units import parse
 
+# One peer of a NIC of 400 Gbit/s gets half of what all peers get together: 20.3 of 40 GB/s in ring steps of 33.5 and
+# 67 MB on 16 H100 (zbench.anchors, attention), 24.2 in NCCL's issues 464 and 1272; of 200 Gbit/s one peer gets all.
+NARROW_NIC = 25e9
+MOST_CHANNELS = 32  # NCCL's own limit
 CURVES = ("attention_forward_causal", "attention_forward_full", "attention_backward_causal", "attention_backward_full")
 
 
@@ -114,6 +118,9 @@ class Cluster:
     nvlink_bandwidth: bytes/s of one GPU's port to its node's switch, each direction.
     nic_bandwidth: bytes/s of one NIC, each direction; GPUs are tied to NICs in order, evenly.
     *_efficiency: share of it that large messages reach. *_latency: seconds of a message of no bytes.
+    *_channels: a link's channels of an equal share of its bandwidth each, of which a message takes one, so that one
+        peer alone reaches bandwidth / channels; collectives take all. nic_channels takes "auto", too: as NCCL has it,
+        1 up to NARROW_NIC bytes/s and 2 above.
     """
 
     name: str
@@ -127,6 +134,8 @@ class Cluster:
     nvlink_efficiency: float
     nvlink_latency: float
     device: Device
+    nic_channels: int = 1
+    nvlink_channels: int = 1
 
     def __post_init__(self) -> None:
         for name in ("num_nodes", "gpus_per_node", "nics_per_node"):
@@ -149,6 +158,14 @@ class Cluster:
                 least = "above 0 and finite" if kind == "bytes/s" else "at least 0 and finite"
                 raise ValueError(f"cluster.{name} is {getattr(self, name)!r}; it has to be {least}")
             object.__setattr__(self, name, value)
+        given: object = self.nic_channels
+        if given == "auto":
+            object.__setattr__(self, "nic_channels", 1 if self.nic_bandwidth <= NARROW_NIC else 2)
+        for name, words in (("nic_channels", ", or auto"), ("nvlink_channels", "")):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_CHANNELS:
+                bounds = f"from 1 to {MOST_CHANNELS}{words}"
+                raise ValueError(f"cluster.{name} is {value!r}; it takes a whole number {bounds}")
         for name in ("nic_efficiency", "nvlink_efficiency"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:

@@ -87,6 +87,8 @@ class Ops:
     kv_blocks: likewise the kv of an attend; -1 for a transfer.
     via: lanes a transfer is spread over (routing), as an index into Plan.lanes; -1: sent directly.
     keep: 1 if the copy that a forward transfer makes stays on dst until the backward.
+    collective: 1 if a transfer is part of a collective of all ranks of its group (an all-gather, a reduce-scatter),
+        whose messages have all of a link's bandwidth where one between two ranks alone has a channel's.
     """
 
     kind: Ints
@@ -99,6 +101,7 @@ class Ops:
     kv_blocks: Ints
     via: Ints
     keep: Ints
+    collective: Ints
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -114,10 +117,15 @@ class Ops:
 
     @staticmethod
     def transfers(
-        tensor: Ints | int, src: Ints, dst: Ints, heads: tuple[Ints | int, Ints | int], blocks: Ints
+        tensor: Ints | int,
+        src: Ints,
+        dst: Ints,
+        heads: tuple[Ints | int, Ints | int],
+        blocks: Ints,
+        collective: bool = False,
     ) -> "Ops":
         """Direct transfers; scalars are broadcast to the length of src."""
-        return _columns(len(src), TRANSFER, tensor, src, dst, heads, blocks, -1)
+        return _columns(len(src), TRANSFER, tensor, src, dst, heads, blocks, -1, collective)
 
     @staticmethod
     def attends(rank: Ints, heads: tuple[Ints | int, Ints | int], q_blocks: Ints, kv_blocks: Ints) -> "Ops":
@@ -136,6 +144,7 @@ def _columns(
     heads: tuple[Ints | int, Ints | int],
     blocks: Ints,
     kv_blocks: Ints | int,
+    collective: bool = False,
 ) -> Ops:
     def full(value: Ints | int) -> Ints:
         return np.full(n, value, np.int64) if np.ndim(value) == 0 else np.asarray(value, np.int64)
@@ -151,4 +160,5 @@ def _columns(
         full(kv_blocks),
         full(-1),
         full(0),
+        full(int(collective)),
     )

@@ -12,7 +12,8 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from zbench.clock import Program, Timeline, run
+from zbench.clock import Free, Program, Timeline, run
+from zbench.cluster import Cluster
 from zbench.legs import COMPUTE, LANES, NIC
 
 Floats = NDArray[np.float64]
@@ -22,15 +23,19 @@ PLAYED, AVERAGED = 12, 8
 
 @dataclass(slots=True)
 class State:
-    """Clocks that go on from layer to layer: ready [num_ranks], lanes [num_lanes], links [num_links], seconds."""
+    """Clocks that go on from layer to layer: ready, seconds [num_ranks], and when lanes and links are free."""
 
     ready: Floats
-    lanes: Floats
-    links: Floats
+    free: Free
 
     @staticmethod
-    def zero(num_ranks: int, num_lanes: int, num_links: int) -> "State":
-        return State(np.zeros(num_ranks), np.zeros(num_lanes), np.zeros(num_links))
+    def zero(cluster: Cluster) -> "State":
+        return State(np.zeros(cluster.num_ranks), Free.zero(cluster))
+
+    def since(self, old: "State") -> "State":
+        """How much later everything is."""
+        free = Free(self.free.lanes - old.free.lanes, self.free.links - old.free.links)
+        return State(self.ready - old.ready, free)
 
     def meet(self) -> None:
         """Every rank waits for all others."""
@@ -62,24 +67,24 @@ class Layers:
         sums = np.zeros((4, len(linear)))
         steps: list[State] = []
         for layer in range(count):
-            old = State(state.ready, state.lanes.copy(), state.links.copy())
+            old = State(state.ready, state.free.copy())
             timeline = self.one(state)
-            steps.append(State(state.ready - old.ready, state.lanes - old.lanes, state.links - old.links))
+            steps.append(state.since(old))
             settled = layer > 1 and _equal(steps[-1].ready, steps[-2].ready)
             left = count - 1 - layer if settled or layer + 1 == PLAYED else 0
             sums += (1 + left) * np.stack(occupancy(self.attention, timeline, old.ready, linear))
             if left:
                 recent = steps[-1:] if settled else steps[-AVERAGED:]
                 state.ready = state.ready + left * np.mean([step.ready for step in recent], axis=0)
-                state.lanes += left * np.mean([step.lanes for step in recent], axis=0)
-                state.links += left * np.mean([step.links for step in recent], axis=0)
+                state.free.lanes += left * np.mean([step.free.lanes for step in recent], axis=0)
+                state.free.links += left * np.mean([step.free.links for step in recent], axis=0)
                 break
         return Played(sums[0], count * linear, *sums[1:])
 
     def one(self, state: State) -> Timeline:
         """One layer: linear modules on every rank, then attention."""
         ready = state.ready + self.linear
-        timeline = run(self.attention, ready, state.lanes, state.links)
+        timeline = run(self.attention, ready, state.free)
         state.ready = finished(self.attention, timeline, ready)
         return timeline
 

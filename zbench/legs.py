@@ -26,6 +26,7 @@ class Legs:
 
     op: the operation. rank: whose program starts it. lane_a, lane_b: lanes it occupies (b = -1: only one).
     link_a, link_b: sending and receiving link, -1 for an attend. bytes: 0 for an attend.
+    channels: how many its lanes and links have. whole: it takes all of them, else one.
     after: the leg before it inside the same routed transfer, -1 if none.
     first, last: [num_ops + 1] and [num_legs]: the legs of operation i are first[i]:first[i + 1], and
     whether the operation is complete only when the leg is.
@@ -38,6 +39,8 @@ class Legs:
     link_a: Ints
     link_b: Ints
     bytes: Ints
+    channels: Ints
+    whole: NDArray[np.bool_]
     after: Ints
     first: Ints
     last: NDArray[np.bool_]
@@ -58,9 +61,14 @@ def legs(plan: Plan, ops: Ops, op_bytes: Ints, cluster: Cluster) -> Legs:
     lanes = plan.lanes
     if not len(lanes):
         lanes = type(lanes)(np.zeros(2, np.int64), np.zeros(0, np.int64))
-    columns = _expand(ops.kind, ops.src, ops.dst, op_bytes, ops.via, lanes.offsets, lanes.items,
-                      node, nic, cluster.gpus_per_node, cluster.nics_per_node)  # fmt: skip
-    return Legs(*columns)
+    op, rank, lane_a, lane_b, link_a, link_b, size, after, first, last = _expand(
+        ops.kind, ops.src, ops.dst, op_bytes, ops.via, lanes.offsets, lanes.items,
+        node, nic, cluster.gpus_per_node, cluster.nics_per_node,
+    )  # fmt: skip
+    across = link_a >= 2 * cluster.num_ranks
+    channels = np.where(link_a < 0, 1, np.where(across, cluster.nic_channels, cluster.nvlink_channels))
+    whole = (ops.collective[op] == 1) | (channels == 1)
+    return Legs(op, rank, lane_a, lane_b, link_a, link_b, size, channels, whole, after, first, last)
 
 
 @nb.njit(cache=True)

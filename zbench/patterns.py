@@ -173,11 +173,12 @@ def all_gather(builder: Builder, seq: Ints, start: Ints, stop: Ints, owner: Ints
     crossing = hop > 0  # hop h brings node n the block of node n - h
     to = ranks[node, place]
     held = ids[(node - hop) % num_nodes, place]
-    across = Ops.transfers(KV, ranks[(node - 1) % num_nodes, place][crossing], to[crossing], all_heads, held[crossing])
+    sender = ranks[(node - 1) % num_nodes, place][crossing]
+    across = Ops.transfers(KV, sender, to[crossing], all_heads, held[crossing], collective=True)
     shift = np.arange(1, per_node, dtype=np.int64)
     target = ranks[node[:, None], (place[:, None] + shift) % per_node].reshape(-1)
     count = len(shift)
-    inside = Ops.transfers(KV, np.repeat(to, count), target, all_heads, np.repeat(held, count))
+    inside = Ops.transfers(KV, np.repeat(to, count), target, all_heads, np.repeat(held, count), collective=True)
     # In rounds of one message a rank: a rank's whole list at once would have all others wait for the same rank.
     turn = np.concatenate(
         [hop[crossing] * 2 * per_node, np.repeat(hop * 2 * per_node, count) + np.tile(shift, len(hop))]

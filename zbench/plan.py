@@ -107,6 +107,7 @@ class Plan:
             int(ops.dst[index]),
             via,
             bool(ops.keep[index]),
+            bool(ops.collective[index]),
         )
 
     def views(self, ops: Ops) -> Iterator[Transfer | Attend]:

@@ -22,7 +22,7 @@ from zbench.collective import Collectives, Sharing
 from zbench.cost import Cost
 from zbench.dataflow import Edges, Fault, edges
 from zbench.layers import Layers, State
-from zbench.legs import LANES, NIC, legs, link_ids
+from zbench.legs import NIC, legs
 from zbench.memory import peak_bytes
 from zbench.pipelines import Layout
 from zbench.plan import Ops, Plan
@@ -40,7 +40,8 @@ def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> P
     attend, amount = work(plan, ops)
     across = parts.link_class(plan.num_ranks) == NIC
     moves = parts.link_a >= 0
-    busy = np.where(moves, cost.transfer_seconds(parts.bytes, across), 0.0)
+    share = np.where(parts.whole, 1, parts.channels)  # of a link's channels, a message has one of so many
+    busy = np.where(moves, share * cost.transfer_seconds(parts.bytes, across), 0.0)
     seconds = np.zeros(len(ops))
     seconds[attend] = cost.attend_seconds(plan, ops, attend, amount, backward)
     busy += np.where(moves, 0.0, seconds[parts.op])
@@ -79,7 +80,7 @@ def steady_seconds(plan: Plan, cost: Cost, parts: Programs) -> float:
 
 def _layer_ends(plan: Plan, cost: Cost, layers: int, parts: Programs) -> list[list[float]]:
     """Of the forward and the backward, when the last rank has ended every layer: seconds from when the first begins."""
-    state = State.zero(plan.num_ranks, plan.num_ranks * LANES, link_ids(cost.cluster)[0])
+    state = State.zero(cost.cluster)
     linear, ends, begin = cost.linear_seconds(plan.tokens_per_rank), [], 0.0
     for part, times in zip(parts, (1, 2), strict=True):
         played, found = Layers(part, times * linear, layers), []
@@ -146,7 +147,7 @@ class Simulated:
 def _by_ranks(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool) -> Totals:
     """Plans whose ranks work each for itself, micro-batch after micro-batch."""
     cluster, model = cost.cluster, cost.model
-    state = State.zero(cluster.num_ranks, cluster.num_ranks * LANES, link_ids(cluster)[0])
+    state = State.zero(cluster)
     total = Totals.zero(cluster.num_ranks, cluster.num_nics)
     again = 1 if model.recompute == "full" else 0
     for plan in plans:

@@ -19,7 +19,6 @@ from zbench.clock import Program
 from zbench.collective import Sharing
 from zbench.cost import Cost, Floats
 from zbench.layers import Layers, Played, State
-from zbench.legs import LANES, link_ids
 from zbench.one_f_one_b import turns
 from zbench.plan import Plan
 from zbench.totals import Carried, Totals
@@ -60,7 +59,7 @@ def hop_seconds(plan: Plan, cost: Cost) -> Floats:
 def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost) -> Iterator[Turn]:
     """Every turn of every stage, each after those it waits for. parts: of every plan, its forward and backward."""
     count, ranks = len(plans), cost.cluster.num_ranks
-    stages = [State.zero(ranks, ranks * LANES, link_ids(cost.cluster)[0]) for _ in range(cost.pp)]
+    stages = [State.zero(cost.cluster) for _ in range(cost.pp)]
     made = np.zeros((2, cost.pp, count, ranks))  # when a rank's forward, or backward, of a micro-batch is done
     hops = [hop_seconds(plan, cost) for plan in plans]
     for stage, backward, micro in turns(cost.pp, count):

@@ -14,11 +14,15 @@ class Transfer:
     dst: int
     via: tuple[int, ...]
     keep: bool
+    collective: bool = False
 
     def __str__(self) -> str:
         path = f" via lanes {','.join(map(str, self.via))}" if self.via else ""
+        together = ", of a collective" if self.collective else ""
         heads = f"{self.heads[0]}:{self.heads[1]}"
-        return f"transfer {self.tensor} {_span(self.blocks)} heads {heads} rank {self.src} -> {self.dst}{path}"
+        return (
+            f"transfer {self.tensor} {_span(self.blocks)} heads {heads} rank {self.src} -> {self.dst}{path}{together}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from zbench.build import Builder
 from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.layers import Layers, State
-from zbench.legs import LANES, link_ids
 from zbench.model import Model
 from zbench.patterns import local, ring
 from zbench.plan import COLUMNS, Ops, Plan
@@ -75,7 +74,7 @@ def test_the_prediction_is_what_the_clock_plays(data: st.DataObject, cost: Cost,
     found, predicted, _ = scheduled(plan, cost, programs(plan, cost))
     ends = []
     for times, part in zip((1, 2), programs(found, cost), strict=True):
-        state = State.zero(plan.num_ranks, plan.num_ranks * LANES, link_ids(cost.cluster)[0])
+        state = State.zero(cost.cluster)
         Layers(part, times * cost.linear_seconds(plan.tokens_per_rank), 1).one(state)
         ends.append(float(state.ready.max()))
     assert predicted == pytest.approx(sum(ends), rel=1e-12)

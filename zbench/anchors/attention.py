@@ -14,11 +14,10 @@ from zbench.anchors import hybrid
 from zbench.anchors.anchor import Anchor, GetCluster, Row, published
 from zbench.anchors.packs import packs
 from zbench.build import Builder
-from zbench.clock import Program, run
+from zbench.clock import Free, Program, run
 from zbench.cluster import Cluster
 from zbench.cost import BACKWARD_FLOPS, FORWARD_FLOPS, Cost
 from zbench.layers import finished
-from zbench.legs import LANES, link_ids
 from zbench.model import Model
 from zbench.patterns import all_gather, ring, sequence_zigzag, ulysses_ring
 from zbench.plan import ATTEND, Ints, Plan
@@ -116,5 +115,5 @@ def _rates(method: str, lengths: Ints, causal: bool, cost: Cost) -> tuple[float,
 def slowest_rank_seconds(program: Program, cost: Cost) -> float:
     """When the last rank has everything it attended and was sent, all ranks starting together."""
     ready = np.zeros(cost.cluster.num_ranks)
-    timeline = run(program, ready, np.zeros(len(ready) * LANES), np.zeros(link_ids(cost.cluster)[0]))
+    timeline = run(program, ready, Free.zero(cost.cluster))
     return float(finished(program, timeline, ready).max())

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from zbench.anchors.anchor import Anchor, GetCluster, published
 from zbench.area import TILE, Work
 from zbench.build import Builder
-from zbench.clock import run
+from zbench.clock import Free, run
 from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.dataflow import Edges, edges
-from zbench.legs import LANES, link_ids
 from zbench.model import Model, Q
 from zbench.patterns import ulysses_ring
 from zbench.simulate import prepare
@@ -55,8 +54,7 @@ def bandwidth(cluster: Cluster, degree: int) -> float:
     found = edges(plan, ops, False)
     assert isinstance(found, Edges)
     program = prepare(plan, ops, found, cost, False)
-    links = np.zeros(link_ids(cluster)[0])
-    timeline = run(program, np.zeros(cluster.num_ranks), np.zeros(cluster.num_ranks * LANES), links)
+    timeline = run(program, np.zeros(cluster.num_ranks), Free.zero(cluster))
     size = np.array([TOKENS * WIDE.num_heads * WIDE.head_dim * WIDE.element_bytes])
     return float(size[0] / (timeline.done.max() + cost.repack_seconds(size)[0]))
 

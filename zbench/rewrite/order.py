@@ -16,10 +16,9 @@ import heapq
 import numba as nb
 import numpy as np
 
-from zbench.clock import Program, run
+from zbench.clock import Free, Program, run, take
 from zbench.cost import Cost
 from zbench.dataflow import Fault, edges
-from zbench.legs import LANES, link_ids
 from zbench.plan import Ops, Plan
 from zbench.simulate import Programs, prepare, programs
 
@@ -46,10 +45,11 @@ def scheduled(plan: Plan, cost: Cost, given: Programs) -> tuple[Plan, float, Pro
 def _ordered(
     plan: Plan, ops: Ops, of: Program, backward: bool, ready: np.ndarray, cost: Cost
 ) -> tuple[Ops, float, Program]:
-    parts = of.legs
+    parts, clear = of.legs, Free.zero(cost.cluster)
     turn = _list_schedule(
-        parts.op, parts.rank, parts.lane_a, parts.lane_b, parts.link_a, parts.link_b, of.busy, of.latency,
-        of.offsets, of.followers, np.bincount(of.followers, minlength=len(parts.op)), ready, len(ops),
+        parts.op, parts.rank, parts.lane_a, parts.lane_b, parts.link_a, parts.link_b, parts.channels, of.slot, of.pair,
+        of.busy, of.latency, of.offsets, of.followers, np.bincount(of.followers, minlength=len(parts.op)), ready,
+        np.zeros(len(ops), np.bool_), clear.lanes, clear.links,
     )  # fmt: skip
     free = ops.take(turn)
     again = _program(plan, free, backward, cost)
@@ -65,13 +65,30 @@ def _program(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Program:
 
 def _end(of: Program, ready: np.ndarray, cost: Cost) -> float:
     """When the clock has played it."""
-    timeline = run(of, ready, np.zeros(cost.cluster.num_ranks * LANES), np.zeros(link_ids(cost.cluster)[0]))
+    timeline = run(of, ready, Free.zero(cost.cluster))
     return max(float(timeline.done.max()), float(ready.max()))
 
 
 @nb.njit(cache=True)
 def _list_schedule(  # type: ignore[no-untyped-def]
-    op, rank, lane_a, lane_b, link_a, link_b, busy, latency, offsets, followers, waits, rank_ready, num_ops
+    op,
+    rank,
+    lane_a,
+    lane_b,
+    link_a,
+    link_b,
+    channels,
+    slot,
+    pair,
+    busy,
+    latency,
+    offsets,
+    followers,
+    waits,
+    rank_ready,
+    seen,
+    lane_free,
+    link_free,
 ):
     num_legs = len(op)
     tail = np.zeros(num_legs)  # longest path from a leg's start to the end
@@ -79,18 +96,21 @@ def _list_schedule(  # type: ignore[no-untyped-def]
         for at in range(offsets[leg], offsets[leg + 1]):
             tail[leg] = max(tail[leg], tail[followers[at]])
         tail[leg] += busy[leg] + latency[leg]
-    lane_free, link_free = np.zeros(max(lane_a.max(), lane_b.max()) + 1), np.zeros(max(link_a.max(), link_b.max()) + 2)
+    pair_free = np.zeros(pair.max() + 1)
     ready = rank_ready[rank]
     queue = [(0.0, 0.0, 0) for _ in range(0)]
     for leg in range(num_legs):
         if waits[leg] == 0:
             heapq.heappush(queue, (ready[leg], -tail[leg], leg))
-    turn, placed, seen = np.empty(num_ops, np.int64), 0, np.zeros(num_ops, np.bool_)
+    turn, placed = np.empty(len(seen), np.int64), 0
     while len(queue):
         at_time, priority, leg = heapq.heappop(queue)
-        start = max(ready[leg], lane_free[lane_a[leg]])
+        k, s = channels[leg], slot[leg]
+        start = max(ready[leg], lane_free[lane_a[leg], s])
         if lane_b[leg] >= 0:
-            start = max(start, lane_free[lane_b[leg]], link_free[link_a[leg]], link_free[link_b[leg]])
+            start = max(start, lane_free[lane_b[leg], s], link_free[link_a[leg], s], link_free[link_b[leg], s])
+        if pair[leg] >= 0:
+            start = max(start, pair_free[pair[leg]])
         if start > at_time:  # a lane or link was taken meanwhile
             heapq.heappush(queue, (start, priority, leg))
             continue
@@ -99,11 +119,13 @@ def _list_schedule(  # type: ignore[no-untyped-def]
             turn[placed] = op[leg]
             placed += 1
         release = start + busy[leg]
-        lane_free[lane_a[leg]] = release
+        take(lane_free, lane_a[leg], k, s, release)
         if lane_b[leg] >= 0:
-            lane_free[lane_b[leg]] = release
-            link_free[link_a[leg]] = release
-            link_free[link_b[leg]] = release
+            take(lane_free, lane_b[leg], k, s, release)
+            take(link_free, link_a[leg], k, s, release)
+            take(link_free, link_b[leg], k, s, release)
+        if pair[leg] >= 0:
+            pair_free[pair[leg]] = release
         for at in range(offsets[leg], offsets[leg + 1]):
             follower = followers[at]
             ready[follower] = max(ready[follower], release + latency[leg])

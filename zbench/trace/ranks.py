@@ -11,7 +11,7 @@ from zbench.clock import Program, Timeline
 from zbench.collective import Collectives, Sharing
 from zbench.cost import Cost
 from zbench.layers import Layers, State
-from zbench.legs import LANES, NIC, link_ids
+from zbench.legs import NIC
 from zbench.model import TENSOR_NAMES
 from zbench.plan import Ops, Plan
 from zbench.runtime.events import OPTIMIZER, REDUCE
@@ -24,7 +24,7 @@ from zbench.trace.tracks import GATHER, SHOWN, collective, span, spans
 def rank_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
     """Micro-batch after micro-batch: forward, head and backward of all layers, then the optimizer."""
     cluster, model = cost.cluster, cost.model
-    state = State.zero(cluster.num_ranks, cluster.num_ranks * LANES, link_ids(cluster)[0])
+    state = State.zero(cluster)
     sharing = Sharing(Collectives.of(cost))
     again = 1 if model.recompute == "full" else 0
     for micro, plan in enumerate(plans):
