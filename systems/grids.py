@@ -166,11 +166,13 @@ def _attend_seconds(lengths: Ints, rows: int, cols: int, cost: Cost) -> tuple[fl
 
 
 def busiest(src: Ints, dst: Ints, size: Floats, cost: Cost) -> float:
-    """Seconds of the busiest link (a GPU's port or a NIC, either direction) when src send dst `size` bytes."""
+    """Seconds of the busiest link (a GPU's port or a NIC, either direction), or of the busiest pair of ranks, when src
+    send dst `size` bytes."""
     cluster = cost.cluster
     across = cluster.node_of[src] != cluster.node_of[dst]
     seconds = cost.transfer_seconds(size, across)
-    loads: list[Floats] = [np.zeros(1)]
+    pair = np.unique(src * cluster.num_ranks + dst, return_inverse=True)[1]
+    loads: list[Floats] = [np.bincount(pair, cost.message_seconds(size, across), 1).astype(np.float64)]
     for end in (src, dst):
         loads.append(np.bincount(end[~across], seconds[~across], 1).astype(np.float64))
         loads.append(np.bincount(cluster.nic_of[end[across]], seconds[across], 1).astype(np.float64))
@@ -205,6 +207,6 @@ def _ring_links(grid: Grid, cost: Cost) -> tuple[float, tuple[tuple[int, float, 
     chain = []
     for sender, count in ((inside, hops), (before, laps)):
         far = np.unique(node[sender] != node[here]) if count else np.zeros(0, bool)
-        each, latency = cost.transfer_seconds(np.ones(len(far)), far), cost.latency_seconds(far)
+        each, latency = cost.message_seconds(np.ones(len(far)), far), cost.latency_seconds(far)
         chain += [(count, float(a), float(b)) for a, b in zip(each, latency, strict=True)]
     return busiest(src[some], dst[some], total[some], cost), tuple(chain)

@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 class Curves:
     """Seconds of one layer, forward and backward, for sequences of given lengths [n], whole and alone.
 
-    attention, linear: on one GPU. inside, across: their kv through one GPU's NVLink port, and through one NIC.
+    attention, linear: on one GPU. inside, across: their kv to one peer, through a GPU's NVLink port and through a NIC.
     """
 
     attention: Floats
@@ -33,7 +33,7 @@ def curves(lengths: Ints, cost: Cost, kv_moves: int) -> Curves:
     size = kv_moves * lengths * cost.model.message_bytes_per_token(KV, 0, cost.model.num_heads)
     no, yes = np.zeros(len(lengths), bool), np.ones(len(lengths), bool)
     linear = 3 * (cost.linear_seconds(lengths) - cost.linear_seconds(np.ones_like(lengths)))
-    return Curves(attention, linear, cost.transfer_seconds(size, no), cost.transfer_seconds(size, yes))
+    return Curves(attention, linear, cost.message_seconds(size, no), cost.message_seconds(size, yes))
 
 
 def ring_seconds(lengths: Ints, widths: Ints, cost: Cost) -> Floats:

@@ -133,8 +133,8 @@ def test_few_layers_are_all_played() -> None:
             all_played(of, linear, count, slow)
             Layers(of, linear, count).play(fast)
             assert (slow.ready == fast.ready).all()
-            assert (slow.lanes == fast.lanes).all()
-            assert (slow.links == fast.links).all()
+            assert (slow.free.lanes == fast.free.lanes).all()
+            assert (slow.free.links == fast.free.links).all()
     assert PLAYED > 3
 
 

@@ -67,9 +67,14 @@ class Cost:
         return np.asarray(per_token * plan.list_tokens[ops.blocks], np.int64)
 
     def transfer_seconds(self, size: Floats | Ints, across: Flags) -> Floats:
-        """Seconds a link is busy with messages of `size` bytes, across nodes (NIC) or inside one (NVLink)."""
+        """Seconds a link is busy with `size` bytes to and from all, across nodes (NIC) or inside one (NVLink)."""
         c = self.cluster
         return size / np.where(across, c.nic_bandwidth * c.nic_efficiency, c.nvlink_bandwidth * c.nvlink_efficiency)
+
+    def message_seconds(self, size: Floats | Ints, across: Flags) -> Floats:
+        """As transfer_seconds, of one message between two ranks: it has one of the link's channels."""
+        channels = np.where(across, self.cluster.nic_channels, self.cluster.nvlink_channels)
+        return np.asarray(channels * self.transfer_seconds(size, across), np.float64)
 
     def latency_seconds(self, across: Flags) -> Floats:
         return np.where(across, self.cluster.nic_latency, self.cluster.nvlink_latency)

@@ -117,7 +117,8 @@ def hop_seconds(lead: int, stage: Stage, tokens: Ints) -> tuple[Floats, Flags]:
     nics = np.array([len(np.unique(cluster.nic_of[at : at + gpus])) for at in first[:-1].tolist()])
     sharing = np.where(across, gpus / np.maximum(nics, 1), 1.0)
     share = stage.hidden_bytes(tokens) / stage.tp
-    seconds = cost.transfer_seconds(sharing[:, None] * share, across[:, None])
+    together = cost.transfer_seconds(sharing[:, None] * share, across[:, None])
+    seconds = np.maximum(together, cost.message_seconds(share[None], across[:, None]))
     return np.asarray(seconds + cost.latency_seconds(across)[:, None], np.float64), across
 
 

@@ -40,8 +40,8 @@ def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> P
     attend, amount = work(plan, ops)
     across = parts.link_class(plan.num_ranks) == NIC
     moves = parts.link_a >= 0
-    share = np.where(parts.whole, 1, parts.channels)  # of a link's channels, a message has one of so many
-    busy = np.where(moves, share * cost.transfer_seconds(parts.bytes, across), 0.0)
+    alone, together = cost.message_seconds(parts.bytes, across), cost.transfer_seconds(parts.bytes, across)
+    busy = np.where(moves, np.where(parts.whole, together, alone), 0.0)
     seconds = np.zeros(len(ops))
     seconds[attend] = cost.attend_seconds(plan, ops, attend, amount, backward)
     busy += np.where(moves, 0.0, seconds[parts.op])

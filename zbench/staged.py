@@ -52,8 +52,10 @@ def hop_bytes(plan: Plan, cost: Cost) -> Floats:
 def hop_seconds(plan: Plan, cost: Cost) -> Floats:
     """[ranks]: until they are there. Ranks that are tied to one NIC take turns; 0 without tokens."""
     nic, yes = cost.cluster.nic_of, np.ones(plan.num_ranks, bool)
-    size = np.bincount(nic, hop_bytes(plan, cost), cost.cluster.num_nics)[nic]
-    return np.where(plan.tokens_per_rank > 0, cost.transfer_seconds(size, yes) + cost.latency_seconds(yes), 0.0)
+    alone = hop_bytes(plan, cost)
+    size = np.bincount(nic, alone, cost.cluster.num_nics)[nic]
+    seconds = np.maximum(cost.transfer_seconds(size, yes), cost.message_seconds(alone, yes))
+    return np.where(plan.tokens_per_rank > 0, seconds + cost.latency_seconds(yes), 0.0)
 
 
 def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost) -> Iterator[Turn]:

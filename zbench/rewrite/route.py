@@ -32,7 +32,7 @@ def _routed(plan: Plan, ops: Ops, cost: Cost) -> Ops:
     if not across.any() or cluster.nics_per_node == 1:
         return ops
     size = cost.message_bytes(plan, ops)
-    gains = across & (_routed_seconds(size, cost) < cost.transfer_seconds(size, np.ones(len(size), bool)))
+    gains = across & (_routed_seconds(size, cost) < cost.message_seconds(size, np.ones(len(size), bool)))
     kept = np.where(across & ~gains, size, 0)
     moved = np.where(gains, size, 0)
 
@@ -51,7 +51,7 @@ def _routed_seconds(size: np.ndarray, cost: Cost) -> np.ndarray:
     b_in n (x-1)/x + b_across n / x + b_in n (x-1)/x, and a latency each."""
     lanes = cost.cluster.nics_per_node
     inside, across = np.zeros(len(size), bool), np.ones(len(size), bool)
-    return 2 * cost.transfer_seconds(size * (lanes - 1) / lanes, inside) + cost.transfer_seconds(size / lanes, across)
+    return 2 * cost.transfer_seconds(size * (lanes - 1) / lanes, inside) + cost.message_seconds(size / lanes, across)
 
 
 def routed(plan: Plan) -> bool:
