@@ -1,6 +1,6 @@
 """The verifier against mutations: a plan that computes something wrong is rejected, and the message says where.
 
-Whether a mutated plan is wrong is decided by executing it (tests/interpreter.py): an operation used what was
+Whether a mutated plan is wrong is decided by executing it (zbench.correctness.interpreter): an operation used what was
 not there, or outputs or gradients differ from dense attention.
 """
 
@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interpreter import Broken, Tensors, dense, execute
 from strategies import SHARP, costs, plans
 
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cluster import Cluster
+from zbench.correctness.interpreter import Broken, Tensors, dense, execute
 from zbench.cost import Cost
 from zbench.memory import peak_bytes
 from zbench.model import DKV, DO, DQ, KV, Model, O, Q
