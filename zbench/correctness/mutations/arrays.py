@@ -3,7 +3,9 @@
 Compiled loops trust types, lengths and offsets, so a verifier that looks too late dies of these.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.random import Generator
@@ -73,22 +75,27 @@ def part(rng: Generator, plan: Plan, cost: Cost) -> Plan:
     return plan.with_(**{name: kinds[rng.integers(len(kinds))]})
 
 
+_OTHERS: Mapping[str, tuple[object, ...]] = MappingProxyType({
+    "causal": (False, 1, 0, None, "yes"),
+    "backward_mode": ("", "kept", "Keep", None, 1),
+    "attention": (None, 1, ("deepspeed",)),
+    "notes": (None, [], {"gap": float("nan")}, {1: "one"}, {"gap": np.zeros(1)}, {"gap": None}),
+})  # fmt: skip
+
+
 def value(name: str) -> Mutation:
     """Changes one of the plan's plain values."""
 
     def change(rng: Generator, plan: Plan, cost: Cost) -> Plan:
-        old = getattr(plan, name)
-        others: dict[str, tuple[object, ...]] = {
-            "num_ranks": (old + 1, old - 1, 2 * old, 0, -old, 2**62, float(old), np.int32(old), None),
-            "num_heads": (old + 1, old - 1, 2 * old, 0, -old, 2**62, float(old), np.int32(old), None),
-            "causal": (False, 1, 0, None, "yes"),
-            "backward_mode": ("", "kept", "Keep", None, 1),
-            "attention": (None, 1, ("deepspeed",)),
-            "notes": (None, [], {"gap": float("nan")}, {1: "one"}, {"gap": np.zeros(1)}, {"gap": None}),
-        }
-        return plan.with_(**{name: others[name][rng.integers(len(others[name]))]})
+        others = _OTHERS.get(name) or _numbers(getattr(plan, name))
+        return plan.with_(**{name: others[rng.integers(len(others))]})
 
     return change
+
+
+def _numbers(old: int) -> tuple[object, ...]:
+    """What a number of ranks or heads may become."""
+    return (old + 1, old - 1, 2 * old, 0, -old, 2**62, float(old), np.int32(old), None, True)
 
 
 def pipeline_entry(rng: Generator, plan: Plan, cost: Cost) -> Plan:

@@ -8,6 +8,7 @@ from numpy.random import Generator
 from zbench.correctness.judge import Case
 from zbench.correctness.mutations import arrays, operations, tokens
 from zbench.correctness.mutations.paths import Mutation, entry
+from zbench.correctness.mutations.words import changes
 from zbench.plan import COLUMNS, Plan
 
 _PLAIN = ("num_ranks", "num_heads", "causal", "backward_mode", "attention", "notes")
@@ -54,8 +55,19 @@ OF_PLANS: Mapping[str, Mutation] = MappingProxyType({
 KINDS = (*OF_PLANS, MICRO_BATCHES)
 
 
+_TRIES = 10  # at a mutation that may leave everything as it was
+
+
 def mutant(rng: Generator, case: Case, kind: str) -> tuple[Plan, ...]:
     """The case's plans with one of them, or what they are together, changed in a way of that kind."""
+    for _ in range(_TRIES):
+        plans = _mutant(rng, case, kind)
+        if changes(case.plans, plans) != "none":
+            break
+    return plans
+
+
+def _mutant(rng: Generator, case: Case, kind: str) -> tuple[Plan, ...]:
     if kind == MICRO_BATCHES:
         return arrays.micro_batches(rng, case)
     plans = list(case.plans)
