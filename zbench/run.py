@@ -143,7 +143,7 @@ def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | 
     plans = case.system.plan(batch)
     planned = perf_counter()
     try:
-        verify_step(batch, plans)
+        verify_step(batch, plans, parts.cost, memory=False)  # which the executor tells of the step
     except PlanError as error:
         raise PlanError(f"{case.name} made a wrong plan in step {step}: {error}") from error
     verified = perf_counter()

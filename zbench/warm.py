@@ -40,7 +40,7 @@ def warm(system: System, trains: bool = False) -> None:
         plans = small.plan(SMALL)
     except ValueError:  # a setting that the small cluster cannot have, or too little memory on it
         return
-    verify_step(SMALL, plans)
+    verify_step(SMALL, plans, small.cost, memory=False)
     if trains:
         for plan in plans:
             _compile(plan, small.cost)

@@ -1,0 +1,162 @@
+"""Judges mutants in processes of their own: one that dies takes one mutant with it, and that one counts. An edge.
+
+A process judges up to a hundred mutants of a system, each after the unbroken step that it is made of. What it says is
+taken at once, so that nothing is lost when it dies of a mutant; another one goes on with the rest.
+"""
+
+import resource
+import signal
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+
+import numpy as np
+
+from zbench.correctness.cases import case
+from zbench.correctness.judge import Case, Verifier, judge
+from zbench.correctness.mutations.kinds import KINDS, mutant
+from zbench.correctness.mutations.words import changes
+
+OF_A_CASE = 20  # mutants of one step
+OF_A_WORKER = 100
+UNBROKEN = "unbroken"
+PATIENCE = 300.0  # seconds without a word, after which a process counts as dead: a verdict takes a tenth of one
+MEMORY = 8 << 30  # bytes of addresses, so that an array of a wild size ends one process and not the machine
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Mutants first to last - 1 of a system."""
+
+    seed: int
+    system: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A mutant, or the unbroken step that some are made of, and its verdict (zbench.correctness.judge). died: how the
+    process ended that judged it, "" if it lived; a mutant that nobody could judge counts as wrong."""
+
+    system: str
+    number: int
+    kind: str
+    change: str
+    wrong: str
+    rejected: str
+    died: str = ""
+
+    @property
+    def is_wrong(self) -> bool:
+        return bool(self.wrong or self.died)
+
+    @property
+    def is_missed(self) -> bool:
+        return self.is_wrong and (not self.rejected or bool(self.died))
+
+
+def tasks(seed: int, system: str, count: int) -> list[Task]:
+    """All mutants of a system, a worker's share each."""
+    return [Task(seed, system, at, min(at + OF_A_WORKER, count)) for at in range(0, count, OF_A_WORKER)]
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A process at work. current: the mutant it began last, -1 if none; memory that it broke may kill it later."""
+
+    task: Task
+    process: ForkServerProcess
+    connection: Connection
+    current: int = -1
+
+
+def judged(given: Iterable[Task], jobs: int, verify: Verifier) -> Iterator[Judged]:
+    """Every mutant of every task once, as they are done, with `jobs` processes at a time.
+
+    Raises:
+        RuntimeError: a process died of a step that nobody has broken.
+    """
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    left, at_work = deque(given), list[_Worker]()
+    try:
+        while left or at_work:
+            while left and len(at_work) < jobs:
+                here, there = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(there, left[0], verify), daemon=True)
+                process.start()
+                there.close()
+                at_work.append(_Worker(left.popleft(), process, here))
+            ready = wait([worker.connection for worker in at_work], PATIENCE)
+            for worker in [one for one in at_work if one.connection in ready or not ready]:
+                told = _heard(worker) if ready else None
+                if isinstance(told, Judged):
+                    yield told
+                elif isinstance(told, int):
+                    worker.current = told
+                else:
+                    at_work.remove(worker)
+                    yield from _ended(worker, left, told is None)
+    finally:
+        for worker in at_work:
+            worker.process.kill()
+            worker.process.join()
+
+
+def _heard(worker: _Worker) -> Judged | int | str:
+    """What a process says: the number of the mutant it begins, a verdict, or "" when it has ended."""
+    try:
+        told: Judged | int = worker.connection.recv()
+    except (EOFError, OSError):
+        return ""
+    return told
+
+
+def _ended(worker: _Worker, left: "deque[Task]", is_silent: bool) -> Iterator[Judged]:
+    """What becomes of a process's last mutant, and of those it has left."""
+    if is_silent:
+        worker.process.kill()
+    worker.process.join()
+    worker.connection.close()
+    code, task, number = worker.process.exitcode, worker.task, worker.current
+    if code == 0:
+        return
+    how = (
+        f"no word for {PATIENCE:g} s" if is_silent else f"signal {-code}" if code and code < 0 else f"exit code {code}"
+    )
+    if number < 0:
+        raise RuntimeError(f"the process that judges {task.system} died of a step that nobody has broken: {how}")
+    yield Judged(task.system, number, kind_of(number), "", "", "", how)
+    if number + 1 < task.last:
+        left.appendleft(replace(task, first=number + 1))
+
+
+def kind_of(number: int) -> str:
+    """The kind of a mutant: all kinds in turn."""
+    return KINDS[number % len(KINDS)]
+
+
+def _work(told: Connection, task: Task, verify: Verifier) -> None:
+    """A process's life: every mutant of the task is said to begin, and then judged."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    made: Case | None = None
+    for number in range(task.first, task.last):
+        if made is None or number % OF_A_CASE == 0:
+            made = case(task.seed, task.system, number // OF_A_CASE)
+            found = judge(made, made.plans, verify)
+            if number % OF_A_CASE == 0:
+                told.send(Judged(task.system, number, UNBROKEN, "", found.wrong, found.rejected))
+        told.send(number)
+        rng = np.random.default_rng([task.seed, zlib.crc32(task.system.encode()), number, 1])
+        plans = mutant(rng, made, kind_of(number))
+        found = judge(made, plans, verify)
+        change = changes(made.plans, plans) if found.missed or (found.rejected and not found.wrong) else ""
+        told.send(Judged(task.system, number, kind_of(number), change, found.wrong, found.rejected))
+    told.close()
