@@ -22,6 +22,7 @@ from rich.table import Table
 
 from zbench.command import Parser, ran
 from zbench.fingerprint import source_digest
+from zbench.known import add_trust
 from zbench.metrics import counted
 from zbench.record import Run, read
 from zbench.replay import Replay
@@ -62,15 +63,16 @@ def error(pair: tuple[float, float]) -> float:
     return pair[1] / pair[0] - 1 if pair[0] > 0 else 0.0
 
 
-def row(name: str, run: Run) -> Row:
-    """
+def row(name: str, run: Run, trust: bool = False) -> Row:
+    """Compares a workload's measured run with what the simulator predicts of it. trust: as of Replay.
+
     Raises:
         ValueError: the run has no step, or cannot be planned again as it was.
     """
     steps = counted(run.steps)
     if not steps:
         raise ValueError(f"{run.path} line {run.line}: the run of {name} has no measured step that counts")
-    replay = Replay.of(run)
+    replay = Replay.of(run, trust)
     again: list[StepResult] = [replay.parts.executor.step(*replay.step(step)) for step in steps]
     return Row(
         name, len(steps),
@@ -91,6 +93,7 @@ def _main() -> int:
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help=f"of {', '.join(WORKLOADS)} (default all)")
     parser.add_argument("--config-dir", help="a folder of your own choices, as for python -m zbench")
     parser.add_argument("--out", type=Path, default=Path("results/predicted"), help="folder of the records")
+    add_trust(parser)
     asked = parser.parse_args()
     names = asked.workloads.split(",")
     if wrong := [name for name in names if name not in WORKLOADS]:
@@ -109,7 +112,7 @@ def _main() -> int:
         if run is None:
             failed.append(name)
         else:
-            rows.append(row(name, run))
+            rows.append(row(name, run, asked.trust))
     _print(rows, failed)
     return 1 if failed else 0
 
