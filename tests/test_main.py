@@ -1,5 +1,6 @@
 """The command: composed configurations, sweeps, exit codes, and one sentence for each mistake."""
 
+import errno
 import json
 import os
 import signal
@@ -161,9 +162,17 @@ def test_the_user_can_have_the_traceback(here: Path, monkeypatch: pytest.MonkeyP
 def test_a_full_disk_is_one_sentence(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(monkeypatch, "system=ring", *SMALL, "out=/dev/full") == 1
+    real = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if Path(f"/proc/self/fd/{descriptor}").resolve() == here / "full.jsonl":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", full)
+    assert call(monkeypatch, "system=ring", *SMALL, "out=full.jsonl") == 1
     assert capsys.readouterr().err == (
-        "zbench: the record /dev/full cannot be written: No space left on device; the steps already in it are kept\n"
+        "zbench: the record full.jsonl cannot be written: No space left on device; the steps already in it are kept\n"
     )
 
 

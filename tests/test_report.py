@@ -265,7 +265,8 @@ def test_a_step_that_now_takes_another_time_says_so(runs: dict[str, Run]) -> Non
         (["RECORD", "--steps", "9"], "--steps is '9'; no run of the records has such a step"),
         (["missing.jsonl"], "'missing.jsonl' cannot be read: No such file"),
         (["RECORD", "-o", "missing/page.html"], "its folder missing does not exist"),
-        (["RECORD", "-o", "/dev/full"], "--out is '/dev/full'; it cannot be written: No space left on device"),
+        (["RECORD", "-o", "/dev/full"], "--out is '/dev/full'; that is a device, and it takes a file"),
+        (["RECORD", "-o", "RECORD"], "that file is not a report of zbench's, so it is not replaced"),
     ],
 )
 def test_bad_input_is_one_sentence(

@@ -10,8 +10,10 @@ from typing import Any
 from zbench.command import Parser, ran
 from zbench.compare import read_all
 from zbench.cost import Cost
+from zbench.kinds import PAGE
 from zbench.known import Unknown, add_trust
 from zbench.metrics import CONVENTIONS, Facts
+from zbench.outputs import check_apart, check_output, whole
 from zbench.plan import Plan
 from zbench.record import Line, Run
 from zbench.replay import Replay
@@ -23,7 +25,6 @@ from zbench.report.page import encoded, page
 from zbench.simulate import Simulated
 from zbench.table import Meter, convention_words
 from zbench.trace.file import recorded
-from zbench.writer import check_writable
 
 MOST_BYTES = 30e6  # of steps looked into; browsers open such a page within seconds
 _SAME = 1e-9  # relative: a step simulated again by the same sources
@@ -39,10 +40,11 @@ def main() -> int:
                         help="how MFU counts FLOPs (docs/metrics.md)")  # fmt: skip
     add_trust(parser)
     arguments = parser.parse_args()
-    check_writable("--out", arguments.out)
+    check_output("--out", arguments.out, PAGE)
+    check_apart({"--out": arguments.out}, arguments.files)
     runs = read_all(arguments.files)
     steps, left_out = looked_into(runs, chosen(runs, arguments.steps), arguments.trust)
-    whole = page({
+    text = page({
         "files": arguments.files,
         "command": shlex.join(["python", "-m", "zbench.report", *sys.argv[1:]]),
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
@@ -50,10 +52,8 @@ def main() -> int:
         "shares": SHARES, "series": SERIES, "left_out": left_out,
         "runs": overview(runs, arguments.convention), "steps": steps,
     })  # fmt: skip
-    try:
-        Path(arguments.out).write_text(whole)
-    except OSError as error:
-        raise ValueError(f"--out is {arguments.out!r}; it cannot be written: {error.strerror}") from error
+    with whole("--out", arguments.out, PAGE) as stream:
+        stream.write(text.encode("utf-8", "replace"))  # a record's text may hold half a surrogate pair
     size = Path(arguments.out).stat().st_size / 1e6
     print(f"{arguments.out}: {len(runs)} runs, {len(steps)} steps to look into, {size:.1f} MB")
     for words in left_out:
