@@ -286,4 +286,4 @@ def test_without_plotly_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
 def test_no_data_can_end_its_script() -> None:
     words = {"system": "</script><script>alert(1)</script>\u2028"}
     assert "<" not in encoded(words)
-    assert json.loads(encoded(words)) == words
+    assert json.loads(encoded(words)) == json.loads(json.dumps(words, ensure_ascii=False).replace("<", "\u2039"))

@@ -79,6 +79,19 @@ def check_apart(written: Mapping[str, str | Path | None], read: Iterable[str | P
                 raise ValueError(f"{field} is {str(path)!r}; the command reads that file, so it is not replaced")
 
 
+def check_outside(written: Mapping[str, str | Path | None], folders: Iterable[str | Path | None]) -> None:
+    """Refuses a file in a folder that the command reads or replaces as a whole. None is no file, no folder.
+
+    Raises:
+        ValueError: one is in such a folder; the message names its field.
+    """
+    taken = [folder for folder in folders if folder is not None]
+    for field, path in written.items():
+        for folder in taken if path is not None else ():
+            if os.path.realpath(folder) in map(str, Path(os.path.realpath(str(path))).parents):
+                raise ValueError(f"{field} is {str(path)!r}, in the checkpoint {folder}; it takes a file elsewhere")
+
+
 @contextlib.contextmanager
 def whole(field: str, path: str | Path, kind: Kind) -> Iterator[IO[bytes]]:
     """A stream to write; it becomes the file `path` when the block ends well. A link stays, and its file is replaced.

@@ -12,7 +12,7 @@ from zbench.cases import Case, cases, reusable
 from zbench.kinds import RECORD, TRACE
 from zbench.memory import check_memory
 from zbench.metrics import Facts, counted, nic_curves
-from zbench.outputs import check_apart, check_output
+from zbench.outputs import check_apart, check_output, check_outside
 from zbench.parts import PRECISIONS, Parts, Settings
 from zbench.protocols import Executor
 from zbench.record import Line, Run
@@ -52,6 +52,9 @@ def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
         check_output("trace", settings.trace, TRACE)
     check_apart({"out": settings.out, "trace": settings.trace})
     parts = Parts.of(request.config, settings)
+    saves = getattr(parts.executor, "checkpoint_every", None) is not None
+    folders = (settings.resume, getattr(parts.executor, "checkpoint", None) if saves else None)
+    check_outside({"out": settings.out, "trace": settings.trace}, folders)
     check_memory(parts.cost)
     own, baseline = cases(request, parts)
     reused = reusable(baseline, settings, parts, earlier) if baseline else None

@@ -79,7 +79,7 @@ def load(name: str, folder: Path = FOLDER) -> Records:
     if unfinished or not runs:
         told = f"the run of line {unfinished[0].line} is {unfinished[0].status}" if unfinished else "it holds no run"
         raise ValueError(f"figure {name} has no whole record, {path}: {told}; {remedy} anew")
-    wanted = {run.start["config"]["trace"] for run in runs} - {None}
+    wanted = {trace for run in runs if isinstance(trace := run.start["config"]["trace"], str)}
     return Records(runs, {trace: _events(Path(trace), remedy) for trace in sorted(wanted)})
 
 

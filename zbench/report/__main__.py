@@ -140,6 +140,8 @@ def inside(run: Run, line: Line, replays: dict[str, Replay | ValueError], trust:
             found["timeline"] = measured(recorded(line["trace"], Path(run.path).parent), plans, cost)
         except ValueError as error:
             found["untraced"] = str(error)
+        except (KeyError, TypeError, IndexError, AttributeError):  # events that our own writers do not make
+            found["untraced"] = "its trace holds events that zbench does not write"
     return found
 
 
