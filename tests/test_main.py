@@ -1,5 +1,6 @@
 """The command: composed configurations, sweeps, exit codes, and one sentence for each mistake."""
 
+import errno
 import json
 import os
 import signal
@@ -161,10 +162,70 @@ def test_the_user_can_have_the_traceback(here: Path, monkeypatch: pytest.MonkeyP
 def test_a_full_disk_is_one_sentence(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(monkeypatch, "system=ring", *SMALL, "out=/dev/full") == 1
+    real = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if Path(f"/proc/self/fd/{descriptor}").resolve() == here / "full.jsonl":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", full)
+    assert call(monkeypatch, "system=ring", *SMALL, "out=full.jsonl") == 1
     assert capsys.readouterr().err == (
-        "zbench: the record /dev/full cannot be written: No space left on device; the steps already in it are kept\n"
+        "zbench: the record full.jsonl cannot be written: No space left on device; the steps already in it are kept\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["out=r.jsonl", "trace=r.jsonl"], "trace is 'r.jsonl'; that file is not a trace of zbench's"),
+        (["out=new", "trace=new"], "trace is 'new', the same file as out; each takes one of its own"),
+        (["out=new", "trace=./link"], "trace is './link', the same file as out; each takes one of its own"),
+        (["out=r.jsonl", "trace=hard"], "trace is 'hard'; that file is not a trace of zbench's"),
+        (["out=thesis.txt"], "out is 'thesis.txt'; that file is not a record of runs, so nothing is added to it"),
+        (["out=t.json"], "out is 't.json'; that file is not a record of runs"),
+        (["out=lengths.jsonl", "workload=lengths_file", "workload.path=lengths.jsonl"], "is not a record of runs"),
+        (["out=new", "trace=/dev/full"], "trace is '/dev/full'; that is a device, and it takes a file"),
+        (["out=/dev/null"], "out is '/dev/null'; that is a device, and it takes a file"),
+        (["out=pipe"], "out is 'pipe'; that is a pipe, and it takes a file"),
+        (["out=new", "trace=."], "trace is '.'; that is a folder, and it takes a file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_nothing_is_destroyed_by_a_slip(
+    arguments: list[str], reason: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = {
+        "r.jsonl": '{"kind":"start","run":"r1"}\n',
+        "thesis.txt": "all of it",
+        "lengths.jsonl": '{"length": 3}\n',
+        "t.json": '{"displayTimeUnit": "ms", "otherData": {"simulated": true, "cluster": "c"}, "traceEvents": []}',
+    }
+    for name, text in contents.items():
+        Path(name).write_text(text)
+    Path("hard").hardlink_to("r.jsonl")
+    Path("link").symlink_to("new")
+    os.mkfifo("pipe")
+    before = sorted((path.name, path.lstat().st_mode) for path in here.iterdir())
+    assert call(monkeypatch, "system=ring", *SMALL, *arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert reason in err
+    assert sorted((path.name, path.lstat().st_mode) for path in here.iterdir()) == before
+    assert {name: Path(name).read_text() for name in contents} == contents
+
+
+def test_a_run_of_an_older_record_stands_for_a_new_one(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It names its parts as they were called then."""
+    assert call(monkeypatch, "system=ring", *SMALL, "out=r.jsonl") == 0
+    text = Path("r.jsonl").read_text()
+    assert "zbench.systems." in text
+    Path("r.jsonl").write_text(text.replace("zbench.systems.", "systems.").replace("zbench.workloads.", "workloads."))
+    assert call(monkeypatch, "system=allgather", *SMALL, "baseline=ring", "out=r.jsonl") == 0
+    assert "Baseline ring was not run again: the record has it, from line 1 on." in capsys.readouterr().out
 
 
 def test_help_lists_groups_and_keys(

@@ -86,6 +86,48 @@ def test_broken_lines_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
         assert reason in problem
 
 
+NO_NAMES = [
+    "", "..", ".", "../../x", "/etc/passwd", "a/b", "a\\b", "a b", "-rf", ".hidden", "a\0b", "a\nb", "a\n", "\x1b[2J",
+    "é", "x" * 101, "a:b", "~", "$HOME", 7, None, ["r1"], {"r1": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("run", NO_NAMES, ids=repr)
+def test_a_run_s_id_is_a_name_and_never_a_path(run: object, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    lines = [{**line, "run": run} for line in (start_line(), step_line(), end_line())]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    runs, problems = read(str(path))
+    assert runs == []
+    assert [problem.partition(" a ")[2].partition(" line ")[0] for problem in problems] == ["start", "step", "end"]
+    assert all("run is not a name of letters, digits, dots and dashes" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("run", ["20261122-014715-c0ac698e", "r1", "0", "A_b.c-d", "x" * 100])
+def test_names_are_names(run: str, tmp_path: Path) -> None:
+    write(tmp_path / "r.jsonl", start_line(run))
+    assert read(str(tmp_path / "r.jsonl"))[0][0].start["run"] == run
+
+
+def test_names_of_older_records_are_read_as_today_s(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    ring = {"_target_": "systems.ring.Ring"}
+    write(path, start_line(config={"system": ring, "steps": 2}, baseline={"name": "ring", "system": ring}))
+    seen: list[Line] = []
+    ((run,), _) = read(str(path), lambda start: not seen.append(start))  # type: ignore[func-returns-value]
+    assert run.start["config"]["system"] == run.start["baseline"]["system"] == {"_target_": "zbench.systems.ring.Ring"}
+    assert seen == [run.start]
+
+
+def test_a_bottomless_configuration_is_a_broken_line(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    deep = '{"a":' * 500 + "1" + "}" * 500
+    path.write_text(json.dumps(start_line()).replace('{"steps": 2}', deep) + "\n")
+    runs, problems = read(str(path))
+    assert (runs, len(problems)) == ([], 1)
+    assert "nested more than 50 levels deep; the line is skipped" in problems[0]
+
+
 def test_undecodable_bytes_are_a_broken_line(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_bytes(b'{"kind":"start","run":"\xff\xfe"}\n\x00\x00\n')

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from zbench import __main__
+from zbench.known import Unknown
 from zbench.record import Run, read
 from zbench.replay import Replay
 from zbench.simulate import Simulated
@@ -59,8 +60,10 @@ def test_what_is_gone_or_changed_is_one_sentence(tmp_path: Path, monkeypatch: py
     with pytest.raises(ValueError, match=f"step 1 of run {run.start['run']} was batch other and is "):
         Replay.of(run).step({**run.steps[1], "batch": "other"})
     run.start["config"]["system"] = {"_target_": "systems_of_mine.Gone"}
-    with pytest.raises(ValueError, match=r"cannot be made again from its record: .*systems_of_mine"):
+    with pytest.raises(Unknown, match=rf"^run {run.start['run']} names systems_of_mine.Gone, .*; --trust runs it$"):
         Replay.of(run)
+    with pytest.raises(ValueError, match=r"cannot be made again from its record: .*systems_of_mine"):
+        Replay.of(run, trust=True)
     run.start["config"] = {}
     with pytest.raises(ValueError, match="cannot be made again from its record"):
         Replay.of(run)

@@ -213,6 +213,35 @@ def test_tensorboard_has_scalars_configuration_status_and_files(tmp_path: Path) 
     assert (tmp_path / "board" / "ring a-b, id" / "timeline.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize("name", ["../../x", "/etc", "..", "a\0b\nc", "é" * 300, "x" * 1000, "", "<a href='//x'>"])
+def test_whatever_a_run_is_called_it_stays_in_its_folder(name: str, tmp_path: Path) -> None:
+    tracker = TensorBoard(str(tmp_path / "board"))
+    tracker.start("id", name, {})
+    tracker.finish("finished", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["board"]
+    (folder,) = (tmp_path / "board").iterdir()
+    assert folder.name.endswith(", id")
+    assert [path.is_file() for path in folder.iterdir()] == [True]
+
+
+def test_other_files_in_a_run_s_folder_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "name, id").mkdir()
+    (tmp_path / "name, id" / "events.of-mine.txt").touch()
+    (tmp_path / "name, id" / "events.out.tfevents.1").touch()
+    tracker = TensorBoard(str(tmp_path))
+    tracker.start("id", "name", {})
+    tracker.finish("finished", {})
+    names = {path.name for path in (tmp_path / "name, id").iterdir()}
+    assert "events.of-mine.txt" in names
+    assert "events.out.tfevents.1" not in names
+
+
+def test_a_folder_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"^tracker.dir is '.*/file'; it cannot be written: "):
+        TensorBoard(str(tmp_path / "file")).start("id", "name", {})
+
+
 def test_without_tensorboard_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
     with pytest.raises(ValueError, match="needs the package tensorboard: pip install"):
@@ -246,6 +275,18 @@ def test_sync_sends_every_step_and_the_figures_of_the_run(
     assert [event.value for event in found.Scalars("run/speedup")] == [2.0]
 
 
+@pytest.mark.parametrize("tracker", ["tensorboard", "wandb"])
+def test_a_run_whose_id_is_a_path_is_not_sent(
+    tracker: str, record: str, tmp_path: Path, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(record).write_text(Path(record).read_text().replace('"run":"b"', '"run":"../../b"'))
+    before = sorted(tmp_path.parent.iterdir())
+    assert sync(monkeypatch, record, "--tracker", tracker, "--set", "dir=board") == 0
+    assert sorted(tmp_path.parent.iterdir()) == before
+    sent = [asked["id"] for asked in wandb.asked] or [path.name[-3:] for path in (tmp_path / "board").iterdir()]
+    assert sent in (["a"], [", a"])
+
+
 def test_sync_to_wandb_is_offline_without_a_login(
     record: str, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,6 +317,7 @@ def test_sync_sends_the_timeline_of_a_step_simulated_again(
         (["missing.jsonl"], "'missing.jsonl' cannot be read: No such file"),
         (["r.jsonl", "--tracker", "board"], "invalid choice: 'board'"),
         (["r.jsonl", "--timeline"], "run a cannot be made again from its record"),
+        (["other.jsonl", "--timeline"], "run o names os.system, which is not part of zbench; --trust runs it"),
         (["r.jsonl", "--set", "colour=red"], "colour"),
     ],
 )
@@ -286,6 +328,11 @@ def test_what_cannot_be_sent_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    settings = {"steps": 1, "seed": 0, "tokens_per_gpu": 8, "out": "o", "baseline": None, "trace": None, "again": True}
+    run = run_of(start("o", RING), 6.0)
+    run.start["config"] |= {**settings, "cluster": {"_target_": "os.system", "command": "touch PWNED"}}
+    write(Path("other.jsonl"), run.start, *run.steps)
     monkeypatch.setattr(sys, "argv", ["track", "sync", *arguments])
     assert ran(track_main.main, "") == 2
+    assert not Path("PWNED").exists()
     assert reason in capsys.readouterr().err.splitlines()[-1]

@@ -19,6 +19,8 @@ def need_path(path: str | None, takes: str) -> Path:
     found = Path(str(path)).expanduser()  # yaml makes a number of a name such as 2024
     if not found.exists():
         raise ValueError(f"workload.path is {path!r}, which does not exist; it must be {takes}")
+    if not found.is_dir() and not found.is_file():  # a record may name one, and a pipe would never end
+        raise ValueError(f"workload.path is {path!r}, a pipe or a device; it must be {takes}")
     return found
 
 

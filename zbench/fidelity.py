@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zbench.command import Parser, ran
+from zbench.known import add_trust
 from zbench.metrics import Facts, counted, nic_bytes, nic_utilization
 from zbench.record import Line, Run, read
 from zbench.replay import Replay
@@ -50,8 +51,9 @@ class Fidelity:
         return self.simulated / self.measured - 1
 
 
-def fidelity(run: Run) -> Fidelity:
-    """
+def fidelity(run: Run, trust: bool = False) -> Fidelity:
+    """Compares a run's steps with what the simulator predicts of them. trust: as of Replay.
+
     Raises:
         ValueError: the run was simulated itself, holds no step that counts, or cannot be planned again as it was.
     """
@@ -60,7 +62,7 @@ def fidelity(run: Run) -> Fidelity:
         raise ValueError(
             f"{run.path} line {run.line}: the run of {label(run.start, 'system')} has no measured step that counts"
         )
-    replay = Replay.of(run)
+    replay = Replay.of(run, trust)
     predicted = [replay.parts.executor.step(*replay.step(step)) for step in steps]
     facts = Facts.of(run.start["facts"])
     again = [{"seconds": one.seconds, "nic_tx_bytes": one.nic_tx_bytes, "nic_rx_bytes": one.nic_rx_bytes}
@@ -102,6 +104,7 @@ def _main() -> int:
     parser.add_argument("--systems", default="ring,ulysses,zeppelin", help="to measure (default ring,ulysses,zeppelin)")
     parser.add_argument("--out", default="results/fidelity.jsonl", help="the record (default results/fidelity.jsonl)")
     parser.add_argument("--markdown", action="store_true", help="the table for a document")
+    add_trust(parser)
     asked = parser.parse_args()
     if asked.overrides:
         for system in asked.systems.split(","):
@@ -116,7 +119,7 @@ def _main() -> int:
     for run in measured:
         if not counted(run.steps):
             print(f"zbench: no step of {label(run.start, 'system')} counts: this machine was too busy", file=sys.stderr)
-    found = [fidelity(run) for run in measured if counted(run.steps)]
+    found = [fidelity(run, asked.trust) for run in measured if counted(run.steps)]
     if not found:
         raise ValueError(
             f"--out is {asked.out}; it holds no measured run that counts, and without KEY=VALUE nothing is measured"

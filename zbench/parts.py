@@ -1,6 +1,6 @@
 """The parts of a run, made from its configuration. An edge: hydra is known here, torch is not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from zbench.model import Model
 from zbench.protocols import Executor, System, Tracker, Workload
 from zbench.stacks import stacked
 
+Make = Callable[[Mapping[str, Any], str], Callable[..., Any]]  # what makes the part of a group, called with the rest
 SIMULATED = "zbench.simulate.Simulated"
 PRECISIONS = {"exact": 8, "float32": 4}  # bytes of an element: what these checks compute in
 CHECKS = (*PRECISIONS, "bytes")
@@ -58,11 +59,23 @@ class Settings:
             raise ValueError(f"again is {self.again!r}; it takes true or false")
 
     @staticmethod
-    def of(config: DictConfig) -> "Settings":
+    def of(config: Mapping[str, Any]) -> "Settings":
         given = {name: config[name] for name in Settings.__dataclass_fields__}
         check = given["check"]
         given["check"] = () if check is None else tuple(check) if OmegaConf.is_list(check) else (check,)
         return Settings(**given)
+
+
+def from_yaml(config: Mapping[str, Any], group: str) -> Callable[..., Any]:
+    """The part that a group's yaml names, whatever that is, with the yaml's keys.
+
+    It is a partial, which keeps hydra from copying what it is called with into its own containers.
+    """
+    node = config[group]
+    for key in sorted(OmegaConf.missing_keys(node)):
+        raise ValueError(f"{key} has to be given, as in {key}=...")
+    made: Callable[..., Any] = instantiate(node, _partial_=True, _convert_="all")
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +91,22 @@ class Parts:
     simulated: bool
 
     @staticmethod
-    def of(config: DictConfig, settings: Settings) -> "Parts":
-        cluster = _make(config, "cluster")
-        model = _make(config, "model")
+    def of(config: Mapping[str, Any], settings: Settings, make: Make = from_yaml) -> "Parts":
+        """make: how a part is made of the configuration."""
+        cluster = _part(make, config, "cluster")
+        model = _part(make, config, "model")
         _expect("cluster", cluster, "num_ranks")
         _expect("model", model, "num_layers")
         for check, size in PRECISIONS.items():
             if check in settings.check:
                 model = replace(model, element_bytes=size, lse_bytes=size)
-        simulated = config.executor._target_ == SIMULATED
+        simulated = config["executor"].get("_target_") == SIMULATED
         for kind in ("tensor", "pipeline"):
             count = getattr(model, f"{kind}_parallel")
             if count > 1 and not simulated:
                 raise ValueError(f"model.{kind}_parallel is {count}; only executor=simulated has {kind} parallelism")
-        workload = _make(config, "workload", seed=settings.seed, tokens=settings.tokens_per_gpu * cluster.num_ranks)
+        tokens = settings.tokens_per_gpu * cluster.num_ranks
+        workload = _part(make, config, "workload", seed=settings.seed, tokens=tokens)
         cost = grouped(Cost(cluster=cluster, model=model, pipelines=simulated), model.tensor_parallel)
         cost = stacked(cost, model.pipeline_parallel)
         cluster, model = cost.whole, cost.model
@@ -99,13 +114,13 @@ class Parts:
             if getattr(settings, name) and simulated:
                 raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
-        executor = _make(config, "executor", cost=cost, **training)
+        executor = _part(make, config, "executor", cost=cost, **training)
         if settings.resume and executor.first_step >= settings.steps:
             raise ValueError(
                 f"steps is {settings.steps}; resume={settings.resume} goes on with step {executor.first_step}, counted "
                 f"from 0, so it takes at least {executor.first_step + 1}"
             )
-        tracker = _make(config, "tracker")
+        tracker = _part(make, config, "tracker")
         _expect("workload", workload, "batch")
         _expect("executor", executor, "step")
         _expect("tracker", tracker, "log")
@@ -154,8 +169,9 @@ class Parts:
         return self.simulated and all(type(part).__module__.partition(".")[0] == "zbench" for part in parts)
 
 
-def make_system(config: DictConfig, cost: Cost) -> System:
-    system: System = _make(config, "system", cost=cost)
+def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -> System:
+    """Makes the system; make: as of Parts.of."""
+    system: System = _part(make, config, "system", cost=cost)
     _expect("system", system, "plan")
     if cost.pp == 1 or getattr(system, "plans_stages", False):
         return system
@@ -169,21 +185,16 @@ def resolved(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-def _make(config: DictConfig, group: str, **arguments: Any) -> Any:
-    """The object that a group's `_target_` names, called with the yaml's keys and `arguments`.
-
-    The partial keeps hydra from copying `arguments` into its own containers.
-    """
+def _part(make: Make, config: Mapping[str, Any], group: str, **arguments: Any) -> Any:
+    """The object that a group's `_target_` names, called with the group's keys and `arguments`."""
     node = config[group]
-    if not isinstance(node, DictConfig) or "_target_" not in node:
+    if not isinstance(node, Mapping) or "_target_" not in node:
         raise ValueError(f"{group} has no _target_; its yaml has to name one, as in _target_: zbench.systems.ring.Ring")
-    for key in sorted(OmegaConf.missing_keys(node)):
-        raise ValueError(f"{key} has to be given, as in {key}=...")
-    factory = instantiate(node, _partial_=True, _convert_="all")
+    factory = make(config, group)
     try:
         return factory(**arguments)
     except TypeError as error:  # a key the class does not know, or a value of a type it does not check itself
-        raise ValueError(f"{group}: {node._target_} cannot be made from its yaml: {error}") from error
+        raise ValueError(f"{group}: {node['_target_']} cannot be made from its yaml: {error}") from error
 
 
 def _expect(group: str, part: Any, name: str) -> None:

@@ -23,6 +23,7 @@ from rich.table import Table
 from zbench.command import Parser, ran
 from zbench.extras import need
 from zbench.fingerprint import source_digest
+from zbench.known import add_trust
 from zbench.metrics import counted
 from zbench.record import Run, read
 from zbench.replay import Replay
@@ -63,15 +64,16 @@ def error(pair: tuple[float, float]) -> float:
     return pair[1] / pair[0] - 1 if pair[0] > 0 else 0.0
 
 
-def row(name: str, run: Run) -> Row:
-    """
+def row(name: str, run: Run, trust: bool = False) -> Row:
+    """Compares a workload's measured run with what the simulator predicts of it. trust: as of Replay.
+
     Raises:
         ValueError: the run has no step, or cannot be planned again as it was.
     """
     steps = counted(run.steps)
     if not steps:
         raise ValueError(f"{run.path} line {run.line}: the run of {name} has no measured step that counts")
-    replay = Replay.of(run)
+    replay = Replay.of(run, trust)
     again: list[StepResult] = [replay.parts.executor.step(*replay.step(step)) for step in steps]
     return Row(
         name, len(steps),
@@ -92,6 +94,7 @@ def _main() -> int:
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help=f"of {', '.join(WORKLOADS)} (default all)")
     parser.add_argument("--config-dir", help="a folder of your own choices, as for python -m zbench")
     parser.add_argument("--out", type=Path, default=Path("results/predicted"), help="folder of the records")
+    add_trust(parser)
     asked = parser.parse_args()
     need("torch", "python -m zbench.predicted")
     names = asked.workloads.split(",")
@@ -111,7 +114,7 @@ def _main() -> int:
         if run is None:
             failed.append(name)
         else:
-            rows.append(row(name, run))
+            rows.append(row(name, run, asked.trust))
     _print(rows, failed)
     return 1 if failed else 0
 

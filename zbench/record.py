@@ -12,19 +12,24 @@ and goes on.
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from zbench.renamed import renamed
+
 Line = dict[str, Any]
 
 _TEXT, _TABLE, _FLAG = "text", "an object", "true or false"
+_NAME = "a name of letters, digits, dots and dashes"  # of a run: trackers make folders of it
+_NAMES = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _NUMBER, _POSITIVE, _NUMBERS = "a number", "a number above 0", "a list of numbers"
 _FIELDS: dict[str, dict[str, str]] = {
-    "start": {"run": _TEXT, "time": _TEXT, "config": _TABLE, "fingerprint": _TABLE, "facts": _TABLE},
+    "start": {"run": _NAME, "time": _TEXT, "config": _TABLE, "fingerprint": _TABLE, "facts": _TABLE},
     "step": {
-        "run": _TEXT,
+        "run": _NAME,
         "batch": _TEXT,
         **dict.fromkeys(("step", "plan_seconds", "bound_seconds", "capacity_bytes"), _NUMBER),
         **dict.fromkeys(("tokens", "sum_squared", "max_length", "seconds"), _POSITIVE),
@@ -42,8 +47,8 @@ _FIELDS: dict[str, dict[str, str]] = {
         ),
         "out_of_memory": _FLAG,
     },
-    "about": {"run": _TEXT},
-    "end": {"run": _TEXT, "status": _TEXT},
+    "about": {"run": _NAME},
+    "end": {"run": _NAME, "status": _TEXT},
 }  # what readers rely on; a line may hold more
 
 
@@ -113,6 +118,8 @@ def _parse(raw: bytes) -> Line:
     for name, shape in _FIELDS[kind].items():
         if name not in line or not _CHECKS[shape](line[name]):
             raise ValueError(f"a {kind} line whose {name} is not {shape}")
+    if kind == "start":
+        line |= {name: renamed(line[name]) for name in ("config", "baseline") if name in line}
     return line
 
 
@@ -149,6 +156,7 @@ def _are_numbers(values: list[Any]) -> bool:
 
 _CHECKS: dict[str, Callable[[Any], bool]] = {
     _TEXT: lambda value: isinstance(value, str),
+    _NAME: lambda value: isinstance(value, str) and _NAMES.fullmatch(value) is not None,
     _NUMBER: _is_number,
     _POSITIVE: lambda value: _is_number(value) and value > 0,
     _NUMBERS: lambda value: isinstance(value, list) and len(value) > 0 and _are_numbers(value),

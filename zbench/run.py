@@ -9,8 +9,10 @@ from pathlib import Path
 from time import perf_counter
 
 from zbench.cases import Case, cases, reusable
+from zbench.kinds import RECORD, TRACE
 from zbench.memory import check_memory
 from zbench.metrics import Facts, counted, nic_curves
+from zbench.outputs import check_apart, check_output, check_outside
 from zbench.parts import PRECISIONS, Parts, Settings
 from zbench.protocols import Executor
 from zbench.record import Line, Run
@@ -26,7 +28,7 @@ from zbench.track import Careful
 from zbench.track.names import CURVES, TIMELINE, described, of_run, of_step, titled
 from zbench.verify import PlanError, verify_step
 from zbench.warm import warm
-from zbench.writer import RecordError, Writer, check_writable
+from zbench.writer import RecordError, Writer
 
 DEFAULT_FOLDER = Path("results")  # made when missing; any other folder has to be there
 
@@ -43,12 +45,16 @@ def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
     """
     settings = request.settings
     if Path(settings.out).parent == DEFAULT_FOLDER:
-        with suppress(OSError):  # check_writable says what is wrong
+        with suppress(OSError):  # check_output says what is wrong
             DEFAULT_FOLDER.mkdir(exist_ok=True)
-    check_writable("out", settings.out)
+    check_output("out", settings.out, RECORD, appended=True)
     if settings.trace is not None:
-        check_writable("trace", settings.trace)
+        check_output("trace", settings.trace, TRACE)
+    check_apart({"out": settings.out, "trace": settings.trace})
     parts = Parts.of(request.config, settings)
+    saves = getattr(parts.executor, "checkpoint_every", None) is not None
+    folders = (settings.resume, getattr(parts.executor, "checkpoint", None) if saves else None)
+    check_outside({"out": settings.out, "trace": settings.trace}, folders)
     check_memory(parts.cost)
     own, baseline = cases(request, parts)
     reused = reusable(baseline, settings, parts, earlier) if baseline else None

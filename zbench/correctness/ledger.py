@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zbench.kinds import VERDICTS
+from zbench.outputs import check_output
+
 Verdict = dict[str, Any]
 _KEY = "case"
 
@@ -13,7 +16,11 @@ _KEY = "case"
 @dataclass
 class Ledger:
     """The lines of `path`. A line is of a `case`, found under `circumstances` (sources, device, versions); only lines
-    with the same ones count. A line that was torn when its writer was killed counts as none."""
+    with the same ones count. A line that was torn when its writer was killed counts as none.
+
+    Raises:
+        ValueError: `path` is another kind of file, or cannot be written.
+    """
 
     path: Path
     circumstances: Mapping[str, Any]
@@ -21,12 +28,16 @@ class Ledger:
 
     def __post_init__(self) -> None:
         self.found = {}
+        if self.path.parent.is_dir():
+            check_output("--out", self.path, VERDICTS, appended=True)
         for line in self.path.read_text().splitlines() if self.path.exists() else ():
             try:
                 verdict = json.loads(line)
             except json.JSONDecodeError:
                 continue
-            if all(verdict.get(name) == value for name, value in self.circumstances.items()):
+            if isinstance(verdict, dict) and all(
+                verdict.get(name) == value for name, value in self.circumstances.items()
+            ):
                 self.found[verdict[_KEY]] = verdict
 
     def has(self, case: str) -> bool:

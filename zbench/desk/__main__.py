@@ -20,6 +20,7 @@ from zbench.calibrate.quantity import quantity
 from zbench.cluster import Cluster
 from zbench.command import Parser, ran
 from zbench.desk.scale import Scale
+from zbench.known import add_trust
 from zbench.model import Model
 from zbench.record import read
 from zbench.replay import Replay
@@ -42,6 +43,7 @@ def _arguments() -> argparse.Namespace:
     commands = parent.add_subparsers(dest="what", required=True, metavar="scale, measure or overlap")
     recorded = commands.add_parser("overlap", help="of attention's messages and arithmetic, of recorded runs")
     recorded.add_argument("file", help="a record, as written by python -m zbench out=FILE")
+    add_trust(recorded)
     measure = commands.add_parser("measure", help="what the links of a desk cluster give")
     parser = commands.add_parser("scale", help="a job shrunk for emulated nodes")
     for command in (measure, parser):
@@ -76,7 +78,7 @@ def _overlap(asked: argparse.Namespace) -> int:
     for run in read(asked.file)[0]:
         if not run.steps:
             continue
-        replay = Replay.of(run)
+        replay = Replay.of(run, asked.trust)
         one = overlap(run, replay.cost, replay.plans)
         print(f"{one.system}: attention took {one.attention:.3f} s; arithmetic {one.compute:.3f} s, busiest NIC "
               f"{one.transfer:.3f} s: {one.ratio:.2f} x the larger")  # fmt: skip

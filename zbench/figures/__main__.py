@@ -110,10 +110,7 @@ def _drawn(name: str, figure: ModuleType) -> Path:
         picture, axes = style.panels(figure.SIZE, figure.PANELS)
         style.stamped(picture, words)
         figure.draw(axes, found)
-        try:
-            style.save(picture, FOLDER / name)
-        except OSError as error:
-            raise ValueError(f"pictures of {name} cannot be written to {FOLDER}: {error.strerror}") from error
+        style.save(picture, FOLDER / name)
     return FOLDER / f"{name}.svg"
 
 

@@ -35,9 +35,12 @@ def page(data: dict[str, Any]) -> str:
 
 
 def encoded(data: Any) -> str:
-    """JSON that may stand inside a script element: no tag can begin in it."""
+    """JSON that may stand inside a script element and in what plotly draws: no tag can begin in it.
+
+    plotly makes links of tags in text, and a record's text must make none: "<" becomes a sign that looks like it.
+    """
     text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return text.replace("<", "\u2039").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def _library() -> str:

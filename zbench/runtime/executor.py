@@ -19,7 +19,7 @@ from zbench.plan import Plan
 from zbench.protocols import Ready, Workload
 from zbench.result import StepResult
 from zbench.runtime.fleet import Fleet
-from zbench.runtime.folder import Hold, check_free, check_same, told
+from zbench.runtime.folder import Hold, check_free, check_same, check_whole, told
 from zbench.runtime.footprint import LEVELS, Choice, choose
 from zbench.runtime.job import DEVICES, PARAMETERS, AdamW, Job, Report
 from zbench.runtime.measured import COUNTED, COUNTERS, step_result
@@ -118,6 +118,7 @@ class Torch:
             Hold.of(self.checkpoint).end()  # told now, and not when the baseline has run
         if self.resume is not None:
             check_same(self.resume, self._job().told())
+            check_whole(self.resume)
 
     @property
     def first_step(self) -> int:

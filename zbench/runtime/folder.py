@@ -1,15 +1,16 @@
 """A checkpoint's folder, as seen without torch: what it says of its run, and what may be done to it."""
 
 import fcntl
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-META = "zbench.json"
-_OURS = (META, ".metadata", "*.distcp", ".*.tmp", "*.tmp")
+from zbench.runtime.manifest import FILES, Changed, check, opened
+
+META, LAYOUT = "zbench.json", "layout.json"
+_OURS = (META, LAYOUT, ".metadata", "*.distcp", ".*.tmp", "*.tmp")
 
 
 def unfinished(path: str) -> Path:
@@ -26,22 +27,41 @@ def whole(path: str) -> Path:
 
 
 def told(path: str) -> dict[str, Any]:
-    """What a checkpoint says of itself: "next_step", and "run" (what its run was, by name).
+    """What a checkpoint says of itself: "next_step", "run" (what its run was, by name), "files" (its manifest).
 
     Raises:
-        ValueError: there is no checkpoint.
+        ValueError: there is no checkpoint, or what it says of itself has changed since.
     """
     try:
-        meta = json.loads((whole(path) / META).read_text())
-    except (OSError, ValueError) as error:
+        meta = opened((whole(path) / META).read_text())
+    except Changed as error:
+        raise ValueError(f"resume is {path!r}; its {META} {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"resume is {path!r}; it takes the folder of a checkpoint") from error
-    if (
-        not isinstance(meta, dict)
-        or not isinstance(meta.get("next_step"), int)
-        or not isinstance(meta.get("run"), dict)
+    files = meta[FILES]
+    if not (
+        isinstance(meta.get("next_step"), int)
+        and isinstance(meta.get("run"), dict)
+        and all(isinstance(entry, dict) for entry in files.values())
+        and LAYOUT in files
     ):
         raise ValueError(f"resume is {path!r}; its {META} is not one of a checkpoint")
     return meta
+
+
+def check_whole(path: str) -> None:
+    """Reads all of a checkpoint's files and compares them with its manifest.
+
+    Raises:
+        ValueError: one is not as it was written; the message names it.
+    """
+    files = told(path)[FILES]
+    try:
+        check(whole(path), files, (META,))
+    except Changed as error:
+        raise ValueError(f"resume is {path!r}; its checkpoint {error}") from error
+    except OSError as error:
+        raise ValueError(f"resume is {path!r}; its checkpoint cannot be read: {error.strerror}") from error
 
 
 def check_same(path: str, run: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from hydra.utils import instantiate
 from zbench import CONF
 from zbench.command import Parser, ran
 from zbench.compare import read_all
+from zbench.known import add_trust
 from zbench.metrics import Facts, nic_curves
 from zbench.protocols import Tracker
 from zbench.record import Run
@@ -32,18 +33,19 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of that choice's yaml")
     parser.add_argument("--timeline", action="store_true",
                         help="simulate the first step of every run again and send its timeline, too")  # fmt: skip
+    add_trust(parser)
     arguments = parser.parse_args()
     runs = read_all(arguments.files)
     tracker = _tracker(arguments.tracker, arguments.set)
-    sync(runs, tracker, arguments.timeline)
+    sync(runs, tracker, arguments.timeline, arguments.trust)
     print(f"{len(runs)} runs sent; they are {tracker.where()}")
     return 0
 
 
-def sync(runs: Sequence[Run], tracker: Tracker, timeline: bool) -> None:
-    """Every run with its steps, as if it ran now; a run is told apart by its id."""
+def sync(runs: Sequence[Run], tracker: Tracker, timeline: bool, trust: bool = False) -> None:
+    """Sends every run with its steps, as if it ran now; a run is told apart by its id. trust: as of Replay."""
     for run, row in zip(runs, rows(runs), strict=True):
-        replay = Replay.of(run) if timeline and run.steps else None  # before anything is sent
+        replay = Replay.of(run, trust) if timeline and run.steps else None  # before anything is sent
         tracker.start(run.start["run"], titled(run.start), described(run.start))
         facts = Facts.of(run.start["facts"])
         for line in run.steps:

@@ -1,6 +1,7 @@
 """tracker=tensorboard: event files that `tensorboard --logdir` shows, a folder a run. Needs no torch and no network."""
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -8,10 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+_EVENTS = "events.out.tfevents.*"
+_ODD = re.compile(r"[^\w .,=+@%-]", re.ASCII)  # in a run's name: what a folder's name had better not have
+_LONGEST = 150  # letters of a run's name; the folder's has the run's id as well, and may have 255
+
 
 @dataclass(slots=True)
 class TensorBoard:
-    """A run's scalars, its configuration as text, and its files, in dir/NAME, RUN_ID."""
+    """A run's scalars, its configuration as text, and its files, in dir/NAME, RUN_ID.
+
+    The name is a record's text, made fit for a folder; the id is a name already (zbench.record).
+    """
 
     dir: str
     _folder: Path = field(default=Path(), init=False)
@@ -24,9 +32,13 @@ class TensorBoard:
             raise ValueError(
                 "tracker=tensorboard needs the package tensorboard: pip install 'zbench[track]'"
             ) from error
-        self._folder = Path(self.dir) / f"{name.replace('/', '-')}, {run_id}"
-        for old in self._folder.glob("events.*"):  # of this very run, sent before: else every point is there twice
-            old.unlink()
+        self._folder = Path(self.dir) / f"{_ODD.sub('-', name)[:_LONGEST]}, {run_id}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for old in self._folder.glob(_EVENTS):  # of this very run, sent before: else every point is there twice
+                old.unlink()
+        except OSError as error:
+            raise ValueError(f"tracker.dir is {self.dir!r}; it cannot be written: {error.strerror}") from error
         self._writer = EventFileWriter(str(self._folder))
         self._text("config", "    " + json.dumps({**config, "run": run_id}, indent=2).replace("\n", "\n    "))
 
