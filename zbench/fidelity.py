@@ -8,21 +8,24 @@ Every measured run of the record is planned and simulated again from its own con
 Exit codes: 0; 1 a run failed; 2 bad input; 130 stopped by Ctrl-C (what was measured stays in the record).
 """
 
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
 
-import numpy as np
-from rich.console import Console
-from rich.table import Table
+from zbench.command import Parser, loading, ran
 
-from zbench.command import Parser, ran
-from zbench.metrics import Facts, counted, nic_bytes, nic_utilization
-from zbench.record import Line, Run, read
-from zbench.replay import Replay
-from zbench.rows import label
+with loading(__name__):
+    import subprocess
+    from collections.abc import Mapping, Sequence
+    from dataclasses import dataclass
+    from statistics import median
+
+    import numpy as np
+    from rich.console import Console
+    from rich.table import Table
+
+    from zbench.metrics import Facts, counted, nic_bytes, nic_utilization
+    from zbench.record import Line, Run, read
+    from zbench.replay import Replay
+    from zbench.rows import label
 
 OTHERS = ("workload", "cluster", "model")  # that may differ in a record; systems are compared where none does
 

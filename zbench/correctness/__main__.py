@@ -5,19 +5,22 @@ the file holds already, of the same sources, device and torch, is not computed a
 Exit codes: 0; 1 something is outside of its limit; 2 bad input, such as no CUDA device; 130 stopped by Ctrl-C.
 """
 
-import math
 import sys
-from collections.abc import Mapping, Sequence
-from itertools import product
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from zbench.command import Parser, ran
-from zbench.correctness.ledger import Ledger, Verdict
-from zbench.correctness.plans import PRECISIONS, REFERENCE, Precision, outcomes, systems
-from zbench.correctness.summary import summary
-from zbench.fingerprint import source_digest
-from zbench.runtime.job import DEVICES
+from zbench.command import Parser, loading, ran
+
+with loading(__name__):
+    import math
+    from collections.abc import Mapping, Sequence
+    from itertools import product
+    from pathlib import Path
+    from typing import TYPE_CHECKING, Any
+
+    from zbench.correctness.ledger import Ledger, Verdict
+    from zbench.correctness.plans import PRECISIONS, REFERENCE, Precision, outcomes, systems
+    from zbench.correctness.summary import summary
+    from zbench.fingerprint import source_digest
+    from zbench.runtime.job import DEVICES
 
 if TYPE_CHECKING:
     from zbench.correctness.kernels import Problem

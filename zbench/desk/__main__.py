@@ -7,23 +7,26 @@ each kind of link and the latency, the third a line a run. Exit codes: 0; 1 a ra
 Ctrl-C.
 """
 
-import argparse
-import shlex
 import sys
 
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
+from zbench.command import Parser, loading, ran
 
-from zbench.calibrate.__main__ import BUSY
-from zbench.calibrate.quantity import quantity
-from zbench.cluster import Cluster
-from zbench.command import Parser, ran
-from zbench.desk.scale import Scale
-from zbench.fingerprint import ROOT
-from zbench.model import Model
-from zbench.record import read
-from zbench.replay import Replay
-from zbench.units import parse
+with loading(__name__):
+    import argparse
+    import shlex
+
+    from hydra import compose, initialize_config_dir
+    from hydra.utils import instantiate
+
+    from zbench.calibrate.__main__ import BUSY
+    from zbench.calibrate.quantity import quantity
+    from zbench.cluster import Cluster
+    from zbench.desk.scale import Scale
+    from zbench.fingerprint import ROOT
+    from zbench.model import Model
+    from zbench.record import read
+    from zbench.replay import Replay
+    from zbench.units import parse
 
 UNITS = {"bandwidth": "B/s", "latency": "s", "seconds": "s", "flops": "FLOP/s", "rate": "B/s", "bytes": "B"}
 

@@ -1,15 +1,18 @@
 """python -m zbench.figures NAME...|all [--run]: draws recorded figures as SVG and PNG beside their records. An edge."""
 
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
-from types import ModuleType
 
-from zbench.command import Parser, ran
-from zbench.sentence import not_among
+from zbench.command import Parser, loading, ran
+
+with loading(__name__):
+    import time
+    from collections.abc import Mapping, Sequence
+    from concurrent.futures import ThreadPoolExecutor
+    from contextlib import suppress
+    from pathlib import Path
+    from types import ModuleType
+
+    from zbench.sentence import not_among
 
 NAMES = (
     "lengths", "costs", "throughput", "scaling", "ablation", "timeline", "nics", "planning", "flexsp", "headroom",
