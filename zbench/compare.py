@@ -13,10 +13,8 @@ with loading(__name__):
     from zbench.gate import DEFAULT, check_metrics, gate, percentage
     from zbench.metrics import CONVENTIONS
     from zbench.pivot import FIGURES, check_figures, pivot
-    from zbench.record import Run, read
+    from zbench.records import read_all
     from zbench.rows import Row, rows
-
-_MOST_PROBLEMS = 10  # broken lines named, of one file
 
 
 def main() -> int:
@@ -62,32 +60,6 @@ def _gate(files: Sequence[str], share: str, metrics: Sequence[str] | None) -> in
     runs = f"{found.compared} run{'' if found.compared == 1 else 's'}"
     print(f"{runs} compared by {', '.join(names)}; worse by more than {share.strip()}: {len(found.worse)}")
     return 1 if found.worse else 0
-
-
-def read_all(paths: Sequence[str]) -> list[Run]:
-    """The runs of all files; what is broken in them is told on stderr and left out.
-
-    Raises:
-        ValueError: a file cannot be read, or holds no run.
-    """
-    runs: list[Run] = []
-    for path in dict.fromkeys(paths):
-        found, problems = read(path)
-        whole = []
-        for run in found:
-            try:
-                rows([run])
-                whole.append(run)
-            except ValueError as error:
-                problems.append(f"{error}; the run is skipped")
-        for problem in problems[:_MOST_PROBLEMS]:
-            print(f"zbench: {problem}", file=sys.stderr)
-        if len(problems) > _MOST_PROBLEMS:
-            print(f"zbench: {path}: {len(problems) - _MOST_PROBLEMS} more lines are skipped", file=sys.stderr)
-        if not whole:
-            raise ValueError(f"record file {path!r} holds no run")
-        runs += whole
-    return runs
 
 
 def _show(found: list[Row], as_json: bool, figures_of_cells: Sequence[str] | None) -> None:

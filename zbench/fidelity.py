@@ -23,7 +23,8 @@ with loading(__name__):
     from rich.table import Table
 
     from zbench.metrics import Facts, counted, nic_bytes, nic_utilization
-    from zbench.record import Line, Run, read
+    from zbench.record import Line, Run
+    from zbench.records import each, read_all
     from zbench.replay import Replay
     from zbench.rows import label
 
@@ -60,9 +61,7 @@ def fidelity(run: Run) -> Fidelity:
     """
     steps = counted(run.steps)
     if run.start["facts"]["simulated"] or not steps:
-        raise ValueError(
-            f"{run.path} line {run.line}: the run of {label(run.start, 'system')} has no measured step that counts"
-        )
+        raise ValueError(f"the run of {label(run.start, 'system')} has no measured step that counts")
     replay = Replay.of(run)
     predicted = [replay.parts.executor.step(*replay.step(step)) for step in steps]
     facts = Facts.of(run.start["facts"])
@@ -83,7 +82,7 @@ def fidelity(run: Run) -> Fidelity:
 
 
 def _late(steps: Sequence[Line]) -> float | None:
-    told = [step["phases"]["late"] for step in steps if "late" in step["phases"]]
+    told = [step["phases"]["late"] for step in steps if "late" in step.get("phases", {})]
     return sum(told) / sum(step["seconds"] for step in steps) if told else None
 
 
@@ -112,14 +111,11 @@ def _main() -> int:
             done = subprocess.run([sys.executable, "-m", "zbench", *asked.overrides, *own], stdout=subprocess.DEVNULL)
             if done.returncode != 0:
                 return done.returncode
-    runs, problems = read(asked.out)
-    for problem in problems:
-        print(f"zbench: {problem}", file=sys.stderr)
-    measured = [run for run in runs if not run.start["facts"]["simulated"] and run.steps]
+    measured = [run for run in read_all([asked.out]) if not run.start["facts"]["simulated"] and run.steps]
     for run in measured:
         if not counted(run.steps):
             print(f"zbench: no step of {label(run.start, 'system')} counts: this machine was too busy", file=sys.stderr)
-    found = [fidelity(run) for run in measured if counted(run.steps)]
+    found = each([run for run in measured if counted(run.steps)], fidelity)
     if not found:
         raise ValueError(
             f"--out is {asked.out}; it holds no measured run that counts, and without KEY=VALUE nothing is measured"

@@ -18,7 +18,8 @@ with loading(__name__):
     from rich.table import Table
     from scipy import stats
 
-    from zbench.record import Run, read
+    from zbench.record import Run
+    from zbench.records import read_all
     from zbench.rows import label
 
 LEVEL = 0.95  # of the intervals
@@ -102,7 +103,7 @@ def _main() -> int:
     parser.add_argument("--over", help="the system that the others are compared with; zeppelin where it is not given")
     parser.add_argument("--markdown", action="store_true", help="tables for a document")
     arguments = parser.parse_args()
-    found = table([run for path in arguments.files for run in read(path)[0]])
+    found = table(read_all(arguments.files))
     if not found:
         raise ValueError(f"no complete run in {', '.join(arguments.files)}")
     names = sorted({name for systems in found.values() for name in systems})

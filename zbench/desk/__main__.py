@@ -24,7 +24,8 @@ with loading(__name__):
     from zbench.desk.scale import Scale
     from zbench.fingerprint import ROOT
     from zbench.model import Model
-    from zbench.record import read
+    from zbench.record import Run
+    from zbench.records import each, read_all
     from zbench.replay import Replay
     from zbench.units import parse
 
@@ -74,13 +75,13 @@ def _measure(asked: argparse.Namespace) -> int:
 
 
 def _overlap(asked: argparse.Namespace) -> int:
-    from zbench.desk.overlap import overlap
+    from zbench.desk.overlap import Overlap, overlap
 
-    for run in read(asked.file)[0]:
-        if not run.steps:
-            continue
+    def of(run: Run) -> Overlap:
         replay = Replay.of(run)
-        one = overlap(run, replay.cost, replay.plans)
+        return overlap(run, replay.cost, replay.plans)
+
+    for one in each(read_all([asked.file]), of):
         print(f"{one.system}: attention took {one.attention:.3f} s; arithmetic {one.compute:.3f} s, busiest NIC "
               f"{one.transfer:.3f} s: {one.ratio:.2f} x the larger")  # fmt: skip
     return 0

@@ -11,11 +11,11 @@ with loading(__name__):
     from pathlib import Path
     from typing import Any
 
-    from zbench.compare import read_all
     from zbench.cost import Cost
     from zbench.metrics import CONVENTIONS, Facts
     from zbench.plan import Plan
     from zbench.record import Line, Run
+    from zbench.records import read_all
     from zbench.replay import Replay
     from zbench.report.columns import MOST_EVENTS
     from zbench.report.inside import homes, timeline

@@ -16,10 +16,10 @@ with loading(__name__):
     from hydra.utils import instantiate
 
     from zbench import CONF
-    from zbench.compare import read_all
     from zbench.metrics import Facts, nic_curves
     from zbench.protocols import Tracker
     from zbench.record import Run
+    from zbench.records import read_all
     from zbench.replay import Replay
     from zbench.rows import rows
     from zbench.trace.step import write_trace
