@@ -145,7 +145,7 @@ def _finished(path: Path, words: Sequence[str]) -> Run | None:
     sources = source_digest()
     same = [run for run in read(str(path))[0] if run.status == "finished"
             and run.start["fingerprint"]["sources"] == sources
-            and shlex.split(run.start["command"])[3:] == list(words)]  # fmt: skip
+            and run.start.get("command") == shlex.join(["python", "-m", "zbench", *words])]  # fmt: skip
     return same[-1] if same else None
 
 

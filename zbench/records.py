@@ -22,7 +22,7 @@ def read_all(paths: Sequence[str]) -> list[Run]:
         runs, problems = read(path)
         if not runs:
             _tell(path, problems)
-            raise ValueError(f"record file {path!r} holds no whole run")
+            raise ValueError(f"record file {path!r} holds no run")
         for run in runs:
             first = found.setdefault(run.start["run"], run)
             if first is not run:
@@ -54,7 +54,7 @@ def _tell(path: str, problems: Sequence[str]) -> None:
     for problem in problems[:_MOST_PROBLEMS]:
         print(f"zbench: {problem}", file=sys.stderr)
     if len(problems) > _MOST_PROBLEMS:
-        print(f"zbench: {path}: {len(problems) - _MOST_PROBLEMS} more are left out", file=sys.stderr)
+        print(f"zbench: {path}: {len(problems) - _MOST_PROBLEMS} more lines are skipped", file=sys.stderr)
 
 
 def _same(one: Run, other: Run) -> bool:
