@@ -97,7 +97,7 @@ def test_writers_at_the_same_time(tmp_path: Path) -> None:
 
 def _write_many(path: Path, run: str) -> None:
     wide = [0.125] * 2000
-    write(path, start_line(run), *(step_line(run, number, attention_seconds=wide) for number in range(50)))
+    write(path, start_line(run), *(step_line(run, number, peak_bytes=wide) for number in range(50)))
 
 
 def test_what_is_no_record_is_never_opened(tmp_path: Path) -> None:

@@ -8,22 +8,26 @@ Every measured run of the record is planned and simulated again from its own con
 Exit codes: 0; 1 a run failed; 2 bad input; 130 stopped by Ctrl-C (what was measured stays in the record).
 """
 
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
 
-import numpy as np
-from rich.console import Console
-from rich.table import Table
+from zbench.command import Parser, loading, ran
 
-from zbench.command import Parser, ran
-from zbench.known import add_trust
-from zbench.metrics import Facts, counted, nic_bytes, nic_utilization
-from zbench.record import Line, Run, read
-from zbench.replay import Replay
-from zbench.rows import label
+with loading(__name__):
+    import subprocess
+    from collections.abc import Mapping, Sequence
+    from dataclasses import dataclass
+    from statistics import median
+
+    import numpy as np
+    from rich.console import Console
+    from rich.table import Table
+
+    from zbench.known import add_trust
+    from zbench.metrics import Facts, counted, nic_bytes, nic_utilization
+    from zbench.record import Line, Run
+    from zbench.records import each, read_all
+    from zbench.replay import Replay
+    from zbench.rows import label
 
 OTHERS = ("workload", "cluster", "model")  # that may differ in a record; systems are compared where none does
 
@@ -59,10 +63,8 @@ def fidelity(run: Run, trust: bool = False) -> Fidelity:
     """
     steps = counted(run.steps)
     if run.start["facts"]["simulated"] or not steps:
-        raise ValueError(
-            f"{run.path} line {run.line}: the run of {label(run.start, 'system')} has no measured step that counts"
-        )
-    replay = Replay.of(run, trust)
+        raise ValueError(f"the run of {label(run.start, 'system')} has no measured step that counts")
+    replay = Replay.of(run)
     predicted = [replay.parts.executor.step(*replay.step(step)) for step in steps]
     facts = Facts.of(run.start["facts"])
     again = [{"seconds": one.seconds, "nic_tx_bytes": one.nic_tx_bytes, "nic_rx_bytes": one.nic_rx_bytes}
@@ -82,7 +84,7 @@ def fidelity(run: Run, trust: bool = False) -> Fidelity:
 
 
 def _late(steps: Sequence[Line]) -> float | None:
-    told = [step["phases"]["late"] for step in steps if "late" in step["phases"]]
+    told = [step["phases"]["late"] for step in steps if "late" in step.get("phases", {})]
     return sum(told) / sum(step["seconds"] for step in steps) if told else None
 
 
@@ -112,14 +114,11 @@ def _main() -> int:
             done = subprocess.run([sys.executable, "-m", "zbench", *asked.overrides, *own], stdout=subprocess.DEVNULL)
             if done.returncode != 0:
                 return done.returncode
-    runs, problems = read(asked.out)
-    for problem in problems:
-        print(f"zbench: {problem}", file=sys.stderr)
-    measured = [run for run in runs if not run.start["facts"]["simulated"] and run.steps]
+    measured = [run for run in read_all([asked.out]) if not run.start["facts"]["simulated"] and run.steps]
     for run in measured:
         if not counted(run.steps):
             print(f"zbench: no step of {label(run.start, 'system')} counts: this machine was too busy", file=sys.stderr)
-    found = [fidelity(run, asked.trust) for run in measured if counted(run.steps)]
+    found = each([run for run in measured if counted(run.steps)], fidelity)
     if not found:
         raise ValueError(
             f"--out is {asked.out}; it holds no measured run that counts, and without KEY=VALUE nothing is measured"

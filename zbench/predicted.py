@@ -9,25 +9,28 @@ Exit codes: 0 all six are measured, whatever their errors; 1 a run failed; 2 bad
 and there is no GPU; 130 stopped by Ctrl-C.
 """
 
-import shlex
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from statistics import fmean, median
 
-from rich.console import Console
-from rich.table import Table
+from zbench.command import Parser, loading, ran
 
-from zbench.command import Parser, ran
-from zbench.extras import need
-from zbench.fingerprint import source_digest
-from zbench.known import add_trust
-from zbench.metrics import counted
-from zbench.record import Run, read
-from zbench.replay import Replay
-from zbench.result import StepResult
+with loading(__name__):
+    import shlex
+    import subprocess
+    from collections.abc import Mapping, Sequence
+    from dataclasses import dataclass
+    from pathlib import Path
+    from statistics import fmean, median
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from zbench.extras import need
+    from zbench.fingerprint import source_digest
+    from zbench.known import add_trust
+    from zbench.metrics import counted
+    from zbench.record import Run, read
+    from zbench.replay import Replay
+    from zbench.result import StepResult
 
 GOAL = 0.07  # of a workload's error, absolute
 BAD_INPUT = 2  # exit code
@@ -147,7 +150,7 @@ def _finished(path: Path, words: Sequence[str]) -> Run | None:
     sources = source_digest()
     same = [run for run in read(str(path))[0] if run.status == "finished"
             and run.start["fingerprint"]["sources"] == sources
-            and shlex.split(run.start["command"])[3:] == list(words)]  # fmt: skip
+            and run.start.get("command") == shlex.join(["python", "-m", "zbench", *words])]  # fmt: skip
     return same[-1] if same else None
 
 

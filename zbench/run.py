@@ -20,7 +20,7 @@ from zbench.request import Request
 from zbench.rows import label, rows
 from zbench.runtime.executor import LIMITS
 from zbench.runtime.fleet import RankFailed
-from zbench.sentence import is_stop
+from zbench.signals import stop_in, words
 from zbench.table import Meter, cluster_words, convention_words, print_run, print_words
 from zbench.trace.file import told
 from zbench.trace.step import write_trace
@@ -132,9 +132,9 @@ def _track(tracker: Careful, facts: Facts, line: Line) -> None:
 
 def _fail(error: BaseException, where: str, run_id: str, writer: Writer, tracker: Careful, executor: Executor) -> None:
     """Ends a run that did not finish: in the record, at the tracker, and its processes."""
-    stopped = is_stop(error)
-    status = "interrupted" if stopped or isinstance(error, RankFailed) else "failed"
-    message = f"{where}: {'stopped by the user' if stopped else f'{type(error).__name__}: {error}'}"
+    stop = stop_in(error)
+    status = "interrupted" if stop or isinstance(error, RankFailed) else "failed"
+    message = f"{where}: {words(stop) if stop else f'{type(error).__name__}: {error}'}"
     with suppress(RecordError):  # the first failure is the one to tell
         writer.append({"kind": "end", "run": run_id, "status": status, "message": message})
     tracker.finish(status, {})

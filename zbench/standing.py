@@ -5,18 +5,22 @@ and how much faster the system is than another on the same batches (geometric me
 Where there are several of a model, a last table has the means of all. An edge: reads records, prints.
 """
 
-import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
-from rich.console import Console
-from rich.table import Table
-from scipy import stats
+from zbench.command import Parser, loading, ran
 
-from zbench.record import Run, read
-from zbench.rows import label
+with loading(__name__):
+    from collections.abc import Sequence
+    from dataclasses import dataclass
+
+    import numpy as np
+    from rich.console import Console
+    from rich.table import Table
+    from scipy import stats
+
+    from zbench.record import Run
+    from zbench.records import read_all
+    from zbench.rows import label
 
 LEVEL = 0.95  # of the intervals
 
@@ -90,30 +94,28 @@ def gain(mine: dict[str, Cell], other: dict[str, Cell]) -> tuple[float, float, f
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m zbench.standing", description="Recorded systems, nearest the bound first."
-    )
+    return ran(_main, "nothing was written")
+
+
+def _main() -> int:
+    parser = Parser(prog="python -m zbench.standing", description="Recorded systems, nearest the bound first.")
     parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
     parser.add_argument("--over", help="the system that the others are compared with; zeppelin where it is not given")
     parser.add_argument("--markdown", action="store_true", help="tables for a document")
     arguments = parser.parse_args()
-    try:
-        found = table([run for path in arguments.files for run in read(path)[0]])
-        if not found:
-            raise ValueError(f"no complete run in {', '.join(arguments.files)}")
-        names = sorted({name for systems in found.values() for name in systems})
-        if arguments.over not in (None, *names):
-            raise ValueError(f"--over is {arguments.over!r}; the records have {', '.join(names)}")
-        over = arguments.over or "zeppelin"
-        tables = [shown(f"{model} on {cluster}, {kind}", at, over) for (cluster, model, kind), at in found.items()]
-        kinds = dict.fromkeys(place[1:] for place in found)
-        alike = [{place: at for place, at in found.items() if place[1:] == kind} for kind in kinds]
-        tables += [together(some, over) for some in alike if len(some) > 1]
-        for one in tables:
-            print(one.markdown()) if arguments.markdown else Console(width=200).print(one.rich())
-    except ValueError as error:
-        print(f"zbench: {error}", file=sys.stderr)
-        return 2
+    found = table(read_all(arguments.files))
+    if not found:
+        raise ValueError(f"no complete run in {', '.join(arguments.files)}")
+    names = sorted({name for systems in found.values() for name in systems})
+    if arguments.over not in (None, *names):
+        raise ValueError(f"--over is {arguments.over!r}; the records have {', '.join(names)}")
+    over = arguments.over or "zeppelin"
+    tables = [shown(f"{model} on {cluster}, {kind}", at, over) for (cluster, model, kind), at in found.items()]
+    kinds = dict.fromkeys(place[1:] for place in found)
+    alike = [{place: at for place, at in found.items() if place[1:] == kind} for kind in kinds]
+    tables += [together(some, over) for some in alike if len(some) > 1]
+    for one in tables:
+        print(one.markdown()) if arguments.markdown else Console(width=200).print(one.rich())
     return 0
 
 

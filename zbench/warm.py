@@ -5,20 +5,24 @@ milliseconds when the compiled kernels are on disk (numba's cache, beside the so
 user's cache folder) and some seconds when they are not.
 """
 
-import dataclasses
 import sys
-from dataclasses import replace
 
-import numpy as np
+from zbench.command import Parser, loading, ran
 
-from zbench import CONF
-from zbench.batch import Batch
-from zbench.cost import Cost
-from zbench.plan import Plan
-from zbench.protocols import System
-from zbench.runtime.compiler import Compiler
-from zbench.runtime.phases import batched
-from zbench.verify import verify_step
+with loading(__name__):
+    import dataclasses
+    from dataclasses import replace
+
+    import numpy as np
+
+    from zbench import CONF
+    from zbench.batch import Batch
+    from zbench.cost import Cost
+    from zbench.plan import Plan
+    from zbench.protocols import System
+    from zbench.runtime.compiler import Compiler
+    from zbench.runtime.phases import batched
+    from zbench.verify import verify_step
 
 NODES = 4  # of the small cluster: as few as can share heads in groups of nodes
 SMALL = Batch(np.array([1, 7, 300, 2000, 40_000, 60_000], np.int64), seed=0, step=0)
@@ -52,8 +56,13 @@ def _compile(plan: Plan, cost: Cost) -> None:
     batched(plan, cost, pair)
 
 
-def main() -> None:
+def main() -> int:
+    return ran(_main, "what was compiled is kept")
+
+
+def _main() -> int:
     """Warms every system of the project on the default cluster and model."""
+    Parser(prog="python -m zbench.warm", description="Compiles the numerical kernels once.").parse_args()
     from hydra import compose, initialize_config_dir  # an edge, like the command line
 
     from zbench.parts import Parts, Settings, make_system
@@ -66,7 +75,8 @@ def main() -> None:
             system = make_system(compose("config", [f"system={choice.stem}"]), parts.cost)
             warm(system, trains=True)
             parts.executor.step(SMALL, system.plan(SMALL))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

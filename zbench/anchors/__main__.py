@@ -1,16 +1,18 @@
 """python -m zbench.anchors [--json]: what others have measured beside what zbench predicts. An edge."""
 
-import argparse
-import json
-import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
 
-from zbench.anchors import attention, flexsp, steps, training
-from zbench.anchors.anchor import Anchor
-from zbench.anchors.presets import cluster, workload
-from zbench.anchors.summary import summary
+from zbench.command import Parser, loading, ran
+
+with loading(__name__):
+    import json
+    from collections.abc import Sequence
+    from dataclasses import asdict
+
+    from zbench.anchors import attention, flexsp, steps, training
+    from zbench.anchors.anchor import Anchor
+    from zbench.anchors.presets import cluster, workload
+    from zbench.anchors.summary import summary
 
 GROUPS = {
     "flexsp": "FlexSP's all-to-all bandwidths and compute coefficients, 64 A100",
@@ -27,17 +29,18 @@ def anchors() -> list[Anchor]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
+    return ran(_main, "nothing was written")
+
+
+def _main() -> int:
+    parser = Parser(
         prog="python -m zbench.anchors",
         description="Published measurements beside this project's predictions; docs/cost.md tells which are blind.",
     )
     parser.add_argument("--json", action="store_true", help="a JSON list instead of tables")
     arguments = parser.parse_args()
     found = anchors()
-    try:
-        _show_json(found) if arguments.json else _show(found)
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _show_json(found) if arguments.json else _show(found)
     return 0
 
 

@@ -4,34 +4,37 @@ Alone it starts N x G processes on this machine; under torchrun or Slurm the pro
 Exit codes: 0; 1 a rank failed; 2 bad input; 130 stopped by Ctrl-C. Only a whole file is ever written.
 """
 
-import argparse
-import contextlib
-import json
-import math
-import os
-import shlex
 import sys
-from datetime import date
-from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
+from zbench.command import Parser, loading, ran
 
-from zbench import CONF
-from zbench.calibrate.curves import Curves
-from zbench.calibrate.gauge import Gauge
-from zbench.calibrate.sheet import Circumstances, device_sheet, others_words, sheet
-from zbench.calibrate.subject import Subject
-from zbench.calibrate.survey import Survey
-from zbench.command import Parser, ran
-from zbench.extras import need
-from zbench.kinds import POINTS, SHEET
-from zbench.model import Model
-from zbench.outputs import check_apart, check_output, whole
-from zbench.runtime.fleet import Fleet
-from zbench.runtime.job import DEVICES, KERNELS
-from zbench.runtime.world import World, found
-from zbench.units import parse
+with loading(__name__):
+    import argparse
+    import contextlib
+    import json
+    import math
+    import os
+    import shlex
+    from datetime import date
+    from pathlib import Path
+
+    from hydra import compose, initialize_config_dir
+    from hydra.utils import instantiate
+
+    from zbench import CONF
+    from zbench.calibrate.curves import Curves
+    from zbench.calibrate.gauge import Gauge
+    from zbench.calibrate.sheet import Circumstances, device_sheet, others_words, sheet
+    from zbench.calibrate.subject import Subject
+    from zbench.calibrate.survey import Survey
+    from zbench.extras import need
+    from zbench.kinds import POINTS, SHEET
+    from zbench.model import Model
+    from zbench.outputs import check_apart, check_output, whole
+    from zbench.runtime.fleet import Fleet
+    from zbench.runtime.job import DEVICES, KERNELS
+    from zbench.runtime.world import World, found
+    from zbench.units import parse
 
 BUSY = 0.1  # share of all cores, used by others, above which numbers are not this machine's
 TARGET = "zbench.runtime.measure:Measure"

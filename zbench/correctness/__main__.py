@@ -5,9 +5,11 @@ Without a subcommand: what a device computes (zbench.correctness.devices). Exit 
 """
 
 import sys
-from importlib import import_module
 
-from zbench.command import ran
+from zbench.command import loading, ran
+
+with loading(__name__):
+    from importlib import import_module
 
 DEVICES = ("zbench.correctness.devices", "what was found is in the file, and the same command goes on")
 # Name: (module with `main(arguments) -> int`, what Ctrl-C has left). Modules are imported when they are asked for.

@@ -7,24 +7,28 @@ each kind of link and the latency, the third a line a run. Exit codes: 0; 1 a ra
 Ctrl-C.
 """
 
-import argparse
-import shlex
 import sys
 
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
+from zbench.command import Parser, loading, ran
 
-from zbench import CONF
-from zbench.calibrate.__main__ import BUSY
-from zbench.calibrate.quantity import quantity
-from zbench.cluster import Cluster
-from zbench.command import Parser, ran
-from zbench.desk.scale import Scale
-from zbench.known import add_trust
-from zbench.model import Model
-from zbench.record import read
-from zbench.replay import Replay
-from zbench.units import parse
+with loading(__name__):
+    import argparse
+    import shlex
+
+    from hydra import compose, initialize_config_dir
+    from hydra.utils import instantiate
+
+    from zbench import CONF
+    from zbench.calibrate.__main__ import BUSY
+    from zbench.calibrate.quantity import quantity
+    from zbench.cluster import Cluster
+    from zbench.desk.scale import Scale
+    from zbench.known import add_trust
+    from zbench.model import Model
+    from zbench.record import Run
+    from zbench.records import each, read_all
+    from zbench.replay import Replay
+    from zbench.units import parse
 
 UNITS = {"bandwidth": "B/s", "latency": "s", "seconds": "s", "flops": "FLOP/s", "rate": "B/s", "bytes": "B"}
 
@@ -73,13 +77,13 @@ def _measure(asked: argparse.Namespace) -> int:
 
 
 def _overlap(asked: argparse.Namespace) -> int:
-    from zbench.desk.overlap import overlap
+    from zbench.desk.overlap import Overlap, overlap
 
-    for run in read(asked.file)[0]:
-        if not run.steps:
-            continue
-        replay = Replay.of(run, asked.trust)
-        one = overlap(run, replay.cost, replay.plans)
+    def of(run: Run) -> Overlap:
+        replay = Replay.of(run)
+        return overlap(run, replay.cost, replay.plans)
+
+    for one in each(read_all([asked.file]), of):
         print(f"{one.system}: attention took {one.attention:.3f} s; arithmetic {one.compute:.3f} s, busiest NIC "
               f"{one.transfer:.3f} s: {one.ratio:.2f} x the larger")  # fmt: skip
     return 0

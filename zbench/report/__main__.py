@@ -1,36 +1,43 @@
 """python -m zbench.report FILE... [-o report.html] [--steps 0,3 | all]: recorded runs as a page for a browser."""
 
-import shlex
 import sys
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
-from zbench.command import Parser, ran
-from zbench.compare import read_all
-from zbench.cost import Cost
-from zbench.kinds import PAGE
-from zbench.known import Unknown, add_trust
-from zbench.metrics import CONVENTIONS, Facts
-from zbench.outputs import check_apart, check_output, whole
-from zbench.plan import Plan
-from zbench.record import Line, Run
-from zbench.replay import Replay
-from zbench.report.columns import MOST_EVENTS
-from zbench.report.inside import homes, timeline
-from zbench.report.measured import measured
-from zbench.report.overview import SERIES, SHARES, of_step, overview, rounded
-from zbench.report.page import encoded, page
-from zbench.simulate import Simulated
-from zbench.table import Meter, convention_words
-from zbench.trace.file import recorded
+from zbench.command import Parser, loading, ran
+
+with loading(__name__):
+    import shlex
+    from collections.abc import Sequence
+    from datetime import UTC, datetime
+    from pathlib import Path
+    from typing import Any
+
+    from zbench.cost import Cost
+    from zbench.kinds import PAGE
+    from zbench.known import Unknown, add_trust
+    from zbench.metrics import CONVENTIONS, Facts
+    from zbench.outputs import check_apart, check_output, whole
+    from zbench.plan import Plan
+    from zbench.record import Line, Run
+    from zbench.records import read_all
+    from zbench.replay import Replay
+    from zbench.report.columns import MOST_EVENTS
+    from zbench.report.inside import homes, timeline
+    from zbench.report.measured import measured
+    from zbench.report.overview import SERIES, SHARES, of_step, overview, rounded
+    from zbench.report.page import encoded, page
+    from zbench.simulate import Simulated
+    from zbench.table import Meter, convention_words
+    from zbench.trace.file import recorded
 
 MOST_BYTES = 30e6  # of steps looked into; browsers open such a page within seconds
 _SAME = 1e-9  # relative: a step simulated again by the same sources
 
 
 def main() -> int:
+    return ran(_main, "no page was written")
+
+
+def _main() -> int:
     parser = Parser(prog="python -m zbench.report", description="Recorded runs as one page for a browser.")
     parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
     parser.add_argument("-o", "--out", default="report.html", metavar="FILE", help="the page (default report.html)")
@@ -146,4 +153,4 @@ def inside(run: Run, line: Line, replays: dict[str, Replay | ValueError], trust:
 
 
 if __name__ == "__main__":
-    sys.exit(ran(main, "no page was written"))
+    sys.exit(main())

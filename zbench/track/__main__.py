@@ -4,27 +4,34 @@ An edge: no torch.
 """
 
 import sys
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
+from zbench.command import Parser, loading, ran
 
-from zbench import CONF
-from zbench.command import Parser, ran
-from zbench.compare import read_all
-from zbench.known import add_trust
-from zbench.metrics import Facts, nic_curves
-from zbench.protocols import Tracker
-from zbench.record import Run
-from zbench.replay import Replay
-from zbench.rows import rows
-from zbench.trace.step import write_trace
-from zbench.track.names import CURVES, TIMELINE, described, of_run, of_step, titled
+with loading(__name__):
+    import tempfile
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hydra import compose, initialize_config_dir
+    from hydra.utils import instantiate
+
+    from zbench import CONF
+    from zbench.known import add_trust
+    from zbench.metrics import Facts, nic_curves
+    from zbench.protocols import Tracker
+    from zbench.record import Run
+    from zbench.records import read_all
+    from zbench.replay import Replay
+    from zbench.rows import rows
+    from zbench.trace.step import write_trace
+    from zbench.track.names import CURVES, TIMELINE, described, of_run, of_step, titled
 
 
 def main() -> int:
+    return ran(_main, "runs sent before are kept; sync sends a run again without doubling it")
+
+
+def _main() -> int:
     names = sorted(path.stem for path in (CONF / "tracker").glob("*.yaml") if path.stem != "none")
     parser = Parser(prog="python -m zbench.track", description="Sends recorded runs to a tracker.")
     parser.add_argument("action", choices=["sync"], help="sync: send every run of the records")
@@ -68,4 +75,4 @@ def _tracker(name: str, settings: Sequence[str]) -> Tracker:
 
 
 if __name__ == "__main__":
-    sys.exit(ran(main, "runs sent before are kept; sync sends a run again without doubling it"))
+    sys.exit(main())
