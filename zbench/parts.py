@@ -67,7 +67,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything but the system. cluster: all of it, where `cost` is of a stage."""
+    """Everything but the system. cluster, model: as configured, where `cost` is of a stage, of groups of GPUs."""
 
     cluster: Cluster
     model: Model
@@ -94,7 +94,6 @@ class Parts:
         workload = _make(config, "workload", seed=settings.seed, tokens=settings.tokens_per_gpu * cluster.num_ranks)
         cost = grouped(Cost(cluster=cluster, model=model, pipelines=simulated), model.tensor_parallel)
         cost = stacked(cost, model.pipeline_parallel)
-        cluster, model = cost.whole, cost.model
         for name in ("check", "resume"):
             if getattr(settings, name) and simulated:
                 raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
@@ -117,7 +116,9 @@ class Parts:
         idle_experts = model.num_experts - model.experts_per_token
         return {
             "simulated": self.simulated,
-            **_fields(cluster, "num_ranks", "num_nodes", "gpus_per_node", "nics_per_node", "num_nics", "nic_bandwidth"),
+            "num_ranks": self.cost.whole.num_ranks,
+            "num_gpus": cluster.num_ranks,
+            **_fields(cluster, "num_nodes", "gpus_per_node", "nics_per_node", "num_nics", "nic_bandwidth"),
             **_fields(device, "peak_flops", "memory_bytes"),
             **_fields(
                 model,

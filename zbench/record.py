@@ -12,10 +12,12 @@ and goes on.
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from zbench.older import as_today
 
 Line = dict[str, Any]
 
@@ -90,7 +92,19 @@ def read(path: str, wanted: Callable[[Line], bool] | None = None) -> tuple[list[
                     problems.append(f"{path}:{number}: {error}; the line is skipped")
     except OSError as error:
         raise ValueError(f"record file {path!r} cannot be read: {error.strerror}") from error
-    return list(runs.values()), problems
+    return _today(runs.values(), problems), problems
+
+
+def _today(runs: Iterable[Run], problems: list[str]) -> list[Run]:
+    """Runs with lines as they are written today (zbench.older); those that cannot be so are told of in `problems`."""
+    found = []
+    for run in runs:
+        try:
+            start, steps = as_today(run.start, run.steps)
+            found.append(replace(run, start=start, steps=steps))
+        except ValueError as error:
+            problems.append(f"{run.path}:{run.line}: {error}; the run is skipped")
+    return found
 
 
 def _owner(raw: bytes) -> bytes:

@@ -87,6 +87,7 @@ def _row(number: int, run: Run, alike: dict[str, list[Run]], convention: str) ->
         "mfu_convention": convention,
         "simulated": start["facts"].get("simulated"),
         "num_ranks": start["facts"]["num_ranks"],
+        "num_gpus": start["facts"]["num_gpus"],
         "time": start["time"],
         "out": run.path,
         "line": run.line,

@@ -115,10 +115,13 @@ def convention_words(convention: str) -> str:
 
 
 def cluster_words(facts: Mapping[str, Any]) -> str:
-    return (
+    words = (
         f"{facts['cluster']}: {facts['num_nodes']} nodes x {facts['gpus_per_node']} {facts['device']}, "
         f"{facts['nics_per_node']} NICs of {facts['nic_bandwidth'] * 8 / 1e9:g} Gbit/s a node"
     )
+    if facts.get("tensor_parallel", 1) > 1:
+        words += f"; {facts['num_ranks']} ranks of {facts['tensor_parallel']} GPUs each (tensor parallelism)"
+    return words
 
 
 def print_words(lines: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ from zbench.area import work
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.dataflow import Fault, edges
+from zbench.groups import of_gpu
 from zbench.memory import peak_bytes
 from zbench.model import DKV, DO, DQ, KV, O, Q
 from zbench.pipeline_rules import pipeline_fault
@@ -60,11 +61,11 @@ def verify(plan: Plan, cost: Cost | None = None) -> None:
 
 
 def _memory(plans: tuple[Plan, ...], cost: Cost) -> None:
-    peak = peak_bytes(plans, cost)
-    rank, capacity = int(peak.argmax()), cost.cluster.device.memory_bytes
+    peak = of_gpu(peak_bytes(plans, cost), cost.tp)
+    rank, capacity = int(peak.argmax()), cost.cluster.device.memory_bytes / cost.tp
     if peak[rank] > capacity:
         raise OutOfMemory(
-            f"rank {rank} needs {peak[rank] / 2**30:.1f} GiB, "
+            f"rank {rank} needs {peak[rank] / 2**30:.1f} GiB{' on each GPU' if cost.tp > 1 else ''}, "
             f"a {cost.cluster.device.name} has {capacity / 2**30:.1f} GiB"
         )
 
