@@ -17,9 +17,9 @@ from zbench.metrics import (
     memory_verdict,
     nic_idle,
     nic_utilization,
-    speedup,
 )
 from zbench.model import Model
+from zbench.speedup import speedup
 
 TINY = Facts(
     num_ranks=2,

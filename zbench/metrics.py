@@ -233,25 +233,6 @@ def exposed_communication(steps: Sequence[Step]) -> float:
     return float(exposed / under_way) if under_way else 0.0
 
 
-def speedup(steps: Sequence[Step], baseline: Sequence[Step]) -> float | None:
-    """How many times faster than the baseline on the same batches.
-
-    None where the baseline lacks one of the batches (told by step and digest), or either ran out of memory. Steps that
-    do not count in one of them are left out; none left: None.
-    """
-    of = {(step["step"], step["batch"]): step for step in baseline}
-    pairs = [(step, of.get((step["step"], step["batch"]))) for step in steps]
-    matched = [(step, other) for step, other in pairs if other is not None]
-    if len(matched) < len(steps):
-        return None
-    matched = [pair for pair in matched if len(counted(pair)) == 2]
-    if not matched:
-        return None
-    if any(step["out_of_memory"] or other["out_of_memory"] for step, other in matched):
-        return None
-    return float(sum(other["seconds"] for _, other in matched) / sum(step["seconds"] for step, _ in matched))
-
-
 def memory_verdict(figures: Figures) -> str | None:
     """The sentence that stands in place of a throughput; None where memory sufficed."""
     if not figures.out_of_memory or figures.peak_bytes is None or figures.capacity_bytes is None:
