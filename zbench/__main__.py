@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from zbench import CONF
 
 if TYPE_CHECKING:
+    from zbench.meter import Sweep
     from zbench.record import Run
 
 _FULL = "HYDRA_FULL_ERROR"
@@ -36,10 +37,10 @@ class ChildFailed(Exception):
 
 @dataclass(slots=True)
 class Outcome:
-    """What the jobs of one command came to; a sweep has several. runs: by id, as a baseline may serve many."""
+    """What the jobs of one command came to. runs: by id, as a baseline may serve many. sweep: if it is one."""
 
     runs: dict[str, "Run"] = field(default_factory=dict)
-    jobs: int = 0
+    sweep: "Sweep | None" = None
     code: int = 0
     out: str = ""
     told: str = ""
@@ -81,7 +82,7 @@ def _main() -> int:
 
     def job(config: DictConfig) -> None:
         with _full_errors(wants_traceback):  # as the user has it, for whatever the run starts
-            _job(config, command, outcome, wants_traceback)
+            _job(config, command, outcome, wants_traceback, os.getpid() == here)
         if os.getpid() != here and outcome.code:  # another launcher's process, whose `outcome` nobody sees
             raise ChildFailed(outcome.told)
 
@@ -99,26 +100,41 @@ def _main() -> int:
         return 130
     except Exception as error:
         _tell(error, outcome, wants_traceback)
-    if outcome.jobs > 1 and outcome.runs:
-        from zbench.rows import rows
-        from zbench.table import print_comparison
-
-        print_comparison(rows(list(outcome.runs.values())))
+    if outcome.sweep is not None and outcome.runs:
+        _print_sweep(outcome.sweep, list(outcome.runs.values()))
     return outcome.code
 
 
-def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bool) -> None:
-    """One run. Its error is told here: hydra would hold it back until the sweep ends, and tell only the first."""
+def _print_sweep(sweep: "Sweep", runs: "list[Run]") -> None:
+    """The one table of a sweep, and what its runs had to say."""
+    from zbench.rows import rows
+    from zbench.table import print_comparison
+
+    count = f"{sweep.not_again} run{'s were' if sweep.not_again > 1 else ' was'}"
+    again = [f"{count} not made again, but measured or recorded before."] if sweep.not_again else []
+    print_comparison(rows(runs), [*sweep.said, *again])
+
+
+def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bool, is_here: bool) -> None:
+    """One run. Its error is told here: hydra would hold it back until the sweep ends, and tell only the first.
+
+    is_here: in the command's own process, and not in one of a launcher's, whose runs have tables of their own.
+    """
     from zbench.sentence import is_stop
 
-    outcome.jobs += 1
+    if is_here and HydraConfig.get().mode == RunMode.MULTIRUN:
+        from zbench.jobs import count
+        from zbench.meter import Sweep
+
+        outcome.sweep = outcome.sweep or Sweep(count(sys.argv[1:]))
+        outcome.sweep.job += 1
     try:
         from zbench.request import request
         from zbench.run import run
 
         asked = request(config, command)
         outcome.out = asked.settings.out
-        outcome.runs |= {done.start["run"]: done for done in run(asked, outcome.runs.values())}
+        outcome.runs |= {done.start["run"]: done for done in run(asked, outcome.runs.values(), outcome.sweep)}
     except Exception as error:
         if is_stop(error):
             raise KeyboardInterrupt from error

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 from scipy.stats import rankdata
 
 from zbench.command import Parser, ran
+from zbench.console import show
 from zbench.metrics import Facts, counted, nic_bytes, nic_utilization
 from zbench.record import Line, Run, read
 from zbench.replay import Replay
@@ -158,7 +158,7 @@ def _print(found: Sequence[Fidelity], markdown: bool) -> None:
             table.add_column(title, justify="right" if at > len(several) else "left")
         for row in rows:
             table.add_row(*row)
-        Console(width=160).print(table)
+        show(table)
     errors = [abs(one.error) for one in found]
     print(f"error of the means: median {median(errors):.1%}, worst {max(errors):.1%}")
     for place in dict.fromkeys(tuple(one.of[group] for group in several) for one in found):

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-from rich.console import Console
 from rich.table import Table
 
 from zbench.command import Parser, ran
+from zbench.console import show
 from zbench.fingerprint import source_digest
 from zbench.metrics import counted
 from zbench.record import Run, read
@@ -159,7 +159,7 @@ def _print(rows: Sequence[Row], failed: Sequence[str]) -> None:
         )  # fmt: skip
     told = "nothing was measured"
     if rows:
-        Console(width=140).print(table)
+        show(table)
         errors = [abs(one.error) for one in rows]
         within = f"{sum(error <= GOAL for error in errors)} of {len(rows)} measured workloads are within {GOAL:.0%}"
         told = f"median error {median(errors):.1%}, worst {max(errors):.1%}; {within}"

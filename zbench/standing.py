@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from math import exp, hypot
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from zbench.console import show
 from zbench.interval import LEVEL, interval, log_ratio
 from zbench.record import Run, read
 from zbench.rows import label, setting
@@ -108,7 +108,7 @@ def main() -> int:
         alike = [{place: at for place, at in found.items() if place[1:] == kind} for kind in kinds]
         tables += [together(some, over) for some in alike if len(some) > 1]
         for one in tables:
-            print(one.markdown()) if arguments.markdown else Console(width=200).print(one.rich())
+            print(one.markdown()) if arguments.markdown else show(one.rich())
     except ValueError as error:
         print(f"zbench: {error}", file=sys.stderr)
         return 2

@@ -10,6 +10,7 @@ from typing import Any
 from zbench.command import Parser, ran
 from zbench.compare import read_all
 from zbench.cost import Cost
+from zbench.meter import Meter
 from zbench.metrics import CONVENTIONS, Facts
 from zbench.plan import Plan
 from zbench.record import Line, Run
@@ -20,8 +21,8 @@ from zbench.report.measured import measured
 from zbench.report.overview import SERIES, SHARES, of_step, overview, rounded
 from zbench.report.page import encoded, page
 from zbench.simulate import Simulated
-from zbench.table import Meter, convention_words
 from zbench.trace.file import recorded
+from zbench.words import convention_words
 from zbench.writer import check_writable
 
 MOST_BYTES = 30e6  # of steps looked into; browsers open such a page within seconds
