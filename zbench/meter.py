@@ -20,8 +20,8 @@ class Sweep:
 
     jobs: int | None
     job: int = 0
-    began: float = field(default_factory=time.monotonic)
-    spoke: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=lambda: time.monotonic())
+    spoke: float = field(default_factory=lambda: time.monotonic())
     said: dict[str, None] = field(default_factory=dict)
     not_again: int = 0
 
