@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 from processes import until
 
-from zbench import __main__
+from zbench import __main__, jobs
 from zbench.fingerprint import ROOT
 from zbench.record import Run, read
 from zbench.rows import rows
@@ -59,8 +60,12 @@ def test_a_sweep_runs_the_baseline_once_and_ends_with_one_table(
     sweep = ["system=allgather,ring", "-m", *SMALL, "baseline=ring", "out=r.jsonl"]
     assert call(monkeypatch, *sweep) == 0
     assert [run.start["config"]["choices"]["system"] for run in recorded()] == ["ring", "allgather", "ring"]
-    last = capsys.readouterr().out.split("Record:")[-1]
-    assert last.index("allgather") < last.index("MFU by convention")
+    out, _ = capsys.readouterr()
+    assert out.count("tokens/s") == out.count("MFU by convention") == out.count("Record: r.jsonl") == 1
+    assert [line.split()[:2] for line in out.splitlines() if line[:1].isdigit()] == [
+        ["1", "ring"], ["2", "allgather"], ["3", "ring"]
+    ]  # fmt: skip
+    assert out.count("SIMULATED on a800_4x8: 1 nodes") == 1
     assert [path.name for path in here.iterdir()] == ["r.jsonl"]
 
 
@@ -329,3 +334,24 @@ def test_ctrl_c_keeps_what_is_done(here: Path) -> None:
     (kept,) = recorded()
     assert kept.status == "interrupted"
     assert json.loads(Path("r.jsonl").read_text().splitlines()[-1])["kind"] == "end"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "number"),
+    [
+        (["-m", "system=ring,usp", "workload=fixed,github", "+workload.length=range(1,4)", "steps=2"], 12),
+        (["-m", "system=ring", "--config-dir=mine=conf"], 1),
+        (["experiment=all_systems", "system=ring,usp"], 2 * 3 * 5),
+    ],
+)
+def test_the_jobs_of_a_sweep_are_counted_before_they_run(
+    arguments: list[str], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = OmegaConf.load(ROOT / "conf/experiment/all_systems.yaml").hydra.sweeper.params
+    target = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+    params = experiment if "experiment=all_systems" in arguments else None
+    sweeper = OmegaConf.create({"_target_": target, "params": params})
+    monkeypatch.setattr(jobs.HydraConfig, "get", lambda: SimpleNamespace(sweeper=sweeper))
+    assert jobs.count(arguments) == number
+    sweeper["_target_"] = "hydra_plugins.optuna.Sweeper"
+    assert jobs.count(arguments) is None

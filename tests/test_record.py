@@ -79,7 +79,7 @@ def test_lines_that_are_none_are_named_and_the_rest_is_read(tmp_path: Path) -> N
         ("[1, 2]", "not a line of a record (it has no kind; it takes start, about, step, end)"),
         (json.dumps({"kind": "stop"}), "not a line of a record (kind is 'stop'; it takes start, about, step, end)"),
         (json.dumps(step_line(seconds=float("nan"))), "NaN is not JSON"),
-        (json.dumps({**step_line(), "run": 7}), "run of a step line is 7; it takes text"),
+        (json.dumps({**step_line(), "run": 7}), "run of a step line is 7; it takes a name"),
         ("[" * 100_000, "not a line of JSON"),
         ('{"kind": "step", "run": "r1", "step": ' + "9" * 5000 + "}", "not a line of JSON"),
     ]

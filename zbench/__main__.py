@@ -26,6 +26,7 @@ with loading(__name__):
     from zbench.signals import stop_in
 
 if TYPE_CHECKING:
+    from zbench.meter import Sweep
     from zbench.record import Run
 
 _FLAGS = (
@@ -40,10 +41,10 @@ class ChildFailed(Exception):
 
 @dataclass(slots=True)
 class Outcome:
-    """What the jobs of one command came to; a sweep has several. runs: by id, as a baseline may serve many."""
+    """What the jobs of one command came to. runs: by id, as a baseline may serve many. sweep: if it is one."""
 
     runs: dict[str, "Run"] = field(default_factory=dict)
-    jobs: int = 0
+    sweep: "Sweep | None" = None
     code: int = 0
     out: str = ""
     told: str = ""
@@ -84,7 +85,7 @@ def _main(outcome: Outcome) -> int:
 
     def job(config: DictConfig) -> None:
         with _full_errors(wants_traceback):  # as the user has it, for whatever the run starts
-            _job(config, command, outcome, wants_traceback)
+            _job(config, command, outcome, wants_traceback, os.getpid() == here)
         if os.getpid() != here and outcome.code:  # another launcher's process, whose `outcome` nobody sees
             raise ChildFailed(outcome.told)
 
@@ -99,24 +100,39 @@ def _main(outcome: Outcome) -> int:
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
     except Exception as error:
         _tell(error, outcome, wants_traceback)
-    if outcome.jobs > 1 and outcome.runs:
-        from zbench.rows import rows
-        from zbench.table import print_comparison
-
-        print_comparison(rows(list(outcome.runs.values())))
+    if outcome.sweep is not None and outcome.runs:
+        _print_sweep(outcome.sweep, list(outcome.runs.values()))
     return outcome.code
 
 
-def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bool) -> None:
-    """One run. Its error is told here: hydra would hold it back until the sweep ends, and tell only the first."""
-    outcome.jobs += 1
+def _print_sweep(sweep: "Sweep", runs: "list[Run]") -> None:
+    """The one table of a sweep, and what its runs had to say."""
+    from zbench.rows import rows
+    from zbench.table import print_comparison
+
+    count = f"{sweep.not_again} run{'s were' if sweep.not_again > 1 else ' was'}"
+    again = [f"{count} not made again, but measured or recorded before."] if sweep.not_again else []
+    print_comparison(rows(runs), [*sweep.said, *again])
+
+
+def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bool, is_here: bool) -> None:
+    """One run. Its error is told here: hydra would hold it back until the sweep ends, and tell only the first.
+
+    is_here: in the command's own process, and not in one of a launcher's, whose runs have tables of their own.
+    """
+    if is_here and HydraConfig.get().mode == RunMode.MULTIRUN:
+        from zbench.jobs import count
+        from zbench.meter import Sweep
+
+        outcome.sweep = outcome.sweep or Sweep(count(sys.argv[1:]))
+        outcome.sweep.job += 1
     try:
         from zbench.request import request
         from zbench.run import run
 
         asked = request(config, command)
         outcome.out = asked.settings.out
-        outcome.runs |= {done.start["run"]: done for done in run(asked, outcome.runs.values())}
+        outcome.runs |= {done.start["run"]: done for done in run(asked, outcome.runs.values(), outcome.sweep)}
     except Exception as error:
         _tell(error, outcome, wants_traceback)
 

@@ -40,7 +40,8 @@ class Cost:
     staged: attention runs behind a wrapper that gathers tokens out of padded buffers and scatters
         results back, as in the benchmark that zbench.anchors compares with; no trainer's default.
     pipelines: what runs the plans has tensor and pipeline parallelism (zbench.pipelines); the torch executor has not.
-    tp: GPUs that are one rank; cluster and model are then as zbench.groups makes them.
+    tp, bonded_nics: GPUs that are one rank, NICs that are one of `cluster`, which with `model` is then as zbench.groups
+        makes them.
     pp: stages; `cluster` is then that of one stage, and a rank is one of each (zbench.stacks).
     """
 
@@ -50,6 +51,7 @@ class Cost:
     pipelines: bool = True
     tp: int = 1
     pp: int = 1
+    bonded_nics: int = 1
 
     @property
     def layers(self) -> int:

@@ -19,23 +19,26 @@ with loading(__name__):
     from statistics import median
 
     import numpy as np
-    from rich.console import Console
     from rich.table import Table
+    from scipy.stats import rankdata
 
+    from zbench.console import show
     from zbench.known import add_trust
     from zbench.metrics import Facts, counted, nic_bytes, nic_utilization
     from zbench.record import Line, Run
     from zbench.records import each, read_all
     from zbench.replay import Replay
-    from zbench.rows import label
+    from zbench.rows import label, setting
 
-OTHERS = ("workload", "cluster", "model")  # that may differ in a record; systems are compared where none does
+LEAST_RANKED = 3  # systems: two are in the same order or in the other one, which is no correlation
 
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """A system's steps, measured and simulated. of: the run's choices, by group. seconds: means. error: of the means,
-    simulated against measured. errors: absolute, of each step. nic: mean utilisation of all NICs. bytes_error: of all
+    """A system's steps, measured and simulated.
+
+    of: system, workload and settings (zbench.rows). measured, simulated: mean seconds. error: of the means, simulated
+    against measured. errors: absolute, of each step. nic: mean utilisation of all NICs. bytes_error: of all
     that crossed NICs, measured against simulated (headers and acknowledgements are measured only). late: share of the
     steps by which messages were late on average (zbench.runtime.lateness); None: not on a desk. invalid: steps that do
     not count."""
@@ -71,7 +74,7 @@ def fidelity(run: Run, trust: bool = False) -> Fidelity:
              for one in predicted]  # fmt: skip
     seconds = [(step["seconds"], one.seconds) for step, one in zip(steps, predicted, strict=True)]
     return Fidelity(
-        {group: label(run.start, group) for group in ("system", *OTHERS)},
+        {**{group: label(run.start, group) for group in ("system", "workload")}, **setting(run.start)},
         measured=float(np.mean([one for one, _ in seconds])),
         simulated=float(np.mean([other for _, other in seconds])),
         errors=[abs(other / one - 1) for one, other in seconds],
@@ -88,12 +91,19 @@ def _late(steps: Sequence[Line]) -> float | None:
     return sum(told) / sum(step["seconds"] for step in steps) if told else None
 
 
-def rank_correlation(found: Sequence[Fidelity]) -> float:
-    """Spearman's, of the systems' order by measured and by simulated seconds; 1 where the order is the same."""
-    first, second = (
-        np.argsort(np.argsort(list(x))) for x in ((f.measured for f in found), (f.simulated for f in found))
-    )
-    return float(np.corrcoef(first, second)[0, 1]) if len(found) > 1 else 1.0
+def order(found: Sequence[Fidelity]) -> str:
+    """Whether systems come out in the measured order, in words; of a system's several runs the means count."""
+    seconds: dict[str, list[tuple[float, float]]] = {}
+    for one in found:
+        seconds.setdefault(one.of["system"], []).append((one.measured, one.simulated))
+    measured, simulated = np.array([np.mean(runs, axis=0) for runs in seconds.values()]).T
+    if len(measured) == 1:
+        return f"only {next(iter(seconds))} was measured, which has no order"
+    if len(measured) < LEAST_RANKED:
+        kept = bool((np.diff(measured) * np.diff(simulated) > 0).all())
+        return f"{' and '.join(seconds)} are {'' if kept else 'not '}simulated in the measured order"
+    value = np.corrcoef(rankdata(measured), rankdata(simulated))[0, 1]
+    return f"rank correlation of the order of {len(measured)} systems (Spearman): {value:.2f}"
 
 
 def main() -> int:
@@ -128,7 +138,7 @@ def _main() -> int:
 
 
 def _print(found: Sequence[Fidelity], markdown: bool) -> None:
-    several = [group for group in OTHERS if len({one.of[group] for one in found}) > 1]
+    several = [key for key in found[0].of if key != "system" and len({one.of[key] for one in found}) > 1]
     titles = [*several, "system", "measured", "simulated", "error", "steps: median, worst", "NICs measured",
               "simulated", "bytes", "late", "do not count"]  # fmt: skip
     rows = [
@@ -150,13 +160,12 @@ def _print(found: Sequence[Fidelity], markdown: bool) -> None:
             table.add_column(title, justify="right" if at > len(several) else "left")
         for row in rows:
             table.add_row(*row)
-        Console(width=160).print(table)
+        show(table)
     errors = [abs(one.error) for one in found]
     print(f"error of the means: median {median(errors):.1%}, worst {max(errors):.1%}")
     for place in dict.fromkeys(tuple(one.of[group] for group in several) for one in found):
         mine = [one for one in found if tuple(one.of[group] for group in several) == place]
-        on = f", {', '.join(place)}" if place else ""
-        print(f"rank correlation of the systems' order (Spearman){on}: {rank_correlation(mine):.2f}")
+        print(f"{', '.join(place)}: {order(mine)}" if place else order(mine))
 
 
 if __name__ == "__main__":

@@ -135,6 +135,7 @@ FIELDS: Mapping[str, Mapping[str, Kind]] = {
         **dict.fromkeys(("facts.cluster", "facts.device"), TEXT),
         **dict.fromkeys(("facts.num_nodes", "facts.gpus_per_node", "facts.nics_per_node"), COUNT),
         **{f"facts.{name}": _number(1) for name in Facts.__dataclass_fields__},
+        "facts.num_gpus": COUNT.optional,  # older records tell it otherwise (zbench.older)
         "facts.embedding_params": AMOUNT,
         "facts.context_limit": _number(1).nullable,
         "facts.tensor_parallel": COUNT.optional,

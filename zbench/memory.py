@@ -83,8 +83,8 @@ def check_memory(cost: Cost) -> None:
         remedy = "more nodes" if model.sharding == "zero3" or cost.pp > 1 else "model.sharding=zero3"
         raise ValueError(
             f"model is {model.name}; its parameters, gradients, optimizer state and one token need at least "
-            f"{least / 2**30:.1f} GiB on every GPU, and a GPU ({device.name}) has "
-            f"{device.memory_bytes / 2**30:.1f} GiB: use {remedy} or another model"
+            f"{least / cost.tp / 2**30:.1f} GiB on every GPU, and a GPU ({device.name}) has "
+            f"{device.memory_bytes / cost.tp / 2**30:.1f} GiB: use {remedy} or another model"
         )
 
 

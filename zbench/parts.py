@@ -80,7 +80,7 @@ def from_yaml(config: Mapping[str, Any], group: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything but the system. cluster: all of it, where `cost` is of a stage."""
+    """Everything but the system. cluster, model: as configured, where `cost` is of a stage, of groups of GPUs."""
 
     cluster: Cluster
     model: Model
@@ -109,7 +109,6 @@ class Parts:
         workload = _part(make, config, "workload", seed=settings.seed, tokens=tokens)
         cost = grouped(Cost(cluster=cluster, model=model, pipelines=simulated), model.tensor_parallel)
         cost = stacked(cost, model.pipeline_parallel)
-        cluster, model = cost.whole, cost.model
         for name in ("check", "resume"):
             if getattr(settings, name) and simulated:
                 raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
@@ -132,7 +131,9 @@ class Parts:
         idle_experts = model.num_experts - model.experts_per_token
         return {
             "simulated": self.simulated,
-            **_fields(cluster, "num_ranks", "num_nodes", "gpus_per_node", "nics_per_node", "num_nics", "nic_bandwidth"),
+            "num_ranks": self.cost.whole.num_ranks,
+            "num_gpus": cluster.num_ranks,
+            **_fields(cluster, "num_nodes", "gpus_per_node", "nics_per_node", "num_nics", "nic_bandwidth"),
             **_fields(device, "peak_flops", "memory_bytes"),
             **_fields(
                 model,

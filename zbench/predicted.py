@@ -21,9 +21,9 @@ with loading(__name__):
     from pathlib import Path
     from statistics import fmean, median
 
-    from rich.console import Console
     from rich.table import Table
 
+    from zbench.console import show
     from zbench.extras import need
     from zbench.fingerprint import source_digest
     from zbench.known import add_trust
@@ -167,7 +167,7 @@ def _print(rows: Sequence[Row], failed: Sequence[str]) -> None:
         )  # fmt: skip
     told = "nothing was measured"
     if rows:
-        Console(width=140).print(table)
+        show(table)
         errors = [abs(one.error) for one in rows]
         within = f"{sum(error <= GOAL for error in errors)} of {len(rows)} measured workloads are within {GOAL:.0%}"
         told = f"median error {median(errors):.1%}, worst {max(errors):.1%}; {within}"

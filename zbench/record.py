@@ -12,12 +12,13 @@ costs that line, and one that cannot be costs its run; no other run is harmed, a
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from zbench.fields import ALIKE, FIELDS, fault, shown
+from zbench.older import as_today
 from zbench.renamed import renamed
 
 Line = dict[str, Any]
@@ -70,7 +71,20 @@ def read(path: str, wanted: Callable[[Line], bool] | None = None) -> tuple[list[
         raise ValueError(f"record file {path!r} cannot be read: {error.strerror}") from error
     except MemoryError as error:
         raise ValueError(f"record file {path!r} cannot be read: a line of it is longer than memory") from error
-    return reading.runs(), reading.told()
+    problems = reading.told()
+    return _today(reading.runs(), problems), problems
+
+
+def _today(runs: Iterable[Run], problems: list[str]) -> list[Run]:
+    """Runs with lines as they are written today (zbench.older); those that cannot be so are told of in `problems`."""
+    found = []
+    for run in runs:
+        try:
+            start, steps = as_today(run.start, run.steps)
+            found.append(replace(run, start=start, steps=steps))
+        except ValueError as error:
+            problems.append(f"{run.path}:{run.line}: {error}; the run is skipped")
+    return found
 
 
 def _owner(raw: bytes) -> bytes:

@@ -9,12 +9,14 @@ from dataclasses import asdict
 from statistics import mean
 from typing import Any
 
-from zbench.metrics import Facts, figures, memory_verdict, speedup
+from zbench.metrics import Facts, figures, memory_verdict
 from zbench.record import Line, Run
+from zbench.speedup import speedup, speedup_interval
 
 GROUPS = ("system", "workload", "cluster", "model", "executor")
 # Runs with these of their configuration in common are comparable; their batches' digests must agree too.
 SAME = ("workload", "cluster", "model", "executor", "seed", "tokens_per_gpu")
+SHOWN = 10  # characters of a digest of sources
 
 Row = dict[str, Any]
 
@@ -34,6 +36,16 @@ def label(start: Line, group: str) -> str:
     return " ".join([str(config.get("choices", {}).get(group)), *(f"{key}={value}" for key, value in changed.items())])
 
 
+def setting(start: Line) -> dict[str, str]:
+    """Everything but system and workload that has to be equal for runs to be averaged, or one to rank above another."""
+    config = start["config"]
+    return {
+        **{group: label(start, group) for group in GROUPS[2:]},
+        **{key: str(config.get(key)) for key in ("tokens_per_gpu", "seed", "steps", "check")},
+        "sources": str(start["fingerprint"].get("sources"))[:SHOWN],
+    }
+
+
 def _baseline_of(run: Run, alike: dict[str, list[Run]]) -> Run | None:
     """The run of `run`'s baseline on the same batches, by the same sources: the last one started before it, if any."""
     baseline = run.start.get("baseline")
@@ -45,6 +57,19 @@ def _baseline_of(run: Run, alike: dict[str, list[Run]]) -> Run | None:
     earlier = [other for other in others if other.start["time"] <= run.start["time"]]
     later = [other for other in others if other.start["time"] > run.start["time"]]
     return next((other for other in (*earlier[::-1], *later) if speedup(run.steps, other.steps) is not None), None)
+
+
+def _gain(run: Run, reference: Run | None) -> Row:
+    """The speed-up over `reference`, its interval, and whether it can be told from none.
+
+    What was simulated is what it is on those batches. What was measured is told where its interval leaves out 1.
+    """
+    value = speedup(run.steps, reference.steps) if reference else None
+    ends = speedup_interval(run.steps, reference.steps) if reference and reference is not run else None
+    low, high = ends or (None, None)
+    exact = bool(run.start["facts"].get("simulated")) or reference is run
+    told = None if value is None else exact or (low is not None and high is not None and not low <= 1 <= high)
+    return {"speedup": value, "speedup_low": low, "speedup_high": high, "speedup_told": told}
 
 
 def _kind(start: Line, system: Any, told: Line) -> str:
@@ -60,7 +85,7 @@ def _row(number: int, run: Run, alike: dict[str, list[Run]], convention: str) ->
     start, config = run.start, run.start["config"]
     derived = figures(Facts.of(start["facts"]), run.steps, convention)
     reference = _baseline_of(run, alike)
-    gain = speedup(run.steps, reference.steps) if reference else None
+    gain = _gain(run, reference)
     counts = [step["num_micro_batches"] for step in run.steps if "num_micro_batches" in step]
     return {
         "run": number,
@@ -69,17 +94,19 @@ def _row(number: int, run: Run, alike: dict[str, list[Run]], convention: str) ->
         "tokens_per_gpu": config.get("tokens_per_gpu"),
         "steps": len(run.steps),
         "steps_asked": config.get("steps"),
+        "sources": str(start["fingerprint"].get("sources"))[:SHOWN],
         "status": run.status,
         "message": "" if run.end is None else str(run.end.get("message", "")),
         **asdict(derived),
         "micro_batches": mean(counts) if counts else None,
         "steps_out_of_memory": sum(bool(step["out_of_memory"]) for step in run.steps),
         "verdict": memory_verdict(derived),
-        "speedup": gain,
+        **gain,
         "baseline": start["baseline"]["name"] if start.get("baseline") else None,
         "mfu_convention": convention,
         "simulated": start["facts"].get("simulated"),
         "num_ranks": start["facts"]["num_ranks"],
+        "num_gpus": start["facts"]["num_gpus"],
         "time": start["time"],
         "out": run.path,
         "line": run.line,

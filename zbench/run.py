@@ -9,8 +9,10 @@ from pathlib import Path
 from time import perf_counter
 
 from zbench.cases import Case, cases, reusable
+from zbench.console import say
 from zbench.kinds import RECORD, TRACE
 from zbench.memory import check_memory
+from zbench.meter import Meter, Sweep
 from zbench.metrics import Facts, counted, nic_curves
 from zbench.outputs import check_apart, check_output, check_outside
 from zbench.parts import PRECISIONS, Parts, Settings
@@ -21,22 +23,24 @@ from zbench.rows import label, rows
 from zbench.runtime.executor import LIMITS
 from zbench.runtime.fleet import RankFailed
 from zbench.signals import stop_in, words
-from zbench.table import Meter, cluster_words, convention_words, print_run, print_words
+from zbench.table import print_run
 from zbench.trace.file import told
 from zbench.trace.step import write_trace
 from zbench.track import Careful
 from zbench.track.names import CURVES, TIMELINE, described, of_run, of_step, titled
 from zbench.verify import PlanError, verify_step
 from zbench.warm import warm
+from zbench.words import cluster_words, convention_words
 from zbench.writer import RecordError, Writer
 
 DEFAULT_FOLDER = Path("results")  # made when missing; any other folder has to be there
 
 
-def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
+def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = None) -> list[Run]:
     """Runs the baseline and the system, prints their table, and returns both.
 
     earlier: runs of the same command, whose measurements stand for a baseline that was among them.
+    sweep: the one that this is a job of; it is told what there is to say, and nothing is printed.
 
     Raises:
         ValueError: something the user gave cannot be; the message is one sentence.
@@ -63,7 +67,7 @@ def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
     done = [reused] if reused else []
     writer = Writer.open(settings.out)
     try:
-        with Meter(settings.steps) as meter:
+        with Meter(settings.steps, sweep) as meter:
             for case in played:
                 trace = settings.trace if case is own else None
                 executor = parts.executor if case is own else parts.aside()
@@ -71,8 +75,14 @@ def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
     finally:
         writer.close()
     done += [known] if known else []
+    about = _about(own, parts, done)
+    if sweep is not None:
+        sweep.said |= dict.fromkeys([*about, f"Record: {settings.out}"])
+        sweep.not_again += (reused is not None) + (known is not None)
+        return done
     print_run(rows(done))
-    print_words(_words(own, settings, parts, reused, known, done))
+    for line in (*about, *_words(own, settings, reused, known)):
+        say(line)
     return done
 
 
@@ -177,16 +187,18 @@ def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | 
     }
 
 
-def _words(
-    own: Case, settings: Settings, parts: Parts, reused: Run | None, known: Run | None, done: Sequence[Run]
-) -> Sequence[str]:
+def _about(own: Case, parts: Parts, done: Sequence[Run]) -> list[str]:
+    """Where the runs' figures come from, and whether they count."""
     where = cluster_words(own.start["facts"])
     if parts.simulated:
-        lines = [f"SIMULATED on {where}. Nothing here was measured on hardware."]
-    else:
-        lines = [f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."]
-        lines += _checks(done) + _invalid(done)
-    lines.append(convention_words("zbench"))
+        return [f"SIMULATED on {where}. Nothing here was measured on hardware."]
+    measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
+    return [measured, *_checks(done), *_invalid(done)]
+
+
+def _words(own: Case, settings: Settings, reused: Run | None, known: Run | None) -> list[str]:
+    """How to read the figures of a run, and where they are."""
+    lines = [convention_words("zbench")]
     if reused and reused.line:
         lines.append(f"Baseline {settings.baseline} was not run again: the record has it, from line {reused.line} on.")
     elif reused:

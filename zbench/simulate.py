@@ -21,6 +21,7 @@ from zbench.clock import Program, program
 from zbench.collective import Collectives, Sharing
 from zbench.cost import Cost
 from zbench.dataflow import Edges, Fault, edges
+from zbench.groups import of_gpu, of_nics
 from zbench.layers import Layers, State
 from zbench.legs import LANES, NIC, legs, link_ids
 from zbench.memory import peak_bytes
@@ -121,8 +122,8 @@ class Simulated:
             played = (_by_ranks if pipelines is None else pipelined.play)(plans, cost, sharing, moved)
         optimizer = cost.optimizer_seconds()
         end = played.end + optimizer
-        peak = peak_bytes(plans, cost)
-        capacity = int(cost.cluster.device.memory_bytes)
+        peak = of_gpu(peak_bytes(plans, cost), cost.tp)
+        capacity = int(cost.cluster.device.memory_bytes / cost.tp)
         phases |= {"forward": played.forward_end, "gradients": sharing.exposed, "optimizer": optimizer}
         shared_bytes = np.tile(sharing.nic_bytes, cost.pp)  # every stage shares its own
         return StepResult(
@@ -133,8 +134,8 @@ class Simulated:
             communication_seconds=np.minimum(played.communication + sharing.seconds, end).tolist(),
             exposed_seconds=(played.exposed + sharing.exposed).tolist(),
             exposed_nic_seconds=played.exposed_nic.tolist(),
-            nic_tx_bytes=(played.carried.tx + shared_bytes).tolist(),
-            nic_rx_bytes=(played.carried.rx + shared_bytes).tolist(),
+            nic_tx_bytes=of_nics(played.carried.tx + shared_bytes, cost.bonded_nics).tolist(),
+            nic_rx_bytes=of_nics(played.carried.rx + shared_bytes, cost.bonded_nics).tolist(),
             nvlink_bytes=int(played.carried.nvlink),
             peak_bytes=peak.tolist(),
             capacity_bytes=capacity,

@@ -27,6 +27,7 @@ from zbench.cluster_rules import cluster_fault
 from zbench.cost import Cost
 from zbench.coverage import coverage_fault
 from zbench.dataflow import Fault, edges
+from zbench.groups import of_gpu
 from zbench.memory import peak_bytes
 from zbench.operation_rules import operation_fault
 from zbench.pipeline_rules import pipeline_fault
@@ -133,10 +134,10 @@ def _step_fault(batch: Batch, plans: tuple[Plan, ...]) -> str:
 
 
 def _memory(plans: tuple[Plan, ...], cost: Cost) -> None:
-    peak = peak_bytes(plans, cost)
-    rank, capacity = int(peak.argmax()), cost.cluster.device.memory_bytes
+    peak = of_gpu(peak_bytes(plans, cost), cost.tp)
+    rank, capacity = int(peak.argmax()), cost.cluster.device.memory_bytes / cost.tp
     if peak[rank] > capacity:
         raise OutOfMemory(
-            f"rank {rank} needs {peak[rank] / 2**30:.1f} GiB, "
+            f"rank {rank} needs {peak[rank] / 2**30:.1f} GiB{' on each GPU' if cost.tp > 1 else ''}, "
             f"a {cost.cluster.device.name} has {capacity / 2**30:.1f} GiB"
         )

@@ -75,7 +75,8 @@ def _line(group: str, members: Sequence[Anchor]) -> str:
     s = summary(members)
     errors = f"error median {s.median:.1%}, p90 {s.p90:.1%}, worst {s.worst:.1%}"
     broken = "".join(f"\n  predicted in the wrong order: measured {high} above {low}" for high, low in s.broken)
-    return f"{group}: {len(members)} cases, {errors}; {len(s.broken)} of {s.pairs} orders broken{broken}"
+    orders = f"{len(s.broken)} of {s.pairs} orders broken" if s.pairs else "no two cases have an order to keep"
+    return f"{group}: {len(members)} cases, {errors}; {orders}{broken}"
 
 
 if __name__ == "__main__":

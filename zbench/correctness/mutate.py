@@ -16,7 +16,7 @@ from zbench.correctness.cases import missing, paths
 from zbench.correctness.judge import Verifier, verifier
 from zbench.correctness.score import TITLES, Score, failures, markdown, rows
 from zbench.correctness.workers import UNBROKEN, Judged, Task, judged, tasks
-from zbench.table import Meter
+from zbench.meter import Meter
 
 MUTANTS = 5400  # 300 of each of 18 systems
 SHOWN = 20  # failures that are told
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str], verify: Verifier = verifier) -> int:
 def _collect(found: list[Judged], given: list[Task], each: int, jobs: int, verify: Verifier) -> None:
     """Adds verdicts to `found` as they come, and shows how far every system is."""
     done = dict.fromkeys((task.system for task in given), 0)
-    with Meter(each, "mutant") as meter:
+    with Meter(each, unit="mutant") as meter:
         for one in judged(given, jobs, verify):
             found.append(one)
             done[one.system] += one.kind != UNBROKEN

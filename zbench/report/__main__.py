@@ -14,6 +14,7 @@ with loading(__name__):
     from zbench.cost import Cost
     from zbench.kinds import PAGE
     from zbench.known import Unknown, add_trust
+    from zbench.meter import Meter
     from zbench.metrics import CONVENTIONS, Facts
     from zbench.outputs import check_apart, check_output, whole
     from zbench.plan import Plan
@@ -26,8 +27,8 @@ with loading(__name__):
     from zbench.report.overview import SERIES, SHARES, of_step, overview, rounded
     from zbench.report.page import encoded, page
     from zbench.simulate import Simulated
-    from zbench.table import Meter, convention_words
     from zbench.trace.file import recorded
+    from zbench.words import convention_words
 
 MOST_BYTES = 30e6  # of steps looked into; browsers open such a page within seconds
 _SAME = 1e-9  # relative: a step simulated again by the same sources

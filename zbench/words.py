@@ -1,0 +1,21 @@
+"""Sentences that tables of runs are read with. Pure: no torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from zbench.metrics import CONVENTIONS
+
+
+def convention_words(convention: str) -> str:
+    return f"MFU by convention {convention}: {CONVENTIONS[convention]}."
+
+
+def cluster_words(facts: Mapping[str, Any]) -> str:
+    """The cluster as configured and, with tensor parallelism, how many of its GPUs are a rank."""
+    words = (
+        f"{facts['cluster']}: {facts['num_nodes']} nodes x {facts['gpus_per_node']} {facts['device']}, "
+        f"{facts['nics_per_node']} NICs of {facts['nic_bandwidth'] * 8 / 1e9:g} Gbit/s a node"
+    )
+    if facts.get("tensor_parallel", 1) > 1:
+        words += f"; {facts['num_ranks']} ranks of {facts['tensor_parallel']} GPUs each (tensor parallelism)"
+    return words
