@@ -19,6 +19,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from zbench.overrides import several, unreadable
 from zbench.writer import RecordError
 
 BAD_INPUT, FAILED = 2, 1
@@ -35,7 +36,7 @@ def sentence(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, MissingConfigException):
         return _missing(error), BAD_INPUT
     if isinstance(error, OverrideParseException):
-        return f"{error.override!r} cannot be read; settings are written key=value", BAD_INPUT
+        return unreadable(error.override), BAD_INPUT
     if isinstance(error, CompactHydraException) and isinstance(error.__cause__, OmegaConfBaseException):
         return _unknown_key(error, error.__cause__) or _omegaconf(error.__cause__), BAD_INPUT
     if isinstance(error, HydraException):
@@ -102,8 +103,8 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
 
 
 def _hydra(message: str) -> str:
-    if several := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", message):
-        return f"{several[1]} names several values; add -m to run each of them in turn"
+    if found := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", message):
+        return several(found[1])
     return _line(message.split("\nTo append")[0])
 
 

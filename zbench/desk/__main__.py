@@ -24,6 +24,7 @@ from zbench.model import Model
 from zbench.record import read
 from zbench.replay import Replay
 from zbench.units import parse
+from zbench.written import check_units
 
 UNITS = {"bandwidth": "B/s", "latency": "s", "seconds": "s", "flops": "FLOP/s", "rate": "B/s", "bytes": "B"}
 
@@ -60,6 +61,7 @@ def _measure(asked: argparse.Namespace) -> int:
 
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         config = compose("config", ["executor=desk", *asked.overrides])
+    check_units(config.cluster)
     cluster: Cluster = instantiate(config.cluster)
     found, others = measure(cluster, instantiate(config.model), lambda line: print(f"desk: {line}", file=sys.stderr))
     if others > BUSY:
@@ -87,6 +89,7 @@ def _scale(asked: argparse.Namespace) -> int:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         config = compose("config", asked.overrides)
         small: Model = instantiate(compose("config", [f"model={asked.desk_model}"]).model)
+    check_units(config.cluster)
     cluster: Cluster = instantiate(config.cluster)
     model: Model = instantiate(config.model)
     for name in ("shrink", "nodes", "gpus_per_node", "nics_per_node"):
