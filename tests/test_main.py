@@ -235,11 +235,19 @@ def test_a_third_partys_system_and_experiment(
     assert found[4]["cluster"] == "a800_4x8 num_nodes=1 device=h100_80g"
 
 
-def test_a_bug_of_a_system_is_shown_where_it_is(here: Path, mine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_of_a_system_is_told_with_its_line(
+    here: Path, mine: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.syspath_prepend("mine")
-    with pytest.raises(KeyError, match="a bug of mine"):
+    assert call(monkeypatch, *mine, "system=mine", "system.how=bug") == 1
+    told = capsys.readouterr().err
+    assert told.startswith("zbench: third_party_system.Mine.plan failed with KeyError: 'a bug of mine' (/")
+    assert told.endswith("/mine/third_party_system.py line 15); HYDRA_FULL_ERROR=1 shows the traceback\n")
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(ValueError, match="a bug of mine") as raised:
         call(monkeypatch, *mine, "system=mine", "system.how=bug")
-    assert [run.status for run in recorded()] == ["failed"]
+    assert isinstance(raised.value.__cause__, KeyError)
+    assert [run.status for run in recorded()] == ["failed", "failed"]
 
 
 def test_a_process_of_its_own_needs_no_torch(here: Path, mine: list[str]) -> None:

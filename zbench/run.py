@@ -9,6 +9,7 @@ from pathlib import Path
 from time import perf_counter
 
 from zbench.cases import Case, cases, reusable
+from zbench.contract import plans_of
 from zbench.memory import check_memory
 from zbench.metrics import Facts, counted, nic_curves
 from zbench.parts import PRECISIONS, Parts, Settings
@@ -138,9 +139,9 @@ def _fail(error: BaseException, where: str, run_id: str, writer: Writer, tracker
 
 def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | None) -> Line:
     """Plans, verifies and executes one step; its raw quantities."""
-    batch = parts.workload.batch(step)
+    batch = parts.batch(step)
     began = perf_counter()
-    plans = case.system.plan(batch)
+    plans = plans_of(case.system, batch, parts.cost)
     planned = perf_counter()
     try:
         verify_step(batch, plans)

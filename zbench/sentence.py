@@ -23,6 +23,7 @@ from zbench.overrides import several, unreadable
 from zbench.writer import RecordError
 
 BAD_INPUT, FAILED = 2, 1
+_OF_PLANS = ("zbench.contract", "zbench.verify")  # whose errors are of what parts made, not of what was asked for
 
 
 def sentence(error: BaseException) -> tuple[str, int] | None:
@@ -48,7 +49,7 @@ def sentence(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
         return "a group is null or a list; it takes the name of one of its choices (see --help)", BAD_INPUT
     if isinstance(error, ValueError):
-        return _line(str(error)), FAILED if type(error).__module__ == "zbench.verify" else BAD_INPUT
+        return _line(str(error)), FAILED if type(error).__module__ in _OF_PLANS else BAD_INPUT
     return None
 
 
