@@ -132,7 +132,13 @@ def test_a_sweep_goes_on_after_a_bad_job_and_says_so(
         (["seed=x"], "seed is 'x'; it takes a whole number of at least 0"),
         (["tokens_per_gpu=-1"], "tokens_per_gpu is -1; it takes a whole number of at least 1"),
         (["steps"], "'steps' cannot be read; settings are written key=value"),
-        (["steps=["], "'steps=[' cannot be read; settings are written key=value"),
+        (["steps=["], "'steps=[' cannot be read; lists are written steps=[a,b]"),
+        (["out=runs(1).jsonl"], "'out=runs(1).jsonl' cannot be read; a value with such characters has to be quoted"),
+        (["workload.path=a=b.txt"], "has to be quoted, as in \"workload.path='a=b.txt'\""),
+        (["system=[ring,usp]"], "system is [ring,usp], a list; it takes one name, and -m system=ring,usp runs each"),
+        (["cluster/device=[a100_80g]"], "cluster/device is [a100_80g], a list; it takes one name"),
+        (["cluster.nic_bandwidth=400"], "which has no unit; write it as in cluster.nic_bandwidth='400 Gbit/s'"),
+        (["cluster.device.memory_bytes='80'"], "write it as in cluster.device.memory_bytes='80 GiB'"),
         (["--steps=5"], "--steps=5 is no flag; settings are written without dashes"),
         (["system=ring,allgather"], "system=ring,allgather names several values; add -m"),
         (["--config-dir", "/missing"], "Additional config directory '/missing' not found"),
@@ -295,11 +301,19 @@ def test_a_third_partys_system_and_experiment(
     assert found[4]["cluster"] == "a800_4x8 num_nodes=1 device=h100_80g"
 
 
-def test_a_bug_of_a_system_is_shown_where_it_is(here: Path, mine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_of_a_system_is_told_with_its_line(
+    here: Path, mine: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.syspath_prepend("mine")
-    with pytest.raises(KeyError, match="a bug of mine"):
+    assert call(monkeypatch, *mine, "system=mine", "system.how=bug") == 1
+    told = capsys.readouterr().err
+    assert told.startswith("zbench: third_party_system.Mine.plan failed with KeyError: 'a bug of mine' (/")
+    assert told.endswith("/mine/third_party_system.py line 15); HYDRA_FULL_ERROR=1 shows the traceback\n")
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(ValueError, match="a bug of mine") as raised:
         call(monkeypatch, *mine, "system=mine", "system.how=bug")
-    assert [run.status for run in recorded()] == ["failed"]
+    assert isinstance(raised.value.__cause__, KeyError)
+    assert [run.status for run in recorded()] == ["failed", "failed"]
 
 
 def test_a_process_of_its_own_needs_no_torch(here: Path, mine: list[str]) -> None:

@@ -71,7 +71,7 @@ def reusable(case: Case, settings: Settings, parts: Parts, earlier: Iterable[Run
     finished = [run for run in known if run.status == "finished"]
     if not finished:
         return None
-    batches = [(step, parts.workload.batch(step).digest) for step in range(settings.steps)]
+    batches = [(step, parts.batch(step).digest) for step in range(settings.steps)]
     fitting = [run for run in finished if [(step["step"], step["batch"]) for step in run.steps] == batches]
     return fitting[-1] if fitting else None
 

@@ -1,21 +1,22 @@
 """The parts of a run, made from its configuration. An edge: hydra is known here, torch is not."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from zbench.batch import Batch
 from zbench.cluster import Cluster
+from zbench.contract import batch_of
 from zbench.cost import Cost
 from zbench.dealt import Dealt
 from zbench.groups import grouped
 from zbench.model import Model
 from zbench.protocols import Executor, System, Tracker, Workload
 from zbench.stacks import stacked
+from zbench.target import Make, expect, from_yaml, part
 
-Make = Callable[[Mapping[str, Any], str], Callable[..., Any]]  # what makes the part of a group, called with the rest
 SIMULATED = "zbench.simulate.Simulated"
 PRECISIONS = {"exact": 8, "float32": 4}  # bytes of an element: what these checks compute in
 CHECKS = (*PRECISIONS, "bytes")
@@ -66,21 +67,12 @@ class Settings:
         return Settings(**given)
 
 
-def from_yaml(config: Mapping[str, Any], group: str) -> Callable[..., Any]:
-    """The part that a group's yaml names, whatever that is, with the yaml's keys.
-
-    It is a partial, which keeps hydra from copying what it is called with into its own containers.
-    """
-    node = config[group]
-    for key in sorted(OmegaConf.missing_keys(node)):
-        raise ValueError(f"{key} has to be given, as in {key}=...")
-    made: Callable[..., Any] = instantiate(node, _partial_=True, _convert_="all")
-    return made
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything but the system. cluster, model: as configured, where `cost` is of a stage, of groups of GPUs."""
+    """Everything but the system. cluster, model: as configured, where `cost` is of a stage, of groups of GPUs.
+
+    tokens: of a batch.
+    """
 
     cluster: Cluster
     model: Model
@@ -89,14 +81,15 @@ class Parts:
     executor: Executor
     tracker: Tracker
     simulated: bool
+    tokens: int
 
     @staticmethod
     def of(config: Mapping[str, Any], settings: Settings, make: Make = from_yaml) -> "Parts":
         """make: how a part is made of the configuration."""
-        cluster = _part(make, config, "cluster")
-        model = _part(make, config, "model")
-        _expect("cluster", cluster, "num_ranks")
-        _expect("model", model, "num_layers")
+        cluster = part(make, config, "cluster")
+        model = part(make, config, "model")
+        expect("cluster", cluster, "num_ranks", is_method=False)
+        expect("model", model, "num_layers", is_method=False)
         for check, size in PRECISIONS.items():
             if check in settings.check:
                 model = replace(model, element_bytes=size, lse_bytes=size)
@@ -106,24 +99,28 @@ class Parts:
             if count > 1 and not simulated:
                 raise ValueError(f"model.{kind}_parallel is {count}; only executor=simulated has {kind} parallelism")
         tokens = settings.tokens_per_gpu * cluster.num_ranks
-        workload = _part(make, config, "workload", seed=settings.seed, tokens=tokens)
+        workload = part(make, config, "workload", seed=settings.seed, tokens=tokens)
         cost = grouped(Cost(cluster=cluster, model=model, pipelines=simulated), model.tensor_parallel)
         cost = stacked(cost, model.pipeline_parallel)
         for name in ("check", "resume"):
             if getattr(settings, name) and simulated:
                 raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
-        executor = _part(make, config, "executor", cost=cost, **training)
+        executor = part(make, config, "executor", cost=cost, **training)
         if settings.resume and executor.first_step >= settings.steps:
             raise ValueError(
                 f"steps is {settings.steps}; resume={settings.resume} goes on with step {executor.first_step}, counted "
                 f"from 0, so it takes at least {executor.first_step + 1}"
             )
-        tracker = _part(make, config, "tracker")
-        _expect("workload", workload, "batch")
-        _expect("executor", executor, "step")
-        _expect("tracker", tracker, "log")
-        return Parts(cluster, model, cost, workload, executor, tracker, simulated)
+        tracker = part(make, config, "tracker")
+        expect("workload", workload, "batch")
+        expect("executor", executor, "step")
+        expect("tracker", tracker, "log")
+        return Parts(cluster, model, cost, workload, executor, tracker, simulated, tokens)
+
+    def batch(self, step: int) -> Batch:
+        """The workload's batch of `step`, checked."""
+        return batch_of(self.workload, step, self.tokens)
 
     def facts(self) -> dict[str, Any]:
         """What metrics and tables need to know of the cluster and the model (zbench.metrics.Facts among it)."""
@@ -172,8 +169,8 @@ class Parts:
 
 def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -> System:
     """Makes the system; make: as of Parts.of."""
-    system: System = _part(make, config, "system", cost=cost)
-    _expect("system", system, "plan")
+    system: System = part(make, config, "system", cost=cost)
+    expect("system", system, "plan")
     if cost.pp == 1 or getattr(system, "plans_stages", False):
         return system
     return Dealt(system, cost.model.micro_batches)
@@ -184,23 +181,6 @@ def resolved(config: DictConfig) -> dict[str, Any]:
     plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
-
-
-def _part(make: Make, config: Mapping[str, Any], group: str, **arguments: Any) -> Any:
-    """The object that a group's `_target_` names, called with the group's keys and `arguments`."""
-    node = config[group]
-    if not isinstance(node, Mapping) or "_target_" not in node:
-        raise ValueError(f"{group} has no _target_; its yaml has to name one, as in _target_: zbench.systems.ring.Ring")
-    factory = make(config, group)
-    try:
-        return factory(**arguments)
-    except TypeError as error:  # a key the class does not know, or a value of a type it does not check itself
-        raise ValueError(f"{group}: {node['_target_']} cannot be made from its yaml: {error}") from error
-
-
-def _expect(group: str, part: Any, name: str) -> None:
-    if not hasattr(part, name):
-        raise ValueError(f"{group}: {type(part).__name__} has no {name} (zbench.protocols says what a {group} needs)")
 
 
 def _fields(source: Any, *names: str) -> Mapping[str, Any]:

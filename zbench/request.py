@@ -9,9 +9,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
+from zbench.overrides import check_no_lists
 from zbench.parts import Settings
 from zbench.rows import GROUPS
 from zbench.sentence import not_among
+from zbench.written import check_units
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,13 @@ def request(config: DictConfig, command: str) -> Request:
     """Of a job's composed configuration; only while hydra runs that job.
 
     Raises:
-        ValueError: a top-level key has a bad value, or the baseline is no system.
+        ValueError: a top-level key has a bad value, a quantity no unit, a group a list, or the baseline is no system.
     """
-    settings = Settings.of(config)
     told = HydraConfig.get()
+    given: Any = OmegaConf.to_container(told.overrides.task)  # as written: interpolations are not resolved
+    check_no_lists(given, (*GROUPS, "tracker"))
+    settings = Settings.of(config)
+    check_units(config.get("cluster"))
     choices = _chosen(told)
     name = str(told.job.config_name)
     overrides = [f"{group}={choices[group]}" for group in GROUPS if choices.get(group)]

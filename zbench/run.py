@@ -10,6 +10,7 @@ from time import perf_counter
 
 from zbench.cases import Case, cases, reusable
 from zbench.console import say
+from zbench.contract import plans_of
 from zbench.kinds import RECORD, TRACE
 from zbench.memory import check_memory
 from zbench.meter import Meter, Sweep
@@ -154,9 +155,9 @@ def _fail(error: BaseException, where: str, run_id: str, writer: Writer, tracker
 
 def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | None) -> Line:
     """Plans, verifies and executes one step; its raw quantities."""
-    batch = parts.workload.batch(step)
+    batch = parts.batch(step)
     began = perf_counter()
-    plans = case.system.plan(batch)
+    plans = plans_of(case.system, batch, parts.cost)
     planned = perf_counter()
     try:
         verify_step(batch, plans, parts.cost, memory=False)  # which the executor tells of the step

@@ -20,10 +20,12 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from zbench.overrides import several, unreadable
 from zbench.writer import RecordError
 
 BAD_INPUT, FAILED = 2, 1
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # a file that is named rightly and cannot be written for all that
+_OF_PLANS = ("zbench.contract", "zbench.verify")  # whose errors are of what parts made, not of what was asked for
 
 
 def sentence(error: BaseException) -> tuple[str, int] | None:
@@ -37,7 +39,7 @@ def sentence(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, MissingConfigException):
         return _missing(error), BAD_INPUT
     if isinstance(error, OverrideParseException):
-        return f"{error.override!r} cannot be read; settings are written key=value", BAD_INPUT
+        return unreadable(error.override), BAD_INPUT
     if isinstance(error, CompactHydraException) and isinstance(error.__cause__, OmegaConfBaseException):
         return _unknown_key(error, error.__cause__) or _omegaconf(error.__cause__), BAD_INPUT
     if isinstance(error, HydraException):
@@ -51,7 +53,7 @@ def sentence(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, UnicodeDecodeError):
         return f"a file that has to be text (UTF-8) is not: {_line(str(error))}", BAD_INPUT
     if isinstance(error, ValueError):
-        return _line(str(error)), FAILED if type(error).__module__ == "zbench.verify" else BAD_INPUT
+        return _line(str(error)), FAILED if type(error).__module__ in _OF_PLANS else BAD_INPUT
     return _limit(error)
 
 
@@ -114,8 +116,8 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
 
 
 def _hydra(message: str) -> str:
-    if several := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", message):
-        return f"{several[1]} names several values; add -m to run each of them in turn"
+    if found := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", message):
+        return several(found[1])
     return _line(message.split("\nTo append")[0])
 
 

@@ -17,6 +17,7 @@ with loading(__name__):
 
     from zbench import CONF
     from zbench.batch import Batch
+    from zbench.contract import plans_of
     from zbench.cost import Cost
     from zbench.plan import Plan
     from zbench.protocols import System
@@ -41,8 +42,8 @@ def warm(system: System, trains: bool = False) -> None:
     few = min(cost.cluster.num_nodes, NODES)
     try:
         small = dataclasses.replace(system, cost=replace(cost, cluster=replace(cost.cluster, num_nodes=few)))
-        plans = small.plan(SMALL)
-    except ValueError:  # a setting that the small cluster cannot have, or too little memory on it
+        plans = plans_of(small, SMALL, small.cost)
+    except ValueError:  # a setting that the small cluster cannot have, too little memory on it, or the run tells it
         return
     verify_step(SMALL, plans, small.cost, memory=False)
     if trains:

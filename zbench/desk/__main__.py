@@ -29,6 +29,7 @@ with loading(__name__):
     from zbench.records import each, read_all
     from zbench.replay import Replay
     from zbench.units import parse
+    from zbench.written import check_units
 
 UNITS = {"bandwidth": "B/s", "latency": "s", "seconds": "s", "flops": "FLOP/s", "rate": "B/s", "bytes": "B"}
 
@@ -66,6 +67,7 @@ def _measure(asked: argparse.Namespace) -> int:
 
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", ["executor=desk", *asked.overrides])
+    check_units(config.cluster)
     cluster: Cluster = instantiate(config.cluster)
     found, others = measure(cluster, instantiate(config.model), lambda line: print(f"desk: {line}", file=sys.stderr))
     if others > BUSY:
@@ -93,6 +95,7 @@ def _scale(asked: argparse.Namespace) -> int:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", asked.overrides)
         small: Model = instantiate(compose("config", [f"model={asked.desk_model}"]).model)
+    check_units(config.cluster)
     cluster: Cluster = instantiate(config.cluster)
     model: Model = instantiate(config.model)
     for name in ("shrink", "nodes", "gpus_per_node", "nics_per_node"):
