@@ -43,6 +43,13 @@ def verify(plan: Plan, cost: Cost | None = None) -> None:
     Raises:
         PlanError: the first rule broken; OutOfMemory: only the memory is too small.
     """
+    _correct(plan, cost)
+    if cost is not None:
+        _memory((plan,), cost)
+
+
+def _correct(plan: Plan, cost: Cost | None) -> None:
+    """All rules but that of memory."""
     _tokens(plan)
     both = (("forward", plan.forward, False), ("backward", plan.backward, True))
     for name, ops, _ in both:
@@ -55,8 +62,6 @@ def verify(plan: Plan, cost: Cost | None = None) -> None:
     fault = pipeline_fault(plan, cost)
     if fault:
         raise PlanError(fault)
-    if cost is not None:
-        _memory((plan,), cost)
 
 
 def _memory(plans: tuple[Plan, ...], cost: Cost) -> None:
@@ -70,8 +75,8 @@ def _memory(plans: tuple[Plan, ...], cost: Cost) -> None:
 
 
 def verify_step(batch: Batch, plans: tuple[Plan, ...], cost: Cost | None = None) -> None:
-    """Every plan verified, every sequence of the batch whole in exactly one of them, and all with the same pipelines,
-    whose stages have memory for the micro-batches that are under way at a time.
+    """Every plan verified, every sequence of the batch whole in exactly one of them, and all with the same pipelines;
+    stages have memory for the micro-batches that are under way at a time.
 
     Raises:
         PlanError: the first rule broken; OutOfMemory: only the memory is too small.
@@ -90,8 +95,8 @@ def verify_step(batch: Batch, plans: tuple[Plan, ...], cost: Cost | None = None)
     if len(layouts) > 1:
         raise PlanError("micro-batches have different pipelines; those of a step have to have the same")
     for plan in plans:
-        verify(plan, cost)
-    if cost is not None and plans[0].pipelines is not None:
+        _correct(plan, cost)
+    if cost is not None:
         _memory(plans, cost)
 
 

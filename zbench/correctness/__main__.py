@@ -28,6 +28,10 @@ UNSEEN = "cudnn"  # a kernel that "auto" does not take
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["matrix"]:
+        from zbench.correctness import matrix
+
+        return matrix.main(sys.argv[2:])
     return ran(_main, "what was found is in the file, and the same command goes on")
 
 
