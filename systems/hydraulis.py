@@ -28,7 +28,7 @@ from zbench.systems.hydraulis_cost import Schemes, offered, schemes
 from zbench.systems.hydraulis_dispatch import dispatch, orders
 from zbench.systems.hydraulis_pack import packed
 from zbench.systems.hydraulis_room import room
-from zbench.systems.hydraulis_strategies import STEPS, Strategy, strategies
+from zbench.systems.hydraulis_strategies import STEPS, Strategy, pairs, strategies
 
 GLANCED = 8  # candidates that are tried with a single order, best estimates first; and the best UNIFORM of one scheme
 UNIFORM = 3
@@ -81,18 +81,22 @@ class Hydraulis:
         seconds = of.seconds(lengths)
         ranks = self.cost.cluster.num_ranks
         unit = next(degree for degree in degrees(self.cost) if ranks <= STEPS * degree)
-        proposed = self._roomiest(strategies(lengths, seconds, of, ranks, unit), lengths, seconds)
+        proposed, over = self._roomiest(strategies(lengths, seconds, of, ranks, unit), lengths, seconds)
+        if over and lengths[-1] <= of.alone.max():
+            more, without = self._roomiest(pairs(lengths, seconds, of, ranks), lengths, seconds)
+            proposed = more if without < over else proposed
         found = self._best(proposed, lengths, seconds)
         back = np.argsort(order, kind="stable")
         notes: dict[str, float | str] = {"strategy": told(found.copies, of), "candidates": len(proposed)}
         notes |= {"objective_seconds": found.seconds, "step_seconds": found.step_seconds}
         return self._laid(batch, found.copies, found.pipeline[back], found.micro[back], notes)
 
-    def _roomiest(self, proposed: list[Strategy], lengths: Ints, seconds: Floats) -> list[Strategy]:
-        """The candidates with room for every sequence or, where none has it, those that have it for most tokens."""
+    def _roomiest(self, proposed: list[Strategy], lengths: Ints, seconds: Floats) -> tuple[list[Strategy], int]:
+        """The candidates with room for most tokens, and how many tokens of sequences they have no room for."""
         of = self.objective
         over = [room(lengths, seconds, _pipelines(one.copies, of), of).over for one in proposed]
-        return [one for one, without in zip(proposed, over, strict=True) if without == min(over)]
+        least = min(over, default=int(lengths.sum()))
+        return [one for one, without in zip(proposed, over, strict=True) if without == least], least
 
     def _best(self, proposed: list[Strategy], lengths: Ints, seconds: Floats) -> Found:
         """The candidate whose slowest pipeline is done first, once sequences are dealt and packed; see `whole_step`."""

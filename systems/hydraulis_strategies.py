@@ -53,6 +53,23 @@ def strategies(lengths: Ints, seconds: Floats, of: Schemes, num_ranks: int, unit
     return sorted(distinct.values(), key=lambda one: (one.seconds, tuple(one.copies.tolist())))
 
 
+def pairs(lengths: Ints, seconds: Floats, of: Schemes, num_ranks: int) -> list[Strategy]:
+    """Two kinds of pipelines, 1, 2, 4 ... of one that can have the longest sequence and others on all further ranks:
+    for batches whose long sequences have room in no strategy above. In order of what all work takes at their rates.
+    """
+    work, found = seconds.sum(axis=1), []
+    for k in np.flatnonzero(of.fits(lengths[-1:])[:, 0]).tolist():
+        for power in range(int(num_ranks // of.size[k]).bit_length()):
+            left = num_ranks - (of.size[k] << power)
+            for j in np.flatnonzero(of.size <= left).tolist():
+                copies = np.zeros(len(of), np.int64)
+                copies[k] += 1 << power
+                copies[j] += left // of.size[j]
+                longest = of.pp[k] * seconds[k, -1]
+                found.append(Strategy(copies, float(max(longest, 1 / (copies / work).sum()))))
+    return sorted(found, key=lambda one: (one.seconds, tuple(one.copies.tolist())))
+
+
 def _filled(copies: Ints, of: Schemes, num_ranks: int) -> Ints:
     """With more of its smallest pipelines on ranks that the table found no use for."""
     used = np.flatnonzero(copies)

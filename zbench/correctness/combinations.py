@@ -80,7 +80,7 @@ class Combinations:
             make_system(config, cost)
         except ValueError as error:
             return _refused(combination, str(error))
-        found = {"fitting": 0, "too_large": 0}
+        fitting, too_large = 0, 0
         failures: list[str] = []
         batches = adversarial_batches(cost, self.tokens_per_gpu, self.seed)
         for kind in kinds:
@@ -92,8 +92,9 @@ class Combinations:
                 failures.append(f"batch {kind}: {type(error).__name__}: {error}")
                 continue
             failures += [f"batch {kind}: {fault}" for fault in checked.faults]
-            found["too_large" if checked.memory else "fitting"] += not checked.faults
-        return Verdict(combination, **found, failures=tuple(failures))
+            fitting += not checked.faults and not checked.memory
+            too_large += not checked.faults and bool(checked.memory)
+        return Verdict(combination, fitting, too_large, failures=tuple(failures))
 
 
 def _cost(model: DictConfig, cluster: DictConfig) -> Cost | str:

@@ -32,10 +32,10 @@ def pairwise_cover(
     order = np.random.default_rng(seed).permutation(int(np.prod(shape)))
     s, m, c = (axis.ravel()[order] for axis in np.indices(shape))
     # Whether a combination serves its pair of system and model: it can be, or none of that model can. So with clusters.
-    serves_model = able[m, c] | ~able.any(axis=1)[m]
-    serves_cluster = able[m, c] | ~able.any(axis=0)[c]
+    placeable, filled = (np.logical_or.reduce(able, axis) for axis in (1, 0))
+    serves_model, serves_cluster = able[m, c] | ~placeable[m], able[m, c] | ~filled[c]
     with_model, with_cluster, placed = (np.ones((shape[i], shape[j]), bool) for i, j in ((0, 1), (0, 2), (1, 2)))
-    found = []
+    found: list[Combination] = []
     while True:
         first, second = with_model[s, m] & serves_model, with_cluster[s, c] & serves_cluster
         gain = first.astype(int) + second + placed[m, c]

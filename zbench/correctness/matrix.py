@@ -50,7 +50,8 @@ def _main(arguments: list[str]) -> int:
     combinations = Combinations(asked.tokens_per_gpu, asked.seed)
     every = [Combination(*names) for names in product(*given.values())]
     if asked.pairs:
-        every = pairwise_cover(*given.values(), combinations.can_be, asked.seed)
+        systems, models, clusters = (given[group] for group in GROUPS)
+        every = pairwise_cover(systems, models, clusters, combinations.can_be, asked.seed)
     found: list[Verdict] = []
     try:
         for verdict in _checked(combinations, every, asked.batches.split(",")):
@@ -80,8 +81,11 @@ def _tell(line: str) -> None:
 
 def print_matrix(found: Sequence[Verdict], models: Sequence[str], markdown: bool) -> None:
     """Systems by models, refusals, failures and a last line that counts them."""
-    rows = [[system, *(_entry([one for one in found if (one.combination.system, one.combination.model) == (system, model)]) for model in models)]
-            for system in dict.fromkeys(one.combination.system for one in found)]  # fmt: skip
+    cells: dict[tuple[str, str], list[Verdict]] = {}
+    for one in found:
+        cells.setdefault((one.combination.system, one.combination.model), []).append(one)
+    systems = dict.fromkeys(system for system, _ in cells)
+    rows = [[system, *(_entry(cells.get((system, model), [])) for model in models)] for system in systems]
     title = "batches, over all clusters: as they should be + out of memory"
     if markdown:
         for row in (["", *models], ["---", *["---:"] * len(models)], *rows):

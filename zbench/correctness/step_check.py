@@ -1,4 +1,4 @@
-"""What every system owes on a batch: a correct plan, the same every time, and a sound simulated step. Pure: no torch."""
+"""What every system owes on a batch: a correct plan, the same every time, a sound step. Pure: no torch."""
 
 import math
 import re
