@@ -145,7 +145,8 @@ class Sharing:
 
     @property
     def seconds(self) -> float:
-        return self.gathers * self.of.gather + self.reductions * self.of.reduce
+        """For which they are under way: longer than alone where they wait for NICs that are busy with attention."""
+        return max(self.gathers * self.of.gather + self.reductions * self.of.reduce, self.exposed)
 
     @property
     def nic_bytes(self) -> Ints:

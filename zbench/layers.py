@@ -153,7 +153,7 @@ def _transferring(moves, lane_a, lane_b, start, release, attends, bounds, begin,
                     covered += min(b, right[rank]) - max(a, left[rank])
                 at += 1
             moved[rank] += right[rank] - left[rank]
-            shown[rank] += right[rank] - left[rank] - covered
+            shown[rank] += max(right[rank] - left[rank] - covered, 0.0)  # 0 may be rounded to less
             if index < len(moves):
                 left[rank], right[rank] = start[leg], release[leg]
     return moved, shown

@@ -100,8 +100,7 @@ class Parts:
                 raise ValueError(f"model.{kind}_parallel is {count}; only executor=simulated has {kind} parallelism")
         tokens = settings.tokens_per_gpu * cluster.num_ranks
         workload = part(make, config, "workload", seed=settings.seed, tokens=tokens)
-        cost = grouped(Cost(cluster=cluster, model=model, pipelines=simulated), model.tensor_parallel)
-        cost = stacked(cost, model.pipeline_parallel)
+        cost = make_cost(cluster, model, simulated)
         for name in ("check", "resume"):
             if getattr(settings, name) and simulated:
                 raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
@@ -165,6 +164,16 @@ class Parts:
         """Whether a recorded run of `system` can stand for a new one: simulated, by sources the fingerprint covers."""
         parts = (self.cluster, self.model, self.executor, system.system if isinstance(system, Dealt) else system)
         return self.simulated and all(type(part).__module__.partition(".")[0] == "zbench" for part in parts)
+
+
+def make_cost(cluster: Cluster, model: Model, simulated: bool = True) -> Cost:
+    """The cost model that planners see: of groups of GPUs and of stages, where the model has such parallelism.
+
+    Raises:
+        ValueError: the cluster or the model cannot be divided so.
+    """
+    cost = grouped(Cost(cluster=cluster, model=model, pipelines=simulated), model.tensor_parallel)
+    return stacked(cost, model.pipeline_parallel)
 
 
 def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -> System:

@@ -73,9 +73,7 @@ def verify_step(batch: Batch, plans: tuple[Plan, ...], cost: Cost | None = None,
     _hold(_step_fault(batch, plans))
     for index, plan in enumerate(plans):
         _hold(_fault(plan, cost), index, plans)
-        if cost is not None and memory:
-            _memory((plan,), cost)
-    if cost is not None and memory and plans[0].pipelines is not None:
+    if cost is not None and memory:
         _memory(plans, cost)
 
 
