@@ -129,9 +129,13 @@ def print_words(lines: Sequence[str]) -> None:
 
 @dataclass(slots=True)
 class Meter:
-    """Progress on stderr: a bar a system on a terminal; elsewhere a line now and then."""
+    """Progress on stderr: a bar a system on a terminal; elsewhere a line now and then.
+
+    unit: what is counted.
+    """
 
     total: int
+    unit: str = "step"
     _bars: Progress | None = field(default=None, init=False)
     _tasks: dict[str, TaskID] = field(default_factory=dict, init=False)
     _spoke: float = field(default=0.0, init=False)
@@ -162,4 +166,4 @@ class Meter:
         elif time.monotonic() - self._spoke >= _SECONDS_BETWEEN_LINES:
             self._spoke = time.monotonic()
             with suppress(BrokenPipeError):  # nobody listens any more: no reason to stop
-                print(f"{system}: step {done} of {self.total}{told}", file=sys.stderr, flush=True)
+                print(f"{system}: {self.unit} {done} of {self.total}{told}", file=sys.stderr, flush=True)
