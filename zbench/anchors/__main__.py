@@ -75,8 +75,8 @@ def _own_rows(path: Path, as_json: bool) -> None:
 
     rows = read(path)
     left_out = _left_out(rows)
-    with Meter(sum(not attention.missing(row) for row in rows), "row") as meter:
-        rates = attention.predict(rows, cluster, lambda done: meter.show("rows", done))
+    with Meter(attention.num_plays(rows), "pack") as meter:
+        rates = attention.predict(rows, cluster, lambda done: meter.show("predicting", done))
     known = attention.known_rows()
     if as_json:
         for line in left_out:

@@ -35,15 +35,15 @@ METHODS = ("ulysses", "ring_p2p", "ring_allgather", "usp", "loongtrain", "hybrid
 def anchors(get_cluster: GetCluster) -> list[Anchor]:
     sources = published("attention")
     rows = [measured_row(source) for source in sources]
-    found = []
-    for row, rate, source in zip(rows, predict(rows, get_cluster), sources, strict=True):
-        assert rate is not None, row
-        found.append(compared(row, rate, source["source"], "attention", is_known(source)))
-    return found
+    return [
+        compared(row, rate, source["source"], "attention", is_known(source))
+        for row, rate, source in zip(rows, predict(rows, get_cluster), sources, strict=True)
+        if rate is not None
+    ]
 
 
 def compared(row: MeasuredRow, rate: float, source: str, group: str, known: bool) -> Anchor:
-    """A row and its predicted FLOP/s as an anchor; rows of one configuration are one family, compared with each other."""
+    """A row and its predicted FLOP/s as an anchor; the rows of one configuration are one family."""
     case = f"{row.configuration} {row.method}, TFLOP/s/GPU"
     return Anchor(group, case, row.tflops_per_gpu, rate / 1e12, source, known, row.configuration)
 
@@ -69,24 +69,40 @@ def missing(row: MeasuredRow) -> str:
 def predict(
     rows: Sequence[MeasuredRow], get_cluster: GetCluster, tell: Callable[[int], None] = lambda done: None
 ) -> list[float | None]:
-    """FLOP/s a GPU of every row, None where `missing` says why; tell is told how many are done.
+    """FLOP/s a GPU of every row, None where `missing` says why; tell is told how many of `num_plays` are done.
 
     Rows of one pack share its lengths, and the two passes of a method its plans.
     """
     presets = cache(get_cluster)
     found: list[float | None] = [None] * len(rows)
-    by_pack: dict[tuple[str, str, int, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for number, row in enumerate(rows):
-        if not missing(row):
-            by_pack[row.hw.lower(), row.mask, row.cp_size, row.seqlen_per_rank][row.method].append(number)
-    for (hw, mask, num_gpus, tokens), by_method in by_pack.items():
+    done = 0
+    for (hw, mask, num_gpus, tokens), by_method in _by_pack(rows).items():
         cluster = cluster_of(presets(CLUSTERS[hw]), num_gpus)
+        cost = Cost(cluster, MODEL, staged=True)
         batches = batches_of(mask, num_gpus * tokens)
         for method, numbers in by_method.items():
-            forward, backward = rates(method, batches, "causal" in mask, cluster)
+            played = []
+            for lengths in batches:
+                played.append(rates(method, lengths, "causal" in mask, cost))
+                done += 1
+                tell(done)
+            forward, backward = np.mean(played, axis=0).tolist()
             for number in numbers:
                 found[number] = forward if rows[number].pass_ == "fwd" else backward
-            tell(len(rows) - found.count(None))
+    return found
+
+
+def num_plays(rows: Sequence[MeasuredRow]) -> int:
+    """How many packs `predict` plays, each method's once for both passes."""
+    return sum(len(methods) * _num_batches(mask) for (_, mask, _, _), methods in _by_pack(rows).items())
+
+
+def _by_pack(rows: Sequence[MeasuredRow]) -> dict[tuple[str, str, int, int], dict[str, list[int]]]:
+    """The numbers of the rows with a prediction, by what their packs depend on and by method."""
+    found: dict[tuple[str, str, int, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for number, row in enumerate(rows):
+        if not missing(row):
+            found[row.hw.lower(), row.mask, row.cp_size, row.seqlen_per_rank][row.method].append(number)
     return found
 
 
@@ -101,17 +117,16 @@ def cluster_of(preset: Cluster, num_gpus: int) -> Cluster:
 
 
 def batches_of(mask: str, total: int) -> list[Ints]:
-    return packs(total, NUM_PACKS, SEED) if mask.startswith("varlen") else [np.array([total], np.int64)]
+    """The packs of `total` tokens that a mask is measured on, or one sequence of them."""
+    return packs(total, _num_batches(mask), SEED) if mask.startswith("varlen") else [np.array([total], np.int64)]
 
 
-def rates(method: str, batches: list[Ints], causal: bool, cluster: Cluster) -> tuple[float, float]:
-    """Mean FLOP/s per GPU over batches of (forward, backward)."""
-    cost = Cost(cluster, MODEL, staged=True)
-    done = np.array([_rates(method, lengths, causal, cost) for lengths in batches])
-    return float(done[:, 0].mean()), float(done[:, 1].mean())
+def _num_batches(mask: str) -> int:
+    return NUM_PACKS if mask.startswith("varlen") else 1
 
 
-def _rates(method: str, lengths: Ints, causal: bool, cost: Cost) -> tuple[float, float]:
+def rates(method: str, lengths: Ints, causal: bool, cost: Cost) -> tuple[float, float]:
+    """FLOP/s per GPU over one pack, of (forward, backward)."""
     sizes = lengths.astype(float)
     pairs = float((sizes * (sizes + 1) / 2 if causal else sizes**2).sum())
     work = pairs * MODEL.num_heads * MODEL.head_dim / cost.cluster.num_ranks

@@ -39,10 +39,8 @@ def anchors(get_cluster: GetCluster) -> list[Anchor]:
         out.append(Anchor("flexsp", case, measured, predicted, row["source"], is_known(row), "all-to-all"))
     found = dict(zip(("alpha1", "alpha2"), coefficients(Cost(cluster, GPT_7B)), strict=True))
     for row in published("compute"):
-        case = f"GPT-7B {row['coefficient']}, {row['unit']}"
-        out.append(
-            Anchor("flexsp", case, float(row["value"]), found[row["coefficient"]] * 1e3, row["source"], is_known(row))
-        )
+        case, predicted = f"GPT-7B {row['coefficient']}, {row['unit']}", found[row["coefficient"]] * 1e3
+        out.append(Anchor("flexsp", case, float(row["value"]), predicted, row["source"], is_known(row)))
     return out
 
 
