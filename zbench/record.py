@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from zbench.renamed import renamed
+from zbench.shown import plain
 
 Line = dict[str, Any]
 
@@ -118,6 +119,8 @@ def _parse(raw: bytes) -> Line:
     for name, shape in _FIELDS[kind].items():
         if name not in line or not _CHECKS[shape](line[name]):
             raise ValueError(f"a {kind} line whose {name} is not {shape}")
+    if kind != "step":  # whose text no command prints
+        line = plain(line)
     if kind == "start":
         line |= {name: renamed(line[name]) for name in ("config", "baseline") if name in line}
     return line
