@@ -283,6 +283,10 @@ def test_without_plotly_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
         page({})
 
 
+def test_no_data_can_take_the_place_of_a_part_of_the_page() -> None:
+    assert page({"system": "{{CODE}} {{STYLE}}"}).count("{{CODE}} {{STYLE}}") == 1
+
+
 def test_no_data_can_end_its_script() -> None:
     words = {"system": "</script><script>alert(1)</script>\u2028"}
     assert "<" not in encoded(words)

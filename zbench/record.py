@@ -20,6 +20,7 @@ from typing import Any
 from zbench.fields import ALIKE, FIELDS, fault, shown
 from zbench.older import as_today
 from zbench.renamed import renamed
+from zbench.shown import plain
 
 Line = dict[str, Any]
 
@@ -112,6 +113,8 @@ def _parse(raw: bytes) -> Line:
     run = line.get("run")
     if not isinstance(run, str) or _NAMES.fullmatch(run) is None:
         raise ValueError(f"run of a {kind} line is {shown(run)}; it takes a name of letters, digits, dots and dashes")
+    if kind != "step":  # whose text no command prints
+        line = plain(line)
     if kind == "start":
         line |= {name: renamed(line[name]) for name in ("config", "baseline") if name in line}
     return line

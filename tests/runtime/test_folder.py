@@ -13,6 +13,7 @@ from zbench.runtime.folder import (
     Hold,
     aside,
     check_free,
+    check_replaceable,
     check_same,
     check_whole,
     remove,
@@ -54,6 +55,44 @@ def test_a_new_folder_and_an_old_checkpoint_are_free(tmp_path: Path) -> None:
     check_free(checkpoint(tmp_path / "point", 1))
     remove(tmp_path / "point")
     assert not (tmp_path / "point").exists()
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", LAYOUT, "zbench.json"])
+def test_what_torch_or_another_program_saved_is_not_replaced(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / name).write_text("{}")
+    with pytest.raises(ValueError, match=r"executor.checkpoint is .*theirs holds files that no zbench wrote"):
+        check_free(str(folder))
+    with pytest.raises(ValueError, match=r"would replace .*, which holds files that no zbench wrote"):
+        check_replaceable(folder)
+    folder.rename(aside(str(tmp_path / "mine")))
+    with pytest.raises(ValueError, match=r"mine.old holds files that no zbench wrote"):
+        check_free(str(tmp_path / "mine"))
+
+
+def test_a_checkpoint_of_an_older_zbench_can_be_replaced(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "point", 1)
+    (tmp_path / "point" / META).write_text(OLD)
+    check_free(str(tmp_path / "point"))
+    check_replaceable(tmp_path / "point")
+
+
+def test_another_program_s_lock_is_left_alone(tmp_path: Path) -> None:
+    """checkpoint=poetry has its lock in poetry.lock."""
+    (tmp_path / "poetry.lock").write_text("all of it")
+    with pytest.raises(ValueError, match=r"executor.checkpoint is .*; .*poetry.lock is no lock of zbench's"):
+        Hold.of(str(tmp_path / "poetry"))
+    assert (tmp_path / "poetry.lock").read_text() == "all of it"
+    os.mkfifo(tmp_path / "pipe.lock")
+    with pytest.raises(ValueError, match="is no lock of zbench's"):
+        Hold.of(str(tmp_path / "pipe"))
+
+
+def test_a_pipe_is_no_manifest(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / META)
+    with pytest.raises(ValueError, match="it takes the folder of a checkpoint"):
+        told(str(tmp_path))
 
 
 def test_a_checkpoint_that_stepped_aside_is_found(tmp_path: Path) -> None:

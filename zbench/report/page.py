@@ -28,10 +28,7 @@ def page(data: dict[str, Any]) -> str:
         "CODE": "\n".join((folder / name).read_text() for name in CODE),
     }
     whole = (folder / "page.html").read_text()
-    for name, text in parts.items():
-        before, after = whole.split("{{" + name + "}}")
-        whole = before + text + after
-    return whole
+    return re.sub(r"{{(\w+)}}", lambda found: parts[found[1]], whole)  # once: what is put in is not looked at again
 
 
 def encoded(data: Any) -> str:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
-from zbench.runtime.folder import META, aside, remove, strangers, told, unfinished, whole
+from zbench.runtime.folder import META, aside, check_replaceable, remove, told, unfinished, whole
 from zbench.runtime.layout import Planner, Reader, Writer
 from zbench.runtime.manifest import FILES, Entry, entries, sealed
 from zbench.runtime.parameters import Parameters
@@ -36,8 +36,7 @@ def save(path: str, parameters: Parameters, meta: Mapping[str, Any]) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         if final.exists():
-            if found := strangers(final):
-                raise ValueError(f"executor.checkpoint would replace {final}, which holds {found[0]!r}")
+            check_replaceable(final)
             remove(old)
             final.rename(old)
         new.rename(final)

@@ -1,7 +1,9 @@
 """A checkpoint's folder, as seen without torch: what it says of its run, and what may be done to it."""
 
 import fcntl
+import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import Any
 from zbench.runtime.manifest import FILES, Changed, check, opened
 
 META, LAYOUT = "zbench.json", "layout.json"
-_OURS = (META, LAYOUT, ".metadata", "*.distcp", ".*.tmp", "*.tmp")
+_OURS = (META, LAYOUT, ".metadata", ".metadata.tmp", "__*_*.distcp")
+_META_BYTES = 1 << 28  # far more than any manifest has
 
 
 def unfinished(path: str) -> Path:
@@ -33,7 +36,7 @@ def told(path: str) -> dict[str, Any]:
         ValueError: there is no checkpoint, or what it says of itself has changed since.
     """
     try:
-        meta = opened((whole(path) / META).read_text())
+        meta = opened(_text(whole(path) / META))
     except Changed as error:
         raise ValueError(f"resume is {path!r}; its {META} {error}") from error
     except (OSError, ValueError, RecursionError) as error:
@@ -87,6 +90,8 @@ def check_free(path: Any) -> None:
     for folder in (Path(path), unfinished(path), aside(path)):
         if folder.exists() and (not folder.is_dir() or strangers(folder)):
             raise ValueError(f"executor.checkpoint is {path!r}; {folder} holds something else than a checkpoint")
+        if folder != unfinished(path) and not _replaceable(folder):
+            raise ValueError(f"executor.checkpoint is {path!r}; {folder} holds files that no zbench wrote")
     parent = Path(path).absolute().parent
     while not parent.exists():
         parent = parent.parent
@@ -114,11 +119,15 @@ class Hold:
         while True:
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                hold = Hold(file, os.open(file, os.O_RDWR | os.O_CREAT, 0o666))
+                hold = Hold(file, os.open(file, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666))
             except OSError as error:
                 raise ValueError(
                     f"executor.checkpoint is {path!r}; {file} cannot be written: {error.strerror}"
                 ) from error
+            found = os.fstat(hold.descriptor)
+            if found.st_size or not stat.S_ISREG(found.st_mode):  # a package manager's, perhaps
+                os.close(hold.descriptor)
+                raise ValueError(f"executor.checkpoint is {path!r}; {file} is no lock of zbench's")
             try:
                 fcntl.flock(hold.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -143,6 +152,18 @@ def strangers(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name not in ours)
 
 
+def check_replaceable(folder: Path) -> None:
+    """Refuses to let a new checkpoint take the place of a folder that holds something else.
+
+    Raises:
+        ValueError: it does; the message says what.
+    """
+    if found := strangers(folder):
+        raise ValueError(f"executor.checkpoint would replace {folder}, which holds {found[0]!r}")
+    if not _replaceable(folder):
+        raise ValueError(f"executor.checkpoint would replace {folder}, which holds files that no zbench wrote")
+
+
 def remove(folder: Path) -> None:
     """Removes a checkpoint's files and its folder, and nothing else.
 
@@ -156,6 +177,24 @@ def remove(folder: Path) -> None:
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
+
+
+def _replaceable(folder: Path) -> bool:
+    """Whether a folder is not there, is empty, or holds a checkpoint of zbench's, old ones included."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return True
+    try:
+        meta = json.loads(_text(folder / META))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(meta, dict) and {"next_step", "run"} <= meta.keys()
+
+
+def _text(path: Path) -> str:
+    """A manifest's text; of a pipe or a device, which would not end, nothing is read."""
+    if not path.is_file() or path.stat().st_size > _META_BYTES:
+        raise ValueError(f"{path} is no file")
+    return path.read_text()
 
 
 def _writable(folder: Path) -> bool:
