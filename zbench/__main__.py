@@ -6,11 +6,13 @@ job, so that --help and typos answer at once.
 
 import contextlib
 import os
+import secrets
 import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import hydra
@@ -37,8 +39,12 @@ class ChildFailed(Exception):
 
 @dataclass(slots=True)
 class Outcome:
-    """What the jobs of one command came to. runs: by id, as a baseline may serve many. sweep: if it is one."""
+    """What the jobs of one command came to.
 
+    group: its id, by which trackers know its runs. runs: by id, as a baseline may serve many. sweep: if it is one.
+    """
+
+    group: str
     runs: dict[str, "Run"] = field(default_factory=dict)
     sweep: "Sweep | None" = None
     code: int = 0
@@ -77,7 +83,7 @@ def main() -> int:
 def _main() -> int:
     command = shlex.join(["python", "-m", "zbench", *sys.argv[1:]])
     wants_traceback = os.environ.get(_FULL) == "1"
-    outcome = Outcome()
+    outcome = Outcome(f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}")
     here = os.getpid()
 
     def job(config: DictConfig) -> None:
@@ -132,7 +138,7 @@ def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bo
         from zbench.request import request
         from zbench.run import run
 
-        asked = request(config, command)
+        asked = request(config, command, outcome.group)
         outcome.out = asked.settings.out
         outcome.runs |= {done.start["run"]: done for done in run(asked, outcome.runs.values(), outcome.sweep)}
     except Exception as error:

@@ -25,7 +25,8 @@ from zbench.table import print_run
 from zbench.trace.file import told
 from zbench.trace.step import write_trace
 from zbench.track import Careful
-from zbench.track.names import CURVES, TIMELINE, described, of_run, of_step, titled
+from zbench.track.default import words
+from zbench.track.names import CURVES, TIMELINE, of_run, of_step, tracked
 from zbench.verify import PlanError, verify_step
 from zbench.warm import warm
 from zbench.words import cluster_words, convention_words
@@ -70,6 +71,8 @@ def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = Non
         writer.close()
     done += [known] if known else []
     about = _about(own, parts, done)
+    if request.chooses_tracker and played:
+        about.append(words(parts.tracker))
     if sweep is not None:
         sweep.said |= dict.fromkeys([*about, f"Record: {settings.out}"])
         sweep.not_again += (reused is not None) + (known is not None)
@@ -103,7 +106,7 @@ def _play(
         first = ready.first_step
         if ready.about:
             writer.append({"kind": "about", "run": run_id, **ready.about})
-        tracker.start(run_id, titled(start), described(start))
+        tracker.start(tracked(start))
         for step in range(first, settings.steps):
             line = {
                 "kind": "step",

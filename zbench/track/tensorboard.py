@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zbench.protocols import Tracked
+from zbench.track.installed import check_installed
+
 
 @dataclass(slots=True)
 class TensorBoard:
@@ -17,18 +20,18 @@ class TensorBoard:
     _folder: Path = field(default=Path(), init=False)
     _writer: Any = field(default=None, init=False)
 
-    def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None:
-        try:
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ImportError as error:
-            raise ValueError(
-                "tracker=tensorboard needs the package tensorboard: pip install 'zbench[tensorboard]'"
-            ) from error
-        self._folder = Path(self.dir) / f"{name.replace('/', '-')}, {run_id}"
+    def __post_init__(self) -> None:
+        check_installed("tensorboard", "tensorboard")
+
+    def start(self, run: Tracked) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._folder = Path(self.dir) / f"{run.name.replace('/', '-')}, {run.id}"
         for old in self._folder.glob("events.*"):  # of this very run, sent before: else every point is there twice
             old.unlink()
         self._writer = EventFileWriter(str(self._folder))
-        self._text("config", "    " + json.dumps({**config, "run": run_id}, indent=2).replace("\n", "\n    "))
+        told = {**run.config, "run": run.id, "group": run.group, "job_type": run.kind, "tags": list(run.tags)}
+        self._text("config", "    " + json.dumps(told, indent=2).replace("\n", "\n    "))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
