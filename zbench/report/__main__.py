@@ -22,7 +22,7 @@ from zbench.report.overview import SERIES, SHARES, of_step, overview, rounded
 from zbench.report.page import encoded, page
 from zbench.simulate import Simulated
 from zbench.trace.file import recorded
-from zbench.words import convention_words
+from zbench.words import convention_words, doubt_words
 from zbench.writer import check_writable
 
 MOST_BYTES = 30e6  # of steps looked into; browsers open such a page within seconds
@@ -41,13 +41,14 @@ def main() -> int:
     check_writable("--out", arguments.out)
     runs = read_all(arguments.files)
     steps, left_out = looked_into(runs, chosen(runs, arguments.steps))
+    found = overview(runs, arguments.convention)
     whole = page({
         "files": arguments.files,
         "command": shlex.join(["python", "-m", "zbench.report", *sys.argv[1:]]),
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "convention": convention_words(arguments.convention),
+        "convention": " ".join([convention_words(arguments.convention), *doubt_words(found)]),
         "shares": SHARES, "series": SERIES, "left_out": left_out,
-        "runs": overview(runs, arguments.convention), "steps": steps,
+        "runs": found, "steps": steps,
     })  # fmt: skip
     try:
         Path(arguments.out).write_text(whole)
