@@ -278,7 +278,7 @@ def test_bad_input_is_one_sentence(
 
 
 def test_without_plotly_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zbench.extras.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "plotly", None)
     with pytest.raises(ValueError, match="a report needs the package plotly, which is not installed: pip install"):
         page({})
 

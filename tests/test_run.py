@@ -14,6 +14,7 @@ from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.parts import Parts, Settings, make_system
 from zbench.plan import Plan
+from zbench.protocols import Tracked
 from zbench.record import Run, read
 from zbench.request import Request
 from zbench.rows import rows
@@ -106,7 +107,7 @@ def request(
         other = config.copy()
         other["system"] = OmegaConf.create(baseline)
     choices = {"system": "mine", "workload": "w", "cluster": "c", "model": "m", "executor": "e"}
-    return Request(Settings.of(config), config, choices, {"system": {}}, other, "python -m zbench")
+    return Request(Settings.of(config), config, choices, {"system": {}}, other, "python -m zbench", "command id")
 
 
 def target(kind: type) -> dict[str, Any]:
@@ -265,8 +266,8 @@ def test_a_tracker_gets_every_steps_figures(tmp_path: Path, monkeypatch: pytest.
     calls: list[Any] = []
 
     class Listening:
-        def start(self, *arguments: Any) -> None:
-            calls.append(arguments[1])
+        def start(self, run: Tracked) -> None:
+            calls.append((run.name, run.group, run.kind, run.tags))
 
         def log(self, step: int, metrics: dict[str, float]) -> None:
             calls.append((step, sorted(metrics)))
@@ -279,7 +280,9 @@ def test_a_tracker_gets_every_steps_figures(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("zbench.track.Nothing", Listening)
     run(request(tmp_path / "r.jsonl", trace=str(tmp_path / "t.json")))
-    assert (calls[0], calls[2], calls[-1], len(calls)) == ("mine w c", ("timeline", True), ("finished", 3.0), 6)
+    start = "mine w c", "command id", "e", ("mine", "w", "c", "m")
+    assert (calls[0], calls[2], calls[-1], len(calls)) == (start, ("timeline", True), ("finished", 3.0), 6)
+    assert {f"nic/node{node}/nic0/{way}" for node in range(2) for way in ("tx", "rx")} <= set(calls[1][1])
     assert calls[1][0] == 0
     assert {"tokens_per_second", "mfu", "nic_utilization", "tokens", "bound_ratio"} <= set(calls[1][1])
 

@@ -1,5 +1,6 @@
 """A tracker never asks, never waits long, and never costs a run its numbers."""
 
+import json
 import socket
 import sys
 import threading
@@ -15,6 +16,7 @@ from test_rows import MINE, RING, run_of, start
 
 from zbench import __main__ as zbench_main
 from zbench.command import ran
+from zbench.protocols import Tracked
 from zbench.record import read
 from zbench.track import Careful, Nothing, TensorBoard, Wandb
 from zbench.track import __main__ as track_main
@@ -67,6 +69,10 @@ class FakeWandb(SimpleNamespace):
         return self.run
 
 
+def tracked(name: str = "name", config: dict[str, Any] | None = None) -> Tracked:
+    return Tracked("id", name, "sweep", "simulated", ("ring", "longtail"), config or {})
+
+
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No login of whoever runs the tests."""
@@ -86,7 +92,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
 
 def test_without_a_login_it_is_offline_and_asks_nobody(wandb: FakeWandb, tmp_path: Path) -> None:
     tracker = Wandb("zbench", "results")
-    tracker.start("id", "ring longtail", {"steps": 2})
+    tracker.start(tracked("ring longtail", {"steps": 2}))
     tracker.log(0, {"mfu": 0.5})
     (tmp_path / "t.json").write_text("{}")
     tracker.attach("timeline", str(tmp_path / "t.json"))
@@ -94,6 +100,7 @@ def test_without_a_login_it_is_offline_and_asks_nobody(wandb: FakeWandb, tmp_pat
     (asked,) = wandb.asked
     assert (asked["mode"], asked["dir"], asked["name"]) == ("offline", "results", "ring longtail")
     assert (asked["id"], asked["resume"]) == ("id", "allow")
+    assert (asked["group"], asked["job_type"], asked["tags"]) == ("sweep", "simulated", ["ring", "longtail"])
     assert asked["config"] == {"steps": 2, "run": "id"}
     assert [(one.name, one.type, one.files) for one in wandb.run.artifacts] == [("timeline-id", "timeline", ["{}"])]
     assert tracker.where() == "offline in results/wandb"
@@ -106,7 +113,7 @@ def test_without_a_login_it_is_offline_and_asks_nobody(wandb: FakeWandb, tmp_pat
 def test_a_run_that_did_not_finish_says_so(wandb: FakeWandb, status: str) -> None:
     tracker = Wandb("zbench", "results")
     tracker.finish(status, {})  # before any start: nothing to finish
-    tracker.start("id", "name", {})
+    tracker.start(tracked())
     tracker.finish(status, {})
     assert (wandb.run.code, wandb.run.summary["status"]) == (1, status)
 
@@ -118,8 +125,8 @@ def test_logged_in_and_refused_it_goes_offline_once(
     monkeypatch.setattr(track, "_answers", lambda server: True)
     wandb.online = False
     tracker = Wandb("zbench", "results")
-    tracker.start("a", "a", {})
-    tracker.start("b", "b", {})
+    tracker.start(tracked("a"))
+    tracker.start(tracked("b"))
     assert [asked["mode"] for asked in wandb.asked] == ["online", "offline", "offline"]
     assert capsys.readouterr().err == (
         "zbench: wandb does not answer (no entity); its runs are kept offline in results/wandb\n"
@@ -167,7 +174,7 @@ def test_any_failure_is_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
             raise RuntimeError("kaputt\nand more")
 
     tracker = Careful(Broken())
-    tracker.start("id", "name", {})
+    tracker.start(tracked())
     for step in range(3):
         tracker.log(step, {})
     tracker.attach("timeline", "t.json")
@@ -195,7 +202,7 @@ def events(folder: Path) -> EventAccumulator:
 def test_tensorboard_has_scalars_configuration_status_and_files(tmp_path: Path) -> None:
     tracker = TensorBoard("board")
     for _ in range(2):  # sent again: nothing is doubled
-        tracker.start("id", "ring a/b", {"steps": 2})
+        tracker.start(tracked("ring a/b", {"steps": 2}))
         for step in range(2):
             tracker.log(step, {"mfu": 0.25 + step})
         (tmp_path / "t.json").write_text("{}")
@@ -208,7 +215,9 @@ def test_tensorboard_has_scalars_configuration_status_and_files(tmp_path: Path) 
     curve = found.Scalars("NICs, step 3/NIC 0 sends")
     assert [(event.step, event.value) for event in curve] == [(0, 0.5), (1000, 1.0)]
     texts = {tag: found.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in ("config", "status")}
-    assert '"steps": 2' in texts["config"]
+    assert json.loads(texts["config"]) == {
+        "steps": 2, "run": "id", "group": "sweep", "job_type": "simulated", "tags": ["ring", "longtail"]
+    }  # fmt: skip
     assert texts["status"] == "finished"
     assert (tmp_path / "board" / "ring a-b, id" / "timeline.json").read_text() == "{}"
 
@@ -242,11 +251,13 @@ def test_a_folder_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
         TensorBoard(str(tmp_path / "file")).start("id", "name", {})
 
 
-def test_without_tensorboard_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
-    with pytest.raises(ValueError, match="needs the package tensorboard: pip install"):
-        TensorBoard("board").start("id", "name", {})
-    TensorBoard("board").finish("failed", {})
+@pytest.mark.parametrize(("tracker", "package"), [(Wandb, "wandb"), (TensorBoard, "tensorboard")])
+def test_without_its_package_a_tracker_is_one_sentence(
+    tracker: type, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=rf"{package}, which is not installed: pip install 'zbench\[track\]'"):
+        tracker(*["x"] * (2 if tracker is Wandb else 1))
 
 
 # -- sending recorded runs ------------------------------------------------------------------------

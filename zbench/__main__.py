@@ -11,10 +11,12 @@ from zbench.command import FULL, loading, ran, say
 with loading(__name__):
     import contextlib
     import os
+    import secrets
     import shlex
     import tempfile
     from collections.abc import Iterator
     from dataclasses import dataclass, field
+    from datetime import UTC, datetime
     from typing import TYPE_CHECKING
 
     import hydra
@@ -41,8 +43,12 @@ class ChildFailed(Exception):
 
 @dataclass(slots=True)
 class Outcome:
-    """What the jobs of one command came to. runs: by id, as a baseline may serve many. sweep: if it is one."""
+    """What the jobs of one command came to.
 
+    group: its id, by which trackers know its runs. runs: by id, as a baseline may serve many. sweep: if it is one.
+    """
+
+    group: str
     runs: dict[str, "Run"] = field(default_factory=dict)
     sweep: "Sweep | None" = None
     code: int = 0
@@ -56,7 +62,7 @@ class Outcome:
 
 
 def main() -> int:
-    outcome = Outcome()
+    outcome = Outcome(f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}")
     return ran(lambda: _led(outcome), lambda: outcome.kept)
 
 
@@ -130,7 +136,7 @@ def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bo
         from zbench.request import request
         from zbench.run import run
 
-        asked = request(config, command)
+        asked = request(config, command, outcome.group)
         outcome.out = asked.settings.out
         outcome.runs |= {done.start["run"]: done for done in run(asked, outcome.runs.values(), outcome.sweep)}
     except Exception as error:

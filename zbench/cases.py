@@ -27,7 +27,7 @@ class Case:
 def cases(request: Request, parts: Parts) -> tuple[Case, Case | None]:
     """The run's own system and its baseline; None for the baseline if there is none or the system is it."""
     config = resolved(request.config)
-    shared: Line = {"kind": "start", "command": request.command, "baseline": None}
+    shared: Line = {"kind": "start", "command": request.command, "group": request.group, "baseline": None}
     own = {**config, "choices": dict(request.choices), "changes": {k: dict(v) for k, v in request.changes.items()}}
     shared |= {"fingerprint": fingerprint(), "facts": parts.facts()}
     system, compared = make_system(request.config, parts.cost), None

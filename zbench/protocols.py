@@ -47,11 +47,27 @@ class Executor(Protocol):
         """After a run, however it ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """What a tracker is told of a run that starts.
+
+    group: the runs of one command have it in common, or those of one experiment. kind: the executor. tags: the run's
+    system, workload, cluster and model. config: the configuration, and what else the numbers depend on.
+    """
+
+    id: str
+    name: str
+    group: str
+    kind: str
+    tags: Sequence[str]
+    config: Mapping[str, Any]
+
+
 class Tracker(Protocol):
-    def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None: ...
+    def start(self, run: Tracked) -> None: ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step's figures, by the names of docs/metrics.md."""
+        """A step's figures, by the names of docs/tracking.md."""
 
     def curves(self, step: int, title: str, interval: float, lines: Mapping[str, Sequence[float]]) -> None:
         """By name, numbers of a step, one every `interval` seconds."""

@@ -13,6 +13,7 @@ from zbench.overrides import check_no_lists
 from zbench.parts import Settings
 from zbench.rows import GROUPS
 from zbench.sentence import not_among
+from zbench.track.default import installed_choice
 from zbench.written import check_units
 
 
@@ -23,6 +24,8 @@ class Request:
     settings: the top-level keys, checked. choices: chosen option of every group.
     changes: per group the keys that differ from that option's yaml.
     baseline: the configuration with the baseline's system in place of the run's; None for no baseline.
+    group: what trackers know all runs of the command by, or of the experiment.
+    chooses_tracker: tracker=auto was asked for; the configuration and the choices have what it came to.
     """
 
     settings: Settings
@@ -31,9 +34,11 @@ class Request:
     changes: Mapping[str, Mapping[str, Any]]
     baseline: DictConfig | None
     command: str
+    group: str = ""
+    chooses_tracker: bool = False
 
 
-def request(config: DictConfig, command: str) -> Request:
+def request(config: DictConfig, command: str, command_id: str) -> Request:
     """Of a job's composed configuration; only while hydra runs that job.
 
     Raises:
@@ -56,17 +61,33 @@ def request(config: DictConfig, command: str) -> Request:
     for group, choice in inner.items():  # another cluster/device: one word instead of all its constants
         outer, _, part = group.partition("/")
         changes.setdefault(outer, {})[part] = choice
+    chooses_tracker = choices.get("tracker") == "auto"
+    if chooses_tracker:
+        choices["tracker"] = installed_choice()
+        config = _with_tracker(config, name, choices["tracker"])
     baseline = None
     if settings.baseline is not None:
         baseline = config.copy()
         OmegaConf.set_struct(baseline, False)
         baseline["system"] = _system(name, settings.baseline)
-    return Request(settings, config, choices, changes, baseline, command)
+    shared = str(choices.get("experiment") or command_id)
+    return Request(settings, config, choices, changes, baseline, command, shared, chooses_tracker)
 
 
 def _chosen(told: Any) -> dict[str, Any]:
     """The chosen option of every group but hydra's own."""
     return {str(group): choice for group, choice in told.runtime.choices.items() if not str(group).startswith("hydra/")}
+
+
+def _with_tracker(config: DictConfig, config_name: str, name: str) -> DictConfig:
+    """`config` with that choice for a tracker, and those of its keys that tracker=auto has too."""
+    chosen = hydra.compose(config_name, [f"tracker={name}"])["tracker"]
+    own = {key: config["tracker"][key] for key in chosen if key != "_target_" and key in config["tracker"]}
+    config = config.copy()
+    OmegaConf.set_struct(config, False)
+    config["tracker"] = OmegaConf.merge(chosen, own)
+    OmegaConf.set_struct(config, True)
+    return config
 
 
 def _system(config_name: str, name: str) -> Any:

@@ -23,12 +23,13 @@ from zbench.request import Request
 from zbench.rows import label, rows
 from zbench.runtime.executor import LIMITS
 from zbench.runtime.fleet import RankFailed
-from zbench.signals import stop_in, words
+from zbench.signals import stop_in, stopped_by
 from zbench.table import print_run
 from zbench.trace.file import told
 from zbench.trace.step import write_trace
 from zbench.track import Careful
-from zbench.track.names import CURVES, TIMELINE, described, of_run, of_step, titled
+from zbench.track.default import tracker_words
+from zbench.track.names import CURVES, TIMELINE, of_run, of_step, tracked
 from zbench.verify import PlanError, verify_step
 from zbench.warm import warm
 from zbench.words import cluster_words, convention_words
@@ -77,6 +78,8 @@ def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = Non
         writer.close()
     done += [known] if known else []
     about = _about(own, parts, done)
+    if request.chooses_tracker and played:
+        about.append(tracker_words(parts.tracker))
     if sweep is not None:
         sweep.said |= dict.fromkeys([*about, f"Record: {settings.out}"])
         sweep.not_again += (reused is not None) + (known is not None)
@@ -110,7 +113,7 @@ def _play(
         first = ready.first_step
         if ready.about:
             writer.append({"kind": "about", "run": run_id, **ready.about})
-        tracker.start(run_id, titled(start), described(start))
+        tracker.start(tracked(start))
         for step in range(first, settings.steps):
             line = {
                 "kind": "step",
@@ -145,7 +148,7 @@ def _fail(error: BaseException, where: str, run_id: str, writer: Writer, tracker
     """Ends a run that did not finish: in the record, at the tracker, and its processes."""
     stop = stop_in(error)
     status = "interrupted" if stop or isinstance(error, RankFailed) else "failed"
-    message = f"{where}: {words(stop) if stop else f'{type(error).__name__}: {error}'}"
+    message = f"{where}: {stopped_by(stop) if stop else f'{type(error).__name__}: {error}'}"
     with suppress(RecordError):  # the first failure is the one to tell
         writer.append({"kind": "end", "run": run_id, "status": status, "message": message})
     tracker.finish(status, {})

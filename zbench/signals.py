@@ -53,7 +53,7 @@ def exit_code(stop: KeyboardInterrupt) -> int:
     return 128 + (stop.number if isinstance(stop, Ended) else signal.SIGINT)
 
 
-def words(stop: KeyboardInterrupt) -> str:
+def stopped_by(stop: KeyboardInterrupt) -> str:
     """Who stopped the work, for records."""
     return f"stopped by {stop}" if isinstance(stop, Ended) else "stopped by the user"
 

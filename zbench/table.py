@@ -14,7 +14,7 @@ from rich.text import Text
 
 from zbench.console import say, show, terminal_width, width_of
 from zbench.interval import LEAST
-from zbench.words import convention_words
+from zbench.words import convention_words, doubt_words
 
 Row = Mapping[str, Any]
 
@@ -145,11 +145,9 @@ def print_comparison(found: Sequence[Row], said: Sequence[str] = ()) -> None:
     for row in found:
         if row["verdict"]:
             say(f"run {row['run']}, {row['system']}: {row['verdict']}", "bold red")
-    if any(row["speedup_told"] is False for row in found):
-        say(f"?: too few steps to tell: fewer than {LEAST}, or the 95 % interval of the speed-up has 1 in it.")
     if not said and any(row["simulated"] for row in found):
         said = ["Runs of executor simulated are SIMULATED on a described cluster; nothing was measured."]
-    for line in said:
+    for line in (*doubt_words(found), *said):
         say(line)
     say(convention_words(found[0]["mfu_convention"]))
 

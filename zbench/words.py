@@ -1,13 +1,20 @@
 """Sentences that tables of runs are read with. Pure: no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zbench.interval import LEAST
 from zbench.metrics import CONVENTIONS
 
 
 def convention_words(convention: str) -> str:
     return f"MFU by convention {convention}: {CONVENTIONS[convention]}."
+
+
+def doubt_words(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the question mark behind a speed-up means, if one of these rows has it."""
+    doubt = f"?: too few steps to tell: fewer than {LEAST}, or the 95 % interval of the speed-up has 1 in it."
+    return [doubt] if any(row["speedup_told"] is False for row in found) else []
 
 
 def cluster_words(facts: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -150,7 +151,7 @@ def test_bad_parquet_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         make(path)
     with pytest.raises(ValueError, match=r"and row 1 is int"):
         make(path, field="n")
-    monkeypatch.setattr("zbench.extras.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ValueError, match=r"needs the package pyarrow"):
         make(path)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -203,7 +204,7 @@ def test_bad_parquet_rows_are_named(tmp_path: Path) -> None:
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lengths.parquet"
     path.write_bytes(b"")
-    monkeypatch.setattr("zbench.extras.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ValueError, match=r"workload.path=.* needs the package pyarrow, .*zbench\[parquet\]"):
         make(path)
 

@@ -28,7 +28,7 @@ with loading(__name__):
     from zbench.report.page import encoded, page
     from zbench.simulate import Simulated
     from zbench.trace.file import recorded
-    from zbench.words import convention_words
+    from zbench.words import convention_words, doubt_words
 
 MOST_BYTES = 30e6  # of steps looked into; browsers open such a page within seconds
 _SAME = 1e-9  # relative: a step simulated again by the same sources
@@ -52,13 +52,14 @@ def _main() -> int:
     check_apart({"--out": arguments.out}, arguments.files)
     runs = read_all(arguments.files)
     steps, left_out = looked_into(runs, chosen(runs, arguments.steps), arguments.trust)
+    found = overview(runs, arguments.convention)
     text = page({
         "files": arguments.files,
         "command": shlex.join(["python", "-m", "zbench.report", *sys.argv[1:]]),
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "convention": convention_words(arguments.convention),
+        "convention": " ".join([convention_words(arguments.convention), *doubt_words(found)]),
         "shares": SHARES, "series": SERIES, "left_out": left_out,
-        "runs": overview(runs, arguments.convention), "steps": steps,
+        "runs": found, "steps": steps,
     })  # fmt: skip
     with whole("--out", arguments.out, PAGE) as stream:
         stream.write(text.encode("utf-8", "replace"))  # a record's text may hold half a surrogate pair

@@ -24,7 +24,7 @@ with loading(__name__):
     from zbench.replay import Replay
     from zbench.rows import rows
     from zbench.trace.step import write_trace
-    from zbench.track.names import CURVES, TIMELINE, described, of_run, of_step, titled
+    from zbench.track.names import CURVES, TIMELINE, of_run, of_step, tracked
 
 
 def main() -> int:
@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def _main() -> int:
-    names = sorted(path.stem for path in (CONF / "tracker").glob("*.yaml") if path.stem != "none")
+    names = sorted(path.stem for path in (CONF / "tracker").glob("*.yaml") if path.stem not in ("auto", "none"))
     parser = Parser(prog="python -m zbench.track", description="Sends recorded runs to a tracker.")
     parser.add_argument("action", choices=["sync"], help="sync: send every run of the records")
     parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
@@ -53,7 +53,7 @@ def sync(runs: Sequence[Run], tracker: Tracker, timeline: bool, trust: bool = Fa
     """Sends every run with its steps, as if it ran now; a run is told apart by its id. trust: as of Replay."""
     for run, row in zip(runs, rows(runs), strict=True):
         replay = Replay.of(run, trust) if timeline and run.steps else None  # before anything is sent
-        tracker.start(run.start["run"], titled(run.start), described(run.start))
+        tracker.start(tracked(run.start))
         facts = Facts.of(run.start["facts"])
         for line in run.steps:
             tracker.log(line["step"], of_step(facts, line))
