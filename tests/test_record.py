@@ -13,8 +13,8 @@ from zbench.metrics import Facts
 from zbench.record import Line, read
 from zbench.report.overview import of_step, overview
 from zbench.rows import rows
-from zbench.track.names import of_run, titled
-from zbench.track.names import of_step as tracked
+from zbench.track.names import of_run, tracked
+from zbench.track.names import of_step as tracked_step
 from zbench.writer import Writer
 
 PLACE = {"simulated": True, "cluster": "c", "device": "d", "num_nodes": 1, "gpus_per_node": 2, "nics_per_node": 2}
@@ -244,8 +244,11 @@ def test_whatever_a_field_holds_a_run_is_whole_or_left_out(kind: str, tmp_path: 
         for run, row in zip(runs, found, strict=True):
             facts = Facts.of(run.start["facts"])
             json.dumps([of_step(facts, step) for step in run.steps], allow_nan=False)
-            assert titled(run.start)
-            numbers = [*of_run(row).values(), *(one for step in run.steps for one in tracked(facts, step).values())]
+            assert tracked(run.start).name
+            numbers = [
+                *of_run(row).values(),
+                *(one for step in run.steps for one in tracked_step(facts, step).values()),
+            ]
             assert all(map(math.isfinite, numbers)), (name, value)
 
 
