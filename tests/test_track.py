@@ -225,7 +225,7 @@ def test_tensorboard_has_scalars_configuration_status_and_files(tmp_path: Path) 
 @pytest.mark.parametrize("name", ["../../x", "/etc", "..", "a\0b\nc", "é" * 300, "x" * 1000, "", "<a href='//x'>"])
 def test_whatever_a_run_is_called_it_stays_in_its_folder(name: str, tmp_path: Path) -> None:
     tracker = TensorBoard(str(tmp_path / "board"))
-    tracker.start("id", name, {})
+    tracker.start(tracked(name))
     tracker.finish("finished", {})
     assert [path.name for path in tmp_path.iterdir()] == ["board"]
     (folder,) = (tmp_path / "board").iterdir()
@@ -238,7 +238,7 @@ def test_other_files_in_a_run_s_folder_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "name, id" / "events.of-mine.txt").touch()
     (tmp_path / "name, id" / "events.out.tfevents.1").touch()
     tracker = TensorBoard(str(tmp_path))
-    tracker.start("id", "name", {})
+    tracker.start(tracked())
     tracker.finish("finished", {})
     names = {path.name for path in (tmp_path / "name, id").iterdir()}
     assert "events.of-mine.txt" in names
@@ -248,7 +248,7 @@ def test_other_files_in_a_run_s_folder_are_left_alone(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"^tracker.dir is '.*/file'; it cannot be written: "):
-        TensorBoard(str(tmp_path / "file")).start("id", "name", {})
+        TensorBoard(str(tmp_path / "file")).start(tracked())
 
 
 @pytest.mark.parametrize(("tracker", "package"), [(Wandb, "wandb"), (TensorBoard, "tensorboard")])
