@@ -66,8 +66,8 @@ def _table_faults(where: str, columns: Mapping[str, Any]) -> Iterator[str]:
 def _told(value: object) -> str:
     """An array by its form, anything else by its type: what is wrong may be large."""
     if isinstance(value, np.ndarray):
-        contiguous = "a" if value.flags.c_contiguous else "a non-contiguous"
-        return f"{contiguous} {value.dtype} array of shape {value.shape}"
+        kind = "an array" if value.flags.c_contiguous else "a non-contiguous array"
+        return f"{kind} of {value.dtype} and shape {value.shape}"
     return f"of type {type(value).__name__}"
 
 

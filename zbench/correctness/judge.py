@@ -20,6 +20,7 @@ from zbench.legs import Legs
 from zbench.model import Model
 from zbench.plan import Plan
 from zbench.runtime.compiler import Compiler
+from zbench.runtime.phases import batched
 from zbench.simulate import Simulated, programs
 from zbench.verify import PlanError, verify_step
 
@@ -124,7 +125,8 @@ def _running(batch: Batch, plans: Plans, cost: Cost) -> str:
             )
         for plan in plans:
             for rank in range(cost.cluster.num_ranks):
-                Compiler(plan, rank, cost, index=lambda rows: rows, cut=lambda *_: None).compile()
+                compiler = Compiler(plan, rank, cost, index=lambda rows: rows, cut=lambda *_: None)
+                batched(plan, cost, compiler.compile())
     except Exception as error:  # whatever it is, the verifier has let it through
         return f"what runs plans fails: {_told(error)}"
     return ""

@@ -6,6 +6,7 @@ Exit codes: 0; 1 below 100 %, or a plan that nobody has broken is wrong or rejec
 """
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -15,7 +16,7 @@ from zbench.command import Parser
 from zbench.correctness.cases import missing, paths
 from zbench.correctness.judge import Verifier, verifier
 from zbench.correctness.score import TITLES, Score, failures, markdown, rows
-from zbench.correctness.workers import UNBROKEN, Judged, Task, judged, tasks
+from zbench.correctness.workers import UNBROKEN, Judged, Name, Share, judged, shares
 from zbench.meter import Meter
 
 MUTANTS = 5400  # 300 of each of 18 systems
@@ -49,24 +50,25 @@ def main(arguments: Sequence[str], verify: Verifier = verifier) -> int:
     each = -(-asked.mutants // len(names))
     found: list[Judged] = []
     try:
-        _collect(found, [task for name in here for task in tasks(asked.seed, name, each)], each, asked.jobs, verify)
+        _collect(found, [Name(asked.seed, name, at) for name in here for at in range(each)], asked.jobs, verify)
     finally:  # also of what was found until Ctrl-C
         _print(found, asked.markdown)
     return 1 if failures(found) or not found else 0
 
 
-def _collect(found: list[Judged], given: list[Task], each: int, jobs: int, verify: Verifier) -> None:
+def _collect(found: list[Judged], names: Share, jobs: int, verify: Verifier) -> None:
     """Adds verdicts to `found` as they come, and shows how far every system is."""
-    done = dict.fromkeys((task.system for task in given), 0)
-    with Meter(each, unit="mutant") as meter:
-        for one in judged(given, jobs, verify):
+    total = Counter(name.system for name in names)
+    done = Counter[str]()
+    with Meter(max(total.values(), default=0), unit="mutant") as meter:
+        for one in judged(shares(names), jobs, verify):
             found.append(one)
-            done[one.system] += one.kind != UNBROKEN
-            meter.show(one.system, done[one.system])
+            done[one.name.system] += one.kind != UNBROKEN
+            meter.show(one.name.system, done[one.name.system])
 
 
 def _print(found: Sequence[Judged], as_markdown: bool) -> None:
-    for first, by in (("system", lambda one: one.system), ("kind of mutation", lambda one: one.kind)):
+    for first, by in (("system", lambda one: one.name.system), ("kind of mutation", lambda one: one.kind)):
         table = rows(found, by)
         if as_markdown:
             print(markdown(first, table), end="\n\n")

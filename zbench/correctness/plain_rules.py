@@ -148,7 +148,8 @@ def _operations(plan: Plan, name: str, cost: Cost) -> None:
         else:
             _need(kind == 0 and src != dst and kv_blocks == -1, "a transfer is between ranks")
             _need(tensor in _TENSORS[name], "a transfer has a tensor of its direction")
-            _need(via == -1 or (0 <= via < lanes and src // per_node != dst // per_node), "a route is between nodes")
+            _need(-1 <= via < lanes, "a route is over lanes")
+            _need(via == -1 or src // per_node != dst // per_node, "a route is between nodes")
             _need(keep == 0 or (keep == 1 and name == "forward" and tensor < 2), "a copy of the forward is kept")
 
 

@@ -48,9 +48,10 @@ def failures(found: Sequence[Judged]) -> list[str]:
     """A line for every wrong mutant that was not rejected, and for every step that is wrong or rejected unbroken."""
     lines = []
     for one in found:
-        where = f"{one.system}, mutant {one.number}, {one.kind}"
+        system, number = one.name.system, one.name.number
+        where = f"{system}, mutant {number}, {one.kind}"
         if one.kind == UNBROKEN and (one.wrong or one.rejected):
-            lines.append(f"{one.system}, the step of mutant {one.number}, unbroken: {one.wrong or one.rejected}")
+            lines.append(f"{system}, the step of mutant {number}, unbroken: {one.wrong or one.rejected}")
         elif one.died:
             lines.append(f"{where}: its process died, {one.died}")
         elif one.kind != UNBROKEN and one.is_missed:

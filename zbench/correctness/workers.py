@@ -1,6 +1,6 @@
 """Judges mutants in processes of their own: one that dies takes one mutant with it, and that one counts. An edge.
 
-A process judges up to a hundred mutants of a system, each after the unbroken step that it is made of. What it says is
+A process judges a hundred mutants, and before them the unbroken steps that they are made of. What it says is
 taken at once, so that nothing is lost when it dies of a mutant; another one goes on with the rest.
 """
 
@@ -8,8 +8,8 @@ import resource
 import signal
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -17,7 +17,7 @@ from multiprocessing.context import ForkServerProcess
 import numpy as np
 
 from zbench.correctness.cases import case
-from zbench.correctness.judge import Case, Verifier, judge
+from zbench.correctness.judge import Verifier, judge
 from zbench.correctness.mutations.kinds import KINDS, mutant
 from zbench.correctness.mutations.words import changes
 
@@ -29,13 +29,20 @@ MEMORY = 8 << 30  # bytes of addresses, so that an array of a wild size ends one
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """Mutants first to last - 1 of a system."""
+class Name:
+    """A mutant is a function of its seed, system and number."""
 
     seed: int
     system: str
-    first: int
-    last: int
+    number: int
+
+    @property
+    def kind(self) -> str:
+        """The kind of mutation: all kinds in turn, of every system from another one on."""
+        return KINDS[(self.number + zlib.crc32(self.system.encode())) % len(KINDS)]
+
+
+Share = Sequence[Name]  # what a process judges, one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +50,7 @@ class Judged:
     """A mutant, or the unbroken step that some are made of, and its verdict (zbench.correctness.judge). died: how the
     process ended that judged it, "" if it lived; a mutant that nobody could judge counts as wrong."""
 
-    system: str
-    number: int
+    name: Name
     kind: str
     change: str
     wrong: str
@@ -60,23 +66,24 @@ class Judged:
         return self.is_wrong and (not self.rejected or bool(self.died))
 
 
-def tasks(seed: int, system: str, count: int) -> list[Task]:
-    """All mutants of a system, a worker's share each."""
-    return [Task(seed, system, at, min(at + OF_A_WORKER, count)) for at in range(0, count, OF_A_WORKER)]
+def shares(names: Share) -> list[Share]:
+    """All of these mutants, a hundred at a time."""
+    return [names[at : at + OF_A_WORKER] for at in range(0, len(names), OF_A_WORKER)]
 
 
 @dataclass(slots=True)
 class _Worker:
-    """A process at work. current: the mutant it began last, -1 if none; memory that it broke may kill it later."""
+    """A process at work. current: the place in its share of the mutant that it began last, -1 if none; memory that this
+    one broke may kill it later."""
 
-    task: Task
+    share: Share
     process: ForkServerProcess
     connection: Connection
     current: int = -1
 
 
-def judged(given: Iterable[Task], jobs: int, verify: Verifier) -> Iterator[Judged]:
-    """Every mutant of every task once, as they are done, with `jobs` processes at a time.
+def judged(given: Iterable[Share], jobs: int, verify: Verifier) -> Iterator[Judged]:
+    """Every mutant of every share once, as they are done, with `jobs` processes at a time.
 
     Raises:
         RuntimeError: a process died of a step that nobody has broken.
@@ -117,46 +124,42 @@ def _heard(worker: _Worker) -> Judged | int | str:
     return told
 
 
-def _ended(worker: _Worker, left: "deque[Task]", is_silent: bool) -> Iterator[Judged]:
+def _ended(worker: _Worker, left: "deque[Share]", is_silent: bool) -> Iterator[Judged]:
     """What becomes of a process's last mutant, and of those it has left."""
     if is_silent:
         worker.process.kill()
     worker.process.join()
     worker.connection.close()
-    code, task, number = worker.process.exitcode, worker.task, worker.current
+    code, share, at = worker.process.exitcode, worker.share, worker.current
     if code == 0:
         return
     how = (
         f"no word for {PATIENCE:g} s" if is_silent else f"signal {-code}" if code and code < 0 else f"exit code {code}"
     )
-    if number < 0:
-        raise RuntimeError(f"the process that judges {task.system} died of a step that nobody has broken: {how}")
-    yield Judged(task.system, number, kind_of(number), "", "", "", how)
-    if number + 1 < task.last:
-        left.appendleft(replace(task, first=number + 1))
+    if at < 0:
+        raise RuntimeError(f"the process that judges {share[0].system} died of a step that nobody has broken: {how}")
+    yield Judged(share[at], share[at].kind, "", "", "", how)
+    if at + 1 < len(share):
+        left.appendleft(share[at + 1 :])
 
 
-def kind_of(number: int) -> str:
-    """The kind of a mutant: all kinds in turn."""
-    return KINDS[number % len(KINDS)]
-
-
-def _work(told: Connection, task: Task, verify: Verifier) -> None:
-    """A process's life: every mutant of the task is said to begin, and then judged."""
+def _work(told: Connection, share: Share, verify: Verifier) -> None:
+    """A process's life: every mutant of the share is said to begin, and then judged."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    made: Case | None = None
-    for number in range(task.first, task.last):
-        if made is None or number % OF_A_CASE == 0:
-            made = case(task.seed, task.system, number // OF_A_CASE)
+    known: tuple[str, int] | None = None
+    for at, name in enumerate(share):
+        if known != (name.system, name.number // OF_A_CASE):
+            known = (name.system, name.number // OF_A_CASE)
+            made = case(name.seed, *known)
             found = judge(made, made.plans, verify)
-            if number % OF_A_CASE == 0:
-                told.send(Judged(task.system, number, UNBROKEN, "", found.wrong, found.rejected))
-        told.send(number)
-        rng = np.random.default_rng([task.seed, zlib.crc32(task.system.encode()), number, 1])
-        plans = mutant(rng, made, kind_of(number))
+            told.send(Judged(name, UNBROKEN, "", found.wrong, found.rejected))
+        told.send(at)
+        plans = mutant(
+            np.random.default_rng([name.seed, zlib.crc32(name.system.encode()), name.number, 1]), made, name.kind
+        )
         found = judge(made, plans, verify)
         change = changes(made.plans, plans) if found.missed or (found.rejected and not found.wrong) else ""
-        told.send(Judged(task.system, number, kind_of(number), change, found.wrong, found.rejected))
+        told.send(Judged(name, name.kind, change, found.wrong, found.rejected))
     told.close()
