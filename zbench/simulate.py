@@ -124,13 +124,14 @@ class Simulated:
         peak = peak_bytes(plans, cost)
         capacity = int(cost.cluster.device.memory_bytes)
         phases |= {"forward": played.forward_end, "gradients": sharing.exposed, "optimizer": optimizer}
+        sharing_seconds = max(sharing.seconds, sharing.exposed)  # more than alone, where NICs are busy with attention
         shared_bytes = np.tile(sharing.nic_bytes, cost.pp)  # every stage shares its own
         return StepResult(
             seconds=end,
             bound_seconds=bound_seconds(batch, cost),
             attention_seconds=played.attention.tolist(),
             linear_seconds=played.linear.tolist(),
-            communication_seconds=np.minimum(played.communication + sharing.seconds, end).tolist(),
+            communication_seconds=np.minimum(played.communication + sharing_seconds, end).tolist(),
             exposed_seconds=(played.exposed + sharing.exposed).tolist(),
             exposed_nic_seconds=played.exposed_nic.tolist(),
             nic_tx_bytes=(played.carried.tx + shared_bytes).tolist(),
