@@ -81,9 +81,10 @@ def check_memory(cost: Cost) -> None:
     least = static_bytes(cost) + token_bytes(cost)
     if least > device.memory_bytes:
         remedy = "more nodes" if model.sharding == "zero3" or cost.pp > 1 else "model.sharding=zero3"
+        one = "GPU" if cost.tp == 1 else f"group of {cost.tp} GPUs"
         raise ValueError(
             f"model is {model.name}; its parameters, gradients, optimizer state and one token need at least "
-            f"{least / 2**30:.1f} GiB on every GPU, and a GPU ({device.name}) has "
+            f"{least / 2**30:.1f} GiB on every {one}, and a {one} ({device.name}) has "
             f"{device.memory_bytes / 2**30:.1f} GiB: use {remedy} or another model"
         )
 
