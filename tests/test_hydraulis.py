@@ -208,7 +208,7 @@ def test_the_table_against_all_of_its_choices() -> None:
 
     for cost, batch in cases(12, seed=3):
         of, lengths = schemes(cost, offered(cost)), np.sort(batch.lengths)[:4]
-        seconds, _ = inputs(of, lengths)
+        seconds = of.seconds(lengths)
         found = strategies(lengths, seconds, of, 4, 1)
         assert found[0].seconds == pytest.approx(least(of, lengths, seconds, 4, len(lengths)), rel=1e-9)
         assert all(one.copies @ of.size <= 4 for one in found)

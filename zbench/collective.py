@@ -145,8 +145,7 @@ class Sharing:
 
     @property
     def seconds(self) -> float:
-        """For which they are under way: longer than alone where they wait for NICs that are busy with attention."""
-        return max(self.gathers * self.of.gather + self.reductions * self.of.reduce, self.exposed)
+        return self.gathers * self.of.gather + self.reductions * self.of.reduce
 
     @property
     def nic_bytes(self) -> Ints:

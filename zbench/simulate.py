@@ -125,13 +125,14 @@ class Simulated:
         peak = of_gpu(peak_bytes(plans, cost), cost.tp)
         capacity = int(cost.cluster.device.memory_bytes / cost.tp)
         phases |= {"forward": played.forward_end, "gradients": sharing.exposed, "optimizer": optimizer}
+        sharing_seconds = max(sharing.seconds, sharing.exposed)  # more than alone, where NICs are busy with attention
         shared_bytes = np.tile(sharing.nic_bytes, cost.pp)  # every stage shares its own
         return StepResult(
             seconds=end,
             bound_seconds=bound_seconds(batch, cost),
             attention_seconds=played.attention.tolist(),
             linear_seconds=played.linear.tolist(),
-            communication_seconds=np.minimum(played.communication + sharing.seconds, end).tolist(),
+            communication_seconds=np.minimum(played.communication + sharing_seconds, end).tolist(),
             exposed_seconds=(played.exposed + sharing.exposed).tolist(),
             exposed_nic_seconds=played.exposed_nic.tolist(),
             nic_tx_bytes=of_nics(played.carried.tx + shared_bytes, cost.bonded_nics).tolist(),

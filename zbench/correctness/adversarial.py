@@ -48,5 +48,6 @@ def _tail(tokens: int, rng: np.random.Generator) -> Ints:
     """Log-normal lengths of so many tokens together."""
     drawn = np.exp(rng.normal(np.log(MEDIAN), SPREAD, tokens // 64 + 1)).astype(np.int64) + 1
     ends = np.minimum(np.cumsum(drawn), tokens)
+    ends[-1] = tokens
     lengths = np.diff(ends, prepend=0)
     return lengths[lengths > 0]

@@ -45,18 +45,20 @@ class Verdict:
 
 @dataclass(slots=True)
 class Combinations:
-    """Reads conf/ once and makes combinations' parts from it. tokens_per_gpu, seed: of the batches that are tried."""
+    """Reads conf/ once and makes combinations' parts from it. tokens_per_gpu, seed: of the batches that are tried.
+    names: those of each of GROUPS that are wanted, in that order; none: all."""
 
     tokens_per_gpu: int
     seed: int = 0
+    names: Sequence[Sequence[str]] = ()
     systems: Mapping[str, DictConfig] = field(init=False)
     costs: Mapping[tuple[str, str], Cost | str] = field(init=False)
 
     def __post_init__(self) -> None:
         found: dict[str, dict[str, DictConfig]] = {group: {} for group in GROUPS}
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-            for names in zip_longest(*map(choices, GROUPS)):
-                chosen = {group: name for group, name in zip(GROUPS, names, strict=True) if name}
+            for row in zip_longest(*(self.names or map(choices, GROUPS))):
+                chosen = {group: name for group, name in zip(GROUPS, row, strict=True) if name}
                 config = compose("config", [f"{group}={name}" for group, name in chosen.items()])
                 for group, name in chosen.items():
                     found[group][name] = config

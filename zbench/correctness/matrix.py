@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     for flag, value, least in (("--tokens-per-gpu", asked.tokens_per_gpu, 1), ("--seed", asked.seed, 0)):
         if value < least:
             raise ValueError(f"{flag} is {value}; it takes a whole number of at least {least}")
-    combinations = Combinations(asked.tokens_per_gpu, asked.seed)
+    combinations = Combinations(asked.tokens_per_gpu, asked.seed, [given[group] for group in GROUPS])
     every = [Combination(*names) for names in product(*given.values())]
     if asked.pairs:
         systems, models, clusters = (given[group] for group in GROUPS)
