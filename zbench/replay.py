@@ -15,7 +15,7 @@ from zbench.protocols import System
 from zbench.record import Line, Run
 from zbench.sentence import sentence
 
-# Sentences that go on, after a semicolon, with what is in the user's own file, which a record may name and a page shows.
+# Sentences that go on, after a semicolon, with what is in a file; a record may name the user's own, and a page is shown.
 _QUOTING = ("workload.path", "workload.field")
 
 
@@ -64,15 +64,14 @@ class Replay:
             ValueError: the workload makes another batch now than when the record was written, or the step is of another
                 cluster than the configuration's.
         """
+        where = f"step {line['step']} of run {line['run']}"
         ranks, described = len(line["attention_seconds"]), self.parts.cluster.num_ranks
         if ranks != described:  # before a small record has large batches and plans made
-            raise ValueError(
-                f"step {line['step']} of run {line['run']} has times of {ranks} ranks, and its configuration {described}"
-            )
+            raise ValueError(f"{where} has times of {ranks} ranks, and its configuration {described}")
         batch = self.parts.workload.batch(line["step"])
         if batch.digest != line["batch"]:
             raise ValueError(
-                f"step {line['step']} of run {line['run']} was batch {line['batch']} and is {batch.digest} now: the "
+                f"{where} was batch {line['batch']} and is {batch.digest} now: the "
                 "workload, or what it reads, has changed since"
             )
         return batch, self.system.plan(batch)
