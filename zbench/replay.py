@@ -15,6 +15,9 @@ from zbench.protocols import System
 from zbench.record import Line, Run
 from zbench.sentence import sentence
 
+# Sentences that go on, after a semicolon, with what is in a file; a record may name the user's own, and a page is shown.
+_QUOTING = ("workload.path", "workload.field")
+
 
 @dataclass(frozen=True)
 class Replay:
@@ -51,18 +54,24 @@ class Replay:
             raise Unknown(f"run {run.start['run']} {error}; --trust runs it") from error
         except Exception as error:
             told = sentence(error) or (f"{type(error).__name__}: {error}",)
-            raise ValueError(f"run {run.start['run']} cannot be made again from its record: {told[0]}") from error
+            reason = told[0].partition("; ")[0] if told[0].startswith(_QUOTING) else told[0]
+            raise ValueError(f"run {run.start['run']} cannot be made again from its record: {reason}") from error
 
     def step(self, line: Line) -> tuple[Batch, tuple[Plan, ...]]:
         """The batch of a recorded step, and its plans.
 
         Raises:
-            ValueError: the workload makes another batch now than when the record was written.
+            ValueError: the workload makes another batch now than when the record was written, or the step is of another
+                cluster than the configuration's.
         """
+        where = f"step {line['step']} of run {line['run']}"
+        ranks, described = len(line["attention_seconds"]), self.parts.cluster.num_ranks
+        if ranks != described:  # before a small record has large batches and plans made
+            raise ValueError(f"{where} has times of {ranks} ranks, and its configuration {described}")
         batch = self.parts.workload.batch(line["step"])
         if batch.digest != line["batch"]:
             raise ValueError(
-                f"step {line['step']} of run {line['run']} was batch {line['batch']} and is {batch.digest} now: the "
+                f"{where} was batch {line['batch']} and is {batch.digest} now: the "
                 "workload, or what it reads, has changed since"
             )
         return batch, self.system.plan(batch)

@@ -6,6 +6,7 @@ is killed at any moment leaves a whole checkpoint, and zbench.runtime.folder fin
 """
 
 import os
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,5 +68,7 @@ def load(path: str, parameters: Parameters) -> None:
     except CheckpointException as error:  # of all ranks; each has its own reason, usually the same
         first = next(iter(error.failures.values()))[0]
         reason = next(iter(str(first).splitlines()), "") or type(first).__name__
+        if isinstance(first, pickle.UnpicklingError):  # its own words tell how to run it all the same
+            reason = "a file holds an object where a tensor or a setting belongs"
         raise ValueError(f"resume is {path!r}; its checkpoint is broken: {reason}") from error
     parameters.load(state)
