@@ -114,13 +114,13 @@ def print_run(found: Sequence[Row]) -> None:
         if row["verdict"]:
             say(f"{row['system']} runs {row['verdict']}; it has no throughput", "bold red")
         if row["speedup_told"] is False:
-            say(f"? {row['system']}: {_doubt(row)}: too few steps to tell.")
+            say(f"? {row['system']}: too few steps to tell ({_doubt(row)}).")
 
 
 def _doubt(row: Row) -> str:
     if row["speedup_low"] is None:
-        return f"{row['speedup']:.2f} x in fewer than {LEAST} steps"
-    return f"the 95 % interval of the speed-up, {_interval(row)}, has 1 in it"
+        return f"fewer than {LEAST} that count"
+    return "the 95 % interval of its speed-up has 1 in it"
 
 
 # What runs that are compared may differ in, and what is only told where they do.
