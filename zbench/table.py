@@ -71,7 +71,7 @@ def _interval(row: Row) -> str:
 
 FIGURES = (
     Figure("tokens/s", "", 0, _tokens),
-    Figure("step, s", "", 5, _number("step_seconds", "{:.4g}")),
+    Figure("step, s", "mean of the steps", 5, _number("step_seconds", "{:.4g}")),
     Figure("MFU", "", 2, _number("mfu", "{:.1%}")),
     Figure("NIC utilisation", "mean, lowest - highest", 4, _spread("nic_utilization", "{:.1%}"),
            "NIC use", _number("nic_utilization", "{:.1%}")),
