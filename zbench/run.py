@@ -74,7 +74,8 @@ def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = Non
     if request.chooses_tracker and played:
         about.append(words(parts.tracker))
     if sweep is not None:
-        sweep.said |= dict.fromkeys([*about, *_files(settings)])
+        sweep.said |= dict.fromkeys(about)
+        sweep.files |= dict.fromkeys(_files(settings))
         sweep.not_again += (reused is not None) + (known is not None)
         return done
     print_run(rows(done))
