@@ -98,9 +98,9 @@ def test_a_sweep_goes_on_after_a_bad_job_and_says_so(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "-m", "system=ring", *SMALL, "out=r.jsonl", "seed=-1,1") == 2
-    told = capsys.readouterr().err
+    told = capsys.readouterr().err.splitlines()[0]  # below it may stand how far the sweep is
     assert told.startswith("zbench: system=ring steps=1 ")
-    assert told.endswith("seed=-1: seed is -1; it takes a whole number of at least 0\n")
+    assert told.endswith("seed=-1: seed is -1; it takes a whole number of at least 0")
     assert len(recorded()) == 1
 
 

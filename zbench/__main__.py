@@ -118,7 +118,7 @@ def _print_sweep(sweep: "Sweep", runs: "list[Run]") -> None:
 
     count = f"{sweep.not_again} run{'s were' if sweep.not_again > 1 else ' was'}"
     again = [f"{count} not made again, but measured or recorded before."] if sweep.not_again else []
-    print_comparison(rows(runs), [*sweep.said, *again])
+    print_comparison(rows(runs), [*sweep.said, *again, *sweep.files])
 
 
 def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bool, is_here: bool) -> None:

@@ -16,6 +16,7 @@ class Sweep:
     """Where a sweep stands, and what its runs have to say below its table.
 
     jobs: how many there are; None where only hydra's sweeper knows. job: the number of the one that runs, from 1.
+    said, files: sentences about the runs' figures and about files written, each once. not_again: runs not made again.
     """
 
     jobs: int | None
@@ -23,6 +24,7 @@ class Sweep:
     began: float = field(default_factory=lambda: time.monotonic())
     spoke: float = field(default_factory=lambda: time.monotonic())
     said: dict[str, None] = field(default_factory=dict)
+    files: dict[str, None] = field(default_factory=dict)
     not_again: int = 0
 
     def told(self) -> str:

@@ -1,6 +1,7 @@
 """Records: append-only JSON lines - a run's start, each of its steps, its end. Pure: no torch.
 
-    {"kind":"start","run":ID,"time":...,"command":...,"config":{...},"baseline":...,"fingerprint":{...},"facts":{...}}
+    {"kind":"start","run":ID,"time":...,"command":...,"group":...,"config":{...},"baseline":...,
+     "fingerprint":{...},"facts":{...}}
     {"kind":"about","run":ID, ...}: where training is real, what the ranks found: device, kernel, backend, versions
     {"kind":"step","run":ID,"step":0,"tokens":...,"seconds":..., ...}
     {"kind":"end","run":ID,"status":"finished" | "interrupted" | "failed","message":...}

@@ -81,7 +81,8 @@ def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = Non
     if request.chooses_tracker and played:
         about.append(tracker_words(parts.tracker))
     if sweep is not None:
-        sweep.said |= dict.fromkeys([*about, f"Record: {settings.out}"])
+        sweep.said |= dict.fromkeys(about)
+        sweep.files |= dict.fromkeys(_files(settings))
         sweep.not_again += (reused is not None) + (known is not None)
         return done
     print_run(rows(done))
@@ -197,7 +198,8 @@ def _about(own: Case, parts: Parts, done: Sequence[Run]) -> list[str]:
     if parts.simulated:
         return [f"SIMULATED on {where}. Nothing here was measured on hardware."]
     measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
-    return [measured, *_checks(done), *_invalid(done)]
+    systems = ", ".join(dict.fromkeys(label(run.start, "system") for run in done))
+    return [measured, *(f"{systems}: {line}" for line in _checks(done)), *_invalid(done)]
 
 
 def _words(own: Case, settings: Settings, reused: Run | None, known: Run | None) -> list[str]:
@@ -209,10 +211,12 @@ def _words(own: Case, settings: Settings, reused: Run | None, known: Run | None)
         lines.append(f"Baseline {settings.baseline} was not run again: this sweep measured it, {reused.start['run']}.")
     if known:
         lines.append(f"{own.name} was not run again: the record has it, from line {known.line} on.")
-    lines.append(f"Record: {settings.out}")
-    if settings.trace:
-        lines.append(f"Trace of the first step: {settings.trace} (open it in ui.perfetto.dev)")
-    return lines
+    return lines + _files(settings)
+
+
+def _files(settings: Settings) -> list[str]:
+    traced = f"Trace of the first step: {settings.trace} (open it in ui.perfetto.dev)"
+    return [f"Record: {settings.out}", *([traced] if settings.trace else [])]
 
 
 def _invalid(done: Sequence[Run]) -> list[str]:

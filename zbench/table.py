@@ -71,7 +71,7 @@ def _interval(row: Row) -> str:
 
 FIGURES = (
     Figure("tokens/s", "", 0, _tokens),
-    Figure("step, s", "", 5, _number("step_seconds", "{:.4g}")),
+    Figure("step, s", "mean of the steps", 5, _number("step_seconds", "{:.4g}")),
     Figure("MFU", "", 2, _number("mfu", "{:.1%}")),
     Figure("NIC utilisation", "mean, lowest - highest", 4, _spread("nic_utilization", "{:.1%}"),
            "NIC use", _number("nic_utilization", "{:.1%}")),
@@ -114,13 +114,13 @@ def print_run(found: Sequence[Row]) -> None:
         if row["verdict"]:
             say(f"{row['system']} runs {row['verdict']}; it has no throughput", "bold red")
         if row["speedup_told"] is False:
-            say(f"? {row['system']}: {_doubt(row)}: too few steps to tell.")
+            say(f"? {row['system']}: too few steps to tell ({_doubt(row)}).")
 
 
 def _doubt(row: Row) -> str:
     if row["speedup_low"] is None:
-        return f"{row['speedup']:.2f} x in fewer than {LEAST} steps"
-    return f"the 95 % interval of the speed-up, {_interval(row)}, has 1 in it"
+        return f"fewer than {LEAST} that count"
+    return "the 95 % interval of its speed-up has 1 in it"
 
 
 # What runs that are compared may differ in, and what is only told where they do.

@@ -18,11 +18,13 @@ def doubt_words(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def cluster_words(facts: Mapping[str, Any]) -> str:
-    """The cluster as configured and, with tensor parallelism, how many of its GPUs are a rank."""
+    """The cluster as configured; how many of its GPUs are a rank, and how many stages there are, if not one."""
     words = (
         f"{facts['cluster']}: {facts['num_nodes']} nodes x {facts['gpus_per_node']} {facts['device']}, "
         f"{facts['nics_per_node']} NICs of {facts['nic_bandwidth'] * 8 / 1e9:g} Gbit/s a node"
     )
     if facts.get("tensor_parallel", 1) > 1:
         words += f"; {facts['num_ranks']} ranks of {facts['tensor_parallel']} GPUs each (tensor parallelism)"
+    if facts.get("pipeline_parallel", 1) > 1:
+        words += f"; {facts['pipeline_parallel']} pipeline stages"
     return words
