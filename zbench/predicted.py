@@ -98,7 +98,10 @@ def _main() -> int:
     names = asked.workloads.split(",")
     if wrong := [name for name in names if name not in WORKLOADS]:
         raise ValueError(f"--workloads has {wrong[0]!r}; it takes {', '.join(WORKLOADS)}")
-    asked.out.mkdir(parents=True, exist_ok=True)
+    try:
+        asked.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out is {str(asked.out)!r}; it cannot be a folder: {error.strerror}") from error
     own = [] if asked.config_dir is None else ["--config-dir", asked.config_dir]
     rows, failed = [], []
     for name in names:

@@ -25,11 +25,11 @@ def check_writable(field: str, path: str) -> None:
         ValueError: it is a folder, its folder is missing, or writing is not allowed; the message names `field`.
     """
     folder = Path(path).parent
-    if Path(path).is_dir():
-        raise ValueError(f"{field} is {path!r}; that is a folder, and it takes a file")
-    if not folder.is_dir():
-        raise ValueError(f"{field} is {path!r}; its folder {folder} does not exist")
     try:
+        if Path(path).is_dir():
+            raise ValueError(f"{field} is {path!r}; that is a folder, and it takes a file")
+        if not folder.is_dir():
+            raise ValueError(f"{field} is {path!r}; its folder {folder} does not exist")
         if Path(path).exists():
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
         elif not os.access(folder, os.W_OK | os.X_OK):
