@@ -55,7 +55,10 @@ def workload_names() -> list[str]:
 
 def load(name: str, seed: int, tokens: int, settings: list[str]) -> Workload:
     """The workload of conf/workload/NAME.yaml, with settings such as "context_limit=65536"."""
-    return loader(name, settings)(seed=seed, tokens=tokens)
+    try:
+        return loader(name, settings)(seed=seed, tokens=tokens)
+    except TypeError as error:  # a key that its class does not know, or a value of a type it does not check itself
+        raise ValueError(f"workload {name} cannot be made from its yaml: {error}") from error
 
 
 def loader(name: str, settings: list[str]) -> Callable[..., Workload]:

@@ -137,6 +137,8 @@ class Cluster:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"cluster.{name} is {value!r}; it takes a whole number of at least 1")
+        if not isinstance(self.device, Device):
+            raise ValueError(f"cluster.device is {self.device!r}; it takes a device, as in cluster/device=h100_80g")
         if self.nics_per_node > self.gpus_per_node:
             raise ValueError(
                 f"cluster.nics_per_node is {self.nics_per_node}; "

@@ -40,13 +40,15 @@ def each(runs: Sequence[Run], of: Callable[[Run], T]) -> list[T]:
         ValueError: it is one for all of them.
     """
     found: list[T] = []
+    problems: list[str] = []
     for run in runs:
         try:
             found.append(of(run))
         except ValueError as error:
-            if run is runs[-1] and not found:
-                raise
-            print(f"zbench: {run.path}:{run.line}: {error}; the run is left out", file=sys.stderr)
+            problems.append(f"{run.path}:{run.line}: {error}")
+    if problems and not found:
+        raise ValueError(problems[0] + (f"; {len(problems) - 1} more cannot be, either" if len(problems) > 1 else ""))
+    _tell("of the others", [f"{problem}; the run is left out" for problem in problems])
     return found
 
 
