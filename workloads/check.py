@@ -4,10 +4,15 @@ import math
 from typing import Any
 
 
-def whole(field: str, value: Any, low: int) -> None:
-    """Raises ValueError unless `value` is a whole number of at least `low`."""
+LARGEST = 2**53  # above which numbers are no longer exact where they are floating-point ones
+
+
+def whole(field: str, value: Any, low: int, high: int | None = LARGEST) -> None:
+    """Raises ValueError unless `value` is a whole number of at least `low`, and at most `high` where there is one."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ValueError(f"{field} is {value!r}; it must be a whole number of at least {low}")
+    if high is not None and value > high:
+        raise ValueError(f"{field} is {value!r}; it must be a whole number of at most {high}")
 
 
 def number(field: str, value: Any, low: float = -math.inf, high: float = math.inf, above: bool = False) -> None:

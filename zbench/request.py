@@ -1,6 +1,6 @@
 """What one job of the command line asks for: its composed configuration, and how it came about. An edge: hydra."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ class Request:
 
     settings: the top-level keys, checked. choices: chosen option of every group.
     changes: per group the keys that differ from that option's yaml.
+    unchosen: groups that the executor's yaml chose, and neither the command line nor an experiment.
     baseline: the configuration with the baseline's system in place of the run's; None for no baseline.
     """
 
@@ -31,6 +32,7 @@ class Request:
     changes: Mapping[str, Mapping[str, Any]]
     baseline: DictConfig | None
     command: str
+    unchosen: Sequence[str] = ()
 
 
 def request(config: DictConfig, command: str) -> Request:
@@ -61,7 +63,12 @@ def request(config: DictConfig, command: str) -> Request:
         baseline = config.copy()
         OmegaConf.set_struct(baseline, False)
         baseline["system"] = _system(name, settings.baseline)
-    return Request(settings, config, choices, changes, baseline, command)
+    unchosen = (
+        ()
+        if choices.get("experiment")
+        else [group for group in ("cluster", "model") if not any(word.startswith(f"{group}=") for word in given)]
+    )
+    return Request(settings, config, choices, changes, baseline, command, unchosen)
 
 
 def _chosen(told: Any) -> dict[str, Any]:

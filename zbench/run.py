@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 
+from zbench.admission import admit, unchosen_words
 from zbench.cases import Case, cases, reusable
 from zbench.contract import plans_of
 from zbench.memory import check_memory
@@ -52,6 +53,8 @@ def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
     parts = Parts.of(request.config, settings)
     check_memory(parts.cost)
     own, baseline = cases(request, parts)
+    admit(settings, parts, own, baseline)
+    print_words(unchosen_words(request, parts))
     reused = reusable(baseline, settings, parts, earlier) if baseline else None
     known = None if settings.again else reusable(own, settings, parts, ())
     played = [case for case, found in ((baseline, reused), (own, known)) if case and not found]
