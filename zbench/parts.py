@@ -13,6 +13,7 @@ from zbench.cost import Cost
 from zbench.dealt import Dealt
 from zbench.groups import grouped
 from zbench.model import Model
+from zbench.price import check_size
 from zbench.protocols import Executor, System, Tracker, Workload
 from zbench.stacks import stacked
 from zbench.target import Make, expect, from_yaml, part
@@ -90,6 +91,7 @@ class Parts:
         model = part(make, config, "model")
         expect("cluster", cluster, "num_ranks", is_method=False)
         expect("model", model, "num_layers", is_method=False)
+        check_size(cluster.num_nodes, cluster.gpus_per_node, settings.tokens_per_gpu)
         for check, size in PRECISIONS.items():
             if check in settings.check:
                 model = replace(model, element_bytes=size, lse_bytes=size)

@@ -13,8 +13,18 @@ from zbench.result import StepResult
 
 
 class Workload(Protocol):
+    """Made with `seed` and `tokens` besides its yaml's keys."""
+
     def batch(self, step: int) -> Batch:
-        """The batch of `step`: a function of (the workload's seed, step) alone."""
+        """The batch of `step`: a function of (the workload's seed, step) alone, of exactly `tokens` tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large the plans of a step are: operations of both lists; pieces that sequences are cut into."""
+
+    operations: int
+    pieces: int
 
 
 class System(Protocol):
@@ -22,7 +32,11 @@ class System(Protocol):
     come from. Their versions go into the record.
 
     May have `plans_stages`, True: it chooses the number of micro-batches of a job with stages (zbench.stacks) itself.
-    To others zbench.dealt gives a batch in parts."""
+    To others zbench.dealt gives a batch in parts.
+
+    May have `size(lengths, count)`, the Size that its plans of `count` sequences with lengths like these have at least,
+    where that grows faster than ranks and sequences do: a job too large for this machine is then refused before it is
+    planned (zbench.price)."""
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """One plan per micro-batch, in the order they run; gradients are summed."""

@@ -1,6 +1,6 @@
 """What one job of the command line asks for: its composed configuration, and how it came about. An edge: hydra."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ class Request:
 
     settings: the top-level keys, checked. choices: chosen option of every group.
     changes: per group the keys that differ from that option's yaml.
+    unchosen: groups that the executor's yaml chose, and neither the command line nor an experiment.
     baseline: the configuration with the baseline's system in place of the run's; None for no baseline.
     group: what trackers know all runs of the command by, or of the experiment.
     chooses_tracker: tracker=auto was asked for; the configuration and the choices have what it came to.
@@ -36,6 +37,7 @@ class Request:
     command: str
     group: str = ""
     chooses_tracker: bool = False
+    unchosen: Sequence[str] = ()
 
 
 def request(config: DictConfig, command: str, command_id: str) -> Request:
@@ -71,7 +73,12 @@ def request(config: DictConfig, command: str, command_id: str) -> Request:
         OmegaConf.set_struct(baseline, False)
         baseline["system"] = _system(name, settings.baseline)
     shared = str(choices.get("experiment") or command_id)
-    return Request(settings, config, choices, changes, baseline, command, shared, chooses_tracker)
+    unchosen = (
+        ()
+        if choices.get("experiment")
+        else [group for group in ("cluster", "model") if not any(word.startswith(f"{group}=") for word in given)]
+    )
+    return Request(settings, config, choices, changes, baseline, command, shared, chooses_tracker, unchosen)
 
 
 def _chosen(told: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 
+from zbench.admission import admit, unchosen_words
 from zbench.cases import Case, cases, reusable
 from zbench.console import say
 from zbench.contract import plans_of
@@ -63,6 +64,9 @@ def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = Non
     check_outside({"out": settings.out, "trace": settings.trace}, folders)
     check_memory(parts.cost)
     own, baseline = cases(request, parts)
+    admit(settings, parts, own, baseline)
+    for line in unchosen_words(request, parts):
+        say(line)
     reused = reusable(baseline, settings, parts, earlier) if baseline else None
     known = None if settings.again else reusable(own, settings, parts, ())
     played = [case for case, found in ((baseline, reused), (own, known)) if case and not found]
