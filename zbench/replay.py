@@ -65,7 +65,7 @@ class Replay:
                 cluster than the configuration's.
         """
         where = f"step {line['step']} of run {line['run']}"
-        ranks, described = len(line["attention_seconds"]), self.parts.cluster.num_ranks
+        ranks, described = len(line["attention_seconds"]), self.parts.cost.whole.num_ranks
         if ranks != described:  # before a small record has large batches and plans made
             raise ValueError(f"{where} has times of {ranks} ranks, and its configuration {described}")
         batch = self.parts.workload.batch(line["step"])
