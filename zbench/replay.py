@@ -15,7 +15,7 @@ from zbench.protocols import System
 from zbench.record import Line, Run
 from zbench.sentence import sentence
 
-# Sentences that go on, after a semicolon, with what is in a file: a record may name any, and a page is shown.
+# Sentences that go on, after a semicolon, with what is in a file; it may be the user's own, and pages are shown around.
 _QUOTING = ("workload.path", "workload.field")
 
 
