@@ -104,64 +104,6 @@ def test_a_sweep_goes_on_after_a_bad_job_and_says_so(
     assert len(recorded()) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["system=nonesuch"], "system is 'nonesuch'; it takes one of allgather, "),
-        (["workload=wikipedai"], "(did you mean wikipedia?)"),
-        (["executor=nope"], "executor is 'nope'; it takes one of desk, simulated, torch"),
-        (["experiment=nope"], "experiment is 'nope'; "),
-        (["baseline=nonesuch"], "baseline is 'nonesuch'; it takes one of allgather, "),
-        (["baseline=rin"], "(did you mean ring?)"),
-        (["again=3"], "again is 3; it takes true or false"),
-        (["baseline=3"], "baseline is 3; it takes the name of a system or null"),
-        (["stepz=3"], "stepz is not a key; did you mean steps?"),
-        (["sytem=ring"], "sytem is not a key; did you mean system?"),
-        (["cluster.num_node=3"], "cluster.num_node is not a key of cluster; did you mean num_nodes?"),
-        (["model.xyz=3"], "model.xyz is not a key of model; there are name, num_layers"),
-        (["+model.xyz=3"], "model: zbench.model.Model cannot be made from its yaml"),
-        (["cluster.num_nodes=0"], "cluster.num_nodes is 0; it takes a whole number"),
-        (["cluster.num_nodes=abc"], "cluster.num_nodes is 'abc'; it takes a whole number"),
-        (["cluster.device.peak_flops=fast"], "cluster.device.peak_flops is 'fast'; it takes FLOP/s"),
-        (["system._target_=nope.Nope"], "system: nope.Nope cannot be made: No module named 'nope'"),
-        (["system=null"], "a group is null or a list"),
-        (["~system"], "system is missing from the configuration"),
-        (["workload.mu=${nope}"], "workload.mu refers to something that is not there"),
-        (["workload.mu=???"], "workload.mu has to be given, as in workload.mu=..."),
-        (["steps=0"], "steps is 0; it takes a whole number of at least 1"),
-        (["seed=x"], "seed is 'x'; it takes a whole number of at least 0"),
-        (["tokens_per_gpu=-1"], "tokens_per_gpu is -1; it takes a whole number of at least 1"),
-        (["steps"], "'steps' cannot be read; settings are written key=value"),
-        (["steps=["], "'steps=[' cannot be read; lists are written steps=[a,b]"),
-        (["out=runs(1).jsonl"], "'out=runs(1).jsonl' cannot be read; a value with such characters has to be quoted"),
-        (["workload.path=a=b.txt"], "has to be quoted, as in \"workload.path='a=b.txt'\""),
-        (["system=[ring,usp]"], "system is [ring,usp], a list; it takes one name, and -m system=ring,usp runs each"),
-        (["cluster/device=[a100_80g]"], "cluster/device is [a100_80g], a list; it takes one name"),
-        (["cluster.nic_bandwidth=400"], "which has no unit; write it as in cluster.nic_bandwidth='400 Gbit/s'"),
-        (["cluster.device.memory_bytes='80'"], "write it as in cluster.device.memory_bytes='80 GiB'"),
-        (["--steps=5"], "--steps=5 is no flag; settings are written without dashes"),
-        (["system=ring,allgather"], "system=ring,allgather names several values; add -m"),
-        (["--config-dir", "/missing"], "Additional config directory '/missing' not found"),
-        (["out=missing/r.jsonl"], "out is 'missing/r.jsonl'; its folder missing does not exist"),
-        (["out=."], "out is '.'; that is a folder, and it takes a file"),
-        (["out="], "out is ''; it takes the name of a file"),
-        (["trace=missing/t.json"], "trace is 'missing/t.json'; its folder missing does not exist"),
-        (["-m", "system=ring,nonesuch"], "system is 'nonesuch'; it takes one of"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_a_mistake_is_one_sentence(
-    arguments: list[str], sentence: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = [argument for argument in SMALL if argument.split("=")[0] not in {a.split("=")[0] for a in arguments}]
-    assert call(monkeypatch, *first, *arguments) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("zbench: ")
-    assert sentence in err
-    assert not any(here.rglob("*.jsonl"))
-
-
 def test_the_user_can_have_the_traceback(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(ValueError, match="steps is 0"):
