@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-
 LARGEST = 2**53  # above which numbers are no longer exact where they are floating-point ones
 
 
