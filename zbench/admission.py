@@ -57,7 +57,7 @@ def check_ranks_here(parts: Parts, tokens_per_gpu: int) -> None:
     if ranks > most:
         raise ValueError(
             f"cluster is {cluster.name} with {ranks:,} ranks, each a process of this machine, whose {cores()} cores "
-            f"take at most {most:,}: use less than {now}, as in cluster=local_2x2, or torchrun or Slurm"
+            f"take at most {most:,}: use less than {now}, as in cluster=local_2x2, or start them by torchrun or Slurm"
         )
     if executor.device != "cpu" and no_gpu(environ) is None:
         return  # their memory is the GPU's, which a rank asks

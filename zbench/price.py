@@ -1,7 +1,7 @@
 """What a job takes of this machine, estimated before anything large is made: memory of plans, room for the record.
 
 Pure. The estimate is a floor, so that what works is never refused: the sizes a system says its plans have at least,
-and for others a block a sequence and two attends a rank. What it cannot say is how long a planner takes. Constants:
+and for others a piece a sequence. What it cannot say is how long a planner takes. Constants:
 `python tests/bench/sizes.py` prints, for several systems and sizes, the memory that a step really took, and what
 this estimate says of it.
 """
@@ -69,7 +69,7 @@ def priced(system: System, workload: Workload, tokens: int, ranks: int) -> Price
     lengths = drawn(workload, tokens)
     sequences = max(1, round(tokens / float(lengths.mean())))
     told = getattr(system, "size", None)
-    least = Size(operations=2 * min(ranks, sequences), pieces=sequences)
+    least = Size(operations=2, pieces=sequences)  # an attend, forward and backward
     return Price(sequences, least if told is None else told(lengths, sequences), ranks)
 
 
