@@ -5,16 +5,17 @@ backward, and the logits (model.loss). Per layer: received q and kv that stay un
 the copies and partial sums of the layer under way.
 """
 
+import numba as nb
 import numpy as np
 
 from zbench.collective import GRADIENT_BYTES
 from zbench.cost import Cost, Floats
-from zbench.dataflow import accesses
 from zbench.loss import held_bytes
-from zbench.model import KV, Model, Q
+from zbench.model import KV, Model, Q, message_size
 from zbench.plan import TRANSFER, Ints, Ops, Plan
-from zbench.touches import ADD, IS_COPY, READ, TAKE, WRITE
+from zbench.touches import ACTION, ADD, HI, IS_COPY, LO, PLACE, WRITE, scratch, source, touches
 
+_message_size = nb.njit(cache=True)(message_size)
 ADAM_BYTES = 12  # per parameter: float32 master weight and two moments
 
 
@@ -168,8 +169,8 @@ def _window(rows: Floats, width: int) -> float:
 
 def kept_bytes(plan: Plan, cost: Cost) -> Ints:
     """int64 [num_ranks]: received q and kv that one layer keeps until its backward."""
-    ops = plan.forward
-    kept = (ops.kind == TRANSFER) & (ops.keep == 1) & ((ops.tensor == Q) | (ops.tensor == KV))
+    ops = plan.forward.take(np.flatnonzero(plan.forward.keep == 1))
+    kept = (ops.kind == TRANSFER) & ((ops.tensor == Q) | (ops.tensor == KV))
     size = cost.message_bytes(plan, ops)
     return np.bincount(ops.dst[kept], weights=size[kept], minlength=plan.num_ranks).astype(np.int64)
 
@@ -179,32 +180,55 @@ def moment_bytes(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Ints:
 
     A copy lives from its arrival to its last use, a sum from its first contribution to its departure.
     """
-    table = accesses(plan, ops, backward)
-    item = np.repeat(np.arange(len(table.tensor)), np.diff(table.runs))
-    away = plan.blocks.home[table.block] != table.rank
-    opens = (table.action == WRITE) | (table.action == ADD)
-    closes = (table.action == READ) | (table.action == TAKE)
-    count = len(table.tensor)
-    first, last = np.full(count, len(ops), np.int64), np.full(count, -1, np.int64)
-    np.minimum.at(first, item[opens], table.op[opens])
-    np.maximum.at(last, item[closes], table.op[closes])
-    lo, hi = np.full(count, plan.num_heads, np.int64), np.zeros(count, np.int64)
-    np.minimum.at(lo, item, table.lo)
-    np.maximum.at(hi, item, table.hi)
-    stays = np.zeros(count, bool)  # until the backward, and so in kept_bytes already
-    brought = (table.action == WRITE) & (table.op >= 0)
-    np.logical_or.at(stays, item[brought], ops.keep[table.op[brought]] == 1)
-    lives = away & ~stays & (first >= 0) & (last >= first) & (IS_COPY[table.tensor] | opens[table.runs[:-1]])
-    size = _item_bytes(plan, cost, table.tensor, table.block, lo, hi)[lives]
-    rank = np.concatenate([table.rank[lives]] * 2)
-    at = np.concatenate([2 * first[lives], 2 * last[lives] + 1])
-    change = np.concatenate([size, -size])
-    order = np.lexsort((at, rank))
-    level = np.cumsum(change[order])  # every rank's changes add up to nothing, so one running sum serves all
-    peak = np.zeros(plan.num_ranks, np.int64)
-    np.maximum.at(peak, rank[order], level)
+    of = source(plan, ops, backward)
+    work = scratch(of, len(plan.blocks))
+    found: Ints = _fullest(of, work, plan.blocks.home, plan.blocks.tokens, ops.keep, cost.model.message_rows())
+    return found
+
+
+@nb.njit(cache=True)
+def _fullest(of, work, home, tokens, keep, rows):  # type: ignore[no-untyped-def]
+    offsets, index = of[3]
+    _, grouped, runs, keys, _ = work
+    peak = np.zeros(len(offsets) - 1, np.int64)
+    for rank in range(len(peak)):
+        _, items = touches(rank, of, work, len(home))
+        mine = index[offsets[rank] : offsets[rank + 1]]
+        opens, closes = np.zeros(len(mine), np.int64), np.zeros(len(mine), np.int64)
+        for item in range(items):
+            tensor, block = keys[item] // len(home), keys[item] % len(home)
+            if home[block] == rank:
+                continue
+            first, last, lo, hi = _life(grouped, runs[item], runs[item + 1], IS_COPY[tensor], keep, mine)
+            if 0 <= first <= last:
+                size = _message_size(tensor, lo, hi, *rows) * tokens[block]
+                opens[first] += size
+                closes[last] += size
+        level = 0
+        for place in range(len(mine)):
+            level += opens[place]
+            peak[rank] = max(peak[rank], level)
+            level -= closes[place]
     return peak
 
 
-def _item_bytes(plan: Plan, cost: Cost, tensor: Ints, block: Ints, lo: Ints, hi: Ints) -> Ints:
-    return cost.model.message_bytes(tensor, lo, hi) * plan.blocks.tokens[block]
+@nb.njit(cache=True)
+def _life(table, begin, end, is_copy, keep, mine):  # type: ignore[no-untyped-def]
+    """(first, last, lo, hi) of an item away from home: places of operations, heads; first is -1 where it is no moment's.
+
+    A copy that stays until the backward is in kept_bytes already.
+    """
+    first, last = len(mine), -1
+    lo, hi = table[LO, begin], table[HI, begin]
+    for at in range(begin, end):
+        action, place = table[ACTION, at], table[PLACE, at]
+        lo, hi = min(lo, table[LO, at]), max(hi, table[HI, at])
+        if action == WRITE or action == ADD:
+            first = min(first, place)
+            if action == WRITE and place >= 0 and keep[mine[place]] == 1:
+                return -1, -1, lo, hi
+        else:
+            last = max(last, place)
+    if not is_copy and table[ACTION, begin] != ADD:
+        return -1, -1, lo, hi
+    return first, last, lo, hi

@@ -11,11 +11,14 @@ and Zhao 2024 (arXiv 2405.07719); the double ring, LoongTrain (arXiv 2406.18485)
 report (arXiv 2407.21783, section 3.3.2).
 """
 
+import numba as nb
 import numpy as np
 
 from zbench.build import Builder
 from zbench.model import KV, O, Q
 from zbench.plan import Ints, Ops
+
+_AT_ONCE = 1 << 16  # attends of a ring that are laid together: arrays that stay in a processor's cache
 
 
 def ulysses_ring(builder: Builder, seqs: Ints, group: Ints, ranks: Ints, inner: int | None = None) -> None:
@@ -42,7 +45,7 @@ def ulysses_ring(builder: Builder, seqs: Ints, group: Ints, ranks: Ints, inner: 
     rows = ids[:, :, 0] if num_cols == 1 else builder.add_lists(ids.reshape(-1, num_cols)).reshape(num_groups, num_rows)
     if num_cols > 1:
         builder.add_ops(_exchange(ids, ranks, bounds, Q), _exchange(ids, ranks, bounds, KV))
-    builder.add_ops(_ring(rows, ranks, bounds, inner))
+    builder.add_ops(*_ring(rows, ranks, bounds, inner))
     if num_cols > 1:
         builder.add_ops(_return(ids, ranks, bounds))
 
@@ -65,16 +68,32 @@ def _zigzag(lengths: Ints, seqs: Ints, group: Ints, num_rows: int) -> tuple[Ints
     """
     if num_rows == 1:
         return seqs, np.zeros(len(seqs), np.int64), lengths[seqs], group
-    chunks = 2 * num_rows
-    base, rest = np.divmod(lengths[seqs], chunks)
-    begin = (np.cumsum(rest) - rest) % chunks
-    sizes = base[:, None] + ((np.arange(chunks) - begin[:, None]) % chunks < rest[:, None])
-    stop = np.cumsum(sizes, axis=1)
-    owner = np.minimum(np.arange(chunks), chunks - 1 - np.arange(chunks))
-    row = group[:, None] * num_rows + owner
-    filled = sizes > 0
-    seq = np.broadcast_to(seqs[:, None], sizes.shape)[filled]
-    return seq, (stop - sizes)[filled], stop[filled], row[filled]
+    seq, start, stop, row = _chunks(lengths[seqs], seqs, group, num_rows)
+    return seq, start, stop, row
+
+
+@nb.njit(cache=True)
+def _chunks(lengths, seqs, group, num_rows):  # type: ignore[no-untyped-def]
+    """(sequence, start, stop, row) of every chunk that holds a token."""
+    chunks, count = 2 * num_rows, 0
+    for length in lengths:
+        count += min(length, chunks)
+    seq, start, stop, row = (
+        np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+    )  # fmt: skip
+    at, begin = 0, 0
+    for i in range(len(lengths)):
+        base, rest = lengths[i] // chunks, lengths[i] % chunks
+        token = 0
+        for chunk in range(chunks):
+            size = base + (1 if (chunk - begin) % chunks < rest else 0)
+            if size:
+                seq[at], start[at], stop[at] = seqs[i], token, token + size
+                row[at] = group[i] * num_rows + min(chunk, chunks - 1 - chunk)
+                token += size
+                at += 1
+        begin = (begin + rest) % chunks
+    return seq, start, stop, row
 
 
 def _cut_rows(
@@ -97,28 +116,53 @@ def _cut_rows(
     return seq[piece], left + shift, right + shift, block
 
 
-def _ring(rows: Ints, ranks: Ints, bounds: Ints, inner: int) -> Ops:
+def _ring(rows: Ints, ranks: Ints, bounds: Ints, inner: int) -> list[Ops]:
     """R steps: kv moves on one row while each rank attends to what it has. rows: [K, R] lists, ranks: [K, R, U].
 
     The rows are windows of `inner`. Inside a window kv goes round an inner ring; when it has been round, the
     window goes on with the kv that the same row of the window before began with, sent at the start of that round.
+    What a step's attends need is sent before the attends of the step before; between windows, of the lap before.
     """
+    num_rows = ranks.shape[1]
+    every = np.arange(num_rows, dtype=np.int64)
+    sent = np.where(every % inner > 0, every - 1, every - inner)  # the step before whose attends it is
+    at_once = max(_AT_ONCE // ranks.size, 1)
+    parts = []
+    for first in range(0, num_rows, at_once):
+        steps = every[first : first + at_once]
+        due = every[1:][(sent[1:] >= first) & (sent[1:] < first + at_once)]
+        attends, transfers = _attended(steps, rows, ranks, bounds, inner), _moved_on(due, rows, ranks, bounds, inner)
+        when = np.concatenate([np.repeat(2 * steps + 1, ranks.size), np.repeat(2 * sent[due], ranks.size)])
+        parts.append(Ops.concatenate([attends, transfers]).take(np.argsort(when, kind="stable")))
+    return parts
+
+
+def _attended(steps: Ints, rows: Ints, ranks: Ints, bounds: Ints, inner: int) -> Ops:
+    """What every rank attends to in these steps of a ring."""
+    rank, heads, kv = _held(steps, rows, ranks, bounds, inner)
+    queries = np.broadcast_to(rows[:, :, None], ranks.shape)
+    return Ops.attends(rank, heads, np.tile(queries.reshape(-1), len(steps)), kv)
+
+
+def _moved_on(steps: Ints, rows: Ints, ranks: Ints, bounds: Ints, inner: int) -> Ops:
+    """The transfers that bring what these steps of a ring attend to."""
+    rank, heads, kv = _held(steps, rows, ranks, bounds, inner)
+    place = np.arange(ranks.shape[1], dtype=np.int64)
+    inside, outside = place // inner * inner + (place - 1) % inner, (place - inner) % len(place)
+    sender = np.where((steps % inner > 0)[:, None], inside, outside)
+    source = ranks[:, sender].swapaxes(0, 1).reshape(-1)  # [K, S, R, U] -> [S, K, R, U]
+    return Ops.transfers(KV, source, rank, heads, kv)
+
+
+def _held(steps: Ints, rows: Ints, ranks: Ints, bounds: Ints, inner: int) -> tuple[Ints, tuple[Ints, Ints], Ints]:
+    """(rank, heads, kv list) in order of step, group, row and column: whose kv each rank holds."""
     num_groups, num_rows, num_cols = ranks.shape
-    step, group, place, col = (axis.reshape(-1) for axis in np.indices((num_rows, num_groups, num_rows, num_cols)))
-    lap, turn = step // inner, step % inner
-    window, at = place // inner, place % inner
-    kv_row = (window - lap) % (num_rows // inner) * inner + (at - turn) % inner
-    rank, kv = ranks[group, place, col], rows[group, kv_row]
-    heads = (bounds[col], bounds[col + 1])
-    attends = Ops.attends(rank, heads, rows[group, place], kv)
-    later = step > 0
-    inside = window * inner + (at - 1) % inner
-    previous = ranks[group, np.where(turn > 0, inside, (place - inner) % num_rows), col]
-    transfers = Ops.transfers(KV, previous[later], rank[later], (heads[0][later], heads[1][later]), kv[later])
-    # What a step's attends need is sent before the attends of the step before; between windows, of the lap before.
-    sent = np.where(turn > 0, step - 1, step - inner)
-    when = np.concatenate([2 * step + 1, 2 * sent[later]])
-    return Ops.concatenate([attends, transfers]).take(np.argsort(when, kind="stable"))
+    place = np.arange(num_rows, dtype=np.int64)
+    lap, turn = steps[:, None] // inner, steps[:, None] % inner
+    of = (place // inner - lap) % (num_rows // inner) * inner + (place % inner - turn) % inner  # [S, R]
+    kv = np.repeat(rows[:, of].swapaxes(0, 1).reshape(-1), num_cols)
+    each = len(steps) * num_groups * num_rows
+    return np.tile(ranks.reshape(-1), len(steps)), (np.tile(bounds[:-1], each), np.tile(bounds[1:], each)), kv
 
 
 def _exchange(ids: Ints, ranks: Ints, bounds: Ints, tensor: int) -> Ops:

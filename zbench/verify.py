@@ -19,8 +19,10 @@ import numpy as np
 
 from zbench.area import work
 from zbench.batch import Batch
+from zbench.columns import in_order
 from zbench.cost import Cost
-from zbench.dataflow import Fault, edges
+from zbench.coverage import attended_twice
+from zbench.dataflow import fault
 from zbench.memory import peak_bytes
 from zbench.model import DKV, DO, DQ, KV, O, Q
 from zbench.pipeline_rules import pipeline_fault
@@ -49,12 +51,12 @@ def verify(plan: Plan, cost: Cost | None = None) -> None:
         _fields(plan, ops, name)
     for name, ops, backward in both:
         _coverage(plan, ops, name)
-        found = edges(plan, ops, backward)
-        if isinstance(found, Fault):
+        found = fault(plan, ops, backward)
+        if found is not None:
             raise PlanError(f"{_where(plan, ops, name, found.op)} {found.reason}")
-    fault = pipeline_fault(plan, cost)
-    if fault:
-        raise PlanError(fault)
+    reason = pipeline_fault(plan, cost)
+    if reason:
+        raise PlanError(reason)
     if cost is not None:
         _memory((plan,), cost)
 
@@ -108,8 +110,7 @@ def _tokens(plan: Plan) -> None:
     homeless = (blocks.home < 0) | (blocks.home >= plan.num_ranks)
     if homeless.any():
         raise PlanError(f"block {int(np.argmax(homeless))} has no home among {plan.num_ranks} ranks")
-    order = np.lexsort((blocks.start, blocks.seq))
-    if not np.array_equal(order, np.arange(len(order))):
+    if not in_order(blocks.seq, blocks.start):
         raise PlanError("pieces are not in (sequence, start) order")
     sizes = blocks.stop - blocks.start
     if (sizes < 1).any():
@@ -134,10 +135,20 @@ def _tokens(plan: Plan) -> None:
 
 
 def _fields(plan: Plan, ops: Ops, name: str) -> None:
+    items = plan.lists.items
+    if len(items) and not (items.min() >= 0 and items.max() < len(plan.blocks)):
+        raise PlanError(f"a list names blocks outside 0..{len(plan.blocks) - 1}")
+    if (plan.lists.lengths < 1).any():
+        raise PlanError("a list of blocks is empty")
+    for begin, part in ops.chunks():
+        _fields_of(plan, part, name, begin)
+
+
+def _fields_of(plan: Plan, ops: Ops, name: str, begin: int) -> None:
     def check(bad: np.ndarray, what: str) -> None:
         if bad.any():
             at = int(np.argmax(bad))
-            raise PlanError(f"{name} operation {at} on rank {ops.src[at]} {what}")
+            raise PlanError(f"{name} operation {begin + at} on rank {ops.src[at]} {what}")
 
     transfer = ops.kind == TRANSFER
     check(~transfer & (ops.kind != ATTEND), "is neither a transfer nor an attend")
@@ -157,22 +168,26 @@ def _fields(plan: Plan, ops: Ops, name: str) -> None:
     check((ops.via >= len(plan.lanes)) | (~transfer & (ops.via >= 0)), "is routed over lanes that do not exist")
     keepable = transfer & np.isin(ops.tensor, (Q, KV)) & (name == "forward")
     check((ops.keep != 0) & ~((ops.keep == 1) & keepable), "is marked to be kept; only q and kv of the forward can be")
-    items = plan.lists.items
-    if len(items) and not (items.min() >= 0 and items.max() < len(plan.blocks)):
-        raise PlanError(f"a list names blocks outside 0..{len(plan.blocks) - 1}")
-    if (plan.lists.lengths < 1).any():
-        raise PlanError("a list of blocks is empty")
 
 
 def _coverage(plan: Plan, ops: Ops, name: str) -> None:
-    attend, amount = work(plan, ops)
-    _no_pair_twice(plan, ops, attend, name)
-    done = int((amount.area * (ops.head_hi - ops.head_lo)[attend]).sum())
+    twice = attended_twice(plan, ops)
+    if twice is not None:
+        op, q, kv = twice
+        what = f"attends to block {kv} with block {q} a second time, on rank {ops.src[op]}"
+        raise PlanError(f"{_where(plan, ops, name, op)} {what}")
+    done = sum(_attended(plan, part) for _, part in ops.chunks())
     lengths = plan.lengths
     visible = int((lengths * (lengths + 1) // 2).sum() if plan.causal else (lengths * lengths).sum()) * plan.num_heads
     if done != visible:
         what = f"{done} visible (query, key, head) triples are attended of {visible}"
-        raise PlanError(f"{name}: {_missing(plan, ops, attend)}; {what}")
+        raise PlanError(f"{name}: {_missing(plan, ops, np.flatnonzero(ops.kind == ATTEND))}; {what}")
+
+
+def _attended(plan: Plan, ops: Ops) -> int:
+    """Visible (query, key, head) triples of the operations' attends."""
+    attend, amount = work(plan, ops)
+    return int((amount.area * (ops.head_hi - ops.head_lo)[attend]).sum())
 
 
 def _missing(plan: Plan, ops: Ops, attend: Ints) -> str:
@@ -204,18 +219,3 @@ def _block_pairs(plan: Plan, ops: Ops, attend: Ints) -> tuple[Ints, Ints, Ints]:
     q = lists.items[lists.offsets[ops.blocks[attend]][op] + place // kv_count[op]]
     kv = lists.items[lists.offsets[ops.kv_blocks[attend]][op] + place % kv_count[op]]
     return op, q, kv
-
-
-def _no_pair_twice(plan: Plan, ops: Ops, attend: Ints, name: str) -> None:
-    """No two attends (nor one, by a repeated block) share a (query block, kv block) pair and a head."""
-    op, q, kv = _block_pairs(plan, ops, attend)
-    key, lo, hi = q * len(plan.blocks) + kv, ops.head_lo[attend][op], ops.head_hi[attend][op]
-    order = np.argsort(key * (plan.num_heads + 1) + lo, kind="stable")
-    key, hi = key[order], hi[order]
-    twice = (key[1:] == key[:-1]) & (lo[order][1:] < hi[:-1])
-    if twice.any():
-        at = order[1:][int(np.argmax(twice))]
-        raise PlanError(
-            f"{_where(plan, ops, name, int(attend[op[at]]))} attends to block {kv[at]} with block {q[at]} "
-            f"a second time, on rank {ops.src[attend[op[at]]]}"
-        )
