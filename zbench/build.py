@@ -39,7 +39,7 @@ class Builder:
     def add_blocks(self, seq: Ints, start: Ints, stop: Ints, block: Ints, home: Ints) -> int:
         """Adds pieces [start, stop) of sequences, grouped by `block` (from 0), and returns the id of block 0."""
         base = self._num_blocks
-        self._pieces.append((seq, start, stop, block + base))
+        self._pieces.append((seq, start, stop, block + base if base else block))
         self._homes.append(home)
         self._num_blocks += len(home)
         return base
@@ -56,7 +56,9 @@ class Builder:
         self._ops.extend(ops)
 
     def build(self) -> Plan:
-        seq, start, stop, block = (np.concatenate(column) for column in zip(*self._pieces, strict=True))
+        seq, start, stop, block = (
+            column[0] if len(column) == 1 else np.concatenate(column) for column in zip(*self._pieces, strict=True)
+        )
         filled = stop > start
         if not filled.all():
             seq, start, stop, block = seq[filled], start[filled], stop[filled], block[filled]

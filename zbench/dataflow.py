@@ -76,28 +76,20 @@ def _follow(of, work, home, room):  # type: ignore[no-untyped-def]
     A fault is (code, tensor, block, rank, operation).
     """
     offsets, index = of[3]
-    _, grouped, runs, keys, _ = work
+    table, order, runs, keys, _ = work
     producer, consumer = np.empty(room, np.int32), np.empty(room, np.int32)
-    taken = np.empty(grouped.shape[1], np.bool_)
+    taken = np.empty(len(order), np.bool_)
     first, count = np.array([_OK, 0, 0, 0, -1]), 0
     for rank in range(len(offsets) - 1):
-        num, items = touches(rank, of, work, len(home))
+        num, items = touches(rank, of, work, home)
         mine = index[offsets[rank] : offsets[rank + 1]]
-        taken[:num] = False
-        for item in range(items):
-            tensor, block = keys[item] // len(home), keys[item] % len(home)
-            if first[0] != _OK and (tensor, block, rank) > (first[1], first[2], first[3]):
-                continue
-            begin, end, what = runs[item], runs[item + 1], (IS_COPY[tensor], home[block] == rank)
-            code, at, after = _match(grouped, begin, end, what, taken, mine, producer, consumer, count)
-            while room and after > len(producer):
-                producer, consumer = _grown(producer), _grown(consumer)
-                taken[begin:end] = False
-                code, at, after = _match(grouped, begin, end, what, taken, mine, producer, consumer, count)
-            count = after
-            if code != _OK:
-                place = grouped[PLACE, at]
-                first[:] = (code, tensor, block, rank, mine[place] if place >= 0 else -1)
+        while True:
+            taken[:num] = False
+            after = _match(rank, items, table, order, runs, keys, home, taken, mine, producer, consumer, count, first)
+            if not room or after <= len(producer):
+                break
+            producer, consumer = _grown(producer), _grown(consumer)
+        count = after
     return first, producer[:count], consumer[:count]
 
 
@@ -109,52 +101,86 @@ def _grown(column):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _match(table, begin, end, what, taken, mine, producer, consumer, count):  # type: ignore[no-untyped-def]
-    """Walks an item's touches in order; returns (fault, touch, number of edges so far), and writes edges where there is
-    room. what: whether a copy, whether at home."""
-    is_copy, is_home = what
-    place, action, lo, hi = table[PLACE], table[ACTION], table[LO], table[HI]
-    for at in range(begin, end):
-        if action[at] == READ and not is_home:
-            reach = lo[at]
-            while reach < hi[at]:  # the head range may have come in several transfers
-                found = -1
-                for earlier in range(begin, at):
-                    if action[earlier] == WRITE and lo[earlier] <= reach < hi[earlier]:
-                        found = earlier
-                if found < 0:
-                    return _MISSING, at, count
-                reach = hi[found]
-                if place[found] >= 0:
-                    if count < len(producer):
-                        producer[count], consumer[count] = mine[place[found]], mine[place[at]]
-                    count += 1
-        elif action[at] == WRITE:
-            if is_home:
-                return _TWICE, at, count
-            for earlier in range(begin, at):
-                if action[earlier] == WRITE and lo[earlier] < hi[at] and lo[at] < hi[earlier]:
-                    return _TWICE, at, count
-        elif action[at] == TAKE:
-            reach = lo[at]
-            while reach < hi[at]:
-                further = reach
-                for earlier in range(begin, at):
-                    if action[earlier] == ADD and not taken[earlier] and lo[earlier] <= reach:
-                        further = max(further, hi[earlier])
-                if further == reach:
-                    return _NOTHING, at, count
-                reach = further
-            for earlier in range(begin, at):
-                if action[earlier] == ADD and not taken[earlier] and lo[earlier] < hi[at] and lo[at] < hi[earlier]:
-                    if lo[earlier] < lo[at] or hi[earlier] > hi[at]:
-                        return _SPLIT, at, count
-                    taken[earlier] = True
-                    if count < len(producer):
-                        producer[count], consumer[count] = mine[place[earlier]], mine[place[at]]
-                    count += 1
-    if not is_copy and not is_home:
-        for at in range(begin, end):
-            if action[at] == ADD and not taken[at]:
-                return _LEFT, at, count
-    return _OK, 0, count
+def _match(rank, items, table, order, runs, keys, home, taken, mine, producer, consumer, count, first):  # type: ignore[no-untyped-def]
+    """Walks one rank's items, touch by touch; returns the number of edges so far, and writes them where there is room.
+
+    first: the first fault of all, which is replaced by one of an item before its own.
+    """
+    for item in range(items):
+        tensor, block = keys[item] // len(home), keys[item] % len(home)
+        begin, end, is_home = runs[item], runs[item + 1], home[block] == rank
+        code, fault_at, open_sums = _OK, -1, not IS_COPY[tensor] and not is_home
+        for turn in range(begin, end):
+            at = order[turn]
+            action, lo, hi = table[at, ACTION], table[at, LO], table[at, HI]
+            if action == READ:
+                reach = lo
+                while reach < hi and code == _OK:  # the head range may have come in several transfers
+                    found = -1
+                    for before in range(begin, turn):
+                        other = order[before]
+                        if table[other, ACTION] == WRITE and table[other, LO] <= reach < table[other, HI]:
+                            found = other
+                    if found < 0:
+                        code = _MISSING
+                        break
+                    reach = table[found, HI]
+                    if table[found, PLACE] >= 0:
+                        if count < len(producer):
+                            producer[count], consumer[count] = mine[table[found, PLACE]], mine[table[at, PLACE]]
+                        count += 1
+            elif action == WRITE:
+                code = _TWICE if is_home or _overlaps(table, order, begin, turn) else _OK
+            elif action == TAKE:
+                code, count = _take(table, order, begin, turn, taken, mine, producer, consumer, count)
+            if code != _OK:
+                fault_at = at
+                break
+        if code == _OK and open_sums:
+            for turn in range(begin, end):
+                if table[order[turn], ACTION] == ADD and not taken[order[turn]]:
+                    code, fault_at = _LEFT, order[turn]
+                    break
+        if code != _OK and (first[0] == _OK or (tensor, block, rank) < (first[1], first[2], first[3])):
+            place = table[fault_at, PLACE]
+            first[:] = (code, tensor, block, rank, mine[place] if place >= 0 else -1)
+    return count
+
+
+@nb.njit(cache=True)
+def _overlaps(table, order, begin, turn):  # type: ignore[no-untyped-def]
+    """Whether a copy that is there already has some of the heads that arrive."""
+    at = order[turn]
+    for before in range(begin, turn):
+        other = order[before]
+        if table[other, ACTION] == WRITE and table[other, LO] < table[at, HI] and table[at, LO] < table[other, HI]:
+            return True
+    return False
+
+
+@nb.njit(cache=True)
+def _take(table, order, begin, turn, taken, mine, producer, consumer, count):  # type: ignore[no-untyped-def]
+    """A transfer takes all of its heads that was added before: (fault, number of edges so far)."""
+    at = order[turn]
+    lo, hi = table[at, LO], table[at, HI]
+    reach = lo
+    while reach < hi:
+        further = reach
+        for before in range(begin, turn):
+            other = order[before]
+            if table[other, ACTION] == ADD and not taken[other] and table[other, LO] <= reach:
+                further = max(further, table[other, HI])
+        if further == reach:
+            return _NOTHING, count
+        reach = further
+    for before in range(begin, turn):
+        other = order[before]
+        first, last = table[other, LO], table[other, HI]
+        if table[other, ACTION] == ADD and not taken[other] and first < hi and lo < last:
+            if first < lo or last > hi:
+                return _SPLIT, count
+            taken[other] = True
+            if count < len(producer):
+                producer[count], consumer[count] = mine[table[other, PLACE]], mine[table[at, PLACE]]
+            count += 1
+    return _OK, count

@@ -188,47 +188,47 @@ def moment_bytes(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Ints:
 
 @nb.njit(cache=True)
 def _fullest(of, work, home, tokens, keep, rows):  # type: ignore[no-untyped-def]
+    """By rank, the most that its items away from home need after any of its operations."""
     offsets, index = of[3]
-    _, grouped, runs, keys, _ = work
+    table, order, runs, keys, _ = work
     peak = np.zeros(len(offsets) - 1, np.int64)
     for rank in range(len(peak)):
-        _, items = touches(rank, of, work, len(home))
+        _, items = touches(rank, of, work, home)
         mine = index[offsets[rank] : offsets[rank + 1]]
-        opens, closes = np.zeros(len(mine), np.int64), np.zeros(len(mine), np.int64)
-        for item in range(items):
-            tensor, block = keys[item] // len(home), keys[item] % len(home)
-            if home[block] == rank:
-                continue
-            first, last, lo, hi = _life(grouped, runs[item], runs[item + 1], IS_COPY[tensor], keep, mine)
-            if 0 <= first <= last:
-                size = _message_size(tensor, lo, hi, *rows) * tokens[block]
-                opens[first] += size
-                closes[last] += size
+        change = np.zeros((len(mine), 2), np.int64)  # of what is held, before and after each operation
+        _live(rank, items, table, order, runs, keys, home, tokens, keep, mine, rows, change)
         level = 0
         for place in range(len(mine)):
-            level += opens[place]
+            level += change[place, 0]
             peak[rank] = max(peak[rank], level)
-            level -= closes[place]
+            level -= change[place, 1]
     return peak
 
 
 @nb.njit(cache=True)
-def _life(table, begin, end, is_copy, keep, mine):  # type: ignore[no-untyped-def]
-    """(first, last, lo, hi) of an item away from home: places of operations, heads; first is -1 where it is no moment's.
+def _live(rank, items, table, order, runs, keys, home, tokens, keep, mine, rows, change):  # type: ignore[no-untyped-def]
+    """Adds every item away from home where its life begins and where it ends.
 
-    A copy that stays until the backward is in kept_bytes already.
+    A copy that stays until the backward, or was there before the first operation, is in kept_bytes already.
     """
-    first, last = len(mine), -1
-    lo, hi = table[LO, begin], table[HI, begin]
-    for at in range(begin, end):
-        action, place = table[ACTION, at], table[PLACE, at]
-        lo, hi = min(lo, table[LO, at]), max(hi, table[HI, at])
-        if action == WRITE or action == ADD:
-            first = min(first, place)
-            if action == WRITE and place >= 0 and keep[mine[place]] == 1:
-                return -1, -1, lo, hi
-        else:
-            last = max(last, place)
-    if not is_copy and table[ACTION, begin] != ADD:
-        return -1, -1, lo, hi
-    return first, last, lo, hi
+    for item in range(items):
+        tensor, block = keys[item] // len(home), keys[item] % len(home)
+        at = order[runs[item]]
+        if home[block] == rank or (not IS_COPY[tensor] and table[at, ACTION] != ADD):
+            continue
+        first, last, lo, hi = len(mine), -1, table[at, LO], table[at, HI]
+        for turn in range(runs[item], runs[item + 1]):
+            at = order[turn]
+            action, place = table[at, ACTION], table[at, PLACE]
+            lo, hi = min(lo, table[at, LO]), max(hi, table[at, HI])
+            if action == WRITE and (place < 0 or keep[mine[place]] == 1):
+                first = len(mine)
+                break
+            if action == WRITE or action == ADD:
+                first = min(first, place)
+            else:
+                last = max(last, place)
+        if first <= last:
+            size = _message_size(tensor, lo, hi, *rows) * tokens[block]
+            change[first, 0] += size
+            change[last, 1] += size

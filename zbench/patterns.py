@@ -11,12 +11,16 @@ and Zhao 2024 (arXiv 2405.07719); the double ring, LoongTrain (arXiv 2406.18485)
 report (arXiv 2407.21783, section 3.3.2).
 """
 
+from typing import Any
+
 import numba as nb
 import numpy as np
+from numpy.typing import NDArray
 
 from zbench.build import Builder
+from zbench.columns import TYPES
 from zbench.model import KV, O, Q
-from zbench.plan import Ints, Ops
+from zbench.plan import ATTEND, TRANSFER, Ints, Ops
 
 _AT_ONCE = 1 << 16  # attends of a ring that are laid together: arrays that stay in a processor's cache
 
@@ -45,7 +49,7 @@ def ulysses_ring(builder: Builder, seqs: Ints, group: Ints, ranks: Ints, inner: 
     rows = ids[:, :, 0] if num_cols == 1 else builder.add_lists(ids.reshape(-1, num_cols)).reshape(num_groups, num_rows)
     if num_cols > 1:
         builder.add_ops(_exchange(ids, ranks, bounds, Q), _exchange(ids, ranks, bounds, KV))
-    builder.add_ops(*_ring(rows, ranks, bounds, inner))
+    builder.add_ops(_ring(rows, ranks, bounds, inner))
     if num_cols > 1:
         builder.add_ops(_return(ids, ranks, bounds))
 
@@ -116,7 +120,7 @@ def _cut_rows(
     return seq[piece], left + shift, right + shift, block
 
 
-def _ring(rows: Ints, ranks: Ints, bounds: Ints, inner: int) -> list[Ops]:
+def _ring(rows: Ints, ranks: Ints, bounds: Ints, inner: int) -> Ops:
     """R steps: kv moves on one row while each rank attends to what it has. rows: [K, R] lists, ranks: [K, R, U].
 
     The rows are windows of `inner`. Inside a window kv goes round an inner ring; when it has been round, the
@@ -127,42 +131,50 @@ def _ring(rows: Ints, ranks: Ints, bounds: Ints, inner: int) -> list[Ops]:
     every = np.arange(num_rows, dtype=np.int64)
     sent = np.where(every % inner > 0, every - 1, every - inner)  # the step before whose attends it is
     at_once = max(_AT_ONCE // ranks.size, 1)
-    parts = []
+    columns = {name: np.empty((2 * num_rows - 1) * ranks.size, wanted) for name, wanted in TYPES.items()}
+    end = 0
     for first in range(0, num_rows, at_once):
         steps = every[first : first + at_once]
         due = every[1:][(sent[1:] >= first) & (sent[1:] < first + at_once)]
-        attends, transfers = _attended(steps, rows, ranks, bounds, inner), _moved_on(due, rows, ranks, bounds, inner)
-        when = np.concatenate([np.repeat(2 * steps + 1, ranks.size), np.repeat(2 * sent[due], ranks.size)])
-        parts.append(Ops.concatenate([attends, transfers]).take(np.argsort(when, kind="stable")))
-    return parts
+        # In rows of a whole step: what is sent before a step's attends, then these.
+        order = np.argsort(np.concatenate([2 * sent[due], 2 * steps + 1]), kind="stable")
+        rows_of = _step_columns(due, steps, rows, ranks, bounds, inner)
+        begin, end = end, end + len(order) * ranks.size
+        for name, column in columns.items():
+            column[begin:end] = np.asarray(rows_of[name]).reshape(len(order), -1)[order].reshape(-1)
+    return Ops(**columns)
 
 
-def _attended(steps: Ints, rows: Ints, ranks: Ints, bounds: Ints, inner: int) -> Ops:
-    """What every rank attends to in these steps of a ring."""
-    rank, heads, kv = _held(steps, rows, ranks, bounds, inner)
-    queries = np.broadcast_to(rows[:, :, None], ranks.shape)
-    return Ops.attends(rank, heads, np.tile(queries.reshape(-1), len(steps)), kv)
-
-
-def _moved_on(steps: Ints, rows: Ints, ranks: Ints, bounds: Ints, inner: int) -> Ops:
-    """The transfers that bring what these steps of a ring attend to."""
-    rank, heads, kv = _held(steps, rows, ranks, bounds, inner)
-    place = np.arange(ranks.shape[1], dtype=np.int64)
-    inside, outside = place // inner * inner + (place - 1) % inner, (place - inner) % len(place)
-    sender = np.where((steps % inner > 0)[:, None], inside, outside)
-    source = ranks[:, sender].swapaxes(0, 1).reshape(-1)  # [K, S, R, U] -> [S, K, R, U]
-    return Ops.transfers(KV, source, rank, heads, kv)
-
-
-def _held(steps: Ints, rows: Ints, ranks: Ints, bounds: Ints, inner: int) -> tuple[Ints, tuple[Ints, Ints], Ints]:
-    """(rank, heads, kv list) in order of step, group, row and column: whose kv each rank holds."""
+def _step_columns(
+    due: Ints, steps: Ints, rows: Ints, ranks: Ints, bounds: Ints, inner: int
+) -> dict[str, NDArray[np.signedinteger[Any]]]:
+    """Columns of the transfers that bring what the steps `due` attend to, and of the attends of `steps`."""
     num_groups, num_rows, num_cols = ranks.shape
-    place = np.arange(num_rows, dtype=np.int64)
-    lap, turn = steps[:, None] // inner, steps[:, None] % inner
-    of = (place // inner - lap) % (num_rows // inner) * inner + (place % inner - turn) % inner  # [S, R]
-    kv = np.repeat(rows[:, of].swapaxes(0, 1).reshape(-1), num_cols)
-    each = len(steps) * num_groups * num_rows
-    return np.tile(ranks.reshape(-1), len(steps)), (np.tile(bounds[:-1], each), np.tile(bounds[1:], each)), kv
+    both = np.concatenate([due, steps])
+    shape = (len(both), num_groups, num_rows, num_cols)
+    place = np.arange(num_rows, dtype=np.int32)
+    lap, turn = (both // inner).astype(np.int32)[:, None], (both % inner).astype(np.int32)[:, None]
+    kv_row = (place // inner - lap) % (num_rows // inner) * inner + (place % inner - turn) % inner  # [S, R]
+    kv = np.broadcast_to(rows.astype(np.int32)[:, kv_row].swapaxes(0, 1)[..., None], shape)
+    inside, outside = place // inner * inner + (place - 1) % inner, (place - inner) % num_rows
+    sender = np.where(turn[: len(due)] > 0, inside, outside)
+    dst = np.broadcast_to(ranks.astype(np.int32), shape)
+    src, queries = dst.copy(), kv.copy()
+    src[: len(due)] = ranks[:, sender].swapaxes(0, 1)  # [K, S, R, U] -> [S, K, R, U]
+    queries[len(due) :] = rows[:, :, None]
+    is_attend = np.broadcast_to((np.arange(len(both)) >= len(due))[:, None, None, None], shape)
+    return {
+        "kind": np.where(is_attend, np.int8(ATTEND), np.int8(TRANSFER)),
+        "tensor": np.where(is_attend, np.int8(-1), np.int8(KV)),
+        "src": src,
+        "dst": dst,
+        "head_lo": np.broadcast_to(bounds[:-1].astype(np.int16), shape),
+        "head_hi": np.broadcast_to(bounds[1:].astype(np.int16), shape),
+        "blocks": queries,
+        "kv_blocks": np.where(is_attend, kv, np.int32(-1)),
+        "via": np.broadcast_to(np.int16(-1), shape),
+        "keep": np.broadcast_to(np.int8(0), shape),
+    }
 
 
 def _exchange(ids: Ints, ranks: Ints, bounds: Ints, tensor: int) -> Ops:

@@ -15,7 +15,7 @@ IS_COPY = np.array([True, True, False, True, False, False])  # by tensor: q kv o
 FORWARD = np.array([(READ, Q, 0), (READ, KV, 1), (ADD, O, 0)])  # of an attend: action, tensor, whether of its kv blocks
 BACKWARD = np.array([(READ, Q, 0), (READ, KV, 1), (READ, DO, 0), (ADD, DQ, 0), (ADD, DKV, 1)])
 TRANSFERS = np.array([(TAKE, ADD), (READ, WRITE)])  # at the source and at the destination: of sums, of copies
-PLACE, ACTION, LO, HI, ITEM = range(5)  # rows of a table of touches
+PLACE, ACTION, LO, HI, ITEM = range(5)  # columns of a table of touches
 
 Rows = tuple[Ints, NDArray[np.int32]]
 Source = tuple[tuple[Column, ...], Rows, tuple[Column, ...], Rows, tuple[Ints, Ints], bool]
@@ -56,8 +56,8 @@ def by_rank(alone, src, dst, num_ranks):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def scratch(of, num_blocks):  # type: ignore[no-untyped-def]
-    """What `touches` works in, for any rank: (touches, the same by item, where items begin, an item's tensor and block
-    as one number, an item's number by tensor and block, -1 outside `touches`)."""
+    """What `touches` works in, for any rank: (touches, their numbers by item, where items begin, an item's tensor and
+    block as one number, an item's number by tensor and block: -1 outside of `touches`)."""
     (_, _, _, kept), (kept_offsets, kept_index), ops, (offsets, index), (lists, _), backward = of
     kind, blocks, kv_blocks = ops[0], ops[6], ops[7]
     most = 0
@@ -74,82 +74,80 @@ def scratch(of, num_blocks):  # type: ignore[no-untyped-def]
                 count += 2 * own + 2 * keys if backward else own + keys
         most = max(most, count)
     return (
-        np.empty((5, most), np.int32),
-        np.empty((5, most), np.int32),
-        np.empty(most + 1, np.int64),
+        np.empty((most, 5), np.int32),
+        np.empty(most, np.int32),
+        np.empty(most + 1, np.int32),
         np.empty(most, np.int64),
         np.full(len(IS_COPY) * num_blocks, -1, np.int32),
     )
 
 
 @nb.njit(cache=True)
-def touches(rank, of, work, num_blocks):  # type: ignore[no-untyped-def]
+def touches(rank, of, work, home):  # type: ignore[no-untyped-def]
     """Fills `work` with the touches of one rank's items; returns (number of touches, number of items).
 
-    Items come in the order of their first touch, an item's touches in plan order. PLACE is that of the operation among
-    the rank's own, -1 for what was there before the first; ACTION: READ, TAKE, WRITE or ADD; LO, HI: heads; ITEM.
+    Items come in the order of their first touch, an item's touches in plan order. A touch is (place of the operation
+    among the rank's own, -1 for what was there before the first; READ, TAKE, WRITE or ADD; heads lo, hi; item). Reading
+    what is at home is left out: it is always there. home: of every block.
     """
     kept, kept_rows, ops, rows, lists, backward = of
-    found, grouped, runs, keys, number = work
-    count, items = 0, 0
+    found, by_item, runs, keys, number = work
+    size, minus = (0, 0), np.int64(-1)
     for at in range(kept_rows[0][rank], kept_rows[0][rank + 1]):
         i = kept_rows[1][at]
-        heads = (kept[1][i], kept[2][i])
-        count, items = _add(work, count, items, -1, WRITE, heads, kept[0][i], kept[3][i], lists, num_blocks)
+        touch = (minus, np.int64(WRITE), np.int64(kept[1][i]), np.int64(kept[2][i]))
+        size = _add(work, size, touch, np.int64(kept[0][i]), np.int64(kept[3][i]), rank, lists, home)
     kind, tensor, src, dst, lo, hi, blocks, kv_blocks = ops
     attends = BACKWARD if backward else FORWARD
     begin = rows[0][rank]
     for at in range(begin, rows[0][rank + 1]):
         i = rows[1][at]
-        place, heads = at - begin, (lo[i], hi[i])
-        if kind[i] == ATTEND:
-            for row in range(len(attends)):
-                action, what, of_kv = attends[row]
-                index = kv_blocks[i] if of_kv else blocks[i]
-                count, items = _add(work, count, items, place, action, heads, what, index, lists, num_blocks)
-        else:
-            for end in range(2):
-                if (src[i] if end == 0 else dst[i]) == rank:
-                    action = TRANSFERS[int(IS_COPY[tensor[i]]), end]
-                    count, items = _add(
-                        work, count, items, place, action, heads, tensor[i], blocks[i], lists, num_blocks
-                    )
-    _group(found, grouped, runs, count, items)
+        heads = (np.int64(lo[i]), np.int64(hi[i]))
+        attend = kind[i] == ATTEND
+        for row in range(len(attends) if attend else 2):
+            index = np.int64(blocks[i])
+            if attend:
+                action, what = attends[row, 0], attends[row, 1]
+                index = np.int64(kv_blocks[i]) if attends[row, 2] else index
+            else:
+                action, what = TRANSFERS[int(IS_COPY[tensor[i]]), row], np.int64(tensor[i])
+                if (src[i] if row == 0 else dst[i]) != rank:
+                    continue
+            size = _add(work, size, (at - begin, action, heads[0], heads[1]), what, index, rank, lists, home)
+    count, items = size
+    runs[: items + 1] = 0
+    for at in range(count):  # a counting sort
+        runs[found[at, ITEM] + 1] += 1
     for item in range(items):
         number[keys[item]] = -1
-    return count, items
-
-
-@nb.njit(cache=True)
-def _add(work, count, items, place, action, heads, tensor, index, lists, num_blocks):  # type: ignore[no-untyped-def]
-    """One touch for every block of a list; returns how many touches and items there are now."""
-    found, _, _, keys, number = work
-    for at in range(lists[0][index], lists[0][index + 1]):
-        key = tensor * num_blocks + lists[1][at]
-        if number[key] < 0:
-            number[key] = items
-            keys[items] = key
-            items += 1
-        found[PLACE, count], found[ACTION, count], found[ITEM, count] = place, action, number[key]
-        found[LO, count], found[HI, count] = heads
-        count += 1
-    return count, items
-
-
-@nb.njit(cache=True)
-def _group(found, grouped, runs, count, items):  # type: ignore[no-untyped-def]
-    """The touches by item, stably, and where each item's begin: by counting."""
-    runs[: items + 1] = 0
-    for at in range(count):
-        runs[found[ITEM, at] + 1] += 1
-    for item in range(items):
         runs[item + 1] += runs[item]
     for at in range(count):
-        item = found[ITEM, at]
-        to = runs[item]
+        item = found[at, ITEM]
+        by_item[runs[item]] = at
         runs[item] += 1
-        for row in range(5):
-            grouped[row, to] = found[row, at]
     for item in range(items, 0, -1):
         runs[item] = runs[item - 1]
     runs[0] = 0
+    return count, items
+
+
+@nb.njit(cache=True)
+def _add(work, size, touch, tensor, index, rank, lists, home):  # type: ignore[no-untyped-def]
+    """One touch for every block of a list; returns how many touches and items there are now."""
+    found, _, _, keys, number = work
+    count, items = size
+    silent = touch[1] == READ and IS_COPY[tensor]
+    for at in range(lists[0][index], lists[0][index + 1]):
+        block = lists[1][at]
+        if silent and home[block] == rank:
+            continue
+        key = tensor * len(home) + block
+        item = number[key]
+        if item < 0:
+            item = number[key] = items
+            keys[items] = key
+            items += 1
+        found[count, PLACE], found[count, ACTION], found[count, LO], found[count, HI] = touch
+        found[count, ITEM] = item
+        count += 1
+    return count, items
