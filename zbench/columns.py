@@ -161,9 +161,7 @@ class Ops:
         return _columns(len(src), TRANSFER, tensor, src, dst, heads, blocks, -1)
 
     @staticmethod
-    def attends(
-        rank: Column, heads: tuple[Column | int, Column | int], q_blocks: Column, kv_blocks: Column
-    ) -> "Ops":
+    def attends(rank: Column, heads: tuple[Column | int, Column | int], q_blocks: Column, kv_blocks: Column) -> "Ops":
         return _columns(len(rank), ATTEND, -1, rank, rank, heads, q_blocks, kv_blocks)
 
 
@@ -179,7 +177,9 @@ def _narrow(name: str, column: Column, wanted: Any) -> Column:
     narrow = column.astype(wanted)
     if (narrow != column).any():
         at = int(np.argmax(narrow != column))
-        raise ValueError(f"{name} of operation {at} is {column[at]}; it takes whole numbers of {8 * wanted.itemsize} bits")
+        raise ValueError(
+            f"{name} of operation {at} is {column[at]}; it takes whole numbers of {8 * wanted.itemsize} bits"
+        )
     return narrow
 
 

@@ -83,9 +83,7 @@ def direct(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> Di
         _count(part.src, part.dst, where[here], size, sent, received)
     latency = np.array([0.0, *cost.latency_seconds(np.array([False, True]))])
     rows = by_rank(ops.kind == ATTEND, ops.src, ops.dst, cluster.num_ranks)
-    return Direct(
-        ops.src, ops.dst, where, busy, latency, offsets, producers, rows, cluster.nic_of, sent, received
-    )
+    return Direct(ops.src, ops.dst, where, busy, latency, offsets, producers, rows, cluster.nic_of, sent, received)
 
 
 def _attended(plan: Plan, ops: Ops) -> Iterator[tuple[int, Ops, Repeats]]:

@@ -224,7 +224,7 @@ def _live(rank, items, table, order, runs, keys, home, tokens, keep, mine, rows,
             if action == WRITE and (place < 0 or keep[mine[place]] == 1):
                 first = len(mine)
                 break
-            if action == WRITE or action == ADD:
+            if action in (WRITE, ADD):
                 first = min(first, place)
             else:
                 last = max(last, place)

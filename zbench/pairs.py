@@ -25,9 +25,9 @@ CHUNK = 1 << 15  # pairs a thread takes at a time
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs as compressed rows by q list; offsets: int64 [num_lists + 1]; kv: int32 [num_pairs], ascending in a row.
+    """The pairs, compressed rows by q list.
 
-    work: of each pair, in columns no wider than they have to be.
+    offsets: int64 [num_lists + 1]. kv: int32 [num_pairs], ascending in a row. work: of each pair, int32 if that is enough.
     """
 
     offsets: Ints

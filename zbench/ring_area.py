@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numba as nb
 import numpy as np
+
 from zbench.area import TILE
 from zbench.plan import Ints
 
@@ -33,7 +34,7 @@ class Rectangles:
     own: Ints
 
     def rows(self) -> Iterator[tuple[int, Ints]]:
-        """(begin, the work of the pairs of some rows from there on, int64 [rows x num_lists, 8]) until all were there."""
+        """All rows, some at a time: the first of them, and the work of their pairs, int64 [rows x num_lists, 8]."""
         count = len(self.own)
         starts, ends = (np.argsort(self.table[:, column], kind="stable") for column in (0, 1))
         sums = np.zeros((2, count + 1, 8), np.int64)
@@ -134,7 +135,8 @@ def _cut(piece, owner, seq, sizes, causal, own, table, fill):  # type: ignore[no
     """
     ring = len(own)
     up, down = np.zeros(ring, np.int64), np.zeros(ring, np.int64)  # a sequence's chunks on its way up and down
-    up_runs, down_runs, both_runs = np.empty((ring, 3), np.int64), np.empty((ring, 3), np.int64), np.empty((ring, 3), np.int64)
+    up_runs = np.empty((ring, 3), np.int64)
+    down_runs, both_runs = np.empty_like(up_runs), np.empty_like(up_runs)
     count, at = 0, 0
     while at < len(piece):
         s, first, last, rising = seq[piece[at]], owner[at], owner[at], True
@@ -155,9 +157,9 @@ def _cut(piece, owner, seq, sizes, causal, own, table, fill):  # type: ignore[no
             at += 1
         for i in range(low, high + 1):
             _with_itself(own[i], up[i] + down[i], causal)
-        ups = _runs(up, down, low, high + 1, True, False, up_runs)
-        downs = _runs(up, down, low, high + 1, False, True, down_runs)
-        boths = _runs(up, down, low, high + 1, True, True, both_runs)
+        ups = _runs(up, down, low, high + 1, 1, 0, up_runs)
+        downs = _runs(up, down, low, high + 1, 0, 1, down_runs)
+        boths = _runs(up, down, low, high + 1, 1, 1, both_runs)
         if causal:
             count = _pairs(both_runs[:boths], up_runs[:ups], 0, table, count, fill)
             count = _pairs(down_runs[:downs], both_runs[:boths], 1, table, count, fill)
@@ -172,11 +174,11 @@ def _cut(piece, owner, seq, sizes, causal, own, table, fill):  # type: ignore[no
 @nb.njit(cache=True)
 def _runs(up, down, low, high, with_up, with_down, out):  # type: ignore[no-untyped-def]
     """Stretches low:high of lists with the same size, (begin, end, size) without those of none; returns how many."""
-    count, begin, size = 0, low, np.int64(0)
+    count, begin, size = 0, low, 0
     for i in range(low, high + 1):
-        here = np.int64(0)
+        here = 0
         if i < high:
-            here = (up[i] if with_up else 0) + (down[i] if with_down else 0)
+            here = with_up * up[i] + with_down * down[i]
         if here != size or i == high:
             if size > 0:
                 out[count] = (begin, i, size)

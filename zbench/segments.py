@@ -12,8 +12,8 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from zbench.walk import seek
 from zbench.plan import Ints, Plan
+from zbench.walk import seek
 
 Flags = NDArray[np.bool_]
 

@@ -1,4 +1,4 @@
-"""The touches of one rank's items by a list of operations, rank after rank: compiled, for zbench.dataflow. Pure: no torch.
+"""The touches of items by a list of operations, a rank at a time: compiled, for zbench.dataflow. Pure: no torch.
 
 An item never leaves its rank, so ranks can be looked at one by one, and what is held at a time is one rank's.
 """
@@ -22,8 +22,10 @@ Source = tuple[tuple[Column, ...], Rows, tuple[Column, ...], Rows, tuple[Ints, I
 
 
 def source(plan: Plan, ops: Ops, backward: bool) -> Source:
-    """What `touches` reads: (copies that are there before the first operation, theirs by rank, the operations, theirs by
-    rank, lists, whether backward). `ops` are the plan's forward or backward list."""
+    """What `touches` reads of `ops`, the plan's forward or backward list.
+
+    (copies that are there before the first operation, theirs by rank, operations, theirs by rank, lists, backward)
+    """
     kept = plan.forward.take(np.flatnonzero(plan.forward.keep) if backward else slice(0, 0))
     return (
         (kept.tensor, kept.head_lo, kept.head_hi, kept.blocks),
@@ -37,7 +39,7 @@ def source(plan: Plan, ops: Ops, backward: bool) -> Source:
 
 @nb.njit(cache=True)
 def by_rank(alone, src, dst, num_ranks):  # type: ignore[no-untyped-def]
-    """(offsets, int32 indices) of the operations that each rank takes part in, in order; `alone`: src and dst are one."""
+    """(offsets, int32 indices) of the operations that each rank takes part in, in order; alone: src is dst."""
     offsets = np.zeros(num_ranks + 1, np.int64)
     for i in range(len(src)):
         offsets[src[i] + 1] += 1

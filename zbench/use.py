@@ -35,9 +35,7 @@ class Use:
     shares_kv: Flags
 
     @staticmethod
-    def of(
-        plan: Plan, ops: Ops, attend: Ints, work: Work, kv_heads: Column, known: "Repeats | None" = None
-    ) -> "Use":
+    def of(plan: Plan, ops: Ops, attend: Ints, work: Work, kv_heads: Column, known: "Repeats | None" = None) -> "Use":
         """known: the repeats among all attends of the list, where `attend` are some of them."""
         q_list, kv_list = ops.blocks[attend], ops.kv_blocks[attend]
         heads = (ops.head_hi - ops.head_lo)[attend].astype(np.int64)

@@ -81,7 +81,7 @@ def _merged(again: Ops, before: Ints, mirrored: Ops) -> Ops:
     return Ops(**columns)
 
 
-def _carried(plan: Plan) -> tuple[Ints, Column, Ints]:
+def _carried(plan: Plan) -> tuple[Column, Column, Ints]:
     """Copies that are dropped after the forward because the rank they were passed on to can return them.
 
     Returns, per dropped copy in the order of their returns, the forward operation that brought it, the rank that
@@ -106,7 +106,8 @@ def _chains(columns, rows, num_lists, width):  # type: ignore[no-untyped-def]
     arrives, the last one that brought it to where it leaves from, and the last attend that uses it."""
     kind, tensor, dst, head_lo, head_hi, blocks, kv_blocks = columns
     offsets, index = rows
-    onward, brought_by, use = np.full(len(kind), -1, np.int32), np.full(len(kind), -1, np.int32), np.full(len(kind), -1, np.int32)
+    onward = np.full(len(kind), -1, np.int32)
+    brought_by, use = onward.copy(), onward.copy()
     entry = np.full(num_lists, -1, np.int32)  # a rank's first copy of each list; others follow, by heads
     most = 0
     for rank in range(len(offsets) - 1):
