@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from zbench.columns import COLUMNS, Blocks, Lists, Ops
+from zbench.columns import COLUMNS, TYPES, Blocks, Lists, Ops
 from zbench.pipelines import Pipelines
 from zbench.plan import Plan
 from zbench.rewrite.reverse import MODES
@@ -32,7 +32,8 @@ def _faults(plan: Plan) -> Iterator[str]:
     if not isinstance(plan.pipelines, Pipelines | None):
         yield f"plan.pipelines is {_told(plan.pipelines)}; it takes zbench.pipelines.Pipelines or None"
     for where, holder, columns in _tables(plan):
-        yield from _table_faults(where, {name: getattr(holder, name) for name in columns})
+        types = TYPES if isinstance(holder, Ops) else {}
+        yield from _table_faults(where, {name: getattr(holder, name) for name in columns}, types)
     for name in ("lists", "lanes"):
         yield from _list_faults(f"plan.{name}", getattr(plan, name))
     yield from _value_faults(plan)
@@ -52,11 +53,13 @@ def _tables(plan: Plan) -> Iterator[tuple[str, object, Sequence[str]]]:
         yield "plan.pipelines", plan.pipelines, ("lead", "tp", "pp")
 
 
-def _table_faults(where: str, columns: Mapping[str, Any]) -> Iterator[str]:
+def _table_faults(where: str, columns: Mapping[str, Any], types: Mapping[str, Any]) -> Iterator[str]:
+    """types: of columns that are not int64."""
     for name, column in columns.items():
-        right = isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype == np.int64
+        wanted = types.get(name, np.dtype(np.int64))
+        right = isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype == wanted
         if not (right and column.dtype.isnative and column.flags.c_contiguous):
-            yield f"{where}.{name} is {_told(column)}; it takes a contiguous int64 array of one dimension"
+            yield f"{where}.{name} is {_told(column)}; it takes a contiguous {wanted} array of one dimension"
     (first, count), *others = ((name, len(column)) for name, column in columns.items())
     for name, other in others:
         if other != count:

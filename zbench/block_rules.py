@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from zbench.columns import in_order
 from zbench.plan import Plan
 
 
@@ -44,10 +45,8 @@ def _token_faults(plan: Plan) -> Iterator[str]:
             f"block {blocks.block[at]} has the tokens {blocks.start[at]} to {blocks.stop[at]} of sequence "
             f"{blocks.seq[at]}; a piece begins before it stops and lies in 0 to {lengths[blocks.seq[at]]}"
         )
-    order = np.lexsort((blocks.start, blocks.seq))
-    misplaced = order != np.arange(len(order))
-    if misplaced.any():
-        yield f"piece {int(np.argmax(misplaced))} of plan.blocks is not in (sequence, start) order"
+    if not in_order(blocks.seq, blocks.start):
+        yield "pieces of plan.blocks are not in (sequence, start) order"
     empty = np.bincount(blocks.block, minlength=len(blocks)) == 0
     if empty.any():
         yield f"block {int(np.argmax(empty))} is empty; a block has at least one token"

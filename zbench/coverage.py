@@ -7,21 +7,27 @@ pairs of all attends add up to those of all sequences.
 import numpy as np
 
 from zbench.area import work
-from zbench.plan import Ints, Lists, Ops, Plan
+from zbench.attended_twice import attended_twice
+from zbench.plan import ATTEND, Ints, Lists, Ops, Plan
 
 
 def coverage_fault(plan: Plan, ops: Ops, name: str) -> str:
     """What the attends of the list `name` do twice or not at all, as a sentence; "" if nothing."""
-    attend, amount = work(plan, ops)
-    if twice := _pair_twice(plan, ops, attend, name):
+    if twice := _pair_twice(plan, ops, name):
         return twice
-    done = int((amount.area * (ops.head_hi - ops.head_lo)[attend]).sum())
+    done = sum(_attended(plan, part) for _, part in ops.chunks())
     lengths = plan.lengths
     visible = int((lengths * (lengths + 1) // 2).sum() if plan.causal else (lengths * lengths).sum()) * plan.num_heads
     if done == visible:
         return ""
     what = f"{done} visible (query, key, head) triples are attended of {visible}"
-    return f"{name}: {_missing(plan, ops, attend)}; {what}"
+    return f"{name}: {_missing(plan, ops, np.flatnonzero(ops.kind == ATTEND))}; {what}"
+
+
+def _attended(plan: Plan, ops: Ops) -> int:
+    """Counts the visible (query, key, head) triples of the operations' attends."""
+    attend, amount = work(plan, ops)
+    return int((amount.area * (ops.head_hi - ops.head_lo)[attend]).sum())
 
 
 def _missing(plan: Plan, ops: Ops, attend: Ints) -> str:
@@ -55,18 +61,13 @@ def _block_pairs(plan: Plan, ops: Ops, attend: Ints) -> tuple[Ints, Ints, Ints]:
     return op, q, kv
 
 
-def _pair_twice(plan: Plan, ops: Ops, attend: Ints, name: str) -> str:
+def _pair_twice(plan: Plan, ops: Ops, name: str) -> str:
     """Tells of two attends (or one, by a repeated block) that share a (query block, kv block) pair and a head."""
-    op, q, kv = _block_pairs(plan, ops, attend)
-    key, lo, hi = q * len(plan.blocks) + kv, ops.head_lo[attend][op], ops.head_hi[attend][op]
-    order = np.argsort(key * (plan.num_heads + 1) + lo, kind="stable")
-    key, hi = key[order], hi[order]
-    twice = (key[1:] == key[:-1]) & (lo[order][1:] < hi[:-1])
-    if not twice.any():
+    found = attended_twice(plan, ops)
+    if found is None:
         return ""
-    at = order[1:][int(np.argmax(twice))]
-    second = int(attend[op[at]])
+    op, q, kv = found
     return (
-        f"{name} operation {second} ({plan.view(ops, second)}) attends to block {kv[at]} with block {q[at]} "
-        f"a second time, on rank {ops.src[second]}"
+        f"{name} operation {op} ({plan.view(ops, op)}) attends to block {kv} with block {q} "
+        f"a second time, on rank {ops.src[op]}"
     )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.model import DKV, DO, DQ, KV, TENSOR_NAMES, O, Q
-from zbench.plan import ATTEND, TRANSFER, Ints, Ops, Plan
+from zbench.plan import ATTEND, TRANSFER, Column, Ops, Plan
 
 Flags = NDArray[np.bool_]
 _ALLOWED = {"forward": (Q, KV, O), "backward": (KV, DO, DQ, DKV)}
@@ -17,12 +17,13 @@ _ALLOWED = {"forward": (Q, KV, O), "backward": (KV, DO, DQ, DKV)}
 
 def operation_fault(plan: Plan, name: str) -> str:
     """The first rule that an operation of the list `name` breaks, with its value and what is right; "" if none."""
-    ops: Ops = getattr(plan, name)
-    for broken, column, right in _rules(plan, ops, name):
-        if broken.any():
-            at = int(np.argmax(broken))
-            value = getattr(ops, column)[at]
-            return f"{name} operation {at} on rank {ops.src[at]}: {column} is {value}; {right}"
+    every: Ops = getattr(plan, name)
+    for begin, ops in every.chunks():
+        for broken, column, right in _rules(plan, ops, name):
+            if broken.any():
+                at = int(np.argmax(broken))
+                value = getattr(ops, column)[at]
+                return f"{name} operation {begin + at} on rank {ops.src[at]}: {column} is {value}; {right}"
     return ""
 
 
@@ -54,5 +55,5 @@ def _rules(plan: Plan, ops: Ops, name: str) -> Iterator[tuple[Flags, str, str]]:
     yield (ops.keep == 1) & ~copies, "keep", "only what a transfer of q or kv in the forward brings can be kept"
 
 
-def _outside(ids: Ints, count: int) -> Flags:
+def _outside(ids: Column, count: int) -> Flags:
     return (ids < 0) | (ids >= count)

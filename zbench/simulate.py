@@ -21,6 +21,7 @@ from zbench.clock import Program, program
 from zbench.collective import Collectives, Sharing
 from zbench.cost import Cost
 from zbench.dataflow import Edges, Fault, edges
+from zbench.direct import Direct, direct, is_direct
 from zbench.groups import of_gpu, of_nics
 from zbench.layers import Layers, State
 from zbench.legs import LANES, NIC, legs, link_ids
@@ -55,13 +56,31 @@ def programs(plan: Plan, cost: Cost) -> Programs:
     Raises:
         ValueError: the plan breaks a rule of zbench.dataflow (verify says which, with its context).
     """
-    out = []
-    for ops, backward in ((plan.forward, False), (plan.backward, True)):
-        found = edges(plan, ops, backward)
-        if isinstance(found, Fault):
-            raise ValueError(f"{'backward' if backward else 'forward'} operation {found.op} {found.reason}")
-        out.append(prepare(plan, ops, found, cost, backward))
-    return out[0], out[1]
+    forward = prepare(plan, plan.forward, _edges(plan, plan.forward, False), cost, False)
+    return forward, prepare(plan, plan.backward, _edges(plan, plan.backward, True), cost, True)
+
+
+def playable(plan: Plan, cost: Cost) -> tuple[Program | Direct, Program | Direct]:
+    """(forward, backward) as `programs`, in plan order where that is the same and needs less.
+
+    Raises:
+        ValueError: as `programs`.
+    """
+    lists = (plan.forward, False), (plan.backward, True)
+    forward, backward = (
+        direct(plan, ops, _edges(plan, ops, back), cost, back)
+        if is_direct(ops, cost.cluster)
+        else prepare(plan, ops, _edges(plan, ops, back), cost, back)
+        for ops, back in lists
+    )
+    return forward, backward
+
+
+def _edges(plan: Plan, ops: Ops, backward: bool) -> Edges:
+    found = edges(plan, ops, backward)
+    if isinstance(found, Fault):
+        raise ValueError(f"{'backward' if backward else 'forward'} operation {found.op} {found.reason}")
+    return found
 
 
 def layer_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs | None = None) -> float:
@@ -152,7 +171,7 @@ def _by_ranks(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool
     total = Totals.zero(cluster.num_ranks, cluster.num_nics)
     again = 1 if model.recompute == "full" else 0
     for plan in plans:
-        forward, backward = programs(plan, cost)
+        forward, backward = playable(plan, cost)
         linear = cost.linear_seconds(plan.tokens_per_rank)
         head = cost.head_seconds(plan.tokens_per_rank)
         first, last, every = plan is plans[0], plan is plans[-1], sharing.of.every_micro_batch

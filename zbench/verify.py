@@ -26,7 +26,7 @@ from zbench.block_rules import block_fault
 from zbench.cluster_rules import cluster_fault
 from zbench.cost import Cost
 from zbench.coverage import coverage_fault
-from zbench.dataflow import Fault, edges
+from zbench.dataflow import fault as flow_fault
 from zbench.groups import of_gpu
 from zbench.memory import peak_bytes
 from zbench.operation_rules import operation_fault
@@ -96,8 +96,8 @@ def _fault(plan: Plan, cost: Cost | None) -> str:
         ops = getattr(plan, name)
         if fault := coverage_fault(plan, ops, name):
             return fault
-        found = edges(plan, ops, backward)
-        if isinstance(found, Fault):
+        found = flow_fault(plan, ops, backward)
+        if found is not None:
             where = f"operation {found.op} ({plan.view(ops, found.op)})" if found.op >= 0 else "before any operation"
             return f"{name} {where} {found.reason}"
     return pipeline_fault(plan, cost)

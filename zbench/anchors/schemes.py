@@ -59,7 +59,7 @@ def _gather_halves(builder: Builder, cluster: Cluster) -> Plan:
     all_gather(builder, seq, start, stop, 2 * owner + second, grid)
     plan = builder.build()
     ops = plan.forward
-    key = (ops.blocks * num_ranks + ops.dst) * 2 + ops.kind
+    key = (ops.blocks.astype(np.int64) * num_ranks + ops.dst) * 2 + ops.kind
     first = np.zeros(len(ops), bool)
     first[np.unique(key, return_index=True)[1]] = True
     return plan.with_(forward=ops.take((ops.kind == ATTEND) | (first & (ops.src != ops.dst))))

@@ -1,0 +1,262 @@
+"""Lists of operations of which no two wait for the same link, played in plan order. Pure: no torch.
+
+Where every transfer is sent directly and every link serves the legs of one lane only, as in a ring, nobody has to be
+asked who comes first at a link: an operation starts when its data is there and its lanes and links are free of the
+operations before it. Going through the list once then gives what the event loop of zbench.clock gives, to the last bit
+(tests/test_direct.py), without legs, queues or followers: a ring over thousands of ranks fits in memory.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.area import work
+from zbench.cluster import Cluster
+from zbench.cost import Cost
+from zbench.dataflow import Edges
+from zbench.legs import ACROSS_RX, ACROSS_TX, COMPUTE, INSIDE_RX, INSIDE_TX, LANES, link_ids
+from zbench.plan import ATTEND, Column, Ints, Ops, Plan
+from zbench.touches import by_rank
+from zbench.use import Repeats
+
+Floats = NDArray[np.float64]
+HERE, INSIDE, ACROSS = range(3)  # where an operation's data ends: an attend's, inside the node, on another node
+
+
+@dataclass(frozen=True)
+class Direct:
+    """Operations with their times and waits, ready to be run again and again from different starting times.
+
+    src, dst: [num_ops]. where: HERE, INSIDE or ACROSS. busy: seconds. size: bytes, [num_ops] each.
+    latency: seconds, [3] by `where`. offsets, producers: the operations that each one waits for, compressed rows.
+    rows: offsets and indices of the operations that each rank takes part in. nic: the NIC of each rank.
+    sent: int64 [3, num_ranks], bytes that each rank sends, by `where`; received: likewise.
+    """
+
+    src: Column
+    dst: Column
+    where: NDArray[np.int8]
+    busy: Floats
+    latency: Floats
+    offsets: Ints
+    producers: Column
+    rows: tuple[Ints, NDArray[np.int32]]
+    nic: Ints
+    sent: Ints
+    received: Ints
+
+    def run(self, ready: Floats, lane_free: Floats, link_free: Floats) -> tuple[Floats, Floats]:
+        """(seconds at which each operation starts; at which each rank has all it attended and all sent to it).
+
+        ready: [num_ranks], before which a rank starts nothing. lane_free, link_free: changed in place.
+        """
+        start = np.empty(len(self.busy))
+        ended = ready.copy()
+        _run(self.src, self.dst, self.where, self.busy, self.latency, self.offsets, self.producers, self.nic,
+             start, ready, ended, lane_free, link_free)  # fmt: skip
+        return start, ended
+
+    def occupancy(self, start: Floats, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+        """As zbench.layers.occupancy, of a layer that began at `begin` with `linear` seconds on every rank."""
+        out = np.zeros((4, len(linear)))
+        _occupied(*self.rows, self.src, self.where, self.busy, start, begin, linear, out)
+        return out[0], out[1], out[2], out[3]
+
+
+def direct(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> Direct:
+    """A plan's forward or backward list that `is_direct` on the cost model's cluster."""
+    cluster = cost.cluster
+    offsets, producers = _producers(len(ops), found.producer, found.consumer)
+    del found
+    where = places(ops, cluster)
+    busy = np.empty(len(ops))
+    sent, received = np.zeros((2, 3, cluster.num_ranks), np.int64)
+    for begin, part, known in _attended(plan, ops):
+        here = slice(begin, begin + len(part))
+        size = cost.message_bytes(plan, part)
+        busy[here] = cost.transfer_seconds(size, where[here] == ACROSS)
+        attend, amount = work(plan, part)
+        busy[begin + attend] = cost.attend_seconds(plan, part, attend, amount, backward, known)
+        _count(part.src, part.dst, where[here], size, sent, received)
+    latency = np.array([0.0, *cost.latency_seconds(np.array([False, True]))])
+    rows = by_rank(ops.kind == ATTEND, ops.src, ops.dst, cluster.num_ranks)
+    return Direct(ops.src, ops.dst, where, busy, latency, offsets, producers, rows, cluster.nic_of, sent, received)
+
+
+def _attended(plan: Plan, ops: Ops) -> Iterator[tuple[int, Ops, Repeats]]:
+    """Some operations at a time, the index of the first one, and how their attends repeat others of the whole list."""
+    known = Repeats.of(plan, ops, np.flatnonzero(ops.kind == ATTEND))
+    first = 0
+    for begin, part in ops.chunks():
+        count = int((part.kind == ATTEND).sum())
+        yield begin, part, known.part(slice(first, first + count))
+        first += count
+
+
+def places(ops: Ops, cluster: Cluster) -> NDArray[np.int8]:
+    """HERE, INSIDE or ACROSS of every operation."""
+    found: NDArray[np.int8] = _places(ops.kind, ops.src, ops.dst, cluster.node_of)
+    return found
+
+
+def is_direct(ops: Ops, cluster: Cluster) -> bool:
+    """Whether nothing is routed and every link serves one lane."""
+    num_links, nic0 = link_ids(cluster)
+    nobody = np.full(num_links - nic0, -1, np.int64)
+    return bool(_alone(ops.kind, ops.src, ops.dst, ops.via, cluster.node_of, cluster.nic_of, nobody))
+
+
+@nb.njit(cache=True)
+def _places(kind, src, dst, node):  # type: ignore[no-untyped-def]
+    out = np.empty(len(kind), np.int8)
+    for i in range(len(kind)):
+        out[i] = HERE if kind[i] == ATTEND else INSIDE if node[src[i]] == node[dst[i]] else ACROSS
+    return out
+
+
+@nb.njit(cache=True)
+def _alone(kind, src, dst, via, node, nic, user):  # type: ignore[no-untyped-def]
+    """Whether each direction of each NIC has one rank, as a GPU's own port has. user: [2 x num_nics], -1."""
+    for i in range(len(src)):
+        if via[i] >= 0:
+            return False
+        if kind[i] != ATTEND and node[src[i]] != node[dst[i]]:
+            for link, rank in ((2 * nic[src[i]], src[i]), (2 * nic[dst[i]] + 1, dst[i])):
+                if user[link] >= 0 and user[link] != rank:
+                    return False
+                user[link] = rank
+    return True
+
+
+@nb.njit(cache=True)
+def _count(src, dst, where, size, sent, received):  # type: ignore[no-untyped-def]
+    for i in range(len(src)):
+        sent[where[i], src[i]] += size[i]
+        received[where[i], dst[i]] += size[i]
+
+
+@nb.njit(cache=True)
+def _producers(num_ops, producer, consumer):  # type: ignore[no-untyped-def]
+    """The edges as compressed rows by consumer: a counting sort."""
+    offsets = np.zeros(num_ops + 1, np.int64)
+    for edge in range(len(consumer)):
+        offsets[consumer[edge] + 1] += 1
+    for op in range(num_ops):
+        offsets[op + 1] += offsets[op]
+    rows = np.empty(len(producer), np.int32)
+    for edge in range(len(consumer)):
+        rows[offsets[consumer[edge]]] = producer[edge]
+        offsets[consumer[edge]] += 1
+    for op in range(num_ops, 0, -1):
+        offsets[op] = offsets[op - 1]
+    offsets[0] = 0
+    return offsets, rows
+
+
+@nb.njit(cache=True)
+def _run(src, dst, where, busy, latency, offsets, producers, nic, start, ready, ended, lane_free, link_free):  # type: ignore[no-untyped-def]
+    nic0 = 2 * len(ready)
+    for i in range(len(start)):
+        s, d = np.int64(src[i]), np.int64(dst[i])
+        begin = ready[s]
+        for at in range(offsets[i], offsets[i + 1]):
+            p = producers[at]
+            begin = max(begin, start[p] + busy[p] + latency[where[p]])
+        if where[i] == HERE:
+            lane = s * LANES + COMPUTE
+            start[i] = max(begin, lane_free[lane])
+            lane_free[lane] = start[i] + busy[i]
+            ended[s] = max(ended[s], lane_free[lane] + latency[HERE])
+            continue
+        if where[i] == INSIDE:
+            lane, other, link, far = s * LANES + INSIDE_TX, d * LANES + INSIDE_RX, 2 * s, 2 * d + 1
+        else:
+            lane, other = s * LANES + ACROSS_TX, d * LANES + ACROSS_RX
+            link, far = nic0 + 2 * nic[s], nic0 + 2 * nic[d] + 1
+        begin = max(begin, lane_free[lane], lane_free[other])
+        begin = max(begin, link_free[link], link_free[far])
+        release = begin + busy[i]
+        start[i] = begin
+        lane_free[lane] = lane_free[other] = link_free[link] = link_free[far] = release
+        ended[d] = max(ended[d], release + latency[where[i]])
+
+
+@nb.njit(cache=True)
+def _occupied(offsets, index, src, where, busy, start, begin, linear, out):  # type: ignore[no-untyped-def]
+    """Rank by rank: attending, transferring, transferring uncovered, of that across nodes."""
+    most = 0
+    for rank in range(len(linear)):
+        most = max(most, offsets[rank + 1] - offsets[rank])
+    attends, moves = np.empty((most + 1, 2)), np.empty((most, 3))  # from, to, whether across
+    served, count = np.empty((4, most), np.int32), np.zeros(4, np.int64)  # a rank's transfers, by lane
+    for rank in range(len(linear)):
+        attends[0] = begin[rank], begin[rank] + linear[rank]
+        num, count[:] = 1, 0
+        for at in range(offsets[rank], offsets[rank + 1]):
+            op = index[at]
+            if where[op] == HERE:
+                out[0, rank] += busy[op]
+                attends[num] = start[op], start[op] + busy[op]
+                num += 1
+            else:
+                lane = 2 * (where[op] - INSIDE) + (1 if src[op] == rank else 0)
+                served[lane, count[lane]] = op
+                count[lane] += 1
+        total = _merged(served, count, start, busy, where, moves)
+        out[1, rank], out[2, rank] = _uncovered(moves[:total], attends[:num], False)
+        _, out[3, rank] = _uncovered(moves[:total], attends[:num], True)
+
+
+@nb.njit(cache=True)
+def _merged(served, count, start, busy, where, moves):  # type: ignore[no-untyped-def]
+    """A rank's transfers by when they start (ties: plan order); each lane's are in that order already."""
+    place, total = np.zeros(4, np.int64), count.sum()
+    for at in range(total):
+        best = -1
+        for lane in range(4):
+            if place[lane] < count[lane]:
+                op = served[lane, place[lane]]
+                if best < 0:
+                    best = lane
+                else:
+                    other = served[best, place[best]]
+                    if start[op] < start[other] or (start[op] == start[other] and op < other):
+                        best = lane
+        op = served[best, place[best]]
+        place[best] += 1
+        moves[at] = start[op], start[op] + busy[op], 1.0 if where[op] == ACROSS else 0.0
+    return total
+
+
+@nb.njit(cache=True)
+def _uncovered(moves, attends, across):  # type: ignore[no-untyped-def]
+    """(length of the union of transfers, of what of it no compute covers); across: only of those across nodes.
+
+    attends: the rank's compute in time order, its linear modules first.
+    """
+    moved, shown, left, right, place = 0.0, 0.0, 0.0, 0.0, 0  # left, right: the union's open interval
+    for index in range(len(moves) + 1):
+        if index < len(moves):
+            if across and moves[index, 2] == 0.0:
+                continue
+            if moves[index, 0] <= right:
+                right = max(right, moves[index, 1])
+                continue
+        covered, at = 0.0, place
+        while at < len(attends):
+            a, b = attends[at]
+            if b <= left:
+                place = at + 1
+            elif a >= right:
+                break
+            else:
+                covered += min(b, right) - max(a, left)
+            at += 1
+        moved += right - left
+        shown += right - left - covered
+        if index < len(moves):
+            left, right = moves[index, 0], moves[index, 1]
+    return moved, shown
