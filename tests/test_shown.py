@@ -30,7 +30,10 @@ def test_keys_lists_and_numbers() -> None:
 
 def test_a_record_is_read_without_them(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    lines = [start_line(config={"choices": {"system": "\x1b]0;mine\x07"}}), {**end_line(), "message": "\x1b[2Jgone"}]
+    lines = [
+        start_line(config={"steps": 2, "choices": {"system": "\x1b]0;mine\x07"}}),
+        {**end_line(), "message": "\x1b[2Jgone"},
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     ((run,), _) = read(str(path))
     assert run.start["config"]["choices"]["system"] == "?]0;mine?"
