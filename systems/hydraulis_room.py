@@ -1,4 +1,4 @@
-"""Hydraulis' long sequences: those that a pipeline can have only with little else under way. Pure: no torch.
+"""Hydraulis gives long sequences a pipeline with little else under way. Pure: no torch.
 
 pp micro-batches of a pipeline are under way together, so its capacity is about a pp-th of what it has room for. A
 sequence above that gets a micro-batch of its own on one pipeline, and that pipeline's capacity falls: what is left of
@@ -18,7 +18,7 @@ from zbench.systems.hydraulis_cost import Schemes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Room:
-    """Where the long sequences of a batch are on a strategy's pipelines, and what that leaves.
+    """The long sequences of a batch have pipelines of a strategy, and leave others some room.
 
     pin: int64 [n], the pipeline of every long sequence; -1: the others may be wherever they fit. capacity: int64
     [num_pipelines], tokens of a micro-batch beside those. over: tokens of sequences that no pipeline has room for.
@@ -29,7 +29,7 @@ class Room:
     over: int
 
     def kinds(self, scheme: Ints) -> tuple[Ints, Ints]:
-        """Pipelines that can have the same sequences: (int64 [num_kinds], a pipeline of each kind; int64
+        """Groups pipelines that can have the same sequences: (int64 [num_kinds], a pipeline of each kind; int64
         [num_pipelines], the kind of each). One with long sequences is a kind of its own."""
         pipeline = np.arange(len(scheme))
         own = np.isin(pipeline, self.pin)
@@ -38,7 +38,7 @@ class Room:
         return first, kind
 
     def fits(self, lengths: Ints, kinds: tuple[Ints, Ints]) -> Flags:
-        """Whether pipelines of a kind can have a sequence, [num_kinds, n]; each fits one at least."""
+        """Says whether pipelines of a kind can have a sequence, [num_kinds, n]; each fits one at least."""
         first, kind = kinds
         found = lengths <= self.capacity[first, None]
         pinned = np.flatnonzero(self.pin >= 0)
@@ -48,22 +48,20 @@ class Room:
 
 
 def room(lengths: Ints, seconds: Floats, scheme: Ints, of: Schemes) -> Room:
-    """For sequences in ascending order on pipelines of the given schemes, int64 [num_pipelines].
+    """Gives long sequences their pipelines, one by one from the longest on.
 
-    From the longest on, while none fits the capacity of any pipeline: each to the pipeline that then ends first or, if
+    While the next one is above the capacity of every pipeline, it goes to the pipeline that then ends first or, if
     not all have room so, to the one in which it leaves least.
 
-    seconds: [num_schemes, n], of every sequence on a stage.
+    lengths: ascending. seconds: [num_schemes, n], of every sequence on a stage. scheme: int64 [num_pipelines], of
+    every pipeline.
     """
     rooms = (of.capacity, of.alone, of.window, of.working)
-    found = None
-    for snug in (False, True):
-        tried = Room(*_pinned(lengths, seconds, scheme, of.tp, of.pp, rooms, snug))
-        found = tried if found is None or tried.over < found.over else found
-        if not found.over:
-            break
-    assert found is not None
-    return found
+    soonest = Room(*_pinned(lengths, seconds, scheme, of.tp, of.pp, rooms, False))
+    if not soonest.over:
+        return soonest
+    snug = Room(*_pinned(lengths, seconds, scheme, of.tp, of.pp, rooms, True))
+    return snug if snug.over < soonest.over else soonest
 
 
 @nb.njit(cache=True)

@@ -1,4 +1,4 @@
-"""Batches that planners find hard, as large as a cluster can have. Pure: no torch.
+"""Makes batches that planners find hard, as large as a cluster can have. Pure: no torch.
 
 One token; ones and primes; equal lengths that nothing divides; one sequence of half of all tokens; two of a third each;
 a long tail.
@@ -19,7 +19,7 @@ SPREAD = 1.6
 
 
 def adversarial_batches(cost: Cost, tokens_per_gpu: int, seed: int) -> dict[str, Batch]:
-    """One batch of each of KINDS. tokens_per_gpu: of each GPU at most; fewer where its memory is small."""
+    """Makes one batch of each of KINDS. tokens_per_gpu: of each GPU at most; fewer where its memory is small."""
     free = cost.cluster.device.memory_bytes - static_bytes(cost)
     most = max(int(FILLED * max(free, 0) / token_bytes(cost)), 1)
     gpus = cost.whole.num_ranks * cost.tp
@@ -45,7 +45,7 @@ def _lengths(kind: str, tokens: int, ranks: int, rng: np.random.Generator) -> In
 
 
 def _tail(tokens: int, rng: np.random.Generator) -> Ints:
-    """Log-normal lengths of so many tokens together."""
+    """Draws log-normal lengths of so many tokens together."""
     drawn = np.exp(rng.normal(np.log(MEDIAN), SPREAD, tokens // 64 + 1)).astype(np.int64) + 1
     ends = np.minimum(np.cumsum(drawn), tokens)
     ends[-1] = tokens

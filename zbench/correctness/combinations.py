@@ -1,4 +1,4 @@
-"""Every combination of a system, a model and a cluster of conf/, made and checked. An edge: hydra."""
+"""Makes and checks combinations of a system, a model and a cluster of conf/. An edge: hydra."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,13 +25,13 @@ _SENTENCE = re.compile(r"(system|model|cluster)[\w.]* is [^\n]+[;,] [^\n]+")
 
 
 def choices(group: str) -> list[str]:
-    """The names of a group's yamls."""
+    """Lists the names of a group's yamls."""
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a combination. fitting, too_large: how many batches were as they should be, and fitted the
+    """A combination was checked. fitting, too_large: how many batches were as they should be, and fitted the
     described GPUs' memory or did not. refused: the sentence with which zbench says that it cannot be, "" if it can.
     skipped: the package that the system needs and that is not installed. failures: what is wrong, batch by batch."""
 
@@ -100,7 +100,7 @@ class Combinations:
 
 
 def _cost(model: DictConfig, cluster: DictConfig) -> Cost | str:
-    """The cost model, or the sentence that says why there is none."""
+    """Returns the cost model, or the sentence that says why there is none."""
     try:
         cost = make_cost(instantiate(cluster.cluster, _convert_="all"), instantiate(model.model, _convert_="all"))
         check_memory(cost)

@@ -1,4 +1,4 @@
-"""A pairwise cover of systems, models and clusters: few combinations that have every pair. Pure: no torch."""
+"""Chooses few combinations of systems, models and clusters that have every pair of them. Pure: no torch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, order=True)
 class Combination:
-    """A system, a model and a cluster, by name."""
+    """A system, a model and a cluster are named."""
 
     system: str
     model: str
@@ -22,7 +22,7 @@ def pairwise_cover(
     systems: Sequence[str], models: Sequence[str], clusters: Sequence[str], can_be: Callable[[str, str], bool],
     seed: int = 0,
 ) -> list[Combination]:  # fmt: skip
-    """Combinations with every pair of a system and a model, a system and a cluster, and a model and a cluster.
+    """Chooses combinations that have every pair of a system, a model and a cluster.
 
     Of a pair with a system one combination at least is of a model on a cluster that it can be on, where there is one.
     They are chosen one by one, each with the most pairs that are still missing; ties are broken by the seed.

@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _checked(combinations: Combinations, every: Sequence[Combination], kinds: Sequence[str]) -> Iterator[Verdict]:
-    """One after the other, with a line about them on stderr now and then, and of every failure."""
+    """Checks one after the other and tells of them on stderr now and then, and of every failure at once."""
     spoke, failed = monotonic(), 0
     for number, combination in enumerate(every, 1):
         verdict = combinations.check(combination, kinds)
@@ -76,7 +76,7 @@ def _tell(line: str) -> None:
 
 
 def print_matrix(found: Sequence[Verdict], models: Sequence[str], markdown: bool) -> None:
-    """Systems by models, refusals, failures and a last line that counts them."""
+    """Prints systems by models, then refusals, failures and a last line that counts them."""
     cells: dict[tuple[str, str], list[Verdict]] = {}
     for one in found:
         cells.setdefault((one.combination.system, one.combination.model), []).append(one)
@@ -103,7 +103,7 @@ def print_matrix(found: Sequence[Verdict], models: Sequence[str], markdown: bool
 
 
 def _entry(some: Sequence[Verdict]) -> str:
-    """One system's with one model."""
+    """Counts the batches of one system with one model."""
     if all(one.skipped for one in some):
         return "skipped" if some else ""
     if all(one.refused for one in some):
@@ -114,7 +114,7 @@ def _entry(some: Sequence[Verdict]) -> str:
 
 
 def _refusals(found: Sequence[Verdict]) -> Iterator[str]:
-    """A line for every model and reason, with the sentence of the first cluster."""
+    """Yields a line for every model and reason, with the sentence of the first cluster."""
     reasons: dict[tuple[str, str], list[Verdict]] = {}
     for one in found:
         if one.refused:

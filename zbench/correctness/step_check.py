@@ -1,4 +1,4 @@
-"""What every system owes on a batch: a correct plan, the same every time, a sound step. Pure: no torch."""
+"""Checks that a system plans a batch correctly, always the same, and that its step is sound. Pure: no torch."""
 
 import math
 import re
@@ -22,7 +22,7 @@ _PER_RANK = ("attention_seconds", "linear_seconds", "communication_seconds", "ex
 
 @dataclass(frozen=True, slots=True)
 class StepCheck:
-    """What came of a batch. memory: the sentence that says it does not fit, "" where it does. faults: what is wrong."""
+    """A batch was checked. memory: the sentence that says it does not fit, "" where it does. faults: what is wrong."""
 
     memory: str
     faults: tuple[str, ...]
@@ -56,7 +56,7 @@ def check_step(make: Callable[[], System], cost: Cost, batch: Batch) -> StepChec
 
 
 def step_faults(result: StepResult, cost: Cost) -> Iterator[str]:
-    """What cannot be so in a simulated step."""
+    """Yields a sentence for everything in a simulated step that cannot be so."""
     seconds, ranks = result.seconds, cost.whole.num_ranks
     if not 0 < result.bound_seconds <= seconds * (1 + ROUNDING) < math.inf:
         yield f"the step takes {seconds} s and no plan less than {result.bound_seconds} s"
@@ -85,7 +85,7 @@ def step_faults(result: StepResult, cost: Cost) -> Iterator[str]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether JSON has it: no numpy scalars, no infinities."""
+    """Says whether JSON has it: no numpy scalars, no infinities."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
@@ -94,7 +94,7 @@ def _is_plain(value: object) -> bool:
 
 
 def same_plan(one: Plan, other: Plan) -> bool:
-    """Whether two plans are equal in every array."""
+    """Says whether two plans are equal in every array."""
     for name in ("num_ranks", "num_heads", "causal", "backward_mode", "attention"):
         if getattr(one, name) != getattr(other, name):
             return False
