@@ -57,6 +57,8 @@ def _table_faults(where: str, columns: Mapping[str, Any], types: Mapping[str, An
     """types: of columns that are not int64."""
     for name, column in columns.items():
         wanted = types.get(name, np.dtype(np.int64))
+        if isinstance(column, np.ndarray) and column.dtype.kind == "i" and column.ndim == 1 and column.dtype != wanted:
+            yield from _beyond(f"{where}.{name}", column, wanted)
         right = isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype == wanted
         if not (right and column.dtype.isnative and column.flags.c_contiguous):
             yield f"{where}.{name} is {_told(column)}; it takes a contiguous {wanted} array of one dimension"
@@ -64,6 +66,15 @@ def _table_faults(where: str, columns: Mapping[str, Any], types: Mapping[str, An
     for name, other in others:
         if other != count:
             yield f"{where}.{name} has {other} entries and {where}.{first} has {count}; they have to have as many"
+
+
+def _beyond(where: str, column: Any, wanted: Any) -> Iterator[str]:
+    """A column that is wider than it has to be, for values that do not fit."""
+    low, high = np.iinfo(wanted).min, np.iinfo(wanted).max
+    outside = (column < low) | (column > high)
+    if outside.any():
+        at = int(np.argmax(outside))
+        yield f"{where}[{at}] is {column[at]}; it takes whole numbers from {low} to {high}"
 
 
 def _told(value: object) -> str:

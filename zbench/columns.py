@@ -103,7 +103,7 @@ def _rows(row, count):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class Ops:
-    """Operations in order, as columns [num_ops] of the types in TYPES; wider integers are converted.
+    """Operations in order, as columns [num_ops] of the types in TYPES; wider integers that fit are converted.
 
     Numbers made of several columns (a list's times a rank's) may need more bits than a column has: convert first.
 
@@ -130,9 +130,7 @@ class Ops:
 
     def __post_init__(self) -> None:
         for name, wanted in TYPES.items():
-            column = getattr(self, name)
-            if column.dtype != wanted:
-                object.__setattr__(self, name, _narrow(name, column, wanted))
+            object.__setattr__(self, name, _narrow(getattr(self, name), wanted))
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -173,14 +171,12 @@ TYPES: Mapping[str, Any] = MappingProxyType({
 COLUMNS = tuple(TYPES)
 
 
-def _narrow(name: str, column: Column, wanted: Any) -> Column:
-    narrow = column.astype(wanted)
-    if (narrow != column).any():
-        at = int(np.argmax(narrow != column))
-        raise ValueError(
-            f"{name} of operation {at} is {column[at]}; it takes whole numbers of {8 * wanted.itemsize} bits"
-        )
-    return narrow
+def _narrow(column: Column, wanted: Any) -> Column:
+    """The column in the type wanted, side by side in memory, if its values fit; else as it is, for verify to tell."""
+    if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind != "i":
+        return column
+    narrow = np.ascontiguousarray(column, wanted)
+    return narrow if column.dtype == wanted or (narrow == column).all() else column
 
 
 def _columns(

@@ -7,12 +7,13 @@ import os
 import sysconfig
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
+from zbench.array_rules import array_fault
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.dealt import Dealt
@@ -146,21 +147,14 @@ def _plans_fault(plans: Any, cost: Cost) -> str | None:
         ):
             if value != least:
                 return f"a plan with {name}={value!r} (micro-batch {index}); it has to be {least}, as in `cost`"
-        for part in (plan.blocks, plan.forward, plan.backward):
-            for column in fields(part):
-                if not _is_ints(getattr(part, column.name)):
-                    where = f"{type(part).__name__}.{column.name}"
-                    return f"a plan whose {where} is {_kind(getattr(part, column.name))}; columns are int64 arrays"
-        if len(plan.forward) and not len(plan.backward):
+        if plan.backward_mode == "":
             return (
                 f"a plan without a backward (micro-batch {index}); zbench.rewrite.reverse makes it from the forward, "
                 'as in reverse(plan, "keep")'
             )
+        if fault := array_fault(plan):
+            return f"a plan that cannot be (micro-batch {index}): {fault}"
     return None
-
-
-def _is_ints(values: Any) -> bool:
-    return isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1
 
 
 def _kind(value: Any) -> str:
@@ -171,3 +165,7 @@ def _kind(value: Any) -> str:
         return "None"
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _is_ints(values: Any) -> bool:
+    return isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1
