@@ -57,6 +57,16 @@ def _block_pairs(plan: Plan, ops: Ops, attend: Ints) -> tuple[Ints, Ints, Ints]:
 
 def _pair_twice(plan: Plan, ops: Ops, attend: Ints, name: str) -> str:
     """Tells of two attends (or one, by a repeated block) that share a (query block, kv block) pair and a head."""
+    named = float(
+        (plan.lists.lengths[ops.blocks[attend]].astype(float) * plan.lists.lengths[ops.kv_blocks[attend]]).sum()
+    )
+    if (
+        named > len(plan.blocks) ** 2 * plan.num_heads
+    ):  # not written down one by one: they may be too many for the memory
+        return (
+            f"{name}: attends name {named:.0f} pairs of blocks, which is more than {len(plan.blocks)} x "
+            f"{len(plan.blocks)} for each of {plan.num_heads} heads: some are attended a second time"
+        )
     op, q, kv = _block_pairs(plan, ops, attend)
     key, lo, hi = q * len(plan.blocks) + kv, ops.head_lo[attend][op], ops.head_hi[attend][op]
     order = np.argsort(key * (plan.num_heads + 1) + lo, kind="stable")
