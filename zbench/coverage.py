@@ -11,7 +11,7 @@ from zbench.plan import Ints, Lists, Ops, Plan
 
 
 def coverage_fault(plan: Plan, ops: Ops, name: str) -> str:
-    """What the attends of the list `name` do twice or not at all, as a sentence; "" if nothing."""
+    """Tells what the attends of the list `name` do twice or not at all; "" if nothing."""
     attend, amount = work(plan, ops)
     if twice := _pair_twice(plan, ops, attend, name):
         return twice

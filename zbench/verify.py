@@ -87,7 +87,7 @@ def _hold(fault: str, index: int = 0, plans: tuple[Plan, ...] = ()) -> None:
 
 
 def _fault(plan: Plan, cost: Cost | None) -> str:
-    """The first rule that the plan breaks, "" if none: each rule is looked at when those before it hold."""
+    """Returns the first rule that the plan breaks, "" if none: each rule is looked at when those before it hold."""
     if fault := array_fault(plan):
         return fault
     _forget(plan)
@@ -121,7 +121,7 @@ def _forget(plan: Plan) -> None:
 
 
 def _step_fault(batch: Batch, plans: tuple[Plan, ...]) -> str:
-    """The first rule that micro-batches break together, "" if none; their arrays are sound."""
+    """Returns the first rule that micro-batches break together, "" if none; their arrays are sound."""
     times = np.zeros(len(batch.lengths), np.int64)
     for index, plan in enumerate(plans):
         outside = plan.sequences >= len(times)

@@ -57,7 +57,7 @@ def verifier(batch: Batch, plans: Plans, cost: Cost) -> None:
 
 
 def judge(case: Case, plans: Plans, verify: Verifier = verifier) -> Verdict:
-    """What `plans` are in place of the case's own, and what `verify` says of them.
+    """Judges `plans` in place of the case's own: what they are, and what `verify` says of them.
 
     What it accepts is simulated and compiled, if it is not known to be wrong.
     """
@@ -72,7 +72,7 @@ def judge(case: Case, plans: Plans, verify: Verifier = verifier) -> Verdict:
 
 
 def fault(case: Case, plans: Plans) -> str:
-    """Why the plans are no correct step, "" if they are; by plain rules, numbers and the law of bytes alone.
+    """Tells why the plans are no correct step, "" if they are; by plain rules, numbers and the law of bytes alone.
 
     Plans that are the case's own are right, unless they are all of them.
     """
@@ -102,13 +102,13 @@ def _check_numbers(kept: Plan, cost: Cost) -> None:
 
 @lru_cache(maxsize=64)
 def _dense(lengths: tuple[int, ...], model: Model) -> tuple[Tensors, Results]:
-    """Inputs, and what dense causal attention makes of them."""
+    """Makes inputs, and what dense causal attention makes of them."""
     given = Tensors.random(model.num_heads, model.num_kv_heads, sum(lengths), 3)
     return given, dense(np.array(lengths, np.int64), given)
 
 
 def _running(batch: Batch, plans: Plans, cost: Cost) -> str:
-    """What goes wrong where the plans are simulated, or compiled for every rank; "" if nothing."""
+    """Simulates the plans and compiles them for every rank; returns what goes wrong, "" if nothing."""
     try:
         result = Simulated(cost).step(batch, plans)
         if not np.isfinite(result.seconds) or result.seconds < result.bound_seconds * (1 - 1e-9):
@@ -139,7 +139,7 @@ def _running(batch: Batch, plans: Plans, cost: Cost) -> str:
 
 
 def charged_bytes(plans: Plans, cost: Cost) -> Bytes:
-    """What the simulator charges attention's messages of a step with, link by link."""
+    """Counts what the simulator charges attention's messages of a step with, link by link."""
     total, model = Bytes.none(cost.cluster), cost.model
     for plan in plans:
         forward, backward = programs(plan, cost)
