@@ -1,4 +1,4 @@
-"""The share of wrong mutants that the verifier rejects, by system and by kind, as tables. Pure: no torch."""
+"""The share of wrong mutants that the verifier rejects, by system and by kind, as tables."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
