@@ -22,7 +22,7 @@ from zbench.cost import Cost
 from zbench.memory import peak_bytes
 from zbench.model import DKV, DO, DQ, KV, Model, O, Q
 from zbench.patterns import local, ring, ulysses_ring
-from zbench.plan import ATTEND, COLUMNS, TRANSFER, Ops, Plan
+from zbench.plan import ATTEND, COLUMNS, TRANSFER, Lists, Ops, Plan
 from zbench.rewrite import reverse
 from zbench.verify import OutOfMemory, PlanError, verify, verify_step
 
@@ -359,3 +359,24 @@ def test_bidirectional_attention_is_counted_too() -> None:
     (at, *_) = every(attends, "forward", plan)
     with pytest.raises(PlanError, match="are attended of 90"):
         verify(taken(plan, "forward", np.delete(np.arange(len(plan.forward)), at)))
+
+
+def test_nothing_that_was_derived_before_is_believed() -> None:
+    """A planner that plays its plan and then writes to its arrays leaves sizes and areas of what they were before."""
+    plan = laid()
+    before, areas = plan.blocks.tokens.tolist(), plan.pair_work[1].area.tolist()
+    plan.blocks.block[:4] = np.arange(4) // 2
+    verify(plan)
+    fresh = replace(plan, blocks=replace(plan.blocks))
+    assert plan.blocks.tokens.tolist() == fresh.blocks.tokens.tolist() != before
+    assert plan.pair_work[1].area.tolist() == fresh.pair_work[1].area.tolist() != areas
+
+
+def test_more_pairs_than_there_are_are_told_without_writing_them_down() -> None:
+    plan = laid()
+    everything = Lists(np.array([0, 10**6]), np.zeros(10**6, np.int64))
+    same = Ops.attends(np.zeros(1, np.int64), (0, 4), np.zeros(1, np.int64), np.zeros(1, np.int64))
+    with pytest.raises(
+        PlanError, match="attends name 1000000000000 pairs of blocks, which is more than 4 x 4 for each"
+    ):
+        verify(plan.with_(lists=everything, forward=same, backward=same))

@@ -21,7 +21,7 @@ _LIMIT = 2.0**63
 
 
 def array_fault(plan: Plan) -> str:
-    """The first of the rules above that the plan breaks, as a sentence; "" if none."""
+    """Returns the first of the rules above that the plan breaks, as a sentence; "" if none."""
     return next(_faults(plan), "")
 
 
@@ -40,7 +40,7 @@ def _faults(plan: Plan) -> Iterator[str]:
 
 
 def _tables(plan: Plan) -> Iterator[tuple[str, object, Sequence[str]]]:
-    """(where, what holds them, names) of the arrays that have to be of one length."""
+    """Yields (where, what holds them, names) of the arrays that have to be of one length."""
     yield "plan", plan, ("lengths", "sequences")
     yield "plan.blocks", plan.blocks, ("seq", "start", "stop", "block")
     yield "plan.blocks", plan.blocks, ("home",)
@@ -78,7 +78,7 @@ def _beyond(where: str, column: Any, wanted: Any) -> Iterator[str]:
 
 
 def _told(value: object) -> str:
-    """An array by its form, anything else by its type: what is wrong may be large."""
+    """Names an array by its form and anything else by its type, as what is wrong may be large."""
     if isinstance(value, np.ndarray):
         kind = "an array" if value.flags.c_contiguous else "a non-contiguous array"
         return f"{kind} of {value.dtype} and shape {value.shape}"

@@ -12,7 +12,7 @@ from zbench.plan import Plan
 
 
 def block_fault(plan: Plan) -> str:
-    """The first rule of blocks and of lists of them that the plan breaks, as a sentence; "" if none."""
+    """Returns the first rule of blocks and of lists of them that the plan breaks, as a sentence; "" if none."""
     return next(_faults(plan), "")
 
 

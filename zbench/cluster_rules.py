@@ -13,7 +13,7 @@ from zbench.plan import Plan
 
 
 def cluster_fault(plan: Plan, cost: Cost | None) -> str:
-    """The first rule that the plan breaks, as a sentence; "" if none. Without a cost model: of those that need none."""
+    """Returns the first rule that the plan breaks, "" if none; without a cost model only of those that need none."""
     return next(_faults(plan, cost), "")
 
 

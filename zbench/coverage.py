@@ -12,7 +12,7 @@ from zbench.plan import ATTEND, Ints, Lists, Ops, Plan
 
 
 def coverage_fault(plan: Plan, ops: Ops, name: str) -> str:
-    """What the attends of the list `name` do twice or not at all, as a sentence; "" if nothing."""
+    """Tells what the attends of the list `name` do twice or not at all; "" if nothing."""
     if twice := _pair_twice(plan, ops, name):
         return twice
     done = sum(_attended(plan, part) for _, part in ops.chunks())
@@ -28,6 +28,12 @@ def _attended(plan: Plan, ops: Ops) -> int:
     """Counts the visible (query, key, head) triples of the operations' attends."""
     attend, amount = work(plan, ops)
     return int((amount.area * (ops.head_hi - ops.head_lo)[attend]).sum())
+
+
+def _pairs_named(plan: Plan, ops: Ops) -> int:
+    """Counts the pairs of blocks that the operations' attends name, as often as they do."""
+    attend, lengths = ops.kind == ATTEND, plan.lists.lengths.astype(float)
+    return int((lengths[ops.blocks[attend]] * lengths[ops.kv_blocks[attend]]).sum())
 
 
 def _missing(plan: Plan, ops: Ops, attend: Ints) -> str:
@@ -63,6 +69,12 @@ def _block_pairs(plan: Plan, ops: Ops, attend: Ints) -> tuple[Ints, Ints, Ints]:
 
 def _pair_twice(plan: Plan, ops: Ops, name: str) -> str:
     """Tells of two attends (or one, by a repeated block) that share a (query block, kv block) pair and a head."""
+    most, named = len(plan.blocks) ** 2 * plan.num_heads, sum(_pairs_named(plan, part) for _, part in ops.chunks())
+    if named > most:  # not looked at one by one: they may be too many for the memory
+        return (
+            f"{name}: attends name {named} pairs of blocks, which is more than {len(plan.blocks)} x "
+            f"{len(plan.blocks)} for each of {plan.num_heads} heads: some are attended a second time"
+        )
     found = attended_twice(plan, ops)
     if found is None:
         return ""

@@ -16,7 +16,7 @@ _ALLOWED = {"forward": (Q, KV, O), "backward": (KV, DO, DQ, DKV)}
 
 
 def operation_fault(plan: Plan, name: str) -> str:
-    """The first rule that an operation of the list `name` breaks, with its value and what is right; "" if none."""
+    """Returns the first rule that an operation of the list `name` breaks, and its value; "" if none."""
     every: Ops = getattr(plan, name)
     for begin, ops in every.chunks():
         for broken, column, right in _rules(plan, ops, name):
@@ -28,7 +28,7 @@ def operation_fault(plan: Plan, name: str) -> str:
 
 
 def _rules(plan: Plan, ops: Ops, name: str) -> Iterator[tuple[Flags, str, str]]:
-    """(operations that break it, the column to show, what is right), in an order in which each can rely on the last."""
+    """Yields (operations that break it, the column to show, what is right), each relying on those before it."""
     transfer, attend = ops.kind == TRANSFER, ops.kind == ATTEND
     yield ~transfer & ~attend, "kind", f"it takes {TRANSFER}, a transfer, or {ATTEND}, an attend"
     for column in ("src", "dst"):

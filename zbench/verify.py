@@ -18,6 +18,8 @@ Proven, for the forward and the backward list, each before what relies on it:
 docs/proof.md says what that excludes, and how it is tested. Time is about linear in the plan's operations and pieces.
 """
 
+from functools import cached_property
+
 import numpy as np
 
 from zbench.array_rules import array_fault
@@ -84,8 +86,11 @@ def _hold(fault: str, index: int = 0, plans: tuple[Plan, ...] = ()) -> None:
 
 
 def _fault(plan: Plan, cost: Cost | None) -> str:
-    """The first rule that the plan breaks, "" if none: each rule is looked at when those before it hold."""
-    if fault := array_fault(plan) or block_fault(plan):
+    """Returns the first rule that the plan breaks, "" if none: each rule is looked at when those before it hold."""
+    if fault := array_fault(plan):
+        return fault
+    _forget(plan)
+    if fault := block_fault(plan):
         return fault
     for name, _ in _LISTS:
         if fault := operation_fault(plan, name):
@@ -103,8 +108,19 @@ def _fault(plan: Plan, cost: Cost | None) -> str:
     return pipeline_fault(plan, cost)
 
 
+def _forget(plan: Plan) -> None:
+    """Drops what was derived from arrays and kept with them: they may have changed since.
+
+    What the proof derives anew takes its place, and is what executors read.
+    """
+    for part in (plan, plan.blocks, plan.lists, plan.lanes):
+        for name, value in vars(type(part)).items():
+            if isinstance(value, cached_property):
+                vars(part).pop(name, None)
+
+
 def _step_fault(batch: Batch, plans: tuple[Plan, ...]) -> str:
-    """The first rule that micro-batches break together, "" if none; their arrays are sound."""
+    """Returns the first rule that micro-batches break together, "" if none; their arrays are sound."""
     times = np.zeros(len(batch.lengths), np.int64)
     for index, plan in enumerate(plans):
         outside = plan.sequences >= len(times)

@@ -41,7 +41,7 @@ class Bytes:
 
 
 def step_bytes(plans: Sequence[Plan], cost: Cost) -> Bytes:
-    """All layers' attention, forward (again where the model recomputes it) and backward, of every micro-batch."""
+    """Counts attention of all layers and micro-batches, forward (again where the model recomputes it) and backward."""
     total = Bytes.none(cost.cluster)
     forwards = 2 if cost.model.recompute == "full" else 1
     for plan in plans:
@@ -51,7 +51,7 @@ def step_bytes(plans: Sequence[Plan], cost: Cost) -> Bytes:
 
 
 def layer_bytes(plan: Plan, ops: Ops, cost: Cost) -> Bytes:
-    """One layer's transfers of a list of operations.
+    """Counts one layer's transfers of a list of operations.
 
     Raises:
         zbench.correctness.interpreter.Broken: a transfer is routed over no lane, or one that its node has not.
@@ -65,7 +65,7 @@ def layer_bytes(plan: Plan, ops: Ops, cost: Cost) -> Bytes:
 
 
 def _token_bytes(sent: Transfer, model: Model) -> int:
-    """One token's rows: a row of every query head, or k and v of every kv head that those query heads read."""
+    """Counts a token's bytes: a row of every query head, or k and v of every kv head that those heads read."""
     lo, hi = sent.heads
     row = model.head_dim * model.element_bytes
     if sent.tensor in ("kv", "dkv"):
@@ -103,13 +103,13 @@ def _across(total: Bytes, src: int, dst: int, size: int) -> None:
 
 
 def _nic(rank: int, cluster: Cluster) -> int:
-    """The NIC that a rank is tied to, counted over the cluster; a node's GPUs are tied to its NICs in order."""
+    """Returns the NIC that a rank is tied to, counted over the cluster; a node's GPUs are tied to its NICs in order."""
     node, place = divmod(rank, cluster.gpus_per_node)
     return node * cluster.nics_per_node + place * cluster.nics_per_node // cluster.gpus_per_node
 
 
 def _carrier(rank: int, lane: int, cluster: Cluster) -> int:
-    """The rank of its node that carries a lane for `rank`: itself, or one of those tied to the lane's NIC, in turn."""
+    """Returns who of its node carries a lane for `rank`: itself, or one of those tied to the lane's NIC, in turn."""
     node, place = divmod(rank, cluster.gpus_per_node)
     nic = node * cluster.nics_per_node + lane
     if _nic(rank, cluster) == nic:

@@ -37,18 +37,18 @@ REAL = Device("real", 1e15, 80e9, 2e12, 3e11, 5e14, 6e14, 5e14, 5e-6, 6e-5)
 
 
 def paths() -> dict[str, Path]:
-    """Every system of conf/system, by name."""
+    """Lists every system of conf/system, by name."""
     return {path.stem: path for path in sorted((CONF / "system").glob("*.yaml"))}
 
 
 def missing(system: str) -> str:
-    """The package that the system needs and that is not installed, "" if none."""
+    """Names the package that the system needs and that is not installed, "" if none."""
     package = NEEDS.get(system, "")
     return package if package and find_spec(package) is None else ""
 
 
 def case(seed: int, system: str, number: int) -> Case:
-    """The case of that number; settings that a cluster cannot have are drawn again."""
+    """Makes the case of that number; settings that a cluster cannot have are drawn again."""
     rng = np.random.default_rng([seed, zlib.crc32(system.encode()), number])
     for _ in range(100):
         cost = _cost(rng)
@@ -65,7 +65,7 @@ def case(seed: int, system: str, number: int) -> Case:
 
 
 def _settings(rng: Generator, path: Path) -> Any:
-    """The system's yaml, finer; every other time with one of its switches turned over or another backward mode."""
+    """Reads the system's yaml and makes it finer, every other time with a switch or the backward mode changed."""
     node: Any = OmegaConf.load(path)
     for name, tokens in GRAINS.items():
         if name in node and rng.random() < 0.7:
@@ -98,7 +98,7 @@ def _cost(rng: Generator) -> Cost:
 
 
 def _lengths(rng: Generator) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Ones, primes, all equal, one giant, a long tail, or anything: up to about a thousand tokens."""
+    """Draws ones, primes, all equal, one giant, a long tail, or anything: up to about a thousand tokens."""
     count = int(rng.integers(1, 8))
     kind = rng.integers(6)
     if kind == 0:

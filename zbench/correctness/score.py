@@ -1,4 +1,4 @@
-"""The share of wrong mutants that the verifier rejects, by system and by kind, as tables. Pure: no torch."""
+"""The share of wrong mutants that the verifier rejects, by system and by kind, as tables."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Score:
 
     @staticmethod
     def of(found: Iterable[Judged]) -> "Score":
-        """The score of mutants; steps that nobody has broken are none."""
+        """Counts mutants; steps that nobody has broken are none."""
         some = [one for one in found if one.kind != UNBROKEN]
         wrong = [one for one in some if one.is_wrong]
         right = [one for one in some if not one.is_wrong]
@@ -28,24 +28,24 @@ class Score:
 
     @property
     def share(self) -> float:
-        """The mutation score; 1 where nothing is wrong."""
+        """Returns the mutation score; 1 where nothing is wrong."""
         return self.caught / self.wrong if self.wrong else 1.0
 
     def cells(self) -> tuple[str, ...]:
-        """A row of a table, of TITLES."""
+        """Returns a row of a table, of TITLES."""
         share = f"{100 * self.share:.4g} %"
         return tuple(map(str, (self.wrong + self.right, self.wrong, self.caught, share, self.right, self.refused)))
 
 
 def rows(found: Sequence[Judged], by: Callable[[Judged], str]) -> list[tuple[str, ...]]:
-    """A row for each group, in the order of their names, and one of all."""
+    """Returns a row for each group, in the order of their names, and one of all."""
     names = sorted({by(one) for one in found if one.kind != UNBROKEN})
     groups = [(name, *Score.of(one for one in found if by(one) == name).cells()) for name in names]
     return [*groups, ("all", *Score.of(found).cells())]
 
 
 def failures(found: Sequence[Judged]) -> list[str]:
-    """A line for every wrong mutant that was not rejected, and for every step that is wrong or rejected unbroken."""
+    """Returns a line for every wrong mutant not rejected, and for every step that is wrong or rejected unbroken."""
     lines = []
     for one in found:
         system, number = one.name.system, one.name.number
@@ -60,6 +60,6 @@ def failures(found: Sequence[Judged]) -> list[str]:
 
 
 def markdown(first: str, table: Sequence[Sequence[str]]) -> str:
-    """A table as markdown has it."""
+    """Writes a table as markdown has it."""
     lines = [(first, *TITLES), ("---", *("---:" for _ in TITLES)), *table]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

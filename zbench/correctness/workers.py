@@ -67,7 +67,7 @@ class Judged:
 
 
 def shares(names: Share) -> list[Share]:
-    """All of these mutants, a hundred at a time."""
+    """Divides mutants into shares of a hundred."""
     return [names[at : at + OF_A_WORKER] for at in range(0, len(names), OF_A_WORKER)]
 
 
@@ -83,7 +83,7 @@ class _Worker:
 
 
 def judged(given: Iterable[Share], jobs: int, verify: Verifier) -> Iterator[Judged]:
-    """Every mutant of every share once, as they are done, with `jobs` processes at a time.
+    """Yields every mutant of every share once, as they are done, with `jobs` processes at a time.
 
     Raises:
         RuntimeError: a process died of a step that nobody has broken.
@@ -116,7 +116,7 @@ def judged(given: Iterable[Share], jobs: int, verify: Verifier) -> Iterator[Judg
 
 
 def _heard(worker: _Worker) -> Judged | int | str:
-    """What a process says: the number of the mutant it begins, a verdict, or "" when it has ended."""
+    """Returns what a process says: the number of the mutant it begins, a verdict, or "" when it has ended."""
     try:
         told: Judged | int = worker.connection.recv()
     except (EOFError, OSError):
@@ -125,7 +125,7 @@ def _heard(worker: _Worker) -> Judged | int | str:
 
 
 def _ended(worker: _Worker, left: "deque[Share]", is_silent: bool) -> Iterator[Judged]:
-    """What becomes of a process's last mutant, and of those it has left."""
+    """Yields a verdict on the mutant that a process died of, and puts back those it has left."""
     if is_silent:
         worker.process.kill()
     worker.process.join()
@@ -144,7 +144,7 @@ def _ended(worker: _Worker, left: "deque[Share]", is_silent: bool) -> Iterator[J
 
 
 def _work(told: Connection, share: Share, verify: Verifier) -> None:
-    """A process's life: every mutant of the share is said to begin, and then judged."""
+    """Judges every mutant of a share, and says of each beforehand that it begins: what a process does in its life."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

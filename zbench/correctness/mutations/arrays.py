@@ -94,7 +94,7 @@ def value(name: str) -> Mutation:
 
 
 def _numbers(old: int) -> tuple[object, ...]:
-    """What a number of ranks or heads may become."""
+    """Lists what a number of ranks or heads may become."""
     return (old + 1, old - 1, 2 * old, 0, -old, 2**62, float(old), np.int32(old), None, True)
 
 

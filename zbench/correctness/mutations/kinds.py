@@ -59,7 +59,7 @@ _TRIES = 10  # at a mutation that may leave everything as it was
 
 
 def mutant(rng: Generator, case: Case, kind: str) -> tuple[Plan, ...]:
-    """The case's plans with one of them, or what they are together, changed in a way of that kind."""
+    """Returns the case's plans with one of them, or what they are together, changed in a way of that kind."""
     for _ in range(_TRIES):
         plans = _mutant(rng, case, kind)
         if changes(case.plans, plans) != "none":

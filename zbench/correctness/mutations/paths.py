@@ -25,7 +25,7 @@ WILD = (-1, -2, -7, 10**9, -(10**9), 2**31, 2**62, -(2**62), 2**63 - 1, -(2**63)
 
 
 def array(plan: Plan, path: str) -> Any:
-    """The array at a path."""
+    """Returns the array at a path."""
     value: Any = plan
     for name in path.split("."):
         value = getattr(value, name)
@@ -33,20 +33,20 @@ def array(plan: Plan, path: str) -> Any:
 
 
 def put(plan: Plan, path: str, value: object) -> Plan:
-    """The plan with `value` at a path instead of its array."""
+    """Returns the plan with `value` at a path instead of its array."""
     part, _, name = path.partition(".")
     return plan.with_(**{part: replace(getattr(plan, part), **{name: value}) if name else value})
 
 
 def put_at(plan: Plan, path: str, at: int, value: int) -> Plan:
-    """The plan with one entry of an array changed."""
+    """Returns the plan with one entry of an array changed."""
     values = array(plan, path).copy()
     values[at] = value
     return put(plan, path, values)
 
 
 def other(rng: Generator, old: int, count: int) -> int:
-    """A value unlike `old`: mostly one below `count`, or a neighbour; sometimes one at the edge, or a wild one."""
+    """Draws a value unlike `old`: mostly one below `count`, or a neighbour; sometimes the edge, or a wild one."""
     while True:
         kind = rng.random()
         if kind < 0.5 and count > 1:
@@ -60,7 +60,7 @@ def other(rng: Generator, old: int, count: int) -> int:
 
 
 def counts(plan: Plan) -> dict[str, int]:
-    """How many values, from 0 on, the entries of a column may have, by its name."""
+    """Tells how many values, from 0 on, the entries of a column may have, by its name."""
     ranks, heads, lists, blocks = plan.num_ranks, plan.num_heads, len(plan.lists), len(plan.blocks)
     tokens = int(plan.lengths.max()) + 1
     return {
@@ -85,7 +85,7 @@ def entry(path: str) -> Mutation:
 
 
 def with_pipelines(plan: Plan) -> Plan:
-    """The plan with every rank a pipeline by itself, if it has none."""
+    """Returns the plan with every rank a pipeline by itself, if it has none."""
     ones = np.ones(plan.num_ranks, np.int64)
     alone = Pipelines(np.arange(plan.num_ranks, dtype=np.int64), ones, ones)
     return plan if plan.pipelines is not None else plan.with_(pipelines=alone)

@@ -114,7 +114,7 @@ def rerouted(rng: Generator, plan: Plan, cost: Cost) -> Plan:
 
 
 def with_lanes(rng: Generator, plan: Plan, cost: Cost) -> Plan:
-    """The plan with lists of lanes and transfers between nodes that use them, if it has none: still right."""
+    """Returns the plan with lists of lanes and transfers between nodes that use them, if it has none: still right."""
     if len(plan.lanes):
         return plan
     node, nics = cost.cluster.node_of, cost.cluster.nics_per_node
@@ -132,7 +132,7 @@ def _rows(plan: Plan) -> list[Ints]:
 
 
 def _changed(rng: Generator, lists: Lists, count: int) -> Lists:
-    """The lists with one item changed, left out, or there twice."""
+    """Returns the lists with one item changed, left out, or there twice."""
     rows = [lists[at].copy() for at in range(len(lists))]
     at = int(rng.integers(len(rows)))
     place, kind = int(rng.integers(len(rows[at]))), rng.integers(3)

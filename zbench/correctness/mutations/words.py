@@ -11,7 +11,7 @@ _PLAIN = ("num_ranks", "num_heads", "causal", "backward_mode", "attention", "not
 
 
 def changes(before: Sequence[Plan], after: Sequence[Plan], most: int = 4) -> str:
-    """The first few changes of each plan, such as "plan.forward.via[3]: 0 becomes -7"; "none" without any."""
+    """Names the first few changes of each plan, such as "plan.forward.via[3]: 0 becomes -7"; "none" without any."""
     if len(before) != len(after):
         return f"{len(before)} micro-batches become {len(after)}"
     found = [
