@@ -1,6 +1,5 @@
 """The data edges equal those found by following every head of every block one operation after another."""
 
-
 import numpy as np
 import pytest
 from eventloop import data_edges

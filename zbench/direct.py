@@ -119,7 +119,7 @@ def _places(kind, src, dst, node):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _alone(kind, src, dst, via, node, nic, user):  # type: ignore[no-untyped-def]
-    """Whether each direction of each NIC has one rank; a GPU's own port has one in any case. user: [2 x num_nics], -1."""
+    """Whether each direction of each NIC has one rank, as a GPU's own port has. user: int64 [2 x num_nics], all -1."""
     for i in range(len(src)):
         if via[i] >= 0:
             return False

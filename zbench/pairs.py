@@ -27,7 +27,7 @@ CHUNK = 1 << 15  # pairs a thread takes at a time
 class Pairs:
     """The pairs, compressed rows by q list.
 
-    offsets: int64 [num_lists + 1]. kv: int32 [num_pairs], ascending in a row. work: of each pair, int32 if that is enough.
+    offsets: int64 [num_lists + 1]. kv: int32 [num_pairs], ascending in a row. work: of each pair, int32 if it can be.
     """
 
     offsets: Ints
