@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 import zbench.pairs
 from zbench.area import Work
 from zbench.build import Builder
-from zbench.pairs import Pairs
+from zbench.pairs import Pairs, rings
 from zbench.patterns import local, ulysses_ring
 from zbench.plan import Blocks, Plan
-from zbench.ring_area import rectangles, rings
+from zbench.ring_area import rectangles
 from zbench.walk import gather
 
 

@@ -153,8 +153,9 @@ class Meter:
         if self._bars is not None:
             self._bars.stop()
 
-    def show(self, system: str, done: int, loss: float | None = None) -> None:
-        told = "" if loss is None else f", loss {loss:.4f}"
+    def show(self, system: str, done: int, loss: float | None = None, doing: str = "") -> None:
+        """done: steps. doing: what the next one is at, as steps of thousands of ranks take minutes."""
+        told = f", {doing}" if doing else "" if loss is None else f", loss {loss:.4f}"
         if self._bars is not None:
             if system not in self._tasks:
                 self._tasks[system] = self._bars.add_task(system, total=self.total)
