@@ -10,7 +10,7 @@ from zbench.build import Builder
 from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.dataflow import Edges, edges
-from zbench.direct import Direct, direct, is_direct
+from zbench.direct import Direct, by_consumer, direct, is_direct
 from zbench.layers import Layers, Played, State
 from zbench.legs import LANES, link_ids
 from zbench.model import Model
@@ -32,7 +32,8 @@ def same(cost: Cost, plan: Plan, ops: Ops, backward: bool) -> None:
     assert isinstance(found, Edges)
     linear = cost.linear_seconds(plan.tokens_per_rank)
     ends, results, carried = [], [], []
-    for of in (direct(plan, ops, found, cost, backward), prepare(plan, ops, found, cost, backward)):
+    waits = by_consumer(len(ops), found)
+    for of in (direct(plan, ops, waits, cost, backward), prepare(plan, ops, found, cost, backward)):
         ends.append(state(cost))
         results.append(Layers(of, linear, 4).play(ends[-1]))
         carried.append(Carried.of(of, cost))

@@ -41,7 +41,7 @@ class Direct:
     where: NDArray[np.int8]
     busy: Floats
     latency: Floats
-    offsets: Ints
+    offsets: Column
     producers: Column
     rows: tuple[Ints, NDArray[np.int32]]
     nic: Ints
@@ -66,11 +66,10 @@ class Direct:
         return out[0], out[1], out[2], out[3]
 
 
-def direct(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> Direct:
-    """A plan's forward or backward list that `is_direct` on the cost model's cluster."""
+def direct(plan: Plan, ops: Ops, waits: tuple[Column, Column], cost: Cost, backward: bool) -> Direct:
+    """A plan's forward or backward list that `is_direct` on the cluster; waits: its edges as `by_consumer`."""
     cluster = cost.cluster
-    offsets, producers = _producers(len(ops), found.producer, found.consumer)
-    del found
+    offsets, producers = waits
     where = places(ops, cluster)
     busy = np.empty(len(ops))
     sent, received = np.zeros((2, 3, cluster.num_ranks), np.int64)
@@ -94,6 +93,12 @@ def _attended(plan: Plan, ops: Ops) -> Iterator[tuple[int, Ops, Repeats]]:
         count = int((part.kind == ATTEND).sum())
         yield begin, part, known.part(slice(first, first + count))
         first += count
+
+
+def by_consumer(num_ops: int, found: Edges) -> tuple[Column, Column]:
+    """The operations that each one waits for, compressed rows: int32 offsets and operations."""
+    offsets, producers = _producers(num_ops, found.producer, found.consumer)
+    return offsets, producers
 
 
 def places(ops: Ops, cluster: Cluster) -> NDArray[np.int8]:
@@ -141,7 +146,7 @@ def _count(src, dst, where, size, sent, received):  # type: ignore[no-untyped-de
 @nb.njit(cache=True)
 def _producers(num_ops, producer, consumer):  # type: ignore[no-untyped-def]
     """The edges as compressed rows by consumer: a counting sort."""
-    offsets = np.zeros(num_ops + 1, np.int64)
+    offsets = np.zeros(num_ops + 1, np.int32)
     for edge in range(len(consumer)):
         offsets[consumer[edge] + 1] += 1
     for op in range(num_ops):
