@@ -8,6 +8,7 @@ import pytest
 from test_verify import laid
 
 from zbench.array_rules import array_fault
+from zbench.columns import TYPES
 from zbench.correctness.mutations.paths import PATHS, array, put, with_pipelines
 from zbench.plan import Lists, Plan
 from zbench.verify import PlanError, verify
@@ -15,7 +16,10 @@ from zbench.verify import PlanError, verify
 ROUTED = laid().with_(lanes=Lists.of([[0], [0]]))
 
 
-@pytest.mark.parametrize("path", PATHS)
+NARROW = [path for path in PATHS if path.startswith(("forward", "backward"))]
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path not in NARROW])
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -34,6 +38,35 @@ def test_every_array_has_its_type(path: str, change: Callable, told: str) -> Non
         PlanError, match=rf"^plan\.{path} is {told}; it takes a contiguous int64 array of one dimension$"
     ):
         verify(put(plan, path, change(array(plan, path))))
+
+
+@pytest.mark.parametrize("path", NARROW)
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda a: a.astype(np.float64), r"an array of float64 and shape \(\d+,\)"),
+        (lambda a: a[None], r"an array of int\d+ and shape \(1, \d+\)"),
+        (lambda a: a.tolist(), "of type list"),
+        (lambda a: None, "of type NoneType"),
+    ],
+)
+def test_columns_of_operations_have_their_types(path: str, change: Callable, told: str) -> None:
+    kind = TYPES[path.partition(".")[2]]
+    message = rf"^plan\.{path} is {told}; it takes a contiguous {kind} array of one dimension$"
+    with pytest.raises(PlanError, match=message):
+        verify(put(ROUTED, path, change(array(ROUTED, path))))
+
+
+@pytest.mark.parametrize("path", NARROW)
+def test_wider_columns_are_converted_if_their_values_fit(path: str) -> None:
+    values, kind = array(ROUTED, path), TYPES[path.partition(".")[2]]
+    for same in (values.astype(np.int64), values.astype(">i8"), np.stack([values, values], axis=1)[:, 0]):
+        assert array(put(ROUTED, path, same), path).dtype == kind
+        verify(put(ROUTED, path, same))
+    beyond = values.astype(np.int64)
+    beyond[1] = 2**62
+    with pytest.raises(PlanError, match=rf"^plan\.{path}\[1\] is {2**62}; it takes whole numbers from -\d+ to \d+$"):
+        verify(put(ROUTED, path, beyond))
 
 
 @pytest.mark.parametrize("path", [path for path in PATHS if path.partition(".")[2] not in ("offsets", "items", "home")])

@@ -110,7 +110,7 @@ def test_every_fault(ops: list[tuple], op: int, block: int, rank: int, words: st
     plan = hand(ops)
     broken = edges(plan, plan.forward, False)
     assert isinstance(broken, Fault)
-    assert (broken.op, broken.block, fault.rank) == (op, block, rank)
+    assert (broken.op, broken.block, broken.rank) == (op, block, rank)
     assert words in broken.reason
 
 

@@ -17,13 +17,13 @@ from zbench.area import work
 from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.dataflow import Edges
+from zbench.direct_occupancy import ACROSS, HERE, INSIDE, occupied
 from zbench.legs import ACROSS_RX, ACROSS_TX, COMPUTE, INSIDE_RX, INSIDE_TX, LANES, link_ids
 from zbench.plan import ATTEND, Column, Ints, Ops, Plan
 from zbench.touches import by_rank
 from zbench.use import Repeats
 
 Floats = NDArray[np.float64]
-HERE, INSIDE, ACROSS = range(3)  # where an operation's data ends: an attend's, inside the node, on another node
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Direct:
     where: NDArray[np.int8]
     busy: Floats
     latency: Floats
-    offsets: Ints
+    offsets: Column
     producers: Column
     rows: tuple[Ints, NDArray[np.int32]]
     nic: Ints
@@ -62,15 +62,14 @@ class Direct:
     def occupancy(self, start: Floats, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats, Floats]:
         """As zbench.layers.occupancy, of a layer that began at `begin` with `linear` seconds on every rank."""
         out = np.zeros((4, len(linear)))
-        _occupied(*self.rows, self.src, self.where, self.busy, start, begin, linear, out)
+        occupied(*self.rows, self.src, self.where, self.busy, start, begin, linear, out)
         return out[0], out[1], out[2], out[3]
 
 
-def direct(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> Direct:
-    """A plan's forward or backward list that `is_direct` on the cost model's cluster."""
+def direct(plan: Plan, ops: Ops, waits: tuple[Column, Column], cost: Cost, backward: bool) -> Direct:
+    """A plan's forward or backward list that `is_direct` on the cluster; waits: its edges as `by_consumer`."""
     cluster = cost.cluster
-    offsets, producers = _producers(len(ops), found.producer, found.consumer)
-    del found
+    offsets, producers = waits
     where = places(ops, cluster)
     busy = np.empty(len(ops))
     sent, received = np.zeros((2, 3, cluster.num_ranks), np.int64)
@@ -96,6 +95,12 @@ def _attended(plan: Plan, ops: Ops) -> Iterator[tuple[int, Ops, Repeats]]:
         first += count
 
 
+def by_consumer(num_ops: int, found: Edges) -> tuple[Column, Column]:
+    """The operations that each one waits for, compressed rows: int32 offsets and operations."""
+    offsets, producers = _producers(num_ops, found.producer, found.consumer)
+    return offsets, producers
+
+
 def places(ops: Ops, cluster: Cluster) -> NDArray[np.int8]:
     """HERE, INSIDE or ACROSS of every operation."""
     found: NDArray[np.int8] = _places(ops.kind, ops.src, ops.dst, cluster.node_of)
@@ -119,7 +124,7 @@ def _places(kind, src, dst, node):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _alone(kind, src, dst, via, node, nic, user):  # type: ignore[no-untyped-def]
-    """Whether each direction of each NIC has one rank, as a GPU's own port has. user: [2 x num_nics], -1."""
+    """Whether each direction of each NIC has one rank, as a GPU's own port has. user: int64 [2 x num_nics], all -1."""
     for i in range(len(src)):
         if via[i] >= 0:
             return False
@@ -141,7 +146,7 @@ def _count(src, dst, where, size, sent, received):  # type: ignore[no-untyped-de
 @nb.njit(cache=True)
 def _producers(num_ops, producer, consumer):  # type: ignore[no-untyped-def]
     """The edges as compressed rows by consumer: a counting sort."""
-    offsets = np.zeros(num_ops + 1, np.int64)
+    offsets = np.zeros(num_ops + 1, np.int32)
     for edge in range(len(consumer)):
         offsets[consumer[edge] + 1] += 1
     for op in range(num_ops):
@@ -182,81 +187,3 @@ def _run(src, dst, where, busy, latency, offsets, producers, nic, start, ready, 
         start[i] = begin
         lane_free[lane] = lane_free[other] = link_free[link] = link_free[far] = release
         ended[d] = max(ended[d], release + latency[where[i]])
-
-
-@nb.njit(cache=True)
-def _occupied(offsets, index, src, where, busy, start, begin, linear, out):  # type: ignore[no-untyped-def]
-    """Rank by rank: attending, transferring, transferring uncovered, of that across nodes."""
-    most = 0
-    for rank in range(len(linear)):
-        most = max(most, offsets[rank + 1] - offsets[rank])
-    attends, moves = np.empty((most + 1, 2)), np.empty((most, 3))  # from, to, whether across
-    served, count = np.empty((4, most), np.int32), np.zeros(4, np.int64)  # a rank's transfers, by lane
-    for rank in range(len(linear)):
-        attends[0] = begin[rank], begin[rank] + linear[rank]
-        num, count[:] = 1, 0
-        for at in range(offsets[rank], offsets[rank + 1]):
-            op = index[at]
-            if where[op] == HERE:
-                out[0, rank] += busy[op]
-                attends[num] = start[op], start[op] + busy[op]
-                num += 1
-            else:
-                lane = 2 * (where[op] - INSIDE) + (1 if src[op] == rank else 0)
-                served[lane, count[lane]] = op
-                count[lane] += 1
-        total = _merged(served, count, start, busy, where, moves)
-        out[1, rank], out[2, rank] = _uncovered(moves[:total], attends[:num], False)
-        _, out[3, rank] = _uncovered(moves[:total], attends[:num], True)
-
-
-@nb.njit(cache=True)
-def _merged(served, count, start, busy, where, moves):  # type: ignore[no-untyped-def]
-    """A rank's transfers by when they start (ties: plan order); each lane's are in that order already."""
-    place, total = np.zeros(4, np.int64), count.sum()
-    for at in range(total):
-        best = -1
-        for lane in range(4):
-            if place[lane] < count[lane]:
-                op = served[lane, place[lane]]
-                if best < 0:
-                    best = lane
-                else:
-                    other = served[best, place[best]]
-                    if start[op] < start[other] or (start[op] == start[other] and op < other):
-                        best = lane
-        op = served[best, place[best]]
-        place[best] += 1
-        moves[at] = start[op], start[op] + busy[op], 1.0 if where[op] == ACROSS else 0.0
-    return total
-
-
-@nb.njit(cache=True)
-def _uncovered(moves, attends, across):  # type: ignore[no-untyped-def]
-    """(length of the union of transfers, of what of it no compute covers); across: only of those across nodes.
-
-    attends: the rank's compute in time order, its linear modules first.
-    """
-    moved, shown, left, right, place = 0.0, 0.0, 0.0, 0.0, 0  # left, right: the union's open interval
-    for index in range(len(moves) + 1):
-        if index < len(moves):
-            if across and moves[index, 2] == 0.0:
-                continue
-            if moves[index, 0] <= right:
-                right = max(right, moves[index, 1])
-                continue
-        covered, at = 0.0, place
-        while at < len(attends):
-            a, b = attends[at]
-            if b <= left:
-                place = at + 1
-            elif a >= right:
-                break
-            else:
-                covered += min(b, right) - max(a, left)
-            at += 1
-        moved += right - left
-        shown += right - left - covered
-        if index < len(moves):
-            left, right = moves[index, 0], moves[index, 1]
-    return moved, shown

@@ -74,8 +74,9 @@ class Meter:
         if self.sweep is not None:
             self.sweep.spoke = self._spoke
 
-    def show(self, system: str, done: int, loss: float | None = None) -> None:
-        told = "" if loss is None else f", loss {loss:.4f}"
+    def show(self, system: str, done: int, loss: float | None = None, doing: str = "") -> None:
+        """done: steps. doing: what the next one is at, as steps of thousands of ranks take minutes."""
+        told = f", {doing}" if doing else "" if loss is None else f", loss {loss:.4f}"
         name = system if self.sweep is None else f"{self.sweep.told()}{system}"
         if self._bars is not None:
             if system not in self._tasks:

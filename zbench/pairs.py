@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from zbench.area import Work
 from zbench.columns import ATTEND, Column, Ints, Ops
-from zbench.ring_area import CELLS, LEAST, rectangles, rings
+from zbench.ring_area import CELLS, LEAST, rectangles
 from zbench.walk import gather, walk
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ CHUNK = 1 << 15  # pairs a thread takes at a time
 class Pairs:
     """The pairs, compressed rows by q list.
 
-    offsets: int64 [num_lists + 1]. kv: int32 [num_pairs], ascending in a row. work: of each pair, int32 if enough.
+    offsets: int64 [num_lists + 1]. kv: int32 [num_pairs], ascending in a row. work: of each pair, int32 if it can be.
     """
 
     offsets: Ints
@@ -152,6 +152,33 @@ def _put(items, begin, end, to, seen):  # type: ignore[no-untyped-def]
             items[to] = ordered[at]
             to += 1
     return to
+
+
+@nb.njit(cache=True)
+def rings(offsets, kv, least):  # type: ignore[no-untyped-def]
+    """By list, the smallest list of the ring it is in, -1 in none: lists that all attend to the same, themselves.
+
+    offsets, kv: per list, ascending, the lists that it attends to.
+    """
+    ring = np.full(len(offsets) - 1, -1, np.int64)
+    for first in range(len(ring)):
+        begin, count = offsets[first], offsets[first + 1] - offsets[first]
+        if count < least or kv[begin] != first:
+            continue
+        same = True
+        for at in range(begin, begin + count):
+            other = offsets[kv[at]]
+            same = offsets[kv[at] + 1] - other == count
+            for place in range(count):
+                if not same or kv[other + place] != kv[begin + place]:
+                    same = False
+                    break
+            if not same:
+                break
+        if same:
+            for at in range(begin, begin + count):
+                ring[kv[at]] = first
+    return ring
 
 
 @nb.njit(cache=True)

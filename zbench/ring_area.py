@@ -69,33 +69,6 @@ def rectangles(members: Ints, lists: tuple[Ints, Ints], seq: Ints, sizes: Ints, 
 
 
 @nb.njit(cache=True)
-def rings(offsets, kv, least):  # type: ignore[no-untyped-def]
-    """By list, the smallest list of the ring it is in, -1 in none: lists that all attend to the same, themselves.
-
-    offsets, kv: per list, ascending, the lists that it attends to.
-    """
-    ring = np.full(len(offsets) - 1, -1, np.int64)
-    for first in range(len(ring)):
-        begin, count = offsets[first], offsets[first + 1] - offsets[first]
-        if count < least or kv[begin] != first:
-            continue
-        same = True
-        for at in range(begin, begin + count):
-            other = offsets[kv[at]]
-            same = offsets[kv[at] + 1] - other == count
-            for place in range(count):
-                if not same or kv[other + place] != kv[begin + place]:
-                    same = False
-                    break
-            if not same:
-                break
-        if same:
-            for at in range(begin, begin + count):
-                ring[kv[at]] = first
-    return ring
-
-
-@nb.njit(cache=True)
 def _visits(members, offsets, items, num_pieces):  # type: ignore[no-untyped-def]
     """The pieces of the lists in order, and the place in `members` of the list each is in; nothing if one is in two."""
     count = 0

@@ -123,7 +123,7 @@ def _play(
             line = {
                 "kind": "step",
                 "run": run_id,
-                **_step(case, parts, executor, step, trace if step == first else None),
+                **_step(case, parts, executor, step, trace if step == first else None, meter),
             }
             writer.append(line)
             steps.append(line)
@@ -161,17 +161,20 @@ def _fail(error: BaseException, where: str, run_id: str, writer: Writer, tracker
         executor.stop()
 
 
-def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | None) -> Line:
+def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | None, meter: Meter) -> Line:
     """Plans, verifies and executes one step; its raw quantities."""
     batch = parts.batch(step)
+    meter.show(case.name, step, doing="planning")
     began = perf_counter()
     plans = plans_of(case.system, batch, parts.cost)
     planned = perf_counter()
+    meter.show(case.name, step, doing="verifying")
     try:
         verify_step(batch, plans, parts.cost, memory=False)  # which the executor tells of the step
     except PlanError as error:
         raise PlanError(f"{case.name} made a wrong plan in step {step}: {error}") from error
     verified = perf_counter()
+    meter.show(case.name, step, doing="playing" if parts.simulated else "running")
     measured_trace = getattr(executor, "traced_step", None) if trace is not None else None
     result = executor.step(batch, plans) if measured_trace is None else measured_trace(batch, plans, trace)
     executed = perf_counter()

@@ -21,7 +21,7 @@ from zbench.clock import Program, program
 from zbench.collective import Collectives, Sharing
 from zbench.cost import Cost
 from zbench.dataflow import Edges, Fault, edges
-from zbench.direct import Direct, direct, is_direct
+from zbench.direct import Direct, by_consumer, direct, is_direct
 from zbench.groups import of_gpu, of_nics
 from zbench.layers import Layers, State
 from zbench.legs import LANES, NIC, legs, link_ids
@@ -68,7 +68,7 @@ def playable(plan: Plan, cost: Cost) -> tuple[Program | Direct, Program | Direct
     """
     lists = (plan.forward, False), (plan.backward, True)
     forward, backward = (
-        direct(plan, ops, _edges(plan, ops, back), cost, back)
+        direct(plan, ops, by_consumer(len(ops), _edges(plan, ops, back)), cost, back)
         if is_direct(ops, cost.cluster)
         else prepare(plan, ops, _edges(plan, ops, back), cost, back)
         for ops, back in lists

@@ -6,7 +6,8 @@ import numpy as np
 
 from zbench.clock import Program
 from zbench.cost import HIDDEN, SHOWN, Cost, Floats
-from zbench.direct import ACROSS, INSIDE, Direct
+from zbench.direct import Direct
+from zbench.direct_occupancy import ACROSS, INSIDE
 from zbench.layers import Played
 from zbench.legs import NIC, NVLINK
 from zbench.plan import Ints, Plan

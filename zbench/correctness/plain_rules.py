@@ -20,6 +20,10 @@ _TENSORS = {"forward": (0, 1, 2), "backward": (1, 3, 4, 5)}  # q kv o, kv do dq 
 _PARTS = {"blocks": Blocks, "lists": Lists, "lanes": Lists, "forward": Ops, "backward": Ops}
 _MODES = ("keep", "carry", "regather")
 
+# Of an entry of each column of operations.
+_BYTES = {"kind": 1, "tensor": 1, "src": 4, "dst": 4, "head_lo": 2, "head_hi": 2, "blocks": 4, "kv_blocks": 4, "via": 2,
+          "keep": 1}  # fmt: skip
+
 
 def check_step(batch: Batch, plans: Sequence[Plan]) -> None:
     """Every sequence of the batch is in one micro-batch, with its length and causally; pipelines are the same in all.
@@ -78,10 +82,14 @@ def _need(holds: object, rule: str) -> None:
         raise Broken(f"a rule of arrays is broken: {rule}")
 
 
-def _sound(array: Any) -> None:
+def _sound(array: Any, size: int = 8) -> None:
+    """size: bytes of an entry."""
     _need(type(array) is np.ndarray, "an array is one")
-    _need(array.dtype.str == "<i8" and array.ndim == 1, "an array has one dimension of int64")
-    _need(len(array) < 2 or array.strides == (8,), "an array is contiguous")
+    _need(
+        array.dtype.kind == "i" and array.dtype.isnative and array.ndim == 1, "an array has one dimension of integers"
+    )
+    _need(array.dtype.itemsize == size, f"its entries have {size} bytes")
+    _need(len(array) < 2 or array.strides == (size,), "an array is contiguous")
 
 
 def _is_note(name: object, value: object) -> bool:
@@ -134,7 +142,7 @@ def _lists(lists: Any, count: int) -> None:
 def _operations(plan: Plan, name: str, cost: Cost) -> None:
     ops: Ops = getattr(plan, name)
     for column in COLUMNS:
-        _sound(getattr(ops, column))
+        _sound(getattr(ops, column), _BYTES[column])
     _need(len({len(getattr(ops, column)) for column in COLUMNS}) == 1, "operations have all columns")
     lists, lanes, per_node = len(plan.lists.offsets) - 1, len(plan.lanes.offsets) - 1, cost.cluster.gpus_per_node
     for row in zip(*(getattr(ops, column).tolist() for column in COLUMNS), strict=True):

@@ -40,7 +40,7 @@ def put(plan: Plan, path: str, value: object) -> Plan:
 
 def put_at(plan: Plan, path: str, at: int, value: int) -> Plan:
     """Returns the plan with one entry of an array changed."""
-    values = array(plan, path).copy()
+    values = array(plan, path).astype(np.int64)  # which holds more than a column of operations may
     values[at] = value
     return put(plan, path, values)
 
