@@ -364,12 +364,12 @@ def test_bidirectional_attention_is_counted_too() -> None:
 def test_nothing_that_was_derived_before_is_believed() -> None:
     """A planner that plays its plan and then writes to its arrays leaves sizes and areas of what they were before."""
     plan = laid()
-    before, areas = plan.blocks.tokens.tolist(), plan.pair_work[1].area.tolist()
+    before, areas = plan.blocks.tokens.tolist(), plan.pairs.work.area.tolist()
     plan.blocks.block[:4] = np.arange(4) // 2
     verify(plan)
     fresh = replace(plan, blocks=replace(plan.blocks))
     assert plan.blocks.tokens.tolist() == fresh.blocks.tokens.tolist() != before
-    assert plan.pair_work[1].area.tolist() == fresh.pair_work[1].area.tolist() != areas
+    assert plan.pairs.work.area.tolist() == fresh.pairs.work.area.tolist() != areas
 
 
 def test_more_pairs_than_there_are_are_told_without_writing_them_down() -> None:
