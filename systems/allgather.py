@@ -16,7 +16,8 @@ from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cost import Cost
 from zbench.patterns import all_gather, pack_zigzag, sequence_zigzag
-from zbench.plan import Plan
+from zbench.plan import Ints, Plan
+from zbench.protocols import Size
 from zbench.rewrite import reverse
 from zbench.rewrite.reverse import Mode, check_mode
 
@@ -39,6 +40,11 @@ class AllGather:
         check_mode("system.backward", self.backward)
         if self.shard not in ("pack", "sequence"):
             raise ValueError(f"system.shard is {self.shard!r}; it takes pack or sequence")
+
+    def size(self, lengths: Ints, count: int) -> Size:
+        """Every rank's keys come to every rank, forward and backward, and their gradients go back."""
+        ranks = min(self.cost.cluster.num_ranks, int(count * float(lengths.mean())))
+        return Size(operations=2 * ranks**2, pieces=count)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         cluster = self.cost.cluster

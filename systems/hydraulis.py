@@ -16,7 +16,7 @@ import numpy as np
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.collective import Collectives, Sharing
-from zbench.cost import Cost, Flags, Floats
+from zbench.cost import Cost, Floats
 from zbench.patterns import local
 from zbench.pipelined import shared_seconds
 from zbench.pipelines import Pipelines
@@ -27,7 +27,8 @@ from zbench.systems.flexsp_cost import degrees
 from zbench.systems.hydraulis_cost import Schemes, offered, schemes
 from zbench.systems.hydraulis_dispatch import dispatch, orders
 from zbench.systems.hydraulis_pack import packed
-from zbench.systems.hydraulis_strategies import STEPS, Strategy, strategies
+from zbench.systems.hydraulis_room import room
+from zbench.systems.hydraulis_strategies import STEPS, Strategy, pairs, strategies
 
 GLANCED = 8  # candidates that are tried with a single order, best estimates first; and the best UNIFORM of one scheme
 UNIFORM = 3
@@ -77,41 +78,49 @@ class Hydraulis:
         """As many plans as the pipeline with most micro-batches has; one with fewer is idle in the first ones."""
         order = np.argsort(batch.lengths, kind="stable")
         lengths, of = batch.lengths[order], self.objective
-        seconds, fits = of.seconds(lengths), lengths <= of.capacity[:, None]
-        nowhere = ~fits.any(axis=0)
-        fits[:, nowhere] = lengths[nowhere] <= of.alone[:, None]  # with nothing else under way
-        fits[:, ~fits.any(axis=0)] = (of.alone == of.alone.max())[:, None]  # out of memory: the verdict says so
+        seconds = of.seconds(lengths)
         ranks = self.cost.cluster.num_ranks
         unit = next(degree for degree in degrees(self.cost) if ranks <= STEPS * degree)
-        proposed = strategies(lengths, seconds, fits, of, ranks, unit)
-        found = self._best(proposed, lengths, seconds, fits)
+        proposed, over = self._roomiest(strategies(lengths, seconds, of, ranks, unit), lengths, seconds)
+        if over and lengths[-1] <= of.alone.max():
+            more, without = self._roomiest(pairs(lengths, seconds, of, ranks), lengths, seconds)
+            proposed = more if without < over else proposed
+        found = self._best(proposed, lengths, seconds)
         back = np.argsort(order, kind="stable")
         notes: dict[str, float | str] = {"strategy": told(found.copies, of), "candidates": len(proposed)}
         notes |= {"objective_seconds": found.seconds, "step_seconds": found.step_seconds}
         return self._laid(batch, found.copies, found.pipeline[back], found.micro[back], notes)
 
-    def _best(self, proposed: list[Strategy], lengths: Ints, seconds: Floats, fits: Flags) -> Found:
+    def _roomiest(self, proposed: list[Strategy], lengths: Ints, seconds: Floats) -> tuple[list[Strategy], int]:
+        """The candidates with room for most tokens, and how many tokens of sequences they have no room for."""
+        of = self.objective
+        over = [room(lengths, seconds, _pipelines(one.copies, of), of).over for one in proposed]
+        least = min(over, default=int(lengths.sum()))
+        return [one for one, without in zip(proposed, over, strict=True) if without == least], least
+
+    def _best(self, proposed: list[Strategy], lengths: Ints, seconds: Floats) -> Found:
         """The candidate whose slowest pipeline is done first, once sequences are dealt and packed; see `whole_step`."""
         one_kind = [one for one in proposed[GLANCED:] if (one.copies > 0).sum() == 1]
         first = [*proposed[:GLANCED], *one_kind[:UNIFORM]]
-        tried = sorted((self._assigned(one.copies, lengths, seconds, fits, 1) for one in first), key=self._price)
+        tried = sorted((self._assigned(one.copies, lengths, seconds, 1) for one in first), key=self._price)
         tried = tried[:COMPARED]
-        again = [self._assigned(one.copies, lengths, seconds, fits, self.trials) for one in tried]
+        again = [self._assigned(one.copies, lengths, seconds, self.trials) for one in tried]
         return min([*again, *tried], key=self._price)
 
     def _price(self, found: Found) -> float:
         return found.step_seconds if self.whole_step else found.seconds
 
-    def _assigned(self, copies: Ints, lengths: Ints, seconds: Floats, fits: Flags, trials: int) -> Found:
+    def _assigned(self, copies: Ints, lengths: Ints, seconds: Floats, trials: int) -> Found:
         of, scheme = self.objective, _pipelines(copies, self.objective)
-        used = np.unique(scheme)
-        row = np.searchsorted(used, scheme)
+        has = room(lengths, seconds, scheme, of)
+        kinds = first, kind = has.kinds(scheme)
+        of_kind, fits = seconds[scheme[first]], has.fits(lengths, kinds)
         count, number = len(lengths), len(scheme)
-        tries = orders(seconds[used], fits[used], min(trials, max(WORK // (count * number), 1)))
+        tries = orders(of_kind, fits, min(trials, max(WORK // (count * number), 1)))
         moves = WORK * number // (count * (count + number)) if trials > 1 else 0
-        pipeline, _ = dispatch(seconds[used], fits[used], row, of.pp[scheme], tries, moves)
+        pipeline, _ = dispatch(of_kind, fits, kind, of.pp[scheme], tries, moves)
         own = seconds[scheme[pipeline], np.arange(len(lengths))]
-        micro, total = packed(own, lengths, pipeline, of.fixed[scheme], of.pp[scheme], of.capacity[scheme])
+        micro, total = packed(own, lengths, pipeline, of.fixed[scheme], of.pp[scheme], np.maximum(has.capacity, 1))
         each = np.zeros((number, int(micro.max()) + 1))
         np.add.at(each, (pipeline, micro), own)
         tokens = np.bincount(pipeline, lengths, number).astype(np.int64)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.area import Work
-from zbench.cost import Cost, Floats
+from zbench.cost import Cost, Flags, Floats
 from zbench.memory import pipeline_static_bytes, stage_bytes, static_bytes
 from zbench.pipelined import hop_seconds
 from zbench.plan import Ints
@@ -26,7 +26,7 @@ class Schemes:
 
     size: ranks. token: seconds of a stage a token, without attention; nic: of them, in which each of its NICs is busy
     with its gathers. fixed: a micro-batch. capacity: tokens of a micro-batch with pp of them under way; alone: of the
-    only one.
+    only one. window: tokens of all that are under way together, if `working` times the longest one's are added to them.
     """
 
     cost: Cost
@@ -39,13 +39,15 @@ class Schemes:
     fixed: Floats
     capacity: Ints
     alone: Ints
+    window: Floats
+    working: Floats
 
     def __len__(self) -> int:
         return len(self.stages)
 
     def take(self, index: Ints) -> "Schemes":
         stages = tuple(self.stages[i] for i in index.tolist())
-        names = ("tp", "pp", "size", "token", "nic", "fixed", "capacity", "alone")
+        names = ("tp", "pp", "size", "token", "nic", "fixed", "capacity", "alone", "window", "working")
         return replace(self, stages=stages, **{name: getattr(self, name)[index] for name in names})
 
     def seconds(self, lengths: Ints) -> Floats:
@@ -58,6 +60,18 @@ class Schemes:
             of[heads, kv_heads] = (1 + again) * forward + backward
         rows = [stage.layers * of[stage.heads, stage.kv_heads] for stage in self.stages]
         return np.stack(rows) + self.token[:, None] * lengths
+
+    def is_long(self, lengths: Ints) -> Flags:
+        """Which sequences are above the capacity of every scheme: they need a pipeline with little else under way."""
+        return np.asarray(lengths > self.capacity.max())
+
+    def fits(self, lengths: Ints) -> Flags:
+        """Whether a scheme can have a sequence, [num_schemes, n]: by its capacity, a long one by what is alone. The
+        schemes with most room have what fits none: it is out of memory, and the verdict says so."""
+        found, is_long = lengths <= self.capacity[:, None], self.is_long(lengths)
+        found[:, is_long] = lengths[is_long] <= self.alone[:, None]
+        found[:, ~found.any(axis=0)] = (self.alone == self.alone.max())[:, None]
+        return found
 
 
 def offered(cost: Cost) -> list[tuple[int, int]]:
@@ -76,9 +90,11 @@ def schemes(cost: Cost, shapes: list[tuple[int, int]]) -> Schemes:
     token = (large - small) / (1024 * tp)
     fixed = small - token * 1024 * tp
     nic = np.array([stage.nic_seconds() for stage in stages])
-    alone = np.array([_capacity(stage, 1) for stage in stages])
-    capacity = np.array([_capacity(stage, stage.pp) for stage in stages])
-    found = Schemes(cost, stages, tp, pp, tp * pp, token, nic, fixed, np.maximum(capacity, 1), np.maximum(alone, 1))
+    free, kept, working, logits = (np.array(column) for column in zip(*map(_bytes, stages), strict=True))
+    last, first = kept + working + logits, kept * pp + working
+    alone, capacity = ((free / most).astype(np.int64) // tp * tp for most in (last, np.maximum(first, last)))
+    rooms = (np.maximum(capacity, 1), np.maximum(alone, 1), free / kept, working / kept)
+    found = Schemes(cost, stages, tp, pp, tp * pp, token, nic, fixed, *rooms)
     able = np.flatnonzero(capacity > 0)
     return found.take(able if len(able) else np.array([int(capacity.argmax())]))
 
@@ -98,11 +114,8 @@ def _seconds(stage: Stage, tokens: int) -> float:
     return stage.layers * layer + float(stage.head_seconds(count)[0]) + hops
 
 
-def _capacity(stage: Stage, under_way: int) -> int:
-    """Tokens of each of so many micro-batches under way: on the first stage, and on the last, which has logits."""
+def _bytes(stage: Stage) -> tuple[float, float, float, float]:
+    """(Bytes of a rank that are left for activations; those of zbench.memory.stage_bytes, a token.)"""
     cost = stage.cost
-    kept, working, logits = stage_bytes(cost, stage.tp, stage.pp)
     static = pipeline_static_bytes(cost, stage.tp, stage.pp) if cost.pipelines else static_bytes(cost)
-    free = cost.cluster.device.memory_bytes - static - 1
-    most = max(kept * under_way + working, kept + working + logits)
-    return int(max(free, 0) / most) // stage.tp * stage.tp
+    return max(cost.cluster.device.memory_bytes - static - 1, 0), *stage_bytes(cost, stage.tp, stage.pp)

@@ -32,7 +32,8 @@ def pack(seconds, tokens, fixed, stages, capacity):  # type: ignore[no-untyped-d
     best[by_tokens] = _best_fit(tokens[by_tokens], capacity)
     most = best.max() + 1
     goal = _total(seconds, best, most, fixed, stages)
-    least = max((tokens.sum() + capacity - 1) // capacity, 1)
+    is_long = tokens > capacity
+    least = max(is_long.sum() + (tokens[~is_long].sum() + capacity - 1) // capacity, 1)
     by_seconds, tries = np.argsort(-seconds), min(TRIES, PLACES // count**2)
     for v in range(least, least + MORE + 1):
         slowest = max(seconds.max(), seconds.sum() / v)

@@ -14,7 +14,8 @@ from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cost import Cost
 from zbench.patterns import ring
-from zbench.plan import Plan
+from zbench.plan import Ints, Plan
+from zbench.protocols import Size
 from zbench.rewrite import reverse
 from zbench.rewrite.reverse import Mode, check_mode
 
@@ -28,6 +29,12 @@ class Ring:
 
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
+
+    def size(self, lengths: Ints, count: int) -> Size:
+        """Every rank attends to and passes on every chunk of keys; a sequence is cut in as many pieces as it can be."""
+        chunks = np.minimum(lengths, 2 * self.cost.cluster.num_ranks)
+        ranks = min(self.cost.cluster.num_ranks, count * int(chunks.max()))
+        return Size(operations=4 * ranks**2, pieces=int(count * float(chunks.mean())))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         count = len(batch.lengths)

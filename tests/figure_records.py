@@ -1,5 +1,6 @@
 """A small record for every figure, made by hand."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,16 @@ def run_of(
     if "cluster" not in given:
         whole["cluster"]["gpus"] = gpus
     ring = {"_target_": "system.ring"}
-    line = start_line(f"{whole}", config=whole, baseline={"name": "ring", "system": ring}, time="1")
-    line["facts"] |= {"cluster": group, "num_ranks": gpus, "tensor_parallel": 1, "num_nics": 2, "nics_per_node": 1}
+    run = hashlib.sha256(f"{whole}".encode()).hexdigest()[:16]
+    line = start_line(run, config=whole, baseline={"name": "ring", "system": ring}, time="1")
+    line["facts"] |= {
+        "cluster": group,
+        "num_ranks": gpus,
+        "num_gpus": gpus,
+        "tensor_parallel": 1,
+        "num_nics": 2,
+        "nics_per_node": 1,
+    }
     line["fingerprint"] = {"sources": "s", "commit": "0123456789abcdef", "dirty": False, **MACHINE}
     steps = [
         step_line(line["run"], number, **{"seconds": seconds, "num_sequences": 4, "octaves": OCTAVES, **changes})

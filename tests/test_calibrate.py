@@ -286,12 +286,13 @@ def test_one_rank_measures_a_device_with_curves(
 def test_a_rank_that_fails_leaves_the_old_file(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("old.yaml").write_text("old")
+    old = "# Measured by zbench.calibrate\n"
+    Path("old.yaml").write_text(old)
     assert call(monkeypatch, "--nodes", "1", *TINY, "--kernel", "flash-attn-2", "-o", "old.yaml") == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "executor.kernel is 'flash-attn-2'" in err
-    assert [(path.name, path.read_text()) for path in here.iterdir()] == [("old.yaml", "old")]
+    assert [(path.name, path.read_text()) for path in here.iterdir()] == [("old.yaml", old)]
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -328,8 +329,8 @@ def test_ctrl_c_leaves_nothing(here: Path) -> None:
         (["--only-device", "--device", "cuda"], "--device is cuda; torch finds no CUDA device on this machine"),
         (["--only-device", "--peak", "9 GB/s"], "--peak is '9 GB/s'; it takes FLOP/s"),
         (["--nodes", "1", *TINY, "-o", "x.json"], "-o is 'x.json'; it takes a file that ends in .yaml"),
-        (["--nodes", "1", *TINY, "-o", "no/x.yaml"], "-o is 'no/x.yaml'; it takes a file in a folder that can be"),
-        (["--only-device", "--points", "no/p"], "--points is 'no/p'; it takes a file in a folder that can be"),
+        (["--nodes", "1", *TINY, "-o", "no/x.yaml"], "-o is 'no/x.yaml'; its folder no does not exist"),
+        (["--only-device", "--points", "no/p"], "--points is 'no/p'; its folder no does not exist"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

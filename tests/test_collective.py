@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import small
 from strategies import SHARP, costs
 
 from zbench.batch import Batch
@@ -17,6 +18,7 @@ from zbench.model import Model
 from zbench.patterns import local
 from zbench.rewrite import reverse
 from zbench.simulate import Simulated
+from zbench.systems.local_packing import LocalPacking
 
 seconds = st.floats(0, 10)
 
@@ -136,3 +138,11 @@ def test_ranks_meet_in_every_pass_with_zero3() -> None:
     assert busy == step.attention_seconds[3] + step.linear_seconds[3]
     assert layers["zero1"] == pytest.approx(busy)
     assert layers["zero3"] == pytest.approx(2 * busy)
+
+
+def test_a_step_has_no_less_communication_than_nothing_hides() -> None:
+    """A token's layers hide next to nothing, and of ZeRO-3's collectives the last layer waits for its own."""
+    cost, batch = small(2, 2), Batch(np.array([1]), 0, 0)
+    step, of = Simulated(cost).step(batch, LocalPacking(cost).plan(batch)), Collectives.of(cost)
+    assert step.phases["gradients"] > 2 * of.gather + of.reduce
+    assert min(step.communication_seconds) == max(step.exposed_seconds) == step.phases["gradients"]

@@ -1,10 +1,11 @@
 """Lists of ids, and operations as columns."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbench.columns import ATTEND, COLUMNS, Lists, Ops
+from zbench.columns import ATTEND, COLUMNS, TYPES, Lists, Ops, in_order
 from zbench.model import KV
 
 ROWS = st.lists(st.lists(st.integers(0, 9), max_size=5), max_size=8)
@@ -33,7 +34,27 @@ def test_transfers_and_attends_broadcast_scalars() -> None:
     assert (attends.src[0], attends.dst[0], attends.tensor[0]) == (3, 3, -1)
     both = Ops.concatenate([ops, attends])
     assert len(both) == 3
-    assert all(getattr(both, name).dtype == np.int64 for name in COLUMNS)
+    assert all(getattr(both, name).dtype == TYPES[name] for name in COLUMNS)
     assert len(Ops.concatenate([])) == 0
     assert both.take(np.array([2])).kind.tolist() == [ATTEND]
     assert both.take(both.kind == ATTEND).src.tolist() == [3]
+
+
+def test_columns_are_narrow_where_values_fit_and_wide_where_not() -> None:
+    one = np.array([2**31 - 1])
+    assert Ops.attends(one, (0, 1), one, one).blocks.dtype == np.int32
+    wide = Ops.attends(np.array([0, 0]), (0, 1), np.array([0, 2**31]), np.array([0, 0])).blocks
+    assert (wide.dtype, wide.tolist()) == (np.int64, [0, 2**31])  # for verify to tell
+
+
+def test_chunks_are_all_operations_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zbench.columns.CHUNK", 3)
+    ops = Ops.attends(np.arange(7), (0, 1), np.arange(7), np.arange(7))
+    assert [(begin, part.src.tolist()) for begin, part in ops.chunks()] == [(0, [0, 1, 2]), (3, [3, 4, 5]), (6, [6])]
+
+
+def test_pieces_are_in_order_or_not() -> None:
+    seq = np.array([0, 0, 1])
+    assert in_order(seq, np.array([0, 5, 0]))
+    assert not in_order(seq, np.array([5, 0, 0]))
+    assert not in_order(seq[::-1], np.array([0, 0, 5]))

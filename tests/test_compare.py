@@ -51,15 +51,27 @@ def test_a_run_that_does_not_hold_together_is_named_and_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "r.jsonl"
-    write(
-        path, {**start("a", RING), "facts": {}}, start("b", RING), step_line("b"), step_line("b", 1, nic_tx_bytes=[1])
-    )
-    write(path, start("c", RING), step_line("c"))
+    steps = step_line("b"), step_line("b", 1, nic_tx_bytes=[1])
+    write(path, {**start("a", RING), "facts": {}}, start("b", RING), *steps, start("c", RING), step_line("c"))
     assert call(monkeypatch, path, "--json") == 0
     out, err = capsys.readouterr()
     assert len(json.loads(out)) == 1
-    assert f"{path}:1: the run that starts here cannot be read: facts.num_ranks of the start line is 'missing'" in err
-    assert f"{path}:2: the run that starts here cannot be read" in err
+    assert f"{path}:1: start line: facts.simulated is missing; it takes true or false; run a is left out" in err
+    assert f"{path}:4: step line: nic_rx_bytes has 2 elements; it takes as many as nic_tx_bytes, 1; run b is" in err
+
+
+def test_a_run_that_is_in_two_files_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, copy, other = (tmp_path / f"{name}.jsonl" for name in "abc")
+    write(first, start("a", RING), step_line("a"))
+    write(copy, start("a", RING), step_line("a"))
+    write(other, start("a", RING), step_line("a", tokens=7))
+    assert call(monkeypatch, first, copy, other, "--json") == 0
+    out, err = capsys.readouterr()
+    assert len(json.loads(out)) == 1
+    assert f"{copy}:1: run a is also in {first}:1; it counts once" in err
+    assert f"{other}:1: run a is also in {first}:1 with other lines; it is left out here" in err
 
 
 @pytest.mark.parametrize(

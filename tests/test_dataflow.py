@@ -1,7 +1,5 @@
 """The data edges equal those found by following every head of every block one operation after another."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from eventloop import data_edges
@@ -10,12 +8,12 @@ from strategies import cases
 
 from zbench.build import Builder
 from zbench.cost import Cost
-from zbench.dataflow import Edges, Fault, accesses, edges
+from zbench.dataflow import Edges, Fault, edges, fault
 from zbench.model import DKV, KV, O, Q
 from zbench.patterns import ring
-from zbench.plan import Lists, Ops, Plan
+from zbench.plan import TRANSFER, Lists, Ops, Plan
 from zbench.rewrite import reverse
-from zbench.touches import ADD, READ, TAKE, WRITE
+from zbench.touches import ACTION, ADD, ITEM, PLACE, READ, TAKE, WRITE, scratch, source, touches
 
 
 @given(cases(nodes=2, gpus=5))
@@ -30,18 +28,43 @@ def test_edges_equal_the_literal_ones(case: tuple[Cost, Plan]) -> None:
 
 
 @given(cases(nodes=2, gpus=4))
-def test_accesses_are_grouped_by_item_and_in_plan_order(case: tuple[Cost, Plan]) -> None:
+def test_touches_are_grouped_by_item_and_in_plan_order(case: tuple[Cost, Plan]) -> None:
+    _, plan = case
+    home = plan.blocks.home
+    for ops, backward in ((plan.forward, False), (plan.backward, True)):
+        of = source(plan, ops, backward)
+        work = scratch(of, len(plan.blocks))
+        table, order, runs, keys, number = work
+        for rank in range(plan.num_ranks):
+            count, items = touches(rank, of, work, home)
+            assert len(set(keys[:items].tolist())) == items
+            assert runs[items] == count
+            assert sorted(order[:count].tolist()) == list(range(count))
+            for item in range(items):
+                mine = table[order[runs[item] : runs[item + 1]]]
+                assert (mine[:, ITEM] == item).all()
+                assert (np.diff(mine[:, PLACE]) >= 0).all()
+                assert len(mine) > 0
+            assert set(table[:count, ACTION].tolist()) <= {READ, TAKE, WRITE, ADD}
+        assert (number == -1).all()
+
+
+def test_the_fault_told_is_the_first_by_tensor_block_and_rank() -> None:
+    ops = [("attend", 2, 0, 2, 1, 0), ("attend", 1, 0, 2, 0, 0), (Q, 0, 1, 0, 2, 1)]
+    plan = hand(ops)
+    found = fault(plan, plan.forward, False)
+    assert found is not None
+    assert (found.op, found.block, found.rank) == (1, 0, 1)
+    assert found.reason.startswith("uses q of block 0 on rank 1")
+
+
+@given(cases(nodes=2, gpus=4))
+def test_a_plan_without_fault_has_edges_and_one_with_has_none(case: tuple[Cost, Plan]) -> None:
     _, plan = case
     for ops, backward in ((plan.forward, False), (plan.backward, True)):
-        table = accesses(plan, ops, backward)
-        items = list(zip(table.tensor.tolist(), table.block.tolist(), table.rank.tolist(), strict=True))
-        assert len(set(items)) == len(items)
-        for begin, end in pairwise(table.runs):
-            turns = list(zip(table.op[begin:end].tolist(), table.action[begin:end].tolist(), strict=True))
-            assert turns == sorted(turns)
-            assert end > begin
-        assert table.runs[-1] == len(table.op)
-        assert set(table.action.tolist()) <= {READ, TAKE, WRITE, ADD}
+        assert fault(plan, ops, backward) is None
+        rest = ops.take(np.arange(len(ops)) != np.argmax(ops.kind == TRANSFER))
+        assert isinstance(edges(plan, rest, backward), Fault) == (fault(plan, rest, backward) is not None)
 
 
 def hand(ops: list[tuple], num_heads: int = 2) -> Plan:
@@ -85,10 +108,10 @@ def hand(ops: list[tuple], num_heads: int = 2) -> Plan:
 )  # fmt: skip
 def test_every_fault(ops: list[tuple], op: int, block: int, rank: int, words: str) -> None:
     plan = hand(ops)
-    fault = edges(plan, plan.forward, False)
-    assert isinstance(fault, Fault)
-    assert (fault.op, fault.block, fault.rank) == (op, block, rank)
-    assert words in fault.reason
+    broken = edges(plan, plan.forward, False)
+    assert isinstance(broken, Fault)
+    assert (broken.op, broken.block, broken.rank) == (op, block, rank)
+    assert words in broken.reason
 
 
 def test_a_head_range_may_come_in_parts_and_leave_whole() -> None:
@@ -105,8 +128,8 @@ def test_what_the_forward_kept_is_there_in_the_backward() -> None:
     plan = reverse(builder.build(), "keep")
     assert isinstance(edges(plan, plan.backward, True), Edges)
     forgot = plan.with_(forward=Ops(**{**vars(plan.forward), "keep": np.zeros(len(plan.forward), np.int64)}))
-    fault = edges(forgot, forgot.backward, True)
-    assert isinstance(fault, Fault)
-    assert "uses kv" in fault.reason
+    broken = edges(forgot, forgot.backward, True)
+    assert isinstance(broken, Fault)
+    assert "uses kv" in broken.reason
     assert not (plan.backward.tensor == KV).any()
     assert (plan.backward.tensor == DKV).any()

@@ -1,6 +1,6 @@
 """Every plan computes what dense single-process attention computes: outputs and gradients, within 1e-12.
 
-Plans are executed by tests/interpreter.py, which knows nothing of the verifier.
+Plans are executed by zbench.correctness.interpreter, which knows nothing of the verifier.
 """
 
 from functools import lru_cache
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interpreter import Broken, Results, Tensors, dense, execute
 from strategies import SHARP, batches, cases, costs, forwards
 from variants import SYSTEMS, VARIANTS, Variant
 
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cluster import Cluster
+from zbench.correctness.interpreter import Broken, Results, Tensors, dense, execute
 from zbench.cost import Cost
 from zbench.model import Model
 from zbench.patterns import local, ring

@@ -340,7 +340,7 @@ def test_pictures_that_cannot_be_written_are_one_sentence(
     (here / "nics.svg").mkdir()
     assert call(monkeypatch, "nics") == 2
     told = capsys.readouterr().err.splitlines()[-1]
-    assert told == "zbench: pictures of nics cannot be written to results/paper: Is a directory"
+    assert told == "zbench: picture is 'results/paper/nics.svg'; that is a folder, and it takes a file"
 
 
 # -- labels -----------------------------------------------------------------------------------------

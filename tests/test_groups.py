@@ -4,14 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from oracles import small
 
 from zbench.batch import Batch
 from zbench.bound import bound_seconds
 from zbench.build import Builder
 from zbench.cost import Cost
-from zbench.groups import grouped
-from zbench.memory import peak_bytes, pipeline_static_bytes, static_bytes
+from zbench.groups import grouped, of_nics
+from zbench.memory import check_memory, peak_bytes, pipeline_static_bytes, static_bytes
 from zbench.patterns import local
 from zbench.pipelines import Pipelines
 from zbench.plan import Plan
@@ -21,7 +23,7 @@ from zbench.stage import Stage
 from zbench.systems.hydraulis import Hydraulis
 from zbench.systems.ring import Ring
 from zbench.systems.zeppelin import Zeppelin
-from zbench.verify import verify_step
+from zbench.verify import OutOfMemory, verify_step
 
 LENGTHS = np.array([16_384, 4_000, 2_048, 512])
 
@@ -119,3 +121,37 @@ def test_heads_that_do_not_divide_are_refused() -> None:
     cost = small(1, 8)
     with pytest.raises(ValueError, match=r"it has to divide model\.num_kv_heads=2"):
         grouped(replace(cost, model=replace(cost.model, num_kv_heads=2)), 4)
+
+
+@pytest.mark.parametrize("nics", [1, 4, 8])
+def test_a_steps_result_is_of_gpus_and_nics_as_configured(nics: int) -> None:
+    cost = small(2, 8)
+    cost = replace(cost, cluster=replace(cost.cluster, nics_per_node=nics))
+    groups = grouped(cost, 4)
+    batch = Batch(LENGTHS, 0, 0)
+    plans = Ring(groups).plan(batch)
+    step = Simulated(groups).step(batch, plans)
+    assert len(step.nic_tx_bytes) == len(step.nic_rx_bytes) == 2 * nics
+    assert step.capacity_bytes == int(cost.cluster.device.memory_bytes)
+    assert np.array_equal(step.peak_bytes, np.ceil(peak_bytes(plans, groups) / 4))
+    each = np.array(step.nic_tx_bytes).reshape(groups.cluster.num_nics, -1)
+    assert (each.max(axis=1) - each.min(axis=1) <= 1).all()
+    assert groups.cluster.device.name == cost.cluster.device.name
+
+
+@given(st.lists(st.integers(0, 10**15), min_size=1, max_size=9), st.integers(1, 8))
+def test_nics_that_are_one_carry_all_of_its_bytes_evenly(sizes: list[int], bonded: int) -> None:
+    found = of_nics(np.array(sizes), bonded).reshape(len(sizes), bonded)
+    assert found.sum(axis=1).tolist() == sizes
+    assert (found.max(axis=1) - found.min(axis=1) <= 1).all()
+
+
+def test_memory_that_is_not_enough_is_told_of_one_gpu() -> None:
+    cost = grouped(small(2, 8), 4)
+    little = replace(cost, cluster=replace(cost.cluster, device=replace(cost.cluster.device, memory_bytes=4 * 2.0**30)))
+    batch = Batch(LENGTHS, 0, 0)
+    with pytest.raises(OutOfMemory, match=r"rank \d needs [\d.]+ GiB on each GPU, a .* has 1\.0 GiB"):
+        verify_step(batch, Ring(little).plan(batch), little)
+    least = replace(little, cluster=replace(little.cluster, device=replace(little.cluster.device, memory_bytes=4e6)))
+    with pytest.raises(ValueError, match=r"on every GPU, and a GPU \(.*\) has 0\.0 GiB"):
+        check_memory(least)

@@ -180,7 +180,7 @@ def test_dispatch_and_packing_against_every_assignment() -> None:
         for k in index[1:]:
             best = split(best, each[k])
         copies = np.bincount(index, minlength=len(of))
-        found: Found = system._assigned(copies, lengths, seconds, fits, 50)
+        found: Found = system._assigned(copies, lengths, seconds, 50)
         gaps.append(found.seconds / best[-1] - 1)
     print(f"dispatch and packing: median {np.median(gaps):.4f}, worst {max(gaps):.4f}, {len(gaps)}")
     assert len(gaps) > 30
@@ -208,8 +208,8 @@ def test_the_table_against_all_of_its_choices() -> None:
 
     for cost, batch in cases(12, seed=3):
         of, lengths = schemes(cost, offered(cost)), np.sort(batch.lengths)[:4]
-        seconds, fits = inputs(of, lengths)
-        found = strategies(lengths, seconds, fits, of, 4, 1)
+        seconds = of.seconds(lengths)
+        found = strategies(lengths, seconds, of, 4, 1)
         assert found[0].seconds == pytest.approx(least(of, lengths, seconds, 4, len(lengths)), rel=1e-9)
         assert all(one.copies @ of.size <= 4 for one in found)
 
@@ -240,7 +240,7 @@ def test_dispatch_is_near_its_linear_programme(seed: int) -> None:
     of = system.objective
     seconds, fits = inputs(of, lengths)
     copies = np.array([2, 4, 40])
-    found = system._assigned(copies, lengths, seconds, fits, 50)
+    found = system._assigned(copies, lengths, seconds, 50)
     count, kinds = len(lengths), len(of)
     # min z: every sequence once over the kinds; of each kind seconds <= copies * (z - one micro-batch's constant)
     rows = np.zeros((kinds, count * kinds + 1))

@@ -1,17 +1,19 @@
 """The command: composed configurations, sweeps, exit codes, and one sentence for each mistake."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 from processes import until
 
-from zbench import __main__
+from zbench import __main__, jobs
 from zbench.fingerprint import ROOT
 from zbench.record import Run, read
 from zbench.rows import rows
@@ -58,8 +60,12 @@ def test_a_sweep_runs_the_baseline_once_and_ends_with_one_table(
     sweep = ["system=allgather,ring", "-m", *SMALL, "baseline=ring", "out=r.jsonl"]
     assert call(monkeypatch, *sweep) == 0
     assert [run.start["config"]["choices"]["system"] for run in recorded()] == ["ring", "allgather", "ring"]
-    last = capsys.readouterr().out.split("Record:")[-1]
-    assert last.index("allgather") < last.index("MFU by convention")
+    out, _ = capsys.readouterr()
+    assert out.count("tokens/s") == out.count("MFU by convention") == out.count("Record: r.jsonl") == 1
+    assert [line.split()[:2] for line in out.splitlines() if line[:1].isdigit()] == [
+        ["1", "ring"], ["2", "allgather"], ["3", "ring"]
+    ]  # fmt: skip
+    assert out.count("SIMULATED on a800_4x8: 1 nodes") == 1
     assert [path.name for path in here.iterdir()] == ["r.jsonl"]
 
 
@@ -92,62 +98,10 @@ def test_a_sweep_goes_on_after_a_bad_job_and_says_so(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "-m", "system=ring", *SMALL, "out=r.jsonl", "seed=-1,1") == 2
-    told = capsys.readouterr().err
+    told = capsys.readouterr().err.splitlines()[0]  # below it may stand how far the sweep is
     assert told.startswith("zbench: system=ring steps=1 ")
-    assert told.endswith("seed=-1: seed is -1; it takes a whole number of at least 0\n")
+    assert told.endswith("seed=-1: seed is -1; it takes a whole number of at least 0")
     assert len(recorded()) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["system=nonesuch"], "system is 'nonesuch'; it takes one of allgather, "),
-        (["workload=wikipedai"], "(did you mean wikipedia?)"),
-        (["executor=nope"], "executor is 'nope'; it takes one of desk, simulated, torch"),
-        (["experiment=nope"], "experiment is 'nope'; "),
-        (["baseline=nonesuch"], "baseline is 'nonesuch'; it takes one of allgather, "),
-        (["baseline=rin"], "(did you mean ring?)"),
-        (["again=3"], "again is 3; it takes true or false"),
-        (["baseline=3"], "baseline is 3; it takes the name of a system or null"),
-        (["stepz=3"], "stepz is not a key; did you mean steps?"),
-        (["sytem=ring"], "sytem is not a key; did you mean system?"),
-        (["cluster.num_node=3"], "cluster.num_node is not a key of cluster; did you mean num_nodes?"),
-        (["model.xyz=3"], "model.xyz is not a key of model; there are name, num_layers"),
-        (["+model.xyz=3"], "model: zbench.model.Model cannot be made from its yaml"),
-        (["cluster.num_nodes=0"], "cluster.num_nodes is 0; it takes a whole number"),
-        (["cluster.num_nodes=abc"], "cluster.num_nodes is 'abc'; it takes a whole number"),
-        (["cluster.device.peak_flops=fast"], "cluster.device.peak_flops is 'fast'; it takes FLOP/s"),
-        (["system._target_=nope.Nope"], "system: nope.Nope cannot be made: No module named 'nope'"),
-        (["system=null"], "a group is null or a list"),
-        (["~system"], "system is missing from the configuration"),
-        (["workload.mu=${nope}"], "workload.mu refers to something that is not there"),
-        (["workload.mu=???"], "workload.mu has to be given, as in workload.mu=..."),
-        (["steps=0"], "steps is 0; it takes a whole number of at least 1"),
-        (["seed=x"], "seed is 'x'; it takes a whole number of at least 0"),
-        (["tokens_per_gpu=-1"], "tokens_per_gpu is -1; it takes a whole number of at least 1"),
-        (["steps"], "'steps' cannot be read; settings are written key=value"),
-        (["steps=["], "'steps=[' cannot be read; settings are written key=value"),
-        (["--steps=5"], "--steps=5 is no flag; settings are written without dashes"),
-        (["system=ring,allgather"], "system=ring,allgather names several values; add -m"),
-        (["--config-dir", "/missing"], "Additional config directory '/missing' not found"),
-        (["out=missing/r.jsonl"], "out is 'missing/r.jsonl'; its folder missing does not exist"),
-        (["out=."], "out is '.'; that is a folder, and it takes a file"),
-        (["out="], "out is ''; it takes the name of a file"),
-        (["trace=missing/t.json"], "trace is 'missing/t.json'; its folder missing does not exist"),
-        (["-m", "system=ring,nonesuch"], "system is 'nonesuch'; it takes one of"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_a_mistake_is_one_sentence(
-    arguments: list[str], sentence: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = [argument for argument in SMALL if argument.split("=")[0] not in {a.split("=")[0] for a in arguments}]
-    assert call(monkeypatch, *first, *arguments) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("zbench: ")
-    assert sentence in err
-    assert not any(here.rglob("*.jsonl"))
 
 
 def test_the_user_can_have_the_traceback(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,10 +115,70 @@ def test_the_user_can_have_the_traceback(here: Path, monkeypatch: pytest.MonkeyP
 def test_a_full_disk_is_one_sentence(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(monkeypatch, "system=ring", *SMALL, "out=/dev/full") == 1
+    real = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if Path(f"/proc/self/fd/{descriptor}").resolve() == here / "full.jsonl":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", full)
+    assert call(monkeypatch, "system=ring", *SMALL, "out=full.jsonl") == 1
     assert capsys.readouterr().err == (
-        "zbench: the record /dev/full cannot be written: No space left on device; the steps already in it are kept\n"
+        "zbench: the record full.jsonl cannot be written: No space left on device; the steps already in it are kept\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["out=r.jsonl", "trace=r.jsonl"], "trace is 'r.jsonl'; that file is not a trace of zbench's"),
+        (["out=new", "trace=new"], "trace is 'new', the same file as out; each takes one of its own"),
+        (["out=new", "trace=./link"], "trace is './link', the same file as out; each takes one of its own"),
+        (["out=r.jsonl", "trace=hard"], "trace is 'hard'; that file is not a trace of zbench's"),
+        (["out=thesis.txt"], "out is 'thesis.txt'; that file is not a record of runs, so nothing is added to it"),
+        (["out=t.json"], "out is 't.json'; that file is not a record of runs"),
+        (["out=lengths.jsonl", "workload=lengths_file", "workload.path=lengths.jsonl"], "is not a record of runs"),
+        (["out=new", "trace=/dev/full"], "trace is '/dev/full'; that is a device, and it takes a file"),
+        (["out=/dev/null"], "out is '/dev/null'; that is a device, and it takes a file"),
+        (["out=pipe"], "out is 'pipe'; that is a pipe, and it takes a file"),
+        (["out=new", "trace=."], "trace is '.'; that is a folder, and it takes a file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_nothing_is_destroyed_by_a_slip(
+    arguments: list[str], reason: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = {
+        "r.jsonl": '{"kind":"start","run":"r1"}\n',
+        "thesis.txt": "all of it",
+        "lengths.jsonl": '{"length": 3}\n',
+        "t.json": '{"displayTimeUnit": "ms", "otherData": {"simulated": true, "cluster": "c"}, "traceEvents": []}',
+    }
+    for name, text in contents.items():
+        Path(name).write_text(text)
+    Path("hard").hardlink_to("r.jsonl")
+    Path("link").symlink_to("new")
+    os.mkfifo("pipe")
+    before = sorted((path.name, path.lstat().st_mode) for path in here.iterdir())
+    assert call(monkeypatch, "system=ring", *SMALL, *arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert reason in err
+    assert sorted((path.name, path.lstat().st_mode) for path in here.iterdir()) == before
+    assert {name: Path(name).read_text() for name in contents} == contents
+
+
+def test_a_run_of_an_older_record_stands_for_a_new_one(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It names its parts as they were called then."""
+    assert call(monkeypatch, "system=ring", *SMALL, "out=r.jsonl") == 0
+    text = Path("r.jsonl").read_text()
+    assert "zbench.systems." in text
+    Path("r.jsonl").write_text(text.replace("zbench.systems.", "systems.").replace("zbench.workloads.", "workloads."))
+    assert call(monkeypatch, "system=allgather", *SMALL, "baseline=ring", "out=r.jsonl") == 0
+    assert "Baseline ring was not run again: the record has it, from line 1 on." in capsys.readouterr().out
 
 
 def test_help_lists_groups_and_keys(
@@ -229,11 +243,19 @@ def test_a_third_partys_system_and_experiment(
     assert found[4]["cluster"] == "a800_4x8 num_nodes=1 device=h100_80g"
 
 
-def test_a_bug_of_a_system_is_shown_where_it_is(here: Path, mine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_of_a_system_is_told_with_its_line(
+    here: Path, mine: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.syspath_prepend("mine")
-    with pytest.raises(KeyError, match="a bug of mine"):
+    assert call(monkeypatch, *mine, "system=mine", "system.how=bug") == 1
+    told = capsys.readouterr().err
+    assert told.startswith("zbench: third_party_system.Mine.plan failed with KeyError: 'a bug of mine' (/")
+    assert told.endswith("/mine/third_party_system.py line 15); HYDRA_FULL_ERROR=1 shows the traceback\n")
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(ValueError, match="a bug of mine") as raised:
         call(monkeypatch, *mine, "system=mine", "system.how=bug")
-    assert [run.status for run in recorded()] == ["failed"]
+    assert isinstance(raised.value.__cause__, KeyError)
+    assert [run.status for run in recorded()] == ["failed", "failed"]
 
 
 def test_a_process_of_its_own_needs_no_torch(here: Path, mine: list[str]) -> None:
@@ -264,7 +286,29 @@ def test_ctrl_c_keeps_what_is_done(here: Path) -> None:
             _, told = running.communicate(timeout=200)
         finally:
             running.kill()
-    assert (running.returncode, told) == (130, "zbench: stopped; finished steps are kept in r.jsonl\n")
+    stopped = told.splitlines()[-1]  # above it may stand how far the sweep was
+    assert (running.returncode, stopped) == (130, "zbench: stopped; finished steps are kept in r.jsonl")
     (kept,) = recorded()
     assert kept.status == "interrupted"
     assert json.loads(Path("r.jsonl").read_text().splitlines()[-1])["kind"] == "end"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "number"),
+    [
+        (["-m", "system=ring,usp", "workload=fixed,github", "+workload.length=range(1,4)", "steps=2"], 12),
+        (["-m", "system=ring", "--config-dir=mine=conf"], 1),
+        (["experiment=all_systems", "system=ring,usp"], 2 * 3 * 5),
+    ],
+)
+def test_the_jobs_of_a_sweep_are_counted_before_they_run(
+    arguments: list[str], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = OmegaConf.load(ROOT / "conf/experiment/all_systems.yaml").hydra.sweeper.params
+    target = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+    params = experiment if "experiment=all_systems" in arguments else None
+    sweeper = OmegaConf.create({"_target_": target, "params": params})
+    monkeypatch.setattr(jobs.HydraConfig, "get", lambda: SimpleNamespace(sweeper=sweeper))
+    assert jobs.count(arguments) == number
+    sweeper["_target_"] = "hydra_plugins.optuna.Sweeper"
+    assert jobs.count(arguments) is None

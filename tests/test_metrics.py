@@ -17,12 +17,14 @@ from zbench.metrics import (
     memory_verdict,
     nic_idle,
     nic_utilization,
-    speedup,
 )
 from zbench.model import Model
+from zbench.speedup import speedup
 
 TINY = Facts(
     num_ranks=2,
+    num_gpus=2,
+    nics_per_node=1,
     nic_bandwidth=100.0,
     peak_flops=1000.0,
     num_layers=3,
@@ -37,7 +39,7 @@ TINY = Facts(
 
 
 def facts_of(model: Model, context_limit: int | None = None) -> Facts:
-    return Facts(1, 1.0, 1.0, model.num_layers, model.num_heads, model.head_dim, model.total_params,
+    return Facts(1, 1, 1, 1.0, 1.0, model.num_layers, model.num_heads, model.head_dim, model.total_params,
                  model.active_matmul_params, model.head_params, model.head_params, context_limit)  # fmt: skip
 
 

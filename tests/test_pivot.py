@@ -16,9 +16,11 @@ from zbench.rows import Row, rows
 def named(run: str, system: str, workload: str, cluster: str = "c", **config: Any) -> Any:
     choices = {"system": system, "workload": workload, "cluster": cluster, "model": "m", "executor": "simulated"}
     kind = RING if system == "ring" else MINE
-    return start(
+    made = start(
         run, kind, workload={"name": workload}, cluster={"name": cluster}, choices=choices, changes={}, **config
     )
+    made["facts"]["simulated"] = True
+    return made
 
 
 def both(workload: str, seconds: float, cluster: str = "c", **changes: Any) -> list[Run]:
@@ -101,3 +103,27 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "| ring | 1.00, " in out
     assert call(monkeypatch, path, "--pivot", "nope") == 2
     assert "--pivot is 'nope'" in capsys.readouterr().err
+
+
+def test_runs_of_other_settings_or_sources_have_tables_of_their_own() -> None:
+    runs = [
+        *both("w", 2.0), run_of(named("x", "mine", "w", steps=3), 3.0, 3.0, 3.0),
+        run_of(named("y", "mine", "w", sources="newer"), 4.0, 4.0),
+    ]  # fmt: skip
+    found = lines(rows(runs), "step_seconds")
+    assert [line for line in found if line.startswith("**")] == [
+        "**steps 2, sources s**", "**steps 3, sources s**", "**steps 2, sources newer**"
+    ]  # fmt: skip
+    assert [line for line in found if "mine" in line] == ["| mine | 2 s |", "| mine | 3 s |", "| mine | 4 s |"]
+
+
+def test_a_speedup_that_cannot_be_told_has_a_question_mark() -> None:
+    assert "| mine | 3.00 ? |" in lines(measured(both("w", 2.0)), "speedup")
+    assert "A speed-up with ?: too few steps to tell." in lines(measured(both("w", 2.0)), "speedup")[0]
+    assert "?" not in pivot(measured(both("w", 2.0)), ["step_seconds"])
+
+
+def measured(runs: list[Run]) -> list[Row]:
+    for run in runs:
+        run.start["facts"]["simulated"] = False
+    return rows(runs)

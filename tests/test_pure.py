@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CORE = {
     "zbench.area", "zbench.batch", "zbench.bound", "zbench.build", "zbench.clock", "zbench.cluster",
-    "zbench.collective", "zbench.columns", "zbench.cost", "zbench.dataflow", "zbench.layers", "zbench.loss",
+    "zbench.collective", "zbench.columns", "zbench.cost", "zbench.coverage", "zbench.dataflow", "zbench.direct",
+    "zbench.direct_occupancy", "zbench.layers", "zbench.loss", "zbench.pairs", "zbench.ring_area", "zbench.walk",
     "zbench.memory", "zbench.metrics", "zbench.model", "zbench.one_f_one_b", "zbench.patterns", "zbench.pipelined",
     "zbench.pipelines", "zbench.plan", "zbench.protocols", "zbench.result", "zbench.rewrite", "zbench.rows",
     "zbench.rewrite.order", "zbench.rewrite.remap", "zbench.rewrite.reverse", "zbench.rewrite.route",

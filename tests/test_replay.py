@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from zbench import __main__
+from zbench.known import Unknown
 from zbench.record import Run, read
 from zbench.replay import Replay
 from zbench.simulate import Simulated
@@ -58,9 +59,24 @@ def test_what_is_gone_or_changed_is_one_sentence(tmp_path: Path, monkeypatch: py
     run = recorded(tmp_path, monkeypatch, "system=ring")
     with pytest.raises(ValueError, match=f"step 1 of run {run.start['run']} was batch other and is "):
         Replay.of(run).step({**run.steps[1], "batch": "other"})
+    with pytest.raises(ValueError, match=r"has times of 3 ranks, and its configuration 16$"):
+        Replay.of(run).step({**run.steps[1], "attention_seconds": [1.0] * 3})
     run.start["config"]["system"] = {"_target_": "systems_of_mine.Gone"}
-    with pytest.raises(ValueError, match=r"cannot be made again from its record: .*systems_of_mine"):
+    with pytest.raises(Unknown, match=rf"^run {run.start['run']} names systems_of_mine.Gone, .*; --trust runs it$"):
         Replay.of(run)
+    with pytest.raises(ValueError, match=r"cannot be made again from its record: .*systems_of_mine"):
+        Replay.of(run, trust=True)
     run.start["config"] = {}
     with pytest.raises(ValueError, match="cannot be made again from its record"):
         Replay.of(run)
+
+
+@pytest.mark.parametrize("name", ["secret.txt", "secret.jsonl"])
+def test_what_a_named_file_holds_is_not_told(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recorded(tmp_path, monkeypatch, "system=ring")
+    Path(name).write_text('{"password": "swordfish"}\n' if name.endswith("l") else "swordfish\n")
+    run.start["config"]["workload"] = {"_target_": "zbench.workloads.lengths_file.LengthsFile", "path": name}
+    with pytest.raises(ValueError, match=r"from its record: workload\.(path|field) is ") as told:
+        Replay.of(run)
+    assert "swordfish" not in str(told.value)
+    assert "password" not in str(told.value)

@@ -229,11 +229,28 @@ def test_a_timeline_too_dense_is_left_out_and_told(record: str, monkeypatch: pyt
 
 def test_a_run_that_cannot_be_made_again_keeps_what_the_record_says(runs: dict[str, Run]) -> None:
     run = runs["ring"]
-    run.start["config"]["system"] = {"_target_": "systems_of_mine.Gone"}
+    run.start["config"]["workload"]["context_limit"] = "none"
     found = report.inside(run, run.steps[0], {})
     assert "cannot be made again from its record" in found["problem"]
     assert found["record"]["seconds"] == run.steps[0]["seconds"]
     assert "homes" not in found
+
+
+def test_a_class_that_is_not_zbench_s_runs_only_where_it_is_trusted(
+    record: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a_ring_of_mine.py").write_text("from zbench.systems.ring import Ring\n\n\nclass Mine(Ring): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    theirs = tmp_path / "theirs.jsonl"
+    theirs.write_text(Path(record).read_text().replace("zbench.systems.ring.Ring", "a_ring_of_mine.Mine"))
+    (ring,) = [run for run in read(record)[0] if run.start["config"]["choices"]["system"] == "ring"]
+    refused = f"run {ring.start['run']} names a_ring_of_mine.Mine, which is not part of zbench; --trust runs it"
+    assert call(str(theirs), "-o", str(tmp_path / "page.html")) == 0
+    assert refused in capsys.readouterr().out.splitlines()
+    assert "a_ring_of_mine" not in sys.modules
+    assert refused in (tmp_path / "page.html").read_text()
+    assert call(str(theirs), "-o", str(tmp_path / "page.html"), "--trust") == 0
+    assert "not part of zbench" not in capsys.readouterr().out + (tmp_path / "page.html").read_text()
 
 
 def test_a_step_that_now_takes_another_time_says_so(runs: dict[str, Run]) -> None:
@@ -248,7 +265,8 @@ def test_a_step_that_now_takes_another_time_says_so(runs: dict[str, Run]) -> Non
         (["RECORD", "--steps", "9"], "--steps is '9'; no run of the records has such a step"),
         (["missing.jsonl"], "'missing.jsonl' cannot be read: No such file"),
         (["RECORD", "-o", "missing/page.html"], "its folder missing does not exist"),
-        (["RECORD", "-o", "/dev/full"], "--out is '/dev/full'; it cannot be written: No space left on device"),
+        (["RECORD", "-o", "/dev/full"], "--out is '/dev/full'; that is a device, and it takes a file"),
+        (["RECORD", "-o", "RECORD"], "that file is not a report of zbench's, so it is not replaced"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -260,12 +278,16 @@ def test_bad_input_is_one_sentence(
 
 
 def test_without_plotly_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zbench.extras.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "plotly", None)
     with pytest.raises(ValueError, match="a report needs the package plotly, which is not installed: pip install"):
         page({})
+
+
+def test_no_data_can_take_the_place_of_a_part_of_the_page() -> None:
+    assert page({"system": "{{CODE}} {{STYLE}}"}).count("{{CODE}} {{STYLE}}") == 1
 
 
 def test_no_data_can_end_its_script() -> None:
     words = {"system": "</script><script>alert(1)</script>\u2028"}
     assert "<" not in encoded(words)
-    assert json.loads(encoded(words)) == words
+    assert json.loads(encoded(words)) == json.loads(json.dumps(words, ensure_ascii=False).replace("<", "\u2039"))

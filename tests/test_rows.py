@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_record import end_line, start_line, step_line
 
 from zbench.record import Line, Run
@@ -98,3 +101,37 @@ def test_out_of_memory_is_a_verdict_in_place_of_figures() -> None:
     (row,) = rows([run_of(start("a", RING), 2.0, out_of_memory=True)])
     assert (row["tokens_per_second"], row["speedup"], row["out_of_memory"]) == (None, None, True)
     assert row["verdict"].startswith("out of memory: needs")
+
+
+def gains(*runs: Run, simulated: bool = False) -> list[Any]:
+    for run in runs:
+        run.start["facts"]["simulated"] = simulated
+    return [tuple(row[f"speedup{end}"] for end in ("_low", "_high", "_told")) for row in rows(runs)]
+
+
+def test_a_measured_speedup_is_told_where_its_interval_leaves_out_1() -> None:
+    """Ratios 2, 2 and 8: logarithms have mean ln 32 / 3, t of 2 degrees of freedom is 4.303."""
+    ring = run_of(start("a", RING), 6.0, 6.0, 6.0)
+    alike, (low, high, told) = gains(ring, run_of(start("b", MINE), 3.0, 3.0, 2.9))
+    assert alike == (None, None, True)  # the baseline over itself
+    assert (1.9 < low < 18 / 8.9 < high < 2.2, told) == (True, True)
+    _, (low, high, told) = gains(ring, run_of(start("b", MINE), 3.0, 3.0, 9.0))
+    assert (low < 1 < high, told) == (True, False)
+    half = 4.3027 * np.std(np.log([2, 2, 6 / 9]), ddof=1) / np.sqrt(3)
+    assert (low, high) == pytest.approx((18 / 15 * np.exp(-half), 18 / 15 * np.exp(half)), rel=1e-4)
+
+
+def test_of_two_measured_steps_no_speedup_is_told_and_of_simulated_ones_it_is() -> None:
+    runs = run_of(start("a", RING), 6.0, 6.0), run_of(start("b", MINE), 1.0, 1.0)
+    assert gains(*runs)[1] == (None, None, False)
+    assert gains(*runs, simulated=True)[1] == (None, None, True)
+    assert gains(run_of(start("b", MINE), 1.0))[0] == (None, None, None)
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=3, max_size=8))
+def test_the_interval_has_the_speedup_in_it_and_turns_with_it(pairs: list[tuple[float, float]]) -> None:
+    mine, ring = zip(*pairs, strict=True)
+    forward, back = (rows([run_of(start("a", RING), *b), run_of(start("b", MINE), *a)])[1]
+                     for a, b in ((mine, ring), (ring, mine)))  # fmt: skip
+    assert forward["speedup_low"] * (1 - 1e-9) <= forward["speedup"] <= forward["speedup_high"] * (1 + 1e-9)
+    assert forward["speedup_low"] == pytest.approx(1 / back["speedup_high"])

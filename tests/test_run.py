@@ -14,6 +14,7 @@ from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.parts import Parts, Settings, make_system
 from zbench.plan import Plan
+from zbench.protocols import Tracked
 from zbench.record import Run, read
 from zbench.request import Request
 from zbench.rows import rows
@@ -106,7 +107,7 @@ def request(
         other = config.copy()
         other["system"] = OmegaConf.create(baseline)
     choices = {"system": "mine", "workload": "w", "cluster": "c", "model": "m", "executor": "e"}
-    return Request(Settings.of(config), config, choices, {"system": {}}, other, "python -m zbench")
+    return Request(Settings.of(config), config, choices, {"system": {}}, other, "python -m zbench", "command id")
 
 
 def target(kind: type) -> dict[str, Any]:
@@ -265,8 +266,8 @@ def test_a_tracker_gets_every_steps_figures(tmp_path: Path, monkeypatch: pytest.
     calls: list[Any] = []
 
     class Listening:
-        def start(self, *arguments: Any) -> None:
-            calls.append(arguments[1])
+        def start(self, run: Tracked) -> None:
+            calls.append((run.name, run.group, run.kind, run.tags))
 
         def log(self, step: int, metrics: dict[str, float]) -> None:
             calls.append((step, sorted(metrics)))
@@ -279,7 +280,9 @@ def test_a_tracker_gets_every_steps_figures(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("zbench.track.Nothing", Listening)
     run(request(tmp_path / "r.jsonl", trace=str(tmp_path / "t.json")))
-    assert (calls[0], calls[2], calls[-1], len(calls)) == ("mine w c", ("timeline", True), ("finished", 3.0), 6)
+    start = "mine w c", "command id", "e", ("mine", "w", "c", "m")
+    assert (calls[0], calls[2], calls[-1], len(calls)) == (start, ("timeline", True), ("finished", 3.0), 6)
+    assert {f"nic/node{node}/nic0/{way}" for node in range(2) for way in ("tx", "rx")} <= set(calls[1][1])
     assert calls[1][0] == 0
     assert {"tokens_per_second", "mfu", "nic_utilization", "tokens", "bound_ratio"} <= set(calls[1][1])
 
@@ -349,12 +352,12 @@ def test_what_a_planner_notes_is_in_the_step_line_and_nowhere_else(tmp_path: Pat
 def test_a_model_with_tensor_parallelism_has_as_many_tokens_and_flops_in_fewer_ranks(tmp_path: Path) -> None:
     asked = [request(tmp_path / "r.jsonl", model={**MODEL, "tensor_parallel": tp}) for tp in (1, 2)]
     plain, grouped = (Parts.of(one.config, one.settings) for one in asked)
-    assert (plain.cluster.num_ranks, grouped.cluster.num_ranks) == (4, 2)
+    assert (plain.cost.cluster.num_ranks, grouped.cost.cluster.num_ranks) == (4, 2)
     assert grouped.workload.batch(0).num_tokens == plain.workload.batch(0).num_tokens
     ours, theirs = grouped.facts(), plain.facts()
     assert (ours["tensor_parallel"], theirs["tensor_parallel"]) == (2, 1)
-    assert ours["num_ranks"] * ours["peak_flops"] == theirs["num_ranks"] * theirs["peak_flops"]
-    assert ours["num_heads"] * ours["head_dim"] == theirs["num_heads"] * theirs["head_dim"]
+    assert {name for name in ours if ours[name] != theirs[name]} == {"num_ranks", "tensor_parallel"}
+    assert (ours["num_ranks"], ours["num_gpus"], ours["gpus_per_node"]) == (2, 4, 2)
 
 
 def test_a_model_with_stages_has_the_whole_cluster_and_a_cost_of_one(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from interpreter import Tensors, dense, execute
 
 from zbench.build import Builder
+from zbench.correctness.interpreter import Tensors, dense, execute
 from zbench.model import DKV, KV, O, Q
 from zbench.plan import ATTEND, TRANSFER, Ints, Plan
 from zbench.rewrite.reverse import MODES, Mode

@@ -33,7 +33,7 @@ from zbench.stacks import stacked
 from zbench.staged import hop_bytes, hop_seconds, run
 from zbench.systems.bytescale import ByteScale
 from zbench.systems.ring import Ring
-from zbench.verify import OutOfMemory, verify_step
+from zbench.verify import OutOfMemory, verify, verify_step
 
 
 def job(nodes: int, gpus: int, pp: int, **model: object) -> Cost:
@@ -259,6 +259,17 @@ def test_a_stage_holds_as_many_micro_batches_as_are_under_way() -> None:
         cost, cluster=replace(cost.cluster, device=replace(cost.cluster.device, memory_bytes=expected[0] - 9))
     )
     with pytest.raises(OutOfMemory):
+        verify_step(batch, plans, tight)
+
+
+def test_micro_batches_that_fit_one_by_one_may_not_fit_together() -> None:
+    cost = job(4, 1, 4)
+    batch, plans = laid(cost, [[(3000, [0])] for _ in range(6)])
+    room = int(peak_bytes(plans, cost).max()) - 1
+    tight = replace(cost, cluster=replace(cost.cluster, device=replace(cost.cluster.device, memory_bytes=room)))
+    for plan in plans:
+        verify(plan, tight)
+    with pytest.raises(OutOfMemory, match="rank 0 needs"):
         verify_step(batch, plans, tight)
 
 

@@ -1,5 +1,6 @@
 """A tracker never asks, never waits long, and never costs a run its numbers."""
 
+import json
 import socket
 import sys
 import threading
@@ -15,6 +16,7 @@ from test_rows import MINE, RING, run_of, start
 
 from zbench import __main__ as zbench_main
 from zbench.command import ran
+from zbench.protocols import Tracked
 from zbench.record import read
 from zbench.track import Careful, Nothing, TensorBoard, Wandb
 from zbench.track import __main__ as track_main
@@ -67,6 +69,10 @@ class FakeWandb(SimpleNamespace):
         return self.run
 
 
+def tracked(name: str = "name", config: dict[str, Any] | None = None) -> Tracked:
+    return Tracked("id", name, "sweep", "simulated", ("ring", "longtail"), config or {})
+
+
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No login of whoever runs the tests."""
@@ -86,7 +92,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
 
 def test_without_a_login_it_is_offline_and_asks_nobody(wandb: FakeWandb, tmp_path: Path) -> None:
     tracker = Wandb("zbench", "results")
-    tracker.start("id", "ring longtail", {"steps": 2})
+    tracker.start(tracked("ring longtail", {"steps": 2}))
     tracker.log(0, {"mfu": 0.5})
     (tmp_path / "t.json").write_text("{}")
     tracker.attach("timeline", str(tmp_path / "t.json"))
@@ -94,6 +100,7 @@ def test_without_a_login_it_is_offline_and_asks_nobody(wandb: FakeWandb, tmp_pat
     (asked,) = wandb.asked
     assert (asked["mode"], asked["dir"], asked["name"]) == ("offline", "results", "ring longtail")
     assert (asked["id"], asked["resume"]) == ("id", "allow")
+    assert (asked["group"], asked["job_type"], asked["tags"]) == ("sweep", "simulated", ["ring", "longtail"])
     assert asked["config"] == {"steps": 2, "run": "id"}
     assert [(one.name, one.type, one.files) for one in wandb.run.artifacts] == [("timeline-id", "timeline", ["{}"])]
     assert tracker.where() == "offline in results/wandb"
@@ -106,7 +113,7 @@ def test_without_a_login_it_is_offline_and_asks_nobody(wandb: FakeWandb, tmp_pat
 def test_a_run_that_did_not_finish_says_so(wandb: FakeWandb, status: str) -> None:
     tracker = Wandb("zbench", "results")
     tracker.finish(status, {})  # before any start: nothing to finish
-    tracker.start("id", "name", {})
+    tracker.start(tracked())
     tracker.finish(status, {})
     assert (wandb.run.code, wandb.run.summary["status"]) == (1, status)
 
@@ -118,8 +125,8 @@ def test_logged_in_and_refused_it_goes_offline_once(
     monkeypatch.setattr(track, "_answers", lambda server: True)
     wandb.online = False
     tracker = Wandb("zbench", "results")
-    tracker.start("a", "a", {})
-    tracker.start("b", "b", {})
+    tracker.start(tracked("a"))
+    tracker.start(tracked("b"))
     assert [asked["mode"] for asked in wandb.asked] == ["online", "offline", "offline"]
     assert capsys.readouterr().err == (
         "zbench: wandb does not answer (no entity); its runs are kept offline in results/wandb\n"
@@ -167,7 +174,7 @@ def test_any_failure_is_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
             raise RuntimeError("kaputt\nand more")
 
     tracker = Careful(Broken())
-    tracker.start("id", "name", {})
+    tracker.start(tracked())
     for step in range(3):
         tracker.log(step, {})
     tracker.attach("timeline", "t.json")
@@ -195,7 +202,7 @@ def events(folder: Path) -> EventAccumulator:
 def test_tensorboard_has_scalars_configuration_status_and_files(tmp_path: Path) -> None:
     tracker = TensorBoard("board")
     for _ in range(2):  # sent again: nothing is doubled
-        tracker.start("id", "ring a/b", {"steps": 2})
+        tracker.start(tracked("ring a/b", {"steps": 2}))
         for step in range(2):
             tracker.log(step, {"mfu": 0.25 + step})
         (tmp_path / "t.json").write_text("{}")
@@ -208,16 +215,49 @@ def test_tensorboard_has_scalars_configuration_status_and_files(tmp_path: Path) 
     curve = found.Scalars("NICs, step 3/NIC 0 sends")
     assert [(event.step, event.value) for event in curve] == [(0, 0.5), (1000, 1.0)]
     texts = {tag: found.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in ("config", "status")}
-    assert '"steps": 2' in texts["config"]
+    assert json.loads(texts["config"]) == {
+        "steps": 2, "run": "id", "group": "sweep", "job_type": "simulated", "tags": ["ring", "longtail"]
+    }  # fmt: skip
     assert texts["status"] == "finished"
     assert (tmp_path / "board" / "ring a-b, id" / "timeline.json").read_text() == "{}"
 
 
-def test_without_tensorboard_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
-    with pytest.raises(ValueError, match="needs the package tensorboard: pip install"):
-        TensorBoard("board").start("id", "name", {})
-    TensorBoard("board").finish("failed", {})
+@pytest.mark.parametrize("name", ["../../x", "/etc", "..", "a\0b\nc", "é" * 300, "x" * 1000, "", "<a href='//x'>"])
+def test_whatever_a_run_is_called_it_stays_in_its_folder(name: str, tmp_path: Path) -> None:
+    tracker = TensorBoard(str(tmp_path / "board"))
+    tracker.start(tracked(name))
+    tracker.finish("finished", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["board"]
+    (folder,) = (tmp_path / "board").iterdir()
+    assert folder.name.endswith(", id")
+    assert [path.is_file() for path in folder.iterdir()] == [True]
+
+
+def test_other_files_in_a_run_s_folder_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "name, id").mkdir()
+    (tmp_path / "name, id" / "events.of-mine.txt").touch()
+    (tmp_path / "name, id" / "events.out.tfevents.1").touch()
+    tracker = TensorBoard(str(tmp_path))
+    tracker.start(tracked())
+    tracker.finish("finished", {})
+    names = {path.name for path in (tmp_path / "name, id").iterdir()}
+    assert "events.of-mine.txt" in names
+    assert "events.out.tfevents.1" not in names
+
+
+def test_a_folder_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"^tracker.dir is '.*/file'; it cannot be written: "):
+        TensorBoard(str(tmp_path / "file")).start(tracked())
+
+
+@pytest.mark.parametrize(("tracker", "package"), [(Wandb, "wandb"), (TensorBoard, "tensorboard")])
+def test_without_its_package_a_tracker_is_one_sentence(
+    tracker: type, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=rf"{package}, which is not installed: pip install 'zbench\[track\]'"):
+        tracker(*["x"] * (2 if tracker is Wandb else 1))
 
 
 # -- sending recorded runs ------------------------------------------------------------------------
@@ -244,6 +284,18 @@ def test_sync_sends_every_step_and_the_figures_of_the_run(
     found.Reload()
     assert [event.step for event in found.Scalars("step_seconds")] == [0, 1]
     assert [event.value for event in found.Scalars("run/speedup")] == [2.0]
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard", "wandb"])
+def test_a_run_whose_id_is_a_path_is_not_sent(
+    tracker: str, record: str, tmp_path: Path, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(record).write_text(Path(record).read_text().replace('"run":"b"', '"run":"../../b"'))
+    before = sorted(tmp_path.parent.iterdir())
+    assert sync(monkeypatch, record, "--tracker", tracker, "--set", "dir=board") == 0
+    assert sorted(tmp_path.parent.iterdir()) == before
+    sent = [asked["id"] for asked in wandb.asked] or [path.name[-3:] for path in (tmp_path / "board").iterdir()]
+    assert sent in (["a"], [", a"])
 
 
 def test_sync_to_wandb_is_offline_without_a_login(
@@ -276,6 +328,7 @@ def test_sync_sends_the_timeline_of_a_step_simulated_again(
         (["missing.jsonl"], "'missing.jsonl' cannot be read: No such file"),
         (["r.jsonl", "--tracker", "board"], "invalid choice: 'board'"),
         (["r.jsonl", "--timeline"], "run a cannot be made again from its record"),
+        (["other.jsonl", "--timeline"], "run o names os.system, which is not part of zbench; --trust runs it"),
         (["r.jsonl", "--set", "colour=red"], "colour"),
     ],
 )
@@ -286,6 +339,11 @@ def test_what_cannot_be_sent_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    settings = {"steps": 1, "seed": 0, "tokens_per_gpu": 8, "out": "o", "baseline": None, "trace": None, "again": True}
+    run = run_of(start("o", RING), 6.0)
+    run.start["config"] |= {**settings, "cluster": {"_target_": "os.system", "command": "touch PWNED"}}
+    write(Path("other.jsonl"), run.start, *run.steps)
     monkeypatch.setattr(sys, "argv", ["track", "sync", *arguments])
     assert ran(track_main.main, "") == 2
+    assert not Path("PWNED").exists()
     assert reason in capsys.readouterr().err.splitlines()[-1]

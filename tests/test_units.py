@@ -23,7 +23,7 @@ from zbench.units import parse
         ("7 KiB", "bytes", 7168),
         ("2 kB", "bytes", 2000),
         ("2 MiB/s", "bytes/s", 2 * 2**20),
-        ("1e3", "bytes", 1000.0),
+        ("1e3 B", "bytes", 1000.0),
         (12, "seconds", 12.0),
         (0.5, "bytes/s", 0.5),
     ],
@@ -39,8 +39,18 @@ def test_what_people_write(text: object, kind: str, value: float) -> None:
      ("1.2.3 s", "seconds")],
 )  # fmt: skip
 def test_what_it_refuses(text: object, kind: str) -> None:
-    with pytest.raises(ValueError, match=f"cluster.field is .*; it takes {kind}, a number or for example"):
+    with pytest.raises(ValueError, match=f"cluster.field is .*; it takes {kind}, a number with its unit, as in"):
         parse("cluster.field", text, kind)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "example"),
+    [("400", "bytes/s", "400 Gbit/s"), ("1e3", "bytes", "1000 GiB"), (" 5 ", "seconds", "5 us"), ("-2.5", "FLOP/s",
+     "-2.5 TFLOP/s")],
+)  # fmt: skip
+def test_text_without_a_unit_is_shown_with_one(text: str, kind: str, example: str) -> None:
+    with pytest.raises(ValueError, match=rf"^nic is .*, which has no unit; write it as in nic='{example}'$"):
+        parse("nic", text, kind)
 
 
 PREFIXES = [("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12), ("Gi", 2.0**30)]

@@ -3,20 +3,24 @@
 An edge, not part of the pure layer: it reads conf/workload with hydra.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
 
-import numpy as np
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
-from hydra.utils import instantiate
+from zbench.command import Parser, loading, ran
 
-from zbench import CONF
-from zbench.protocols import Workload
-from zbench.workloads.check import whole
-from zbench.workloads.fill import IntArray
+with loading(__name__):
+    import time
+    from collections.abc import Callable
+
+    import numpy as np
+    from hydra import compose, initialize_config_dir
+    from hydra.utils import instantiate
+
+    from zbench import CONF
+    from zbench.protocols import Workload
+    from zbench.workloads.check import whole
+    from zbench.workloads.fill import IntArray
 
 _CONF = CONF / "workload"
 _QUANTILES = (0.5, 0.9, 0.99, 0.999)
@@ -24,8 +28,12 @@ _NEED_PATH = ("corpus", "lengths_file")
 
 
 def main() -> int:
-    """Prints one row per workload; 1 if one of them cannot be made."""
-    parser = argparse.ArgumentParser(prog="python -m workloads", description="Quantiles of what workloads draw.")
+    return ran(_main, "nothing was written")
+
+
+def _main() -> int:
+    """Prints one row per workload."""
+    parser = Parser(prog="python -m zbench.workloads", description="Quantiles of what workloads draw.")
     parser.add_argument("name", nargs="*", help="a yaml of conf/workload; none: all that need no path")
     parser.add_argument("--tokens", type=int, default=1 << 22, help="tokens of a batch (default: 4 Mi)")
     parser.add_argument("--steps", type=int, default=16, help="batches drawn (default: 16)")
@@ -34,12 +42,8 @@ def main() -> int:
     args = parser.parse_args()
     names = args.name or [name for name in workload_names() if name not in _NEED_PATH]
     columns = ["p50", "p90", "p99", "p99.9", "max", ">=32K"]
-    try:
-        whole("--steps", args.steps, 1)
-        rows = [_row(name, *_draw(load(name, args.seed, args.tokens, args.set), args.steps)) for name in names]
-    except (ValueError, HydraException) as error:
-        print(error, file=sys.stderr)
-        return 1
+    whole("--steps", args.steps, 1)
+    rows = [_row(name, *_draw(load(name, args.seed, args.tokens, args.set), args.steps)) for name in names]
     print(f"{'workload':18}{'documents':>10}{'mean':>9}" + "".join(f"{c:>9}" for c in columns) + f"{'batch':>10}")
     print("\n".join(rows))
     return 0
@@ -51,7 +55,10 @@ def workload_names() -> list[str]:
 
 def load(name: str, seed: int, tokens: int, settings: list[str]) -> Workload:
     """The workload of conf/workload/NAME.yaml, with settings such as "context_limit=65536"."""
-    return loader(name, settings)(seed=seed, tokens=tokens)
+    try:
+        return loader(name, settings)(seed=seed, tokens=tokens)
+    except TypeError as error:  # a key that its class does not know, or a value of a type it does not check itself
+        raise ValueError(f"workload {name} cannot be made from its yaml: {error}") from error
 
 
 def loader(name: str, settings: list[str]) -> Callable[..., Workload]:

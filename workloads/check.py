@@ -3,11 +3,21 @@
 import math
 from typing import Any
 
+MOST = 1 << 40  # tokens: far above any document or batch, far below where sums of them overflow
 
-def whole(field: str, value: Any, low: int) -> None:
-    """Raises ValueError unless `value` is a whole number of at least `low`."""
+
+def whole(field: str, value: Any, low: int, high: float = MOST) -> None:
+    """Raises ValueError unless `value` is a whole number of at least `low` and at most `high`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ValueError(f"{field} is {value!r}; it must be a whole number of at least {low}")
+    if value > high:
+        raise ValueError(f"{field} is {value}; it must be a whole number of at most {high}")
+
+
+def text(field: str, value: Any) -> None:
+    """Raises ValueError unless `value` is text."""
+    if not isinstance(value, str):
+        raise ValueError(f"{field} is {value!r}; it must be text")
 
 
 def number(field: str, value: Any, low: float = -math.inf, high: float = math.inf, above: bool = False) -> None:

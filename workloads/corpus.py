@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from zbench.batch import Batch
+from zbench.workloads.check import text
 from zbench.workloads.documents import Documents, open_documents
 from zbench.workloads.fill import FloatArray, IntArray, check_batch, fill, generator
 
@@ -40,6 +41,12 @@ class Corpus:
 
     def __post_init__(self) -> None:
         check_batch(self.seed, self.tokens, self.context_limit, self.over_limit)
+        text("workload.field", self.field)
+        text("workload.pattern", self.pattern)
+        if not isinstance(self.exclude, (list, tuple)) or not all(isinstance(name, str) for name in self.exclude):
+            raise ValueError(f"workload.exclude is {self.exclude!r}; it must be a list of folders' names")
+        if self.tokenizer is not None and not callable(self.tokenizer):
+            raise ValueError(f"workload.tokenizer is {self.tokenizer!r}; it must be null or something to be called")
         documents = open_documents(self.path, self.field, self.pattern, self.exclude)
         lengths = documents.sizes
         if self.tokenizer is not None:

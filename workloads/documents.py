@@ -56,8 +56,8 @@ def _scan(root: Path, inside: str, pattern: str, exclude: frozenset[str]) -> Ite
             if entry.is_dir(follow_symlinks=False):
                 if entry.name not in exclude:
                     yield from _scan(root, name, pattern, exclude)
-            elif fnmatchcase(entry.name, pattern) and entry.is_file() and entry.stat().st_size:
-                yield name, entry.stat().st_size
+            elif fnmatchcase(entry.name, pattern) and (root / name).is_file() and entry.stat().st_size:
+                yield name, entry.stat().st_size  # Path.is_file() is false for a link in a loop, entry's raises
 
 
 def _open_jsonl(path: Path, field: str) -> Documents:

@@ -5,6 +5,7 @@ nothing over the context limit through (cut to the limit, or dropped). A workloa
 how one document is drawn.
 """
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -48,7 +49,7 @@ class Drawn(Lengths, Protocol):
 
 def check_batch(seed: int, tokens: int, context_limit: int, over_limit: str) -> None:
     """Checks the four fields that every workload has."""
-    whole("seed", seed, 0)  # the run's, not one of the workload
+    whole("seed", seed, 0, math.inf)  # the run's, not one of the workload
     whole("workload.tokens", tokens, 1)
     whole("workload.context_limit", context_limit, 1)
     choice("workload.over_limit", over_limit, ("cut", "drop"))

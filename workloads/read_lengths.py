@@ -1,22 +1,34 @@
 """Reads the lengths of a .txt, .npy, .npz, .jsonl or .parquet file, naming the line of a bad one. Pure."""
 
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from zbench.workloads.check import MOST, text
 from zbench.workloads.fill import IntArray
 from zbench.workloads.tables import jsonl_rows, need_path, parquet_column
 
-# Far above any document, far below where sums of lengths overflow.
-_LONGEST = 1 << 40
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    EOFError,
+    OverflowError,
+    MemoryError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)  # what numpy lets out of a file that is none of its kind
 _SUFFIXES = (".txt", ".npy", ".npz", ".jsonl", ".parquet")
 
 
 def read_lengths(path: str | None, field: str) -> IntArray:
     """Every length of the file, in order, each checked to be a whole number of at least 1."""
+    text("workload.field", field)
     found = need_path(path, "a file of lengths, .txt, .npy, .npz, .jsonl or .parquet (workload.path=FILE)")
     if found.suffix not in _SUFFIXES or not found.is_file():
         raise ValueError(f"workload.path is '{found}'; it must be a file that ends in {', '.join(_SUFFIXES)}")
@@ -66,10 +78,13 @@ def _read_numpy(path: Path, field: str) -> Any:
             archive = isinstance(loaded, np.lib.npyio.NpzFile)
             names = loaded.files if archive else []
             array = loaded if not archive else loaded[field] if field in names else None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"workload.path is '{path}'; it must be a readable numpy file ({error})") from None
+    except _UNREADABLE as error:
+        told = str(error) or "it says that it holds more than this machine can"
+        raise ValueError(f"workload.path is '{path}'; it must be a readable numpy file ({told})") from None
     if array is None:
         raise ValueError(f"workload.field is {field!r}; it must be an array of '{path}': {', '.join(names) or 'none'}")
+    if isinstance(array, bytes) or array.dtype.itemsize == 0:  # no array, which numpy hands on, or one of nothing
+        raise ValueError(f"workload.path is '{path}'; it must hold an array of numbers")
     if array.ndim != 1:
         raise ValueError(f"workload.path is '{path}' with an array of {array.ndim} dimensions; it must have 1")
     return array
@@ -80,9 +95,9 @@ def _whole(path: Path, values: Sequence[Any], kind: str, places: Sequence[int]) 
     for place, value in zip(places, values, strict=True):
         # 12.0 is a whole number (numpy's savetxt writes such); True and "12" are not numbers.
         is_number = type(value) is int or (type(value) is float and value.is_integer())
-        if not is_number or not 1 <= value <= _LONGEST:
+        if not is_number or not 1 <= value <= MOST:
             raise ValueError(
                 f"workload.path is '{path}'; {kind} {place} is {value!r}, and a length must be a whole number "
-                f"of at least 1 and at most {_LONGEST}"
+                f"of at least 1 and at most {MOST}"
             )
     return np.array(values, dtype=np.int64)

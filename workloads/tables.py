@@ -19,6 +19,8 @@ def need_path(path: str | None, takes: str) -> Path:
     found = Path(str(path)).expanduser()  # yaml makes a number of a name such as 2024
     if not found.exists():
         raise ValueError(f"workload.path is {path!r}, which does not exist; it must be {takes}")
+    if not found.is_dir() and not found.is_file():  # a record may name one, and a pipe would never end
+        raise ValueError(f"workload.path is {path!r}, a pipe or a device; it must be {takes}")
     return found
 
 
@@ -42,8 +44,9 @@ def jsonl_value(path: Path, offset: int, field: str) -> Any:
 def _json_field(path: Path, number: int, line: bytes, field: str) -> Any:
     try:
         row = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"workload.path is '{path}'; line {number} must be a JSON object ({error})") from None
+    except (ValueError, RecursionError) as error:
+        told = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise ValueError(f"workload.path is '{path}'; line {number} must be a JSON object ({told})") from None
     if not isinstance(row, dict):
         raise ValueError(f"workload.path is '{path}'; line {number} must be a JSON object, not {type(row).__name__}")
     if field not in row:
@@ -64,4 +67,7 @@ def parquet_column(path: Path, field: str) -> Any:
         raise ValueError(f"workload.path is '{path}'; it must be a readable parquet file ({error})") from None
     if field not in names:
         raise ValueError(f"workload.field is {field!r}; it must be a column of '{path}': {', '.join(names) or 'none'}")
-    return parquet.read_table(path, columns=[field]).column(field)
+    try:
+        return parquet.read_table(path, columns=[field]).column(field)
+    except (OSError, ValueError, MemoryError) as error:
+        raise ValueError(f"workload.path is '{path}'; its column {field!r} must be readable ({error})") from None

@@ -1,29 +1,36 @@
 """python -m zbench: composes the configuration (hydra), runs, and turns errors into sentences and exit codes.
 
-Exit codes: 0; 1 a run failed; 2 bad input; 130 stopped by Ctrl-C. Imports of substance wait for the
+Exit codes: 0; 1 a run failed; 2 bad input; 130 stopped by Ctrl-C, 143 by SIGTERM. Imports of substance wait for the
 job, so that --help and typos answer at once.
 """
 
-import contextlib
-import os
-import shlex
 import sys
-import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import DictConfig
+from zbench.command import FULL, loading, ran, say
 
-from zbench import CONF
+with loading(__name__):
+    import contextlib
+    import os
+    import secrets
+    import shlex
+    import tempfile
+    from collections.abc import Iterator
+    from dataclasses import dataclass, field
+    from datetime import UTC, datetime
+    from typing import TYPE_CHECKING
+
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+    from omegaconf import DictConfig
+
+    from zbench import CONF
+    from zbench.signals import stop_in
 
 if TYPE_CHECKING:
+    from zbench.meter import Sweep
     from zbench.record import Run
 
-_FULL = "HYDRA_FULL_ERROR"
 _FLAGS = (
     "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info",
     "--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun",
@@ -36,52 +43,55 @@ class ChildFailed(Exception):
 
 @dataclass(slots=True)
 class Outcome:
-    """What the jobs of one command came to; a sweep has several. runs: by id, as a baseline may serve many."""
+    """What the jobs of one command came to.
 
+    group: its id, by which trackers know its runs. runs: by id, as a baseline may serve many. sweep: if it is one.
+    """
+
+    group: str
     runs: dict[str, "Run"] = field(default_factory=dict)
-    jobs: int = 0
+    sweep: "Sweep | None" = None
     code: int = 0
     out: str = ""
     told: str = ""
 
+    @property
+    def kept(self) -> str:
+        """What a stop leaves."""
+        return f"finished steps are kept{f' in {self.out}' if self.out else ''}"
+
 
 def main() -> int:
+    outcome = Outcome(f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}")
+    return ran(lambda: _led(outcome), lambda: outcome.kept)
+
+
+def _led(outcome: Outcome) -> int:
     """Runs what the command line asks for. Where torchrun or Slurm started this process as one of many, rank 0 does,
     and the others serve it."""
     from zbench.runtime.world import found
 
-    try:
-        world = found(os.environ)
-        if world is None:
-            return _main()
+    world = found(os.environ)
+    if world is None:
+        return _main(outcome)
+    if world.rank > 0:
         from zbench.runtime.follow import follow
-        from zbench.runtime.join import lead
 
-        if world.rank > 0:
-            return follow(world)
-        with lead(world):
-            return _main()
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        from zbench.sentence import sentence
+        return follow(world)
+    from zbench.runtime.join import lead
 
-        told = None if os.environ.get(_FULL) == "1" else sentence(error)
-        if told is None:
-            raise
-        _say(told[0])
-        return told[1]
+    with lead(world):
+        return _main(outcome)
 
 
-def _main() -> int:
+def _main(outcome: Outcome) -> int:
     command = shlex.join(["python", "-m", "zbench", *sys.argv[1:]])
-    wants_traceback = os.environ.get(_FULL) == "1"
-    outcome = Outcome()
+    wants_traceback = os.environ.get(FULL) == "1"
     here = os.getpid()
 
     def job(config: DictConfig) -> None:
         with _full_errors(wants_traceback):  # as the user has it, for whatever the run starts
-            _job(config, command, outcome, wants_traceback)
+            _job(config, command, outcome, wants_traceback, os.getpid() == here)
         if os.getpid() != here and outcome.code:  # another launcher's process, whose `outcome` nobody sees
             raise ChildFailed(outcome.told)
 
@@ -94,34 +104,42 @@ def _main() -> int:
                 sys.argv.append(f"hydra.sweep.dir='{stack.enter_context(tempfile.TemporaryDirectory())}'")
             stack.enter_context(_full_errors(True))  # so that hydra raises and does not exit
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
-    except KeyboardInterrupt:
-        print(f"zbench: stopped; finished steps are kept{f' in {outcome.out}' if outcome.out else ''}", file=sys.stderr)
-        return 130
     except Exception as error:
         _tell(error, outcome, wants_traceback)
-    if outcome.jobs > 1 and outcome.runs:
-        from zbench.rows import rows
-        from zbench.table import print_comparison
-
-        print_comparison(rows(list(outcome.runs.values())))
+    if outcome.sweep is not None and outcome.runs:
+        _print_sweep(outcome.sweep, list(outcome.runs.values()))
     return outcome.code
 
 
-def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bool) -> None:
-    """One run. Its error is told here: hydra would hold it back until the sweep ends, and tell only the first."""
-    from zbench.sentence import is_stop
+def _print_sweep(sweep: "Sweep", runs: "list[Run]") -> None:
+    """The one table of a sweep, and what its runs had to say."""
+    from zbench.rows import rows
+    from zbench.table import print_comparison
 
-    outcome.jobs += 1
+    count = f"{sweep.not_again} run{'s were' if sweep.not_again > 1 else ' was'}"
+    again = [f"{count} not made again, but measured or recorded before."] if sweep.not_again else []
+    print_comparison(rows(runs), [*sweep.said, *again, *sweep.files])
+
+
+def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bool, is_here: bool) -> None:
+    """One run. Its error is told here: hydra would hold it back until the sweep ends, and tell only the first.
+
+    is_here: in the command's own process, and not in one of a launcher's, whose runs have tables of their own.
+    """
+    if is_here and HydraConfig.get().mode == RunMode.MULTIRUN:
+        from zbench.jobs import count
+        from zbench.meter import Sweep
+
+        outcome.sweep = outcome.sweep or Sweep(count(sys.argv[1:]))
+        outcome.sweep.job += 1
     try:
         from zbench.request import request
         from zbench.run import run
 
-        asked = request(config, command)
+        asked = request(config, command, outcome.group)
         outcome.out = asked.settings.out
-        outcome.runs |= {done.start["run"]: done for done in run(asked, outcome.runs.values())}
+        outcome.runs |= {done.start["run"]: done for done in run(asked, outcome.runs.values(), outcome.sweep)}
     except Exception as error:
-        if is_stop(error):
-            raise KeyboardInterrupt from error
         _tell(error, outcome, wants_traceback)
 
 
@@ -129,6 +147,8 @@ def _tell(error: Exception, outcome: Outcome, wants_traceback: bool) -> None:
     """Prints the sentence for `error`, or raises it again where there is none or the user wants a traceback."""
     from zbench.sentence import sentence
 
+    if stop := stop_in(error):
+        raise stop from None  # no Exception, which a sweep would go on after
     if type(error).__name__ == "ChildFailed":  # by name: the launcher may have pickled the class by value
         print(f"zbench: {error}", file=sys.stderr, flush=True)
         outcome.code = 1
@@ -141,29 +161,22 @@ def _tell(error: Exception, outcome: Outcome, wants_traceback: bool) -> None:
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
         job = f"{' '.join(HydraConfig.get().overrides.task)}: "
     outcome.told = f"{job}{told[0]}"
-    _say(outcome.told)
+    say(outcome.told)
     outcome.code = max(outcome.code, told[1])
-
-
-def _say(told: str) -> None:
-    from zbench.runtime.elastic import tell
-
-    print(f"zbench: {told}", file=sys.stderr, flush=True)
-    tell(os.environ, told)
 
 
 @contextlib.contextmanager
 def _full_errors(wanted: bool) -> Iterator[None]:
-    """HYDRA_FULL_ERROR as wanted, then as before."""
-    before = os.environ.get(_FULL)
-    os.environ[_FULL] = "1" if wanted else "0"
+    """HYDRAFULL_ERROR as wanted, then as before."""
+    before = os.environ.get(FULL)
+    os.environ[FULL] = "1" if wanted else "0"
     try:
         yield
     finally:
         if before is None:
-            del os.environ[_FULL]
+            del os.environ[FULL]
         else:
-            os.environ[_FULL] = before
+            os.environ[FULL] = before
 
 
 def _settings_last(arguments: list[str]) -> list[str]:

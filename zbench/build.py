@@ -6,9 +6,12 @@ turn out to hold no token (a sequence shorter than its group) are dropped at the
 operation left without blocks and every copy that then nothing uses: a rank without queries needs no keys.
 """
 
+from dataclasses import replace
+
 import numba as nb
 import numpy as np
 
+from zbench.columns import in_order
 from zbench.model import KV
 from zbench.plan import ATTEND, Blocks, Ints, Lists, Ops, Plan
 
@@ -36,7 +39,7 @@ class Builder:
     def add_blocks(self, seq: Ints, start: Ints, stop: Ints, block: Ints, home: Ints) -> int:
         """Adds pieces [start, stop) of sequences, grouped by `block` (from 0), and returns the id of block 0."""
         base = self._num_blocks
-        self._pieces.append((seq, start, stop, block + base))
+        self._pieces.append((seq, start, stop, block + base if base else block))
         self._homes.append(home)
         self._num_blocks += len(home)
         return base
@@ -53,22 +56,27 @@ class Builder:
         self._ops.extend(ops)
 
     def build(self) -> Plan:
-        seq, start, stop, block = (np.concatenate(column) for column in zip(*self._pieces, strict=True))
+        seq, start, stop, block = (
+            column[0] if len(column) == 1 else np.concatenate(column) for column in zip(*self._pieces, strict=True)
+        )
         filled = stop > start
-        seq, start, stop, block = seq[filled], start[filled], stop[filled], block[filled]
-        order = np.lexsort((start, seq))
+        if not filled.all():
+            seq, start, stop, block = seq[filled], start[filled], stop[filled], block[filled]
         alive = np.zeros(self._num_blocks, bool)
         alive[block] = True
         new_id = np.cumsum(alive) - 1
         home = np.concatenate(self._homes)[alive]
-        blocks = Blocks(seq[order], start[order], stop[order], new_id[block[order]], home)
+        if not in_order(seq, start):
+            order = np.lexsort((start, seq))
+            seq, start, stop, block = seq[order], start[order], stop[order], block[order]
+        blocks = Blocks(seq, start, stop, block if alive.all() else new_id[block], home)
         lists, rename = self._renamed_lists(alive, new_id)
         ops = Ops.concatenate(self._ops)
-        moved, kv = rename[ops.blocks], rename[ops.kv_blocks]
-        kept = (moved >= 0) & ((ops.kind != ATTEND) | (kv >= 0))
-        kv[ops.kind != ATTEND] = -1
-        columns = {name: getattr(ops, name) for name in Ops.__dataclass_fields__}
-        ops = Ops(**(columns | {"blocks": moved, "kv_blocks": kv})).take(kept)
+        if self._num_lists or not alive.all():  # else every block has kept its name
+            moved, kv = rename[ops.blocks], rename[ops.kv_blocks]
+            kept = (moved >= 0) & ((ops.kind != ATTEND) | (kv >= 0))
+            kv[ops.kind != ATTEND] = -1
+            ops = replace(ops, blocks=moved, kv_blocks=kv).take(kept)
         if not alive.all():
             ops = without_unused(ops, lists, self.num_ranks, len(blocks))
         empty = Ops.concatenate([])

@@ -27,7 +27,7 @@ class Case:
 def cases(request: Request, parts: Parts) -> tuple[Case, Case | None]:
     """The run's own system and its baseline; None for the baseline if there is none or the system is it."""
     config = resolved(request.config)
-    shared: Line = {"kind": "start", "command": request.command, "baseline": None}
+    shared: Line = {"kind": "start", "command": request.command, "group": request.group, "baseline": None}
     own = {**config, "choices": dict(request.choices), "changes": {k: dict(v) for k, v in request.changes.items()}}
     shared |= {"fingerprint": fingerprint(), "facts": parts.facts()}
     system, compared = make_system(request.config, parts.cost), None
@@ -71,7 +71,7 @@ def reusable(case: Case, settings: Settings, parts: Parts, earlier: Iterable[Run
     finished = [run for run in known if run.status == "finished"]
     if not finished:
         return None
-    batches = [(step, parts.workload.batch(step).digest) for step in range(settings.steps)]
+    batches = [(step, parts.batch(step).digest) for step in range(settings.steps)]
     fitting = [run for run in finished if [(step["step"], step["batch"]) for step in run.steps] == batches]
     return fitting[-1] if fitting else None
 

@@ -54,6 +54,11 @@ class Free:
         most = max(cluster.nic_channels, cluster.nvlink_channels)
         return Free(np.zeros((cluster.num_ranks * LANES, most)), np.zeros((link_ids(cluster)[0], most)))
 
+    def single(self) -> tuple[Floats, Floats]:
+        """(lanes, links) as arrays of one dimension that share their memory with these, where all have one channel."""
+        assert self.lanes.shape[1] == 1
+        return self.lanes[:, 0], self.links[:, 0]
+
     def copy(self) -> "Free":
         return Free(self.lanes.copy(), self.links.copy())
 

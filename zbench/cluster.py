@@ -4,7 +4,7 @@ Constants come from `conf/cluster` and `conf/cluster/device`, each with its sour
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,21 @@ from zbench.units import parse
 # 67 MB on 16 H100 (zbench.anchors, attention), 24.2 in NCCL's issues 464 and 1272; of 200 Gbit/s one peer gets all.
 NARROW_NIC = 25e9
 MOST_CHANNELS = 32  # NCCL's own limit
+# What each quantity is, by field; whoever reads a person's text asks here which numbers need a unit.
+CLUSTER_KINDS = {
+    "nic_bandwidth": "bytes/s", "nvlink_bandwidth": "bytes/s", "nic_latency": "seconds", "nvlink_latency": "seconds",
+}  # fmt: skip
+DEVICE_KINDS = {
+    "peak_flops": "FLOP/s", "memory_bytes": "bytes", "copy_bandwidth": "bytes/s", "strided_rate": "bytes/s",
+    "matmul_flops": "FLOP/s", "attention_forward_flops": "FLOP/s", "attention_backward_flops": "FLOP/s",
+    "kernel_seconds": "seconds", "call_seconds": "seconds",
+}  # fmt: skip
 CURVES = ("attention_forward_causal", "attention_forward_full", "attention_backward_causal", "attention_backward_full")
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU. Rates in FLOP/s and bytes/s, times in seconds; strings with units are accepted.
+    """One GPU. Numbers are FLOP/s, bytes/s, bytes and seconds; text carries its unit (zbench.units).
 
     peak_flops: dense bf16 matmul peak, the denominator of MFU.
     memory_bytes: what the program can use. copy_bandwidth: bytes/s, read plus written, of elementwise kernels.
@@ -54,18 +63,13 @@ class Device:
     matmul_by_tokens: Mapping[str, Curve] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        kinds = {
-            "memory_bytes": "bytes", "copy_bandwidth": "bytes/s", "strided_rate": "bytes/s",
-            "kernel_seconds": "seconds", "call_seconds": "seconds",
-        }  # fmt: skip
         if self.tile not in (1, 128):
             raise ValueError(f"cluster.device.tile is {self.tile!r}; it takes 128 or 1")
-        for name in (one.name for one in fields(self)):
-            if name not in ("name", "tile", "matmul_by_tokens", *CURVES):
-                value = parse(f"cluster.device.{name}", getattr(self, name), kinds.get(name, "FLOP/s"))
-                if not 0 < value < float("inf"):
-                    raise ValueError(f"cluster.device.{name} is {getattr(self, name)!r}; it has to be above 0")
-                object.__setattr__(self, name, value)
+        for name, kind in DEVICE_KINDS.items():
+            value = parse(f"cluster.device.{name}", getattr(self, name), kind)
+            if not 0 < value < float("inf"):
+                raise ValueError(f"cluster.device.{name} is {getattr(self, name)!r}; it has to be above 0")
+            object.__setattr__(self, name, value)
         self._take_curves()
 
     def _take_curves(self) -> None:
@@ -142,17 +146,14 @@ class Cluster:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"cluster.{name} is {value!r}; it takes a whole number of at least 1")
+        if not isinstance(self.device, Device):
+            raise ValueError(f"cluster.device is {self.device!r}; it takes a device, as in cluster/device=h100_80g")
         if self.nics_per_node > self.gpus_per_node:
             raise ValueError(
                 f"cluster.nics_per_node is {self.nics_per_node}; "
                 f"at most one per GPU, gpus_per_node={self.gpus_per_node}"
             )
-        for name, kind in (
-            ("nic_bandwidth", "bytes/s"),
-            ("nvlink_bandwidth", "bytes/s"),
-            ("nic_latency", "seconds"),
-            ("nvlink_latency", "seconds"),
-        ):
+        for name, kind in CLUSTER_KINDS.items():
             value = parse(f"cluster.{name}", getattr(self, name), kind)
             if not 0 <= value < float("inf") or (kind == "bytes/s" and value == 0):
                 least = "above 0 and finite" if kind == "bytes/s" else "at least 0 and finite"

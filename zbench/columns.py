@@ -1,16 +1,22 @@
 """What a plan holds as columns: its blocks, lists of them, and its operations. Pure: no torch.
 
-At 1,024 ranks a plan has a million operations, too many for an object each.
+A ring over 4,096 ranks is 84 million operations: too many for an object each, and for eight bytes a column.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
+from typing import Any
 
+import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+Column = NDArray[np.signedinteger[Any]]
 TRANSFER, ATTEND = 0, 1
+CHUNK = 1 << 20  # operations that are looked at together where arrays over all of them would be large
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,13 @@ class Lists:
         return Lists(np.arange(count + 1, dtype=np.int64), np.arange(count, dtype=np.int64))
 
 
+def in_order(seq: Ints, start: Ints) -> bool:
+    """Whether pieces are sorted by (sequence, start)."""
+    ahead = seq[1:] > seq[:-1]
+    ahead |= (seq[1:] == seq[:-1]) & (start[1:] >= start[:-1])
+    return bool(ahead.all())
+
+
 @dataclass(frozen=True)
 class Blocks:
     """Disjoint sets of tokens and the rank each calls home.
@@ -71,13 +84,28 @@ class Blocks:
     @cached_property
     def pieces(self) -> Lists:
         """Per block its piece indices, in (seq, start) order."""
-        counts = np.bincount(self.block, minlength=len(self))
-        return Lists(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), np.argsort(self.block, kind="stable"))
+        return Lists(*_rows(self.block, len(self)))
+
+
+@nb.njit(cache=True)
+def _rows(row, count):  # type: ignore[no-untyped-def]
+    """(offsets, indices) of what is in each row, in order: a counting sort."""
+    offsets = np.zeros(count + 1, np.int64)
+    for at in range(len(row)):
+        offsets[row[at] + 1] += 1
+    offsets = np.cumsum(offsets)
+    fill, items = offsets[:-1].copy(), np.empty(len(row), np.int64)
+    for at in range(len(row)):
+        items[fill[row[at]]] = at
+        fill[row[at]] += 1
+    return offsets, items
 
 
 @dataclass(frozen=True)
 class Ops:
-    """Operations in order, as columns (int64 [num_ops] each).
+    """Operations in order, as columns [num_ops] of the types in TYPES; wider integers that fit are converted.
+
+    Numbers made of several columns (a list's times a rank's) may need more bits than a column has: convert first.
 
     kind: TRANSFER or ATTEND.
     tensor: what a transfer carries (zbench.model.Q ... DKV); -1 for an attend.
@@ -91,74 +119,89 @@ class Ops:
         whose messages have all of a link's bandwidth where one between two ranks alone has a channel's.
     """
 
-    kind: Ints
-    tensor: Ints
-    src: Ints
-    dst: Ints
-    head_lo: Ints
-    head_hi: Ints
-    blocks: Ints
-    kv_blocks: Ints
-    via: Ints
-    keep: Ints
-    collective: Ints
+    kind: Column
+    tensor: Column
+    src: Column
+    dst: Column
+    head_lo: Column
+    head_hi: Column
+    blocks: Column
+    kv_blocks: Column
+    via: Column
+    keep: Column
+    collective: Column
+
+    def __post_init__(self) -> None:
+        for name, wanted in TYPES.items():
+            object.__setattr__(self, name, _narrow(getattr(self, name), wanted))
 
     def __len__(self) -> int:
         return len(self.kind)
 
-    def take(self, index: Ints | NDArray[np.bool_]) -> "Ops":
+    def take(self, index: Ints | slice | NDArray[np.bool_]) -> "Ops":
         return Ops(**{name: getattr(self, name)[index] for name in COLUMNS})
+
+    def chunks(self) -> Iterator[tuple[int, "Ops"]]:
+        """Views of CHUNK operations at a time, each with the index of its first one."""
+        for begin in range(0, len(self), CHUNK):
+            yield begin, self.take(slice(begin, begin + CHUNK))
 
     @staticmethod
     def concatenate(parts: list["Ops"]) -> "Ops":
+        if len(parts) == 1:
+            return parts[0]
         if not parts:
-            return Ops(**{name: np.zeros(0, np.int64) for name in COLUMNS})
+            return Ops(**{name: np.zeros(0, wanted) for name, wanted in TYPES.items()})
         return Ops(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS})
 
     @staticmethod
     def transfers(
-        tensor: Ints | int,
-        src: Ints,
-        dst: Ints,
-        heads: tuple[Ints | int, Ints | int],
-        blocks: Ints,
+        tensor: Column | int,
+        src: Column,
+        dst: Column,
+        heads: tuple[Column | int, Column | int],
+        blocks: Column,
         collective: bool = False,
     ) -> "Ops":
         """Direct transfers; scalars are broadcast to the length of src."""
         return _columns(len(src), TRANSFER, tensor, src, dst, heads, blocks, -1, collective)
 
     @staticmethod
-    def attends(rank: Ints, heads: tuple[Ints | int, Ints | int], q_blocks: Ints, kv_blocks: Ints) -> "Ops":
+    def attends(rank: Column, heads: tuple[Column | int, Column | int], q_blocks: Column, kv_blocks: Column) -> "Ops":
         return _columns(len(rank), ATTEND, -1, rank, rank, heads, q_blocks, kv_blocks)
 
 
-COLUMNS = tuple(Ops.__dataclass_fields__)
+TYPES: Mapping[str, Any] = MappingProxyType({
+    "kind": np.dtype(np.int8), "tensor": np.dtype(np.int8), "src": np.dtype(np.int32), "dst": np.dtype(np.int32),
+    "head_lo": np.dtype(np.int16), "head_hi": np.dtype(np.int16), "blocks": np.dtype(np.int32),
+    "kv_blocks": np.dtype(np.int32), "via": np.dtype(np.int16), "keep": np.dtype(np.int8),
+    "collective": np.dtype(np.int8),
+})  # fmt: skip
+COLUMNS = tuple(TYPES)
+
+
+def _narrow(column: Column, wanted: Any) -> Column:
+    """The column in the type wanted, side by side in memory, if its values fit; else as it is, for verify to tell."""
+    if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind != "i":
+        return column
+    narrow = np.ascontiguousarray(column, wanted)
+    return narrow if column.dtype == wanted or (narrow == column).all() else column
 
 
 def _columns(
     n: int,
     kind: int,
-    tensor: Ints | int,
-    src: Ints,
-    dst: Ints,
-    heads: tuple[Ints | int, Ints | int],
-    blocks: Ints,
-    kv_blocks: Ints | int,
+    tensor: Column | int,
+    src: Column,
+    dst: Column,
+    heads: tuple[Column | int, Column | int],
+    blocks: Column,
+    kv_blocks: Column | int,
     collective: bool = False,
 ) -> Ops:
-    def full(value: Ints | int) -> Ints:
-        return np.full(n, value, np.int64) if np.ndim(value) == 0 else np.asarray(value, np.int64)
-
-    return Ops(
-        full(kind),
-        full(tensor),
-        full(src),
-        full(dst),
-        full(heads[0]),
-        full(heads[1]),
-        full(blocks),
-        full(kv_blocks),
-        full(-1),
-        full(0),
-        full(int(collective)),
-    )
+    given = (kind, tensor, src, dst, heads[0], heads[1], blocks, kv_blocks, -1, 0, int(collective))
+    full = {
+        name: np.full(n, value, wanted) if np.ndim(value) == 0 else np.asarray(value)
+        for (name, wanted), value in zip(TYPES.items(), given, strict=True)
+    }
+    return Ops(**full)

@@ -2,23 +2,26 @@
 python -m zbench.compare BASE NEW --fail-over 2%: exit code 1 where a run of NEW is worse than BASE's (zbench.gate).
 """
 
-import json
-import os
 import sys
-from collections.abc import Sequence
 
-from zbench.gate import DEFAULT, check_metrics, gate, percentage
-from zbench.metrics import CONVENTIONS
-from zbench.pivot import FIGURES, check_figures, pivot
-from zbench.record import Run, read
-from zbench.rows import Row, rows
+from zbench.command import Parser, loading, ran
 
-_MOST_PROBLEMS = 10  # broken lines named, of one file
+with loading(__name__):
+    import json
+    from collections.abc import Sequence
+
+    from zbench.gate import DEFAULT, check_metrics, gate, percentage
+    from zbench.metrics import CONVENTIONS
+    from zbench.pivot import FIGURES, check_figures, pivot
+    from zbench.records import read_all
+    from zbench.rows import Row, rows
 
 
 def main() -> int:
-    from zbench.command import Parser  # which knows hydra's errors
+    return ran(_main, "nothing was written")
 
+
+def _main() -> int:
     parser = Parser(prog="python -m zbench.compare", description="A table of recorded runs.")
     parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
     form = parser.add_mutually_exclusive_group()
@@ -33,21 +36,13 @@ def main() -> int:
                         help="with --fail-over: what to compare, separated by commas (docs/ci.md)")  # fmt: skip
     parser.add_argument("--convention", choices=list(CONVENTIONS), default="zbench",
                         help="how MFU counts FLOPs (docs/metrics.md)")  # fmt: skip
-    try:
-        arguments = parser.parse_args()
-        if arguments.fail_over is not None:
-            return _gate(arguments.files, arguments.fail_over, arguments.metrics)
-        if arguments.metrics is not None:
-            raise ValueError("--metrics says what --fail-over compares; it needs --fail-over, as in --fail-over 2%")
-        check_figures(arguments.pivot or [])
-        found = rows(read_all(arguments.files), arguments.convention)
-    except ValueError as error:
-        print(f"zbench: {error}", file=sys.stderr)
-        return 2
-    try:
-        _show(found, arguments.json, arguments.pivot)
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    arguments = parser.parse_args()
+    if arguments.fail_over is not None:
+        return _gate(arguments.files, arguments.fail_over, arguments.metrics)
+    if arguments.metrics is not None:
+        raise ValueError("--metrics says what --fail-over compares; it needs --fail-over, as in --fail-over 2%")
+    check_figures(arguments.pivot or [])
+    _show(rows(read_all(arguments.files), arguments.convention), arguments.json, arguments.pivot)
     return 0
 
 
@@ -67,43 +62,16 @@ def _gate(files: Sequence[str], share: str, metrics: Sequence[str] | None) -> in
     return 1 if found.worse else 0
 
 
-def read_all(paths: Sequence[str]) -> list[Run]:
-    """The runs of all files; what is broken in them is told on stderr and left out.
-
-    Raises:
-        ValueError: a file cannot be read, or holds no run.
-    """
-    runs: list[Run] = []
-    for path in dict.fromkeys(paths):
-        found, problems = read(path)
-        whole = []
-        for run in found:
-            try:
-                rows([run])
-                whole.append(run)
-            except ValueError as error:
-                problems.append(f"{error}; the run is skipped")
-        for problem in problems[:_MOST_PROBLEMS]:
-            print(f"zbench: {problem}", file=sys.stderr)
-        if len(problems) > _MOST_PROBLEMS:
-            print(f"zbench: {path}: {len(problems) - _MOST_PROBLEMS} more lines are skipped", file=sys.stderr)
-        if not whole:
-            raise ValueError(f"record file {path!r} holds no run")
-        runs += whole
-    return runs
-
-
 def _show(found: list[Row], as_json: bool, figures_of_cells: Sequence[str] | None) -> None:
     if as_json:
-        print(json.dumps(found, indent=1, allow_nan=False), flush=True)
+        print(json.dumps(found, indent=1, allow_nan=False))
         return
     if figures_of_cells is not None:
-        print(pivot(found, figures_of_cells), flush=True)
+        print(pivot(found, figures_of_cells))
         return
     from zbench.table import print_comparison
 
     print_comparison(found)
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

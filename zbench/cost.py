@@ -19,8 +19,8 @@ from zbench.cluster import Cluster
 from zbench.curve import Curve
 from zbench.loss import moved_bytes
 from zbench.model import Model
-from zbench.plan import Ints, Ops, Plan
-from zbench.use import Use
+from zbench.plan import Column, Ints, Ops, Plan
+from zbench.use import Repeats, Use
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -40,7 +40,8 @@ class Cost:
     staged: attention runs behind a wrapper that gathers tokens out of padded buffers and scatters
         results back, as in the benchmark that zbench.anchors compares with; no trainer's default.
     pipelines: what runs the plans has tensor and pipeline parallelism (zbench.pipelines); the torch executor has not.
-    tp: GPUs that are one rank; cluster and model are then as zbench.groups makes them.
+    tp, bonded_nics: GPUs that are one rank, NICs that are one of `cluster`, which with `model` is then as zbench.groups
+        makes them.
     pp: stages; `cluster` is then that of one stage, and a rank is one of each (zbench.stacks).
     """
 
@@ -50,6 +51,7 @@ class Cost:
     pipelines: bool = True
     tp: int = 1
     pp: int = 1
+    bonded_nics: int = 1
 
     @property
     def layers(self) -> int:
@@ -79,9 +81,14 @@ class Cost:
     def latency_seconds(self, across: Flags) -> Floats:
         return np.where(across, self.cluster.nic_latency, self.cluster.nvlink_latency)
 
-    def attend_seconds(self, plan: Plan, ops: Ops, attend: Ints, work: Work, backward: bool) -> Floats:
-        """float64 [num_attends]: seconds of the operations `attend`, whose work for one head is `work`."""
-        use = Use.of(plan, ops, attend, work, self._kv_heads(ops.head_lo[attend], ops.head_hi[attend]))
+    def attend_seconds(
+        self, plan: Plan, ops: Ops, attend: Ints, work: Work, backward: bool, known: Repeats | None = None
+    ) -> Floats:
+        """float64 [num_attends]: seconds of the operations `attend`, whose work for one head is `work`.
+
+        known: the repeats among all attends of the list, where `attend` are some of them.
+        """
+        use = Use.of(plan, ops, attend, work, self._kv_heads(ops.head_lo[attend], ops.head_hi[attend]), known)
         seconds = self.kernel_seconds(work, use.heads, use.kv_heads, backward)
         seconds += self._sum_seconds(work, use, backward) + self._arrange_seconds(work, use, backward)
         return seconds + self._staging_seconds(work, use, backward) if self.staged else seconds
@@ -119,7 +126,7 @@ class Cost:
         heads, kv_heads = self.model.num_heads * one, self.model.num_kv_heads * one
         return self.stream_seconds(Work.whole(lengths), heads, kv_heads, backward)
 
-    def _kv_heads(self, lo: Ints, hi: Ints) -> Ints:
+    def _kv_heads(self, lo: Column, hi: Column) -> Column:
         group = self.model.num_heads // self.model.num_kv_heads
         return -(-hi // group) - lo // group
 

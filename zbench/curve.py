@@ -33,7 +33,9 @@ class Curve:
             ValueError: it is none, or a size or a rate is not above 0; the message names `field`.
         """
         if not isinstance(given, Mapping) or not given:
-            raise ValueError(f"{field} is {given!r}; it takes rates by size, as in {{256: 300 TFLOP/s, 4096: 600e12}}")
+            raise ValueError(
+                f"{field} is {given!r}; it takes rates by size, as in {{256: 300 TFLOP/s, 4096: 9 PFLOP/s}}"
+            )
         found = {}
         for name, rate in given.items():
             try:

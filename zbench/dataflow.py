@@ -13,28 +13,10 @@ import numba as nb
 import numpy as np
 
 from zbench.model import TENSOR_NAMES
-from zbench.plan import Ints, Ops, Plan
-from zbench.touches import ADD, IS_COPY, READ, TAKE, TENSOR, WRITE, touches
+from zbench.plan import Column, Ops, Plan
+from zbench.touches import ACTION, ADD, HI, IS_COPY, LO, PLACE, READ, TAKE, WRITE, scratch, source, touches
 
 _OK, _MISSING, _TWICE, _NOTHING, _SPLIT, _LEFT = range(6)
-
-
-@dataclass(frozen=True)
-class Accesses:
-    """Every touch of an item, grouped by item and in plan order within it.
-
-    op: the operation, -1 for what was there before the first; action: READ, TAKE, WRITE or ADD;
-    lo, hi: heads; runs: [num_items + 1] where each item's touches begin; tensor, block, rank: [num_items].
-    """
-
-    op: Ints
-    action: Ints
-    lo: Ints
-    hi: Ints
-    runs: Ints
-    tensor: Ints
-    block: Ints
-    rank: Ints
 
 
 @dataclass(frozen=True)
@@ -49,44 +31,34 @@ class Fault:
 
 @dataclass(frozen=True)
 class Edges:
-    """producer[i] has to be complete before consumer[i] starts; both int64 [num_edges], operation indices."""
+    """producer[i] has to be complete before consumer[i] starts; both int32 [num_edges], operation indices."""
 
-    producer: Ints
-    consumer: Ints
-
-
-def accesses(plan: Plan, ops: Ops, backward: bool) -> Accesses:
-    """All touches of all items by `ops`, which are the plan's forward or backward list."""
-    kept = plan.forward.take(plan.forward.keep == 1) if backward else Ops.concatenate([])
-    found, runs = touches(
-        (kept.tensor, kept.dst, kept.head_lo, kept.head_hi, kept.blocks),
-        (ops.kind, ops.tensor, ops.src, ops.dst, ops.head_lo, ops.head_hi, ops.blocks, ops.kv_blocks),
-        (plan.lists.offsets, plan.lists.items), len(plan.blocks), plan.num_ranks, backward,
-    )  # fmt: skip
-    op, action, lo, hi = found[:TENSOR]
-    tensor, block, rank = found[TENSOR:, runs[:-1]]
-    return Accesses(op, action, lo, hi, runs, tensor, block, rank)
+    producer: Column
+    consumer: Column
 
 
 def edges(plan: Plan, ops: Ops, backward: bool) -> Edges | Fault:
-    """The data edges of `ops`, or the first rule they break."""
-    table = accesses(plan, ops, backward)
-    is_home = plan.blocks.home[table.block] == table.rank
-    is_copy = IS_COPY[table.tensor]
-    arguments = (table.op, table.action, table.lo, table.hi, table.runs, is_copy, is_home, plan.num_heads)
-    none = np.zeros(0, np.int64)
-    fault, at, item, count = _match(*arguments, none, none, False)
-    if fault != _OK:
-        return _fault(plan, ops, table, int(fault), int(at), int(item), backward)
-    producer, consumer = np.empty(count, np.int64), np.empty(count, np.int64)
-    _match(*arguments, producer, consumer, True)
-    return Edges(producer, consumer)
+    """The data edges of `ops`, or the first rule they break: of the first item by tensor, block and rank."""
+    room = 2 * len(ops) + 16
+    found = _followed(plan, ops, backward, room)
+    return found if isinstance(found, Fault) else Edges(*found)
 
 
-def _fault(plan: Plan, ops: Ops, table: Accesses, code: int, at: int, item: int, backward: bool) -> Fault:
-    op, tensor = int(table.op[at]), TENSOR_NAMES[int(table.tensor[item])]
-    block, rank = int(table.block[item]), int(table.rank[item])
-    home, what = int(plan.blocks.home[block]), f"{tensor} of block {block}"
+def fault(plan: Plan, ops: Ops, backward: bool) -> Fault | None:
+    """The first rule that `ops` break, without the edges."""
+    found = _followed(plan, ops, backward, 0)
+    return found if isinstance(found, Fault) else None
+
+
+def _followed(plan: Plan, ops: Ops, backward: bool, room: int) -> tuple[Column, Column] | Fault:
+    of = source(plan, ops, backward)
+    work = scratch(of, len(plan.blocks))
+    first, producer, consumer = _follow(of, work, plan.blocks.home, room)
+    return (producer, consumer) if first[0] == _OK else _fault(plan, *first.tolist())
+
+
+def _fault(plan: Plan, code: int, tensor: int, block: int, rank: int, op: int) -> Fault:
+    home, what = int(plan.blocks.home[block]), f"{TENSOR_NAMES[tensor]} of block {block}"
     reason = {
         _MISSING: f"uses {what} on rank {rank} before an earlier operation brought it there",
         _TWICE: f"brings {what} to rank {rank}, which has it already",
@@ -98,53 +70,117 @@ def _fault(plan: Plan, ops: Ops, table: Accesses, code: int, at: int, item: int,
 
 
 @nb.njit(cache=True)
-def _match(op, action, lo, hi, runs, is_copy, is_home, num_heads, producer, consumer, fill):  # type: ignore[no-untyped-def]
-    """Walks every item's touches in order; returns (fault, access, item, number of edges)."""
-    count = 0
-    taken = np.zeros(len(op), np.bool_)
-    for item in range(len(runs) - 1):
-        begin, end = runs[item], runs[item + 1]
-        for at in range(begin, end):
-            if action[at] == READ and not is_home[item]:
-                reach = lo[at]
-                while reach < hi[at]:  # the head range may have come in several transfers
+def _follow(of, work, home, room):  # type: ignore[no-untyped-def]
+    """Every rank's items: (the first fault, producers, consumers); no edges where there is room for none.
+
+    A fault is (code, tensor, block, rank, operation).
+    """
+    offsets, index = of[3]
+    table, order, runs, keys, _ = work
+    producer, consumer = np.empty(room, np.int32), np.empty(room, np.int32)
+    taken = np.empty(len(order), np.bool_)
+    first, count = np.array([_OK, 0, 0, 0, -1]), 0
+    for rank in range(len(offsets) - 1):
+        num, items = touches(rank, of, work, home)
+        mine = index[offsets[rank] : offsets[rank + 1]]
+        while True:
+            taken[:num] = False
+            after = _match(rank, items, table, order, runs, keys, home, taken, mine, producer, consumer, count, first)
+            if not room or after <= len(producer):
+                break
+            producer, consumer = _grown(producer), _grown(consumer)
+        count = after
+    return first, producer[:count], consumer[:count]
+
+
+@nb.njit(cache=True)
+def _grown(column):  # type: ignore[no-untyped-def]
+    larger = np.empty(2 * len(column), np.int32)
+    larger[: len(column)] = column
+    return larger
+
+
+@nb.njit(cache=True)
+def _match(rank, items, table, order, runs, keys, home, taken, mine, producer, consumer, count, first):  # type: ignore[no-untyped-def]
+    """Walks one rank's items, touch by touch; returns the number of edges so far, and writes them where there is room.
+
+    first: the first fault of all, which is replaced by one of an item before its own.
+    """
+    for item in range(items):
+        tensor, block = keys[item] // len(home), keys[item] % len(home)
+        begin, end, is_home = runs[item], runs[item + 1], home[block] == rank
+        code, fault_at, open_sums = _OK, -1, not IS_COPY[tensor] and not is_home
+        for turn in range(begin, end):
+            at = order[turn]
+            action, lo, hi = table[at, ACTION], table[at, LO], table[at, HI]
+            if action == READ:
+                reach = lo
+                while reach < hi and code == _OK:  # the head range may have come in several transfers
                     found = -1
-                    for earlier in range(begin, at):
-                        if action[earlier] == WRITE and lo[earlier] <= reach < hi[earlier]:
-                            found = earlier
+                    for before in range(begin, turn):
+                        other = order[before]
+                        if table[other, ACTION] == WRITE and table[other, LO] <= reach < table[other, HI]:
+                            found = other
                     if found < 0:
-                        return _MISSING, at, item, 0
-                    reach = hi[found]
-                    if op[found] >= 0:
-                        if fill:
-                            producer[count], consumer[count] = op[found], op[at]
+                        code = _MISSING
+                        break
+                    reach = table[found, HI]
+                    if table[found, PLACE] >= 0:
+                        if count < len(producer):
+                            producer[count], consumer[count] = mine[table[found, PLACE]], mine[table[at, PLACE]]
                         count += 1
-            elif action[at] == WRITE:
-                if is_home[item]:
-                    return _TWICE, at, item, 0
-                for earlier in range(begin, at):
-                    if action[earlier] == WRITE and lo[earlier] < hi[at] and lo[at] < hi[earlier]:
-                        return _TWICE, at, item, 0
-            elif action[at] == TAKE:
-                reach = lo[at]
-                while reach < hi[at]:
-                    found = reach
-                    for earlier in range(begin, at):
-                        if action[earlier] == ADD and not taken[earlier] and lo[earlier] <= reach:
-                            found = max(found, hi[earlier])
-                    if found == reach:
-                        return _NOTHING, at, item, 0
-                    reach = found
-                for earlier in range(begin, at):
-                    if action[earlier] == ADD and not taken[earlier] and lo[earlier] < hi[at] and lo[at] < hi[earlier]:
-                        if lo[earlier] < lo[at] or hi[earlier] > hi[at]:
-                            return _SPLIT, at, item, 0
-                        taken[earlier] = True
-                        if fill:
-                            producer[count], consumer[count] = op[earlier], op[at]
-                        count += 1
-        if not is_copy[item] and not is_home[item]:
-            for at in range(begin, end):
-                if action[at] == ADD and not taken[at]:
-                    return _LEFT, at, item, 0
-    return _OK, 0, 0, count
+            elif action == WRITE:
+                code = _TWICE if is_home or _overlaps(table, order, begin, turn) else _OK
+            elif action == TAKE:
+                code, count = _take(table, order, begin, turn, taken, mine, producer, consumer, count)
+            if code != _OK:
+                fault_at = at
+                break
+        if code == _OK and open_sums:
+            for turn in range(begin, end):
+                if table[order[turn], ACTION] == ADD and not taken[order[turn]]:
+                    code, fault_at = _LEFT, order[turn]
+                    break
+        if code != _OK and (first[0] == _OK or (tensor, block, rank) < (first[1], first[2], first[3])):
+            place = table[fault_at, PLACE]
+            first[:] = (code, tensor, block, rank, mine[place] if place >= 0 else -1)
+    return count
+
+
+@nb.njit(cache=True)
+def _overlaps(table, order, begin, turn):  # type: ignore[no-untyped-def]
+    """Whether a copy that is there already has some of the heads that arrive."""
+    at = order[turn]
+    for before in range(begin, turn):
+        other = order[before]
+        if table[other, ACTION] == WRITE and table[other, LO] < table[at, HI] and table[at, LO] < table[other, HI]:
+            return True
+    return False
+
+
+@nb.njit(cache=True)
+def _take(table, order, begin, turn, taken, mine, producer, consumer, count):  # type: ignore[no-untyped-def]
+    """A transfer takes all of its heads that was added before: (fault, number of edges so far)."""
+    at = order[turn]
+    lo, hi = table[at, LO], table[at, HI]
+    reach = lo
+    while reach < hi:
+        further = reach
+        for before in range(begin, turn):
+            other = order[before]
+            if table[other, ACTION] == ADD and not taken[other] and table[other, LO] <= reach:
+                further = max(further, table[other, HI])
+        if further == reach:
+            return _NOTHING, count
+        reach = further
+    for before in range(begin, turn):
+        other = order[before]
+        first, last = table[other, LO], table[other, HI]
+        if table[other, ACTION] == ADD and not taken[other] and first < hi and lo < last:
+            if first < lo or last > hi:
+                return _SPLIT, count
+            taken[other] = True
+            if count < len(producer):
+                producer[count], consumer[count] = mine[table[other, PLACE]], mine[table[at, PLACE]]
+            count += 1
+    return _OK, count

@@ -1,5 +1,6 @@
 """Packages that only some jobs need, and the extra of zbench that installs each. Pure: no torch."""
 
+import sys
 from importlib.util import find_spec
 
 EXTRAS = {
@@ -14,6 +15,17 @@ EXTRAS = {
 }
 
 
+def installed(package: str) -> bool:
+    """Whether `import package` would find one; a folder of that name that happens to lie here is none."""
+    if package in sys.modules:
+        return sys.modules[package] is not None
+    try:
+        spec = find_spec(package)
+    except ImportError:
+        return False
+    return spec is not None and spec.origin is not None
+
+
 def need(package: str, job: str) -> None:
     """Returns if `package` can be imported, without importing it.
 
@@ -22,7 +34,7 @@ def need(package: str, job: str) -> None:
     Raises:
         ValueError: it is not installed; the sentence names the extra that has it.
     """
-    if find_spec(package) is None:
+    if not installed(package):
         raise ValueError(
             f"{job} needs the package {package}, which is not installed: pip install 'zbench[{EXTRAS[package]}]'"
         )

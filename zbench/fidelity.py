@@ -8,29 +8,37 @@ Every measured run of the record is planned and simulated again from its own con
 Exit codes: 0; 1 a run failed; 2 bad input; 130 stopped by Ctrl-C (what was measured stays in the record).
 """
 
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
 
-import numpy as np
-from rich.console import Console
-from rich.table import Table
+from zbench.command import Parser, loading, ran
 
-from zbench.command import Parser, ran
-from zbench.metrics import Facts, counted, nic_bytes, nic_utilization
-from zbench.record import Line, Run, read
-from zbench.replay import Replay
-from zbench.rows import label
+with loading(__name__):
+    import subprocess
+    from collections.abc import Mapping, Sequence
+    from dataclasses import dataclass
+    from statistics import median
 
-OTHERS = ("workload", "cluster", "model")  # that may differ in a record; systems are compared where none does
+    import numpy as np
+    from rich.table import Table
+    from scipy.stats import rankdata
+
+    from zbench.console import show
+    from zbench.known import add_trust
+    from zbench.metrics import Facts, counted, nic_bytes, nic_utilization
+    from zbench.record import Line, Run
+    from zbench.records import each, read_all
+    from zbench.replay import Replay
+    from zbench.rows import label, setting
+
+LEAST_RANKED = 3  # systems: two are in the same order or in the other one, which is no correlation
 
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """A system's steps, measured and simulated. of: the run's choices, by group. seconds: means. error: of the means,
-    simulated against measured. errors: absolute, of each step. nic: mean utilisation of all NICs. bytes_error: of all
+    """A system's steps, measured and simulated.
+
+    of: system, workload and settings (zbench.rows). measured, simulated: mean seconds. error: of the means, simulated
+    against measured. errors: absolute, of each step. nic: mean utilisation of all NICs. bytes_error: of all
     that crossed NICs, measured against simulated (headers and acknowledgements are measured only). late: share of the
     steps by which messages were late on average (zbench.runtime.lateness); None: not on a desk. invalid: steps that do
     not count."""
@@ -50,16 +58,15 @@ class Fidelity:
         return self.simulated / self.measured - 1
 
 
-def fidelity(run: Run) -> Fidelity:
-    """
+def fidelity(run: Run, trust: bool = False) -> Fidelity:
+    """Compares a run's steps with what the simulator predicts of them. trust: as of Replay.
+
     Raises:
         ValueError: the run was simulated itself, holds no step that counts, or cannot be planned again as it was.
     """
     steps = counted(run.steps)
     if run.start["facts"]["simulated"] or not steps:
-        raise ValueError(
-            f"{run.path} line {run.line}: the run of {label(run.start, 'system')} has no measured step that counts"
-        )
+        raise ValueError(f"the run of {label(run.start, 'system')} has no measured step that counts")
     replay = Replay.of(run)
     predicted = [replay.parts.executor.step(*replay.step(step)) for step in steps]
     facts = Facts.of(run.start["facts"])
@@ -67,7 +74,7 @@ def fidelity(run: Run) -> Fidelity:
              for one in predicted]  # fmt: skip
     seconds = [(step["seconds"], one.seconds) for step, one in zip(steps, predicted, strict=True)]
     return Fidelity(
-        {group: label(run.start, group) for group in ("system", *OTHERS)},
+        {**{group: label(run.start, group) for group in ("system", "workload")}, **setting(run.start)},
         measured=float(np.mean([one for one, _ in seconds])),
         simulated=float(np.mean([other for _, other in seconds])),
         errors=[abs(other / one - 1) for one, other in seconds],
@@ -80,16 +87,23 @@ def fidelity(run: Run) -> Fidelity:
 
 
 def _late(steps: Sequence[Line]) -> float | None:
-    told = [step["phases"]["late"] for step in steps if "late" in step["phases"]]
+    told = [step["phases"]["late"] for step in steps if "late" in step.get("phases", {})]
     return sum(told) / sum(step["seconds"] for step in steps) if told else None
 
 
-def rank_correlation(found: Sequence[Fidelity]) -> float:
-    """Spearman's, of the systems' order by measured and by simulated seconds; 1 where the order is the same."""
-    first, second = (
-        np.argsort(np.argsort(list(x))) for x in ((f.measured for f in found), (f.simulated for f in found))
-    )
-    return float(np.corrcoef(first, second)[0, 1]) if len(found) > 1 else 1.0
+def order(found: Sequence[Fidelity]) -> str:
+    """Whether systems come out in the measured order, in words; of a system's several runs the means count."""
+    seconds: dict[str, list[tuple[float, float]]] = {}
+    for one in found:
+        seconds.setdefault(one.of["system"], []).append((one.measured, one.simulated))
+    measured, simulated = np.array([np.mean(runs, axis=0) for runs in seconds.values()]).T
+    if len(measured) == 1:
+        return f"only {next(iter(seconds))} was measured, which has no order"
+    if len(measured) < LEAST_RANKED:
+        kept = bool((np.diff(measured) * np.diff(simulated) > 0).all())
+        return f"{' and '.join(seconds)} are {'' if kept else 'not '}simulated in the measured order"
+    value = np.corrcoef(rankdata(measured), rankdata(simulated))[0, 1]
+    return f"rank correlation of the order of {len(measured)} systems (Spearman): {value:.2f}"
 
 
 def main() -> int:
@@ -102,6 +116,7 @@ def _main() -> int:
     parser.add_argument("--systems", default="ring,ulysses,zeppelin", help="to measure (default ring,ulysses,zeppelin)")
     parser.add_argument("--out", default="results/fidelity.jsonl", help="the record (default results/fidelity.jsonl)")
     parser.add_argument("--markdown", action="store_true", help="the table for a document")
+    add_trust(parser)
     asked = parser.parse_args()
     if asked.overrides:
         for system in asked.systems.split(","):
@@ -109,14 +124,11 @@ def _main() -> int:
             done = subprocess.run([sys.executable, "-m", "zbench", *asked.overrides, *own], stdout=subprocess.DEVNULL)
             if done.returncode != 0:
                 return done.returncode
-    runs, problems = read(asked.out)
-    for problem in problems:
-        print(f"zbench: {problem}", file=sys.stderr)
-    measured = [run for run in runs if not run.start["facts"]["simulated"] and run.steps]
+    measured = [run for run in read_all([asked.out]) if not run.start["facts"]["simulated"] and run.steps]
     for run in measured:
         if not counted(run.steps):
             print(f"zbench: no step of {label(run.start, 'system')} counts: this machine was too busy", file=sys.stderr)
-    found = [fidelity(run) for run in measured if counted(run.steps)]
+    found = each([run for run in measured if counted(run.steps)], fidelity)
     if not found:
         raise ValueError(
             f"--out is {asked.out}; it holds no measured run that counts, and without KEY=VALUE nothing is measured"
@@ -126,7 +138,7 @@ def _main() -> int:
 
 
 def _print(found: Sequence[Fidelity], markdown: bool) -> None:
-    several = [group for group in OTHERS if len({one.of[group] for one in found}) > 1]
+    several = [key for key in found[0].of if key != "system" and len({one.of[key] for one in found}) > 1]
     titles = [*several, "system", "measured", "simulated", "error", "steps: median, worst", "NICs measured",
               "simulated", "bytes", "late", "do not count"]  # fmt: skip
     rows = [
@@ -148,13 +160,12 @@ def _print(found: Sequence[Fidelity], markdown: bool) -> None:
             table.add_column(title, justify="right" if at > len(several) else "left")
         for row in rows:
             table.add_row(*row)
-        Console(width=160).print(table)
+        show(table)
     errors = [abs(one.error) for one in found]
     print(f"error of the means: median {median(errors):.1%}, worst {max(errors):.1%}")
     for place in dict.fromkeys(tuple(one.of[group] for group in several) for one in found):
         mine = [one for one in found if tuple(one.of[group] for group in several) == place]
-        on = f", {', '.join(place)}" if place else ""
-        print(f"rank correlation of the systems' order (Spearman){on}: {rank_correlation(mine):.2f}")
+        print(f"{', '.join(place)}: {order(mine)}" if place else order(mine))
 
 
 if __name__ == "__main__":

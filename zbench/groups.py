@@ -4,15 +4,19 @@ Megatron-LM's tensor with sequence parallelism (Korthikanti et al. 2022, arXiv 2
 between them, tokens evenly over the GPUs of a group, which all do the same at the same time. So a group is a rank with
 so many times the rates, memory and links of a GPU; the query heads that its GPUs work on at once are one head of so
 many times the dimension, which no plan can cut. What it costs is zbench.cost's `exchange_seconds`.
+A step's result is of GPUs and NICs as they were configured (`of_gpu`, `of_nics`).
 
 Of tensor parallelism as a planner's choice, with pipeline stages and groups of different sizes, see zbench.stage.
 """
 
 from dataclasses import replace
 
+import numpy as np
+
 from zbench.cluster import Cluster, Device
 from zbench.cost import Cost
 from zbench.model import Model
+from zbench.plan import Ints
 
 _RATES = (
     "peak_flops", "memory_bytes", "copy_bandwidth", "strided_rate", "matmul_flops",
@@ -42,15 +46,27 @@ def grouped(cost: Cost, tp: int) -> Cost:
             f"model.tensor_parallel is {tp}; cluster.nics_per_node={cluster.nics_per_node} cannot be shared evenly "
             f"by its {groups} groups of a node"
         )
-    return replace(cost, cluster=_cluster(cluster, tp, groups), model=_model(model, tp), pipelines=False, tp=tp)
-
-
-def _cluster(cluster: Cluster, tp: int, groups: int) -> Cluster:
-    """Every GPU of a group sends its share by its own port and NIC: together one of their sum."""
     nics = min(groups, cluster.nics_per_node)
+    return replace(
+        cost, cluster=_cluster(cluster, tp, groups, nics), model=_model(model, tp), pipelines=False, tp=tp,
+        bonded_nics=cluster.nics_per_node // nics,
+    )  # fmt: skip
+
+
+def of_gpu(size: Ints, tp: int) -> Ints:
+    """Bytes on each GPU of a rank that holds `size`."""
+    return -(-size // tp)
+
+
+def of_nics(size: Ints, bonded: int) -> Ints:
+    """Bytes through every NIC, where `bonded` of them in order are one that carries `size`; [num_nics x bonded]."""
+    return (np.repeat(size, bonded) + np.tile(np.arange(bonded), len(size))) // bonded
+
+
+def _cluster(cluster: Cluster, tp: int, groups: int, nics: int) -> Cluster:
+    """Every GPU of a group sends its share by its own port and NIC: together one of their sum."""
     device: Device = replace(
         cluster.device.without_curves(),  # which are of one GPU's shapes
-        name=f"tp groups of {tp} {cluster.device.name}",
         **{rate: tp * getattr(cluster.device, rate) for rate in _RATES},
     )
     return replace(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from zbench.clock import Free, Program, Timeline, run
 from zbench.cluster import Cluster
+from zbench.direct import Direct
 from zbench.legs import COMPUTE, LANES, NIC
 
 Floats = NDArray[np.float64]
@@ -57,7 +58,7 @@ class Played:
 class Layers:
     """num_layers layers of `linear` seconds per rank, then `attention`."""
 
-    attention: Program
+    attention: Program | Direct
     linear: Floats
     num_layers: int
 
@@ -68,11 +69,11 @@ class Layers:
         steps: list[State] = []
         for layer in range(count):
             old = State(state.ready, state.free.copy())
-            timeline = self.one(state)
+            occupied = self._one(state)
             steps.append(state.since(old))
             settled = layer > 1 and _equal(steps[-1].ready, steps[-2].ready)
             left = count - 1 - layer if settled or layer + 1 == PLAYED else 0
-            sums += (1 + left) * np.stack(occupancy(self.attention, timeline, old.ready, linear))
+            sums += (1 + left) * np.stack(occupied)
             if left:
                 recent = steps[-1:] if settled else steps[-AVERAGED:]
                 state.ready = state.ready + left * np.mean([step.ready for step in recent], axis=0)
@@ -82,11 +83,20 @@ class Layers:
         return Played(sums[0], count * linear, *sums[1:])
 
     def one(self, state: State) -> Timeline:
-        """One layer: linear modules on every rank, then attention."""
+        """One layer: linear modules on every rank, then attention; only of legs."""
+        assert isinstance(self.attention, Program)
         ready = state.ready + self.linear
         timeline = run(self.attention, ready, state.free)
         state.ready = finished(self.attention, timeline, ready)
         return timeline
+
+    def _one(self, state: State) -> tuple[Floats, Floats, Floats, Floats]:
+        """Advances `state` over a layer and returns its occupancy."""
+        begin = state.ready
+        if isinstance(self.attention, Direct):
+            start, state.ready = self.attention.run(begin + self.linear, *state.free.single())
+            return self.attention.occupancy(start, begin, self.linear)
+        return occupancy(self.attention, self.one(state), begin, self.linear)
 
 
 def _equal(a: Floats, b: Floats) -> bool:
@@ -158,7 +168,7 @@ def _transferring(moves, lane_a, lane_b, start, release, attends, bounds, begin,
                     covered += min(b, right[rank]) - max(a, left[rank])
                 at += 1
             moved[rank] += right[rank] - left[rank]
-            shown[rank] += right[rank] - left[rank] - covered
+            shown[rank] += max(right[rank] - left[rank] - covered, 0.0)  # 0 may be rounded to less
             if index < len(moves):
                 left[rank], right[rank] = start[leg], release[leg]
     return moved, shown

@@ -83,7 +83,7 @@ def _expand(kind, src, dst, size, via, lane_offsets, lane_items, node, nic, per_
     at = 0
     for i in range(len(kind)):
         first[i] = at
-        s, d = src[i], dst[i]
+        s, d = np.int64(src[i]), np.int64(dst[i])
         if kind[i] == ATTEND:
             out[:, at] = (i, s, s * LANES + COMPUTE, -1, -1, -1, 0, -1)
             last[at] = True

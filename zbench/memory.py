@@ -5,16 +5,17 @@ backward, and the logits (model.loss). Per layer: received q and kv that stay un
 the copies and partial sums of the layer under way.
 """
 
+import numba as nb
 import numpy as np
 
 from zbench.collective import GRADIENT_BYTES
 from zbench.cost import Cost, Floats
-from zbench.dataflow import accesses
 from zbench.loss import held_bytes
-from zbench.model import KV, Model, Q
+from zbench.model import KV, Model, Q, message_size
 from zbench.plan import TRANSFER, Ints, Ops, Plan
-from zbench.touches import ADD, IS_COPY, READ, TAKE, WRITE
+from zbench.touches import ACTION, ADD, HI, IS_COPY, LO, PLACE, WRITE, scratch, source, touches
 
+_message_size = nb.njit(cache=True)(message_size)
 ADAM_BYTES = 12  # per parameter: float32 master weight and two moments
 
 
@@ -83,8 +84,8 @@ def check_memory(cost: Cost) -> None:
         remedy = "more nodes" if model.sharding == "zero3" or cost.pp > 1 else "model.sharding=zero3"
         raise ValueError(
             f"model is {model.name}; its parameters, gradients, optimizer state and one token need at least "
-            f"{least / 2**30:.1f} GiB on every GPU, and a GPU ({device.name}) has "
-            f"{device.memory_bytes / 2**30:.1f} GiB: use {remedy} or another model"
+            f"{least / cost.tp / 2**30:.1f} GiB on every GPU, and a GPU ({device.name}) has "
+            f"{device.memory_bytes / cost.tp / 2**30:.1f} GiB: use {remedy} or another model"
         )
 
 
@@ -168,8 +169,8 @@ def _window(rows: Floats, width: int) -> float:
 
 def kept_bytes(plan: Plan, cost: Cost) -> Ints:
     """int64 [num_ranks]: received q and kv that one layer keeps until its backward."""
-    ops = plan.forward
-    kept = (ops.kind == TRANSFER) & (ops.keep == 1) & ((ops.tensor == Q) | (ops.tensor == KV))
+    ops = plan.forward.take(np.flatnonzero(plan.forward.keep == 1))
+    kept = (ops.kind == TRANSFER) & ((ops.tensor == Q) | (ops.tensor == KV))
     size = cost.message_bytes(plan, ops)
     return np.bincount(ops.dst[kept], weights=size[kept], minlength=plan.num_ranks).astype(np.int64)
 
@@ -179,32 +180,55 @@ def moment_bytes(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Ints:
 
     A copy lives from its arrival to its last use, a sum from its first contribution to its departure.
     """
-    table = accesses(plan, ops, backward)
-    item = np.repeat(np.arange(len(table.tensor)), np.diff(table.runs))
-    away = plan.blocks.home[table.block] != table.rank
-    opens = (table.action == WRITE) | (table.action == ADD)
-    closes = (table.action == READ) | (table.action == TAKE)
-    count = len(table.tensor)
-    first, last = np.full(count, len(ops), np.int64), np.full(count, -1, np.int64)
-    np.minimum.at(first, item[opens], table.op[opens])
-    np.maximum.at(last, item[closes], table.op[closes])
-    lo, hi = np.full(count, plan.num_heads, np.int64), np.zeros(count, np.int64)
-    np.minimum.at(lo, item, table.lo)
-    np.maximum.at(hi, item, table.hi)
-    stays = np.zeros(count, bool)  # until the backward, and so in kept_bytes already
-    brought = (table.action == WRITE) & (table.op >= 0)
-    np.logical_or.at(stays, item[brought], ops.keep[table.op[brought]] == 1)
-    lives = away & ~stays & (first >= 0) & (last >= first) & (IS_COPY[table.tensor] | opens[table.runs[:-1]])
-    size = _item_bytes(plan, cost, table.tensor, table.block, lo, hi)[lives]
-    rank = np.concatenate([table.rank[lives]] * 2)
-    at = np.concatenate([2 * first[lives], 2 * last[lives] + 1])
-    change = np.concatenate([size, -size])
-    order = np.lexsort((at, rank))
-    level = np.cumsum(change[order])  # every rank's changes add up to nothing, so one running sum serves all
-    peak = np.zeros(plan.num_ranks, np.int64)
-    np.maximum.at(peak, rank[order], level)
+    of = source(plan, ops, backward)
+    work = scratch(of, len(plan.blocks))
+    found: Ints = _fullest(of, work, plan.blocks.home, plan.blocks.tokens, ops.keep, cost.model.message_rows())
+    return found
+
+
+@nb.njit(cache=True)
+def _fullest(of, work, home, tokens, keep, rows):  # type: ignore[no-untyped-def]
+    """By rank, the most that its items away from home need after any of its operations."""
+    offsets, index = of[3]
+    table, order, runs, keys, _ = work
+    peak = np.zeros(len(offsets) - 1, np.int64)
+    for rank in range(len(peak)):
+        _, items = touches(rank, of, work, home)
+        mine = index[offsets[rank] : offsets[rank + 1]]
+        change = np.zeros((len(mine), 2), np.int64)  # of what is held, before and after each operation
+        _live(rank, items, table, order, runs, keys, home, tokens, keep, mine, rows, change)
+        level = 0
+        for place in range(len(mine)):
+            level += change[place, 0]
+            peak[rank] = max(peak[rank], level)
+            level -= change[place, 1]
     return peak
 
 
-def _item_bytes(plan: Plan, cost: Cost, tensor: Ints, block: Ints, lo: Ints, hi: Ints) -> Ints:
-    return cost.model.message_bytes(tensor, lo, hi) * plan.blocks.tokens[block]
+@nb.njit(cache=True)
+def _live(rank, items, table, order, runs, keys, home, tokens, keep, mine, rows, change):  # type: ignore[no-untyped-def]
+    """Adds every item away from home where its life begins and where it ends.
+
+    A copy that stays until the backward, or was there before the first operation, is in kept_bytes already.
+    """
+    for item in range(items):
+        tensor, block = keys[item] // len(home), keys[item] % len(home)
+        at = order[runs[item]]
+        if home[block] == rank or (not IS_COPY[tensor] and table[at, ACTION] != ADD):
+            continue
+        first, last, lo, hi = len(mine), -1, table[at, LO], table[at, HI]
+        for turn in range(runs[item], runs[item + 1]):
+            at = order[turn]
+            action, place = table[at, ACTION], table[at, PLACE]
+            lo, hi = min(lo, table[at, LO]), max(hi, table[at, HI])
+            if action == WRITE and (place < 0 or keep[mine[place]] == 1):
+                first = len(mine)
+                break
+            if action in (WRITE, ADD):
+                first = min(first, place)
+            else:
+                last = max(last, place)
+        if first <= last:
+            size = _message_size(tensor, lo, hi, *rows) * tokens[block]
+            change[first, 0] += size
+            change[last, 1] += size

@@ -11,7 +11,7 @@ The FLOPs of a step, constant by constant (tokens N = sum of s, S = sum of s^2 o
                 A flash-attention kernel does 2.5 times the forward in its backward, as it computes q.k
                 again to save memory. That is recomputation, and MFU counts none.
 
-MFU = FLOPs / (seconds x ranks x peak dense bf16 FLOP/s). Conventions differ by up to five times on
+MFU = FLOPs / (seconds x GPUs x peak dense bf16 FLOP/s). Conventions differ by up to five times on
 batches with a long tail, so every table names its own; see CONVENTIONS and docs/metrics.md.
 """
 
@@ -38,6 +38,7 @@ IDLE = 0.05  # of a NIC's rate: acknowledgements of what the other direction car
 class Facts:
     """What metrics need to know of the cluster and the model, from a run's start line.
 
+    num_ranks: of a plan, fewer than GPUs where there is tensor parallelism; all else is of GPUs and NICs as configured.
     active_params: parameters a token meets, embedding, norms and active experts included.
     active_matmul_params: those it is multiplied with; head_params: of the output projection among them.
     embedding_params: of the embedding table, 0 where it is tied to the head.
@@ -45,6 +46,8 @@ class Facts:
     """
 
     num_ranks: int
+    num_gpus: int
+    nics_per_node: int
     nic_bandwidth: float
     peak_flops: float
     num_layers: int
@@ -152,12 +155,12 @@ def counted(steps: Sequence[T]) -> list[T]:
 
 
 def mfu(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> float:
-    """Model FLOPs utilisation: needed FLOPs over what all ranks could have done in the same time."""
+    """Model FLOPs utilisation: needed FLOPs over what all GPUs could have done in the same time."""
     longest = max(step["max_length"] for step in steps)
     limit = longest if facts.context_limit is None else facts.context_limit
     needed = sum(flops(facts, step["tokens"], step["sum_squared"], limit, convention) for step in steps)
     seconds: float = sum(step["seconds"] for step in steps)
-    return needed / (seconds * facts.num_ranks * facts.peak_flops)
+    return needed / (seconds * facts.num_gpus * facts.peak_flops)
 
 
 def flops(facts: Facts, tokens: int, sum_squared: int, context_limit: int, convention: str = "zbench") -> float:
@@ -228,25 +231,6 @@ def exposed_communication(steps: Sequence[Step]) -> float:
     under_way = sum(sum(step["communication_seconds"]) for step in steps)
     exposed = sum(sum(step["exposed_seconds"]) for step in steps)
     return float(exposed / under_way) if under_way else 0.0
-
-
-def speedup(steps: Sequence[Step], baseline: Sequence[Step]) -> float | None:
-    """How many times faster than the baseline on the same batches.
-
-    None where the baseline lacks one of the batches (told by step and digest), or either ran out of memory. Steps that
-    do not count in one of them are left out; none left: None.
-    """
-    of = {(step["step"], step["batch"]): step for step in baseline}
-    pairs = [(step, of.get((step["step"], step["batch"]))) for step in steps]
-    matched = [(step, other) for step, other in pairs if other is not None]
-    if len(matched) < len(steps):
-        return None
-    matched = [pair for pair in matched if len(counted(pair)) == 2]
-    if not matched:
-        return None
-    if any(step["out_of_memory"] or other["out_of_memory"] for step, other in matched):
-        return None
-    return float(sum(other["seconds"] for _, other in matched) / sum(step["seconds"] for step, _ in matched))
 
 
 def memory_verdict(figures: Figures) -> str | None:

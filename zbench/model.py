@@ -153,9 +153,19 @@ class Model:
 
     def message_bytes(self, tensor: Ints, head_lo: Ints, head_hi: Ints) -> Ints:
         """`message_bytes_per_token` of many messages, [n]; 0 where tensor is -1."""
-        row, group = self.head_dim * self.element_bytes, self.num_heads // self.num_kv_heads
+        sizes: Ints = np.asarray(message_size(tensor, head_lo, head_hi, *self.message_rows()), np.int64)
+        return sizes
+
+    def message_rows(self) -> tuple[Ints, Ints, int]:
+        """(bytes by tensor a query head, bytes a kv head, query heads to a kv head): of one token's message."""
+        row = self.head_dim * self.element_bytes
         per_head, per_kv_head = np.zeros((2, len(TENSOR_NAMES) + 1), np.int64)  # the last one is tensor -1
         per_head[[Q, O, DO, DQ]] = row, row + self.lse_bytes, row + 2 * self.lse_bytes, row
         per_kv_head[[KV, DKV]] = 2 * row
-        kv_heads = -(-head_hi // group) - head_lo // group
-        return np.asarray(per_head[tensor] * (head_hi - head_lo) + per_kv_head[tensor] * kv_heads, np.int64)
+        return per_head, per_kv_head, self.num_heads // self.num_kv_heads
+
+
+def message_size(tensor, lo, hi, per_head, per_kv_head, group):  # type: ignore[no-untyped-def]
+    """Bytes of a token's messages: of arrays of them, or of one in a compiled loop."""
+    kv_heads = -(-hi // group) - lo // group
+    return per_head[tensor] * (hi - lo) + per_kv_head[tensor] * kv_heads

@@ -4,16 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from zbench.batch import Batch
 from zbench.cluster import Cluster
+from zbench.contract import batch_of
 from zbench.cost import Cost
 from zbench.dealt import Dealt
 from zbench.groups import grouped
 from zbench.model import Model
+from zbench.price import check_size
 from zbench.protocols import Executor, System, Tracker, Workload
 from zbench.stacks import stacked
+from zbench.target import Make, expect, from_yaml, part
 
 SIMULATED = "zbench.simulate.Simulated"
 PRECISIONS = {"exact": 8, "float32": 4}  # bytes of an element: what these checks compute in
@@ -58,7 +61,7 @@ class Settings:
             raise ValueError(f"again is {self.again!r}; it takes true or false")
 
     @staticmethod
-    def of(config: DictConfig) -> "Settings":
+    def of(config: Mapping[str, Any]) -> "Settings":
         given = {name: config[name] for name in Settings.__dataclass_fields__}
         check = given["check"]
         given["check"] = () if check is None else tuple(check) if OmegaConf.is_list(check) else (check,)
@@ -67,7 +70,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything but the system. cluster: all of it, where `cost` is of a stage."""
+    """Everything but the system. cluster, model: as configured, where `cost` is of a stage, of groups of GPUs.
+
+    tokens: of a batch.
+    """
 
     cluster: Cluster
     model: Model
@@ -76,40 +82,46 @@ class Parts:
     executor: Executor
     tracker: Tracker
     simulated: bool
+    tokens: int
 
     @staticmethod
-    def of(config: DictConfig, settings: Settings) -> "Parts":
-        cluster = _make(config, "cluster")
-        model = _make(config, "model")
-        _expect("cluster", cluster, "num_ranks")
-        _expect("model", model, "num_layers")
+    def of(config: Mapping[str, Any], settings: Settings, make: Make = from_yaml) -> "Parts":
+        """make: how a part is made of the configuration."""
+        cluster = part(make, config, "cluster")
+        model = part(make, config, "model")
+        expect("cluster", cluster, "num_ranks", is_method=False)
+        expect("model", model, "num_layers", is_method=False)
+        check_size(cluster.num_nodes, cluster.gpus_per_node, settings.tokens_per_gpu)
         for check, size in PRECISIONS.items():
             if check in settings.check:
                 model = replace(model, element_bytes=size, lse_bytes=size)
-        simulated = config.executor._target_ == SIMULATED
+        simulated = config["executor"].get("_target_") == SIMULATED
         for kind in ("tensor", "pipeline"):
             count = getattr(model, f"{kind}_parallel")
             if count > 1 and not simulated:
                 raise ValueError(f"model.{kind}_parallel is {count}; only executor=simulated has {kind} parallelism")
-        workload = _make(config, "workload", seed=settings.seed, tokens=settings.tokens_per_gpu * cluster.num_ranks)
-        cost = grouped(Cost(cluster=cluster, model=model, pipelines=simulated), model.tensor_parallel)
-        cost = stacked(cost, model.pipeline_parallel)
-        cluster, model = cost.whole, cost.model
+        tokens = settings.tokens_per_gpu * cluster.num_ranks
+        workload = part(make, config, "workload", seed=settings.seed, tokens=tokens)
+        cost = make_cost(cluster, model, simulated)
         for name in ("check", "resume"):
             if getattr(settings, name) and simulated:
                 raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
-        executor = _make(config, "executor", cost=cost, **training)
+        executor = part(make, config, "executor", cost=cost, **training)
         if settings.resume and executor.first_step >= settings.steps:
             raise ValueError(
                 f"steps is {settings.steps}; resume={settings.resume} goes on with step {executor.first_step}, counted "
                 f"from 0, so it takes at least {executor.first_step + 1}"
             )
-        tracker = _make(config, "tracker")
-        _expect("workload", workload, "batch")
-        _expect("executor", executor, "step")
-        _expect("tracker", tracker, "log")
-        return Parts(cluster, model, cost, workload, executor, tracker, simulated)
+        tracker = part(make, config, "tracker")
+        expect("workload", workload, "batch")
+        expect("executor", executor, "step")
+        expect("tracker", tracker, "log")
+        return Parts(cluster, model, cost, workload, executor, tracker, simulated, tokens)
+
+    def batch(self, step: int) -> Batch:
+        """The workload's batch of `step`, checked."""
+        return batch_of(self.workload, step, self.tokens)
 
     def facts(self) -> dict[str, Any]:
         """What metrics and tables need to know of the cluster and the model (zbench.metrics.Facts among it)."""
@@ -117,7 +129,9 @@ class Parts:
         idle_experts = model.num_experts - model.experts_per_token
         return {
             "simulated": self.simulated,
-            **_fields(cluster, "num_ranks", "num_nodes", "gpus_per_node", "nics_per_node", "num_nics", "nic_bandwidth"),
+            "num_ranks": self.cost.whole.num_ranks,
+            "num_gpus": cluster.num_ranks,
+            **_fields(cluster, "num_nodes", "gpus_per_node", "nics_per_node", "num_nics", "nic_bandwidth"),
             **_fields(device, "peak_flops", "memory_bytes"),
             **_fields(
                 model,
@@ -154,9 +168,20 @@ class Parts:
         return self.simulated and all(type(part).__module__.partition(".")[0] == "zbench" for part in parts)
 
 
-def make_system(config: DictConfig, cost: Cost) -> System:
-    system: System = _make(config, "system", cost=cost)
-    _expect("system", system, "plan")
+def make_cost(cluster: Cluster, model: Model, simulated: bool = True) -> Cost:
+    """The cost model that planners see: of groups of GPUs and of stages, where the model has such parallelism.
+
+    Raises:
+        ValueError: the cluster or the model cannot be divided so.
+    """
+    cost = grouped(Cost(cluster=cluster, model=model, pipelines=simulated), model.tensor_parallel)
+    return stacked(cost, model.pipeline_parallel)
+
+
+def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -> System:
+    """Makes the system; make: as of Parts.of."""
+    system: System = part(make, config, "system", cost=cost)
+    expect("system", system, "plan")
     if cost.pp == 1 or getattr(system, "plans_stages", False):
         return system
     return Dealt(system, cost.model.micro_batches)
@@ -167,28 +192,6 @@ def resolved(config: DictConfig) -> dict[str, Any]:
     plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
-
-
-def _make(config: DictConfig, group: str, **arguments: Any) -> Any:
-    """The object that a group's `_target_` names, called with the yaml's keys and `arguments`.
-
-    The partial keeps hydra from copying `arguments` into its own containers.
-    """
-    node = config[group]
-    if not isinstance(node, DictConfig) or "_target_" not in node:
-        raise ValueError(f"{group} has no _target_; its yaml has to name one, as in _target_: zbench.systems.ring.Ring")
-    for key in sorted(OmegaConf.missing_keys(node)):
-        raise ValueError(f"{key} has to be given, as in {key}=...")
-    factory = instantiate(node, _partial_=True, _convert_="all")
-    try:
-        return factory(**arguments)
-    except TypeError as error:  # a key the class does not know, or a value of a type it does not check itself
-        raise ValueError(f"{group}: {node._target_} cannot be made from its yaml: {error}") from error
-
-
-def _expect(group: str, part: Any, name: str) -> None:
-    if not hasattr(part, name):
-        raise ValueError(f"{group}: {type(part).__name__} has no {name} (zbench.protocols says what a {group} needs)")
 
 
 def _fields(source: Any, *names: str) -> Mapping[str, Any]:

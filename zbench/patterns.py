@@ -11,11 +11,18 @@ and Zhao 2024 (arXiv 2405.07719); the double ring, LoongTrain (arXiv 2406.18485)
 report (arXiv 2407.21783, section 3.3.2).
 """
 
+from typing import Any
+
+import numba as nb
 import numpy as np
+from numpy.typing import NDArray
 
 from zbench.build import Builder
+from zbench.columns import TYPES
 from zbench.model import KV, O, Q
-from zbench.plan import Ints, Ops
+from zbench.plan import ATTEND, TRANSFER, Ints, Ops
+
+_AT_ONCE = 1 << 16  # attends of a ring that are laid together: arrays that stay in a processor's cache
 
 
 def ulysses_ring(builder: Builder, seqs: Ints, group: Ints, ranks: Ints, inner: int | None = None) -> None:
@@ -65,16 +72,32 @@ def _zigzag(lengths: Ints, seqs: Ints, group: Ints, num_rows: int) -> tuple[Ints
     """
     if num_rows == 1:
         return seqs, np.zeros(len(seqs), np.int64), lengths[seqs], group
-    chunks = 2 * num_rows
-    base, rest = np.divmod(lengths[seqs], chunks)
-    begin = (np.cumsum(rest) - rest) % chunks
-    sizes = base[:, None] + ((np.arange(chunks) - begin[:, None]) % chunks < rest[:, None])
-    stop = np.cumsum(sizes, axis=1)
-    owner = np.minimum(np.arange(chunks), chunks - 1 - np.arange(chunks))
-    row = group[:, None] * num_rows + owner
-    filled = sizes > 0
-    seq = np.broadcast_to(seqs[:, None], sizes.shape)[filled]
-    return seq, (stop - sizes)[filled], stop[filled], row[filled]
+    seq, start, stop, row = _chunks(lengths[seqs], seqs, group, num_rows)
+    return seq, start, stop, row
+
+
+@nb.njit(cache=True)
+def _chunks(lengths, seqs, group, num_rows):  # type: ignore[no-untyped-def]
+    """(sequence, start, stop, row) of every chunk that holds a token."""
+    chunks, count = 2 * num_rows, 0
+    for length in lengths:
+        count += min(length, chunks)
+    seq, start, stop, row = (
+        np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+    )  # fmt: skip
+    at, begin = 0, 0
+    for i in range(len(lengths)):
+        base, rest = lengths[i] // chunks, lengths[i] % chunks
+        token = 0
+        for chunk in range(chunks):
+            size = base + (1 if (chunk - begin) % chunks < rest else 0)
+            if size:
+                seq[at], start[at], stop[at] = seqs[i], token, token + size
+                row[at] = group[i] * num_rows + min(chunk, chunks - 1 - chunk)
+                token += size
+                at += 1
+        begin = (begin + rest) % chunks
+    return seq, start, stop, row
 
 
 def _cut_rows(
@@ -102,23 +125,56 @@ def _ring(rows: Ints, ranks: Ints, bounds: Ints, inner: int) -> Ops:
 
     The rows are windows of `inner`. Inside a window kv goes round an inner ring; when it has been round, the
     window goes on with the kv that the same row of the window before began with, sent at the start of that round.
+    What a step's attends need is sent before the attends of the step before; between windows, of the lap before.
     """
+    num_rows = ranks.shape[1]
+    every = np.arange(num_rows, dtype=np.int64)
+    sent = np.where(every % inner > 0, every - 1, every - inner)  # the step before whose attends it is
+    at_once = max(_AT_ONCE // ranks.size, 1)
+    columns = {name: np.empty((2 * num_rows - 1) * ranks.size, wanted) for name, wanted in TYPES.items()}
+    end = 0
+    for first in range(0, num_rows, at_once):
+        steps = every[first : first + at_once]
+        due = every[1:][(sent[1:] >= first) & (sent[1:] < first + at_once)]
+        # In rows of a whole step: what is sent before a step's attends, then these.
+        order = np.argsort(np.concatenate([2 * sent[due], 2 * steps + 1]), kind="stable")
+        rows_of = _step_columns(due, steps, rows, ranks, bounds, inner)
+        begin, end = end, end + len(order) * ranks.size
+        for name, column in columns.items():
+            column[begin:end] = np.asarray(rows_of[name]).reshape(len(order), -1)[order].reshape(-1)
+    return Ops(**columns)
+
+
+def _step_columns(
+    due: Ints, steps: Ints, rows: Ints, ranks: Ints, bounds: Ints, inner: int
+) -> dict[str, NDArray[np.signedinteger[Any]]]:
+    """Columns of the transfers that bring what the steps `due` attend to, and of the attends of `steps`."""
     num_groups, num_rows, num_cols = ranks.shape
-    step, group, place, col = (axis.reshape(-1) for axis in np.indices((num_rows, num_groups, num_rows, num_cols)))
-    lap, turn = step // inner, step % inner
-    window, at = place // inner, place % inner
-    kv_row = (window - lap) % (num_rows // inner) * inner + (at - turn) % inner
-    rank, kv = ranks[group, place, col], rows[group, kv_row]
-    heads = (bounds[col], bounds[col + 1])
-    attends = Ops.attends(rank, heads, rows[group, place], kv)
-    later = step > 0
-    inside = window * inner + (at - 1) % inner
-    previous = ranks[group, np.where(turn > 0, inside, (place - inner) % num_rows), col]
-    transfers = Ops.transfers(KV, previous[later], rank[later], (heads[0][later], heads[1][later]), kv[later])
-    # What a step's attends need is sent before the attends of the step before; between windows, of the lap before.
-    sent = np.where(turn > 0, step - 1, step - inner)
-    when = np.concatenate([2 * step + 1, 2 * sent[later]])
-    return Ops.concatenate([attends, transfers]).take(np.argsort(when, kind="stable"))
+    both = np.concatenate([due, steps])
+    shape = (len(both), num_groups, num_rows, num_cols)
+    place = np.arange(num_rows, dtype=np.int32)
+    lap, turn = (both // inner).astype(np.int32)[:, None], (both % inner).astype(np.int32)[:, None]
+    kv_row = (place // inner - lap) % (num_rows // inner) * inner + (place % inner - turn) % inner  # [S, R]
+    kv = np.broadcast_to(rows.astype(np.int32)[:, kv_row].swapaxes(0, 1)[..., None], shape)
+    inside, outside = place // inner * inner + (place - 1) % inner, (place - inner) % num_rows
+    sender = np.where(turn[: len(due)] > 0, inside, outside)
+    dst = np.broadcast_to(ranks.astype(np.int32), shape)
+    src, queries = dst.copy(), kv.copy()
+    src[: len(due)] = ranks[:, sender].swapaxes(0, 1)  # [K, S, R, U] -> [S, K, R, U]
+    queries[len(due) :] = rows[:, :, None]
+    is_attend = np.broadcast_to((np.arange(len(both)) >= len(due))[:, None, None, None], shape)
+    return {
+        "kind": np.where(is_attend, np.int8(ATTEND), np.int8(TRANSFER)),
+        "tensor": np.where(is_attend, np.int8(-1), np.int8(KV)),
+        "src": src,
+        "dst": dst,
+        "head_lo": np.broadcast_to(bounds[:-1].astype(np.int16), shape),
+        "head_hi": np.broadcast_to(bounds[1:].astype(np.int16), shape),
+        "blocks": queries,
+        "kv_blocks": np.where(is_attend, kv, np.int32(-1)),
+        "via": np.broadcast_to(np.int16(-1), shape),
+        "keep": np.broadcast_to(np.int8(0), shape),
+    }
 
 
 def _exchange(ids: Ints, ranks: Ints, bounds: Ints, tensor: int) -> Ops:

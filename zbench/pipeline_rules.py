@@ -8,7 +8,7 @@ from zbench.stage import refusal
 
 
 def pipeline_fault(plan: Plan, cost: Cost | None) -> str:
-    """The first rule that the plan's pipelines break, "" if none: those of zbench.verify's docstring, number 5."""
+    """The first rule that the plan's pipelines break, "" if none: those of zbench.verify's docstring, number 7."""
     if plan.pipelines is None:
         return ""
     times = np.zeros(plan.num_ranks, np.int64)

@@ -23,6 +23,7 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "peak_bytes": ("memory of the fullest GPU", lambda value: f"{value / 2**30:.1f} GiB"),
 }
 _OTHERS = ("cluster", "model", "executor", "tokens_per_gpu", "seed", "baseline")
+_APART = ("steps_asked", "sources")  # told only where runs differ: then each has a table of its own
 
 
 def check_figures(names: Sequence[str]) -> None:
@@ -33,22 +34,25 @@ def check_figures(names: Sequence[str]) -> None:
 
 
 def pivot(found: Sequence[Row], names: Sequence[str]) -> str:
-    """Tables of the figures `names`, in the order of the rows; of several runs of a kind the last one counts.
+    """Tables of the figures `names`, in the order of the rows; of several runs of a kind the last one counts. Runs of
+    other settings or sources are in tables of their own.
 
     A run without figures shows its verdict: out of memory (in how many steps), or how it ended, with what it
     said below the table. A dash: there is no such run, or it lacks the figure.
     """
     common = [key for key in _OTHERS if len({str(row[key]) for row in found}) == 1]
-    differing = [key for key in _OTHERS if key not in common]
+    differing = [key for key in (*_OTHERS, *_APART) if len({str(row[key]) for row in found}) > 1]
     tables: dict[str, list[Row]] = {}
     for row in found:
-        tables.setdefault(", ".join(f"{key} {row[key]}" for key in differing), []).append(row)
+        tables.setdefault(", ".join(f"{key.removesuffix('_asked')} {row[key]}" for key in differing), []).append(row)
     steps = " or ".join(map(str, sorted({row["steps_asked"] for row in found})))
     head = [", ".join([f"{key} {found[0][key]}" for key in common] + [f"{steps} steps"]) + "."]
     head.append(f"Cells: {', '.join(FIGURES[name][0] for name in names)}.")
     if any(simulated := [row["simulated"] for row in found]):
         which = "" if all(simulated) else "Runs of executor simulated are "
         head.append(f"{which}SIMULATED: nothing was measured on hardware.")
+    if "speedup" in names and any(row["speedup_told"] is False for row in found):
+        head.append("A speed-up with ?: too few steps to tell.")
     parts = [" ".join(head)]
     for title, members in tables.items():
         parts += [f"**{title}**"] if title else []
@@ -75,4 +79,8 @@ def _cell(row: Row | None, names: Sequence[str]) -> str:
         return str(row["status"])
     if row["verdict"]:
         return f"out of memory in {row['steps_out_of_memory']} of {row['steps']}"
-    return ", ".join("-" if row[name] is None else FIGURES[name][1](row[name]) for name in names)
+    return ", ".join("-" if row[name] is None else FIGURES[name][1](row[name]) + _doubt(row, name) for name in names)
+
+
+def _doubt(row: Row, name: str) -> str:
+    return " ?" if name == "speedup" and row["speedup_told"] is False else ""

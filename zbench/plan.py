@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zbench.columns import ATTEND, COLUMNS, TRANSFER, Blocks, Ints, Lists, Ops
+from zbench.columns import ATTEND, COLUMNS, TRANSFER, Blocks, Column, Ints, Lists, Ops
 from zbench.model import TENSOR_NAMES
 from zbench.pipelines import Pipelines
 from zbench.views import Attend, Transfer
 
 if TYPE_CHECKING:
-    from zbench.area import Work
+    from zbench.pairs import Pairs
 
-__all__ = ["ATTEND", "COLUMNS", "TRANSFER", "Attend", "Blocks", "Ints", "Lists", "Ops", "Plan", "Transfer"]
+__all__ = ["ATTEND", "COLUMNS", "TRANSFER", "Attend", "Blocks", "Column", "Ints", "Lists", "Ops", "Plan", "Transfer"]
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,11 @@ class Plan:
         return np.asarray(total[self.lists.offsets[1:]] - total[self.lists.offsets[:-1]], np.int64)
 
     @cached_property
-    def pair_work(self) -> "tuple[Ints, Work]":
-        """Every distinct (q list, kv list) that an attend of the plan has, and its work: zbench.area.pair_work."""
-        from zbench.area import pair_work  # which is about plans, and so imports this module
+    def pairs(self) -> "Pairs":
+        """Every distinct (q list, kv list) that an attend of the plan has, and its work."""
+        from zbench.pairs import Pairs  # which is about plans, and so imports this module
 
-        pairs = [
-            ops.blocks[ops.kind == ATTEND] * len(self.lists) + ops.kv_blocks[ops.kind == ATTEND]
-            for ops in (self.forward, self.backward)
-        ]
-        return pair_work(self, np.concatenate(pairs))
+        return Pairs.of(self, self.forward, self.backward)
 
     def view(self, ops: Ops, index: int) -> Transfer | Attend:
         heads = (int(ops.head_lo[index]), int(ops.head_hi[index]))

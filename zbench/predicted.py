@@ -9,24 +9,28 @@ Exit codes: 0 all six are measured, whatever their errors; 1 a run failed; 2 bad
 and there is no GPU; 130 stopped by Ctrl-C.
 """
 
-import shlex
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from statistics import fmean, median
 
-from rich.console import Console
-from rich.table import Table
+from zbench.command import Parser, loading, ran
 
-from zbench.command import Parser, ran
-from zbench.extras import need
-from zbench.fingerprint import source_digest
-from zbench.metrics import counted
-from zbench.record import Run, read
-from zbench.replay import Replay
-from zbench.result import StepResult
+with loading(__name__):
+    import shlex
+    import subprocess
+    from collections.abc import Mapping, Sequence
+    from dataclasses import dataclass
+    from pathlib import Path
+    from statistics import fmean, median
+
+    from rich.table import Table
+
+    from zbench.console import show
+    from zbench.extras import need
+    from zbench.fingerprint import source_digest
+    from zbench.known import add_trust
+    from zbench.metrics import counted
+    from zbench.record import Run, read
+    from zbench.replay import Replay
+    from zbench.result import StepResult
 
 GOAL = 0.07  # of a workload's error, absolute
 BAD_INPUT = 2  # exit code
@@ -63,15 +67,16 @@ def error(pair: tuple[float, float]) -> float:
     return pair[1] / pair[0] - 1 if pair[0] > 0 else 0.0
 
 
-def row(name: str, run: Run) -> Row:
-    """
+def row(name: str, run: Run, trust: bool = False) -> Row:
+    """Compares a workload's measured run with what the simulator predicts of it. trust: as of Replay.
+
     Raises:
         ValueError: the run has no step, or cannot be planned again as it was.
     """
     steps = counted(run.steps)
     if not steps:
         raise ValueError(f"{run.path} line {run.line}: the run of {name} has no measured step that counts")
-    replay = Replay.of(run)
+    replay = Replay.of(run, trust)
     again: list[StepResult] = [replay.parts.executor.step(*replay.step(step)) for step in steps]
     return Row(
         name, len(steps),
@@ -92,12 +97,16 @@ def _main() -> int:
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help=f"of {', '.join(WORKLOADS)} (default all)")
     parser.add_argument("--config-dir", help="a folder of your own choices, as for python -m zbench")
     parser.add_argument("--out", type=Path, default=Path("results/predicted"), help="folder of the records")
+    add_trust(parser)
     asked = parser.parse_args()
     need("torch", "python -m zbench.predicted")
     names = asked.workloads.split(",")
     if wrong := [name for name in names if name not in WORKLOADS]:
         raise ValueError(f"--workloads has {wrong[0]!r}; it takes {', '.join(WORKLOADS)}")
-    asked.out.mkdir(parents=True, exist_ok=True)
+    try:
+        asked.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out is {str(asked.out)!r}; it takes a folder: {error.strerror}") from error
     own = [] if asked.config_dir is None else ["--config-dir", asked.config_dir]
     rows, failed = [], []
     for name in names:
@@ -111,7 +120,7 @@ def _main() -> int:
         if run is None:
             failed.append(name)
         else:
-            rows.append(row(name, run))
+            rows.append(row(name, run, asked.trust))
     _print(rows, failed)
     return 1 if failed else 0
 
@@ -144,7 +153,7 @@ def _finished(path: Path, words: Sequence[str]) -> Run | None:
     sources = source_digest()
     same = [run for run in read(str(path))[0] if run.status == "finished"
             and run.start["fingerprint"]["sources"] == sources
-            and shlex.split(run.start["command"])[3:] == list(words)]  # fmt: skip
+            and run.start.get("command") == shlex.join(["python", "-m", "zbench", *words])]  # fmt: skip
     return same[-1] if same else None
 
 
@@ -161,7 +170,7 @@ def _print(rows: Sequence[Row], failed: Sequence[str]) -> None:
         )  # fmt: skip
     told = "nothing was measured"
     if rows:
-        Console(width=140).print(table)
+        show(table)
         errors = [abs(one.error) for one in rows]
         within = f"{sum(error <= GOAL for error in errors)} of {len(rows)} measured workloads are within {GOAL:.0%}"
         told = f"median error {median(errors):.1%}, worst {max(errors):.1%}; {within}"

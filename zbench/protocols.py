@@ -13,8 +13,18 @@ from zbench.result import StepResult
 
 
 class Workload(Protocol):
+    """Made with `seed` and `tokens` besides its yaml's keys."""
+
     def batch(self, step: int) -> Batch:
-        """The batch of `step`: a function of (the workload's seed, step) alone."""
+        """The batch of `step`: a function of (the workload's seed, step) alone, of exactly `tokens` tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large the plans of a step are: operations of both lists; pieces that sequences are cut into."""
+
+    operations: int
+    pieces: int
 
 
 class System(Protocol):
@@ -22,7 +32,11 @@ class System(Protocol):
     come from. Their versions go into the record.
 
     May have `plans_stages`, True: it chooses the number of micro-batches of a job with stages (zbench.stacks) itself.
-    To others zbench.dealt gives a batch in parts."""
+    To others zbench.dealt gives a batch in parts.
+
+    May have `size(lengths, count)`, the Size that its plans of `count` sequences with lengths like these have at least,
+    where that grows faster than ranks and sequences do: a job too large for this machine is then refused before it is
+    planned (zbench.price)."""
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """One plan per micro-batch, in the order they run; gradients are summed."""
@@ -47,11 +61,27 @@ class Executor(Protocol):
         """After a run, however it ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """What a tracker is told of a run that starts.
+
+    group: the runs of one command have it in common, or those of one experiment. kind: the executor. tags: the run's
+    system, workload, cluster and model. config: the configuration, and what else the numbers depend on.
+    """
+
+    id: str
+    name: str
+    group: str
+    kind: str
+    tags: Sequence[str]
+    config: Mapping[str, Any]
+
+
 class Tracker(Protocol):
-    def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None: ...
+    def start(self, run: Tracked) -> None: ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step's figures, by the names of docs/metrics.md."""
+        """A step's figures, by the names of docs/tracking.md."""
 
     def curves(self, step: int, title: str, interval: float, lines: Mapping[str, Sequence[float]]) -> None:
         """By name, numbers of a step, one every `interval` seconds."""

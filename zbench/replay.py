@@ -1,4 +1,4 @@
-"""A recorded run's workload and system, made again from its configuration. An edge: hydra is known here, torch is not.
+"""A recorded run's workload and system, made again from its configuration. An edge; no torch.
 
 Batches and plans are functions of the configuration, so a record need not hold them. What was measured is not made
 again: this gives plans, and the described cluster's cost to play them with.
@@ -6,15 +6,17 @@ again: this gives plans, and the described cluster's cost to play them with.
 
 from dataclasses import dataclass, replace
 
-from omegaconf import OmegaConf
-
 from zbench.batch import Batch
 from zbench.cost import Cost
+from zbench.known import Unknown, from_record, from_trusted_record
 from zbench.parts import PRECISIONS, SIMULATED, Parts, Settings, make_system
 from zbench.plan import Plan
 from zbench.protocols import System
 from zbench.record import Line, Run
 from zbench.sentence import sentence
+
+# Sentences that go on, after a semicolon, with what is in a file; it may be the user's own, and pages are shown around.
+_QUOTING = ("workload.path", "workload.field")
 
 
 @dataclass(frozen=True)
@@ -27,36 +29,49 @@ class Replay:
     system: System
 
     @staticmethod
-    def of(run: Run) -> "Replay":
-        """
+    def of(run: Run, trust: bool = False) -> "Replay":
+        """Makes a run's parts again. Its record is data: it may name zbench's own classes (zbench.known) and no others.
+
+        trust: whatever it names is called; for records of one's own classes.
+
         Raises:
             ValueError: the configuration makes nothing here (a module or file of the user's is missing, for instance).
+            zbench.known.Unknown: it names what is not zbench's.
         """
         config = dict(run.start["config"])
-        for check, size in PRECISIONS.items():
-            if check in (config.get("check") or ()):
-                config["model"] = config["model"] | {"element_bytes": size, "lse_bytes": size}
-        config |= {"executor": {"_target_": SIMULATED}, "tracker": {"_target_": "zbench.track.Nothing"}}
         try:
-            composed = OmegaConf.create(config | {"check": None, "resume": None})
-            parts = Parts.of(composed, Settings.of(composed))
+            for check, size in PRECISIONS.items():
+                if check in (config.get("check") or ()):
+                    config["model"] = config["model"] | {"element_bytes": size, "lse_bytes": size}
+            config |= {"executor": {"_target_": SIMULATED}, "tracker": {"_target_": "zbench.track.Nothing"}}
+            config |= {"check": None, "resume": None}
+            make = from_trusted_record if trust else from_record
+            parts = Parts.of(config, Settings.of(config), make)
             simulated = bool(run.start["facts"].get("simulated"))
             cost = replace(parts.cost, pipelines=parts.cost.pipelines and simulated)
-            return Replay(parts, cost, make_system(composed, cost))
+            return Replay(parts, cost, make_system(config, cost, make))
+        except Unknown as error:
+            raise Unknown(f"run {run.start['run']} {error}; --trust runs it") from error
         except Exception as error:
             told = sentence(error) or (f"{type(error).__name__}: {error}",)
-            raise ValueError(f"run {run.start['run']} cannot be made again from its record: {told[0]}") from error
+            reason = told[0].partition("; ")[0] if told[0].startswith(_QUOTING) else told[0]
+            raise ValueError(f"run {run.start['run']} cannot be made again from its record: {reason}") from error
 
     def step(self, line: Line) -> tuple[Batch, tuple[Plan, ...]]:
         """The batch of a recorded step, and its plans.
 
         Raises:
-            ValueError: the workload makes another batch now than when the record was written.
+            ValueError: the workload makes another batch now than when the record was written, or the step is of another
+                cluster than the configuration's.
         """
+        where = f"step {line['step']} of run {line['run']}"
+        ranks, described = len(line["attention_seconds"]), self.parts.cost.whole.num_ranks
+        if ranks != described:  # before a small record has large batches and plans made
+            raise ValueError(f"{where} has times of {ranks} ranks, and its configuration {described}")
         batch = self.parts.workload.batch(line["step"])
         if batch.digest != line["batch"]:
             raise ValueError(
-                f"step {line['step']} of run {line['run']} was batch {line['batch']} and is {batch.digest} now: the "
+                f"{where} was batch {line['batch']} and is {batch.digest} now: the "
                 "workload, or what it reads, has changed since"
             )
         return batch, self.system.plan(batch)

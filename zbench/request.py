@@ -1,6 +1,6 @@
 """What one job of the command line asks for: its composed configuration, and how it came about. An edge: hydra."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +9,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
+from zbench.overrides import check_no_lists
 from zbench.parts import Settings
 from zbench.rows import GROUPS
 from zbench.sentence import not_among
+from zbench.track.default import installed_choice
+from zbench.written import check_units
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,10 @@ class Request:
 
     settings: the top-level keys, checked. choices: chosen option of every group.
     changes: per group the keys that differ from that option's yaml.
+    unchosen: groups that the executor's yaml chose, and neither the command line nor an experiment.
     baseline: the configuration with the baseline's system in place of the run's; None for no baseline.
+    group: what trackers know all runs of the command by, or of the experiment.
+    chooses_tracker: tracker=auto was asked for; the configuration and the choices have what it came to.
     """
 
     settings: Settings
@@ -29,16 +35,22 @@ class Request:
     changes: Mapping[str, Mapping[str, Any]]
     baseline: DictConfig | None
     command: str
+    group: str = ""
+    chooses_tracker: bool = False
+    unchosen: Sequence[str] = ()
 
 
-def request(config: DictConfig, command: str) -> Request:
+def request(config: DictConfig, command: str, command_id: str) -> Request:
     """Of a job's composed configuration; only while hydra runs that job.
 
     Raises:
-        ValueError: a top-level key has a bad value, or the baseline is no system.
+        ValueError: a top-level key has a bad value, a quantity no unit, a group a list, or the baseline is no system.
     """
-    settings = Settings.of(config)
     told = HydraConfig.get()
+    given: Any = OmegaConf.to_container(told.overrides.task)  # as written: interpolations are not resolved
+    check_no_lists(given, (*GROUPS, "tracker"))
+    settings = Settings.of(config)
+    check_units(config.get("cluster"))
     choices = _chosen(told)
     name = str(told.job.config_name)
     overrides = [f"{group}={choices[group]}" for group in GROUPS if choices.get(group)]
@@ -51,17 +63,38 @@ def request(config: DictConfig, command: str) -> Request:
     for group, choice in inner.items():  # another cluster/device: one word instead of all its constants
         outer, _, part = group.partition("/")
         changes.setdefault(outer, {})[part] = choice
+    chooses_tracker = choices.get("tracker") == "auto"
+    if chooses_tracker:
+        choices["tracker"] = installed_choice()
+        config = _with_tracker(config, name, choices["tracker"])
     baseline = None
     if settings.baseline is not None:
         baseline = config.copy()
         OmegaConf.set_struct(baseline, False)
         baseline["system"] = _system(name, settings.baseline)
-    return Request(settings, config, choices, changes, baseline, command)
+    shared = str(choices.get("experiment") or command_id)
+    unchosen = (
+        ()
+        if choices.get("experiment")
+        else [group for group in ("cluster", "model") if not any(word.startswith(f"{group}=") for word in given)]
+    )
+    return Request(settings, config, choices, changes, baseline, command, shared, chooses_tracker, unchosen)
 
 
 def _chosen(told: Any) -> dict[str, Any]:
     """The chosen option of every group but hydra's own."""
     return {str(group): choice for group, choice in told.runtime.choices.items() if not str(group).startswith("hydra/")}
+
+
+def _with_tracker(config: DictConfig, config_name: str, name: str) -> DictConfig:
+    """`config` with that choice for a tracker, and those of its keys that tracker=auto has too."""
+    chosen = hydra.compose(config_name, [f"tracker={name}"])["tracker"]
+    own = {key: config["tracker"][key] for key in chosen if key != "_target_" and key in config["tracker"]}
+    config = config.copy()
+    OmegaConf.set_struct(config, False)
+    config["tracker"] = OmegaConf.merge(chosen, own)
+    OmegaConf.set_struct(config, True)
+    return config
 
 
 def _system(config_name: str, name: str) -> Any:

@@ -12,6 +12,8 @@ from typing import Any
 class StepResult:
     """Raw quantities of one training step; seconds and bytes, lists are per rank or per NIC.
 
+    A rank is a GPU, or with tensor parallelism several GPUs that do the same at the same time.
+
     seconds: the whole step on the slowest rank (the clock of the described cluster where simulated).
     bound_seconds: no plan could be faster under the same cost model (zbench.bound).
     attention_seconds, linear_seconds: [num_ranks] busy time of the compute lane.
@@ -23,8 +25,8 @@ class StepResult:
     nic_tx_bytes, nic_rx_bytes: [num_nics] bytes that crossed each NIC: the same, and parameters and gradients.
     nvlink_bytes: bytes that moved inside nodes for attention, tensor and pipeline parallelism (gradients are counted
         on NICs alone).
-    peak_bytes: [num_ranks] highest memory in use; capacity_bytes: what a rank has.
-    out_of_memory: some rank's peak is above the capacity; a real run would have died here.
+    peak_bytes: [num_ranks] highest memory in use on a GPU of the rank; capacity_bytes: what a GPU has.
+    out_of_memory: some peak is above the capacity; a real run would have died here.
     loss: token-mean loss over the global batch; None where nothing was trained.
     checks: what the checks asked for found, by name; each has passed.
     valid: its seconds count; False where a paced device's real work took so much longer than modelled that they do not.

@@ -9,22 +9,20 @@ from dataclasses import asdict
 from statistics import mean
 from typing import Any
 
-from zbench.metrics import Facts, figures, memory_verdict, speedup
+from zbench.metrics import Facts, figures, memory_verdict
 from zbench.record import Line, Run
+from zbench.speedup import speedup, speedup_interval
 
 GROUPS = ("system", "workload", "cluster", "model", "executor")
 # Runs with these of their configuration in common are comparable; their batches' digests must agree too.
 SAME = ("workload", "cluster", "model", "executor", "seed", "tokens_per_gpu")
+SHOWN = 10  # characters of a digest of sources
 
 Row = dict[str, Any]
 
 
 def rows(runs: Sequence[Run], convention: str = "zbench") -> list[Row]:
-    """One row a run, in the given order.
-
-    Raises:
-        ValueError: a run's record does not hold together; the message says which.
-    """
+    """One row a run, in the given order."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
         alike.setdefault(_kind(run.start, run.start["config"].get("system"), run.start["fingerprint"]), []).append(run)
@@ -38,17 +36,40 @@ def label(start: Line, group: str) -> str:
     return " ".join([str(config.get("choices", {}).get(group)), *(f"{key}={value}" for key, value in changed.items())])
 
 
+def setting(start: Line) -> dict[str, str]:
+    """Everything but system and workload that has to be equal for runs to be averaged, or one to rank above another."""
+    config = start["config"]
+    return {
+        **{group: label(start, group) for group in GROUPS[2:]},
+        **{key: str(config.get(key)) for key in ("tokens_per_gpu", "seed", "steps", "check")},
+        "sources": str(start["fingerprint"].get("sources"))[:SHOWN],
+    }
+
+
 def _baseline_of(run: Run, alike: dict[str, list[Run]]) -> Run | None:
     """The run of `run`'s baseline on the same batches, by the same sources: the last one started before it, if any."""
     baseline = run.start.get("baseline")
     if baseline is None:
         return None
-    if run.start["config"]["system"] == baseline["system"]:
+    if run.start["config"].get("system") == baseline["system"]:
         return run
     others = alike.get(_kind(run.start, baseline["system"], baseline), [])
     earlier = [other for other in others if other.start["time"] <= run.start["time"]]
     later = [other for other in others if other.start["time"] > run.start["time"]]
     return next((other for other in (*earlier[::-1], *later) if speedup(run.steps, other.steps) is not None), None)
+
+
+def _gain(run: Run, reference: Run | None) -> Row:
+    """The speed-up over `reference`, its interval, and whether it can be told from none.
+
+    What was simulated is what it is on those batches. What was measured is told where its interval leaves out 1.
+    """
+    value = speedup(run.steps, reference.steps) if reference else None
+    ends = speedup_interval(run.steps, reference.steps) if reference and reference is not run else None
+    low, high = ends or (None, None)
+    exact = bool(run.start["facts"].get("simulated")) or reference is run
+    told = None if value is None else exact or (low is not None and high is not None and not low <= 1 <= high)
+    return {"speedup": value, "speedup_low": low, "speedup_high": high, "speedup_told": told}
 
 
 def _kind(start: Line, system: Any, told: Line) -> str:
@@ -62,12 +83,9 @@ def _kind(start: Line, system: Any, told: Line) -> str:
 
 def _row(number: int, run: Run, alike: dict[str, list[Run]], convention: str) -> Row:
     start, config = run.start, run.start["config"]
-    try:
-        derived = figures(Facts.of(start["facts"]), run.steps, convention)
-        reference = _baseline_of(run, alike)
-        gain = speedup(run.steps, reference.steps) if reference else None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{run.path}:{run.line}: the run that starts here cannot be read: {error}") from error
+    derived = figures(Facts.of(start["facts"]), run.steps, convention)
+    reference = _baseline_of(run, alike)
+    gain = _gain(run, reference)
     counts = [step["num_micro_batches"] for step in run.steps if "num_micro_batches" in step]
     return {
         "run": number,
@@ -76,17 +94,19 @@ def _row(number: int, run: Run, alike: dict[str, list[Run]], convention: str) ->
         "tokens_per_gpu": config.get("tokens_per_gpu"),
         "steps": len(run.steps),
         "steps_asked": config.get("steps"),
+        "sources": str(start["fingerprint"].get("sources"))[:SHOWN],
         "status": run.status,
         "message": "" if run.end is None else str(run.end.get("message", "")),
         **asdict(derived),
         "micro_batches": mean(counts) if counts else None,
         "steps_out_of_memory": sum(bool(step["out_of_memory"]) for step in run.steps),
         "verdict": memory_verdict(derived),
-        "speedup": gain,
+        **gain,
         "baseline": start["baseline"]["name"] if start.get("baseline") else None,
         "mfu_convention": convention,
         "simulated": start["facts"].get("simulated"),
         "num_ranks": start["facts"]["num_ranks"],
+        "num_gpus": start["facts"]["num_gpus"],
         "time": start["time"],
         "out": run.path,
         "line": run.line,

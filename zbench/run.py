@@ -8,9 +8,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 
+from zbench.admission import admit, unchosen_words
 from zbench.cases import Case, cases, reusable
+from zbench.console import say
+from zbench.contract import plans_of
+from zbench.kinds import RECORD, TRACE
 from zbench.memory import check_memory
+from zbench.meter import Meter, Sweep
 from zbench.metrics import Facts, counted, nic_curves
+from zbench.outputs import check_apart, check_output, check_outside
 from zbench.parts import PRECISIONS, Parts, Settings
 from zbench.protocols import Executor
 from zbench.record import Line, Run
@@ -18,23 +24,26 @@ from zbench.request import Request
 from zbench.rows import label, rows
 from zbench.runtime.executor import LIMITS
 from zbench.runtime.fleet import RankFailed
-from zbench.sentence import is_stop
-from zbench.table import Meter, cluster_words, convention_words, print_run, print_words
+from zbench.signals import stop_in, stopped_by
+from zbench.table import print_run
 from zbench.trace.file import told
 from zbench.trace.step import write_trace
 from zbench.track import Careful
-from zbench.track.names import CURVES, TIMELINE, described, of_run, of_step, titled
+from zbench.track.default import tracker_words
+from zbench.track.names import CURVES, TIMELINE, of_run, of_step, tracked
 from zbench.verify import PlanError, verify_step
 from zbench.warm import warm
-from zbench.writer import RecordError, Writer, check_writable
+from zbench.words import cluster_words, convention_words
+from zbench.writer import RecordError, Writer
 
 DEFAULT_FOLDER = Path("results")  # made when missing; any other folder has to be there
 
 
-def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
+def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = None) -> list[Run]:
     """Runs the baseline and the system, prints their table, and returns both.
 
     earlier: runs of the same command, whose measurements stand for a baseline that was among them.
+    sweep: the one that this is a job of; it is told what there is to say, and nothing is printed.
 
     Raises:
         ValueError: something the user gave cannot be; the message is one sentence.
@@ -43,21 +52,28 @@ def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
     """
     settings = request.settings
     if Path(settings.out).parent == DEFAULT_FOLDER:
-        with suppress(OSError):  # check_writable says what is wrong
+        with suppress(OSError):  # check_output says what is wrong
             DEFAULT_FOLDER.mkdir(exist_ok=True)
-    check_writable("out", settings.out)
+    check_output("out", settings.out, RECORD, appended=True)
     if settings.trace is not None:
-        check_writable("trace", settings.trace)
+        check_output("trace", settings.trace, TRACE)
+    check_apart({"out": settings.out, "trace": settings.trace})
     parts = Parts.of(request.config, settings)
+    saves = getattr(parts.executor, "checkpoint_every", None) is not None
+    folders = (settings.resume, getattr(parts.executor, "checkpoint", None) if saves else None)
+    check_outside({"out": settings.out, "trace": settings.trace}, folders)
     check_memory(parts.cost)
     own, baseline = cases(request, parts)
+    admit(settings, parts, own, baseline)
+    for line in unchosen_words(request, parts):
+        say(line)
     reused = reusable(baseline, settings, parts, earlier) if baseline else None
     known = None if settings.again else reusable(own, settings, parts, ())
     played = [case for case, found in ((baseline, reused), (own, known)) if case and not found]
     done = [reused] if reused else []
     writer = Writer.open(settings.out)
     try:
-        with Meter(settings.steps) as meter:
+        with Meter(settings.steps, sweep) as meter:
             for case in played:
                 trace = settings.trace if case is own else None
                 executor = parts.executor if case is own else parts.aside()
@@ -65,8 +81,17 @@ def run(request: Request, earlier: Iterable[Run] = ()) -> list[Run]:
     finally:
         writer.close()
     done += [known] if known else []
+    about = _about(own, parts, done)
+    if request.chooses_tracker and played:
+        about.append(tracker_words(parts.tracker))
+    if sweep is not None:
+        sweep.said |= dict.fromkeys(about)
+        sweep.files |= dict.fromkeys(_files(settings))
+        sweep.not_again += (reused is not None) + (known is not None)
+        return done
     print_run(rows(done))
-    print_words(_words(own, settings, parts, reused, known, done))
+    for line in (*about, *_words(own, settings, reused, known)):
+        say(line)
     return done
 
 
@@ -93,12 +118,12 @@ def _play(
         first = ready.first_step
         if ready.about:
             writer.append({"kind": "about", "run": run_id, **ready.about})
-        tracker.start(run_id, titled(start), described(start))
+        tracker.start(tracked(start))
         for step in range(first, settings.steps):
             line = {
                 "kind": "step",
                 "run": run_id,
-                **_step(case, parts, executor, step, trace if step == first else None),
+                **_step(case, parts, executor, step, trace if step == first else None, meter),
             }
             writer.append(line)
             steps.append(line)
@@ -126,9 +151,9 @@ def _track(tracker: Careful, facts: Facts, line: Line) -> None:
 
 def _fail(error: BaseException, where: str, run_id: str, writer: Writer, tracker: Careful, executor: Executor) -> None:
     """Ends a run that did not finish: in the record, at the tracker, and its processes."""
-    stopped = is_stop(error)
-    status = "interrupted" if stopped or isinstance(error, RankFailed) else "failed"
-    message = f"{where}: {'stopped by the user' if stopped else f'{type(error).__name__}: {error}'}"
+    stop = stop_in(error)
+    status = "interrupted" if stop or isinstance(error, RankFailed) else "failed"
+    message = f"{where}: {stopped_by(stop) if stop else f'{type(error).__name__}: {error}'}"
     with suppress(RecordError):  # the first failure is the one to tell
         writer.append({"kind": "end", "run": run_id, "status": status, "message": message})
     tracker.finish(status, {})
@@ -136,17 +161,20 @@ def _fail(error: BaseException, where: str, run_id: str, writer: Writer, tracker
         executor.stop()
 
 
-def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | None) -> Line:
+def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | None, meter: Meter) -> Line:
     """Plans, verifies and executes one step; its raw quantities."""
-    batch = parts.workload.batch(step)
+    batch = parts.batch(step)
+    meter.show(case.name, step, doing="planning")
     began = perf_counter()
-    plans = case.system.plan(batch)
+    plans = plans_of(case.system, batch, parts.cost)
     planned = perf_counter()
+    meter.show(case.name, step, doing="verifying")
     try:
-        verify_step(batch, plans)
+        verify_step(batch, plans, parts.cost, memory=False)  # which the executor tells of the step
     except PlanError as error:
         raise PlanError(f"{case.name} made a wrong plan in step {step}: {error}") from error
     verified = perf_counter()
+    meter.show(case.name, step, doing="playing" if parts.simulated else "running")
     measured_trace = getattr(executor, "traced_step", None) if trace is not None else None
     result = executor.step(batch, plans) if measured_trace is None else measured_trace(batch, plans, trace)
     executed = perf_counter()
@@ -171,26 +199,31 @@ def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | 
     }
 
 
-def _words(
-    own: Case, settings: Settings, parts: Parts, reused: Run | None, known: Run | None, done: Sequence[Run]
-) -> Sequence[str]:
+def _about(own: Case, parts: Parts, done: Sequence[Run]) -> list[str]:
+    """Where the runs' figures come from, and whether they count."""
     where = cluster_words(own.start["facts"])
     if parts.simulated:
-        lines = [f"SIMULATED on {where}. Nothing here was measured on hardware."]
-    else:
-        lines = [f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."]
-        lines += _checks(done) + _invalid(done)
-    lines.append(convention_words("zbench"))
+        return [f"SIMULATED on {where}. Nothing here was measured on hardware."]
+    measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
+    systems = ", ".join(dict.fromkeys(label(run.start, "system") for run in done))
+    return [measured, *(f"{systems}: {line}" for line in _checks(done)), *_invalid(done)]
+
+
+def _words(own: Case, settings: Settings, reused: Run | None, known: Run | None) -> list[str]:
+    """How to read the figures of a run, and where they are."""
+    lines = [convention_words("zbench")]
     if reused and reused.line:
         lines.append(f"Baseline {settings.baseline} was not run again: the record has it, from line {reused.line} on.")
     elif reused:
         lines.append(f"Baseline {settings.baseline} was not run again: this sweep measured it, {reused.start['run']}.")
     if known:
         lines.append(f"{own.name} was not run again: the record has it, from line {known.line} on.")
-    lines.append(f"Record: {settings.out}")
-    if settings.trace:
-        lines.append(f"Trace of the first step: {settings.trace} (open it in ui.perfetto.dev)")
-    return lines
+    return lines + _files(settings)
+
+
+def _files(settings: Settings) -> list[str]:
+    traced = f"Trace of the first step: {settings.trace} (open it in ui.perfetto.dev)"
+    return [f"Record: {settings.out}", *([traced] if settings.trace else [])]
 
 
 def _invalid(done: Sequence[Run]) -> list[str]:

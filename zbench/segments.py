@@ -12,8 +12,8 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from zbench.area import _seek
 from zbench.plan import Ints, Plan
+from zbench.walk import seek
 
 Flags = NDArray[np.bool_]
 
@@ -85,7 +85,7 @@ def _runs(starts: Ints, counts: Ints) -> Ints:
 
 @nb.njit(cache=True)
 def _list(q_rows, kv_rows, offsets, items, base, seq, sizes, bounds, causal, table, q_out, kv_out, fill):  # type: ignore[no-untyped-def]
-    """Walks every pair as zbench.area does; returns [num_pairs, 3] counts of segments, queries and keys.
+    """Walks every pair as zbench.walk does; returns [num_pairs, 3] counts of segments, queries and keys.
 
     With `fill`, writes table (queries, keys before, diagonal), q_out and kv_out.
     """
@@ -96,8 +96,8 @@ def _list(q_rows, kv_rows, offsets, items, base, seq, sizes, bounds, causal, tab
         at, q_end = offsets[q_rows[pair]], offsets[q_rows[pair] + 1]
         while at < q_end:
             s = seq[items[at]]
-            k = _seek(items, k, k_end, bounds[s])
-            own = _seek(items, k, k_end, items[at] if causal else bounds[s + 1])
+            k = seek(items, k, k_end, bounds[s])
+            own = seek(items, k, k_end, items[at] if causal else bounds[s + 1])
             diagonal = causal and own < k_end and items[own] == items[at]
             seen = 0
             for j in range(k, own):
@@ -109,7 +109,7 @@ def _list(q_rows, kv_rows, offsets, items, base, seq, sizes, bounds, causal, tab
             at += 1
             end = own + 1 if diagonal else own  # of the keys that this segment reads
             while at < q_end and seq[items[at]] == s:  # later pieces join while their keys line up
-                nxt = _seek(items, end, k_end, items[at] if causal else bounds[s + 1])
+                nxt = seek(items, end, k_end, items[at] if causal else bounds[s + 1])
                 touches = causal and nxt < k_end and items[nxt] == items[at]
                 if touches != diagonal or nxt != end:
                     break

@@ -1,6 +1,7 @@
 """Errors of the user's making, told in one sentence. Knows what hydra and omegaconf raise; an edge."""
 
 import difflib
+import errno
 import re
 from collections.abc import Iterable
 
@@ -19,9 +20,12 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from zbench.overrides import several, unreadable
 from zbench.writer import RecordError
 
 BAD_INPUT, FAILED = 2, 1
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # a file that is named rightly and cannot be written for all that
+_OF_PLANS = ("zbench.contract", "zbench.verify")  # whose errors are of what parts made, not of what was asked for
 
 
 def sentence(error: BaseException) -> tuple[str, int] | None:
@@ -35,7 +39,7 @@ def sentence(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, MissingConfigException):
         return _missing(error), BAD_INPUT
     if isinstance(error, OverrideParseException):
-        return f"{error.override!r} cannot be read; settings are written key=value", BAD_INPUT
+        return unreadable(error.override), BAD_INPUT
     if isinstance(error, CompactHydraException) and isinstance(error.__cause__, OmegaConfBaseException):
         return _unknown_key(error, error.__cause__) or _omegaconf(error.__cause__), BAD_INPUT
     if isinstance(error, HydraException):
@@ -46,16 +50,26 @@ def sentence(error: BaseException) -> tuple[str, int] | None:
         return f"a yaml cannot be read: {_line(str(error))}", BAD_INPUT
     if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
         return "a group is null or a list; it takes the name of one of its choices (see --help)", BAD_INPUT
+    if isinstance(error, UnicodeDecodeError):
+        return f"a file that has to be text (UTF-8) is not: {_line(str(error))}", BAD_INPUT
     if isinstance(error, ValueError):
-        return _line(str(error)), FAILED if type(error).__module__ == "zbench.verify" else BAD_INPUT
+        return _line(str(error)), FAILED if type(error).__module__ in _OF_PLANS else BAD_INPUT
+    return _limit(error)
+
+
+def _limit(error: BaseException) -> tuple[str, int] | None:
+    """Errors in which the machine, or Python, met a limit: of a file, of memory, of a number, of nesting."""
+    if isinstance(error, OSError):
+        named = error.filename is not None and error.errno not in _FULL
+        told = f"{error.filename}: " if error.filename is not None else ""
+        return f"{told}{error.strerror or _line(str(error))}", BAD_INPUT if named else FAILED
+    if isinstance(error, MemoryError):
+        return f"this machine has too little memory for that: {_line(str(error)) or 'none is left'}", FAILED
+    if isinstance(error, OverflowError):
+        return f"a number is too large: {_line(str(error))}", BAD_INPUT
+    if isinstance(error, RecursionError):  # of readers of yaml, of JSON and of settings
+        return "something is nested too deeply to be read", BAD_INPUT
     return None
-
-
-def is_stop(error: BaseException | None) -> bool:
-    """Whether `error` is Ctrl-C, or what compiled code made of it (a SystemError that it caused)."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 def not_among(field: str, value: str, options: Iterable[str]) -> str:
@@ -102,8 +116,8 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
 
 
 def _hydra(message: str) -> str:
-    if several := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", message):
-        return f"{several[1]} names several values; add -m to run each of them in turn"
+    if found := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", message):
+        return several(found[1])
     return _line(message.split("\nTo append")[0])
 
 

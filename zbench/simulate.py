@@ -21,6 +21,8 @@ from zbench.clock import Program, program
 from zbench.collective import Collectives, Sharing
 from zbench.cost import Cost
 from zbench.dataflow import Edges, Fault, edges
+from zbench.direct import Direct, by_consumer, direct, is_direct
+from zbench.groups import of_gpu, of_nics
 from zbench.layers import Layers, State
 from zbench.legs import NIC, legs
 from zbench.memory import peak_bytes
@@ -55,13 +57,31 @@ def programs(plan: Plan, cost: Cost) -> Programs:
     Raises:
         ValueError: the plan breaks a rule of zbench.dataflow (verify says which, with its context).
     """
-    out = []
-    for ops, backward in ((plan.forward, False), (plan.backward, True)):
-        found = edges(plan, ops, backward)
-        if isinstance(found, Fault):
-            raise ValueError(f"{'backward' if backward else 'forward'} operation {found.op} {found.reason}")
-        out.append(prepare(plan, ops, found, cost, backward))
-    return out[0], out[1]
+    forward = prepare(plan, plan.forward, _edges(plan, plan.forward, False), cost, False)
+    return forward, prepare(plan, plan.backward, _edges(plan, plan.backward, True), cost, True)
+
+
+def playable(plan: Plan, cost: Cost) -> tuple[Program | Direct, Program | Direct]:
+    """(forward, backward) as `programs`, in plan order where that is the same and needs less.
+
+    Raises:
+        ValueError: as `programs`.
+    """
+    lists = (plan.forward, False), (plan.backward, True)
+    forward, backward = (
+        direct(plan, ops, by_consumer(len(ops), _edges(plan, ops, back)), cost, back)
+        if is_direct(ops, cost.cluster)
+        else prepare(plan, ops, _edges(plan, ops, back), cost, back)
+        for ops, back in lists
+    )
+    return forward, backward
+
+
+def _edges(plan: Plan, ops: Ops, backward: bool) -> Edges:
+    found = edges(plan, ops, backward)
+    if isinstance(found, Fault):
+        raise ValueError(f"{'backward' if backward else 'forward'} operation {found.op} {found.reason}")
+    return found
 
 
 def layer_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs | None = None) -> float:
@@ -122,20 +142,21 @@ class Simulated:
             played = (_by_ranks if pipelines is None else pipelined.play)(plans, cost, sharing, moved)
         optimizer = cost.optimizer_seconds()
         end = played.end + optimizer
-        peak = peak_bytes(plans, cost)
-        capacity = int(cost.cluster.device.memory_bytes)
+        peak = of_gpu(peak_bytes(plans, cost), cost.tp)
+        capacity = int(cost.cluster.device.memory_bytes / cost.tp)
         phases |= {"forward": played.forward_end, "gradients": sharing.exposed, "optimizer": optimizer}
+        sharing_seconds = max(sharing.seconds, sharing.exposed)  # more than alone, where NICs are busy with attention
         shared_bytes = np.tile(sharing.nic_bytes, cost.pp)  # every stage shares its own
         return StepResult(
             seconds=end,
             bound_seconds=bound_seconds(batch, cost),
             attention_seconds=played.attention.tolist(),
             linear_seconds=played.linear.tolist(),
-            communication_seconds=np.minimum(played.communication + sharing.seconds, end).tolist(),
+            communication_seconds=np.minimum(played.communication + sharing_seconds, end).tolist(),
             exposed_seconds=(played.exposed + sharing.exposed).tolist(),
             exposed_nic_seconds=played.exposed_nic.tolist(),
-            nic_tx_bytes=(played.carried.tx + shared_bytes).tolist(),
-            nic_rx_bytes=(played.carried.rx + shared_bytes).tolist(),
+            nic_tx_bytes=of_nics(played.carried.tx + shared_bytes, cost.bonded_nics).tolist(),
+            nic_rx_bytes=of_nics(played.carried.rx + shared_bytes, cost.bonded_nics).tolist(),
             nvlink_bytes=int(played.carried.nvlink),
             peak_bytes=peak.tolist(),
             capacity_bytes=capacity,
@@ -151,7 +172,7 @@ def _by_ranks(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool
     total = Totals.zero(cluster.num_ranks, cluster.num_nics)
     again = 1 if model.recompute == "full" else 0
     for plan in plans:
-        forward, backward = programs(plan, cost)
+        forward, backward = playable(plan, cost)
         linear = cost.linear_seconds(plan.tokens_per_rank)
         head = cost.head_seconds(plan.tokens_per_rank)
         first, last, every = plan is plans[0], plan is plans[-1], sharing.of.every_micro_batch

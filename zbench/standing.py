@@ -2,23 +2,27 @@
 
 For every cluster and size a row a system: bound ratio by workload with its interval over batches, their geometric mean,
 and how much faster the system is than another on the same batches (geometric mean over workloads of summed seconds).
-Where there are several of a model, a last table has the means of all. An edge: reads records, prints.
+Where there are several of a model, a last table has the means of all. Runs that differ in tokens, seed, steps, executor
+or sources have tables of their own. An edge: reads records, prints.
 """
 
-import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
-from rich.console import Console
-from rich.table import Table
-from scipy import stats
+from zbench.command import Parser, loading, ran
 
-from zbench.record import Run, read
-from zbench.rows import label
+with loading(__name__):
+    from collections.abc import Sequence
+    from dataclasses import dataclass
+    from math import exp, hypot
 
-LEVEL = 0.95  # of the intervals
+    import numpy as np
+    from rich.table import Table
+
+    from zbench.console import show
+    from zbench.interval import LEVEL, interval, log_ratio
+    from zbench.record import Run
+    from zbench.records import read_all
+    from zbench.rows import label, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,36 +45,32 @@ class Cell:
         return sum(self.bound) / sum(self.seconds)
 
 
-Place = tuple[str, str, str]  # cluster, model, and whether simulated or measured
+Place = tuple[str, ...]  # cluster, model, simulated or measured, and what else differs between tables
 Table_ = dict[Place, dict[str, dict[str, Cell]]]  # -> system -> workload
 
 
-def table(runs: Sequence[Run]) -> Table_:
-    """The last complete run of every combination."""
+def table(runs: Sequence[Run], mix_sources: bool = False) -> Table_:
+    """The last complete run of every system and workload, runs of other settings in tables of their own.
+
+    mix_sources: runs that other sources made may stand in one table.
+    """
+    whole = [(run, setting(run.start)) for run in runs if run.status == "finished" and run.steps]
+    titled = {"cluster", "model", "executor", *(["sources"] if mix_sources else [])}
+    differing = [key for key in (whole[0][1] if whole else ()) if len({of[key] for _, of in whole}) > 1]
     found: Table_ = {}
-    for run in runs:
-        if run.status == "finished" and run.steps:
-            kind = "simulated" if run.start["facts"]["simulated"] else "measured"
-            place = label(run.start, "cluster"), label(run.start, "model"), kind
-            found.setdefault(place, {}).setdefault(label(run.start, "system"), {})[label(run.start, "workload")] = (
-                Cell.of(run)
-            )
+    for run, of in whole:
+        kind = "simulated" if run.start["facts"]["simulated"] else f"measured, executor {of['executor']}"
+        place = of["cluster"], of["model"], kind, *(f"{key} {of[key]}" for key in differing if key not in titled)
+        cells = found.setdefault(place, {}).setdefault(label(run.start, "system"), {})
+        cells[label(run.start, "workload")] = Cell.of(run)
     return found
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """(mean, half the width of its interval by Student's t); 0 wide for a single value, which has none."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return mean, 0.0
-    width = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
-    return mean, float(width)
+def gain(mine: dict[str, Cell], other: dict[str, Cell]) -> tuple[float, float | None] | None:
+    """(how many times as fast as `other`, the factor that its interval reaches either way), over workloads of both.
 
-
-def gain(mine: dict[str, Cell], other: dict[str, Cell]) -> tuple[float, float, float] | None:
-    """(how many times as fast as `other`, lowest, highest), the geometric mean over the workloads of both.
-
-    The interval is of the mean of log ratios over batches, paired, workload by workload, errors added in squares.
+    It is the geometric mean. The interval is of log ratios over batches, paired, workload by workload, errors added in
+    squares; None where a workload has too few batches for one (zbench.interval).
 
     Raises:
         ValueError: the two saw different batches of a workload.
@@ -78,42 +78,42 @@ def gain(mine: dict[str, Cell], other: dict[str, Cell]) -> tuple[float, float, f
     both = [name for name in mine if name in other and not mine[name].out_of_memory and not other[name].out_of_memory]
     if not both:
         return None
-    logs, squares = [], 0.0
+    found = []
     for name in both:
         if mine[name].digests != other[name].digests:
             raise ValueError(f"the systems saw different batches of {name}; they can only be compared on the same ones")
-        logs.append(np.log(sum(other[name].seconds) / sum(mine[name].seconds)))
-        _, half = interval(np.log(np.array(other[name].seconds) / np.array(mine[name].seconds)).tolist())
-        squares += half * half
-    mean, half = float(np.mean(logs)), float(np.sqrt(squares)) / len(both)
-    return float(np.exp(mean)), float(np.exp(mean - half)), float(np.exp(mean + half))
+        found.append(log_ratio(mine[name].seconds, other[name].seconds))
+    widths = [half for _, half in found if half is not None]
+    factor = exp(hypot(*widths) / len(both)) if len(widths) == len(both) else None
+    return exp(sum(log for log, _ in found) / len(both)), factor
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m zbench.standing", description="Recorded systems, nearest the bound first."
-    )
+    return ran(_main, "nothing was written")
+
+
+def _main() -> int:
+    parser = Parser(prog="python -m zbench.standing", description="Recorded systems, nearest the bound first.")
     parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
     parser.add_argument("--over", help="the system that the others are compared with; zeppelin where it is not given")
     parser.add_argument("--markdown", action="store_true", help="tables for a document")
+    parser.add_argument("--mix-sources", action="store_true", help="runs by different sources in one table")
     arguments = parser.parse_args()
-    try:
-        found = table([run for path in arguments.files for run in read(path)[0]])
-        if not found:
-            raise ValueError(f"no complete run in {', '.join(arguments.files)}")
-        names = sorted({name for systems in found.values() for name in systems})
-        if arguments.over not in (None, *names):
-            raise ValueError(f"--over is {arguments.over!r}; the records have {', '.join(names)}")
-        over = arguments.over or "zeppelin"
-        tables = [shown(f"{model} on {cluster}, {kind}", at, over) for (cluster, model, kind), at in found.items()]
-        kinds = dict.fromkeys(place[1:] for place in found)
-        alike = [{place: at for place, at in found.items() if place[1:] == kind} for kind in kinds]
-        tables += [together(some, over) for some in alike if len(some) > 1]
-        for one in tables:
-            print(one.markdown()) if arguments.markdown else Console(width=200).print(one.rich())
-    except ValueError as error:
-        print(f"zbench: {error}", file=sys.stderr)
-        return 2
+    found = table(read_all(arguments.files), arguments.mix_sources)
+    if not found:
+        raise ValueError(f"no complete run in {', '.join(arguments.files)}")
+    names = sorted({name for systems in found.values() for name in systems})
+    if arguments.over not in (None, *names):
+        raise ValueError(f"--over is {arguments.over!r}; the records have {', '.join(names)}")
+    over = arguments.over or "zeppelin"
+    tables = [
+        shown(f"{model} on {cluster}, {', '.join(rest)}", at, over) for (cluster, model, *rest), at in found.items()
+    ]
+    kinds = dict.fromkeys(place[1:] for place in found)
+    alike = [{place: at for place, at in found.items() if place[1:] == kind} for kind in kinds]
+    tables += [together(some, over) for some in alike if len(some) > 1]
+    for one in tables:
+        print(one.markdown()) if arguments.markdown else show(one.rich())
     return 0
 
 
@@ -177,8 +177,11 @@ def _starred(mean: float, cells: dict[str, Cell], workloads: int) -> str:
     return f"{mean:.3f}{' *' if sum(not cell.out_of_memory for cell in cells.values()) < workloads else ''}"
 
 
-def _told(faster: tuple[float, float, float] | None) -> str:
-    return f"{faster[0]:.2f} ({faster[1]:.2f}-{faster[2]:.2f})" if faster else ""
+def _told(faster: tuple[float, float | None] | None) -> str:
+    if faster is None:
+        return ""
+    mean, factor = faster
+    return f"{mean:.2f}" if factor is None else f"{mean:.2f} ({mean / factor:.2f}-{mean * factor:.2f})"
 
 
 def _mean(cells: dict[str, Cell]) -> float:
@@ -191,7 +194,7 @@ def _ratio(cell: Cell) -> str:
     if cell.out_of_memory:
         return "out of memory"
     _, half = interval((np.array(cell.bound) / np.array(cell.seconds)).tolist())
-    return f"{cell.ratio:.3f} ±{half:.3f}"
+    return f"{cell.ratio:.3f}" if half is None else f"{cell.ratio:.3f} ±{half:.3f}"
 
 
 if __name__ == "__main__":

@@ -1,165 +1,187 @@
-"""Tables, closing words and progress of runs, for people. Knows rows (zbench.rows), not records."""
+"""Tables of runs, for people: the systems of one run side by side, or runs compared. Knows rows (zbench.rows) only.
 
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+A comparison is one table, a run a line, where there is room for it, and always where no terminal is watched. On a
+terminal too narrow for that, runs of the same settings have a table of their own, with the figures that matter most.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from zbench.metrics import CONVENTIONS
+from zbench.console import say, show, terminal_width, width_of
+from zbench.interval import LEAST
+from zbench.words import convention_words, doubt_words
 
 Row = Mapping[str, Any]
-_WIDE = 240  # columns where nobody watches a terminal: nothing is cut off
-_SECONDS_BETWEEN_LINES = 5.0
-
-# title, unit or explanation, what it shows of a row
-_FIGURES: tuple[tuple[str, str, Any], ...] = (
-    ("tokens/s", "", lambda row: "out of memory" if row["verdict"] else _number(row["tokens_per_second"], "{:,.0f}")),
-    ("step", "seconds", lambda row: _number(row["step_seconds"], "{:.4g}")),
-    ("MFU", "", lambda row: _number(row["mfu"], "{:.1%}")),
-    ("NIC utilisation", "mean, lowest - highest", lambda row: _spread(row, "nic_utilization", "{:.1%}")),
-    ("NIC idle", "share of time below 5 % of its rate", lambda row: _number(row["nic_idle"], "{:.1%}")),
-    ("NIC bytes", "MB a step, mean, lowest - highest", lambda row: _spread(row, "nic_bytes", "{:,.3f}", 1e-6)),
-    ("loss", "first - last step", lambda row: _losses(row)),
-    ("imbalance", "compute, max / mean of ranks", lambda row: _number(row["imbalance"], "{:.2f}")),
-    ("exposed", "share of communication not hidden", lambda row: _number(row["exposed_communication"], "{:.1%}")),
-    ("planning", "ms", lambda row: _number(row["plan_seconds"], "{:.1f}", 1e3)),
-    ("peak memory", "GiB, fullest GPU", lambda row: _number(row["peak_bytes"], "{:.1f}", 2.0**-30)),
-    ("bound ratio", "fastest possible / this", lambda row: _number(row["bound_ratio"], "{:.2f}")),
-    ("speed-up", "over the baseline", lambda row: _number(row["speedup"], "{:.2f} x")),
-)
 
 
-# Shown where some run was measured: the others train and sample nothing, and their bytes are in the utilisation.
-_MEASURED = ("NIC idle", "NIC bytes", "loss")
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of a row. title: with its unit. weight: figures of the least are the last to leave a narrow table.
+
+    brief_title, brief: what a narrow table has in place of title and `show`. measured: only shown where some run was
+    measured; others train and sample nothing, and their bytes are in the utilisation.
+    """
+
+    title: str
+    explanation: str
+    weight: int
+    show: Callable[[Row], str]
+    brief_title: str = ""
+    brief: Callable[[Row], str] | None = None
+    measured: bool = False
+
+    def briefly(self) -> "Figure":
+        return replace(self, title=self.brief_title or self.title, show=self.brief or self.show)
 
 
-def _shown(found: Sequence[Row]) -> list[tuple[str, str, list[str]]]:
-    """(title, explanation, a cell for each row) of the figures that say something of these rows."""
-    cells = [(title, explanation, [show(row) for row in found]) for title, explanation, show in _FIGURES]
-    simulated = all(row["simulated"] for row in found)
-    return [one for one in cells if one[0] not in _MEASURED or not (simulated or set(one[2]) == {"-"})]
+def _number(name: str, form: str, scale: float = 1.0) -> Callable[[Row], str]:
+    return lambda row: "-" if row[name] is None else form.format(row[name] * scale)
 
 
-def _number(value: float | None, form: str, scale: float = 1.0) -> str:
-    return "-" if value is None else form.format(value * scale)
-
-
-def _spread(row: Row, name: str, form: str, scale: float = 1.0) -> str:
+def _spread(name: str, form: str, scale: float = 1.0) -> Callable[[Row], str]:
     """Mean over NICs, and the lowest and the highest of them."""
-    if row[name] is None:
-        return "-"
-    mean, low, high = (form.format(row[f"{name}{end}"] * scale) for end in ("", "_min", "_max"))
-    return f"{mean}, {low} - {high}"
+
+    def told(row: Row) -> str:
+        mean, low, high = (_number(f"{name}{end}", form, scale)(row) for end in ("", "_min", "_max"))
+        return "-" if row[name] is None else f"{mean}, {low} - {high}"
+
+    return told
+
+
+def _tokens(row: Row) -> str:
+    return "out of memory" if row["verdict"] else _number("tokens_per_second", "{:,.0f}")(row)
 
 
 def _losses(row: Row) -> str:
     return "-" if row["loss"] is None else f"{row['first_loss']:.4f} - {row['loss']:.4f}"
 
 
-def _console() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=_WIDE)
+def _speedup(row: Row) -> str:
+    return _number("speedup", "{:.2f} x")(row) + (" ?" if row["speedup_told"] is False else "")
+
+
+def _interval(row: Row) -> str:
+    return "-" if row["speedup_low"] is None else f"{row['speedup_low']:.2f} - {row['speedup_high']:.2f} x"
+
+
+FIGURES = (
+    Figure("tokens/s", "", 0, _tokens),
+    Figure("step, s", "mean of the steps", 5, _number("step_seconds", "{:.4g}")),
+    Figure("MFU", "", 2, _number("mfu", "{:.1%}")),
+    Figure("NIC utilisation", "mean, lowest - highest", 4, _spread("nic_utilization", "{:.1%}"),
+           "NIC use", _number("nic_utilization", "{:.1%}")),
+    Figure("NIC idle", "share of time below 5 % of its rate", 10, _number("nic_idle", "{:.1%}"), measured=True),
+    Figure("NIC bytes, MB", "a step: mean, lowest - highest", 13, _spread("nic_bytes", "{:,.3f}", 1e-6), measured=True),
+    Figure("loss", "first - last step", 12, _losses, "last loss", _number("loss", "{:.4f}"), measured=True),
+    Figure("imbalance", "compute, max / mean of ranks", 8, _number("imbalance", "{:.2f}")),
+    Figure("exposed", "share of communication not hidden", 7, _number("exposed_communication", "{:.1%}")),
+    Figure("planning, ms", "median of the steps", 9, _number("plan_seconds", "{:.1f}", 1e3), "plan, ms"),
+    Figure("peak memory, GiB", "fullest GPU", 6, _number("peak_bytes", "{:.1f}", 2.0**-30), "peak, GiB"),
+    Figure("bound ratio", "fastest possible / this", 3, _number("bound_ratio", "{:.2f}"), "bound"),
+    Figure("speed-up", "over the baseline", 1, _speedup),
+    Figure("95 % interval", "of the speed-up, over batches", 11, _interval),
+)  # fmt: skip
+
+
+def _shown(found: Sequence[Row]) -> list[Figure]:
+    """Figures that say something of these rows."""
+    simulated = all(row["simulated"] for row in found)
+    kept = [figure for figure in FIGURES if not (figure.measured and simulated)]
+    return [figure for figure in kept if {figure.show(row) for row in found} != {"-"}]
 
 
 def print_run(found: Sequence[Row]) -> None:
-    """The systems of one run side by side, a figure a line."""
-    table = Table("", "", *(str(row["system"]) for row in found))
-    for column in table.columns[2:]:
-        column.justify = "right"
-    for title, explanation, cells in _shown(found):
-        table.add_row(title, Text(explanation, style="dim"), *cells)
-    console = _console()
-    console.print(table)
-    for row in found:
-        if row["verdict"]:
-            console.print(Text(f"{row['system']} runs {row['verdict']}; it has no throughput", style="bold red"))
-
-
-def print_comparison(found: Sequence[Row]) -> None:
-    """A run a line; what all runs have in common stands above the table."""
-    names = ("workload", "cluster", "model", "executor", "seed", "tokens_per_gpu", "baseline")
-    common = {name: found[0][name] for name in names if len({str(row[name]) for row in found}) == 1}
-    differing = [name for name in names if name not in common]
+    """The systems of one run side by side, a figure a line; without explanations where there is no room for them."""
     figures = _shown(found)
-    table = Table("run", "system", *differing, "steps", *(title for title, *_ in figures))
-    for column in table.columns[len(differing) + 2 :]:
-        column.justify = "right"
-    for at, row in enumerate(found):
-        cells = [str(row["run"]), str(row["system"]), *(str(row[name]) for name in differing), _steps(row)]
-        table.add_row(*cells, *(of_rows[at] for *_, of_rows in figures))
-    console = _console()
-    if common:
-        console.print(Text(", ".join(f"{name} {value}" for name, value in common.items())))
-    console.print(table)
+    for explained in (True, False):
+        table = Table("", *([""] if explained else []))
+        for row in found:
+            name = Text(str(row["system"]))
+            table.add_column(name, justify="right", min_width=max(len(figure.show(row)) for figure in figures))
+        for figure in figures:
+            explanation = [Text(figure.explanation, style="dim")] if explained else []
+            table.add_row(figure.title, *explanation, *(figure.show(row) for row in found))
+        room = terminal_width()
+        if room is None or width_of(table)[1] <= room:
+            break
+    show(table)
     for row in found:
         if row["verdict"]:
-            console.print(Text(f"run {row['run']}, {row['system']}: {row['verdict']}", style="bold red"))
-    if any(row["simulated"] for row in found):
-        console.print(Text("Runs of executor simulated are SIMULATED on a described cluster; nothing was measured."))
-    console.print(Text(convention_words(found[0]["mfu_convention"])))
+            say(f"{row['system']} runs {row['verdict']}; it has no throughput", "bold red")
+        if row["speedup_told"] is False:
+            say(f"? {row['system']}: too few steps to tell ({_doubt(row)}).")
+
+
+def _doubt(row: Row) -> str:
+    if row["speedup_low"] is None:
+        return f"fewer than {LEAST} that count"
+    return "the 95 % interval of its speed-up has 1 in it"
+
+
+# What runs that are compared may differ in, and what is only told where they do.
+_SETTINGS = ("workload", "cluster", "model", "executor", "seed", "tokens_per_gpu", "baseline", "sources")
+
+
+def print_comparison(found: Sequence[Row], said: Sequence[str] = ()) -> None:
+    """A run a line; what all runs have in common stands above, what is `said` of them below.
+
+    said: sentences about the runs; without any, whether they are simulated.
+    """
+    states = [_steps(row) for row in found]
+    differing = [name for name in _SETTINGS if len({str(row[name]) for row in found}) > 1]
+    common = [f"{name} {found[0][name]}" for name in _SETTINGS[:-1] if name not in differing]
+    say(", ".join(common + ([f"steps {states[0]}"] if len(set(states)) == 1 else [])))
+    figures, room = _shown(found), terminal_width()
+    whole = _comparison(found, ["run", "system", *differing, "steps"], figures)
+    if room is None or width_of(whole)[1] <= room:
+        show(whole)
+    else:
+        _print_narrow(found, differing, figures, room)
+    for row in found:
+        if row["verdict"]:
+            say(f"run {row['run']}, {row['system']}: {row['verdict']}", "bold red")
+    if not said and any(row["simulated"] for row in found):
+        said = ["Runs of executor simulated are SIMULATED on a described cluster; nothing was measured."]
+    for line in (*doubt_words(found), *said):
+        say(line)
+    say(convention_words(found[0]["mfu_convention"]))
+
+
+def _print_narrow(found: Sequence[Row], differing: Sequence[str], figures: Sequence[Figure], room: int) -> None:
+    """A table for each of the settings, all with the same figures: as many as there is room for."""
+    tables: dict[str, list[Row]] = {}
+    for row in found:
+        tables.setdefault(", ".join(f"{name} {row[name]}" for name in differing), []).append(row)
+    names = ["system"] + (["steps"] if len({_steps(row) for row in found}) > 1 else [])
+    kept, left = [figure.briefly() for figure in figures], []
+    while len(kept) > 1 and width_of(_comparison(found, names, kept))[0] > room:
+        left.append(max(kept, key=lambda one: one.weight))
+        kept.remove(left[-1])
+    for title, members in tables.items():
+        if title:
+            say(f"\n{title}", "bold")
+        show(_comparison(members, names, kept))
+    if left:
+        wider = "; ".join(figure.title for figure in sorted(left, key=lambda one: one.weight))
+        say(f"Left out in {room} columns: {wider}. A wider terminal shows them, or | cat.")
+
+
+def _comparison(found: Sequence[Row], names: Sequence[str], figures: Sequence[Figure]) -> Table:
+    table = Table(*names, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    cells = [[figure.show(row) for row in found] for figure in figures]
+    for figure, column in zip(figures, cells, strict=True):
+        table.add_column(figure.title, justify="right", width=max(map(len, [figure.title, *column])))
+    for at, row in enumerate(found):
+        words = [Text(_steps(row) if name == "steps" else str(row[name])) for name in names]
+        table.add_row(*words, *(column[at] for column in cells))
+    return table
 
 
 def _steps(row: Row) -> str:
     whole = row["status"] == "finished"
     return str(row["steps"]) if whole else f"{row['steps']} of {row['steps_asked']}, {row['status']}"
-
-
-def convention_words(convention: str) -> str:
-    return f"MFU by convention {convention}: {CONVENTIONS[convention]}."
-
-
-def cluster_words(facts: Mapping[str, Any]) -> str:
-    return (
-        f"{facts['cluster']}: {facts['num_nodes']} nodes x {facts['gpus_per_node']} {facts['device']}, "
-        f"{facts['nics_per_node']} NICs of {facts['nic_bandwidth'] * 8 / 1e9:g} Gbit/s a node"
-    )
-
-
-def print_words(lines: Sequence[str]) -> None:
-    console = _console()
-    for line in lines:
-        console.print(Text(line))
-
-
-@dataclass(slots=True)
-class Meter:
-    """Progress on stderr: a bar a system on a terminal; elsewhere a line now and then."""
-
-    total: int
-    _bars: Progress | None = field(default=None, init=False)
-    _tasks: dict[str, TaskID] = field(default_factory=dict, init=False)
-    _spoke: float = field(default=0.0, init=False)
-
-    def __enter__(self) -> "Meter":
-        self._spoke = time.monotonic()
-        if sys.stderr.isatty():
-            self._bars = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-            )
-            self._bars.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-
-    def show(self, system: str, done: int, loss: float | None = None) -> None:
-        told = "" if loss is None else f", loss {loss:.4f}"
-        if self._bars is not None:
-            if system not in self._tasks:
-                self._tasks[system] = self._bars.add_task(system, total=self.total)
-            self._bars.update(self._tasks[system], completed=done, description=f"{system}{told}")
-        elif time.monotonic() - self._spoke >= _SECONDS_BETWEEN_LINES:
-            self._spoke = time.monotonic()
-            with suppress(BrokenPipeError):  # nobody listens any more: no reason to stop
-                print(f"{system}: step {done} of {self.total}{told}", file=sys.stderr, flush=True)

@@ -6,6 +6,8 @@ import numpy as np
 
 from zbench.clock import Program
 from zbench.cost import HIDDEN, SHOWN, Cost, Floats
+from zbench.direct import Direct
+from zbench.direct_occupancy import ACROSS, INSIDE
 from zbench.layers import Played
 from zbench.legs import NIC, NVLINK
 from zbench.plan import Ints, Plan
@@ -20,9 +22,15 @@ class Carried:
     nvlink: int
 
     @staticmethod
-    def of(program: Program, cost: Cost) -> "Carried":
+    def of(program: Program | Direct, cost: Cost) -> "Carried":
         """All layers, of a stage, of a forward or backward list."""
-        cluster, layers, parts = cost.cluster, cost.layers, program.legs
+        cluster, layers = cost.cluster, cost.layers
+        if isinstance(program, Direct):
+            tx, rx = np.zeros((2, cluster.num_nics), np.int64)
+            np.add.at(tx, cluster.nic_of, program.sent[ACROSS])
+            np.add.at(rx, cluster.nic_of, program.received[ACROSS])
+            return Carried(tx, rx, int(program.sent[INSIDE].sum())).times(layers)
+        parts = program.legs
         kind = parts.link_class(cluster.num_ranks)
         nic, size = kind == NIC, layers * parts.bytes
         tx, rx = np.zeros(cluster.num_nics, np.int64), np.zeros(cluster.num_nics, np.int64)

@@ -20,25 +20,36 @@ _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([KMGT]i|[kMGTPmun]?)(B/s|bit/s|FLOP/s|B|s)\s*")
 
 
+_EXAMPLES = {"bytes": "80 GiB", "bytes/s": "200 Gbit/s", "FLOP/s": "312 TFLOP/s", "seconds": "5 us"}
+
+
 def parse(field: str, value: float | int | str, kind: str) -> float:
     """`value` as an SI number of `kind` ("bytes", "bytes/s", "FLOP/s" or "seconds").
 
-    A plain number is already SI; a string carries its unit ("200 Gbit/s", "80 GiB", "312 TFLOP/s").
+    A number is a program's and SI already; text is a person's and carries its unit ("200 Gbit/s", "80 GiB").
 
     Raises:
-        ValueError: not a number, or a unit of another kind; the message names `field`.
+        ValueError: not a quantity, without a unit, or with one of another kind; the message names `field`.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     text = str(value)
-    try:
-        return float(text)
-    except ValueError:
-        pass
+    if re.fullmatch(rf"\s*{_NUMBER}\s*", text):
+        check_unit(field, float(text), kind)
     match = _QUANTITY.fullmatch(text)
     unit = _UNIT[match[3]] if match else None
     if match is None or unit is None or unit[0] != kind:
-        examples = {"bytes": "80 GiB", "bytes/s": "200 Gbit/s", "FLOP/s": "312 TFLOP/s", "seconds": "5 us"}
-        raise ValueError(f"{field} is {value!r}; it takes {kind}, a number or for example '{examples[kind]}'")
+        raise ValueError(f"{field} is {value!r}; it takes {kind}, a number with its unit, as in '{_EXAMPLES[kind]}'")
     prefix = _BINARY[match[2]] if match[2] in _BINARY else _PREFIX[match[2]]
     return float(match[1]) * prefix * unit[1]
+
+
+def check_unit(field: str, value: object, kind: str) -> None:
+    """Refuses a number that a person wrote without its unit; 0 is the same in every unit.
+
+    Raises:
+        ValueError: `value` is a number other than 0; the message shows how to write it.
+    """
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value != 0:
+        unit = _EXAMPLES[kind].partition(" ")[2]
+        raise ValueError(f"{field} is {value:g}, which has no unit; write it as in {field}='{value:g} {unit}'")

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
 from zbench.area import Work
-from zbench.plan import Ints, Ops, Plan
+from zbench.plan import Column, Ints, Ops, Plan
 
 Flags = NDArray[np.bool_]
 
@@ -34,21 +35,56 @@ class Use:
     shares_kv: Flags
 
     @staticmethod
-    def of(plan: Plan, ops: Ops, attend: Ints, work: Work, kv_heads: Ints) -> "Use":
-        q_list, kv_list, heads = ops.blocks[attend], ops.kv_blocks[attend], (ops.head_hi - ops.head_lo)[attend]
+    def of(plan: Plan, ops: Ops, attend: Ints, work: Work, kv_heads: Column, known: "Repeats | None" = None) -> "Use":
+        """known: the repeats among all attends of the list, where `attend` are some of them."""
+        q_list, kv_list = ops.blocks[attend], ops.kv_blocks[attend]
+        heads = (ops.head_hi - ops.head_lo)[attend].astype(np.int64)
         q_tokens, kv_tokens = plan.list_tokens[q_list], plan.list_tokens[kv_list]
         cut = heads < plan.num_heads
         many = (plan.lists.lengths[kv_list] > 1) & ~cut
         buffer = np.where(many, kv_tokens, np.minimum(work.keys, kv_tokens))
-        place = ops.src[attend] * (plan.num_heads + 1) + ops.head_lo[attend]
-        (again_q, shares_q), (again_kv, shares_kv) = (_repeats(place, lists, plan) for lists in (q_list, kv_list))
-        return Use(heads, kv_heads, q_tokens, kv_tokens, buffer, cut, many, again_q, again_kv, shares_q, shares_kv)
+        flags = known or Repeats.of(plan, ops, attend)
+        again = (flags.again_q, flags.again_kv, flags.shares_q, flags.shares_kv)
+        return Use(heads, kv_heads.astype(np.int64), q_tokens, kv_tokens, buffer, cut, many, *again)
 
 
-def _repeats(place: Ints, lists: Ints, plan: Plan) -> tuple[Flags, Flags]:
-    """(whether an earlier one has the same place and list, whether any other one has)."""
-    key = lists * (plan.num_ranks * (plan.num_heads + 1)) + place
-    _, first, inverse, counts = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
-    again = np.ones(len(key), bool)
-    again[first] = False
-    return again, counts[inverse] > 1
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """Which attends have blocks that others on their rank have, as in Use."""
+
+    again_q: Flags
+    shares_q: Flags
+    again_kv: Flags
+    shares_kv: Flags
+
+    @staticmethod
+    def of(plan: Plan, ops: Ops, attend: Ints) -> "Repeats":
+        order = np.argsort(ops.src[attend], kind="stable")
+        place = (ops.src, ops.head_lo, attend, order, len(plan.lists), plan.num_heads + 1)
+        return Repeats(*_repeats(ops.blocks, *place), *_repeats(ops.kv_blocks, *place))
+
+    def part(self, where: slice) -> "Repeats":
+        return Repeats(self.again_q[where], self.shares_q[where], self.again_kv[where], self.shares_kv[where])
+
+
+@nb.njit(cache=True)
+def _repeats(lists, src, head_lo, attend, order, num_lists, width):  # type: ignore[no-untyped-def]
+    """(whether an earlier attend of the rank has the same list and first head, whether any other one has)."""
+    again, shares = np.zeros(len(order), np.bool_), np.zeros(len(order), np.bool_)
+    first = np.full(num_lists * width, -1, np.int32)  # by list and head, the rank's first one
+    begin = 0
+    while begin < len(order):
+        rank, end = src[attend[order[begin]]], begin
+        while end < len(order) and src[attend[order[end]]] == rank:
+            at = order[end]
+            key = lists[attend[at]] * width + head_lo[attend[at]]
+            if first[key] < 0:
+                first[key] = at
+            else:
+                again[at] = shares[at] = shares[first[key]] = True
+            end += 1
+        for place in range(begin, end):
+            at = attend[order[place]]
+            first[lists[at] * width + head_lo[at]] = -1
+        begin = end
+    return again, shares

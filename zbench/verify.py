@@ -1,32 +1,41 @@
 """Proves a plan correct before anything runs it. Pure: no torch.
 
-Proven, for the forward and the backward list:
+Proven, for the forward and the backward list, each before what relies on it:
 
-1. every token of every sequence belongs to exactly one block, and no block is empty;
-2. every operation names ranks, heads and blocks that exist, and no transfer goes to its own rank;
-3. every visible (query, key, head) triple is attended exactly once: no two attends share a pair of
-   blocks and a head, and the visible pairs of all attends add up to those of all sequences;
-4. nothing is used before an earlier operation made it, and every partial output and gradient
+1. arrays have the types, lengths and offsets that whoever reads them takes for granted (zbench.array_rules);
+2. every token of every sequence belongs to exactly one block, and no block is empty (zbench.block_rules);
+3. every operation names ranks, heads, blocks and tensors that exist, and no transfer goes to its own rank
+   (zbench.operation_rules);
+4. ranks and heads are as many as the cluster and the model have; transfers are routed between nodes only, over
+   different NICs that those have (zbench.cluster_rules; what needs a cost model, where one is given);
+5. every visible (query, key, head) triple is attended exactly once (zbench.coverage);
+6. nothing is used before an earlier operation made it, and every partial output and gradient
    reaches its home (the rules of zbench.dataflow);
-5. pipelines are of ranks that exist, each in one at most; their tokens are at their leads, where all heads of a
-   sequence attend at once, and nothing is sent (where a cost model is given: they can be, on that cluster);
-6. every rank stays within its memory, where a cost model is given.
+7. pipelines are of ranks that exist, each in one at most; their tokens are at their leads, where all heads of a
+   sequence attend at once, and nothing is sent (zbench.pipeline_rules; with a cost model: they can be on its cluster);
+8. every rank stays within its memory, where a cost model is given and nobody else looks after it.
 
-Time is about linear in the plan's operations and pieces.
+docs/proof.md says what that excludes, and how it is tested. Time is about linear in the plan's operations and pieces.
 """
+
+from functools import cached_property
 
 import numpy as np
 
-from zbench.area import work
+from zbench.array_rules import array_fault
 from zbench.batch import Batch
+from zbench.block_rules import block_fault
+from zbench.cluster_rules import cluster_fault
 from zbench.cost import Cost
-from zbench.dataflow import Fault, edges
+from zbench.coverage import coverage_fault
+from zbench.dataflow import fault as flow_fault
+from zbench.groups import of_gpu
 from zbench.memory import peak_bytes
-from zbench.model import DKV, DO, DQ, KV, O, Q
+from zbench.operation_rules import operation_fault
 from zbench.pipeline_rules import pipeline_fault
-from zbench.plan import ATTEND, TRANSFER, Ints, Lists, Ops, Plan
+from zbench.plan import Plan
 
-_ALLOWED = {"forward": (Q, KV, O), "backward": (KV, DO, DQ, DKV)}
+_LISTS = (("forward", False), ("backward", True))
 
 
 class PlanError(ValueError):
@@ -37,185 +46,112 @@ class OutOfMemory(PlanError):
     """A plan that is correct but does not fit; the message names the rank and both sizes."""
 
 
-def verify(plan: Plan, cost: Cost | None = None) -> None:
-    """Returns if `plan` is correct (and, with a cost model, fits its cluster's memory).
+def verify(plan: Plan, cost: Cost | None = None, memory: bool = True) -> None:
+    """Returns if `plan` is correct.
+
+    cost: what the plan is made for; whoever runs a plan gives it. Without it the plan is proven for any cluster of as
+        many ranks, but for its routes and pipelines.
+    memory: with a cost model, whether the plan has to fit; False where whoever runs it says so of the whole step.
 
     Raises:
         PlanError: the first rule broken; OutOfMemory: only the memory is too small.
     """
-    _tokens(plan)
-    both = (("forward", plan.forward, False), ("backward", plan.backward, True))
-    for name, ops, _ in both:
-        _fields(plan, ops, name)
-    for name, ops, backward in both:
-        _coverage(plan, ops, name)
-        found = edges(plan, ops, backward)
-        if isinstance(found, Fault):
-            raise PlanError(f"{_where(plan, ops, name, found.op)} {found.reason}")
-    fault = pipeline_fault(plan, cost)
-    if fault:
-        raise PlanError(fault)
-    if cost is not None:
+    _hold(_fault(plan, cost))
+    if cost is not None and memory:
         _memory((plan,), cost)
 
 
-def _memory(plans: tuple[Plan, ...], cost: Cost) -> None:
-    peak = peak_bytes(plans, cost)
-    rank, capacity = int(peak.argmax()), cost.cluster.device.memory_bytes
-    if peak[rank] > capacity:
-        raise OutOfMemory(
-            f"rank {rank} needs {peak[rank] / 2**30:.1f} GiB, "
-            f"a {cost.cluster.device.name} has {capacity / 2**30:.1f} GiB"
-        )
-
-
-def verify_step(batch: Batch, plans: tuple[Plan, ...], cost: Cost | None = None) -> None:
-    """Every plan verified, every sequence of the batch whole in exactly one of them, and all with the same pipelines,
-    whose stages have memory for the micro-batches that are under way at a time.
+def verify_step(batch: Batch, plans: tuple[Plan, ...], cost: Cost | None = None, memory: bool = True) -> None:
+    """Returns if the plans are a training step: every one is correct, every sequence of the batch is whole in exactly
+    one of them and sees itself causally, and all have the same pipelines, whose stages have memory for the
+    micro-batches that are under way at a time. cost, memory: as for `verify`.
 
     Raises:
         PlanError: the first rule broken; OutOfMemory: only the memory is too small.
     """
-    times = np.zeros(len(batch.lengths), np.int64)
     for index, plan in enumerate(plans):
-        if len(plan.sequences) != len(plan.lengths) or not np.isin(plan.sequences, np.arange(len(times))).all():
-            raise PlanError(f"micro-batch {index} names sequences that the batch does not have")
-        if (batch.lengths[plan.sequences] != plan.lengths).any():
-            raise PlanError(f"micro-batch {index} has sequences of other lengths than the batch")
-        np.add.at(times, plan.sequences, 1)
-    if (times != 1).any():
-        seq = int(np.argmax(times != 1))
-        raise PlanError(f"sequence {seq} is in {times[seq]} micro-batches; it has to be in one")
-    layouts = {plan.pipelines.layout if plan.pipelines is not None else () for plan in plans}
-    if len(layouts) > 1:
-        raise PlanError("micro-batches have different pipelines; those of a step have to have the same")
-    for plan in plans:
-        verify(plan, cost)
-    if cost is not None and plans[0].pipelines is not None:
+        fault = array_fault(plan) if isinstance(plan, Plan) else f"it is a {type(plan).__name__}, no zbench.plan.Plan"
+        _hold(fault, index, plans)
+    _hold(_step_fault(batch, plans))
+    for index, plan in enumerate(plans):
+        _hold(_fault(plan, cost), index, plans)
+    if cost is not None and memory:
         _memory(plans, cost)
 
 
-def _where(plan: Plan, ops: Ops, name: str, index: int) -> str:
-    return f"{name} operation {index} ({plan.view(ops, index)})" if index >= 0 else f"{name}: before any operation"
+def _hold(fault: str, index: int = 0, plans: tuple[Plan, ...] = ()) -> None:
+    """Raises PlanError if there is a fault, and says in which of several micro-batches."""
+    if fault:
+        raise PlanError(f"micro-batch {index}: {fault}" if len(plans) > 1 else fault)
 
 
-def _tokens(plan: Plan) -> None:
-    blocks, lengths = plan.blocks, plan.lengths
-    if len(blocks.block) and not (blocks.block.min() >= 0 and blocks.block.max() < len(blocks)):
-        raise PlanError(f"pieces name blocks outside 0..{len(blocks) - 1}")
-    if len(blocks.seq) and not (blocks.seq.min() >= 0 and blocks.seq.max() < len(lengths)):
-        raise PlanError(f"pieces name sequences outside 0..{len(lengths) - 1}")
-    homeless = (blocks.home < 0) | (blocks.home >= plan.num_ranks)
-    if homeless.any():
-        raise PlanError(f"block {int(np.argmax(homeless))} has no home among {plan.num_ranks} ranks")
-    order = np.lexsort((blocks.start, blocks.seq))
-    if not np.array_equal(order, np.arange(len(order))):
-        raise PlanError("pieces are not in (sequence, start) order")
-    sizes = blocks.stop - blocks.start
-    if (sizes < 1).any():
-        raise PlanError(f"block {int(blocks.block[np.argmin(sizes)])} has an empty piece")
-    empty = np.bincount(blocks.block, minlength=len(blocks)) == 0
-    if empty.any():
-        raise PlanError(f"block {int(np.argmax(empty))} is empty")
-    # In order, without holes or overlaps: each piece starts where the one before stopped, or at 0 of the next sequence.
-    new = np.concatenate([[True], blocks.seq[1:] != blocks.seq[:-1]])[: len(sizes)]
-    expected = np.where(new, 0, np.concatenate([[0], blocks.stop[:-1]])[: len(sizes)])
-    wrong = blocks.start != expected
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        raise PlanError(
-            f"sequence {blocks.seq[at]}: block {blocks.block[at]} has tokens from {blocks.start[at]}, "
-            f"those before it end at {expected[at]}: a token is owned twice or not at all"
-        )
-    owned = np.bincount(blocks.seq, weights=sizes, minlength=len(lengths))
-    if (owned != lengths).any():
-        short = int(np.argmax(owned != lengths))
-        raise PlanError(f"sequence {short} has {lengths[short]} tokens, its blocks hold {int(owned[short])}")
+def _fault(plan: Plan, cost: Cost | None) -> str:
+    """Returns the first rule that the plan breaks, "" if none: each rule is looked at when those before it hold."""
+    if fault := array_fault(plan):
+        return fault
+    _forget(plan)
+    if fault := block_fault(plan):
+        return fault
+    for name, _ in _LISTS:
+        if fault := operation_fault(plan, name):
+            return fault
+    if fault := cluster_fault(plan, cost):
+        return fault
+    for name, backward in _LISTS:
+        ops = getattr(plan, name)
+        if fault := coverage_fault(plan, ops, name):
+            return fault
+        found = flow_fault(plan, ops, backward)
+        if found is not None:
+            where = f"operation {found.op} ({plan.view(ops, found.op)})" if found.op >= 0 else "before any operation"
+            return f"{name} {where} {found.reason}"
+    return pipeline_fault(plan, cost)
 
 
-def _fields(plan: Plan, ops: Ops, name: str) -> None:
-    def check(bad: np.ndarray, what: str) -> None:
-        if bad.any():
-            at = int(np.argmax(bad))
-            raise PlanError(f"{name} operation {at} on rank {ops.src[at]} {what}")
+def _forget(plan: Plan) -> None:
+    """Drops what was derived from arrays and kept with them: they may have changed since.
 
-    transfer = ops.kind == TRANSFER
-    check(~transfer & (ops.kind != ATTEND), "is neither a transfer nor an attend")
-    check(
-        (np.minimum(ops.src, ops.dst) < 0) | (np.maximum(ops.src, ops.dst) >= plan.num_ranks),
-        f"names a rank outside 0..{plan.num_ranks - 1}",
-    )
-    check(transfer & (ops.src == ops.dst), "sends to its own rank")
-    check(~transfer & (ops.src != ops.dst), "attends on two ranks")
-    check(
-        (ops.head_lo < 0) | (ops.head_lo >= ops.head_hi) | (ops.head_hi > plan.num_heads),
-        f"has heads outside 0:{plan.num_heads}, or none",
-    )
-    check((ops.blocks < 0) | (ops.blocks >= len(plan.lists)), "names a list that does not exist")
-    check(~transfer & ((ops.kv_blocks < 0) | (ops.kv_blocks >= len(plan.lists))), "names a list that does not exist")
-    check(transfer & ~np.isin(ops.tensor, _ALLOWED[name]), f"sends a tensor that does not exist in the {name}")
-    check((ops.via >= len(plan.lanes)) | (~transfer & (ops.via >= 0)), "is routed over lanes that do not exist")
-    keepable = transfer & np.isin(ops.tensor, (Q, KV)) & (name == "forward")
-    check((ops.keep != 0) & ~((ops.keep == 1) & keepable), "is marked to be kept; only q and kv of the forward can be")
-    items = plan.lists.items
-    if len(items) and not (items.min() >= 0 and items.max() < len(plan.blocks)):
-        raise PlanError(f"a list names blocks outside 0..{len(plan.blocks) - 1}")
-    if (plan.lists.lengths < 1).any():
-        raise PlanError("a list of blocks is empty")
+    What the proof derives anew takes its place, and is what executors read.
+    """
+    for part in (plan, plan.blocks, plan.lists, plan.lanes):
+        for name, value in vars(type(part)).items():
+            if isinstance(value, cached_property):
+                vars(part).pop(name, None)
 
 
-def _coverage(plan: Plan, ops: Ops, name: str) -> None:
-    attend, amount = work(plan, ops)
-    _no_pair_twice(plan, ops, attend, name)
-    done = int((amount.area * (ops.head_hi - ops.head_lo)[attend]).sum())
-    lengths = plan.lengths
-    visible = int((lengths * (lengths + 1) // 2).sum() if plan.causal else (lengths * lengths).sum()) * plan.num_heads
-    if done != visible:
-        what = f"{done} visible (query, key, head) triples are attended of {visible}"
-        raise PlanError(f"{name}: {_missing(plan, ops, attend)}; {what}")
+def _step_fault(batch: Batch, plans: tuple[Plan, ...]) -> str:
+    """Returns the first rule that micro-batches break together, "" if none; their arrays are sound."""
+    times = np.zeros(len(batch.lengths), np.int64)
+    for index, plan in enumerate(plans):
+        outside = plan.sequences >= len(times)
+        if outside.any():
+            at = int(np.argmax(outside))
+            return (
+                f"micro-batch {index} names sequences that the batch does not have: "
+                f"plan.sequences[{at}] is {plan.sequences[at]}, and there are {len(times)}"
+            )
+        other = batch.lengths[plan.sequences] != plan.lengths
+        if other.any():
+            at = int(np.argmax(other))
+            return (
+                f"micro-batch {index} has sequences of other lengths than the batch: plan.lengths[{at}] is "
+                f"{plan.lengths[at]}, and sequence {plan.sequences[at]} has {batch.lengths[plan.sequences[at]]} tokens"
+            )
+        if not plan.causal:
+            return f"micro-batch {index}: plan.causal is False; a training step takes causal attention, True"
+        times[plan.sequences] += 1
+    if (times != 1).any():
+        seq = int(np.argmax(times != 1))
+        return f"sequence {seq} is in {times[seq]} micro-batches; it has to be in one"
+    layouts = {plan.pipelines.layout if plan.pipelines is not None else () for plan in plans}
+    return "micro-batches have different pipelines; those of a step have to have the same" if len(layouts) > 1 else ""
 
 
-def _missing(plan: Plan, ops: Ops, attend: Ints) -> str:
-    """The first pair of blocks that is not attended in every head; only called when there is one."""
-    op, q, kv = _block_pairs(plan, ops, attend)
-    heads = (ops.head_hi - ops.head_lo)[attend][op]
-    count = len(plan.blocks)
-    every = np.arange(count, dtype=np.int64)
-    for block in range(count):
-        mine = q == block
-        done = np.bincount(kv[mine], weights=heads[mine], minlength=count)
-        pairs = Ops.attends(0 * every, (0, 1), 0 * every + block, every)
-        _, amount = work(plan.with_(lists=Lists.singletons(count), forward=pairs, backward=pairs), pairs)
-        short = (amount.area > 0) & (done < plan.num_heads)
-        if short.any():
-            other, home = int(np.argmax(short)), int(plan.blocks.home[block])
-            part = f"{int(done[other])} of {plan.num_heads} heads"
-            return f"block {block} (home: rank {home}) attends to block {other} in {part}"
-    raise AssertionError("every pair of blocks is attended in every head")
-
-
-def _block_pairs(plan: Plan, ops: Ops, attend: Ints) -> tuple[Ints, Ints, Ints]:
-    """(index into attend, query block, kv block) for all pairs of blocks of all attends."""
-    lists = plan.lists
-    q_count, kv_count = lists.lengths[ops.blocks[attend]], lists.lengths[ops.kv_blocks[attend]]
-    pairs = q_count * kv_count
-    op = np.repeat(np.arange(len(attend)), pairs)
-    place = np.arange(len(op)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
-    q = lists.items[lists.offsets[ops.blocks[attend]][op] + place // kv_count[op]]
-    kv = lists.items[lists.offsets[ops.kv_blocks[attend]][op] + place % kv_count[op]]
-    return op, q, kv
-
-
-def _no_pair_twice(plan: Plan, ops: Ops, attend: Ints, name: str) -> None:
-    """No two attends (nor one, by a repeated block) share a (query block, kv block) pair and a head."""
-    op, q, kv = _block_pairs(plan, ops, attend)
-    key, lo, hi = q * len(plan.blocks) + kv, ops.head_lo[attend][op], ops.head_hi[attend][op]
-    order = np.argsort(key * (plan.num_heads + 1) + lo, kind="stable")
-    key, hi = key[order], hi[order]
-    twice = (key[1:] == key[:-1]) & (lo[order][1:] < hi[:-1])
-    if twice.any():
-        at = order[1:][int(np.argmax(twice))]
-        raise PlanError(
-            f"{_where(plan, ops, name, int(attend[op[at]]))} attends to block {kv[at]} with block {q[at]} "
-            f"a second time, on rank {ops.src[attend[op[at]]]}"
+def _memory(plans: tuple[Plan, ...], cost: Cost) -> None:
+    peak = of_gpu(peak_bytes(plans, cost), cost.tp)
+    rank, capacity = int(peak.argmax()), cost.cluster.device.memory_bytes / cost.tp
+    if peak[rank] > capacity:
+        raise OutOfMemory(
+            f"rank {rank} needs {peak[rank] / 2**30:.1f} GiB{' on each GPU' if cost.tp > 1 else ''}, "
+            f"a {cost.cluster.device.name} has {capacity / 2**30:.1f} GiB"
         )

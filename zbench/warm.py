@@ -5,20 +5,25 @@ milliseconds when the compiled kernels are on disk (numba's cache, beside the so
 user's cache folder) and some seconds when they are not.
 """
 
-import dataclasses
 import sys
-from dataclasses import replace
 
-import numpy as np
+from zbench.command import Parser, loading, ran
 
-from zbench import CONF
-from zbench.batch import Batch
-from zbench.cost import Cost
-from zbench.plan import Plan
-from zbench.protocols import System
-from zbench.runtime.compiler import Compiler
-from zbench.runtime.phases import batched
-from zbench.verify import verify_step
+with loading(__name__):
+    import dataclasses
+    from dataclasses import replace
+
+    import numpy as np
+
+    from zbench import CONF
+    from zbench.batch import Batch
+    from zbench.contract import plans_of
+    from zbench.cost import Cost
+    from zbench.plan import Plan
+    from zbench.protocols import System
+    from zbench.runtime.compiler import Compiler
+    from zbench.runtime.phases import batched
+    from zbench.verify import verify_step
 
 NODES = 4  # of the small cluster: as few as can share heads in groups of nodes
 SMALL = Batch(np.array([1, 7, 300, 2000, 40_000, 60_000], np.int64), seed=0, step=0)
@@ -37,10 +42,10 @@ def warm(system: System, trains: bool = False) -> None:
     few = min(cost.cluster.num_nodes, NODES)
     try:
         small = dataclasses.replace(system, cost=replace(cost, cluster=replace(cost.cluster, num_nodes=few)))
-        plans = small.plan(SMALL)
-    except ValueError:  # a setting that the small cluster cannot have, or too little memory on it
+        plans = plans_of(small, SMALL, small.cost)
+    except ValueError:  # a setting that the small cluster cannot have, too little memory on it, or the run tells it
         return
-    verify_step(SMALL, plans)
+    verify_step(SMALL, plans, small.cost, memory=False)
     if trains:
         for plan in plans:
             _compile(plan, small.cost)
@@ -52,8 +57,13 @@ def _compile(plan: Plan, cost: Cost) -> None:
     batched(plan, cost, pair)
 
 
-def main() -> None:
+def main() -> int:
+    return ran(_main, "what was compiled is kept")
+
+
+def _main() -> int:
     """Warms every system of the project on the default cluster and model."""
+    Parser(prog="python -m zbench.warm", description="Compiles the numerical kernels once.").parse_args()
     from hydra import compose, initialize_config_dir  # an edge, like the command line
 
     from zbench.parts import Parts, Settings, make_system
@@ -66,7 +76,8 @@ def main() -> None:
             system = make_system(compose("config", [f"system={choice.stem}"]), parts.cost)
             warm(system, trains=True)
             parts.executor.step(SMALL, system.plan(SMALL))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,32 +10,14 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from zbench.kinds import RECORD
+from zbench.outputs import check_output
 
 
 class RecordError(Exception):
     """A record could not be written; the message is one sentence for the user."""
-
-
-def check_writable(field: str, path: str) -> None:
-    """Refuses a file that cannot be written to, before any work and without making it.
-
-    Raises:
-        ValueError: it is a folder, its folder is missing, or writing is not allowed; the message names `field`.
-    """
-    folder = Path(path).parent
-    if Path(path).is_dir():
-        raise ValueError(f"{field} is {path!r}; that is a folder, and it takes a file")
-    if not folder.is_dir():
-        raise ValueError(f"{field} is {path!r}; its folder {folder} does not exist")
-    try:
-        if Path(path).exists():
-            os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
-        elif not os.access(folder, os.W_OK | os.X_OK):
-            raise ValueError(f"{field} is {path!r}; its folder {folder} is read-only")
-    except OSError as error:
-        raise ValueError(f"{field} is {path!r}; it cannot be written: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +29,14 @@ class Writer:
 
     @staticmethod
     def open(path: str) -> "Writer":
+        """Opens a record to append to; makes it where there is none.
+
+        Raises:
+            ValueError: it is something else than a record, or cannot be written.
+        """
+        check_output("out", path, RECORD, appended=True)
         try:
-            return Writer(path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666))
+            return Writer(path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666))
         except OSError as error:
             raise ValueError(f"out is {path!r}; it cannot be written: {error.strerror}") from error
 

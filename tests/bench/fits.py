@@ -15,7 +15,7 @@ from zbench.speed.__main__ import Session, Size
 from zbench.speed.training import PARAMETERS, most_layers, plan_of
 
 size = Size()
-parts = Session(size, "h200_4x8", Ledger(Path("/dev/null"), {})).parts(size.workloads[0])
+parts = Session(size, "h200_4x8", Ledger(Path("fits.jsonl"), {})).parts(size.workloads[0])
 plans = (plan_of(Batch(np.array([size.tokens]), 0, 0), parts.model.num_heads),)
 for level in LEVELS:
     layers = most_layers(parts.cost, size.tokens, int(parts.cluster.device.memory_bytes), (level,))

@@ -68,7 +68,7 @@ def test_a_device_that_this_machine_cannot_be_is_refused_before_the_first_step(t
     out = tmp_path / "runs.jsonl"
     fast = ("cluster.device.matmul_flops='1 PFLOP/s'", "cluster.device.attention_forward_flops='1 PFLOP/s'",
             "cluster.device.attention_backward_flops='1 PFLOP/s'", "cluster.device.copy_bandwidth='1 PB/s'",
-            "cluster.device.kernel_seconds=1e-12", "cluster.device.call_seconds=1e-12")  # fmt: skip
+            "cluster.device.kernel_seconds='1e-12 s'", "cluster.device.call_seconds='1e-12 s'")  # fmt: skip
     done = command(out, "steps=2", *fast)
     assert done.returncode == 2, done.stdout
     assert "this machine cannot hold its rates for 4 ranks" in done.stderr

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from interpreter import Tensors, dense
 
+from zbench.correctness.interpreter import Tensors, dense
 from zbench.cost import Cost
 from zbench.plan import Plan
 from zbench.runtime.attention import Attention

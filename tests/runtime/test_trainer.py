@@ -14,8 +14,10 @@ from zbench.cost import Cost
 from zbench.protocols import System
 from zbench.runtime.executor import CheckFailed, Diverged, Torch
 from zbench.runtime.fleet import RankFailed
+from zbench.runtime.folder import META, told
 from zbench.runtime.job import AdamW, Job, Report
 from zbench.runtime.launch import LocalFleet
+from zbench.runtime.manifest import FILES, entries, sealed
 from zbench.systems.zeppelin import Zeppelin
 from zbench.workloads.fixed import Fixed
 
@@ -75,12 +77,24 @@ def test_a_rank_killed_while_it_saves_again_leaves_the_checkpoint_before(tmp_pat
     assert Torch(COST, WORKLOAD, resume=folder).first_step == 1
 
 
+def opened_as_data(folder: Path, marker: Path) -> None:
+    """Lets torch's pickle in a checkpoint run something when it is opened, as its manifest then says, too."""
+    (folder / ".metadata").write_bytes(b"cos\nmkdir\n(V" + str(marker).encode() + b"\ntR.")
+    with pytest.raises(ValueError, match=r"^resume is .*; its checkpoint has .metadata with \d+ bytes, and \d+ were "):
+        Torch(COST, WORKLOAD, resume=str(folder))
+    meta = told(str(folder))
+    files = entries(folder, meta.pop(FILES))
+    (folder / META).write_text(sealed(meta, files))
+
+
 @pytest.mark.parametrize("parameters", ["replicated", "sharded"])
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(parameters: str, tmp_path: Path) -> None:
     folder = str(tmp_path / "point")
     whole = train(Torch(COST, WORKLOAD, parameters=parameters), 5)
     first = train(Torch(COST, WORKLOAD, parameters=parameters, checkpoint_every=2, checkpoint=folder), 3)
+    opened_as_data(tmp_path / "point", tmp_path / "PWNED")
     rest = train(Torch(COST, WORKLOAD, parameters=parameters, resume=folder), 5)
+    assert not (tmp_path / "PWNED").exists()
     assert first == whole[:3]
     assert rest == whole[2:]  # the same bits: checkpoint after two steps, and so after warming up
     assert len(set(whole)) == 5

@@ -1,5 +1,6 @@
 """A step's trace beside the record of the step."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,15 @@ def test_a_trace_ends_when_the_step_does(settings: list[str], tmp_path: Path) ->
     crossing = sum(one["args"]["bytes"] for one in found if (one["pid"], one["tid"]) == (0, 8))  # NIC 0 sends
     if plans[0].pipelines is None and replay.cost.pp == 1:  # whose layers' messages are not drawn
         assert sent + crossing == run.steps[0]["nic_tx_bytes"][0]
+
+
+def test_tracks_of_a_tensor_parallel_model_name_all_of_its_gpus_and_nics(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    settings = ["system=ring", "model.tensor_parallel=2", "cluster.nics_per_node=4", "cluster.gpus_per_node=4"]
+    made(tmp_path, *settings, "workload=wikipedia", "baseline=null", "steps=1", f"trace={path}")
+    named = [one for one in json.loads(path.read_text())["traceEvents"] if one["name"] == "thread_name"]
+    tracks = [one["args"]["name"] for one in named if one["pid"] == 1]
+    assert tracks[:2] == ["GPUs 4-5", "GPUs 6-7"]
+    assert tracks[2:] == [f"NICs {nics} {way}" for nics in ("4-5", "6-7") for way in ("sends", "receives")] + [
+        "parameters, gradients"
+    ]

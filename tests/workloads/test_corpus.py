@@ -1,12 +1,15 @@
 """Corpora of real documents: folders, jsonl and parquet files, and their tokens."""
 
 import json
+import os
+import sys
 import sysconfig
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from zbench.workloads import stdlib
 from zbench.workloads.corpus import Corpus
 
 TEXTS = {"a.txt": "alpha", "b/c.txt": "gamma äö", "b/d.md": "delta " * 50, "empty.txt": "", "skip/e.txt": "hidden"}
@@ -148,7 +151,7 @@ def test_bad_parquet_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         make(path)
     with pytest.raises(ValueError, match=r"and row 1 is int"):
         make(path, field="n")
-    monkeypatch.setattr("zbench.extras.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ValueError, match=r"needs the package pyarrow"):
         make(path)
 
@@ -161,3 +164,17 @@ def test_the_standard_library_is_scanned_without_opening_a_file(monkeypatch: pyt
         corpus = make(sysconfig.get_path("stdlib"), 1 << 20, **fields)
     batch = corpus.batch(0)
     assert sum(ids.size for ids in corpus.tokens_of(batch)) == 1 << 20
+
+
+def test_pipes_and_devices_are_no_documents(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.jsonl")
+    for path in (tmp_path / "x.jsonl", "/dev/zero"):
+        with pytest.raises(ValueError, match=r"workload\.path is .*, a pipe or a device; it must be a folder"):
+            make(path)
+    (tmp_path / "a.txt").write_text("abc")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    assert [int(length) for length in make(tmp_path, 6).batch(0).lengths] == [3, 3]
+
+
+def test_the_standard_library_is_a_corpus() -> None:
+    assert Path(stdlib.folder(), "os.py").is_file()

@@ -1,6 +1,8 @@
 """Lengths from a user's file: every format, both orders, and every bad file."""
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -202,7 +204,7 @@ def test_bad_parquet_rows_are_named(tmp_path: Path) -> None:
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lengths.parquet"
     path.write_bytes(b"")
-    monkeypatch.setattr("zbench.extras.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ValueError, match=r"workload.path=.* needs the package pyarrow, .*zbench\[parquet\]"):
         make(path)
 
@@ -221,3 +223,10 @@ def test_missing_paths_and_kinds_of_file(tmp_path: Path) -> None:
         make(write(tmp_path, ".txt"), order="sorted")
     with pytest.raises(ValueError, match=r"workload\.context_limit is 3; .* the shortest length in .*, 5"):
         make(write(tmp_path, ".txt", [5, 6]), context_limit=3, over_limit="drop")
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.npy", "x.jsonl", "x.parquet"])
+def test_a_pipe_is_no_file_of_lengths(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=r"workload\.path is .*, a pipe or a device; it must be a file of lengths"):
+        make(tmp_path / name)

@@ -39,7 +39,7 @@ def test_it_takes_names_and_settings(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_mistakes_are_told_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str], said: str
 ) -> None:
-    assert run(monkeypatch, *args) == 1
+    assert run(monkeypatch, *args) == 2
     captured = capsys.readouterr()
     assert said in captured.err
     assert captured.out == ""

@@ -1,78 +1,110 @@
-"""python -m zbench.anchors [--json]: what others have measured beside what zbench predicts. An edge."""
+"""python -m zbench.anchors [--rows FILE.csv] [--json]: measured numbers beside what zbench predicts. An edge."""
 
-import argparse
-import json
-import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
 
-from zbench.anchors import attention, flexsp, steps, training
-from zbench.anchors.anchor import Anchor
-from zbench.anchors.presets import cluster, workload
-from zbench.anchors.summary import summary
+from zbench.command import Parser, loading, ran
+
+with loading(__name__):
+    import argparse
+    import json
+    from collections import Counter
+    from collections.abc import Sequence
+    from dataclasses import asdict
+    from pathlib import Path
+    from typing import Any
+
+    from zbench.anchors import attention, flexsp, long_context, nccl, ring_flash_attention, steps, training
+    from zbench.anchors.anchor import Anchor
+    from zbench.anchors.measured import MeasuredRow, read
+    from zbench.anchors.presets import cluster, workload
+    from zbench.meter import Meter
 
 GROUPS = {
     "flexsp": "FlexSP's all-to-all bandwidths and compute coefficients, 64 A100",
+    "nccl": "NCCL's own bus bandwidths",
     "attention": "one layer's attention on 8 and 16 H100",
-    "training": "whole training steps, H100",
+    "ring_flash": "ring-flash-attention's benchmark, one layer's attention on 8 GPUs",
+    "training": "whole training steps, one sequence on a GPU",
+    "long_context": "whole training steps, one long sequence over all GPUs",
     "steps": "FlexSP's training steps with documents of different lengths, 64 A100",
     "unhidden": "the same steps if nothing hid parameters' gathers and gradients' reductions",
 }
 
 
 def anchors() -> list[Anchor]:
-    groups = flexsp.anchors(cluster) + attention.anchors(cluster) + training.anchors(cluster)
-    return groups + steps.anchors(cluster, workload)
+    modules = (flexsp, nccl, attention, ring_flash_attention, training, long_context)
+    found = [anchor for module in modules for anchor in module.anchors(cluster)]
+    return found + steps.anchors(cluster, workload)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m zbench.anchors",
-        description="Published measurements beside this project's predictions; docs/cost.md tells which are blind.",
-    )
-    parser.add_argument("--json", action="store_true", help="a JSON list instead of tables")
-    arguments = parser.parse_args()
-    found = anchors()
-    try:
-        _show_json(found) if arguments.json else _show(found)
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ran(_anchors, "nothing was written")
+
+
+def _anchors() -> int:
+    arguments = _asked()
+    _own_rows(arguments.rows, arguments.json) if arguments.rows else _published(arguments.json)
     return 0
 
 
-def _show_json(found: Sequence[Anchor]) -> None:
+def _asked() -> argparse.Namespace:
+    parser = Parser(
+        prog="python -m zbench.anchors",
+        description="Measurements beside this project's predictions: published ones, those that constants were chosen "
+        "with (known) and the others (blind) apart, or your own rows of attention on several GPUs (docs/cost.md).",
+    )
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="a CSV of measured attention, instead of all anchors")
+    parser.add_argument("--json", action="store_true", help="a JSON list instead of tables")
+    return parser.parse_args()
+
+
+def _published(as_json: bool) -> None:
+    found = anchors()
+    if not as_json:
+        from zbench.anchors.show import show_groups
+
+        show_groups(found, GROUPS)
+        return
     rows = [{**asdict(anchor), "error": anchor.error} for anchor in found]
-    keys = ("anchor", "case", "measured", "predicted", "error", "source")
-    print(json.dumps([{key: row[key] for key in keys} for row in rows], indent=1, allow_nan=False), flush=True)
+    keys = ("anchor", "case", "measured", "predicted", "error", "known", "source")
+    _print_json([{key: row[key] for key in keys} for row in rows])
 
 
-def _show(found: Sequence[Anchor]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _own_rows(path: Path, as_json: bool) -> None:
+    rows = read(path)
+    left_out = _left_out(rows)
+    with Meter(attention.num_plays(rows), unit="pack") as meter:
+        rates = attention.predict(rows, cluster, lambda done: meter.show("predicting", done))
+    known = attention.known_rows()
+    if as_json:
+        for line in left_out:
+            print(f"zbench: left out: {line}", file=sys.stderr)
+        _print_json([_line(row, rate, row in known) for row, rate in zip(rows, rates, strict=True)])
+        return
+    from zbench.anchors.show import show_rows
 
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    for group, title in GROUPS.items():
-        members = [anchor for anchor in found if anchor.anchor == group]
-        table = Table(title=f"{group}: {title}", title_justify="left", box=None, pad_edge=False)
-        table.add_column("case")
-        for name in ("measured", "predicted", "error"):
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("source", style="dim", overflow="fold")
-        for anchor in members:
-            numbers = f"{anchor.measured:.4g}", f"{anchor.predicted:.4g}", f"{anchor.error:+.1%}"
-            table.add_row(anchor.case, *numbers, anchor.source)
-        console.print(table)
-        console.print(_line(group, members), style="bold", highlight=False)
-        console.print()
-    console.print("predicted: simulated by zbench on described devices and clusters. measured: published by others.")
+    compared = [
+        attention.compared(row, rate, str(path), "rows", row in known)
+        for row, rate in zip(rows, rates, strict=True)
+        if rate is not None
+    ]
+    show_rows(compared, left_out)
 
 
-def _line(group: str, members: Sequence[Anchor]) -> str:
-    s = summary(members)
-    errors = f"error median {s.median:.1%}, p90 {s.p90:.1%}, worst {s.worst:.1%}"
-    broken = "".join(f"\n  predicted in the wrong order: measured {high} above {low}" for high, low in s.broken)
-    return f"{group}: {len(members)} cases, {errors}; {len(s.broken)} of {s.pairs} orders broken{broken}"
+def _left_out(rows: Sequence[MeasuredRow]) -> list[str]:
+    """Why rows have no prediction, a line for every reason."""
+    reasons = Counter(reason for row in rows if (reason := attention.missing(row)))
+    return [f"{count} row{'s' if count > 1 else ''} of {reason}" for reason, count in reasons.items()]
+
+
+def _line(row: MeasuredRow, rate: float | None, known: bool) -> dict[str, Any]:
+    predicted = None if rate is None else rate / 1e12
+    error = None if predicted is None else predicted / row.tflops_per_gpu - 1
+    return {**row.columns(), "measured": row.tflops_per_gpu, "predicted": predicted, "error": error, "known": known}
+
+
+def _print_json(rows: list[dict[str, Any]]) -> None:
+    print(json.dumps(rows, indent=1, allow_nan=False), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ GetCluster = Callable[..., Cluster]
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """anchor: the group. case: what was measured, with its unit. source: where it was published.
+    """An anchor is a measured number beside its prediction.
 
+    anchor: the group. case: what was measured, with its unit. source: where it was published.
+    known: somebody looked at this number when a constant or an assumption was chosen; otherwise it is blind.
     family: cases of one family should come out in the measured order; "" if it belongs to none.
     """
 
@@ -24,11 +26,12 @@ class Anchor:
     measured: float
     predicted: float
     source: str
+    known: bool
     family: str = ""
 
     @property
     def error(self) -> float:
-        """Relative: positive where the prediction is above the measurement."""
+        """The error is relative: positive where the prediction is above the measurement."""
         return self.predicted / self.measured - 1
 
 
@@ -36,3 +39,9 @@ def published(name: str) -> list[Row]:
     """The rows of data/NAME.csv, by column name."""
     text = files("zbench.anchors").joinpath("data", f"{name}.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
+
+
+def is_known(row: Row) -> bool:
+    """Whether a published row is marked as one that constants were chosen with."""
+    assert row["known"] in ("yes", "no"), row
+    return row["known"] == "yes"

@@ -1,106 +1,131 @@
-"""Group b: one layer's attention on 8 and 16 H100, by method and mask. Pure: no torch.
+"""Predicts measured rows of one layer's attention on several GPUs, by method and mask. Pure: no torch.
 
 The benchmark (MagiAttention's) ran every method on FlashAttention-3 behind one wrapper, which copies
 real tokens out of padded buffers and back: `Cost(staged=True)`. Its time is that of the slowest rank;
 its rate counts the visible pairs only, 4 FLOPs a pair, head and head dimension, 2.5 times that backward.
-Its USP and LoongTrain exchange heads inside a node and pass kv between nodes; its inner ring is the whole ring.
+Its published rows of 8 and 16 H100 are the anchors of group attention; a user's own rows go the same way.
 """
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
 from zbench.anchors import hybrid
-from zbench.anchors.anchor import Anchor, GetCluster, Row, published
+from zbench.anchors.anchor import Anchor, GetCluster, is_known, published
+from zbench.anchors.measured import MeasuredRow, measured_row
 from zbench.anchors.packs import packs
-from zbench.build import Builder
+from zbench.anchors.schemes import MODEL, plan_of
 from zbench.clock import Free, Program, run
 from zbench.cluster import Cluster
 from zbench.cost import BACKWARD_FLOPS, FORWARD_FLOPS, Cost
 from zbench.layers import finished
-from zbench.model import Model
-from zbench.patterns import all_gather, ring, sequence_zigzag, ulysses_ring
-from zbench.plan import ATTEND, Ints, Plan
-from zbench.rewrite import reverse
+from zbench.plan import Ints
 from zbench.simulate import programs
 
 NUM_PACKS, SEED = 20, 1  # the benchmark's own number of packs; the seed is this project's
-MODEL = Model(name="attention", num_layers=1, hidden=8192, num_heads=64, num_kv_heads=8, head_dim=128,
-              ffn_hidden=1, vocab=1)  # fmt: skip
+CLUSTERS = {"h100": "h100_4x8"}  # of conf/cluster, whose nodes and links a row's GPUs have
+MASKS = ("full", "causal", "varlen_full", "varlen_causal")
+METHODS = ("ulysses", "ring_p2p", "ring_allgather", "usp", "loongtrain", "hybrid_dcp")
 
 
 def anchors(get_cluster: GetCluster) -> list[Anchor]:
-    by_batches: dict[tuple[str, int, int], list[Row]] = defaultdict(list)
-    for row in published("attention"):
-        by_batches[row["mask"], int(row["num_gpus"]), int(row["tokens_per_gpu"])].append(row)
-    found: dict[int, float] = {}
-    for (mask, num_gpus, tokens), rows in by_batches.items():
-        cluster = get_cluster("h100_4x8", num_nodes=num_gpus // 8)
+    sources = published("attention")
+    rows = [measured_row(source) for source in sources]
+    return [
+        compared(row, rate, source["source"], "attention", is_known(source))
+        for row, rate, source in zip(rows, predict(rows, get_cluster), sources, strict=True)
+        if rate is not None
+    ]
+
+
+def compared(row: MeasuredRow, rate: float, source: str, group: str, known: bool) -> Anchor:
+    """A row and its predicted FLOP/s as an anchor; the rows of one configuration are one family."""
+    case = f"{row.configuration} {row.method}, TFLOP/s/GPU"
+    return Anchor(group, case, row.tflops_per_gpu, rate / 1e12, source, known, row.configuration)
+
+
+def known_rows() -> set[MeasuredRow]:
+    """The published rows that constants were chosen with."""
+    return {measured_row(row) for row in published("attention") if is_known(row)}
+
+
+def missing(row: MeasuredRow) -> str:
+    """Why a row has no prediction; "" where it has one."""
+    if row.hw.lower() not in CLUSTERS:
+        return f"hw {row.hw}: no cluster is described with it"
+    if row.mask not in MASKS:
+        return f"mask {row.mask}: it has no plan"
+    if row.method not in METHODS:
+        return f"method {row.method}: it has no plan"
+    if row.method == "ulysses" and row.cp_size > MODEL.num_heads:
+        return f"method ulysses on {row.cp_size} GPUs: {MODEL.num_heads} heads are exchanged by as many GPUs at most"
+    return ""
+
+
+def predict(
+    rows: Sequence[MeasuredRow], get_cluster: GetCluster, tell: Callable[[int], None] = lambda done: None
+) -> list[float | None]:
+    """FLOP/s a GPU of every row, None where `missing` says why; tell is told how many of `num_plays` are done.
+
+    Rows of one pack share its lengths, and the two passes of a method its plans.
+    """
+    presets = cache(get_cluster)
+    found: list[float | None] = [None] * len(rows)
+    done = 0
+    for (hw, mask, num_gpus, tokens), by_method in _by_pack(rows).items():
+        cluster = cluster_of(presets(CLUSTERS[hw]), num_gpus)
+        cost = Cost(cluster, MODEL, staged=True)
         batches = batches_of(mask, num_gpus * tokens)
-        for method in dict.fromkeys(row["method"] for row in rows):
-            forward, backward = rates(method, batches, "causal" in mask, cluster)
-            for row in rows:
-                if row["method"] == method:
-                    found[id(row)] = forward if row["pass"] == "fwd" else backward
-    return [_anchor(row, found[id(row)]) for rows in by_batches.values() for row in rows]
+        for method, numbers in by_method.items():
+            played = []
+            for lengths in batches:
+                played.append(rates(method, lengths, "causal" in mask, cost))
+                done += 1
+                tell(done)
+            forward, backward = np.mean(played, axis=0).tolist()
+            for number in numbers:
+                found[number] = forward if rows[number].pass_ == "fwd" else backward
+    return found
 
 
-def _anchor(row: Row, flops: float) -> Anchor:
-    family = f"{row['mask']} {row['pass']} {row['num_gpus']} GPUs"
-    case = f"{family} {row['method']}, TFLOP/s/GPU"
-    return Anchor("attention", case, float(row["tflops_per_gpu"]), flops / 1e12, row["source"], family)
+def num_plays(rows: Sequence[MeasuredRow]) -> int:
+    """How many packs `predict` plays, each method's once for both passes."""
+    return sum(len(methods) * _num_batches(mask) for (_, mask, _, _), methods in _by_pack(rows).items())
+
+
+def _by_pack(rows: Sequence[MeasuredRow]) -> dict[tuple[str, str, int, int], dict[str, list[int]]]:
+    """The numbers of the rows with a prediction, by what their packs depend on and by method."""
+    found: dict[tuple[str, str, int, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for number, row in enumerate(rows):
+        if not missing(row):
+            found[row.hw.lower(), row.mask, row.cp_size, row.seqlen_per_rank][row.method].append(number)
+    return found
+
+
+def cluster_of(preset: Cluster, num_gpus: int) -> Cluster:
+    """`num_gpus` GPUs in equal nodes as large as the preset's, or smaller where those do not divide them.
+
+    Every GPU keeps the preset's share of a NIC, as far as a node has a whole number of them.
+    """
+    per_node = max(size for size in range(1, preset.gpus_per_node + 1) if num_gpus % size == 0)
+    nics = max(1, preset.nics_per_node * per_node // preset.gpus_per_node)
+    return replace(preset, num_nodes=num_gpus // per_node, gpus_per_node=per_node, nics_per_node=nics)
 
 
 def batches_of(mask: str, total: int) -> list[Ints]:
-    return packs(total, NUM_PACKS, SEED) if mask.startswith("varlen") else [np.array([total], np.int64)]
+    """The packs of `total` tokens that a mask is measured on, or one sequence of them."""
+    return packs(total, _num_batches(mask), SEED) if mask.startswith("varlen") else [np.array([total], np.int64)]
 
 
-def rates(method: str, batches: list[Ints], causal: bool, cluster: Cluster) -> tuple[float, float]:
-    """Mean FLOP/s per GPU over batches of (forward, backward)."""
-    cost = Cost(cluster, MODEL, staged=True)
-    done = np.array([_rates(method, lengths, causal, cost) for lengths in batches])
-    return float(done[:, 0].mean()), float(done[:, 1].mean())
+def _num_batches(mask: str) -> int:
+    return NUM_PACKS if mask.startswith("varlen") else 1
 
 
-def plan_of(method: str, lengths: Ints, causal: bool, cluster: Cluster) -> Plan:
-    """The plan that the benchmark's method `method` follows, on all ranks of `cluster`."""
-    num_ranks, seqs = cluster.num_ranks, np.arange(len(lengths), dtype=np.int64)
-    group, ranks = np.zeros_like(seqs), np.arange(num_ranks, dtype=np.int64)
-    builder = Builder(lengths, num_ranks, MODEL.num_heads, causal)
-    if method == "ulysses":
-        ulysses_ring(builder, seqs, group, ranks.reshape(1, 1, -1))
-        return reverse(builder.build(), "keep")
-    if method == "ring_p2p":
-        ring(builder, seqs, group, ranks.reshape(1, -1))
-        return reverse(builder.build(), "carry")
-    if method in ("usp", "loongtrain"):  # with a ring of one or two rows the benchmark's double ring is a single one
-        ulysses_ring(builder, seqs, group, ranks.reshape(1, -1, cluster.gpus_per_node))
-        return reverse(builder.build(), "carry")
-    assert method == "ring_allgather", method
-    return reverse(_gather_halves(builder, cluster), "regather")
-
-
-def _gather_halves(builder: Builder, cluster: Cluster) -> Plan:
-    """All-gather of the whole kv, then one attend for each half of a rank's zigzag q, as Transformer Engine does.
-
-    The pattern has one block and one attend a rank. Here each rank stands in its grid twice, with one
-    zigzag half each; what a rank would send to itself, or get twice, is left out.
-    """
-    num_ranks = cluster.num_ranks
-    seq, start, stop, owner = sequence_zigzag(builder.lengths, num_ranks)
-    follows = np.concatenate([[False], seq[1:] == seq[:-1]])
-    second = follows & (owner <= np.concatenate([[0], owner[:-1]]))  # owners go up, then down, in every sequence
-    grid = np.repeat(np.arange(num_ranks, dtype=np.int64), 2).reshape(cluster.num_nodes, -1)
-    all_gather(builder, seq, start, stop, 2 * owner + second, grid)
-    plan = builder.build()
-    ops = plan.forward
-    key = (ops.blocks * num_ranks + ops.dst) * 2 + ops.kind
-    first = np.zeros(len(ops), bool)
-    first[np.unique(key, return_index=True)[1]] = True
-    return plan.with_(forward=ops.take((ops.kind == ATTEND) | (first & (ops.src != ops.dst))))
-
-
-def _rates(method: str, lengths: Ints, causal: bool, cost: Cost) -> tuple[float, float]:
+def rates(method: str, lengths: Ints, causal: bool, cost: Cost) -> tuple[float, float]:
+    """FLOP/s per GPU over one pack, of (forward, backward)."""
     sizes = lengths.astype(float)
     pairs = float((sizes * (sizes + 1) / 2 if causal else sizes**2).sum())
     work = pairs * MODEL.num_heads * MODEL.head_dim / cost.cluster.num_ranks

@@ -8,7 +8,7 @@ a s^2 + b s + c of a whole model, forward and backward, on one GPU.
 import numpy as np
 from numpy.typing import NDArray
 
-from zbench.anchors.anchor import Anchor, GetCluster, published
+from zbench.anchors.anchor import Anchor, GetCluster, is_known, published
 from zbench.area import TILE, Work
 from zbench.build import Builder
 from zbench.clock import Free, run
@@ -35,11 +35,11 @@ def anchors(get_cluster: GetCluster) -> list[Anchor]:
     for row in published("all_to_all"):
         predicted = bandwidth(cluster, int(row["degree"])) / 1e9
         case, measured = f"all-to-all of {row['degree']} GPUs, GB/s", float(row["gigabytes_per_second"])
-        out.append(Anchor("flexsp", case, measured, predicted, row["source"], "all-to-all"))
+        out.append(Anchor("flexsp", case, measured, predicted, row["source"], is_known(row), "all-to-all"))
     found = dict(zip(("alpha1", "alpha2"), coefficients(Cost(cluster, GPT_7B)), strict=True))
     for row in published("compute"):
-        case = f"GPT-7B {row['coefficient']}, {row['unit']}"
-        out.append(Anchor("flexsp", case, float(row["value"]), found[row["coefficient"]] * 1e3, row["source"]))
+        case, predicted = f"GPT-7B {row['coefficient']}, {row['unit']}", found[row["coefficient"]] * 1e3
+        out.append(Anchor("flexsp", case, float(row["value"]), predicted, row["source"], is_known(row)))
     return out
 
 

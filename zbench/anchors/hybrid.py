@@ -1,8 +1,8 @@
 """Megatron-LM's hybrid context parallelism as MagiAttention's benchmark runs it. Pure: no torch.
 
-Its scheduler deals documents to groups of ranks in rounds (zbench.systems.hybrid_dp.rounds is that policy) with 8,192
-tokens a rank. A group runs its documents one after another: a ring of Transformer Engine where it has several
-ranks, one plain call where it is a single one. All ranks meet between rounds.
+Its scheduler deals documents to groups of ranks in rounds (zbench.systems.hybrid_dp.rounds is that policy), with as
+many tokens a rank as the pack has. A group runs its documents one after another: a ring of Transformer Engine where
+it has several ranks, one plain call where it is a single one. All ranks meet between rounds.
 """
 
 from dataclasses import replace
@@ -20,12 +20,11 @@ from zbench.rewrite import reverse
 from zbench.simulate import programs
 from zbench.systems.hybrid_dp import Group, rounds
 
-TOKENS_PER_RANK = 8192
-
 
 def plans(lengths: Ints, causal: bool, cluster: Cluster, model: Model) -> list[Plan]:
     """One plan a round; consecutive ranks form the groups, the widest first."""
-    needed = -(-lengths // TOKENS_PER_RANK)
+    tokens_per_rank = -(-int(lengths.sum()) // cluster.num_ranks)
+    needed = -(-lengths // tokens_per_rank)
     degree = np.minimum(2 ** np.ceil(np.log2(needed)).astype(np.int64), cluster.num_ranks)
     return [_round(groups, lengths, causal, cluster, model) for groups in rounds(lengths, degree, cluster.num_ranks)]
 

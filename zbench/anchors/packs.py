@@ -15,7 +15,7 @@ from zbench.plan import Ints
 def packs(total: int, count: int, seed: int) -> list[Ints]:
     """`count` packs of exactly `total` tokens each: arrays of document lengths."""
     rng = np.random.default_rng((seed, total))
-    lengths, weights = _pieces(total // 4)
+    lengths, weights = _pieces(max(total // 4, 1))
     out: list[Ints] = []
     rest = 0
     for _ in range(count):

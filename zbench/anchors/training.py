@@ -1,6 +1,6 @@
-"""Group c: whole training steps of dense models, as Megatron-LM and torchtitan published them. Pure: no torch.
+"""Predicts whole training steps of dense models, as their frameworks and a paper published them. Pure: no torch.
 
-Each step goes through `Simulated` with every sequence on one rank: data parallelism only, as in both.
+Each step goes through `Simulated` with every sequence on one rank: data parallelism only, as in all of them.
 """
 
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from zbench.anchors.anchor import Anchor, GetCluster, Row, published
+from zbench.anchors.anchor import Anchor, GetCluster, Row, is_known, published
 from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cluster import Cluster
@@ -27,26 +27,48 @@ LLAMA = Model(name="llama3_8b", num_layers=32, hidden=4096, num_heads=32, num_kv
               ffn_hidden=14336, vocab=128256, sharding="zero3")  # fmt: skip
 
 
+# InternLM 7B as InternEvo's configs/7B_sft.py has it; optimizer state over all GPUs (zero1=-1).
+INTERNLM = Model(name="internlm_7b", num_layers=32, hidden=4096, num_heads=32, num_kv_heads=32, head_dim=128,
+                 ffn_hidden=11008, vocab=103168, sharding="zero1")  # fmt: skip
+# GPT-3's XL and 2.7B with heads of 128, as FlashAttention-2 benchmarks them; whether anything was sharded is not said.
+GPT_1_3B = Model(name="gpt_1.3b", num_layers=24, hidden=2048, num_heads=16, num_kv_heads=16, head_dim=128,
+                 ffn_hidden=5461, vocab=50257, sharding="zero1")  # fmt: skip
+GPT_2_7B = Model(name="gpt_2.7b", num_layers=32, hidden=2560, num_heads=20, num_kv_heads=20, head_dim=128,
+                 ffn_hidden=6827, vocab=50257, sharding="zero1")  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A published run. device: as in conf/cluster/device. sequences: of one GPU, each `length` tokens.
+    """A published run.
 
-    rerun: share of the layers' matmuls that the backward runs again.
+    preset, device: as in conf/cluster and conf/cluster/device. sequences: of one GPU in a micro-batch, each `length`
+    tokens. rerun: share of the layers' matmuls that the backward runs again. nics: (number of a node, bytes/s of
+    each), where they are not the preset's.
     """
 
     model: Model
+    preset: str
     device: str
     length: int
     sequences: int
-    rerun: float
+    micro_batches: int = 1
+    rerun: float = 0.0
+    nics: tuple[int, float] | None = None
 
 
 SETUPS = {
     # Attention by cuDNN, as in Transformer Engine at the time; how many sequences a GPU had is not published: a guess.
-    "megatron": Setup(MEGATRON, "h100_80g_cudnn", 4096, 4, 0.0),
+    "megatron": Setup(MEGATRON, "h100_4x8", "h100_80g_cudnn", 4096, 4),
     # Local batch of 2 (the page), 8,192 tokens (its configuration of the model), selective checkpointing: every
     # second matmul and all elementwise work run again.
-    "torchtitan": Setup(LLAMA, "h100_96g_500w", 8192, 2, 0.5),
+    "torchtitan": Setup(LLAMA, "h100_4x8", "h100_96g_500w", 8192, 2, rerun=0.5),
+    # 4 micro-batches of 2 x 2,048 tokens, 4 x 100 Gb/s RoCE a node (the page).
+    "internevo": Setup(INTERNLM, "a100_8x8", "a100_80g", 2048, 2, micro_batches=4, nics=(4, 12.5e9)),
+    # One node; how many sequences a GPU had is not published: 16K tokens a step are a guess.
+    "gpt_1.3b_2k": Setup(GPT_1_3B, "a100_8x8", "a100_80g", 2048, 8),
+    "gpt_1.3b_8k": Setup(GPT_1_3B, "a100_8x8", "a100_80g", 8192, 2),
+    "gpt_2.7b_2k": Setup(GPT_2_7B, "a100_8x8", "a100_80g", 2048, 8),
+    "gpt_2.7b_8k": Setup(GPT_2_7B, "a100_8x8", "a100_80g", 8192, 2),
 }
 
 
@@ -55,33 +77,39 @@ def anchors(get_cluster: GetCluster) -> list[Anchor]:
 
 
 def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
-    setup, num_gpus = SETUPS[row["framework"]], int(row["num_gpus"])
-    cluster = get_cluster("h100_4x8", num_nodes=num_gpus // 8, device=setup.device)
+    setup, num_gpus = SETUPS[row["run"]], int(row["num_gpus"])
+    cluster = get_cluster(setup.preset, num_nodes=num_gpus // 8, device=setup.device)
+    if setup.nics is not None:
+        cluster = replace(cluster, nics_per_node=setup.nics[0], nic_bandwidth=setup.nics[1])
     kernels: Literal["fused", "eager"] = "eager" if row["kernels"] == "eager" else "fused"
     model = replace(setup.model, kernels=kernels)
-    tokens_per_second = setup.length * setup.sequences / step_seconds(replace(setup, model=model), cluster)
+    tokens = setup.length * setup.sequences * setup.micro_batches
+    tokens_per_second = tokens / step_seconds(replace(setup, model=model), cluster)
     flops = tokens_per_second * megatron_flops(model, setup.length) / 1e12
     predicted = flops if row["unit"] == "TFLOP/s/GPU" else tokens_per_second
-    case = f"{row['framework']} {model.name} {row['kernels']} {num_gpus} GPUs, {row['unit']}"
-    return Anchor("training", case, float(row["value"]), predicted, row["source"], row["framework"])
+    run = f"{model.name}_{setup.length // 1024}k" if row["run"] != row["framework"] else model.name
+    case = f"{row['framework']} {run} {row['kernels']} {num_gpus} GPUs, {row['unit']}"
+    return Anchor("training", case, float(row["value"]), predicted, row["source"], is_known(row), row["framework"])
 
 
 def step_seconds(setup: Setup, cluster: Cluster) -> float:
-    lengths = np.full(cluster.num_ranks * setup.sequences, setup.length, np.int64)
+    in_one = cluster.num_ranks * setup.sequences
+    lengths = np.full(in_one * setup.micro_batches, setup.length, np.int64)
     cost = Cost(cluster, setup.model)
-    step = Simulated(cost).step(Batch(lengths, seed=0, step=0), (_plan(lengths, cost),))
+    plans = tuple(_plan(lengths, seqs, cost) for seqs in np.arange(len(lengths)).reshape(-1, in_one))
+    step = Simulated(cost).step(Batch(lengths, seed=0, step=0), plans)
     if not setup.rerun:
         return step.seconds
     again = cost.linear_seconds(np.array([setup.length * setup.sequences]), setup.rerun)
     return step.seconds + setup.model.num_layers * float(again[0])
 
 
-def _plan(lengths: Ints, cost: Cost) -> Plan:
-    """Every sequence whole on one rank, in order."""
+def _plan(lengths: Ints, seqs: Ints, cost: Cost) -> Plan:
+    """The micro-batch of `seqs`, each whole on one rank, in order."""
     num_ranks = cost.cluster.num_ranks
-    builder = Builder(lengths, num_ranks, cost.model.num_heads)
-    seqs = np.arange(len(lengths), dtype=np.int64)
-    local(builder, seqs, seqs * num_ranks // len(lengths))
+    builder = Builder(lengths[seqs], num_ranks, cost.model.num_heads, sequences=seqs)
+    places = np.arange(len(seqs), dtype=np.int64)
+    local(builder, places, places * num_ranks // len(seqs))
     return reverse(builder.build(), "keep")
 
 

@@ -4,32 +4,37 @@ Alone it starts N x G processes on this machine; under torchrun or Slurm the pro
 Exit codes: 0; 1 a rank failed; 2 bad input; 130 stopped by Ctrl-C. Only a whole file is ever written.
 """
 
-import argparse
-import contextlib
-import json
-import math
-import os
-import shlex
 import sys
-from datetime import date
-from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
+from zbench.command import Parser, loading, ran
 
-from zbench import CONF
-from zbench.calibrate.curves import Curves
-from zbench.calibrate.gauge import Gauge
-from zbench.calibrate.sheet import Circumstances, device_sheet, others_words, sheet
-from zbench.calibrate.subject import Subject
-from zbench.calibrate.survey import Survey
-from zbench.command import Parser, ran
-from zbench.extras import need
-from zbench.model import Model
-from zbench.runtime.fleet import Fleet
-from zbench.runtime.job import DEVICES, KERNELS
-from zbench.runtime.world import World, found
-from zbench.units import parse
+with loading(__name__):
+    import argparse
+    import contextlib
+    import json
+    import math
+    import os
+    import shlex
+    from datetime import date
+    from pathlib import Path
+
+    from hydra import compose, initialize_config_dir
+    from hydra.utils import instantiate
+
+    from zbench import CONF
+    from zbench.calibrate.curves import Curves
+    from zbench.calibrate.gauge import Gauge
+    from zbench.calibrate.sheet import Circumstances, device_sheet, others_words, sheet
+    from zbench.calibrate.subject import Subject
+    from zbench.calibrate.survey import Survey
+    from zbench.extras import need
+    from zbench.kinds import POINTS, SHEET
+    from zbench.model import Model
+    from zbench.outputs import check_apart, check_output, whole
+    from zbench.runtime.fleet import Fleet
+    from zbench.runtime.job import DEVICES, KERNELS
+    from zbench.runtime.world import World, found
+    from zbench.units import parse
 
 BUSY = 0.1  # share of all cores, used by others, above which numbers are not this machine's
 TARGET = "zbench.runtime.measure:Measure"
@@ -80,8 +85,7 @@ def _calibrate(asked: argparse.Namespace, world: World | None) -> int:
     models = [_model(name) for name in (asked.matmuls or asked.model).split(",")]
     if not 0 < asked.seconds < math.inf:
         raise ValueError(f"--seconds is {asked.seconds:g}; it takes a number above 0")
-    _check_out(asked.out)
-    _check_folder("--points", asked.points)
+    _check_out(asked)
     _check_cuda(asked.device)
     with _fleet(world, subject, asked.seconds) as fleet:
         gauge = Gauge(fleet, asked.seconds, _tell)
@@ -98,7 +102,8 @@ def _calibrate(asked: argparse.Namespace, world: World | None) -> int:
     if asked.only_device:
         text = device_sheet(subject, figures, curves, where)
         if asked.points is not None:
-            asked.points.write_text("".join(json.dumps(point.line()) + "\n" for point in curves.points))
+            with whole("--points", asked.points, POINTS) as stream:
+                stream.write("".join(json.dumps(point.line()) + "\n" for point in curves.points).encode())
     else:
         text = sheet(name, subject, figures, where)
     if max(gauge.others.values(), default=0.0) > BUSY:
@@ -107,10 +112,11 @@ def _calibrate(asked: argparse.Namespace, world: World | None) -> int:
         print(text, end="")
         return 0
     try:
-        _write(asked.out, text)
-    except OSError as error:
+        with whole("-o", asked.out, SHEET) as stream:
+            stream.write(text.encode())
+    except ValueError as error:
         print(text, end="")
-        print(f"zbench: {asked.out} cannot be written: {error.strerror}; it is printed instead", file=sys.stderr)
+        print(f"zbench: {error}; the yaml is printed instead", file=sys.stderr)
         return 1
     print(f"Wrote {asked.out}")
     return 0
@@ -173,18 +179,15 @@ def _tell(line: str) -> None:
     print(f"calibrate: {line}", file=sys.stderr, flush=True)
 
 
-def _check_out(out: Path | None) -> None:
-    """What would only be found out after measuring."""
-    if out is None:
-        return
-    if out.suffix != ".yaml":
-        raise ValueError(f"-o is {str(out)!r}; it takes a file that ends in .yaml")
-    _check_folder("-o", out)
-
-
-def _check_folder(flag: str, path: Path | None) -> None:
-    if path is not None and (not path.parent.is_dir() or not os.access(path.parent, os.W_OK) or path.is_dir()):
-        raise ValueError(f"{flag} is {str(path)!r}; it takes a file in a folder that can be written to")
+def _check_out(asked: argparse.Namespace) -> None:
+    """Refuses what would only be found out after measuring."""
+    if asked.out is not None:
+        if asked.out.suffix != ".yaml":
+            raise ValueError(f"-o is {str(asked.out)!r}; it takes a file that ends in .yaml")
+        check_output("-o", asked.out, SHEET)
+    if asked.points is not None:
+        check_output("--points", asked.points, POINTS)
+    check_apart({"-o": asked.out, "--points": asked.points})
 
 
 def _check_cuda(device: str) -> None:
@@ -194,16 +197,6 @@ def _check_cuda(device: str) -> None:
 
         if not torch.cuda.is_available():
             raise ValueError("--device is cuda; torch finds no CUDA device on this machine")
-
-
-def _write(out: Path, text: str) -> None:
-    """All of it or nothing."""
-    part = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        part.write_text(text)
-        part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zbench.kinds import VERDICTS
+from zbench.outputs import check_output
+
 Verdict = dict[str, Any]
 _KEY = "case"
 
@@ -13,7 +16,11 @@ _KEY = "case"
 @dataclass
 class Ledger:
     """The lines of `path`. A line is of a `case`, found under `circumstances` (sources, device, versions); only lines
-    with the same ones count. A line that was torn when its writer was killed counts as none."""
+    with the same ones count. A line that was torn when its writer was killed, or is none, counts as none.
+
+    Raises:
+        ValueError: `path` is another kind of file, or cannot be read or written.
+    """
 
     path: Path
     circumstances: Mapping[str, Any]
@@ -21,21 +28,36 @@ class Ledger:
 
     def __post_init__(self) -> None:
         self.found = {}
-        for line in self.path.read_text().splitlines() if self.path.exists() else ():
+        for line in self._lines():
             try:
                 verdict = json.loads(line)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 continue
-            if all(verdict.get(name) == value for name, value in self.circumstances.items()):
+            if (
+                isinstance(verdict, dict)
+                and isinstance(verdict.get(_KEY), str)
+                and all(verdict.get(name) == value for name, value in self.circumstances.items())
+            ):
                 self.found[verdict[_KEY]] = verdict
+
+    def _lines(self) -> list[str]:
+        """
+        Raises:
+            ValueError: the file cannot be read, or could not be written to later.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            check_output("--out", self.path, VERDICTS, appended=True)
+            return self.path.read_text(errors="replace").splitlines() if self.path.exists() else []
+        except OSError as error:
+            raise ValueError(f"--out is {str(self.path)!r}; it cannot be a file: {error.strerror}") from error
 
     def has(self, case: str) -> bool:
         """Whether a case was found; what failed is tried again."""
-        return case in self.found and not self.found[case]["failed"]
+        return case in self.found and self.found[case].get("failed") is False
 
     def add(self, case: str, failed: bool, **values: Any) -> Verdict:
         verdict = {_KEY: case, "failed": failed, **values, **self.circumstances}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n") and self.path.stat().st_size > 0
         with self.path.open("a") as file:
             file.write("\n" * torn + json.dumps(verdict, allow_nan=False) + "\n")

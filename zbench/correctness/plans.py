@@ -115,7 +115,7 @@ def _outcome(name: str, executor: Torch, precision: Precision, batch: Batch, abo
     if (package := NEEDS.get(name)) and find_spec(package) is None:
         return Outcome(None, None, f"{package}, of the extra 'peers', is not installed", about, skipped=True), True
     plans = make_system(_config(f"system={name}"), executor.cost).plan(batch)
-    verify_step(batch, plans)
+    verify_step(batch, plans, executor.cost, memory=False)
     own = all(plan.attention == "" for plan in plans)  # another package's messages are not the plan's
     executor.check = [check for check in precision.check if own or check != "bytes"]
     try:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
+from zbench.console import show
 from zbench.correctness.ledger import Verdict
 
 
@@ -20,7 +20,7 @@ def summary(found: Sequence[Verdict], device: str) -> int:
             group, f"{len(judged)}", f"{sum(one['ok'] for one in judged)}", f"{len(some) - len(judged)}",
             *(_worst(judged, key) for key in ("worst", "largest", "off")), f"{judged[0]['limit']:g}" if judged else "",
         )  # fmt: skip
-    Console(width=140).print(table)
+    show(table)
     judged = [one for one in found if one["ok"] is not None]
     wrong = [one for one in judged if not one["ok"]]
     for one in wrong:

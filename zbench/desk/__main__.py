@@ -7,23 +7,29 @@ each kind of link and the latency, the third a line a run. Exit codes: 0; 1 a ra
 Ctrl-C.
 """
 
-import argparse
-import shlex
 import sys
 
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
+from zbench.command import Parser, loading, ran
 
-from zbench import CONF
-from zbench.calibrate.__main__ import BUSY
-from zbench.calibrate.quantity import quantity
-from zbench.cluster import Cluster
-from zbench.command import Parser, ran
-from zbench.desk.scale import Scale
-from zbench.model import Model
-from zbench.record import read
-from zbench.replay import Replay
-from zbench.units import parse
+with loading(__name__):
+    import argparse
+    import shlex
+
+    from hydra import compose, initialize_config_dir
+    from hydra.utils import instantiate
+
+    from zbench import CONF
+    from zbench.calibrate.__main__ import BUSY
+    from zbench.calibrate.quantity import quantity
+    from zbench.cluster import Cluster
+    from zbench.desk.scale import Scale
+    from zbench.known import add_trust
+    from zbench.model import Model
+    from zbench.record import Run
+    from zbench.records import each, read_all
+    from zbench.replay import Replay
+    from zbench.units import parse
+    from zbench.written import check_units
 
 UNITS = {"bandwidth": "B/s", "latency": "s", "seconds": "s", "flops": "FLOP/s", "rate": "B/s", "bytes": "B"}
 
@@ -42,6 +48,7 @@ def _arguments() -> argparse.Namespace:
     commands = parent.add_subparsers(dest="what", required=True, metavar="scale, measure or overlap")
     recorded = commands.add_parser("overlap", help="of attention's messages and arithmetic, of recorded runs")
     recorded.add_argument("file", help="a record, as written by python -m zbench out=FILE")
+    add_trust(recorded)
     measure = commands.add_parser("measure", help="what the links of a desk cluster give")
     parser = commands.add_parser("scale", help="a job shrunk for emulated nodes")
     for command in (measure, parser):
@@ -60,6 +67,7 @@ def _measure(asked: argparse.Namespace) -> int:
 
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", ["executor=desk", *asked.overrides])
+    check_units(config.cluster)
     cluster: Cluster = instantiate(config.cluster)
     found, others = measure(cluster, instantiate(config.model), lambda line: print(f"desk: {line}", file=sys.stderr))
     if others > BUSY:
@@ -71,13 +79,13 @@ def _measure(asked: argparse.Namespace) -> int:
 
 
 def _overlap(asked: argparse.Namespace) -> int:
-    from zbench.desk.overlap import overlap
+    from zbench.desk.overlap import Overlap, overlap
 
-    for run in read(asked.file)[0]:
-        if not run.steps:
-            continue
+    def of(run: Run) -> Overlap:
         replay = Replay.of(run)
-        one = overlap(run, replay.cost, replay.plans)
+        return overlap(run, replay.cost, replay.plans)
+
+    for one in each(read_all([asked.file]), of):
         print(f"{one.system}: attention took {one.attention:.3f} s; arithmetic {one.compute:.3f} s, busiest NIC "
               f"{one.transfer:.3f} s: {one.ratio:.2f} x the larger")  # fmt: skip
     return 0
@@ -87,6 +95,7 @@ def _scale(asked: argparse.Namespace) -> int:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", asked.overrides)
         small: Model = instantiate(compose("config", [f"model={asked.desk_model}"]).model)
+    check_units(config.cluster)
     cluster: Cluster = instantiate(config.cluster)
     model: Model = instantiate(config.model)
     for name in ("shrink", "nodes", "gpus_per_node", "nics_per_node"):

@@ -41,7 +41,7 @@ def overlap(run: Run, cost: Cost, plans: Callable[[Line], tuple[Plan, ...]]) -> 
     """
     steps = counted(run.steps)
     if run.start["facts"]["simulated"] or not steps:
-        raise ValueError(f"{run.path} line {run.line}: the run that starts here has no measured step that counts")
+        raise ValueError(f"run {run.start['run']} has no measured step that counts")
     return Overlap(
         label(run.start, "system"),
         fmean(_left(step) for step in steps),
@@ -64,6 +64,8 @@ def nic_seconds(plan: Plan, cost: Cost) -> float:
 
 def _left(step: Line) -> float:
     """On the rank that has most linear work."""
-    phases = step["phases"]
+    phases = step.get("phases", {})
+    if lacking := [name for name in ("reduction", "optimizer") if name not in phases]:
+        raise ValueError(f"phases of step {step['step']} of run {step['run']} has no {lacking[0]}; training has it")
     apart = max(step["linear_seconds"]) + phases["reduction"] + phases["optimizer"]
     return float(step["seconds"] - apart)

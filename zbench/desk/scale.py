@@ -7,6 +7,7 @@ links, and memory, in proportion to both. One rank's linear seconds grow by (T'/
 GPU: latencies and what a kernel's start costs grow as much. docs/desk.md derives it, and says what is not kept.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from zbench.cluster import Cluster, Device
@@ -27,6 +28,13 @@ class Scale:
     gpus_per_node: int
     nics_per_node: int
     tokens_per_gpu: int = 4096
+
+    def __post_init__(self) -> None:
+        if not 0 < self.flops < math.inf:
+            raise ValueError(f"--flops is {self.flops:g}; it has to be above 0 and finite")
+        tokens = self.tokens_per_gpu
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+            raise ValueError(f"tokens_per_gpu is {tokens!r}; it takes a whole number of at least 1")
 
     def tokens(self, cluster: Cluster) -> int:
         """Tokens a rank of the desk: those of the whole batch shrink with lengths."""

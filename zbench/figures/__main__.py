@@ -1,16 +1,19 @@
 """python -m zbench.figures NAME...|all [--run]: draws recorded figures as SVG and PNG beside their records. An edge."""
 
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
-from types import ModuleType
 
-from zbench.command import Parser, ran
-from zbench.extras import need
-from zbench.sentence import not_among
+from zbench.command import Parser, loading, ran
+
+with loading(__name__):
+    import time
+    from collections.abc import Mapping, Sequence
+    from concurrent.futures import ThreadPoolExecutor
+    from contextlib import suppress
+    from pathlib import Path
+    from types import ModuleType
+
+    from zbench.extras import need
+    from zbench.sentence import not_among
 
 NAMES = (
     "lengths", "costs", "throughput", "scaling", "ablation", "timeline", "nics", "planning", "flexsp", "headroom",
@@ -110,10 +113,7 @@ def _drawn(name: str, figure: ModuleType) -> Path:
         picture, axes = style.panels(figure.SIZE, figure.PANELS)
         style.stamped(picture, words)
         figure.draw(axes, found)
-        try:
-            style.save(picture, FOLDER / name)
-        except OSError as error:
-            raise ValueError(f"pictures of {name} cannot be written to {FOLDER}: {error.strerror}") from error
+        style.save(picture, FOLDER / name)
     return FOLDER / f"{name}.svg"
 
 

@@ -10,8 +10,8 @@ from matplotlib.lines import Line2D
 from zbench.figures.records import Records, choice
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import GREY, SYSTEMS, WIDTH, tokens
-from zbench.metrics import speedup
 from zbench.record import Run
+from zbench.speedup import speedup
 
 __all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]
 EXPERIMENTS = ("flexsp", "flexsp_static")

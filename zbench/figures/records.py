@@ -1,6 +1,5 @@
 """A figure's record: results/paper/NAME.jsonl, the traces it names, and the experiments that make it. An edge."""
 
-import json
 import shlex
 import subprocess
 import sys
@@ -14,10 +13,13 @@ from zbench.cluster import Cluster, Device
 from zbench.cost import Cost
 from zbench.fingerprint import source_digest
 from zbench.groups import grouped
+from zbench.kinds import RECORD
 from zbench.model import Model
+from zbench.outputs import check_output
 from zbench.record import Run, read
 from zbench.rows import Row, rows
 from zbench.stacks import stacked
+from zbench.trace.file import read_events
 from zbench.writer import RecordError, Writer
 
 FOLDER = Path("results/paper")
@@ -77,16 +79,15 @@ def load(name: str, folder: Path = FOLDER) -> Records:
     if unfinished or not runs:
         told = f"the run of line {unfinished[0].line} is {unfinished[0].status}" if unfinished else "it holds no run"
         raise ValueError(f"figure {name} has no whole record, {path}: {told}; {remedy} anew")
-    wanted = {run.start["config"]["trace"] for run in runs} - {None}
+    wanted = {trace for run in runs if isinstance(trace := run.start["config"]["trace"], str)}
     return Records(runs, {trace: _events(Path(trace), remedy) for trace in sorted(wanted)})
 
 
 def _events(path: Path, remedy: str) -> list[Event]:
     try:
-        events: list[Event] = json.loads(path.read_text())["traceEvents"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"trace {path} cannot be read ({error}); {remedy} anew") from error
-    return events
+        return list(read_events(path))
+    except ValueError as error:
+        raise ValueError(f"{error}; {remedy} anew") from error
 
 
 def check_experiments(name: str, records: Records, experiments: Sequence[str]) -> None:
@@ -117,6 +118,8 @@ def make(name: str, experiments: Sequence[str], folder: Path = FOLDER) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.jsonl"
     part = path.with_name(path.name + ".part")
+    for file in (path, part):
+        check_output(f"the record of figure {name}", file, RECORD)
     _keep_finished(part)
     for experiment in experiments:
         command = [sys.executable, "-m", "zbench", f"experiment={experiment}", f"out={part}", "again=false"]

@@ -5,7 +5,7 @@ from zbench.figures.records import Records, choice
 
 def simulated(records: Records) -> str:
     facts = [run.start["facts"] for run in records.runs]
-    sizes = sorted({one["num_ranks"] * one["tensor_parallel"] for one in facts})
+    sizes = sorted({one["num_gpus"] for one in facts})
     gpus = ", ".join(map(str, sizes)) if len(sizes) < 4 else f"{sizes[0]} to {sizes[-1]}"
     return f"simulated on {', '.join(records.clusters)} ({gpus} GPU{'' if sizes[-1] == 1 else 's'})"
 

@@ -13,6 +13,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from zbench.kinds import PICTURE
+from zbench.outputs import whole
+
 WIDTH = 5.2  # inches
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE, GREY = (
     "#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#8c8c8c",
@@ -62,9 +65,15 @@ def stamped(figure: Figure, words: str) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """SVG and PNG beside each other, without dates and versions."""
-    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None, "Creator": None})
-    figure.savefig(path.with_suffix(".png"), metadata={"Software": None})
+    """SVG and PNG beside each other, without dates and versions.
+
+    Raises:
+        ValueError: one cannot be written, or is a file of another kind.
+    """
+    kinds: Mapping[str, Mapping[str, None]] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
+    for kind, metadata in kinds.items():
+        with whole("picture", path.with_suffix(f".{kind}"), PICTURE) as stream:
+            figure.savefig(stream, format=kind, metadata=metadata)
 
 
 def looks() -> Any:

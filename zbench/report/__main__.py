@@ -1,34 +1,44 @@
 """python -m zbench.report FILE... [-o report.html] [--steps 0,3 | all]: recorded runs as a page for a browser."""
 
-import shlex
 import sys
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
-from zbench.command import Parser, ran
-from zbench.compare import read_all
-from zbench.cost import Cost
-from zbench.metrics import CONVENTIONS, Facts
-from zbench.plan import Plan
-from zbench.record import Line, Run
-from zbench.replay import Replay
-from zbench.report.columns import MOST_EVENTS
-from zbench.report.inside import homes, timeline
-from zbench.report.measured import measured
-from zbench.report.overview import SERIES, SHARES, of_step, overview, rounded
-from zbench.report.page import encoded, page
-from zbench.simulate import Simulated
-from zbench.table import Meter, convention_words
-from zbench.trace.file import recorded
-from zbench.writer import check_writable
+from zbench.command import Parser, loading, ran
+
+with loading(__name__):
+    import shlex
+    from collections.abc import Sequence
+    from datetime import UTC, datetime
+    from pathlib import Path
+    from typing import Any
+
+    from zbench.cost import Cost
+    from zbench.kinds import PAGE
+    from zbench.known import Unknown, add_trust
+    from zbench.meter import Meter
+    from zbench.metrics import CONVENTIONS, Facts
+    from zbench.outputs import check_apart, check_output, whole
+    from zbench.plan import Plan
+    from zbench.record import Line, Run
+    from zbench.records import read_all
+    from zbench.replay import Replay
+    from zbench.report.columns import MOST_EVENTS
+    from zbench.report.inside import homes, timeline
+    from zbench.report.measured import measured
+    from zbench.report.overview import SERIES, SHARES, of_step, overview, rounded
+    from zbench.report.page import encoded, page
+    from zbench.simulate import Simulated
+    from zbench.trace.file import recorded
+    from zbench.words import convention_words, doubt_words
 
 MOST_BYTES = 30e6  # of steps looked into; browsers open such a page within seconds
 _SAME = 1e-9  # relative: a step simulated again by the same sources
 
 
 def main() -> int:
+    return ran(_main, "no page was written")
+
+
+def _main() -> int:
     parser = Parser(prog="python -m zbench.report", description="Recorded runs as one page for a browser.")
     parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
     parser.add_argument("-o", "--out", default="report.html", metavar="FILE", help="the page (default report.html)")
@@ -36,22 +46,23 @@ def main() -> int:
                         help="steps of every run to look into: first (default), all, or numbers as in 0,5")  # fmt: skip
     parser.add_argument("--convention", choices=list(CONVENTIONS), default="zbench",
                         help="how MFU counts FLOPs (docs/metrics.md)")  # fmt: skip
+    add_trust(parser)
     arguments = parser.parse_args()
-    check_writable("--out", arguments.out)
+    check_output("--out", arguments.out, PAGE)
+    check_apart({"--out": arguments.out}, arguments.files)
     runs = read_all(arguments.files)
-    steps, left_out = looked_into(runs, chosen(runs, arguments.steps))
-    whole = page({
+    steps, left_out = looked_into(runs, chosen(runs, arguments.steps), arguments.trust)
+    found = overview(runs, arguments.convention)
+    text = page({
         "files": arguments.files,
         "command": shlex.join(["python", "-m", "zbench.report", *sys.argv[1:]]),
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "convention": convention_words(arguments.convention),
+        "convention": " ".join([convention_words(arguments.convention), *doubt_words(found)]),
         "shares": SHARES, "series": SERIES, "left_out": left_out,
-        "runs": overview(runs, arguments.convention), "steps": steps,
+        "runs": found, "steps": steps,
     })  # fmt: skip
-    try:
-        Path(arguments.out).write_text(whole)
-    except OSError as error:
-        raise ValueError(f"--out is {arguments.out!r}; it cannot be written: {error.strerror}") from error
+    with whole("--out", arguments.out, PAGE) as stream:
+        stream.write(text.encode("utf-8", "replace"))  # a record's text may hold half a surrogate pair
     size = Path(arguments.out).stat().st_size / 1e6
     print(f"{arguments.out}: {len(runs)} runs, {len(steps)} steps to look into, {size:.1f} MB")
     for words in left_out:
@@ -80,14 +91,16 @@ def chosen(runs: Sequence[Run], steps: str) -> list[tuple[Run, Line]]:
     return [(run, line) for _, run, line in sorted(found, key=lambda one: one[0])]
 
 
-def looked_into(runs: Sequence[Run], wanted: Sequence[tuple[Run, Line]]) -> tuple[dict[str, Any], list[str]]:
-    """(what the page has of each step, by 'RUN/STEP'; what had to be left out, in sentences)."""
+def looked_into(
+    runs: Sequence[Run], wanted: Sequence[tuple[Run, Line]], trust: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    """(what the page has of each step, by 'RUN/STEP'; what had to be left out, in sentences). trust: as of Replay."""
     out: dict[str, Any] = {}
     left_out, size = [], 0
     replays: dict[str, Replay | ValueError] = {}
     with Meter(len(wanted)) as meter:
         for number, (run, line) in enumerate(wanted):
-            found = inside(run, line, replays)
+            found = inside(run, line, replays, trust)
             size += len(encoded(found))
             if size > MOST_BYTES:
                 left_out.append(
@@ -97,6 +110,7 @@ def looked_into(runs: Sequence[Run], wanted: Sequence[tuple[Run, Line]]) -> tupl
                 break
             out[f"{run.start['run']}/{line['step']}"] = found
             meter.show("looking into", number + 1)
+    left_out += [str(told) for told in replays.values() if isinstance(told, Unknown)]
     if dense := [key for key, step in out.items() if "homes" in step and step["timeline"] is None]:
         left_out.append(
             f"The timelines of {len(dense)} steps are left out: they have more than {MOST_EVENTS:,} events. "
@@ -105,11 +119,11 @@ def looked_into(runs: Sequence[Run], wanted: Sequence[tuple[Run, Line]]) -> tupl
     return out, left_out
 
 
-def inside(run: Run, line: Line, replays: dict[str, Replay | ValueError]) -> dict[str, Any]:
+def inside(run: Run, line: Line, replays: dict[str, Replay | ValueError], trust: bool = False) -> dict[str, Any]:
     """A step: what the record says, and its plans, made again; where that fails, why, in `problem`. Of a measured step
     that was traced the timeline is its trace; where that is gone, why, in `untraced`.
 
-    replays: by run, those made so far.
+    replays: by run, those made so far. trust: as of Replay.
     """
     found: dict[str, Any] = {"record": of_step(Facts.of(run.start["facts"]), line)}
     plans: tuple[Plan, ...] = ()
@@ -118,7 +132,7 @@ def inside(run: Run, line: Line, replays: dict[str, Replay | ValueError]) -> dic
         replay = replays.get(run.start["run"])
         if isinstance(replay, ValueError):
             raise replay
-        replay = replays[run.start["run"]] = replay or Replay.of(run)
+        replay = replays[run.start["run"]] = replay or Replay.of(run, trust)
         _, plans = replay.step(line)
         cost = replay.cost
         found |= {"homes": homes(plans), "timeline": timeline(plans, cost)}
@@ -135,8 +149,10 @@ def inside(run: Run, line: Line, replays: dict[str, Replay | ValueError]) -> dic
             found["timeline"] = measured(recorded(line["trace"], Path(run.path).parent), plans, cost)
         except ValueError as error:
             found["untraced"] = str(error)
+        except (KeyError, TypeError, IndexError, AttributeError):  # events that our own writers do not make
+            found["untraced"] = "its trace holds events that zbench does not write"
     return found
 
 
 if __name__ == "__main__":
-    sys.exit(ran(main, "no page was written"))
+    sys.exit(main())

@@ -15,7 +15,7 @@ from zbench.report.columns import MOST_EVENTS, Columns, blocks_of
 from zbench.report.overview import Table
 from zbench.trace.file import Event
 from zbench.trace.step import events
-from zbench.trace.tracks import sharing_lane
+from zbench.trace.tracks import numbered, sharing_lane
 
 LAYERS = 2  # a first one from a cold start, and one as those that follow it
 _DRAWN = 48  # sequences drawn on a rank, the longest; the others of the rank are one piece
@@ -38,7 +38,8 @@ def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
                     [(micro, number) for number in _way(plans, event)], args.get("bytes", 0), route)  # fmt: skip
     return {
         "layers": layers, "of_layers": cost.model.num_layers, "pipelines": pipelines, "measured": False,
-        "tracks": _tracks(cost), "per_node": sharing_lane(cost.cluster) + 1, **columns.table(plans),
+        "tracks": _tracks(cost), "per_node": sharing_lane(cost.cluster) + 1, "gpus_per_rank": cost.tp,
+        **columns.table(plans),
     }  # fmt: skip
 
 
@@ -47,8 +48,9 @@ def _tracks(cost: Cost) -> list[str]:
     out = []
     for node in range(cost.whole.num_nodes):
         gpus, nics = cost.cluster.gpus_per_node, cost.cluster.nics_per_node
-        out += [f"GPU {node * gpus + local}" for local in range(gpus)]
-        out += [f"NIC {node * nics + local} {way}" for local in range(nics) for way in ("sends", "receives")]
+        out += [numbered("GPU", node * gpus + local, cost.tp) for local in range(gpus)]
+        mine = [numbered("NIC", node * nics + local, cost.bonded_nics) for local in range(nics)]
+        out += [f"{nic} {way}" for nic in mine for way in ("sends", "receives")]
         out.append("parameters, gradients")
     return out
 

@@ -14,7 +14,7 @@ import numpy as np
 from zbench.metrics import Facts, counted, figures, nic_curves
 from zbench.record import Line, Run
 from zbench.rows import SAME, rows
-from zbench.table import cluster_words
+from zbench.words import cluster_words
 
 # Where a rank's time goes, in the order it is stacked.
 SHARES = (

@@ -28,16 +28,16 @@ def page(data: dict[str, Any]) -> str:
         "CODE": "\n".join((folder / name).read_text() for name in CODE),
     }
     whole = (folder / "page.html").read_text()
-    for name, text in parts.items():
-        before, after = whole.split("{{" + name + "}}")
-        whole = before + text + after
-    return whole
+    return re.sub(r"{{(\w+)}}", lambda found: parts[found[1]], whole)  # once: what is put in is not looked at again
 
 
 def encoded(data: Any) -> str:
-    """JSON that may stand inside a script element: no tag can begin in it."""
+    """JSON that may stand inside a script element and in what plotly draws: no tag can begin in it.
+
+    plotly makes links of tags in text, and a record's text must make none: "<" becomes a sign that looks like it.
+    """
     text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return text.replace("<", "\u2039").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def _library() -> str:

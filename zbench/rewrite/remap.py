@@ -181,7 +181,7 @@ def _without_returns(ops: Ops, lists: Lists, home: Ints, num_ranks: int) -> tupl
     returns = np.unique(op[home[block] == end[op]])
     if not len(returns):
         return lists, ops
-    distinct, which = np.unique(ops.blocks[returns] * num_ranks + end[returns], return_inverse=True)
+    distinct, which = np.unique(ops.blocks[returns].astype(np.int64) * num_ranks + end[returns], return_inverse=True)
     whole = [(lists[int(key) // num_ranks], int(key) % num_ranks) for key in distinct]
     left = [row[home[row] != rank] for row, rank in whole]
     filled = np.array([len(row) > 0 for row in left])

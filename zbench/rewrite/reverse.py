@@ -17,12 +17,14 @@ from typing import Literal
 import numba as nb
 import numpy as np
 
+from zbench.columns import TYPES
 from zbench.model import DKV, DO, DQ, KV, O, Q
-from zbench.plan import ATTEND, TRANSFER, Ints, Ops, Plan
+from zbench.plan import ATTEND, TRANSFER, Column, Ints, Ops, Plan
+from zbench.touches import by_rank
 
 Mode = Literal["keep", "carry", "regather"]
 MODES: tuple[Mode, ...] = ("keep", "carry", "regather")
-_GRADIENT = np.zeros(6, np.int64)
+_GRADIENT = np.zeros(6, np.int8)
 _GRADIENT[[Q, KV, O]] = [DQ, DKV, DO]
 
 
@@ -40,76 +42,121 @@ def reverse(plan: Plan, mode: Mode) -> Plan:
     """
     check_mode("backward", mode)
     forward = plan.forward
-    transfer = forward.kind == TRANSFER
-    mirrored = replace(
-        forward,
-        tensor=np.where(transfer, _GRADIENT[forward.tensor], -1),
-        src=forward.dst,
-        dst=forward.src,
-        via=np.full(len(forward), -1, np.int64),
-        keep=np.zeros(len(forward), np.int64),
-    ).take(np.arange(len(forward))[::-1])
-    is_kv = transfer & (forward.tensor == KV)
-    keep = (transfer & (forward.tensor == Q)) | (is_kv & (mode == "keep"))
-    backward = mirrored
-    if mode == "regather":
-        again = replace(forward, keep=np.zeros(len(forward), np.int64)).take(is_kv)
-        backward = Ops.concatenate([again, mirrored])
+    is_kv = (forward.kind == TRANSFER) & (forward.tensor == KV)
+    keep = (forward.kind == TRANSFER) & (forward.tensor == Q)
     if mode == "carry":
-        dropped, sender, turn, depth = _carried(plan, np.flatnonzero(is_kv))
+        dropped, sender, before = _carried(plan)
         keep |= is_kv
         keep[dropped] = False
         heads = (forward.head_lo[dropped], forward.head_hi[dropped])
         again = Ops.transfers(KV, sender, forward.dst[dropped], heads, forward.blocks[dropped])
-        turns = np.concatenate([turn, 2 * np.arange(len(forward))])
-        depths = np.concatenate([depth, np.zeros(len(forward), np.int64)])
-        backward = Ops.concatenate([again, mirrored]).take(np.lexsort((-depths, turns)))
-    return plan.with_(forward=replace(forward, keep=keep.astype(np.int64)), backward=backward, backward_mode=mode)
+        backward = _merged(again, before, _mirrored(forward))
+    elif mode == "regather":
+        again = replace(forward, keep=np.zeros(len(forward), np.int8)).take(is_kv)
+        backward = Ops.concatenate([again, _mirrored(forward)])
+    else:
+        keep |= is_kv
+        backward = _mirrored(forward)
+    return plan.with_(forward=replace(forward, keep=keep.view(np.int8)), backward=backward, backward_mode=mode)
 
 
-def _carried(plan: Plan, kv: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+def _mirrored(forward: Ops) -> Ops:
+    """Every attend, and the gradient of every transfer on its way back, last first."""
+    tensor = np.where(forward.kind == TRANSFER, _GRADIENT[forward.tensor], np.int8(-1))
+    back = forward.take(slice(None, None, -1))
+    none, nothing = np.full(len(forward), -1, np.int16), np.zeros(len(forward), np.int8)
+    return replace(back, tensor=tensor[::-1], src=back.dst, dst=back.src, via=none, keep=nothing)
+
+
+def _merged(again: Ops, before: Ints, mirrored: Ops) -> Ops:
+    """`mirrored` with each operation of `again` in front of the one at `before` (int64 [len(again)], ascending)."""
+    place = before + np.arange(len(before))
+    others = np.ones(len(again) + len(mirrored), bool)
+    others[place] = False
+    columns = {}
+    for name, wanted in TYPES.items():
+        columns[name] = np.empty(len(others), wanted)
+        columns[name][place] = getattr(again, name)
+        columns[name][others] = getattr(mirrored, name)
+    return Ops(**columns)
+
+
+def _carried(plan: Plan) -> tuple[Column, Column, Ints]:
     """Copies that are dropped after the forward because the rank they were passed on to can return them.
 
-    Returns, per dropped copy, the forward operation that brought it, the rank that returns it, the
-    place of the return among the mirrored operations (which stand at even turns), and its depth in the chain.
+    Returns, per dropped copy in the order of their returns, the forward operation that brought it, the rank that
+    returns it, and in front of which of the mirrored operations it does: before the first use of the copy and before
+    the rank it goes on to needs it; of several in one place, those deepest in their chains first.
     """
-    ops = plan.forward
-    attend = np.flatnonzero(ops.kind == ATTEND)
-    arrived = _key(plan, ops.blocks[kv], kv, ops.dst)
-    sent = _key(plan, ops.blocks[kv], kv, ops.src)
-    used = _key(plan, ops.kv_blocks[attend], attend, ops.src)
-    onward = _last(sent, arrived)
-    use = _last(used, arrived)
-    both = (onward >= 0) & (use >= 0) & (onward > np.arange(len(kv)))
-    last_use = np.where(both, attend[use], 0)
-    turn, depth = _turns(both, onward, _last(arrived, sent), 2 * (len(ops) - 1 - last_use) - 1)
-    dropped = np.flatnonzero(both)
-    return kv[dropped], ops.dst[kv[onward[dropped]]], turn[dropped], depth[dropped]
-
-
-def _key(plan: Plan, lists: Ints, index: Ints, rank: Ints) -> Ints:
-    """One number for (list of blocks, heads, rank)."""
     ops, heads = plan.forward, plan.num_heads + 1
-    return ((lists * heads + ops.head_lo[index]) * heads + ops.head_hi[index]) * plan.num_ranks + rank[index]
-
-
-def _last(keys: Ints, wanted: Ints) -> Ints:
-    """Index of the last of `keys` equal to each of `wanted`, -1 if there is none."""
-    if not len(keys):
-        return np.full(len(wanted), -1, np.int64)
-    order = np.argsort(keys, kind="stable")
-    at = np.searchsorted(keys[order], wanted, side="right") - 1
-    found = order[np.maximum(at, 0)]
-    return np.where((at >= 0) & (keys[found] == wanted), found, -1)
+    rows = by_rank(ops.kind == ATTEND, ops.src, ops.dst, plan.num_ranks)
+    columns = (ops.kind, ops.tensor, ops.dst, ops.head_lo, ops.head_hi, ops.blocks, ops.kv_blocks)
+    onward, brought_by, use = _chains(columns, rows, len(plan.lists), heads)
+    turn, depth = _turns(onward, brought_by, use)
+    dropped = np.flatnonzero(turn >= 0).astype(np.int32)
+    before = len(ops) - 1 - turn[dropped]
+    order = np.lexsort((-depth[dropped], before))
+    dropped = dropped[order]
+    return dropped, ops.dst[onward[dropped]], before[order].astype(np.int64)
 
 
 @nb.njit(cache=True)
-def _turns(dropped, onward, brought_by, turn):  # type: ignore[no-untyped-def]
-    """A copy is back before its own first use and before the rank it goes on to needs it, deepest first."""
-    depth = np.zeros(len(turn), np.int64)
-    for copy in range(len(turn)):  # in forward order: nearer to home first
-        if 0 <= brought_by[copy] < copy:
-            depth[copy] = depth[brought_by[copy]] + 1
-        if dropped[copy] and dropped[onward[copy]]:
-            turn[onward[copy]] = min(turn[onward[copy]], turn[copy])
+def _chains(columns, rows, num_lists, width):  # type: ignore[no-untyped-def]
+    """Per kv transfer, int32 [num_ops], -1 where there is none: the last one that takes the copy on from where it
+    arrives, the last one that brought it to where it leaves from, and the last attend that uses it."""
+    kind, tensor, dst, head_lo, head_hi, blocks, kv_blocks = columns
+    offsets, index = rows
+    onward = np.full(len(kind), -1, np.int32)
+    brought_by, use = onward.copy(), onward.copy()
+    entry = np.full(num_lists, -1, np.int32)  # a rank's first copy of each list; others follow, by heads
+    most = 0
+    for rank in range(len(offsets) - 1):
+        most = max(most, offsets[rank + 1] - offsets[rank])
+    heads, following, known = np.empty(most, np.int64), np.empty(most, np.int32), np.empty((most, 3), np.int32)
+    which = np.empty(most, np.int32)
+    for rank in range(len(offsets) - 1):
+        begin, end, count = offsets[rank], offsets[rank + 1], 0
+        for at in range(begin, end):
+            i = index[at]
+            which[at - begin] = -1
+            if kind[i] != ATTEND and tensor[i] != KV:
+                continue
+            listed = kv_blocks[i] if kind[i] == ATTEND else blocks[i]
+            span = head_lo[i] * width + head_hi[i]
+            found = entry[listed]
+            while found >= 0 and heads[found] != span:
+                found = following[found]
+            if found < 0:
+                found = count
+                heads[found], following[found] = span, entry[listed]
+                known[found] = -1
+                entry[listed] = found
+                count += 1
+            which[at - begin] = found
+            known[found, 2 if kind[i] == ATTEND else 1 if dst[i] == rank else 0] = i  # used, arrived, sent last
+        for at in range(begin, end):
+            i, found = index[at], which[at - begin]
+            if found < 0:
+                continue
+            entry[kv_blocks[i] if kind[i] == ATTEND else blocks[i]] = -1
+            if kind[i] != ATTEND and dst[i] == rank:
+                onward[i], use[i] = known[found, 0], known[found, 2]
+            elif kind[i] != ATTEND:
+                brought_by[i] = known[found, 1]
+    return onward, brought_by, use
+
+
+@nb.njit(cache=True)
+def _turns(onward, brought_by, use):  # type: ignore[no-untyped-def]
+    """Per kv transfer, int32 [num_ops]: in front of which forward operation's mirror the copy is returned (-1: it is
+    kept), and how deep in its chain it is."""
+    turn, depth = np.full(len(use), -1, np.int32), np.zeros(len(use), np.int32)
+    for i in range(len(use)):
+        if use[i] >= 0 and onward[i] > i:
+            turn[i] = use[i]
+    for i in range(len(use)):  # in forward order: nearer to home first
+        if 0 <= brought_by[i] < i:
+            depth[i] = depth[brought_by[i]] + 1
+        if turn[i] >= 0 and turn[onward[i]] >= 0:
+            turn[onward[i]] = max(turn[onward[i]], turn[i])
     return turn, depth

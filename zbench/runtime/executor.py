@@ -19,12 +19,12 @@ from zbench.plan import Plan
 from zbench.protocols import Ready, Workload
 from zbench.result import StepResult
 from zbench.runtime.fleet import Fleet
-from zbench.runtime.folder import Hold, check_free, check_same, told
+from zbench.runtime.folder import Hold, check_free, check_same, check_whole, told
 from zbench.runtime.footprint import LEVELS, Choice, choose
 from zbench.runtime.job import DEVICES, PARAMETERS, AdamW, Job, Report
 from zbench.runtime.measured import COUNTED, COUNTERS, step_result
 from zbench.runtime.measured_trace import write_measured
-from zbench.runtime.settings import at_least, check_kernel, check_model, check_package, known, one_of
+from zbench.runtime.settings import at_least, check_kernel, check_model, check_package, kind_of, known, one_of
 from zbench.runtime.traffic import Sent, expected
 from zbench.runtime.world import found
 
@@ -118,6 +118,7 @@ class Torch:
             Hold.of(self.checkpoint).end()  # told now, and not when the baseline has run
         if self.resume is not None:
             check_same(self.resume, self._job().told())
+            check_whole(self.resume)
 
     @property
     def first_step(self) -> int:
@@ -199,7 +200,7 @@ class Torch:
 
     # -- inside ---------------------------------------------------------------------------------------
     def _job(self) -> Job:
-        kind = self.parameters or ("sharded" if self.cost.model.sharding == "zero3" else "replicated")
+        kind = kind_of(self.parameters, self.cost.model)
         return Job(
             self.cost, self.workload, self.seed, self.kernel, kind, AdamW(**self.optimizer),
             exact=any(check in LIMITS for check in self.check), nic_interval=self.nic_interval, device=self.device,

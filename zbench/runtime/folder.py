@@ -3,13 +3,17 @@
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-META = "zbench.json"
-_OURS = (META, ".metadata", "*.distcp", ".*.tmp", "*.tmp")
+from zbench.runtime.manifest import FILES, Changed, check, opened
+
+META, LAYOUT = "zbench.json", "layout.json"
+_OURS = (META, LAYOUT, ".metadata", ".metadata.tmp", "__*_*.distcp")
+_META_BYTES = 1 << 28  # far more than any manifest has
 
 
 def unfinished(path: str) -> Path:
@@ -26,22 +30,41 @@ def whole(path: str) -> Path:
 
 
 def told(path: str) -> dict[str, Any]:
-    """What a checkpoint says of itself: "next_step", and "run" (what its run was, by name).
+    """What a checkpoint says of itself: "next_step", "run" (what its run was, by name), "files" (its manifest).
 
     Raises:
-        ValueError: there is no checkpoint.
+        ValueError: there is no checkpoint, or what it says of itself has changed since.
     """
     try:
-        meta = json.loads((whole(path) / META).read_text())
-    except (OSError, ValueError) as error:
+        meta = opened(_text(whole(path) / META))
+    except Changed as error:
+        raise ValueError(f"resume is {path!r}; its {META} {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"resume is {path!r}; it takes the folder of a checkpoint") from error
-    if (
-        not isinstance(meta, dict)
-        or not isinstance(meta.get("next_step"), int)
-        or not isinstance(meta.get("run"), dict)
+    files = meta[FILES]
+    if not (
+        isinstance(meta.get("next_step"), int)
+        and isinstance(meta.get("run"), dict)
+        and all(isinstance(entry, dict) for entry in files.values())
+        and LAYOUT in files
     ):
         raise ValueError(f"resume is {path!r}; its {META} is not one of a checkpoint")
     return meta
+
+
+def check_whole(path: str) -> None:
+    """Reads all of a checkpoint's files and compares them with its manifest.
+
+    Raises:
+        ValueError: one is not as it was written; the message names it.
+    """
+    files = told(path)[FILES]
+    try:
+        check(whole(path), files, (META,))
+    except Changed as error:
+        raise ValueError(f"resume is {path!r}; its checkpoint {error}") from error
+    except OSError as error:
+        raise ValueError(f"resume is {path!r}; its checkpoint cannot be read: {error.strerror}") from error
 
 
 def check_same(path: str, run: Mapping[str, Any]) -> None:
@@ -67,6 +90,8 @@ def check_free(path: Any) -> None:
     for folder in (Path(path), unfinished(path), aside(path)):
         if folder.exists() and (not folder.is_dir() or strangers(folder)):
             raise ValueError(f"executor.checkpoint is {path!r}; {folder} holds something else than a checkpoint")
+        if folder != unfinished(path) and not _replaceable(folder):
+            raise ValueError(f"executor.checkpoint is {path!r}; {folder} holds files that no zbench wrote")
     parent = Path(path).absolute().parent
     while not parent.exists():
         parent = parent.parent
@@ -94,11 +119,15 @@ class Hold:
         while True:
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                hold = Hold(file, os.open(file, os.O_RDWR | os.O_CREAT, 0o666))
+                hold = Hold(file, os.open(file, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666))
             except OSError as error:
                 raise ValueError(
                     f"executor.checkpoint is {path!r}; {file} cannot be written: {error.strerror}"
                 ) from error
+            found = os.fstat(hold.descriptor)
+            if found.st_size or not stat.S_ISREG(found.st_mode):  # a package manager's, perhaps
+                os.close(hold.descriptor)
+                raise ValueError(f"executor.checkpoint is {path!r}; {file} is no lock of zbench's")
             try:
                 fcntl.flock(hold.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -123,6 +152,18 @@ def strangers(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name not in ours)
 
 
+def check_replaceable(folder: Path) -> None:
+    """Refuses to let a new checkpoint take the place of a folder that holds something else.
+
+    Raises:
+        ValueError: it does; the message says what.
+    """
+    if found := strangers(folder):
+        raise ValueError(f"executor.checkpoint would replace {folder}, which holds {found[0]!r}")
+    if not _replaceable(folder):
+        raise ValueError(f"executor.checkpoint would replace {folder}, which holds files that no zbench wrote")
+
+
 def remove(folder: Path) -> None:
     """Removes a checkpoint's files and its folder, and nothing else.
 
@@ -136,6 +177,24 @@ def remove(folder: Path) -> None:
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
+
+
+def _replaceable(folder: Path) -> bool:
+    """Whether a folder is not there, is empty, or holds a checkpoint of zbench's, old ones included."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return True
+    try:
+        meta = json.loads(_text(folder / META))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(meta, dict) and {"next_step", "run"} <= meta.keys()
+
+
+def _text(path: Path) -> str:
+    """A manifest's text; of a pipe or a device, which would not end, nothing is read."""
+    if not path.is_file() or path.stat().st_size > _META_BYTES:
+        raise ValueError(f"{path} is no file")
+    return path.read_text()
 
 
 def _writable(folder: Path) -> bool:

@@ -18,6 +18,7 @@ from zbench.runtime.meet import LEFT, OVER, call, store_of, use_loopback
 from zbench.runtime.serve import BEAT, PULSE, serve
 from zbench.runtime.wire import Wire
 from zbench.runtime.world import World
+from zbench.signals import ENDING
 
 PULSE_SECONDS = 0.2
 _FOREVER = timedelta(days=365)
@@ -27,13 +28,15 @@ def follow(world: World) -> int:
     """Serves the fleets of rank 0, one after another; what the process exits with: 0 when rank 0 is done.
 
     If rank 0 goes, or ends a fleet because a rank failed (it tells, we do not), the process exits with 1 at once.
-    Ctrl-C is left to rank 0 during a fleet, and ends us silently otherwise.
+    Ctrl-C is left to rank 0 during a fleet, and ends us silently otherwise; SIGTERM does at any time.
 
     Raises:
         RankFailed: the store or rank 0 cannot be reached.
     """
     assert world.rank > 0
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for ending in ENDING:  # also of a process that is stuck in a collective, where Python's handlers do not run
+        if signal.getsignal(ending) is not signal.SIG_IGN:
+            signal.signal(ending, signal.SIG_DFL)
     use_loopback(world)
     store = store_of(world)
     number = 1

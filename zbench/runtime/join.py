@@ -152,7 +152,7 @@ class JoinedFleet(Wired):
             error = self._cause()
             self._finish()
             raise error
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, self._handler)  # which ends the command
         os.kill(os.getpid(), signal.SIGTERM)
 
 

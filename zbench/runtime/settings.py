@@ -63,13 +63,23 @@ def check_kernel(kernel: Any, element_bytes: int, environment: Mapping[str, str]
             f"executor.kernel is {kernel!r}; it takes bfloat16, and model.element_bytes is {element_bytes} here "
             "(2 is bfloat16; check=exact computes in float64)"
         )
-    hidden = environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if hidden or not any((devices / name).exists() for name in _GPUS):
-        why = "CUDA_VISIBLE_DEVICES hides all" if hidden else "this machine has none"
+    if why := no_gpu(environment, devices):
         others = ", ".join(name for name in KERNELS if name not in CUDA_KERNELS)
         raise ValueError(f"executor.kernel is {kernel!r}; it takes a GPU, and {why}; a CPU takes {others}")
     if kernel in _MODULES and find_spec(_MODULES[kernel]) is None:
         raise ValueError(f"executor.kernel is {kernel!r}; its package {_MODULES[kernel]} is not installed")
+
+
+def no_gpu(environment: Mapping[str, str], devices: Path = Path("/dev")) -> str | None:
+    """Why there is no GPU, as far as that is known without torch; None where there seems to be one."""
+    if environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides all"
+    return None if any((devices / name).exists() for name in _GPUS) else "this machine has none"
+
+
+def kind_of(parameters: str | None, model: Model) -> str:
+    """How ranks hold parameters (zbench.runtime.job.PARAMETERS) where the setting leaves it to the model."""
+    return parameters or ("sharded" if model.sharding == "zero3" else "replicated")
 
 
 def check_package(package: str, check: Sequence[str]) -> None:

@@ -6,25 +6,28 @@ device and torch, is not measured again. Exit codes: 0; 1 something failed; 2 ba
 stopped by Ctrl-C.
 """
 
-import gc
-import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from hydra import compose, initialize_config_dir
+from zbench.command import Parser, loading, ran
 
-from zbench import CONF
-from zbench.command import Parser, ran
-from zbench.correctness.ledger import Ledger
-from zbench.extras import need
-from zbench.fingerprint import source_digest
-from zbench.metrics import Facts
-from zbench.parts import Parts, Settings
-from zbench.runtime.footprint import LEVELS
-from zbench.speed.table import MAIN, agreeing, table
+with loading(__name__):
+    import gc
+    import os
+    from collections.abc import Mapping, Sequence
+    from dataclasses import asdict, dataclass
+    from pathlib import Path
+    from typing import TYPE_CHECKING, Any
+
+    from hydra import compose, initialize_config_dir
+
+    from zbench import CONF
+    from zbench.correctness.ledger import Ledger
+    from zbench.extras import need
+    from zbench.fingerprint import source_digest
+    from zbench.metrics import Facts
+    from zbench.parts import Parts, Settings
+    from zbench.runtime.footprint import LEVELS
+    from zbench.speed.table import MAIN, agreeing, table
 
 if TYPE_CHECKING:
     from zbench.speed.kernels import Subject

@@ -133,7 +133,7 @@ def train(trainer: Trainer, workload: Workload, facts: Facts, steps: int, levels
         seconds=seconds,
         loss=[report.loss for report in reports],
         tokens=sum(one.num_tokens for one in counted),
-        mfu=needed / (sum(seconds) * facts.num_ranks * facts.peak_flops),
+        mfu=needed / (sum(seconds) * facts.num_gpus * facts.peak_flops),
         attention_seconds=sum(report.attention_seconds for report in reports),
         peak_bytes=max(report.peak_bytes for report in reports),
         taken_bytes=taken_bytes(trainer.device),

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from zbench.cluster import Cluster
+from zbench.kinds import TRACE
+from zbench.outputs import whole
 from zbench.record import Line
 
+MOST_BYTES = 2 << 30  # of a trace that is read; the largest that is written has 600 MB (zbench.trace.step)
 Event = dict[str, Any]  # as Chrome's trace format has it
 
 
@@ -16,24 +19,32 @@ def write_events(path: str | Path, simulated: bool, cluster: Cluster, events: It
     """Writes a trace file whole or not at all; returns the number of events.
 
     Raises:
-        ValueError: the file cannot be written.
+        ValueError: the file cannot be written, or is something else than a trace.
     """
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
     written = 0
-    try:
-        with part.open("w") as file:
-            other = {"simulated": simulated, "cluster": cluster.name}
-            file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(other)}, "traceEvents": [\n')
-            for event in events:
-                file.write((",\n" if written else "") + json.dumps(event, separators=(",", ":")))
-                written += 1
-            file.write("\n]}\n")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ValueError(f"trace is {str(path)!r}; it cannot be written there: {error.strerror}") from error
+    with whole("trace", path, TRACE) as file:
+        other = {"simulated": simulated, "cluster": cluster.name}
+        file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(other)}, "traceEvents": [\n'.encode())
+        for event in events:
+            file.write((b",\n" if written else b"") + json.dumps(event, separators=(",", ":")).encode())
+            written += 1
+        file.write(b"\n]}\n")
     return written
+
+
+def read_events(path: Path) -> list[Event]:
+    """Reads the events of a trace file.
+
+    Raises:
+        ValueError: it cannot be read, or is no trace.
+    """
+    try:
+        events = json.loads(path.read_bytes() if _is_data(path) else b"")["traceEvents"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"trace {path} cannot be read; it is no trace of zbench's") from error
+    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
+        raise ValueError(f"trace {path} cannot be read; its traceEvents are no list of events")
+    return events
 
 
 def told(path: str) -> Line:
@@ -47,16 +58,27 @@ def recorded(trace: Line, folder: Path) -> list[Event]:
     Raises:
         ValueError: it is in neither place, or is another than that of the record.
     """
-    name = Path(trace["file"])
-    places = [path for path in (name, folder / name.name) if path.is_file()]
+    file, digest = (trace.get(name) if isinstance(trace, dict) else None for name in ("file", "digest"))
+    if not isinstance(file, str) or "\0" in file or not isinstance(digest, str):
+        raise ValueError(f"its trace is {trace!r:.100}; it takes a file and its digest")
+    name = Path(file)
+    places = [path for path in (name, folder / name.name) if _is_data(path)]
     if not places:
-        raise ValueError(f"its trace {trace['file']} is not there")
-    whole = [path for path in places if _digest(path) == trace["digest"]]
-    if not whole:
+        raise ValueError(f"its trace {file} is not there")
+    same = [path for path in places if _digest(path) == digest]
+    if not same:
         raise ValueError(f"the trace {places[0]} is another than the one that the record tells of")
-    events: list[Event] = json.loads(whole[0].read_text())["traceEvents"]
-    return events
+    return read_events(same[0])
+
+
+def _is_data(path: Path) -> bool:
+    """Whether a path, which a record may have made up, is of a file that ends: no device, no pipe, nothing of /proc."""
+    try:
+        return path.is_file() and 0 < path.stat().st_size <= MOST_BYTES
+    except OSError:
+        return False
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

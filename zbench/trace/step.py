@@ -24,7 +24,8 @@ def write_trace(path: str | Path, cost: Cost, plans: tuple[Plan, ...]) -> int:
     count = sum(layers * (len(plan.forward) + len(plan.backward)) for plan in plans)
     if count > MOST_EVENTS:
         raise ValueError(f"trace would hold {count} events; at most {MOST_EVENTS}: use fewer nodes or model.num_layers")
-    return write_events(path, True, cost.whole, chain(names(cost.whole), events(plans, cost)))
+    tracks = names(cost.whole, gpus=cost.tp, nics=cost.bonded_nics)
+    return write_events(path, True, cost.whole, chain(tracks, events(plans, cost)))
 
 
 def events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:

@@ -3,7 +3,8 @@
 A track for every GPU's compute lane (linear modules, attends, head, optimizer), one for each direction of every
 NIC (attention's transfers), and one a node for parameters' gathers and gradients' reductions, which use all its links.
 These are charged to a pass as a whole (zbench.collective): a gather is drawn from the beginning of the pass, a
-reduction up to its end, and what layers do not hide of them as waiting of every GPU.
+reduction up to its end, and what layers do not hide of them as waiting of every GPU. GPUs of a tensor-parallel group,
+and NICs that serve one group together, have a track in common.
 """
 
 from collections.abc import Iterator
@@ -21,21 +22,24 @@ SHOWN = {"forward": "waiting for parameters", "backward": "waiting for gradients
 SHARED = frozenset((GATHER, REDUCE, OPTIMIZER, *SHOWN.values()))  # names of events that are not of the layers
 
 
-def names(cluster: Cluster, with_nics: bool = True) -> Iterator[Event]:
-    """Names of processes (nodes) and threads (GPUs and, if asked for, NIC directions)."""
+def numbered(kind: str, index: int, each: int = 1) -> str:
+    """'GPU 3', or where there are `each` of a kind to one of a plan's cluster (zbench.groups) 'GPUs 12-15'."""
+    return f"{kind} {index}" if each == 1 else f"{kind}s {index * each}-{(index + 1) * each - 1}"
+
+
+def names(cluster: Cluster, with_nics: bool = True, gpus: int = 1, nics: int = 1) -> Iterator[Event]:
+    """Names of processes (nodes) and threads (GPUs and, if asked for, NIC directions).
+
+    gpus, nics: how many are one rank and one NIC of `cluster`.
+    """
     for node in range(cluster.num_nodes):
         yield {"ph": "M", "pid": node, "name": "process_name", "args": {"name": f"node {node}"}}
-        for local in range(cluster.gpus_per_node):
-            rank = node * cluster.gpus_per_node + local
-            yield {"ph": "M", "pid": node, "tid": local, "name": "thread_name", "args": {"name": f"GPU {rank}"}}
-        for local in range(cluster.nics_per_node if with_nics else 0):
-            for way, name in enumerate(("sends", "receives")):
-                tid = cluster.gpus_per_node + 2 * local + way
-                nic = node * cluster.nics_per_node + local
-                yield {"ph": "M", "pid": node, "tid": tid, "name": "thread_name", "args": {"name": f"NIC {nic} {name}"}}
+        tracks = [numbered("GPU", node * cluster.gpus_per_node + local, gpus) for local in range(cluster.gpus_per_node)]
         if with_nics:
-            args = {"name": "parameters, gradients"}
-            yield {"ph": "M", "pid": node, "tid": sharing_lane(cluster), "name": "thread_name", "args": args}
+            mine = [numbered("NIC", node * cluster.nics_per_node + nic, nics) for nic in range(cluster.nics_per_node)]
+            tracks += [f"{nic} {way}" for nic in mine for way in ("sends", "receives")] + ["parameters, gradients"]
+        for tid, name in enumerate(tracks):
+            yield {"ph": "M", "pid": node, "tid": tid, "name": "thread_name", "args": {"name": name}}
 
 
 def sharing_lane(cluster: Cluster) -> int:

@@ -6,7 +6,8 @@ later.
 """
 
 from zbench.track.careful import Careful, Nothing
+from zbench.track.default import auto
 from zbench.track.tensorboard import TensorBoard
 from zbench.track.wandb import Wandb
 
-__all__ = ["Careful", "Nothing", "TensorBoard", "Wandb"]
+__all__ = ["Careful", "Nothing", "TensorBoard", "Wandb", "auto"]

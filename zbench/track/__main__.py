@@ -4,27 +4,35 @@ An edge: no torch.
 """
 
 import sys
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
+from zbench.command import Parser, loading, ran
 
-from zbench import CONF
-from zbench.command import Parser, ran
-from zbench.compare import read_all
-from zbench.metrics import Facts, nic_curves
-from zbench.protocols import Tracker
-from zbench.record import Run
-from zbench.replay import Replay
-from zbench.rows import rows
-from zbench.trace.step import write_trace
-from zbench.track.names import CURVES, TIMELINE, described, of_run, of_step, titled
+with loading(__name__):
+    import tempfile
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hydra import compose, initialize_config_dir
+    from hydra.utils import instantiate
+
+    from zbench import CONF
+    from zbench.known import add_trust
+    from zbench.metrics import Facts, nic_curves
+    from zbench.protocols import Tracker
+    from zbench.record import Run
+    from zbench.records import read_all
+    from zbench.replay import Replay
+    from zbench.rows import rows
+    from zbench.trace.step import write_trace
+    from zbench.track.names import CURVES, TIMELINE, of_run, of_step, tracked
 
 
 def main() -> int:
-    names = sorted(path.stem for path in (CONF / "tracker").glob("*.yaml") if path.stem != "none")
+    return ran(_main, "runs sent before are kept; sync sends a run again without doubling it")
+
+
+def _main() -> int:
+    names = sorted(path.stem for path in (CONF / "tracker").glob("*.yaml") if path.stem not in ("auto", "none"))
     parser = Parser(prog="python -m zbench.track", description="Sends recorded runs to a tracker.")
     parser.add_argument("action", choices=["sync"], help="sync: send every run of the records")
     parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
@@ -32,19 +40,20 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of that choice's yaml")
     parser.add_argument("--timeline", action="store_true",
                         help="simulate the first step of every run again and send its timeline, too")  # fmt: skip
+    add_trust(parser)
     arguments = parser.parse_args()
     runs = read_all(arguments.files)
     tracker = _tracker(arguments.tracker, arguments.set)
-    sync(runs, tracker, arguments.timeline)
+    sync(runs, tracker, arguments.timeline, arguments.trust)
     print(f"{len(runs)} runs sent; they are {tracker.where()}")
     return 0
 
 
-def sync(runs: Sequence[Run], tracker: Tracker, timeline: bool) -> None:
-    """Every run with its steps, as if it ran now; a run is told apart by its id."""
+def sync(runs: Sequence[Run], tracker: Tracker, timeline: bool, trust: bool = False) -> None:
+    """Sends every run with its steps, as if it ran now; a run is told apart by its id. trust: as of Replay."""
     for run, row in zip(runs, rows(runs), strict=True):
-        replay = Replay.of(run) if timeline and run.steps else None  # before anything is sent
-        tracker.start(run.start["run"], titled(run.start), described(run.start))
+        replay = Replay.of(run, trust) if timeline and run.steps else None  # before anything is sent
+        tracker.start(tracked(run.start))
         facts = Facts.of(run.start["facts"])
         for line in run.steps:
             tracker.log(line["step"], of_step(facts, line))
@@ -66,4 +75,4 @@ def _tracker(name: str, settings: Sequence[str]) -> Tracker:
 
 
 if __name__ == "__main__":
-    sys.exit(ran(main, "runs sent before are kept; sync sends a run again without doubling it"))
+    sys.exit(main())

@@ -3,16 +3,15 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from zbench.protocols import Tracker
+from zbench.protocols import Tracked, Tracker
 
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
     """tracker=none."""
 
-    def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None: ...
+    def start(self, run: Tracked) -> None: ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -33,8 +32,8 @@ class Careful:
     tracker: Tracker
     _failed: bool = field(default=False, init=False)
 
-    def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None:
-        self._try(lambda: self.tracker.start(run_id, name, config))
+    def start(self, run: Tracked) -> None:
+        self._try(lambda: self.tracker.start(run))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._try(lambda: self.tracker.log(step, metrics))

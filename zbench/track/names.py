@@ -2,34 +2,55 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from hashlib import sha256
 from typing import Any
 
 from zbench.metrics import Facts, Figures, figures
+from zbench.protocols import Tracked
 from zbench.record import Line
 from zbench.rows import GROUPS, label
 
 RAW = ("tokens", "max_length", "num_sequences", "num_micro_batches", "num_transfers", "loss")
 CURVES = "NIC utilisation"  # of a step's sampled NICs over time
 TIMELINE = "timeline"  # the name of a step's trace among a run's files
+_TAG = 64  # characters of a tag, at most what wandb takes
 
 
-def titled(start: Line) -> str:
-    """What a run is called: system, workload and cluster, with what was changed in them."""
-    return " ".join(label(start, group) for group in GROUPS[:3])
+def tracked(start: Line) -> Tracked:
+    """What a tracker is told of the run of a start line."""
+    choices = start["config"].get("choices", {})
+    tags = [str(choices[group])[:_TAG] for group in GROUPS[:4] if choices.get(group)]
+    title = " ".join(label(start, group) for group in GROUPS[:3])
+    told = {**start["config"], "fingerprint": start["fingerprint"], "command": start.get("command")}
+    return Tracked(start["run"], title, _group(start), str(choices.get("executor")), tuple(dict.fromkeys(tags)), told)
 
 
-def described(start: Line) -> dict[str, Any]:
-    """A run's configuration, and what else its numbers depend on."""
-    return {**start["config"], "fingerprint": start["fingerprint"], "command": start.get("command")}
+def _group(start: Line) -> str:
+    """As recorded. Runs from before records had groups have their experiment, or their command, in common."""
+    told = start.get("group") or start["config"].get("choices", {}).get("experiment")
+    return str(told) if told else f"command {sha256(str(start.get('command')).encode()).hexdigest()[:8]}"
 
 
 def of_step(facts: Facts, line: Line) -> dict[str, float]:
     """A step's figures and raw counts; what it has not is left out."""
-    found = {**asdict(figures(facts, [line])), **{name: line.get(name) for name in RAW}}
-    return {name: float(value) for name, value in found.items() if value is not None}
+    derived = figures(facts, [line])
+    found = {**asdict(derived), **{name: line.get(name) for name in RAW}}
+    nics = {} if derived.nic_utilization is None else of_nics(facts, line)
+    return {**{name: float(value) for name, value in found.items() if value is not None}, **nics}
+
+
+def of_nics(facts: Facts, line: Line) -> dict[str, float]:
+    """By NIC and direction, the share of what it could have carried in the step: {"nic/node0/nic1/tx": 0.25, ...}."""
+    whole = facts.nic_bandwidth * line["seconds"]
+    return {
+        f"nic/node{nic // facts.nics_per_node}/nic{nic % facts.nics_per_node}/{way}": size / whole
+        for way in ("tx", "rx")
+        for nic, size in enumerate(line[f"nic_{way}_bytes"])
+    }
 
 
 def of_run(row: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a whole run: a row of zbench.rows."""
-    names = (*Figures.__dataclass_fields__, "speedup", "micro_batches", "steps", "steps_out_of_memory")
+    gain = ("speedup", "speedup_low", "speedup_high")
+    names = (*Figures.__dataclass_fields__, *gain, "micro_batches", "steps", "steps_out_of_memory")
     return {name: float(row[name]) for name in names if row[name] is not None}

@@ -1,6 +1,7 @@
 """tracker=tensorboard: event files that `tensorboard --logdir` shows, a folder a run. Needs no torch and no network."""
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -8,27 +9,41 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zbench.extras import need
+from zbench.protocols import Tracked
+
+_EVENTS = "events.out.tfevents.*"
+_ODD = re.compile(r"[^\w .,=+@%-]", re.ASCII)  # in a run's name: what a folder's name had better not have
+_LONGEST = 150  # letters of a run's name; the folder's has the run's id as well, and may have 255
+
 
 @dataclass(slots=True)
 class TensorBoard:
-    """A run's scalars, its configuration as text, and its files, in dir/NAME, RUN_ID."""
+    """A run's scalars, its configuration as text, and its files, in dir/NAME, RUN_ID.
+
+    The name is a record's text, made fit for a folder; the id is a name already (zbench.record).
+    """
 
     dir: str
     _folder: Path = field(default=Path(), init=False)
     _writer: Any = field(default=None, init=False)
 
-    def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None:
+    def __post_init__(self) -> None:
+        need("tensorboard", "tracker=tensorboard")
+
+    def start(self, run: Tracked) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._folder = Path(self.dir) / f"{_ODD.sub('-', run.name)[:_LONGEST]}, {run.id}"
         try:
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ImportError as error:
-            raise ValueError(
-                "tracker=tensorboard needs the package tensorboard: pip install 'zbench[track]'"
-            ) from error
-        self._folder = Path(self.dir) / f"{name.replace('/', '-')}, {run_id}"
-        for old in self._folder.glob("events.*"):  # of this very run, sent before: else every point is there twice
-            old.unlink()
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for old in self._folder.glob(_EVENTS):  # of this very run, sent before: else every point is there twice
+                old.unlink()
+        except OSError as error:
+            raise ValueError(f"tracker.dir is {self.dir!r}; it cannot be written: {error.strerror}") from error
         self._writer = EventFileWriter(str(self._folder))
-        self._text("config", "    " + json.dumps({**config, "run": run_id}, indent=2).replace("\n", "\n    "))
+        told = {**run.config, "run": run.id, "group": run.group, "job_type": run.kind, "tags": list(run.tags)}
+        self._text("config", "    " + json.dumps(told, indent=2).replace("\n", "\n    "))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from zbench.extras import need
+from zbench.protocols import Tracked
 from zbench.track.careful import first_line
 
 _ANSWER_SECONDS = 4.0  # how long the server may take to answer at all
@@ -32,7 +34,10 @@ class Wandb:
     _mode: Any = field(default=None, init=False)
     _run: Any = field(default=None, init=False)
 
-    def start(self, run_id: str, name: str, config: Mapping[str, Any]) -> None:
+    def __post_init__(self) -> None:
+        need("wandb", "tracker=wandb")
+
+    def start(self, run: Tracked) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # its reports of itself wait for a network, too
         import wandb  # half a second: only for those who track
 
@@ -42,8 +47,9 @@ class Wandb:
         limits: dict[str, Any] = {"init_timeout": _INIT_SECONDS, "finish_timeout": _FINISH_SECONDS}
         settings = wandb.Settings(silent=True, console="off", **limits)
         arguments: dict[str, Any] = {
-            "project": self.project, "dir": self.dir, "name": name, "id": run_id, "resume": "allow",
-            "config": {**config, "run": run_id}, "settings": settings,
+            "project": self.project, "dir": self.dir, "name": run.name, "id": run.id, "resume": "allow",
+            "group": run.group, "job_type": run.kind, "tags": list(run.tags),
+            "config": {**run.config, "run": run.id}, "settings": settings,
         }  # fmt: skip
         try:
             self._run = wandb.init(mode=self._mode, **arguments)

@@ -55,12 +55,18 @@ function told_list(list) {
   return [`${blocks}: ${plural(list.tokens, "token")} of`, ...of, ...(others ? [`and ${plural(others, "sequence")} more`] : [])];
 }
 
+// The GPUs of a rank: one, or with tensor parallelism several.
+function gpus(of, rank) {
+  const each = of.gpus_per_rank ?? 1;
+  return each === 1 ? `GPU ${rank}` : `GPUs ${rank * each}-${(rank + 1) * each - 1}`;
+}
+
 // One event in words, a line each.
 function told(of, i) {
   const where = (of.layer[i] < 0 ? "" : `, layer ${of.layer[i]}`) + (of.micro[i] < 0 ? "" : `, micro-batch ${of.micro[i]}`);
   const out = [`${of.names[of.name[i]]}${where}`,
     `${of.tracks[of.track[i]]}: ${time(of.length[i])} from ${time(of.begin[i])} on`];
-  if (of.route[i].length) out.push(`${bytes(of.bytes[i])} from GPU ${of.route[i][0]} to GPU ${of.route[i][1]}`);
+  if (of.route[i].length) out.push(`${bytes(of.bytes[i])} from ${of.route[i].map((rank) => gpus(of, rank)).join(" to ")}`);
   else if (of.bytes[i]) out.push(`${bytes(of.bytes[i])} through every NIC, each way`);
   const lists = of.what[i].map((number) => of.lists[number]);
   if (lists.length === 1) out.push(...told_list(lists[0]));

@@ -1,11 +1,12 @@
 // The table of runs: a filter, sorting by any column, and which run is looked into.
 
 const seconds = (value) => plain(value);
+const gained = (value, run) => (missing(value) ? "–" : value.toFixed(2) + (run.speedup_told === false ? " ?" : ""));
 // title, key of a row, how it is written; words stand left. A column where all rows agree is told above the table.
 const COLUMNS = [
   ["system", "system", null], ["workload", "workload", null], ["cluster", "cluster", null], ["model", "model", null],
   ["executor", "executor", null], ["tokens/s", "tokens_per_second", whole0], ["step, s", "step_seconds", seconds],
-  ["MFU", "mfu", percent], ["speed-up", "speedup", (v) => (missing(v) ? "–" : v.toFixed(2))],
+  ["MFU", "mfu", percent], ["speed-up", "speedup", gained],
   ["bound ratio", "bound_ratio", (v) => (missing(v) ? "–" : v.toFixed(2))], ["NIC use", "nic_utilization", percent],
   ["NIC idle", "nic_idle", percent], ["exposed", "exposed_communication", percent], ["imbalance", "imbalance", (v) => (missing(v) ? "–" : v.toFixed(2))],
   ["plan, ms", "plan_seconds", (v) => (missing(v) ? "–" : (1e3 * v).toFixed(1))], ["peak, GiB", "peak_bytes", gib],
@@ -83,11 +84,14 @@ function row(run) {
   const line = element("tr", undefined, { "data-run": run.id });
   line.classList.toggle("open", run.id === at("run").value);
   for (const [, key, form] of VISIBLE) {
-    const cell = element("td", key === "system" ? undefined : form ? form(run[key]) : run[key], { class: form ? "number" : "word" });
+    const cell = element("td", key === "system" ? undefined : form ? form(run[key], run) : run[key], { class: form ? "number" : "word" });
     if (key === "system") {
       const button = element("button", run.system, { type: "button", title: "Look inside this run" });
       button.addEventListener("click", () => open_run(run.id, true));
       cell.append(button);
+    }
+    if (key === "speedup" && !missing(run.speedup_low)) {
+      cell.title = `95 % interval over batches: ${run.speedup_low.toFixed(2)} to ${run.speedup_high.toFixed(2)}`;
     }
     if (key === "state" && run.state !== "finished") cell.classList.add("bad");
     line.append(cell);

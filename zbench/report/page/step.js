@@ -52,7 +52,7 @@ function facts(run, of) {
   add("sequences", whole(of.num_sequences));
   add("longest", `${whole(of.max_length)} tokens`);
   add("micro-batches", whole(of.num_micro_batches));
-  add("peak memory", `${gib(Math.max(...of.peak_bytes))} of ${gib(of.capacity_bytes)} GiB`);
+  add("memory of the fullest GPU", `${gib(Math.max(...of.peak_bytes))} of ${gib(of.capacity_bytes)} GiB`);
   add("inside nodes", bytes(of.nvlink_bytes));
   for (const [index, notes] of of.notes.entries()) {
     const words = Object.entries(notes).map(([name, value]) => `${name} ${typeof value === "number" ? plain(value) : value}`);

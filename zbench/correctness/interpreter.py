@@ -1,4 +1,4 @@
-"""Executes a plan literally, one operation after another, in numpy float64: what a plan *means*.
+"""Executes a plan literally, one operation after another, in numpy float64: what a plan *means*. Pure: no torch.
 
 It shares nothing with zbench.area, zbench.dataflow or zbench.verify. Every rank is a dictionary from
 (tensor, block, head) to an array; an operation takes what it needs out of dictionaries and raises
@@ -10,10 +10,16 @@ do is (do [T, D], lse [T], row sum of do * o [T]).
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from zbench.plan import Attend, Plan, Transfer
+from zbench.plan import Attend, Ints, Plan, Transfer
+
+Array = NDArray[np.float64]
+Key = tuple[str, int, int]  # tensor, block, head
+Rank = dict[Key, Any]  # an array of a copied tensor, a list of partial sums of a summed one
 
 COPIES = ("q", "kv", "do")
 
@@ -26,10 +32,10 @@ class Broken(Exception):
 class Tensors:
     """Per query head and token of the batch (sequences one after another): [num_heads, num_tokens, D] each."""
 
-    q: np.ndarray
-    k: np.ndarray
-    v: np.ndarray
-    do: np.ndarray
+    q: Array
+    k: Array
+    v: Array
+    do: Array
 
     @staticmethod
     def random(num_heads: int, num_kv_heads: int, num_tokens: int, head_dim: int, seed: int = 0) -> "Tensors":
@@ -42,20 +48,20 @@ class Tensors:
 
 @dataclass
 class Results:
-    """Of the same shapes; dk and dv per query head (sum over a group for grouped queries)."""
+    """Outputs and gradients, shaped as the inputs; dk and dv per query head (sum over a group for grouped queries)."""
 
-    o: np.ndarray
-    dq: np.ndarray
-    dk: np.ndarray
-    dv: np.ndarray
+    o: Array
+    dq: Array
+    dk: Array
+    dv: Array
 
     def difference(self, other: "Results") -> float:
-        """Largest difference over the four tensors, relative to the largest value or 1, the scale of the inputs."""
+        """The largest difference in any of the four tensors, relative to the largest value or 1."""
         pairs = [(getattr(self, name), getattr(other, name)) for name in ("o", "dq", "dk", "dv")]
         return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1.0)) for a, b in pairs)
 
 
-def dense(lengths: np.ndarray, given: Tensors, causal: bool = True) -> Results:
+def dense(lengths: Ints, given: Tensors, causal: bool = True) -> Results:
     """The single-process answer: every sequence by itself, all of its scores at once."""
     out = Results(*(np.zeros_like(given.q) for _ in range(4)))
     stop = np.cumsum(lengths)
@@ -79,8 +85,8 @@ class Interpreter:
 
     plan: Plan
     given: Tensors
-    tokens: list[np.ndarray] = field(default_factory=list)
-    ranks: dict[int, dict] = field(default_factory=dict)
+    tokens: list[Ints] = field(default_factory=list)
+    ranks: dict[int, Rank] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         plan, blocks = self.plan, self.plan.blocks
@@ -149,14 +155,14 @@ class Interpreter:
             else:
                 dst.setdefault(key, []).extend(src.pop(key))
 
-    def _read(self, op: Attend, tensor: str, blocks: tuple[int, ...], head: int) -> list:
+    def _read(self, op: Attend, tensor: str, blocks: tuple[int, ...], head: int) -> list[Any]:
         rank = self.ranks[op.rank]
         for block in blocks:
             if (tensor, block, head) not in rank:
                 raise Broken(f"{op}: {tensor} of block {block}, head {head}, is not on rank {op.rank}")
         return [rank[tensor, block, head] for block in blocks]
 
-    def _scores(self, op: Attend, head: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _scores(self, op: Attend, head: int) -> tuple[Array, Array, Array, Array]:
         """(scores with -inf where nothing is seen, q, k, v)."""
         q = np.concatenate(self._read(op, "q", op.q_blocks, head))
         k, v = np.concatenate(self._read(op, "kv", op.kv_blocks, head), axis=1)
@@ -167,7 +173,7 @@ class Interpreter:
             seen &= columns <= rows[:, None]
         return np.where(seen, q @ k.T / np.sqrt(q.shape[1]), -np.inf), q, k, v
 
-    def _add(self, op: Attend, tensor: str, blocks: tuple[int, ...], head: int, columns: tuple) -> None:
+    def _add(self, op: Attend, tensor: str, blocks: tuple[int, ...], head: int, columns: tuple[Array, ...]) -> None:
         """Cuts token-indexed arrays by block and adds each part to the rank's sums."""
         cuts = np.cumsum([len(self.tokens[block]) for block in blocks])[:-1]
         for block, *parts in zip(blocks, *(np.split(column, cuts) for column in columns), strict=True):
@@ -189,7 +195,7 @@ class Interpreter:
         self._add(op, "dq", op.q_blocks, head, (ds @ k,))
         self._add(op, "dkv", op.kv_blocks, head, (ds.T @ q, p.T @ do))
 
-    def _collect(self, tensor: str, out: Results) -> dict:
+    def _collect(self, tensor: str, out: Results) -> dict[tuple[int, int], tuple[Array, Array]]:
         """Merges every home's partial sums into `out`; for o also returns (o, lse) by (block, head)."""
         final = {}
         for block, home in enumerate(self.plan.blocks.home):

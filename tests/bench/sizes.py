@@ -1,0 +1,50 @@
+"""What a simulated step really takes of memory, beside zbench.price's estimate, which is to be a floor.
+
+python tests/bench/sizes.py        # each system and size in a process of its own; about two minutes
+"""
+
+import resource
+import subprocess
+import sys
+
+from hydra import compose, initialize_config_dir
+
+from zbench import CONF
+from zbench.parts import Parts, Settings, make_system
+from zbench.price import priced
+from zbench.verify import verify_step
+
+SHORT = ("workload=fixed", "workload.length=128", "tokens_per_gpu=1048576")
+JOBS = [
+    *(("ring", f"cluster.num_nodes={nodes}") for nodes in (16, 32, 64)),
+    *(("allgather", f"cluster.num_nodes={nodes}") for nodes in (32, 64)),
+    *((system, f"cluster.num_nodes={nodes}") for system in ("fcp", "local_packing") for nodes in (256, 1024)),
+    *((system, *SHORT) for system in ("allgather", "ulysses", "zeppelin")),
+]
+
+
+def taken(system: str, *overrides: str) -> None:
+    """One step planned, proven and played, in this process."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", [f"system={system}", "tracker=none", *overrides])
+    parts = Parts.of(config, Settings.of(config))
+    made = make_system(config, parts.cost)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    price = priced(made, parts.workload, parts.tokens, parts.cluster.num_ranks)
+    batch = parts.batch(0)
+    plans = made.plan(batch)
+    verify_step(batch, plans)
+    parts.executor.step(batch, plans)
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    print(
+        f"{system} {' '.join(overrides)}: {len(batch.lengths):,} sequences on {price.ranks:,} ranks; estimated "
+        f"{price.memory_bytes / 1e6:,.1f} MB, taken {used / 1e6:,.1f} MB",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        taken(*sys.argv[1:])
+    for job in () if sys.argv[1:] else JOBS:
+        subprocess.run([sys.executable, __file__, *job], check=True)

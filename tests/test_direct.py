@@ -1,0 +1,101 @@
+"""Lists without contention, played in plan order, against the event loop: equal to the last bit."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from strategies import REAL, cases
+
+from zbench.batch import Batch
+from zbench.build import Builder
+from zbench.cluster import Cluster
+from zbench.cost import Cost
+from zbench.dataflow import Edges, edges
+from zbench.direct import Direct, by_consumer, direct, is_direct
+from zbench.layers import Layers, Played, State
+from zbench.legs import LANES, link_ids
+from zbench.model import Model
+from zbench.patterns import ring, ulysses_ring
+from zbench.plan import Ops, Plan
+from zbench.rewrite import reverse, route
+from zbench.simulate import playable, prepare
+from zbench.totals import Carried
+
+
+def state(cost: Cost) -> State:
+    """Ranks, lanes and links that are free at different times."""
+    ranks, links = cost.cluster.num_ranks, link_ids(cost.cluster)[0]
+    return State(np.linspace(0, 1e-4, ranks), np.linspace(0, 2e-4, ranks * LANES), np.linspace(3e-4, 0, links))
+
+
+def same(cost: Cost, plan: Plan, ops: Ops, backward: bool) -> None:
+    found = edges(plan, ops, backward)
+    assert isinstance(found, Edges)
+    linear = cost.linear_seconds(plan.tokens_per_rank)
+    ends, results, carried = [], [], []
+    waits = by_consumer(len(ops), found)
+    for of in (direct(plan, ops, waits, cost, backward), prepare(plan, ops, found, cost, backward)):
+        ends.append(state(cost))
+        results.append(Layers(of, linear, 4).play(ends[-1]))
+        carried.append(Carried.of(of, cost))
+    for name in Played.__slots__:
+        assert np.array_equal(getattr(results[0], name), getattr(results[1], name)), name
+    for name in State.__slots__:
+        assert np.array_equal(getattr(ends[0], name), getattr(ends[1], name)), name
+    assert np.array_equal(carried[0].tx, carried[1].tx)
+    assert np.array_equal(carried[0].rx, carried[1].rx)
+    assert carried[0].nvlink == carried[1].nvlink
+
+
+@given(cases(nodes=3, gpus=5))
+def test_in_plan_order_is_the_event_loop(case: tuple[Cost, Plan]) -> None:
+    cost, plan = case
+    for ops, backward in ((plan.forward, False), (plan.backward, True)):
+        if is_direct(ops, cost.cluster):
+            same(cost, plan, ops, backward)
+
+
+def rings(mode: str = "carry", nics: int = 4, columns: int = 1) -> tuple[Cost, Plan]:
+    cluster = Cluster("c", 4, 8, nics, 25e9, 0.8, 15e-6, 2e11, 0.6, 1e-5, REAL)
+    cost = Cost(cluster, Model("m", 4, 4096, 32, 8, 128, 11008, 32000))
+    tokens = np.random.default_rng(0).integers(1, 5000, 40)
+    builder = Builder(tokens, 32, 32)
+    ulysses_ring(builder, np.arange(40), np.zeros(40, np.int64), np.arange(32).reshape(1, -1, columns))
+    return cost, reverse(builder.build(), mode)
+
+
+@pytest.mark.parametrize("mode", ["keep", "carry", "regather"])
+def test_a_ring_over_nodes_is_direct(mode: str) -> None:
+    cost, plan = rings(mode)
+    for ops, backward in ((plan.forward, False), (plan.backward, True)):
+        assert is_direct(ops, cost.cluster)
+        same(cost, plan, ops, backward)
+    assert all(isinstance(of, Direct) for of in playable(plan, cost))
+
+
+def test_shared_nics_and_routed_transfers_are_not_direct() -> None:
+    cost, plan = rings()
+    assert not is_direct(route(plan, cost).forward, cost.cluster)
+    cost, plan = rings(columns=8)  # every rank's ring crosses nodes, two ranks to a NIC
+    assert not is_direct(plan.forward, cost.cluster)
+    cost, plan = rings(columns=8, nics=8)
+    assert is_direct(plan.forward, cost.cluster)
+
+
+def test_a_list_in_several_parts_takes_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    cost, plan = rings()
+    whole = playable(plan, cost)
+    monkeypatch.setattr("zbench.columns.CHUNK", 100)
+    for one, other in zip(whole, playable(plan, cost), strict=True):
+        assert isinstance(one, Direct)
+        assert isinstance(other, Direct)
+        assert np.array_equal(one.busy, other.busy)
+        assert np.array_equal(one.sent, other.sent)
+
+
+def test_lists_are_proven_before_they_are_played() -> None:
+    builder = Builder(Batch(np.array([64]), 0, 0).lengths, 4, 1)
+    ring(builder, np.array([0]), np.array([0]), np.arange(4)[None])
+    plan = reverse(builder.build(), "keep")
+    cost = rings()[0]
+    with pytest.raises(ValueError, match=r"forward operation \d+ uses kv of block"):
+        playable(plan.with_(forward=plan.forward.take(plan.forward.kind == 1)), cost)

@@ -1,0 +1,65 @@
+"""Quantities in yamls and on the command line carry their unit."""
+
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from zbench import CONF
+from zbench.cluster import CLUSTER_KINDS, CURVES, DEVICE_KINDS, Cluster, Device
+from zbench.parts import Parts, Settings
+from zbench.written import check_units
+
+
+def test_every_number_of_the_classes_is_a_quantity_or_counted() -> None:
+    """A field that is added has to be said to be one or the other."""
+    counted = {"num_nodes", "gpus_per_node", "nics_per_node", "nic_efficiency", "nvlink_efficiency"}
+    assert set(Cluster.__dataclass_fields__) == {*CLUSTER_KINDS, *counted, "name", "device"}
+    assert set(Device.__dataclass_fields__) == {*DEVICE_KINDS, *CURVES, "name", "tile", "matmul_by_tokens"}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "cluster").glob("*.yaml")))
+def test_every_cluster_yaml_has_its_units(name: str) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        check_units(compose("config", [f"cluster={name}"]).cluster)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "cluster" / "device").glob("*.yaml")))
+def test_every_device_yaml_has_its_units(name: str) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        check_units(compose("config", [f"cluster/device={name}"]).cluster)
+
+
+UNITS = {"bytes": "GiB", "bytes/s": "Gbit/s", "FLOP/s": "TFLOP/s", "seconds": "us"}
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        *CLUSTER_KINDS.items(),
+        *((f"device.{name}", kind) for name, kind in DEVICE_KINDS.items()),
+        *((f"device.{name}.4096", "FLOP/s") for name in CURVES),
+        ("device.matmul_by_tokens.llama_7b.256", "FLOP/s"),
+    ],
+)
+@pytest.mark.parametrize("value", [400, 2.5])
+def test_a_number_without_a_unit_is_one_sentence(key: str, kind: str, value: float) -> None:
+    cluster: Any = value
+    for part in reversed(key.split(".")):
+        cluster = {part: cluster}
+    written = f"{value:g} {UNITS[kind]}"
+    with pytest.raises(ValueError, match=rf"^cluster\.{key} is {value:g}, which has no unit; .*{key}='{written}'$"):
+        check_units(OmegaConf.create(cluster))
+
+
+@pytest.mark.parametrize("cluster", [None, 3, "a", {}, {"device": 3}, {"nic_latency": 0, "nic_bandwidth": "fast"}])
+def test_what_has_no_unit_to_miss_is_left_to_the_classes(cluster: Any) -> None:
+    check_units(cluster)
+
+
+def test_a_record_may_hold_si_numbers() -> None:
+    """Records of earlier versions do, where the command line had them: they are made again as they were."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", ["cluster.nic_bandwidth=25e9", "tracker=none"])
+    assert Parts.of(config, Settings.of(config)).cluster.nic_bandwidth == 25e9

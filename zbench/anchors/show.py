@@ -1,0 +1,80 @@
+"""Prints measured numbers beside predicted ones, and how far they are apart. An edge: rich."""
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from zbench.anchors.anchor import Anchor
+from zbench.anchors.summary import summary
+
+KINDS = {True: "known", False: "blind"}
+_WIDE = 160  # columns where nobody watches a terminal
+
+
+def show_groups(found: Sequence[Anchor], titles: dict[str, str]) -> None:
+    """Every group's known and blind anchors apart, a table each with its errors summed up, and then all of a kind."""
+    console = _console()
+    for group, title in titles.items():
+        members = [anchor for anchor in found if anchor.anchor == group]
+        kinds = [kind for kind in KINDS if any(anchor.known is kind for anchor in members)]
+        for kind in kinds:
+            apart = [anchor for anchor in members if anchor.known is kind]
+            _show(console, apart, f"{group}, {KINDS[kind]}: {title}", f"{group}, {KINDS[kind]}", sources=True)
+        if len(kinds) > 1:
+            _say(console, words(f"{group}, known and blind", members))
+    for kind, name in KINDS.items():
+        _say(console, words(f"all {name}", [anchor for anchor in found if anchor.known is kind]))
+    console.print(
+        "predicted: simulated by zbench on described devices and clusters. measured: published by others. "
+        "known: looked at when a constant or an assumption was chosen (docs/cost.md); blind: not."
+    )
+
+
+def show_rows(found: Sequence[Anchor], left_out: Sequence[str]) -> None:
+    """A user's rows in one table, what was left out, and the errors of all, and of known and blind rows apart."""
+    console = _console()
+    if found:
+        _show(console, found, "measured rows", "rows", sources=False)
+        if len({anchor.known for anchor in found}) > 1:
+            for kind, name in KINDS.items():
+                _say(console, words(f"rows, {name}", [anchor for anchor in found if anchor.known is kind]))
+    for line in left_out:
+        console.print(Text(f"left out: {line}"))
+    console.print("predicted: simulated by zbench. known: one of the rows that constants were chosen with.")
+
+
+def words(name: str, members: Sequence[Anchor]) -> str:
+    """The number of cases, the sizes of their errors, and how many pairs are in the measured order."""
+    s = summary(members)
+    errors = f"error median {s.median:.1%}, 9 in 10 within {s.p90:.1%}, worst {s.worst:.1%}"
+    broken = "".join(f"\n  predicted in the wrong order: measured {high} above {low}" for high, low in s.broken)
+    orders = f"; {s.pairs - len(s.broken)} of {s.pairs} orders kept" if s.pairs else ""
+    return f"{name}: {len(members)} cases, {errors}{orders}{broken}"
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else _WIDE)
+
+
+def _show(console: Console, members: Sequence[Anchor], title: str, name: str, sources: bool) -> None:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("case")
+    for column in ("measured", "predicted", "error"):
+        table.add_column(column, justify="right", no_wrap=True)
+    if sources:
+        table.add_column("source", style="dim", overflow="fold")
+    else:
+        table.add_column("")
+    for anchor in members:
+        numbers = f"{anchor.measured:.4g}", f"{anchor.predicted:.4g}", f"{anchor.error:+.1%}"
+        table.add_row(Text(anchor.case), *numbers, Text(anchor.source if sources else KINDS[anchor.known]))
+    console.print(table)
+    _say(console, words(name, members))
+    console.print()
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(Text(line, style="bold"))

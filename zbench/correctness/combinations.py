@@ -1,0 +1,115 @@
+"""Makes and checks combinations of a system, a model and a cluster of conf/. An edge: hydra."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from itertools import product, zip_longest
+
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from zbench import CONF
+from zbench.correctness.adversarial import KINDS, adversarial_batches
+from zbench.correctness.cover import Combination
+from zbench.correctness.plans import NEEDS
+from zbench.correctness.step_check import check_step
+from zbench.cost import Cost
+from zbench.memory import check_memory
+from zbench.parts import make_cost, make_system
+from zbench.signals import stop_in
+
+GROUPS = ("system", "model", "cluster")
+_SENTENCE = re.compile(r"(system|model|cluster)[\w.]* is [^\n]+[;,] [^\n]+")
+
+
+def choices(group: str) -> list[str]:
+    """Lists the names of a group's yamls."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A combination was checked. fitting, too_large: how many batches were as they should be, and fitted the
+    described GPUs' memory or did not. refused: the sentence with which zbench says that it cannot be, "" if it can.
+    skipped: the package that the system needs and that is not installed. failures: what is wrong, batch by batch."""
+
+    combination: Combination
+    fitting: int = 0
+    too_large: int = 0
+    refused: str = ""
+    skipped: str = ""
+    failures: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Combinations:
+    """Reads conf/ once and makes combinations' parts from it. tokens_per_gpu, seed: of the batches that are tried.
+    names: those of each of GROUPS that are wanted, in that order; none: all."""
+
+    tokens_per_gpu: int
+    seed: int = 0
+    names: Sequence[Sequence[str]] = ()
+    systems: Mapping[str, DictConfig] = field(init=False)
+    costs: Mapping[tuple[str, str], Cost | str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found: dict[str, dict[str, DictConfig]] = {group: {} for group in GROUPS}
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+            for row in zip_longest(*(self.names or map(choices, GROUPS))):
+                chosen = {group: name for group, name in zip(GROUPS, row, strict=True) if name}
+                config = compose("config", [f"{group}={name}" for group, name in chosen.items()])
+                for group, name in chosen.items():
+                    found[group][name] = config
+        self.systems = found["system"]
+        pairs = product(found["model"].items(), found["cluster"].items())
+        self.costs = {(model, cluster): _cost(a, b) for (model, a), (cluster, b) in pairs}
+
+    def can_be(self, model: str, cluster: str) -> bool:
+        return isinstance(self.costs[model, cluster], Cost)
+
+    def check(self, combination: Combination, kinds: Sequence[str] = KINDS) -> Verdict:
+        """Tries a batch of each of `kinds`."""
+        cost = self.costs[combination.model, combination.cluster]
+        if isinstance(cost, str):
+            return _refused(combination, cost)
+        package = NEEDS.get(combination.system)
+        if package is not None and find_spec(package) is None:
+            return Verdict(combination, skipped=package)
+        config = self.systems[combination.system]
+        try:
+            make_system(config, cost)
+        except ValueError as error:
+            return _refused(combination, str(error))
+        fitting, too_large = 0, 0
+        failures: list[str] = []
+        batches = adversarial_batches(cost, self.tokens_per_gpu, self.seed)
+        for kind in kinds:
+            try:
+                checked = check_step(lambda: make_system(config, cost), cost, batches[kind])
+            except Exception as error:  # whatever a system raises on a batch is what is looked for
+                if stop_in(error):
+                    raise KeyboardInterrupt from error
+                failures.append(f"batch {kind}: {type(error).__name__}: {error}")
+                continue
+            failures += [f"batch {kind}: {fault}" for fault in checked.faults]
+            fitting += not checked.faults and not checked.memory
+            too_large += not checked.faults and bool(checked.memory)
+        return Verdict(combination, fitting, too_large, failures=tuple(failures))
+
+
+def _cost(model: DictConfig, cluster: DictConfig) -> Cost | str:
+    """Returns the cost model, or the sentence that says why there is none."""
+    try:
+        cost = make_cost(instantiate(cluster.cluster, _convert_="all"), instantiate(model.model, _convert_="all"))
+        check_memory(cost)
+    except ValueError as error:
+        return str(error)
+    return cost
+
+
+def _refused(combination: Combination, told: str) -> Verdict:
+    if _SENTENCE.fullmatch(told):
+        return Verdict(combination, refused=told)
+    return Verdict(combination, failures=(f"it is refused in words that name no key and its value: {told}",))

@@ -1,0 +1,138 @@
+"""python -m zbench.correctness matrix: does every system plan every model on every cluster as it should? An edge.
+
+Every combination of conf/ plans adversarial and long-tailed batches, which are verified and simulated
+(zbench.correctness.step_check). A combination that cannot be has to be refused in a sentence, and a batch that is too
+large has to be out of memory in one.
+Exit codes: 0; 1 something is not as it should be; 2 bad input; 130 stopped by Ctrl-C, with the table so far.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import product
+from time import monotonic
+
+from rich.console import Console
+from rich.table import Table
+
+from zbench.command import Parser
+from zbench.correctness.adversarial import KINDS
+from zbench.correctness.combinations import GROUPS, Combinations, Verdict, choices
+from zbench.correctness.cover import Combination, pairwise_cover
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command with the words that follow its name; the exit code."""
+    parser = Parser(prog="python -m zbench.correctness matrix", description="Every system, model and cluster.")
+    for group in GROUPS:
+        parser.add_argument(f"--{group}s", default=",".join(choices(group)), help=f"{group}s of conf (default all)")
+    parser.add_argument("--batches", default=",".join(KINDS), help=f"of {', '.join(KINDS)} (default all)")
+    parser.add_argument("--tokens-per-gpu", type=int, default=2048, help="of a batch, at most (default 2048)")
+    parser.add_argument("--seed", type=int, default=0, help="the batches are a function of it (default 0)")
+    parser.add_argument("--pairs", action="store_true", help="only combinations enough to have every pair")
+    parser.add_argument("--markdown", action="store_true", help="the table for a document")
+    asked = parser.parse_args(arguments)
+    given = {group: getattr(asked, f"{group}s").split(",") for group in GROUPS}
+    for flag, names, known in (
+        *((f"--{group}s", given[group], choices(group)) for group in GROUPS),
+        ("--batches", asked.batches.split(","), KINDS),
+    ):
+        if wrong := [name for name in names if name not in known]:
+            raise ValueError(f"{flag} has {wrong[0]!r}; it takes {', '.join(known)}")
+    for flag, value, least in (("--tokens-per-gpu", asked.tokens_per_gpu, 1), ("--seed", asked.seed, 0)):
+        if value < least:
+            raise ValueError(f"{flag} is {value}; it takes a whole number of at least {least}")
+    combinations = Combinations(asked.tokens_per_gpu, asked.seed, [given[group] for group in GROUPS])
+    every = [Combination(*names) for names in product(*given.values())]
+    if asked.pairs:
+        systems, models, clusters = (given[group] for group in GROUPS)
+        every = pairwise_cover(systems, models, clusters, combinations.can_be, asked.seed)
+    found: list[Verdict] = []
+    try:
+        for verdict in _checked(combinations, every, asked.batches.split(",")):
+            found.append(verdict)
+    finally:  # Ctrl-C, too, leaves the table of what was finished
+        print_matrix(found, given["model"], asked.markdown)
+    return 1 if any(verdict.failures for verdict in found) or not found else 0
+
+
+def _checked(combinations: Combinations, every: Sequence[Combination], kinds: Sequence[str]) -> Iterator[Verdict]:
+    """Checks one after the other and tells of them on stderr now and then, and of every failure at once."""
+    spoke, failed = monotonic(), 0
+    for number, combination in enumerate(every, 1):
+        verdict = combinations.check(combination, kinds)
+        failed += bool(verdict.failures)
+        for failure in verdict.failures:
+            _tell(f"{combination}: {failure}")
+        if monotonic() - spoke >= SECONDS_BETWEEN_LINES or number == len(every):
+            spoke = monotonic()
+            _tell(f"{number} of {len(every)} combinations, {failed} of them failed; at {combination}")
+        yield verdict
+
+
+def _tell(line: str) -> None:
+    print(f"matrix: {line}", file=sys.stderr, flush=True)
+
+
+def print_matrix(found: Sequence[Verdict], models: Sequence[str], markdown: bool) -> None:
+    """Prints systems by models, then refusals, failures and a last line that counts them."""
+    cells: dict[tuple[str, str], list[Verdict]] = {}
+    for one in found:
+        cells.setdefault((one.combination.system, one.combination.model), []).append(one)
+    systems = dict.fromkeys(system for system, _ in cells)
+    rows = [[system, *(_entry(cells.get((system, model), [])) for model in models)] for system in systems]
+    title = "batches, over all clusters: as they should be + out of memory"
+    if markdown:
+        for row in (["", *models], ["---", *["---:"] * len(models)], *rows):
+            print(f"| {' | '.join(row)} |")
+        print()
+    else:
+        table = Table(title=title)
+        for name in ("", *models):
+            table.add_column(name, justify="right" if name else "left")
+        for row in rows:
+            table.add_row(*row)
+        Console(width=160).print(table)
+    for line in _refusals(found):
+        print(line)
+    for one in found:
+        for failure in one.failures:
+            print(f"FAILED {one.combination}: {failure}")
+    print(_counts(found))
+
+
+def _entry(some: Sequence[Verdict]) -> str:
+    """Counts the batches of one system with one model."""
+    if all(one.skipped for one in some):
+        return "skipped" if some else ""
+    if all(one.refused for one in some):
+        return "refused"
+    fitting, large = (sum(getattr(one, name) for one in some) for name in ("fitting", "too_large"))
+    failed = sum(len(one.failures) for one in some)
+    return f"{fitting}{f' + {large}' if large else ''}{f', {failed} FAILED' if failed else ''}"
+
+
+def _refusals(found: Sequence[Verdict]) -> Iterator[str]:
+    """Yields a line for every model and reason, with the sentence of the first cluster."""
+    reasons: dict[tuple[str, str], list[Verdict]] = {}
+    for one in found:
+        if one.refused:
+            reasons.setdefault((one.combination.model, one.refused.partition(";")[0]), []).append(one)
+    for (model, _), some in sorted(reasons.items()):
+        clusters = dict.fromkeys(one.combination.cluster for one in some)
+        systems = len(dict.fromkeys(one.combination.system for one in some))
+        yield f"refused, {systems} systems with {model} on {', '.join(clusters)}: {some[0].refused}"
+    for package in sorted({one.skipped for one in found if one.skipped}):
+        names = dict.fromkeys(one.combination.system for one in found if one.skipped == package)
+        yield f"skipped, {', '.join(names)}: {package}, of the extra 'peers', is not installed"
+
+
+def _counts(found: Sequence[Verdict]) -> str:
+    tried = [one for one in found if not one.refused and not one.skipped]
+    fitting, large = (sum(getattr(one, name) for one in found) for name in ("fitting", "too_large"))
+    refused, failed = (sum(bool(getattr(one, name)) for one in found) for name in ("refused", "failures"))
+    return (
+        f"{len(found):,} combinations: {refused:,} refused, {len(tried):,} tried with {fitting + large:,} batches, of "
+        f"which {large:,} are out of memory; {failed:,} FAILED"
+    )

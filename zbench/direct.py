@@ -1,0 +1,191 @@
+"""Lists of operations of which no two wait for the same link, played in plan order. Pure: no torch.
+
+Where every transfer is sent directly and every link serves the legs of one lane only, as in a ring, nobody has to be
+asked who comes first at a link: an operation starts when its data is there and its lanes and links are free of the
+operations before it. Going through the list once then gives what the event loop of zbench.clock gives, to the last bit
+(tests/test_direct.py), without legs, queues or followers: a ring over thousands of ranks fits in memory.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.area import work
+from zbench.cluster import Cluster
+from zbench.cost import Cost
+from zbench.dataflow import Edges
+from zbench.direct_occupancy import ACROSS, HERE, INSIDE, occupied
+from zbench.legs import ACROSS_RX, ACROSS_TX, COMPUTE, INSIDE_RX, INSIDE_TX, LANES, link_ids
+from zbench.plan import ATTEND, Column, Ints, Ops, Plan
+from zbench.touches import by_rank
+from zbench.use import Repeats
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Direct:
+    """Operations with their times and waits, ready to be run again and again from different starting times.
+
+    src, dst: [num_ops]. where: HERE, INSIDE or ACROSS. busy: seconds. size: bytes, [num_ops] each.
+    latency: seconds, [3] by `where`. offsets, producers: the operations that each one waits for, compressed rows.
+    rows: offsets and indices of the operations that each rank takes part in. nic: the NIC of each rank.
+    sent: int64 [3, num_ranks], bytes that each rank sends, by `where`; received: likewise.
+    """
+
+    src: Column
+    dst: Column
+    where: NDArray[np.int8]
+    busy: Floats
+    latency: Floats
+    offsets: Column
+    producers: Column
+    rows: tuple[Ints, NDArray[np.int32]]
+    nic: Ints
+    sent: Ints
+    received: Ints
+
+    def run(self, ready: Floats, lane_free: Floats, link_free: Floats) -> tuple[Floats, Floats]:
+        """(seconds at which each operation starts; at which each rank has all it attended and all sent to it).
+
+        ready: [num_ranks], before which a rank starts nothing. lane_free, link_free: changed in place.
+        """
+        start = np.empty(len(self.busy))
+        ended = ready.copy()
+        _run(self.src, self.dst, self.where, self.busy, self.latency, self.offsets, self.producers, self.nic,
+             start, ready, ended, lane_free, link_free)  # fmt: skip
+        return start, ended
+
+    def occupancy(self, start: Floats, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+        """As zbench.layers.occupancy, of a layer that began at `begin` with `linear` seconds on every rank."""
+        out = np.zeros((4, len(linear)))
+        occupied(*self.rows, self.src, self.where, self.busy, start, begin, linear, out)
+        return out[0], out[1], out[2], out[3]
+
+
+def direct(plan: Plan, ops: Ops, waits: tuple[Column, Column], cost: Cost, backward: bool) -> Direct:
+    """A plan's forward or backward list that `is_direct` on the cluster; waits: its edges as `by_consumer`."""
+    cluster = cost.cluster
+    offsets, producers = waits
+    where = places(ops, cluster)
+    busy = np.empty(len(ops))
+    sent, received = np.zeros((2, 3, cluster.num_ranks), np.int64)
+    for begin, part, known in _attended(plan, ops):
+        here = slice(begin, begin + len(part))
+        size = cost.message_bytes(plan, part)
+        busy[here] = cost.transfer_seconds(size, where[here] == ACROSS)
+        attend, amount = work(plan, part)
+        busy[begin + attend] = cost.attend_seconds(plan, part, attend, amount, backward, known)
+        _count(part.src, part.dst, where[here], size, sent, received)
+    latency = np.array([0.0, *cost.latency_seconds(np.array([False, True]))])
+    rows = by_rank(ops.kind == ATTEND, ops.src, ops.dst, cluster.num_ranks)
+    return Direct(ops.src, ops.dst, where, busy, latency, offsets, producers, rows, cluster.nic_of, sent, received)
+
+
+def _attended(plan: Plan, ops: Ops) -> Iterator[tuple[int, Ops, Repeats]]:
+    """Some operations at a time, the index of the first one, and how their attends repeat others of the whole list."""
+    known = Repeats.of(plan, ops, np.flatnonzero(ops.kind == ATTEND))
+    first = 0
+    for begin, part in ops.chunks():
+        count = int((part.kind == ATTEND).sum())
+        yield begin, part, known.part(slice(first, first + count))
+        first += count
+
+
+def by_consumer(num_ops: int, found: Edges) -> tuple[Column, Column]:
+    """The operations that each one waits for, compressed rows: int32 offsets and operations."""
+    offsets, producers = _producers(num_ops, found.producer, found.consumer)
+    return offsets, producers
+
+
+def places(ops: Ops, cluster: Cluster) -> NDArray[np.int8]:
+    """HERE, INSIDE or ACROSS of every operation."""
+    found: NDArray[np.int8] = _places(ops.kind, ops.src, ops.dst, cluster.node_of)
+    return found
+
+
+def is_direct(ops: Ops, cluster: Cluster) -> bool:
+    """Whether nothing is routed and every link serves one lane, one message at a time."""
+    if max(cluster.nic_channels, cluster.nvlink_channels) > 1:
+        return False
+    num_links, nic0 = link_ids(cluster)
+    nobody = np.full(num_links - nic0, -1, np.int64)
+    return bool(_alone(ops.kind, ops.src, ops.dst, ops.via, cluster.node_of, cluster.nic_of, nobody))
+
+
+@nb.njit(cache=True)
+def _places(kind, src, dst, node):  # type: ignore[no-untyped-def]
+    out = np.empty(len(kind), np.int8)
+    for i in range(len(kind)):
+        out[i] = HERE if kind[i] == ATTEND else INSIDE if node[src[i]] == node[dst[i]] else ACROSS
+    return out
+
+
+@nb.njit(cache=True)
+def _alone(kind, src, dst, via, node, nic, user):  # type: ignore[no-untyped-def]
+    """Whether each direction of each NIC has one rank, as a GPU's own port has. user: int64 [2 x num_nics], all -1."""
+    for i in range(len(src)):
+        if via[i] >= 0:
+            return False
+        if kind[i] != ATTEND and node[src[i]] != node[dst[i]]:
+            for link, rank in ((2 * nic[src[i]], src[i]), (2 * nic[dst[i]] + 1, dst[i])):
+                if user[link] >= 0 and user[link] != rank:
+                    return False
+                user[link] = rank
+    return True
+
+
+@nb.njit(cache=True)
+def _count(src, dst, where, size, sent, received):  # type: ignore[no-untyped-def]
+    for i in range(len(src)):
+        sent[where[i], src[i]] += size[i]
+        received[where[i], dst[i]] += size[i]
+
+
+@nb.njit(cache=True)
+def _producers(num_ops, producer, consumer):  # type: ignore[no-untyped-def]
+    """The edges as compressed rows by consumer: a counting sort."""
+    offsets = np.zeros(num_ops + 1, np.int32)
+    for edge in range(len(consumer)):
+        offsets[consumer[edge] + 1] += 1
+    for op in range(num_ops):
+        offsets[op + 1] += offsets[op]
+    rows = np.empty(len(producer), np.int32)
+    for edge in range(len(consumer)):
+        rows[offsets[consumer[edge]]] = producer[edge]
+        offsets[consumer[edge]] += 1
+    for op in range(num_ops, 0, -1):
+        offsets[op] = offsets[op - 1]
+    offsets[0] = 0
+    return offsets, rows
+
+
+@nb.njit(cache=True)
+def _run(src, dst, where, busy, latency, offsets, producers, nic, start, ready, ended, lane_free, link_free):  # type: ignore[no-untyped-def]
+    nic0 = 2 * len(ready)
+    for i in range(len(start)):
+        s, d = np.int64(src[i]), np.int64(dst[i])
+        begin = ready[s]
+        for at in range(offsets[i], offsets[i + 1]):
+            p = producers[at]
+            begin = max(begin, start[p] + busy[p] + latency[where[p]])
+        if where[i] == HERE:
+            lane = s * LANES + COMPUTE
+            start[i] = max(begin, lane_free[lane])
+            lane_free[lane] = start[i] + busy[i]
+            ended[s] = max(ended[s], lane_free[lane] + latency[HERE])
+            continue
+        if where[i] == INSIDE:
+            lane, other, link, far = s * LANES + INSIDE_TX, d * LANES + INSIDE_RX, 2 * s, 2 * d + 1
+        else:
+            lane, other = s * LANES + ACROSS_TX, d * LANES + ACROSS_RX
+            link, far = nic0 + 2 * nic[s], nic0 + 2 * nic[d] + 1
+        begin = max(begin, lane_free[lane], lane_free[other])
+        begin = max(begin, link_free[link], link_free[far])
+        release = begin + busy[i]
+        start[i] = begin
+        lane_free[lane] = lane_free[other] = link_free[link] = link_free[far] = release
+        ended[d] = max(ended[d], release + latency[where[i]])

@@ -1,0 +1,59 @@
+"""Settings of the command line that hydra cannot read or reads as something else, told in a sentence. Pure.
+
+Its grammar keeps ( ) [ ] { } , = and quotes for itself, so a value with one of them has to be quoted for hydra, and
+that for the shell again: "out='runs(1).jsonl'".
+"""
+
+import re
+from collections.abc import Iterable
+
+_KEY = re.compile(r"[+~]*[A-Za-z_][\w./@:-]*")
+
+
+def unreadable(override: str) -> str:
+    """What to tell about a setting that the grammar refuses."""
+    key, equals, value = override.partition("=")
+    if not equals or not _KEY.fullmatch(key):
+        return f"{override!r} cannot be read; settings are written key=value"
+    example = quoted(key, value)
+    if value.endswith(",") and re.fullmatch(r"[\w.,-]+", value):
+        return f"{override!r} cannot be read; several values are written as in -m {key}=1,2, without a comma at the end"
+    if value.startswith(("[", "{")):
+        return f"{override!r} cannot be read; lists are written {key}=[a,b], and text with brackets as in {example}"
+    if value.count("'") % 2 or value.count('"') % 2:
+        return f"{override!r} cannot be read; a quote is not closed, or has to be quoted itself: {example}"
+    return f"{override!r} cannot be read; a value with such characters has to be quoted, as in {example}"
+
+
+def several(argument: str) -> str:
+    """What to tell about a setting with commas in a command that is no sweep."""
+    key, _, value = argument.partition("=")
+    is_words = re.fullmatch(r"[\w,-]+", value) is not None  # choices or numbers; anything else may be a file's name
+    comma = "" if is_words else f", or quote a value that has commas: {quoted(key, value)}"
+    return f"{argument} names several values; add -m to run each of them in turn{comma}"
+
+
+def check_no_lists(overrides: Iterable[str], groups: Iterable[str]) -> None:
+    """Refuses a list for a group: hydra would put its members one over another, which is no run of any of them.
+
+    Raises:
+        ValueError: one of `overrides` (as written on the command line) gives a list to one of `groups`, or to a group
+            inside one of them, as cluster/device is.
+    """
+    groups = set(groups)
+    for override in overrides:
+        key, _, value = override.partition("=")
+        name = key.lstrip("+").partition("@")[0]
+        if value.lstrip().startswith("[") and ("/" in name or name in groups):
+            members = ",".join(part.strip() for part in value.strip().strip("[]").split(","))
+            raise ValueError(
+                f"{name} is {value}, a list; it takes one name, and -m {name}={members} runs each of them in turn"
+            )
+
+
+def quoted(key: str, value: str) -> str:
+    """A setting as it is typed in a shell, so that hydra takes all of `value` as one text."""
+    mark = '"' if "'" in value and '"' not in value else "'"
+    inner = value.replace(mark, f"\\{mark}")
+    text = re.sub(r'([\\"$`])', r"\\\1", f"{key}={mark}{inner}{mark}")
+    return f'"{text}"'

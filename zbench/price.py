@@ -1,0 +1,112 @@
+"""What a job takes of this machine, estimated before anything large is made: memory of plans, room for the record.
+
+Pure. The estimate is a floor, so that what works is never refused: the sizes a system says its plans have at least,
+and for others a piece a sequence. What it cannot say is how long a planner takes. Constants:
+`python tests/bench/sizes.py` prints, for several systems and sizes, the memory that a step really took, and what
+this estimate says of it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zbench.plan import Ints
+from zbench.protocols import Size, System, Workload
+
+# Above any training cluster there is (some 200,000 GPUs), and a hundred times the largest published batches (64M).
+MOST_RANKS, MOST_TOKENS = 2**20, 2**32
+# Floors, in bytes. An operation is ten columns, in a plan's two lists, and its legs while it is played; a piece five
+# columns of int64. A sequence is drawn and held by batch and plan, a rank has its lanes, links and results.
+OPERATION, PIECE, SEQUENCE, RANK = 60, 40, 128, 1024
+# A step's line in the record: whatever is not per rank, and six numbers of at least four characters a rank.
+LINE, LINE_RANK = 500, 24
+_SAMPLE = 4096  # documents that are drawn to know a batch's number of sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """sequences: of a batch, about. size: of a step's plans, at least. ranks: of the cluster."""
+
+    sequences: int
+    size: Size
+    ranks: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """What planning, proving and playing a step needs at least."""
+        held = OPERATION * self.size.operations + PIECE * self.size.pieces
+        return held + SEQUENCE * self.sequences + RANK * self.ranks
+
+    @property
+    def words(self) -> str:
+        return (
+            f"{self.sequences:,} sequences on {self.ranks:,} ranks, in plans of at least {self.size.operations:,} "
+            f"operations and {self.size.pieces:,} pieces of sequences"
+        )
+
+
+def check_size(num_nodes: int, gpus_per_node: int, tokens_per_gpu: int) -> None:
+    """Refuses clusters and batches beyond all that zbench is made for, whatever the machine.
+
+    Raises:
+        ValueError: one of the keys is too large; the message says which, and how large it may be.
+    """
+    ranks = num_nodes * gpus_per_node
+    if ranks > MOST_RANKS:
+        raise ValueError(
+            f"cluster.num_nodes x cluster.gpus_per_node is {num_nodes:,} x {gpus_per_node:,}; zbench takes at most "
+            f"{MOST_RANKS:,} GPUs"
+        )
+    if ranks * tokens_per_gpu > MOST_TOKENS:
+        raise ValueError(
+            f"tokens_per_gpu is {tokens_per_gpu:,}; with {ranks:,} GPUs it may be at most {MOST_TOKENS // ranks:,}, "
+            f"for batches of {MOST_TOKENS:,} tokens"
+        )
+
+
+def priced(system: System, workload: Workload, tokens: int, ranks: int) -> Price:
+    """What a step of `system` costs. ranks: of its plans."""
+    lengths = drawn(workload, tokens)
+    sequences = max(1, round(tokens / float(lengths.mean())))
+    told = getattr(system, "size", None)
+    least = Size(operations=2, pieces=sequences)  # an attend, forward and backward
+    return Price(sequences, least if told is None else told(lengths, sequences), ranks)
+
+
+def drawn(workload: Workload, tokens: int) -> Ints:
+    """Lengths like those of the workload's batches: some documents of one that draws them, else one of all tokens."""
+    draw = getattr(workload, "draw", None)
+    if draw is None or not type(workload).__module__.startswith("zbench."):
+        return np.array([tokens], np.int64)
+    lengths = np.asarray(draw(np.random.default_rng(0), _SAMPLE), np.int64)
+    return np.minimum(lengths, min(tokens, getattr(workload, "context_limit", tokens)))
+
+
+def check_memory_here(price: Price, free_bytes: int, key: str, cluster: str, tokens: str) -> None:
+    """Refuses a step that this machine has no memory to plan and play.
+
+    key: what chose the system, as in system=ring. cluster, tokens: the keys that make the job smaller, as they are.
+
+    Raises:
+        ValueError: it needs more than `free_bytes`; the message says how much, of what, and what to change.
+    """
+    if price.memory_bytes > free_bytes:
+        leave = " (or baseline=null)" if key.startswith("baseline") else " (or another system)"
+        raise ValueError(
+            f"{key} needs an estimated {price.memory_bytes / 2**30:,.1f} GiB of this machine's memory at least, for "
+            f"{price.words}, and {free_bytes / 2**30:,.1f} GiB are free: use less than {cluster} or {tokens}{leave}"
+        )
+
+
+def check_record(steps: int, runs: int, ranks: int, out: str, free_bytes: int | None) -> None:
+    """Refuses more steps than the record has room for.
+
+    Raises:
+        ValueError: the steps of `runs` runs need more than `free_bytes`.
+    """
+    needed = steps * runs * (LINE + LINE_RANK * ranks)
+    if free_bytes is not None and needed > free_bytes:
+        raise ValueError(
+            f"steps is {steps:,}; their record takes an estimated {needed / 1e9:,.1f} GB at least, and {out!r} can "
+            f"grow by {free_bytes / 1e9:,.1f} GB: use fewer steps"
+        )

@@ -1,0 +1,23 @@
+"""tracker=auto, the default: Weights & Biases where its package is installed, else none."""
+
+from zbench.extras import installed
+from zbench.protocols import Tracker
+from zbench.track.careful import Nothing
+from zbench.track.wandb import Wandb
+
+
+def installed_choice() -> str:
+    """The choice of conf/tracker that tracker=auto comes to on this machine."""
+    return "wandb" if installed("wandb") else "none"
+
+
+def auto(project: str, dir: str) -> Tracker:
+    """The tracker of that choice."""
+    return Wandb(project, dir) if installed_choice() == "wandb" else Nothing()
+
+
+def tracker_words(tracker: Tracker) -> str:
+    """What tracker=auto came to."""
+    if isinstance(tracker, Nothing):
+        return "Tracker: none, as wandb is not installed (pip install 'zbench[track]')."
+    return f"Tracker: wandb, {tracker.where()}."

@@ -1,0 +1,30 @@
+"""Sentences that tables of runs are read with. Pure: no torch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zbench.interval import LEAST
+from zbench.metrics import CONVENTIONS
+
+
+def convention_words(convention: str) -> str:
+    return f"MFU by convention {convention}: {CONVENTIONS[convention]}."
+
+
+def doubt_words(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the question mark behind a speed-up means, if one of these rows has it."""
+    doubt = f"?: too few steps to tell: fewer than {LEAST}, or the 95 % interval of the speed-up has 1 in it."
+    return [doubt] if any(row["speedup_told"] is False for row in found) else []
+
+
+def cluster_words(facts: Mapping[str, Any]) -> str:
+    """The cluster as configured; how many of its GPUs are a rank, and how many stages there are, if not one."""
+    words = (
+        f"{facts['cluster']}: {facts['num_nodes']} nodes x {facts['gpus_per_node']} {facts['device']}, "
+        f"{facts['nics_per_node']} NICs of {facts['nic_bandwidth'] * 8 / 1e9:g} Gbit/s a node"
+    )
+    if facts.get("tensor_parallel", 1) > 1:
+        words += f"; {facts['num_ranks']} ranks of {facts['tensor_parallel']} GPUs each (tensor parallelism)"
+    if facts.get("pipeline_parallel", 1) > 1:
+        words += f"; {facts['pipeline_parallel']} pipeline stages"
+    return words
