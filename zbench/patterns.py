@@ -174,6 +174,7 @@ def _step_columns(
         "kv_blocks": np.where(is_attend, kv, np.int32(-1)),
         "via": np.broadcast_to(np.int16(-1), shape),
         "keep": np.broadcast_to(np.int8(0), shape),
+        "collective": np.broadcast_to(np.int8(0), shape),
     }
 
 
