@@ -107,6 +107,6 @@ def check_record(steps: int, runs: int, ranks: int, out: str, free_bytes: int | 
     needed = steps * runs * (LINE + LINE_RANK * ranks)
     if free_bytes is not None and needed > free_bytes:
         raise ValueError(
-            f"steps is {steps:,}; their record takes an estimated {needed / 1e9:,.1f} GB at least, and {out!r} can "
-            f"grow by {free_bytes / 1e9:,.1f} GB: use fewer steps"
+            f"out is {out!r}, which can grow by {free_bytes / 1e9:,.1f} GB; the record of steps={steps:,} takes an "
+            f"estimated {needed / 1e9:,.1f} GB at least: use fewer steps or another file"
         )
