@@ -83,8 +83,11 @@ def test_a_row_is_known_only_as_it_was_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blind = "h100,causal,fwd,8,8192,usp,592.0"  # published too, and not looked at when constants were chosen
-    path = file_of(tmp_path, GOOD, GOOD.replace("600.3", "600.4"), GOOD.replace(",8,", ",4,"), blind)
-    assert [row["known"] for row in rows_of(monkeypatch, capsys, path)] == [True, False, False, False]
+    upper = GOOD.replace("h100", "H100")
+    path = file_of(tmp_path, GOOD, GOOD.replace("600.3", "600.4"), GOOD.replace(",8,", ",4,"), blind, upper)
+    found = rows_of(monkeypatch, capsys, path)
+    assert [row["known"] for row in found] == [True, False, False, False, True]
+    assert found[0]["predicted"] == found[-1]["predicted"]
 
 
 def test_rows_without_a_plan_are_named_and_left_out(
