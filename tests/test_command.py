@@ -13,7 +13,7 @@ from test_record import end_line, start_line, step_line, write
 
 from zbench.command import Parser, ran
 from zbench.fingerprint import ROOT
-from zbench.signals import ENDING, Ended, exit_code, stop_in, words
+from zbench.signals import ENDING, Ended, exit_code, stop_in, stopped_by
 
 SMALL = ("tracker=none", "baseline=null", "model=tiny", "tokens_per_gpu=64", "cluster.num_nodes=1", "out=r.jsonl")
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -63,7 +63,7 @@ def test_a_stop_is_known_by_what_came_of_it() -> None:
     error.__cause__ = Ended(signal.SIGTERM)
     stop = stop_in(error)
     assert stop is not None
-    assert (exit_code(stop), words(stop)) == (143, "stopped by SIGTERM")
+    assert (exit_code(stop), stopped_by(stop)) == (143, "stopped by SIGTERM")
     assert stop_in(ValueError("no")) is None
 
 

@@ -129,7 +129,7 @@ def test_the_record_has_to_have_room() -> None:
     check_record(100_000, 2, 32, "r.jsonl", 10**9)
     check_record(10**12, 2, 32, "/dev/null", None)
     with pytest.raises(
-        ValueError, match=r"^steps is 1,000,000,000,000; .* 'r.jsonl' can grow by 1,000.0 GB: use fewer"
+        ValueError, match=r"^out is 'r.jsonl', which can grow by 1,000.0 GB; .* steps=1,000,000,000,000 takes"
     ):
         check_record(10**12, 1, 32, "r.jsonl", 10**12)
 

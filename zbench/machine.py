@@ -23,7 +23,7 @@ def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -
 
 
 def free_disk(path: Path) -> int | None:
-    """Bytes that a file can grow by; None for what is no file, as /dev/null."""
+    """Returns the bytes that a file can grow by; None for what is no file, as /dev/null."""
     if path.exists() and not path.is_file():
         return None
     room = os.statvfs(path.resolve().parent)

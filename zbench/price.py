@@ -15,9 +15,9 @@ from zbench.protocols import Size, System, Workload
 
 # Above any training cluster there is (some 200,000 GPUs), and a hundred times the largest published batches (64M).
 MOST_RANKS, MOST_TOKENS = 2**20, 2**32
-# Floors, in bytes. An operation is ten columns, in a plan's two lists, and its legs while it is played; a piece five
+# Floors, in bytes. An operation is the columns of zbench.columns.TYPES, in a plan's two lists; a piece five
 # columns of int64. A sequence is drawn and held by batch and plan, a rank has its lanes, links and results.
-OPERATION, PIECE, SEQUENCE, RANK = 60, 40, 128, 1024
+OPERATION, PIECE, SEQUENCE, RANK = 25, 40, 128, 1024
 # A step's line in the record: whatever is not per rank, and six numbers of at least four characters a rank.
 LINE, LINE_RANK = 500, 24
 _SAMPLE = 4096  # documents that are drawn to know a batch's number of sequences
@@ -107,6 +107,6 @@ def check_record(steps: int, runs: int, ranks: int, out: str, free_bytes: int | 
     needed = steps * runs * (LINE + LINE_RANK * ranks)
     if free_bytes is not None and needed > free_bytes:
         raise ValueError(
-            f"steps is {steps:,}; their record takes an estimated {needed / 1e9:,.1f} GB at least, and {out!r} can "
-            f"grow by {free_bytes / 1e9:,.1f} GB: use fewer steps"
+            f"out is {out!r}, which can grow by {free_bytes / 1e9:,.1f} GB; the record of steps={steps:,} takes an "
+            f"estimated {needed / 1e9:,.1f} GB at least: use fewer steps or another file"
         )

@@ -75,17 +75,17 @@ def _own_rows(path: Path, as_json: bool) -> None:
     left_out = _left_out(rows)
     with Meter(attention.num_plays(rows), unit="pack") as meter:
         rates = attention.predict(rows, cluster, lambda done: meter.show("predicting", done))
-    known = attention.known_rows()
+    known = attention.are_known(rows)
     if as_json:
         for line in left_out:
             print(f"zbench: left out: {line}", file=sys.stderr)
-        _print_json([_line(row, rate, row in known) for row, rate in zip(rows, rates, strict=True)])
+        _print_json([_line(*one) for one in zip(rows, rates, known, strict=True)])
         return
     from zbench.anchors.show import show_rows
 
     compared = [
-        attention.compared(row, rate, str(path), "rows", row in known)
-        for row, rate in zip(rows, rates, strict=True)
+        attention.compared(row, rate, str(path), "rows", was_known)
+        for row, rate, was_known in zip(rows, rates, known, strict=True)
         if rate is not None
     ]
     show_rows(compared, left_out)
@@ -98,6 +98,7 @@ def _left_out(rows: Sequence[MeasuredRow]) -> list[str]:
 
 
 def _line(row: MeasuredRow, rate: float | None, known: bool) -> dict[str, Any]:
+    """A row of --json."""
     predicted = None if rate is None else rate / 1e12
     error = None if predicted is None else predicted / row.tflops_per_gpu - 1
     return {**row.columns(), "measured": row.tflops_per_gpu, "predicted": predicted, "error": error, "known": known}

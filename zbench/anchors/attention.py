@@ -47,9 +47,10 @@ def compared(row: MeasuredRow, rate: float, source: str, group: str, known: bool
     return Anchor(group, case, row.tflops_per_gpu, rate / 1e12, source, known, row.configuration)
 
 
-def known_rows() -> set[MeasuredRow]:
-    """The published rows that constants were chosen with."""
-    return {measured_row(row) for row in published("attention") if is_known(row)}
+def are_known(rows: Sequence[MeasuredRow]) -> list[bool]:
+    """Which rows equal a published one that constants were chosen with."""
+    known = {measured_row(row) for row in published("attention") if is_known(row)}
+    return [replace(row, hw=row.hw.lower()) in known for row in rows]
 
 
 def missing(row: MeasuredRow) -> str:

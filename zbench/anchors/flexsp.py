@@ -1,4 +1,4 @@
-"""Group a: FlexSP's all-to-all bandwidths and compute coefficients on 64 A100. Pure: no torch.
+"""Predicts FlexSP's all-to-all bandwidths and compute coefficients on 64 A100. Pure: no torch.
 
 Bandwidth is the bytes of a tensor on one GPU over the time of its all-to-all (nothing subtracted for
 the part that stays), all groups of a degree at work at once. The coefficients are those of seconds

@@ -38,10 +38,9 @@ def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
     else:
         share = PASSES[collective] * (num_gpus - 1) / num_gpus
         bandwidth = share * size / (PASSES[collective] * gather_seconds(cost, float(size)))
-    family = f"{size / 2**20:g} MiB on {num_gpus} {row['cluster'].upper()}"
+    case = f"{collective} of {size / 2**20:g} MiB on {num_gpus} {row['cluster'].upper()}, GB/s"
     measured = float(row["gigabytes_per_second"])
-    case = f"{collective} of {family}, GB/s"
-    return Anchor("nccl", case, measured, bandwidth / 1e9, row["source"], is_known(row), family)
+    return Anchor("nccl", case, measured, bandwidth / 1e9, row["source"], is_known(row))
 
 
 def cluster_of(name: str, num_gpus: int, get_cluster: GetCluster) -> Cluster:

@@ -37,8 +37,8 @@ def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
     cost = Cost(replace(get_cluster(preset, num_nodes=1, device=device), nics_per_node=1), LLAMA)
     packs = [np.diff(np.array([0, *ends])) * cost.cluster.num_ranks for ends in ENDS[row["api"]]]
     seconds = np.mean([iteration_seconds(plan_of(row["method"], pack, cost), cost, row["passes"]) for pack in packs])
-    family = f"{row['gpu']} {row['api']} {row['passes']}"
-    case = f"8 {family.upper().replace('VARLEN', 'varlen').replace('BATCH', 'batch')} {row['method']}, iterations/s"
+    family = f"8 {row['gpu'].upper()}, {row['api']} API, {row['passes']}"
+    case = f"{family}, {row['method']}, iterations/s"
     measured = float(row["iterations_per_second"])
     return Anchor("ring_flash", case, measured, 1 / float(seconds), row["source"], is_known(row), family)
 

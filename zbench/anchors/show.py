@@ -25,8 +25,9 @@ def show_groups(found: Sequence[Anchor], titles: dict[str, str]) -> None:
             _show(console, apart, f"{group}, {KINDS[kind]}: {title}", f"{group}, {KINDS[kind]}", sources=True)
         if len(kinds) > 1:
             _say(console, words(f"{group}, known and blind", members))
+            console.print()
     for kind, name in KINDS.items():
-        _say(console, words(f"all {name}", [anchor for anchor in found if anchor.known is kind]))
+        _say(console, errors_and_orders(f"all {name}", [anchor for anchor in found if anchor.known is kind]))
     console.print(
         "predicted: simulated by zbench on described devices and clusters. measured: published by others. "
         "known: looked at when a constant or an assumption was chosen (docs/cost.md); blind: not."
@@ -47,12 +48,18 @@ def show_rows(found: Sequence[Anchor], left_out: Sequence[str]) -> None:
 
 
 def words(name: str, members: Sequence[Anchor]) -> str:
+    """The summary line of some anchors, and under it every pair that is not in the measured order."""
+    broken = summary(members).broken
+    lines = [f"  predicted in the wrong order: measured {high} above {low}" for high, low in broken]
+    return "\n".join([errors_and_orders(name, members), *lines])
+
+
+def errors_and_orders(name: str, members: Sequence[Anchor]) -> str:
     """The number of cases, the sizes of their errors, and how many pairs are in the measured order."""
     s = summary(members)
     errors = f"error median {s.median:.1%}, 9 in 10 within {s.p90:.1%}, worst {s.worst:.1%}"
-    broken = "".join(f"\n  predicted in the wrong order: measured {high} above {low}" for high, low in s.broken)
     orders = f"; {s.pairs - len(s.broken)} of {s.pairs} orders kept" if s.pairs else ""
-    return f"{name}: {len(members)} cases, {errors}{orders}{broken}"
+    return f"{name}: {len(members)} cases, {errors}{orders}"
 
 
 def _console() -> Console:

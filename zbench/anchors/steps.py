@@ -1,4 +1,4 @@
-"""Group d: FlexSP's training steps with documents of different lengths, 64 A100, GPT-7B, 512 of Wikipedia. No torch.
+"""Predicts FlexSP's training steps with documents of different lengths, 64 A100, GPT-7B. Pure: no torch.
 
 Published: the model, the cluster, 512 documents of at most 192K tokens a step, longer ones dropped, 28 GB of every
 GPU's 40 as the planners' budget. Not published: which documents a step had. Here a step is the mean of BATCHES drawn
