@@ -7,6 +7,7 @@ from strategies import REAL, cases
 
 from zbench.batch import Batch
 from zbench.build import Builder
+from zbench.clock import Free
 from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.dataflow import Edges, edges
@@ -24,7 +25,8 @@ from zbench.totals import Carried
 def state(cost: Cost) -> State:
     """Ranks, lanes and links that are free at different times."""
     ranks, links = cost.cluster.num_ranks, link_ids(cost.cluster)[0]
-    return State(np.linspace(0, 1e-4, ranks), np.linspace(0, 2e-4, ranks * LANES), np.linspace(3e-4, 0, links))
+    free = Free(np.linspace(0, 2e-4, ranks * LANES)[:, None], np.linspace(3e-4, 0, links)[:, None])
+    return State(np.linspace(0, 1e-4, ranks), free)
 
 
 def same(cost: Cost, plan: Plan, ops: Ops, backward: bool) -> None:
@@ -39,8 +41,9 @@ def same(cost: Cost, plan: Plan, ops: Ops, backward: bool) -> None:
         carried.append(Carried.of(of, cost))
     for name in Played.__slots__:
         assert np.array_equal(getattr(results[0], name), getattr(results[1], name)), name
-    for name in State.__slots__:
-        assert np.array_equal(getattr(ends[0], name), getattr(ends[1], name)), name
+    assert np.array_equal(ends[0].ready, ends[1].ready)
+    for name in Free.__slots__:
+        assert np.array_equal(getattr(ends[0].free, name), getattr(ends[1].free, name)), name
     assert np.array_equal(carried[0].tx, carried[1].tx)
     assert np.array_equal(carried[0].rx, carried[1].rx)
     assert carried[0].nvlink == carried[1].nvlink

@@ -80,8 +80,9 @@ def mutations(draw: st.DrawFn) -> tuple[str, Plan]:
     if kind in COLUMNS:
         top = {"kind": 1, "tensor": 5, "src": plan.num_ranks, "dst": plan.num_ranks, "head_lo": plan.num_heads,
                "head_hi": plan.num_heads + 1, "blocks": len(plan.lists), "kv_blocks": len(plan.lists),
-               "via": len(plan.lanes), "keep": 1}  # fmt: skip
-        return kind, set_(plan, name, kind, at, draw(st.integers(-1 if kind != "keep" else 0, top[kind])))
+               "via": len(plan.lanes), "keep": 1, "collective": 1}  # fmt: skip
+        low = 0 if kind in ("keep", "collective") else -1
+        return kind, set_(plan, name, kind, at, draw(st.integers(low, top[kind])))
     blocks = plan.blocks
     if kind == "home":
         home = blocks.home.copy()
@@ -113,7 +114,7 @@ def test_what_is_rejected_is_wrong_or_breaks_a_rule_of_form(mutation: tuple[str,
     words = rejected(plan)
     if words is not None and not wrong(plan):
         assert re.search(
-            r"heads that cut through|(kind|tensor|src|dst|kv_blocks|via|keep|head_lo|head_hi) is -?\d+; "
+            r"heads that cut through|(kind|tensor|src|dst|kv_blocks|via|keep|collective|head_lo|head_hi) is -?\d+; "
             r"|in .sequence, start. order|a second time|a piece begins before it stops|is empty; a block",
             words,
         ), (kind, words)

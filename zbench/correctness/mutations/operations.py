@@ -9,7 +9,7 @@ from zbench.correctness.mutations.paths import OPERATIONS, Mutation, array, coun
 from zbench.cost import Cost
 from zbench.plan import ATTEND, COLUMNS, TRANSFER, Ints, Ops, Plan
 
-_OF_TRANSFERS = ("tensor", "dst", "via", "keep")  # columns that say little of an attend
+_OF_TRANSFERS = ("tensor", "dst", "via", "keep", "collective")  # columns that say little of an attend
 
 
 def column(name: str) -> Mutation:
