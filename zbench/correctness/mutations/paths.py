@@ -66,8 +66,8 @@ def counts(plan: Plan) -> dict[str, int]:
     return {
         "lengths": tokens, "sequences": len(plan.sequences), "seq": len(plan.lengths), "start": tokens, "stop": tokens,
         "block": blocks, "home": ranks, "kind": 2, "tensor": 6, "src": ranks, "dst": ranks, "head_lo": heads,
-        "head_hi": heads + 1, "blocks": lists, "kv_blocks": lists, "via": max(len(plan.lanes), 1), "keep": 2, "collective": 2,
-        "lead": ranks, "tp": ranks + 1, "pp": ranks + 1,
+        "head_hi": heads + 1, "blocks": lists, "kv_blocks": lists, "via": max(len(plan.lanes), 1), "keep": 2,
+        "collective": 2, "lead": ranks, "tp": ranks + 1, "pp": ranks + 1,
     }  # fmt: skip
 
 
