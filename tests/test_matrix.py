@@ -1,5 +1,6 @@
 """python -m zbench.correctness matrix: that it finds what is wrong, and tells it; and the cover of all pairs."""
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, product
@@ -13,7 +14,7 @@ from omegaconf import OmegaConf
 from strategies import costs
 
 from zbench.batch import Batch
-from zbench.correctness import matrix
+from zbench.correctness import __main__, matrix
 from zbench.correctness.adversarial import KINDS, adversarial_batches
 from zbench.correctness.combinations import Combination, Combinations, Verdict
 from zbench.correctness.cover import pairwise_cover
@@ -24,6 +25,12 @@ from zbench.simulate import Simulated
 from zbench.systems.ring import Ring
 
 SMALL = ["--models", "tiny,llama_7b", "--clusters", "local_2x2,one_gpu", "--tokens-per-gpu", "64"]
+
+
+def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Runs the command as a shell does, and returns its exit code."""
+    monkeypatch.setattr(sys, "argv", ["zbench.correctness", "matrix", *arguments])
+    return __main__.main()
 
 
 # -- the cover --------------------------------------------------------------------------------------
@@ -200,10 +207,10 @@ def test_what_was_finished_is_told_when_the_user_stops(
         return Verdict(one, 1)
 
     monkeypatch.setattr(Combinations, "check", check)
-    assert matrix.main(["--systems", "ring,ulysses", *SMALL]) == 130
+    assert called(monkeypatch, "--systems", "ring,ulysses", *SMALL) == 130
     told = capsys.readouterr()
     assert told.out.splitlines()[-1].startswith("3 combinations: 0 refused, 3 tried with 3 batches")
-    assert "zbench: stopped; the table above has what was finished" in told.err
+    assert "zbench: stopped; the table is of what was finished until then" in told.err
 
 
 @pytest.mark.parametrize(
@@ -218,9 +225,9 @@ def test_what_was_finished_is_told_when_the_user_stops(
     ],
 )
 def test_mistakes_of_the_user_are_told_in_a_sentence(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
-    assert matrix.main(arguments) == 2
+    assert called(monkeypatch, *arguments) == 2
     heard = capsys.readouterr()
     assert heard.err.startswith(f"zbench: {told}")
     assert heard.err.count("\n") == 1
