@@ -29,6 +29,8 @@ NARROW = [path for path in PATHS if path.startswith(("forward", "backward"))]
         (lambda a: a[None], r"an array of int64 and shape \(1, \d+\)"),
         (lambda a: np.stack([a, a, a], axis=1)[:, 0], r"a non-contiguous array of int64 and shape \(\d+,\)"),
         (lambda a: a.tolist(), "of type list"),
+        (np.ma.masked_array, "of type MaskedArray"),
+        (lambda a: a.view(np.recarray), "of type recarray"),
         (lambda a: None, "of type NoneType"),
     ],
 )
@@ -47,6 +49,7 @@ def test_every_array_has_its_type(path: str, change: Callable, told: str) -> Non
         (lambda a: a.astype(np.float64), r"an array of float64 and shape \(\d+,\)"),
         (lambda a: a[None], r"an array of int\d+ and shape \(1, \d+\)"),
         (lambda a: a.tolist(), "of type list"),
+        (np.ma.masked_array, "of type MaskedArray"),
         (lambda a: None, "of type NoneType"),
     ],
 )

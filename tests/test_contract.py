@@ -61,6 +61,7 @@ def test_a_good_batch_passes(documents: Any) -> None:
         (batch(LENGTHS.astype(float)), r"lengths as an array of float64 \[3\]; "),
         (batch(LENGTHS.astype(np.int32)), r"lengths as an array of int32 \[3\]; "),
         (batch(LENGTHS.reshape(1, 3)), r"lengths as an array of int64 \[1, 3\]; "),
+        (batch(np.ma.masked_array(LENGTHS)), "lengths as a MaskedArray; "),
         (batch(documents=[1, 2, 3]), "documents as a list; "),
         (batch(documents=LENGTHS[:2]), "2 documents for 3 lengths; there is one for each"),
         (batch(np.array([100, 0, 28])), r"lengths\[1\] = 0; a sequence has at least 1 token"),

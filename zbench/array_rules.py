@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from zbench.columns import COLUMNS, TYPES, Blocks, Lists, Ops
+from zbench.columns import COLUMNS, TYPES, Blocks, Lists, Ops, is_array
 from zbench.pipelines import Pipelines
 from zbench.plan import Plan
 from zbench.rewrite.reverse import MODES
@@ -57,9 +57,9 @@ def _table_faults(where: str, columns: Mapping[str, Any], types: Mapping[str, An
     """types: of columns that are not int64."""
     for name, column in columns.items():
         wanted = types.get(name, np.dtype(np.int64))
-        if isinstance(column, np.ndarray) and column.dtype.kind == "i" and column.ndim == 1 and column.dtype != wanted:
+        if is_array(column) and column.dtype.kind == "i" and column.ndim == 1 and column.dtype != wanted:
             yield from _beyond(f"{where}.{name}", column, wanted)
-        right = isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype == wanted
+        right = is_array(column) and column.ndim == 1 and column.dtype == wanted
         if not (right and column.dtype.isnative and column.flags.c_contiguous):
             yield f"{where}.{name} is {_told(column)}; it takes a contiguous {wanted} array of one dimension"
     (first, count), *others = ((name, len(column)) for name, column in columns.items())
@@ -79,7 +79,7 @@ def _beyond(where: str, column: Any, wanted: Any) -> Iterator[str]:
 
 def _told(value: object) -> str:
     """Names an array by its form and anything else by its type, as what is wrong may be large."""
-    if isinstance(value, np.ndarray):
+    if is_array(value):
         kind = "an array" if value.flags.c_contiguous else "a non-contiguous array"
         return f"{kind} of {value.dtype} and shape {value.shape}"
     return f"of type {type(value).__name__}"

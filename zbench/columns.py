@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 import numba as nb
 import numpy as np
@@ -171,9 +171,14 @@ TYPES: Mapping[str, Any] = MappingProxyType({
 COLUMNS = tuple(TYPES)
 
 
+def is_array(value: object) -> TypeGuard[NDArray[Any]]:
+    """Returns whether a value is an array that compiled loops read as it is; masked arrays and matrices are not."""
+    return type(value) in (np.ndarray, np.memmap)
+
+
 def _narrow(column: Column, wanted: Any) -> Column:
     """The column in the type wanted, side by side in memory, if its values fit; else as it is, for verify to tell."""
-    if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind != "i":
+    if not is_array(column) or column.ndim != 1 or column.dtype.kind != "i":
         return column
     narrow = np.ascontiguousarray(column, wanted)
     return narrow if column.dtype == wanted or (narrow == column).all() else column

@@ -15,6 +15,7 @@ import numpy as np
 
 from zbench.array_rules import array_fault
 from zbench.batch import Batch
+from zbench.columns import is_array
 from zbench.cost import Cost
 from zbench.dealt import Dealt
 from zbench.fingerprint import ROOT
@@ -159,7 +160,7 @@ def _plans_fault(plans: Any, cost: Cost) -> str | None:
 
 def _kind(value: Any) -> str:
     """A list, an array of float64 [2, 3], None."""
-    if isinstance(value, np.ndarray):
+    if is_array(value):
         return f"an array of {value.dtype} {list(value.shape)}"
     if value is None:
         return "None"
@@ -168,4 +169,4 @@ def _kind(value: Any) -> str:
 
 
 def _is_ints(values: Any) -> bool:
-    return isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1
+    return is_array(values) and values.dtype == np.int64 and values.ndim == 1

@@ -84,7 +84,7 @@ def _need(holds: object, rule: str) -> None:
 
 def _sound(array: Any, size: int = 8) -> None:
     """size: bytes of an entry."""
-    _need(type(array) is np.ndarray, "an array is one")
+    _need(type(array) in (np.ndarray, np.memmap), "an array is one")
     _need(
         array.dtype.kind == "i" and array.dtype.isnative and array.ndim == 1, "an array has one dimension of integers"
     )

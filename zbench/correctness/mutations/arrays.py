@@ -40,11 +40,20 @@ def dtype(rng: Generator, plan: Plan, cost: Cost) -> Plan:
 
 
 def shape(rng: Generator, plan: Plan, cost: Cost) -> Plan:
-    """Gives an array a second dimension or none, or strides, or puts something else in its place."""
+    """Gives an array a second dimension or none, strides or a mask, or puts something else in its place."""
     path = _path(rng, plan)
     values = array(plan, path)
     wide = np.stack([values, values], axis=1)
-    shapes = (wide, values[None], np.int64(0), values.tolist(), None, wide[:, 0], values[::-1])
+    shapes = (
+        wide,
+        values[None],
+        np.int64(0),
+        values.tolist(),
+        None,
+        wide[:, 0],
+        values[::-1],
+        np.ma.masked_less(values, 1),
+    )
     return put(plan, path, shapes[rng.integers(len(shapes))])
 
 
