@@ -93,6 +93,14 @@ def test_good_plans_pass(uneven: Cost) -> None:
         (lambda plans: (plans[0].with_(num_ranks=3),), r"a plan with num_ranks=3 .*; it has to be 15, as in `cost`"),
         (lambda plans: (plans[0].with_(num_heads=9),), r"a plan with num_heads=9 .*; it has to be 6, as in `cost`"),
         (
+            lambda plans: (plans[0].with_(num_ranks=np.array([15, 15])),),
+            r"a plan with num_ranks=array.*; it has to be 15",
+        ),
+        (
+            lambda plans: (plans[0].with_(backward_mode=np.array(["keep", "x"])),),
+            r"a plan that cannot be .*: plan.backward_mode is an array of <U4 and shape \(2,\); it takes keep",
+        ),
+        (
             lambda plans: (plans[0].with_(backward=plans[0].backward.take(NONE), backward_mode=""),),
             r"a plan without a backward .*; zbench.rewrite.reverse makes it from the forward",
         ),

@@ -5,7 +5,7 @@ before all others: types, shapes, lengths of columns that belong together, offse
 something else of the plan are checked by zbench.block_rules, zbench.operation_rules and zbench.cluster_rules.
 """
 
-import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -103,24 +103,31 @@ def _list_faults(where: str, lists: Lists) -> Iterator[str]:
 def _value_faults(plan: Plan) -> Iterator[str]:
     for name in ("num_ranks", "num_heads"):
         value = getattr(plan, name)
-        if not isinstance(value, int | np.int64) or isinstance(value, bool) or value < 1:
-            yield f"plan.{name} is {value!r}; it takes a whole number of at least 1"
+        if not isinstance(value, int | np.int64) or isinstance(value, bool) or not 1 <= value < _LIMIT:
+            yield f"plan.{name} is {_shown(value)}; it takes a whole number of at least 1 and below 2^63"
     if not isinstance(plan.causal, bool):
         yield f"plan.causal is {plan.causal!r}; it takes True or False"
-    if plan.backward_mode not in MODES:
-        yield f"plan.backward_mode is {plan.backward_mode!r}; it takes {', '.join(MODES)}"
+    if not isinstance(plan.backward_mode, str) or plan.backward_mode not in MODES:
+        yield f"plan.backward_mode is {_shown(plan.backward_mode)}; it takes {', '.join(MODES)}"
     if not isinstance(plan.attention, str):
         yield f"plan.attention is {plan.attention!r}; it takes the name of a package, or ''"
     if not isinstance(plan.notes, Mapping):
         yield f"plan.notes is {_told(plan.notes)}; it takes a mapping of names to numbers or words"
     for key, note in plan.notes.items():
         if not isinstance(key, str) or not (isinstance(note, str) or _is_number(note)):
-            yield f"plan.notes has {key!r}: {note!r}; it takes names with finite numbers or words"
+            yield f"plan.notes has {_shown(key)}: {_shown(note)}; it takes names with words or finite numbers of Python"
     yield from _sequence_faults(plan)
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+
+
+def _shown(value: object) -> str:
+    """A plain value as Python writes it, which it does not do for integers of thousands of digits."""
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        return f"an integer of {value.bit_length()} bits"
+    return _told(value) if is_array(value) else repr(value)
 
 
 def _sequence_faults(plan: Plan) -> Iterator[str]:

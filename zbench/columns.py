@@ -103,7 +103,8 @@ def _rows(row, count):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class Ops:
-    """Operations in order, as columns [num_ops] of the types in TYPES; wider integers that fit are converted.
+    """Operations in order, as columns [num_ops] of the types in TYPES; wider integers that fit are converted,
+    and columns with others are left as they are, which zbench.verify refuses.
 
     Numbers made of several columns (a list's times a rank's) may need more bits than a column has: convert first.
 
@@ -184,6 +185,13 @@ def _narrow(column: Column, wanted: Any) -> Column:
     return narrow if column.dtype == wanted or (narrow == column).all() else column
 
 
+def _full(n: int, value: Any, wanted: Any) -> Column:
+    """A column of one value, in the type wanted if it fits; else as wide as it has to be, for verify to tell."""
+    limits = np.iinfo(wanted)
+    fits = isinstance(value, int | np.integer) and limits.min <= value <= limits.max
+    return np.full(n, value, wanted if fits else None)
+
+
 def _columns(
     n: int,
     kind: int,
@@ -196,7 +204,7 @@ def _columns(
 ) -> Ops:
     given = (kind, tensor, src, dst, heads[0], heads[1], blocks, kv_blocks, -1, 0)
     full = {
-        name: np.full(n, value, wanted) if np.ndim(value) == 0 else np.asarray(value)
+        name: _full(n, value, wanted) if np.ndim(value) == 0 else np.asanyarray(value)
         for (name, wanted), value in zip(TYPES.items(), given, strict=True)
     }
     return Ops(**full)

@@ -146,9 +146,9 @@ def _plans_fault(plans: Any, cost: Cost) -> str | None:
             ("num_ranks", plan.num_ranks, cost.cluster.num_ranks),
             ("num_heads", plan.num_heads, cost.model.num_heads),
         ):
-            if value != least:
+            if not isinstance(value, int | np.integer) or value != least:
                 return f"a plan with {name}={value!r} (micro-batch {index}); it has to be {least}, as in `cost`"
-        if plan.backward_mode == "":
+        if isinstance(plan.backward_mode, str) and not plan.backward_mode:
             return (
                 f"a plan without a backward (micro-batch {index}); zbench.rewrite.reverse makes it from the forward, "
                 'as in reverse(plan, "keep")'
