@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zbench.dealt import Dealt
 from zbench.plan import Ints
 from zbench.protocols import Size, System, Workload
 
@@ -68,7 +69,7 @@ def priced(system: System, workload: Workload, tokens: int, ranks: int) -> Price
     """What a step of `system` costs. ranks: of its plans."""
     lengths = drawn(workload, tokens)
     sequences = max(1, round(tokens / float(lengths.mean())))
-    told = getattr(system, "size", None)
+    told = getattr(system.system if isinstance(system, Dealt) else system, "size", None)
     least = Size(operations=2, pieces=sequences)  # an attend, forward and backward
     return Price(sequences, least if told is None else told(lengths, sequences), ranks)
 
