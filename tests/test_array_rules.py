@@ -108,6 +108,7 @@ def test_offsets_rise_from_0_to_the_number_of_items(name: str, offsets: list[int
             "plan.num_heads is an integer of 1329 bits; it takes a whole number of at least 1 and be",
         ),
         ({"num_ranks": -(10**5000)}, "plan.num_ranks is an integer of 16610 bits; it takes a whole number"),
+        ({"num_ranks": 2**62}, f"plan.num_ranks is {2**62}; zbench takes at most 1048576 ranks"),
         ({"num_ranks": 2**63}, f"plan.num_ranks is {2**63}; it takes a whole number of at least 1 and below 2^63"),
         (
             {"num_ranks": np.array([4, 4])},

@@ -14,6 +14,7 @@ import numpy as np
 from zbench.columns import COLUMNS, TYPES, Blocks, Lists, Ops, is_array
 from zbench.pipelines import Pipelines
 from zbench.plan import Plan
+from zbench.price import MOST_RANKS
 from zbench.rewrite.reverse import MODES
 
 _PARTS = {"blocks": Blocks, "lists": Lists, "lanes": Lists, "forward": Ops, "backward": Ops}
@@ -105,6 +106,8 @@ def _value_faults(plan: Plan) -> Iterator[str]:
         value = getattr(plan, name)
         if not isinstance(value, int | np.int64) or isinstance(value, bool) or not 1 <= value < _LIMIT:
             yield f"plan.{name} is {_shown(value)}; it takes a whole number of at least 1 and below 2^63"
+    if plan.num_ranks > MOST_RANKS:  # tables of all ranks are made
+        yield f"plan.num_ranks is {plan.num_ranks}; zbench takes at most {MOST_RANKS} ranks"
     if not isinstance(plan.causal, bool):
         yield f"plan.causal is {plan.causal!r}; it takes True or False"
     if not isinstance(plan.backward_mode, str) or plan.backward_mode not in MODES:
