@@ -17,7 +17,8 @@ from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cost import Cost
 from zbench.patterns import ulysses_ring
-from zbench.plan import Plan
+from zbench.plan import Ints, Plan
+from zbench.protocols import Size
 from zbench.rewrite import reverse
 from zbench.rewrite.reverse import Mode, check_mode
 
@@ -50,11 +51,24 @@ class Ulysses:
                 f"as every rank needs a head"
             )
 
-    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+    @property
+    def _degree(self) -> int:
         ranks, heads = self.cost.cluster.num_ranks, self.cost.model.num_heads
-        degree = self.degree or max(d for d in range(1, min(ranks, heads) + 1) if ranks % d == 0)
-        count = len(batch.lengths)
-        builder = Builder(batch.lengths, ranks, heads)
-        grid = np.arange(ranks).reshape(1, -1, degree)
+        return self.degree or max(d for d in range(1, min(ranks, heads) + 1) if ranks % d == 0)
+
+    def size(self, lengths: Ints, count: int) -> Size:
+        """Every rank exchanges q, kv and o with its group, and keys and values go round a ring of all groups.
+
+        A batch of few tokens leaves ranks without any, and operations out.
+        """
+        ranks, degree = self.cost.cluster.num_ranks, self._degree
+        a_rank = 3 * (degree - 1) + 2 * (ranks // degree) - 1
+        is_full = count * float(lengths.mean()) >= 2 * ranks
+        return Size(operations=2 * ranks * a_rank if is_full else 2, pieces=count)
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        ranks, count = self.cost.cluster.num_ranks, len(batch.lengths)
+        builder = Builder(batch.lengths, ranks, self.cost.model.num_heads)
+        grid = np.arange(ranks).reshape(1, -1, self._degree)
         ulysses_ring(builder, np.arange(count), np.zeros(count, np.int64), grid)
         return (reverse(builder.build(), self.backward),)

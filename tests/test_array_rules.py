@@ -29,6 +29,8 @@ NARROW = [path for path in PATHS if path.startswith(("forward", "backward"))]
         (lambda a: a[None], r"an array of int64 and shape \(1, \d+\)"),
         (lambda a: np.stack([a, a, a], axis=1)[:, 0], r"a non-contiguous array of int64 and shape \(\d+,\)"),
         (lambda a: a.tolist(), "of type list"),
+        (np.ma.masked_array, "of type MaskedArray"),
+        (lambda a: a.view(np.recarray), "of type recarray"),
         (lambda a: None, "of type NoneType"),
     ],
 )
@@ -47,6 +49,7 @@ def test_every_array_has_its_type(path: str, change: Callable, told: str) -> Non
         (lambda a: a.astype(np.float64), r"an array of float64 and shape \(\d+,\)"),
         (lambda a: a[None], r"an array of int\d+ and shape \(1, \d+\)"),
         (lambda a: a.tolist(), "of type list"),
+        (np.ma.masked_array, "of type MaskedArray"),
         (lambda a: None, "of type NoneType"),
     ],
 )
@@ -100,13 +103,41 @@ def test_offsets_rise_from_0_to_the_number_of_items(name: str, offsets: list[int
     [
         ({"num_ranks": 0}, "plan.num_ranks is 0; it takes a whole number of at least 1"),
         ({"num_ranks": 4.0}, "plan.num_ranks is 4.0; it takes a whole number"),
+        (
+            {"num_heads": 10**400},
+            "plan.num_heads is an integer of 1329 bits; it takes a whole number of at least 1 and be",
+        ),
+        ({"num_ranks": -(10**5000)}, "plan.num_ranks is an integer of 16610 bits; it takes a whole number"),
+        ({"num_ranks": 2**62}, f"plan.num_ranks is {2**62}; zbench takes at most 1048576 ranks"),
+        ({"num_ranks": 2**63}, f"plan.num_ranks is {2**63}; it takes a whole number of at least 1 and below 2^63"),
+        (
+            {"num_ranks": np.array([4, 4])},
+            "plan.num_ranks is an array of int64 and shape (2,); it takes a whole number",
+        ),
         ({"num_heads": True}, "plan.num_heads is True; it takes a whole number"),
         ({"causal": 1}, "plan.causal is 1; it takes True or False"),
         ({"backward_mode": "kept"}, "plan.backward_mode is 'kept'; it takes keep, carry, regather"),
         ({"backward_mode": ""}, "plan.backward_mode is ''; it takes keep, carry, regather"),
+        (
+            {"backward_mode": np.array(["keep", "x"])},
+            "plan.backward_mode is an array of <U4 and shape (2,); it takes keep",
+        ),
+        ({"backward_mode": np.array("keep")}, "plan.backward_mode is an array of <U4 and shape (); it takes keep"),
         ({"attention": None}, "plan.attention is None; it takes the name of a package, or ''"),
         ({"notes": None}, "plan.notes is of type NoneType; it takes a mapping"),
-        ({"notes": {"gap": np.inf}}, "plan.notes has 'gap': inf; it takes names with finite numbers or words"),
+        (
+            {"notes": {"gap": np.inf}},
+            "plan.notes has 'gap': inf; it takes names with words or finite numbers of Python",
+        ),
+        (
+            {"notes": {"gap": np.int64(3)}},
+            f"plan.notes has 'gap': {np.int64(3)!r}; it takes names with words or finite numbers of",
+        ),
+        (
+            {"notes": {"gap": 10**400}},
+            "plan.notes has 'gap': an integer of 1329 bits; it takes names with words or finite",
+        ),
+        ({"notes": {"gap": -(10**5000)}}, "plan.notes has 'gap': an integer of 16610 bits; it takes names"),
         ({"lists": None}, "plan.lists is of type NoneType; it takes zbench.plan.Lists"),
         ({"pipelines": 3}, "plan.pipelines is of type int; it takes zbench.pipelines.Pipelines or None"),
         ({"lengths": np.array([23, 0])}, "plan.lengths[1] is 0; a sequence has at least one token"),

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_verify import laid
 
 from zbench.columns import ATTEND, COLUMNS, TYPES, Lists, Ops, in_order
 from zbench.model import KV
+from zbench.verify import PlanError, verify
 
 ROWS = st.lists(st.lists(st.integers(0, 9), max_size=5), max_size=8)
 
@@ -45,6 +47,34 @@ def test_columns_are_narrow_where_values_fit_and_wide_where_not() -> None:
     assert Ops.attends(one, (0, 1), one, one).blocks.dtype == np.int32
     wide = Ops.attends(np.array([0, 0]), (0, 1), np.array([0, 2**31]), np.array([0, 0])).blocks
     assert (wide.dtype, wide.tolist()) == (np.int64, [0, 2**31])  # for verify to tell
+
+
+@pytest.mark.parametrize("value", [70001, np.int64(70001), np.array(70001), -(2**15) - 1])
+def test_a_single_number_that_does_not_fit_makes_a_wide_column(value: int) -> None:
+    ops = Ops.transfers(0, np.array([0, 1]), np.array([1, 0]), (np.int64(0), value), np.array([0, 0]))  # type: ignore[arg-type]
+    assert ops.head_hi.tolist() == [value, value]
+    assert ops.head_lo.dtype == np.int16
+    plan = laid()
+    with pytest.raises(
+        PlanError, match=rf"^plan\.forward\.head_hi\[0\] is {value}; it takes whole numbers from -32768"
+    ):
+        verify(plan.with_(forward=ops))
+
+
+@pytest.mark.parametrize("value", [2.5, 2**70])
+def test_a_single_number_that_no_integers_hold_is_told_by_verify(value: int) -> None:
+    ops = Ops.attends(np.array([0]), (0, value), np.array([0]), np.array([0]))
+    with pytest.raises(
+        PlanError, match=r"^plan\.forward\.head_hi is an array of (float64|object) and shape \(1,\); it"
+    ):
+        verify(laid().with_(forward=ops))
+
+
+def test_masked_columns_stay_masked() -> None:
+    masked = np.ma.masked_array([0, 1], [True, False])
+    ops = Ops.attends(np.array([0, 1]), (0, 1), masked, np.array([0, 0]))
+    with pytest.raises(PlanError, match=r"^plan\.forward\.blocks is of type MaskedArray; it takes"):
+        verify(laid().with_(forward=ops))
 
 
 def test_chunks_are_all_operations_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

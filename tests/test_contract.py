@@ -61,6 +61,7 @@ def test_a_good_batch_passes(documents: Any) -> None:
         (batch(LENGTHS.astype(float)), r"lengths as an array of float64 \[3\]; "),
         (batch(LENGTHS.astype(np.int32)), r"lengths as an array of int32 \[3\]; "),
         (batch(LENGTHS.reshape(1, 3)), r"lengths as an array of int64 \[1, 3\]; "),
+        (batch(np.ma.masked_array(LENGTHS)), "lengths as a MaskedArray; "),
         (batch(documents=[1, 2, 3]), "documents as a list; "),
         (batch(documents=LENGTHS[:2]), "2 documents for 3 lengths; there is one for each"),
         (batch(np.array([100, 0, 28])), r"lengths\[1\] = 0; a sequence has at least 1 token"),
@@ -91,6 +92,14 @@ def test_good_plans_pass(uneven: Cost) -> None:
         (lambda _: (3,), "a tuple with an int; it has to hold zbench.plan.Plan alone"),
         (lambda plans: (plans[0].with_(num_ranks=3),), r"a plan with num_ranks=3 .*; it has to be 15, as in `cost`"),
         (lambda plans: (plans[0].with_(num_heads=9),), r"a plan with num_heads=9 .*; it has to be 6, as in `cost`"),
+        (
+            lambda plans: (plans[0].with_(num_ranks=np.array([15, 15])),),
+            r"a plan with num_ranks=array.*; it has to be 15",
+        ),
+        (
+            lambda plans: (plans[0].with_(backward_mode=np.array(["keep", "x"])),),
+            r"a plan that cannot be .*: plan.backward_mode is an array of <U4 and shape \(2,\); it takes keep",
+        ),
         (
             lambda plans: (plans[0].with_(backward=plans[0].backward.take(NONE), backward_mode=""),),
             r"a plan without a backward .*; zbench.rewrite.reverse makes it from the forward",

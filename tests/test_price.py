@@ -8,6 +8,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from zbench import CONF
+from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.parts import Parts, Settings, make_system
 from zbench.plan import Plan
@@ -24,8 +25,10 @@ from zbench.price import (
     priced,
 )
 from zbench.protocols import Size
+from zbench.rewrite.reverse import Mode
 from zbench.systems.allgather import AllGather
 from zbench.systems.ring import Ring
+from zbench.systems.ulysses import Ulysses
 from zbench.workloads.fixed import Fixed
 
 GIB = 2**30
@@ -79,7 +82,22 @@ def test_sizes_grow_with_ranks_squared(kind: Any, uneven: Cost) -> None:
     assert large.pieces >= small.pieces
 
 
-@pytest.mark.parametrize("system", ["ring", "zeppelin", "nodewise"])
+@pytest.mark.parametrize("degree", [None, 1, 3, 5])
+@pytest.mark.parametrize("backward", ["keep", "carry", "regather"])
+@pytest.mark.parametrize("lengths", [[3], [31], [1, 29], [40_000, 7, 7], [3] * 40])
+def test_ulysses_has_at_least_the_operations_it_says(
+    degree: int | None, backward: Mode, lengths: list[int], uneven: Cost
+) -> None:
+    system = Ulysses(uneven, degree, backward)
+    size = system.size(np.array(lengths), len(lengths))
+    (plan,) = system.plan(Batch(np.array(lengths), 0, 0))
+    assert held(plan).operations >= size.operations
+    assert held(plan).pieces >= size.pieces
+    if sum(lengths) > 100 and backward == "keep":
+        assert held(plan).operations == size.operations
+
+
+@pytest.mark.parametrize("system", ["ring", "zeppelin", "nodewise", "ulysses"])
 def test_4096_gpus_fit_24_gib(system: str) -> None:
     parts, made = composed(f"system={system}", "cluster.num_nodes=512")
     price = priced(made, parts.workload, parts.tokens, parts.cluster.num_ranks)

@@ -61,6 +61,8 @@ def test_what_is_gone_or_changed_is_one_sentence(tmp_path: Path, monkeypatch: py
         Replay.of(run).step({**run.steps[1], "batch": "other"})
     with pytest.raises(ValueError, match=r"has times of 3 ranks, and its configuration 16$"):
         Replay.of(run).step({**run.steps[1], "attention_seconds": [1.0] * 3})
+    with pytest.raises(ValueError, match=rf"^step 1 of run .* has 3 tokens, and its configuration {16 * 1024}$"):
+        Replay.of(run).step({**run.steps[1], "tokens": 3})
     run.start["config"]["system"] = {"_target_": "systems_of_mine.Gone"}
     with pytest.raises(Unknown, match=rf"^run {run.start['run']} names systems_of_mine.Gone, .*; --trust runs it$"):
         Replay.of(run)
@@ -69,6 +71,20 @@ def test_what_is_gone_or_changed_is_one_sentence(tmp_path: Path, monkeypatch: py
     run.start["config"] = {}
     with pytest.raises(ValueError, match="cannot be made again from its record"):
         Replay.of(run)
+
+
+def test_a_step_too_large_for_this_machine_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recorded(tmp_path, monkeypatch, "system=ring")
+    run.start["config"]["cluster"]["num_nodes"] = 65536
+    line = {**run.steps[0], "attention_seconds": [1.0] * 524288, "tokens": 524288 * 1024}
+    told = (
+        rf"^step 0 of run {run.start['run']} needs an estimated [\d,.]+ GiB of this machine's memory at least, "
+        r"for .* on 524,288 ranks, .*: use less than cluster\.num_nodes=65,536 or tokens=536,870,912 "
+    )
+    with pytest.raises(ValueError, match=told):
+        Replay.of(run).step(line)
 
 
 @pytest.mark.parametrize("name", ["secret.txt", "secret.jsonl"])

@@ -350,6 +350,12 @@ def test_a_step_has_every_sequence_in_one_micro_batch() -> None:
         verify_step(batch, (part([0, 1, 3], [5, 6, 7]),))
     with pytest.raises(PlanError, match="sequence 0 is in 0 micro-batches"):
         verify_step(batch, ())
+    with pytest.raises(
+        PlanError, match=r"^plans are a Plan; it takes a tuple of zbench\.plan\.Plan, one a micro-batch$"
+    ):
+        verify_step(batch, part([0, 1, 2]))  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=r"^it is a tuple, no zbench\.plan\.Plan$"):
+        verify((part([0, 1, 2]),))  # type: ignore[arg-type]
 
 
 def test_bidirectional_attention_is_counted_too() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from zbench.cases import Case
 from zbench.cost import Cost
-from zbench.dealt import Dealt
 from zbench.loss import chunked_bytes
 from zbench.machine import cores, free_disk, free_memory
 from zbench.parts import Parts, Settings
@@ -38,8 +37,7 @@ def admit(settings: Settings, parts: Parts, own: Case, baseline: Case | None) ->
     keys = (f"cluster.num_nodes={parts.cluster.num_nodes:,}", f"tokens_per_gpu={settings.tokens_per_gpu:,}")
     for key, case in (("system", own), ("baseline", baseline)):
         if case is not None:
-            system = case.system.system if isinstance(case.system, Dealt) else case.system
-            price = priced(system, parts.workload, parts.tokens, ranks)
+            price = priced(case.system, parts.workload, parts.tokens, ranks)
             check_memory_here(price, free_memory(), f"{key}={case.start['config']['choices']['system']}", *keys)
     check_record(settings.steps, 1 if baseline is None else 2, ranks, settings.out, free_disk(Path(settings.out)))
 

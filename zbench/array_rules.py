@@ -5,15 +5,16 @@ before all others: types, shapes, lengths of columns that belong together, offse
 something else of the plan are checked by zbench.block_rules, zbench.operation_rules and zbench.cluster_rules.
 """
 
-import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from zbench.columns import COLUMNS, TYPES, Blocks, Lists, Ops
+from zbench.columns import COLUMNS, TYPES, Blocks, Lists, Ops, is_array
 from zbench.pipelines import Pipelines
 from zbench.plan import Plan
+from zbench.price import MOST_RANKS
 from zbench.rewrite.reverse import MODES
 
 _PARTS = {"blocks": Blocks, "lists": Lists, "lanes": Lists, "forward": Ops, "backward": Ops}
@@ -57,9 +58,9 @@ def _table_faults(where: str, columns: Mapping[str, Any], types: Mapping[str, An
     """types: of columns that are not int64."""
     for name, column in columns.items():
         wanted = types.get(name, np.dtype(np.int64))
-        if isinstance(column, np.ndarray) and column.dtype.kind == "i" and column.ndim == 1 and column.dtype != wanted:
+        if is_array(column) and column.dtype.kind == "i" and column.ndim == 1 and column.dtype != wanted:
             yield from _beyond(f"{where}.{name}", column, wanted)
-        right = isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype == wanted
+        right = is_array(column) and column.ndim == 1 and column.dtype == wanted
         if not (right and column.dtype.isnative and column.flags.c_contiguous):
             yield f"{where}.{name} is {_told(column)}; it takes a contiguous {wanted} array of one dimension"
     (first, count), *others = ((name, len(column)) for name, column in columns.items())
@@ -79,7 +80,7 @@ def _beyond(where: str, column: Any, wanted: Any) -> Iterator[str]:
 
 def _told(value: object) -> str:
     """Names an array by its form and anything else by its type, as what is wrong may be large."""
-    if isinstance(value, np.ndarray):
+    if is_array(value):
         kind = "an array" if value.flags.c_contiguous else "a non-contiguous array"
         return f"{kind} of {value.dtype} and shape {value.shape}"
     return f"of type {type(value).__name__}"
@@ -103,24 +104,33 @@ def _list_faults(where: str, lists: Lists) -> Iterator[str]:
 def _value_faults(plan: Plan) -> Iterator[str]:
     for name in ("num_ranks", "num_heads"):
         value = getattr(plan, name)
-        if not isinstance(value, int | np.int64) or isinstance(value, bool) or value < 1:
-            yield f"plan.{name} is {value!r}; it takes a whole number of at least 1"
+        if not isinstance(value, int | np.int64) or isinstance(value, bool) or not 1 <= value < _LIMIT:
+            yield f"plan.{name} is {_shown(value)}; it takes a whole number of at least 1 and below 2^63"
+    if plan.num_ranks > MOST_RANKS:  # tables of all ranks are made
+        yield f"plan.num_ranks is {plan.num_ranks}; zbench takes at most {MOST_RANKS} ranks"
     if not isinstance(plan.causal, bool):
         yield f"plan.causal is {plan.causal!r}; it takes True or False"
-    if plan.backward_mode not in MODES:
-        yield f"plan.backward_mode is {plan.backward_mode!r}; it takes {', '.join(MODES)}"
+    if not isinstance(plan.backward_mode, str) or plan.backward_mode not in MODES:
+        yield f"plan.backward_mode is {_shown(plan.backward_mode)}; it takes {', '.join(MODES)}"
     if not isinstance(plan.attention, str):
         yield f"plan.attention is {plan.attention!r}; it takes the name of a package, or ''"
     if not isinstance(plan.notes, Mapping):
         yield f"plan.notes is {_told(plan.notes)}; it takes a mapping of names to numbers or words"
     for key, note in plan.notes.items():
         if not isinstance(key, str) or not (isinstance(note, str) or _is_number(note)):
-            yield f"plan.notes has {key!r}: {note!r}; it takes names with finite numbers or words"
+            yield f"plan.notes has {_shown(key)}: {_shown(note)}; it takes names with words or finite numbers of Python"
     yield from _sequence_faults(plan)
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+
+
+def _shown(value: object) -> str:
+    """A plain value as Python writes it, which it does not do for integers of thousands of digits."""
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        return f"an integer of {value.bit_length()} bits"
+    return _told(value) if is_array(value) else repr(value)
 
 
 def _sequence_faults(plan: Plan) -> Iterator[str]:

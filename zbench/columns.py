@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 import numba as nb
 import numpy as np
@@ -103,7 +103,8 @@ def _rows(row, count):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class Ops:
-    """Operations in order, as columns [num_ops] of the types in TYPES; wider integers that fit are converted.
+    """Operations in order, as columns [num_ops] of the types in TYPES; wider integers that fit are converted,
+    and columns with others are left as they are, which zbench.verify refuses.
 
     Numbers made of several columns (a list's times a rank's) may need more bits than a column has: convert first.
 
@@ -180,12 +181,24 @@ TYPES: Mapping[str, Any] = MappingProxyType({
 COLUMNS = tuple(TYPES)
 
 
+def is_array(value: object) -> TypeGuard[NDArray[Any]]:
+    """Returns whether a value is an array that compiled loops read as it is; masked arrays and matrices are not."""
+    return type(value) in (np.ndarray, np.memmap)
+
+
 def _narrow(column: Column, wanted: Any) -> Column:
     """The column in the type wanted, side by side in memory, if its values fit; else as it is, for verify to tell."""
-    if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind != "i":
+    if not is_array(column) or column.ndim != 1 or column.dtype.kind != "i":
         return column
     narrow = np.ascontiguousarray(column, wanted)
     return narrow if column.dtype == wanted or (narrow == column).all() else column
+
+
+def _full(n: int, value: Any, wanted: Any) -> Column:
+    """A column of one value, in the type wanted if it fits; else as wide as it has to be, for verify to tell."""
+    limits = np.iinfo(wanted)
+    fits = isinstance(value, int | np.integer) and limits.min <= value <= limits.max
+    return np.full(n, value, wanted if fits else None)
 
 
 def _columns(
@@ -201,7 +214,7 @@ def _columns(
 ) -> Ops:
     given = (kind, tensor, src, dst, heads[0], heads[1], blocks, kv_blocks, -1, 0, int(collective))
     full = {
-        name: np.full(n, value, wanted) if np.ndim(value) == 0 else np.asarray(value)
+        name: _full(n, value, wanted) if np.ndim(value) == 0 else np.asanyarray(value)
         for (name, wanted), value in zip(TYPES.items(), given, strict=True)
     }
     return Ops(**full)

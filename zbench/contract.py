@@ -15,6 +15,7 @@ import numpy as np
 
 from zbench.array_rules import array_fault
 from zbench.batch import Batch
+from zbench.columns import is_array
 from zbench.cost import Cost
 from zbench.dealt import Dealt
 from zbench.fingerprint import ROOT
@@ -145,9 +146,9 @@ def _plans_fault(plans: Any, cost: Cost) -> str | None:
             ("num_ranks", plan.num_ranks, cost.cluster.num_ranks),
             ("num_heads", plan.num_heads, cost.model.num_heads),
         ):
-            if value != least:
+            if not isinstance(value, int | np.integer) or value != least:
                 return f"a plan with {name}={value!r} (micro-batch {index}); it has to be {least}, as in `cost`"
-        if plan.backward_mode == "":
+        if isinstance(plan.backward_mode, str) and not plan.backward_mode:
             return (
                 f"a plan without a backward (micro-batch {index}); zbench.rewrite.reverse makes it from the forward, "
                 'as in reverse(plan, "keep")'
@@ -159,7 +160,7 @@ def _plans_fault(plans: Any, cost: Cost) -> str | None:
 
 def _kind(value: Any) -> str:
     """A list, an array of float64 [2, 3], None."""
-    if isinstance(value, np.ndarray):
+    if is_array(value):
         return f"an array of {value.dtype} {list(value.shape)}"
     if value is None:
         return "None"
@@ -168,4 +169,4 @@ def _kind(value: Any) -> str:
 
 
 def _is_ints(values: Any) -> bool:
-    return isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1
+    return is_array(values) and values.dtype == np.int64 and values.ndim == 1

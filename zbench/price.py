@@ -1,7 +1,8 @@
 """What a job takes of this machine, estimated before anything large is made: memory of plans, room for the record.
 
-Pure. The estimate is a floor, so that what works is never refused: the sizes a system says its plans have at least,
-and for others a piece a sequence. What it cannot say is how long a planner takes. Constants:
+Pure. The estimate is a floor, so that what works is never refused. Systems with a method `size` say what their plans
+have at least: ring, allgather and ulysses. All others are priced by sequences and ranks only, a piece and a few bytes
+of each sequence, however large their plans are. What it cannot say is how long a planner takes. Constants:
 `python tests/bench/sizes.py` prints, for several systems and sizes, the memory that a step really took, and what
 this estimate says of it.
 """
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zbench.dealt import Dealt
 from zbench.plan import Ints
 from zbench.protocols import Size, System, Workload
 
@@ -68,7 +70,7 @@ def priced(system: System, workload: Workload, tokens: int, ranks: int) -> Price
     """What a step of `system` costs. ranks: of its plans."""
     lengths = drawn(workload, tokens)
     sequences = max(1, round(tokens / float(lengths.mean())))
-    told = getattr(system, "size", None)
+    told = getattr(system.system if isinstance(system, Dealt) else system, "size", None)
     least = Size(operations=2, pieces=sequences)  # an attend, forward and backward
     return Price(sequences, least if told is None else told(lengths, sequences), ranks)
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.known import Unknown, from_record, from_trusted_record
+from zbench.machine import free_memory
 from zbench.parts import PRECISIONS, SIMULATED, Parts, Settings, make_system
 from zbench.plan import Plan
+from zbench.price import check_memory_here, priced
 from zbench.protocols import System
 from zbench.record import Line, Run
 from zbench.sentence import sentence
@@ -61,13 +63,16 @@ class Replay:
         """The batch of a recorded step, and its plans.
 
         Raises:
-            ValueError: the workload makes another batch now than when the record was written, or the step is of another
-                cluster than the configuration's.
+            ValueError: the workload makes another batch now than when the record was written, the step is of another
+                cluster or of other tokens than the configuration's, or too large for this machine's memory.
         """
         where = f"step {line['step']} of run {line['run']}"
         ranks, described = len(line["attention_seconds"]), self.parts.cost.whole.num_ranks
         if ranks != described:  # before a small record has large batches and plans made
             raise ValueError(f"{where} has times of {ranks} ranks, and its configuration {described}")
+        if line["tokens"] != self.parts.tokens:
+            raise ValueError(f"{where} has {line['tokens']} tokens, and its configuration {self.parts.tokens}")
+        self._check_memory(where)
         batch = self.parts.workload.batch(line["step"])
         if batch.digest != line["batch"]:
             raise ValueError(
@@ -75,6 +80,12 @@ class Replay:
                 "workload, or what it reads, has changed since"
             )
         return batch, self.system.plan(batch)
+
+    def _check_memory(self, where: str) -> None:
+        cluster, parts = self.parts.cluster, self.parts
+        price = priced(self.system, parts.workload, parts.tokens, cluster.num_ranks)
+        keys = (f"cluster.num_nodes={cluster.num_nodes:,}", f"tokens={parts.tokens:,}")
+        check_memory_here(price, free_memory(), where, *keys)
 
     def plans(self, line: Line) -> tuple[Plan, ...]:
         """As of step()."""

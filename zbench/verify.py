@@ -56,7 +56,7 @@ def verify(plan: Plan, cost: Cost | None = None, memory: bool = True) -> None:
     Raises:
         PlanError: the first rule broken; OutOfMemory: only the memory is too small.
     """
-    _hold(_fault(plan, cost))
+    _hold(_fault(plan, cost) if isinstance(plan, Plan) else _no_plan(plan))
     if cost is not None and memory:
         _memory((plan,), cost)
 
@@ -69,9 +69,10 @@ def verify_step(batch: Batch, plans: tuple[Plan, ...], cost: Cost | None = None,
     Raises:
         PlanError: the first rule broken; OutOfMemory: only the memory is too small.
     """
+    if not isinstance(plans, tuple | list):
+        raise PlanError(f"plans are a {type(plans).__name__}; it takes a tuple of zbench.plan.Plan, one a micro-batch")
     for index, plan in enumerate(plans):
-        fault = array_fault(plan) if isinstance(plan, Plan) else f"it is a {type(plan).__name__}, no zbench.plan.Plan"
-        _hold(fault, index, plans)
+        _hold(array_fault(plan) if isinstance(plan, Plan) else _no_plan(plan), index, plans)
     _hold(_step_fault(batch, plans))
     for index, plan in enumerate(plans):
         _hold(_fault(plan, cost), index, plans)
@@ -83,6 +84,10 @@ def _hold(fault: str, index: int = 0, plans: tuple[Plan, ...] = ()) -> None:
     """Raises PlanError if there is a fault, and says in which of several micro-batches."""
     if fault:
         raise PlanError(f"micro-batch {index}: {fault}" if len(plans) > 1 else fault)
+
+
+def _no_plan(given: object) -> str:
+    return f"it is a {type(given).__name__}, no zbench.plan.Plan"
 
 
 def _fault(plan: Plan, cost: Cost | None) -> str:

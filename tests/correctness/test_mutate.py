@@ -5,13 +5,13 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
-from verifiers import accepting, blind, dying, stumbling
+from verifiers import absent, accepting, blind, dying, leaving, stumbling
 
 from zbench.correctness import __main__, mutate
 from zbench.correctness.cases import missing, paths
 from zbench.correctness.judge import Verifier, verifier
 from zbench.correctness.mutations.kinds import KINDS
-from zbench.correctness.score import Score
+from zbench.correctness.score import Score, failures
 from zbench.correctness.workers import UNBROKEN, Judged, Name, Share, judged, shares
 
 
@@ -56,17 +56,34 @@ def test_a_verifier_that_does_not_look_at_lanes_is_found() -> None:
     lanes = ("item of lanes", "lanes emptied")
     found = of("ring", lanes, blind, 4)
     assert Score.of(found).caught < Score.of(found).wrong
-    assert Score.of(of("ring", lanes, verifier, 4)).share == 1
+    assert Score.of(of("ring", lanes, verifier, 4)).share == "100 %"
 
 
-def test_a_process_that_dies_counts_its_mutant_as_missed_and_no_other() -> None:
+@pytest.mark.parametrize(("verify", "how"), [(dying, "signal 11"), (leaving, "exit code 0")])
+def test_a_process_that_dies_counts_its_mutant_as_missed_and_no_other(verify: Verifier, how: str) -> None:
     kinds = ("plan's backward_mode", "plan's num_ranks", "plan's num_heads", "plan's causal")
-    found = broken(of("ring", kinds, dying, 2))
+    found = broken(of("ring", kinds, verify, 2))
     assert [one.kind in kinds for one in found] == [True] * 8
     died = [one for one in found if one.died]
-    assert {(one.kind, one.died) for one in died} == {("plan's num_ranks", "signal 11")}
+    assert {(one.kind, one.died) for one in died} == {("plan's num_ranks", how)}
     assert [one for one in found if one.is_missed] == died
     assert (Score.of(found).wrong, Score.of(found).caught) == (8, 8 - len(died))
+
+
+def test_a_verifier_that_judges_nothing_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert mutate.main(["--systems", "ring", "--mutants", "5", "--jobs", "1"], absent) == 1
+    out = capsys.readouterr().out
+    assert "mutation score -: verify rejects 0 of 0 wrong plans" in out
+    assert "100 %" not in out
+    assert "not as it has to be: ring: 5 mutants were not judged" in out
+    assert "not as it has to be: ring, mutant 0, unbroken: its process ended, exit code 0" in out
+
+
+def test_nothing_is_said_of_a_verifier_by_mutants_that_are_right() -> None:
+    name = Name(0, "ring", 0)
+    found = [Judged(name, KINDS[0], "", "", "")]
+    assert failures(found, [name]) == ["no mutant was found wrong, so that nothing is known of the verifier"]
+    assert failures([Judged(name, KINDS[0], "", "outputs are off", "it is no plan")], [name]) == []
 
 
 def test_a_verifier_that_stumbles_has_rejected_nothing() -> None:

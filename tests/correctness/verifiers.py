@@ -28,6 +28,18 @@ def dying(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> None:
     verifier(batch, plans, cost)
 
 
+def leaving(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> None:
+    """Ends its process at other numbers of ranks than the cluster's, and says that all was well."""
+    if any(plan.num_ranks != cost.cluster.num_ranks for plan in plans):
+        raise SystemExit(0)
+    verifier(batch, plans, cost)
+
+
+def absent(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> None:
+    """Ends its process at whatever it is shown, and says that all was well."""
+    raise SystemExit(0)
+
+
 def blind(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> None:
     """Does not look at lanes: puts those there that a transfer may have."""
     verifier(batch, tuple(plan.with_(lanes=Lists.of([[0]] * 9)) for plan in plans), cost)

@@ -2,7 +2,8 @@
 
 Plans of every system are broken in every way there is, and judged by code that shares nothing with the verifier and by
 the verifier. The score is the share of wrong ones that it rejects, by system and by kind of mutation (docs/proof.md).
-Exit codes: 0; 1 below 100 %, or a plan that nobody has broken is wrong or rejected; 2 bad input; 130 stopped by Ctrl-C.
+Exit codes: 0; 1 below 100 %, a mutant was not judged, none is wrong, or a plan that nobody has broken is wrong or
+rejected; 2 bad input; 130 stopped by Ctrl-C.
 """
 
 import os
@@ -48,12 +49,18 @@ def main(arguments: Sequence[str], verify: Verifier = verifier) -> int:
     for name in sorted(set(names) - set(here)):
         print(f"{name} is left out: it needs {missing(name)}, of the extra `peers`")
     each = -(-asked.mutants // len(names))
+    mutants = [Name(asked.seed, name, at) for name in here for at in range(each)]
     found: list[Judged] = []
+    told: list[str] = []
     try:
-        _collect(found, [Name(asked.seed, name, at) for name in here for at in range(each)], asked.jobs, verify)
+        _collect(found, mutants, asked.jobs, verify)
+        told = failures(found, mutants)
+    except KeyboardInterrupt:
+        told = failures(found, [one.name for one in found])
+        raise
     finally:  # also of what was found until Ctrl-C
-        _print(found, asked.markdown)
-    return 1 if failures(found) or not found else 0
+        _print(found, told, asked.markdown)
+    return 1 if told else 0
 
 
 def _collect(found: list[Judged], names: Share, jobs: int, verify: Verifier) -> None:
@@ -67,7 +74,8 @@ def _collect(found: list[Judged], names: Share, jobs: int, verify: Verifier) -> 
             meter.show(one.name.system, done[one.name.system])
 
 
-def _print(found: Sequence[Judged], as_markdown: bool) -> None:
+def _print(found: Sequence[Judged], told: Sequence[str], as_markdown: bool) -> None:
+    """told: what is not as it has to be."""
     for first, by in (("system", lambda one: one.name.system), ("kind of mutation", lambda one: one.kind)):
         table = rows(found, by)
         if as_markdown:
@@ -79,14 +87,13 @@ def _print(found: Sequence[Judged], as_markdown: bool) -> None:
         for row in table:
             shown.add_row(*row)
         Console(width=120).print(shown)
-    told = failures(found)
     for line in told[:SHOWN]:
         print(f"not as it has to be: {line}")
     if len(told) > SHOWN:
         print(f"... and {len(told) - SHOWN} more")
     score, unbroken = Score.of(found), sum(one.kind == UNBROKEN for one in found)
     print(
-        f"mutation score {100 * score.share:.4g} %: verify rejects {score.caught} of {score.wrong} wrong plans; of "
+        f"mutation score {score.share}: verify rejects {score.caught} of {score.wrong} wrong plans; of "
         f"{score.right} that a mutation left right it rejects {score.refused}, of {unbroken} unbroken ones "
         f"{sum(bool(one.rejected) for one in found if one.kind == UNBROKEN)}"
     )

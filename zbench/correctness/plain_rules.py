@@ -6,6 +6,7 @@ computes and sends is another matter (zbench.correctness.interpreter, zbench.cor
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from sys import float_info
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def check_plan(plan: Plan, cost: Cost) -> None:
     """
     _need(type(plan.num_ranks) in (int, np.int64) and plan.num_ranks == cost.cluster.num_ranks, "ranks")
     _need(type(plan.num_heads) in (int, np.int64) and plan.num_heads == cost.model.num_heads, "heads")
-    _need(plan.backward_mode in _MODES, "the backward mode is known")
+    _need(isinstance(plan.backward_mode, str) and plan.backward_mode in _MODES, "the backward mode is known")
     _need(isinstance(plan.attention, str), "attention is a name")
     _need(
         isinstance(plan.notes, Mapping) and all(_is_note(*note) for note in plan.notes.items()),
@@ -84,7 +85,7 @@ def _need(holds: object, rule: str) -> None:
 
 def _sound(array: Any, size: int = 8) -> None:
     """size: bytes of an entry."""
-    _need(type(array) is np.ndarray, "an array is one")
+    _need(type(array) in (np.ndarray, np.memmap), "an array is one")
     _need(
         array.dtype.kind == "i" and array.dtype.isnative and array.ndim == 1, "an array has one dimension of integers"
     )
@@ -93,7 +94,8 @@ def _sound(array: Any, size: int = 8) -> None:
 
 
 def _is_note(name: object, value: object) -> bool:
-    return isinstance(name, str) and (isinstance(value, str) or (isinstance(value, int | float) and value - value == 0))
+    is_number = isinstance(value, int | float) and -float_info.max <= value <= float_info.max
+    return isinstance(name, str) and (isinstance(value, str) or is_number)
 
 
 def _within(array: Any, count: int, rule: str) -> None:

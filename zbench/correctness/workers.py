@@ -74,19 +74,19 @@ def shares(names: Share) -> list[Share]:
 @dataclass(slots=True)
 class _Worker:
     """A process at work. current: the place in its share of the mutant that it began last, -1 if none; memory that this
-    one broke may kill it later."""
+    one broke may kill it later. verdicts: how many mutants it has judged."""
 
     share: Share
     process: ForkServerProcess
     connection: Connection
     current: int = -1
+    verdicts: int = 0
 
 
 def judged(given: Iterable[Share], jobs: int, verify: Verifier) -> Iterator[Judged]:
     """Yields every mutant of every share once, as they are done, with `jobs` processes at a time.
 
-    Raises:
-        RuntimeError: a process died of a step that nobody has broken.
+    Where a process dies of a step that nobody has broken, that step is told and the mutants of its share are not.
     """
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -103,6 +103,7 @@ def judged(given: Iterable[Share], jobs: int, verify: Verifier) -> Iterator[Judg
             for worker in [one for one in at_work if one.connection in ready or not ready]:
                 told = _heard(worker) if ready else None
                 if isinstance(told, Judged):
+                    worker.verdicts += told.kind != UNBROKEN
                     yield told
                 elif isinstance(told, int):
                     worker.current = told
@@ -131,13 +132,14 @@ def _ended(worker: _Worker, left: "deque[Share]", is_silent: bool) -> Iterator[J
     worker.process.join()
     worker.connection.close()
     code, share, at = worker.process.exitcode, worker.share, worker.current
-    if code == 0:
+    if code == 0 and worker.verdicts == len(share):  # a verifier may end its process with code 0, too
         return
     how = (
         f"no word for {PATIENCE:g} s" if is_silent else f"signal {-code}" if code and code < 0 else f"exit code {code}"
     )
     if at < 0:
-        raise RuntimeError(f"the process that judges {share[0].system} died of a step that nobody has broken: {how}")
+        yield Judged(share[0], UNBROKEN, "", "", "", how)
+        return
     yield Judged(share[at], share[at].kind, "", "", "", how)
     if at + 1 < len(share):
         left.appendleft(share[at + 1 :])

@@ -40,11 +40,20 @@ def dtype(rng: Generator, plan: Plan, cost: Cost) -> Plan:
 
 
 def shape(rng: Generator, plan: Plan, cost: Cost) -> Plan:
-    """Gives an array a second dimension or none, or strides, or puts something else in its place."""
+    """Gives an array a second dimension or none, strides or a mask, or puts something else in its place."""
     path = _path(rng, plan)
     values = array(plan, path)
     wide = np.stack([values, values], axis=1)
-    shapes = (wide, values[None], np.int64(0), values.tolist(), None, wide[:, 0], values[::-1])
+    shapes = (
+        wide,
+        values[None],
+        np.int64(0),
+        values.tolist(),
+        None,
+        wide[:, 0],
+        values[::-1],
+        np.ma.masked_less(values, 1),
+    )
     return put(plan, path, shapes[rng.integers(len(shapes))])
 
 
@@ -77,9 +86,10 @@ def part(rng: Generator, plan: Plan, cost: Cost) -> Plan:
 
 _OTHERS: Mapping[str, tuple[object, ...]] = MappingProxyType({
     "causal": (False, 1, 0, None, "yes"),
-    "backward_mode": ("", "kept", "Keep", None, 1),
+    "backward_mode": ("", "kept", "Keep", None, 1, np.array(["keep", "x"])),
     "attention": (None, 1, ("deepspeed",)),
-    "notes": (None, [], {"gap": float("nan")}, {1: "one"}, {"gap": np.zeros(1)}, {"gap": None}),
+    "notes": (None, [], {"gap": float("nan")}, {1: "one"}, {"gap": np.zeros(1)}, {"gap": None},
+              {"gap": 10**400}),
 })  # fmt: skip
 
 
@@ -95,7 +105,7 @@ def value(name: str) -> Mutation:
 
 def _numbers(old: int) -> tuple[object, ...]:
     """Lists what a number of ranks or heads may become."""
-    return (old + 1, old - 1, 2 * old, 0, -old, 2**62, float(old), np.int32(old), None, True)
+    return (old + 1, old - 1, 2 * old, 0, -old, 2**62, 10**400, float(old), np.int32(old), None, True)
 
 
 def pipeline_entry(rng: Generator, plan: Plan, cost: Cost) -> Plan:

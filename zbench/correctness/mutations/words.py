@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from zbench.columns import is_array
 from zbench.correctness.mutations.paths import PATHS, array
 from zbench.plan import Plan
 
@@ -34,7 +35,7 @@ def _changed(before: Plan, after: Plan) -> list[str]:
                 found.append(f"plan.pipelines: {before.pipelines} becomes {after.pipelines}")
             continue
         old, new = array(before, path), _array(after, path)
-        if isinstance(new, np.ndarray) and new.shape == old.shape and new.dtype == old.dtype:
+        if is_array(new) and new.shape == old.shape and new.dtype == old.dtype:
             found += [
                 f"plan.{path}[{at}]: {old[at]} becomes {new[at]}" for at in np.flatnonzero(old != new)[:3].tolist()
             ]
@@ -53,4 +54,4 @@ def _array(plan: Plan, path: str) -> object:
 
 
 def _form(value: object) -> str:
-    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"{type(value).__name__}"
+    return f"{value.dtype} {value.shape}" if is_array(value) else f"{type(value).__name__}"
