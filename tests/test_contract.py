@@ -49,7 +49,35 @@ def batch(lengths: Any = LENGTHS, step: int = 3, documents: Any = None) -> Batch
 @pytest.mark.parametrize("documents", [None, LENGTHS])
 def test_a_good_batch_passes(documents: Any) -> None:
     given = batch(documents=documents)
-    assert batch_of(Lengths(lambda step: given), 3, 128) is given
+    found = batch_of(Lengths(lambda step: given), 3, 128)
+    assert (found.digest, found.seed, found.step) == (given.digest, given.seed, given.step)
+    assert (found.documents is None) == (documents is None)
+
+
+def test_a_batch_has_arrays_of_its_own_in_one_piece() -> None:
+    pairs = np.array([[100, 1], [7, 2], [21, 3]], np.int64)
+    found = batch_of(Lengths(lambda step: batch(pairs[:, 0], documents=pairs[:, 1])), 3, 128)
+    pairs[:] = 0
+    assert found.documents is not None
+    assert (found.lengths.tolist(), found.documents.tolist()) == ([100, 7, 21], [1, 2, 3])
+    assert found.lengths.flags.c_contiguous
+    assert found.documents.flags.c_contiguous
+
+
+@pytest.mark.parametrize("parts", [None, 2])
+@pytest.mark.parametrize("name", ["lengths", "documents"])
+def test_a_system_cannot_change_what_it_is_measured_on(name: str, parts: int | None, uneven: Cost) -> None:
+    class Eased(Ring):
+        """A system that makes its sequences short."""
+
+        def plan(self, batch: Batch) -> tuple[Plan, ...]:
+            plans = Ring.plan(self, batch)
+            getattr(batch, name)[:] = 1
+            return plans
+
+    system: Any = Eased(uneven) if parts is None else Dealt(Eased(uneven), parts)
+    with pytest.raises(PlugInError, match=rf"Eased\.plan changed the batch's {name}; .* batch\.{name}\.copy\(\)$"):
+        plans_of(system, batch(LENGTHS.copy(), documents=LENGTHS.copy()), uneven)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +94,7 @@ def test_a_good_batch_passes(documents: Any) -> None:
         (batch(np.array([100, 0, 28])), r"lengths\[1\] = 0; a sequence has at least 1 token"),
         (batch(np.array([130, -2])), r"lengths\[1\] = -2; a sequence has at least 1 token"),
         (batch(np.array([100, 7])), "107 tokens where 128 were asked for .* has exactly as many"),
+        (batch(np.array([2**62] * 4 + [128])), r"lengths\[0\] = 4611686018427387904 where 128 tokens were asked for"),
         (batch(np.array([100, 29])), "129 tokens where 128 were asked for"),
         (batch(NONE), "0 tokens where 128 were asked for"),
         (batch(step=4), "a batch whose step is 4; it has to be the one that was asked for"),

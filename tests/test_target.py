@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from zbench.target import expect, make
+from zbench.target import expect, from_yaml, part
 
 
 class Mine:
@@ -20,7 +20,7 @@ class Mine:
 
 
 def made(**keys: Any) -> Any:
-    return make(OmegaConf.create({"system": {"_target_": "test_target.Mine", **keys}}), "system", cost=7)
+    return part(from_yaml, OmegaConf.create({"system": {"_target_": "test_target.Mine", **keys}}), "system", cost=7)
 
 
 def test_keys_and_arguments_reach_the_class() -> None:

@@ -34,6 +34,8 @@ class PlugInError(ValueError):
 def batch_of(workload: Workload, step: int, tokens: int) -> Batch:
     """The batch of `step`, which has exactly `tokens` tokens: systems and steps are compared at one size.
 
+    Its arrays are copies: whatever becomes of the workload's own, and however they lie in memory, these stay.
+
     Raises:
         PlugInError: it is no such batch, or the workload failed.
     """
@@ -41,18 +43,29 @@ def batch_of(workload: Workload, step: int, tokens: int) -> Batch:
     fault = _batch_fault(batch, step, tokens)
     if fault:
         raise PlugInError(f"{_name(workload)}.batch({step}) gave {fault}")
-    return batch
+    documents = None if batch.documents is None else np.array(batch.documents, order="C")
+    return replace(batch, lengths=np.array(batch.lengths, order="C"), documents=documents)
 
 
 def plans_of(system: System, batch: Batch, cost: Cost) -> tuple[Plan, ...]:
     """The plans of a batch, with what executors take for granted before zbench.verify looks at them.
 
+    A system must not change its batch, which it is measured on. The arrays are writable for all that: compiled
+    planners would be compiled once more for read-only ones.
+
     Raises:
-        PlugInError: they are no such plans, or the system failed.
+        PlugInError: they are no such plans, the system changed its batch, or it failed.
     """
     if isinstance(system, Dealt):
         return replace(system, system=_Checked(system.system, cost)).plan(batch)
+    before = _content(batch)
     plans = guarded(system, ".plan", "a batch", lambda: system.plan(batch))
+    for name, value in _content(batch).items():
+        if value != before[name]:
+            raise PlugInError(
+                f"{_name(system)}.plan changed the batch's {name}; it is measured on the batch it was given, and "
+                f"has to work on a copy, as in batch.{name}.copy()"
+            )
     fault = _plans_fault(plans, cost)
     if fault:
         raise PlugInError(f"{_name(system)}.plan gave {fault}")
@@ -101,6 +114,11 @@ def guarded(part: object, method: str, given: str, call: Callable[[], Given]) ->
         ) from error
 
 
+def _content(batch: Batch) -> dict[str, bytes]:
+    """The arrays of a batch by name, as they are now."""
+    return {name: np.asarray(getattr(batch, name)).tobytes() for name in ("lengths", "documents")}
+
+
 def _is_under(filename: str, folders: tuple[str, ...]) -> bool:
     return str(Path(filename).resolve()).startswith(folders)
 
@@ -123,6 +141,9 @@ def _batch_fault(batch: Any, step: int, tokens: int) -> str | None:
     if (batch.lengths < 1).any():
         at = int(np.argmax(batch.lengths < 1))
         return f"lengths[{at}] = {batch.lengths[at]}; a sequence has at least 1 token"
+    if (batch.lengths > tokens).any():  # of which a few have a sum beyond 64 bits
+        at = int(np.argmax(batch.lengths > tokens))
+        return f"lengths[{at}] = {batch.lengths[at]} where {tokens} tokens were asked for (tokens_per_gpu x GPUs)"
     if batch.num_tokens != tokens:
         return (
             f"{batch.num_tokens} tokens where {tokens} were asked for (tokens_per_gpu x GPUs, as `tokens`); a "
