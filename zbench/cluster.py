@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.curve import Curve
+from zbench.named import check_name
 from zbench.units import parse
 
 # What each quantity is, by field; whoever reads a person's text asks here which numbers need a unit.
@@ -59,6 +60,7 @@ class Device:
     matmul_by_tokens: Mapping[str, Curve] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_name("cluster.device.name", self.name)
         if self.tile not in (1, 128):
             raise ValueError(f"cluster.device.tile is {self.tile!r}; it takes 128 or 1")
         for name, kind in DEVICE_KINDS.items():
@@ -133,6 +135,7 @@ class Cluster:
     device: Device
 
     def __post_init__(self) -> None:
+        check_name("cluster.name", self.name)
         for name in ("num_nodes", "gpus_per_node", "nics_per_node"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
