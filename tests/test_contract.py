@@ -1,6 +1,7 @@
 """What workloads and systems of third parties may get wrong, each told in one sentence with their class."""
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 
 from zbench.batch import Batch
-from zbench.contract import PlugInError, batch_of, plans_of
+from zbench.contract import PlugInError, batch_of, gives, plans_of
 from zbench.cost import Cost
 from zbench.dealt import Dealt
 from zbench.plan import Plan
+from zbench.protocols import Ready
+from zbench.runtime.fleet import RankFailed
 from zbench.systems.ring import Ring
 from zbench.verify import verify_step
 
@@ -154,7 +157,14 @@ def refuses(_: Any) -> Any:
     raise ValueError("a sequence is too odd")
 
 
-@pytest.mark.parametrize(("made", "error"), [(fails, "KeyError: 'nothing'"), (fails_inside, "ValueError: all the")])
+def leaves(_: Any) -> Any:
+    sys.exit(0)
+
+
+@pytest.mark.parametrize(
+    ("made", "error"),
+    [(fails, "KeyError: 'nothing'"), (fails_inside, "ValueError: all the"), (leaves, "SystemExit: 0")],
+)
 def test_an_error_of_theirs_is_told_with_its_line(made: Callable[[Any], Any], error: str, uneven: Cost) -> None:
     line = made.__code__.co_firstlineno + 1
     told = rf"{error}.* \({re.escape(str(Path(__file__)))} line {line}\); HYDRA_FULL_ERROR=1 shows the traceback$"
@@ -165,9 +175,33 @@ def test_an_error_of_theirs_is_told_with_its_line(made: Callable[[Any], Any], er
         batch_of(Lengths(made), 0, 1)
 
 
-def test_a_sentence_of_theirs_is_left_as_it_is(uneven: Cost) -> None:
+def refuses_in_a_line(plans: Any) -> Any:
+    if plans: raise ValueError("a sequence is too odd")  # noqa: E701  # fmt: skip
+
+
+@pytest.mark.parametrize("made", [refuses, refuses_in_a_line])
+def test_a_sentence_of_theirs_is_left_as_it_is(made: Callable[[Any], Any], uneven: Cost) -> None:
     with pytest.raises(ValueError, match=r"^a sequence is too odd$"):
-        plans_of(Mine(uneven, refuses), batch(), uneven)
+        plans_of(Mine(uneven, made), batch(), uneven)
+
+
+def test_an_error_of_zbenchs_classes_is_left_as_it_is(uneven: Cost) -> None:
+    def failed(_: Any) -> Any:
+        raise RankFailed("rank 3 died")
+
+    with pytest.raises(RankFailed, match=r"^rank 3 died$"):
+        plans_of(Mine(uneven, failed), batch(), uneven)
+
+
+def test_a_method_has_to_give_its_kind(uneven: Cost) -> None:
+    part = Mine(uneven, list)
+    assert gives(part, ".count", "nothing", int, lambda: 5) == 5
+    with pytest.raises(PlugInError, match=r"^test_contract\.Mine\.start gave None; it has to give a zbench.*\.Ready$"):
+        gives(part, ".start", "nothing", Ready, lambda: None)
+    with pytest.raises(
+        PlugInError, match=r"^test_contract\.Mine\.start failed with KeyError: 3 \(.*; HYDRA_FULL_ERROR"
+    ):
+        gives(part, ".start", "nothing", Ready, lambda: {}[3])
 
 
 class WithoutBatch:

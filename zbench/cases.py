@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from zbench.contract import PlugInError
+from zbench.dealt import Dealt
 from zbench.fingerprint import fingerprint, versions
 from zbench.parts import Parts, Settings, make_system, resolved
 from zbench.protocols import System
@@ -49,8 +51,18 @@ def cases(request: Request, parts: Parts) -> tuple[Case, Case | None]:
 
 
 def _packages(system: System) -> Line:
-    """{"packages": {name: version}} where a system says that it uses other projects' code; else nothing."""
+    """{"packages": {name: version}} where a system says that it uses other projects' code; else nothing.
+
+    Raises:
+        PlugInError: what it says is no tuple of names.
+    """
     names: Sequence[str] = getattr(system, "packages", ())
+    if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
+        kind = type(system.system if isinstance(system, Dealt) else system)
+        raise PlugInError(
+            f"{kind.__module__}.{kind.__qualname__}.packages is {names!r}; it has to be a tuple of names of "
+            'distributions, as in ("numpy",)'
+        )
     return {"packages": versions(names)} if names else {}
 
 

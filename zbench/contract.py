@@ -4,6 +4,7 @@ zbench.protocols says what a part is; here is what is refused. Whether a plan is
 """
 
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Callable
@@ -83,11 +84,24 @@ class _Checked:
         return plans_of(self.system, batch, self.cost)
 
 
+def gives(part: object, method: str, given: str, kind: type[Given], call: Callable[[], object]) -> Given:
+    """What call() of a part returns, as of guarded(), which has to be a `kind`.
+
+    Raises:
+        PlugInError: the part failed, or gave something else.
+    """
+    found = guarded(part, method, given, call)
+    if not isinstance(found, kind):
+        wanted = f"{kind.__module__}.{kind.__qualname__}"
+        raise PlugInError(f"{_name(part)}{method} gave {_kind(found)}; it has to give a {wanted}")
+    return found
+
+
 def guarded(part: object, method: str, given: str, call: Callable[[], Given]) -> Given:
     """What call() of a part returns; an error of a part that is not zbench's own is told with where in its code it was.
 
     given: what the part is called with, in words. A ValueError that zbench raises, or a raise statement of the part's
-    own code, passes: it is a sentence already. So does whatever zbench's own parts raise.
+    own code, passes: it is a sentence already. So does an error of zbench's classes, and whatever its own parts raise.
 
     Raises:
         PlugInError: the part failed, or does not take what it is called with.
@@ -98,11 +112,12 @@ def guarded(part: object, method: str, given: str, call: Callable[[], Given]) ->
         return call()
     try:
         return call()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit() in a part would end the run without a word
         frames = traceback.extract_tb(error.__traceback__)
         last = frames[-1]
-        is_meant = _is_under(last.filename, _OURS) or (last.line or "").startswith("raise")
-        if stop_in(error) or (isinstance(error, ValueError) and is_meant):
+        is_meant = _is_under(last.filename, _OURS) or re.search(r"\braise\b", last.line or "") is not None
+        is_ours = type(error).__module__.startswith("zbench.")  # as of an executor that extends one of zbench's
+        if stop_in(error) or is_ours or (isinstance(error, ValueError) and is_meant):
             raise
         theirs = [frame for frame in frames if not _is_under(frame.filename, (*_OURS, *_LIBRARIES))]
         told = " ".join(str(error).split())
