@@ -26,6 +26,7 @@ with loading(__name__):
 
     from zbench import CONF
     from zbench.jobs import check_few, count
+    from zbench.overrides import check_choices
     from zbench.signals import stop_in
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def _main(outcome: Outcome) -> int:
     try:
         _check_flags(sys.argv[1:])
         sys.argv[1:] = _settings_last(sys.argv[1:])
+        check_choices(sys.argv[1:], (path.name for path in CONF.iterdir() if path.is_dir()))
         check_few(sys.argv[1:])
         with contextlib.ExitStack() as stack:
             if any(word in ("-m", "--multirun") or word.startswith("experiment=") for word in sys.argv):

@@ -35,7 +35,7 @@ def cases(request: Request, parts: Parts) -> tuple[Case, Case | None]:
     system, compared = make_system(request.config, parts.cost), None
     if request.baseline is not None:
         other = resolved(request.baseline)
-        compared = make_system(request.baseline, parts.cost)
+        compared = _compared(request, parts)
         shared["baseline"] = {"name": request.settings.baseline, "system": other["system"], **_packages(compared)}
     case = Case({**shared, "fingerprint": {**shared["fingerprint"], **_packages(system)}, "config": own}, system)
     if compared is None or other["system"] == config["system"]:
@@ -48,6 +48,20 @@ def cases(request: Request, parts: Parts) -> tuple[Case, Case | None]:
     }
     shared["fingerprint"] |= _packages(compared)
     return case, Case({**shared, "config": other_config}, compared)
+
+
+def _compared(request: Request, parts: Parts) -> System:
+    """The baseline's system; whatever is wrong with it is told as the baseline's.
+
+    Raises:
+        ValueError: it cannot be made.
+    """
+    assert request.baseline is not None
+    try:
+        return make_system(request.baseline, parts.cost)
+    except ValueError as error:
+        kind = PlugInError if isinstance(error, PlugInError) else ValueError
+        raise kind(f"baseline={request.settings.baseline}: {error}") from error
 
 
 def _packages(system: System) -> Line:
