@@ -39,6 +39,7 @@ GOOD = Cluster("c", 2, 8, 4, 25e9, 0.8, 15e-6, 200e9, 0.6, 10e-6, REAL)
 @pytest.mark.parametrize(
     ("field", "value", "bound"),
     [
+        ("name", 4090, "it takes text, as in '4090'"), ("name", None, "it takes text"),
         ("num_nodes", 0, "at least 1"), ("num_nodes", 1.0, "at least 1"), ("gpus_per_node", True, "at least 1"),
         ("nics_per_node", 9, "at most one per GPU, gpus_per_node=8"), ("nics_per_node", -1, "at least 1"),
         ("nic_bandwidth", 0, "above 0"), ("nic_bandwidth", "80 GB", "bytes/s"), ("nvlink_bandwidth", -1.0, "above 0"),
@@ -51,6 +52,11 @@ GOOD = Cluster("c", 2, 8, 4, 25e9, 0.8, 15e-6, 200e9, 0.6, 10e-6, REAL)
 def test_bad_clusters_are_one_sentence(field: str, value: object, bound: str) -> None:
     with pytest.raises(ValueError, match=rf"^cluster\.{field} is .*{bound}"):
         replace(GOOD, **{field: value})
+
+
+def test_a_device_s_name_is_text() -> None:
+    with pytest.raises(ValueError, match=r"^cluster\.device\.name is 4090; it takes text, as in '4090'$"):
+        replace(REAL, name=4090)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("field", [name for name in Device.__dataclass_fields__ if name != "name"])

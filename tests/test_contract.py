@@ -1,6 +1,7 @@
 """What workloads and systems of third parties may get wrong, each told in one sentence with their class."""
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 
 from zbench.batch import Batch
-from zbench.contract import PlugInError, batch_of, plans_of
+from zbench.contract import PlugInError, batch_of, gives, plans_of
 from zbench.cost import Cost
 from zbench.dealt import Dealt
 from zbench.plan import Plan
+from zbench.protocols import Ready
+from zbench.runtime.fleet import RankFailed
 from zbench.systems.ring import Ring
 from zbench.verify import verify_step
 
@@ -49,7 +52,35 @@ def batch(lengths: Any = LENGTHS, step: int = 3, documents: Any = None) -> Batch
 @pytest.mark.parametrize("documents", [None, LENGTHS])
 def test_a_good_batch_passes(documents: Any) -> None:
     given = batch(documents=documents)
-    assert batch_of(Lengths(lambda step: given), 3, 128) is given
+    found = batch_of(Lengths(lambda step: given), 3, 128)
+    assert (found.digest, found.seed, found.step) == (given.digest, given.seed, given.step)
+    assert (found.documents is None) == (documents is None)
+
+
+def test_a_batch_has_arrays_of_its_own_in_one_piece() -> None:
+    pairs = np.array([[100, 1], [7, 2], [21, 3]], np.int64)
+    found = batch_of(Lengths(lambda step: batch(pairs[:, 0], documents=pairs[:, 1])), 3, 128)
+    pairs[:] = 0
+    assert found.documents is not None
+    assert (found.lengths.tolist(), found.documents.tolist()) == ([100, 7, 21], [1, 2, 3])
+    assert found.lengths.flags.c_contiguous
+    assert found.documents.flags.c_contiguous
+
+
+@pytest.mark.parametrize("parts", [None, 2])
+@pytest.mark.parametrize("name", ["lengths", "documents"])
+def test_a_system_cannot_change_what_it_is_measured_on(name: str, parts: int | None, uneven: Cost) -> None:
+    class Eased(Ring):
+        """A system that makes its sequences short."""
+
+        def plan(self, batch: Batch) -> tuple[Plan, ...]:
+            plans = Ring.plan(self, batch)
+            getattr(batch, name)[:] = 1
+            return plans
+
+    system: Any = Eased(uneven) if parts is None else Dealt(Eased(uneven), parts)
+    with pytest.raises(PlugInError, match=rf"Eased\.plan changed the batch's {name}; .* batch\.{name}\.copy\(\)$"):
+        plans_of(system, batch(LENGTHS.copy(), documents=LENGTHS.copy()), uneven)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +98,7 @@ def test_a_good_batch_passes(documents: Any) -> None:
         (batch(np.array([100, 0, 28])), r"lengths\[1\] = 0; a sequence has at least 1 token"),
         (batch(np.array([130, -2])), r"lengths\[1\] = -2; a sequence has at least 1 token"),
         (batch(np.array([100, 7])), "107 tokens where 128 were asked for .* has exactly as many"),
+        (batch(np.array([2**62] * 4 + [128])), r"lengths\[0\] = 4611686018427387904 where 128 tokens were asked for"),
         (batch(np.array([100, 29])), "129 tokens where 128 were asked for"),
         (batch(NONE), "0 tokens where 128 were asked for"),
         (batch(step=4), "a batch whose step is 4; it has to be the one that was asked for"),
@@ -134,7 +166,14 @@ def refuses(_: Any) -> Any:
     raise ValueError("a sequence is too odd")
 
 
-@pytest.mark.parametrize(("made", "error"), [(fails, "KeyError: 'nothing'"), (fails_inside, "ValueError: all the")])
+def leaves(_: Any) -> Any:
+    sys.exit(0)
+
+
+@pytest.mark.parametrize(
+    ("made", "error"),
+    [(fails, "KeyError: 'nothing'"), (fails_inside, "ValueError: all the"), (leaves, "SystemExit: 0")],
+)
 def test_an_error_of_theirs_is_told_with_its_line(made: Callable[[Any], Any], error: str, uneven: Cost) -> None:
     line = made.__code__.co_firstlineno + 1
     told = rf"{error}.* \({re.escape(str(Path(__file__)))} line {line}\); HYDRA_FULL_ERROR=1 shows the traceback$"
@@ -145,9 +184,33 @@ def test_an_error_of_theirs_is_told_with_its_line(made: Callable[[Any], Any], er
         batch_of(Lengths(made), 0, 1)
 
 
-def test_a_sentence_of_theirs_is_left_as_it_is(uneven: Cost) -> None:
+def refuses_in_a_line(plans: Any) -> Any:
+    if plans: raise ValueError("a sequence is too odd")  # noqa: E701  # fmt: skip
+
+
+@pytest.mark.parametrize("made", [refuses, refuses_in_a_line])
+def test_a_sentence_of_theirs_is_left_as_it_is(made: Callable[[Any], Any], uneven: Cost) -> None:
     with pytest.raises(ValueError, match=r"^a sequence is too odd$"):
-        plans_of(Mine(uneven, refuses), batch(), uneven)
+        plans_of(Mine(uneven, made), batch(), uneven)
+
+
+def test_an_error_of_zbenchs_classes_is_left_as_it_is(uneven: Cost) -> None:
+    def failed(_: Any) -> Any:
+        raise RankFailed("rank 3 died")
+
+    with pytest.raises(RankFailed, match=r"^rank 3 died$"):
+        plans_of(Mine(uneven, failed), batch(), uneven)
+
+
+def test_a_method_has_to_give_its_kind(uneven: Cost) -> None:
+    part = Mine(uneven, list)
+    assert gives(part, ".count", "nothing", int, lambda: 5) == 5
+    with pytest.raises(PlugInError, match=r"^test_contract\.Mine\.start gave None; it has to give a zbench.*\.Ready$"):
+        gives(part, ".start", "nothing", Ready, lambda: None)
+    with pytest.raises(
+        PlugInError, match=r"^test_contract\.Mine\.start failed with KeyError: 3 \(.*; HYDRA_FULL_ERROR"
+    ):
+        gives(part, ".start", "nothing", Ready, lambda: {}[3])
 
 
 class WithoutBatch:

@@ -299,6 +299,7 @@ def test_ctrl_c_keeps_what_is_done(here: Path) -> None:
         (["-m", "system=ring,usp", "workload=fixed,github", "+workload.length=range(1,4)", "steps=2"], 12),
         (["-m", "system=ring", "--config-dir=mine=conf"], 1),
         (["experiment=all_systems", "system=ring,usp"], 2 * 3 * 5),
+        (["-m", "system=ring,usp", "seed=range(5,0,-2)", "workload.mu=range(0.5,2,0.5)"], 2 * 3 * 3),
     ],
 )
 def test_the_jobs_of_a_sweep_are_counted_before_they_run(

@@ -56,7 +56,7 @@ def test_eager_kernels_move_more() -> None:
     ("field", "value"),
     [("num_layers", 0), ("hidden", 1.5), ("num_heads", True), ("num_kv_heads", 3), ("experts_per_token", 2),
      ("recompute", "some"), ("sharding", "zero2"), ("kernels", "slow"), ("loss", "small"), ("vocab", -5),
-     ("lse_bytes", "4")],
+     ("lse_bytes", "4"), ("name", [1]), ("name", 7)],
 )  # fmt: skip
 def test_bad_models_are_one_sentence(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"^model\.{field} is "):

@@ -9,7 +9,7 @@ from hydra.errors import OverrideParseException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbench.overrides import check_no_lists, quoted, several, unreadable
+from zbench.overrides import check_choices, quoted, several, unreadable
 
 TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="\\$`"), min_size=1, max_size=20)
 
@@ -67,12 +67,14 @@ def test_several_values_without_m() -> None:
         ("system=[ring,zeppelin]", r"^system is \[ring,zeppelin\], a list; .* and -m system=ring,zeppelin runs"),
         ("cluster/device=[a, b]", r"^cluster/device is \[a, b\], a list; .* -m cluster/device=a,b runs"),
         ("+model=[tiny]", r"^model is \[tiny\], a list"),
+        ("experiment=[ci,costs]", r"^experiment is \[ci,costs\], a list; it takes one name, as in experiment=ci$"),
+        ("system={a:1}", r"^system is {a:1}; it takes the name of one of its choices \(see --help\)$"),
     ],
 )
-def test_a_list_is_no_choice_of_a_group(override: str, told: str) -> None:
+def test_a_list_or_keys_are_no_choice_of_a_group(override: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        check_no_lists(["steps=3", override], ["system", "model", "cluster"])
+        check_choices(["steps=3", override], ["system", "model", "cluster", "experiment"])
 
 
 def test_lists_of_keys_are_left_alone() -> None:
-    check_no_lists(["check=[exact,bytes]", "system.strategies=[1,2]", "system=ring"], ["system", "model"])
+    check_choices(["check=[exact,bytes]", "system.strategies=[1,2]", "system=ring"], ["system", "model"])

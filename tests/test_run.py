@@ -110,6 +110,10 @@ def request(
     return Request(Settings.of(config), config, choices, {"system": {}}, other, "python -m zbench", "command id")
 
 
+def nothing(cost: Cost) -> None:
+    """A system's class that makes nothing."""
+
+
 def target(kind: type) -> dict[str, Any]:
     return {"_target_": f"test_run.{kind.__name__}"}
 
@@ -217,6 +221,23 @@ def test_versions_of_packages_are_recorded_and_another_one_is_another_run(
     monkeypatch.setattr("zbench.cases.versions", lambda names: dict.fromkeys(names, "another"))
     run(request(out, RING, gather, steps=1))
     assert len(recorded(out)) == 5
+
+
+@pytest.mark.parametrize(
+    ("baseline", "told"),
+    [
+        (target(Lengths), r"test_run\.Lengths is called with the keys of its yaml and cost, and does not take that: "),
+        ({"_target_": "test_run.nothing"}, r"system: NoneType has no plan "),
+        ({}, r"system has no _target_; "),
+    ],
+)
+def test_a_faulty_baseline_is_told_as_one(baseline: dict[str, Any], told: str, tmp_path: Path) -> None:
+    asked = request(tmp_path / "r.jsonl", baseline=RING)
+    config = asked.config.copy()
+    config["system"] = baseline
+    with pytest.raises(ValueError, match=rf"^baseline=ring: {told}"):
+        run(replace(asked, baseline=config))
+    assert not (tmp_path / "r.jsonl").exists()
 
 
 def test_the_baseline_itself_runs_once(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from zbench.target import expect, make
+from zbench.target import expect, from_yaml, part
 
 
 class Mine:
@@ -20,7 +20,7 @@ class Mine:
 
 
 def made(**keys: Any) -> Any:
-    return make(OmegaConf.create({"system": {"_target_": "test_target.Mine", **keys}}), "system", cost=7)
+    return part(from_yaml, OmegaConf.create({"system": {"_target_": "test_target.Mine", **keys}}), "system", cost=7)
 
 
 def test_keys_and_arguments_reach_the_class() -> None:
@@ -41,12 +41,21 @@ def test_keys_and_arguments_reach_the_class() -> None:
             {"depth": 1, "width": 2},
             r"^test_target.Mine is called with the keys of its yaml and cost, and does not take that: .* 'width'$",
         ),
+        ({"depth": 1, "cost": 5}, r"^system.cost is given by the run; set the keys of cluster and model$"),
+        ({"depth": 1, "_recursive_": 5}, r"^system cannot be made from its yaml: .*_recursive_ flag must be a bool"),
         ({}, r"does not take that: .* missing 1 required positional argument: 'depth'$"),
     ],
 )
 def test_a_mistake_is_one_sentence(keys: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         made(**keys)
+
+
+@pytest.mark.parametrize(("key", "told"), [("seed", "seed=4"), ("tokens", "tokens_per_gpu, which times the number")])
+def test_what_the_run_gives_is_not_set_in_a_yaml(key: str, told: str) -> None:
+    config = OmegaConf.create({"workload": {"_target_": "test_target.Mine", key: 4}})
+    with pytest.raises(ValueError, match=rf"^workload.{key} is given by the run; set {told}"):
+        part(from_yaml, config, "workload", seed=0, tokens=64)
 
 
 def test_a_method_has_to_be_one() -> None:

@@ -25,6 +25,8 @@ with loading(__name__):
     from omegaconf import DictConfig
 
     from zbench import CONF
+    from zbench.jobs import check_few, count
+    from zbench.overrides import check_choices
     from zbench.signals import stop_in
 
 if TYPE_CHECKING:
@@ -98,6 +100,8 @@ def _main(outcome: Outcome) -> int:
     try:
         _check_flags(sys.argv[1:])
         sys.argv[1:] = _settings_last(sys.argv[1:])
+        check_choices(sys.argv[1:], (path.name for path in CONF.iterdir() if path.is_dir()))
+        check_few(sys.argv[1:])
         with contextlib.ExitStack() as stack:
             if any(word in ("-m", "--multirun") or word.startswith("experiment=") for word in sys.argv):
                 # A sweep (which an experiment may be): hydra insists on leaving a multirun.yaml somewhere.
@@ -127,7 +131,6 @@ def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bo
     is_here: in the command's own process, and not in one of a launcher's, whose runs have tables of their own.
     """
     if is_here and HydraConfig.get().mode == RunMode.MULTIRUN:
-        from zbench.jobs import count
         from zbench.meter import Sweep
 
         outcome.sweep = outcome.sweep or Sweep(count(sys.argv[1:]))

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from zbench.contract import PlugInError
+from zbench.dealt import Dealt
 from zbench.fingerprint import fingerprint, versions
 from zbench.parts import Parts, Settings, make_system, resolved
 from zbench.protocols import System
@@ -33,7 +35,7 @@ def cases(request: Request, parts: Parts) -> tuple[Case, Case | None]:
     system, compared = make_system(request.config, parts.cost), None
     if request.baseline is not None:
         other = resolved(request.baseline)
-        compared = make_system(request.baseline, parts.cost)
+        compared = _compared(request, parts)
         shared["baseline"] = {"name": request.settings.baseline, "system": other["system"], **_packages(compared)}
     case = Case({**shared, "fingerprint": {**shared["fingerprint"], **_packages(system)}, "config": own}, system)
     if compared is None or other["system"] == config["system"]:
@@ -48,9 +50,33 @@ def cases(request: Request, parts: Parts) -> tuple[Case, Case | None]:
     return case, Case({**shared, "config": other_config}, compared)
 
 
+def _compared(request: Request, parts: Parts) -> System:
+    """The baseline's system; whatever is wrong with it is told as the baseline's.
+
+    Raises:
+        ValueError: it cannot be made.
+    """
+    assert request.baseline is not None
+    try:
+        return make_system(request.baseline, parts.cost)
+    except ValueError as error:
+        kind = PlugInError if isinstance(error, PlugInError) else ValueError
+        raise kind(f"baseline={request.settings.baseline}: {error}") from error
+
+
 def _packages(system: System) -> Line:
-    """{"packages": {name: version}} where a system says that it uses other projects' code; else nothing."""
+    """{"packages": {name: version}} where a system says that it uses other projects' code; else nothing.
+
+    Raises:
+        PlugInError: what it says is no tuple of names.
+    """
     names: Sequence[str] = getattr(system, "packages", ())
+    if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
+        kind = type(system.system if isinstance(system, Dealt) else system)
+        raise PlugInError(
+            f"{kind.__module__}.{kind.__qualname__}.packages is {names!r}; it has to be a tuple of names of "
+            'distributions, as in ("numpy",)'
+        )
     return {"packages": versions(names)} if names else {}
 
 

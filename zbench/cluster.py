@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.curve import Curve
+from zbench.named import check_name
 from zbench.units import parse
 
 # One peer of a NIC of 400 Gbit/s gets half of what all peers get together: 20.3 of 40 GB/s in ring steps of 33.5 and
@@ -63,6 +64,7 @@ class Device:
     matmul_by_tokens: Mapping[str, Curve] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_name("cluster.device.name", self.name)
         if self.tile not in (1, 128):
             raise ValueError(f"cluster.device.tile is {self.tile!r}; it takes 128 or 1")
         for name, kind in DEVICE_KINDS.items():
@@ -142,6 +144,7 @@ class Cluster:
     nvlink_channels: int = 1
 
     def __post_init__(self) -> None:
+        check_name("cluster.name", self.name)
         for name in ("num_nodes", "gpus_per_node", "nics_per_node"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

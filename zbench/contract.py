@@ -4,6 +4,7 @@ zbench.protocols says what a part is; here is what is refused. Whether a plan is
 """
 
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Callable
@@ -35,6 +36,8 @@ class PlugInError(ValueError):
 def batch_of(workload: Workload, step: int, tokens: int) -> Batch:
     """The batch of `step`, which has exactly `tokens` tokens: systems and steps are compared at one size.
 
+    Its arrays are copies: whatever becomes of the workload's own, and however they lie in memory, these stay.
+
     Raises:
         PlugInError: it is no such batch, or the workload failed.
     """
@@ -42,18 +45,29 @@ def batch_of(workload: Workload, step: int, tokens: int) -> Batch:
     fault = _batch_fault(batch, step, tokens)
     if fault:
         raise PlugInError(f"{_name(workload)}.batch({step}) gave {fault}")
-    return batch
+    documents = None if batch.documents is None else np.array(batch.documents, order="C")
+    return replace(batch, lengths=np.array(batch.lengths, order="C"), documents=documents)
 
 
 def plans_of(system: System, batch: Batch, cost: Cost) -> tuple[Plan, ...]:
     """The plans of a batch, with what executors take for granted before zbench.verify looks at them.
 
+    A system must not change its batch, which it is measured on. The arrays are writable for all that: compiled
+    planners would be compiled once more for read-only ones.
+
     Raises:
-        PlugInError: they are no such plans, or the system failed.
+        PlugInError: they are no such plans, the system changed its batch, or it failed.
     """
     if isinstance(system, Dealt):
         return replace(system, system=_Checked(system.system, cost)).plan(batch)
+    before = _content(batch)
     plans = guarded(system, ".plan", "a batch", lambda: system.plan(batch))
+    for name, value in _content(batch).items():
+        if value != before[name]:
+            raise PlugInError(
+                f"{_name(system)}.plan changed the batch's {name}; it is measured on the batch it was given, and "
+                f"has to work on a copy, as in batch.{name}.copy()"
+            )
     fault = _plans_fault(plans, cost)
     if fault:
         raise PlugInError(f"{_name(system)}.plan gave {fault}")
@@ -71,11 +85,24 @@ class _Checked:
         return plans_of(self.system, batch, self.cost)
 
 
+def gives(part: object, method: str, given: str, kind: type[Given], call: Callable[[], object]) -> Given:
+    """What call() of a part returns, as of guarded(), which has to be a `kind`.
+
+    Raises:
+        PlugInError: the part failed, or gave something else.
+    """
+    found = guarded(part, method, given, call)
+    if not isinstance(found, kind):
+        wanted = f"{kind.__module__}.{kind.__qualname__}"
+        raise PlugInError(f"{_name(part)}{method} gave {_kind(found)}; it has to give a {wanted}")
+    return found
+
+
 def guarded(part: object, method: str, given: str, call: Callable[[], Given]) -> Given:
     """What call() of a part returns; an error of a part that is not zbench's own is told with where in its code it was.
 
     given: what the part is called with, in words. A ValueError that zbench raises, or a raise statement of the part's
-    own code, passes: it is a sentence already. So does whatever zbench's own parts raise.
+    own code, passes: it is a sentence already. So does an error of zbench's classes, and whatever its own parts raise.
 
     Raises:
         PlugInError: the part failed, or does not take what it is called with.
@@ -86,11 +113,12 @@ def guarded(part: object, method: str, given: str, call: Callable[[], Given]) ->
         return call()
     try:
         return call()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit() in a part would end the run without a word
         frames = traceback.extract_tb(error.__traceback__)
         last = frames[-1]
-        is_meant = _is_under(last.filename, _OURS) or (last.line or "").startswith("raise")
-        if stop_in(error) or (isinstance(error, ValueError) and is_meant):
+        is_meant = _is_under(last.filename, _OURS) or re.search(r"\braise\b", last.line or "") is not None
+        is_ours = type(error).__module__.startswith("zbench.")  # as of an executor that extends one of zbench's
+        if stop_in(error) or is_ours or (isinstance(error, ValueError) and is_meant):
             raise
         theirs = [frame for frame in frames if not _is_under(frame.filename, (*_OURS, *_LIBRARIES))]
         told = " ".join(str(error).split())
@@ -100,6 +128,11 @@ def guarded(part: object, method: str, given: str, call: Callable[[], Given]) ->
         raise PlugInError(
             f"{name}{method} failed with {type(error).__name__}: {told}{place}; HYDRA_FULL_ERROR=1 shows the traceback"
         ) from error
+
+
+def _content(batch: Batch) -> dict[str, bytes]:
+    """The arrays of a batch by name, as they are now."""
+    return {name: np.asarray(getattr(batch, name)).tobytes() for name in ("lengths", "documents")}
 
 
 def _is_under(filename: str, folders: tuple[str, ...]) -> bool:
@@ -124,6 +157,9 @@ def _batch_fault(batch: Any, step: int, tokens: int) -> str | None:
     if (batch.lengths < 1).any():
         at = int(np.argmax(batch.lengths < 1))
         return f"lengths[{at}] = {batch.lengths[at]}; a sequence has at least 1 token"
+    if (batch.lengths > tokens).any():  # of which a few have a sum beyond 64 bits
+        at = int(np.argmax(batch.lengths > tokens))
+        return f"lengths[{at}] = {batch.lengths[at]} where {tokens} tokens were asked for (tokens_per_gpu x GPUs)"
     if batch.num_tokens != tokens:
         return (
             f"{batch.num_tokens} tokens where {tokens} were asked for (tokens_per_gpu x GPUs, as `tokens`); a "

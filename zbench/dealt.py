@@ -20,7 +20,8 @@ class Dealt:
     @property
     def packages(self) -> tuple[str, ...]:
         """Those of `system` (zbench.protocols)."""
-        return tuple(getattr(self.system, "packages", ()))
+        names: tuple[str, ...] = getattr(self.system, "packages", ())
+        return names
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         every = np.arange(len(batch.lengths), dtype=np.int64)

@@ -9,6 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from zbench.named import check_name
+
 Ints = NDArray[np.int64]
 Tensor = int
 Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, named as in the papers; see zbench.plan
@@ -53,6 +55,7 @@ class Model:
     micro_batches: int = 1
 
     def __post_init__(self) -> None:
+        check_name("model.name", self.name)
         for field in (
             "num_layers",
             "hidden",

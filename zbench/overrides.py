@@ -33,21 +33,27 @@ def several(argument: str) -> str:
     return f"{argument} names several values; add -m to run each of them in turn{comma}"
 
 
-def check_no_lists(overrides: Iterable[str], groups: Iterable[str]) -> None:
-    """Refuses a list for a group: hydra would put its members one over another, which is no run of any of them.
+def check_choices(overrides: Iterable[str], groups: Iterable[str]) -> None:
+    """Refuses a list or keys for a group: hydra would put members one over another, which is no run of any of them.
 
     Raises:
-        ValueError: one of `overrides` (as written on the command line) gives a list to one of `groups`, or to a group
-            inside one of them, as cluster/device is.
+        ValueError: one of `overrides` (as written on the command line) gives a list or keys to one of `groups`, or to a
+            group inside one of them, as cluster/device is.
     """
     groups = set(groups)
     for override in overrides:
         key, _, value = override.partition("=")
-        name = key.lstrip("+").partition("@")[0]
-        if value.lstrip().startswith("[") and ("/" in name or name in groups):
-            members = ",".join(part.strip() for part in value.strip().strip("[]").split(","))
+        name, value = key.lstrip("+").partition("@")[0], value.strip()
+        if "/" not in name and name not in groups:
+            continue
+        if value.startswith("{"):
+            raise ValueError(f"{name} is {value}; it takes the name of one of its choices (see --help)")
+        if value.startswith("["):
+            members = [part.strip() for part in value.strip("[]").split(",")]
+            several = f"-m {name}={','.join(members)} runs each of them in turn"
+            one = f"as in {name}={members[0]}"  # an experiment may be a sweep itself, and is not swept over
             raise ValueError(
-                f"{name} is {value}, a list; it takes one name, and -m {name}={members} runs each of them in turn"
+                f"{name} is {value}, a list; it takes one name, {one if name == 'experiment' else f'and {several}'}"
             )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zbench.contract import gives
 from zbench.dealt import Dealt
 from zbench.plan import Ints
 from zbench.protocols import Size, System, Workload
@@ -67,12 +68,19 @@ def check_size(num_nodes: int, gpus_per_node: int, tokens_per_gpu: int) -> None:
 
 
 def priced(system: System, workload: Workload, tokens: int, ranks: int) -> Price:
-    """What a step of `system` costs. ranks: of its plans."""
+    """What a step of `system` costs. ranks: of its plans.
+
+    Raises:
+        zbench.contract.PlugInError: the system's size() failed, or gave no Size.
+    """
     lengths = drawn(workload, tokens)
     sequences = max(1, round(tokens / float(lengths.mean())))
-    told = getattr(system.system if isinstance(system, Dealt) else system, "size", None)
-    least = Size(operations=2, pieces=sequences)  # an attend, forward and backward
-    return Price(sequences, least if told is None else told(lengths, sequences), ranks)
+    whole = system.system if isinstance(system, Dealt) else system
+    told = getattr(whole, "size", None)
+    if told is None:
+        return Price(sequences, Size(operations=2, pieces=sequences), ranks)  # an attend, forward and backward
+    size = gives(whole, ".size", "lengths and a number of sequences", Size, lambda: told(lengths, sequences))
+    return Price(sequences, size, ranks)
 
 
 def drawn(workload: Workload, tokens: int) -> Ints:

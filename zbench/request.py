@@ -1,5 +1,6 @@
 """What one job of the command line asks for: its composed configuration, and how it came about. An edge: hydra."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
-from zbench.overrides import check_no_lists
+from zbench.overrides import check_choices
 from zbench.parts import Settings
 from zbench.rows import GROUPS
 from zbench.sentence import not_among
@@ -44,14 +45,16 @@ def request(config: DictConfig, command: str, command_id: str) -> Request:
     """Of a job's composed configuration; only while hydra runs that job.
 
     Raises:
-        ValueError: a top-level key has a bad value, a quantity no unit, a group a list, or the baseline is no system.
+        ValueError: a top-level key is unknown or has a bad value, a quantity no unit, a group no name, or the baseline
+            is no system.
     """
     told = HydraConfig.get()
     given: Any = OmegaConf.to_container(told.overrides.task)  # as written: interpolations are not resolved
-    check_no_lists(given, (*GROUPS, "tracker"))
+    check_choices(given, (*GROUPS, "tracker", "experiment"))
     settings = Settings.of(config)
     check_units(config.get("cluster"))
     choices = _chosen(told)
+    _check_keys(given, choices)
     name = str(told.job.config_name)
     overrides = [f"{group}={choices[group]}" for group in GROUPS if choices.get(group)]
     plain = hydra.compose(name, overrides, return_hydra_config=True)
@@ -79,6 +82,18 @@ def request(config: DictConfig, command: str, command_id: str) -> Request:
         else [group for group in ("cluster", "model") if not any(word.startswith(f"{group}=") for word in given)]
     )
     return Request(settings, config, choices, changes, baseline, command, shared, chooses_tracker, unchosen)
+
+
+def _check_keys(given: Sequence[str], chosen: Mapping[str, Any]) -> None:
+    """Refuses a top-level key that the command line adds, as +foo=1, and nothing reads.
+
+    An experiment may have keys of its own, which its other keys refer to. chosen: the groups.
+    """
+    known = (*GROUPS, "tracker", *Settings.__dataclass_fields__)
+    for word in given:
+        key = re.split(r"[=.@/]", word.lstrip("+"))[0]
+        if word.startswith("+") and key not in known and key not in chosen:
+            raise ValueError(f"{key} is not a key; there are {', '.join(known)}")
 
 
 def _chosen(told: Any) -> dict[str, Any]:

@@ -5,22 +5,24 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 from zbench.admission import admit, unchosen_words
 from zbench.cases import Case, cases, reusable
 from zbench.console import say
-from zbench.contract import plans_of
+from zbench.contract import gives, plans_of
 from zbench.kinds import RECORD, TRACE
 from zbench.memory import check_memory
 from zbench.meter import Meter, Sweep
 from zbench.metrics import Facts, counted, nic_curves
 from zbench.outputs import check_apart, check_output, check_outside
 from zbench.parts import PRECISIONS, Parts, Settings
-from zbench.protocols import Executor
+from zbench.protocols import Executor, Ready
 from zbench.record import Line, Run
 from zbench.request import Request
+from zbench.result import StepResult
 from zbench.rows import label, rows
 from zbench.runtime.executor import LIMITS
 from zbench.runtime.fleet import RankFailed
@@ -114,7 +116,7 @@ def _play(
     writer.append(start)
     try:
         warm(case.system, trains=not parts.simulated)  # so that neither ranks nor the first step's times are compiling
-        ready = executor.start()
+        ready = gives(executor, ".start", "nothing", Ready, executor.start)
         first = ready.first_step
         if ready.about:
             writer.append({"kind": "about", "run": run_id, **ready.about})
@@ -175,10 +177,11 @@ def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | 
         raise PlanError(f"{case.name} made a wrong plan in step {step}: {error}") from error
     verified = perf_counter()
     meter.show(case.name, step, doing="playing" if parts.simulated else "running")
-    measured_trace = getattr(executor, "traced_step", None) if trace is not None else None
-    result = executor.step(batch, plans) if measured_trace is None else measured_trace(batch, plans, trace)
+    traced = getattr(executor, "traced_step", None) if trace is not None else None
+    play = partial(executor.step, batch, plans) if traced is None else partial(traced, batch, plans, trace)
+    result = gives(executor, ".step", "a batch and its plans", StepResult, play)
     executed = perf_counter()
-    if trace is not None and measured_trace is None:
+    if trace is not None and traced is None:
         write_trace(trace, parts.cost, plans)
     return {
         "step": step,

@@ -10,6 +10,12 @@ from zbench.contract import guarded
 
 Make = Callable[[Mapping[str, Any], str], Callable[..., Any]]  # what makes the part of a group, called with the rest
 
+# What sets the arguments that a run gives its parts, which their yaml must not have: they would be recorded, not used.
+_SET = {
+    "seed": "seed={}", "tokens": "tokens_per_gpu, which times the number of GPUs is that", "check": "check={}",
+    "cost": "the keys of cluster and model", "resume": "resume={}", "workload": "workload to the name of one",
+}  # fmt: skip
+
 
 def from_yaml(config: Mapping[str, Any], group: str) -> Callable[..., Any]:
     """The part that a group's yaml names, whatever that is, with the yaml's keys.
@@ -17,12 +23,15 @@ def from_yaml(config: Mapping[str, Any], group: str) -> Callable[..., Any]:
     It is a partial, which keeps hydra from copying what it is called with into its own containers.
 
     Raises:
-        ValueError: a key has to be given.
+        ValueError: a key has to be given, or one of hydra's has a bad value.
     """
     node = config[group]
     for key in sorted(OmegaConf.missing_keys(node)):
         raise ValueError(f"{key} has to be given, as in {key}=...")
-    made: Callable[..., Any] = instantiate(node, _partial_=True, _convert_="all")
+    try:
+        made: Callable[..., Any] = instantiate(node, _partial_=True, _convert_="all")
+    except TypeError as error:  # of hydra's own keys, as _recursive_: 5
+        raise ValueError(f"{group} cannot be made from its yaml: {error}") from error
     return made
 
 
@@ -30,11 +39,15 @@ def part(make: Make, config: Mapping[str, Any], group: str, **arguments: Any) ->
     """The object that a group's `_target_` names, made by `make` and called with the group's keys and `arguments`.
 
     Raises:
-        ValueError: there is no such target, it does not take what it is called with, or it fails.
+        ValueError: there is no such target, its yaml has one of `arguments`, it does not take what it is called with,
+            or it fails.
     """
     node = config[group]
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise ValueError(f"{group} has no _target_; its yaml has to name one, as in _target_: zbench.systems.ring.Ring")
+    for key in arguments:
+        if key in node:
+            raise ValueError(f"{group}.{key} is given by the run; set {_SET[key].format(node[key])}")
     factory = make(config, group)
     keys = " and ".join(["the keys of its yaml", *([", ".join(arguments)] if arguments else [])])
     try:
