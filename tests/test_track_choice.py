@@ -11,10 +11,10 @@ import pytest
 from test_main import SMALL, call
 from test_track import FakeWandb
 
+from zbench.extras import installed
 from zbench.fingerprint import ROOT
 from zbench.metrics import Facts
 from zbench.record import read
-from zbench.track.installed import installed
 from zbench.track.names import of_nics, of_step, tracked
 
 FEW = [word for word in SMALL if not word.startswith("tracker")]
