@@ -24,7 +24,7 @@ with loading(__name__):
     from hydra.types import RunMode
     from omegaconf import DictConfig
 
-    from zbench import CONF
+    from zbench import CONF, __version__
     from zbench.signals import stop_in
 
 if TYPE_CHECKING:
@@ -97,6 +97,9 @@ def _main(outcome: Outcome) -> int:
 
     try:
         _check_flags(sys.argv[1:])
+        if any(word.startswith("--v") and "--version".startswith(word) for word in sys.argv[1:]):
+            print(f"zbench {__version__}")  # hydra would print its own
+            return 0
         sys.argv[1:] = _settings_last(sys.argv[1:])
         with contextlib.ExitStack() as stack:
             if any(word in ("-m", "--multirun") or word.startswith("experiment=") for word in sys.argv):
@@ -117,7 +120,7 @@ def _print_sweep(sweep: "Sweep", runs: "list[Run]") -> None:
     from zbench.table import print_comparison
 
     count = f"{sweep.not_again} run{'s were' if sweep.not_again > 1 else ' was'}"
-    again = [f"{count} not made again, but measured or recorded before."] if sweep.not_again else []
+    again = [f"{count} not made again, but made or recorded before."] if sweep.not_again else []
     print_comparison(rows(runs), [*sweep.said, *again, *sweep.files])
 
 
@@ -167,7 +170,7 @@ def _tell(error: Exception, outcome: Outcome, wants_traceback: bool) -> None:
 
 @contextlib.contextmanager
 def _full_errors(wanted: bool) -> Iterator[None]:
-    """HYDRAFULL_ERROR as wanted, then as before."""
+    """Sets HYDRA_FULL_ERROR as wanted, and in the end as it was before."""
     before = os.environ.get(FULL)
     os.environ[FULL] = "1" if wanted else "0"
     try:
