@@ -119,8 +119,8 @@ def _print_sweep(sweep: "Sweep", runs: "list[Run]") -> None:
     from zbench.rows import rows
     from zbench.table import print_comparison
 
-    count = f"{sweep.not_again} run{'s were' if sweep.not_again > 1 else ' was'}"
-    again = [f"{count} not made again, but made or recorded before."] if sweep.not_again else []
+    were, they = ("runs were", "they were") if sweep.not_again > 1 else ("run was", "it was")
+    again = [f"{sweep.not_again} {were} not made again, as {they} made or recorded before."] if sweep.not_again else []
     print_comparison(rows(runs), [*sweep.said, *again, *sweep.files])
 
 

@@ -26,8 +26,9 @@ def save(path: str, parameters: Parameters, meta: Mapping[str, Any]) -> None:
     """Writes the folder `path`. meta: what zbench.runtime.folder.told gives back."""
     final, new, old = Path(path), unfinished(path), aside(path)
     if dist.get_rank() == 0:
-        check_replaceable(new)
-        remove(new)
+        if new.exists():
+            check_replaceable(new)
+            remove(new)
         new.mkdir(parents=True)
         (new / PART).touch()
     dist.barrier()
