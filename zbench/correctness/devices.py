@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zbench.command import Parser
-from zbench.correctness.ledger import Ledger, Verdict
-from zbench.correctness.plans import PRECISIONS, REFERENCE, Precision, outcomes, systems
+from zbench.correctness.choices import choices
+from zbench.correctness.ledger import Finding, Ledger
+from zbench.correctness.plans import PRECISIONS, REFERENCE, Precision, outcomes
 from zbench.correctness.summary import summary
 from zbench.extras import need
 from zbench.fingerprint import source_digest
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: a GPU if there is one (default)")
     parser.add_argument("--out", type=Path, default=Path("results/correctness.jsonl"), help="verdicts, as JSON lines")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)} (default both)")
-    parser.add_argument("--systems", default=",".join(systems()), help="whose plans run (default all)")
+    parser.add_argument("--systems", default=",".join(choices("system")), help="whose plans run (default all)")
     every = [precision.name for precision in PRECISIONS]
     parser.add_argument("--precisions", default=",".join(every), help="that plans run in (default all)")
     parser.add_argument("--shrink", type=int, default=1, help="divide the kernels' lengths by this, for a quick look")
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     wanted = asked.precisions.split(",")
     for flag, given, known in (
         ("--parts", parts, PARTS),
-        ("--systems", names, systems()),
+        ("--systems", names, choices("system")),
         ("--precisions", wanted, every),
     ):
         if wrong := [one for one in given if one not in known]:
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     kind, name, version = _device(asked.device)
     circumstances = {"sources": source_digest(), "torch": version}
     ledger = Ledger(asked.out, {**circumstances, "device": name})
-    found: list[Verdict] = []
+    found: list[Finding] = []
     if "kernels" in parts:
         found += _kernels(ledger, kind, asked.shrink)
     if "plans" in parts:
@@ -80,7 +81,7 @@ def _device(asked: str) -> tuple[str, str, str]:
     return ("cuda", torch.cuda.get_device_name(), torch.__version__) if cuda else ("cpu", cpu_name(), torch.__version__)
 
 
-def _kernels(ledger: Ledger, device: str, shrink: int) -> list[Verdict]:
+def _kernels(ledger: Ledger, device: str, shrink: int) -> list[Finding]:
     import torch
 
     from zbench.correctness.kernels import problems, reference
@@ -117,7 +118,7 @@ def _errors(problem: "Problem", kernel: "Kernel", device: Any, wanted: Any) -> d
     return {"ok": ok, "limit": limit, "worst": _most(found.norm), "largest": _most(found.largest), "message": ""}
 
 
-def _told(one: Verdict) -> str:
+def _told(one: Finding) -> str:
     if one["worst"] is None:
         return one["message"] or "a result is not finite"
     return f"off by {one['worst']:.1e} (largest element {one['largest']:.1e}), limit {one['limit']:g}"
@@ -129,7 +130,7 @@ def _most(values: Mapping[str, float]) -> float | None:
 
 def _plans(
     ledger: Ledger, on_cpu: Ledger, device: str, names: Sequence[str], precisions: Sequence[Precision]
-) -> list[Verdict]:
+) -> list[Finding]:
     reference = _steps(on_cpu, "cpu", REFERENCE, names)
     verdicts = []
     for precision in precisions:
@@ -139,7 +140,7 @@ def _plans(
     return verdicts
 
 
-def _steps(ledger: Ledger, device: str, precision: Precision, names: Sequence[str]) -> dict[str, Verdict]:
+def _steps(ledger: Ledger, device: str, precision: Precision, names: Sequence[str]) -> dict[str, Finding]:
     """By system, one step each, of the file or anew."""
     case = {name: f"plans on {device}, {precision.name}, {name}" for name in names}
     for name, one in outcomes([name for name in names if not ledger.has(case[name])], precision, device):
@@ -151,7 +152,7 @@ def _steps(ledger: Ledger, device: str, precision: Precision, names: Sequence[st
     return {name: ledger.found[case[name]] for name in names}
 
 
-def _verdict(step: Verdict, reference: float | None, precision: Precision) -> Verdict:
+def _verdict(step: Finding, reference: float | None, precision: Precision) -> Finding:
     """With its loss compared with the CPU's; ok is None where there is nothing to judge."""
     if step["skipped"]:
         return {**step, "ok": None}
