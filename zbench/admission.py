@@ -28,7 +28,8 @@ PROCESS = 50e6  # of a rank, torch's pages shared: Pss in /proc/PID/smaps_rollup
 
 
 def admit(settings: Settings, parts: Parts, own: Case, baseline: Case | None) -> None:
-    """
+    """Refuses a job that this machine cannot take.
+
     Raises:
         ValueError: this machine has not what the job needs; one sentence with both numbers and the key to change.
     """
@@ -94,7 +95,7 @@ def rank_bytes(cost: Cost, executor: Torch, tokens: int) -> tuple[float, float]:
 
 
 def unchosen_words(request: Request, parts: Parts) -> Sequence[str]:
-    """Which cluster and model the executor's yaml chose, where the user did not."""
+    """Tells which cluster and model the executor's yaml chose, where the user did not."""
     if parts.simulated or not request.unchosen:
         return ()
     chosen = " and ".join(f"{group}={request.choices.get(group)}" for group in request.unchosen)

@@ -94,7 +94,7 @@ def _object(each: Kind, *keys: str) -> Kind:
 
 
 def _are_amounts(values: list[Any]) -> bool:
-    """As AMOUNT of each, but fast: a step of a thousand ranks has thousands."""
+    """Tests what AMOUNT tests of each, but fast: a step of a thousand ranks has thousands."""
     return (
         {type(value) for value in values} <= {int, float}
         and max(values) <= MOST

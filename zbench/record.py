@@ -96,7 +96,8 @@ def _owner(raw: bytes) -> bytes:
 
 
 def _parse(raw: bytes) -> Line:
-    """
+    """Reads a line; older names in it become today's.
+
     Raises:
         ValueError: it is no line of a record, or does not say of which run.
     """

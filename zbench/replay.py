@@ -77,5 +77,5 @@ class Replay:
         return batch, self.system.plan(batch)
 
     def plans(self, line: Line) -> tuple[Plan, ...]:
-        """As of step()."""
+        """Makes the plans of a step again, as step() does."""
         return self.step(line)[1]

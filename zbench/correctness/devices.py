@@ -106,7 +106,7 @@ def _kernels(ledger: Ledger, device: str, shrink: int) -> list[Finding]:
 
 
 def _errors(problem: "Problem", kernel: "Kernel", device: Any, wanted: Any) -> dict[str, Any]:
-    """What the file gets of one kernel; numbers are None where there is none, or NaN."""
+    """Gives the numbers that the file gets of one kernel; they are None where there is none, or NaN."""
     from zbench.correctness.kernels import LIMITS, errors
 
     limit = LIMITS[problem.dtype]
@@ -141,7 +141,7 @@ def _plans(
 
 
 def _steps(ledger: Ledger, device: str, precision: Precision, names: Sequence[str]) -> dict[str, Finding]:
-    """By system, one step each, of the file or anew."""
+    """Finds one step of each system, in the file or by taking it anew."""
     case = {name: f"plans on {device}, {precision.name}, {name}" for name in names}
     for name, one in outcomes([name for name in names if not ledger.has(case[name])], precision, device):
         ledger.add(
@@ -153,7 +153,7 @@ def _steps(ledger: Ledger, device: str, precision: Precision, names: Sequence[st
 
 
 def _verdict(step: Finding, reference: float | None, precision: Precision) -> Finding:
-    """With its loss compared with the CPU's; ok is None where there is nothing to judge."""
+    """Judges a step's loss by the CPU's; ok is None where there is nothing to judge."""
     if step["skipped"]:
         return {**step, "ok": None}
     if step["loss"] is None or reference is None:

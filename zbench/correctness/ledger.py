@@ -41,7 +41,8 @@ class Ledger:
                 self.found[verdict[_KEY]] = verdict
 
     def _lines(self) -> list[str]:
-        """
+        """Reads the file's lines; there are none where there is no file yet.
+
         Raises:
             ValueError: the file cannot be read, or could not be written to later.
         """

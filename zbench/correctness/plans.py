@@ -38,8 +38,11 @@ TIMEOUT = 120.0  # seconds without progress: four ranks that share a GPU, each w
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What ranks compute in. check: against the dense model, of zbench.parts.CHECKS. loss: largest relative difference
-    that the loss may have to the CPU's in float32."""
+    """A number format that ranks compute in.
+
+    check: against the dense model, of zbench.parts.CHECKS. loss: largest relative difference that the loss may have to
+    the CPU's in float32.
+    """
 
     name: str
     element_bytes: int
@@ -61,9 +64,12 @@ REFERENCE = PRECISIONS[1]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one system's step. loss: None where it did not come to one, which `message` tells. worst: relative difference
-    to the dense model, None where that was not asked for. about: what the ranks said of themselves. skipped: the
-    system needs a package that is not here."""
+    """How one system's step ended.
+
+    loss: None where it did not come to one, which `message` tells. worst: relative difference to the dense model, None
+    where that was not asked for. about: what the ranks said of themselves. skipped: the system needs a package that is
+    not here.
+    """
 
     loss: float | None
     worst: float | None

@@ -32,7 +32,7 @@ def whole(path: str) -> Path:
 
 
 def told(path: str) -> dict[str, Any]:
-    """What a checkpoint says of itself: "next_step", "run" (what its run was, by name), "files" (its manifest).
+    """Reads what a checkpoint says of itself: "next_step", "run" (what its run was, by name), "files" (its manifest).
 
     Raises:
         ValueError: there is no checkpoint, or what it says of itself has changed since.
@@ -116,7 +116,8 @@ class Hold:
 
     @staticmethod
     def of(path: str) -> "Hold":
-        """
+        """Takes the right to write to the folder `path`, until end() or the process ends.
+
         Raises:
             ValueError: another run has it, or the file cannot be made.
         """
