@@ -41,11 +41,19 @@ def test_executors_that_train_choose_what_fits_a_laptop(executor: str, cluster: 
     ("overrides", "told"),
     [
         (
-            ("cluster=h100_4x8", "model=llama_7b"),
-            r"^model is llama_7b on 32 ranks, which are processes of this machine; they need an estimated .* GiB .*"
-            r" 8\.0 GiB are free: .* in model=tiny, or less than cluster.num_nodes=4 and cluster.gpus_per_node=8 or ",
+            ("cluster=h100_4x8", "model=llama_7b", "tokens_per_gpu=1024"),
+            r"^model is llama_7b with tokens_per_gpu=1,024 on 32 ranks, which are processes of this "
+            r"machine; they need an estimated .* GiB .*"
+            r" 8\.0 GiB are free: use a smaller model, as in model=tiny, or less than cluster.num_nodes=4 and "
+            r"cluster.gpus_per_node=8, or less than tokens_per_gpu=1,024$",
         ),
-        (("tokens_per_gpu=1000000",), r"activations\), and 8\.0 GiB are free: .* tokens_per_gpu=1,000,000$"),
+        (
+            ("tokens_per_gpu=1000000",),
+            r"^tokens_per_gpu is 1,000,000 with model=tiny on 4 ranks, which are .* GiB \(each \S+ of activations, \S+ "
+            r"of parameters, gradients and optimizer state\), and 8\.0 GiB are free: use less than "
+            r"tokens_per_gpu=1,000,000, or less than cluster.num_nodes=2 and cluster.gpus_per_node=2, or a smaller "
+            r"model$",
+        ),
         (
             ("cluster=h100_4x8", "cluster.num_nodes=9"),
             r"^cluster is h100_4x8 with 72 ranks, each a process of this machine, whose 2 cores take at most 64",

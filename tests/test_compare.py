@@ -97,4 +97,4 @@ def test_many_broken_lines_are_counted(
     path = tmp_path / "r.jsonl"
     path.write_text("x\n" * 500)
     assert call(monkeypatch, path) == 2
-    assert f"{path}: 490 more lines are skipped" in capsys.readouterr().err
+    assert f"zbench: 490 more lines or runs of {path} are left out\n" in capsys.readouterr().err

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from zbench.batch import Batch
 from zbench.correctness import __main__, kernels, plans
+from zbench.correctness.choices import choices
 from zbench.correctness.kernels import LIMITS, RING, Problem, errors, problems, reference
 from zbench.correctness.ledger import Ledger
-from zbench.correctness.plans import PRECISIONS, systems
+from zbench.correctness.plans import PRECISIONS
 from zbench.cost import Cost
 from zbench.plan import Plan
 from zbench.runtime.executor import Diverged
@@ -171,7 +172,7 @@ def test_what_fails_is_told_and_what_is_missing_is_skipped(
 ) -> None:
     """Ranks that die take nobody else's step with them."""
     ranks.dies = True
-    monkeypatch.setattr(plans, "find_spec", lambda name: None)
+    monkeypatch.setattr("zbench.correctness.choices.find_spec", lambda name: None)
     asked = ["--device", "cpu", "--parts", "plans", "--systems", "ring,zeppelin,ulysses_deepspeed"]
     asked += ["--precisions", "float32", "--out", str(tmp_path / "found")]
     assert call(monkeypatch, *asked) == 1
@@ -235,7 +236,7 @@ def test_what_nobody_has_seen_right_comes_after_all_else(
     [
         (("--device", "cuda"), "--device is cuda; torch finds no CUDA device on this machine"),
         (("--parts", "all"), "--parts has 'all'; it takes kernels, plans"),
-        (("--systems", "rings"), f"--systems has 'rings'; it takes {systems()[0]}"),
+        (("--systems", "rings"), f"--systems has 'rings'; it takes {choices('system')[0]}"),
         (("--shrink", "0"), "--shrink is 0; it takes a whole number of at least 1"),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 from processes import until
 
-from zbench import __main__, jobs
+from zbench import __main__, __version__, jobs
 from zbench.fingerprint import ROOT
 from zbench.record import Run, read
 from zbench.rows import rows
@@ -52,6 +52,15 @@ def test_one_command(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     row = rows([ring, own])[1]
     assert row["cluster"] == "a800_4x8 num_nodes=1"
     assert row["speedup"] > 0
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--vers"], [*SMALL, "--version"]])
+def test_its_version_is_its_own_and_not_hydra_s(
+    words: list[str], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, *words) == 0
+    assert capsys.readouterr().out == f"zbench {__version__}\n"
+    assert list(here.iterdir()) == []
 
 
 def test_a_sweep_runs_the_baseline_once_and_ends_with_one_table(

@@ -16,7 +16,7 @@ from strategies import costs
 from zbench.batch import Batch
 from zbench.correctness import __main__, matrix
 from zbench.correctness.adversarial import KINDS, adversarial_batches
-from zbench.correctness.combinations import Combination, Combinations, Verdict
+from zbench.correctness.combinations import Combination, Combinations, CombinationVerdict
 from zbench.correctness.cover import pairwise_cover
 from zbench.correctness.step_check import check_step, same_plan, step_faults
 from zbench.cost import Cost
@@ -188,7 +188,9 @@ def test_pairs_are_fewer_combinations(capsys: pytest.CaptureFixture[str]) -> Non
 def test_failures_are_told_and_end_with_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Combinations, "check", lambda self, one, kinds: Verdict(one, 1, 2, failures=("batch one: no",)))
+    monkeypatch.setattr(
+        Combinations, "check", lambda self, one, kinds: CombinationVerdict(one, 1, 2, failures=("batch one: no",))
+    )
     assert matrix.main(["--systems", "ring", *SMALL]) == 1
     told = capsys.readouterr()
     assert "2 + 4, 2 FAILED" in told.out
@@ -201,10 +203,10 @@ def test_what_was_finished_is_told_when_the_user_stops(
 ) -> None:
     done = count()
 
-    def check(self: Combinations, one: Combination, kinds: tuple[str, ...]) -> Verdict:
+    def check(self: Combinations, one: Combination, kinds: tuple[str, ...]) -> CombinationVerdict:
         if next(done) == 3:
             raise KeyboardInterrupt
-        return Verdict(one, 1)
+        return CombinationVerdict(one, 1)
 
     monkeypatch.setattr(Combinations, "check", check)
     assert called(monkeypatch, "--systems", "ring,ulysses", *SMALL) == 130

@@ -23,6 +23,11 @@ CONTENTS = {
     "picture": b"\x89PNG\r\n\x1a\n",
     "thesis": b"all of it",
     "json": b'{"kind": "other"}',
+    "pretty": b'{\n  "kind": "step",\n  "run": "r1"\n}\n',
+    "brace": b"{",
+    "log": b'{"kind":"step","service":"my app log"}\n',
+    "kubernetes": b'{"kind": "Deployment", "metadata": {\n"name": "x"}}\n',
+    "torn_and_theirs": b'{"kind":"start","run":"r1\nall of it\n',
     "list": b"[1, 2]\n",
     "binary": bytes(range(256)),
     "yaml": b"# mine\n_target_: zbench.systems.ring.Ring\n",
@@ -66,9 +71,10 @@ def test_a_record_is_one_wherever_it_was_torn(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     write(path, start_line(), step_line())
     text = path.read_bytes()
-    for cut in range(len(text)):
-        path.write_bytes(text[:cut])
-        check_output("out", path, RECORD, appended=True)
+    for cut in range(2, len(text)):
+        for torn in (text[:cut], text[:cut] + b"\n" + text, text[:cut].replace(b'":"', b'": "').replace(b',"', b', "')):
+            path.write_bytes(torn)
+            check_output("out", path, RECORD, appended=True)
     path.write_bytes(b'\n{"run": "r1", "kind": "step"}\n')  # as another program may lay it out
     check_output("out", path, RECORD, appended=True)
 

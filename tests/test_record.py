@@ -106,7 +106,7 @@ def test_a_run_s_id_is_a_name_and_never_a_path(run: object, tmp_path: Path) -> N
     runs, problems = read(str(path))
     assert runs == []
     assert [problem.partition(" a ")[2].partition(" line ")[0] for problem in problems] == ["start", "step", "end"]
-    assert all("it takes a name of letters, digits, dots and dashes" in problem for problem in problems)
+    assert all("it takes a name of at most 100 letters, digits, _, . and -" in problem for problem in problems)
 
 
 @pytest.mark.parametrize("run", ["20261122-014715-c0ac698e", "r1", "0", "A_b.c-d", "x" * 100])

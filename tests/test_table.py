@@ -75,6 +75,25 @@ def test_two_narrow_tables_have_the_same_figures_and_their_settings_above(monkey
     assert [line.split()[-1] for line in lines if line.startswith("hybr")] == ["x"] * 2
 
 
+def test_a_run_out_of_memory_is_named_as_its_table_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = runs(2, workloads=2)
+    found[2]["verdict"] = "out of memory: needs 81.0 of 80.0 GiB"
+    for one in found:
+        one["baseline"] = None
+    system = found[2]["system"]
+    lines = on_terminal(monkeypatch, 80, print_comparison, found)
+    assert f"workload workload_number_1, {system}: out of memory: needs 81.0 of 80.0 GiB" in " ".join(lines)
+    assert not [line for line in lines if line.startswith("run ")]
+    print_comparison(found)
+    out = capsys.readouterr().out
+    assert f"run 3, {system}: out of memory: needs 81.0 of 80.0 GiB\n" in out
+    for text in (" ".join(lines), out):
+        assert "baseline null" in text
+        assert "None" not in text
+
+
 def test_what_is_no_terminal_has_a_line_a_run_and_every_figure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from test_main import SMALL, call
 from test_track import FakeWandb
-from zbench.track.installed import installed
 
+from zbench.extras import installed
 from zbench.fingerprint import ROOT
 from zbench.metrics import Facts
 from zbench.record import read
@@ -65,10 +65,8 @@ def test_with_wandb_the_default_is_wandb_under_the_same_keys(tmp_path: Path) -> 
 def test_a_tracker_whose_package_is_missing_is_one_sentence_before_anything_runs(tracker: str, tmp_path: Path) -> None:
     done = run(tmp_path, f"tracker={tracker}", without=("wandb", "tensorboard"))
     assert done.returncode == 2
-    assert done.stderr == (
-        f"zbench: tracker is {tracker!r}; the package {tracker} is not installed: pip install 'zbench[track]', "
-        "or tracker=none\n"
-    )
+    told = f"tracker={tracker} needs the package {tracker}, which is not installed: pip install 'zbench[track]'"
+    assert done.stderr == f"zbench: {told}\n"
     assert not (tmp_path / "r.jsonl").exists()
 
 

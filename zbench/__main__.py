@@ -24,7 +24,7 @@ with loading(__name__):
     from hydra.types import RunMode
     from omegaconf import DictConfig
 
-    from zbench import CONF
+    from zbench import CONF, __version__
     from zbench.jobs import check_few, count
     from zbench.overrides import check_choices
     from zbench.signals import stop_in
@@ -99,6 +99,9 @@ def _main(outcome: Outcome) -> int:
 
     try:
         _check_flags(sys.argv[1:])
+        if any(word.startswith("--v") and "--version".startswith(word) for word in sys.argv[1:]):
+            print(f"zbench {__version__}")  # hydra would print its own
+            return 0
         sys.argv[1:] = _settings_last(sys.argv[1:])
         check_choices(sys.argv[1:], (path.name for path in CONF.iterdir() if path.is_dir()))
         check_few(sys.argv[1:])
@@ -120,8 +123,8 @@ def _print_sweep(sweep: "Sweep", runs: "list[Run]") -> None:
     from zbench.rows import rows
     from zbench.table import print_comparison
 
-    count = f"{sweep.not_again} run{'s were' if sweep.not_again > 1 else ' was'}"
-    again = [f"{count} not made again, but measured or recorded before."] if sweep.not_again else []
+    were, they = ("runs were", "they were") if sweep.not_again > 1 else ("run was", "it was")
+    again = [f"{sweep.not_again} {were} not made again, as {they} made or recorded before."] if sweep.not_again else []
     print_comparison(rows(runs), [*sweep.said, *again, *sweep.files])
 
 
@@ -170,7 +173,7 @@ def _tell(error: Exception, outcome: Outcome, wants_traceback: bool) -> None:
 
 @contextlib.contextmanager
 def _full_errors(wanted: bool) -> Iterator[None]:
-    """HYDRAFULL_ERROR as wanted, then as before."""
+    """Sets HYDRA_FULL_ERROR as wanted, and in the end as it was before."""
     before = os.environ.get(FULL)
     os.environ[FULL] = "1" if wanted else "0"
     try:

@@ -27,7 +27,8 @@ PROCESS = 50e6  # of a rank, torch's pages shared: Pss in /proc/PID/smaps_rollup
 
 
 def admit(settings: Settings, parts: Parts, own: Case, baseline: Case | None) -> None:
-    """
+    """Refuses a job that this machine cannot take.
+
     Raises:
         ValueError: this machine has not what the job needs; one sentence with both numbers and the key to change.
     """
@@ -62,12 +63,21 @@ def check_ranks_here(parts: Parts, tokens_per_gpu: int) -> None:
     state, activations = rank_bytes(parts.cost, executor, tokens_per_gpu)
     needed, free = ranks * (state + activations + PROCESS), free_memory()
     if needed > free:
-        raise ValueError(
-            f"model is {model.name} on {ranks:,} ranks, which are processes of this machine; they need an estimated "
-            f"{needed / 2**30:,.1f} GiB (each {state / 2**30:,.1f} of parameters, gradients and optimizer state, "
-            f"{activations / 2**30:,.1f} of activations), and {free / 2**30:,.1f} GiB are free: use another model, as "
-            f"in model=tiny, or less than {now} or tokens_per_gpu={tokens_per_gpu:,}"
+        tokens = f"tokens_per_gpu={tokens_per_gpu:,}"
+        of_model = (f"model is {model.name} with {tokens}", "parameters, gradients and optimizer state")
+        of_tokens = (f"tokens_per_gpu is {tokens_per_gpu:,} with model={model.name}", "activations")
+        larger, other = sorted(
+            [(state, *of_model, _smaller(model.name)), (activations, *of_tokens, f"less than {tokens}")], reverse=True
         )
+        raise ValueError(
+            f"{larger[1]} on {ranks:,} ranks, which are processes of this machine; they need an estimated "
+            f"{needed / 2**30:,.1f} GiB (each {larger[0] / 2**30:,.1f} of {larger[2]}, {other[0] / 2**30:,.1f} of "
+            f"{other[2]}), and {free / 2**30:,.1f} GiB are free: use {larger[3]}, or less than {now}, or {other[3]}"
+        )
+
+
+def _smaller(model: str) -> str:
+    return "a smaller model" if model == "tiny" else "a smaller model, as in model=tiny"
 
 
 def rank_bytes(cost: Cost, executor: Torch, tokens: int) -> tuple[float, float]:
@@ -83,7 +93,7 @@ def rank_bytes(cost: Cost, executor: Torch, tokens: int) -> tuple[float, float]:
 
 
 def unchosen_words(request: Request, parts: Parts) -> Sequence[str]:
-    """Which cluster and model the executor's yaml chose, where the user did not."""
+    """Tells which cluster and model the executor's yaml chose, where the user did not."""
     if parts.simulated or not request.unchosen:
         return ()
     chosen = " and ".join(f"{group}={request.choices.get(group)}" for group in request.unchosen)

@@ -45,7 +45,7 @@ class Work:
         return Work(area, tiles, lengths, lengths, one, rows, rows, one)
 
     def take(self, index: Ints) -> "Work":
-        """Of some of the attends, as int64."""
+        """Picks some of the attends and makes their columns int64."""
         return Work(*(getattr(self, name)[index].astype(np.int64) for name in Work.__dataclass_fields__))
 
 

@@ -106,9 +106,9 @@ class Device:
         )  # fmt: skip
 
     def at_best(self) -> "Device":
-        """With attention at the highest rates of its curves, whatever the pieces; itself where it has none.
+        """Gives the device with attention at the highest rates of its curves, whatever the pieces.
 
-        Matmuls stay as they are: a rank with fewer tokens is never faster at each.
+        It is itself where it has no curves. Matmuls stay as they are: a rank with fewer tokens is never faster at each.
         """
         if self.attention(False) is None:
             return self

@@ -115,13 +115,16 @@ class Collectives:
         return max(0.0, self.gather + self.gather / self.num_layers - span, self.gather + nic - span)
 
     def backward(self, span: float, nic: float) -> float:
-        """As `forward`. The reduction starts when the first layer's gradients are there, one layer at a time, and
-        ends no sooner than one layer after the backward."""
+        """Gives what collectives add to a backward, as `forward` does for a forward.
+
+        The reduction starts when the first layer's gradients are there, one layer at a time, and ends no sooner than
+        one layer after the backward.
+        """
         more = self.reduce + (self.gather if self.every_micro_batch else 0.0) - span
         return max(self.reduce / self.num_layers, span / self.num_layers + more, nic + more)
 
     def micro_batch_seconds(self, layers: float) -> float:
-        """Of a micro-batch whose layers take `layers` seconds on the slowest rank, with collectives of its own.
+        """Gives the seconds of a micro-batch whose layers take `layers` on the slowest rank, with its own collectives.
 
         They are ZeRO-3's, where attention leaves the NICs alone. ZeRO-1 has none: a step adds what it adds once,
         whatever the number of micro-batches.

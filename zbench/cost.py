@@ -55,7 +55,7 @@ class Cost:
 
     @property
     def layers(self) -> int:
-        """Of a stage."""
+        """The number of layers of a stage."""
         return self.model.num_layers // self.pp
 
     @property
@@ -226,7 +226,10 @@ class Cost:
 
 
 def _seconds_by_row(work: Work, causal: Curve, full: Curve) -> Floats:
-    """Of a FLOP of whole tiles, by the keys that a row of them sees; segments of an attend take their mean's."""
+    """Gives the seconds of a FLOP of whole tiles, by the keys that a row of them sees.
+
+    Segments of an attend take their mean's.
+    """
     keys = TILE * work.tiles / np.maximum(work.rows, 1)
     share = work.triangles / np.maximum(work.segments, 1)
     keys = np.maximum(keys, TILE)

@@ -27,7 +27,9 @@ class Curve:
 
     @staticmethod
     def of(field: str, given: Mapping[Any, float | str]) -> "Curve":
-        """From a yaml's mapping of size to rate in FLOP/s; or a record's, whose sizes are text as JSON's keys are.
+        """Makes a curve of a yaml's mapping of size to rate in FLOP/s.
+
+        Or of a record's, whose sizes are text, as JSON's keys are.
 
         Raises:
             ValueError: it is none, or a size or a rate is not above 0; the message names `field`.
@@ -51,6 +53,6 @@ class Curve:
         return Curve(sizes, tuple(found[size] for size in sizes))
 
     def seconds(self, size: Floats) -> Floats:
-        """Of a unit of work at each size."""
+        """Gives the seconds of a unit of work at each size."""
         at, seconds = 1 / np.array(self.sizes[::-1]), 1 / np.array(self.rates[::-1])
         return np.asarray(np.interp(1 / np.asarray(size, np.float64), at, seconds), np.float64)

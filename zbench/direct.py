@@ -60,7 +60,10 @@ class Direct:
         return start, ended
 
     def occupancy(self, start: Floats, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        """As zbench.layers.occupancy, of a layer that began at `begin` with `linear` seconds on every rank."""
+        """Does what zbench.layers.occupancy does, for a layer that began at `begin`.
+
+        linear: seconds on every rank.
+        """
         out = np.zeros((4, len(linear)))
         occupied(*self.rows, self.src, self.where, self.busy, start, begin, linear, out)
         return out[0], out[1], out[2], out[3]

@@ -35,7 +35,7 @@ class Kind:
             return None
         found = value.items() if isinstance(value, Mapping) else enumerate(value)
         faults = (self.each.fault(f"{name}[{key!r}]", one) for key, one in found)
-        return next((fault for fault in faults if fault is not None), None)
+        return next((told for told in faults if told is not None), None)
 
     @property
     def nullable(self) -> "Kind":
@@ -59,7 +59,7 @@ def shown(value: Any) -> str:
 def fault(line: Mapping[str, Any]) -> str | None:
     """What is wrong with a line whose kind is known; None for a whole one."""
     faults = (kind.fault(name, _at(line, name)) for name, kind in FIELDS[line["kind"]].items())
-    return next((fault for fault in faults if fault is not None), None)
+    return next((told for told in faults if told is not None), None)
 
 
 def _at(line: Mapping[str, Any], name: str) -> Any:
@@ -94,7 +94,7 @@ def _object(each: Kind, *keys: str) -> Kind:
 
 
 def _are_amounts(values: list[Any]) -> bool:
-    """As AMOUNT of each, but fast: a step of a thousand ranks has thousands."""
+    """Tests what AMOUNT tests of each, but fast: a step of a thousand ranks has thousands."""
     return (
         {type(value) for value in values} <= {int, float}
         and max(values) <= MOST

@@ -32,7 +32,7 @@ def fingerprint(root: Path = ROOT) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """As Linux tells it; a processor without a model name is just a CPU."""
+    """Names the processor as Linux does; one without a model name is just a CPU."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
 
@@ -69,7 +69,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str | None]:
-    """Of installed distributions; None for one that is missing."""
+    """Looks up the versions of installed distributions; None for one that is missing."""
     return {name: _version(name) for name in packages}
 
 

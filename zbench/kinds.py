@@ -16,25 +16,43 @@ class Kind:
     fits: Callable[[bytes], bool]
 
 
-def _lines(*keys: str, **values: tuple[str, ...]) -> Callable[[bytes], bool]:
-    """Whether a first line is a JSON object that has `keys` and one of the `values`; torn ones count by their begin."""
+def _lines(*keys: str, torn: tuple[str, ...] = (), **values: tuple[str, ...]) -> Callable[[bytes], bool]:
+    """Tests for files of JSON objects, a line each, by the first: it has `keys` and one of the `values` of each name.
+
+    torn: how such lines begin, without spaces. A first line that was torn counts where it begins so and nothing
+    follows it, or lines that count: who appends to a torn line starts a fresh one.
+    """
+
+    def whole(line: bytes) -> bool:
+        try:
+            found: Any = json.loads(line)
+        except (ValueError, RecursionError):
+            return False
+        if not isinstance(found, dict) or not found.keys() >= {*keys, *values}:
+            return False
+        return all(found[name] in some for name, some in values.items())
+
+    def begun(line: bytes) -> bool:
+        laid = line[:200].replace(b'": ', b'":').replace(b', "', b',"').rstrip()
+        return len(laid) > 1 and any(laid.startswith(one) or one.startswith(laid) for one in map(str.encode, torn))
 
     def fits(head: bytes) -> bool:
-        first = head.lstrip().partition(b"\n")[0]
-        try:
-            line: Any = json.loads(first)
-        except (ValueError, RecursionError):
-            begin = f'{{"{next(iter(values), keys[0] if keys else "")}"'.encode()
-            return first.startswith(begin) or begin.startswith(first)
-        return (
-            isinstance(line, dict) and line.keys() >= {*keys, *values} and all(line[k] in v for k, v in values.items())
-        )
+        for line in head.split(b"\n"):
+            if whole(line):
+                return True
+            if line.strip() and not begun(line):
+                return False
+        return True
 
     return fits
 
 
-RECORD = Kind("a record of runs", _lines(kind=("start", "about", "step", "end")))
-VERDICTS = Kind("a file of this command's findings", _lines("case", "failed"))
+_RECORDED = ("start", "about", "step", "end")
+RECORD = Kind(
+    "a record of runs",
+    _lines("run", kind=_RECORDED, torn=tuple(f'{{"kind":"{kind}","run":"' for kind in _RECORDED)),
+)
+VERDICTS = Kind("a file of this command's findings", _lines("case", "failed", torn=('{"case":"',)))
 POINTS = Kind("a file of measured calls", _lines("backward", "seconds", "predicted"))
 TRACE = Kind(
     "a trace of zbench's", lambda head: head.startswith(b'{"displayTimeUnit": "ms", "otherData": {"simulated": ')

@@ -156,7 +156,7 @@ def _staged_bytes(plans: tuple[Plan, ...], cost: Cost, copies: int = 1) -> Ints:
 
 
 def step_bytes(plan: Plan, cost: Cost) -> Ints:
-    """As `peak_bytes`, of a step whose micro-batches are all like `plan`: what it needs wherever it is in a step."""
+    """Gives the `peak_bytes` of a step whose micro-batches are all like `plan`, wherever it is in a step."""
     return peak_bytes((plan,), cost) if cost.pp == 1 else _staged_bytes((plan,), cost, cost.pp)
 
 
@@ -188,7 +188,7 @@ def moment_bytes(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Ints:
 
 @nb.njit(cache=True)
 def _fullest(of, work, home, tokens, keep, rows):  # type: ignore[no-untyped-def]
-    """By rank, the most that its items away from home need after any of its operations."""
+    """Finds for each rank the most that its items away from home need after any of its operations."""
     offsets, index = of[3]
     table, order, runs, keys, _ = work
     peak = np.zeros(len(offsets) - 1, np.int64)

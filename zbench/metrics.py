@@ -61,7 +61,8 @@ class Facts:
 
     @staticmethod
     def of(facts: Mapping[str, Any]) -> "Facts":
-        """
+        """Reads the facts of a start line.
+
         Raises:
             ValueError: a fact is missing or no number.
         """
@@ -210,7 +211,7 @@ def nic_idle(facts: Facts, steps: Sequence[Step]) -> float | None:
 
 
 def nic_curves(facts: Facts, step: Step) -> dict[str, list[float]]:
-    """Of a step whose NICs were sampled: by NIC and direction, the share of its rate in every interval."""
+    """Gives, by NIC and direction, the share of its rate in every interval, of a step whose NICs were sampled."""
     series = step["nic_series"]
     whole = facts.nic_bandwidth * series["interval"]
     return {

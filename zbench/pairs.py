@@ -41,7 +41,7 @@ class Pairs:
 
     @staticmethod
     def of(plan: "Plan", ops: Ops, more: Ops) -> "Pairs":
-        """Of the attends of both lists of operations over the plan's lists of blocks."""
+        """Counts the pairs of the attends of both lists of operations over the plan's lists of blocks."""
         offsets, kv = _distinct(ops, more, len(plan.lists))
         columns = [np.zeros(len(kv), np.int32) for _ in Work.__dataclass_fields__]
         for where, table in _counted(plan, offsets, kv):
@@ -156,9 +156,10 @@ def _put(items, begin, end, to, seen):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def rings(offsets, kv, least):  # type: ignore[no-untyped-def]
-    """By list, the smallest list of the ring it is in, -1 in none: lists that all attend to the same, themselves.
+    """Finds for each list the smallest list of the ring it is in, -1 in none.
 
-    offsets, kv: per list, ascending, the lists that it attends to.
+    A ring is of lists that all attend to the same ones, themselves. offsets, kv: per list, ascending, the lists that
+    it attends to.
     """
     ring = np.full(len(offsets) - 1, -1, np.int64)
     for first in range(len(ring)):

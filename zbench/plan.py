@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def num_transfers(self) -> int:
-        """Of a layer, forward and backward; a routed one counts once."""
+        """The number of transfers of a layer, forward and backward; a routed one counts once."""
         return sum(int((ops.kind == TRANSFER).sum()) for ops in (self.forward, self.backward))
 
     @cached_property

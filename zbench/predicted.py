@@ -63,7 +63,7 @@ class Row:
 
 
 def error(pair: tuple[float, float]) -> float:
-    """Of (measured, simulated): by how much the simulated one is larger, relative to the measured one."""
+    """Tells of (measured, simulated) by how much the simulated one is larger, relative to the measured one."""
     return pair[1] / pair[0] - 1 if pair[0] > 0 else 0.0
 
 

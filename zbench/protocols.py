@@ -84,7 +84,7 @@ class Tracker(Protocol):
         """A step's figures, by the names of docs/tracking.md."""
 
     def curves(self, step: int, title: str, interval: float, lines: Mapping[str, Sequence[float]]) -> None:
-        """By name, numbers of a step, one every `interval` seconds."""
+        """Takes lines by name: numbers of a step, one every `interval` seconds."""
 
     def attach(self, name: str, path: str) -> None:
         """A file of the run, which may be gone afterwards."""
@@ -93,4 +93,4 @@ class Tracker(Protocol):
         """After the last step, or in place of one that failed. figures: of the whole run."""
 
     def where(self) -> str:
-        """For people: where the runs sent so far are."""
+        """Tells people where the runs sent so far are."""

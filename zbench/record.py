@@ -96,7 +96,8 @@ def _owner(raw: bytes) -> bytes:
 
 
 def _parse(raw: bytes) -> Line:
-    """
+    """Reads a line; older names in it become today's.
+
     Raises:
         ValueError: it is no line of a record, or does not say of which run.
     """
@@ -113,7 +114,8 @@ def _parse(raw: bytes) -> Line:
         raise ValueError(f"not a line of a record ({told}; it takes {', '.join(FIELDS)})")
     run = line.get("run")
     if not isinstance(run, str) or _NAMES.fullmatch(run) is None:
-        raise ValueError(f"run of a {kind} line is {shown(run)}; it takes a name of letters, digits, dots and dashes")
+        told = f"run of a {kind} line is {shown(run)}"
+        raise ValueError(f"{told}; it takes a name of at most 100 letters, digits, _, . and -")
     if kind != "step":  # whose text no command prints
         line = plain(line)
     if kind == "start":

@@ -8,7 +8,7 @@ from zbench.record import Run, read
 
 T = TypeVar("T")
 
-_MOST_PROBLEMS = 10  # named, of one file
+_MOST_PROBLEMS = 10  # named at once
 
 
 def read_all(paths: Sequence[str]) -> list[Run]:
@@ -21,7 +21,7 @@ def read_all(paths: Sequence[str]) -> list[Run]:
     for path in dict.fromkeys(paths):
         runs, problems = read(path)
         if not runs:
-            _tell(path, problems)
+            _tell(problems, f"more lines or runs of {path} are left out")
             raise ValueError(f"record file {path!r} holds no run")
         for run in runs:
             first = found.setdefault(run.start["run"], run)
@@ -29,7 +29,7 @@ def read_all(paths: Sequence[str]) -> list[Run]:
                 which = "; it counts once" if _same(first, run) else " with other lines; it is left out here"
                 where = f"{first.path}:{first.line}{which}"
                 problems.append(f"{path}:{run.line}: run {run.start['run']} is also in {where}")
-        _tell(path, problems)
+        _tell(problems, f"more lines or runs of {path} are left out")
     return list(found.values())
 
 
@@ -48,15 +48,16 @@ def each(runs: Sequence[Run], of: Callable[[Run], T]) -> list[T]:
             problems.append(f"{run.path}:{run.line}: {error}")
     if problems and not found:
         raise ValueError(problems[0] + (f"; {len(problems) - 1} more cannot be, either" if len(problems) > 1 else ""))
-    _tell("of the others", [f"{problem}; the run is left out" for problem in problems])
+    _tell([f"{problem}; the run is left out" for problem in problems], "more runs are left out")
     return found
 
 
-def _tell(path: str, problems: Sequence[str]) -> None:
+def _tell(problems: Sequence[str], others: str) -> None:
+    """Prints the first of them, and how many others there are."""
     for problem in problems[:_MOST_PROBLEMS]:
         print(f"zbench: {problem}", file=sys.stderr)
     if len(problems) > _MOST_PROBLEMS:
-        print(f"zbench: {path}: {len(problems) - _MOST_PROBLEMS} more lines are skipped", file=sys.stderr)
+        print(f"zbench: {len(problems) - _MOST_PROBLEMS} {others}", file=sys.stderr)
 
 
 def _same(one: Run, other: Run) -> bool:

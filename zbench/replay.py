@@ -88,5 +88,5 @@ class Replay:
         check_memory_here(price, free_memory(), where, *keys)
 
     def plans(self, line: Line) -> tuple[Plan, ...]:
-        """As of step()."""
+        """Makes the plans of a step again, as step() does."""
         return self.step(line)[1]

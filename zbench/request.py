@@ -42,7 +42,7 @@ class Request:
 
 
 def request(config: DictConfig, command: str, command_id: str) -> Request:
-    """Of a job's composed configuration; only while hydra runs that job.
+    """Makes the request of a job's composed configuration; only while hydra runs that job.
 
     Raises:
         ValueError: a top-level key is unknown or has a bad value, a quantity no unit, a group no name, or the baseline

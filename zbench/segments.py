@@ -39,7 +39,7 @@ class Segments:
 
 
 def segments(plan: Plan, q_list: Ints, kv_list: Ints) -> list[Segments]:
-    """Of every pair of lists, int64 [num_pairs] each; a pair without a visible key has no segment."""
+    """Cuts the rows of every pair of lists, int64 [num_pairs] each; a pair without a visible key has no segment."""
     used, inverse = np.unique(np.concatenate([q_list, kv_list]), return_inverse=True)
     offsets, items, base = _pieces(plan, used)
     blocks = plan.blocks

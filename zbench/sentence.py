@@ -24,7 +24,7 @@ from zbench.overrides import several, unreadable
 from zbench.writer import RecordError
 
 BAD_INPUT, FAILED = 2, 1
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # a file that is named rightly and cannot be written for all that
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # a file that is named rightly and cannot be written for all that
 _OF_PLANS = ("zbench.contract", "zbench.verify")  # whose errors are of what parts made, not of what was asked for
 
 
@@ -60,7 +60,7 @@ def sentence(error: BaseException) -> tuple[str, int] | None:
 def _limit(error: BaseException) -> tuple[str, int] | None:
     """Errors in which the machine, or Python, met a limit: of a file, of memory, of a number, of nesting."""
     if isinstance(error, OSError):
-        named = error.filename is not None and error.errno not in _FULL
+        named = error.filename is not None and error.errno not in _DISK_FULL
         told = f"{error.filename}: " if error.filename is not None else ""
         return f"{told}{error.strerror or _line(str(error))}", BAD_INPUT if named else FAILED
     if isinstance(error, MemoryError):

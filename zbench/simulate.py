@@ -99,7 +99,7 @@ def steady_seconds(plan: Plan, cost: Cost, parts: Programs) -> float:
 
 
 def _layer_ends(plan: Plan, cost: Cost, layers: int, parts: Programs) -> list[list[float]]:
-    """Of the forward and the backward, when the last rank has ended every layer: seconds from when the first begins."""
+    """Tells when the last rank ends every layer of the forward and the backward: seconds from when the first begins."""
     state = State.zero(cost.cluster)
     linear, ends, begin = cost.linear_seconds(plan.tokens_per_rank), [], 0.0
     for part, times in zip(parts, (1, 2), strict=True):

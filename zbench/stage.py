@@ -63,7 +63,7 @@ class Stage:
         return Stage(cost, tp, pp, model.num_layers // pp, model.num_heads // tp, kv_heads, per_byte, hops, nodes)
 
     def hidden_bytes(self, tokens: Floats | Ints) -> Floats:
-        """Of what the stage's ranks gather together: a hidden state of every token."""
+        """Gives the bytes that the stage's ranks gather together: a hidden state of every token."""
         model = self.cost.model
         return np.asarray(tokens, np.float64) * (model.hidden * model.element_bytes)
 
@@ -72,7 +72,7 @@ class Stage:
         return self.per_byte * self.hidden_bytes(tokens) + self.hops * (np.asarray(tokens) > 0)
 
     def nic_seconds(self) -> float:
-        """For which a token's gathers, forward and backward, all of the stage's layers, keep each of its NICs busy."""
+        """The seconds that a token's gathers, both ways, in all layers, keep each of the stage's NICs busy."""
         passing = (self.nodes - 1) / self.nodes / self.cost.cluster.nics_per_node
         size = self.layers * sum(self.gathers()) * passing * self.hidden_bytes(np.array([1]))
         return float(self.cost.transfer_seconds(size, np.array([True]))[0])

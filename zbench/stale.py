@@ -20,7 +20,7 @@ _IMPORT = re.compile(r"^(?:from ([\w.]+) import (\(|[\w, ]+)|import ([\w.]+))", 
 
 
 class _Stamped:
-    """Of a locator: the stamp that has to be the same for a compiled function to be used again."""
+    """A locator's stamp, which has to be the same for a compiled function to be used again."""
 
     _py_file: str
 
@@ -33,7 +33,7 @@ class _Stamped:
 
 
 class Provided(_Stamped, caching.UserProvidedCacheLocator):
-    """In NUMBA_CACHE_DIR."""
+    """Keeps compiled functions in NUMBA_CACHE_DIR."""
 
 
 class InTree(_Stamped, caching.InTreeCacheLocator):
@@ -41,7 +41,7 @@ class InTree(_Stamped, caching.InTreeCacheLocator):
 
 
 class UserWide(_Stamped, caching.UserWideCacheLocator):
-    """In the user's cache folder, where the sources' cannot be written."""
+    """Keeps compiled functions in the user's cache folder, where the sources' cannot be written."""
 
 
 @cache
@@ -50,8 +50,9 @@ def _known(package: Path) -> Mapping[Path, set[Path]]:
 
 
 def sources(package: Path) -> dict[Path, set[Path]]:
-    """Of every file of zbench, which lies in the folder `package`, those that it has compiled functions or constants
-    from; links are resolved.
+    """Finds for every file of zbench, in the folder `package`, those that it has compiled functions or constants from.
+
+    Links are resolved.
 
     Imports count at the top of a file, and constants by name: those of a module without compiled functions that are
     used as `module.NAME` are not seen.

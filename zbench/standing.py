@@ -173,7 +173,7 @@ def _place(cells: dict[str, Cell], workloads: int) -> float:
 
 
 def _starred(mean: float, cells: dict[str, Cell], workloads: int) -> str:
-    """With a star where a workload is missing or did not fit memory."""
+    """Writes a mean, with a star where a workload is missing or did not fit memory."""
     return f"{mean:.3f}{' *' if sum(not cell.out_of_memory for cell in cells.values()) < workloads else ''}"
 
 

@@ -134,17 +134,19 @@ def print_comparison(found: Sequence[Row], said: Sequence[str] = ()) -> None:
     """
     states = [_steps(row) for row in found]
     differing = [name for name in _SETTINGS if len({str(row[name]) for row in found}) > 1]
-    common = [f"{name} {found[0][name]}" for name in _SETTINGS[:-1] if name not in differing]
+    common = _settings(found[0], [name for name in _SETTINGS[:-1] if name not in differing])
     say(", ".join(common + ([f"steps {states[0]}"] if len(set(states)) == 1 else [])))
     figures, room = _shown(found), terminal_width()
     whole = _comparison(found, ["run", "system", *differing, "steps"], figures)
-    if room is None or width_of(whole)[1] <= room:
+    narrow = room if room is not None and width_of(whole)[1] > room else None
+    if narrow is None:
         show(whole)
     else:
-        _print_narrow(found, differing, figures, room)
+        _print_narrow(found, differing, figures, narrow)
     for row in found:
         if row["verdict"]:
-            say(f"run {row['run']}, {row['system']}: {row['verdict']}", "bold red")
+            place = [f"run {row['run']}"] if narrow is None else _settings(row, differing)  # as its table names it
+            say(f"{', '.join([*place, row['system']])}: {row['verdict']}", "bold red")
     if not said and any(row["simulated"] for row in found):
         said = ["Runs of executor simulated are SIMULATED on a described cluster; nothing was measured."]
     for line in (*doubt_words(found), *said):
@@ -156,7 +158,7 @@ def _print_narrow(found: Sequence[Row], differing: Sequence[str], figures: Seque
     """A table for each of the settings, all with the same figures: as many as there is room for."""
     tables: dict[str, list[Row]] = {}
     for row in found:
-        tables.setdefault(", ".join(f"{name} {row[name]}" for name in differing), []).append(row)
+        tables.setdefault(", ".join(_settings(row, differing)), []).append(row)
     names = ["system"] + (["steps"] if len({_steps(row) for row in found}) > 1 else [])
     kept, left = [figure.briefly() for figure in figures], []
     while len(kept) > 1 and width_of(_comparison(found, names, kept))[0] > room:
@@ -177,9 +179,18 @@ def _comparison(found: Sequence[Row], names: Sequence[str], figures: Sequence[Fi
     for figure, column in zip(figures, cells, strict=True):
         table.add_column(figure.title, justify="right", width=max(map(len, [figure.title, *column])))
     for at, row in enumerate(found):
-        words = [Text(_steps(row) if name == "steps" else str(row[name])) for name in names]
+        words = [Text(_steps(row) if name == "steps" else _setting(row, name)) for name in names]
         table.add_row(*words, *(column[at] for column in cells))
     return table
+
+
+def _setting(row: Row, name: str) -> str:
+    """A setting's value, as a command line takes it."""
+    return "null" if row[name] is None else str(row[name])
+
+
+def _settings(row: Row, names: Sequence[str]) -> list[str]:
+    return [f"{name} {_setting(row, name)}" for name in names]
 
 
 def _steps(row: Row) -> str:

@@ -89,7 +89,10 @@ class Totals:
             self.exposed_nic += part.exposed_nic
 
     def exchange(self, plan: Plan, cost: Cost) -> None:
-        """Of what was played as linear modules, the tensor-parallel groups' gathers; those behind matmuls besides."""
+        """Takes the tensor-parallel groups' gathers out of linear modules, as which they were played.
+
+        They count as communication, with those behind matmuls.
+        """
         layers, again = cost.layers, 1 if cost.model.recompute == "full" else 0
         shown = layers * (3 + again) * cost.exchange_seconds(plan.tokens_per_rank)
         self.linear -= shown

@@ -8,7 +8,7 @@ import pytest
 from verifiers import absent, accepting, blind, dying, leaving, stumbling
 
 from zbench.correctness import __main__, mutate
-from zbench.correctness.cases import missing, paths
+from zbench.correctness.choices import choices, missing
 from zbench.correctness.judge import Verifier, verifier
 from zbench.correctness.mutations.kinds import KINDS
 from zbench.correctness.score import Score, failures
@@ -26,11 +26,11 @@ def broken(found: Iterable[Judged]) -> list[Judged]:
 
 
 def test_every_wrong_plan_of_every_system_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
-    assert mutate.main(["--mutants", str(20 * len(paths())), "--seed", "7", "--jobs", "2", "--markdown"]) == 0
+    assert mutate.main(["--mutants", str(20 * len(choices("system"))), "--seed", "7", "--jobs", "2", "--markdown"]) == 0
     out = capsys.readouterr().out
     table = dict(re.findall(r"^\| (\S+) \| (\d+) \|", out, re.MULTILINE))
-    assert {name for name in paths() if not missing(name)} <= set(table)
-    assert all(table[name] == "20" for name in paths() if not missing(name))
+    assert {name for name in choices("system") if not missing(name)} <= set(table)
+    assert all(table[name] == "20" for name in choices("system") if not missing(name))
     found = re.search(
         r"mutation score 100 %: verify rejects (\d+) of \1 wrong plans; of (\d+) .* unbroken ones 0\n", out
     )

@@ -10,6 +10,7 @@ import pytest
 from zbench.runtime.folder import (
     LAYOUT,
     META,
+    PART,
     Hold,
     aside,
     check_free,
@@ -78,6 +79,20 @@ def test_a_checkpoint_of_an_older_zbench_can_be_replaced(tmp_path: Path) -> None
     check_replaceable(tmp_path / "point")
 
 
+def test_what_is_unfinished_is_replaced_where_it_is_a_checkpoint_s(tmp_path: Path) -> None:
+    path, theirs = str(tmp_path / "point"), unfinished(str(tmp_path / "point"))
+    theirs.mkdir()
+    check_free(path)
+    (theirs / "__0_0.distcp").write_text("all of it")  # as torch saves it
+    with pytest.raises(ValueError, match=r"executor.checkpoint is .*point.unfinished holds files that no zbench wrote"):
+        check_free(path)
+    (theirs / PART).touch()
+    check_free(path)
+    (theirs / "thesis.txt").write_text("all of it")
+    with pytest.raises(ValueError, match=r"point.unfinished holds something else than a checkpoint"):
+        check_free(path)
+
+
 def test_another_program_s_lock_is_left_alone(tmp_path: Path) -> None:
     """checkpoint=poetry has its lock in poetry.lock."""
     (tmp_path / "poetry.lock").write_text("all of it")
@@ -124,7 +139,13 @@ OLD = json.dumps({"next_step": 2, "run": {}})
         ("[" * 100_000, "it takes the folder of a checkpoint"),
         (OLD, "was written by an older zbench, without digests of its files, and cannot be checked"),
         (sealed({"next_step": 2, "run": {}}, {}), "is not one of a checkpoint"),
-        (sealed({"next_step": "2", "run": {}}, {LAYOUT: {}}), "is not one of a checkpoint"),
+        *(
+            (
+                sealed({"next_step": step, "run": {}}, {LAYOUT: {}}),
+                rf"next_step in its zbench.json is {text}; it has to be a whole number of at least 0",
+            )
+            for step, text in (("2", "'2'"), (-5, "-5"), (True, "True"), (2.0, "2.0"), (None, "None"))
+        ),
         (sealed({"next_step": 2}, {LAYOUT: {}}), "is not one of a checkpoint"),
         (
             sealed({"next_step": 2, "run": {}}, {LAYOUT: {}}).replace("2", "3", 1),

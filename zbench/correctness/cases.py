@@ -6,7 +6,6 @@ A case is a function of (seed, system, number) alone.
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from zbench.model import Model
 from zbench.rewrite import route
 from zbench.rewrite.reverse import MODES
 
-NEEDS = {"hybrid_dp_megatron": "megatron", "ulysses_deepspeed": "deepspeed"}  # packages of the extra `peers`
 # Nodes, GPUs and NICs of a node: one NIC for all, some, or one each; ranks that heads do not divide among them.
 SHAPES = ((2, 2, 2), (2, 4, 2), (1, 4, 2), (3, 2, 1), (2, 3, 2), (2, 4, 4), (4, 2, 2))
 HEADS = ((4, 2), (2, 2), (6, 3), (3, 1), (4, 4), (8, 2))  # query and kv heads
@@ -36,17 +34,6 @@ SHARP = Device("sharp", 1e12, 80e9, 1e12, 1e12, 1e10, 1e9, 1e9, 1e-12, 1e-12)
 REAL = Device("real", 1e15, 80e9, 2e12, 3e11, 5e14, 6e14, 5e14, 5e-6, 6e-5)
 
 
-def paths() -> dict[str, Path]:
-    """Lists every system of conf/system, by name."""
-    return {path.stem: path for path in sorted((CONF / "system").glob("*.yaml"))}
-
-
-def missing(system: str) -> str:
-    """Names the package that the system needs and that is not installed, "" if none."""
-    package = NEEDS.get(system, "")
-    return package if package and find_spec(package) is None else ""
-
-
 def case(seed: int, system: str, number: int) -> Case:
     """Makes the case of that number; settings that a cluster cannot have are drawn again."""
     rng = np.random.default_rng([seed, zlib.crc32(system.encode()), number])
@@ -54,7 +41,8 @@ def case(seed: int, system: str, number: int) -> Case:
         cost = _cost(rng)
         batch = Batch(_lengths(rng), seed=seed, step=number)
         try:
-            made = instantiate(_settings(rng, paths()[system]), _partial_=True, _convert_="all")(cost=cost)
+            settings = _settings(rng, CONF / "system" / f"{system}.yaml")
+            made = instantiate(settings, _partial_=True, _convert_="all")(cost=cost)
             plans = tuple(made.plan(batch))
         except ValueError:
             continue

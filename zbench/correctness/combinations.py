@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from itertools import product, zip_longest
 
 from hydra import compose, initialize_config_dir
@@ -12,8 +11,8 @@ from omegaconf import DictConfig
 
 from zbench import CONF
 from zbench.correctness.adversarial import KINDS, adversarial_batches
+from zbench.correctness.choices import choices, missing
 from zbench.correctness.cover import Combination
-from zbench.correctness.plans import NEEDS
 from zbench.correctness.step_check import check_step
 from zbench.cost import Cost
 from zbench.memory import check_memory
@@ -24,13 +23,8 @@ GROUPS = ("system", "model", "cluster")
 _SENTENCE = re.compile(r"(system|model|cluster)[\w.]* is [^\n]+[;,] [^\n]+")
 
 
-def choices(group: str) -> list[str]:
-    """Lists the names of a group's yamls."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-
-
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CombinationVerdict:
     """A combination was checked. fitting, too_large: how many batches were as they should be, and fitted the
     described GPUs' memory or did not. refused: the sentence with which zbench says that it cannot be, "" if it can.
     skipped: the package that the system needs and that is not installed. failures: what is wrong, batch by batch."""
@@ -69,14 +63,13 @@ class Combinations:
     def can_be(self, model: str, cluster: str) -> bool:
         return isinstance(self.costs[model, cluster], Cost)
 
-    def check(self, combination: Combination, kinds: Sequence[str] = KINDS) -> Verdict:
+    def check(self, combination: Combination, kinds: Sequence[str] = KINDS) -> CombinationVerdict:
         """Tries a batch of each of `kinds`."""
         cost = self.costs[combination.model, combination.cluster]
         if isinstance(cost, str):
             return _refused(combination, cost)
-        package = NEEDS.get(combination.system)
-        if package is not None and find_spec(package) is None:
-            return Verdict(combination, skipped=package)
+        if package := missing(combination.system):
+            return CombinationVerdict(combination, skipped=package)
         config = self.systems[combination.system]
         try:
             make_system(config, cost)
@@ -96,7 +89,7 @@ class Combinations:
             failures += [f"batch {kind}: {fault}" for fault in checked.faults]
             fitting += not checked.faults and not checked.memory
             too_large += not checked.faults and bool(checked.memory)
-        return Verdict(combination, fitting, too_large, failures=tuple(failures))
+        return CombinationVerdict(combination, fitting, too_large, failures=tuple(failures))
 
 
 def _cost(model: DictConfig, cluster: DictConfig) -> Cost | str:
@@ -109,7 +102,7 @@ def _cost(model: DictConfig, cluster: DictConfig) -> Cost | str:
     return cost
 
 
-def _refused(combination: Combination, told: str) -> Verdict:
+def _refused(combination: Combination, told: str) -> CombinationVerdict:
     if _SENTENCE.fullmatch(told):
-        return Verdict(combination, refused=told)
-    return Verdict(combination, failures=(f"it is refused in words that name no key and its value: {told}",))
+        return CombinationVerdict(combination, refused=told)
+    return CombinationVerdict(combination, failures=(f"it is refused in words that name no key and its value: {told}",))

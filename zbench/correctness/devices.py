@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zbench.command import Parser
-from zbench.correctness.ledger import Ledger, Verdict
-from zbench.correctness.plans import PRECISIONS, REFERENCE, Precision, outcomes, systems
+from zbench.correctness.choices import choices
+from zbench.correctness.ledger import Finding, Ledger
+from zbench.correctness.plans import PRECISIONS, REFERENCE, Precision, outcomes
 from zbench.correctness.summary import summary
 from zbench.extras import need
 from zbench.fingerprint import source_digest
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: a GPU if there is one (default)")
     parser.add_argument("--out", type=Path, default=Path("results/correctness.jsonl"), help="verdicts, as JSON lines")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)} (default both)")
-    parser.add_argument("--systems", default=",".join(systems()), help="whose plans run (default all)")
+    parser.add_argument("--systems", default=",".join(choices("system")), help="whose plans run (default all)")
     every = [precision.name for precision in PRECISIONS]
     parser.add_argument("--precisions", default=",".join(every), help="that plans run in (default all)")
     parser.add_argument("--shrink", type=int, default=1, help="divide the kernels' lengths by this, for a quick look")
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     wanted = asked.precisions.split(",")
     for flag, given, known in (
         ("--parts", parts, PARTS),
-        ("--systems", names, systems()),
+        ("--systems", names, choices("system")),
         ("--precisions", wanted, every),
     ):
         if wrong := [one for one in given if one not in known]:
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     kind, name, version = _device(asked.device)
     circumstances = {"sources": source_digest(), "torch": version}
     ledger = Ledger(asked.out, {**circumstances, "device": name})
-    found: list[Verdict] = []
+    found: list[Finding] = []
     if "kernels" in parts:
         found += _kernels(ledger, kind, asked.shrink)
     if "plans" in parts:
@@ -80,7 +81,7 @@ def _device(asked: str) -> tuple[str, str, str]:
     return ("cuda", torch.cuda.get_device_name(), torch.__version__) if cuda else ("cpu", cpu_name(), torch.__version__)
 
 
-def _kernels(ledger: Ledger, device: str, shrink: int) -> list[Verdict]:
+def _kernels(ledger: Ledger, device: str, shrink: int) -> list[Finding]:
     import torch
 
     from zbench.correctness.kernels import problems, reference
@@ -105,7 +106,7 @@ def _kernels(ledger: Ledger, device: str, shrink: int) -> list[Verdict]:
 
 
 def _errors(problem: "Problem", kernel: "Kernel", device: Any, wanted: Any) -> dict[str, Any]:
-    """What the file gets of one kernel; numbers are None where there is none, or NaN."""
+    """Gives the numbers that the file gets of one kernel; they are None where there is none, or NaN."""
     from zbench.correctness.kernels import LIMITS, errors
 
     limit = LIMITS[problem.dtype]
@@ -117,7 +118,7 @@ def _errors(problem: "Problem", kernel: "Kernel", device: Any, wanted: Any) -> d
     return {"ok": ok, "limit": limit, "worst": _most(found.norm), "largest": _most(found.largest), "message": ""}
 
 
-def _told(one: Verdict) -> str:
+def _told(one: Finding) -> str:
     if one["worst"] is None:
         return one["message"] or "a result is not finite"
     return f"off by {one['worst']:.1e} (largest element {one['largest']:.1e}), limit {one['limit']:g}"
@@ -129,7 +130,7 @@ def _most(values: Mapping[str, float]) -> float | None:
 
 def _plans(
     ledger: Ledger, on_cpu: Ledger, device: str, names: Sequence[str], precisions: Sequence[Precision]
-) -> list[Verdict]:
+) -> list[Finding]:
     reference = _steps(on_cpu, "cpu", REFERENCE, names)
     verdicts = []
     for precision in precisions:
@@ -139,8 +140,8 @@ def _plans(
     return verdicts
 
 
-def _steps(ledger: Ledger, device: str, precision: Precision, names: Sequence[str]) -> dict[str, Verdict]:
-    """By system, one step each, of the file or anew."""
+def _steps(ledger: Ledger, device: str, precision: Precision, names: Sequence[str]) -> dict[str, Finding]:
+    """Finds one step of each system, in the file or by taking it anew."""
     case = {name: f"plans on {device}, {precision.name}, {name}" for name in names}
     for name, one in outcomes([name for name in names if not ledger.has(case[name])], precision, device):
         ledger.add(
@@ -151,8 +152,8 @@ def _steps(ledger: Ledger, device: str, precision: Precision, names: Sequence[st
     return {name: ledger.found[case[name]] for name in names}
 
 
-def _verdict(step: Verdict, reference: float | None, precision: Precision) -> Verdict:
-    """With its loss compared with the CPU's; ok is None where there is nothing to judge."""
+def _verdict(step: Finding, reference: float | None, precision: Precision) -> Finding:
+    """Judges a step's loss by the CPU's; ok is None where there is nothing to judge."""
     if step["skipped"]:
         return {**step, "ok": None}
     if step["loss"] is None or reference is None:

@@ -40,7 +40,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PlanVerdict:
     """wrong: why the step is wrong, "" if it is right. rejected: what the verifier says, "" if it accepts the step."""
 
     wrong: str
@@ -56,7 +56,7 @@ def verifier(batch: Batch, plans: Plans, cost: Cost) -> None:
     verify_step(batch, plans, cost, memory=False)
 
 
-def judge(case: Case, plans: Plans, verify: Verifier = verifier) -> Verdict:
+def judge(case: Case, plans: Plans, verify: Verifier = verifier) -> PlanVerdict:
     """Judges `plans` in place of the case's own: what they are, and what `verify` says of them.
 
     What it accepts is simulated and compiled, if it is not known to be wrong.
@@ -65,10 +65,10 @@ def judge(case: Case, plans: Plans, verify: Verifier = verifier) -> Verdict:
     try:
         verify(case.batch, plans, case.cost)
     except PlanError as error:
-        return Verdict(wrong, str(error))
+        return PlanVerdict(wrong, str(error))
     except Exception as error:  # a verifier that stumbles has not rejected anything
-        return Verdict(wrong or f"the verifier fails: {_told(error)}", "")
-    return Verdict(wrong or _running(case.batch, plans, case.cost), "")
+        return PlanVerdict(wrong or f"the verifier fails: {_told(error)}", "")
+    return PlanVerdict(wrong or _running(case.batch, plans, case.cost), "")
 
 
 def fault(case: Case, plans: Plans) -> str:

@@ -61,7 +61,7 @@ class Problem:
         return _shrunk(RING, self.shrink)
 
     def segments(self) -> tuple[Ints, Ints, Flags]:
-        """Of a layout: queries, before, diagonal. A ring's sequence as a whole."""
+        """Lists a layout's segments: queries, before, diagonal. A ring's sequence is one as a whole."""
         if self.layout == "ring":
             return np.array([sum(self.ring)]), np.array([0]), np.array([True])
         queries, before, diagonal = LAYOUTS[self.layout]
@@ -79,8 +79,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Of o, lse, dq, dk, dv (NAMES). norm: of the difference over that of the value (Frobenius). largest: the largest
-    difference over the largest value. NaN where a kernel made one."""
+    """A kernel's errors of o, lse, dq, dk and dv (NAMES), relative; NaN where a kernel made one.
+
+    norm: the difference's over the value's (Frobenius). largest: the largest difference over the largest value.
+    """
 
     norm: Mapping[str, float]
     largest: Mapping[str, float]
@@ -98,7 +100,7 @@ def reference(problem: Problem) -> tuple[Tensor, ...]:
 
 
 def errors(problem: Problem, kernel: Kernel, device: torch.device, wanted: Sequence[Tensor]) -> Errors:
-    """Of a kernel on `device`; wanted: the problem's reference."""
+    """Measures the errors of a kernel on `device`; wanted: the problem's reference."""
     do, q, kv = (x.to(device) for x in problem.draw())
     given = (kernel, do, q, kv[:, 0], kv[:, 1])
     found = _ring(*given, problem.ring) if problem.layout == "ring" else _run(*given, problem.segments())

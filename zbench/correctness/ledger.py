@@ -1,4 +1,4 @@
-"""Verdicts as JSON lines, one a line and each found once: a command that was stopped goes on where it was. Pure."""
+"""Findings as JSON lines, one a line and each found once: a command that was stopped goes on where it was. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any
 from zbench.kinds import VERDICTS
 from zbench.outputs import check_output
 
-Verdict = dict[str, Any]
+Finding = dict[str, Any]
 _KEY = "case"
 
 
@@ -24,7 +24,7 @@ class Ledger:
 
     path: Path
     circumstances: Mapping[str, Any]
-    found: dict[str, Verdict] = field(init=False)
+    found: dict[str, Finding] = field(init=False)
 
     def __post_init__(self) -> None:
         self.found = {}
@@ -41,7 +41,8 @@ class Ledger:
                 self.found[verdict[_KEY]] = verdict
 
     def _lines(self) -> list[str]:
-        """
+        """Reads the file's lines; there are none where there is no file yet.
+
         Raises:
             ValueError: the file cannot be read, or could not be written to later.
         """
@@ -56,7 +57,7 @@ class Ledger:
         """Whether a case was found; what failed is tried again."""
         return case in self.found and self.found[case].get("failed") is False
 
-    def add(self, case: str, failed: bool, **values: Any) -> Verdict:
+    def add(self, case: str, failed: bool, **values: Any) -> Finding:
         verdict = {_KEY: case, "failed": failed, **values, **self.circumstances}
         torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n") and self.path.stat().st_size > 0
         with self.path.open("a") as file:

@@ -16,7 +16,8 @@ from rich.table import Table
 
 from zbench.command import Parser
 from zbench.correctness.adversarial import KINDS
-from zbench.correctness.combinations import GROUPS, Combinations, Verdict, choices
+from zbench.correctness.choices import choices
+from zbench.correctness.combinations import GROUPS, Combinations, CombinationVerdict
 from zbench.correctness.cover import Combination, pairwise_cover
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -48,7 +49,7 @@ def main(arguments: list[str]) -> int:
     if asked.pairs:
         systems, models, clusters = (given[group] for group in GROUPS)
         every = pairwise_cover(systems, models, clusters, combinations.can_be, asked.seed)
-    found: list[Verdict] = []
+    found: list[CombinationVerdict] = []
     try:
         for verdict in _checked(combinations, every, asked.batches.split(",")):
             found.append(verdict)
@@ -57,7 +58,9 @@ def main(arguments: list[str]) -> int:
     return 1 if any(verdict.failures for verdict in found) or not found else 0
 
 
-def _checked(combinations: Combinations, every: Sequence[Combination], kinds: Sequence[str]) -> Iterator[Verdict]:
+def _checked(
+    combinations: Combinations, every: Sequence[Combination], kinds: Sequence[str]
+) -> Iterator[CombinationVerdict]:
     """Checks one after the other and tells of them on stderr now and then, and of every failure at once."""
     spoke, failed = monotonic(), 0
     for number, combination in enumerate(every, 1):
@@ -75,9 +78,9 @@ def _tell(line: str) -> None:
     print(f"matrix: {line}", file=sys.stderr, flush=True)
 
 
-def print_matrix(found: Sequence[Verdict], models: Sequence[str], markdown: bool) -> None:
+def print_matrix(found: Sequence[CombinationVerdict], models: Sequence[str], markdown: bool) -> None:
     """Prints systems by models, then refusals, failures and a last line that counts them."""
-    cells: dict[tuple[str, str], list[Verdict]] = {}
+    cells: dict[tuple[str, str], list[CombinationVerdict]] = {}
     for one in found:
         cells.setdefault((one.combination.system, one.combination.model), []).append(one)
     systems = dict.fromkeys(system for system, _ in cells)
@@ -102,7 +105,7 @@ def print_matrix(found: Sequence[Verdict], models: Sequence[str], markdown: bool
     print(_counts(found))
 
 
-def _entry(some: Sequence[Verdict]) -> str:
+def _entry(some: Sequence[CombinationVerdict]) -> str:
     """Counts the batches of one system with one model."""
     if all(one.skipped for one in some):
         return "skipped" if some else ""
@@ -113,9 +116,9 @@ def _entry(some: Sequence[Verdict]) -> str:
     return f"{fitting}{f' + {large}' if large else ''}{f', {failed} FAILED' if failed else ''}"
 
 
-def _refusals(found: Sequence[Verdict]) -> Iterator[str]:
+def _refusals(found: Sequence[CombinationVerdict]) -> Iterator[str]:
     """Yields a line for every model and reason, with the sentence of the first cluster."""
-    reasons: dict[tuple[str, str], list[Verdict]] = {}
+    reasons: dict[tuple[str, str], list[CombinationVerdict]] = {}
     for one in found:
         if one.refused:
             reasons.setdefault((one.combination.model, one.refused.partition(";")[0]), []).append(one)
@@ -128,7 +131,7 @@ def _refusals(found: Sequence[Verdict]) -> Iterator[str]:
         yield f"skipped, {', '.join(names)}: {package}, of the extra 'peers', is not installed"
 
 
-def _counts(found: Sequence[Verdict]) -> str:
+def _counts(found: Sequence[CombinationVerdict]) -> str:
     tried = [one for one in found if not one.refused and not one.skipped]
     fitting, large = (sum(getattr(one, name) for one in found) for name in ("fitting", "too_large"))
     refused, failed = (sum(bool(getattr(one, name)) for one in found) for name in ("refused", "failures"))

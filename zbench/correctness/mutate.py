@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zbench.command import Parser
-from zbench.correctness.cases import missing, paths
+from zbench.correctness.choices import choices, missing
 from zbench.correctness.judge import Verifier, verifier
 from zbench.correctness.score import TITLES, Score, failures, markdown, rows
 from zbench.correctness.workers import UNBROKEN, Judged, Name, Share, judged, shares
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str], verify: Verifier = verifier) -> int:
     """Judges mutants as the arguments say and prints the tables; returns the exit code. verify: what is judged."""
     parser = Parser(prog="python -m zbench.correctness mutate", description="Wrong plans, and whether verify sees it.")
     parser.add_argument("--mutants", type=int, default=MUTANTS, help=f"of all systems together (default {MUTANTS})")
-    parser.add_argument("--systems", default=",".join(paths()), help="whose plans are broken (default all)")
+    parser.add_argument("--systems", default=",".join(choices("system")), help="whose plans are broken (default all)")
     parser.add_argument(
         "--seed", type=int, default=0, help="of plans and mutations; the same ones every time (default 0)"
     )
@@ -36,8 +36,8 @@ def main(arguments: Sequence[str], verify: Verifier = verifier) -> int:
     parser.add_argument("--markdown", action="store_true", help="tables as markdown")
     asked = parser.parse_args(arguments)
     names = asked.systems.split(",")
-    if wrong := [name for name in names if name not in paths()]:
-        raise ValueError(f"--systems has {wrong[0]!r}; it takes {', '.join(paths())}")
+    if wrong := [name for name in names if name not in choices("system")]:
+        raise ValueError(f"--systems has {wrong[0]!r}; it takes {', '.join(choices('system'))}")
     for flag, value, least in (
         ("--mutants", asked.mutants, len(names)),
         ("--seed", asked.seed, 0),

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from omegaconf import DictConfig
 from zbench import CONF
 from zbench.batch import Batch
 from zbench.cluster import Cluster
+from zbench.correctness.choices import missing
 from zbench.cost import Cost
 from zbench.model import Model
 from zbench.parts import make_system
@@ -33,14 +33,16 @@ MODEL = Model("correctness", num_layers=2, hidden=256, num_heads=4, num_kv_heads
 SHAPE = {"num_nodes": 2, "gpus_per_node": 2, "nics_per_node": 2}
 # One sequence that every system cuts, others around a kernel's tile, some below it; nothing divides by the ranks.
 LENGTHS = (701, 257, 130, 129, 127, 64, 33, 17, 5, 1)
-NEEDS = {"hybrid_dp_megatron": "megatron", "ulysses_deepspeed": "deepspeed"}  # packages of the extra `peers`
 TIMEOUT = 120.0  # seconds without progress: four ranks that share a GPU, each with a reference to wait for
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What ranks compute in. check: against the dense model, of zbench.parts.CHECKS. loss: largest relative difference
-    that the loss may have to the CPU's in float32."""
+    """A number format that ranks compute in.
+
+    check: against the dense model, of zbench.parts.CHECKS. loss: largest relative difference that the loss may have to
+    the CPU's in float32.
+    """
 
     name: str
     element_bytes: int
@@ -62,20 +64,18 @@ REFERENCE = PRECISIONS[1]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one system's step. loss: None where it did not come to one, which `message` tells. worst: relative difference
-    to the dense model, None where that was not asked for. about: what the ranks said of themselves. skipped: the
-    system needs a package that is not here."""
+    """How one system's step ended.
+
+    loss: None where it did not come to one, which `message` tells. worst: relative difference to the dense model, None
+    where that was not asked for. about: what the ranks said of themselves. skipped: the system needs a package that is
+    not here.
+    """
 
     loss: float | None
     worst: float | None
     message: str
     about: Any
     skipped: bool = False
-
-
-def systems() -> list[str]:
-    """Of conf/system."""
-    return sorted(path.stem for path in (CONF / "system").glob("*.yaml"))
 
 
 def outcomes(names: Sequence[str], precision: Precision, device: str) -> Iterator[tuple[str, Outcome]]:
@@ -112,7 +112,7 @@ def _running(cost: Cost, precision: Precision, device: str) -> Iterator[tuple[To
 
 def _outcome(name: str, executor: Torch, precision: Precision, batch: Batch, about: Any) -> tuple[Outcome, bool]:
     """(what came of the system's step, whether the ranks are still there)."""
-    if (package := NEEDS.get(name)) and find_spec(package) is None:
+    if package := missing(name):
         return Outcome(None, None, f"{package}, of the extra 'peers', is not installed", about, skipped=True), True
     plans = make_system(_config(f"system={name}"), executor.cost).plan(batch)
     verify_step(batch, plans, executor.cost, memory=False)

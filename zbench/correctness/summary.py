@@ -1,15 +1,15 @@
-"""Verdicts as a short table and a last line that says whether all is well."""
+"""Findings as a short table and a last line that says whether all is well."""
 
 from collections.abc import Sequence
 
 from rich.table import Table
 
 from zbench.console import show
-from zbench.correctness.ledger import Verdict
+from zbench.correctness.ledger import Finding
 
 
-def summary(found: Sequence[Verdict], device: str) -> int:
-    """Prints it; the exit code. Verdicts have `group`, `ok` (None: skipped), `limit` and `worst` or `off`."""
+def summary(found: Sequence[Finding], device: str) -> int:
+    """Prints it; the exit code. Findings have `group`, `ok` (None: skipped), `limit` and `worst` or `off`."""
     table = Table(title=f"correctness on {device}")
     for title in ("what", "cases", "within", "skipped", "worst error", "largest element", "loss against CPU", "limit"):
         table.add_column(title, justify="left" if title == "what" else "right")
@@ -31,6 +31,6 @@ def summary(found: Sequence[Verdict], device: str) -> int:
     return 1 if wrong or not judged else 0
 
 
-def _worst(some: Sequence[Verdict], key: str) -> str:
+def _worst(some: Sequence[Finding], key: str) -> str:
     values = [one[key] for one in some if one.get(key) is not None]
     return f"{max(values):.1e}" if values else ""

@@ -64,7 +64,7 @@ def blocks_of(ops: Ops, op: int) -> list[int]:
 
 
 def _described(plan: Plan, number: int) -> Table:
-    """Of a list of blocks: how many and which, their tokens, and the sequences they are of, longest share first."""
+    """Describes a list of blocks: how many and which, their tokens, and their sequences, longest share first."""
     blocks = plan.lists[number]
     pieces = np.concatenate([plan.blocks.pieces[int(block)] for block in blocks])
     tokens = plan.blocks.stop[pieces] - plan.blocks.start[pieces]

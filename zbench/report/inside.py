@@ -74,7 +74,7 @@ def _way(plans: tuple[Plan, ...], event: Event) -> list[int]:
 
 
 def homes(plans: tuple[Plan, ...]) -> list[Table]:
-    """Of every micro-batch who is home of what: [rank, sequence, tokens here] rows, longest sequences first.
+    """Lists for every micro-batch who is home of what: [rank, sequence, tokens here] rows, longest sequences first.
 
     The sequences of a rank beyond the first _DRAWN are one row each rank, with sequence -1. lengths, ranks: of every
     sequence that is named, its tokens and on how many ranks it lies.

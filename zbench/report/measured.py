@@ -20,7 +20,7 @@ INSIDE, BETWEEN = "message inside the node", "message between nodes"
 
 @dataclass(slots=True)
 class _Runs:
-    """Which micro-batch, pass and layer each run of a program is of.
+    """Knows which micro-batch, pass and layer each run of a program is of.
 
     A micro-batch's runs are its layers forward, then backward from the last; with model.recompute "full" each of these
     comes after a forward of that layer again. of: runs of a micro-batch. _legs: operations of legs, once asked for.
@@ -60,8 +60,9 @@ class _Runs:
 
 
 def measured(events: Sequence[Event], plans: tuple[Plan, ...], cost: Cost | None) -> Table | None:
-    """As zbench.report.inside.timeline, of what the ranks noted; None where there are more than MOST_EVENTS events.
+    """Makes the table that zbench.report.inside.timeline makes, of what the ranks noted.
 
+    It is None where there are more than MOST_EVENTS events.
     plans, cost: () and None where they cannot be made again; then blocks are not named.
     """
     runs = None if cost is None else _Runs.among(events, plans, cost)

@@ -15,7 +15,8 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 
 
 def page(data: dict[str, Any]) -> str:
-    """
+    """Makes the page, one file that holds all it needs.
+
     Raises:
         ValueError: plotly, whose script draws the charts, is not installed.
     """

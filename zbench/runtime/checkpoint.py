@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
-from zbench.runtime.folder import META, aside, check_replaceable, remove, told, unfinished, whole
+from zbench.runtime.folder import META, PART, aside, check_replaceable, remove, told, unfinished, whole
 from zbench.runtime.layout import Planner, Reader, Writer
 from zbench.runtime.manifest import FILES, Entry, entries, sealed
 from zbench.runtime.parameters import Parameters
@@ -26,16 +26,20 @@ def save(path: str, parameters: Parameters, meta: Mapping[str, Any]) -> None:
     """Writes the folder `path`. meta: what zbench.runtime.folder.told gives back."""
     final, new, old = Path(path), unfinished(path), aside(path)
     if dist.get_rank() == 0:
-        remove(new)
+        if new.exists():
+            check_replaceable(new)
+            remove(new)
         new.mkdir(parents=True)
+        (new / PART).touch()
     dist.barrier()
     save_state(parameters.state(), storage_writer=Writer(new, single_file_per_rank=True, sync_files=True))
     files = _manifest(new)
     if dist.get_rank() == 0:
-        with (new / META).open("w") as stream:
+        with (new / PART).open("w") as stream:
             stream.write(sealed(meta, files))
             stream.flush()
             os.fsync(stream.fileno())
+        (new / PART).rename(new / META)
         if final.exists():
             check_replaceable(final)
             remove(old)
@@ -50,7 +54,7 @@ def _manifest(folder: Path) -> dict[str, Entry]:
     rank = dist.get_rank()
     names = {path.name for path in folder.glob(f"__{rank}_*.distcp")}
     if rank == 0:
-        names |= {path.name for path in folder.iterdir() if path.suffix != ".distcp"}
+        names |= {path.name for path in folder.iterdir() if path.suffix != ".distcp" and path.name != PART}
     found: list[dict[str, Entry]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(found, entries(folder, sorted(names)))
     return {name: entry for part in found for name, entry in part.items()}

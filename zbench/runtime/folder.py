@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zbench.fields import shown
 from zbench.runtime.manifest import FILES, Changed, check, opened
 
 META, LAYOUT = "zbench.json", "layout.json"
-_OURS = (META, LAYOUT, ".metadata", ".metadata.tmp", "__*_*.distcp")
+PART = f"{META}.part"  # the first file of a checkpoint that is being written; it becomes META when all others are there
+_OURS = (META, PART, LAYOUT, ".metadata", ".metadata.tmp", "__*_*.distcp")
 _META_BYTES = 1 << 28  # far more than any manifest has
 
 
@@ -30,7 +32,7 @@ def whole(path: str) -> Path:
 
 
 def told(path: str) -> dict[str, Any]:
-    """What a checkpoint says of itself: "next_step", "run" (what its run was, by name), "files" (its manifest).
+    """Reads what a checkpoint says of itself: "next_step", "run" (what its run was, by name), "files" (its manifest).
 
     Raises:
         ValueError: there is no checkpoint, or what it says of itself has changed since.
@@ -41,10 +43,13 @@ def told(path: str) -> dict[str, Any]:
         raise ValueError(f"resume is {path!r}; its {META} {error}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"resume is {path!r}; it takes the folder of a checkpoint") from error
-    files = meta[FILES]
+    files, step = meta[FILES], meta.get("next_step")
+    if type(step) is not int or step < 0:  # a bool is an int, too
+        raise ValueError(
+            f"resume is {path!r}; next_step in its {META} is {shown(step)}; it has to be a whole number of at least 0"
+        )
     if not (
-        isinstance(meta.get("next_step"), int)
-        and isinstance(meta.get("run"), dict)
+        isinstance(meta.get("run"), dict)
         and all(isinstance(entry, dict) for entry in files.values())
         and LAYOUT in files
     ):
@@ -90,7 +95,7 @@ def check_free(path: Any) -> None:
     for folder in (Path(path), unfinished(path), aside(path)):
         if folder.exists() and (not folder.is_dir() or strangers(folder)):
             raise ValueError(f"executor.checkpoint is {path!r}; {folder} holds something else than a checkpoint")
-        if folder != unfinished(path) and not _replaceable(folder):
+        if not _replaceable(folder):
             raise ValueError(f"executor.checkpoint is {path!r}; {folder} holds files that no zbench wrote")
     parent = Path(path).absolute().parent
     while not parent.exists():
@@ -111,7 +116,8 @@ class Hold:
 
     @staticmethod
     def of(path: str) -> "Hold":
-        """
+        """Takes the right to write to the folder `path`, until end() or the process ends.
+
         Raises:
             ValueError: another run has it, or the file cannot be made.
         """
@@ -180,8 +186,8 @@ def remove(folder: Path) -> None:
 
 
 def _replaceable(folder: Path) -> bool:
-    """Whether a folder is not there, is empty, or holds a checkpoint of zbench's, old ones included."""
-    if not folder.exists() or not any(folder.iterdir()):
+    """Whether a folder is not there, is empty, or holds a checkpoint of zbench's, old and unfinished ones included."""
+    if not folder.exists() or not any(folder.iterdir()) or (folder / PART).is_file():
         return True
     try:
         meta = json.loads(_text(folder / META))

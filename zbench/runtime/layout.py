@@ -49,7 +49,8 @@ class Reader(FileSystemReader):
         self.names = names
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """
+        """Reads where tensors lie from the layout.
+
         Raises:
             ValueError: the layout is none.
         """

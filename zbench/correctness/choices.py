@@ -1,0 +1,18 @@
+"""What conf/ offers to be checked, and which systems need a package that may be missing. Pure: no torch."""
+
+from importlib.util import find_spec
+
+from zbench import CONF
+
+NEEDS = {"hybrid_dp_megatron": "megatron", "ulysses_deepspeed": "deepspeed"}  # packages of the extra `peers`
+
+
+def choices(group: str) -> list[str]:
+    """Lists the names of a group's yamls."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def missing(system: str) -> str:
+    """Names the package that the system needs and that is not installed, "" if none."""
+    package = NEEDS.get(system, "")
+    return package if package and find_spec(package) is None else ""
