@@ -9,11 +9,11 @@ from hydra import compose, initialize_config_dir
 
 from zbench import CONF
 from zbench.batch import Batch
+from zbench.cluster import MOST_RANKS
 from zbench.cost import Cost
 from zbench.parts import Parts, Settings, make_system
 from zbench.plan import Plan
 from zbench.price import (
-    MOST_RANKS,
     MOST_TOKENS,
     OPERATION,
     PIECE,

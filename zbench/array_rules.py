@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from zbench.cluster import MOST_RANKS
 from zbench.columns import COLUMNS, TYPES, Blocks, Lists, Ops, is_array
 from zbench.pipelines import Pipelines
 from zbench.plan import Plan
-from zbench.price import MOST_RANKS
 from zbench.rewrite.reverse import MODES
 
 _PARTS = {"blocks": Blocks, "lists": Lists, "lanes": Lists, "forward": Ops, "backward": Ops}

@@ -26,6 +26,7 @@ DEVICE_KINDS = {
     "matmul_flops": "FLOP/s", "attention_forward_flops": "FLOP/s", "attention_backward_flops": "FLOP/s",
     "kernel_seconds": "seconds", "call_seconds": "seconds",
 }  # fmt: skip
+MOST_RANKS = 2**20  # above any training cluster there is (some 200,000 GPUs)
 CURVES = ("attention_forward_causal", "attention_forward_full", "attention_backward_causal", "attention_backward_full")
 
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zbench.cluster import MOST_RANKS
 from zbench.contract import gives
 from zbench.dealt import Dealt
 from zbench.plan import Ints
 from zbench.protocols import Size, System, Workload
 
-# Above any training cluster there is (some 200,000 GPUs), and a hundred times the largest published batches (64M).
-MOST_RANKS, MOST_TOKENS = 2**20, 2**32
+# A hundred times the largest published batches (64M).
+MOST_TOKENS = 2**32
 # Floors, in bytes. An operation is the columns of zbench.columns.TYPES, in a plan's two lists; a piece five
 # columns of int64. A sequence is drawn and held by batch and plan, a rank has its lanes, links and results.
 OPERATION, PIECE, SEQUENCE, RANK = 25, 40, 128, 1024
