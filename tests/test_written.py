@@ -14,7 +14,8 @@ from zbench.written import check_units
 
 def test_every_number_of_the_classes_is_a_quantity_or_counted() -> None:
     """A field that is added has to be said to be one or the other."""
-    counted = {"num_nodes", "gpus_per_node", "nics_per_node", "nic_efficiency", "nvlink_efficiency"}
+    counted = {"num_nodes", "gpus_per_node", "nics_per_node", "nic_efficiency", "nvlink_efficiency", "nic_channels",
+               "nvlink_channels"}  # fmt: skip
     assert set(Cluster.__dataclass_fields__) == {*CLUSTER_KINDS, *counted, "name", "device"}
     assert set(Device.__dataclass_fields__) == {*DEVICE_KINDS, *CURVES, "name", "tile", "matmul_by_tokens"}
 

@@ -11,7 +11,7 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from zbench.correctness.plans import NEEDS
+from zbench.correctness.choices import NEEDS
 from zbench.cost import Cost
 from zbench.protocols import System
 from zbench.rewrite.reverse import MODES
