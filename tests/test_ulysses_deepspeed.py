@@ -11,9 +11,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import batches, costs
-from test_systems import same
 
 from zbench.batch import Batch
+from zbench.correctness.step_check import same_plan
 from zbench.cost import Cost
 from zbench.plan import TRANSFER
 from zbench.systems.ulysses import Ulysses
@@ -27,7 +27,7 @@ def test_with_a_head_a_rank_it_is_the_ulysses_plan(data: st.DataObject) -> None:
         cost = replace(cost, model=replace(cost.model, num_heads=cost.cluster.num_ranks, num_kv_heads=1))
     (ours,), (theirs,) = Ulysses(cost).plan(batch), UlyssesDeepSpeed(cost).plan(batch)
     assert theirs.attention == "deepspeed"
-    assert same(ours, theirs.with_(attention=""))
+    assert same_plan(ours, theirs.with_(attention=""))
 
 
 @given(st.data())

@@ -70,9 +70,9 @@ def step_faults(result: StepResult, cost: Cost) -> Iterator[str]:
     for rank, (moving, shown) in enumerate(zip(result.communication_seconds, result.exposed_seconds, strict=True)):
         if shown > moving * (1 + ROUNDING) + 1e-12:
             yield f"rank {rank} shows {shown} s of its {moving} s of communication"
-    sent, received = result.nic_tx_bytes, result.nic_rx_bytes
-    if not len(sent) == len(received) == cost.whole.num_nics or min(*sent, *received, result.nvlink_bytes) < 0:
-        yield f"bytes are not numbers of at least 0 for each of {cost.whole.num_nics} NICs"
+    sent, received, nics = result.nic_tx_bytes, result.nic_rx_bytes, cost.whole.num_nics * cost.bonded_nics
+    if not len(sent) == len(received) == nics or min(*sent, *received, result.nvlink_bytes) < 0:
+        yield f"bytes are not numbers of at least 0 for each of {nics} NICs"
     if sum(sent) != sum(received):
         yield f"NICs send {sum(sent)} bytes and receive {sum(received)}"
     if cost.whole.num_nodes == 1 and any(sent):
