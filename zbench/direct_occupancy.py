@@ -78,7 +78,7 @@ def _uncovered(moves, attends, across):  # type: ignore[no-untyped-def]
                 covered += min(b, right) - max(a, left)
             at += 1
         moved += right - left
-        shown += right - left - covered
+        shown += max(right - left - covered, 0.0)  # 0 may be rounded to less
         if index < len(moves):
             left, right = moves[index, 0], moves[index, 1]
     return moved, shown
