@@ -201,25 +201,9 @@ def take(free, at, channels, slot, until):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _run(  # type: ignore[no-untyped-def]
-    rank,
-    lane_a,
-    lane_b,
-    link_a,
-    link_b,
-    channels,
-    slot,
-    busy,
-    latency,
-    next_a,
-    next_b,
-    next_pair,
-    offsets,
-    followers,
-    waits,
-    rank_ready,
-    lane_free,
-    link_free,
-):
+    rank, lane_a, lane_b, link_a, link_b, channels, slot, busy, latency, next_a, next_b, next_pair, offsets, followers,
+    waits, rank_ready, lane_free, link_free,
+):  # fmt: skip
     num_legs = len(rank)
     ready, start, release, done = np.empty(num_legs), np.empty(num_legs), np.empty(num_legs), np.empty(num_legs)
     queue = [(0.0, 0) for _ in range(0)]
