@@ -68,18 +68,21 @@ class Cost:
         per_token = self.model.message_bytes(ops.tensor, ops.head_lo, ops.head_hi)
         return np.asarray(per_token * plan.list_tokens[ops.blocks], np.int64)
 
-    def transfer_seconds(self, size: Floats | Ints, across: Flags) -> Floats:
-        """Seconds a link is busy with `size` bytes to and from all, across nodes (NIC) or inside one (NVLink)."""
-        c = self.cluster
-        return size / np.where(across, c.nic_bandwidth * c.nic_efficiency, c.nvlink_bandwidth * c.nvlink_efficiency)
+    def transfer_seconds(self, size: Floats | Ints, link: Column | Flags) -> Floats:
+        """Seconds a link is busy with `size` bytes to and from all.
 
-    def message_seconds(self, size: Floats | Ints, across: Flags) -> Floats:
+        link: its class (Cluster.link_of), or whether it goes across nodes, by NIC, or inside one by what joins all of it.
+        """
+        rates = np.array([one.rate for one in self.cluster.links])
+        return np.asarray(size / rates[np.asarray(link, np.intp)], np.float64)
+
+    def message_seconds(self, size: Floats | Ints, link: Column | Flags) -> Floats:
         """As transfer_seconds, of one message between two ranks: it has one of the link's channels."""
-        channels = np.where(across, self.cluster.nic_channels, self.cluster.nvlink_channels)
-        return np.asarray(channels * self.transfer_seconds(size, across), np.float64)
+        channels = np.array([one.channels for one in self.cluster.links])[np.asarray(link, np.intp)]
+        return np.asarray(channels * self.transfer_seconds(size, link), np.float64)
 
-    def latency_seconds(self, across: Flags) -> Floats:
-        return np.where(across, self.cluster.nic_latency, self.cluster.nvlink_latency)
+    def latency_seconds(self, link: Column | Flags) -> Floats:
+        return np.array([one.latency for one in self.cluster.links])[np.asarray(link, np.intp)]
 
     def attend_seconds(
         self, plan: Plan, ops: Ops, attend: Ints, work: Work, backward: bool, known: Repeats | None = None
