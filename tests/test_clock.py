@@ -15,6 +15,7 @@ from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.dataflow import Edges, edges
 from zbench.legs import legs, proxy
+from zbench.links import NIC
 from zbench.model import KV
 from zbench.plan import ATTEND, TRANSFER, Blocks, Lists, Ops, Plan
 from zbench.simulate import prepare
@@ -108,14 +109,14 @@ def test_legs_carry_every_byte_once_between_the_right_ranks(case: tuple[Cost, Pl
         of, _ = play(cost, plan, ops, backward)
         parts, size = of.legs, cost.message_bytes(plan, ops)
         across = cluster.node_of[ops.src] != cluster.node_of[ops.dst]
-        nic = parts.link_a >= 2 * cluster.num_ranks
+        nic = parts.link_class == NIC
         by_nic = np.bincount(parts.op[nic], weights=parts.bytes[nic], minlength=len(ops))
         assert np.array_equal(by_nic, np.where((ops.kind == TRANSFER) & across, size, 0))
         arrived = np.bincount(parts.op[parts.last], weights=parts.bytes[parts.last], minlength=len(ops))
         assert np.array_equal(arrived, size)
         inside = (parts.link_a >= 0) & ~nic
-        node = cluster.node_of[parts.link_a[inside] // 2]
-        assert np.array_equal(node, cluster.node_of[parts.link_b[inside] // 2])
+        sender, receiver = parts.lane_a[inside] // parts.lanes, parts.receiver[inside]
+        assert np.array_equal(cluster.node_of[sender], cluster.node_of[receiver])
         assert (parts.link_b[parts.link_a >= 0] >= 0).all()
         assert ((parts.link_a < 0) == (ops.kind[parts.op] == ATTEND)).all()
         assert (np.diff(parts.first) >= 1).all()

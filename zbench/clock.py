@@ -54,11 +54,6 @@ class Free:
         most = max(link.channels for link in cluster.links)
         return Free(np.zeros((cluster.num_ranks * num_lanes(cluster), most)), np.zeros((num_links(cluster), most)))
 
-    def single(self) -> tuple[Floats, Floats]:
-        """(lanes, links) as arrays of one dimension that share their memory with these, where all have one channel."""
-        assert self.lanes.shape[1] == 1
-        return self.lanes[:, 0], self.links[:, 0]
-
     def copy(self) -> "Free":
         return Free(self.lanes.copy(), self.links.copy())
 
@@ -186,17 +181,21 @@ def run(of: Program, rank_ready: Floats, free: Free) -> Timeline:
 
 @nb.njit(cache=True)
 def take(free, at, channels, slot, until):  # type: ignore[no-untyped-def]
-    """Row `at` of free times after a leg that ends at `until` took one channel (slot 0), or all of them."""
+    """Row `at` of free times after a leg that ends at `until` took one channel (slot 0), or all of them.
+
+    Returns the place that the channel (of all, the last) has then.
+    """
     place = 0
     if slot == channels - 1:
         while place < channels:
             free[at, place] = until
             place += 1
-        return
+        return place - 1
     while place + 1 < channels and free[at, place + 1] < until:
         free[at, place] = free[at, place + 1]
         place += 1
     free[at, place] = until
+    return place
 
 
 @nb.njit(cache=True)

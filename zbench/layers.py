@@ -95,7 +95,7 @@ class Layers:
         """Advances `state` over a layer and returns its occupancy."""
         begin = state.ready
         if isinstance(self.attention, Direct):
-            start, state.ready = self.attention.run(begin + self.linear, *state.free.single())
+            start, state.ready = self.attention.run(begin + self.linear, state.free)
             return self.attention.occupancy(start, begin, self.linear)
         return occupancy(self.attention, self.one(state), begin, self.linear)
 
