@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.curve import Curve
-from zbench.links import FIRST_DOMAIN, NIC, NVLINK, Domain, Link, check_channels, check_count, check_share, domains_of
-from zbench.links import quantity as link_quantity
+from zbench.links import (
+    FIRST_DOMAIN, NIC, NVLINK, Domain, Link, check_channels, check_count, check_share, domains_of, quantity,
+)  # fmt: skip
 from zbench.named import check_name
 from zbench.units import parse
 
@@ -173,7 +174,7 @@ class Cluster:
             )
         for name, kind in CLUSTER_KINDS.items():
             if getattr(self, name) is not None or not name.startswith("host"):
-                object.__setattr__(self, name, link_quantity(f"cluster.{name}", getattr(self, name), kind))
+                object.__setattr__(self, name, quantity(f"cluster.{name}", getattr(self, name), kind))
         given: object = self.nic_channels
         if given == "auto":
             object.__setattr__(self, "nic_channels", 1 if self.nic_bandwidth <= NARROW_NIC else 2)
@@ -213,6 +214,13 @@ class Cluster:
         found = np.full(np.broadcast(src, dst).shape, NIC, np.int64)
         for link, gpus in reversed(self.levels):
             found[src // gpus == dst // gpus] = link
+        return found
+
+    def link_among(self, num_ranks: Ranks) -> NDArray[np.int64]:
+        """int64 [n]: the class of links that so many ranks in a row need to reach each other, the farthest ones."""
+        found = np.full(len(num_ranks), NIC, np.int64)
+        for link, gpus in reversed(self.levels):
+            found[num_ranks <= gpus] = link
         return found
 
     def part(self, num_nodes: int, gpus_per_node: int, nics_per_node: int) -> "Cluster":

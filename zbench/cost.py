@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from zbench.area import TILE, Work
 from zbench.cluster import Cluster
 from zbench.curve import Curve
+from zbench.links import NVLINK, Domain, gathering
 from zbench.loss import moved_bytes
 from zbench.model import Model
 from zbench.plan import Column, Ints, Ops, Plan
@@ -41,7 +42,7 @@ class Cost:
         results back, as in the benchmark that zbench.anchors compares with; no trainer's default.
     pipelines: what runs the plans has tensor and pipeline parallelism (zbench.pipelines); the torch executor has not.
     tp, bonded_nics: GPUs that are one rank, NICs that are one of `cluster`, which with `model` is then as zbench.groups
-        makes them.
+        makes them. inner: the domains of GPUs that such a group has.
     pp: stages; `cluster` is then that of one stage, and a rank is one of each (zbench.stacks).
     """
 
@@ -52,6 +53,7 @@ class Cost:
     tp: int = 1
     pp: int = 1
     bonded_nics: int = 1
+    inner: tuple[Domain, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -80,6 +82,14 @@ class Cost:
         """As transfer_seconds, of one message between two ranks: it has one of the link's channels."""
         channels = np.array([one.channels for one in self.cluster.links])[np.asarray(link, np.intp)]
         return np.asarray(channels * self.transfer_seconds(size, link), np.float64)
+
+    def gather_seconds(self, size: Floats | Ints, num_ranks: int) -> Floats:
+        """Seconds of a rank's busiest port inside its node while `num_ranks` in a row gather `size` bytes together."""
+        seconds = np.zeros(np.shape(size))
+        for link, within, _ in gathering(self.cluster.levels, num_ranks):
+            taken = size * (num_ranks - within) / num_ranks / within
+            seconds = np.maximum(seconds, self.transfer_seconds(taken, np.array(link)))
+        return seconds
 
     def latency_seconds(self, link: Column | Flags) -> Floats:
         return np.array([one.latency for one in self.cluster.links])[np.asarray(link, np.intp)]
@@ -202,10 +212,14 @@ class Cost:
 
     def group_gather_seconds(self, tokens: Ints | Floats) -> Floats:
         """One gather (or reduction) of hidden states inside a tensor-parallel group: each GPU's share to all others."""
-        tokens, c = np.asarray(tokens, np.float64), self.cluster
-        received = tokens * (self.model.hidden * self.model.element_bytes) * (self.tp - 1) / self.tp
-        port = c.nvlink_bandwidth * c.nvlink_efficiency / self.tp
-        return np.asarray(received / port + (self.tp - 1) * c.nvlink_latency * (tokens > 0), np.float64)
+        tokens, size, c = np.asarray(tokens, np.float64), self.model.hidden * self.model.element_bytes, self.cluster
+        node = (c.links[NVLINK].rate / self.tp, c.nvlink_latency), self.tp
+        levels = [*(((one.link.rate, one.latency), one.gpus) for one in self.inner), node]
+        seconds, latency = np.zeros(tokens.shape), 0.0
+        for (port, each), within, hops in gathering(levels, self.tp):
+            received = tokens * size * (self.tp - within) / self.tp / within
+            seconds, latency = np.maximum(seconds, received / port), latency + hops * each
+        return np.asarray(seconds + latency * (tokens > 0), np.float64)
 
     def exchange_seconds(self, tokens: Ints | Floats) -> Floats:
         """What a layer's linear modules wait for inside a tensor-parallel group, in each of a step's passes.

@@ -95,9 +95,7 @@ def legs(plan: Plan, ops: Ops, op_bytes: Ints, cluster: Cluster) -> Legs:
     channels = np.where(link_class < 0, 1, each[link_class])
     whole = (ops.collective[op] == 1) | (channels == 1)
     lanes = num_lanes(cluster)
-    return Legs(
-        op, rank, lane_a, lane_b, link_a, link_b, link_class, size, channels, whole, after, first, last, lanes
-    )
+    return Legs(op, rank, lane_a, lane_b, link_a, link_b, link_class, size, channels, whole, after, first, last, lanes)
 
 
 def copies(rank: Ints, size: Ints, sends: NDArray[np.bool_], cluster: Cluster) -> Legs:

@@ -5,16 +5,17 @@ GPU: those of a pair of GPUs on one card, say, beside those to the rest of the n
 message that leaves one would take a NIC and the way out of the group at once, and a message takes one link at each end.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from zbench.named import check_name
 from zbench.units import parse
 
 # Numbers of classes: a node's own links, NICs, then the domains inside a node, nearest first, then the link to the host.
 NVLINK, NIC, FIRST_DOMAIN = range(3)
+Level = TypeVar("Level")
 MOST_CHANNELS = 32  # NCCL's own limit
 DOMAIN_KINDS = {"bandwidth": "bytes/s", "latency": "seconds"}
 
@@ -81,6 +82,20 @@ def domains_of(given: Any, gpus_per_node: int) -> tuple[Domain, ...]:
     return domains
 
 
+def gathering(levels: Iterable[tuple[Level, int]], num_ranks: int) -> Iterator[tuple[Level, int, int]]:
+    """How `num_ranks` ranks in a row gather what each has: (level, n, hops) of every level of links that they need.
+
+    levels: with the ranks that each connects, nearest first. What the n ranks of the level before lack comes in by their
+    ports to this one, an even share each, and is passed on inside; hops: messages that follow one another.
+    """
+    within = 1
+    for level, ranks in levels:
+        reached = min(ranks, num_ranks)
+        if reached > within:
+            yield level, within, reached // within - 1
+            within = reached
+
+
 def _domain(name: Any, given: Any) -> Domain:
     keys = Domain.__dataclass_fields__.keys() - {"name"}
     if not isinstance(given, Mapping):
@@ -88,7 +103,9 @@ def _domain(name: Any, given: Any) -> Domain:
     for key in sorted(map(str, given.keys() - keys)):
         raise ValueError(f"cluster.domains.{name}.{key} is not known; it has {', '.join(sorted(keys))}")
     for key in sorted(keys - given.keys() - {"channels"}):
-        raise ValueError(f"cluster.domains.{name}.{key} is not given; a domain has gpus, bandwidth, efficiency, latency")
+        raise ValueError(
+            f"cluster.domains.{name}.{key} is not given; a domain has gpus, bandwidth, efficiency, latency"
+        )
     return Domain(name, **given)
 
 
