@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 
 from zbench.curve import Curve
 from zbench.links import (
-    FIRST_DOMAIN, NIC, NVLINK, Domain, Link, check_channels, check_count, check_share, domains_of, quantity,
+    FIRST_DOMAIN,
+    NIC,
+    NVLINK,
+    Domain,
+    Link,
+    check_channels,
+    check_count,
+    check_share,
+    domains_of,
+    quantity,
 )  # fmt: skip
 from zbench.named import check_name
 from zbench.units import parse
