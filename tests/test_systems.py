@@ -81,7 +81,7 @@ def test_a_step_is_sound_and_repeats_itself(which: Variant, data: st.DataObject)
 @every_variant
 @given(st.data())
 def test_bytes_are_those_of_the_plan_s_transfers(which: Variant, data: st.DataObject) -> None:
-    """By the law of bytes: of every NIC and port inside a node, in and out; parameters and gradients are NICs' even share."""
+    """By the law of bytes: of every NIC and port, in and out; parameters and gradients are NICs' even share."""
     cost, batch, system = drawn(data, which, most=2000)
     model = cost.model
     plans = system.plan(batch)

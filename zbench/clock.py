@@ -2,9 +2,9 @@
 
 A leg (zbench.legs) waits for its data, for its **lanes** and for its **links**:
 
-- a link is a GPU's port to one of the domains it is in or to its host, or a NIC, each direction by itself, of k channels
-  (Cluster.links) with an equal share of its bandwidth. A message takes one channel of the sending and one of the
-  receiving link, so that to one peer alone it has a k-th of the bandwidth; a collective's takes all of both. Of the
+- a link is a GPU's port to one of the domains it is in or to its host, or a NIC, each direction by itself, of k
+  channels (Cluster.links) with an equal share of its bandwidth. A message takes one channel of the sending and one of
+  the receiving link, so that to one peer alone it has a k-th of the bandwidth; a collective's takes all of both. Of the
   legs that wait, the first that finds both free goes (ties: plan order), so a link never idles for a leg that waits
   elsewhere;
 - a lane belongs to a rank and starts its legs in plan order, as many at a time as its links have channels. Each rank

@@ -73,7 +73,7 @@ class Cost:
     def transfer_seconds(self, size: Floats | Ints, link: Column | Flags) -> Floats:
         """Seconds a link is busy with `size` bytes to and from all.
 
-        link: its class (Cluster.link_of), or whether it goes across nodes, by NIC, or inside one by what joins all of it.
+        link: its class (Cluster.link_of), or whether it is a NIC, across nodes, or what joins all of a node.
         """
         rates = np.array([one.rate for one in self.cluster.links])
         return np.asarray(size / rates[np.asarray(link, np.intp)], np.float64)

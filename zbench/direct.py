@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 class Direct:
     """Operations with their times and waits, ready to be run again and again from different starting times.
 
-    src, dst: [num_ops]. where: HERE, or 1 + the class of a transfer's links. busy: seconds. size: bytes, [num_ops] each.
+    src, dst: [num_ops]. where: HERE, or 1 + the class of a transfer's links. busy: seconds. [num_ops] each.
     latency: seconds, by `where`. channels: int64, of lanes and links, by `where`. collective: [num_ops], a
         transfer that takes all of them. offsets, producers: the operations that each one waits for, compressed rows.
     rows: offsets and indices of the operations that each rank takes part in. port: zbench.legs.ports.

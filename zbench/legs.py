@@ -17,7 +17,7 @@ from zbench.cluster import Cluster
 from zbench.links import NIC
 from zbench.plan import ATTEND, Ints, Ops, Plan
 
-# A rank's lanes: computing, and of every class c of links, from 4 c on, sending and receiving for itself and for others.
+# A rank's lanes: computing, and of every class c of links, after 4 c, sending and receiving for itself and for others.
 COMPUTE, TX, RX, THROUGH_TX, THROUGH_RX = range(5)
 
 
@@ -148,7 +148,8 @@ def _expand(kind, src, dst, size, via, route_offsets, route_items, classes, memb
             at += 1
         elif via[i] < 0 or node[s] == node[d]:
             c = class_of(s, d, classes, member)
-            out[:, at] = (i, s, s * lanes + 4 * c + TX, d * lanes + 4 * c + RX, port[c, s], port[c, d] + 1, c, size[i], -1)  # fmt: skip
+            out[:, at] = (i, s, s * lanes + 4 * c + TX, d * lanes + 4 * c + RX,
+                          port[c, s], port[c, d] + 1, c, size[i], -1)  # fmt: skip
             last[at] = True
             at += 1
         else:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from zbench.named import check_name
 from zbench.units import parse
 
-# Numbers of classes: a node's own links, NICs, then the domains inside a node, nearest first, then the link to the host.
+# Numbers of classes: a node's links, NICs, then those of domains inside a node, nearest first, then links to the host.
 NVLINK, NIC, FIRST_DOMAIN = range(3)
 Level = TypeVar("Level")
 MOST_CHANNELS = 32  # NCCL's own limit
@@ -85,8 +85,8 @@ def domains_of(given: Any, gpus_per_node: int) -> tuple[Domain, ...]:
 def gathering(levels: Iterable[tuple[Level, int]], num_ranks: int) -> Iterator[tuple[Level, int, int]]:
     """How `num_ranks` ranks in a row gather what each has: (level, n, hops) of every level of links that they need.
 
-    levels: with the ranks that each connects, nearest first. What the n ranks of the level before lack comes in by their
-    ports to this one, an even share each, and is passed on inside; hops: messages that follow one another.
+    levels: with the ranks that each connects, nearest first. What the n ranks of the level before lack comes in by
+    their ports to this one, an even share each, and is passed on inside; hops: messages that follow one another.
     """
     within = 1
     for level, ranks in levels:

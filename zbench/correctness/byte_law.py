@@ -1,9 +1,10 @@
 """The law of bytes: what a plan's transfers send over which NIC and NVLink port, counted one by one. Pure: no torch.
 
 A transfer inside a node leaves by its source's port and arrives by its destination's: to the smallest domain that both
-are in, or to the node (NVLink). One between nodes leaves and arrives by the NICs that the two are tied to. One that is routed over n lanes is cut into n shares: share i ends at
-byte (i + 1) size / n, rounded down. A share goes to a rank that is tied to the lane's NIC, inside the node unless the
-source is tied to it itself, from there to that NIC's counterpart in the other node, and on to the destination.
+are in, or to the node (NVLink). One between nodes leaves and arrives by the NICs that the two are tied to. One that is
+routed over n lanes is cut into n shares: share i ends at byte (i + 1) size / n, rounded down. A share goes to a rank
+that is tied to the lane's NIC, inside the node unless the source is tied to it itself, from there to that NIC's
+counterpart in the other node, and on to the destination.
 
 It shares no code with what charges a plan's bytes (zbench.legs, zbench.totals, zbench.model.message_bytes).
 """
@@ -22,7 +23,7 @@ from zbench.plan import Ints, Ops, Plan, Transfer
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Bytes sent and received: nic_tx, nic_rx [num_nics]; inside_tx, inside_rx [1 + num_domains, num_ranks], by the ports
+    """Bytes sent and received: nic_tx, nic_rx [num_nics]; inside_tx, inside_rx [1 + num_domains, num_ranks], by ports
     to the node and to its domains, nearest first."""
 
     nic_tx: Ints
