@@ -113,7 +113,7 @@ def _main(outcome: Outcome) -> int:
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
     except Exception as error:
         _tell(error, outcome, wants_traceback)
-    if outcome.sweep is not None and outcome.runs:
+    if outcome.sweep is not None:
         _print_sweep(outcome.sweep, list(outcome.runs.values()))
     return outcome.code
 
@@ -123,6 +123,10 @@ def _print_sweep(sweep: "Sweep", runs: "list[Run]") -> None:
     from zbench.rows import rows
     from zbench.table import print_comparison
 
+    if not runs:
+        for line in sweep.said:
+            say(line)
+        return
     were, they = ("runs were", "they were") if sweep.not_again > 1 else ("run was", "it was")
     again = [f"{sweep.not_again} {were} not made again, as {they} made or recorded before."] if sweep.not_again else []
     print_comparison(rows(runs), [*sweep.said, *again, *sweep.files])

@@ -52,7 +52,7 @@ def request(config: DictConfig, command: str, command_id: str) -> Request:
     given: Any = OmegaConf.to_container(told.overrides.task)  # as written: interpolations are not resolved
     check_choices(given, (*GROUPS, "tracker", "experiment"))
     settings = Settings.of(config)
-    check_units(config.get("cluster"))
+    check_units(config.get("cluster"), config.get("world"))
     choices = _chosen(told)
     _check_keys(given, choices)
     name = str(told.job.config_name)
