@@ -31,6 +31,7 @@ with loading(__name__):
 
 if TYPE_CHECKING:
     from zbench.meter import Sweep
+    from zbench.presets import Presets
     from zbench.record import Run
 
 _FLAGS = (
@@ -48,11 +49,13 @@ class Outcome:
     """What the jobs of one command came to.
 
     group: its id, by which trackers know its runs. runs: by id, as a baseline may serve many. sweep: if it is one.
+    presets: what its jobs have composed so far.
     """
 
     group: str
     runs: dict[str, "Run"] = field(default_factory=dict)
     sweep: "Sweep | None" = None
+    presets: "Presets | None" = None
     code: int = 0
     out: str = ""
     told: str = ""
@@ -143,10 +146,12 @@ def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bo
         outcome.sweep = outcome.sweep or Sweep(count(sys.argv[1:]))
         outcome.sweep.job += 1
     try:
+        from zbench.presets import Presets
         from zbench.request import request
         from zbench.run import run
 
-        asked = request(config, command, outcome.group)
+        outcome.presets = outcome.presets or Presets()
+        asked = request(config, command, outcome.group, outcome.presets)
         outcome.out = asked.settings.out
         outcome.runs |= {done.start["run"]: done for done in run(asked, outcome.runs.values(), outcome.sweep)}
     except Exception as error:

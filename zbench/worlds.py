@@ -103,7 +103,7 @@ class World:
                 f"have {_gbit(cluster.nic_bandwidth)}"
             )
         if self.of(machine) == machine:
-            return f"it changes nothing on {cluster.name}, whose {self.words} are nominal"
+            return f"it changes nothing on {cluster.name}, where {self.words} is nominal"
         return None
 
     @property
