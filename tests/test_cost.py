@@ -112,12 +112,19 @@ def test_short_pieces_are_slow() -> None:
     assert totals[1] > 8 * totals[0]
 
 
-def test_staging_costs_more(uneven: Cost) -> None:
-    builder = Builder(np.array([3000]), 15, 6)
-    ring(builder, np.array([0]), np.array([0]), np.arange(15)[None])
-    plan = builder.build()
-    attend, amount = work(plan, plan.forward)
-    plain, staged = (
-        replace(uneven, staged=flag).attend_seconds(plan, plan.forward, attend, amount, False) for flag in (False, True)
-    )
-    assert (staged > plain).all()
+@given(costs(), st.lists(st.integers(1, 5000), min_size=1, max_size=6), st.integers(1, 8))
+def test_a_backward_pays_for_blocks_that_find_nothing_to_do(cost: Cost, lengths: list[int], heads: int) -> None:
+    """As many blocks a sequence and head as the longest has; none in the forward, and none if all are equally long."""
+    paid = replace(cost, cluster=replace(cost.cluster, device=replace(cost.cluster.device, empty_block_seconds=1.0)))
+    whole = Work.whole(np.array(lengths))
+    call = Work(*(np.array([getattr(whole, name).sum()]) for name in Work.__dataclass_fields__))
+    call = replace(call, longest=np.array([whole.longest.max()]))
+    of = np.array([heads])
+    blocks = [-(-length // 128) for length in lengths]
+    extra = [float((paid.kernel_seconds(call, of, of, back) - cost.kernel_seconds(call, of, of, back))[0])
+             for back in (False, True)]  # fmt: skip
+    empty = heads * (len(blocks) * max(blocks) - sum(blocks))
+    assert extra[0] == 0
+    # What exists is taken from the keys of all sequences together: less by up to one block of each.
+    assert empty - 1e-6 <= extra[1] + cost.cluster.device.call_seconds
+    assert extra[1] <= heads * (len(blocks) * max(blocks) - -(-sum(lengths) // 128)) + 1e-6

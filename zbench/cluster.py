@@ -42,8 +42,8 @@ class Device:
     attention_forward_flops, attention_backward_flops: rate of whole tiles in a long flash-attention call.
     kernel_seconds: start-up and tail of one kernel. call_seconds: least time of one attention call (host work).
     tile: rows and columns that attention kernels work on at a time: 128 as GPU kernels do, or 1, only what is visible.
-    empty_block_seconds: of the whole GPU, for each block without work that a variable-length attention backward starts:
-        kernels launch as many blocks of keys for every sequence and head as the longest has. 0 where a kernel starts none.
+    empty_block_seconds: of the whole GPU, for each block without work that a variable-length attention backward
+        starts: for every sequence and head as many blocks of keys as the longest has. 0 where a kernel starts none.
     attention_*_causal, attention_*_full: the attention rates as measured curves, of segments that see each other
         causally and of rectangles, against the keys (in whole tiles) that a row of tiles sees on average; all four or
         none, and where they are, they are what counts and not the two rates above.
