@@ -57,7 +57,7 @@ def test_a_kernel_with_more_to_do_takes_no_less(tiles: int, rows: int, heads: in
 
     def seconds(tiles: int, rows: int, heads: int) -> float:
         one = np.ones(1, np.int64)
-        amount = Work(one, tiles * one, rows * one, rows * one, one, one, one, one)
+        amount = Work(one, tiles * one, rows * one, rows * one, one, one, one, one, 0 * one, 0 * one)
         return float(cost.kernel_seconds(amount, heads * one, heads * one, backward)[0])
 
     base = seconds(tiles, rows, heads)

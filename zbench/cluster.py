@@ -42,6 +42,8 @@ class Device:
     attention_forward_flops, attention_backward_flops: rate of whole tiles in a long flash-attention call.
     kernel_seconds: start-up and tail of one kernel. call_seconds: least time of one attention call (host work).
     tile: rows and columns that attention kernels work on at a time: 128 as GPU kernels do, or 1, only what is visible.
+    packed_rows: the rows of forward tiles are all query heads of a kv head, so that a segment's last tile has no more
+        rows than these. backward_rows: queries of a backward's tiles, 128 or 64.
     empty_block_seconds: of the whole GPU, for each block without work that a variable-length attention backward
         starts: for every sequence and head as many blocks of keys as the longest has. 0 where a kernel starts none.
     attention_*_causal, attention_*_full: the attention rates as measured curves, of segments that see each other
@@ -61,6 +63,8 @@ class Device:
     kernel_seconds: float
     call_seconds: float
     tile: int = 128
+    packed_rows: bool = False
+    backward_rows: int = 128
     empty_block_seconds: float = 0.0
     attention_forward_causal: Curve | None = None
     attention_forward_full: Curve | None = None
@@ -72,6 +76,10 @@ class Device:
         check_name("cluster.device.name", self.name)
         if self.tile not in (1, 128):
             raise ValueError(f"cluster.device.tile is {self.tile!r}; it takes 128 or 1")
+        if not isinstance(self.packed_rows, bool):
+            raise ValueError(f"cluster.device.packed_rows is {self.packed_rows!r}; it takes true or false")
+        if self.backward_rows not in (64, 128):
+            raise ValueError(f"cluster.device.backward_rows is {self.backward_rows!r}; it takes 64 or 128")
         for name, kind in DEVICE_KINDS.items():
             value = parse(f"cluster.device.{name}", getattr(self, name), kind)
             if not 0 <= value < float("inf") or (value == 0 and name not in MAY_BE_ZERO):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench import staging
-from zbench.area import TILE, Work
+from zbench.area import HALF, STRIP, TILE, Work
 from zbench.cluster import Cluster
 from zbench.curve import Curve
 from zbench.loss import moved_bytes
@@ -129,7 +129,7 @@ class Cost:
         """
         device, dim, e = self.cluster.device, self.model.head_dim, self.model.element_bytes / 2
         rate = device.attention_backward_flops if backward else device.attention_forward_flops
-        pairs = work.area if device.tile == 1 else work.tiles * TILE * TILE
+        pairs = work.area if device.tile == 1 else self._tiles(work, heads, kv_heads, backward) * TILE * TILE
         flops = (BACKWARD_FLOPS if backward else FORWARD_FLOPS) * pairs * heads * dim
         curves = device.attention(backward)
         compute = flops / rate if curves is None else flops * _seconds_by_row(work, *curves)
@@ -140,6 +140,22 @@ class Cost:
         else:
             traffic = (work.queries * heads + work.keys * kv_heads) * 4 * dim * e
         return np.asarray(compute + traffic / device.copy_bandwidth, np.float64)
+
+    def _tiles(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Ints | Floats:
+        """Tiles, less the parts of them without a query that the kernel leaves out.
+
+        FlashAttention-3's backward has tiles of 64 queries (80 where all see all). Its forward lays the g query heads of
+        a kv head side by side in the rows of a tile, which then has 128 / g queries; between 1 and 8 heads the share
+        of the strips of 16 that this leaves out is what it is of a last row of any length.
+        """
+        device = self.cluster.device
+        if backward:
+            return work.tiles - work.spare_halves / 2 if device.backward_rows == HALF else work.tiles
+        if not device.packed_rows:
+            return work.tiles
+        group = np.minimum(heads / np.maximum(kv_heads, 1), TILE // STRIP)
+        share = (1 - 1 / group) / (1 - STRIP / TILE)
+        return np.asarray(work.tiles - share * work.spare_strips * (STRIP / TILE), np.float64)
 
     def whole_seconds(self, lengths: Ints, backward: bool) -> Floats:
         """Attention of whole sequences, [n], all heads, one layer, as part of calls that others share."""
