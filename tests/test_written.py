@@ -17,7 +17,8 @@ def test_every_number_of_the_classes_is_a_quantity_or_counted() -> None:
     counted = {"num_nodes", "gpus_per_node", "nics_per_node", "nic_efficiency", "nvlink_efficiency", "nic_channels",
                "nvlink_channels"}  # fmt: skip
     assert set(Cluster.__dataclass_fields__) == {*CLUSTER_KINDS, *counted, "name", "device"}
-    assert set(Device.__dataclass_fields__) == {*DEVICE_KINDS, *CURVES, "name", "tile", "packed_rows", "backward_rows", "matmul_by_tokens"}
+    plain = {"name", "tile", "packed_rows", "backward_rows", "matmul_by_tokens"}
+    assert set(Device.__dataclass_fields__) == {*DEVICE_KINDS, *CURVES, *plain}
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "cluster").glob("*.yaml")))

@@ -50,6 +50,15 @@ class Work:
         spare = rows * (empty // STRIP), rows * (empty // HALF)
         return Work(area, tiles, lengths, lengths, one, rows, rows, one, *spare)
 
+    @staticmethod
+    def ring_step(chunk: Ints) -> "Work":
+        """A step of a zigzag ring, [n]: a block's two chunks of `chunk` queries against one of keys, all of which they
+        see (or one of queries against two of keys), each sequence by itself."""
+        half, full = -(-chunk // TILE), -(-2 * chunk // TILE)
+        one, empty = np.ones_like(chunk), TILE * full - 2 * chunk
+        spare = half * (empty // STRIP), half * (empty // HALF)
+        return Work(2 * chunk * chunk, half * full, 2 * chunk, chunk, one, half, half, 0 * one, *spare)
+
     def take(self, index: Ints) -> "Work":
         """Picks some of the attends and makes their columns int64."""
         return Work(*(getattr(self, name)[index].astype(np.int64) for name in Work.__dataclass_fields__))

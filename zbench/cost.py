@@ -144,9 +144,9 @@ class Cost:
     def _tiles(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Ints | Floats:
         """Tiles, less the parts of them without a query that the kernel leaves out.
 
-        FlashAttention-3's backward has tiles of 64 queries (80 where all see all). Its forward lays the g query heads of
-        a kv head side by side in the rows of a tile, which then has 128 / g queries; between 1 and 8 heads the share
-        of the strips of 16 that this leaves out is what it is of a last row of any length.
+        FlashAttention-3's backward has tiles of 64 queries (80 where all see all). Its forward lays the g query heads
+        of a kv head side by side in the rows of a tile, which then has 128 / g queries; between 1 and 8 heads the
+        share of the strips of 16 that this leaves out is what it is of a last row of any length.
         """
         device = self.cluster.device
         if backward:

@@ -35,7 +35,7 @@ class Rectangles:
     own: Ints
 
     def rows(self) -> Iterator[tuple[int, Ints]]:
-        """All rows, some at a time: the first of them, and the work of their pairs, int64 [rows x num_lists, COLUMNS]."""
+        """All rows, some at a time: the first of them, and their pairs' work, int64 [rows x num_lists, COLUMNS]."""
         count = len(self.own)
         starts, ends = (np.argsort(self.table[:, column], kind="stable") for column in (0, 1))
         sums = np.zeros((2, count + 1, COLUMNS), np.int64)
