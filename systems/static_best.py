@@ -13,6 +13,7 @@ from typing import get_args
 
 from zbench.cost import Cost
 from zbench.study import Choice, Study
+from zbench.systems.mesh import Mesh
 from zbench.systems.mesh_packs import Batching
 from zbench.systems.static_best_search import FREE, search
 
@@ -44,3 +45,7 @@ class StaticBest:
             ValueError: none does.
         """
         return search(study, self.free, self.batching)
+
+    def planner(self, choice: Choice, cost: Cost) -> Mesh:
+        """What makes the plans. cost: of the model with the choice's keys."""
+        return Mesh(cost, **choice.keys)

@@ -7,7 +7,7 @@ sequence, until one is slower than the one before it: wider groups then only sen
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from math import inf
 
 from zbench.batch import Batch
@@ -59,8 +59,7 @@ class Candidate:
             f"{groups}, micro-batches of at most {mesh.pack_tokens:,} tokens a GPU packed by {mesh.batching}, "
             f"sharding {model.sharding}, recompute {model.recompute}"
         )
-        system = {"_target_": "zbench.systems.mesh.Mesh", **keys}
-        return Choice({name: getattr(model, name) for name in LAYOUT}, system, words)
+        return Choice({name: getattr(model, name) for name in LAYOUT}, keys, words)
 
 
 def search(study: Study, free: Sequence[str], batching: Batching) -> Choice:
@@ -69,14 +68,20 @@ def search(study: Study, free: Sequence[str], batching: Batching) -> Choice:
     Raises:
         ValueError: none does.
     """
+    study.tell(f"drawing {DRAWN:,} batches")
     drawn = sorted((study.batch(number) for number in range(DRAWN)), key=lambda batch: int(batch.lengths.max()))
     hard = drawn[int(HARD * DRAWN)]
     (few, better), (more, best) = ROUNDS
     few = max(1, min(few, ENOUGH // study.cluster.num_ranks))
     batches = [drawn[(2 * i + 1) * DRAWN // (2 * PLAYED)] for i in range(PLAYED)]
     first, then = spread(batches, few), spread(batches, more)
-    timed = [pair for laid in layouts(study, free) for pair in grown(*laid, batching, hard, first)]
-    timed = [(one.seconds(then), one) for one in ranked(timed)[:better] if one.seconds([hard]) < inf]
+    timed: list[tuple[float, Candidate]] = []
+    for model, cost in layouts(study, free):
+        study.tell(f"playing tensor parallelism {model.tensor_parallel}, stages {model.pipeline_parallel}")
+        timed += grown(model, cost, batching, hard, first)
+    study.tell("playing the better ones")
+    fitting = islice((one for one in ranked(timed) if one.seconds([hard]) < inf), better)
+    timed = [(one.seconds(then), one) for one in fitting]
     sizes = [smaller for one in ranked(timed)[:best] for smaller in sized(one, hard)]
     candidates = ranked([(one.seconds(batches), one) for one in sizes])
     if not candidates:
@@ -93,7 +98,8 @@ def layouts(study: Study, free: Sequence[str]) -> Iterator[tuple[Model, Cost]]:
     cluster, model = study.cluster, study.model
     tensor = [1] if study.trains else divisors(cluster.gpus_per_node)
     stages = [1] if study.trains else divisors(cluster.num_nodes)
-    values = [FREE[name] if name in free else (getattr(model, name),) for name in FREE]
+    freed = () if study.trains else free
+    values = [FREE[name] if name in freed else (getattr(model, name),) for name in FREE]
     for chosen in product(tensor, stages, *values):
         try:
             laid = replace(model, **dict(zip(LAYOUT, chosen, strict=True)), micro_batches=1)

@@ -127,6 +127,8 @@ FIELDS: Mapping[str, Mapping[str, Kind]] = {
         "config.choices": _object(TEXT.nullable).optional,
         "config.changes": _object(OBJECT).optional,
         "baseline": _object(ANY, "name", "system").nullable.optional,
+        "chosen": _object(ANY, "model", "keys", "words").nullable.optional,
+        "chosen.words": TEXT.optional,
         "fingerprint": OBJECT,
         "fingerprint.sources": TEXT,
         "fingerprint.commit": TEXT.nullable.optional,

@@ -179,8 +179,11 @@ def make_cost(cluster: Cluster, model: Model, simulated: bool = True) -> Cost:
 
 
 def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -> System:
-    """Makes the system; make: as of Parts.of."""
+    """Makes the system; make: as of Parts.of. One that chooses before a run plans after that (zbench.chosen)."""
     system: System = part(make, config, "system", cost=cost)
+    if callable(getattr(system, "choose", None)):
+        expect("system", system, "planner")
+        return system
     expect("system", system, "plan")
     if cost.pp == 1 or getattr(system, "plans_stages", False):
         return system

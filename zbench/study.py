@@ -1,7 +1,7 @@
 """What a system that chooses its configuration before a run may look at, and what it chooses. Pure: no torch."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from zbench.batch import Batch
@@ -9,15 +9,14 @@ from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.model import Model
 
-SEED = 7_777_777  # of the batches that are looked at; a run with this seed is shown those of the next one
-
 
 @dataclass(frozen=True, slots=True)
 class Study:
     """cluster, model: as configured. batch: gives batch number 0, 1, ...; none of them is one of the run's.
 
-    cost_of: the cost model that planners see, of a model with some parallelism.
-    trains: whether plans are run for real; then there is neither tensor nor pipeline parallelism.
+    cost_of: the cost model that planners see, of a model with some parallelism (ValueError: it does not divide).
+    trains: whether plans are run for real; then the model stays as configured.
+    tell: takes a word on what is being done, as choosing may take a minute.
     """
 
     cluster: Cluster
@@ -25,18 +24,13 @@ class Study:
     batch: Callable[[int], Batch]
     cost_of: Callable[[Model], Cost]
     trains: bool = False
+    tell: Callable[[str], None] = field(default=lambda _: None)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a system chose before the run.
-
-    model: keys of the model that are set. system: `_target_` and keys of the system that plans. words: for people.
-    """
+    """What a system chose before a run: keys of the model, keys of whatever makes its plans, and both in words."""
 
     model: Mapping[str, Any]
-    system: Mapping[str, Any]
+    keys: Mapping[str, Any]
     words: str
-
-    def model_of(self, configured: Model) -> Model:
-        return replace(configured, **self.model)
