@@ -128,7 +128,6 @@ FIELDS: Mapping[str, Mapping[str, Kind]] = {
         "config.changes": _object(OBJECT).optional,
         "baseline": _object(ANY, "name", "system").nullable.optional,
         "chosen": _object(ANY, "model", "keys", "words").nullable.optional,
-        "chosen.words": TEXT.optional,
         "fingerprint": OBJECT,
         "fingerprint.sources": TEXT,
         "fingerprint.commit": TEXT.nullable.optional,
