@@ -78,6 +78,10 @@ class Cost:
         channels = np.where(across, self.cluster.nic_channels, self.cluster.nvlink_channels)
         return np.asarray(channels * self.transfer_seconds(size, across), np.float64)
 
+    def spread_seconds(self, size: Floats | Ints, across: Flags, peers: int) -> Floats:
+        """As transfer_seconds, of `size` bytes evenly to so many peers: all of the link if it has no more channels."""
+        return np.maximum(self.transfer_seconds(size, across), self.message_seconds(size / max(peers, 1), across))
+
     def latency_seconds(self, across: Flags) -> Floats:
         return np.where(across, self.cluster.nic_latency, self.cluster.nvlink_latency)
 

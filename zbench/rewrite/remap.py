@@ -43,7 +43,8 @@ def flows(tokens: Ints, cost: Cost, tolerance: int) -> tuple[Ints, Ints, Ints]:
     surplus, deficit = np.maximum(excess, 0), np.maximum(-excess, 0)
     node = excess.reshape(cluster.num_nodes, -1).sum(axis=1)
     one = np.ones(1)
-    near, far = (float(cost.transfer_seconds(one * 1e6, one * flag > 0)[0]) for flag in (0, 1))
+    # Ranks are matched in order, so that most of what one gives goes to one other: a message has one channel.
+    near, far = (float(cost.message_seconds(one * 1e6, one * flag > 0)[0]) for flag in (0, 1))
     weight = min(near / far, 0.99)
     leaving = _split(surplus, np.maximum(node, 0), cluster.gpus_per_node, weight)
     entering = _split(deficit, np.maximum(-node, 0), cluster.gpus_per_node, weight)
