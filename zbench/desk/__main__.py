@@ -120,6 +120,8 @@ def _yaml(cluster: Cluster, name: str) -> str:
         lines.append(f"{link}_bandwidth: {quantity(getattr(cluster, f'{link}_bandwidth'), 'B/s')}")
         lines.append(f"{link}_efficiency: {getattr(cluster, f'{link}_efficiency')}")
         lines.append(f"{link}_latency: {quantity(getattr(cluster, f'{link}_latency'), 's')}")
+        if (channels := getattr(cluster, f"{link}_channels")) > 1:
+            lines.append(f"{link}_channels: {channels}")
     lines += ["device:", "  _target_: zbench.cluster.Device", f'  name: "{cluster.device.name}"']
     for field in type(cluster.device).__dataclass_fields__:
         value = getattr(cluster.device, field)
