@@ -16,6 +16,7 @@ from zbench.cost import Cost
 from zbench.protocols import System
 from zbench.rewrite.reverse import MODES
 
+SWITCHES = {("mesh", "method"): ("allgather", "ulysses"), ("mesh", "batching"): ("arrival", "balanced")}
 FOLDER = Path(__file__).parents[1] / "conf" / "system"
 
 
@@ -47,13 +48,14 @@ SYSTEMS = [Variant(path) for path in sorted(FOLDER.glob("*.yaml"))]
 
 
 def _others(system: Variant) -> list[Variant]:
-    """Every switch of the yaml turned over by itself, and every other backward mode."""
+    """Every switch of the yaml turned over by itself, every other backward mode, and other values in SWITCHES."""
     found = []
     for key, value in OmegaConf.load(system.path).items():
         if isinstance(value, bool):
             found.append(Variant(system.path, ((key, not value),)))
         if key == "backward":
             found += [Variant(system.path, ((key, mode),)) for mode in MODES if mode != value]
+        found += [Variant(system.path, ((key, other),)) for other in SWITCHES.get((system.path.stem, str(key)), ())]
     return found
 
 
