@@ -14,7 +14,6 @@ from zbench.cost import Cost
 from zbench.dataflow import Edges, edges
 from zbench.direct import Direct, by_consumer, direct, is_direct
 from zbench.layers import Layers, Played, State
-from zbench.legs import LANES, link_ids
 from zbench.model import KV, Model
 from zbench.patterns import local, ring, ulysses_ring
 from zbench.plan import Ops, Plan
@@ -25,12 +24,11 @@ from zbench.totals import Carried
 
 def state(cost: Cost) -> State:
     """Ranks, lanes and links, channel by channel, that are free at different times."""
-    ranks, links = cost.cluster.num_ranks, link_ids(cost.cluster)[0]
     free = Free.zero(cost.cluster)
     later = np.linspace(0, 1e-4, free.lanes.shape[1])
-    free.lanes += np.linspace(0, 2e-4, ranks * LANES)[:, None] + later
-    free.links += np.linspace(3e-4, 0, links)[:, None] + later
-    return State(np.linspace(0, 1e-4, ranks), free)
+    free.lanes += np.linspace(0, 2e-4, len(free.lanes))[:, None] + later
+    free.links += np.linspace(3e-4, 0, len(free.links))[:, None] + later
+    return State(np.linspace(0, 1e-4, cost.cluster.num_ranks), free)
 
 
 def same(cost: Cost, plan: Plan, ops: Ops, backward: bool) -> None:

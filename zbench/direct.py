@@ -18,8 +18,8 @@ from zbench.clock import Free, take
 from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.dataflow import Edges
-from zbench.direct_occupancy import ACROSS, HERE, INSIDE, occupied
-from zbench.legs import ACROSS_RX, ACROSS_TX, COMPUTE, INSIDE_RX, INSIDE_TX, LANES, link_ids
+from zbench.direct_occupancy import HERE, occupied
+from zbench.legs import COMPUTE, RX, TX, class_of, members, ports
 from zbench.plan import ATTEND, Column, Ints, Ops, Plan
 from zbench.touches import by_rank
 from zbench.use import Repeats
@@ -31,11 +31,11 @@ Floats = NDArray[np.float64]
 class Direct:
     """Operations with their times and waits, ready to be run again and again from different starting times.
 
-    src, dst: [num_ops]. where: HERE, INSIDE or ACROSS. busy: seconds. size: bytes, [num_ops] each.
-    latency: seconds, [3] by `where`. channels: int64 [3], of lanes and links, by `where`. collective: [num_ops], a
+    src, dst: [num_ops]. where: HERE, or 1 + the class of a transfer's links. busy: seconds. [num_ops] each.
+    latency: seconds, by `where`. channels: int64, of lanes and links, by `where`. collective: [num_ops], a
         transfer that takes all of them. offsets, producers: the operations that each one waits for, compressed rows.
-    rows: offsets and indices of the operations that each rank takes part in. nic: the NIC of each rank.
-    sent: int64 [3, num_ranks], bytes that each rank sends, by `where`; received: likewise.
+    rows: offsets and indices of the operations that each rank takes part in. port: zbench.legs.ports.
+    sent: int64 [1 + num_classes, num_ranks], bytes that each rank sends, by `where`; received: likewise.
     """
 
     src: Column
@@ -48,7 +48,7 @@ class Direct:
     offsets: Column
     producers: Column
     rows: tuple[Ints, NDArray[np.int32]]
-    nic: Ints
+    port: Ints
     sent: Ints
     received: Ints
 
@@ -61,7 +61,7 @@ class Direct:
         ended = ready.copy()
         begun, peers = np.zeros(len(free.lanes)), np.full(free.lanes.shape, -1, np.int32)
         _run(self.src, self.dst, self.where, self.busy, self.latency, self.channels, self.collective, self.offsets,
-             self.producers, self.nic, start, ready, ended, free.lanes, free.links, begun, peers)  # fmt: skip
+             self.producers, self.port, start, ready, ended, free.lanes, free.links, begun, peers)  # fmt: skip
         return start, ended
 
     def occupancy(self, start: Floats, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats, Floats]:
@@ -70,7 +70,7 @@ class Direct:
         linear: seconds on every rank.
         """
         out = np.zeros((4, len(linear)))
-        occupied(*self.rows, self.src, self.where, self.busy, start, begin, linear, out)
+        occupied(*self.rows, self.src, self.where, self.busy, start, begin, linear, 2 * len(self.port), out)
         return out[0], out[1], out[2], out[3]
 
 
@@ -79,21 +79,21 @@ def direct(plan: Plan, ops: Ops, waits: tuple[Column, Column], cost: Cost, backw
     cluster = cost.cluster
     offsets, producers = waits
     where = places(ops, cluster)
-    channels = np.array([1, cluster.nvlink_channels, cluster.nic_channels])
+    channels = np.array([1, *(link.channels for link in cluster.links)])
     busy = np.empty(len(ops))
-    sent, received = np.zeros((2, 3, cluster.num_ranks), np.int64)
+    sent, received = np.zeros((2, 1 + len(cluster.links), cluster.num_ranks), np.int64)
     for begin, part, known in _attended(plan, ops):
         here = slice(begin, begin + len(part))
         size = cost.message_bytes(plan, part)
-        busy[here] = cost.transfer_seconds(size, where[here] == ACROSS)
+        busy[here] = cost.transfer_seconds(size, np.maximum(where[here] - 1, 0))
         busy[here] *= np.where(part.collective, 1, channels[where[here]])  # one channel is so much slower than all
         attend, amount = work(plan, part)
         busy[begin + attend] = cost.attend_seconds(plan, part, attend, amount, backward, known)
         _count(part.src, part.dst, where[here], size, sent, received)
-    latency = np.array([0.0, *cost.latency_seconds(np.array([False, True]))])
+    latency = np.array([0.0, *(link.latency for link in cluster.links)])
     rows = by_rank(ops.kind == ATTEND, ops.src, ops.dst, cluster.num_ranks)
     return Direct(ops.src, ops.dst, where, busy, latency, channels, ops.collective, offsets, producers, rows,
-                  cluster.nic_of, sent, received)  # fmt: skip
+                  ports(cluster), sent, received)  # fmt: skip
 
 
 def _attended(plan: Plan, ops: Ops) -> Iterator[tuple[int, Ops, Repeats]]:
@@ -113,23 +113,22 @@ def by_consumer(num_ops: int, found: Edges) -> tuple[Column, Column]:
 
 
 def places(ops: Ops, cluster: Cluster) -> NDArray[np.int8]:
-    """HERE, INSIDE or ACROSS of every operation."""
-    found: NDArray[np.int8] = _places(ops.kind, ops.src, ops.dst, cluster.node_of)
+    """HERE of every attend, 1 + the class of its links of every transfer."""
+    found: NDArray[np.int8] = _places(ops.kind, ops.src, ops.dst, *members(cluster))
     return found
 
 
 def is_direct(ops: Ops, cluster: Cluster) -> bool:
     """Whether nothing is routed and every link serves the legs of one lane."""
-    num_links, nic0 = link_ids(cluster)
-    nobody = np.full(num_links - nic0, -1, np.int64)
+    nobody = np.full(2 * cluster.num_nics, -1, np.int64)
     return bool(_alone(ops.kind, ops.src, ops.dst, ops.via, cluster.node_of, cluster.nic_of, nobody))
 
 
 @nb.njit(cache=True)
-def _places(kind, src, dst, node):  # type: ignore[no-untyped-def]
+def _places(kind, src, dst, classes, member):  # type: ignore[no-untyped-def]
     out = np.empty(len(kind), np.int8)
     for i in range(len(kind)):
-        out[i] = HERE if kind[i] == ATTEND else INSIDE if node[src[i]] == node[dst[i]] else ACROSS
+        out[i] = HERE if kind[i] == ATTEND else 1 + class_of(src[i], dst[i], classes, member)
     return out
 
 
@@ -174,11 +173,11 @@ def _producers(num_ops, producer, consumer):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _run(  # type: ignore[no-untyped-def]
-    src, dst, where, busy, latency, channels, collective, offsets, producers, nic, start, ready, ended, lane_free,
+    src, dst, where, busy, latency, channels, collective, offsets, producers, port, start, ready, ended, lane_free,
     link_free, begun, peers,
 ):  # fmt: skip
     """begun: when each lane started its last leg. peers: to whom a lane's channels carried what they last did, -1."""
-    nic0 = 2 * len(ready)
+    lanes = 1 + 4 * len(port)
     for i in range(len(start)):
         s, d = np.int64(src[i]), np.int64(dst[i])
         begin = ready[s]
@@ -186,16 +185,13 @@ def _run(  # type: ignore[no-untyped-def]
             p = producers[at]
             begin = max(begin, start[p] + busy[p] + latency[where[p]])
         if where[i] == HERE:
-            lane = s * LANES + COMPUTE
+            lane = s * lanes + COMPUTE
             start[i] = max(begin, lane_free[lane, 0])
             lane_free[lane, 0] = start[i] + busy[i]
             ended[s] = max(ended[s], lane_free[lane, 0] + latency[HERE])
             continue
-        if where[i] == INSIDE:
-            lane, other, link, far = s * LANES + INSIDE_TX, d * LANES + INSIDE_RX, 2 * s, 2 * d + 1
-        else:
-            lane, other = s * LANES + ACROSS_TX, d * LANES + ACROSS_RX
-            link, far = nic0 + 2 * nic[s], nic0 + 2 * nic[d] + 1
+        c = where[i] - 1
+        lane, other, link, far = s * lanes + 4 * c + TX, d * lanes + 4 * c + RX, port[c, s], port[c, d] + 1
         k = channels[where[i]]
         slot = k - 1 if collective[i] else 0
         begin = max(begin, lane_free[lane, slot], lane_free[other, slot])

@@ -13,8 +13,8 @@ from zbench.calibrate.charge import charge
 from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.quantity import quantities, quantity
 from zbench.calibrate.subject import ELEMENT_BYTES, Call, Subject, layer_shapes
-from zbench.cluster import MOST_CHANNELS
 from zbench.cost import BACKWARD_FLOPS, FORWARD_FLOPS
+from zbench.links import MOST_CHANNELS
 
 TOKENS = (256, 1024)  # of a layer's matmuls, and as many as there are
 SQUARES = [2**power for power in range(8, 15)]

@@ -11,7 +11,7 @@ from zbench.clock import Program, Timeline
 from zbench.collective import Collectives, Sharing
 from zbench.cost import Cost
 from zbench.layers import Layers, State
-from zbench.legs import NIC
+from zbench.links import NIC
 from zbench.model import TENSOR_NAMES
 from zbench.plan import Ints, Ops, Plan
 from zbench.runtime.events import OPTIMIZER, REDUCE
@@ -82,7 +82,7 @@ def _legs(
     plan: Plan, ops: Ops, of: Program, timeline: Timeline, name: str, channels: Channels, cost: Cost, place: Event
 ) -> Iterator[Event]:
     cluster, parts = cost.cluster, of.legs
-    kind = parts.link_class(plan.num_ranks)
+    kind = parts.link_class
     drawn = _drawn(np.flatnonzero(kind == NIC), of, timeline, channels)
     for leg in np.flatnonzero((kind < 0) | (kind == NIC)).tolist():
         op = int(parts.op[leg])
