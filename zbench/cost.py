@@ -84,6 +84,10 @@ class Cost:
         channels = np.array([one.channels for one in self.cluster.links])[np.asarray(link, np.intp)]
         return np.asarray(channels * self.transfer_seconds(size, link), np.float64)
 
+    def spread_seconds(self, size: Floats | Ints, link: Column | Flags, peers: int) -> Floats:
+        """As transfer_seconds, of `size` bytes evenly to so many peers: all of the link if it has no more channels."""
+        return np.maximum(self.transfer_seconds(size, link), self.message_seconds(size / max(peers, 1), link))
+
     def gather_seconds(self, size: Floats | Ints, num_ranks: int) -> Floats:
         """Seconds of a rank's busiest port inside its node while `num_ranks` in a row gather `size` bytes together."""
         seconds = np.zeros(np.shape(size))
