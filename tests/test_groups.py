@@ -84,6 +84,19 @@ def test_a_group_has_the_rates_memory_and_links_of_its_gpus_and_the_model_its_wo
     assert groups.model.total_params == cost.model.total_params
 
 
+@pytest.mark.parametrize("nics", [2, 4, 8])
+@pytest.mark.parametrize("tp", [2, 4, 8])
+@pytest.mark.parametrize("channels", [1, 2, 4])
+def test_a_group_s_message_takes_as_long_as_those_of_its_gpus(nics: int, tp: int, channels: int) -> None:
+    """Each GPU sends its share to one peer: by a channel, or less where more of the group share the NIC."""
+    cost, size = small(2, 8), 1e9
+    cluster = replace(cost.cluster, nics_per_node=nics, nic_channels=channels)
+    groups, yes = grouped(replace(cost, cluster=cluster), tp), np.array([True])
+    on_a_nic = min(tp, 8 // nics)
+    share = size / tp * max(on_a_nic, channels) / (cluster.nic_bandwidth * cluster.nic_efficiency)
+    assert groups.message_seconds(np.array([size]), yes)[0] == pytest.approx(share)
+
+
 def test_what_groups_exchange_is_what_a_stage_of_a_pipeline_does() -> None:
     cost, tokens = small(1, 8), np.array([0, 1, 5_000])
     for tp in (2, 4, 8):
