@@ -42,9 +42,10 @@ def flows(tokens: Ints, cost: Cost, tolerance: int) -> tuple[Ints, Ints, Ints]:
     if np.abs(excess).max() <= tolerance:
         return (np.zeros(0, np.int64),) * 3
     surplus, deficit = np.maximum(excess, 0), np.maximum(-excess, 0)
+    # Ranks are matched in order, so that most of what one gives goes to one other: a message has one channel.
     pairs, far = [], NIC
     for link, gpus in reversed(cluster.levels):
-        near, wide = cost.transfer_seconds(np.full(2, 1e6), np.array([link, far])).tolist()
+        near, wide = cost.message_seconds(np.full(2, 1e6), np.array([link, far])).tolist()
         more, weight = (surplus - deficit).reshape(-1, gpus).sum(axis=1), min(near / wide, 0.99)
         leaving = _split(surplus, np.maximum(more, 0), gpus, weight)
         entering = _split(deficit, np.maximum(-more, 0), gpus, weight)
