@@ -32,7 +32,7 @@ def cases(request: Request, parts: Parts) -> tuple[Case, Case | None]:
     shared: Line = {"kind": "start", "command": request.command, "group": request.group, "baseline": None}
     own = {**config, "choices": dict(request.choices), "changes": {k: dict(v) for k, v in request.changes.items()}}
     shared |= {"fingerprint": fingerprint(), "facts": parts.facts()}
-    system, compared = make_system(request.config, parts.cost), None
+    system, compared = make_system(request.config, parts.seen), None
     if request.baseline is not None:
         other = resolved(request.baseline)
         compared = _compared(request, parts)
@@ -58,7 +58,7 @@ def _compared(request: Request, parts: Parts) -> System:
     """
     assert request.baseline is not None
     try:
-        return make_system(request.baseline, parts.cost)
+        return make_system(request.baseline, parts.seen)
     except ValueError as error:
         kind = PlugInError if isinstance(error, PlugInError) else ValueError
         raise kind(f"baseline={request.settings.baseline}: {error}") from error

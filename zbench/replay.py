@@ -23,8 +23,8 @@ _QUOTING = ("workload.path", "workload.field")
 
 @dataclass(frozen=True)
 class Replay:
-    """parts: all but the system; the executor is the simulated one, whatever the run's was. cost: the one that the
-    run's system was made with."""
+    """parts: all but the system; the executor is the simulated one, whatever the run's was. cost: what plans are played
+    with, in the run's world."""
 
     parts: Parts
     cost: Cost
@@ -50,8 +50,8 @@ class Replay:
             make = from_trusted_record if trust else from_record
             parts = Parts.of(config, Settings.of(config), make)
             simulated = bool(run.start["facts"].get("simulated"))
-            cost = replace(parts.cost, pipelines=parts.cost.pipelines and simulated)
-            return Replay(parts, cost, make_system(config, cost, make))
+            played, seen = (replace(cost, pipelines=cost.pipelines and simulated) for cost in (parts.cost, parts.seen))
+            return Replay(parts, played, make_system(config, seen, make))
         except Unknown as error:
             raise Unknown(f"run {run.start['run']} {error}; --trust runs it") from error
         except Exception as error:

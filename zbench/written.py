@@ -14,14 +14,15 @@ from zbench.links import DOMAIN_KINDS
 from zbench.units import check_unit
 
 
-def check_units(cluster: Any) -> None:
-    """Checks a composed configuration's `cluster`, its domains, its device and the device's curves.
+def check_units(cluster: Any, world: Any = None) -> None:
+    """Checks a composed configuration's `cluster`, its domains, its device and the device's curves, and its `world`.
 
     Raises:
         ValueError: a quantity is a number without a unit; the message names its key and shows how to write it.
     """
     for key, value, kind in _quantities(cluster):
         check_unit(key, value, kind)
+    check_unit("world.nics_above", _mapping(world).get("nics_above"), "bytes/s")
 
 
 def _quantities(cluster: Any) -> Iterator[tuple[str, Any, str]]:

@@ -43,7 +43,7 @@ def flows(tokens: Ints, cost: Cost, tolerance: int) -> tuple[Ints, Ints, Ints]:
         return (np.zeros(0, np.int64),) * 3
     surplus, deficit = np.maximum(excess, 0), np.maximum(-excess, 0)
     # Ranks are matched in order, so that most of what one gives goes to one other: a message has one channel.
-    pairs = []
+    pairs: list[tuple[Ints, Ints, Ints]] = []
     wider = [*(link for link, _ in cluster.levels[1:]), NIC]
     for (link, gpus), far in zip(cluster.levels, wider, strict=True):
         near, wide = cost.message_seconds(np.full(2, 1e6), np.array([link, far])).tolist()

@@ -71,7 +71,8 @@ def _sharing(
     if of.every_micro_batch or name == "backward":
         state.meet()
     if of.every_micro_batch or (of.every_step and name == "forward"):
-        yield from collective(GATHER, begin, of.gather, of.gather_bytes, cost, place)
+        start = begin if of.overlap else end
+        yield from collective(GATHER, start, of.gather, of.gather_bytes, cost, place)
     if name == "backward":
         yield from collective(REDUCE, end + shown - of.reduce, of.reduce, of.reduce_bytes, cost, place)
     yield from spans(SHOWN[name], state.ready, np.full(cost.cluster.num_ranks, shown), cost, place)
