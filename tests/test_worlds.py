@@ -60,14 +60,16 @@ def test_each_cause_changes_its_own_and_nothing_else(cluster: Cluster, model: Mo
     device = cluster.device
     rates = {"attention_forward_flops": 1.2 * device.attention_forward_flops,
              "attention_backward_flops": 1.2 * device.attention_backward_flops}  # fmt: skip
+    slow = tuple(replace(one, latency=3 * one.latency) for one in cluster.domains)
+    wide = tuple(replace(one, bandwidth=1.2 * one.bandwidth) for one in cluster.domains)
     expected = {
         World(nic_channels=3): replace(cluster, nic_channels=3),
         World(nvlink_channels=7): replace(cluster, nvlink_channels=7),
         World(latency=3): replace(
-            cluster, nic_latency=3 * cluster.nic_latency, nvlink_latency=3 * cluster.nvlink_latency
+            cluster, nic_latency=3 * cluster.nic_latency, nvlink_latency=3 * cluster.nvlink_latency, domains=slow
         ),
         World(nic_bandwidth=0.8): replace(cluster, nic_bandwidth=0.8 * cluster.nic_bandwidth),
-        World(nvlink_bandwidth=1.2): replace(cluster, nvlink_bandwidth=1.2 * cluster.nvlink_bandwidth),
+        World(nvlink_bandwidth=1.2): replace(cluster, nvlink_bandwidth=1.2 * cluster.nvlink_bandwidth, domains=wide),
         World(attention_rate=1.2): replace(cluster, device=replace(device, **rates)),
         World(matmul_rate=0.8): replace(cluster, device=replace(device, matmul_flops=0.8 * device.matmul_flops)),
     }

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from zbench.cluster import CURVES, Cluster, Device
 from zbench.curve import Curve
-from zbench.links import MOST_CHANNELS
+from zbench.links import MOST_CHANNELS, Domain
 from zbench.model import Model
 from zbench.units import parse
 
@@ -35,7 +35,8 @@ class World:
     """What is changed; without any, the nominal world.
 
     nic_channels, nvlink_channels: in place of the cluster's, so that one peer reaches bandwidth / channels.
-    nic_bandwidth, nvlink_bandwidth: times the cluster's. latency: times the cluster's, of both links.
+    nic_bandwidth, nvlink_bandwidth: times the cluster's; the latter that of a node's domains, too. latency: times the
+        cluster's, of all links.
     attention_rate, matmul_rate: times the device's; curves as a whole.
     overlap_collectives: in place of the model's.
     nics_above: NICs of at most so many bytes/s have no such world.
@@ -86,6 +87,8 @@ class World:
             nvlink_bandwidth=cluster.nvlink_bandwidth * self.nvlink_bandwidth,
             nic_latency=cluster.nic_latency * self.latency,
             nvlink_latency=cluster.nvlink_latency * self.latency,
+            domains=tuple(_changed(one, self.nvlink_bandwidth, self.latency) for one in cluster.domains),
+            host_latency=None if cluster.host_latency is None else cluster.host_latency * self.latency,
             device=_faster(cluster.device, self.attention_rate, self.matmul_rate),
             **channels,
         )
@@ -116,6 +119,11 @@ class World:
         if self.overlap_collectives is not None:
             told.append(f"collectives {'' if self.overlap_collectives else 'not '}hidden")
         return ", ".join(told) or NOMINAL
+
+
+def _changed(domain: Domain, bandwidth: float, latency: float) -> Domain:
+    """The domain with bandwidth and latency times these."""
+    return replace(domain, bandwidth=domain.bandwidth * bandwidth, latency=domain.latency * latency)
 
 
 def _faster(device: Device, attention: float, matmul: float) -> Device:
