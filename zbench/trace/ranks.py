@@ -11,7 +11,7 @@ from zbench.clock import Program, Timeline
 from zbench.collective import Collectives, Sharing
 from zbench.cost import Cost
 from zbench.layers import Layers, State
-from zbench.legs import NIC
+from zbench.links import NIC
 from zbench.model import TENSOR_NAMES
 from zbench.plan import Ops, Plan
 from zbench.runtime.events import OPTIMIZER, REDUCE
@@ -79,7 +79,7 @@ def _legs(
     plan: Plan, ops: Ops, of: Program, timeline: Timeline, name: str, cost: Cost, place: Event
 ) -> Iterator[Event]:
     cluster, parts = cost.cluster, of.legs
-    kind = parts.link_class(plan.num_ranks)
+    kind = parts.link_class
     for leg in np.flatnonzero((kind < 0) | (kind == NIC)).tolist():
         op = int(parts.op[leg])
         start, seconds = timeline.start[leg], timeline.release[leg] - timeline.start[leg]
