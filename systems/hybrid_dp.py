@@ -9,6 +9,7 @@ described policy. Pure: no torch.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,8 +21,11 @@ from zbench.patterns import ring
 from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
 from zbench.rewrite.reverse import Mode, check_mode
+from zbench.simulate import layer_seconds
+from zbench.systems.micro_batches import fitting_tokens, need_bytes
 
 BUCKET_SLACK = 1.1  # a bucket of equal work closes above 1.1 times its share
+MULTIPLES = (1.5, 2, 3, 4)  # of an even share of the batch: stretches of a sequence that a rank may take
 BALANCED = 0.05  # a round may end early once (max - min) / max load is below this
 
 
@@ -36,8 +40,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class HybridDP:
-    """tokens_per_rank: longest stretch of a sequence a rank takes before it is cut wider; None: the batch's
-    tokens over the ranks. backward: what becomes of received kv; Transformer Engine carries it round again.
+    """tokens_per_rank: longest stretch of a sequence a rank takes before it is cut wider; None: for every batch the
+    fastest predicted of `stretches`. backward: what becomes of received kv; Transformer Engine carries it round again.
 
     Raises:
         ValueError: tokens_per_rank is not a whole number of at least 1.
@@ -52,9 +56,10 @@ class HybridDP:
         check_tokens_per_rank(self.tokens_per_rank)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        ranks = self.cost.cluster.num_ranks
-        limit = longest_stretch(batch, self.tokens_per_rank, ranks)
-        needed = -(-batch.lengths // limit)
+        return fastest(self.tokens_per_rank, batch, self.cost, lambda limit: self._plans(batch, limit))
+
+    def _plans(self, batch: Batch, limit: int) -> tuple[Plan, ...]:
+        ranks, needed = self.cost.cluster.num_ranks, -(-batch.lengths // limit)
         degree = np.minimum(2 ** np.ceil(np.log2(needed)).astype(np.int64), ranks)
         return micro_batches(batch.lengths, rounds(batch.lengths, degree, ranks), limit, self.cost, self.backward)
 
@@ -65,9 +70,28 @@ def check_tokens_per_rank(value: int | None) -> None:
         raise ValueError(f"system.tokens_per_rank is {value!r}; it takes a whole number of at least 1, or null")
 
 
-def longest_stretch(batch: Batch, tokens_per_rank: int | None, num_ranks: int) -> int:
-    """Tokens of a sequence a rank takes before it is cut wider: as given, or the batch's over the ranks."""
-    return tokens_per_rank or -(-batch.num_tokens // num_ranks)
+def fastest(
+    tokens_per_rank: int | None, batch: Batch, cost: Cost, plans_at: Callable[[int], tuple[Plan, ...]]
+) -> tuple[Plan, ...]:
+    """The plans at that stretch of a sequence a rank; None: of all `stretches` those predicted fastest that fit memory.
+
+    Predicted is a layer of every micro-batch, played by itself. Where none fits, it is the one that needs least.
+    """
+    if tokens_per_rank is not None:
+        return plans_at(tokens_per_rank)
+    memory = int(cost.cluster.device.memory_bytes)
+    timed: list[tuple[int, float, int, tuple[Plan, ...]]] = []
+    for limit in stretches(batch, cost):
+        plans = plans_at(limit)
+        over = max(0, max(need_bytes(plan, cost) for plan in plans) - memory)
+        timed.append((over, sum(layer_seconds(plan, cost, 1) for plan in plans), len(timed), plans))
+    return min(timed, key=lambda one: one[:3])[3]
+
+
+def stretches(batch: Batch, cost: Cost) -> list[int]:
+    """The batch's tokens over the ranks, and multiples of it as far as a GPU holds them."""
+    even = -(-batch.num_tokens // cost.cluster.num_ranks)
+    return [even, *(wide for wide in (int(times * even) for times in MULTIPLES) if wide <= fitting_tokens(cost))]
 
 
 def micro_batches(

@@ -18,15 +18,15 @@ from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.plan import Ints, Plan
 from zbench.rewrite.reverse import Mode, check_mode
-from zbench.systems.hybrid_dp import Group, check_tokens_per_rank, fill, longest_stretch, micro_batches
+from zbench.systems.hybrid_dp import Group, check_tokens_per_rank, fastest, fill, micro_batches
 
 MODULE = "megatron.core.pipeline_parallel.hybrid_cp_schedule"
 
 
 @dataclass(frozen=True, slots=True)
 class HybridDPMegatron:
-    """tokens_per_rank: longest stretch of a sequence a rank takes before it is cut wider; None: the batch's
-    tokens over the ranks. backward: what becomes of received kv; Transformer Engine carries it round again.
+    """tokens_per_rank: longest stretch of a sequence a rank takes before it is cut wider; None: for every batch the
+    fastest predicted, as in systems/hybrid_dp.py. backward: what becomes of received kv.
 
     Raises:
         ValueError: tokens_per_rank is not a whole number of at least 1, or megatron-core is not there.
@@ -43,9 +43,11 @@ class HybridDPMegatron:
         _scheduler()
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        ranks = self.cost.cluster.num_ranks
-        limit = longest_stretch(batch, self.tokens_per_rank, ranks)
-        return micro_batches(batch.lengths, rounds(batch.lengths, limit, ranks), limit, self.cost, self.backward)
+        ranks, lengths = self.cost.cluster.num_ranks, batch.lengths
+        return fastest(
+            self.tokens_per_rank, batch, self.cost,
+            lambda limit: micro_batches(lengths, rounds(lengths, limit, ranks), limit, self.cost, self.backward),
+        )  # fmt: skip
 
 
 def rounds(lengths: Ints, limit: int, num_ranks: int) -> list[list[Group]]:

@@ -11,11 +11,12 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from zbench.correctness.choices import NEEDS
+from zbench.correctness.choices import NEEDS, choices
 from zbench.cost import Cost
 from zbench.protocols import System
 from zbench.rewrite.reverse import MODES
 
+SWITCHES = {("mesh", "method"): ("allgather", "ulysses"), ("mesh", "batching"): ("arrival", "balanced")}
 FOLDER = Path(__file__).parents[1] / "conf" / "system"
 
 
@@ -43,17 +44,18 @@ def _maker(variant: Variant) -> Callable[..., System]:
     return instantiate(node, _partial_=True, _convert_="all")
 
 
-SYSTEMS = [Variant(path) for path in sorted(FOLDER.glob("*.yaml"))]
+SYSTEMS = [Variant(FOLDER / f"{name}.yaml") for name in choices("system")]
 
 
 def _others(system: Variant) -> list[Variant]:
-    """Every switch of the yaml turned over by itself, and every other backward mode."""
+    """Every switch of the yaml turned over by itself, every other backward mode, and other values in SWITCHES."""
     found = []
     for key, value in OmegaConf.load(system.path).items():
         if isinstance(value, bool):
             found.append(Variant(system.path, ((key, not value),)))
         if key == "backward":
             found += [Variant(system.path, ((key, mode),)) for mode in MODES if mode != value]
+        found += [Variant(system.path, ((key, other),)) for other in SWITCHES.get((system.path.stem, str(key)), ())]
     return found
 
 

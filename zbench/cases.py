@@ -1,13 +1,15 @@
 """What a run plays: its system and its baseline, each with the start line of its record. An edge: no torch."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
+from zbench.chosen import Settled, settled
 from zbench.contract import PlugInError
 from zbench.dealt import Dealt
 from zbench.fingerprint import fingerprint, versions
-from zbench.parts import Parts, Settings, make_system, resolved
+from zbench.parts import Parts, Settings, resolved
 from zbench.protocols import System
 from zbench.record import Line, Run, read
 from zbench.request import Request
@@ -16,28 +18,38 @@ from zbench.rows import SAME, label
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One system to run: its start line (without the run's id and time) and the system."""
+    """One system to run: its start line (without the run's id and time), the system, and the parts it runs with."""
 
     start: Line
     system: System
+    parts: Parts
 
     @property
     def name(self) -> str:
         return label(self.start, "system")
 
 
-def cases(request: Request, parts: Parts) -> tuple[Case, Case | None]:
-    """The run's own system and its baseline; None for the baseline if there is none or the system is it."""
+def cases(request: Request, parts: Parts, tell: Callable[[str, str], None]) -> tuple[Case, Case | None]:
+    """The run's own system and its baseline; None for the baseline if there is none or the system is it.
+
+    tell: takes a system's name and what it does, where it chooses its configuration first.
+    """
     config = resolved(request.config)
     shared: Line = {"kind": "start", "command": request.command, "group": request.group, "baseline": None}
     own = {**config, "choices": dict(request.choices), "changes": {k: dict(v) for k, v in request.changes.items()}}
-    shared |= {"fingerprint": fingerprint(), "facts": parts.facts()}
-    system, compared = make_system(request.config, parts.seen), None
+    shared |= {"fingerprint": fingerprint()}
+    name = str(own["choices"]["system"])
+    mine, compared = settled(request.config, parts, tell=partial(tell, name)), None
     if request.baseline is not None:
         other = resolved(request.baseline)
-        compared = _compared(request, parts)
-        shared["baseline"] = {"name": request.settings.baseline, "system": other["system"], **_packages(compared)}
-    case = Case({**shared, "fingerprint": {**shared["fingerprint"], **_packages(system)}, "config": own}, system)
+        compared = _compared(request, parts, partial(tell, str(request.settings.baseline)))
+        shared["baseline"] = {
+            "name": request.settings.baseline,
+            "system": other["system"],
+            **_packages(compared.system),
+        }
+    fingerprinted = {**shared["fingerprint"], **_packages(mine.system)}
+    case = _case({**shared, "fingerprint": fingerprinted, "config": own}, mine)
     if compared is None or other["system"] == config["system"]:
         return case, None
     other_config = {
@@ -46,11 +58,16 @@ def cases(request: Request, parts: Parts) -> tuple[Case, Case | None]:
         "choices": {**own["choices"], "system": request.settings.baseline},
         "changes": {**own["changes"], "system": {}},
     }
-    shared["fingerprint"] |= _packages(compared)
-    return case, Case({**shared, "config": other_config}, compared)
+    shared["fingerprint"] |= _packages(compared.system)
+    return case, _case({**shared, "config": other_config}, compared)
 
 
-def _compared(request: Request, parts: Parts) -> System:
+def _case(start: Line, settled: Settled) -> Case:
+    chosen = {} if settled.choice is None else {"chosen": asdict(settled.choice)}
+    return Case({**start, "facts": settled.parts.facts(), **chosen}, settled.system, settled.parts)
+
+
+def _compared(request: Request, parts: Parts, tell: Callable[[str], None]) -> Settled:
     """The baseline's system; whatever is wrong with it is told as the baseline's.
 
     Raises:
@@ -58,7 +75,7 @@ def _compared(request: Request, parts: Parts) -> System:
     """
     assert request.baseline is not None
     try:
-        return make_system(request.baseline, parts.seen)
+        return settled(request.baseline, parts, tell=tell)
     except ValueError as error:
         kind = PlugInError if isinstance(error, PlugInError) else ValueError
         raise kind(f"baseline={request.settings.baseline}: {error}") from error

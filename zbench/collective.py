@@ -1,8 +1,10 @@
 """What data parallelism adds to a step: parameters gathered, gradients reduced. Pure: no torch.
 
-Both collectives run hierarchically (inside the node over NVLink, across nodes with every NIC taking
-an equal share) on a channel of their own beside the layers, or with model.overlap_collectives=false before and after
-them. Gradients of a layer are ready when its backward ends; parameters of a layer are needed when its forward begins.
+Both collectives run hierarchically (inside a node domain by domain, across nodes with every NIC taking
+an equal share) in a stream of their own beside the layers, or with model.overlap_collectives=false before and after
+them, and have all of a link's channels, as NCCL's collectives have: measured all-gathers (zbench.anchors) agree with
+the whole link. Gradients of a layer are ready when its backward ends; parameters of a layer are needed when its forward
+begins.
 
 How often: with ZeRO-1 parameters are gathered in the first forward of a step and gradients reduced in its last
 backward. With ZeRO-3 (Rajbhandari et al. 2020, arXiv 1910.02054, section 7.2.2) a rank keeps neither, so every
@@ -16,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.cost import Cost
+from zbench.links import gathering
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -45,16 +48,16 @@ def gather_seconds(cost: Cost, size: float, held: Held | None = None) -> float:
     if c.num_ranks == 1:
         return 0.0
     held = held or everything(cost)
-    yes, no = np.array([True]), np.array([False])
-    nvlink = cost.transfer_seconds(np.array([held.rank * size * (c.num_ranks - 1) / c.num_ranks]), no)[0]
-    nic = cost.transfer_seconds(np.array([nic_bytes(cost, float(held.node.max()) * size)]), yes)[0]
-    return float(max(nvlink, nic) + hop_seconds(cost))
+    inside = cost.gather_seconds(np.array([held.rank * size]), c.num_ranks)[0]
+    nic = cost.transfer_seconds(np.array([nic_bytes(cost, float(held.node.max()) * size)]), np.array([True]))[0]
+    return float(max(inside, nic) + hop_seconds(cost))
 
 
 def hop_seconds(cost: Cost) -> float:
-    """Latencies of a gather: ranks of a node in turn, and nodes."""
+    """Latencies of a gather: ranks of a domain in turn, domains of a node, and nodes."""
     c = cost.cluster
-    return c.nvlink_latency * (c.gpus_per_node - 1) + c.nic_latency * (c.num_nodes - 1)
+    inside = sum(c.links[link].latency * hops for link, _, hops in gathering(c.levels, c.gpus_per_node))
+    return inside + c.nic_latency * (c.num_nodes - 1)
 
 
 def nic_bytes(cost: Cost, size: float) -> int:

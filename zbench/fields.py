@@ -127,6 +127,7 @@ FIELDS: Mapping[str, Mapping[str, Kind]] = {
         "config.choices": _object(TEXT.nullable).optional,
         "config.changes": _object(OBJECT).optional,
         "baseline": _object(ANY, "name", "system").nullable.optional,
+        "chosen": _object(ANY, "model", "keys", "words").nullable.optional,
         "fingerprint": OBJECT,
         "fingerprint.sources": TEXT,
         "fingerprint.commit": TEXT.nullable.optional,

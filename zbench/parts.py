@@ -121,6 +121,11 @@ class Parts:
         expect("tracker", tracker, "log")
         return Parts(world, nominal, cluster, model, cost, seen, workload, executor, tracker, simulated, tokens)
 
+    @property
+    def told(self) -> Machine:
+        """The machine that planners are told of."""
+        return Machine(self.cluster, self.model) if self.seen == self.cost else self.nominal
+
     def batch(self, step: int) -> Batch:
         """The workload's batch of `step`, checked."""
         return batch_of(self.workload, step, self.tokens)
@@ -223,8 +228,11 @@ def make_cost(cluster: Cluster, model: Model, simulated: bool = True) -> Cost:
 
 
 def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -> System:
-    """Makes the system; make: as of Parts.of."""
+    """Makes the system; make: as of Parts.of. One that chooses before a run plans after that (zbench.chosen)."""
     system: System = part(make, config, "system", cost=cost)
+    if callable(getattr(system, "choose", None)):
+        expect("system", system, "planner")
+        return system
     expect("system", system, "plan")
     if cost.pp == 1 or getattr(system, "plans_stages", False):
         return system

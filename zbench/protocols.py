@@ -34,6 +34,9 @@ class System(Protocol):
     May have `plans_stages`, True: it chooses the number of micro-batches of a job with stages (zbench.stacks) itself.
     To others zbench.dealt gives a batch in parts.
 
+    May have `choose(study)` and `planner(choice, cost)` in place of `plan`: it chooses a configuration once, before a
+    run, from batches like the run's (zbench.study), and what plans is made of that (zbench.chosen).
+
     May have `size(lengths, count)`, the Size that its plans of `count` sequences with lengths like these have at least,
     where that grows faster than ranks and sequences do: a job too large for this machine is then refused before it is
     planned (zbench.price)."""

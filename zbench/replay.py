@@ -7,10 +7,11 @@ again: this gives plans, and the described cluster's cost to play them with.
 from dataclasses import dataclass, replace
 
 from zbench.batch import Batch
+from zbench.chosen import settled
 from zbench.cost import Cost
 from zbench.known import Unknown, from_record, from_trusted_record
 from zbench.machine import free_memory
-from zbench.parts import PRECISIONS, SIMULATED, Parts, Settings, make_system
+from zbench.parts import PRECISIONS, SIMULATED, Parts, Settings
 from zbench.plan import Plan
 from zbench.price import check_memory_here, priced
 from zbench.protocols import System
@@ -51,7 +52,8 @@ class Replay:
             parts = Parts.of(config, Settings.of(config), make)
             simulated = bool(run.start["facts"].get("simulated"))
             played, seen = (replace(cost, pipelines=cost.pipelines and simulated) for cost in (parts.cost, parts.seen))
-            return Replay(parts, played, make_system(config, seen, make))
+            made = settled(config, replace(parts, cost=played, seen=seen), make, run.start.get("chosen"))
+            return Replay(made.parts, made.parts.cost, made.system)
         except Unknown as error:
             raise Unknown(f"run {run.start['run']} {error}; --trust runs it") from error
         except Exception as error:

@@ -67,7 +67,8 @@ def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = Non
     folders = (settings.resume, getattr(parts.executor, "checkpoint", None) if saves else None)
     check_outside({"out": settings.out, "trace": settings.trace}, folders)
     check_memory(parts.cost)
-    own, baseline = cases(request, parts)
+    with Meter(settings.steps, sweep) as meter:
+        own, baseline = cases(request, parts, lambda name, doing: meter.show(name, 0, doing=doing))
     admit(settings, parts, own, baseline)
     for line in unchosen_words(request, parts):
         say(line)
@@ -80,8 +81,8 @@ def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = Non
         with Meter(settings.steps, sweep) as meter:
             for case in played:
                 trace = settings.trace if case is own else None
-                executor = parts.executor if case is own else parts.aside()
-                done.append(_play(case, settings, parts, executor, writer, meter, trace, done))
+                executor = case.parts.executor if case is own else case.parts.aside()
+                done.append(_play(case, settings, executor, writer, meter, trace, done))
     finally:
         writer.close()
     done += [known] if known else []
@@ -116,7 +117,7 @@ def _left_out(request: Request, parts: Parts, sweep: Sweep | None) -> bool:
 
 
 def _play(
-    case: Case, settings: Settings, parts: Parts, executor: Executor, writer: Writer, meter: Meter, trace: str | None,
+    case: Case, settings: Settings, executor: Executor, writer: Writer, meter: Meter, trace: str | None,
     earlier: Sequence[Run],
 ) -> Run:  # fmt: skip
     """All steps of one system; the record gets its start, every step, and how it ended.
@@ -127,13 +128,15 @@ def _play(
     run_id = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
     start = {"kind": "start", "run": run_id, "time": now.isoformat(timespec="milliseconds"), **case.start}
     facts = Facts.of(start["facts"])
-    tracker = Careful(parts.tracker)
+    tracker = Careful(case.parts.tracker)
     steps: list[Line] = []
     first = 0
     meter.show(case.name, 0)
     writer.append(start)
     try:
-        warm(case.system, trains=not parts.simulated)  # so that neither ranks nor the first step's times are compiling
+        warm(
+            case.system, trains=not case.parts.simulated
+        )  # so that neither ranks nor the first step's times are compiling
         ready = gives(executor, ".start", "nothing", Ready, executor.start)
         first = ready.first_step
         if ready.about:
@@ -143,7 +146,7 @@ def _play(
             line = {
                 "kind": "step",
                 "run": run_id,
-                **_step(case, parts, executor, step, trace if step == first else None, meter),
+                **_step(case, executor, step, trace if step == first else None, meter),
             }
             writer.append(line)
             steps.append(line)
@@ -181,8 +184,9 @@ def _fail(error: BaseException, where: str, run_id: str, writer: Writer, tracker
         executor.stop()
 
 
-def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | None, meter: Meter) -> Line:
+def _step(case: Case, executor: Executor, step: int, trace: str | None, meter: Meter) -> Line:
     """Plans, verifies and executes one step; its raw quantities."""
+    parts = case.parts
     batch = parts.batch(step)
     meter.show(case.name, step, doing="planning")
     began = perf_counter()
@@ -223,11 +227,14 @@ def _step(case: Case, parts: Parts, executor: Executor, step: int, trace: str | 
 def _about(own: Case, parts: Parts, done: Sequence[Run]) -> list[str]:
     """Where the runs' figures come from, and whether they count."""
     where = cluster_words(own.start["facts"])
+    chosen = [
+        f"{label(run.start, 'system')}: {run.start['chosen']['words']}." for run in done if run.start.get("chosen")
+    ]
     if parts.simulated:
-        return [f"SIMULATED on {where}. Nothing here was measured on hardware."]
+        return [f"SIMULATED on {where}. Nothing here was measured on hardware.", *chosen]
     measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
     systems = ", ".join(dict.fromkeys(label(run.start, "system") for run in done))
-    return [measured, *(f"{systems}: {line}" for line in _checks(done)), *_invalid(done)]
+    return [measured, *chosen, *(f"{systems}: {line}" for line in _checks(done)), *_invalid(done)]
 
 
 def _words(own: Case, settings: Settings, reused: Run | None, known: Run | None) -> list[str]:

@@ -18,6 +18,7 @@ with loading(__name__):
     from zbench import CONF
     from zbench.batch import Batch
     from zbench.contract import plans_of
+    from zbench.correctness.choices import choices
     from zbench.cost import Cost
     from zbench.plan import Plan
     from zbench.protocols import System
@@ -71,9 +72,9 @@ def _main() -> int:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", ["tracker=none"])
         parts = Parts.of(config, Settings.of(config))
-        for choice in sorted((CONF / "system").glob("*.yaml")):
-            print(f"compiling kernels for {choice.stem}", file=sys.stderr)
-            system = make_system(compose("config", [f"system={choice.stem}"]), parts.cost)
+        for name in choices("system"):
+            print(f"compiling kernels for {name}", file=sys.stderr)
+            system = make_system(compose("config", [f"system={name}"]), parts.cost)
             warm(system, trains=True)
             parts.executor.step(SMALL, system.plan(SMALL))
     return 0

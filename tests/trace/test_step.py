@@ -1,6 +1,7 @@
 """A step's trace beside the record of the step."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from zbench.record import read
 from zbench.replay import Replay
 from zbench.runtime.events import REDUCE
 from zbench.trace.step import events
-from zbench.trace.tracks import GATHER
+from zbench.trace.tracks import GATHER, SHOWN, sharing_lane, titles
 
 
 @pytest.mark.parametrize(
@@ -51,3 +52,33 @@ def test_tracks_of_a_tensor_parallel_model_name_all_of_its_gpus_and_nics(tmp_pat
     assert tracks[2:] == [f"NICs {nics} {way}" for nics in ("4-5", "6-7") for way in ("sends", "receives")] + [
         "parameters, gradients"
     ]
+
+
+@pytest.mark.parametrize("system", ["ring", "ulysses", "usp", "allgather"])
+@pytest.mark.parametrize("channels", [1, 2, 3])
+def test_no_two_events_of_a_track_overlap(system: str, channels: int, tmp_path: Path) -> None:
+    """A NIC's messages are on a track a channel and direction, and all of its bytes are on them."""
+    settings = [f"system={system}", f"cluster.nic_channels={channels}", "model=desk", "tokens_per_gpu=256"]
+    (run,) = read(made(tmp_path, *settings, "workload=prolong64k_2k", "baseline=null", "steps=1"))[0]
+    replay = Replay.of(run)
+    _, plans = replay.step(run.steps[0])
+    cluster = replay.cost.cluster
+    found = list(events(plans, replay.cost))
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for one in found:
+        if one["name"] not in (GATHER, REDUCE, *SHOWN.values()):  # which are drawn from the beginning of a pass
+            tracks.setdefault((one["pid"], one["tid"]), []).append((one["ts"], one["ts"] + one["dur"]))
+    for spans in tracks.values():
+        assert all(begin >= end - 0.002 for (_, end), (begin, _) in pairwise(sorted(spans)))  # rounded to 0.001
+    first, last = cluster.gpus_per_node, sharing_lane(cluster)
+    assert last - first == 2 * cluster.nics_per_node * channels
+    used = {titles(cluster, 0)[tid].partition(", ")[2] for node, tid in tracks if node == 0 and first <= tid < last}
+    if channels == 1:
+        assert used == {""}
+    elif system in ("ring", "allgather"):  # one peer a NIC, or collectives: one message at a time
+        assert used == {f"channel 1 of {channels}"}
+    elif system == "ulysses":
+        assert used >= {f"channel {at} of {channels}" for at in (1, 2)}
+    crossing = sum(one["args"]["bytes"] for one in found if first <= one["tid"] < last)
+    shared = sum(one["args"]["bytes"] for one in found if one["name"] in (GATHER, REDUCE))
+    assert crossing + 2 * shared * cluster.nics_per_node == 2 * sum(run.steps[0]["nic_tx_bytes"])

@@ -7,9 +7,12 @@ from zbench import CONF
 NEEDS = {"hybrid_dp_megatron": "megatron", "ulysses_deepspeed": "deepspeed"}  # packages of the extra `peers`
 
 
+CHOOSES = ("static_best",)  # before a run, from its workload; its plans are a mesh's
+
+
 def choices(group: str) -> list[str]:
-    """Lists the names of a group's yamls."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    """Lists the names of a group's yamls, of systems those that plan for any cluster without being shown a workload."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem not in CHOOSES)
 
 
 def missing(system: str) -> str:

@@ -1,0 +1,108 @@
+"""Systems that choose their configuration before a run: asked once, and the choice kept for the next run. An edge.
+
+The choice depends on cluster, model, workload, batch size, the system's keys and the sources, not on the run's seed; it
+is kept by all of them in the user's cache folder. A record has it, and is replayed with it.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from zbench.contract import batch_of, gives
+from zbench.fingerprint import source_digest
+from zbench.parts import Parts, make_cost, make_system
+from zbench.protocols import System
+from zbench.study import Choice, Study
+from zbench.target import Make, from_yaml, part
+
+SEED = 7_777_777  # of the batches that are looked at; a run of this seed has those of the next one looked at
+CONFIGURED = ("cluster", "model", "world", "planners", "workload", "system", "tokens_per_gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A system that plans, the parts that it runs with, and what it chose where it did."""
+
+    system: System
+    parts: Parts
+    choice: Choice | None = None
+
+
+def settled(
+    config: Mapping[str, Any],
+    parts: Parts,
+    make: Make = from_yaml,
+    recorded: Mapping[str, Any] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Settled:
+    """The system of `config`, after it has chosen where it does that (zbench.protocols).
+
+    recorded: the choice that a record has, in place of a new one.
+
+    Raises:
+        ValueError: the system cannot be made, nothing that it could choose fits, or `recorded` is no choice.
+    """
+    system = make_system(config, parts.seen, make)
+    choose = getattr(system, "choose", None)
+    if choose is None:
+        return Settled(system, parts)
+    study = _study(config, parts, make, tell)
+    if recorded is not None:
+        choice = Choice(**{name: recorded[name] for name in Choice.__dataclass_fields__})
+    else:
+        choice = kept(_name(config, parts), lambda: gives(system, ".choose", "a Study", Choice, lambda: choose(study)))
+    model = replace(parts.model, **choice.model)
+    if model != parts.model:
+        cost = make_cost(parts.cluster, model, parts.simulated)
+        seen = make_cost(parts.told.cluster, replace(parts.told.model, **choice.model), parts.simulated)
+        executor = replace(parts.executor, cost=cost)  # type: ignore[type-var]
+        parts = replace(parts, model=model, cost=cost, seen=seen, executor=executor)
+    return Settled(system.planner(choice, parts.seen), parts, choice)  # type: ignore[attr-defined]
+
+
+def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[str], None]) -> Study:
+    seed = SEED + (config["seed"] == SEED)
+    workload = part(make, config, "workload", seed=seed, tokens=parts.tokens)
+    return Study(
+        *parts.told, lambda number: batch_of(workload, number, parts.tokens),
+        lambda model: make_cost(parts.told.cluster, model, parts.simulated), not parts.simulated, tell,
+    )  # fmt: skip
+
+
+def _name(config: Mapping[str, Any], parts: Parts) -> str:
+    """All that a choice depends on, as one name."""
+    plain: Any = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else config
+    told = {key: plain.get(key) for key in CONFIGURED} | {"trains": not parts.simulated, "sources": source_digest()}
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def kept(name: str, choose: Callable[[], Choice]) -> Choice:
+    """The choice of that name, from the cache folder if it is there; else a new one, which is put there.
+
+    Without a folder to write to, or with a file there that is no choice, it is made anew.
+    """
+    path = folder() / f"{name}.json"
+    with suppress(OSError, ValueError, TypeError):
+        return Choice(**json.loads(path.read_text()))
+    choice = choose()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, other = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "w") as stream:
+            json.dump(asdict(choice), stream)
+        Path(other).replace(path)  # at once, whoever else writes it
+    return choice
+
+
+def folder() -> Path:
+    """Where choices are kept: zbench/choices of the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "zbench" / "choices"
