@@ -35,8 +35,8 @@ class World:
     """What is changed; without any, the nominal world.
 
     nic_channels, nvlink_channels: in place of the cluster's, so that one peer reaches bandwidth / channels.
-    nic_bandwidth, nvlink_bandwidth: times the cluster's; the latter that of a node's domains, too. latency: times the
-        cluster's, of all links.
+    nic_bandwidth, nvlink_bandwidth: times the cluster's. latency: times the cluster's, of every class of links.
+    What is said of NVLink is so of all domains inside a node.
     attention_rate, matmul_rate: times the device's; curves as a whole.
     overlap_collectives: in place of the model's.
     nics_above: NICs of at most so many bytes/s have no such world.
@@ -80,21 +80,29 @@ class World:
         if self == World():
             return machine
         cluster, model = machine
-        channels = {name: getattr(self, name) for name in _CHANNELS if getattr(self, name) is not None}
         cluster = replace(
             cluster,
             nic_bandwidth=cluster.nic_bandwidth * self.nic_bandwidth,
             nvlink_bandwidth=cluster.nvlink_bandwidth * self.nvlink_bandwidth,
             nic_latency=cluster.nic_latency * self.latency,
             nvlink_latency=cluster.nvlink_latency * self.latency,
-            domains=tuple(_changed(one, self.nvlink_bandwidth, self.latency) for one in cluster.domains),
             host_latency=None if cluster.host_latency is None else cluster.host_latency * self.latency,
+            nic_channels=self.nic_channels or cluster.nic_channels,
+            nvlink_channels=self.nvlink_channels or cluster.nvlink_channels,
+            domains=tuple(map(self._domain, cluster.domains)),
             device=_faster(cluster.device, self.attention_rate, self.matmul_rate),
-            **channels,
         )
         if self.overlap_collectives is not None:
             model = replace(model, overlap_collectives=self.overlap_collectives)
         return Machine(cluster, model)
+
+    def _domain(self, domain: Domain) -> Domain:
+        return replace(
+            domain,
+            bandwidth=domain.bandwidth * self.nvlink_bandwidth,
+            latency=domain.latency * self.latency,
+            channels=self.nvlink_channels or domain.channels,
+        )
 
     def missing(self, machine: Machine) -> str | None:
         """Why the machine has no such world, as a sentence goes on; None where it has, and in the nominal one."""
@@ -119,11 +127,6 @@ class World:
         if self.overlap_collectives is not None:
             told.append(f"collectives {'' if self.overlap_collectives else 'not '}hidden")
         return ", ".join(told) or NOMINAL
-
-
-def _changed(domain: Domain, bandwidth: float, latency: float) -> Domain:
-    """The domain with bandwidth and latency times these."""
-    return replace(domain, bandwidth=domain.bandwidth * bandwidth, latency=domain.latency * latency)
 
 
 def _faster(device: Device, attention: float, matmul: float) -> Device:
