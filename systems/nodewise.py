@@ -25,6 +25,7 @@ from zbench.systems.nodewise_even import evened
 from zbench.systems.nodewise_lay import PAIR
 from zbench.systems.nodewise_plan import Layout, Played, Task
 from zbench.systems.nodewise_ranks import Node
+from zbench.systems.nodewise_rivals import fastest
 from zbench.systems.nodewise_work import Rates, attention_seconds
 from zbench.systems.zeppelin_zones import capacity_tokens
 
@@ -35,7 +36,7 @@ LOOKED, LOOKED_WIDE = 6, 4  # placements whose nodes are looked into: most of no
 NEAR = 1.1  # times the best estimate: within it the best of every kind is played
 SLACK = 1.02  # sequences of more than so many even shares of a node are always cut
 TIGHT = 0.8  # of the tokens a GPU has room for, where plans with all of them do not fit memory
-SWITCHES = ("heads", "fewest", "front", "first", "wide", "homes", "pairs", "even", "swap", "order")
+SWITCHES = ("heads", "fewest", "front", "first", "wide", "homes", "pairs", "even", "swap", "order", "rivals")
 Change = Callable[[Played], tuple[Layout, bool] | None]  # to a layout, and whether it is laid with pairs
 
 
@@ -52,7 +53,7 @@ class Nodewise:
     wide: nodes of a sequence on many share heads. homes: tokens of shared sequences at home where GPUs lack tokens
     (off: evenly). pairs: attend to the keys of two other nodes in one call of the backward, where that is faster. even:
     move the cuts of the plan played fastest, twice, and play it again. swap: whole sequences, too. order: list-schedule
-    the plan.
+    the plan. rivals: take a simpler system's plans where a step of them is faster (zbench.systems.nodewise_rivals).
 
     Raises:
         ValueError: a number is not whole and at least 1, chunks are more than 3, or a switch neither true nor false.
@@ -73,6 +74,7 @@ class Nodewise:
     even: bool = True
     swap: bool = True
     order: bool = False
+    rivals: bool = True
 
     def __post_init__(self) -> None:
         _check_whole("system.tries", self.tries)
@@ -88,7 +90,8 @@ class Nodewise:
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """As few micro-batches as memory allows, each by the placement that was played fastest."""
         rates = Rates.of(self.cost)
-        return fitting(batch.lengths, self.cost, lambda seqs: self._plans(batch.lengths[seqs], seqs, rates))
+        own = fitting(batch.lengths, self.cost, lambda seqs: self._plans(batch.lengths[seqs], seqs, rates))
+        return fastest(own, batch, self.cost) if self.rivals else own
 
     def _plans(self, lengths: Ints, seqs: Ints, rates: Rates) -> Iterator[Plan]:
         """The best plan; then, for want of memory, one with tokens spread more evenly; then without kept keys."""

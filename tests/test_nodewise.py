@@ -1,6 +1,7 @@
 """Nodewise: placements hold every token once, fill evenly and respect memory."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -26,6 +27,8 @@ from zbench.systems.nodewise_rows import divided, row_tokens, whole
 from zbench.systems.nodewise_work import Rates, attention_seconds
 from zbench.systems.zeppelin import Zeppelin
 from zbench.verify import verify_step
+
+own = partial(Nodewise, rivals=False)  # what nodewise itself plans
 
 RULES = st.builds(
     Rule,
@@ -146,21 +149,21 @@ def test_a_sequence_is_cut_over_just_enough_nodes() -> None:
 
 def test_homes_of_shared_sequences_even_out_tokens() -> None:
     cost, batch = small(1, 4), Batch(np.array([40_000, *[4_000, 3_900, 3_100, 2_500, 2_400] * 3, 1_000]), 0, 0)
-    (plan,) = Nodewise(cost).plan(batch)
+    (plan,) = own(cost).plan(batch)
     assert np.ptp(plan.tokens_per_rank) <= 4
-    (uneven,) = Nodewise(cost, homes=False).plan(batch)
+    (uneven,) = own(cost, homes=False).plan(batch)
     assert np.ptp(uneven.tokens_per_rank) > 500
 
 
 def test_short_sequences_stay_local() -> None:
-    (plan,) = Nodewise(small(2, 4)).plan(Batch(np.full(256, 512), 0, 0))
+    (plan,) = own(small(2, 4)).plan(Batch(np.full(256, 512), 0, 0))
     assert not (plan.forward.kind == TRANSFER).any()
 
 
 def test_without_heads_no_query_moves() -> None:
     batch = Batch(np.array([30_000, 9_000, 500, 400]), 0, 0)
     for heads in (True, False):
-        (plan,) = Nodewise(small(2, 4), heads=heads).plan(batch)
+        (plan,) = own(small(2, 4), heads=heads).plan(batch)
         moved = plan.forward.tensor[plan.forward.kind == TRANSFER]
         assert np.isin([Q, O], moved).all() == heads
 
@@ -171,7 +174,7 @@ def test_many_nodes_share_heads_in_groups() -> None:
     cost = small(8, 4)
     widest = {}
     for wide in (True, False):
-        (plan,) = Nodewise(cost, wide=wide, chunks=1).plan(batch)
+        (plan,) = own(cost, wide=wide, chunks=1).plan(batch)
         verify_step(batch, (plan,), cost)
         attends = plan.forward.kind == ATTEND
         widest[wide] = int((plan.forward.head_hi - plan.forward.head_lo)[attends].max())
@@ -185,7 +188,7 @@ def test_keys_take_what_the_busiest_nic_or_the_busiest_pair_of_gpus_takes(nodes:
     """The estimate is that of the messages that are laid; q and o, which a group of nodes exchanges, are apart."""
     cost, sizes = small(nodes, 4), np.array([4096 * nodes, 1024])
     cost = replace(cost, cluster=replace(cost.cluster, nic_channels=channels))
-    task = Nodewise(cost)._task(sizes, np.arange(2), Rates.of(cost), 10**9)
+    task = own(cost)._task(sizes, np.arange(2), Rates.of(cost), 10**9)
     (placed,) = placements(sizes, task.attention, task.rates, task.bins, [Rule(1, even=True, wide=wide)])
     ops = task.laid(task.layout(placed), cost.cluster.num_ranks).forward
     keys = ops.take((ops.kind == TRANSFER) & (ops.tensor == KV))
@@ -220,7 +223,7 @@ def test_keys_of_two_others_are_one_call_of_the_backward() -> None:
     cost, sizes = small(4, 2), np.array([60_000, 1_000])
     found = {}
     for pairs in (False, True):
-        task = Nodewise(cost)._task(sizes, np.arange(2), Rates.of(cost), 10**9)
+        task = own(cost)._task(sizes, np.arange(2), Rates.of(cost), 10**9)
         (placed,) = placements(sizes, task.attention, task.rates, task.bins, [Rule(1, even=True)])
         plan = task.laid(task.layout(placed), cost.cluster.num_ranks, pairs)
         verify_step(Batch(sizes, 0, 0), (plan,), cost)
@@ -236,7 +239,7 @@ def test_memory_is_respected(memory: float) -> None:
     """As many micro-batches as it takes; a GPU that holds everything takes one."""
     cost = small(2, 4, memory=memory)
     batch = Batch(np.array([40_000, 30_000, *[2_000] * 60]), 0, 0)
-    plans = Nodewise(cost).plan(batch)
+    plans = own(cost).plan(batch)
     verify_step(batch, plans, cost)
     assert not Simulated(cost).step(batch, plans).out_of_memory
     assert (len(plans) > 1) == (memory < 40e9)
@@ -247,12 +250,12 @@ def test_the_budget_bounds_what_is_played(monkeypatch: pytest.MonkeyPatch) -> No
     cost, batch, played = small(2, 4), Batch(np.array([30_000, 9_000, 6_000, 500, 400]), 0, 0), []
     play = Task.played
     monkeypatch.setattr(Task, "played", lambda *given: played.append(given) or play(*given))
-    Nodewise(cost).plan(batch)
+    own(cost).plan(batch)
     assert len(played) > 1
     played.clear()
-    (one,) = Nodewise(cost, operations=1).plan(batch)
+    (one,) = own(cost, operations=1).plan(batch)
     assert len(played) == 1
-    (other,) = Nodewise(cost, tries=1, pairs=False, even=False).plan(batch)
+    (other,) = own(cost, tries=1, pairs=False, even=False).plan(batch)
     assert np.array_equal(one.blocks.home, other.blocks.home)
     assert np.array_equal(one.forward.src, other.forward.src)
 
@@ -274,7 +277,7 @@ def test_groups_even_out_what_whole_heads_leave() -> None:
     sizes = np.array([24_000, 20_000, 16_000, 9_000, 3_000])
     spread = {}
     for most in (1, 3):
-        (plan,) = Nodewise(cost, groups=most).plan(Batch(sizes, 0, 0))
+        (plan,) = own(cost, groups=most).plan(Batch(sizes, 0, 0))
         verify_step(Batch(sizes, 0, 0), (plan,), cost)
         result = Simulated(cost).step(Batch(sizes, 0, 0), (plan,))
         spread[most] = np.ptp(np.add(result.attention_seconds, result.linear_seconds))
@@ -284,7 +287,7 @@ def test_groups_even_out_what_whole_heads_leave() -> None:
 def test_forward_and_backward_are_cut_in_chunks_of_their_own() -> None:
     """A call starts more kernels in the backward, so there are no more of them; every head is attended to in both."""
     batch, cost = Batch(np.array([60_000, 9_000, 7_000, 500]), 0, 0), small(2, 4)
-    (plan,) = Nodewise(cost).plan(batch)
+    (plan,) = own(cost).plan(batch)
     verify_step(batch, (plan,), cost)
     calls = [int((ops.kind == ATTEND).sum()) for ops in (plan.forward, plan.backward)]
     assert calls[0] > calls[1] > 0
