@@ -14,6 +14,7 @@ from zbench.build import Builder
 from zbench.cluster import Cluster
 from zbench.collective import GRADIENT_BYTES, Collectives, Sharing, everything, gather_seconds, nic_bytes
 from zbench.cost import Cost
+from zbench.links import Domain
 from zbench.model import Model
 from zbench.patterns import local
 from zbench.rewrite import reverse
@@ -28,10 +29,10 @@ def sharded(cost: Cost, sharding: str) -> Collectives:
 
 
 @given(costs(), st.floats(1, 1e12))
-def test_a_gather_moves_what_a_ring_or_tree_must(cost: Cost, size: float) -> None:
-    """Every node has to receive what the other nodes hold; its NICs share that evenly."""
+def test_a_gather_moves_what_a_ring_must(cost: Cost, size: float) -> None:
+    """Round all ranks, every share but a node's last one passes its border; its NICs share that evenly."""
     c = cost.cluster
-    needed = size * (c.num_nodes - 1) / c.num_nodes
+    needed = size * (c.num_ranks - 1) / c.num_ranks if c.num_nodes > 1 else 0
     assert nic_bytes(cost, size) <= needed / c.nics_per_node < nic_bytes(cost, size) + 1
     taken = gather_seconds(cost, size)
     if c.num_ranks == 1:
@@ -118,6 +119,22 @@ def test_a_long_backward_hides_all_but_the_last_layer(uneven: Cost) -> None:
     assert of.forward(2 * of.gather, 0.0) == 0
     assert of.forward(of.gather, 0.0) == pytest.approx(of.gather / 2)
     assert of.forward(2 * of.gather, 2 * of.gather) == pytest.approx(of.gather)
+
+
+def test_a_gather_goes_domain_by_domain() -> None:
+    """Eight GPUs of a node in pairs. What a pair lacks, 6/8, comes in by its GPUs' ports to the node; inside it every
+    GPU takes in 7/8. Latencies: one inside the pair, three between pairs."""
+    cost = small(1, 8)
+    pair = Domain("pair", 2, 1e12, 1.0, 1e-6)
+    paired = replace(cost, cluster=replace(cost.cluster, domains=(pair,)))
+    node = cost.cluster.nvlink_bandwidth * cost.cluster.nvlink_efficiency
+    latency = cost.cluster.nvlink_latency
+    assert gather_seconds(cost, 1e9) == pytest.approx(7 / 8 * 1e9 / node + 7 * latency)
+    assert gather_seconds(paired, 1e9) == pytest.approx(
+        max(3 / 8 * 1e9 / node, 7 / 8 * 1e9 / 1e12) + 3 * latency + 1e-6
+    )
+    slow = replace(paired, cluster=replace(paired.cluster, domains=(replace(pair, bandwidth=1e9),)))
+    assert gather_seconds(slow, 1e9) == pytest.approx(7 / 8 + 3 * latency + 1e-6)
 
 
 def test_ranks_meet_in_every_pass_with_zero3() -> None:

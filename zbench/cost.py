@@ -84,10 +84,6 @@ class Cost:
         channels = np.array([one.channels for one in self.cluster.links])[np.asarray(link, np.intp)]
         return np.asarray(channels * self.transfer_seconds(size, link), np.float64)
 
-    def spread_seconds(self, size: Floats | Ints, link: Column | Flags, peers: int) -> Floats:
-        """As transfer_seconds, of `size` bytes evenly to so many peers: all of the link if it has no more channels."""
-        return np.maximum(self.transfer_seconds(size, link), self.message_seconds(size / max(peers, 1), link))
-
     def gather_seconds(self, size: Floats | Ints, num_ranks: int) -> Floats:
         """Seconds of a rank's busiest port inside its node while `num_ranks` in a row gather `size` bytes together."""
         seconds = np.zeros(np.shape(size))
@@ -95,6 +91,10 @@ class Cost:
             taken = size * (num_ranks - within) / num_ranks / within
             seconds = np.maximum(seconds, self.transfer_seconds(taken, np.array(link)))
         return seconds
+
+    def spread_seconds(self, size: Floats | Ints, link: Column | Flags, peers: int) -> Floats:
+        """As transfer_seconds, of `size` bytes evenly to so many peers: all of the link if it has no more channels."""
+        return np.maximum(self.transfer_seconds(size, link), self.message_seconds(size / max(peers, 1), link))
 
     def latency_seconds(self, link: Column | Flags) -> Floats:
         return np.array([one.latency for one in self.cluster.links])[np.asarray(link, np.intp)]

@@ -82,3 +82,31 @@ def test_no_two_events_of_a_track_overlap(system: str, channels: int, tmp_path: 
     crossing = sum(one["args"]["bytes"] for one in found if first <= one["tid"] < last)
     shared = sum(one["args"]["bytes"] for one in found if one["name"] in (GATHER, REDUCE))
     assert crossing + 2 * shared * cluster.nics_per_node == 2 * sum(run.steps[0]["nic_tx_bytes"])
+
+
+@pytest.mark.parametrize("system", ["ring", "ulysses", "zeppelin"])
+def test_links_inside_nodes_with_domains_have_tracks_with_all_of_their_bytes(system: str, tmp_path: Path) -> None:
+    """Two nodes of two cards: three channels to the node, one inside a card, each in two directions."""
+    settings = [f"system={system}", "cluster=frontier_48x8", "cluster.num_nodes=2", "cluster.gpus_per_node=4",
+                "cluster.nics_per_node=2", "model=desk", "tokens_per_gpu=256"]  # fmt: skip
+    (run,) = read(made(tmp_path, *settings, "workload=prolong64k_2k", "baseline=null", "steps=1"))[0]
+    replay = Replay.of(run)
+    _, plans = replay.step(run.steps[0])
+    named = titles(replay.cost.cluster, 0)
+    assert named[4:8] == ["NIC 0 sends", "NIC 0 receives", "NIC 1 sends", "NIC 1 receives"]
+    one_gpu = [f"GPU 0 {way} by node, channel {at} of 3" for way in ("sends", "receives") for at in (1, 2, 3)]
+    assert named[8:16] == [*one_gpu, "GPU 0 sends by card", "GPU 0 receives by card"]
+    assert named[16] == "GPU 1 sends by node, channel 1 of 3"
+    assert named.index("parameters, gradients") == len(named) - 1 == sharing_lane(replay.cost.cluster) == 40
+    tracks: dict[str, list[tuple[float, float]]] = {}
+    sent = 0
+    for one in events(plans, replay.cost):
+        title = titles(replay.cost.cluster, one["pid"])[one["tid"]]
+        if "sends by" in title:
+            sent += one["args"]["bytes"]
+            assert one["args"]["from"] // 2 == one["args"]["to"] // 2 or "by node" in title or system == "zeppelin"
+        if one["name"] not in (GATHER, REDUCE, *SHOWN.values()):
+            tracks.setdefault(title, []).append((one["ts"], one["ts"] + one["dur"]))
+    assert sent == run.steps[0]["nvlink_bytes"]
+    for spans in tracks.values():
+        assert all(begin >= end - 0.002 for (_, end), (begin, _) in pairwise(sorted(spans)))

@@ -19,13 +19,13 @@ from zbench.simulate import programs
 from zbench.totals import Carried
 from zbench.trace.channels import Channels
 from zbench.trace.file import Event
-from zbench.trace.tracks import GATHER, SHOWN, collective, nic_lane, span, spans
+from zbench.trace.tracks import GATHER, SHOWN, collective, nic_lane, port_classes, port_lane, span, spans
 
 
 def rank_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
     """Micro-batch after micro-batch: forward, head and backward of all layers, then the optimizer."""
     cluster, model = cost.cluster, cost.model
-    state, channels = State.zero(cluster), Channels(cluster.nic_channels)
+    state, channels = State.zero(cluster), Channels()
     sharing = Sharing(Collectives.of(cost))
     again = 1 if model.recompute == "full" else 0
     for micro, plan in enumerate(plans):
@@ -83,9 +83,10 @@ def _legs(
     plan: Plan, ops: Ops, of: Program, timeline: Timeline, name: str, channels: Channels, cost: Cost, place: Event
 ) -> Iterator[Event]:
     cluster, parts = cost.cluster, of.legs
-    kind = parts.link_class
-    drawn = _drawn(np.flatnonzero(kind == NIC), of, timeline, channels)
-    for leg in np.flatnonzero((kind < 0) | (kind == NIC)).tolist():
+    kind, nics = parts.link_class, cluster.nic_of
+    moves = np.isin(kind, [NIC, *port_classes(cluster)])
+    drawn = _drawn(np.flatnonzero(moves), of, timeline, channels)
+    for leg in np.flatnonzero((kind < 0) | moves).tolist():
         op = int(parts.op[leg])
         start, seconds = timeline.start[leg], timeline.release[leg] - timeline.start[leg]
         blocks = plan.lists[int(ops.blocks[op])][:8].tolist()
@@ -103,20 +104,24 @@ def _legs(
             continue
         args = {**place, "operation": op, "blocks": blocks, "bytes": int(parts.bytes[leg]),
                 "from": int(ops.src[op]), "to": int(ops.dst[op])}  # fmt: skip
-        if cluster.nic_channels > 1:
-            args["channels"] = cluster.nic_channels if parts.whole[leg] else 1
-        for way, link in enumerate((int(parts.link_a[leg]), int(parts.link_b[leg]))):
-            nic = link // 2 - plan.num_ranks
-            node, local = divmod(nic, cluster.nics_per_node)
-            tid = nic_lane(cluster, local, way, drawn[leg][way])
+        if parts.channels[leg] > 1:
+            args["channels"] = int(parts.channels[leg]) if parts.whole[leg] else 1
+        ends = int(parts.lane_a[leg]) // parts.lanes, int(parts.receiver[leg])
+        for way, rank in enumerate(ends):
+            node, local = divmod(rank, cluster.gpus_per_node)
+            if kind[leg] == NIC:
+                tid = nic_lane(cluster, int(nics[rank]) % cluster.nics_per_node, way, drawn[leg][way])
+            else:
+                tid = port_lane(cluster, local, int(kind[leg]), way, drawn[leg][way])
             yield span(TENSOR_NAMES[int(ops.tensor[op])], node, tid, start, seconds, args)
 
 
 def _drawn(moves: Ints, of: Program, timeline: Timeline, channels: Channels) -> dict[int, tuple[int, int]]:
-    """The channels of the NICs, sending and receiving, that each of `moves` is drawn on."""
+    """The channels of the links, sending and receiving, that each of `moves` is drawn on."""
     parts, found = of.legs, {}
     for leg in moves[np.argsort(timeline.start[moves], kind="stable")].tolist():
         given = float(timeline.start[leg]), float(timeline.release[leg]), bool(parts.whole[leg])
-        a, b = (channels.take(int(link[leg]), *given) for link in (parts.link_a, parts.link_b))
+        count = int(parts.channels[leg])
+        a, b = (channels.take(int(link[leg]), count, *given) for link in (parts.link_a, parts.link_b))
         found[leg] = a, b
     return found
