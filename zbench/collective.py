@@ -61,13 +61,9 @@ def hop_seconds(cost: Cost) -> float:
 
 
 def nic_bytes(cost: Cost, size: float) -> int:
-    """What each NIC sends (and receives) in an all-gather or reduce-scatter of `size` bytes.
-
-    A ring over all ranks, as NCCL's: every share but its own passes every rank, and so every node's border. If nodes
-    first summed inside, it would be (nodes - 1) / nodes of `size`: 1.9 times less on two nodes of 8, 1.1 on eight.
-    """
+    """What each NIC sends (and receives) in an all-gather or reduce-scatter of `size` bytes."""
     c = cost.cluster
-    return int(size * (c.num_ranks - 1) / c.num_ranks / c.nics_per_node) if c.num_nodes > 1 else 0
+    return int(size * (c.num_nodes - 1) / c.num_nodes / c.nics_per_node)
 
 
 def every_nic(cost: Cost, size: float, held: Held) -> Ints:
