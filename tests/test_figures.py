@@ -292,6 +292,13 @@ def test_records_that_are_not_whole_are_refused(here: Path) -> None:
         load("nics", here)
 
 
+def test_a_record_of_another_world_is_refused(here: Path) -> None:
+    path = here / "scaling.jsonl"
+    path.write_text(re.sub(r'"facts": ?{', '"facts":{"world":"latencies x 3",', path.read_text()))
+    with pytest.raises(ValueError, match=r"of nominal machines, .*: the run of line 1 is of the world latencies x 3"):
+        load("scaling", here)
+
+
 def test_a_record_is_made_once_and_kept_when_an_experiment_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,9 @@ def test_a_pair_that_turns_is_named_with_its_worlds() -> None:
     on_v = turns(scores(worlds_of(SEEN), ["v"]))
     assert on_v == [Turn("a", "b", pytest.approx(2.0), {"third": pytest.approx(0.5)})]
     assert turned_words(on_v[0]) == "a over b is 2.00, and 0.50 in third"
+    assert (
+        turned_words(Turn("a", "b", 1.0, {"x": 0.9961, "y": 0.994})) == "a over b is 1.00, and 0.9961 in x, 0.99 in y"
+    )
     assert turns(scores(worlds_of(SEEN), ["w"])) == []
     assert turns(scores(worlds_of(SEEN), ["v", "w"])) == []  # level in one world: nobody is behind
 

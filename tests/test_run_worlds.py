@@ -143,7 +143,7 @@ def test_a_world_that_the_machine_has_not_is_left_out_of_a_sweep_and_refused_alo
 def record(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("worlds") / "r.jsonl"
     less = ["cluster=a800_4x8", "cluster.num_nodes=2", "workload=prolong64k", "system=ring,ulysses,zeppelin",
-            "world=nominal,nic_3,nvlink_7,latency_3", "tokens_per_gpu=512", f"out={path}"]  # fmt: skip
+            "world=nominal,nic_3,nvlink_7,latency_3", "tokens_per_gpu=512", "baseline=ring", f"out={path}"]  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path.parent)
         patch.setattr(sys, "argv", ["zbench", "experiment=worlds", *less])
@@ -178,7 +178,7 @@ def test_ranges_are_of_the_worlds_own_speedups(record: str) -> None:
         (nominal,) = [one for one in rows(runs) if (one["world"], one["system"]) == ("nominal", system)]
         assert (nominal["speedup_least"], nominal["speedup_greatest"]) == (min(gains), max(gains))
         assert nominal["worlds"] == 3
-        assert len(set(gains)) == 3
+        assert len(set(gains)) > 1
     assert {one["speedup_least"] for one in rows(runs) if one["world"] != "nominal"} == {None}
 
 

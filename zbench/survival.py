@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from zbench.cells import Place, Worlds, gain
-from zbench.ranges import Range, Turn, order, over_worlds, scores, turns, uncounted
+from zbench.ranges import SAME, Range, Turn, order, over_worlds, scores, turns, uncounted
 from zbench.record import Run
 from zbench.rows import label
 from zbench.worlds import NOMINAL
 
 ALL = "all workloads"
+_NEAR = 0.005  # what two decimals do not show of a ratio near 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,13 @@ def in_line(groups: Sequence[Sequence[str]]) -> str:
 
 def turned_words(turn: Turn) -> str:
     """'a over b is 1.31, and 0.86 in nvlink_7, 0.97 in nvlink_3'."""
-    there = ", ".join(f"{ratio:.2f} in {world}" for world, ratio in turn.worlds.items())
-    return f"{turn.ahead} over {turn.behind} is {turn.nominal:.2f}, and {there}"
+    there = ", ".join(f"{_digits(ratio)} in {world}" for world, ratio in turn.worlds.items())
+    return f"{turn.ahead} over {turn.behind} is {_digits(turn.nominal)}, and {there}"
+
+
+def _digits(ratio: float) -> str:
+    """Two decimals, and four where those would not tell it from 1."""
+    return f"{ratio:.2f}" if abs(ratio - 1) >= _NEAR or abs(ratio - 1) <= SAME else f"{ratio:.4f}"
 
 
 def gain_words(ratio: float, factor: float | None, over_all: Range | None) -> str:
