@@ -70,9 +70,9 @@ def _ring_seconds(lengths: Ints, degree: Ints, cost: Cost, backward: Mode) -> Fl
     ones = np.ones_like(chunk)
     work = Work(2 * chunk * chunk, half * full, 2 * chunk, chunk, ones, half, half, 0 * ones)
     heads, kv_heads = model.num_heads * ones, model.num_kv_heads * ones
-    across = degree > cost.cluster.gpus_per_node
+    link = cost.cluster.link_among(degree)
     block = lengths / degree * model.message_bytes_per_token(KV, 0, model.num_heads)
-    hops = (degree - 1) * (cost.message_seconds(block, across) + cost.latency_seconds(across))
+    hops = (degree - 1) * (cost.message_seconds(block, link) + cost.latency_seconds(link))
     total = np.zeros(len(lengths))
     for back, moves in zip((False, True), kv_moves(backward), strict=True):
         attend = degree * cost.kernel_seconds(work, heads, kv_heads, back)

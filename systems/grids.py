@@ -14,6 +14,7 @@ import numpy as np
 from zbench.area import TILE, Work
 from zbench.build import Builder
 from zbench.cost import Cost
+from zbench.legs import ports
 from zbench.model import KV, O, Q
 from zbench.patterns import ulysses_ring
 from zbench.plan import Ints, Plan
@@ -169,13 +170,11 @@ def busiest(src: Ints, dst: Ints, size: Floats, cost: Cost) -> float:
     """Seconds of the busiest link (a GPU's port or a NIC, either direction), or of the busiest pair of ranks, when src
     send dst `size` bytes."""
     cluster = cost.cluster
-    across = cluster.node_of[src] != cluster.node_of[dst]
-    seconds = cost.transfer_seconds(size, across)
+    link, port = cluster.link_of(src, dst), ports(cluster)
+    seconds = cost.transfer_seconds(size, link)
     pair = np.unique(src * cluster.num_ranks + dst, return_inverse=True)[1]
-    loads: list[Floats] = [np.bincount(pair, cost.message_seconds(size, across), 1).astype(np.float64)]
-    for end in (src, dst):
-        loads.append(np.bincount(end[~across], seconds[~across], 1).astype(np.float64))
-        loads.append(np.bincount(cluster.nic_of[end[across]], seconds[across], 1).astype(np.float64))
+    loads: list[Floats] = [np.bincount(pair, cost.message_seconds(size, link), 1).astype(np.float64)]
+    loads += [np.bincount(port[link, end], seconds, 1).astype(np.float64) for end in (src, dst)]
     return float(max(load.max() for load in loads))
 
 
@@ -203,10 +202,9 @@ def _ring_links(grid: Grid, cost: Cost) -> tuple[float, tuple[tuple[int, float, 
     src, dst = np.concatenate([inside, before]), np.concatenate([here, here])
     total = np.repeat(np.array([hops, laps], np.float64), rows * cols)
     some = (src != dst) & (total > 0)
-    node = cost.cluster.node_of
     chain = []
     for sender, count in ((inside, hops), (before, laps)):
-        far = np.unique(node[sender] != node[here]) if count else np.zeros(0, bool)
-        each, latency = cost.message_seconds(np.ones(len(far)), far), cost.latency_seconds(far)
+        link = np.unique(cost.cluster.link_of(sender, here)) if count else np.zeros(0, np.int64)
+        each, latency = cost.message_seconds(np.ones(len(link)), link), cost.latency_seconds(link)
         chain += [(count, float(a), float(b)) for a, b in zip(each, latency, strict=True)]
     return busiest(src[some], dst[some], total[some], cost), tuple(chain)

@@ -84,12 +84,12 @@ def gather_seconds(tokens: Floats, degree: int, cost: Cost, backward: Mode) -> F
 
     Gathered hierarchically, so a node's NICs take in what the other nodes of the group hold once.
     """
-    cluster, no, yes = cost.cluster, np.array([False]), np.array([True])
+    cluster, yes = cost.cluster, np.array([True])
     size = tokens * cost.model.message_bytes_per_token(KV, 0, cost.model.num_heads)
     if degree == 1:
         return np.zeros(len(size))
     nodes = max(degree // cluster.gpus_per_node, 1)
-    inside = cost.transfer_seconds(size * (degree - 1) / degree, no)
+    inside = cost.gather_seconds(size, degree)
     across = cost.transfer_seconds(size * (nodes - 1) / nodes / cluster.nics_per_node, yes)
     moves = 2 if backward == "keep" else 3
     return np.asarray(moves * np.maximum(inside, across) + 6 * size / cluster.device.copy_bandwidth, np.float64)

@@ -12,7 +12,7 @@ from zbench.rows import Row, rows
 from zbench.table import print_comparison, print_run
 
 LONG = {"choices": {"system": "hybrid_dp_megatron", "workload": "longtail_128k", "cluster": "a800_4x8",
-                    "model": "llama_7b", "executor": "simulated"}}  # fmt: skip
+                    "model": "llama_7b", "executor": "simulated", "world": "nominal"}}  # fmt: skip
 
 
 class Terminal(io.StringIO):

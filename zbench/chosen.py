@@ -50,7 +50,7 @@ def settled(
     Raises:
         ValueError: the system cannot be made, nothing that it could choose fits, or `recorded` is no choice.
     """
-    system = make_system(config, parts.cost, make)
+    system = make_system(config, parts.seen, make)
     choose = getattr(system, "choose", None)
     if choose is None:
         return Settled(system, parts)
@@ -61,10 +61,12 @@ def settled(
         choice = kept(_name(config, parts), lambda: gives(system, ".choose", "a Study", Choice, lambda: choose(study)))
     model = replace(parts.model, **choice.model)
     if model == parts.model:
-        return Settled(system.planner(choice, parts.cost), parts, choice)  # type: ignore[attr-defined]
-    cost = make_cost(parts.cluster, model, parts.simulated)
-    parts = replace(parts, model=model, cost=cost, executor=replace(parts.executor, cost=cost))  # type: ignore[type-var]
-    return Settled(system.planner(choice, cost), parts, choice)  # type: ignore[attr-defined]
+        return Settled(system.planner(choice, parts.seen), parts, choice)  # type: ignore[attr-defined]
+    cost = seen = make_cost(parts.cluster, model, parts.simulated)
+    if parts.seen != parts.cost:
+        seen = make_cost(parts.nominal.cluster, replace(parts.nominal.model, **choice.model), parts.simulated)
+    parts = replace(parts, model=model, cost=cost, seen=seen, executor=replace(parts.executor, cost=cost))  # type: ignore[type-var]
+    return Settled(system.planner(choice, seen), parts, choice)  # type: ignore[attr-defined]
 
 
 def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[str], None]) -> Study:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from zbench.area import TILE, Work
 from zbench.cluster import Cluster
 from zbench.curve import Curve
+from zbench.links import NVLINK, Domain, gathering
 from zbench.loss import moved_bytes
 from zbench.model import Model
 from zbench.plan import Column, Ints, Ops, Plan
@@ -41,7 +42,7 @@ class Cost:
         results back, as in the benchmark that zbench.anchors compares with; no trainer's default.
     pipelines: what runs the plans has tensor and pipeline parallelism (zbench.pipelines); the torch executor has not.
     tp, bonded_nics: GPUs that are one rank, NICs that are one of `cluster`, which with `model` is then as zbench.groups
-        makes them.
+        makes them. inner: the domains of GPUs that such a group has.
     pp: stages; `cluster` is then that of one stage, and a rank is one of each (zbench.stacks).
     """
 
@@ -52,6 +53,7 @@ class Cost:
     tp: int = 1
     pp: int = 1
     bonded_nics: int = 1
+    inner: tuple[Domain, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -68,18 +70,29 @@ class Cost:
         per_token = self.model.message_bytes(ops.tensor, ops.head_lo, ops.head_hi)
         return np.asarray(per_token * plan.list_tokens[ops.blocks], np.int64)
 
-    def transfer_seconds(self, size: Floats | Ints, across: Flags) -> Floats:
-        """Seconds a link is busy with `size` bytes to and from all, across nodes (NIC) or inside one (NVLink)."""
-        c = self.cluster
-        return size / np.where(across, c.nic_bandwidth * c.nic_efficiency, c.nvlink_bandwidth * c.nvlink_efficiency)
+    def transfer_seconds(self, size: Floats | Ints, link: Column | Flags) -> Floats:
+        """Seconds a link is busy with `size` bytes to and from all.
 
-    def message_seconds(self, size: Floats | Ints, across: Flags) -> Floats:
+        link: its class (Cluster.link_of), or whether it is a NIC, across nodes, or what joins all of a node.
+        """
+        rates = np.array([one.rate for one in self.cluster.links])
+        return np.asarray(size / rates[np.asarray(link, np.intp)], np.float64)
+
+    def message_seconds(self, size: Floats | Ints, link: Column | Flags) -> Floats:
         """As transfer_seconds, of one message between two ranks: it has one of the link's channels."""
-        channels = np.where(across, self.cluster.nic_channels, self.cluster.nvlink_channels)
-        return np.asarray(channels * self.transfer_seconds(size, across), np.float64)
+        channels = np.array([one.channels for one in self.cluster.links])[np.asarray(link, np.intp)]
+        return np.asarray(channels * self.transfer_seconds(size, link), np.float64)
 
-    def latency_seconds(self, across: Flags) -> Floats:
-        return np.where(across, self.cluster.nic_latency, self.cluster.nvlink_latency)
+    def gather_seconds(self, size: Floats | Ints, num_ranks: int) -> Floats:
+        """Seconds of a rank's busiest port inside its node while `num_ranks` in a row gather `size` bytes together."""
+        seconds = np.zeros(np.shape(size))
+        for link, within, _ in gathering(self.cluster.levels, num_ranks):
+            taken = size * (num_ranks - within) / num_ranks / within
+            seconds = np.maximum(seconds, self.transfer_seconds(taken, np.array(link)))
+        return seconds
+
+    def latency_seconds(self, link: Column | Flags) -> Floats:
+        return np.array([one.latency for one in self.cluster.links])[np.asarray(link, np.intp)]
 
     def attend_seconds(
         self, plan: Plan, ops: Ops, attend: Ints, work: Work, backward: bool, known: Repeats | None = None
@@ -199,10 +212,14 @@ class Cost:
 
     def group_gather_seconds(self, tokens: Ints | Floats) -> Floats:
         """One gather (or reduction) of hidden states inside a tensor-parallel group: each GPU's share to all others."""
-        tokens, c = np.asarray(tokens, np.float64), self.cluster
-        received = tokens * (self.model.hidden * self.model.element_bytes) * (self.tp - 1) / self.tp
-        port = c.nvlink_bandwidth * c.nvlink_efficiency / self.tp
-        return np.asarray(received / port + (self.tp - 1) * c.nvlink_latency * (tokens > 0), np.float64)
+        tokens, size, c = np.asarray(tokens, np.float64), self.model.hidden * self.model.element_bytes, self.cluster
+        node = (c.links[NVLINK].rate / self.tp, c.nvlink_latency), self.tp
+        levels = [*(((one.link.rate, one.latency), one.gpus) for one in self.inner), node]
+        seconds, latency = np.zeros(tokens.shape), 0.0
+        for (port, each), within, hops in gathering(levels, self.tp):
+            received = tokens * size * (self.tp - within) / self.tp / within
+            seconds, latency = np.maximum(seconds, received / port), latency + hops * each
+        return np.asarray(seconds + latency * (tokens > 0), np.float64)
 
     def exchange_seconds(self, tokens: Ints | Floats) -> Floats:
         """What a layer's linear modules wait for inside a tensor-parallel group, in each of a step's passes.

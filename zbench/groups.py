@@ -40,6 +40,12 @@ def grouped(cost: Cost, tp: int) -> Cost:
     ):
         if count % tp:
             raise ValueError(f"model.tensor_parallel is {tp}; it has to divide {name}={count}")
+    for one in cluster.domains:
+        if one.gpus % tp and tp % one.gpus:
+            raise ValueError(
+                f"model.tensor_parallel is {tp}; it has to divide cluster.domains.{one.name}.gpus={one.gpus}, or be a "
+                "multiple of it"
+            )
     groups = cluster.gpus_per_node // tp
     if cluster.nics_per_node % min(groups, cluster.nics_per_node):
         raise ValueError(
@@ -49,7 +55,7 @@ def grouped(cost: Cost, tp: int) -> Cost:
     nics = min(groups, cluster.nics_per_node)
     return replace(
         cost, cluster=_cluster(cluster, tp, groups, nics), model=_model(model, tp), pipelines=False, tp=tp,
-        bonded_nics=cluster.nics_per_node // nics,
+        bonded_nics=cluster.nics_per_node // nics, inner=tuple(one for one in cluster.domains if one.gpus <= tp),
     )  # fmt: skip
 
 
@@ -75,6 +81,10 @@ def _cluster(cluster: Cluster, tp: int, groups: int, nics: int) -> Cluster:
         nics_per_node=nics,
         nic_bandwidth=cluster.nic_bandwidth * cluster.nics_per_node / nics,
         nvlink_bandwidth=cluster.nvlink_bandwidth * tp,
+        domains=tuple(
+            replace(one, gpus=one.gpus // tp, bandwidth=one.bandwidth * tp) for one in cluster.domains if one.gpus > tp
+        ),
+        host_bandwidth=None if cluster.host_bandwidth is None else cluster.host_bandwidth * tp,
         device=device,
     )
 

@@ -55,7 +55,7 @@ class Stage:
         model, cluster = cost.model, cost.cluster
         nodes = -(-tp // cluster.gpus_per_node)
         gpus = tp // nodes
-        own = replace(cluster, num_nodes=nodes, gpus_per_node=gpus, nics_per_node=min(cluster.nics_per_node, gpus))
+        own = cluster.part(nodes, gpus, min(cluster.nics_per_node, gpus))
         alone, size = replace(cost, cluster=own), float(1 << 40)
         hops = collective.hop_seconds(alone) if tp > 1 else 0.0
         per_byte = (collective.gather_seconds(alone, size) - hops) / size

@@ -13,7 +13,8 @@ from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cluster import Cluster
 from zbench.cost import Cost
-from zbench.legs import NIC, legs
+from zbench.legs import legs
+from zbench.links import NIC
 from zbench.model import Model
 from zbench.patterns import ring
 from zbench.plan import COLUMNS, TRANSFER, Ops, Plan
@@ -29,7 +30,7 @@ def nic_bytes(plan: Plan, ops: Ops, cost: Cost) -> tuple[np.ndarray, np.ndarray]
     """Bytes that every NIC sends and receives."""
     cluster = cost.cluster
     parts = legs(plan, ops, cost.message_bytes(plan, ops), cluster)
-    nic = parts.link_a >= 2 * cluster.num_ranks
+    nic = parts.link_class == NIC
     sides = [(link[nic] - side) // 2 - cluster.num_ranks for side, link in enumerate((parts.link_a, parts.link_b))]
     size, nics = parts.bytes[nic], cluster.num_nics
     tx, rx = (np.bincount(side, weights=size, minlength=nics).astype(np.int64) for side in sides)
@@ -121,7 +122,7 @@ def long_ring(cost: Cost) -> Plan:
 def carried(plan: Plan, cost: Cost) -> np.ndarray:
     """Bytes that every NIC sends in the forward, [num_nics]."""
     parts = programs(plan, cost)[0].legs
-    nic = parts.link_class(8) == NIC
+    nic = parts.link_class == NIC
     return np.bincount(parts.link_a[nic] // 2 - 8, parts.bytes[nic], 8)
 
 

@@ -38,12 +38,14 @@ def measure(cluster: Cluster, model: Model, tell: Callable[[str], None]) -> tupl
     tell: gets a line of progress each.
 
     Raises:
-        ValueError: messages at the links' rates are more than this machine has memory for.
+        ValueError: the cluster cannot be a desk, or messages at its links' rates are more than this machine has memory
+            for.
         zbench.runtime.fleet.RankFailed: the desk cannot be made, or a rank failed.
     """
+    wiring = Wiring.of(cluster)
     _check_memory(cluster)
     subject = Subject(model, cluster.num_nodes, cluster.gpus_per_node, cluster.nics_per_node, 1, "auto")
-    with LocalFleet(cluster.num_ranks, TARGET, subject, wiring=Wiring.of(cluster)) as fleet:
+    with LocalFleet(cluster.num_ranks, TARGET, subject, wiring=wiring) as fleet:
         gauge, found = Gauge(fleet, SECONDS, tell), {}
         with gauge.watched("links"):
             if cluster.num_nodes > 1:

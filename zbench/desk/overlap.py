@@ -12,7 +12,8 @@ from statistics import fmean
 import numpy as np
 
 from zbench.cost import Cost
-from zbench.legs import NIC, legs
+from zbench.legs import legs
+from zbench.links import NIC
 from zbench.metrics import counted
 from zbench.plan import Plan
 from zbench.record import Line, Run
@@ -55,7 +56,7 @@ def nic_seconds(plan: Plan, cost: Cost) -> float:
     seconds = 0.0
     for ops in (plan.forward, plan.backward):
         parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
-        across = parts.link_class(plan.num_ranks) == NIC
+        across = parts.link_class == NIC
         ends = np.concatenate([parts.link_a[across], parts.link_b[across]])
         carried = np.bincount(ends, weights=np.tile(parts.bytes[across], 2), minlength=1)
         seconds += float(cost.transfer_seconds(carried.max(keepdims=True), np.array([True]))[0])

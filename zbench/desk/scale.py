@@ -41,7 +41,14 @@ class Scale:
         return self.tokens_per_gpu * cluster.num_ranks // (self.shrink * self.num_nodes * self.gpus_per_node)
 
     def cluster(self, cluster: Cluster, model: Model, desk: Model) -> Cluster:
-        """The desk cluster that is to `desk` what `cluster` is to `model`."""
+        """The desk cluster that is to `desk` what `cluster` is to `model`.
+
+        Raises:
+            ValueError: a desk has no links like the cluster's.
+        """
+        if cluster.domains:
+            name = cluster.domains[0].name
+            raise ValueError(f"cluster.domains has {name}; a desk cluster has links of nodes and NICs, and no others")
         device = cluster.device
         slower = self.flops / device.matmul_flops
         links = desk.element_bytes / model.element_bytes * slower * self.shrink

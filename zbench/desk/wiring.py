@@ -60,8 +60,11 @@ class Wiring:
     def of(cluster: Cluster) -> "Wiring":
         """
         Raises:
-            ValueError: more nodes or GPUs than there are addresses for.
+            ValueError: more nodes or GPUs than there are addresses for, or links of a domain.
         """
+        if cluster.domains:
+            name = cluster.domains[0].name
+            raise ValueError(f"cluster.domains has {name}; a desk cluster has links of nodes and NICs, and no others")
         for name in ("num_nodes", "gpus_per_node"):
             if getattr(cluster, name) > 250:
                 raise ValueError(f"cluster.{name} is {getattr(cluster, name)}; a desk cluster takes at most 250")

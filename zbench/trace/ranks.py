@@ -11,7 +11,7 @@ from zbench.clock import Program, Timeline
 from zbench.collective import Collectives, Sharing
 from zbench.cost import Cost
 from zbench.layers import Layers, State
-from zbench.legs import NIC
+from zbench.links import NIC
 from zbench.model import TENSOR_NAMES
 from zbench.plan import Ops, Plan
 from zbench.runtime.events import OPTIMIZER, REDUCE
@@ -68,7 +68,8 @@ def _sharing(
     if of.every_micro_batch or name == "backward":
         state.meet()
     if of.every_micro_batch or (of.every_step and name == "forward"):
-        yield from collective(GATHER, begin, of.gather, of.gather_bytes, cost, place)
+        start = begin if of.overlap else end
+        yield from collective(GATHER, start, of.gather, of.gather_bytes, cost, place)
     if name == "backward":
         yield from collective(REDUCE, end + shown - of.reduce, of.reduce, of.reduce_bytes, cost, place)
     yield from spans(SHOWN[name], state.ready, np.full(cost.cluster.num_ranks, shown), cost, place)
@@ -79,7 +80,7 @@ def _legs(
     plan: Plan, ops: Ops, of: Program, timeline: Timeline, name: str, cost: Cost, place: Event
 ) -> Iterator[Event]:
     cluster, parts = cost.cluster, of.legs
-    kind = parts.link_class(plan.num_ranks)
+    kind = parts.link_class
     for leg in np.flatnonzero((kind < 0) | (kind == NIC)).tolist():
         op = int(parts.op[leg])
         start, seconds = timeline.start[leg], timeline.release[leg] - timeline.start[leg]
