@@ -13,7 +13,7 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from zbench.area import TILE, Work
+from zbench.area import Work
 from zbench.cost import Cost
 from zbench.model import KV
 from zbench.plan import Ints
@@ -66,9 +66,7 @@ def share_seconds(lengths: Ints, degree: Ints, cost: Cost, backward: Mode) -> Fl
 def _ring_seconds(lengths: Ints, degree: Ints, cost: Cost, backward: Mode) -> Floats:
     """Attention of sequences that are cut, and what of their kv it does not hide."""
     model, chunk = cost.model, -(-lengths // (2 * degree))
-    half, full = -(-chunk // TILE), -(-2 * chunk // TILE)
-    ones = np.ones_like(chunk)
-    work = Work(2 * chunk * chunk, half * full, 2 * chunk, chunk, ones, half, half, 0 * ones)
+    work, ones = Work.ring_step(chunk), np.ones_like(chunk)
     heads, kv_heads = model.num_heads * ones, model.num_kv_heads * ones
     link = cost.cluster.link_among(degree)
     block = lengths / degree * model.message_bytes_per_token(KV, 0, model.num_heads)

@@ -6,12 +6,12 @@ lengths alone; the few grids with the best estimates are built and played, the b
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
-from zbench.area import TILE, Work
+from zbench.area import Work
 from zbench.build import Builder
 from zbench.cost import Cost
 from zbench.legs import ports
@@ -151,11 +151,10 @@ def _attend_seconds(lengths: Ints, rows: int, cols: int, cost: Cost) -> tuple[fl
     if rows == 1:
         work, present = Work.whole(lengths), np.ones(len(lengths))
     else:
-        chunk = -(-lengths // (2 * rows))
-        half, full = -(-chunk // TILE), -(-2 * chunk // TILE)
-        work = Work(2 * chunk * chunk, half * full, 2 * chunk, chunk, np.ones_like(chunk), half, half, 0 * chunk)
+        work = Work.ring_step(-(-lengths // (2 * rows)))
         present = np.minimum(lengths / (2 * rows), 1.0)  # sequences shorter than 2 R tokens miss ranks
     total = Work(*(np.array([(getattr(work, name) * present).sum()]) for name in Work.__dataclass_fields__))
+    total = replace(total, longest=np.array([work.longest.max()]))
     group = cost.model.num_heads // cost.model.num_kv_heads
     heads = -(-cost.model.num_heads // cols)
     h, k = np.array([heads]), np.array([max(heads // group, 1)])

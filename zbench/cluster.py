@@ -37,8 +37,9 @@ CLUSTER_KINDS = {
 DEVICE_KINDS = {
     "peak_flops": "FLOP/s", "memory_bytes": "bytes", "copy_bandwidth": "bytes/s", "strided_rate": "bytes/s",
     "matmul_flops": "FLOP/s", "attention_forward_flops": "FLOP/s", "attention_backward_flops": "FLOP/s",
-    "kernel_seconds": "seconds", "call_seconds": "seconds",
+    "kernel_seconds": "seconds", "call_seconds": "seconds", "empty_block_seconds": "seconds",
 }  # fmt: skip
+MAY_BE_ZERO = ("empty_block_seconds",)  # of a device's quantities
 MOST_RANKS = 2**20  # above any training cluster there is (some 200,000 GPUs)
 HOST_LINK = ("host_bandwidth", "host_efficiency", "host_latency")
 Ranks = NDArray[np.signedinteger[Any]]
@@ -56,6 +57,10 @@ class Device:
     attention_forward_flops, attention_backward_flops: rate of whole tiles in a long flash-attention call.
     kernel_seconds: start-up and tail of one kernel. call_seconds: least time of one attention call (host work).
     tile: rows and columns that attention kernels work on at a time: 128 as GPU kernels do, or 1, only what is visible.
+    packed_rows: the rows of forward tiles are all query heads of a kv head, so that a segment's last tile has no more
+        rows than these. backward_rows: queries of a backward's tiles, 128 or 64.
+    empty_block_seconds: of the whole GPU, for each block without work that a variable-length attention backward
+        starts: for every sequence and head as many blocks of keys as the longest has. 0 where a kernel starts none.
     attention_*_causal, attention_*_full: the attention rates as measured curves, of segments that see each other
         causally and of rectangles, against the keys (in whole tiles) that a row of tiles sees on average; all four or
         none, and where they are, they are what counts and not the two rates above.
@@ -73,6 +78,9 @@ class Device:
     kernel_seconds: float
     call_seconds: float
     tile: int = 128
+    packed_rows: bool = False
+    backward_rows: int = 128
+    empty_block_seconds: float = 0.0
     attention_forward_causal: Curve | None = None
     attention_forward_full: Curve | None = None
     attention_backward_causal: Curve | None = None
@@ -83,10 +91,15 @@ class Device:
         check_name("cluster.device.name", self.name)
         if self.tile not in (1, 128):
             raise ValueError(f"cluster.device.tile is {self.tile!r}; it takes 128 or 1")
+        if not isinstance(self.packed_rows, bool):
+            raise ValueError(f"cluster.device.packed_rows is {self.packed_rows!r}; it takes true or false")
+        if self.backward_rows not in (64, 128):
+            raise ValueError(f"cluster.device.backward_rows is {self.backward_rows!r}; it takes 64 or 128")
         for name, kind in DEVICE_KINDS.items():
             value = parse(f"cluster.device.{name}", getattr(self, name), kind)
-            if not 0 < value < float("inf"):
-                raise ValueError(f"cluster.device.{name} is {getattr(self, name)!r}; it has to be above 0")
+            if not 0 <= value < float("inf") or (value == 0 and name not in MAY_BE_ZERO):
+                least = "at least 0" if name in MAY_BE_ZERO else "above 0"
+                raise ValueError(f"cluster.device.{name} is {getattr(self, name)!r}; it has to be {least}")
             object.__setattr__(self, name, value)
         self._take_curves()
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from zbench.area import TILE, Work
+from zbench import staging
+from zbench.area import HALF, STRIP, TILE, Work
 from zbench.cluster import Cluster
 from zbench.curve import Curve
 from zbench.links import NVLINK, Domain, gathering
@@ -38,8 +39,8 @@ OPTIMIZER_BYTES = 34  # per parameter of a rank's share: master weight and both 
 class Cost:
     """The cost model of `model` on `cluster`; methods take and give arrays over operations.
 
-    staged: attention runs behind a wrapper that gathers tokens out of padded buffers and scatters
-        results back, as in the benchmark that zbench.anchors compares with; no trainer's default.
+    staged: attention runs behind the wrapper of the benchmark that zbench.anchors compares with, with one of its
+        backends (zbench.staging); "" in a trainer.
     pipelines: what runs the plans has tensor and pipeline parallelism (zbench.pipelines); the torch executor has not.
     tp, bonded_nics: GPUs that are one rank, NICs that are one of `cluster`, which with `model` is then as zbench.groups
         makes them. inner: the domains of GPUs that such a group has.
@@ -48,7 +49,7 @@ class Cost:
 
     cluster: Cluster
     model: Model
-    staged: bool = False
+    staged: staging.Backend = ""
     pipelines: bool = True
     tp: int = 1
     pp: int = 1
@@ -102,15 +103,35 @@ class Cost:
         known: the repeats among all attends of the list, where `attend` are some of them.
         """
         use = Use.of(plan, ops, attend, work, self._kv_heads(ops.head_lo[attend], ops.head_hi[attend]), known)
-        seconds = self.kernel_seconds(work, use.heads, use.kv_heads, backward)
+        kv_heads = use.kv_heads
+        if self.staged == staging.FUSED and backward:
+            kv_heads = np.where(staging.repeated(use), use.heads, kv_heads)
+        seconds = self.kernel_seconds(work, use.heads, kv_heads, backward)
         seconds += self._sum_seconds(work, use, backward) + self._arrange_seconds(work, use, backward)
-        return seconds + self._staging_seconds(work, use, backward) if self.staged else seconds
+        if not self.staged:
+            return seconds
+        return seconds + staging.seconds(self.cluster.device, self._row, work, use, backward, self.staged)
+
+    @property
+    def _row(self) -> int:
+        """Bytes of one head of one token."""
+        return self.model.head_dim * self.model.element_bytes
 
     def kernel_seconds(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Floats:
         """One flash-attention call each: its work, the start of its kernels, and no less than a call takes."""
         device = self.cluster.device
-        starts = (8 if backward else 1) * device.kernel_seconds
+        starts = (8 if backward else 1) * device.kernel_seconds + (self._empty_seconds(work, heads) if backward else 0)
         return np.maximum(self.stream_seconds(work, heads, kv_heads, backward) + starts, device.call_seconds)
+
+    def _empty_seconds(self, work: Work, heads: Ints) -> Floats:
+        """Blocks of a variable-length backward that find nothing to do.
+
+        FlashAttention-3 launches a block for every TILE keys of the longest segment, every segment and every head, and
+        a block past its segment's end leaves at once (hopper/flash_bwd_launch_template.h). Its forward has a scheduler
+        that skips them.
+        """
+        empty = np.maximum(work.segments * work.longest - -(-work.keys // TILE), 0)
+        return np.asarray(empty * heads * self.cluster.device.empty_block_seconds, np.float64)
 
     def stream_seconds(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Floats:
         """The work of flash-attention calls: tiles at the kernel's rate, rows through memory.
@@ -121,7 +142,7 @@ class Cost:
         """
         device, dim, e = self.cluster.device, self.model.head_dim, self.model.element_bytes / 2
         rate = device.attention_backward_flops if backward else device.attention_forward_flops
-        pairs = work.area if device.tile == 1 else work.tiles * TILE * TILE
+        pairs = work.area if device.tile == 1 else self._tiles(work, heads, kv_heads, backward) * TILE * TILE
         flops = (BACKWARD_FLOPS if backward else FORWARD_FLOPS) * pairs * heads * dim
         curves = device.attention(backward)
         compute = flops / rate if curves is None else flops * _seconds_by_row(work, *curves)
@@ -132,6 +153,22 @@ class Cost:
         else:
             traffic = (work.queries * heads + work.keys * kv_heads) * 4 * dim * e
         return np.asarray(compute + traffic / device.copy_bandwidth, np.float64)
+
+    def _tiles(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Ints | Floats:
+        """Tiles, less the parts of them without a query that the kernel leaves out.
+
+        FlashAttention-3's backward has tiles of 64 queries (80 where all see all). Its forward lays the g query heads
+        of a kv head side by side in the rows of a tile, which then has 128 / g queries; between 1 and 8 heads the
+        share of the strips of 16 that this leaves out is what it is of a last row of any length.
+        """
+        device = self.cluster.device
+        if backward:
+            return work.tiles - work.spare_halves / 2 if device.backward_rows == HALF else work.tiles
+        if not device.packed_rows:
+            return work.tiles
+        group = np.minimum(heads / np.maximum(kv_heads, 1), TILE // STRIP)
+        share = (1 - 1 / group) / (1 - STRIP / TILE)
+        return np.asarray(work.tiles - share * work.spare_strips * (STRIP / TILE), np.float64)
 
     def whole_seconds(self, lengths: Ints, backward: bool) -> Floats:
         """Attention of whole sequences, [n], all heads, one layer, as part of calls that others share."""
@@ -145,17 +182,15 @@ class Cost:
 
     def join_seconds(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Floats:
         """Adding a partial result to an earlier one: read it, read and write the sum (o; or dq, dk and dv)."""
-        row = self.model.head_dim * self.model.element_bytes
+        row = self._row
         size = 3 * work.queries * heads * row + (6 * work.keys * kv_heads * row if backward else 0)
         return size / self.cluster.device.copy_bandwidth + 3 * self.cluster.device.kernel_seconds
 
     def _sum_seconds(self, work: Work, use: Use, backward: bool) -> Floats:
         """Joining the partial results of attends that share queries; backward also of those that share keys.
 
-        Staged, as Transformer Engine does it: the first partial result is added too, to zeros; the
-        log-sum-exp is joined in float64 by seven unfused operations; dk and dv are put side by side first.
+        Staged, as Transformer Engine does it: the first partial result is added too, to zeros.
         """
-        device, row = self.cluster.device, self.model.head_dim * self.model.element_bytes
         joins_q, joins_kv = (use.shares_q, use.shares_kv) if self.staged else (use.again_q, use.again_kv)
         given = replace(work, keys=use.buffer)
         seconds = np.where(joins_q, self.join_seconds(given, use.heads, use.kv_heads, backward), 0.0)
@@ -163,8 +198,7 @@ class Cost:
             only_kv = self.join_seconds(replace(given, queries=0 * work.queries), use.heads, use.kv_heads, backward)
             seconds += np.where(joins_kv & ~joins_q, only_kv, 0.0)
         if self.staged:
-            size = 4 * use.buffer * use.kv_heads * row if backward else 14 * 8 * work.queries * use.heads
-            more = size / device.copy_bandwidth + (0 if backward else 6) * device.kernel_seconds
+            more = staging.join_more_seconds(self.cluster.device, self._row, work, use, backward)
             seconds += np.where(joins_q, more, 0.0)
         return seconds
 
@@ -175,7 +209,7 @@ class Cost:
         k and v copied into one buffer, and dk and dv out of it, once for all attends that use it. Part of
         a block (half of it, in a causal ring): that part of q, or k and v, copied; backward also of o and do.
         """
-        row = self.model.head_dim * self.model.element_bytes
+        row = self._row
         q, kv = use.q_tokens * use.heads * row, 2 * use.kv_tokens * use.kv_heads * row
         strided = np.where(use.cut & ~use.again_q, self.repack_seconds(2 * q + kv), 0.0)
         copied = np.where(use.many & ~use.again_kv, kv * (2 if backward else 1), 0)
@@ -186,16 +220,6 @@ class Cost:
     def repack_seconds(self, size: Floats | Ints) -> Floats:
         """One strided copy of `size` bytes, as between the two layouts of an all-to-all."""
         return np.asarray(size / self.cluster.device.strided_rate, np.float64)
-
-    def _staging_seconds(self, work: Work, use: Use, backward: bool) -> Floats:
-        """Real tokens gathered out of padded buffers (2 passes), results scattered into zeros element by element."""
-        device, row = self.cluster.device, self.model.head_dim * self.model.element_bytes
-        q, kv = work.queries * use.heads * row, 2 * work.keys * use.kv_heads * row
-        read, written = (3 * q + kv, q + kv) if backward else (q + kv, q)
-        zeros = q + 2 * use.buffer * use.kv_heads * row if backward else q
-        small = (12 if backward else 7) * device.kernel_seconds
-        seconds = (2 * read + zeros) / device.copy_bandwidth + written / device.strided_rate + small
-        return np.asarray(seconds, np.float64)
 
     def linear_seconds(self, tokens: Ints | Floats, matmul_share: float = 1.0) -> Floats:
         """Forward seconds of one layer's linear modules, norms and activations for `tokens` on a rank.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zbench.area import TILE, Work
+from zbench.area import HALF, STRIP, TILE, Work
 from zbench.model import Model
 
 ELEMENT_BYTES = {2: "bfloat16", 4: "float32", 8: "float64"}
@@ -101,7 +101,9 @@ class Call:
         assert m == n or not self.causal
         rows, columns = -(-m // TILE), -(-n // TILE)
         area, tiles = (m * (m + 1) // 2, rows * (rows + 1) // 2) if self.causal else (m * n, rows * columns)
-        amounts = (area, tiles, m, n, 1, columns, rows, int(self.causal))
+        empty = rows * TILE - m
+        spare = columns * (empty // STRIP), columns * (empty // HALF)
+        amounts = (area, tiles, m, n, 1, columns, rows, int(self.causal), *spare)
         work = Work(*(num * amount * ones for amount in amounts))
         return replace(work, longest=columns * ones)
 

@@ -81,4 +81,5 @@ class Scale:
             call_seconds=device.call_seconds * seconds,
             memory_bytes=MEMORY_BYTES,
             tile=1 if self.shrink > 1 else device.tile,  # 128 rows shrink to a few
+            empty_block_seconds=0.0 if self.shrink > 1 else device.empty_block_seconds * seconds,
         )
