@@ -8,7 +8,8 @@ bound comes from; docs/worlds.md says how they are read.
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from zbench.cluster import CURVES, MOST_CHANNELS, Cluster, Device
+from zbench.cluster import CURVES, Cluster, Device
+from zbench.links import MOST_CHANNELS
 from zbench.curve import Curve
 from zbench.model import Model
 from zbench.units import parse
