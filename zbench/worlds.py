@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from zbench.cluster import CURVES, Cluster, Device
-from zbench.links import MOST_CHANNELS
 from zbench.curve import Curve
+from zbench.links import MOST_CHANNELS
 from zbench.model import Model
 from zbench.units import parse
 
