@@ -38,10 +38,10 @@ class Zeppelin:
 
     partition: off, every sequence goes round a ring of all ranks. partitioner: "search" compares partitions by
     predicted time; "published" takes what the paper's thresholds come to, over all NICs; nothing is played but to
-    order it. route: spread transfers between nodes over all NICs. legs: "overlapped", steps of routed transfers begin
-    as soon as they can; "serial", one after another. remap: balance tokens for the linear modules, leaving
-    differences up to `tolerance` tokens. order: list-schedule the three queues together instead of one after another.
-    backward: what becomes of received kv (zbench.rewrite.reverse).
+    order it. route: spread transfers between nodes over all NICs. legs: "overlapped", a routed transfer of a rank
+    begins while its last one is under way; "serial", when that has been combined. remap: balance tokens for the
+    linear modules, leaving differences up to `tolerance` tokens. order: list-schedule the three queues together
+    instead of one after another. backward: what becomes of received kv (zbench.rewrite.reverse).
 
     Raises:
         ValueError: a switch has none of its values, or tolerance is not a whole number of at least 0.

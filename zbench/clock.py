@@ -84,19 +84,12 @@ class Program:
         return np.where(self.legs.whole, self.legs.channels - 1, 0)
 
 
-def program(
-    parts: Legs, busy: Floats, latency: Floats, edges: Edges, order: tuple[Ints, Ints] | None = None
-) -> Program:
-    """Lanes in plan order and data edges, from operations to legs.
-
-    order: (legs, those that wait for them as they would for data), where more than data and lanes say when legs begin.
-    """
+def program(parts: Legs, busy: Floats, latency: Floats, edges: Edges) -> Program:
+    """Lanes in plan order and data edges, from operations to legs."""
     next_a, next_b, lane_waits = _lane_order(parts.lane_a, parts.lane_b)
     pair, next_pair = _pairs(parts)
     lane_waits[next_pair[next_pair >= 0]] += 1
     producer, consumer = _leg_edges(edges.producer, edges.consumer, parts.first, parts.last, parts.after)
-    if order is not None:
-        producer, consumer = np.concatenate([producer, order[0]]), np.concatenate([consumer, order[1]])
     offsets, followers, waits = _rows(len(parts.op), producer, consumer)
     return Program(parts, busy, latency, next_a, next_b, pair, next_pair, offsets, followers, waits + lane_waits)
 

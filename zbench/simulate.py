@@ -31,7 +31,7 @@ from zbench.pipelines import Layout
 from zbench.plan import Ops, Plan
 from zbench.protocols import Ready
 from zbench.result import StepResult
-from zbench.serial import serial_order
+from zbench.serial import in_turn
 from zbench.stage import held
 from zbench.totals import Carried, Totals
 
@@ -50,7 +50,7 @@ def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> P
     seconds[attend] = cost.attend_seconds(plan, ops, attend, amount, backward)
     busy += np.where(moves, 0.0, seconds[parts.op])
     latency = np.where(moves, cost.latency_seconds(link), 0.0)
-    return program(parts, busy, latency, found, serial_order(parts, ops) if plan.serial_legs else None)
+    return program(parts, busy, latency, in_turn(found, ops) if plan.serial_legs else found)
 
 
 def programs(plan: Plan, cost: Cost) -> Programs:
