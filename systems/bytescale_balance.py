@@ -86,7 +86,8 @@ def kv_moves(backward: Mode) -> tuple[int, int]:
 
 def nic_seconds(lengths: Ints, degree: Ints, ranks: Ints, cost: Cost, backward: Mode) -> float:
     """Of the busiest node's NICs, one layer, both directions: every ring that leaves a node passes all kv but its own
-    through one of them, and rings take turns with the NICs."""
+    through one of them, and rings take turns with the NICs: together they have all channels (what one ring's messages
+    to one peer take is in share_seconds)."""
     cluster = cost.cluster
     owner = np.repeat(np.arange(len(lengths)), degree)
     touched = np.unique(owner * cluster.num_nodes + cluster.node_of[ranks])

@@ -85,7 +85,8 @@ def attend_seconds(pieces: Pieces, num_packs: int, degree: int, cost: Cost) -> F
 def gather_seconds(tokens: Floats, degree: int, cost: Cost, backward: Mode) -> Floats:
     """Of keys and values of packs of `tokens` [n], gathered and their gradients sent home, and copied into a buffer.
 
-    Gathered hierarchically, so a node's NICs take in what the other nodes of the group hold once.
+    Gathered hierarchically, so a node's NICs take in what the other nodes of the group hold once; collectives have all
+    of a link's channels.
     """
     cluster, yes = cost.cluster, np.array([True])
     size = tokens * cost.model.message_bytes_per_token(KV, 0, cost.model.num_heads)

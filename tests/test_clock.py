@@ -143,7 +143,7 @@ def test_a_message_inside_a_card_leaves_the_node_s_links_free() -> None:
     plan = Plan(NONE, NONE, 4, 2, Blocks(NONE, NONE, NONE, NONE, NONE), Lists.of([]), EMPTY, EMPTY, Lists.of([]))
     ops = Ops.transfers(KV, np.array([0, 0, 3]), np.array([1, 2, 2]), (0, 2), np.array([0, 0, 0]))
     parts = legs(plan, ops, np.full(3, 1000), cluster)
-    assert [cluster.links[link].name for link in parts.link_class] == ["card", "NVLink", "card"]
+    assert [cluster.links[link].name for link in parts.link_class] == ["card", "node", "card"]
     of = program(
         parts, Cost(cluster, MODEL).message_seconds(parts.bytes, parts.link_class), np.zeros(3), Edges(NONE, NONE)
     )

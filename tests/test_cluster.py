@@ -102,11 +102,11 @@ def test_a_message_takes_the_links_of_the_innermost_domain_with_both_ranks() -> 
     cluster = replace(GOOD, domains={**quad, **CARD})  # type: ignore[arg-type]
     assert [(one.name, one.gpus) for one in cluster.domains] == [("card", 2), ("quad", 4)]
     names = [link.name for link in cluster.links]
-    assert names == ["NVLink", "NIC", "card", "quad"]
+    assert names == ["node", "NIC", "card", "quad"]
     found = cluster.link_of(np.array([0, 1, 1, 3, 2, 4, 7, 8]), np.array([1, 0, 2, 0, 3, 3, 8, 9]))
-    assert [names[link] for link in found] == ["card", "card", "quad", "quad", "card", "NVLink", "NIC", "card"]
+    assert [names[link] for link in found] == ["card", "card", "quad", "quad", "card", "node", "NIC", "card"]
     assert [names[link] for link in cluster.link_among(np.array([1, 2, 3, 4, 5, 8, 9]))] == [
-        "card", "card", "quad", "quad", "NVLink", "NVLink", "NIC"
+        "card", "card", "quad", "quad", "node", "node", "NIC"
     ]  # fmt: skip
     cost = Cost(cluster, MODELS["mha"])
     link = np.array([NVLINK, NIC, 2])

@@ -77,6 +77,19 @@ def test_transfers_take_bytes_over_what_links_reach(cost: Cost, size: int) -> No
     assert cost.latency_seconds(np.array([False, True])).tolist() == [c.nvlink_latency, c.nic_latency]
 
 
+@given(costs(), st.integers(1, 10**9), st.integers(1, 40), st.booleans())
+def test_who_sends_to_as_many_as_a_link_has_channels_has_all_of_it(
+    cost: Cost, size: int, peers: int, across: bool
+) -> None:
+    channels, where = cost.cluster.nic_channels if across else cost.cluster.nvlink_channels, np.array([across])
+    whole, one = (seconds(np.array([size]), where)[0] for seconds in (cost.transfer_seconds, cost.message_seconds))
+    assert one == pytest.approx(channels * whole)
+    spread = cost.spread_seconds(np.array([size]), where, peers)[0]
+    assert spread == pytest.approx(whole * max(1.0, channels / peers))
+    if channels == 1:
+        assert spread == one == whole
+
+
 @given(costs(), st.integers(1, 10**6), st.integers(1, 10**6))
 def test_linear_modules(cost: Cost, one: int, other: int) -> None:
     """No tokens, no time; more tokens, more time; two calls cost no less than one."""

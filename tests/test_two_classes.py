@@ -1,8 +1,8 @@
 """A cluster of two link classes, NVLink and NICs, is simulated as before there were any number of them.
 
 The digests were made by the simulator of before, whose clusters could have no others. They change where the cost
-model's formulas do; a change of link classes alone must not touch them. They are of twelve digits, as processors round
-exponentials differently.
+model's formulas do, and a system whose planner was changed has none any more; a change of link classes alone must not
+touch them. They are of twelve digits, as processors round exponentials differently.
 """
 
 import hashlib
@@ -21,40 +21,37 @@ from zbench.groups import grouped
 from zbench.simulate import Simulated
 
 LENGTHS = np.exp(np.random.default_rng(5).uniform(np.log(64), np.log(40_000), 24)).astype(np.int64)
-WIDE = Cluster("wide", 2, 8, 8, 5e10, 0.8, 1.5e-5, 4.5e11, 0.78, 1e-5, H100, nic_channels=2)
+WIDE = Cluster("wide", 2, 8, 8, 5e10, 0.8, 1.5e-5, 4.5e11, 0.78, 1e-5, H100)
 SHARED = Cluster("shared", 3, 4, 2, 2.5e10, 0.915, 1.5e-5, 2e11, 0.6, 1e-5, H100)
 COSTS = {
     "wide": Cost(WIDE, MODELS["gqa"]),
     "shared": Cost(SHARED, replace(MODELS["mha"], sharding="zero1", recompute="full")),
-    "grouped": grouped(Cost(replace(SHARED, nvlink_channels=2), MODELS["gqa"]), 2),
+    "grouped": grouped(Cost(SHARED, MODELS["gqa"]), 2),
 }
 DIGESTS: dict[str, dict[str, str]] = {
     "wide": {
-        "allgather": "f55bb85cc80bfed6", "bytescale": "7fe1acf10e1de2cb", "distca": "4fb13aaef992dce0",
-        "fcp": "59ae699082a6622b", "flexsp": "751924b280066e16", "flexsp_batch_ada": "baa4d8a3054cfff7",
-        "hybrid_dp": "1dfc06937929a46a", "hybrid_dp_megatron": "1dfc06937929a46a", "hydraulis": "b8b2af04a9562497",
-        "local_packing": "2ee31a997b51299c", "loongtrain": "85eb33876c49605b",
-        "nodewise": "d35502e722df31a1", "ring": "4b9293a5c4532160", "ulysses": "a8d25077fa4b0830",
-        "ulysses_deepspeed": "a8d25077fa4b0830", "usp": "85eb33876c49605b", "wlb_llm": "9bd348db9ef46e67",
-        "zeppelin": "f2c1e130fd4e7a84",
+        "allgather": "f55bb85cc80bfed6", "bytescale": "7fe1acf10e1de2cb", "distca": "189dd2645fc1a4cc",
+        "fcp": "251a010f42c443df", "flexsp": "751924b280066e16", "flexsp_batch_ada": "baa4d8a3054cfff7",
+        "hydraulis": "b8b2af04a9562497",
+        "local_packing": "2ee31a997b51299c", "loongtrain": "fc3e0e1387400e19", "nodewise": "d35502e722df31a1",
+        "ring": "fef864d8a1294422", "ulysses": "d70db8ac310aa043", "ulysses_deepspeed": "d70db8ac310aa043",
+        "usp": "fc3e0e1387400e19", "wlb_llm": "9bd348db9ef46e67", "zeppelin": "f2c1e130fd4e7a84",
     },
     "shared": {
         "allgather": "3891a56c6fece864", "bytescale": "52591eb99952eced", "distca": "a472bb99a05bea51",
         "fcp": "707021e0bc2ba737", "flexsp": "4f76b978dd77560e", "flexsp_batch_ada": "52f0095c11d50679",
-        "hybrid_dp": "d0a3929c36c293cb", "hybrid_dp_megatron": "35b3d330ebed3c1c", "hydraulis": "7cef6867b7c4de60",
-        "local_packing": "c259b20040bac54e", "loongtrain": "6c208e031a4bcbd1",
-        "nodewise": "0ebb554dbfc3a4b8", "ring": "f096599df929f9ba", "ulysses": "6b511b15ea07b4f8",
-        "ulysses_deepspeed": "6b511b15ea07b4f8", "usp": "6b511b15ea07b4f8", "wlb_llm": "4b355cd23ff6a06a",
-        "zeppelin": "eb423bc5ffc20e0f",
+        "hydraulis": "7cef6867b7c4de60",
+        "local_packing": "c259b20040bac54e", "loongtrain": "6c208e031a4bcbd1", "nodewise": "0ebb554dbfc3a4b8",
+        "ring": "f096599df929f9ba", "ulysses": "6b511b15ea07b4f8", "ulysses_deepspeed": "6b511b15ea07b4f8",
+        "usp": "6b511b15ea07b4f8", "wlb_llm": "4b355cd23ff6a06a", "zeppelin": "eb423bc5ffc20e0f",
     },
     "grouped": {
-        "allgather": "5e2a950402ab0962", "bytescale": "10f5952da91bc104", "distca": "6a1cd006f4a58a17",
-        "fcp": "5467717a56fef7db", "flexsp": "b0bfd9561e18245f", "flexsp_batch_ada": "6912cf3e1a18a5b7",
-        "hybrid_dp": "794f6e4f7753ad31", "hybrid_dp_megatron": "43dc9047604aac66", "hydraulis": "f03c1c5c04f04a55",
-        "local_packing": "f0038ae2724002a0", "loongtrain": "0a8aff4415f00529",
-        "nodewise": "7bc9d2fd4eab4b12", "ring": "3355115c045069fc", "ulysses": "9778127a20059bbe",
-        "ulysses_deepspeed": "9778127a20059bbe", "usp": "fa0b68b3b6a5dde3", "wlb_llm": "fb985dafebc1211e",
-        "zeppelin": "de2e01f19a633d5d",
+        "allgather": "5e2a950402ab0962", "bytescale": "cea664ca64f15afd", "distca": "d5a2e7c907b9f877",
+        "fcp": "d9d8f8cf356c669d", "flexsp": "c8f1e2933c6a873a", "flexsp_batch_ada": "c29393dbe4147e14",
+        "hydraulis": "f03c1c5c04f04a55",
+        "local_packing": "f0038ae2724002a0", "loongtrain": "b75d9fb0962017bb", "nodewise": "9ac59c1bda16d451",
+        "ring": "a4dc290d43a96d24", "ulysses": "37459a268044ae96", "ulysses_deepspeed": "37459a268044ae96",
+        "usp": "4b20e75c8593a2ec", "wlb_llm": "fb985dafebc1211e", "zeppelin": "c46ad147ec279730",
     },
 }  # fmt: skip
 

@@ -60,14 +60,23 @@ def test_each_cause_changes_its_own_and_nothing_else(cluster: Cluster, model: Mo
     device = cluster.device
     rates = {"attention_forward_flops": 1.2 * device.attention_forward_flops,
              "attention_backward_flops": 1.2 * device.attention_backward_flops}  # fmt: skip
+    host = None if cluster.host_latency is None else 3 * cluster.host_latency
+    later = {"nic_latency": 3 * cluster.nic_latency, "nvlink_latency": 3 * cluster.nvlink_latency, "host_latency": host}
+    domains = cluster.domains
     expected = {
         World(nic_channels=3): replace(cluster, nic_channels=3),
-        World(nvlink_channels=7): replace(cluster, nvlink_channels=7),
+        World(nvlink_channels=7): replace(
+            cluster, nvlink_channels=7, domains=tuple(replace(one, channels=7) for one in domains)
+        ),
         World(latency=3): replace(
-            cluster, nic_latency=3 * cluster.nic_latency, nvlink_latency=3 * cluster.nvlink_latency
+            cluster, **later, domains=tuple(replace(one, latency=3 * one.latency) for one in domains)
         ),
         World(nic_bandwidth=0.8): replace(cluster, nic_bandwidth=0.8 * cluster.nic_bandwidth),
-        World(nvlink_bandwidth=1.2): replace(cluster, nvlink_bandwidth=1.2 * cluster.nvlink_bandwidth),
+        World(nvlink_bandwidth=1.2): replace(
+            cluster,
+            nvlink_bandwidth=1.2 * cluster.nvlink_bandwidth,
+            domains=tuple(replace(one, bandwidth=1.2 * one.bandwidth) for one in domains),
+        ),
         World(attention_rate=1.2): replace(cluster, device=replace(device, **rates)),
         World(matmul_rate=0.8): replace(cluster, device=replace(device, matmul_flops=0.8 * device.matmul_flops)),
     }

@@ -208,7 +208,7 @@ class Cluster:
         object.__setattr__(self, "links", tuple(self._links()))
 
     def _links(self) -> Iterator[Link]:
-        yield Link("NVLink", self.nvlink_bandwidth * self.nvlink_efficiency, self.nvlink_latency, self.nvlink_channels)
+        yield Link("node", self.nvlink_bandwidth * self.nvlink_efficiency, self.nvlink_latency, self.nvlink_channels)
         yield Link("NIC", self.nic_bandwidth * self.nic_efficiency, self.nic_latency, self.nic_channels)
         yield from (domain.link for domain in self.domains)
         rate, share, latency = self.host_bandwidth, self.host_efficiency, self.host_latency

@@ -1,8 +1,10 @@
 """What data parallelism adds to a step: parameters gathered, gradients reduced. Pure: no torch.
 
 Both collectives run hierarchically (inside a node domain by domain, across nodes with every NIC taking
-an equal share) on a channel of their own beside the layers, or with model.overlap_collectives=false before and after
-them. Gradients of a layer are ready when its backward ends; parameters of a layer are needed when its forward begins.
+an equal share) in a stream of their own beside the layers, or with model.overlap_collectives=false before and after
+them, and have all of a link's channels, as NCCL's collectives have: measured all-gathers (zbench.anchors) agree with
+the whole link. Gradients of a layer are ready when its backward ends; parameters of a layer are needed when its forward
+begins.
 
 How often: with ZeRO-1 parameters are gathered in the first forward of a step and gradients reduced in its last
 backward. With ZeRO-3 (Rajbhandari et al. 2020, arXiv 1910.02054, section 7.2.2) a rank keeps neither, so every

@@ -92,6 +92,10 @@ class Cost:
             seconds = np.maximum(seconds, self.transfer_seconds(taken, np.array(link)))
         return seconds
 
+    def spread_seconds(self, size: Floats | Ints, link: Column | Flags, peers: int) -> Floats:
+        """As transfer_seconds, of `size` bytes evenly to so many peers: all of the link if it has no more channels."""
+        return np.maximum(self.transfer_seconds(size, link), self.message_seconds(size / max(peers, 1), link))
+
     def latency_seconds(self, link: Column | Flags) -> Floats:
         return np.array([one.latency for one in self.cluster.links])[np.asarray(link, np.intp)]
 

@@ -70,7 +70,11 @@ def of_nics(size: Ints, bonded: int) -> Ints:
 
 
 def _cluster(cluster: Cluster, tp: int, groups: int, nics: int) -> Cluster:
-    """Every GPU of a group sends its share by its own port and NIC: together one of their sum."""
+    """Every GPU of a group sends its share by its own port and NIC: together one of their sum.
+
+    To its own peer: of a NIC that some of the group share, one message of theirs has as many channels as they are.
+    """
+    sharing = min(tp, -(-cluster.gpus_per_node // cluster.nics_per_node))
     device: Device = replace(
         cluster.device.without_curves(),  # which are of one GPU's shapes
         **{rate: tp * getattr(cluster.device, rate) for rate in _RATES},
@@ -80,6 +84,7 @@ def _cluster(cluster: Cluster, tp: int, groups: int, nics: int) -> Cluster:
         gpus_per_node=groups,
         nics_per_node=nics,
         nic_bandwidth=cluster.nic_bandwidth * cluster.nics_per_node / nics,
+        nic_channels=-(-cluster.nic_channels // sharing),
         nvlink_bandwidth=cluster.nvlink_bandwidth * tp,
         domains=tuple(
             replace(one, gpus=one.gpus // tp, bandwidth=one.bandwidth * tp) for one in cluster.domains if one.gpus > tp

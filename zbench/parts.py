@@ -121,6 +121,11 @@ class Parts:
         expect("tracker", tracker, "log")
         return Parts(world, nominal, cluster, model, cost, seen, workload, executor, tracker, simulated, tokens)
 
+    @property
+    def told(self) -> Machine:
+        """The machine that planners are told of."""
+        return Machine(self.cluster, self.model) if self.seen == self.cost else self.nominal
+
     def batch(self, step: int) -> Batch:
         """The workload's batch of `step`, checked."""
         return batch_of(self.workload, step, self.tokens)

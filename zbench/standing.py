@@ -19,10 +19,10 @@ with loading(__name__):
     from zbench.cells import Cell, Place, Systems, Worlds, gain, table
     from zbench.console import say, show
     from zbench.interval import LEVEL, interval
-    from zbench.ranges import Range, over_worlds
+    from zbench.ranges import over_worlds
     from zbench.records import read_all
     from zbench.sheet import Sheet
-    from zbench.survival import Survival, gain_words, in_line, turned_words, words_of
+    from zbench.survival import Survival, gain_words, place_words, survivals
     from zbench.worlds import NOMINAL
 
 
@@ -47,14 +47,16 @@ def _main() -> int:
         raise ValueError(f"--over is {arguments.over!r}; the records have {', '.join(names)}")
     over = arguments.over or "zeppelin"
     if arguments.worlds:
-        several = {place: worlds for place, worlds in found.items() if NOMINAL in worlds and len(worlds) > 1}
+        several = survivals(runs, found, over)
         if not several:
-            raise ValueError(f"--worlds is of several worlds; {', '.join(arguments.files)} has one of each run")
-        for place, worlds in several.items():
-            _tell(Survival.of(_title(place), worlds, over, words_of(runs)), arguments.markdown)
+            raise ValueError(
+                f"--worlds is of several worlds, the nominal one among them; {', '.join(arguments.files)} has none such"
+            )
+        for one in several:
+            _tell(one, arguments.markdown)
         return 0
-    for one in tables(found, over):
-        _print(one, arguments.markdown)
+    for sheet in tables(found, over):
+        _print(sheet, arguments.markdown)
     return 0
 
 
@@ -62,35 +64,12 @@ def _print(sheet: Sheet, markdown: bool) -> None:
     print(sheet.markdown()) if markdown else show(sheet.rich())
 
 
-def _title(place: Place) -> str:
-    cluster, model, *rest = place
-    return f"{model} on {cluster}, {', '.join(rest)}"
-
-
 def _tell(found: Survival, markdown: bool) -> None:
     """What survives the worlds of a place: a table of ranges, the orders, and the pairs that turn."""
-    changed = [f"{name} ({words})" for name, words in found.worlds.items() if name != words]
-    rows = [
-        (name, gain_words(ratio, factor, None), *(_end(over_all, end) for end in ("least", "greatest")))
-        for name, (ratio, factor, over_all) in found.gains.items()
-    ]
-    columns = ("system", f"x {found.over}", "least", "greatest")
-    _print(Sheet(f"{found.title}: over {len(found.worlds)} worlds", columns, tuple(rows)), markdown)
-    lines = [f"Worlds: {', '.join([NOMINAL, *changed])}."]
-    for on, groups in found.orders.items():
-        lines.append(f"Survives all of them on {on}: {in_line(groups)}.")
-        lines += [f"Turns on {on}: {turned_words(turn)}." for turn in found.turned[on]]
-    if found.left_out:
-        lines.append(f"In no order, as they lack a workload or memory somewhere: {', '.join(found.left_out)}.")
-    if found.uncounted:
-        lines.append(f"In no range, as they lack a workload or memory there: {', '.join(found.uncounted)}.")
-    for line in lines:
+    _print(Sheet(found.title, *found.ranges()), markdown)
+    for line in found.lines():
         print(f"- {line}") if markdown else say(line)
     print()
-
-
-def _end(over_all: Range | None, end: str) -> str:
-    return "" if over_all is None else f"{getattr(over_all, end):.2f} in {getattr(over_all, end + '_world')}"
 
 
 def tables(found: Mapping[Place, Worlds], over: str) -> list[Sheet]:
@@ -98,9 +77,9 @@ def tables(found: Mapping[Place, Worlds], over: str) -> list[Sheet]:
     out = []
     for place, worlds in found.items():
         if NOMINAL in worlds:
-            out.append(shown(_title(place), worlds[NOMINAL], over, worlds))
+            out.append(shown(place_words(place), worlds[NOMINAL], over, worlds))
         else:
-            out += [shown(f"{_title(place)}, world {name}", systems, over) for name, systems in worlds.items()]
+            out += [shown(f"{place_words(place)}, world {name}", systems, over) for name, systems in worlds.items()]
     nominal = {place: worlds for place, worlds in found.items() if NOMINAL in worlds}
     kinds = dict.fromkeys(place[1:] for place in nominal)
     alike = [{place: worlds for place, worlds in nominal.items() if place[1:] == kind} for kind in kinds]

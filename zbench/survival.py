@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from zbench.cells import Worlds, gain
+from zbench.cells import Place, Worlds, gain
 from zbench.ranges import Range, Turn, order, over_worlds, scores, turns, uncounted
 from zbench.record import Run
 from zbench.rows import label
@@ -47,6 +47,50 @@ class Survival:
             {on: order(one) for on, one in found.items()}, {on: turns(one) for on, one in found.items()},
             uncounted(worlds, over), [name for name in nominal if name not in next(iter(found.values()))[NOMINAL]],
         )  # fmt: skip
+
+    def ranges(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+        """(columns, rows) of a table: how many times as fast as `over`; the least and greatest, with their worlds."""
+        rows = [
+            (name, gain_words(ratio, factor, None), *(_end(over_all, end) for end in ("least", "greatest")))
+            for name, (ratio, factor, over_all) in self.gains.items()
+        ]
+        return ("system", f"x {self.over}", "least", "greatest"), tuple(rows)
+
+    def lines(self) -> list[str]:
+        """Sentences: which worlds, which order survives them, which pairs turn, and what is in neither."""
+        changed = [f"{name} ({words})" for name, words in self.worlds.items() if name != words]
+        out = [f"Worlds: {', '.join([NOMINAL, *changed])}."]
+        for on, groups in self.orders.items():
+            out.append(f"Survives all of them on {on}: {in_line(groups)}.")
+            out += [f"Turns on {on}: {turned_words(turn)}." for turn in self.turned[on]]
+        if self.left_out:
+            out.append(f"In no order, as they lack a workload or memory somewhere: {', '.join(self.left_out)}.")
+        if self.uncounted:
+            out.append(f"In no range, as they lack a workload or memory there: {', '.join(self.uncounted)}.")
+        return out
+
+
+def _end(over_all: Range | None, end: str) -> str:
+    return "" if over_all is None else f"{getattr(over_all, end):.2f} in {getattr(over_all, end + '_world')}"
+
+
+def survivals(runs: Sequence[Run], found: Mapping[Place, Worlds], over: str | None = None) -> list[Survival]:
+    """What survives, of every place with a nominal and other worlds.
+
+    over: the system that ranges are over; None for the recorded baseline, or, where a place has none, its first system.
+    """
+    baselines = [str(run.start["baseline"]["name"]) for run in runs if run.start.get("baseline")]
+    out = []
+    for place, worlds in found.items():
+        if NOMINAL in worlds and len(worlds) > 1:
+            name = over or next((one for one in baselines if one in worlds[NOMINAL]), next(iter(worlds[NOMINAL])))
+            out.append(Survival.of(f"{place_words(place)}: over {len(worlds)} worlds", worlds, name, words_of(runs)))
+    return out
+
+
+def place_words(place: Place) -> str:
+    cluster, model, *rest = place
+    return f"{model} on {cluster}, {', '.join(rest)}"
 
 
 def words_of(runs: Sequence[Run]) -> dict[str, str]:

@@ -109,7 +109,8 @@ def print_run(found: Sequence[Row]) -> None:
         table = Table("", *([""] if explained else []))
         for row in found:
             name = Text(str(row["system"]))
-            table.add_column(name, justify="right", min_width=max(len(figure.show(row)) for figure in figures))
+            width = max((len(figure.show(row)) for figure in figures), default=0)  # no step may count
+            table.add_column(name, justify="right", min_width=width)
         for figure in figures:
             explanation = [Text(figure.explanation, style="dim")] if explained else []
             table.add_row(figure.title, *explanation, *(figure.show(row) for row in found))

@@ -45,7 +45,8 @@ class Carried:
         return Carried(self.tx + other.tx, self.rx + other.rx, self.nvlink + other.nvlink)
 
     def busiest(self, cost: Cost) -> float:
-        """Seconds that the busiest direction of a NIC needs for its bytes."""
+        """Seconds that the busiest direction of a NIC needs for its bytes, all channels together: what collectives
+        beside the layers cannot have."""
         most = np.array([max(self.tx.max(), self.rx.max())])
         return float(cost.transfer_seconds(most, np.array([True]))[0])
 

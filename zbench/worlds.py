@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from zbench.cluster import CURVES, Cluster, Device
 from zbench.curve import Curve
-from zbench.links import MOST_CHANNELS
+from zbench.links import MOST_CHANNELS, Domain
 from zbench.model import Model
 from zbench.units import parse
 
@@ -35,7 +35,8 @@ class World:
     """What is changed; without any, the nominal world.
 
     nic_channels, nvlink_channels: in place of the cluster's, so that one peer reaches bandwidth / channels.
-    nic_bandwidth, nvlink_bandwidth: times the cluster's. latency: times the cluster's, of both links.
+    nic_bandwidth, nvlink_bandwidth: times the cluster's. latency: times the cluster's, of every class of links.
+    What is said of NVLink is so of all domains inside a node.
     attention_rate, matmul_rate: times the device's; curves as a whole.
     overlap_collectives: in place of the model's.
     nics_above: NICs of at most so many bytes/s have no such world.
@@ -79,19 +80,29 @@ class World:
         if self == World():
             return machine
         cluster, model = machine
-        channels = {name: getattr(self, name) for name in _CHANNELS if getattr(self, name) is not None}
         cluster = replace(
             cluster,
             nic_bandwidth=cluster.nic_bandwidth * self.nic_bandwidth,
             nvlink_bandwidth=cluster.nvlink_bandwidth * self.nvlink_bandwidth,
             nic_latency=cluster.nic_latency * self.latency,
             nvlink_latency=cluster.nvlink_latency * self.latency,
+            host_latency=None if cluster.host_latency is None else cluster.host_latency * self.latency,
+            nic_channels=self.nic_channels or cluster.nic_channels,
+            nvlink_channels=self.nvlink_channels or cluster.nvlink_channels,
+            domains=tuple(map(self._domain, cluster.domains)),
             device=_faster(cluster.device, self.attention_rate, self.matmul_rate),
-            **channels,
         )
         if self.overlap_collectives is not None:
             model = replace(model, overlap_collectives=self.overlap_collectives)
         return Machine(cluster, model)
+
+    def _domain(self, domain: Domain) -> Domain:
+        return replace(
+            domain,
+            bandwidth=domain.bandwidth * self.nvlink_bandwidth,
+            latency=domain.latency * self.latency,
+            channels=self.nvlink_channels or domain.channels,
+        )
 
     def missing(self, machine: Machine) -> str | None:
         """Why the machine has no such world, as a sentence goes on; None where it has, and in the nominal one."""

@@ -65,6 +65,8 @@ class Scale:
             nvlink_efficiency=EFFICIENCY,
             nvlink_latency=cluster.nvlink_latency * seconds,
             device=self._device(device, slower, links, seconds),
+            nic_channels=cluster.nic_channels,
+            nvlink_channels=cluster.nvlink_channels,
         )
 
     def _device(self, device: Device, slower: float, links: float, seconds: float) -> Device:
