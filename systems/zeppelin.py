@@ -8,7 +8,8 @@ Source: Zeppelin, arXiv 2509.21841 (EuroSys 2026); its pseudo-code is not publis
 derived here is told apart in docs/systems.md. Pure: no torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -21,11 +22,13 @@ from zbench.rewrite import remap, reverse, route
 from zbench.rewrite.order import scheduled
 from zbench.rewrite.reverse import Mode, check_mode
 from zbench.rewrite.route import busiest_nic_seconds, narrowed, routed, unrouted
-from zbench.simulate import Programs, layer_seconds, programs
 from zbench.systems.zeppelin_partition import Partition, partitions
+from zbench.systems.zeppelin_published import published
+from zbench.systems.zeppelin_timed import Timed
 from zbench.systems.zeppelin_zones import ring_bound
 
-LAYERS = 3  # played to compare plans: in one, ranks that run ahead into the next layer look idle
+KV_MOVES = {"keep": 2, "carry": 3, "regather": 3}  # how often kv, or its gradient, travels
+CHOICES = {"partitioner": ("search", "published"), "legs": ("overlapped", "serial")}
 MOST_ORDERED = 200_000  # operations; list-scheduling more takes seconds, too long for a planner in a training loop
 
 
@@ -33,18 +36,22 @@ MOST_ORDERED = 200_000  # operations; list-scheduling more takes seconds, too lo
 class Zeppelin:
     """Each part of the system by itself, so that an ablation is a matter of switches.
 
-    partition: off, every sequence goes round a ring of all ranks. route: spread transfers between nodes
-    over all NICs. remap: balance tokens for the linear modules, leaving differences up to `tolerance`
-    tokens. order: list-schedule the three queues together instead of one after another.
-    backward: what becomes of received kv (zbench.rewrite.reverse).
+    partition: off, every sequence goes round a ring of all ranks. partitioner: "search" compares partitions by
+    predicted time; "published" takes what the paper's thresholds come to, over all NICs; nothing is played but to
+    order it. route: spread transfers between nodes over all NICs. legs: "overlapped", a routed transfer of a rank
+    begins while its last one is under way; "serial", when that has been combined. remap: balance tokens for the
+    linear modules, leaving differences up to `tolerance` tokens. order: list-schedule the three queues together
+    instead of one after another. backward: what becomes of received kv (zbench.rewrite.reverse).
 
     Raises:
-        ValueError: tolerance is not a whole number of at least 0.
+        ValueError: a switch has none of its values, or tolerance is not a whole number of at least 0.
     """
 
     cost: Cost
     partition: bool = True
+    partitioner: Literal["search", "published"] = "search"
     route: bool = True
+    legs: Literal["overlapped", "serial"] = "overlapped"
     remap: bool = True
     order: bool = True
     tolerance: int = 128
@@ -55,34 +62,48 @@ class Zeppelin:
         for name in ("partition", "route", "remap", "order"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes true or false")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes {' or '.join(choices)}")
         if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int) or self.tolerance < 0:
             raise ValueError(f"system.tolerance is {self.tolerance!r}; it takes a whole number of tokens, at least 0")
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        """One micro-batch: the partition with the best estimate, unless a simpler one is predicted to be faster.
+        """One micro-batch."""
+        if self.partitioner == "search":
+            return (self._improved(self._best(batch)),)
+        cluster = self.cost.cluster
+        parts = published(batch.lengths, cluster.num_nodes, cluster.gpus_per_node)
+        plan = self._laid(batch, replace(parts, remap=self.remap) if self.partition else self._ring(batch))
+        return (self._ordered(Timed.of(plan, self.cost)) if self.order else plan,)
+
+    def _best(self, batch: Batch) -> Timed:
+        """The partition with the best estimate, unless a simpler one is predicted to be faster.
 
         The simpler ones are cutting as little as memory allows (all local, if it fits), with and without
         remapping, and a ring over all ranks. Each is built and timed only if it could win: if what it
         takes at least, by its fullest rank and its busiest link, is below the time predicted for the best so far.
         """
-        cost, ranks = self.cost, self.cost.cluster.num_ranks
-        count = len(batch.lengths)
-        lanes = cost.cluster.nics_per_node if self.route else 1
-        moves = {"keep": 2, "carry": 3, "regather": 3}[self.backward]
-        least = ring_bound(batch.lengths, cost, moves, lanes) if self.partition else 0.0
-        ring_of_all = Partition(
-            np.zeros(count, np.int64), np.full(count, ranks), np.arange(ranks), least=least, simple=True
-        )
+        cost = self.cost
+        moves, lanes = KV_MOVES[self.backward], cost.cluster.nics_per_node if self.route else 1
         tries = partitions(batch.lengths, cost, moves, lanes, self.remap) if self.partition else []
-        if not tries or (tries[0].size < ranks).any():
-            tries.append(ring_of_all)
+        if not tries or (tries[0].size < cost.cluster.num_ranks).any():
+            tries.append(self._ring(batch))
         best: Timed | None = None
         for one in tries:
             if best is None or one.floor < best.seconds:
                 timed = self._proxied(self._laid(batch, one))
                 best = timed if best is None or timed.seconds < best.seconds else best
         assert best is not None
-        return (self._improved(best),)
+        return best
+
+    def _ring(self, batch: Batch) -> Partition:
+        """Every sequence round all ranks."""
+        ranks, count = self.cost.cluster.num_ranks, len(batch.lengths)
+        lanes = self.cost.cluster.nics_per_node if self.route else 1
+        least = ring_bound(batch.lengths, self.cost, KV_MOVES[self.backward], lanes) if self.partition else 0.0
+        first, size = np.zeros(count, np.int64), np.full(count, ranks)
+        return Partition(first, size, np.arange(ranks), least=least, remap=not self.partition, simple=True)
 
     def _proxied(self, plan: Plan) -> "Timed":
         """Transfers over all NICs, or over half as many, again and again while that helps: proxies take NVLink time."""
@@ -99,9 +120,13 @@ class Zeppelin:
         if self.route and busiest_nic_seconds(best.plan, self.cost) < best.seconds:
             direct = Timed.of(unrouted(best.plan), self.cost)
             best = direct if direct.seconds < best.seconds else best
-        if self.order and len(best.plan.forward) + len(best.plan.backward) <= MOST_ORDERED:
+        return self._ordered(best) if self.order else best.plan
+
+    def _ordered(self, best: Timed) -> Plan:
+        """`best` list-scheduled, where that is not too much work and helps."""
+        if len(best.plan.forward) + len(best.plan.backward) <= MOST_ORDERED:
             plan, _, parts = scheduled(best.plan, self.cost, best.parts)
-            if layer_seconds(plan, self.cost, LAYERS, parts) < best.seconds:
+            if Timed.of(plan, self.cost, parts).seconds < best.seconds:
                 return plan
         return best.plan
 
@@ -110,23 +135,9 @@ class Zeppelin:
         builder = Builder(batch.lengths, self.cost.cluster.num_ranks, self.cost.model.num_heads)
         _lay(builder, parts)
         plan = builder.build()
-        plan = remap(plan, self.cost, self.tolerance) if self.remap and (parts.remap or not self.partition) else plan
-        plan = reverse(plan, self.backward)
+        plan = remap(plan, self.cost, self.tolerance) if self.remap and parts.remap else plan
+        plan = reverse(plan, self.backward).with_(serial_legs=self.legs == "serial")
         return route(plan, self.cost) if self.route else plan
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """A plan, its programs, and the predicted seconds of a layer."""
-
-    plan: Plan
-    parts: Programs
-    seconds: float
-
-    @staticmethod
-    def of(plan: Plan, cost: Cost) -> "Timed":
-        parts = programs(plan, cost)
-        return Timed(plan, parts, layer_seconds(plan, cost, LAYERS, parts))
 
 
 def _lay(builder: Builder, parts: Partition) -> None:

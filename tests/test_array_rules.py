@@ -116,6 +116,7 @@ def test_offsets_rise_from_0_to_the_number_of_items(name: str, offsets: list[int
         ),
         ({"num_heads": True}, "plan.num_heads is True; it takes a whole number"),
         ({"causal": 1}, "plan.causal is 1; it takes True or False"),
+        ({"serial_legs": "yes"}, "plan.serial_legs is 'yes'; it takes True or False"),
         ({"backward_mode": "kept"}, "plan.backward_mode is 'kept'; it takes keep, carry, regather"),
         ({"backward_mode": ""}, "plan.backward_mode is ''; it takes keep, carry, regather"),
         (

@@ -16,7 +16,12 @@ from zbench.cost import Cost
 from zbench.protocols import System
 from zbench.rewrite.reverse import MODES
 
-SWITCHES = {("mesh", "method"): ("allgather", "ulysses"), ("mesh", "batching"): ("arrival", "balanced")}
+SWITCHES = {
+    ("mesh", "method"): ("allgather", "ulysses"),
+    ("mesh", "batching"): ("arrival", "balanced"),
+    ("zeppelin", "partitioner"): ("published",),
+    ("zeppelin", "legs"): ("serial",),
+}
 FOLDER = Path(__file__).parents[1] / "conf" / "system"
 
 

@@ -108,8 +108,9 @@ def _value_faults(plan: Plan) -> Iterator[str]:
             yield f"plan.{name} is {_shown(value)}; it takes a whole number of at least 1 and below 2^63"
     if plan.num_ranks > MOST_RANKS:  # tables of all ranks are made
         yield f"plan.num_ranks is {plan.num_ranks}; zbench takes at most {MOST_RANKS} ranks"
-    if not isinstance(plan.causal, bool):
-        yield f"plan.causal is {plan.causal!r}; it takes True or False"
+    for name in ("causal", "serial_legs"):
+        if not isinstance(getattr(plan, name), bool):
+            yield f"plan.{name} is {getattr(plan, name)!r}; it takes True or False"
     if not isinstance(plan.backward_mode, str) or plan.backward_mode not in MODES:
         yield f"plan.backward_mode is {_shown(plan.backward_mode)}; it takes {', '.join(MODES)}"
     if not isinstance(plan.attention, str):

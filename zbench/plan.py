@@ -41,6 +41,8 @@ class Plan:
         the whole sequence.
     backward_mode: what happens to received kv between forward and backward ("keep", "carry" or
         "regather", see zbench.rewrite.reverse); "" while the plan has no backward.
+    serial_legs: the clock plays routed transfers of a rank one after another (zbench.serial); else legs of successive
+        ones overlap.
     attention: who computes attention where the plan is really run: "" the plan's own operations; "deepspeed" that
         package, which then stands for them. Of no meaning to anybody else: a plan is proven and timed as it is.
     pipelines: groups of ranks that work as one; None: every rank by itself. Tokens and attends are at their leads.
@@ -59,6 +61,7 @@ class Plan:
     lanes: Lists
     causal: bool = True
     backward_mode: str = ""
+    serial_legs: bool = False
     attention: str = ""
     pipelines: Pipelines | None = None
     notes: Mapping[str, float | str] = field(default_factory=dict)

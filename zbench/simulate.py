@@ -31,6 +31,7 @@ from zbench.pipelines import Layout
 from zbench.plan import Ops, Plan
 from zbench.protocols import Ready
 from zbench.result import StepResult
+from zbench.serial import in_turn
 from zbench.stage import held
 from zbench.totals import Carried, Totals
 
@@ -49,7 +50,7 @@ def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> P
     seconds[attend] = cost.attend_seconds(plan, ops, attend, amount, backward)
     busy += np.where(moves, 0.0, seconds[parts.op])
     latency = np.where(moves, cost.latency_seconds(link), 0.0)
-    return program(parts, busy, latency, found)
+    return program(parts, busy, latency, in_turn(found, ops) if plan.serial_legs else found)
 
 
 def programs(plan: Plan, cost: Cost) -> Programs:
@@ -83,6 +84,12 @@ def _edges(plan: Plan, ops: Ops, backward: bool) -> Edges:
     if isinstance(found, Fault):
         raise ValueError(f"{'backward' if backward else 'forward'} operation {found.op} {found.reason}")
     return found
+
+
+def pass_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs) -> tuple[float, float]:
+    """Seconds of one layer forward, and of one backward, as the means over `layers`."""
+    forward, backward = (ends[-1] / layers for ends in _layer_ends(plan, cost, layers, parts))
+    return forward, backward
 
 
 def layer_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs | None = None) -> float:

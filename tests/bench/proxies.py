@@ -15,8 +15,9 @@ from zbench.parts import Parts, Settings
 from zbench.plan import Plan
 from zbench.rewrite.route import narrowed, unrouted
 from zbench.simulate import layer_seconds
-from zbench.systems.zeppelin import LAYERS, Zeppelin
+from zbench.systems.zeppelin import Zeppelin
 from zbench.systems.zeppelin_partition import partitions
+from zbench.systems.zeppelin_timed import LAYERS
 
 CONF = Path(__file__).parents[2] / "conf"
 

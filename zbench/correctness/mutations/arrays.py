@@ -87,6 +87,7 @@ def part(rng: Generator, plan: Plan, cost: Cost) -> Plan:
 _OTHERS: Mapping[str, tuple[object, ...]] = MappingProxyType({
     "causal": (False, 1, 0, None, "yes"),
     "backward_mode": ("", "kept", "Keep", None, 1, np.array(["keep", "x"])),
+    "serial_legs": (True, 1, 0, None, "serial"),
     "attention": (None, 1, ("deepspeed",)),
     "notes": (None, [], {"gap": float("nan")}, {1: "one"}, {"gap": np.zeros(1)}, {"gap": None},
               {"gap": 10**400}),
