@@ -15,8 +15,7 @@ import numpy as np
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.plan import Ints, Plan
-from zbench.systems.mesh_plans import check_keys, fitting_plans, least_degree
-from zbench.systems.micro_batches import fitting_tokens
+from zbench.systems.mesh_plans import check_keys, fitting_plans, holding_degree
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class DpBalanced:
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks, longest = self.cost.cluster.num_ranks, self.context_limit or batch.num_tokens
-        degree = self.degree or least_degree(longest, fitting_tokens(self.cost), ranks)
+        degree = self.degree or holding_degree(longest, "ring", ranks, self.cost)
         groups = ranks // degree
         return fitting_plans(
             batch, "ring", degree, self.pack_tokens, self.cost, lambda most: packed(batch.lengths, groups, most)

@@ -32,6 +32,17 @@ def least_degree(longest: int, free: int, num_ranks: int) -> int:
     return next((n for n in range(1, num_ranks + 1) if num_ranks % n == 0 and n * free >= longest), num_ranks)
 
 
+def holding_degree(longest: int, method: Method, most: int, cost: Cost) -> int:
+    """The least divisor of `most` whose groups have room for a sequence of `longest` tokens and what it has them receive;
+    else `most`, a divisor of the ranks."""
+    alone, pack = Batch(np.array([longest], np.int64), seed=0, step=0), np.zeros((1, 2), np.int64)
+    degree = least_degree(longest, fitting_tokens(cost), most)
+    for wider in (n for n in range(degree, most) if most % n == 0):
+        if fits(plans_of(alone, method, wider, cost, pack)[0], cost):
+            return wider
+    return most
+
+
 def fitting_plans(
     batch: Batch, method: Method, degree: int, pack_tokens: int | None, cost: Cost, packed: Callable[[int], Ints]
 ) -> tuple[Plan, ...]:

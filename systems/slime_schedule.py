@@ -19,8 +19,7 @@ from zbench.cost import Cost
 from zbench.model import Model
 from zbench.plan import Ints, Plan
 from zbench.systems.differencing import balanced_sets
-from zbench.systems.mesh_plans import check_keys, fitting_plans, least_degree
-from zbench.systems.micro_batches import fitting_tokens
+from zbench.systems.mesh_plans import check_keys, fitting_plans, holding_degree
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class SlimeSchedule:
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks, longest = self.cost.cluster.num_ranks, self.context_limit or batch.num_tokens
-        degree = self.degree or least_degree(longest, fitting_tokens(self.cost), ranks)
+        degree = self.degree or holding_degree(longest, "ring", ranks, self.cost)
         lengths, groups = [int(length) for length in batch.lengths], ranks // degree
         flops = [forward_flops(self.cost.model, length) for length in lengths]
         return fitting_plans(

@@ -18,8 +18,7 @@ from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.plan import Ints, Plan
 from zbench.systems.differencing import balanced_sets
-from zbench.systems.mesh_plans import check_keys, fitting_plans, least_degree
-from zbench.systems.micro_batches import fitting_tokens
+from zbench.systems.mesh_plans import check_keys, fitting_plans, holding_degree
 
 LINEAR = 24576  # verl's calculate_workload: 6 x 4,096, a dense 7B model's work of a token over that of a visible pair
 
@@ -55,7 +54,7 @@ class VerlBalance:
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks, longest = self.cost.cluster.num_ranks, self.context_limit or batch.num_tokens
         widest = gcd(ranks, self.cost.model.num_heads)
-        degree = self.degree or least_degree(longest, fitting_tokens(self.cost), widest)
+        degree = self.degree or holding_degree(longest, "ulysses", widest, self.cost)
         lengths = [int(length) for length in batch.lengths]
         shares = dealt(lengths, ranks // degree)
         return fitting_plans(
