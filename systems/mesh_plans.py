@@ -33,8 +33,8 @@ def least_degree(longest: int, free: int, num_ranks: int) -> int:
 
 
 def holding_degree(longest: int, method: Method, most: int, cost: Cost) -> int:
-    """The least divisor of `most` whose groups have room for a sequence of `longest` tokens and what it has them receive;
-    else `most`, a divisor of the ranks."""
+    """The least divisor of `most` whose groups have room for a sequence of `longest` tokens, with all that its ranks
+    receive; else `most`, which divides the ranks."""
     alone, pack = Batch(np.array([longest], np.int64), seed=0, step=0), np.zeros((1, 2), np.int64)
     degree = least_degree(longest, fitting_tokens(cost), most)
     for wider in (n for n in range(degree, most) if most % n == 0):
