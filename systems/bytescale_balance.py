@@ -13,7 +13,7 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from zbench.area import TILE, Work
+from zbench.area import Work
 from zbench.cost import Cost
 from zbench.model import KV
 from zbench.plan import Ints
@@ -66,13 +66,11 @@ def share_seconds(lengths: Ints, degree: Ints, cost: Cost, backward: Mode) -> Fl
 def _ring_seconds(lengths: Ints, degree: Ints, cost: Cost, backward: Mode) -> Floats:
     """Attention of sequences that are cut, and what of their kv it does not hide."""
     model, chunk = cost.model, -(-lengths // (2 * degree))
-    half, full = -(-chunk // TILE), -(-2 * chunk // TILE)
-    ones = np.ones_like(chunk)
-    work = Work(2 * chunk * chunk, half * full, 2 * chunk, chunk, ones, half, half, 0 * ones)
+    work, ones = Work.ring_step(chunk), np.ones_like(chunk)
     heads, kv_heads = model.num_heads * ones, model.num_kv_heads * ones
-    across = degree > cost.cluster.gpus_per_node
+    link = cost.cluster.link_among(degree)
     block = lengths / degree * model.message_bytes_per_token(KV, 0, model.num_heads)
-    hops = (degree - 1) * (cost.message_seconds(block, across) + cost.latency_seconds(across))
+    hops = (degree - 1) * (cost.message_seconds(block, link) + cost.latency_seconds(link))
     total = np.zeros(len(lengths))
     for back, moves in zip((False, True), kv_moves(backward), strict=True):
         attend = degree * cost.kernel_seconds(work, heads, kv_heads, back)
@@ -88,7 +86,8 @@ def kv_moves(backward: Mode) -> tuple[int, int]:
 
 def nic_seconds(lengths: Ints, degree: Ints, ranks: Ints, cost: Cost, backward: Mode) -> float:
     """Of the busiest node's NICs, one layer, both directions: every ring that leaves a node passes all kv but its own
-    through one of them, and rings take turns with the NICs."""
+    through one of them, and rings take turns with the NICs: together they have all channels (what one ring's messages
+    to one peer take is in share_seconds)."""
     cluster = cost.cluster
     owner = np.repeat(np.arange(len(lengths)), degree)
     touched = np.unique(owner * cluster.num_nodes + cluster.node_of[ranks])

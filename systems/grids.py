@@ -6,14 +6,15 @@ lengths alone; the few grids with the best estimates are built and played, the b
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
-from zbench.area import TILE, Work
+from zbench.area import Work
 from zbench.build import Builder
 from zbench.cost import Cost
+from zbench.legs import ports
 from zbench.model import KV, O, Q
 from zbench.patterns import ulysses_ring
 from zbench.plan import Ints, Plan
@@ -150,11 +151,10 @@ def _attend_seconds(lengths: Ints, rows: int, cols: int, cost: Cost) -> tuple[fl
     if rows == 1:
         work, present = Work.whole(lengths), np.ones(len(lengths))
     else:
-        chunk = -(-lengths // (2 * rows))
-        half, full = -(-chunk // TILE), -(-2 * chunk // TILE)
-        work = Work(2 * chunk * chunk, half * full, 2 * chunk, chunk, np.ones_like(chunk), half, half, 0 * chunk)
+        work = Work.ring_step(-(-lengths // (2 * rows)))
         present = np.minimum(lengths / (2 * rows), 1.0)  # sequences shorter than 2 R tokens miss ranks
     total = Work(*(np.array([(getattr(work, name) * present).sum()]) for name in Work.__dataclass_fields__))
+    total = replace(total, longest=np.array([work.longest.max()]))
     group = cost.model.num_heads // cost.model.num_kv_heads
     heads = -(-cost.model.num_heads // cols)
     h, k = np.array([heads]), np.array([max(heads // group, 1)])
@@ -169,13 +169,11 @@ def busiest(src: Ints, dst: Ints, size: Floats, cost: Cost) -> float:
     """Seconds of the busiest link (a GPU's port or a NIC, either direction), or of the busiest pair of ranks, when src
     send dst `size` bytes."""
     cluster = cost.cluster
-    across = cluster.node_of[src] != cluster.node_of[dst]
-    seconds = cost.transfer_seconds(size, across)
+    link, port = cluster.link_of(src, dst), ports(cluster)
+    seconds = cost.transfer_seconds(size, link)
     pair = np.unique(src * cluster.num_ranks + dst, return_inverse=True)[1]
-    loads: list[Floats] = [np.bincount(pair, cost.message_seconds(size, across), 1).astype(np.float64)]
-    for end in (src, dst):
-        loads.append(np.bincount(end[~across], seconds[~across], 1).astype(np.float64))
-        loads.append(np.bincount(cluster.nic_of[end[across]], seconds[across], 1).astype(np.float64))
+    loads: list[Floats] = [np.bincount(pair, cost.message_seconds(size, link), 1).astype(np.float64)]
+    loads += [np.bincount(port[link, end], seconds, 1).astype(np.float64) for end in (src, dst)]
     return float(max(load.max() for load in loads))
 
 
@@ -203,10 +201,9 @@ def _ring_links(grid: Grid, cost: Cost) -> tuple[float, tuple[tuple[int, float, 
     src, dst = np.concatenate([inside, before]), np.concatenate([here, here])
     total = np.repeat(np.array([hops, laps], np.float64), rows * cols)
     some = (src != dst) & (total > 0)
-    node = cost.cluster.node_of
     chain = []
     for sender, count in ((inside, hops), (before, laps)):
-        far = np.unique(node[sender] != node[here]) if count else np.zeros(0, bool)
-        each, latency = cost.message_seconds(np.ones(len(far)), far), cost.latency_seconds(far)
+        link = np.unique(cost.cluster.link_of(sender, here)) if count else np.zeros(0, np.int64)
+        each, latency = cost.message_seconds(np.ones(len(link)), link), cost.latency_seconds(link)
         chain += [(count, float(a), float(b)) for a, b in zip(each, latency, strict=True)]
     return busiest(src[some], dst[some], total[some], cost), tuple(chain)

@@ -110,7 +110,8 @@ class Nodewise:
         if not self.heads:  # every GPU is a node of its own
             cluster = replace(cluster, num_nodes=cluster.num_ranks, gpus_per_node=1, nics_per_node=1)
         ranks = cluster.gpus_per_node
-        bins = Bins(cluster.num_nodes, room * ranks, ranks, rates.across, rates.repack if self.heads else 0.0)
+        repack = rates.repack if self.heads else 0.0
+        bins = Bins(cluster.num_nodes, room * ranks, ranks, rates.across, repack, rates.alone)
         node = Node(ranks, self.cost.model.num_heads, room, self.chunks, self.groups, self.homes)
         return Task(lengths, seqs, attention_seconds(lengths, self.cost), rates, bins, node)
 

@@ -62,7 +62,8 @@ class Placement:
 class Bins:
     """count; capacity: tokens of one; ranks: GPUs of one.
 
-    moved: seconds in which the kv of a token gets through a bin's links. repack: of a cut sequence's token.
+    moved: seconds in which the kv of a token gets through a bin's links; alone: times as much to or from one other bin.
+    repack: of a cut sequence's token.
     """
 
     count: int
@@ -70,10 +71,11 @@ class Bins:
     ranks: int
     moved: float
     repack: float
+    alone: float = 1.0
 
     def tokens(self, lengths: Ints, bin: Ints, rows: Ints, wide: int) -> Floats:
         """That every bin holds."""
-        found: Floats = held(lengths, bin, rows, self.count, wide)[0]
+        found: Floats = held(lengths, bin, rows, self.count, wide, 1.0)[0]
         return found
 
 
@@ -106,8 +108,9 @@ def placement(
     given = rates.token, rates.square, rates.row, bins.repack
     load = loads(lengths, attention, bin, rows, *given, bins.count, rule.wide)
     linear, busy, way, seconds = estimate(
-        lengths, bin, rows, load, rates.token, bins.moved, rates.forward, bins.ranks, rule.wide
-    )
+        lengths, bin, rows, load, rates.token, bins.moved, bins.alone, rates.forward, bins.ranks,
+        rule.wide,
+    )  # fmt: skip
     return Placement(rule, bin, rows, linear, busy, way, seconds)
 
 

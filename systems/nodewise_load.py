@@ -30,9 +30,11 @@ def loads(tokens, attention, where, rows, token, square, row, repack, bins, wide
 
 
 @nb.njit(cache=True)
-def held(tokens, where, rows, bins, wide):  # type: ignore[no-untyped-def]
-    """(tokens of every bin, those whose keys it sends or receives, whichever is more)."""
+def held(tokens, where, rows, bins, wide, alone):  # type: ignore[no-untyped-def]
+    """(tokens of every bin, those whose keys it sends or receives, whichever is more, or `alone` times as many as go
+    from one bin to one other)."""
     held, sent, came = np.zeros(bins), np.zeros(bins), np.zeros(bins)
+    pair = np.zeros((bins, bins if alone > 1 else 0))  # from, to
     for s in range(len(tokens)):
         if where[s] >= 0:
             held[where[s]] += tokens[s]
@@ -50,14 +52,19 @@ def held(tokens, where, rows, bins, wide):  # type: ignore[no-untyped-def]
                     came[row[1]] += row_tokens(whole(others)) / count
                 for row in others:
                     sent[row[1]] += row_tokens(whole(others)) / count
-    return held, np.maximum(sent, came)
+                for at in range(len(others) if alone > 1 else 0):  # GPUs send to the one in their place
+                    pair[others[at, 1], mine[at, 1]] += row_tokens(whole(others)) / count
+    keys = np.maximum(sent, came)
+    for b in range(bins if alone > 1 else 0):
+        keys[b] = max(keys[b], alone * pair[b].max(), alone * pair[:, b].max())
+    return held, keys
 
 
 @nb.njit(cache=True)
-def estimate(tokens, where, rows, load, token, moved, forward, ranks, wide):  # type: ignore[no-untyped-def]
+def estimate(tokens, where, rows, load, token, moved, alone, forward, ranks, wide):  # type: ignore[no-untyped-def]
     """(linear, busy, way: as of a Placement, [bins]; seconds of a layer): in either direction, of the slowest bin,
     linear modules, then attention or its keys. forward: its share in attention."""
-    own, keys = held(tokens, where, rows, len(load), wide)
+    own, keys = held(tokens, where, rows, len(load), wide, alone)
     linear, way, seconds = own * token / ranks, keys * moved, 0.0
     busy, ends = load / ranks - linear, parts(rows, wide)
     for i in range(len(ends) - 1):

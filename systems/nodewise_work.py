@@ -20,7 +20,8 @@ class Rates:
     sequence: square n^2 + row n; forward: the share of the forward in it.
 
     Of a token of a sequence whose heads a node shares, repack: the strided copies. across: its kv through all NICs of
-    a node, once. pace: what else a layer waits for.
+    a node, once; alone: times as much for what goes to one other node, as every GPU sends to the one in its place
+    there, and what GPUs have of a NIC is one channel each. pace: what else a layer waits for.
     """
 
     token: float
@@ -28,6 +29,7 @@ class Rates:
     row: float
     repack: float
     across: float
+    alone: float
     forward: float
     pace: Pace
 
@@ -48,6 +50,7 @@ class Rates:
             float((one - square * near**2) / near),
             float(cost.repack_seconds(np.array([(passes - 1) * (2 * q + kv)]))[0]),
             float(cost.transfer_seconds(np.array([kv]), np.array([True]))[0]) / cost.cluster.nics_per_node,
+            max(cost.cluster.nic_channels * cost.cluster.nics_per_node / cost.cluster.gpus_per_node, 1.0),
             forward,
             _pace(cost, passes, forward, (q, kv, o)),
         )
@@ -59,7 +62,8 @@ class Rates:
 
 def _pace(cost: Cost, passes: int, forward: float, sizes: tuple[int, int, int]) -> Pace:
     """sizes: bytes of a token's q, kv and o. Of the messages inside a node that homes send evenly, a port carries one
-    P-th, and of that one P-th stays."""
+    P-th, and of that one P-th stays: it goes to P - 1 peers. On NICs it goes to all GPUs of other nodes, at least P,
+    which have all of a NIC."""
     cluster, device = cost.cluster, cost.cluster.device
     (q, kv, o), ranks = sizes, cluster.gpus_per_node
     out, home = np.array([q + kv, o]), np.array([o, q + kv])  # backward: do, then dq and dkv
@@ -71,8 +75,8 @@ def _pace(cost: Cost, passes: int, forward: float, sizes: tuple[int, int, int]) 
         np.array([forward, 1 - forward]),
         times * np.array([1, 8]) * device.kernel_seconds,
         times * 3 * device.kernel_seconds,
-        cost.transfer_seconds(out, near) * inside,
-        cost.transfer_seconds(home, near) * inside,
+        cost.spread_seconds(out, near, ranks - 1) * inside,
+        cost.spread_seconds(home, near, ranks - 1) * inside,
         cost.transfer_seconds(out, far) * nics,
         cost.transfer_seconds(home, far) * nics,
         times * 3 * o / copies,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zbench.area import TILE, Work
+from zbench.area import HALF, STRIP, TILE, Work
 from zbench.cost import Cost
 from zbench.model import KV
 from zbench.patterns import pack_zigzag, sequence_zigzag
@@ -72,8 +72,11 @@ def attend_seconds(pieces: Pieces, num_packs: int, degree: int, cost: Cost) -> F
     def total(amount: Ints) -> Ints:
         return np.bincount(pieces.owner, amount, size).astype(np.int64)
 
-    ones = np.ones(size, np.int64)
-    work = Work(ones, total(tiles), total(m), total(m + n), ones, ones, total(rows), ones)
+    ones, longest, empty = np.ones(size, np.int64), np.zeros(size, np.int64), rows * TILE - m
+    last = -(-(m + n) // TILE)
+    np.maximum.at(longest, pieces.owner, last)
+    spare = total(last * (empty // STRIP)), total(last * (empty // HALF))
+    work = Work(ones, total(tiles), total(m), total(m + n), total(np.ones_like(m)), longest, total(rows), ones, *spare)
     heads, kv_heads = cost.model.num_heads * ones, cost.model.num_kv_heads * ones
     both = np.asarray(sum(cost.kernel_seconds(work, heads, kv_heads, back) for back in (False, True)))
     return np.asarray(both.reshape(num_packs, degree).max(axis=1), np.float64)
@@ -82,14 +85,15 @@ def attend_seconds(pieces: Pieces, num_packs: int, degree: int, cost: Cost) -> F
 def gather_seconds(tokens: Floats, degree: int, cost: Cost, backward: Mode) -> Floats:
     """Of keys and values of packs of `tokens` [n], gathered and their gradients sent home, and copied into a buffer.
 
-    Gathered hierarchically, so a node's NICs take in what the other nodes of the group hold once.
+    Gathered hierarchically, so a node's NICs take in what the other nodes of the group hold once; collectives have all
+    of a link's channels.
     """
-    cluster, no, yes = cost.cluster, np.array([False]), np.array([True])
+    cluster, yes = cost.cluster, np.array([True])
     size = tokens * cost.model.message_bytes_per_token(KV, 0, cost.model.num_heads)
     if degree == 1:
         return np.zeros(len(size))
     nodes = max(degree // cluster.gpus_per_node, 1)
-    inside = cost.transfer_seconds(size * (degree - 1) / degree, no)
+    inside = cost.gather_seconds(size, degree)
     across = cost.transfer_seconds(size * (nodes - 1) / nodes / cluster.nics_per_node, yes)
     moves = 2 if backward == "keep" else 3
     return np.asarray(moves * np.maximum(inside, across) + 6 * size / cluster.device.copy_bandwidth, np.float64)

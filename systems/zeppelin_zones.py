@@ -43,9 +43,7 @@ def ring_seconds(lengths: Ints, widths: Ints, cost: Cost) -> Floats:
     but the first join an earlier result: short pieces cost tiles, joins and calls that a whole sequence does not.
     """
     chunk = -(-lengths[:, None] // (2 * widths))
-    half, full = -(-chunk // TILE), -(-2 * chunk // TILE)
-    ones = np.ones_like(chunk)
-    work = Work(2 * chunk * chunk, half * full, 2 * chunk, chunk, ones, half, half, 0 * ones)
+    work, ones = Work.ring_step(chunk), np.ones_like(chunk)
     heads, kv_heads = cost.model.num_heads * ones, cost.model.num_kv_heads * ones
     step = sum(cost.kernel_seconds(work, heads, kv_heads, back) for back in (False, True))
     join = sum(cost.join_seconds(work, heads, kv_heads, back) for back in (False, True))

@@ -19,6 +19,14 @@ settings.register_profile("thorough", max_examples=500, deadline=None)
 settings.load_profile("ci")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests keep choices (zbench.chosen) in a folder of their own, commands that they start too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp().parent / "cache"))
+        yield
+
+
 @pytest.fixture(scope="session")
 def uneven() -> Cost:
     """3 nodes of 5 GPUs and 2 NICs, 6 query and 3 kv heads: nothing divides anything."""

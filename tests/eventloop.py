@@ -74,18 +74,26 @@ def carrier(cluster: Cluster, rank: int, nic: int) -> int:
     return rank if rank in ranks else ranks[gpu % (cluster.gpus_per_node // cluster.nics_per_node)]
 
 
+def nearest(cluster: Cluster, src: int, dst: int) -> tuple[str, float, float, int]:
+    """(name, rate, latency, channels) of the links that a message takes."""
+    if src // cluster.gpus_per_node != dst // cluster.gpus_per_node:
+        rate = cluster.nic_bandwidth * cluster.nic_efficiency
+        return "across", rate, cluster.nic_latency, cluster.nic_channels
+    for domain in sorted(cluster.domains, key=lambda one: one.gpus):
+        first, second = src % cluster.gpus_per_node, dst % cluster.gpus_per_node
+        if first // domain.gpus == second // domain.gpus:
+            return domain.name, domain.bandwidth * domain.efficiency, domain.latency, domain.channels
+    rate = cluster.nvlink_bandwidth * cluster.nvlink_efficiency
+    return "inside", rate, cluster.nvlink_latency, cluster.nvlink_channels
+
+
 def make_legs(plan: Plan, ops: Ops, cluster: Cluster, seconds: list[float], size: list[int]) -> list[Leg]:
     """seconds: of every attend; size: bytes of every transfer (both by operation)."""
     legs: list[Leg] = []
 
-    def port(rank: int, way: str) -> tuple:
-        return ("nvlink", rank, way)
+    def link(kind: str, rank: int, way: str) -> tuple:
+        return (kind, int(cluster.nic_of[rank]) if kind == "across" else rank, way)
 
-    def nic(rank: int, way: str) -> tuple:
-        return ("nic", int(cluster.nic_of[rank]), way)
-
-    nvlink_rate = cluster.nvlink_bandwidth * cluster.nvlink_efficiency
-    nic_rate = cluster.nic_bandwidth * cluster.nic_efficiency
     for index, op in enumerate(plan.views(ops)):
         if isinstance(op, Attend):
             legs.append(Leg(index, op.rank, [(op.rank, "compute")], [], seconds[index], 0.0, True))
@@ -93,11 +101,9 @@ def make_legs(plan: Plan, ops: Ops, cluster: Cluster, seconds: list[float], size
         src, dst, number = op.src, op.dst, size[index]
         inside = src // cluster.gpus_per_node == dst // cluster.gpus_per_node
         if inside or not op.via:
-            kind, link, rate = ("inside", port, nvlink_rate) if inside else ("across", nic, nic_rate)
-            latency = cluster.nvlink_latency if inside else cluster.nic_latency
+            kind, rate, latency, channels = nearest(cluster, src, dst)
             lanes = [(src, kind, "tx"), (dst, kind, "rx")]
-            links = [link(src, "tx"), link(dst, "rx")]
-            channels = cluster.nvlink_channels if inside else cluster.nic_channels
+            links = [link(kind, src, "tx"), link(kind, dst, "rx")]
             whole = op.collective or channels == 1
             seconds_busy = (1 if whole else channels) * (number / rate)
             legs.append(Leg(index, src, lanes, links, seconds_busy, latency, True, channels, whole))
@@ -107,16 +113,16 @@ def make_legs(plan: Plan, ops: Ops, cluster: Cluster, seconds: list[float], size
             if not share:
                 continue
             p, q = carrier(cluster, src, lane), carrier(cluster, dst, lane)
-            far = (nic, share / nic_rate, cluster.nic_latency, cluster.nic_channels)
-            hops = [(p, q, (p, "across", "tx"), (q, "across", "rx"), *far)]
-            near = (port, share / nvlink_rate, cluster.nvlink_latency, cluster.nvlink_channels)
+            hops = [(p, q, "tx", "rx")]
             if p != src:
-                hops.insert(0, (src, p, (src, "inside", "tx"), (p, "through", "rx"), *near))
+                hops.insert(0, (src, p, "tx", "rx through"))
             if q != dst:
-                hops.append((q, dst, (q, "through", "tx"), (dst, "inside", "rx"), *near))
-            for number_of_hop, (a, b, lane_a, lane_b, link, busy, latency, channels) in enumerate(hops):
+                hops.append((q, dst, "tx through", "rx"))
+            for number_of_hop, (a, b, leaves, enters) in enumerate(hops):
                 after = len(legs) - 1 if number_of_hop else -1
-                links = [link(a, "tx"), link(b, "rx")]
+                kind, rate, latency, channels = nearest(cluster, a, b)
+                lane_a, lane_b, busy = (a, kind, leaves), (b, kind, enters), share / rate
+                links = [link(kind, a, "tx"), link(kind, b, "rx")]
                 last = number_of_hop == len(hops) - 1
                 whole = op.collective or channels == 1
                 busy = (1 if whole else channels) * busy

@@ -9,6 +9,7 @@ from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cluster import Cluster, Device
 from zbench.cost import Cost
+from zbench.links import Domain
 from zbench.model import Model
 from zbench.patterns import all_gather, local, pack_zigzag, ring, sequence_zigzag, ulysses_ring
 from zbench.plan import Plan
@@ -51,8 +52,22 @@ def batches(draw: st.DrawFn, most: int = 240, sequences: int = 12) -> Batch:
 
 
 @st.composite
+def domains(draw: st.DrawFn, per_node: int) -> tuple[Domain, ...]:
+    """Mostly none; else domains of a node of so many GPUs that lie in one another, with links of all kinds."""
+    found: list[Domain] = []
+    gpus = per_node
+    for name in draw(st.sampled_from(((), (), ("pair",), ("quad", "pair")))):
+        fitting = [count for count in range(2, gpus + (not found)) if gpus % count == 0]
+        if fitting:
+            gpus = draw(st.sampled_from(fitting))
+            rate, latency = draw(st.sampled_from((5e10, 4e11))), draw(st.sampled_from((0.0, 2e-6)))
+            found.append(Domain(name, gpus, rate, 0.7, latency, draw(st.sampled_from((1, 1, 3)))))
+    return tuple(found)
+
+
+@st.composite
 def clusters(draw: st.DrawFn, nodes: int = 4, gpus: int = 8) -> Cluster:
-    """1 to `nodes` nodes of 1 to `gpus` GPUs, not only powers of two, with as many NICs or fewer."""
+    """1 to `nodes` nodes of 1 to `gpus` GPUs, not only powers of two, with as many NICs or fewer, and with domains."""
     per_node = draw(st.integers(1, gpus))
     return Cluster(
         name="drawn",
@@ -68,6 +83,7 @@ def clusters(draw: st.DrawFn, nodes: int = 4, gpus: int = 8) -> Cluster:
         device=draw(st.sampled_from((REAL, SHARP))),
         nic_channels=draw(st.sampled_from((1, 1, 2, 3))),
         nvlink_channels=draw(st.sampled_from((1, 1, 2))),
+        domains=draw(domains(per_node)),
     )
 
 

@@ -18,22 +18,22 @@ HELD = {
     "flexsp": [5.6, 3.1, 3.5, -8.0, 8.5, 13.9, -11.2, 4.7],
     # a line for each mask, size and pass: ulysses, ring_p2p, ring_allgather, usp, loongtrain, hybrid_dcp
     "attention": [
-6.1, 5.3, 6.9, 10.8, 11.1, 6.0,
-        9.5, 0.6, 10.4, 9.1, 9.4, 0.8,
+        6.1, 5.6, 6.9, 10.8, 11.1, 6.3,
+        9.5, 0.8, 10.4, 9.1, 9.4, 1.1,
         2.4, 1.2, -0.4, 3.5, 3.6, 1.5,
-        2.2, -3.1, -1.6, 1.2, 3.1, -2.8,
-        -2.4, 3.1, 1.3, -1.0, -0.9, 2.6,
-        1.5, -4.4, 5.1, 4.2, 4.8, -5.0,
+        2.2, -3.1, -1.6, 1.2, 2.0, -2.8,
+        -2.4, 3.5, 1.3, -1.0, -0.9, 3.0,
+        1.5, -4.0, 5.1, 4.3, 4.8, -4.6,
         -3.4, 1.4, -2.7, -1.7, -0.8, 2.4,
-        0.0, -7.4, -2.7, 0.8, 4.7, -7.0,
-        -5.5, 13.9, -4.4, -1.5, -1.0, -3.8,
-        3.6, 23.0, -3.8, 8.8, 8.2, -5.0,
-        -1.1, 21.0, 3.5, 0.1, 1.2, 3.4,
-        1.2, 10.3, 20.0, 6.4, 19.3, -7.3,
-        -10.2, 19.1, -4.1, -4.3, -3.7, -14.4,
-        3.2, 37.0, -2.3, 13.1, 12.7, -12.2,
-        -4.1, 31.2, 8.1, -2.0, -0.8, 3.0,
-        2.1, 32.7, 22.7, 10.3, 34.3, -10.2,
+        0.0, -7.4, -2.7, 0.8, 2.4, -7.0,
+        -5.5, 16.4, -0.0, -1.5, -0.9, -3.5,
+        3.7, 2.9, 1.9, 9.2, 8.6, -4.6,
+        -2.3, 17.3, -4.8, -1.1, -0.0, 3.4,
+        -0.1, 1.6, -0.7, 3.5, 7.4, -7.2,
+        -10.1, 21.7, -0.2, -4.2, -3.6, -14.1,
+        3.3, 2.4, 2.9, 13.6, 13.2, -11.7,
+        -5.8, 28.7, 0.9, -3.7, -2.5, 3.0,
+        0.2, 2.8, 4.4, 6.8, 15.7, -10.1,
     ],
     "nccl": [-16.8, -12.9, -5.8, -4.9, 0.9, -13.8, -0.3, -2.3, -22.9, 73.9, 66.3, -7.9, 94.8, -17.4, 9.1],
     # H800 and A100: forward, with backward
@@ -43,17 +43,16 @@ HELD = {
     # EasyContext, TRL
     "long_context": [18.9, 45.5, 74.0, 14.7, 14.6, -0.8, -0.5, -0.2, 1.2, 3.4, -5.0, -12.0],
     "steps": [-13.8, -41.8, -36.1],
-    "unhidden": [7.2, -10.8, 1.7],
+    "unhidden": [7.3, -10.7, 1.7],
 }  # fmt: skip
 POINTS = 2.0
 # (median, worst) of the blind errors of a group that docs/cost.md states, as shares with a margin.
-BLIND = {"nccl": (0.15, 1.0), "attention": (0.05, 0.36), "ring_flash": (0.20, 0.50), "training": (0.13, 0.96),
+BLIND = {"nccl": (0.15, 1.0), "ring_flash": (0.20, 0.50), "training": (0.13, 0.96),
          "long_context": (0.10, 0.76), "steps": (0.38, 0.44)}  # fmt: skip
 METHODS = ("ulysses", "ring_p2p", "ring_allgather", "usp", "loongtrain", "hybrid_dcp")
-# LoongTrain's plan is USP's where the ring has two rows; the benchmark's code for its backward is 11 to 18 % slower.
-FULL, CAUSAL = "h100 varlen_full bwd 16 GPUs x 8192", "h100 varlen_causal bwd 16 GPUs x 8192"
-SAME_PLAN = {(f"{FULL} usp", f"{FULL} loongtrain"), (f"{CAUSAL} usp", f"{CAUSAL} loongtrain"),
-             (f"{CAUSAL} ulysses", f"{CAUSAL} loongtrain")}  # fmt: skip
+# Hybrid context parallelism's documents of one GPU are predicted 12 % too slow, which puts it below Ulysses once.
+FORWARD = "h100 varlen_causal fwd 16 GPUs x 8192"
+BROKEN = {(f"{FORWARD} hybrid_dcp", f"{FORWARD} ulysses")}
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +87,10 @@ def test_flexsp_is_within_its_bounds(found: list[Anchor]) -> None:
 def test_attention_is_within_its_bounds(found: list[Anchor]) -> None:
     members = of(found, "attention")
     s = summary(members)
-    assert s.median < 0.20
-    assert np.mean([abs(anchor.error) < 0.50 for anchor in members]) >= 0.9
-    # Hybrid context parallelism's documents of one GPU are predicted 12 % too slow, which puts it below Ulysses once.
-    forward = "h100 varlen_causal fwd 16 GPUs x 8192"
-    assert orders(s.broken) == SAME_PLAN | {(f"{forward} hybrid_dcp", f"{forward} ulysses")}
+    assert s.median < 0.04
+    assert s.p90 < 0.12
+    assert s.worst < 0.30
+    assert orders(s.broken) == BROKEN
     assert s.pairs == 153
 
 
@@ -100,14 +98,22 @@ def test_attention_is_within_its_bounds(found: list[Anchor]) -> None:
 def test_every_method_is_within_its_bounds(found: list[Anchor], method: str) -> None:
     errors = [abs(anchor.error) for anchor in of(found, "attention") if f" {method}," in anchor.case]
     assert len(errors) == 16
-    assert np.median(errors) < 0.20
-    assert max(errors) < 0.40
+    assert np.median(errors) < 0.06
+    assert max(errors) < 0.30
 
 
 def test_loongtrain_and_usp_are_one_plan_there(found: list[Anchor]) -> None:
-    """With a ring of one or two rows the benchmark's double ring is a single ring: the differences are all measured."""
+    """With a ring of one or two rows the benchmark's double ring is a single ring.
+
+    Over nodes it is slower by the dkv that nothing hides.
+    """
     by_case = {anchor.case: anchor.predicted for anchor in found}
-    assert all(by_case[case] == by_case[case.replace("loongtrain", "usp")] for case in by_case if "loongtrain" in case)
+    for case in (case for case in by_case if "loongtrain" in case):
+        usp = by_case[case.replace("loongtrain", "usp")]
+        if "bwd 16" in case:
+            assert 0.85 * usp < by_case[case] < usp
+        else:
+            assert by_case[case] == usp
 
 
 def test_training_that_was_known_is_within_its_bounds(found: list[Anchor]) -> None:
@@ -117,13 +123,10 @@ def test_training_that_was_known_is_within_its_bounds(found: list[Anchor]) -> No
 
 
 def test_what_is_known_is_what_the_page_says(found: list[Anchor]) -> None:
-    """Whole groups but attention, where three methods were added blind, and training, where Megatron and torchtitan
-    were looked at."""
+    """Whole groups but NCCL's, where one issue was read, and training, where Megatron and torchtitan were looked at."""
     kinds = {group: {anchor.known for anchor in of(found, group)} for group in GROUPS}
-    assert [group for group, kind in kinds.items() if kind == {True}] == ["flexsp", "unhidden"]
+    assert [group for group, kind in kinds.items() if kind == {True}] == ["flexsp", "attention", "unhidden"]
     assert [group for group, kind in kinds.items() if kind == {False}] == ["ring_flash", "long_context", "steps"]
-    for anchor in of(found, "attention"):
-        assert anchor.known == any(f" {method}," in anchor.case for method in METHODS[:3]), anchor
     for anchor in of(found, "nccl"):
         assert anchor.known == ("NCCL issue 1272" in anchor.source), anchor
 
@@ -179,9 +182,9 @@ def test_predictions_are_a_function_of_the_sources_alone(found: list[Anchor]) ->
 def test_bounds_hold_for_other_packs(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(attention, "SEED", seed)
     s = summary(attention.anchors(cluster))
-    assert s.median < 0.10
-    assert s.p90 < 0.30
-    assert orders(s.broken) == SAME_PLAN
+    assert s.median < 0.05
+    assert s.p90 < 0.15
+    assert orders(s.broken) <= BROKEN
 
 
 def test_orders_are_judged_inside_a_family_only() -> None:
@@ -214,8 +217,8 @@ def test_tables_and_sums_are_of_known_and_blind_apart(
     monkeypatch.setattr(sys, "argv", ["zbench.anchors"])
     assert __main__.main() == 0
     said = capsys.readouterr()
-    for words in ("measured", "predicted", "error", "source", "torchtitan", "149 of 153 orders kept"):
+    for words in ("measured", "predicted", "error", "source", "torchtitan", "152 of 153 orders kept"):
         assert words in said.out
-    for words in ("attention, known: 48 cases", "attention, blind: 48 cases", "all known: 66 cases", "all blind: 96"):
+    for words in ("attention, known: 96 cases", "nccl, blind: 13 cases", "all known: 114 cases", "all blind: 48"):
         assert words in said.out
     assert not said.err

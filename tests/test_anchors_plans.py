@@ -11,6 +11,7 @@ from zbench.area import work
 from zbench.cost import Cost
 from zbench.plan import ATTEND
 from zbench.simulate import programs
+from zbench.staging import FLASH
 from zbench.verify import verify
 
 
@@ -45,13 +46,32 @@ def test_loongtrains_inner_rings_are_no_shorter_than_the_outer_one() -> None:
     assert [schemes.inner_ring(rows) for rows in range(1, 10)] == [1, 2, 3, 2, 5, 3, 7, 4, 3]
 
 
+def test_loongtrains_dkv_waits_once_a_window_and_once_between_them() -> None:
+    """A ring of one row sends nothing; of up to three, the last hop home; of four (2 x 2) two of those, one between."""
+    assert [schemes.unhidden_hops(rows) for rows in (1, 2, 3, 4, 5, 6, 8, 9)] == [0, 1, 1, 3, 1, 3, 3, 4]
+
+
+def test_what_loongtrain_waits_for_is_a_node_s_dkv() -> None:
+    """One GPU's share of it, over the one channel that a peer has."""
+    cost = Cost(cluster("h100_4x8", num_nodes=2), schemes.MODEL)
+    size = 8 * 8192 * 2 * 128 * 2  # tokens of a node, k and v, one kv head of 128, bf16
+    found = attention.unhidden_seconds(np.array([100_000, 31_072]), cost)
+    assert found == pytest.approx(size / 20e9 + 15e-6)
+
+
+def test_hybrid_groups_are_as_wide_as_8192_tokens_a_rank_ask_for() -> None:
+    on = cluster("b200_4x8", num_nodes=1)
+    (plan,) = hybrid.plans(np.array([65_536, 65_536]), True, on, schemes.MODEL)[:1]
+    assert [len(np.unique(plan.blocks.block[plan.blocks.seq == seq])) for seq in (0, 1)] == [8, 8]
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_hybrid_rounds_are_correct_and_single_gpus_unstaged(causal: bool) -> None:
     on = cluster("h100_4x8", num_nodes=1)
     lengths = np.array([9000, 20_000, 3000, 3000, 8192, 100, 1, 22_000])
     plans = hybrid.plans(lengths, causal, on, schemes.MODEL)
     assert sorted(np.concatenate([plan.sequences for plan in plans]).tolist()) == list(range(len(lengths)))
-    staged, bare = Cost(on, schemes.MODEL, staged=True), Cost(on, schemes.MODEL)
+    staged, bare = Cost(on, schemes.MODEL, staged=FLASH), Cost(on, schemes.MODEL)
     alone = 0
     for plan in plans:
         verify(plan)

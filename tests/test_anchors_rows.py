@@ -82,9 +82,9 @@ def test_rows_are_predicted_as_the_anchors_are(
 def test_a_row_is_known_only_as_it_was_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    blind = "h100,causal,fwd,8,8192,usp,592.0"  # published too, and not looked at when constants were chosen
+    other = GOOD.replace("h100", "b200")
     upper = GOOD.replace("h100", "H100")
-    path = file_of(tmp_path, GOOD, GOOD.replace("600.3", "600.4"), GOOD.replace(",8,", ",4,"), blind, upper)
+    path = file_of(tmp_path, GOOD, GOOD.replace("600.3", "600.4"), GOOD.replace(",8,", ",4,"), other, upper)
     found = rows_of(monkeypatch, capsys, path)
     assert [row["known"] for row in found] == [True, False, False, False, True]
     assert found[0]["predicted"] == found[-1]["predicted"]
@@ -93,7 +93,7 @@ def test_a_row_is_known_only_as_it_was_published(
 def test_rows_without_a_plan_are_named_and_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = ("h100,full,fwd,8,8192,magi_native,662.6", "b200,full,fwd,8,16384,ulysses,900", GOOD,
+    lines = ("h100,full,fwd,8,8192,magi_native,662.6", "mi300x,full,fwd,8,16384,ulysses,900", GOOD,
              "h100,sliding,bwd,8,8192,usp,100", "h100,full,bwd,128,8192,ulysses,100")  # fmt: skip
     path = file_of(tmp_path, *lines)
     assert called(monkeypatch, "--rows", str(path), "--json") == 0
@@ -103,7 +103,7 @@ def test_rows_without_a_plan_are_named_and_left_out(
     assert [row["error"] is None for row in rows] == [True, True, False, True, True]
     assert called(monkeypatch, "--rows", str(path)) == 0
     table = capsys.readouterr().out
-    for words in ("method magi_native", "hw b200", "mask sliding", "method ulysses on 128 GPUs"):
+    for words in ("method magi_native", "hw mi300x", "mask sliding", "method ulysses on 128 GPUs"):
         assert f"1 row of {words}" in said.err
         assert f"left out: 1 row of {words}" in table
     assert "rows: 1 cases" in table
@@ -121,23 +121,33 @@ def test_the_command_prints_a_table_of_rows(tmp_path: Path) -> None:
 def test_rows_of_which_none_has_a_plan_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = file_of(tmp_path, "b200,full,fwd,8,16384,ulysses,900")
+    path = file_of(tmp_path, "mi300x,full,fwd,8,16384,ulysses,900")
     assert called(monkeypatch, "--rows", str(path)) == 0
-    assert "left out: 1 row of hw b200" in capsys.readouterr().out
+    assert "left out: 1 row of hw mi300x" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("hw", list(attention.CLUSTERS))
 @pytest.mark.parametrize("num_gpus", [1, 2, 3, 12, 14, 32])
-def test_any_number_of_gpus_has_a_cluster_and_predictions(num_gpus: int) -> None:
+def test_any_number_of_gpus_has_a_cluster_and_predictions(num_gpus: int, hw: str) -> None:
     rows = [
-        MeasuredRow("h100", mask, "bwd", num_gpus, 2048, method, 1.0)
+        MeasuredRow(hw, mask, "bwd", num_gpus, 2048, method, 1.0)
         for mask in ("full", "varlen_causal")
         for method in attention.METHODS
     ]
-    on = attention.cluster_of(cluster("h100_4x8"), num_gpus)
+    on = attention.cluster_of(cluster(attention.CLUSTERS[hw][0]), num_gpus)
     assert on.num_ranks == num_gpus
     assert on.nics_per_node == on.gpus_per_node <= 8
     peak = on.device.peak_flops
     assert all(rate is not None and 0 < rate < peak for rate in attention.predict(rows, cluster))
+
+
+def test_blackwell_runs_the_other_backend() -> None:
+    """Over twice as fast at whole tiles, and no wrapper that gathers and scatters."""
+    rows = [MeasuredRow(hw, "full", "fwd", 8, 16384, "ring_p2p", 1.0) for hw in attention.CLUSTERS]
+    hopper, blackwell = attention.predict(rows, cluster)
+    assert hopper is not None
+    assert blackwell is not None
+    assert 2 * hopper < blackwell < cluster("b200_4x8").device.attention_forward_flops
 
 
 def test_progress_counts_what_is_played(monkeypatch: pytest.MonkeyPatch) -> None:

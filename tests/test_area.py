@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import cases
 
-from zbench.area import TILE, Work, work
+from zbench.area import HALF, STRIP, TILE, Work, work
 from zbench.build import Builder
 from zbench.cost import Cost
 from zbench.patterns import local, pack_zigzag, ring, sequence_zigzag
@@ -61,7 +61,7 @@ def literal(plan: Plan, q_list: int, kv_list: int) -> list[int]:
                 segments[-1][1] += stop - start
                 continue
         segments.append([seq, stop - start, before, triangle])
-    out = [0] * 8
+    out = [0] * 10
     for _, m, n, triangle in segments:
         rows = -(-m // TILE)
         ends = [
@@ -75,6 +75,10 @@ def literal(plan: Plan, q_list: int, kv_list: int) -> list[int]:
         out[5] = max(out[5], longest)
         out[6] += len({row for row, _ in tiles})
         out[7] += triangle
+        last, tokens = sum(1 for row, _ in tiles if row == rows - 1), set(range(m))
+        for column, rows_of in ((8, STRIP), (9, HALF)):  # parts of the last row of tiles that no query is in
+            parts = [range(first, first + rows_of) for first in range((rows - 1) * TILE, rows * TILE, rows_of)]
+            out[column] += last * sum(1 for part in parts if tokens.isdisjoint(part))
     return out
 
 
@@ -116,7 +120,7 @@ def test_by_hand() -> None:
     whole = Builder(np.array([300]), 1, 1)
     local(whole, np.array([0]), np.array([0]))
     _, one = work(whole.build(), whole.build().forward)
-    assert [int(column[0]) for column in vars(one).values()] == [300 * 301 // 2, 6, 300, 300, 1, 3, 3, 1]
+    assert [int(column[0]) for column in vars(one).values()] == [300 * 301 // 2, 6, 300, 300, 1, 3, 3, 1, 3 * 5, 3]
 
     two = Builder(np.array([512]), 2, 1)
     ring(two, np.array([0]), np.array([0]), np.array([[0, 1]]))
@@ -125,10 +129,21 @@ def test_by_hand() -> None:
     views = [(view.rank, view.kv_blocks) for view in plan.views(plan.forward) if hasattr(view, "rank")]
     by = {view: [int(column[at]) for column in vars(found).values()] for at, view in enumerate(views)}
     diagonal = 256 * 257 // 2
-    assert by[0, (0,)] == [diagonal, 3, 256, 256, 1, 2, 2, 1]  # chunk 3 sees chunk 0 and itself: lines up, one triangle
-    assert by[1, (1,)] == [diagonal, 3, 256, 256, 1, 2, 2, 1]
-    assert by[0, (1,)] == [128 * 256, 2, 128, 256, 1, 2, 1, 0]  # chunk 3 sees chunks 1 and 2
-    assert by[1, (0,)] == [256 * 128, 2, 256, 128, 1, 1, 2, 0]  # chunks 1 and 2 see chunk 0
+    assert by[0, (0,)] == [
+        diagonal,
+        3,
+        256,
+        256,
+        1,
+        2,
+        2,
+        1,
+        0,
+        0,
+    ]  # chunk 3 sees chunk 0 and itself: lines up, one triangle
+    assert by[1, (1,)] == [diagonal, 3, 256, 256, 1, 2, 2, 1, 0, 0]
+    assert by[0, (1,)] == [128 * 256, 2, 128, 256, 1, 2, 1, 0, 0, 0]  # chunk 3 sees chunks 1 and 2
+    assert by[1, (0,)] == [256 * 128, 2, 256, 128, 1, 1, 2, 0, 0, 0]  # chunks 1 and 2 see chunk 0
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=6), st.integers(1, 6), st.booleans())

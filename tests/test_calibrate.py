@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.quantity import quantity
 from zbench.calibrate.sheet import Circumstances, device_sheet, sheet
 from zbench.calibrate.subject import About, Call, Subject, Used, layer_shapes
-from zbench.calibrate.survey import Survey, unit
+from zbench.calibrate.survey import Survey, written
 from zbench.cluster import CURVES, Cluster, Device
 from zbench.cost import Cost
 from zbench.model import Model
@@ -37,7 +38,7 @@ MODEL = Model("small", num_layers=2, hidden=64, num_heads=4, num_kv_heads=2, hea
               element_bytes=4)  # fmt: skip
 EXPERTS = replace(MODEL, num_experts=8, experts_per_token=2)
 DEVICE = Device("made up", 9e10, 8e9, 5e9, 2e9, 4e10, 3e10, 2e10, 3e-6, 2e-4)
-CLUSTER = Cluster("made up", 2, 4, 2, 1e9, 1.0, 4e-4, 2e9, 1.0, 1e-4, DEVICE)
+CLUSTER = Cluster("made up", 2, 4, 2, 1e9, 1.0, 4e-4, 2e9, 1.0, 1e-4, DEVICE, nic_channels=4, nvlink_channels=2)
 TINY = ["--gpus-per-node", "2", "--seconds", "0.02", "--tokens", "64"]
 
 
@@ -86,12 +87,21 @@ class Described:
     def smallest(self, window: float) -> float:
         return 1 / self.cost.cluster.device.kernel_seconds
 
-    def exchange(self, across: bool, size: int, rounds: int) -> float:
-        there = np.array([across])
+    def exchange(self, across: bool, alone: bool, size: int, rounds: int) -> float:
+        load = 1 if alone else self.subject.ranks_per_nic if across else 1
+        return self._seconds(across, size * load, load)
+
+    def together(self, across: bool, size: int, rounds: int) -> float:
         load = self.subject.ranks_per_nic if across else 1
-        return float(
-            self.cost.transfer_seconds(np.array([size * load]), there)[0] + self.cost.latency_seconds(there)[0]
-        )
+        return self._seconds(across, size * load, load * len(self.subject.peers(0, across)))
+
+    def routed(self, size: int, rounds: int) -> float:
+        share = size / self.subject.nics_per_node
+        return 2 * self._seconds(False, share, 1) + self._seconds(True, share, 1)
+
+    def _seconds(self, across: bool, size: float, messages: int) -> float:
+        there = np.array([across])
+        return float(self.cost.spread_seconds(size, there, messages)[0] + self.cost.latency_seconds(there)[0])
 
 
 def surveyed(window: float = 1.0) -> tuple[Survey, list[str]]:
@@ -113,8 +123,18 @@ def test_the_constants_of_a_described_machine_are_found_again() -> None:
     assert {name: found[name] for name in links} == pytest.approx(
         {name: getattr(CLUSTER, name) for name in links}, rel=0.01  # messages of 8 bytes; bandwidth with its latency
     )  # fmt: skip
+    assert (found["nic_channels"], found["nvlink_channels"]) == (4, 2)
+    # A NIC's channel has a quarter of 1 GB/s. Shares are a half: 2 x 1/2 at 1 GB/s (NVLink's channel), 1/2 at 250 MB/s.
+    assert rates_told(survey.figures["nic_channels"].of) == pytest.approx((250e6, 1e9, 1e9 / 3), rel=0.01)
     assert len(told) > len(found)
     assert survey.gauge.others == pytest.approx({"devices": 0.25, "links": 0.25})
+
+
+def rates_told(text: str) -> tuple[float, ...]:
+    """Of one peer, of all peers, of one peer through all NICs: bytes/s."""
+    found = re.search(r"one peer has (.*) and all together (.*); one peer through all 2 NICs of a node (.*)$", text)
+    assert found is not None
+    return tuple(parse("x", rate, "bytes/s") for rate in found.groups())
 
 
 def test_sizes_rise_until_the_next_one_outgrows_a_window() -> None:
@@ -147,6 +167,18 @@ def test_every_rank_sends_to_whom_receives_from_it(nodes: int, gpus: int) -> Non
             assert all((a // gpus != b // gpus) == across for a, b in sent)
 
 
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 2), (2, 1), (3, 4), (4, 2)])
+def test_every_rank_sends_to_all_and_receives_from_them(nodes: int, gpus: int) -> None:
+    subject = Subject(MODEL, nodes, gpus, 1, 64, "auto")
+    for across in (True, False):
+        found = [subject.peers(rank, across) for rank in range(subject.num_ranks)]
+        sent = {(rank, to) for rank, pairs in enumerate(found) for to, _ in pairs}
+        assert sent == {(source, rank) for rank, pairs in enumerate(found) for _, source in pairs}
+        assert sent == {(a, b) for a in range(len(found)) for b in range(len(found))
+                        if a != b and (a // gpus != b // gpus) == across}  # fmt: skip
+        assert len(sent) == sum(map(len, found))
+
+
 @pytest.mark.parametrize("model", [MODEL, EXPERTS], ids=lambda model: str(model.num_experts))
 def test_a_layers_matmuls_are_those_that_the_cost_model_counts(model: Model) -> None:
     shapes = layer_shapes(model, 1024)
@@ -170,7 +202,7 @@ def test_the_sheet_is_the_cluster() -> None:
     for name, figure in survey.figures.items():
         assert getattr(made if hasattr(made, name) else made.device, name) == pytest.approx(figure.value, rel=0.0051)
         (line,) = [line for line in text.splitlines() if line.strip().startswith(f"{name}: ")]
-        assert f"{quantity(figure.value, unit(name))} # measured: {figure.of}" in line
+        assert f"{written(name, figure.value)} # measured: {figure.of}" in line
     assert "the command" in text
     assert "2020-01-02" in text
     assert "25% while links were measured" in text
@@ -254,13 +286,30 @@ def test_two_ranks_measure_and_the_simulator_runs_on_what_they_wrote(
     assert isinstance(made, Cluster)  # which takes positive numbers only
     assert made.num_ranks == 2
     assert text.count("# measured: ") == 11
-    assert text.count("# NOT measured: there is one node") == 2
+    assert text.count("# NOT measured: there is one node") == 3
+    assert "nvlink_channels: 1 # NOT measured: there is one peer inside a node\n" in text
     assert made.device.matmul_flops < 1e13
     assert 1e-6 < made.nvlink_latency < 1
     arguments = ["system=ring", "cluster=measured", "model=tiny", "steps=1", "tracker=none", "baseline=null", "out=r"]
     monkeypatch.setattr(sys, "argv", ["zbench", "--config-dir", "mine", *arguments])
     assert zbench.__main__.main() == 0
     assert "SIMULATED on measured: 1 nodes x 2" in capsys.readouterr().out
+
+
+def test_four_ranks_measure_one_peer_and_all_of_them(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--nodes", "2", "--gpus-per-node", "2", "--nics-per-node", "2", "--seconds", "0.02", "--tokens", "64"]
+    assert call(monkeypatch, *asked, "-o", "mine.yaml") == 0
+    text = Path("mine.yaml").read_text()
+    made = instantiate(OmegaConf.create(text))
+    assert 1 <= made.nic_channels <= 32
+    assert made.nvlink_channels == 1
+    (told,) = [line for line in text.splitlines() if line.startswith("nic_channels: ")]
+    one, together, routed = rates_told(told)
+    assert together == pytest.approx(made.nic_bandwidth)
+    assert made.nic_channels == max(round(together / one), 1)
+    assert routed > 0
 
 
 def test_one_rank_measures_a_device_with_curves(

@@ -14,13 +14,16 @@ from zbench.clock import Free, Program, Timeline, program, run
 from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.dataflow import Edges, edges
-from zbench.legs import legs, proxy
-from zbench.model import KV
+from zbench.layers import finished, occupancy
+from zbench.legs import copies, legs, proxy
+from zbench.links import NIC, Domain
+from zbench.model import KV, Model
 from zbench.plan import ATTEND, TRANSFER, Blocks, Lists, Ops, Plan
 from zbench.simulate import prepare
 
 NONE = np.zeros(0, np.int64)
 EMPTY = Ops.concatenate([])
+MODEL = Model("m", 2, 16, 4, 2, 4, 32, 64)
 
 
 def play(cost: Cost, plan: Plan, ops: Ops, backward: bool, ready: np.ndarray | None = None) -> tuple[Program, Timeline]:
@@ -90,6 +93,64 @@ def test_one_message_has_a_channel_and_a_collective_the_link() -> None:
     assert times[True] == pytest.approx([1, 2, 3])
 
 
+@given(st.data(), st.integers(1, 3))
+def test_copies_to_and_from_the_host_share_a_link_a_direction(data: st.DataObject, queues: int) -> None:
+    """Against one GPU and direction after another: a copy begins when a queue is free, and no sooner than the last."""
+    cluster = Cluster("one", 1, 2, 1, 1e9, 1.0, 0.0, 1e11, 1.0, 0.0, REAL, host_bandwidth=2e9, host_efficiency=0.5,
+                      host_latency=1e-5, host_queues=queues)  # fmt: skip
+    count = data.draw(st.integers(1, 12))
+    draw = st.lists(st.integers(0, 1), min_size=count, max_size=count)
+    rank, sends = np.array(data.draw(draw)), np.array(data.draw(draw)) == 1
+    size = np.array(data.draw(st.lists(st.sampled_from((0, 1000, 3000)), min_size=count, max_size=count)))
+    parts = copies(rank, size, sends, cluster)
+    cost = Cost(cluster, MODEL)
+    busy = cost.message_seconds(size, parts.link_class)
+    assert busy == pytest.approx(queues * size / 1e9)
+    of = program(parts, busy, cost.latency_seconds(parts.link_class), Edges(NONE, NONE))
+    timeline = run(of, np.zeros(2), Free.zero(cluster))
+    free: dict[tuple[int, bool], list[float]] = {}
+    begun: dict[tuple[int, bool], float] = {}
+    for copy, key in enumerate(zip(rank.tolist(), sends.tolist(), strict=True)):
+        ends = free.setdefault(key, [0.0] * queues)
+        begin = max(min(ends), begun.get(key, 0.0))
+        ends[ends.index(min(ends))] = begin + busy[copy]
+        begun[key] = begin
+        assert (timeline.start[copy], timeline.done[copy]) == (begin, begin + busy[copy] + 1e-5)
+
+
+def test_copies_leave_attention_s_links_alone_and_finish_with_their_rank() -> None:
+    host = {"host_bandwidth": 1e9, "host_efficiency": 1.0, "host_latency": 0.0}
+    cluster = Cluster("one", 1, 2, 1, 1e9, 1.0, 0.0, 1e9, 1.0, 0.0, REAL, **host)
+    parts = copies(np.array([0, 1, 1]), np.array([1000, 500, 2000]), np.array([True, False, True]), cluster)
+    of = program(parts, parts.bytes / 1e9, np.zeros(3), Edges(NONE, NONE))
+    free = Free.zero(cluster)
+    timeline = run(of, np.zeros(2), free)
+    assert (timeline.start == 0).all()  # each has its own GPU or direction
+    assert 1e6 * finished(of, timeline, np.zeros(2)) == pytest.approx([1, 2])
+    assert sorted(1e6 * free.links[free.links > 0]) == pytest.approx([0.5, 1, 2])
+    _, moving, shown, across = occupancy(of, timeline, np.zeros(2), np.zeros(2))
+    assert 1e6 * moving == pytest.approx([1, 2])
+    assert 1e6 * shown == pytest.approx([1, 2])
+    assert (across == 0).all()
+    with pytest.raises(ValueError, match=r"^cluster\.host_bandwidth is not given; copies to and from the host need"):
+        copies(NONE, NONE, NONE > 0, replace(cluster, **dict.fromkeys(host)))
+
+
+def test_a_message_inside_a_card_leaves_the_node_s_links_free() -> None:
+    """Two GPUs of a card and a third: 0 sends 1 over the card's links while it sends 2 over the node's."""
+    card = (Domain("card", 2, 2e9, 1.0, 0.0),)
+    cluster = Cluster("cards", 1, 4, 1, 1e9, 1.0, 0.0, 1e9, 1.0, 0.0, REAL, domains=card)
+    plan = Plan(NONE, NONE, 4, 2, Blocks(NONE, NONE, NONE, NONE, NONE), Lists.of([]), EMPTY, EMPTY, Lists.of([]))
+    ops = Ops.transfers(KV, np.array([0, 0, 3]), np.array([1, 2, 2]), (0, 2), np.array([0, 0, 0]))
+    parts = legs(plan, ops, np.full(3, 1000), cluster)
+    assert [cluster.links[link].name for link in parts.link_class] == ["card", "node", "card"]
+    of = program(
+        parts, Cost(cluster, MODEL).message_seconds(parts.bytes, parts.link_class), np.zeros(3), Edges(NONE, NONE)
+    )
+    timeline = run(of, np.zeros(4), Free.zero(cluster))
+    assert 1e6 * timeline.release == pytest.approx([0.5, 1.0, 0.5])
+
+
 def _used(*columns: np.ndarray) -> dict[int, np.ndarray]:
     """Legs (ascending) by what they use; -1 is nothing."""
     by: dict[int, list[int]] = {}
@@ -108,14 +169,14 @@ def test_legs_carry_every_byte_once_between_the_right_ranks(case: tuple[Cost, Pl
         of, _ = play(cost, plan, ops, backward)
         parts, size = of.legs, cost.message_bytes(plan, ops)
         across = cluster.node_of[ops.src] != cluster.node_of[ops.dst]
-        nic = parts.link_a >= 2 * cluster.num_ranks
+        nic = parts.link_class == NIC
         by_nic = np.bincount(parts.op[nic], weights=parts.bytes[nic], minlength=len(ops))
         assert np.array_equal(by_nic, np.where((ops.kind == TRANSFER) & across, size, 0))
         arrived = np.bincount(parts.op[parts.last], weights=parts.bytes[parts.last], minlength=len(ops))
         assert np.array_equal(arrived, size)
         inside = (parts.link_a >= 0) & ~nic
-        node = cluster.node_of[parts.link_a[inside] // 2]
-        assert np.array_equal(node, cluster.node_of[parts.link_b[inside] // 2])
+        sender, receiver = parts.lane_a[inside] // parts.lanes, parts.receiver[inside]
+        assert np.array_equal(cluster.node_of[sender], cluster.node_of[receiver])
         assert (parts.link_b[parts.link_a >= 0] >= 0).all()
         assert ((parts.link_a < 0) == (ops.kind[parts.op] == ATTEND)).all()
         assert (np.diff(parts.first) >= 1).all()

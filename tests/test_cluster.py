@@ -5,12 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from eventloop import nearest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from hypothesis import given
+from oracles import MODELS
 from strategies import REAL, clusters
 
-from zbench.cluster import Cluster, Device
+from zbench.cluster import MAY_BE_ZERO, Cluster, Device
+from zbench.cost import Cost
+from zbench.legs import num_links, ports
+from zbench.links import NIC, NVLINK
 
 CONF = Path(__file__).parents[1] / "conf"
 
@@ -59,8 +64,16 @@ def test_a_device_s_name_is_text() -> None:
         replace(REAL, name=4090)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("field", [name for name in Device.__dataclass_fields__ if name != "name"])
-@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "much"])
+FIELDS = [name for name in Device.__dataclass_fields__ if name != "name"]
+BAD_VALUES = [
+    (field, value)
+    for field in FIELDS
+    for value in (0, -1.0, float("nan"), float("inf"), "much")
+    if value != 0 or field not in MAY_BE_ZERO
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_VALUES)
 def test_bad_devices_are_one_sentence(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"^cluster\.device\.{field} is "):
         replace(REAL, **{field: value})
@@ -78,3 +91,99 @@ def test_every_cluster_yaml_makes_a_cluster(path: Path) -> None:
     if "local" not in path.stem:  # whose nodes are one machine: both links are the same
         assert cluster.nic_bandwidth < cluster.nvlink_bandwidth
     assert cluster.name == path.stem
+
+
+CARD = {"card": {"gpus": 2, "bandwidth": "400 GB/s", "efficiency": 0.5, "latency": "2 us", "channels": 2}}
+HOST = {"host_bandwidth": 36e9, "host_efficiency": 0.8, "host_latency": 1e-5}
+
+
+def test_a_message_takes_the_links_of_the_innermost_domain_with_both_ranks() -> None:
+    quad = {"quad": {"gpus": 4, "bandwidth": 3e11, "efficiency": 1.0, "latency": 0.0}}
+    cluster = replace(GOOD, domains={**quad, **CARD})  # type: ignore[arg-type]
+    assert [(one.name, one.gpus) for one in cluster.domains] == [("card", 2), ("quad", 4)]
+    names = [link.name for link in cluster.links]
+    assert names == ["node", "NIC", "card", "quad"]
+    found = cluster.link_of(np.array([0, 1, 1, 3, 2, 4, 7, 8]), np.array([1, 0, 2, 0, 3, 3, 8, 9]))
+    assert [names[link] for link in found] == ["card", "card", "quad", "quad", "card", "node", "NIC", "card"]
+    assert [names[link] for link in cluster.link_among(np.array([1, 2, 3, 4, 5, 8, 9]))] == [
+        "card", "card", "quad", "quad", "node", "node", "NIC"
+    ]  # fmt: skip
+    cost = Cost(cluster, MODELS["mha"])
+    link = np.array([NVLINK, NIC, 2])
+    assert cost.transfer_seconds(np.full(3, 1e9), link) == pytest.approx([1e9 / 120e9, 1e9 / 20e9, 1e9 / 200e9])
+    assert cost.message_seconds(np.full(3, 1e9), link) == pytest.approx([1e9 / 120e9, 1e9 / 20e9, 1e9 / 100e9])
+    assert cost.latency_seconds(link) == pytest.approx([10e-6, 15e-6, 2e-6])
+
+
+@given(clusters())
+def test_classes_are_those_of_the_smallest_groups_of_ranks(cluster: Cluster) -> None:
+    ranks = range(cluster.num_ranks)
+    src, dst = np.array([(a, b) for a in ranks for b in ranks if a != b] or [(0, 0)]).T
+    for a, b, link in zip(src.tolist(), dst.tolist(), cluster.link_of(src, dst).tolist(), strict=True):
+        assert cluster.links[link].rate == nearest(cluster, a, b)[1] or a == b
+
+
+@given(clusters())
+def test_every_rank_has_ports_of_its_own_but_for_nics(cluster: Cluster) -> None:
+    found = ports(replace(cluster, **HOST))
+    assert len(found) == len(cluster.links) + 1
+    own = np.delete(found, NIC, axis=0).ravel()
+    every = np.unique(np.concatenate([own, found[NIC]]))
+    assert len(np.unique(own)) == len(own)
+    assert (every % 2 == 0).all()  # the next one receives
+    assert every.max() + 2 == num_links(replace(cluster, **HOST)) == 2 * (len(own) + cluster.num_nics)
+
+
+def test_a_part_of_a_cluster_keeps_the_domains_that_it_can_have() -> None:
+    cluster = replace(GOOD, domains=CARD)  # type: ignore[arg-type]
+    assert cluster.part(1, 6, 1).domains == cluster.part(1, 2, 1).domains == cluster.domains
+    assert cluster.part(1, 3, 1).domains == ()
+    alone = cluster.part(2, 1, 1)
+    assert alone.link_of(np.array([0]), np.array([1])).tolist() == [NIC]
+
+
+@pytest.mark.parametrize(
+    ("domains", "told"),
+    [
+        (5, "domains is 5; it takes domains by name"),
+        ({"card": 5}, r"domains\.card is 5; it takes gpus, bandwidth, efficiency and latency"),
+        ({"card": {**CARD["card"], "width": 2}}, r"domains\.card\.width is not known; it has bandwidth, channels"),
+        ({"card": {"gpus": 2}}, r"domains\.card\.bandwidth is not given"),
+        *(({"card": {**CARD["card"], name: value}}, rf"domains\.card\.{name} is {value!r}; it {takes}") for
+          name, value, takes in (("gpus", 3, "has to divide gpus_per_node=8"), ("gpus", 1, "takes a whole number of at "
+          "least 2"), ("bandwidth", 0, "has to be above 0"), ("latency", -1, "has to be at least 0"), ("efficiency", 2,
+          "takes a share above 0 and at most 1"), ("channels", 0, "takes a whole number from 1 to 32"))),
+        ({**CARD, "other": CARD["card"]}, r"domains\.card\.gpus is 2; it has to divide the 2 of other, and be less"),
+        ({**CARD, "six": {**CARD["card"], "gpus": 3}}, r"domains\.card\.gpus is 2; it has to divide the 3 of six"),
+        ({4090: CARD["card"]}, r"domains is 4090; it takes text, as in '4090'"),
+    ],
+)  # fmt: skip
+def test_bad_domains_are_one_sentence(domains: object, told: str) -> None:
+    with pytest.raises(ValueError, match=rf"^cluster\.{told}"):
+        replace(GOOD, domains=domains)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"host_latency": None}, "host_latency is not given; a link to the host has host_bandwidth, host_efficiency"),
+        ({"host_bandwidth": None}, "host_bandwidth is not given"), ({"host_bandwidth": 0}, "host_bandwidth is 0; it"),
+        ({"host_efficiency": 1.5}, "host_efficiency is 1.5; it takes a share"),
+        ({"host_queues": 0}, "host_queues is 0; it takes a whole number from 1 to 32"),
+        ({"host_memory": "much"}, "host_memory is 'much'; it takes bytes"),
+        ({**dict.fromkeys(HOST), "host_queues": 2}, "host_bandwidth is not given"),
+    ],
+)  # fmt: skip
+def test_bad_host_links_are_one_sentence(changes: dict[str, object], told: str) -> None:
+    assert replace(GOOD, **HOST).host == 2
+    with pytest.raises(ValueError, match=rf"^cluster\.{told}"):
+        replace(GOOD, **{**HOST, **changes})
+
+
+def test_a_card_of_frontier_is_nearer_than_its_node_and_is_reached_by_one_peer() -> None:
+    with initialize_config_dir(str(CONF), version_base=None):
+        cluster = instantiate(compose("config", overrides=["cluster=frontier_48x8"]).cluster)
+    assert cluster.link_of(np.array([0, 2, 8]), np.array([1, 0, 0])).tolist() == [2, NVLINK, NIC]
+    cost = Cost(cluster, MODELS["mha"])
+    assert cost.message_seconds(np.full(2, 150e9), np.array([2, NVLINK])) == pytest.approx([1.0, 4.0])
+    assert cluster.host_memory == 512e9

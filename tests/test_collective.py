@@ -14,6 +14,7 @@ from zbench.build import Builder
 from zbench.cluster import Cluster
 from zbench.collective import GRADIENT_BYTES, Collectives, Sharing, everything, gather_seconds, nic_bytes
 from zbench.cost import Cost
+from zbench.links import Domain
 from zbench.model import Model
 from zbench.patterns import local
 from zbench.rewrite import reverse
@@ -118,6 +119,22 @@ def test_a_long_backward_hides_all_but_the_last_layer(uneven: Cost) -> None:
     assert of.forward(2 * of.gather, 0.0) == 0
     assert of.forward(of.gather, 0.0) == pytest.approx(of.gather / 2)
     assert of.forward(2 * of.gather, 2 * of.gather) == pytest.approx(of.gather)
+
+
+def test_a_gather_goes_domain_by_domain() -> None:
+    """Eight GPUs of a node in pairs. What a pair lacks, 6/8, comes in by its GPUs' ports to the node; inside it every
+    GPU takes in 7/8. Latencies: one inside the pair, three between pairs."""
+    cost = small(1, 8)
+    pair = Domain("pair", 2, 1e12, 1.0, 1e-6)
+    paired = replace(cost, cluster=replace(cost.cluster, domains=(pair,)))
+    node = cost.cluster.nvlink_bandwidth * cost.cluster.nvlink_efficiency
+    latency = cost.cluster.nvlink_latency
+    assert gather_seconds(cost, 1e9) == pytest.approx(7 / 8 * 1e9 / node + 7 * latency)
+    assert gather_seconds(paired, 1e9) == pytest.approx(
+        max(3 / 8 * 1e9 / node, 7 / 8 * 1e9 / 1e12) + 3 * latency + 1e-6
+    )
+    slow = replace(paired, cluster=replace(paired.cluster, domains=(replace(pair, bandwidth=1e9),)))
+    assert gather_seconds(slow, 1e9) == pytest.approx(7 / 8 + 3 * latency + 1e-6)
 
 
 def test_ranks_meet_in_every_pass_with_zero3() -> None:

@@ -10,6 +10,7 @@ from strategies import REAL, cases, costs
 
 from zbench.area import Work, work
 from zbench.build import Builder
+from zbench.calibrate.subject import Call
 from zbench.cluster import Cluster
 from zbench.cost import BACKWARD_FLOPS, FORWARD_FLOPS, Cost
 from zbench.model import Model
@@ -57,7 +58,7 @@ def test_a_kernel_with_more_to_do_takes_no_less(tiles: int, rows: int, heads: in
 
     def seconds(tiles: int, rows: int, heads: int) -> float:
         one = np.ones(1, np.int64)
-        amount = Work(one, tiles * one, rows * one, rows * one, one, one, one, one)
+        amount = Work(one, tiles * one, rows * one, rows * one, one, one, one, one, 0 * one, 0 * one)
         return float(cost.kernel_seconds(amount, heads * one, heads * one, backward)[0])
 
     base = seconds(tiles, rows, heads)
@@ -74,6 +75,19 @@ def test_transfers_take_bytes_over_what_links_reach(cost: Cost, size: int) -> No
     assert both[0] == pytest.approx(size / (c.nvlink_bandwidth * c.nvlink_efficiency))
     assert both[1] == pytest.approx(size / (c.nic_bandwidth * c.nic_efficiency))
     assert cost.latency_seconds(np.array([False, True])).tolist() == [c.nvlink_latency, c.nic_latency]
+
+
+@given(costs(), st.integers(1, 10**9), st.integers(1, 40), st.booleans())
+def test_who_sends_to_as_many_as_a_link_has_channels_has_all_of_it(
+    cost: Cost, size: int, peers: int, across: bool
+) -> None:
+    channels, where = cost.cluster.nic_channels if across else cost.cluster.nvlink_channels, np.array([across])
+    whole, one = (seconds(np.array([size]), where)[0] for seconds in (cost.transfer_seconds, cost.message_seconds))
+    assert one == pytest.approx(channels * whole)
+    spread = cost.spread_seconds(np.array([size]), where, peers)[0]
+    assert spread == pytest.approx(whole * max(1.0, channels / peers))
+    if channels == 1:
+        assert spread == one == whole
 
 
 @given(costs(), st.integers(1, 10**6), st.integers(1, 10**6))
@@ -112,12 +126,47 @@ def test_short_pieces_are_slow() -> None:
     assert totals[1] > 8 * totals[0]
 
 
-def test_staging_costs_more(uneven: Cost) -> None:
-    builder = Builder(np.array([3000]), 15, 6)
-    ring(builder, np.array([0]), np.array([0]), np.arange(15)[None])
-    plan = builder.build()
-    attend, amount = work(plan, plan.forward)
-    plain, staged = (
-        replace(uneven, staged=flag).attend_seconds(plan, plan.forward, attend, amount, False) for flag in (False, True)
-    )
-    assert (staged > plain).all()
+@given(costs(), st.lists(st.integers(1, 5000), min_size=1, max_size=6), st.integers(1, 8))
+def test_a_backward_pays_for_blocks_that_find_nothing_to_do(cost: Cost, lengths: list[int], heads: int) -> None:
+    """As many blocks a sequence and head as the longest has; none in the forward, and none if all are equally long."""
+    paid = replace(cost, cluster=replace(cost.cluster, device=replace(cost.cluster.device, empty_block_seconds=1.0)))
+    whole = Work.whole(np.array(lengths))
+    call = Work(*(np.array([getattr(whole, name).sum()]) for name in Work.__dataclass_fields__))
+    call = replace(call, longest=np.array([whole.longest.max()]))
+    of = np.array([heads])
+    blocks = [-(-length // 128) for length in lengths]
+    extra = [float((paid.kernel_seconds(call, of, of, back) - cost.kernel_seconds(call, of, of, back))[0])
+             for back in (False, True)]  # fmt: skip
+    empty = heads * (len(blocks) * max(blocks) - sum(blocks))
+    assert extra[0] == 0
+    # What exists is taken from the keys of all sequences together: less by up to one block of each.
+    assert empty - 1e-6 <= extra[1] + cost.cluster.device.call_seconds
+    assert extra[1] <= heads * (len(blocks) * max(blocks) - -(-sum(lengths) // 128)) + 1e-6
+
+
+@given(st.integers(1, 600), st.integers(1, 600), st.sampled_from([1, 2, 4, 8, 16]))
+def test_parts_of_tiles_without_a_query_are_left_out(queries: int, keys: int, group: int) -> None:
+    """With 8 query heads a kv head a forward tile has 16 queries of each, with one 128; a backward's has 64."""
+    rows, columns = -(-queries // 128), -(-keys // 128)
+    amount = Call(queries, keys, causal=False).work
+    kernel = replace(REAL, packed_rows=True, backward_rows=64)
+    cost = Cost(Cluster("c", 1, 1, 1, 1e9, 1, 0, 1e9, 1, 0, kernel), Model("m", 1, 64, 64, 64, 64, 64, 64))
+    heads, kv_heads = np.array([group]), np.array([1])
+
+    def flops(cost: Cost, backward: bool) -> float:
+        device = replace(cost.cluster.device, copy_bandwidth=1e30)
+        found = replace(cost, cluster=replace(cost.cluster, device=device))
+        rate = device.attention_backward_flops if backward else device.attention_forward_flops
+        return float(found.stream_seconds(amount, heads, kv_heads, backward)[0]) * rate / group / 64
+
+    plain = replace(cost, cluster=replace(cost.cluster, device=REAL))
+    whole = rows * columns * 128**2
+    assert flops(plain, False) == pytest.approx(FORWARD_FLOPS * whole)
+    assert flops(plain, True) == pytest.approx(BACKWARD_FLOPS * whole)
+    assert flops(cost, True) == pytest.approx(BACKWARD_FLOPS * 64 * -(-queries // 64) * 128 * columns)
+    if group >= 8:
+        assert flops(cost, False) == pytest.approx(FORWARD_FLOPS * 16 * -(-queries // 16) * 128 * columns)
+    assert FORWARD_FLOPS * queries * keys <= flops(cost, False) * (1 + 1e-12)
+    assert flops(cost, False) <= flops(plain, False) * (1 + 1e-12)
+    if group == 1:
+        assert flops(cost, False) == flops(plain, False)

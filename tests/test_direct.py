@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from strategies import REAL, cases
 
 from zbench.batch import Batch
@@ -13,9 +14,8 @@ from zbench.cost import Cost
 from zbench.dataflow import Edges, edges
 from zbench.direct import Direct, by_consumer, direct, is_direct
 from zbench.layers import Layers, Played, State
-from zbench.legs import LANES, link_ids
-from zbench.model import Model
-from zbench.patterns import ring, ulysses_ring
+from zbench.model import KV, Model
+from zbench.patterns import local, ring, ulysses_ring
 from zbench.plan import Ops, Plan
 from zbench.rewrite import reverse, route
 from zbench.simulate import playable, prepare
@@ -23,15 +23,21 @@ from zbench.totals import Carried
 
 
 def state(cost: Cost) -> State:
-    """Ranks, lanes and links that are free at different times."""
-    ranks, links = cost.cluster.num_ranks, link_ids(cost.cluster)[0]
-    free = Free(np.linspace(0, 2e-4, ranks * LANES)[:, None], np.linspace(3e-4, 0, links)[:, None])
-    return State(np.linspace(0, 1e-4, ranks), free)
+    """Ranks, lanes and links, channel by channel, that are free at different times."""
+    free = Free.zero(cost.cluster)
+    later = np.linspace(0, 1e-4, free.lanes.shape[1])
+    free.lanes += np.linspace(0, 2e-4, len(free.lanes))[:, None] + later
+    free.links += np.linspace(3e-4, 0, len(free.links))[:, None] + later
+    return State(np.linspace(0, 1e-4, cost.cluster.num_ranks), free)
 
 
 def same(cost: Cost, plan: Plan, ops: Ops, backward: bool) -> None:
     found = edges(plan, ops, backward)
     assert isinstance(found, Edges)
+    same_waits(cost, plan, ops, backward, found)
+
+
+def same_waits(cost: Cost, plan: Plan, ops: Ops, backward: bool, found: Edges) -> None:
     linear = cost.linear_seconds(plan.tokens_per_rank)
     ends, results, carried = [], [], []
     waits = by_consumer(len(ops), found)
@@ -57,8 +63,34 @@ def test_in_plan_order_is_the_event_loop(case: tuple[Cost, Plan]) -> None:
             same(cost, plan, ops, backward)
 
 
-def rings(mode: str = "carry", nics: int = 4, columns: int = 1) -> tuple[Cost, Plan]:
-    cluster = Cluster("c", 4, 8, nics, 25e9, 0.8, 15e-6, 2e11, 0.6, 1e-5, REAL)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 3), st.integers(1, 2))
+def test_messages_in_any_order_to_any_peer_are_the_event_loop(
+    seed: int, nic_channels: int, nvlink_channels: int, gpus: int
+) -> None:
+    """Every GPU has a NIC, so links serve one lane; messages wait for some before them, or for no data at all."""
+    cluster = Cluster("c", 4, gpus, gpus, 25e9, 0.8, 15e-6, 2e11, 0.6, 1e-5, REAL, nic_channels, nvlink_channels)
+    cost = Cost(cluster, Model("m", 4, 4096, 32, 8, 128, 11008, 32000))
+    rng, ranks = np.random.default_rng(seed), cluster.num_ranks
+    builder = Builder(np.array([1, 40, 300, 301, 2000, 40000]), ranks, 32)
+    local(builder, np.arange(6), np.arange(6) % ranks)
+    plan = builder.build()
+    sent = [Ops.transfers(KV, *_between(rng, ranks), (0, heads), rng.integers(0, len(plan.lists), 1), heads > 28)
+            for heads in rng.integers(1, 33, 60).tolist()]  # fmt: skip
+    ops = Ops.concatenate([plan.forward, *sent])
+    waits = np.unique(np.sort(rng.integers(0, len(ops), (20, 2)), axis=1), axis=0)
+    waits = waits[waits[:, 0] < waits[:, 1]]
+    assert is_direct(ops, cluster)
+    same_waits(cost, plan, ops, False, Edges(waits[:, 0].copy(), waits[:, 1].copy()))
+
+
+def _between(rng: np.random.Generator, ranks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two different ranks."""
+    src, dst = rng.choice(ranks, 2, replace=False)
+    return np.array([src]), np.array([dst])
+
+
+def rings(mode: str = "carry", nics: int = 4, columns: int = 1, channels: int = 1) -> tuple[Cost, Plan]:
+    cluster = Cluster("c", 4, 8, nics, 25e9, 0.8, 15e-6, 2e11, 0.6, 1e-5, REAL, channels, 1 + channels // 2)
     cost = Cost(cluster, Model("m", 4, 4096, 32, 8, 128, 11008, 32000))
     tokens = np.random.default_rng(0).integers(1, 5000, 40)
     builder = Builder(tokens, 32, 32)
@@ -66,9 +98,10 @@ def rings(mode: str = "carry", nics: int = 4, columns: int = 1) -> tuple[Cost, P
     return cost, reverse(builder.build(), mode)
 
 
+@pytest.mark.parametrize("channels", [1, 2, 3])
 @pytest.mark.parametrize("mode", ["keep", "carry", "regather"])
-def test_a_ring_over_nodes_is_direct(mode: str) -> None:
-    cost, plan = rings(mode)
+def test_a_ring_over_nodes_is_direct(mode: str, channels: int) -> None:
+    cost, plan = rings(mode, channels=channels)
     for ops, backward in ((plan.forward, False), (plan.backward, True)):
         assert is_direct(ops, cost.cluster)
         same(cost, plan, ops, backward)

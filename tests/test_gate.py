@@ -40,6 +40,20 @@ def test_a_change_is_named_in_full() -> None:
     )
 
 
+def test_worlds_and_what_planners_know_of_them_are_kept_apart() -> None:
+    choices = {**RAN.start["config"]["choices"], "world": "slow"}
+    slow = run_of(start("s", RING, choices=choices, world={"latency": 3}), 4.0, 4.0)
+    unknown = run_of(start("u", RING, choices=choices, world={"latency": 3}, planners="nominal"), 9.0, 9.0)
+    assert gate([RAN], [RAN, slow, unknown], 0.02).worse == ()
+    assert [place[5:] for place in gate([RAN], [RAN, slow, unknown], 0.02).added] == [
+        ("world slow",), ("world slow", "planners nominal")
+    ]  # fmt: skip
+    (change,) = gate(
+        [RAN, slow], [RAN, run_of(start("t", RING, choices=choices, world={"latency": 3}), 4.0, 5.0)], 0.02
+    ).worse
+    assert "the_executor, world slow: step_seconds from 4 s to 4.5 s" in str(change)
+
+
 def test_a_system_may_have_other_settings_and_another_order() -> None:
     new = [run_of(start("b", MINE), 2.0, 2.0), RAN]
     assert gate([RAN], new, 0.02).compared == 1  # of the two of one name the last counts

@@ -13,6 +13,7 @@ from zbench.bound import bound_seconds
 from zbench.build import Builder
 from zbench.cost import Cost
 from zbench.groups import grouped, of_nics
+from zbench.links import Domain
 from zbench.memory import check_memory, peak_bytes, pipeline_static_bytes, static_bytes
 from zbench.patterns import local
 from zbench.pipelines import Pipelines
@@ -84,6 +85,19 @@ def test_a_group_has_the_rates_memory_and_links_of_its_gpus_and_the_model_its_wo
     assert groups.model.total_params == cost.model.total_params
 
 
+@pytest.mark.parametrize("nics", [2, 4, 8])
+@pytest.mark.parametrize("tp", [2, 4, 8])
+@pytest.mark.parametrize("channels", [1, 2, 4])
+def test_a_group_s_message_takes_as_long_as_those_of_its_gpus(nics: int, tp: int, channels: int) -> None:
+    """Each GPU sends its share to one peer: by a channel, or less where more of the group share the NIC."""
+    cost, size = small(2, 8), 1e9
+    cluster = replace(cost.cluster, nics_per_node=nics, nic_channels=channels)
+    groups, yes = grouped(replace(cost, cluster=cluster), tp), np.array([True])
+    on_a_nic = min(tp, 8 // nics)
+    share = size / tp * max(on_a_nic, channels) / (cluster.nic_bandwidth * cluster.nic_efficiency)
+    assert groups.message_seconds(np.array([size]), yes)[0] == pytest.approx(share)
+
+
 def test_what_groups_exchange_is_what_a_stage_of_a_pipeline_does() -> None:
     cost, tokens = small(1, 8), np.array([0, 1, 5_000])
     for tp in (2, 4, 8):
@@ -91,6 +105,28 @@ def test_what_groups_exchange_is_what_a_stage_of_a_pipeline_does() -> None:
             Stage.of(cost, tp, 1).gather_seconds(tokens)
         )
     assert not cost.exchange_seconds(tokens).any()
+
+
+def test_groups_inside_domains_gather_over_their_links() -> None:
+    """Pairs of GPUs on cards of two and of four: the pair is inside, or the card a domain of two groups."""
+    card = Domain("card", 2, 1e12, 0.5, 1e-6)
+    cost = small(1, 8)
+    cost = replace(cost, cluster=replace(cost.cluster, domains=(card, replace(card, name="four", gpus=4))))
+    tokens, size = np.array([5_000]), cost.model.hidden * cost.model.element_bytes
+    pairs = grouped(cost, 2)
+    assert pairs.inner == (card,)
+    assert [(one.name, one.gpus, one.bandwidth) for one in pairs.cluster.domains] == [("four", 2, 2e12)]
+    assert pairs.group_gather_seconds(tokens) == pytest.approx(tokens * size / 2 / 0.5e12 + 1e-6)
+    for tp in (2, 4, 8):
+        assert grouped(cost, tp).group_gather_seconds(tokens) == pytest.approx(
+            Stage.of(cost, tp, 1).gather_seconds(tokens)
+        )
+    with pytest.raises(
+        ValueError, match=r"^model\.tensor_parallel is 3; it has to divide cluster\.domains\.card\.gpus=2"
+    ):
+        grouped(
+            replace(cost, cluster=cost.cluster.part(1, 6, 1), model=replace(cost.model, num_heads=6, num_kv_heads=6)), 3
+        )
 
 
 @pytest.mark.parametrize("system", [Ring, Zeppelin, Hydraulis])

@@ -13,7 +13,8 @@ from zbench.clock import Program
 from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.layers import PLAYED, Layers, State, finished, occupancy
-from zbench.legs import COMPUTE, LANES, NIC
+from zbench.legs import COMPUTE
+from zbench.links import NIC
 from zbench.model import Model
 from zbench.patterns import local, ring, ulysses_ring
 from zbench.plan import Plan
@@ -149,11 +150,11 @@ def test_occupancy_is_the_length_of_unions_of_intervals(case: tuple[Cost, Plan])
         timeline = Layers(of, linear, 1).one(state)
         busy, moving, exposed, across = occupancy(of, timeline, begin, linear)
         parts = of.legs
-        nics = parts.link_class(plan.num_ranks) == NIC
+        nics = parts.link_class == NIC
         attend, amount = work(plan, ops)
         seconds = cost.attend_seconds(plan, ops, attend, amount, backward)
         for rank in range(cost.cluster.num_ranks):
-            mine = [i for i in range(len(parts.op)) if rank in (parts.lane_a[i] // LANES, parts.lane_b[i] // LANES)]
+            mine = [i for i in range(len(parts.op)) if rank in (parts.lane_a[i] // parts.lanes, parts.receiver[i])]
             moves = [(timeline.start[i], timeline.release[i]) for i in mine if parts.link_a[i] >= 0]
             computes = [(timeline.start[i], timeline.release[i]) for i in mine if parts.link_a[i] < 0]
             computes.append((begin[rank], begin[rank] + linear[rank]))
@@ -185,10 +186,10 @@ def test_a_rank_is_finished_when_all_it_attends_and_receives_is(case: tuple[Cost
     ends = linear.copy()
     parts = of.legs
     for leg in range(len(parts.op)):
-        if parts.lane_a[leg] % LANES == COMPUTE:
-            rank = parts.lane_a[leg] // LANES
+        if parts.lane_a[leg] % parts.lanes == COMPUTE:
+            rank = parts.lane_a[leg] // parts.lanes
         elif parts.last[leg]:
-            rank = parts.lane_b[leg] // LANES
+            rank = parts.lane_b[leg] // parts.lanes
         else:
             continue
         ends[rank] = max(ends[rank], timeline.done[leg])

@@ -1,5 +1,6 @@
 """Nodewise: placements hold every token once, fill evenly and respect memory."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,9 +11,10 @@ from oracles import batches, small
 from strategies import lengths as drawn_lengths
 
 from zbench.batch import Batch
-from zbench.model import O, Q
+from zbench.model import KV, O, Q
 from zbench.plan import ATTEND, TRANSFER
 from zbench.simulate import Simulated
+from zbench.systems.grids import busiest
 from zbench.systems.nodewise import Nodewise
 from zbench.systems.nodewise_cuts import Bins, Rule, groups, placements
 from zbench.systems.nodewise_even import evened
@@ -175,6 +177,27 @@ def test_many_nodes_share_heads_in_groups() -> None:
         widest[wide] = int((plan.forward.head_hi - plan.forward.head_lo)[attends].max())
     assert widest[False] == 8
     assert widest[True] < 8
+
+
+@pytest.mark.parametrize(("nodes", "wide"), [(2, 1), (4, 1), (4, 2), (6, 2)])
+@pytest.mark.parametrize("channels", [1, 2, 3, 8])
+def test_keys_take_what_the_busiest_nic_or_the_busiest_pair_of_gpus_takes(nodes: int, wide: int, channels: int) -> None:
+    """The estimate is that of the messages that are laid; q and o, which a group of nodes exchanges, are apart."""
+    cost, sizes = small(nodes, 4), np.array([4096 * nodes, 1024])
+    cost = replace(cost, cluster=replace(cost.cluster, nic_channels=channels))
+    task = Nodewise(cost)._task(sizes, np.arange(2), Rates.of(cost), 10**9)
+    (placed,) = placements(sizes, task.attention, task.rates, task.bins, [Rule(1, even=True, wide=wide)])
+    ops = task.laid(task.layout(placed), cost.cluster.num_ranks).forward
+    keys = ops.take((ops.kind == TRANSFER) & (ops.tensor == KV))
+    node = cost.cluster.node_of
+    keys = keys.take(node[keys.src] // wide != node[keys.dst] // wide)
+    assert len(keys) > 0
+    plan = task.laid(task.layout(placed), cost.cluster.num_ranks)
+    laid = busiest(keys.src, keys.dst, cost.message_bytes(plan, keys).astype(np.float64), cost)
+    if wide == 1:
+        assert placed.way.max() == pytest.approx(laid, rel=1e-3)
+    else:
+        assert placed.way.max() >= laid * (1 - 1e-3)
 
 
 def test_groups_of_nodes_take_as_long_as_each_other() -> None:

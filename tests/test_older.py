@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.utils import instantiate
 from test_record import end_line, start_line, step_line
 
-from zbench.older import as_today
+from zbench.older import as_today, with_world
 from zbench.record import Line, read
 from zbench.rows import rows
+from zbench.worlds import World
 
 # Of a run of model=llama_30b_tp4 on cluster=a800_4x8, as it was recorded then.
 FACTS = {
@@ -37,6 +39,20 @@ def test_facts_are_those_of_the_cluster_as_configured() -> None:
     assert (line["peak_bytes"], line["capacity_bytes"]) == ([101, 2] * 4, 80)
     assert (start, step) == older()  # what was read is not changed
     assert as_today(now, [line]) == (now, [line])
+
+
+def test_what_was_recorded_before_there_were_worlds_is_nominal(tmp_path: Path) -> None:
+    start = start_line(config={"steps": 1, "choices": {"system": "ring"}})
+    path = tmp_path / "r.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in (start, step_line(), end_line())))
+    ((run,), problems) = read(str(path))
+    assert problems == []
+    config = run.start["config"]
+    assert (config["world"], config["planners"]) == ({"_target_": "zbench.worlds.World"}, "world")
+    assert config["choices"] == {"system": "ring", "world": "nominal"}
+    assert instantiate(config["world"]) == World()
+    assert with_world(config) == config
+    assert with_world("text") == "text"
 
 
 def test_without_tensor_parallelism_only_the_number_of_gpus_is_added() -> None:

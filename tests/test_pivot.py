@@ -14,7 +14,10 @@ from zbench.rows import Row, rows
 
 
 def named(run: str, system: str, workload: str, cluster: str = "c", **config: Any) -> Any:
-    choices = {"system": system, "workload": workload, "cluster": cluster, "model": "m", "executor": "simulated"}
+    choices = {
+        "system": system, "workload": workload, "cluster": cluster, "model": "m", "executor": "simulated",
+        "world": "nominal",
+    }  # fmt: skip
     kind = RING if system == "ring" else MINE
     made = start(
         run, kind, workload={"name": workload}, cluster={"name": cluster}, choices=choices, changes={}, **config
@@ -81,6 +84,61 @@ def test_micro_batches_are_a_mean_over_steps() -> None:
 def test_of_several_runs_of_a_kind_the_last_counts() -> None:
     again = run_of(named("again", "mine", "w", time="2"), 1.0, 1.0)
     assert lines(rows([*both("w", 2.0), again]), "speedup")[-1] == "| mine | 6.00 |"
+
+
+def worlds(seconds: dict[str, float]) -> list[Run]:
+    """Ring in 6, 6 and 6 s a step in every world, and mine in a world's seconds."""
+    found = []
+    for name, value in seconds.items():
+        config = {"world": {"_target_": "zbench.worlds.World", "latency": len(found) + 1}}
+        for run in both("w", value):
+            start = {**run.start, "run": f"{run.start['run']}{name}", "config": {**run.start["config"], **config}}
+            start["config"]["choices"] = {**start["config"]["choices"], "world": name}
+            found.append(run_of(start, *[run.steps[0]["seconds"]] * 3))
+    return found
+
+
+def test_of_worlds_the_nominal_one_stands_with_its_range() -> None:
+    """6 / 2, with 6 / 4 and 6 / 1.5 in other worlds."""
+    found = lines(rows(worlds({"nominal": 2.0, "slow": 4.0, "fast": 1.5})), "speedup", "step_seconds")
+    assert found[0].endswith(
+        "In brackets: (95 % interval over batches) [least - greatest over worlds nominal, slow, fast]."
+    )
+    assert [line for line in found if line.startswith("|")][2:] == [
+        "| ring | 1.00 [1.00 - 1.00], 6 s |",
+        "| mine | 3.00 (3.00 - 3.00) [1.50 - 4.00], 2 s |",
+    ]
+    assert not [line for line in found if "**" in line]
+
+
+def test_of_one_world_that_is_not_nominal_it_is_told_and_without_the_nominal_one_each_has_a_table() -> None:
+    (head, *_) = lines(rows(worlds({"slow": 4.0})), "speedup")
+    assert head.startswith("cluster c, model m, executor simulated, world slow, tokens_per_gpu 8")
+    found = lines(rows(worlds({"slow": 4.0, "fast": 1.5})), "speedup")
+    assert [line for line in found if line.startswith("**")] == ["**world slow**", "**world fast**"]
+    assert [line for line in found if line.startswith("| mine")] == ["| mine | 1.50 |", "| mine | 4.00 |"]
+
+
+def test_what_planners_know_keeps_ranges_apart() -> None:
+    known = worlds({"nominal": 2.0, "slow": 4.0})
+    unknown = worlds({"nominal": 2.0, "slow": 6.0})
+    for run in unknown:
+        run.start["config"]["planners"] = "nominal"
+    found = lines(rows([*known, *unknown]), "speedup")
+    assert [line for line in found if line.startswith("**")] == ["**planners world**", "**planners nominal**"]
+    assert [line for line in found if line.startswith("| mine")] == [
+        "| mine | 3.00 (3.00 - 3.00) [1.50 - 3.00] |", "| mine | 3.00 (3.00 - 3.00) [1.00 - 3.00] |"
+    ]  # fmt: skip
+
+
+def test_a_run_that_did_not_finish_or_saw_other_batches_is_in_no_range() -> None:
+    runs = worlds({"nominal": 2.0, "slow": 4.0, "fast": 1.5})
+    runs[5] = Run(runs[5].start, runs[5].steps, {**end_line(), "run": runs[5].start["run"], "status": "failed"})
+    (row,) = [row for row in rows(runs) if (row["system"], row["world"]) == ("mine", "nominal")]
+    assert (row["speedup_least"], row["speedup_greatest"], row["worlds"]) == (1.5, 3.0, 2)
+    runs[3].steps[0]["batch"] = runs[2].steps[0]["batch"] = "another"
+    (row,) = [row for row in rows(runs) if (row["system"], row["world"]) == ("mine", "nominal")]
+    assert (row["speedup_least"], row["worlds"]) == (None, None)
 
 
 def test_every_figure_is_one_of_a_row() -> None:

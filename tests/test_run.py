@@ -97,7 +97,8 @@ def request(
 ) -> Request:
     config = OmegaConf.create({
         "steps": 3, "seed": 0, "tokens_per_gpu": 64, "out": str(out), "baseline": "ring" if baseline else None,
-        "trace": None, "check": None, "resume": None, "again": True,
+        "trace": None, "check": None, "resume": None, "again": True, "planners": "world",
+        "world": {"_target_": "zbench.worlds.World"},
         "system": system, "workload": {"_target_": "test_run.Lengths"}, "cluster": CLUSTER,
         "model": MODEL, "executor": {"_target_": "zbench.simulate.Simulated"},
         "tracker": {"_target_": "zbench.track.Nothing"}, **changes,
@@ -106,7 +107,7 @@ def request(
     if baseline:
         other = config.copy()
         other["system"] = OmegaConf.create(baseline)
-    choices = {"system": "mine", "workload": "w", "cluster": "c", "model": "m", "executor": "e"}
+    choices = {"system": "mine", "workload": "w", "cluster": "c", "model": "m", "executor": "e", "world": "nominal"}
     return Request(Settings.of(config), config, choices, {"system": {}}, other, "python -m zbench", "command id")
 
 

@@ -81,7 +81,7 @@ def test_a_step_is_sound_and_repeats_itself(which: Variant, data: st.DataObject)
 @every_variant
 @given(st.data())
 def test_bytes_are_those_of_the_plan_s_transfers(which: Variant, data: st.DataObject) -> None:
-    """By the law of bytes: of every NIC and NVLink port, in and out; parameters and gradients are NICs' even share."""
+    """By the law of bytes: of every NIC and port, in and out; parameters and gradients are NICs' even share."""
     cost, batch, system = drawn(data, which, most=2000)
     model = cost.model
     plans = system.plan(batch)
@@ -97,7 +97,7 @@ def test_bytes_are_those_of_the_plan_s_transfers(which: Variant, data: st.DataOb
     shared = rounds * (shared + reductions * nic_bytes(cost, GRADIENT_BYTES * params))
     assert result.nic_tx_bytes == (law.nic_tx + shared).tolist()
     assert result.nic_rx_bytes == (law.nic_rx + shared).tolist()
-    assert result.nvlink_bytes == law.nvlink_tx.sum() == law.nvlink_rx.sum()
+    assert result.nvlink_bytes == law.inside_tx.sum() == law.inside_rx.sum()
     charged = charged_bytes(plans, cost)
     for name in Bytes.__dataclass_fields__:
         assert getattr(charged, name).tolist() == getattr(law, name).tolist()

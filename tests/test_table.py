@@ -12,7 +12,7 @@ from zbench.rows import Row, rows
 from zbench.table import print_comparison, print_run
 
 LONG = {"choices": {"system": "hybrid_dp_megatron", "workload": "longtail_128k", "cluster": "a800_4x8",
-                    "model": "llama_7b", "executor": "simulated"}}  # fmt: skip
+                    "model": "llama_7b", "executor": "simulated", "world": "nominal"}}  # fmt: skip
 
 
 class Terminal(io.StringIO):
@@ -120,6 +120,16 @@ def test_the_systems_of_a_run_stand_side_by_side_without_explanations_where_ther
     assert "share of communication" not in "".join(lines)
     print_run(found)
     assert "share of communication not hidden" in capsys.readouterr().out
+
+
+def test_a_run_of_which_no_step_counts_has_a_name_and_no_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of(start("a", RING), 6.0, 6.0)
+    for step in run.steps:
+        step["valid"] = False
+    print_run(rows([run]))
+    out = capsys.readouterr().out
+    assert "the_system" in out
+    assert "tokens/s" not in out
 
 
 def test_a_measured_speedup_that_cannot_be_told_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from zbench import CONF
 from zbench.cluster import CLUSTER_KINDS, CURVES, DEVICE_KINDS, Cluster, Device
+from zbench.links import DOMAIN_KINDS, Domain
 from zbench.parts import Parts, Settings
 from zbench.written import check_units
 
@@ -15,9 +16,11 @@ from zbench.written import check_units
 def test_every_number_of_the_classes_is_a_quantity_or_counted() -> None:
     """A field that is added has to be said to be one or the other."""
     counted = {"num_nodes", "gpus_per_node", "nics_per_node", "nic_efficiency", "nvlink_efficiency", "nic_channels",
-               "nvlink_channels"}  # fmt: skip
-    assert set(Cluster.__dataclass_fields__) == {*CLUSTER_KINDS, *counted, "name", "device"}
-    assert set(Device.__dataclass_fields__) == {*DEVICE_KINDS, *CURVES, "name", "tile", "matmul_by_tokens"}
+               "nvlink_channels", "host_efficiency", "host_queues"}  # fmt: skip
+    plain = {"name", "tile", "packed_rows", "backward_rows", "matmul_by_tokens"}
+    assert set(Cluster.__dataclass_fields__) == {*CLUSTER_KINDS, *counted, "name", "device", "domains", "links"}
+    assert set(Domain.__dataclass_fields__) == {*DOMAIN_KINDS, "name", "gpus", "efficiency", "channels"}
+    assert set(Device.__dataclass_fields__) == {*DEVICE_KINDS, *CURVES, *plain}
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "cluster").glob("*.yaml")))
@@ -39,6 +42,7 @@ UNITS = {"bytes": "GiB", "bytes/s": "Gbit/s", "FLOP/s": "TFLOP/s", "seconds": "u
     ("key", "kind"),
     [
         *CLUSTER_KINDS.items(),
+        *((f"domains.card.{name}", kind) for name, kind in DOMAIN_KINDS.items()),
         *((f"device.{name}", kind) for name, kind in DEVICE_KINDS.items()),
         *((f"device.{name}.4096", "FLOP/s") for name in CURVES),
         ("device.matmul_by_tokens.llama_7b.256", "FLOP/s"),
@@ -54,7 +58,9 @@ def test_a_number_without_a_unit_is_one_sentence(key: str, kind: str, value: flo
         check_units(OmegaConf.create(cluster))
 
 
-@pytest.mark.parametrize("cluster", [None, 3, "a", {}, {"device": 3}, {"nic_latency": 0, "nic_bandwidth": "fast"}])
+@pytest.mark.parametrize(
+    "cluster", [None, 3, "a", {}, {"device": 3}, {"nic_latency": 0, "nic_bandwidth": "fast"}, {"domains": {"card": 5}}]
+)
 def test_what_has_no_unit_to_miss_is_left_to_the_classes(cluster: Any) -> None:
     check_units(cluster)
 

@@ -31,6 +31,7 @@ with loading(__name__):
 
 if TYPE_CHECKING:
     from zbench.meter import Sweep
+    from zbench.presets import Presets
     from zbench.record import Run
 
 _FLAGS = (
@@ -48,11 +49,13 @@ class Outcome:
     """What the jobs of one command came to.
 
     group: its id, by which trackers know its runs. runs: by id, as a baseline may serve many. sweep: if it is one.
+    presets: what its jobs have composed so far.
     """
 
     group: str
     runs: dict[str, "Run"] = field(default_factory=dict)
     sweep: "Sweep | None" = None
+    presets: "Presets | None" = None
     code: int = 0
     out: str = ""
     told: str = ""
@@ -113,7 +116,7 @@ def _main(outcome: Outcome) -> int:
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
     except Exception as error:
         _tell(error, outcome, wants_traceback)
-    if outcome.sweep is not None and outcome.runs:
+    if outcome.sweep is not None:
         _print_sweep(outcome.sweep, list(outcome.runs.values()))
     return outcome.code
 
@@ -123,6 +126,10 @@ def _print_sweep(sweep: "Sweep", runs: "list[Run]") -> None:
     from zbench.rows import rows
     from zbench.table import print_comparison
 
+    if not runs:
+        for line in sweep.said:
+            say(line)
+        return
     were, they = ("runs were", "they were") if sweep.not_again > 1 else ("run was", "it was")
     again = [f"{sweep.not_again} {were} not made again, as {they} made or recorded before."] if sweep.not_again else []
     print_comparison(rows(runs), [*sweep.said, *again, *sweep.files])
@@ -139,10 +146,12 @@ def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bo
         outcome.sweep = outcome.sweep or Sweep(count(sys.argv[1:]))
         outcome.sweep.job += 1
     try:
+        from zbench.presets import Presets
         from zbench.request import request
         from zbench.run import run
 
-        asked = request(config, command, outcome.group)
+        outcome.presets = outcome.presets or Presets()
+        asked = request(config, command, outcome.group, outcome.presets)
         outcome.out = asked.settings.out
         outcome.runs |= {done.start["run"]: done for done in run(asked, outcome.runs.values(), outcome.sweep)}
     except Exception as error:

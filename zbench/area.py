@@ -15,6 +15,7 @@ from zbench.columns import Column
 from zbench.plan import ATTEND, Ints, Ops, Plan
 
 TILE = 128  # rows and columns that flash-attention kernels work on at a time (FlashAttention-2, section 3.3)
+STRIP, HALF = 16, 64  # rows of a tile's parts that kernels leave out, where no query is in them (zbench.cost)
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Work:
     queries, keys: tokens of q that see anything, and tokens of kv they see, summed over segments.
     segments: sequences or parts of one that the kernel sees as separate.
     longest: tiles of the longest row. rows: rows of tiles. triangles: segments whose queries see each other causally.
+    spare_strips, spare_halves: strips of STRIP rows, halves of HALF, of tiles that hold no query, as there may be in a
+        segment's last row of tiles.
     """
 
     area: Column
@@ -35,18 +38,33 @@ class Work:
     longest: Column
     rows: Column
     triangles: Column
+    spare_strips: Column
+    spare_halves: Column
 
     @staticmethod
     def whole(lengths: Ints) -> "Work":
         """Causal attention of whole sequences, [n], each by itself."""
         rows = -(-lengths // TILE)
         area, tiles = lengths * (lengths + 1) // 2, rows * (rows + 1) // 2
-        one = np.ones_like(lengths)
-        return Work(area, tiles, lengths, lengths, one, rows, rows, one)
+        one, empty = np.ones_like(lengths), TILE * rows - lengths
+        spare = rows * (empty // STRIP), rows * (empty // HALF)
+        return Work(area, tiles, lengths, lengths, one, rows, rows, one, *spare)
+
+    @staticmethod
+    def ring_step(chunk: Ints) -> "Work":
+        """A step of a zigzag ring, [n]: a block's two chunks of `chunk` queries against one of keys, all of which they
+        see (or one of queries against two of keys), each sequence by itself."""
+        half, full = -(-chunk // TILE), -(-2 * chunk // TILE)
+        one, empty = np.ones_like(chunk), TILE * full - 2 * chunk
+        spare = half * (empty // STRIP), half * (empty // HALF)
+        return Work(2 * chunk * chunk, half * full, 2 * chunk, chunk, one, half, half, 0 * one, *spare)
 
     def take(self, index: Ints) -> "Work":
         """Picks some of the attends and makes their columns int64."""
         return Work(*(getattr(self, name)[index].astype(np.int64) for name in Work.__dataclass_fields__))
+
+
+COLUMNS = len(Work.__dataclass_fields__)
 
 
 def work(plan: Plan, ops: Ops) -> tuple[Ints, Work]:

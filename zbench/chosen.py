@@ -24,7 +24,7 @@ from zbench.study import Choice, Study
 from zbench.target import Make, from_yaml, part
 
 SEED = 7_777_777  # of the batches that are looked at; a run of this seed has those of the next one looked at
-CONFIGURED = ("cluster", "model", "workload", "system", "tokens_per_gpu")
+CONFIGURED = ("cluster", "model", "world", "planners", "workload", "system", "tokens_per_gpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def settled(
     Raises:
         ValueError: the system cannot be made, nothing that it could choose fits, or `recorded` is no choice.
     """
-    system = make_system(config, parts.cost, make)
+    system = make_system(config, parts.seen, make)
     choose = getattr(system, "choose", None)
     if choose is None:
         return Settled(system, parts)
@@ -60,26 +60,27 @@ def settled(
     else:
         choice = kept(_name(config, parts), lambda: gives(system, ".choose", "a Study", Choice, lambda: choose(study)))
     model = replace(parts.model, **choice.model)
-    if model == parts.model:
-        return Settled(system.planner(choice, parts.cost), parts, choice)  # type: ignore[attr-defined]
-    cost = make_cost(parts.cluster, model, parts.simulated)
-    parts = replace(parts, model=model, cost=cost, executor=replace(parts.executor, cost=cost))  # type: ignore[type-var]
-    return Settled(system.planner(choice, cost), parts, choice)  # type: ignore[attr-defined]
+    if model != parts.model:
+        cost = make_cost(parts.cluster, model, parts.simulated)
+        seen = make_cost(parts.told.cluster, replace(parts.told.model, **choice.model), parts.simulated)
+        executor = replace(parts.executor, cost=cost)  # type: ignore[type-var]
+        parts = replace(parts, model=model, cost=cost, seen=seen, executor=executor)
+    return Settled(system.planner(choice, parts.seen), parts, choice)  # type: ignore[attr-defined]
 
 
 def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[str], None]) -> Study:
     seed = SEED + (config["seed"] == SEED)
     workload = part(make, config, "workload", seed=seed, tokens=parts.tokens)
     return Study(
-        parts.cluster, parts.model, lambda number: batch_of(workload, number, parts.tokens),
-        lambda model: make_cost(parts.cluster, model, parts.simulated), not parts.simulated, tell,
+        *parts.told, lambda number: batch_of(workload, number, parts.tokens),
+        lambda model: make_cost(parts.told.cluster, model, parts.simulated), not parts.simulated, tell,
     )  # fmt: skip
 
 
 def _name(config: Mapping[str, Any], parts: Parts) -> str:
     """All that a choice depends on, as one name."""
     plain: Any = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else config
-    told = {key: plain[key] for key in CONFIGURED} | {"trains": not parts.simulated, "sources": source_digest()}
+    told = {key: plain.get(key) for key in CONFIGURED} | {"trains": not parts.simulated, "sources": source_digest()}
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 

@@ -2,14 +2,14 @@
 
 A leg (zbench.legs) waits for its data, for its **lanes** and for its **links**:
 
-- a link is a GPU's NVLink port or a NIC, each direction by itself, of k channels (Cluster.nic_channels,
-  nvlink_channels) with an equal share of its bandwidth. A message takes one channel of the sending and one of the
-  receiving link, so that to one peer alone it has a k-th of the bandwidth; a collective's takes all of both. Of the
+- a link is a GPU's port to one of the domains it is in or to its host, or a NIC, each direction by itself, of k
+  channels (Cluster.links) with an equal share of its bandwidth. A message takes one channel of the sending and one of
+  the receiving link, so that to one peer alone it has a k-th of the bandwidth; a collective's takes all of both. Of the
   legs that wait, the first that finds both free goes (ties: plan order), so a link never idles for a leg that waits
   elsewhere;
 - a lane belongs to a rank and starts its legs in plan order, as many at a time as its links have channels. Each rank
-  has a compute lane and one a direction for transfers inside the node, across nodes, and passing through on behalf of
-  others. Messages from one lane to one other lane go one after another.
+  has a compute lane and, for every class of links, one a direction for transfers of its own and one for what it passes
+  on for others. Messages from one lane to one other lane go one after another.
 
 `run` is an event loop over legs. It is exact for these rules: no time is ever revised. Free times of a lane or a link
 are a row with a channel each, ascending: a message takes the channel that is free first.
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from zbench.cluster import Cluster
 from zbench.dataflow import Edges
-from zbench.legs import LANES, Legs, link_ids
+from zbench.legs import Legs, num_lanes, num_links
 from zbench.plan import Ints
 
 Floats = NDArray[np.float64]
@@ -51,13 +51,8 @@ class Free:
 
     @staticmethod
     def zero(cluster: Cluster) -> "Free":
-        most = max(cluster.nic_channels, cluster.nvlink_channels)
-        return Free(np.zeros((cluster.num_ranks * LANES, most)), np.zeros((link_ids(cluster)[0], most)))
-
-    def single(self) -> tuple[Floats, Floats]:
-        """(lanes, links) as arrays of one dimension that share their memory with these, where all have one channel."""
-        assert self.lanes.shape[1] == 1
-        return self.lanes[:, 0], self.links[:, 0]
+        most = max(link.channels for link in cluster.links)
+        return Free(np.zeros((cluster.num_ranks * num_lanes(cluster), most)), np.zeros((num_links(cluster), most)))
 
     def copy(self) -> "Free":
         return Free(self.lanes.copy(), self.links.copy())
@@ -102,7 +97,7 @@ def program(parts: Legs, busy: Floats, latency: Floats, edges: Edges) -> Program
 def _pairs(parts: Legs) -> tuple[Ints, Ints]:
     """Program.pair and Program.next_pair. Legs that take all of their lanes go one after another without them."""
     pair, following = np.full(len(parts.op), -1, np.int64), np.full(len(parts.op), -1, np.int64)
-    several = np.flatnonzero(parts.channels > 1)
+    several = np.flatnonzero((parts.channels > 1) & (parts.lane_b >= 0))
     if len(several):
         name = parts.lane_a[several] * (1 + parts.lane_b.max()) + parts.lane_b[several]
         pair[several] = np.unique(name, return_inverse=True)[1]
@@ -186,17 +181,21 @@ def run(of: Program, rank_ready: Floats, free: Free) -> Timeline:
 
 @nb.njit(cache=True)
 def take(free, at, channels, slot, until):  # type: ignore[no-untyped-def]
-    """Row `at` of free times after a leg that ends at `until` took one channel (slot 0), or all of them."""
+    """Row `at` of free times after a leg that ends at `until` took one channel (slot 0), or all of them.
+
+    Returns the place that the channel (of all, the last) has then.
+    """
     place = 0
     if slot == channels - 1:
         while place < channels:
             free[at, place] = until
             place += 1
-        return
+        return place - 1
     while place + 1 < channels and free[at, place + 1] < until:
         free[at, place] = free[at, place + 1]
         place += 1
     free[at, place] = until
+    return place
 
 
 @nb.njit(cache=True)
@@ -217,7 +216,7 @@ def _run(  # type: ignore[no-untyped-def]
         begin, leg = heapq.heappop(queue)
         a, b, k, s = link_a[leg], link_b[leg], channels[leg], slot[leg]
         if a >= 0:
-            both = max(link_free[a, s], link_free[b, s])
+            both = link_free[a, s] if b < 0 else max(link_free[a, s], link_free[b, s])
             if both > begin:  # asks again when both are free; others may go first
                 heapq.heappush(queue, (both, leg))
                 continue
@@ -227,8 +226,9 @@ def _run(  # type: ignore[no-untyped-def]
         take(lane_free, lane_a[leg], k, s, release[leg])
         if a >= 0:
             take(link_free, a, k, s, release[leg])
-            take(link_free, b, k, s, release[leg])
-            take(lane_free, lane_b[leg], k, s, release[leg])
+            if b >= 0:
+                take(link_free, b, k, s, release[leg])
+                take(lane_free, lane_b[leg], k, s, release[leg])
         for follower, lane in ((next_a[leg], lane_a[leg]), (next_b[leg], lane_b[leg])):
             if follower >= 0:  # alone can take what is free next in the lane, so that is known now
                 ready[follower] = max(ready[follower], begin, lane_free[lane, slot[follower]])

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from zbench.area import TILE, Work
+from zbench import staging
+from zbench.area import HALF, STRIP, TILE, Work
 from zbench.cluster import Cluster
 from zbench.curve import Curve
+from zbench.links import NVLINK, Domain, gathering
 from zbench.loss import moved_bytes
 from zbench.model import Model
 from zbench.plan import Column, Ints, Ops, Plan
@@ -37,21 +39,22 @@ OPTIMIZER_BYTES = 34  # per parameter of a rank's share: master weight and both 
 class Cost:
     """The cost model of `model` on `cluster`; methods take and give arrays over operations.
 
-    staged: attention runs behind a wrapper that gathers tokens out of padded buffers and scatters
-        results back, as in the benchmark that zbench.anchors compares with; no trainer's default.
+    staged: attention runs behind the wrapper of the benchmark that zbench.anchors compares with, with one of its
+        backends (zbench.staging); "" in a trainer.
     pipelines: what runs the plans has tensor and pipeline parallelism (zbench.pipelines); the torch executor has not.
     tp, bonded_nics: GPUs that are one rank, NICs that are one of `cluster`, which with `model` is then as zbench.groups
-        makes them.
+        makes them. inner: the domains of GPUs that such a group has.
     pp: stages; `cluster` is then that of one stage, and a rank is one of each (zbench.stacks).
     """
 
     cluster: Cluster
     model: Model
-    staged: bool = False
+    staged: staging.Backend = ""
     pipelines: bool = True
     tp: int = 1
     pp: int = 1
     bonded_nics: int = 1
+    inner: tuple[Domain, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -68,18 +71,33 @@ class Cost:
         per_token = self.model.message_bytes(ops.tensor, ops.head_lo, ops.head_hi)
         return np.asarray(per_token * plan.list_tokens[ops.blocks], np.int64)
 
-    def transfer_seconds(self, size: Floats | Ints, across: Flags) -> Floats:
-        """Seconds a link is busy with `size` bytes to and from all, across nodes (NIC) or inside one (NVLink)."""
-        c = self.cluster
-        return size / np.where(across, c.nic_bandwidth * c.nic_efficiency, c.nvlink_bandwidth * c.nvlink_efficiency)
+    def transfer_seconds(self, size: Floats | Ints, link: Column | Flags) -> Floats:
+        """Seconds a link is busy with `size` bytes to and from all.
 
-    def message_seconds(self, size: Floats | Ints, across: Flags) -> Floats:
+        link: its class (Cluster.link_of), or whether it is a NIC, across nodes, or what joins all of a node.
+        """
+        rates = np.array([one.rate for one in self.cluster.links])
+        return np.asarray(size / rates[np.asarray(link, np.intp)], np.float64)
+
+    def message_seconds(self, size: Floats | Ints, link: Column | Flags) -> Floats:
         """As transfer_seconds, of one message between two ranks: it has one of the link's channels."""
-        channels = np.where(across, self.cluster.nic_channels, self.cluster.nvlink_channels)
-        return np.asarray(channels * self.transfer_seconds(size, across), np.float64)
+        channels = np.array([one.channels for one in self.cluster.links])[np.asarray(link, np.intp)]
+        return np.asarray(channels * self.transfer_seconds(size, link), np.float64)
 
-    def latency_seconds(self, across: Flags) -> Floats:
-        return np.where(across, self.cluster.nic_latency, self.cluster.nvlink_latency)
+    def gather_seconds(self, size: Floats | Ints, num_ranks: int) -> Floats:
+        """Seconds of a rank's busiest port inside its node while `num_ranks` in a row gather `size` bytes together."""
+        seconds = np.zeros(np.shape(size))
+        for link, within, _ in gathering(self.cluster.levels, num_ranks):
+            taken = size * (num_ranks - within) / num_ranks / within
+            seconds = np.maximum(seconds, self.transfer_seconds(taken, np.array(link)))
+        return seconds
+
+    def spread_seconds(self, size: Floats | Ints, link: Column | Flags, peers: int) -> Floats:
+        """As transfer_seconds, of `size` bytes evenly to so many peers: all of the link if it has no more channels."""
+        return np.maximum(self.transfer_seconds(size, link), self.message_seconds(size / max(peers, 1), link))
+
+    def latency_seconds(self, link: Column | Flags) -> Floats:
+        return np.array([one.latency for one in self.cluster.links])[np.asarray(link, np.intp)]
 
     def attend_seconds(
         self, plan: Plan, ops: Ops, attend: Ints, work: Work, backward: bool, known: Repeats | None = None
@@ -89,15 +107,35 @@ class Cost:
         known: the repeats among all attends of the list, where `attend` are some of them.
         """
         use = Use.of(plan, ops, attend, work, self._kv_heads(ops.head_lo[attend], ops.head_hi[attend]), known)
-        seconds = self.kernel_seconds(work, use.heads, use.kv_heads, backward)
+        kv_heads = use.kv_heads
+        if self.staged == staging.FUSED and backward:
+            kv_heads = np.where(staging.repeated(use), use.heads, kv_heads)
+        seconds = self.kernel_seconds(work, use.heads, kv_heads, backward)
         seconds += self._sum_seconds(work, use, backward) + self._arrange_seconds(work, use, backward)
-        return seconds + self._staging_seconds(work, use, backward) if self.staged else seconds
+        if not self.staged:
+            return seconds
+        return seconds + staging.seconds(self.cluster.device, self._row, work, use, backward, self.staged)
+
+    @property
+    def _row(self) -> int:
+        """Bytes of one head of one token."""
+        return self.model.head_dim * self.model.element_bytes
 
     def kernel_seconds(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Floats:
         """One flash-attention call each: its work, the start of its kernels, and no less than a call takes."""
         device = self.cluster.device
-        starts = (8 if backward else 1) * device.kernel_seconds
+        starts = (8 if backward else 1) * device.kernel_seconds + (self._empty_seconds(work, heads) if backward else 0)
         return np.maximum(self.stream_seconds(work, heads, kv_heads, backward) + starts, device.call_seconds)
+
+    def _empty_seconds(self, work: Work, heads: Ints) -> Floats:
+        """Blocks of a variable-length backward that find nothing to do.
+
+        FlashAttention-3 launches a block for every TILE keys of the longest segment, every segment and every head, and
+        a block past its segment's end leaves at once (hopper/flash_bwd_launch_template.h). Its forward has a scheduler
+        that skips them.
+        """
+        empty = np.maximum(work.segments * work.longest - -(-work.keys // TILE), 0)
+        return np.asarray(empty * heads * self.cluster.device.empty_block_seconds, np.float64)
 
     def stream_seconds(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Floats:
         """The work of flash-attention calls: tiles at the kernel's rate, rows through memory.
@@ -108,7 +146,7 @@ class Cost:
         """
         device, dim, e = self.cluster.device, self.model.head_dim, self.model.element_bytes / 2
         rate = device.attention_backward_flops if backward else device.attention_forward_flops
-        pairs = work.area if device.tile == 1 else work.tiles * TILE * TILE
+        pairs = work.area if device.tile == 1 else self._tiles(work, heads, kv_heads, backward) * TILE * TILE
         flops = (BACKWARD_FLOPS if backward else FORWARD_FLOPS) * pairs * heads * dim
         curves = device.attention(backward)
         compute = flops / rate if curves is None else flops * _seconds_by_row(work, *curves)
@@ -119,6 +157,22 @@ class Cost:
         else:
             traffic = (work.queries * heads + work.keys * kv_heads) * 4 * dim * e
         return np.asarray(compute + traffic / device.copy_bandwidth, np.float64)
+
+    def _tiles(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Ints | Floats:
+        """Tiles, less the parts of them without a query that the kernel leaves out.
+
+        FlashAttention-3's backward has tiles of 64 queries (80 where all see all). Its forward lays the g query heads
+        of a kv head side by side in the rows of a tile, which then has 128 / g queries; between 1 and 8 heads the
+        share of the strips of 16 that this leaves out is what it is of a last row of any length.
+        """
+        device = self.cluster.device
+        if backward:
+            return work.tiles - work.spare_halves / 2 if device.backward_rows == HALF else work.tiles
+        if not device.packed_rows:
+            return work.tiles
+        group = np.minimum(heads / np.maximum(kv_heads, 1), TILE // STRIP)
+        share = (1 - 1 / group) / (1 - STRIP / TILE)
+        return np.asarray(work.tiles - share * work.spare_strips * (STRIP / TILE), np.float64)
 
     def whole_seconds(self, lengths: Ints, backward: bool) -> Floats:
         """Attention of whole sequences, [n], all heads, one layer, as part of calls that others share."""
@@ -132,17 +186,15 @@ class Cost:
 
     def join_seconds(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Floats:
         """Adding a partial result to an earlier one: read it, read and write the sum (o; or dq, dk and dv)."""
-        row = self.model.head_dim * self.model.element_bytes
+        row = self._row
         size = 3 * work.queries * heads * row + (6 * work.keys * kv_heads * row if backward else 0)
         return size / self.cluster.device.copy_bandwidth + 3 * self.cluster.device.kernel_seconds
 
     def _sum_seconds(self, work: Work, use: Use, backward: bool) -> Floats:
         """Joining the partial results of attends that share queries; backward also of those that share keys.
 
-        Staged, as Transformer Engine does it: the first partial result is added too, to zeros; the
-        log-sum-exp is joined in float64 by seven unfused operations; dk and dv are put side by side first.
+        Staged, as Transformer Engine does it: the first partial result is added too, to zeros.
         """
-        device, row = self.cluster.device, self.model.head_dim * self.model.element_bytes
         joins_q, joins_kv = (use.shares_q, use.shares_kv) if self.staged else (use.again_q, use.again_kv)
         given = replace(work, keys=use.buffer)
         seconds = np.where(joins_q, self.join_seconds(given, use.heads, use.kv_heads, backward), 0.0)
@@ -150,8 +202,7 @@ class Cost:
             only_kv = self.join_seconds(replace(given, queries=0 * work.queries), use.heads, use.kv_heads, backward)
             seconds += np.where(joins_kv & ~joins_q, only_kv, 0.0)
         if self.staged:
-            size = 4 * use.buffer * use.kv_heads * row if backward else 14 * 8 * work.queries * use.heads
-            more = size / device.copy_bandwidth + (0 if backward else 6) * device.kernel_seconds
+            more = staging.join_more_seconds(self.cluster.device, self._row, work, use, backward)
             seconds += np.where(joins_q, more, 0.0)
         return seconds
 
@@ -162,7 +213,7 @@ class Cost:
         k and v copied into one buffer, and dk and dv out of it, once for all attends that use it. Part of
         a block (half of it, in a causal ring): that part of q, or k and v, copied; backward also of o and do.
         """
-        row = self.model.head_dim * self.model.element_bytes
+        row = self._row
         q, kv = use.q_tokens * use.heads * row, 2 * use.kv_tokens * use.kv_heads * row
         strided = np.where(use.cut & ~use.again_q, self.repack_seconds(2 * q + kv), 0.0)
         copied = np.where(use.many & ~use.again_kv, kv * (2 if backward else 1), 0)
@@ -173,16 +224,6 @@ class Cost:
     def repack_seconds(self, size: Floats | Ints) -> Floats:
         """One strided copy of `size` bytes, as between the two layouts of an all-to-all."""
         return np.asarray(size / self.cluster.device.strided_rate, np.float64)
-
-    def _staging_seconds(self, work: Work, use: Use, backward: bool) -> Floats:
-        """Real tokens gathered out of padded buffers (2 passes), results scattered into zeros element by element."""
-        device, row = self.cluster.device, self.model.head_dim * self.model.element_bytes
-        q, kv = work.queries * use.heads * row, 2 * work.keys * use.kv_heads * row
-        read, written = (3 * q + kv, q + kv) if backward else (q + kv, q)
-        zeros = q + 2 * use.buffer * use.kv_heads * row if backward else q
-        small = (12 if backward else 7) * device.kernel_seconds
-        seconds = (2 * read + zeros) / device.copy_bandwidth + written / device.strided_rate + small
-        return np.asarray(seconds, np.float64)
 
     def linear_seconds(self, tokens: Ints | Floats, matmul_share: float = 1.0) -> Floats:
         """Forward seconds of one layer's linear modules, norms and activations for `tokens` on a rank.
@@ -199,10 +240,14 @@ class Cost:
 
     def group_gather_seconds(self, tokens: Ints | Floats) -> Floats:
         """One gather (or reduction) of hidden states inside a tensor-parallel group: each GPU's share to all others."""
-        tokens, c = np.asarray(tokens, np.float64), self.cluster
-        received = tokens * (self.model.hidden * self.model.element_bytes) * (self.tp - 1) / self.tp
-        port = c.nvlink_bandwidth * c.nvlink_efficiency / self.tp
-        return np.asarray(received / port + (self.tp - 1) * c.nvlink_latency * (tokens > 0), np.float64)
+        tokens, size, c = np.asarray(tokens, np.float64), self.model.hidden * self.model.element_bytes, self.cluster
+        node = (c.links[NVLINK].rate / self.tp, c.nvlink_latency), self.tp
+        levels = [*(((one.link.rate, one.latency), one.gpus) for one in self.inner), node]
+        seconds, latency = np.zeros(tokens.shape), 0.0
+        for (port, each), within, hops in gathering(levels, self.tp):
+            received = tokens * size * (self.tp - within) / self.tp / within
+            seconds, latency = np.maximum(seconds, received / port), latency + hops * each
+        return np.asarray(seconds + latency * (tokens > 0), np.float64)
 
     def exchange_seconds(self, tokens: Ints | Floats) -> Floats:
         """What a layer's linear modules wait for inside a tensor-parallel group, in each of a step's passes.

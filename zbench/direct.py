@@ -1,9 +1,9 @@
 """Lists of operations of which no two wait for the same link, played in plan order. Pure: no torch.
 
 Where every transfer is sent directly and every link serves the legs of one lane only, as in a ring, nobody has to be
-asked who comes first at a link: an operation starts when its data is there and its lanes and links are free of the
-operations before it. Going through the list once then gives what the event loop of zbench.clock gives, to the last bit
-(tests/test_direct.py), without legs, queues or followers: a ring over thousands of ranks fits in memory.
+asked who comes first at a link: an operation starts when its data is there and its lanes and links have a channel that
+the operations before it leave free. Going through the list once then gives what the event loop of zbench.clock does, to
+the last bit (tests/test_direct.py), without legs, queues or followers: a ring over thousands of ranks fits in memory.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.area import work
+from zbench.clock import Free, take
 from zbench.cluster import Cluster
 from zbench.cost import Cost
 from zbench.dataflow import Edges
-from zbench.direct_occupancy import ACROSS, HERE, INSIDE, occupied
-from zbench.legs import ACROSS_RX, ACROSS_TX, COMPUTE, INSIDE_RX, INSIDE_TX, LANES, link_ids
+from zbench.direct_occupancy import HERE, occupied
+from zbench.legs import COMPUTE, RX, TX, class_of, members, ports
 from zbench.plan import ATTEND, Column, Ints, Ops, Plan
 from zbench.touches import by_rank
 from zbench.use import Repeats
@@ -30,10 +31,11 @@ Floats = NDArray[np.float64]
 class Direct:
     """Operations with their times and waits, ready to be run again and again from different starting times.
 
-    src, dst: [num_ops]. where: HERE, INSIDE or ACROSS. busy: seconds. size: bytes, [num_ops] each.
-    latency: seconds, [3] by `where`. offsets, producers: the operations that each one waits for, compressed rows.
-    rows: offsets and indices of the operations that each rank takes part in. nic: the NIC of each rank.
-    sent: int64 [3, num_ranks], bytes that each rank sends, by `where`; received: likewise.
+    src, dst: [num_ops]. where: HERE, or 1 + the class of a transfer's links. busy: seconds. [num_ops] each.
+    latency: seconds, by `where`. channels: int64, of lanes and links, by `where`. collective: [num_ops], a
+        transfer that takes all of them. offsets, producers: the operations that each one waits for, compressed rows.
+    rows: offsets and indices of the operations that each rank takes part in. port: zbench.legs.ports.
+    sent: int64 [1 + num_classes, num_ranks], bytes that each rank sends, by `where`; received: likewise.
     """
 
     src: Column
@@ -41,22 +43,25 @@ class Direct:
     where: NDArray[np.int8]
     busy: Floats
     latency: Floats
+    channels: Ints
+    collective: Column
     offsets: Column
     producers: Column
     rows: tuple[Ints, NDArray[np.int32]]
-    nic: Ints
+    port: Ints
     sent: Ints
     received: Ints
 
-    def run(self, ready: Floats, lane_free: Floats, link_free: Floats) -> tuple[Floats, Floats]:
+    def run(self, ready: Floats, free: Free) -> tuple[Floats, Floats]:
         """(seconds at which each operation starts; at which each rank has all it attended and all sent to it).
 
-        ready: [num_ranks], before which a rank starts nothing. lane_free, link_free: changed in place.
+        ready: [num_ranks], before which a rank starts nothing. free: when lanes and links are; changed in place.
         """
         start = np.empty(len(self.busy))
         ended = ready.copy()
-        _run(self.src, self.dst, self.where, self.busy, self.latency, self.offsets, self.producers, self.nic,
-             start, ready, ended, lane_free, link_free)  # fmt: skip
+        begun, peers = np.zeros(len(free.lanes)), np.full(free.lanes.shape, -1, np.int32)
+        _run(self.src, self.dst, self.where, self.busy, self.latency, self.channels, self.collective, self.offsets,
+             self.producers, self.port, start, ready, ended, free.lanes, free.links, begun, peers)  # fmt: skip
         return start, ended
 
     def occupancy(self, start: Floats, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats, Floats]:
@@ -65,7 +70,7 @@ class Direct:
         linear: seconds on every rank.
         """
         out = np.zeros((4, len(linear)))
-        occupied(*self.rows, self.src, self.where, self.busy, start, begin, linear, out)
+        occupied(*self.rows, self.src, self.where, self.busy, start, begin, linear, 2 * len(self.port), out)
         return out[0], out[1], out[2], out[3]
 
 
@@ -74,18 +79,21 @@ def direct(plan: Plan, ops: Ops, waits: tuple[Column, Column], cost: Cost, backw
     cluster = cost.cluster
     offsets, producers = waits
     where = places(ops, cluster)
+    channels = np.array([1, *(link.channels for link in cluster.links)])
     busy = np.empty(len(ops))
-    sent, received = np.zeros((2, 3, cluster.num_ranks), np.int64)
+    sent, received = np.zeros((2, 1 + len(cluster.links), cluster.num_ranks), np.int64)
     for begin, part, known in _attended(plan, ops):
         here = slice(begin, begin + len(part))
         size = cost.message_bytes(plan, part)
-        busy[here] = cost.transfer_seconds(size, where[here] == ACROSS)
+        busy[here] = cost.transfer_seconds(size, np.maximum(where[here] - 1, 0))
+        busy[here] *= np.where(part.collective, 1, channels[where[here]])  # one channel is so much slower than all
         attend, amount = work(plan, part)
         busy[begin + attend] = cost.attend_seconds(plan, part, attend, amount, backward, known)
         _count(part.src, part.dst, where[here], size, sent, received)
-    latency = np.array([0.0, *cost.latency_seconds(np.array([False, True]))])
+    latency = np.array([0.0, *(link.latency for link in cluster.links)])
     rows = by_rank(ops.kind == ATTEND, ops.src, ops.dst, cluster.num_ranks)
-    return Direct(ops.src, ops.dst, where, busy, latency, offsets, producers, rows, cluster.nic_of, sent, received)
+    return Direct(ops.src, ops.dst, where, busy, latency, channels, ops.collective, offsets, producers, rows,
+                  ports(cluster), sent, received)  # fmt: skip
 
 
 def _attended(plan: Plan, ops: Ops) -> Iterator[tuple[int, Ops, Repeats]]:
@@ -105,25 +113,22 @@ def by_consumer(num_ops: int, found: Edges) -> tuple[Column, Column]:
 
 
 def places(ops: Ops, cluster: Cluster) -> NDArray[np.int8]:
-    """HERE, INSIDE or ACROSS of every operation."""
-    found: NDArray[np.int8] = _places(ops.kind, ops.src, ops.dst, cluster.node_of)
+    """HERE of every attend, 1 + the class of its links of every transfer."""
+    found: NDArray[np.int8] = _places(ops.kind, ops.src, ops.dst, *members(cluster))
     return found
 
 
 def is_direct(ops: Ops, cluster: Cluster) -> bool:
-    """Whether nothing is routed and every link serves one lane, one message at a time."""
-    if max(cluster.nic_channels, cluster.nvlink_channels) > 1:
-        return False
-    num_links, nic0 = link_ids(cluster)
-    nobody = np.full(num_links - nic0, -1, np.int64)
+    """Whether nothing is routed and every link serves the legs of one lane."""
+    nobody = np.full(2 * cluster.num_nics, -1, np.int64)
     return bool(_alone(ops.kind, ops.src, ops.dst, ops.via, cluster.node_of, cluster.nic_of, nobody))
 
 
 @nb.njit(cache=True)
-def _places(kind, src, dst, node):  # type: ignore[no-untyped-def]
+def _places(kind, src, dst, classes, member):  # type: ignore[no-untyped-def]
     out = np.empty(len(kind), np.int8)
     for i in range(len(kind)):
-        out[i] = HERE if kind[i] == ATTEND else INSIDE if node[src[i]] == node[dst[i]] else ACROSS
+        out[i] = HERE if kind[i] == ATTEND else 1 + class_of(src[i], dst[i], classes, member)
     return out
 
 
@@ -167,8 +172,12 @@ def _producers(num_ops, producer, consumer):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _run(src, dst, where, busy, latency, offsets, producers, nic, start, ready, ended, lane_free, link_free):  # type: ignore[no-untyped-def]
-    nic0 = 2 * len(ready)
+def _run(  # type: ignore[no-untyped-def]
+    src, dst, where, busy, latency, channels, collective, offsets, producers, port, start, ready, ended, lane_free,
+    link_free, begun, peers,
+):  # fmt: skip
+    """begun: when each lane started its last leg. peers: to whom a lane's channels carried what they last did, -1."""
+    lanes = 1 + 4 * len(port)
     for i in range(len(start)):
         s, d = np.int64(src[i]), np.int64(dst[i])
         begin = ready[s]
@@ -176,19 +185,33 @@ def _run(src, dst, where, busy, latency, offsets, producers, nic, start, ready, 
             p = producers[at]
             begin = max(begin, start[p] + busy[p] + latency[where[p]])
         if where[i] == HERE:
-            lane = s * LANES + COMPUTE
-            start[i] = max(begin, lane_free[lane])
-            lane_free[lane] = start[i] + busy[i]
-            ended[s] = max(ended[s], lane_free[lane] + latency[HERE])
+            lane = s * lanes + COMPUTE
+            start[i] = max(begin, lane_free[lane, 0])
+            lane_free[lane, 0] = start[i] + busy[i]
+            ended[s] = max(ended[s], lane_free[lane, 0] + latency[HERE])
             continue
-        if where[i] == INSIDE:
-            lane, other, link, far = s * LANES + INSIDE_TX, d * LANES + INSIDE_RX, 2 * s, 2 * d + 1
+        c = where[i] - 1
+        lane, other, link, far = s * lanes + 4 * c + TX, d * lanes + 4 * c + RX, port[c, s], port[c, d] + 1
+        k = channels[where[i]]
+        slot = k - 1 if collective[i] else 0
+        begin = max(begin, lane_free[lane, slot], lane_free[other, slot])
+        begin = max(begin, link_free[link, slot], link_free[far, slot])
+        if k == 1:  # one after another anyway
+            start[i] = begin
+            release = begin + busy[i]
+            lane_free[lane, 0] = lane_free[other, 0] = link_free[link, 0] = link_free[far, 0] = release
         else:
-            lane, other = s * LANES + ACROSS_TX, d * LANES + ACROSS_RX
-            link, far = nic0 + 2 * nic[s], nic0 + 2 * nic[d] + 1
-        begin = max(begin, lane_free[lane], lane_free[other])
-        begin = max(begin, link_free[link], link_free[far])
-        release = begin + busy[i]
-        start[i] = begin
-        lane_free[lane] = lane_free[other] = link_free[link] = link_free[far] = release
+            begin = max(begin, begun[lane], begun[other])
+            for channel in range(k):  # what went to `d` before and is in none has ended before others started
+                if peers[lane, channel] == d:
+                    begin = max(begin, lane_free[lane, channel])
+            start[i] = begun[lane] = begun[other] = begin
+            release = begin + busy[i]
+            place = take(lane_free, lane, k, slot, release)
+            for channel in range(place):
+                peers[lane, channel] = peers[lane, channel + 1]
+            peers[lane, place] = d
+            take(lane_free, other, k, slot, release)
+            take(link_free, link, k, slot, release)
+            take(link_free, far, k, slot, release)
         ended[d] = max(ended[d], release + latency[where[i]])

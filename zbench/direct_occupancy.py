@@ -3,17 +3,22 @@
 import numba as nb
 import numpy as np
 
-HERE, INSIDE, ACROSS = range(3)  # where an operation's data ends: an attend's, inside the node, on another node
+from zbench.links import NIC
+
+HERE, ACROSS = 0, 1 + NIC  # where an operation's data ends: an attend's; a transfer's, 1 + the class of its links
 
 
 @nb.njit(cache=True)
-def occupied(offsets, index, src, where, busy, start, begin, linear, out):  # type: ignore[no-untyped-def]
-    """Rank by rank: attending, transferring, transferring uncovered, of that across nodes."""
+def occupied(offsets, index, src, where, busy, start, begin, linear, lanes, out):  # type: ignore[no-untyped-def]
+    """Rank by rank: attending, transferring, transferring uncovered, of that across nodes.
+
+    lanes: for transfers, of a rank: one a direction of every class of links.
+    """
     most = 0
     for rank in range(len(linear)):
         most = max(most, offsets[rank + 1] - offsets[rank])
     attends, moves = np.empty((most + 1, 2)), np.empty((most, 3))  # from, to, whether across
-    served, count = np.empty((4, most), np.int32), np.zeros(4, np.int64)  # a rank's transfers, by lane
+    served, count = np.empty((lanes, most), np.int32), np.zeros(lanes, np.int64)  # a rank's transfers, by lane
     for rank in range(len(linear)):
         attends[0] = begin[rank], begin[rank] + linear[rank]
         num, count[:] = 1, 0
@@ -24,7 +29,7 @@ def occupied(offsets, index, src, where, busy, start, begin, linear, out):  # ty
                 attends[num] = start[op], start[op] + busy[op]
                 num += 1
             else:
-                lane = 2 * (where[op] - INSIDE) + (1 if src[op] == rank else 0)
+                lane = 2 * (where[op] - 1) + (1 if src[op] == rank else 0)
                 served[lane, count[lane]] = op
                 count[lane] += 1
         total = _merged(served, count, start, busy, where, moves)
@@ -35,10 +40,10 @@ def occupied(offsets, index, src, where, busy, start, begin, linear, out):  # ty
 @nb.njit(cache=True)
 def _merged(served, count, start, busy, where, moves):  # type: ignore[no-untyped-def]
     """A rank's transfers by when they start (ties: plan order); each lane's are in that order already."""
-    place, total = np.zeros(4, np.int64), count.sum()
+    place, total = np.zeros(len(count), np.int64), count.sum()
     for at in range(total):
         best = -1
-        for lane in range(4):
+        for lane in range(len(count)):
             if place[lane] < count[lane]:
                 op = served[lane, place[lane]]
                 if best < 0:

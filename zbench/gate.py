@@ -13,6 +13,7 @@ from typing import Any
 from zbench.metrics import Facts, counted, figures
 from zbench.record import Line, Run
 from zbench.rows import GROUPS, SAME, label
+from zbench.words import told_settings
 
 # Figures of which less is better, and how a value of each is written.
 METRICS = {
@@ -24,14 +25,14 @@ METRICS = {
     "plan_seconds": "{:.6g} s",
 }
 DEFAULT = ("step_seconds", "peak_bytes")
-Place = tuple[str, ...]  # labels of GROUPS
+Place = tuple[str, ...]  # labels of GROUPS, the nominal world aside
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """A metric that became worse.
 
-    place: labels of GROUPS. share: by how much of `before`; None where that is 0 or no number.
+    place: a Place. share: by how much of `before`; None where that is 0 or no number.
     """
 
     place: Place
@@ -155,7 +156,10 @@ def _matched(place: Place, base: Run, new: Run) -> list[tuple[Line, Line]]:
 
 
 def _place(run: Run) -> Place:
-    return tuple(label(run.start, group) for group in GROUPS)
+    """What a run is of; its world, and what planners knew of it, only where they are not the usual ones."""
+    of = {**{group: label(run.start, group) for group in GROUPS}, "planners": run.start["config"].get("planners")}
+    apart = [f"{key} {of[key]}" for key in told_settings(of, ("world", "planners"))]
+    return tuple(of[group] for group in GROUPS if group != "world") + tuple(apart)
 
 
 def _named(place: Place) -> str:

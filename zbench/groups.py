@@ -40,6 +40,12 @@ def grouped(cost: Cost, tp: int) -> Cost:
     ):
         if count % tp:
             raise ValueError(f"model.tensor_parallel is {tp}; it has to divide {name}={count}")
+    for one in cluster.domains:
+        if one.gpus % tp and tp % one.gpus:
+            raise ValueError(
+                f"model.tensor_parallel is {tp}; it has to divide cluster.domains.{one.name}.gpus={one.gpus}, or be a "
+                "multiple of it"
+            )
     groups = cluster.gpus_per_node // tp
     if cluster.nics_per_node % min(groups, cluster.nics_per_node):
         raise ValueError(
@@ -49,7 +55,7 @@ def grouped(cost: Cost, tp: int) -> Cost:
     nics = min(groups, cluster.nics_per_node)
     return replace(
         cost, cluster=_cluster(cluster, tp, groups, nics), model=_model(model, tp), pipelines=False, tp=tp,
-        bonded_nics=cluster.nics_per_node // nics,
+        bonded_nics=cluster.nics_per_node // nics, inner=tuple(one for one in cluster.domains if one.gpus <= tp),
     )  # fmt: skip
 
 
@@ -64,7 +70,11 @@ def of_nics(size: Ints, bonded: int) -> Ints:
 
 
 def _cluster(cluster: Cluster, tp: int, groups: int, nics: int) -> Cluster:
-    """Every GPU of a group sends its share by its own port and NIC: together one of their sum."""
+    """Every GPU of a group sends its share by its own port and NIC: together one of their sum.
+
+    To its own peer: of a NIC that some of the group share, one message of theirs has as many channels as they are.
+    """
+    sharing = min(tp, -(-cluster.gpus_per_node // cluster.nics_per_node))
     device: Device = replace(
         cluster.device.without_curves(),  # which are of one GPU's shapes
         **{rate: tp * getattr(cluster.device, rate) for rate in _RATES},
@@ -74,7 +84,12 @@ def _cluster(cluster: Cluster, tp: int, groups: int, nics: int) -> Cluster:
         gpus_per_node=groups,
         nics_per_node=nics,
         nic_bandwidth=cluster.nic_bandwidth * cluster.nics_per_node / nics,
+        nic_channels=-(-cluster.nic_channels // sharing),
         nvlink_bandwidth=cluster.nvlink_bandwidth * tp,
+        domains=tuple(
+            replace(one, gpus=one.gpus // tp, bandwidth=one.bandwidth * tp) for one in cluster.domains if one.gpus > tp
+        ),
+        host_bandwidth=None if cluster.host_bandwidth is None else cluster.host_bandwidth * tp,
         device=device,
     )
 

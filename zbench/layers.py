@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from zbench.clock import Free, Program, Timeline, run
 from zbench.cluster import Cluster
 from zbench.direct import Direct
-from zbench.legs import COMPUTE, LANES, NIC
+from zbench.legs import COMPUTE
+from zbench.links import NIC
 
 Floats = NDArray[np.float64]
 _SETTLED = 1e-9  # relative: the rounding of sums of a few thousand terms, well below any time of interest
@@ -94,7 +95,7 @@ class Layers:
         """Advances `state` over a layer and returns its occupancy."""
         begin = state.ready
         if isinstance(self.attention, Direct):
-            start, state.ready = self.attention.run(begin + self.linear, *state.free.single())
+            start, state.ready = self.attention.run(begin + self.linear, state.free)
             return self.attention.occupancy(start, begin, self.linear)
         return occupancy(self.attention, self.one(state), begin, self.linear)
 
@@ -106,15 +107,15 @@ def _equal(a: Floats, b: Floats) -> bool:
 def finished(of: Program, timeline: Timeline, ready: Floats) -> Floats:
     """When each rank has everything it attended, and every message sent to it, [num_ranks]."""
     out = ready.copy()
-    _finished(of.legs.lane_a, of.legs.lane_b, of.legs.last, timeline.done, out)
+    _finished(of.legs.lane_a, of.legs.lane_b, of.legs.last, timeline.done, of.legs.lanes, out)
     return out
 
 
 @nb.njit(cache=True)
-def _finished(lane_a, lane_b, last, done, out):  # type: ignore[no-untyped-def]
+def _finished(lane_a, lane_b, last, done, lanes, out):  # type: ignore[no-untyped-def]
     for leg in range(len(done)):
         if last[leg]:
-            rank = (lane_a[leg] if lane_b[leg] < 0 else lane_b[leg]) // LANES
+            rank = (lane_a[leg] if lane_b[leg] < 0 else lane_b[leg]) // lanes
             out[rank] = max(out[rank], done[leg])
 
 
@@ -123,22 +124,22 @@ def occupancy(of: Program, timeline: Timeline, begin: Floats, linear: Floats) ->
     that across nodes)."""
     parts, num_ranks = of.legs, len(linear)
     attend = np.flatnonzero(parts.link_a < 0)
-    rank = parts.lane_a[attend] // LANES
-    assert (parts.lane_a[attend] % LANES == COMPUTE).all()
+    rank = parts.lane_a[attend] // parts.lanes
+    assert (parts.lane_a[attend] % parts.lanes == COMPUTE).all()
     busy = np.bincount(rank, weights=of.busy[attend], minlength=num_ranks).astype(np.float64)
     # Each rank's compute intervals in time order: its linear modules, then its attends, which are in lane order.
     mine = attend[np.argsort(rank, kind="stable")]
     bounds = np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=num_ranks))]).astype(np.int64)
     moves = np.flatnonzero(parts.link_a >= 0)
     moves = moves[np.argsort(timeline.start[moves], kind="stable")]
-    times = (parts.lane_a, parts.lane_b, timeline.start, timeline.release, mine, bounds, begin, linear)
+    times = (parts.lane_a, parts.lane_b, timeline.start, timeline.release, parts.lanes, mine, bounds, begin, linear)
     moved, shown = _transferring(moves, *times)
-    _, across = _transferring(moves[parts.link_class(num_ranks)[moves] == NIC], *times)
+    _, across = _transferring(moves[parts.link_class[moves] == NIC], *times)
     return busy, moved, shown, across
 
 
 @nb.njit(cache=True)
-def _transferring(moves, lane_a, lane_b, start, release, attends, bounds, begin, linear):  # type: ignore[no-untyped-def]
+def _transferring(moves, lane_a, lane_b, start, release, lanes, attends, bounds, begin, linear):  # type: ignore[no-untyped-def]
     """Per rank the length of the union of its transfers, and of what of it no compute covers; moves by start."""
     ranks = len(linear)
     moved, shown = np.zeros(ranks), np.zeros(ranks)
@@ -148,7 +149,10 @@ def _transferring(moves, lane_a, lane_b, start, release, attends, bounds, begin,
         for end in range(2 if index < len(moves) else ranks):
             if index < len(moves):
                 leg = moves[index]
-                rank = (lane_a[leg] if end == 0 else lane_b[leg]) // LANES
+                lane = lane_a[leg] if end == 0 else lane_b[leg]
+                if lane < 0:  # a copy to or from the host
+                    continue
+                rank = lane // lanes
                 if start[leg] <= right[rank]:
                     right[rank] = max(right[rank], release[leg])
                     continue

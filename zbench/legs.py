@@ -1,9 +1,10 @@
 """Operations as legs: what each occupies while it runs. Pure: no torch.
 
-An attend is one leg on its rank's compute lane. A direct transfer is one leg, over the NVLink ports of
-two GPUs of a node or over the NICs of two nodes. A routed transfer is cut into a share for each lane it
-is spread over, and a share is up to three legs: dispatch inside the source node, NIC to NIC, combine
-inside the other node. When legs run is zbench.clock's.
+An attend is one leg on its rank's compute lane. A direct transfer is one leg, over the ports that two GPUs of a node
+have to the innermost domain they share (zbench.links), or over the NICs of two nodes. A routed transfer is cut into a
+share for each lane it is spread over, and a share is up to three legs: dispatch inside the source node, NIC to NIC,
+combine inside the other node. A copy between a GPU and its host is one leg, with no rank at its other end. When legs
+run is zbench.clock's.
 """
 
 from dataclasses import dataclass
@@ -13,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.cluster import Cluster
+from zbench.links import NIC
 from zbench.plan import ATTEND, Ints, Ops, Plan
 
-COMPUTE, INSIDE_TX, INSIDE_RX, ACROSS_TX, ACROSS_RX, THROUGH_TX, THROUGH_RX = range(7)
-LANES = 7  # lanes of a rank
-NVLINK, NIC = 0, 1  # link classes
+# A rank's lanes: computing, and of every class c of links, after 4 c, sending and receiving for itself and for others.
+COMPUTE, TX, RX, THROUGH_TX, THROUGH_RX = range(5)
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,13 @@ class Legs:
     """Legs in plan order (arrays [num_legs]).
 
     op: the operation. rank: whose program starts it. lane_a, lane_b: lanes it occupies (b = -1: only one).
-    link_a, link_b: sending and receiving link, -1 for an attend. bytes: 0 for an attend.
+    link_a, link_b: sending and receiving link, -1 for an attend; of a copy to or from the host, a only.
+    link_class: of its links, -1 for an attend. bytes: 0 for an attend.
     channels: how many its lanes and links have. whole: it takes all of them, else one.
     after: the leg before it inside the same routed transfer, -1 if none.
     first, last: [num_ops + 1] and [num_legs]: the legs of operation i are first[i]:first[i + 1], and
     whether the operation is complete only when the leg is.
+    lanes: of a rank; lane i is one of rank i // lanes.
     """
 
     op: Ints
@@ -38,84 +41,140 @@ class Legs:
     lane_b: Ints
     link_a: Ints
     link_b: Ints
+    link_class: Ints
     bytes: Ints
     channels: Ints
     whole: NDArray[np.bool_]
     after: Ints
     first: Ints
     last: NDArray[np.bool_]
+    lanes: int
 
-    def link_class(self, num_ranks: int) -> Ints:
-        """NVLINK or NIC for every transfer leg, -1 for attends."""
-        return np.where(self.link_a < 0, -1, np.where(self.link_a >= 2 * num_ranks, NIC, NVLINK))
+    @property
+    def receiver(self) -> Ints:
+        """int64 [num_legs]: the rank that a leg ends at, -1 of attends and of copies to the host."""
+        return self.lane_b // self.lanes
 
 
-def link_ids(cluster: Cluster) -> tuple[int, int]:
-    """(number of links, id of the first NIC's sending side): NVLink tx, rx of rank r are 2r, 2r+1; NICs follow."""
-    return 2 * (cluster.num_ranks + cluster.num_nics), 2 * cluster.num_ranks
+def num_lanes(cluster: Cluster) -> int:
+    """Of one rank."""
+    return 1 + 4 * len(cluster.links)
+
+
+def num_links(cluster: Cluster) -> int:
+    return 2 * (cluster.num_nics + (len(cluster.links) - 1) * cluster.num_ranks)
+
+
+def ports(cluster: Cluster) -> Ints:
+    """int64 [num_classes, num_ranks]: the link that a rank sends by in each class; the next one is that it receives by.
+
+    Every class has a port of each rank's own, but for NICs, which ranks may share. NVLink's ports come first.
+    """
+    ranks, own = cluster.num_ranks, 2 * np.arange(cluster.num_ranks)
+    begin = 2 * (ranks + cluster.num_nics)  # of the first class after NICs
+    rest = [begin + 2 * ranks * place + own for place in range(len(cluster.links) - 2)]
+    return np.stack([own, 2 * (ranks + cluster.nic_of), *rest])
+
+
+def members(cluster: Cluster) -> tuple[Ints, Ints]:
+    """(int64 [levels]: class of links, int64 [levels, num_ranks]: the domain each rank is in), the node's last."""
+    ranks = np.arange(cluster.num_ranks)
+    return np.array([link for link, _ in cluster.levels]), np.stack([ranks // gpus for _, gpus in cluster.levels])
 
 
 def legs(plan: Plan, ops: Ops, op_bytes: Ints, cluster: Cluster) -> Legs:
     """Expands operations into legs. op_bytes: int64 [num_ops], the message size of every transfer."""
-    node, nic = cluster.node_of, cluster.nic_of
-    lanes = plan.lanes
-    if not len(lanes):
-        lanes = type(lanes)(np.zeros(2, np.int64), np.zeros(0, np.int64))
-    op, rank, lane_a, lane_b, link_a, link_b, size, after, first, last = _expand(
-        ops.kind, ops.src, ops.dst, op_bytes, ops.via, lanes.offsets, lanes.items,
-        node, nic, cluster.gpus_per_node, cluster.nics_per_node,
+    routes = plan.lanes
+    if not len(routes):
+        routes = type(routes)(np.zeros(2, np.int64), np.zeros(0, np.int64))
+    op, rank, lane_a, lane_b, link_a, link_b, link_class, size, after, first, last = _expand(
+        ops.kind, ops.src, ops.dst, op_bytes, ops.via, routes.offsets, routes.items, *members(cluster), ports(cluster),
+        cluster.nic_of, cluster.gpus_per_node, cluster.nics_per_node,
     )  # fmt: skip
-    across = link_a >= 2 * cluster.num_ranks
-    channels = np.where(link_a < 0, 1, np.where(across, cluster.nic_channels, cluster.nvlink_channels))
+    each = np.array([link.channels for link in cluster.links], np.int64)
+    channels = np.where(link_class < 0, 1, each[link_class])
     whole = (ops.collective[op] == 1) | (channels == 1)
-    return Legs(op, rank, lane_a, lane_b, link_a, link_b, size, channels, whole, after, first, last)
+    lanes = num_lanes(cluster)
+    return Legs(op, rank, lane_a, lane_b, link_a, link_b, link_class, size, channels, whole, after, first, last, lanes)
+
+
+def copies(rank: Ints, size: Ints, sends: NDArray[np.bool_], cluster: Cluster) -> Legs:
+    """Copies of `size` bytes between GPUs and their node's host memory, an operation each; sends: to the host.
+
+    The link is the GPU's own, each direction by itself. Copies of a direction begin in order, as many at a time as
+    the link has queues, which share it evenly.
+
+    Raises:
+        ValueError: the cluster has no link to the host.
+    """
+    host = cluster.host
+    if host is None:
+        raise ValueError("cluster.host_bandwidth is not given; copies to and from the host need a link")
+    lanes, count = num_lanes(cluster), len(rank)
+    lane = rank * lanes + 4 * host + np.where(sends, TX, RX)
+    link = ports(cluster)[host, rank] + np.where(sends, 0, 1)
+    none, queues = np.full(count, -1), np.full(count, cluster.host_queues)
+    return Legs(
+        np.arange(count), rank, lane, none, link, none, np.full(count, host), size, queues, queues == 1, none,
+        np.arange(count + 1), np.ones(count, bool), lanes,
+    )  # fmt: skip
 
 
 @nb.njit(cache=True)
-def _expand(kind, src, dst, size, via, lane_offsets, lane_items, node, nic, per_node, nics):  # type: ignore[no-untyped-def]
+def class_of(src, dst, classes, member):  # type: ignore[no-untyped-def]
+    """The class of links that a message takes: of the innermost domain that both ranks are in (`members`)."""
+    for level in range(len(classes)):
+        if member[level, src] == member[level, dst]:
+            return classes[level]
+    return NIC
+
+
+@nb.njit(cache=True)
+def _expand(kind, src, dst, size, via, route_offsets, route_items, classes, member, port, nic, per_node, nics):  # type: ignore[no-untyped-def]
     count = 0
     for i in range(len(kind)):
-        count += 1 if via[i] < 0 else 3 * (lane_offsets[via[i] + 1] - lane_offsets[via[i]])
-    out = np.full((8, count), -1, np.int64)  # op rank lane_a lane_b link_a link_b bytes after
+        count += 1 if via[i] < 0 else 3 * (route_offsets[via[i] + 1] - route_offsets[via[i]])
+    out = np.full((9, count), -1, np.int64)  # op rank lane_a lane_b link_a link_b link_class bytes after
     last = np.zeros(count, np.bool_)
     first = np.zeros(len(kind) + 1, np.int64)
-    nic0 = 2 * len(node)
+    lanes, node = 1 + 4 * len(port), member[-1]
     at = 0
     for i in range(len(kind)):
         first[i] = at
         s, d = np.int64(src[i]), np.int64(dst[i])
         if kind[i] == ATTEND:
-            out[:, at] = (i, s, s * LANES + COMPUTE, -1, -1, -1, 0, -1)
+            out[:, at] = (i, s, s * lanes + COMPUTE, -1, -1, -1, -1, 0, -1)
             last[at] = True
             at += 1
-        elif node[s] == node[d]:
-            out[:, at] = (i, s, s * LANES + INSIDE_TX, d * LANES + INSIDE_RX, 2 * s, 2 * d + 1, size[i], -1)
-            last[at] = True
-            at += 1
-        elif via[i] < 0:
-            out[:, at] = (i, s, s * LANES + ACROSS_TX, d * LANES + ACROSS_RX,
-                          nic0 + 2 * nic[s], nic0 + 2 * nic[d] + 1, size[i], -1)  # fmt: skip
+        elif via[i] < 0 or node[s] == node[d]:
+            c = class_of(s, d, classes, member)
+            out[:, at] = (i, s, s * lanes + 4 * c + TX, d * lanes + 4 * c + RX,
+                          port[c, s], port[c, d] + 1, c, size[i], -1)  # fmt: skip
             last[at] = True
             at += 1
         else:
-            begin, end = lane_offsets[via[i]], lane_offsets[via[i] + 1]
-            for lane in range(begin, end):
-                share = size[i] * (lane + 1 - begin) // (end - begin) - size[i] * (lane - begin) // (end - begin)
+            begin, end = route_offsets[via[i]], route_offsets[via[i] + 1]
+            for place in range(begin, end):
+                share = size[i] * (place + 1 - begin) // (end - begin) - size[i] * (place - begin) // (end - begin)
                 if share == 0:
                     continue
-                p = proxy(s, lane_items[lane], nic, node, per_node, nics)
-                q = proxy(d, lane_items[lane], nic, node, per_node, nics)
+                p = proxy(s, route_items[place], nic, node, per_node, nics)
+                q = proxy(d, route_items[place], nic, node, per_node, nics)
                 before = -1
                 if p != s:
-                    out[:, at] = (i, s, s * LANES + INSIDE_TX, p * LANES + THROUGH_RX, 2 * s, 2 * p + 1, share, -1)
+                    c = class_of(s, p, classes, member)
+                    out[:, at] = (i, s, s * lanes + 4 * c + TX, p * lanes + 4 * c + THROUGH_RX,
+                                  port[c, s], port[c, p] + 1, c, share, -1)  # fmt: skip
                     before = at
                     at += 1
-                out[:, at] = (i, p, p * LANES + ACROSS_TX, q * LANES + ACROSS_RX,
-                              nic0 + 2 * nic[p], nic0 + 2 * nic[q] + 1, share, before)  # fmt: skip
+                out[:, at] = (i, p, p * lanes + 4 * NIC + TX, q * lanes + 4 * NIC + RX,
+                              port[NIC, p], port[NIC, q] + 1, NIC, share, before)  # fmt: skip
                 if q != d:
                     before = at
                     at += 1
-                    out[:, at] = (i, q, q * LANES + THROUGH_TX, d * LANES + INSIDE_RX, 2 * q, 2 * d + 1, share, before)
+                    c = class_of(q, d, classes, member)
+                    out[:, at] = (i, q, q * lanes + 4 * c + THROUGH_TX, d * lanes + 4 * c + RX,
+                                  port[c, q], port[c, d] + 1, c, share, before)  # fmt: skip
                 last[at] = True
                 at += 1
     first[len(kind)] = at
@@ -129,6 +188,7 @@ def _expand(kind, src, dst, size, via, lane_offsets, lane_items, node, nic, per_
         o[5].copy(),
         o[6].copy(),
         o[7].copy(),
+        o[8].copy(),
         first,
         last[:at],
     )

@@ -28,6 +28,9 @@ class Model:
         gradients and optimizer state split over all ranks; also FSDP).
     kernels: elementwise work "fused" (Transformer Engine, torch.compile) or "eager" (one kernel an operation).
     loss: with "whole" logits, or "chunked": of some tokens at a time, as the torch executor's (zbench.loss).
+    overlap_collectives: parameters' gathers and gradients' reductions run beside the layers, which wait only for what
+        does not fit (FSDP's prefetch; Megatron-LM's --overlap-param-gather, --overlap-grad-reduce). If not, all is
+        waited for.
     tensor_parallel: GPUs of a node that are one rank of a plan (zbench.groups).
     pipeline_parallel: stages that the layers are divided over (zbench.stacks); micro_batches: parts of equal tokens in
         which a batch with stages is planned, by systems that do not choose a number of their own.
@@ -50,6 +53,7 @@ class Model:
     sharding: Literal["none", "zero1", "zero3"] = "zero1"
     kernels: Literal["fused", "eager"] = "fused"
     loss: Literal["whole", "chunked"] = "whole"
+    overlap_collectives: bool = True
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     micro_batches: int = 1
@@ -89,6 +93,8 @@ class Model:
         ):
             if getattr(self, field) not in choices:
                 raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")
+        if not isinstance(self.overlap_collectives, bool):
+            raise ValueError(f"model.overlap_collectives is {self.overlap_collectives!r}; it takes true or false")
 
     # -- parameters -------------------------------------------------------------------------------
     @property

@@ -1,7 +1,8 @@
-"""Records from before facts told a run's GPUs, as records are today. Pure: no torch.
+"""Older records, as records are today. Pure: no torch.
 
-Facts of a run with tensor parallelism were then those of a group of GPUs: so many times the memory and rate of one, and
-NICs of as many times the bandwidth as they were fewer. So were the memory and the NICs of its steps.
+Before there were worlds (zbench.worlds), all was nominal. Before facts told a run's GPUs, those of a run with tensor
+parallelism were of a group of GPUs: so many times the memory and rate of one, and NICs of as many times the bandwidth
+as they were fewer. So were the memory and the NICs of its steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,8 +11,19 @@ from typing import Any
 import numpy as np
 
 from zbench.groups import of_gpu, of_nics
+from zbench.worlds import NOMINAL
 
 Line = dict[str, Any]
+_WITHOUT_WORLDS = {"world": {"_target_": "zbench.worlds.World"}, "planners": "world"}
+
+
+def with_world(config: Any) -> Any:
+    """A configuration with the world it is of; what is none stays as it is."""
+    if not isinstance(config, Mapping) or "world" in config:
+        return config
+    choices = config.get("choices", {})
+    named = {"choices": {**choices, "world": NOMINAL}} if isinstance(choices, Mapping) else {}
+    return {**config, **_WITHOUT_WORLDS, **named}
 
 
 def as_today(start: Line, steps: Sequence[Line]) -> tuple[Line, list[Line]]:

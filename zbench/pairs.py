@@ -53,7 +53,7 @@ class Pairs:
 
 
 def _counted(plan: "Plan", offsets: Ints, kv: NDArray[np.int32]) -> Iterator[tuple[Ints | slice, Ints]]:
-    """(some pairs, int64 [their number, 8] with columns as in Work) until all pairs were there."""
+    """(some pairs, int64 [their number, columns] as in Work) until all pairs were there."""
     count = np.diff(offsets)
     used = count > 0
     used[kv] = True

@@ -17,10 +17,12 @@ from zbench.price import check_size
 from zbench.protocols import Executor, System, Tracker, Workload
 from zbench.stacks import stacked
 from zbench.target import Make, expect, from_yaml, part
+from zbench.worlds import NOMINAL, Machine, World
 
 SIMULATED = "zbench.simulate.Simulated"
 PRECISIONS = {"exact": 8, "float32": 4}  # bytes of an element: what these checks compute in
 CHECKS = (*PRECISIONS, "bytes")
+PLANNERS = ("world", NOMINAL)  # what planners see: the world that is played, or the nominal machine whatever is played
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Settings:
     check: Sequence[str]
     resume: str | None
     again: bool = True
+    planners: str = "world"
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("seed", 0), ("tokens_per_gpu", 1)):
@@ -59,6 +62,8 @@ class Settings:
 
         if not isinstance(self.again, bool):
             raise ValueError(f"again is {self.again!r}; it takes true or false")
+        if self.planners not in PLANNERS:
+            raise ValueError(f"planners is {self.planners!r}; it takes {' or '.join(PLANNERS)}: what they see")
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> "Settings":
@@ -70,14 +75,19 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything but the system. cluster, model: as configured, where `cost` is of a stage, of groups of GPUs.
+    """Everything but the system. cluster, model: as configured, in their world, where `cost` is of a stage, of groups
+    of GPUs.
 
-    tokens: of a batch.
+    nominal: the machine as configured, whatever the world. seen: the cost that planners see, which is of the nominal
+    machine where that is all they are told. tokens: of a batch.
     """
 
+    world: World
+    nominal: Machine
     cluster: Cluster
     model: Model
     cost: Cost
+    seen: Cost
     workload: Workload
     executor: Executor
     tracker: Tracker
@@ -87,22 +97,14 @@ class Parts:
     @staticmethod
     def of(config: Mapping[str, Any], settings: Settings, make: Make = from_yaml) -> "Parts":
         """make: how a part is made of the configuration."""
-        cluster = part(make, config, "cluster")
-        model = part(make, config, "model")
-        expect("cluster", cluster, "num_ranks", is_method=False)
-        expect("model", model, "num_layers", is_method=False)
-        check_size(cluster.num_nodes, cluster.gpus_per_node, settings.tokens_per_gpu)
-        for check, size in PRECISIONS.items():
-            if check in settings.check:
-                model = replace(model, element_bytes=size, lse_bytes=size)
         simulated = config["executor"].get("_target_") == SIMULATED
-        for kind in ("tensor", "pipeline"):
-            count = getattr(model, f"{kind}_parallel")
-            if count > 1 and not simulated:
-                raise ValueError(f"model.{kind}_parallel is {count}; only executor=simulated has {kind} parallelism")
+        nominal = _machine(config, settings, make, simulated)
+        world = _world(config, make, simulated)
+        cluster, model = world.of(nominal)
         tokens = settings.tokens_per_gpu * cluster.num_ranks
         workload = part(make, config, "workload", seed=settings.seed, tokens=tokens)
         cost = make_cost(cluster, model, simulated)
+        seen = make_cost(*nominal, simulated) if settings.planners == NOMINAL else cost
         for name in ("check", "resume"):
             if getattr(settings, name) and simulated:
                 raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
@@ -117,7 +119,12 @@ class Parts:
         expect("workload", workload, "batch")
         expect("executor", executor, "step")
         expect("tracker", tracker, "log")
-        return Parts(cluster, model, cost, workload, executor, tracker, simulated, tokens)
+        return Parts(world, nominal, cluster, model, cost, seen, workload, executor, tracker, simulated, tokens)
+
+    @property
+    def told(self) -> Machine:
+        """The machine that planners are told of."""
+        return Machine(self.cluster, self.model) if self.seen == self.cost else self.nominal
 
     def batch(self, step: int) -> Batch:
         """The workload's batch of `step`, checked."""
@@ -127,8 +134,10 @@ class Parts:
         """What metrics and tables need to know of the cluster and the model (zbench.metrics.Facts among it)."""
         cluster, model, device = self.cluster, self.model, self.cluster.device
         idle_experts = model.num_experts - model.experts_per_token
+        changed = {} if self.world == World() else {"world": self.world.words}
         return {
             "simulated": self.simulated,
+            **changed,
             "num_ranks": self.cost.whole.num_ranks,
             "num_gpus": cluster.num_ranks,
             **_fields(cluster, "num_nodes", "gpus_per_node", "nics_per_node", "num_nics", "nic_bandwidth"),
@@ -164,8 +173,48 @@ class Parts:
 
     def repeats(self, system: System) -> bool:
         """Whether a recorded run of `system` can stand for a new one: simulated, by sources the fingerprint covers."""
-        parts = (self.cluster, self.model, self.executor, system.system if isinstance(system, Dealt) else system)
+        own = system.system if isinstance(system, Dealt) else system
+        parts = (self.cluster, self.model, self.world, self.executor, own)
         return self.simulated and all(type(part).__module__.partition(".")[0] == "zbench" for part in parts)
+
+
+def _machine(config: Mapping[str, Any], settings: Settings, make: Make, simulated: bool) -> Machine:
+    """The cluster and the model as configured.
+
+    Raises:
+        ValueError: one of them cannot be, or the executor cannot train so.
+    """
+    cluster, model = part(make, config, "cluster"), part(make, config, "model")
+    expect("cluster", cluster, "num_ranks", is_method=False)
+    expect("model", model, "num_layers", is_method=False)
+    check_size(cluster.num_nodes, cluster.gpus_per_node, settings.tokens_per_gpu)
+    for check, size in PRECISIONS.items():
+        if check in settings.check:
+            model = replace(model, element_bytes=size, lse_bytes=size)
+    for kind in ("tensor", "pipeline"):
+        count = getattr(model, f"{kind}_parallel")
+        if count > 1 and not simulated:
+            raise ValueError(f"model.{kind}_parallel is {count}; only executor=simulated has {kind} parallelism")
+    if not (model.overlap_collectives or simulated):
+        raise ValueError("model.overlap_collectives is False; only executor=simulated has collectives hidden or not")
+    return Machine(cluster, model)
+
+
+def _world(config: Mapping[str, Any], make: Make, simulated: bool) -> World:
+    """The world that is played.
+
+    Raises:
+        ValueError: it is none, or there is no clock to play it.
+    """
+    world = part(make, config, "world")
+    if not isinstance(world, World):
+        raise ValueError(f"world: {type(world).__name__} is no zbench.worlds.World, whose keys are what can be changed")
+    if world != World() and not simulated:
+        raise ValueError(
+            f"world is not nominal ({world.words}); a world is of a described machine, so only executor=simulated has "
+            "one, and what is measured takes world=nominal"
+        )
+    return world
 
 
 def make_cost(cluster: Cluster, model: Model, simulated: bool = True) -> Cost:

@@ -13,6 +13,7 @@ import numpy as np
 from zbench.area import work
 from zbench.collective import Sharing
 from zbench.cost import Cost, Flags, Floats
+from zbench.links import NIC
 from zbench.one_f_one_b import Schedule, schedule
 from zbench.plan import Ints, Plan
 from zbench.stage import Stage
@@ -106,20 +107,23 @@ def _line(lead: int, stage: Stage, micro: Micro) -> Line:
 def hop_seconds(lead: int, stage: Stage, tokens: Ints) -> tuple[Floats, Flags]:
     """(seconds [pp - 1, v], whether it leaves the node [pp - 1]) of the messages between a stage and the next.
 
-    Every rank sends its share of the hidden states to the rank with its place in the next stage; those of a node
-    that are tied to one NIC take turns with it.
+    Every rank sends its share of the hidden states to the rank with its place in the next stage, over the slowest of
+    the links that those of a stage take; those of a node that are tied to one NIC take turns with it.
     """
     cost, cluster = stage.cost, stage.cost.cluster
     first = lead + stage.tp * np.arange(stage.pp)
-    node = first // cluster.gpus_per_node
-    across = node[1:] != node[:-1]
+    ranks = first[:-1, None] + np.arange(stage.tp)
+    links = cluster.link_of(ranks, ranks + stage.tp)
+    slowest = cost.transfer_seconds(np.ones(links.shape), links).argmax(axis=1)
+    link = np.take_along_axis(links, slowest[:, None], axis=1)[:, 0]
+    across = link == NIC
     gpus = min(stage.tp, cluster.gpus_per_node)
     nics = np.array([len(np.unique(cluster.nic_of[at : at + gpus])) for at in first[:-1].tolist()])
     sharing = np.where(across, gpus / np.maximum(nics, 1), 1.0)
     share = stage.hidden_bytes(tokens) / stage.tp
-    together = cost.transfer_seconds(sharing[:, None] * share, across[:, None])
-    seconds = np.maximum(together, cost.message_seconds(share[None], across[:, None]))
-    return np.asarray(seconds + cost.latency_seconds(across)[:, None], np.float64), across
+    together = cost.transfer_seconds(sharing[:, None] * share, link[:, None])
+    seconds = np.maximum(together, cost.message_seconds(share[None], link[:, None]))
+    return np.asarray(seconds + cost.latency_seconds(link)[:, None], np.float64), across
 
 
 def play(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool) -> Totals:

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from zbench.words import told_settings
+from zbench.worlds import NOMINAL
+
 Row = Mapping[str, Any]
 
 # Figures a cell can hold: title, how its value is written.
@@ -22,7 +25,7 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "micro_batches": ("micro-batches a step", "{:.3g}".format),
     "peak_bytes": ("memory of the fullest GPU", lambda value: f"{value / 2**30:.1f} GiB"),
 }
-_OTHERS = ("cluster", "model", "executor", "tokens_per_gpu", "seed", "baseline")
+_OTHERS = ("cluster", "model", "executor", "world", "planners", "tokens_per_gpu", "seed", "baseline")
 _APART = ("steps_asked", "sources")  # told only where runs differ: then each has a table of its own
 
 
@@ -35,12 +38,16 @@ def check_figures(names: Sequence[str]) -> None:
 
 def pivot(found: Sequence[Row], names: Sequence[str]) -> str:
     """Tables of the figures `names`, in the order of the rows; of several runs of a kind the last one counts. Runs of
-    other settings or sources are in tables of their own.
+    other settings or sources are in tables of their own. Of other worlds than the nominal one, where that is there,
+    only the range of speed-ups is shown, beside the interval over batches.
 
     A run without figures shows its verdict: out of memory (in how many steps), or how it ended, with what it
     said below the table. A dash: there is no such run, or it lacks the figure.
     """
-    common = [key for key in _OTHERS if len({str(row[key]) for row in found}) == 1]
+    worlds = list(dict.fromkeys(str(row["world"]) for row in found))
+    if NOMINAL in worlds:
+        found = [row for row in found if row["world"] == NOMINAL]
+    common = told_settings(found[0], [key for key in _OTHERS if len({str(row[key]) for row in found}) == 1])
     differing = [key for key in (*_OTHERS, *_APART) if len({str(row[key]) for row in found}) > 1]
     tables: dict[str, list[Row]] = {}
     for row in found:
@@ -53,6 +60,8 @@ def pivot(found: Sequence[Row], names: Sequence[str]) -> str:
         head.append(f"{which}SIMULATED: nothing was measured on hardware.")
     if "speedup" in names and any(row["speedup_told"] is False for row in found):
         head.append("A speed-up with ?: too few steps to tell.")
+    if "speedup" in names and any(row["speedup_least"] is not None for row in found):
+        head.append(f"In brackets: (95 % interval over batches) [least - greatest over worlds {', '.join(worlds)}].")
     parts = [" ".join(head)]
     for title, members in tables.items():
         parts += [f"**{title}**"] if title else []
@@ -79,8 +88,15 @@ def _cell(row: Row | None, names: Sequence[str]) -> str:
         return str(row["status"])
     if row["verdict"]:
         return f"out of memory in {row['steps_out_of_memory']} of {row['steps']}"
-    return ", ".join("-" if row[name] is None else FIGURES[name][1](row[name]) + _doubt(row, name) for name in names)
+    return ", ".join("-" if row[name] is None else FIGURES[name][1](row[name]) + _beside(row, name) for name in names)
 
 
-def _doubt(row: Row, name: str) -> str:
-    return " ?" if name == "speedup" and row["speedup_told"] is False else ""
+def _beside(row: Row, name: str) -> str:
+    """What stands behind a speed-up: a doubt; where there are other worlds, its interval and its range."""
+    if name != "speedup":
+        return ""
+    doubt = " ?" if row["speedup_told"] is False else ""
+    if row["speedup_least"] is None:
+        return doubt
+    interval = "" if row["speedup_low"] is None else f" ({row['speedup_low']:.2f} - {row['speedup_high']:.2f})"
+    return f"{doubt}{interval} [{row['speedup_least']:.2f} - {row['speedup_greatest']:.2f}]"

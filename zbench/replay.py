@@ -24,8 +24,8 @@ _QUOTING = ("workload.path", "workload.field")
 
 @dataclass(frozen=True)
 class Replay:
-    """parts: all but the system; the executor is the simulated one, whatever the run's was. cost: the one that the
-    run's system was made with."""
+    """parts: all but the system; the executor is the simulated one, whatever the run's was. cost: what plans are played
+    with, in the run's world."""
 
     parts: Parts
     cost: Cost
@@ -51,8 +51,8 @@ class Replay:
             make = from_trusted_record if trust else from_record
             parts = Parts.of(config, Settings.of(config), make)
             simulated = bool(run.start["facts"].get("simulated"))
-            cost = replace(parts.cost, pipelines=parts.cost.pipelines and simulated)
-            made = settled(config, replace(parts, cost=cost), make, run.start.get("chosen"))
+            played, seen = (replace(cost, pipelines=cost.pipelines and simulated) for cost in (parts.cost, parts.seen))
+            made = settled(config, replace(parts, cost=played, seen=seen), make, run.start.get("chosen"))
             return Replay(made.parts, made.parts.cost, made.system)
         except Unknown as error:
             raise Unknown(f"run {run.start['run']} {error}; --trust runs it") from error

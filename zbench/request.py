@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from zbench.overrides import check_choices
 from zbench.parts import Settings
+from zbench.presets import Presets
 from zbench.rows import GROUPS
 from zbench.sentence import not_among
 from zbench.track.default import installed_choice
@@ -41,8 +42,10 @@ class Request:
     unchosen: Sequence[str] = ()
 
 
-def request(config: DictConfig, command: str, command_id: str) -> Request:
+def request(config: DictConfig, command: str, command_id: str, presets: Presets) -> Request:
     """Makes the request of a job's composed configuration; only while hydra runs that job.
+
+    presets: what the command's jobs have composed so far.
 
     Raises:
         ValueError: a top-level key is unknown or has a bad value, a quantity no unit, a group no name, or the baseline
@@ -52,20 +55,16 @@ def request(config: DictConfig, command: str, command_id: str) -> Request:
     given: Any = OmegaConf.to_container(told.overrides.task)  # as written: interpolations are not resolved
     check_choices(given, (*GROUPS, "tracker", "experiment"))
     settings = Settings.of(config)
-    check_units(config.get("cluster"))
+    check_units(config.get("cluster"), config.get("world"))
     choices = _chosen(told)
     _check_keys(given, choices)
     name = str(told.job.config_name)
-    overrides = [f"{group}={choices[group]}" for group in GROUPS if choices.get(group)]
-    plain = hydra.compose(name, overrides, return_hydra_config=True)
-    usual = _chosen(plain.hydra)
-    inner = {group: choice for group, choice in choices.items() if "/" in group and usual.get(group, choice) != choice}
-    if inner:
-        plain = hydra.compose(name, overrides + [f"{group}={choice}" for group, choice in inner.items()])
-    changes = {group: _differences(config.get(group), plain.get(group)) for group in GROUPS}
-    for group, choice in inner.items():  # another cluster/device: one word instead of all its constants
-        outer, _, part = group.partition("/")
-        changes.setdefault(outer, {})[part] = choice
+    changes = {}
+    for group in GROUPS:
+        plain, inner = presets.plain(name, group, choices)
+        # another cluster/device: one word instead of all its constants
+        words = {one.partition("/")[2]: choice for one, choice in inner.items()}
+        changes[group] = {**_differences(config.get(group), plain), **words}
     chooses_tracker = choices.get("tracker") == "auto"
     if chooses_tracker:
         choices["tracker"] = installed_choice()
@@ -74,7 +73,7 @@ def request(config: DictConfig, command: str, command_id: str) -> Request:
     if settings.baseline is not None:
         baseline = config.copy()
         OmegaConf.set_struct(baseline, False)
-        baseline["system"] = _system(name, settings.baseline)
+        baseline["system"] = _system(presets, name, settings.baseline)
     shared = str(choices.get("experiment") or command_id)
     unchosen = (
         ()
@@ -112,10 +111,14 @@ def _with_tracker(config: DictConfig, config_name: str, name: str) -> DictConfig
     return config
 
 
-def _system(config_name: str, name: str) -> Any:
-    """The system of that name as its yaml has it, from any folder hydra searches."""
+def _system(presets: Presets, config_name: str, name: str) -> Any:
+    """The system of that name as its yaml has it.
+
+    Raises:
+        ValueError: there is none.
+    """
     try:
-        return hydra.compose(config_name, [f"system={name}"])["system"]
+        return presets.system(config_name, name)
     except MissingConfigException as error:
         raise ValueError(not_among("baseline", name, [*(error.options or []), "null"])) from error
     except CompactHydraException as error:

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
-from zbench.area import TILE
+from zbench.area import COLUMNS, HALF, STRIP, TILE
 from zbench.plan import Ints
 
 LEAST = 16  # lists of a ring below which walking takes less time
 CELLS = 1 << 18  # pairs that are made at a time
-AREA, TILES, QUERIES, KEYS, SEGMENTS, LONGEST, ROWS, TRIANGLES = range(8)  # columns as in zbench.area.Work
+# Columns as in zbench.area.Work.
+AREA, TILES, QUERIES, KEYS, SEGMENTS, LONGEST, ROWS, TRIANGLES, STRIPS, HALVES = range(COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -27,23 +28,23 @@ class Rectangles:
     """Pairs (i, j) of a ring's lists to which one sequence contributes the same.
 
     table: int64 [num, 7]: rows i0:i1, columns j0:j1, queries m, keys n seen by all of them, and whether it is of the
-        pairs with j < i (0) or j > i (1). own: int64 [num_lists, 8], the work of every list with itself.
+        pairs with j < i (0) or j > i (1). own: int64 [num_lists, COLUMNS], the work of every list with itself.
     """
 
     table: Ints
     own: Ints
 
     def rows(self) -> Iterator[tuple[int, Ints]]:
-        """All rows, some at a time: the first of them, and the work of their pairs, int64 [rows x num_lists, 8]."""
+        """All rows, some at a time: the first of them, and their pairs' work, int64 [rows x num_lists, COLUMNS]."""
         count = len(self.own)
         starts, ends = (np.argsort(self.table[:, column], kind="stable") for column in (0, 1))
-        sums = np.zeros((2, count + 1, 8), np.int64)
+        sums = np.zeros((2, count + 1, COLUMNS), np.int64)
         place = np.zeros(2, np.int64)
         long = self.table[self.table[:, 5] > TILE]
         step = max(CELLS // count, 1)
         for begin in range(0, count, step):
             end = min(begin + step, count)
-            out = np.empty(((end - begin) * count, 8), np.int64)
+            out = np.empty(((end - begin) * count, COLUMNS), np.int64)
             _rows(self.table, starts, ends, place, sums, self.own, begin, out)
             _longest(long, begin, end, count, out)
             yield begin, out
@@ -57,7 +58,7 @@ def rectangles(members: Ints, lists: tuple[Ints, Ints], seq: Ints, sizes: Ints, 
     piece, owner = _visits(members, *lists, len(seq))
     if not len(piece):
         return None
-    own = np.zeros((len(members), 8), np.int64)
+    own = np.zeros((len(members), COLUMNS), np.int64)
     nothing = np.empty((0, 7), np.int64)
     count = _cut(piece, owner, seq, sizes, causal, own, nothing, False)
     if count < 0 or count > len(piece) + len(members) ** 2:
@@ -188,6 +189,9 @@ def _with_itself(row, m, causal):  # type: ignore[no-untyped-def]
     row[LONGEST] = max(row[LONGEST], tiles)
     row[ROWS] += tiles
     row[TRIANGLES] += 1 if causal else 0
+    empty = tiles * TILE - m
+    row[STRIPS] += tiles * (empty // STRIP)
+    row[HALVES] += tiles * (empty // HALF)
 
 
 @nb.njit(cache=True)
@@ -195,6 +199,7 @@ def _add(sums, rectangle, sign):  # type: ignore[no-untyped-def]
     """A rectangle begins (sign 1) or ends (-1): its work is added from its first column on, and taken away after."""
     _, _, j0, j1, m, n, above = rectangle
     q_tiles, kv_tiles = -(-m // TILE), -(-n // TILE)
+    empty = q_tiles * TILE - m
     for j, factor in ((j0, sign), (j1, -sign)):
         row = sums[above, j]
         row[AREA] += factor * m * n
@@ -203,6 +208,8 @@ def _add(sums, rectangle, sign):  # type: ignore[no-untyped-def]
         row[KEYS] += factor * n
         row[SEGMENTS] += factor
         row[ROWS] += factor * q_tiles
+        row[STRIPS] += factor * kv_tiles * (empty // STRIP)
+        row[HALVES] += factor * kv_tiles * (empty // HALF)
 
 
 @nb.njit(cache=True)
@@ -212,7 +219,7 @@ def _rows(table, starts, ends, place, sums, own, begin, out):  # type: ignore[no
     LONGEST becomes 1 wherever there is anything: `_longest` has the rest.
     """
     count = len(own)
-    level = np.zeros(8, np.int64)
+    level = np.zeros(COLUMNS, np.int64)
     for i in range(begin, begin + len(out) // count):
         while place[0] < len(starts) and table[starts[place[0]], 0] == i:
             _add(sums, table[starts[place[0]]], 1)
@@ -223,7 +230,7 @@ def _rows(table, starts, ends, place, sums, own, begin, out):  # type: ignore[no
         for above in range(2):
             level[:] = 0
             for j in range(count):
-                for column in range(8):
+                for column in range(COLUMNS):
                     level[column] += sums[above, j, column]
                 if (j < i) if above == 0 else (j > i):
                     cell = out[(i - begin) * count + j]

@@ -12,10 +12,11 @@ from typing import Any
 from zbench.metrics import Facts, figures, memory_verdict
 from zbench.record import Line, Run
 from zbench.speedup import speedup, speedup_interval
+from zbench.worlds import NOMINAL
 
-GROUPS = ("system", "workload", "cluster", "model", "executor")
+GROUPS = ("system", "workload", "cluster", "model", "executor", "world")
 # Runs with these of their configuration in common are comparable; their batches' digests must agree too.
-SAME = ("workload", "cluster", "model", "executor", "seed", "tokens_per_gpu")
+SAME = ("workload", "cluster", "model", "executor", "world", "planners", "seed", "tokens_per_gpu")
 SHOWN = 10  # characters of a digest of sources
 
 Row = dict[str, Any]
@@ -26,7 +27,8 @@ def rows(runs: Sequence[Run], convention: str = "zbench") -> list[Row]:
     alike: dict[str, list[Run]] = {}
     for run in runs:
         alike.setdefault(_kind(run.start, run.start["config"].get("system"), run.start["fingerprint"]), []).append(run)
-    return [_row(number, run, alike, convention) for number, run in enumerate(runs, 1)]
+    found = [_row(number, run, alike, convention) for number, run in enumerate(runs, 1)]
+    return [{**row, **ends} for row, ends in zip(found, _over_worlds(runs, found), strict=True)]
 
 
 def label(start: Line, group: str) -> str:
@@ -41,7 +43,7 @@ def setting(start: Line) -> dict[str, str]:
     config = start["config"]
     return {
         **{group: label(start, group) for group in GROUPS[2:]},
-        **{key: str(config.get(key)) for key in ("tokens_per_gpu", "seed", "steps", "check")},
+        **{key: str(config.get(key)) for key in ("planners", "tokens_per_gpu", "seed", "steps", "check")},
         "sources": str(start["fingerprint"].get("sources"))[:SHOWN],
     }
 
@@ -72,12 +74,42 @@ def _gain(run: Run, reference: Run | None) -> Row:
     return {"speedup": value, "speedup_low": low, "speedup_high": high, "speedup_told": told}
 
 
-def _kind(start: Line, system: Any, told: Line) -> str:
-    """Names what a run of `system` in the circumstances of `start` has to have in common with another.
+def _over_worlds(runs: Sequence[Run], found: Sequence[Row]) -> list[Row]:
+    """Of every row the least and the greatest speed-up over all worlds of the same run, and how many worlds those are.
+
+    None but for nominal runs of which there are other worlds. Of several runs in a world the last counts; it has to
+    have finished, on the same batches.
+    """
+    worlds: dict[str, dict[str, float]] = {}
+    kinds = [_kind_in_any_world(run) for run in runs]
+    for kind, run, row in zip(kinds, runs, found, strict=True):
+        if run.status == "finished" and row["speedup"] is not None:
+            worlds.setdefault(kind, {})[row["world"]] = row["speedup"]
+    out = []
+    for kind, row in zip(kinds, found, strict=True):
+        values = worlds.get(kind, {}) if row["world"] == NOMINAL and row["speedup"] is not None else {}
+        gains = [row["speedup"], *(value for world, value in values.items() if world != NOMINAL)]
+        ends = (min(gains), max(gains), len(gains)) if len(gains) > 1 else (None, None, None)
+        out.append(dict(zip(("speedup_least", "speedup_greatest", "worlds"), ends, strict=True)))
+    return out
+
+
+def _kind_in_any_world(run: Run) -> str:
+    """Names what a run has to have in common with another for the two to differ in their worlds alone."""
+    start, config = run.start, run.start["config"]
+    apart = [config.get(key) for key in ("steps", "check")], start.get("baseline")
+    batches = [(step["step"], step["batch"]) for step in run.steps]
+    return json.dumps(
+        [_kind(start, config.get("system"), start["fingerprint"], "world"), apart, batches], sort_keys=True
+    )
+
+
+def _kind(start: Line, system: Any, told: Line, but: str = "") -> str:
+    """Names what a run of `system` in the circumstances of `start` has to have in common with another, `but` one key.
 
     told: where versions of the packages that the system uses may be.
     """
-    same = [start["config"].get(key) for key in SAME]
+    same = [start["config"].get(key) for key in SAME if key != but]
     return json.dumps([system, told.get("packages"), same, start["fingerprint"].get("sources")], sort_keys=True)
 
 
@@ -90,6 +122,7 @@ def _row(number: int, run: Run, alike: dict[str, list[Run]], convention: str) ->
     return {
         "run": number,
         **{group: label(start, group) for group in GROUPS},
+        "planners": config.get("planners"),
         "seed": config.get("seed"),
         "tokens_per_gpu": config.get("tokens_per_gpu"),
         "steps": len(run.steps),

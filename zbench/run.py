@@ -42,7 +42,7 @@ DEFAULT_FOLDER = Path("results")  # made when missing; any other folder has to b
 
 
 def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = None) -> list[Run]:
-    """Runs the baseline and the system, prints their table, and returns both.
+    """Runs the baseline and the system, prints their table, and returns both; none of them where a sweep leaves it out.
 
     earlier: runs of the same command, whose measurements stand for a baseline that was among them.
     sweep: the one that this is a job of; it is told what there is to say, and nothing is printed.
@@ -61,6 +61,8 @@ def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = Non
         check_output("trace", settings.trace, TRACE)
     check_apart({"out": settings.out, "trace": settings.trace})
     parts = Parts.of(request.config, settings)
+    if _left_out(request, parts, sweep):
+        return []
     saves = getattr(parts.executor, "checkpoint_every", None) is not None
     folders = (settings.resume, getattr(parts.executor, "checkpoint", None) if saves else None)
     check_outside({"out": settings.out, "trace": settings.trace}, folders)
@@ -96,6 +98,22 @@ def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = Non
     for line in (*about, *_words(own, settings, reused, known)):
         say(line)
     return done
+
+
+def _left_out(request: Request, parts: Parts, sweep: Sweep | None) -> bool:
+    """Whether a sweep goes on without this job, as its machine has no such world; the sweep is told.
+
+    Raises:
+        ValueError: it is no job of a sweep.
+    """
+    reason = parts.world.missing(parts.nominal)
+    if reason is None:
+        return False
+    told = f"world is {request.choices.get('world')}; {reason}"
+    if sweep is None:
+        raise ValueError(f"{told}: use world=nominal")
+    sweep.said |= {f"Left out: {told}.": None}
+    return True
 
 
 def _play(

@@ -112,7 +112,8 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
     names = [name for name in names if name not in ("hydra", "_target_")]
     close = difflib.get_close_matches(key, names, n=1)
     where = f"a key of {parent}" if parent else "a key"
-    return f"{named[1]} is not {where}; " + (f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}")
+    others = f"there are {', '.join(names)}" if names else f"its yaml has none, and +{named[1]}=... adds it"
+    return f"{named[1]} is not {where}; " + (f"did you mean {close[0]}?" if close else others)
 
 
 def _hydra(message: str) -> str:

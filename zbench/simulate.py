@@ -24,7 +24,8 @@ from zbench.dataflow import Edges, Fault, edges
 from zbench.direct import Direct, by_consumer, direct, is_direct
 from zbench.groups import of_gpu, of_nics
 from zbench.layers import Layers, State
-from zbench.legs import NIC, legs
+from zbench.legs import legs
+from zbench.links import NVLINK
 from zbench.memory import peak_bytes
 from zbench.pipelines import Layout
 from zbench.plan import Ops, Plan
@@ -40,14 +41,14 @@ def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> P
     """The plan's forward or backward list as legs with their times and waits."""
     parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
     attend, amount = work(plan, ops)
-    across = parts.link_class(plan.num_ranks) == NIC
     moves = parts.link_a >= 0
-    alone, together = cost.message_seconds(parts.bytes, across), cost.transfer_seconds(parts.bytes, across)
+    link = np.where(moves, parts.link_class, NVLINK)
+    alone, together = cost.message_seconds(parts.bytes, link), cost.transfer_seconds(parts.bytes, link)
     busy = np.where(moves, np.where(parts.whole, together, alone), 0.0)
     seconds = np.zeros(len(ops))
     seconds[attend] = cost.attend_seconds(plan, ops, attend, amount, backward)
     busy += np.where(moves, 0.0, seconds[parts.op])
-    latency = np.where(moves, cost.latency_seconds(across), 0.0)
+    latency = np.where(moves, cost.latency_seconds(link), 0.0)
     return program(parts, busy, latency, found)
 
 

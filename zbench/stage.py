@@ -55,7 +55,7 @@ class Stage:
         model, cluster = cost.model, cost.cluster
         nodes = -(-tp // cluster.gpus_per_node)
         gpus = tp // nodes
-        own = replace(cluster, num_nodes=nodes, gpus_per_node=gpus, nics_per_node=min(cluster.nics_per_node, gpus))
+        own = cluster.part(nodes, gpus, min(cluster.nics_per_node, gpus))
         alone, size = replace(cost, cluster=own), float(1 << 40)
         hops = collective.hop_seconds(alone) if tp > 1 else 0.0
         per_byte = (collective.gather_seconds(alone, size) - hops) / size
@@ -72,7 +72,10 @@ class Stage:
         return self.per_byte * self.hidden_bytes(tokens) + self.hops * (np.asarray(tokens) > 0)
 
     def nic_seconds(self) -> float:
-        """The seconds that a token's gathers, both ways, in all layers, keep each of the stage's NICs busy."""
+        """The seconds that a token's gathers, both ways, in all layers, keep each of the stage's NICs busy.
+
+        They are collectives, which have all of a link's channels.
+        """
         passing = (self.nodes - 1) / self.nodes / self.cost.cluster.nics_per_node
         size = self.layers * sum(self.gathers()) * passing * self.hidden_bytes(np.array([1]))
         return float(self.cost.transfer_seconds(size, np.array([True]))[0])

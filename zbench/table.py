@@ -14,7 +14,7 @@ from rich.text import Text
 
 from zbench.console import say, show, terminal_width, width_of
 from zbench.interval import LEAST
-from zbench.words import convention_words, doubt_words
+from zbench.words import convention_words, doubt_words, told_settings
 
 Row = Mapping[str, Any]
 
@@ -69,6 +69,12 @@ def _interval(row: Row) -> str:
     return "-" if row["speedup_low"] is None else f"{row['speedup_low']:.2f} - {row['speedup_high']:.2f} x"
 
 
+def _over_worlds(row: Row) -> str:
+    if row["speedup_least"] is None:
+        return "-"
+    return f"{row['speedup_least']:.2f} - {row['speedup_greatest']:.2f} x"
+
+
 FIGURES = (
     Figure("tokens/s", "", 0, _tokens),
     Figure("step, s", "mean of the steps", 5, _number("step_seconds", "{:.4g}")),
@@ -85,6 +91,7 @@ FIGURES = (
     Figure("bound ratio", "fastest possible / this", 3, _number("bound_ratio", "{:.2f}"), "bound"),
     Figure("speed-up", "over the baseline", 1, _speedup),
     Figure("95 % interval", "of the speed-up, over batches", 11, _interval),
+    Figure("over worlds", "of the speed-up, least - greatest", 14, _over_worlds),
 )  # fmt: skip
 
 
@@ -102,7 +109,8 @@ def print_run(found: Sequence[Row]) -> None:
         table = Table("", *([""] if explained else []))
         for row in found:
             name = Text(str(row["system"]))
-            table.add_column(name, justify="right", min_width=max(len(figure.show(row)) for figure in figures))
+            width = max((len(figure.show(row)) for figure in figures), default=0)  # no step may count
+            table.add_column(name, justify="right", min_width=width)
         for figure in figures:
             explanation = [Text(figure.explanation, style="dim")] if explained else []
             table.add_row(figure.title, *explanation, *(figure.show(row) for row in found))
@@ -124,7 +132,18 @@ def _doubt(row: Row) -> str:
 
 
 # What runs that are compared may differ in, and what is only told where they do.
-_SETTINGS = ("workload", "cluster", "model", "executor", "seed", "tokens_per_gpu", "baseline", "sources")
+_SETTINGS = (
+    "workload",
+    "cluster",
+    "model",
+    "executor",
+    "world",
+    "planners",
+    "seed",
+    "tokens_per_gpu",
+    "baseline",
+    "sources",
+)
 
 
 def print_comparison(found: Sequence[Row], said: Sequence[str] = ()) -> None:
@@ -134,7 +153,7 @@ def print_comparison(found: Sequence[Row], said: Sequence[str] = ()) -> None:
     """
     states = [_steps(row) for row in found]
     differing = [name for name in _SETTINGS if len({str(row[name]) for row in found}) > 1]
-    common = _settings(found[0], [name for name in _SETTINGS[:-1] if name not in differing])
+    common = _settings(found[0], [name for name in told_settings(found[0], _SETTINGS[:-1]) if name not in differing])
     say(", ".join(common + ([f"steps {states[0]}"] if len(set(states)) == 1 else [])))
     figures, room = _shown(found), terminal_width()
     whole = _comparison(found, ["run", "system", *differing, "steps"], figures)

@@ -7,9 +7,9 @@ import numpy as np
 from zbench.clock import Program
 from zbench.cost import HIDDEN, SHOWN, Cost, Floats
 from zbench.direct import Direct
-from zbench.direct_occupancy import ACROSS, INSIDE
+from zbench.direct_occupancy import ACROSS
 from zbench.layers import Played
-from zbench.legs import NIC, NVLINK
+from zbench.links import NIC
 from zbench.plan import Ints, Plan
 
 
@@ -29,14 +29,14 @@ class Carried:
             tx, rx = np.zeros((2, cluster.num_nics), np.int64)
             np.add.at(tx, cluster.nic_of, program.sent[ACROSS])
             np.add.at(rx, cluster.nic_of, program.received[ACROSS])
-            return Carried(tx, rx, int(program.sent[INSIDE].sum())).times(layers)
+            inside = program.sent.sum() - program.sent[ACROSS].sum()
+            return Carried(tx, rx, int(inside)).times(layers)
         parts = program.legs
-        kind = parts.link_class(cluster.num_ranks)
-        nic, size = kind == NIC, layers * parts.bytes
+        nic, size = parts.link_class == NIC, layers * parts.bytes
         tx, rx = np.zeros(cluster.num_nics, np.int64), np.zeros(cluster.num_nics, np.int64)
         for counter, link in ((tx, parts.link_a), (rx, parts.link_b)):
             np.add.at(counter, link[nic] // 2 - cluster.num_ranks, size[nic])
-        return Carried(tx, rx, int(size[kind == NVLINK].sum()))
+        return Carried(tx, rx, int(size[~nic].sum()))
 
     def times(self, count: int) -> "Carried":
         return Carried(count * self.tx, count * self.rx, count * self.nvlink)
@@ -45,7 +45,8 @@ class Carried:
         return Carried(self.tx + other.tx, self.rx + other.rx, self.nvlink + other.nvlink)
 
     def busiest(self, cost: Cost) -> float:
-        """Seconds that the busiest direction of a NIC needs for its bytes."""
+        """Seconds that the busiest direction of a NIC needs for its bytes, all channels together: what collectives
+        beside the layers cannot have."""
         most = np.array([max(self.tx.max(), self.rx.max())])
         return float(cost.transfer_seconds(most, np.array([True]))[0])
 

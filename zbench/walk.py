@@ -7,7 +7,7 @@ difference of two prefix sums, and whether the piece itself is in the list.
 import numba as nb
 import numpy as np
 
-from zbench.area import TILE
+from zbench.area import COLUMNS, HALF, STRIP, TILE
 
 
 @nb.njit(cache=True)
@@ -54,7 +54,7 @@ def seek(items, begin, end, value):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True, nogil=True)
 def walk(q_rows, kv_rows, offsets, items, prefix, seq, sizes, bounds, causal):  # type: ignore[no-untyped-def]
-    out = np.zeros((len(q_rows), 8), np.int64)
+    out = np.zeros((len(q_rows), COLUMNS), np.int64)
     for pair in range(len(q_rows)):
         k, k_end = offsets[kv_rows[pair]], offsets[kv_rows[pair] + 1]
         m, n, diagonal, last = 0, 0, False, -1  # the open segment: queries, keys before them, triangle?, sequence
@@ -92,4 +92,8 @@ def _close(row, m, n, diagonal):  # type: ignore[no-untyped-def]
     row[4] += 1
     row[6] += q_tiles
     row[7] += 1 if diagonal else 0
-    row[5] = max(row[5], -(-(m + n) // TILE) if diagonal else kv_tiles)
+    last = -(-(m + n) // TILE) if diagonal else kv_tiles  # tiles of the last row, which no other row has more of
+    row[5] = max(row[5], last)
+    empty = q_tiles * TILE - m
+    row[8] += last * (empty // STRIP)
+    row[9] += last * (empty // HALF)

@@ -6,6 +6,13 @@ from typing import Any
 from zbench.interval import LEAST
 from zbench.metrics import CONVENTIONS
 
+_USUAL = {"world": "nominal", "planners": "world"}  # of settings that are told where they are others
+
+
+def told_settings(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Those settings of `names` that are told of runs which have them in common: all but the usual world."""
+    return [name for name in names if name not in _USUAL or row[name] != _USUAL[name]]
+
 
 def convention_words(convention: str) -> str:
     return f"MFU by convention {convention}: {CONVENTIONS[convention]}."
@@ -23,6 +30,8 @@ def cluster_words(facts: Mapping[str, Any]) -> str:
         f"{facts['cluster']}: {facts['num_nodes']} nodes x {facts['gpus_per_node']} {facts['device']}, "
         f"{facts['nics_per_node']} NICs of {facts['nic_bandwidth'] * 8 / 1e9:g} Gbit/s a node"
     )
+    if "world" in facts:
+        words += f"; world: {facts['world']}"
     if facts.get("tensor_parallel", 1) > 1:
         words += f"; {facts['num_ranks']} ranks of {facts['tensor_parallel']} GPUs each (tensor parallelism)"
     if facts.get("pipeline_parallel", 1) > 1:

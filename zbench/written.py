@@ -10,17 +10,19 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from zbench.cluster import CLUSTER_KINDS, CURVES, DEVICE_KINDS
+from zbench.links import DOMAIN_KINDS
 from zbench.units import check_unit
 
 
-def check_units(cluster: Any) -> None:
-    """Checks a composed configuration's `cluster`, its device and the device's curves.
+def check_units(cluster: Any, world: Any = None) -> None:
+    """Checks a composed configuration's `cluster`, its domains, its device and the device's curves, and its `world`.
 
     Raises:
         ValueError: a quantity is a number without a unit; the message names its key and shows how to write it.
     """
     for key, value, kind in _quantities(cluster):
         check_unit(key, value, kind)
+    check_unit("world.nics_above", _mapping(world).get("nics_above"), "bytes/s")
 
 
 def _quantities(cluster: Any) -> Iterator[tuple[str, Any, str]]:
@@ -28,6 +30,8 @@ def _quantities(cluster: Any) -> Iterator[tuple[str, Any, str]]:
     given = _mapping(cluster)
     device = _mapping(given.get("device"))
     yield from ((f"cluster.{name}", given.get(name), kind) for name, kind in CLUSTER_KINDS.items())
+    for domain, of in _mapping(given.get("domains")).items():
+        yield from ((f"cluster.domains.{domain}.{name}", _mapping(of).get(name), k) for name, k in DOMAIN_KINDS.items())
     yield from ((f"cluster.device.{name}", device.get(name), kind) for name, kind in DEVICE_KINDS.items())
     curves = {name: device.get(name) for name in CURVES}
     curves |= {f"matmul_by_tokens.{name}": curve for name, curve in _mapping(device.get("matmul_by_tokens")).items()}

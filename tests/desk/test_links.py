@@ -24,9 +24,24 @@ def test_payload_gets_most_of_a_link_and_never_more_than_all(monkeypatch: pytest
         # receiver's window and the two limits on the way let through.
         ranks = 2 if name == "nic" else 1
         ahead = ranks * (wiring.window(link.bandwidth) + 2 * wiring.burst(link.bandwidth))
-        assert 0.5 < link.efficiency < 1.0 + ahead / (ROUNDS * links.SECONDS * link.bandwidth)
+        most = 1.0 + ahead / (ROUNDS * links.SECONDS * link.bandwidth)
+        assert 0.5 < link.efficiency < most
+        assert 0.4 < link.one < most
         assert 0 < link.latency < 0.1
     assert 0 <= others <= 1
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_one_peer_gets_a_channel_and_all_of_them_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two peers on the other node; one on the own node, which has one channel of two whatever is sent to it."""
+    monkeypatch.setattr(links, "SECONDS", 0.3)
+    monkeypatch.setattr(links, "TIMES", 3)
+    shape = replace(CLUSTER, gpus_per_node=2, nics_per_node=2, nic_bandwidth=2e6, nvlink_bandwidth=2e6)
+    found, _ = measure(replace(shape, nic_channels=2, nvlink_channels=2), MODEL, lambda _: None)
+    assert 0.3 < found["nic"].one < 0.6
+    assert found["nic"].efficiency > 1.4 * found["nic"].one
+    assert 0.3 < found["nvlink"].one < 0.6
+    assert 0.3 < found["nvlink"].efficiency < 0.6
 
 
 @pytest.mark.parametrize("name", ["nic", "nvlink"])

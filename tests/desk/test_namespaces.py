@@ -4,11 +4,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from test_wiring import CLUSTER
 
+from zbench.cluster import Cluster
 from zbench.desk.namespaces import Network, NoDesk, as_root, enter
 from zbench.desk.wiring import Wiring, address
 
@@ -18,8 +20,18 @@ SIZE = 3_000_000
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
+    yield from opened(CLUSTER)
+
+
+@pytest.fixture(scope="module")
+def halved() -> Iterator[Network]:
+    """With two channels a link."""
+    yield from opened(replace(CLUSTER, nic_channels=2, nvlink_channels=2, nvlink_bandwidth=RATE))
+
+
+def opened(cluster: Cluster) -> Iterator[Network]:
     try:
-        made = Network(Wiring.of(CLUSTER))
+        made = Network(Wiring.of(cluster))
     except NoDesk as error:
         pytest.skip(str(error))
     yield made
@@ -79,6 +91,15 @@ def test_a_nic_limits_and_counts_what_crosses_it(network: Network) -> None:
 
 def test_ranks_of_one_nic_share_it(network: Network) -> None:
     assert sum(streams(network, (0, 4), (1, 5))) < 1.2 * RATE
+
+
+@pytest.mark.parametrize("peers", [(4, 5), (1, 2)], ids=["NIC", "NVLink"])
+def test_one_peer_has_a_channel_and_all_of_them_the_link(halved: Network, peers: tuple[int, int]) -> None:
+    (alone,) = streams(halved, (0, peers[0]))
+    together = streams(halved, *((0, peer) for peer in peers))
+    assert 0 < alone < 0.55 * RATE  # however slow the machine, never faster than a channel
+    assert max(together) < 0.55 * RATE
+    assert sum(together) > 1.5 * alone
 
 
 def test_a_node_reaches_its_own_ranks_past_the_nic(network: Network) -> None:

@@ -1,5 +1,7 @@
 """What the busiest NIC has to carry, by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from test_wiring import CLUSTER
@@ -22,6 +24,16 @@ def test_a_ring_s_busiest_nic_carries_all_that_crosses_one_way() -> None:
     hop = 100 * 2 * 2 * 8 * 4  # tokens, key and value, heads, head_dim, bytes
     # Seven hops of kv forward; backward as many of its gradient.
     assert nic_seconds(plan, COST) == pytest.approx(3 * 2 * 7 * hop / CLUSTER.nic_bandwidth)
+
+
+@pytest.mark.parametrize("channels", [2, 3])
+def test_what_goes_to_one_peer_has_one_channel(channels: int) -> None:
+    """A ring's messages across nodes go to one peer a NIC; two peers' would have two channels."""
+    builder = Builder(np.array([800]), 8, MODEL.num_heads)
+    ring(builder, np.array([0]), np.array([0]), np.arange(8)[None])
+    plan = reverse(builder.build(), "keep")
+    several = replace(COST, cluster=replace(CLUSTER, nic_channels=channels))
+    assert nic_seconds(plan, several) == pytest.approx(channels * nic_seconds(plan, COST))
 
 
 def test_without_messages_no_nic_carries_anything() -> None:

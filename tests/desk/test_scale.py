@@ -1,5 +1,7 @@
 """What shrinks keeps its proportions."""
 
+from dataclasses import replace
+
 import pytest
 
 from zbench.anchors.presets import cluster
@@ -29,6 +31,12 @@ def test_proportions_are_kept() -> None:
     assert ratios[0] == pytest.approx(ratios[1], rel=1e-12)
 
 
+def test_channels_stay() -> None:
+    """A channel's share of a link is no rate."""
+    desk = SCALE.cluster(replace(cluster("h200_4x8"), nvlink_channels=3), LARGE, SMALL)
+    assert (desk.nic_channels, desk.nvlink_channels) == (2, 3)
+
+
 def test_latencies_grow_as_a_rank_s_linear_seconds() -> None:
     big = cluster("a800_4x8")
     small = SCALE.cluster(big, LARGE, SMALL)
@@ -44,7 +52,8 @@ def test_presets_are_what_the_command_prints(name: str) -> None:
     preset = cluster(name)
     source = {"desk_2x4_h200": "h200_4x8"}.get(name, "a800_4x8")
     shape = (preset.num_nodes, preset.gpus_per_node, preset.nics_per_node)
-    made = Scale(32, 7e8, *shape).cluster(cluster(source), LARGE, SMALL)
-    for field in ("nic_bandwidth", "nic_latency", "nvlink_bandwidth", "nvlink_latency"):
+    given = replace(cluster(source), nic_efficiency=0.8, nic_channels=1)  # as their commands say
+    made = Scale(32, 7e8, *shape).cluster(given, LARGE, SMALL)
+    for field in ("nic_bandwidth", "nic_latency", "nvlink_bandwidth", "nvlink_latency", "nic_channels"):
         assert getattr(preset, field) == pytest.approx(getattr(made, field), rel=0.01)
     assert Cost(preset, SMALL).cluster.device.tile == 1

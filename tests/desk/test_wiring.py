@@ -26,6 +26,23 @@ def test_every_link_is_limited_where_packets_leave_it() -> None:
     assert [limited(rank.tc) for rank in rest[2:]] == [{"nvl": "320000000bit"}] * 8
 
 
+def test_a_rank_limits_what_each_peer_gets_where_links_have_channels() -> None:
+    """In shares that add up to no more than the link, and up to a channel where others leave it."""
+    cluster = replace(CLUSTER, nic_channels=2)
+    one, several = (Wiring.of(of).namespaces for of in (CLUSTER, cluster))
+    assert one[:3] == several[:3]  # the switch and nodes
+    lines = several[3 + 5].tc  # rank 5, on node 1
+    assert lines[-1] == one[3 + 5].tc[0]  # NVLink has one channel
+    whole, *classes = [line.split() for line in lines if line.startswith("class")]
+    assert whole[whole.index("rate") + 1] == whole[whole.index("ceil") + 1] == "40000000bit"
+    assert {line[line.index("ceil") + 1] for line in classes} == {"20000000bit"}
+    assert [line[line.index("rate") + 1] for line in classes] == ["10000000bit"] * 4
+    peers = {line.split()[line.split().index("dst") + 1]: line.split()[-1] for line in lines if "filter" in line}
+    assert set(peers) == {f"{address(cluster, rank)}/32" for rank in range(4)}
+    assert sorted(peers.values()) == [line[line.index("classid") + 1] for line in classes]
+    assert len([line for line in lines if line.startswith("qdisc add dev nic ")]) == 1
+
+
 def test_ranks_are_tied_to_nics_as_the_cluster_says() -> None:
     wiring = Wiring.of(CLUSTER)
     for node in range(2):

@@ -1,5 +1,6 @@
 """Remapping: balanced homes, the least largest volume (against trying everything), and attention as it was."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -11,6 +12,7 @@ from zbench.area import work
 from zbench.build import Builder
 from zbench.cluster import Cluster
 from zbench.cost import Cost
+from zbench.links import FIRST_DOMAIN, NVLINK, Domain
 from zbench.model import Model
 from zbench.patterns import local, ring
 from zbench.plan import ATTEND, Plan, Transfer
@@ -105,6 +107,23 @@ def test_flows_settle_inside_the_node_first(amounts: list[int]) -> None:
     assert across.sum() == abs(int(excess[:3].sum()))
     assert len(flows(tokens, cost, 0)[0]) <= 2 * 6
     assert inside.sum() + across.sum() == np.maximum(excess, 0).sum()
+
+
+@given(st.lists(st.integers(0, 5000), min_size=8, max_size=8))
+def test_flows_settle_inside_domains_before_they_leave_them(amounts: list[int]) -> None:
+    cost, tokens = cost_of(1, 8), np.array(amounts)
+    cards = (Domain("card", 2, 8e9, 1.0, 0.0), Domain("half", 4, 4e9, 1.0, 0.0))
+    cost = replace(cost, cluster=replace(cost.cluster, domains=cards, nvlink_bandwidth=2e9))
+    share, rest = divmod(int(tokens.sum()), 8)
+    excess = tokens - share - (np.arange(8) < rest)
+    source, target, amount = flows(tokens, cost, 0)
+    left = excess - np.bincount(source, amount, 8) + np.bincount(target, amount, 8)
+    assert (left == 0).all()
+    link = cost.cluster.link_of(source, target)
+    halves, of_cards = (excess.reshape(-1, width).sum(axis=1) for width in (4, 2))
+    leaving = np.maximum(of_cards, 0).sum()
+    assert amount[link == NVLINK].sum() == abs(int(halves[0]))
+    assert amount[link == FIRST_DOMAIN].sum() == np.maximum(excess, 0).sum() - leaving
 
 
 def local_plan(tokens: list[int], ranks: int) -> Plan:

@@ -13,13 +13,14 @@ from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cluster import Cluster
 from zbench.cost import Cost
-from zbench.legs import NIC, legs
+from zbench.legs import legs
+from zbench.links import NIC
 from zbench.model import Model
 from zbench.patterns import ring
 from zbench.plan import COLUMNS, TRANSFER, Ops, Plan
 from zbench.rewrite import remap, reverse, route
 from zbench.rewrite.reverse import MODES
-from zbench.rewrite.route import narrowed, routed, unrouted
+from zbench.rewrite.route import busiest_nic_seconds, narrowed, routed, unrouted
 from zbench.simulate import layer_seconds, programs
 from zbench.systems.zeppelin import Zeppelin
 from zbench.verify import verify, verify_step
@@ -29,7 +30,7 @@ def nic_bytes(plan: Plan, ops: Ops, cost: Cost) -> tuple[np.ndarray, np.ndarray]
     """Bytes that every NIC sends and receives."""
     cluster = cost.cluster
     parts = legs(plan, ops, cost.message_bytes(plan, ops), cluster)
-    nic = parts.link_a >= 2 * cluster.num_ranks
+    nic = parts.link_class == NIC
     sides = [(link[nic] - side) // 2 - cluster.num_ranks for side, link in enumerate((parts.link_a, parts.link_b))]
     size, nics = parts.bytes[nic], cluster.num_nics
     tx, rx = (np.bincount(side, weights=size, minlength=nics).astype(np.int64) for side in sides)
@@ -121,7 +122,7 @@ def long_ring(cost: Cost) -> Plan:
 def carried(plan: Plan, cost: Cost) -> np.ndarray:
     """Bytes that every NIC sends in the forward, [num_nics]."""
     parts = programs(plan, cost)[0].legs
-    nic = parts.link_class(8) == NIC
+    nic = parts.link_class == NIC
     return np.bincount(parts.link_a[nic] // 2 - 8, parts.bytes[nic], 8)
 
 
@@ -149,3 +150,34 @@ def test_zeppelin_takes_fewer_proxies_where_they_help() -> None:
     assert plan.lanes.lengths.max() < 4
     everywhere = narrowed(plan, cost, 4)
     assert layer_seconds(plan, cost, 3) < layer_seconds(everywhere, cost, 3)
+
+
+@given(st.data(), costs(), st.sampled_from(MODES))
+def test_no_layer_of_direct_messages_is_shorter_than_what_the_busiest_nic_needs(
+    data: st.DataObject, cost: Cost, mode: str
+) -> None:
+    plan = reverse(data.draw(forwards(cost)), mode)
+    assert busiest_nic_seconds(plan, cost) <= layer_seconds(plan, cost, 1) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3])
+def test_a_pair_of_ranks_has_one_channel_and_a_nic_all_of_them(channels: int) -> None:
+    """Of a ring of four nodes of one GPU each NIC has one peer; with three peers three channels are used."""
+    cluster = Cluster("c", 4, 1, 1, 1e9, 1.0, 0.0, 1e11, 1.0, 0.0, REAL, nic_channels=channels)
+    cost = Cost(cluster, Model("m", 1, 16, 2, 2, 8, 24, 64))
+    tokens, size = 800, 200 * 2 * 2 * 8 * 2  # of a rank: key and value, heads, head_dim, bytes
+    for lay, share in ((ring, channels), (_everybody, max(1.0, channels / 3))):
+        builder = Builder(np.array([tokens]), 4, 2)
+        lay(builder, np.array([0]), np.array([0]), np.arange(4)[None])
+        found = busiest_nic_seconds(reverse(builder.build(), "keep"), cost)
+        assert found == pytest.approx(share * 2 * 3 * size / 1e9)
+
+
+def _everybody(builder: Builder, seqs: np.ndarray, group: np.ndarray, ranks: np.ndarray) -> None:
+    """As a ring, but that every block goes from its home to all others."""
+    count = len(builder._ops)
+    ring(builder, seqs, group, ranks)
+    for at in range(count, len(builder._ops)):
+        ops = builder._ops[at]
+        away = ops.kind == TRANSFER
+        builder._ops[at] = replace(ops, src=np.where(away, ops.blocks, ops.src))

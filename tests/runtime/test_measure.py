@@ -67,9 +67,24 @@ def test_more_work_takes_longer(fleet: LocalFleet) -> None:
 
 @pytest.mark.parametrize("across", [True, False])
 def test_large_messages_take_longer(fleet: LocalFleet, across: bool) -> None:
-    fleet.call("exchange", across, 8, 2)
-    small, large = (fmean(fleet.call("exchange", across, size, 5)) for size in (8, 1 << 24))
-    assert 0 < 2 * small < large
+    for method, more in (("exchange", (False,)), ("exchange", (True,)), ("together", ())):
+        fleet.call(method, across, *more, 8, 2)
+        calls = [fleet.call(method, across, *more, size, 5) for size in (8, 1 << 24)]
+        small, large = (fmean(one for one in call if one is not None) for call in calls)
+        assert 0 < 2 * small < large
+
+
+def test_a_message_through_all_nics_is_timed_where_it_starts() -> None:
+    """Of 3 GPUs on 2 NICs the second NIC's first one is the third."""
+    subject = Subject(MODEL, 2, 3, 2, 64, "auto")
+    assert [subject.proxies(node) for node in range(2)] == [[0, 2], [3, 5]]
+    with fleet_of(subject) as fleet:
+        for size in (8, 1 << 22):
+            found = fleet.call("routed", size, 2)
+            assert [rank for rank, seconds in enumerate(found) if seconds is not None] == [0, 3]
+            assert all(seconds > 0 for seconds in found if seconds is not None)
+        alone = fleet.call("exchange", True, True, 1 << 16, 2)
+        assert [rank for rank, seconds in enumerate(alone) if seconds is not None] == [0, 2, 3, 5]
 
 
 @pytest.mark.parametrize("element_bytes", [2, 8])

@@ -1,7 +1,7 @@
 """Predicts measured rows of one layer's attention on several GPUs, by method and mask. Pure: no torch.
 
-The benchmark (MagiAttention's) ran every method on FlashAttention-3 behind one wrapper, which copies
-real tokens out of padded buffers and back: `Cost(staged=True)`. Its time is that of the slowest rank;
+The benchmark (MagiAttention's) ran every method behind one wrapper, with FlashAttention-3 on Hopper and with cuDNN
+through Transformer Engine on Blackwell: `Cost(staged=...)`, zbench.staging. Its time is that of the slowest rank;
 its rate counts the visible pairs only, 4 FLOPs a pair, head and head dimension, 2.5 times that backward.
 Its published rows of 8 and 16 H100 are the anchors of group attention; a user's own rows go the same way.
 """
@@ -17,16 +17,19 @@ from zbench.anchors import hybrid
 from zbench.anchors.anchor import Anchor, GetCluster, is_known, published
 from zbench.anchors.measured import MeasuredRow, measured_row
 from zbench.anchors.packs import packs
-from zbench.anchors.schemes import MODEL, plan_of
+from zbench.anchors.schemes import MODEL, plan_of, unhidden_hops
 from zbench.clock import Free, Program, run
 from zbench.cluster import Cluster
 from zbench.cost import BACKWARD_FLOPS, FORWARD_FLOPS, Cost
 from zbench.layers import finished
+from zbench.model import DKV
 from zbench.plan import Ints
 from zbench.simulate import programs
+from zbench.staging import FLASH, FUSED, Backend
 
 NUM_PACKS, SEED = 20, 1  # the benchmark's own number of packs; the seed is this project's
-CLUSTERS = {"h100": "h100_4x8"}  # of conf/cluster, whose nodes and links a row's GPUs have
+# By hw: the preset of conf/cluster whose nodes and links a row's GPUs have, and the wrapper's backend there.
+CLUSTERS: dict[str, tuple[str, Backend]] = {"h100": ("h100_4x8", FLASH), "b200": ("b200_4x8", FUSED)}
 MASKS = ("full", "causal", "varlen_full", "varlen_causal")
 METHODS = ("ulysses", "ring_p2p", "ring_allgather", "usp", "loongtrain", "hybrid_dcp")
 
@@ -77,8 +80,8 @@ def predict(
     found: list[float | None] = [None] * len(rows)
     done = 0
     for (hw, mask, num_gpus, tokens), by_method in _by_pack(rows).items():
-        cluster = cluster_of(presets(CLUSTERS[hw]), num_gpus)
-        cost = Cost(cluster, MODEL, staged=True)
+        preset, backend = CLUSTERS[hw]
+        cost = Cost(cluster_of(presets(preset), num_gpus), MODEL, staged=backend)
         batches = batches_of(mask, num_gpus * tokens)
         for method, numbers in by_method.items():
             played = []
@@ -135,7 +138,18 @@ def rates(method: str, lengths: Ints, causal: bool, cost: Cost) -> tuple[float, 
     else:
         parts = [programs(plan_of(method, lengths, causal, cost.cluster), cost)]
     forward, backward = (sum(slowest_rank_seconds(one, cost) for one in column) for column in zip(*parts, strict=True))
+    if method == "loongtrain":
+        backward += unhidden_seconds(lengths, cost)
     return FORWARD_FLOPS * work / forward, BACKWARD_FLOPS * work / backward
+
+
+def unhidden_seconds(lengths: Ints, cost: Cost) -> float:
+    """What the benchmark's LoongTrain waits for dkv between nodes, each GPU having a share of a node's heads."""
+    cluster, across = cost.cluster, np.ones(1, bool)
+    per_token = MODEL.message_bytes_per_token(DKV, 0, -(-MODEL.num_heads // cluster.gpus_per_node))
+    size = np.array([lengths.sum() / cluster.num_nodes * per_token])
+    hop = cost.message_seconds(size, across) + cost.latency_seconds(across)
+    return unhidden_hops(cluster.num_nodes) * float(hop[0])
 
 
 def slowest_rank_seconds(program: Program, cost: Cost) -> float:

@@ -68,8 +68,7 @@ def coefficients(cost: Cost) -> tuple[float, float]:
 
 def step_seconds(cost: Cost, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
     """Forward and backward of the whole model for one sequence of each length (a multiple of TILE)."""
-    model, tiles, one = cost.model, lengths // TILE, np.ones_like(lengths)
-    work = Work(lengths * (lengths + 1) // 2, tiles * (tiles + 1) // 2, lengths, lengths, one, tiles, tiles, one)
+    model, work, one = cost.model, Work.whole(lengths), np.ones_like(lengths)
     heads, kv_heads = model.num_heads * one, model.num_kv_heads * one
     attention = cost.kernel_seconds(work, heads, kv_heads, False) + cost.kernel_seconds(work, heads, kv_heads, True)
     return model.num_layers * (attention + 3 * cost.linear_seconds(lengths)) + cost.head_seconds(lengths)

@@ -1,7 +1,7 @@
 """Megatron-LM's hybrid context parallelism as MagiAttention's benchmark runs it. Pure: no torch.
 
-Its scheduler deals documents to groups of ranks in rounds (zbench.systems.hybrid_dp.rounds is that policy), with as
-many tokens a rank as the pack has. A group runs its documents one after another: a ring of Transformer Engine where
+Its scheduler deals documents to groups of ranks in rounds (zbench.systems.hybrid_dp.rounds is that policy), with 8,192
+tokens a rank whatever the pack has. A group runs its documents one after another: a ring of Transformer Engine where
 it has several ranks, one plain call where it is a single one. All ranks meet between rounds.
 """
 
@@ -20,11 +20,12 @@ from zbench.rewrite import reverse
 from zbench.simulate import programs
 from zbench.systems.hybrid_dp import Group, rounds
 
+TOKENS_PER_RANK = 8192  # max_seqlen_per_rank in the benchmark's hybrid_dcp.py, which no caller of it changes
+
 
 def plans(lengths: Ints, causal: bool, cluster: Cluster, model: Model) -> list[Plan]:
     """One plan a round; consecutive ranks form the groups, the widest first."""
-    tokens_per_rank = -(-int(lengths.sum()) // cluster.num_ranks)
-    needed = -(-lengths // tokens_per_rank)
+    needed = -(-lengths // TOKENS_PER_RANK)
     degree = np.minimum(2 ** np.ceil(np.log2(needed)).astype(np.int64), cluster.num_ranks)
     return [_round(groups, lengths, causal, cluster, model) for groups in rounds(lengths, degree, cluster.num_ranks)]
 
@@ -46,7 +47,7 @@ def _round(groups: list[Group], lengths: Ints, causal: bool, cluster: Cluster, m
 def mixed_programs(plan: Plan, cost: Cost) -> tuple[Program, Program]:
     """The plan's programs, documents of a single rank without the wrapper's staging."""
     found = []
-    bare = programs(plan, replace(cost, staged=False))
+    bare = programs(plan, replace(cost, staged=""))
     for ops, staged, plain in zip((plan.forward, plan.backward), programs(plan, cost), bare, strict=True):
         attends = ops.kind == ATTEND
         parts = np.bincount(ops.blocks[attends], minlength=len(plan.lists))  # of a ring's block: a step each

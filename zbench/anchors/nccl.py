@@ -47,10 +47,10 @@ def cluster_of(name: str, num_gpus: int, get_cluster: GetCluster) -> Cluster:
     """The cluster of a report: nodes of 8 GPUs, or fewer where the report has fewer."""
     if name == "a100":  # 4 NICs of 200 Gb/s a node in both reports of two nodes
         found = get_cluster("a100_8x8", num_nodes=max(1, num_gpus // 8))
-        return replace(found, nics_per_node=4, nic_bandwidth=25e9)
+        return replace(found, nics_per_node=4, nic_bandwidth=25e9, nic_channels=1)
     if name == "gh200":  # Slingshot: 4 GPUs and 4 NICs of 200 Gb/s a node; their NVLink does not decide
         found = get_cluster("h100_4x8", num_nodes=num_gpus // 4)
-        return replace(found, gpus_per_node=4, nics_per_node=4, nic_bandwidth=25e9)
+        return replace(found, gpus_per_node=4, nics_per_node=4, nic_bandwidth=25e9, nic_channels=1)
     assert name == "h100", name
     return replace(get_cluster("h100_4x8", num_nodes=1), gpus_per_node=num_gpus, nics_per_node=num_gpus)
 

@@ -45,6 +45,17 @@ def inner_ring(num_rows: int) -> int:
     return num_rows // windows
 
 
+def unhidden_hops(num_rows: int) -> int:
+    """Messages of dkv in the backward of the benchmark's LoongTrain that nothing hides, one after another.
+
+    dkv goes once round every inner ring, back to where it began, before it goes on to the next window, and compute
+    waits for its last hop (loongtrain.py there), and with several windows for the last hop between them. That is the
+    benchmark's code and not the method: dkv could travel behind compute, as in Transformer Engine's ring.
+    """
+    windows = num_rows // inner_ring(num_rows)
+    return 0 if num_rows == 1 else windows + (windows > 1)
+
+
 def _gather_halves(builder: Builder, cluster: Cluster) -> Plan:
     """An all-gather of the whole kv, then one attend for each half of a rank's zigzag q, as Transformer Engine does.
 

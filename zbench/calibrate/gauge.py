@@ -28,11 +28,12 @@ class Gauge:
         """Of one call on a rank while all ranks make it: from the mean rate of the ranks, the median of the windows."""
         return 1.0 / median(fmean(self._fleet.call(method, *arguments, self.window)) for _ in range(WINDOWS))
 
-    def message(self, across: bool, size: int) -> float:
-        """Seconds of a message, between nodes or inside one; the median of the windows."""
+    def transfer(self, method: str, *arguments: Any) -> float:
+        """Seconds of what a method of Measure does between ranks in one of its rounds, which it takes last; the mean of
+        the ranks that take part and the median of the windows."""
 
         def once(rounds: int) -> float:
-            return fmean(self._fleet.call("exchange", across, size, rounds))
+            return fmean(one for one in self._fleet.call(method, *arguments, rounds) if one is not None)
 
         rounds, seconds = 2, once(2)
         while rounds * seconds < self.window / 2:  # the first messages are slower: connections, memory

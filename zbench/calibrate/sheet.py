@@ -8,7 +8,7 @@ from statistics import median
 from zbench.calibrate.curves import Curves
 from zbench.calibrate.quantity import quantity
 from zbench.calibrate.subject import ELEMENT_BYTES, About, Subject
-from zbench.calibrate.survey import Figure, unit
+from zbench.calibrate.survey import Figure, written
 
 LINKS = ("nic", "nvlink")
 DEVICE = (
@@ -41,6 +41,7 @@ def sheet(name: str, subject: Subject, figures: Mapping[str, Figure], where: Cir
         lines.append(_line(f"{link}_bandwidth", figures))
         lines.append(f"{link}_efficiency: 1.0 # the bandwidth is what messages reach already")
         lines.append(_line(f"{link}_latency", figures))
+        lines.append(_line(f"{link}_channels", figures))
     lines += ["device:", *(f"  {line}" for line in _device(where.abouts[0].device, figures))]
     return "\n".join(lines) + "\n"
 
@@ -106,4 +107,4 @@ def others_words(others: Mapping[str, float]) -> str:
 def _line(name: str, figures: Mapping[str, Figure]) -> str:
     figure = figures[name]
     how = "measured" if figure.measured else "NOT measured"
-    return f"{name}: {quantity(figure.value, unit(name))} # {how}: {figure.of}"
+    return f"{name}: {written(name, figure.value)} # {how}: {figure.of}"

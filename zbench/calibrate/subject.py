@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zbench.area import TILE, Work
+from zbench.area import HALF, STRIP, TILE, Work
 from zbench.model import Model
 
 ELEMENT_BYTES = {2: "bfloat16", 4: "float32", 8: "float64"}
@@ -68,6 +68,23 @@ class Subject:
             return [((node + d) % nodes * gpus + place, (node - d) % nodes * gpus + place) for d in range(1, nodes)]
         return [(node * gpus + (place + d) % gpus, node * gpus + (place - d) % gpus) for d in range(1, gpus)]
 
+    def peers(self, rank: int, across: bool) -> list[tuple[int, int]]:
+        """(rank to send to, rank to receive from) of all that are on other nodes, or else on the same one."""
+        if not across:
+            return self.partners(rank, False)
+        gpus, nodes = self.gpus_per_node, self.num_nodes
+        node, place = divmod(rank, gpus)
+        return [
+            ((node + d) % nodes * gpus + (place + p) % gpus, (node - d) % nodes * gpus + (place - p) % gpus)
+            for d in range(1, nodes)
+            for p in range(gpus)
+        ]
+
+    def proxies(self, node: int) -> list[int]:
+        """The first rank that is tied to each NIC of a node."""
+        gpus, nics = self.gpus_per_node, self.nics_per_node
+        return [node * gpus + -(-nic * gpus // nics) for nic in range(nics)]
+
 
 def layer_shapes(model: Model, tokens: int) -> list[tuple[int, int, int]]:
     """(rows, inputs, outputs) of the matmuls of a layer's linear modules for so many tokens, experts one by one."""
@@ -101,7 +118,9 @@ class Call:
         assert m == n or not self.causal
         rows, columns = -(-m // TILE), -(-n // TILE)
         area, tiles = (m * (m + 1) // 2, rows * (rows + 1) // 2) if self.causal else (m * n, rows * columns)
-        amounts = (area, tiles, m, n, 1, columns, rows, int(self.causal))
+        empty = rows * TILE - m
+        spare = columns * (empty // STRIP), columns * (empty // HALF)
+        amounts = (area, tiles, m, n, 1, columns, rows, int(self.causal), *spare)
         work = Work(*(num * amount * ones for amount in amounts))
         return replace(work, longest=columns * ones)
 

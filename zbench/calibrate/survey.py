@@ -14,6 +14,7 @@ from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.quantity import quantities, quantity
 from zbench.calibrate.subject import ELEMENT_BYTES, Call, Subject, layer_shapes
 from zbench.cost import BACKWARD_FLOPS, FORWARD_FLOPS
+from zbench.links import MOST_CHANNELS
 
 TOKENS = (256, 1024)  # of a layer's matmuls, and as many as there are
 SQUARES = [2**power for power in range(8, 15)]
@@ -128,20 +129,37 @@ class Survey:
 
     def _link(self, name: str, across: bool, ranks: int) -> None:
         """ranks: that share one."""
-        where = "between nodes" if across else "inside a node"
+        gauge, subject, where = self.gauge, self.subject, "between nodes" if across else "inside a node"
         of = f"{where}, all ranks sending and receiving at once"
-        latency = self.gauge.message(across, SMALL_MESSAGE)
+        latency = gauge.transfer("exchange", across, False, SMALL_MESSAGE)
         self._set(f"{name}_latency", latency, f"message of {SMALL_MESSAGE} bytes {of}")
-        rates = self.gauge.rising(
-            f"messages of {{}} bytes {where}", MESSAGES, 8,
-            lambda size: float(size * ranks), lambda size: self.gauge.message(across, size), "B/s",
-        )  # fmt: skip
+        peers = len(subject.peers(0, across))
+        rates = self._rates(f"bytes to {peers} peers {where}", ranks, "together", across)
         shared = f", {ranks} ranks to a NIC" if across else ""
-        best = max(rates.values())
-        self._set(f"{name}_bandwidth", best, f"messages {of}{shared}; best of sizes {quantities(rates, 'B/s')}")
+        all_peers = max(rates.values())
+        of = f"bytes to {'all peers' if peers > 1 else 'the one peer'} {of}{shared}; best of {quantities(rates, 'B/s')}"
+        self._set(f"{name}_bandwidth", all_peers, of)
+        if ranks * peers == 1:
+            self.figures[f"{name}_channels"] = Figure(1, f"there is one peer {where}", measured=False)
+            return
+        one_peer = max(self._rates(f"bytes to one peer {where}", 1, "exchange", across, True).values())
+        told = f"one peer has {quantity(one_peer, 'B/s')} and all together {quantity(all_peers, 'B/s')}"
+        if across and subject.nics_per_node > 1:
+            routed = max(self._rates("bytes to one peer through all NICs", 1, "routed").values())
+            told += f"; one peer through all {subject.nics_per_node} NICs of a node {quantity(routed, 'B/s')}"
+        self._set(f"{name}_channels", min(max(round(all_peers / one_peer), 1), MOST_CHANNELS), told)
+
+    def _rates(self, words: str, ranks: int, method: str, *arguments: bool) -> dict[int, float]:
+        """Bytes a second through a link that so many ranks share, by the bytes that each moves."""
+        return self.gauge.rising(
+            f"{{}} {words}", MESSAGES, 8,
+            lambda size: float(size * ranks), lambda size: self.gauge.transfer(method, *arguments, size), "B/s",
+        )  # fmt: skip
 
     def _stand_in(self, name: str, other: str, missing: str) -> None:
         """For a link that is not there, the other one; with one rank its memory. No plan uses it."""
+        if f"{name}_channels" not in self.figures:
+            self.figures[f"{name}_channels"] = Figure(1, f"there is {missing}", measured=False)
         for kind, memory in (("latency", "kernel_seconds"), ("bandwidth", "copy_bandwidth")):
             if f"{name}_{kind}" not in self.figures:
                 is_other = f"{other}_{kind}" in self.figures and self.figures[f"{other}_{kind}"].measured
@@ -151,11 +169,16 @@ class Survey:
 
     def _set(self, name: str, value: float, of: str) -> None:
         self.figures[name] = Figure(value, of)
-        self.gauge.tell(f"{name} = {quantity(value, unit(name))}")
+        self.gauge.tell(f"{name} = {written(name, value)}")
+
+
+def written(name: str, value: float) -> str:
+    """A constant as a yaml has it."""
+    return f"{value:.0f}" if name.endswith("_channels") else quantity(value, unit(name))
 
 
 def unit(name: str) -> str:
-    """Of a constant, by its name."""
+    """Of a constant that has one, by its name."""
     units = {"flops": "FLOP/s", "seconds": "s", "latency": "s", "bytes": "B"}
     return units.get(name.rpartition("_")[2], "B/s")
 

@@ -1,9 +1,10 @@
 """The law of bytes: what a plan's transfers send over which NIC and NVLink port, counted one by one. Pure: no torch.
 
-A transfer inside a node leaves by its source's NVLink port and arrives by its destination's; one between nodes leaves
-and arrives by the NICs that the two are tied to. One that is routed over n lanes is cut into n shares: share i ends at
-byte (i + 1) size / n, rounded down. A share goes to a rank that is tied to the lane's NIC, over NVLink unless the
-source is tied to it itself, from there to that NIC's counterpart in the other node, and on to the destination.
+A transfer inside a node leaves by its source's port and arrives by its destination's: to the smallest domain that both
+are in, or to the node (NVLink). One between nodes leaves and arrives by the NICs that the two are tied to. One that is
+routed over n lanes is cut into n shares: share i ends at byte (i + 1) size / n, rounded down. A share goes to a rank
+that is tied to the lane's NIC, inside the node unless the source is tied to it itself, from there to that NIC's
+counterpart in the other node, and on to the destination.
 
 It shares no code with what charges a plan's bytes (zbench.legs, zbench.totals, zbench.model.message_bytes).
 """
@@ -22,17 +23,19 @@ from zbench.plan import Ints, Ops, Plan, Transfer
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Bytes sent and received: nic_tx, nic_rx [num_nics]; nvlink_tx, nvlink_rx [num_ranks]."""
+    """Bytes sent and received: nic_tx, nic_rx [num_nics]; inside_tx, inside_rx [1 + num_domains, num_ranks], by ports
+    to the node and to its domains, nearest first."""
 
     nic_tx: Ints
     nic_rx: Ints
-    nvlink_tx: Ints
-    nvlink_rx: Ints
+    inside_tx: Ints
+    inside_rx: Ints
 
     @staticmethod
     def none(cluster: Cluster) -> "Bytes":
-        nics, ranks = np.zeros((2, cluster.num_nics), np.int64), np.zeros((2, cluster.num_ranks), np.int64)
-        return Bytes(nics[0], nics[1], ranks[0], ranks[1])
+        nics = np.zeros((2, cluster.num_nics), np.int64)
+        ports = np.zeros((2, 1 + len(cluster.domains), cluster.num_ranks), np.int64)
+        return Bytes(nics[0], nics[1], ports[0], ports[1])
 
     def add(self, other: "Bytes", times: int) -> None:
         for name in Bytes.__dataclass_fields__:
@@ -77,7 +80,7 @@ def _token_bytes(sent: Transfer, model: Model) -> int:
 
 def _send(total: Bytes, sent: Transfer, size: int, routed: bool, cluster: Cluster) -> None:
     if sent.src // cluster.gpus_per_node == sent.dst // cluster.gpus_per_node:
-        _inside(total, sent.src, sent.dst, size)
+        _inside(total, sent.src, sent.dst, size, cluster)
     elif not routed:
         _across(total, _nic(sent.src, cluster), _nic(sent.dst, cluster), size)
     else:
@@ -86,15 +89,18 @@ def _send(total: Bytes, sent: Transfer, size: int, routed: bool, cluster: Cluste
         ends = [size * part // len(sent.via) for part in range(len(sent.via) + 1)]
         for lane, begin, end in zip(sent.via, ends, ends[1:], strict=False):
             first, last = (_carrier(rank, lane, cluster) for rank in (sent.src, sent.dst))
-            _inside(total, sent.src, first, end - begin)
+            _inside(total, sent.src, first, end - begin, cluster)
             _across(total, _nic(first, cluster), _nic(last, cluster), end - begin)
-            _inside(total, last, sent.dst, end - begin)
+            _inside(total, last, sent.dst, end - begin, cluster)
 
 
-def _inside(total: Bytes, src: int, dst: int, size: int) -> None:
+def _inside(total: Bytes, src: int, dst: int, size: int, cluster: Cluster) -> None:
     if src != dst:
-        total.nvlink_tx[src] += size
-        total.nvlink_rx[dst] += size
+        places = [rank % cluster.gpus_per_node for rank in (src, dst)]
+        shared = [row for row, one in enumerate(cluster.domains) if len({at // one.gpus for at in places}) == 1]
+        row = 1 + shared[0] if shared else 0
+        total.inside_tx[row, src] += size
+        total.inside_rx[row, dst] += size
 
 
 def _across(total: Bytes, src: int, dst: int, size: int) -> None:

@@ -125,10 +125,8 @@ def _running(batch: Batch, plans: Plans, cost: Cost) -> str:
         ]
         if len(set(np.concatenate(shared).tolist())) > 1:  # of parameters and gradients every NIC has an equal share
             return f"a step's NIC bytes are not those of its transfers and an even share: they differ by {shared}"
-        if result.nvlink_bytes != law.nvlink_tx.sum():
-            return (
-                f"the simulator charges {result.nvlink_bytes} bytes on NVLink, by the law it is {law.nvlink_tx.sum()}"
-            )
+        if result.nvlink_bytes != law.inside_tx.sum():
+            return f"the simulator charges {result.nvlink_bytes} bytes in nodes, by the law it is {law.inside_tx.sum()}"
         for plan in plans:
             for rank in range(cost.cluster.num_ranks):
                 compiler = Compiler(plan, rank, cost, index=lambda rows: rows, cut=lambda *_: None)
@@ -149,13 +147,15 @@ def charged_bytes(plans: Plans, cost: Cost) -> Bytes:
 
 
 def _charge(total: Bytes, legs: Legs, times: int) -> None:
-    """Links are numbered in pairs, sending and receiving: NVLink ports of all ranks, then NICs."""
-    ports = len(total.nvlink_tx)
-    counters = ((legs.link_a, total.nvlink_tx, total.nic_tx), (legs.link_b, total.nvlink_rx, total.nic_rx))
+    """Links are numbered in pairs, sending and receiving: NVLink ports of all ranks, NICs, ports to each domain."""
+    ranks, nics = total.inside_tx.shape[1], len(total.nic_tx)
+    counters = ((legs.link_a, total.inside_tx, total.nic_tx), (legs.link_b, total.inside_rx, total.nic_rx))
     for links, port, nic in counters:
-        inside, across = (links >= 0) & (links < 2 * ports), links >= 2 * ports
-        np.add.at(port, links[inside] // 2, times * legs.bytes[inside])
-        np.add.at(nic, links[across] // 2 - ports, times * legs.bytes[across])
+        moves = links >= 0
+        count = np.zeros(total.inside_tx.size + nics, np.int64)
+        np.add.at(count, links[moves] // 2, times * legs.bytes[moves])
+        port += np.delete(count, np.s_[ranks : ranks + nics]).reshape(port.shape)
+        nic += count[ranks : ranks + nics]
 
 
 def _told(error: Exception) -> str:

@@ -73,8 +73,8 @@ def _measure(asked: argparse.Namespace) -> int:
     if others > BUSY:
         print(f"desk: {others:.0%} of the processors was used by others; measure again when they are idle")
     for name, link in found.items():
-        print(f"{name}: payload gets {link.efficiency:.1%} of {quantity(link.bandwidth, 'B/s')}; a message of 8 bytes "
-              f"takes {quantity(link.latency, 's')}")  # fmt: skip
+        print(f"{name}: payload to all peers gets {link.efficiency:.1%} of {quantity(link.bandwidth, 'B/s')}, to one "
+              f"alone {link.one:.1%}; a message of 8 bytes takes {quantity(link.latency, 's')}")  # fmt: skip
     return 0
 
 
@@ -120,6 +120,7 @@ def _yaml(cluster: Cluster, name: str) -> str:
         lines.append(f"{link}_bandwidth: {quantity(getattr(cluster, f'{link}_bandwidth'), 'B/s')}")
         lines.append(f"{link}_efficiency: {getattr(cluster, f'{link}_efficiency')}")
         lines.append(f"{link}_latency: {quantity(getattr(cluster, f'{link}_latency'), 's')}")
+        lines.append(f"{link}_channels: {getattr(cluster, f'{link}_channels')}")
     lines += ["device:", "  _target_: zbench.cluster.Device", f'  name: "{cluster.device.name}"']
     for field in type(cluster.device).__dataclass_fields__:
         value = getattr(cluster.device, field)

@@ -1,13 +1,15 @@
-"""What a desk's limited links give: the share of their rate that payload gets, and the latency of a small message.
+"""What a desk's limited links give: the share of their rate that payload gets, to all peers at once and to one, and the
+latency of a small message.
 
-Measured by the ranks of the desk themselves, all sending and receiving at once, with gloo's messages as plans send
-them (zbench.runtime.measure). The driver's side; imports no torch.
+Measured by the ranks of the desk themselves, with gloo's messages as plans send them, by what zbench.calibrate measures
+links with (zbench.runtime.exchanges). The driver's side; imports no torch.
 """
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.subject import Subject
@@ -25,9 +27,11 @@ ROUNDS, TIMES = 3, 5  # messages in one measurement, and of how many the median 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """efficiency: of the rate. latency: seconds. bandwidth: the rate, bytes/s."""
+    """efficiency: what all peers together get of the link, one: what one of them alone does, shares of the rate; where
+    there are fewer peers than channels, nobody can have all. latency: seconds. bandwidth: the rate, bytes/s."""
 
     efficiency: float
+    one: float
     latency: float
     bandwidth: float
 
@@ -38,12 +42,14 @@ def measure(cluster: Cluster, model: Model, tell: Callable[[str], None]) -> tupl
     tell: gets a line of progress each.
 
     Raises:
-        ValueError: messages at the links' rates are more than this machine has memory for.
+        ValueError: the cluster cannot be a desk, or messages at its links' rates are more than this machine has memory
+            for.
         zbench.runtime.fleet.RankFailed: the desk cannot be made, or a rank failed.
     """
+    wiring = Wiring.of(cluster)
     _check_memory(cluster)
     subject = Subject(model, cluster.num_nodes, cluster.gpus_per_node, cluster.nics_per_node, 1, "auto")
-    with LocalFleet(cluster.num_ranks, TARGET, subject, wiring=Wiring.of(cluster)) as fleet:
+    with LocalFleet(cluster.num_ranks, TARGET, subject, wiring=wiring) as fleet:
         gauge, found = Gauge(fleet, SECONDS, tell), {}
         with gauge.watched("links"):
             if cluster.num_nodes > 1:
@@ -71,10 +77,13 @@ def _check_memory(cluster: Cluster) -> None:
 def _link(fleet: Fleet, across: bool, ranks: int, bandwidth: float) -> Link:
     """ranks: that share one."""
 
-    def message(size: int) -> float:
-        """Seconds of one on the slowest rank: those that share a link may have uneven shares of it."""
-        return float(median(max(fleet.call("exchange", across, size, ROUNDS)) for _ in range(TIMES)))
+    def seconds(method: str, *arguments: Any) -> float:
+        """On the slowest rank that takes part: those that share a link may have uneven shares of it."""
+        calls = (fleet.call(method, *arguments, ROUNDS) for _ in range(TIMES))
+        return float(median(max(one for one in call if one is not None) for call in calls))
 
     size = int(SECONDS * bandwidth / ranks)
-    message(size)  # connections and windows grow
-    return Link(size * ranks / message(size) / bandwidth, message(SMALL), bandwidth)
+    seconds("together", across, size)  # connections and windows grow
+    all_peers = size * ranks / seconds("together", across, size)
+    one_peer = size / seconds("exchange", across, True, size)
+    return Link(all_peers / bandwidth, one_peer / bandwidth, seconds("exchange", across, False, SMALL), bandwidth)

@@ -1,8 +1,9 @@
 """How much of attention's messages hides behind attention's arithmetic, of recorded runs on a desk. Pure: no torch.
 
 What a step has left for attention (its seconds less linear modules, the reduction of gradients, the optimizer) is set
-beside the larger of two things that it cannot be shorter than: the arithmetic of the busiest rank, and the busiest
-NIC's time for what the plan sends, forward and backward. Complete overlap makes it equal; none would make it their sum.
+beside the larger of two things that it cannot be shorter than: the arithmetic of the busiest rank, and the time of the
+busiest NIC (or pair of ranks, where NICs have channels) for what the plan sends, forward and backward. Complete overlap
+makes it equal; none would make it their sum.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from statistics import fmean
 import numpy as np
 
 from zbench.cost import Cost
-from zbench.legs import NIC, legs
+from zbench.legs import legs
+from zbench.links import NIC
 from zbench.metrics import counted
 from zbench.plan import Plan
 from zbench.record import Line, Run
@@ -51,14 +53,21 @@ def overlap(run: Run, cost: Cost, plans: Callable[[Line], tuple[Plan, ...]]) -> 
 
 
 def nic_seconds(plan: Plan, cost: Cost) -> float:
-    """The busiest NIC's time for what attention sends, one direction, forward and backward of all layers."""
+    """The busiest NIC's time for what attention sends, one direction, forward and backward of all layers.
+
+    What one rank sends to one other has one of the NIC's channels.
+    """
     seconds = 0.0
     for ops in (plan.forward, plan.backward):
         parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
-        across = parts.link_class(plan.num_ranks) == NIC
+        across = parts.link_class == NIC
+        size, yes = parts.bytes[across], np.ones(int(across.sum()), bool)
         ends = np.concatenate([parts.link_a[across], parts.link_b[across]])
-        carried = np.bincount(ends, weights=np.tile(parts.bytes[across], 2), minlength=1)
-        seconds += float(cost.transfer_seconds(carried.max(keepdims=True), np.array([True]))[0])
+        carried = np.bincount(ends, weights=np.tile(size, 2), minlength=1)
+        alone = np.where(parts.whole[across], cost.transfer_seconds(size, yes), cost.message_seconds(size, yes))
+        pair = np.unique(np.stack([parts.lane_a[across], parts.lane_b[across]]), axis=1, return_inverse=True)[1]
+        busiest = float(cost.transfer_seconds(carried.max(keepdims=True), np.array([True]))[0])
+        seconds += max(busiest, float(np.bincount(pair, alone, 1).max()))
     return cost.model.num_layers * seconds
 
 

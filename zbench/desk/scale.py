@@ -41,7 +41,14 @@ class Scale:
         return self.tokens_per_gpu * cluster.num_ranks // (self.shrink * self.num_nodes * self.gpus_per_node)
 
     def cluster(self, cluster: Cluster, model: Model, desk: Model) -> Cluster:
-        """The desk cluster that is to `desk` what `cluster` is to `model`."""
+        """The desk cluster that is to `desk` what `cluster` is to `model`.
+
+        Raises:
+            ValueError: a desk has no links like the cluster's.
+        """
+        if cluster.domains:
+            name = cluster.domains[0].name
+            raise ValueError(f"cluster.domains has {name}; a desk cluster has links of nodes and NICs, and no others")
         device = cluster.device
         slower = self.flops / device.matmul_flops
         links = desk.element_bytes / model.element_bytes * slower * self.shrink
@@ -58,6 +65,8 @@ class Scale:
             nvlink_efficiency=EFFICIENCY,
             nvlink_latency=cluster.nvlink_latency * seconds,
             device=self._device(device, slower, links, seconds),
+            nic_channels=cluster.nic_channels,
+            nvlink_channels=cluster.nvlink_channels,
         )
 
     def _device(self, device: Device, slower: float, links: float, seconds: float) -> Device:
@@ -74,4 +83,5 @@ class Scale:
             call_seconds=device.call_seconds * seconds,
             memory_bytes=MEMORY_BYTES,
             tile=1 if self.shrink > 1 else device.tile,  # 128 rows shrink to a few
+            empty_block_seconds=0.0 if self.shrink > 1 else device.empty_block_seconds * seconds,
         )

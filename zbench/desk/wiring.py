@@ -9,6 +9,9 @@
 Every link is limited where packets leave it, in both directions: a NIC sends through its uplink `up<nic>` in the
 node, and receives through the switch's port `n<node>c<nic>`; NVLink likewise through `nvl` in the rank and
 `v<local>` in the node. Limiting only senders would let many of them overrun one receiver.
+
+Where links have several channels (Cluster.nic_channels, nvlink_channels) a rank's `nic` and `nvl` let no more through
+to any one peer than a channel has; all peers together have what the link has.
 """
 
 from dataclasses import dataclass
@@ -60,8 +63,11 @@ class Wiring:
     def of(cluster: Cluster) -> "Wiring":
         """
         Raises:
-            ValueError: more nodes or GPUs than there are addresses for.
+            ValueError: more nodes or GPUs than there are addresses for, or links of a domain.
         """
+        if cluster.domains:
+            name = cluster.domains[0].name
+            raise ValueError(f"cluster.domains has {name}; a desk cluster has links of nodes and NICs, and no others")
         for name in ("num_nodes", "gpus_per_node"):
             if getattr(cluster, name) > 250:
                 raise ValueError(f"cluster.{name} is {getattr(cluster, name)}; a desk cluster takes at most 250")
@@ -74,7 +80,8 @@ class Wiring:
 def degraded(cluster: Cluster, nic: int, share: float) -> tuple[tuple[int, tuple[str, ...]], ...]:
     """(place of a namespace, command to run there) that leaves a NIC `share` of its rate both ways; 0: takes it down.
 
-    1 brings back one that was slow or down.
+    1 brings back one that was slow or down. Channels are ranks' own and stay as they are: what one peer gets is the
+    lesser of a channel and what is left of the NIC.
     """
     node, local = divmod(nic, cluster.nics_per_node)
     uplink, port = (1 + node, f"up{local}"), (SWITCH, f"n{node}c{local}")
@@ -122,7 +129,7 @@ def _rank(cluster: Cluster, rank: int) -> Namespace:
     """After its node. One address, on `nic`; ranks of the same node are reached by `nvl`."""
     own = address(cluster, rank)
     node = rank // cluster.gpus_per_node
-    across, inside = window(cluster.nic_bandwidth), window(cluster.nvlink_bandwidth)
+    across, inside = (window(one / count) for one, count in _links(cluster))  # of a connection: it has one channel
     ip = (
         "link set lo up",
         f"address add {own}/32 dev nic",
@@ -141,7 +148,20 @@ def _rank(cluster: Cluster, rank: int) -> Namespace:
         ("net/ipv4/conf/all/rp_filter", "0"),
         ("net/ipv4/conf/nvl/rp_filter", "0"),
     )
-    return Namespace(f"rank {rank}", ip, (_limited("nvl", cluster.nvlink_bandwidth),), sysctl)
+    mates = [other for other in range(cluster.num_ranks) if other != rank and other // cluster.gpus_per_node == node]
+    others = [other for other in range(cluster.num_ranks) if other // cluster.gpus_per_node != node]
+    tc: list[str] = []
+    for port, (rate, channels), peers in zip(("nic", "nvl"), _links(cluster), (others, mates), strict=True):
+        if channels > 1:
+            tc += _channelled(port, rate, channels, [address(cluster, peer) for peer in peers])
+        elif port == "nvl":  # a NIC is limited in its node
+            tc.append(_limited(port, rate))
+    return Namespace(f"rank {rank}", ip, tuple(tc), sysctl)
+
+
+def _links(cluster: Cluster) -> tuple[tuple[float, int], tuple[float, int]]:
+    """(bytes/s, channels) of a NIC, and of a rank's NVLink."""
+    return (cluster.nic_bandwidth, cluster.nic_channels), (cluster.nvlink_bandwidth, cluster.nvlink_channels)
 
 
 def _bridge(name: str) -> list[str]:
@@ -166,6 +186,23 @@ def window(rate: float) -> int:
 def burst(rate: float) -> int:
     """Bytes that a link of `rate` bytes/s lets through at once after a rest."""
     return max(int(rate * _BURST_SECONDS), 2 * MTU)
+
+
+def _channelled(port: str, rate: float, channels: int, peers: list[str]) -> list[str]:
+    """A hierarchical token bucket: `rate` for all peers, a channel's share of it for each; what goes to nobody of them
+    (the kernel's own packets) passes by."""
+    each = rate / channels
+    lines = [f"qdisc add dev {port} root handle 1: htb", _class(port, "1:", 1, rate, rate)]
+    for number, peer in enumerate(peers, start=2):
+        lines.append(_class(port, "1:1", number, min(each, rate / len(peers)), each))
+        lines.append(f"filter add dev {port} parent 1: protocol ip u32 match ip dst {peer}/32 flowid 1:{number:x}")
+    return lines
+
+
+def _class(port: str, parent: str, number: int, rate: float, most: float) -> str:
+    """rate: that it has whatever others send; most: with what they leave. Classes take turns packet by packet."""
+    bits = f"rate {round(rate * 8)}bit ceil {round(most * 8)}bit burst {burst(rate)} cburst {burst(most)}"
+    return f"class add dev {port} parent {parent} classid 1:{number:x} htb {bits} quantum {MTU}"
 
 
 def _limited(port: str, rate: float, verb: str = "add") -> str:

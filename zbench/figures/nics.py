@@ -1,6 +1,7 @@
 """How busy attention's messages keep every NIC during two layers: ring, zeppelin without routing, zeppelin."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,18 +53,21 @@ def _name(system: dict[str, object], name: str) -> str:
 
 
 def _shares(events: Sequence[Event], num_nics: int, longest: float) -> NDArray[np.float64]:
-    """Of every span, the part that NIC n sends or receives, halved: [num_nics, BINS]."""
+    """Of every span, the part that NIC n sends or receives, halved: [num_nics, BINS]. A channel is its share of it."""
+    channels: Counter[int] = Counter()  # of both directions
     nic_of: dict[tuple[int, int], int] = {}
     for event in events:
         if event["name"] == "thread_name" and (named := re.match(r"NIC (\d+)", event["args"]["name"])):
             nic_of[event["pid"], event["tid"]] = int(named[1])
+            channels[int(named[1])] += 1
     edges = np.linspace(0, longest, BINS + 1)
     out = np.zeros((num_nics, BINS))
     for event in events:
         nic = nic_of.get((event["pid"], event["tid"])) if event["ph"] == "X" else None
         if nic is not None:
             begin, end = event["ts"] * 1e-6, (event["ts"] + event["dur"]) * 1e-6
-            out[nic] += np.clip(np.minimum(edges[1:], end) - np.maximum(edges[:-1], begin), 0, None)
+            share = 2 * event["args"].get("channels", 1) / channels[nic]
+            out[nic] += share * np.clip(np.minimum(edges[1:], end) - np.maximum(edges[:-1], begin), 0, None)
     return out / (2 * longest / BINS)
 
 

@@ -79,6 +79,9 @@ def load(name: str, folder: Path = FOLDER) -> Records:
     if unfinished or not runs:
         told = f"the run of line {unfinished[0].line} is {unfinished[0].status}" if unfinished else "it holds no run"
         raise ValueError(f"figure {name} has no whole record, {path}: {told}; {remedy} anew")
+    if apart := [run for run in runs if "world" in run.start["facts"]]:
+        told = f"the run of line {apart[0].line} is of the world {apart[0].start['facts']['world']}"
+        raise ValueError(f"figure {name} is of nominal machines, and its record, {path}, is not: {told}; {remedy} anew")
     wanted = {trace for run in runs if isinstance(trace := run.start["config"]["trace"], str)}
     return Records(runs, {trace: _events(Path(trace), remedy) for trace in sorted(wanted)})
 

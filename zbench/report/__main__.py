@@ -11,6 +11,7 @@ with loading(__name__):
     from pathlib import Path
     from typing import Any
 
+    from zbench.cells import table
     from zbench.cost import Cost
     from zbench.kinds import PAGE
     from zbench.known import Unknown, add_trust
@@ -27,6 +28,7 @@ with loading(__name__):
     from zbench.report.overview import SERIES, SHARES, of_step, overview, rounded
     from zbench.report.page import encoded, page
     from zbench.simulate import Simulated
+    from zbench.survival import survivals
     from zbench.trace.file import recorded
     from zbench.words import convention_words, doubt_words
 
@@ -59,7 +61,7 @@ def _main() -> int:
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "convention": " ".join([convention_words(arguments.convention), *doubt_words(found)]),
         "shares": SHARES, "series": SERIES, "left_out": left_out,
-        "runs": found, "steps": steps,
+        "runs": found, "steps": steps, "worlds": worlds_told(runs),
     })  # fmt: skip
     with whole("--out", arguments.out, PAGE) as stream:
         stream.write(text.encode("utf-8", "replace"))  # a record's text may hold half a surrogate pair
@@ -68,6 +70,18 @@ def _main() -> int:
     for words in left_out:
         print(words)
     return 0
+
+
+def worlds_told(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Of every place with several worlds the ranges, as a table, and what survives, in sentences (zbench.survival)."""
+    out = []
+    try:
+        for one in survivals(runs, table(runs)):
+            columns, rows = one.ranges()
+            out.append({"title": one.title, "columns": columns, "rows": rows, "lines": one.lines()})
+    except ValueError as error:  # batches that cannot be compared; the rest of the page can be shown
+        out.append({"title": "Worlds that cannot be compared", "columns": [], "rows": [], "lines": [f"{error}."]})
+    return out
 
 
 def chosen(runs: Sequence[Run], steps: str) -> list[tuple[Run, Line]]:

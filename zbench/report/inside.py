@@ -15,7 +15,7 @@ from zbench.report.columns import MOST_EVENTS, Columns, blocks_of
 from zbench.report.overview import Table
 from zbench.trace.file import Event
 from zbench.trace.step import events
-from zbench.trace.tracks import numbered, sharing_lane
+from zbench.trace.tracks import sharing_lane, titles
 
 LAYERS = 2  # a first one from a cold start, and one as those that follow it
 _DRAWN = 48  # sequences drawn on a rank, the longest; the others of the rank are one piece
@@ -44,15 +44,9 @@ def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
 
 
 def _tracks(cost: Cost) -> list[str]:
-    """Node by node: its GPUs, what each of its NICs sends and receives, and what all of them share."""
-    out = []
-    for node in range(cost.whole.num_nodes):
-        gpus, nics = cost.cluster.gpus_per_node, cost.cluster.nics_per_node
-        out += [numbered("GPU", node * gpus + local, cost.tp) for local in range(gpus)]
-        mine = [numbered("NIC", node * nics + local, cost.bonded_nics) for local in range(nics)]
-        out += [f"{nic} {way}" for nic in mine for way in ("sends", "receives")]
-        out.append("parameters, gradients")
-    return out
+    """Node by node."""
+    nodes = range(cost.whole.num_nodes)
+    return [name for node in nodes for name in titles(cost.whole, node, gpus=cost.tp, nics=cost.bonded_nics)]
 
 
 def _track(event: Event, cost: Cost) -> int:

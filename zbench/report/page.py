@@ -10,7 +10,16 @@ from typing import Any
 
 from zbench.extras import need
 
-CODE = ("base.js", "runs.js", "charts.js", "marks.js", "timeline.js", "step.js", "main.js")  # in this order
+CODE = (
+    "base.js",
+    "runs.js",
+    "charts.js",
+    "worlds.js",
+    "marks.js",
+    "timeline.js",
+    "step.js",
+    "main.js",
+)  # in this order
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 

@@ -8,7 +8,7 @@ instead is no cheaper except by 1-2 % on batches whose moves cross nodes).
 What is minimised is the largest weighted volume any rank sends or receives, a token across nodes
 weighing more than one inside. That has a closed form, no solver: inside a node as much as possible
 is settled; what a node as a whole has too much (or too little) crosses, and is split over its ranks
-so that the largest weighted volume is least.
+so that the largest weighted volume is least. Domains inside a node come before it in the same way.
 """
 
 from dataclasses import replace
@@ -17,6 +17,7 @@ import numpy as np
 
 from zbench.build import without_unused
 from zbench.cost import Cost
+from zbench.links import NIC
 from zbench.model import KV, O, Q
 from zbench.plan import ATTEND, Blocks, Ints, Lists, Ops, Plan
 
@@ -41,16 +42,18 @@ def flows(tokens: Ints, cost: Cost, tolerance: int) -> tuple[Ints, Ints, Ints]:
     if np.abs(excess).max() <= tolerance:
         return (np.zeros(0, np.int64),) * 3
     surplus, deficit = np.maximum(excess, 0), np.maximum(-excess, 0)
-    node = excess.reshape(cluster.num_nodes, -1).sum(axis=1)
-    one = np.ones(1)
-    near, far = (float(cost.transfer_seconds(one * 1e6, one * flag > 0)[0]) for flag in (0, 1))
-    weight = min(near / far, 0.99)
-    leaving = _split(surplus, np.maximum(node, 0), cluster.gpus_per_node, weight)
-    entering = _split(deficit, np.maximum(-node, 0), cluster.gpus_per_node, weight)
-    pairs = [_match(leaving, entering)]
-    inside, wanted = surplus - leaving, deficit - entering
-    # Inside a node both sides sum up to the same, so one running match over all ranks stays inside nodes.
-    pairs.append(_match(inside, wanted))
+    # Ranks are matched in order, so that most of what one gives goes to one other: a message has one channel.
+    pairs: list[tuple[Ints, Ints, Ints]] = []
+    wider = [*(link for link, _ in cluster.levels[1:]), NIC]
+    for (link, gpus), far in zip(cluster.levels, wider, strict=True):
+        near, wide = cost.message_seconds(np.full(2, 1e6), np.array([link, far])).tolist()
+        more, weight = (surplus - deficit).reshape(-1, gpus).sum(axis=1), min(near / wide, 0.99)
+        leaving = _split(surplus, np.maximum(more, 0), gpus, weight)
+        entering = _split(deficit, np.maximum(-more, 0), gpus, weight)
+        # Inside the domain, or node, both sides sum up to the same, so one running match over all ranks stays inside.
+        pairs.insert(0, _match(surplus - leaving, deficit - entering))
+        surplus, deficit = leaving, entering
+    pairs.insert(0, _match(surplus, deficit))
     source, target, amount = (np.concatenate(column) for column in zip(*pairs, strict=True))
     return source, target, amount
 

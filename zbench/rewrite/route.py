@@ -48,10 +48,12 @@ def _routed(plan: Plan, ops: Ops, cost: Cost) -> Ops:
 
 def _routed_seconds(size: np.ndarray, cost: Cost) -> np.ndarray:
     """Dispatch, NICs and combine one after another, all lanes at once:
-    b_in n (x-1)/x + b_across n / x + b_in n (x-1)/x, and a latency each."""
+    b_in n (x-1)/x + b_across n / x + b_in n (x-1)/x, and a latency each. Dispatch goes to x-1 proxies, which have all
+    of a port; each NIC sends its share to one peer."""
     lanes = cost.cluster.nics_per_node
     inside, across = np.zeros(len(size), bool), np.ones(len(size), bool)
-    return 2 * cost.transfer_seconds(size * (lanes - 1) / lanes, inside) + cost.message_seconds(size / lanes, across)
+    dispatch = cost.spread_seconds(size * (lanes - 1) / lanes, inside, lanes - 1)
+    return 2 * dispatch + cost.message_seconds(size / lanes, across)
 
 
 def routed(plan: Plan) -> bool:
@@ -81,12 +83,19 @@ def unrouted(plan: Plan) -> Plan:
 
 
 def busiest_nic_seconds(plan: Plan, cost: Cost) -> float:
-    """What the busiest NIC needs for one layer, forward and backward, were every transfer sent directly."""
+    """What the busiest NIC, or pair of ranks, needs for one layer, forward and backward, were every transfer direct.
+
+    A NIC has all of its channels for all that it sends, and one of them for what one rank sends to one other.
+    """
     node, nic = cost.cluster.node_of, cost.cluster.nic_of
     busiest = 0.0
     for ops in (plan.forward, plan.backward):
-        across = (ops.kind == TRANSFER) & (node[ops.src] != node[ops.dst])
-        seconds = cost.transfer_seconds(cost.message_bytes(plan, ops)[across], np.ones(int(across.sum()), bool))
-        loads = (np.bincount(nic[end[across]], weights=seconds, minlength=1) for end in (ops.src, ops.dst))
+        across = np.flatnonzero((ops.kind == TRANSFER) & (node[ops.src] != node[ops.dst]))
+        src, dst = ops.src[across].astype(np.int64), ops.dst[across].astype(np.int64)
+        size, yes = cost.message_bytes(plan, ops)[across], np.ones(len(across), bool)
+        seconds = cost.transfer_seconds(size, yes)
+        alone = np.where(ops.collective[across], seconds, cost.message_seconds(size, yes))
+        pair = np.unique(src * plan.num_ranks + dst, return_inverse=True)[1]
+        loads = [np.bincount(pair, alone, 1), np.bincount(nic[src], seconds, 1), np.bincount(nic[dst], seconds, 1)]
         busiest += max(float(load.max()) for load in loads)
     return busiest

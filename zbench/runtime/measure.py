@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zbench.calibrate.subject import About, Call, Subject, Used
+from zbench.runtime.exchanges import Exchanges
 from zbench.runtime.host import cpu_name, driver
 from zbench.runtime.kernels import choose
 from zbench.runtime.memory import DTYPES
@@ -25,14 +26,14 @@ from zbench.runtime.rendezvous import Rendezvous
 from zbench.runtime.times import clock_on
 
 
-class Measure:
+class Measure(Exchanges):
     """One rank of a calibration; made and called by a fleet (zbench.runtime.fleet)."""
 
     def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, subject: Subject) -> None:
         assert num_ranks == subject.num_ranks
-        self.rank, self.subject, self.rendezvous, self.board = rank, subject, rendezvous, rendezvous.board
-        self.board.say("opening torch.distributed")
-        self.device = rendezvous.open(subject.device)
+        self.rendezvous = rendezvous
+        rendezvous.board.say("opening torch.distributed")
+        super().__init__(rank, subject, rendezvous.board, rendezvous.open(subject.device))
         if (sharing := rendezvous.sharing(self.device)) > 1:
             raise ValueError(f"{sharing} ranks share a GPU here; what is measured is one rank a GPU")
         self.clock = clock_on(self.device)
@@ -102,24 +103,6 @@ class Measure:
         x = self._draw(1)
         return self._pace(lambda: x.add_(1), seconds)
 
-    # -- between ranks --------------------------------------------------------------------------------
-    def exchange(self, across: bool, size: int, rounds: int) -> float:
-        """Seconds of a message of `size` bytes while every rank sends one and receives one; mean over partners.
-
-        A round is a message each way with each partner (Subject.partners), all ranks with the same distance at a time.
-        """
-        pairs = self.subject.partners(self.rank, across)
-        data, into = (torch.zeros(size, dtype=torch.uint8, device=self.device) for _ in range(2))
-        self._together()
-        began = perf_counter()
-        for _ in range(rounds):
-            for to, source in pairs:
-                moves = [dist.P2POp(dist.irecv, into, source), dist.P2POp(dist.isend, data, to)]
-                for work in dist.batch_isend_irecv(moves):
-                    work.wait()
-                self._finish()
-        return (perf_counter() - began) / rounds / len(pairs)
-
     def close(self) -> None:
         self.rendezvous.close()
 
@@ -144,17 +127,6 @@ class Measure:
             if one < seconds / 16:
                 batch *= 2
         return calls / taken
-
-    def _together(self) -> None:
-        self._finish()
-        self.board.wait()
-        dist.barrier()
-        self.board.resume()
-
-    def _finish(self) -> None:
-        """Until what was asked of the device is done."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def _draw(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self.device).to(self.dtype)

@@ -8,6 +8,7 @@ part of it at once, and its batches by number. Numbers follow from **phases**. A
 - for sums (o, dq, dkv), comes after those of what attends of its source, listed before it, read: they made it;
 - for sums, comes after that of the last sum that its source sent, if attends came between: so that one leaves early.
 A phase has six batches: copies, then sums, each by the legs of routed transfers: dispatch, NIC to NIC, combine.
+All of that follows from what needs what. No seconds are in it, so neither links' rates nor their channels are.
 
 Nothing deadlocks, even if a rank stood still until a batch it has posted is complete. Take the lowest batch that is
 not complete. What its ranks wait for before they post it came with lower batches: what they send, by the first rule,

@@ -7,7 +7,7 @@ import numpy as np
 
 from zbench.cluster import Cluster
 from zbench.cost import Cost
-from zbench.legs import LANES, NIC, NVLINK
+from zbench.links import NIC
 from zbench.plan import Plan
 from zbench.simulate import programs
 
@@ -51,11 +51,11 @@ def expected(plans: tuple[Plan, ...], cost: Cost) -> Sent:
         again = 1 if model.recompute == "full" else 0
         for program in (*[forward] * (1 + again), backward):
             legs = program.legs
-            kind = legs.link_class(cluster.num_ranks)
+            kind = legs.link_class
             size = legs.bytes * model.num_layers
-            moves = (kind == NIC) | (kind == NVLINK)
+            moves = kind >= 0
             np.add.at(rank_tx, legs.rank[moves], size[moves])
-            np.add.at(rank_rx, legs.lane_b[moves] // LANES, size[moves])
+            np.add.at(rank_rx, legs.receiver[moves], size[moves])
             crosses = kind == NIC
             np.add.at(nic_tx, legs.link_a[crosses] // 2 - cluster.num_ranks, size[crosses])
             np.add.at(nic_rx, legs.link_b[crosses] // 2 - cluster.num_ranks, size[crosses])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zbench.legs import LANES, Legs
+from zbench.legs import Legs
 from zbench.plan import Ints
 from zbench.runtime.program import HOME, Receive, Relay, Send, Slot
 
@@ -32,7 +32,7 @@ class Ways:
         first = np.flatnonzero(np.concatenate([[True], op[1:] != op[:-1]])) if len(op) else np.zeros(0, np.int64)
         base = np.repeat(before[first], np.diff(np.concatenate([first, [len(op)]]))) if len(op) else before
         begin = np.where(parts.link_a >= 0, (before - base)[np.maximum(chain, 0)] if len(op) else 0, 0)
-        return Ways(rank, parts, begin, parts.lane_b // LANES)
+        return Ways(rank, parts, begin, parts.receiver)
 
     def out(self, op: int) -> tuple[tuple[int, int, int, int], ...]:
         """(leg, peer, begin, end) of every leg that leaves this rank with a share of its own message `op`."""

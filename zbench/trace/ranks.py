@@ -11,41 +11,44 @@ from zbench.clock import Program, Timeline
 from zbench.collective import Collectives, Sharing
 from zbench.cost import Cost
 from zbench.layers import Layers, State
-from zbench.legs import NIC
+from zbench.links import NIC
 from zbench.model import TENSOR_NAMES
-from zbench.plan import Ops, Plan
+from zbench.plan import Ints, Ops, Plan
 from zbench.runtime.events import OPTIMIZER, REDUCE
 from zbench.simulate import programs
 from zbench.totals import Carried
+from zbench.trace.channels import Channels
 from zbench.trace.file import Event
-from zbench.trace.tracks import GATHER, SHOWN, collective, span, spans
+from zbench.trace.tracks import GATHER, SHOWN, collective, nic_lane, port_classes, port_lane, span, spans
 
 
 def rank_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
     """Micro-batch after micro-batch: forward, head and backward of all layers, then the optimizer."""
     cluster, model = cost.cluster, cost.model
-    state = State.zero(cluster)
+    state, channels = State.zero(cluster), Channels()
     sharing = Sharing(Collectives.of(cost))
     again = 1 if model.recompute == "full" else 0
     for micro, plan in enumerate(plans):
         forward, backward = programs(plan, cost)
         head, used, place = cost.head_seconds(plan.tokens_per_rank), Carried.of(forward, cost), {"micro_batch": micro}
         begin = float(state.ready.max())
-        yield from _layers("forward", plan, forward, state, cost, place)
+        yield from _layers("forward", plan, forward, state, channels, cost, place)
         if micro == 0 or sharing.of.every_micro_batch:
             yield from _sharing("forward", sharing, begin, used, state, cost, place)
         yield from spans("head", state.ready, head, cost, place)
         state.ready = state.ready + head
         begin = float(state.ready.max())
         for name, of in (("recompute", forward),) * again + (("backward", backward),):
-            yield from _layers(name, plan, of, state, cost, place)
+            yield from _layers(name, plan, of, state, channels, cost, place)
         if micro == len(plans) - 1 or sharing.of.every_micro_batch:
             used = used.times(again).plus(Carried.of(backward, cost))
             yield from _sharing("backward", sharing, begin, used, state, cost, place)
     yield from spans(OPTIMIZER, state.ready, np.full(cluster.num_ranks, cost.optimizer_seconds()), cost, {})
 
 
-def _layers(name: str, plan: Plan, of: Program, state: State, cost: Cost, place: Event) -> Iterator[Event]:
+def _layers(
+    name: str, plan: Plan, of: Program, state: State, channels: Channels, cost: Cost, place: Event
+) -> Iterator[Event]:
     """One pass, forward, recompute or backward, over all layers."""
     ops, linear = plan.backward if name == "backward" else plan.forward, cost.linear_seconds(plan.tokens_per_rank)
     times = 2 * linear if name == "backward" else linear
@@ -53,7 +56,7 @@ def _layers(name: str, plan: Plan, of: Program, state: State, cost: Cost, place:
         from_input = layer if name == "forward" else cost.model.num_layers - 1 - layer
         here = {**place, "pass": name, "layer": from_input}
         yield from spans(f"linear {name}", state.ready, times, cost, here)
-        yield from _legs(plan, ops, of, Layers(of, times, 1).one(state), name, cost, here)
+        yield from _legs(plan, ops, of, Layers(of, times, 1).one(state), name, channels, cost, here)
 
 
 def _sharing(
@@ -68,7 +71,8 @@ def _sharing(
     if of.every_micro_batch or name == "backward":
         state.meet()
     if of.every_micro_batch or (of.every_step and name == "forward"):
-        yield from collective(GATHER, begin, of.gather, of.gather_bytes, cost, place)
+        start = begin if of.overlap else end
+        yield from collective(GATHER, start, of.gather, of.gather_bytes, cost, place)
     if name == "backward":
         yield from collective(REDUCE, end + shown - of.reduce, of.reduce, of.reduce_bytes, cost, place)
     yield from spans(SHOWN[name], state.ready, np.full(cost.cluster.num_ranks, shown), cost, place)
@@ -76,11 +80,13 @@ def _sharing(
 
 
 def _legs(
-    plan: Plan, ops: Ops, of: Program, timeline: Timeline, name: str, cost: Cost, place: Event
+    plan: Plan, ops: Ops, of: Program, timeline: Timeline, name: str, channels: Channels, cost: Cost, place: Event
 ) -> Iterator[Event]:
     cluster, parts = cost.cluster, of.legs
-    kind = parts.link_class(plan.num_ranks)
-    for leg in np.flatnonzero((kind < 0) | (kind == NIC)).tolist():
+    kind, nics = parts.link_class, cluster.nic_of
+    moves = np.isin(kind, [NIC, *port_classes(cluster)])
+    drawn = _drawn(np.flatnonzero(moves), of, timeline, channels)
+    for leg in np.flatnonzero((kind < 0) | moves).tolist():
         op = int(parts.op[leg])
         start, seconds = timeline.start[leg], timeline.release[leg] - timeline.start[leg]
         blocks = plan.lists[int(ops.blocks[op])][:8].tolist()
@@ -98,8 +104,24 @@ def _legs(
             continue
         args = {**place, "operation": op, "blocks": blocks, "bytes": int(parts.bytes[leg]),
                 "from": int(ops.src[op]), "to": int(ops.dst[op])}  # fmt: skip
-        for way, link in enumerate((int(parts.link_a[leg]), int(parts.link_b[leg]))):
-            nic = link // 2 - plan.num_ranks
-            node, local = divmod(nic, cluster.nics_per_node)
-            tid = cluster.gpus_per_node + 2 * local + way
+        if parts.channels[leg] > 1:
+            args["channels"] = int(parts.channels[leg]) if parts.whole[leg] else 1
+        ends = int(parts.lane_a[leg]) // parts.lanes, int(parts.receiver[leg])
+        for way, rank in enumerate(ends):
+            node, local = divmod(rank, cluster.gpus_per_node)
+            if kind[leg] == NIC:
+                tid = nic_lane(cluster, int(nics[rank]) % cluster.nics_per_node, way, drawn[leg][way])
+            else:
+                tid = port_lane(cluster, local, int(kind[leg]), way, drawn[leg][way])
             yield span(TENSOR_NAMES[int(ops.tensor[op])], node, tid, start, seconds, args)
+
+
+def _drawn(moves: Ints, of: Program, timeline: Timeline, channels: Channels) -> dict[int, tuple[int, int]]:
+    """The channels of the links, sending and receiving, that each of `moves` is drawn on."""
+    parts, found = of.legs, {}
+    for leg in moves[np.argsort(timeline.start[moves], kind="stable")].tolist():
+        given = float(timeline.start[leg]), float(timeline.release[leg]), bool(parts.whole[leg])
+        count = int(parts.channels[leg])
+        a, b = (channels.take(int(link[leg]), count, *given) for link in (parts.link_a, parts.link_b))
+        found[leg] = a, b
+    return found

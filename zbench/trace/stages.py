@@ -57,7 +57,8 @@ def stage_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
 def _after(layers: float, end: float, of: Collectives, cost: Cost) -> Iterator[Event]:
     """Beside and after the layers of pipelines and stages, which end at `layers`; the optimizer begins at `end`."""
     if of.every_step:
-        yield from collective(GATHER, 0.0, of.gather, of.gather_bytes, cost, {})
+        start = 0.0 if of.overlap else layers
+        yield from collective(GATHER, start, of.gather, of.gather_bytes, cost, {})
     yield from collective(REDUCE, end - of.reduce, of.reduce, of.reduce_bytes, cost, {})
     ranks = cost.whole.num_ranks
     yield from spans(SHOWN["backward"], np.full(ranks, layers), np.full(ranks, end - layers), cost, {})

@@ -1,10 +1,11 @@
 """Tracks of a step's trace and events on them. Pure: no torch.
 
-A track for every GPU's compute lane (linear modules, attends, head, optimizer), one for each direction of every
-NIC (attention's transfers), and one a node for parameters' gathers and gradients' reductions, which use all its links.
-These are charged to a pass as a whole (zbench.collective): a gather is drawn from the beginning of the pass, a
-reduction up to its end, and what layers do not hide of them as waiting of every GPU. GPUs of a tensor-parallel group,
-and NICs that serve one group together, have a track in common.
+A track for every GPU's compute lane (linear modules, attends, head, optimizer), one for each channel of each direction
+of every NIC and, where a node has domains, of every GPU's ports inside it (attention's transfers), and one a node for
+parameters' gathers and gradients' reductions, which use all of its links. These are charged to a pass as a whole
+(zbench.collective): a gather is drawn from the beginning of the pass, a reduction up to its end, and what layers do not
+hide of them as waiting of every GPU. GPUs of a tensor-parallel group, and NICs that serve one group together, have a
+track in common.
 """
 
 from collections.abc import Iterator
@@ -13,12 +14,14 @@ import numpy as np
 
 from zbench.cluster import Cluster
 from zbench.cost import Cost, Floats
+from zbench.links import FIRST_DOMAIN, NVLINK
 from zbench.plan import Ints
 from zbench.runtime.events import OPTIMIZER, REDUCE
 from zbench.trace.file import Event
 
 GATHER = "gather parameters"
 SHOWN = {"forward": "waiting for parameters", "backward": "waiting for gradients"}  # what layers do not hide
+_WAYS = ("sends", "receives")
 SHARED = frozenset((GATHER, REDUCE, OPTIMIZER, *SHOWN.values()))  # names of events that are not of the layers
 
 
@@ -34,17 +37,51 @@ def names(cluster: Cluster, with_nics: bool = True, gpus: int = 1, nics: int = 1
     """
     for node in range(cluster.num_nodes):
         yield {"ph": "M", "pid": node, "name": "process_name", "args": {"name": f"node {node}"}}
-        tracks = [numbered("GPU", node * cluster.gpus_per_node + local, gpus) for local in range(cluster.gpus_per_node)]
-        if with_nics:
-            mine = [numbered("NIC", node * cluster.nics_per_node + nic, nics) for nic in range(cluster.nics_per_node)]
-            tracks += [f"{nic} {way}" for nic in mine for way in ("sends", "receives")] + ["parameters, gradients"]
-        for tid, name in enumerate(tracks):
+        for tid, name in enumerate(titles(cluster, node, with_nics, gpus, nics)):
             yield {"ph": "M", "pid": node, "tid": tid, "name": "thread_name", "args": {"name": name}}
+
+
+def titles(cluster: Cluster, node: int, with_nics: bool = True, gpus: int = 1, nics: int = 1) -> list[str]:
+    """Of a node's threads, in their order: its GPUs, what each channel of its NICs and of GPUs' ports sends and
+    receives, and what all share. The other arguments are those of `names`."""
+    tracks = [numbered("GPU", node * cluster.gpus_per_node + local, gpus) for local in range(cluster.gpus_per_node)]
+    if not with_nics:
+        return tracks
+    for local in range(cluster.nics_per_node):
+        name = numbered("NIC", node * cluster.nics_per_node + local, nics)
+        tracks += [f"{name} {way}{channel}" for way in _WAYS for channel in _channels(cluster.nic_channels)]
+    for gpu in tracks[: cluster.gpus_per_node]:
+        for link in (cluster.links[number] for number in port_classes(cluster)):
+            by = f"by {link.name}"
+            tracks += [f"{gpu} {way} {by}{channel}" for way in _WAYS for channel in _channels(link.channels)]
+    return [*tracks, "parameters, gradients"]
+
+
+def _channels(count: int) -> list[str]:
+    return [f", channel {channel + 1} of {count}" for channel in range(count)] if count > 1 else [""]
+
+
+def port_classes(cluster: Cluster) -> list[int]:
+    """The classes of links inside a node that have tracks: none where there is one only, which would double them all
+    and show little."""
+    return [NVLINK, *range(FIRST_DOMAIN, FIRST_DOMAIN + len(cluster.domains))] if cluster.domains else []
+
+
+def nic_lane(cluster: Cluster, local: int, way: int, channel: int) -> int:
+    """The thread of a channel of NIC `local` of a node; way: 0 sends, 1 receives."""
+    return cluster.gpus_per_node + (2 * local + way) * cluster.nic_channels + channel
+
+
+def port_lane(cluster: Cluster, local: int, link: int, way: int, channel: int) -> int:
+    """The thread of a channel of GPU `local`'s port to links of a class; way: 0 sends, 1 receives."""
+    widths = {one: 2 * cluster.links[one].channels for one in port_classes(cluster)}
+    before = local * sum(widths.values()) + sum(width for one, width in widths.items() if one < link)
+    return nic_lane(cluster, cluster.nics_per_node, 0, 0) + before + way * cluster.links[link].channels + channel
 
 
 def sharing_lane(cluster: Cluster) -> int:
     """The thread of a node on which parameters' gathers and gradients' reductions are: its last."""
-    return cluster.gpus_per_node + 2 * cluster.nics_per_node
+    return port_lane(cluster, cluster.gpus_per_node, NVLINK, 0, 0)
 
 
 def spans(name: str, begin: Floats, seconds: Floats, cost: Cost, args: Event) -> Iterator[Event]:

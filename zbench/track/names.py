@@ -9,6 +9,7 @@ from zbench.metrics import Facts, Figures, figures
 from zbench.protocols import Tracked
 from zbench.record import Line
 from zbench.rows import GROUPS, label
+from zbench.words import told_settings
 
 RAW = ("tokens", "max_length", "num_sequences", "num_micro_batches", "num_transfers", "loss")
 CURVES = "NIC utilisation"  # of a step's sampled NICs over time
@@ -20,7 +21,9 @@ def tracked(start: Line) -> Tracked:
     """What a tracker is told of the run of a start line."""
     choices = start["config"].get("choices", {})
     tags = [str(choices[group])[:_TAG] for group in GROUPS[:4] if choices.get(group)]
-    title = " ".join(label(start, group) for group in GROUPS[:3])
+    world = {"world": label(start, "world"), "planners": start["config"].get("planners")}
+    apart = [f"{name} {world[name]}" for name in told_settings(world, tuple(world))]
+    title = " ".join([*(label(start, group) for group in GROUPS[:3]), *apart])
     told = {**start["config"], "fingerprint": start["fingerprint"], "command": start.get("command")}
     return Tracked(start["run"], title, _group(start), str(choices.get("executor")), tuple(dict.fromkeys(tags)), told)
 
