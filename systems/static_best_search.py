@@ -15,9 +15,10 @@ from zbench.cost import Cost
 from zbench.model import Model
 from zbench.simulate import Simulated
 from zbench.study import Choice, Study
-from zbench.systems.mesh import Mesh, least_degree
+from zbench.systems.mesh import Mesh
 from zbench.systems.mesh_groups import METHODS
 from zbench.systems.mesh_packs import Batching
+from zbench.systems.mesh_plans import least_degree
 from zbench.systems.micro_batches import fitting_tokens
 
 DRAWN = 2000  # batches, of which all but one in a thousand have to fit

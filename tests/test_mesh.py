@@ -14,9 +14,10 @@ from zbench.cost import Cost
 from zbench.plan import TRANSFER
 from zbench.simulate import Simulated
 from zbench.systems.allgather import AllGather
-from zbench.systems.mesh import Mesh, least_degree
+from zbench.systems.mesh import Mesh
 from zbench.systems.mesh_groups import exchanged
 from zbench.systems.mesh_packs import packed
+from zbench.systems.mesh_plans import least_degree
 from zbench.systems.micro_batches import fitting_tokens
 from zbench.systems.ring import Ring
 from zbench.systems.ulysses import Ulysses
