@@ -18,8 +18,7 @@ from zbench.cost import Cost
 from zbench.plan import Plan
 from zbench.systems.mesh_groups import METHODS, Method
 from zbench.systems.mesh_packs import Batching, packed
-from zbench.systems.mesh_plans import check_keys, fitting_plans, least_degree
-from zbench.systems.micro_batches import fitting_tokens
+from zbench.systems.mesh_plans import check_keys, fitting_plans, holding_degree
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Mesh:
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks = self.cost.cluster.num_ranks
         longest = self.context_limit or batch.num_tokens
-        degree = self.degree or least_degree(longest, fitting_tokens(self.cost), ranks)
+        degree = self.degree or holding_degree(longest, self.method, ranks, self.cost)
         return fitting_plans(
             batch, self.method, degree, self.pack_tokens, self.cost,
             lambda most: packed(self.batching, batch.lengths, ranks // degree, most, self.cost),

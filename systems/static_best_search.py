@@ -28,6 +28,7 @@ ROUNDS = ((4, 8), (8, 3))  # batches that candidates are played on, and how many
 ENOUGH = 128  # GPUs whose batch says as much as four of 32: on as many, one is enough to tell bad candidates
 SHARES = (0.5, 0.25)  # of the tokens that fit a GPU: smaller micro-batches that are tried at last
 FREE = {"sharding": ("none", "zero1", "zero3"), "recompute": ("none", "full")}  # keys of a model that may be chosen
+PACKED = {"arrival": "packed in order", "best_fit": "packed by best fit", "balanced": "packs balanced by time"}
 LAYOUT = ("tensor_parallel", "pipeline_parallel", *FREE)
 
 
@@ -57,7 +58,7 @@ class Candidate:
         words = (
             f"tensor parallelism {model.tensor_parallel}, {stages} stage{'s' * (stages > 1)}, "
             f"{f'{mesh.method} over {mesh.degree}' if mesh.degree > 1 else 'no context parallelism'}, data parallelism "
-            f"{groups}, micro-batches of at most {mesh.pack_tokens:,} tokens a GPU packed by {mesh.batching}, "
+            f"{groups}, micro-batches of at most {mesh.pack_tokens:,} tokens a GPU {PACKED[mesh.batching]}, "
             f"sharding {model.sharding}, recompute {model.recompute}"
         )
         return Choice({name: getattr(model, name) for name in LAYOUT}, keys, words)

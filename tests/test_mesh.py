@@ -62,9 +62,18 @@ def test_the_degree_is_the_least_that_holds_the_context_limit() -> None:
     assert [least_degree(longest, 100, 12) for longest in (1, 100, 101, 201, 401, 601, 5000)] == [1, 1, 2, 3, 6, 12, 12]
 
 
+def test_the_default_degree_holds_what_its_ranks_receive_too() -> None:
+    """Two ranks have room for the sequence's own tokens, and not for another's keys beside them."""
+    cost = small(2, 2, memory=6e9)
+    longest = 2 * fitting_tokens(cost)
+    batch = batch_of(longest)
+    assert Simulated(cost).step(batch, Mesh(cost, "allgather", 2, context_limit=longest).plan(batch)).out_of_memory
+    assert not Simulated(cost).step(batch, Mesh(cost, "allgather", context_limit=longest).plan(batch)).out_of_memory
+
+
 def test_a_mesh_of_its_own_degree_does_not_look_at_the_batch(cost: Cost) -> None:
     """Short batches and long ones are planned in the same groups, by the context limit alone."""
-    mesh = Mesh(cost, context_limit=2 * fitting_tokens(cost))
+    mesh = Mesh(cost, context_limit=int(1.5 * fitting_tokens(cost)))
     plan = mesh.plan(batch_of(64, 64))[0]
     crossed = plan.forward.take(np.flatnonzero(plan.forward.kind == TRANSFER))
     assert len(crossed)

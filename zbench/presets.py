@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from zbench.rows import GROUPS
 
-_OF_GROUPS = re.compile(rf"\$\{{\s*(?:{'|'.join(GROUPS)})\b")  # an interpolation of what a group has
+_OF_GROUPS = re.compile(rf"\$\{{\s*(?:oc\.select:\s*)?(?:{'|'.join(GROUPS)})\b")  # an interpolation of what a group has
 
 
 @dataclass(slots=True)
