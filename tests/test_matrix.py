@@ -219,7 +219,7 @@ def test_what_was_finished_is_told_when_the_user_stops(
     ("arguments", "told"),
     [
         (["--systems", "rings"], "--systems has 'rings'; it takes allgather"),
-        (["--clusters", ""], "--clusters has ''; it takes a100_8x8"),
+        (["--clusters", ""], "--clusters has ''; it takes a100_80g_16x8"),
         (["--batches", "all"], "--batches has 'all'; it takes tail, giant, two, equal, primes, one"),
         (["--tokens-per-gpu", "0"], "--tokens-per-gpu is 0; it takes a whole number of at least 1"),
         (["--seed", "-1"], "--seed is -1; it takes a whole number of at least 0"),

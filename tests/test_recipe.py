@@ -49,11 +49,11 @@ def test_it_is_one_short_file_and_one_yaml() -> None:
     assert len(commands) == 2
 
 
-def test_it_runs_and_is_compared_with_ring(folder: Path) -> None:
+def test_it_runs_and_is_compared_with_the_baseline(folder: Path) -> None:
     done = run(recipe()[1][0], folder)
     assert done.returncode == 0, done.stderr
     assert "roundrobin" in done.stdout
-    assert "ring" in done.stdout
+    assert "static_best" in done.stdout
     assert "SIMULATED" in done.stdout
     assert "out of memory" not in done.stdout.lower()
     assert (folder / "results" / "runs.jsonl").is_file()

@@ -72,7 +72,7 @@ def test_a_sweep_measures_its_baseline_once(tmp_path: Path) -> None:
     done = command("-m", *SMALL, "steps=1", "cluster.num_nodes=1", "system=ulysses,zeppelin", f"out={out}")
     assert done.returncode == 0, done.stderr
     runs, _ = read(str(out))
-    assert [run.start["config"]["choices"]["system"] for run in runs] == ["ring", "ulysses", "zeppelin"]
+    assert [run.start["config"]["choices"]["system"] for run in runs] == ["static_best", "ulysses", "zeppelin"]
     assert "1 run was not made again, as it was made or recorded before." in done.stdout
 
 

@@ -15,7 +15,7 @@ from zbench.result import StepResult
 from zbench.simulate import Simulated
 from zbench.verify import OutOfMemory, verify_step
 
-_NO_ROOM = re.compile(r"rank \d+ needs [\d.]+ GiB, an? .+ has [\d.]+ GiB")
+_NO_ROOM = re.compile(r"rank \d+ needs [\d.]+ GiB(?: on each GPU)?, an? .+ has [\d.]+ GiB")
 ROUNDING = 1e-9  # relative: sums of the same numbers in another order
 _PER_RANK = ("attention_seconds", "linear_seconds", "communication_seconds", "exposed_seconds", "exposed_nic_seconds")
 
