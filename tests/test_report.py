@@ -24,8 +24,10 @@ from zbench.report.page import encoded, page
 from zbench.trace.step import events
 from zbench.trace.tracks import SHARED, SHOWN
 
-SMALL = ["tracker=none", "baseline=ring", "cluster=a800_2x8", "model=llama_3b", "model.num_layers=2", "tokens_per_gpu=1024",
-         "steps=2"]  # fmt: skip
+SMALL = [
+    "tracker=none", "baseline=ring", "cluster=a800_2x8", "model=llama_3b", "model.num_layers=2", "tokens_per_gpu=1024",
+    "steps=2",
+]  # fmt: skip
 
 
 def made(folder: Path, *settings: str) -> str:
