@@ -38,7 +38,7 @@ def cases(request: Request, parts: Parts, tell: Callable[[str, str], None]) -> t
     shared: Line = {"kind": "start", "command": request.command, "group": request.group, "baseline": None}
     own = {**config, "choices": dict(request.choices), "changes": {k: dict(v) for k, v in request.changes.items()}}
     shared |= {"fingerprint": fingerprint()}
-    name = str(own["choices"]["system"])
+    name = str(own["choices"].get("system"))
     mine, compared = settled(request.config, parts, tell=partial(tell, name)), None
     if request.baseline is not None:
         other = resolved(request.baseline)
