@@ -74,7 +74,7 @@ class Bins:
     alone: float = 1.0
 
     def tokens(self, lengths: Ints, bin: Ints, rows: Ints, wide: int) -> Floats:
-        """That every bin holds."""
+        """Tokens that every bin holds."""
         found: Floats = held(lengths, bin, rows, self.count, wide, 1.0)[0]
         return found
 

@@ -47,5 +47,5 @@ class StaticBest:
         return search(study, self.free, self.batching)
 
     def planner(self, choice: Choice, cost: Cost) -> Mesh:
-        """What makes the plans. cost: of the model with the choice's keys."""
+        """Makes the mesh that was chosen, which makes the plans. cost: of the model with the choice's keys."""
         return Mesh(cost, **choice.keys)

@@ -21,6 +21,7 @@ from zbench.systems.mesh_packs import Batching
 from zbench.systems.mesh_plans import least_degree
 from zbench.systems.micro_batches import fitting_tokens
 
+# How many is a judgement: on 32 GPUs the search takes some seconds.
 DRAWN = 2000  # batches, of which all but one in a thousand have to fit
 HARD = 0.999  # the batch that has to fit memory: where it stands among those drawn, by longest sequence
 PLAYED = 20  # batches, evenly from those drawn by longest sequence
@@ -40,7 +41,7 @@ class Candidate:
     mesh: Mesh
 
     def seconds(self, batches: Sequence[Batch]) -> float:
-        """Of a step, in the mean; infinite where one does not fit memory."""
+        """Plays a step of each batch: the mean of their seconds, infinite where one does not fit memory."""
         executor, total = Simulated(self.mesh.cost), 0.0
         for batch in batches:
             result = executor.step(batch, self.mesh.plan(batch))
@@ -143,7 +144,7 @@ def spread(batches: Sequence[Batch], count: int) -> list[Batch]:
 
 
 def ranked(timed: Sequence[tuple[float, Candidate]]) -> list[Candidate]:
-    """Those that fit, fastest first; of equally fast ones the first."""
+    """Sorts candidates that fit by their seconds, fastest first; equally fast ones keep their order."""
     return [one for seconds, one in sorted(timed, key=lambda pair: pair[0]) if seconds < inf]
 
 

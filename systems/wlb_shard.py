@@ -31,7 +31,7 @@ class Pieces:
     owner: Ints
 
     def of(self, pack: Ints, number: int, degree: int) -> tuple[Ints, Ints, Ints, Ints]:
-        """Of one pack, owners from 0 to degree - 1. pack: that of every sequence."""
+        """Selects the pieces of one pack, owners from 0 to degree - 1. pack: that of every sequence."""
         mine = pack[self.seq] == number
         return self.seq[mine], self.start[mine], self.stop[mine], self.owner[mine] - number * degree
 
