@@ -48,8 +48,8 @@ class AllGather:
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         cluster = self.cost.cluster
-        builder = Builder(batch.lengths, cluster.num_ranks, self.cost.model.num_heads)
+        builder = Builder(batch.lengths, cluster.num_ranks, self.cost.model.num_heads, self.cost.model.mask)
         cut = pack_zigzag if self.shard == "pack" else sequence_zigzag
         grid = np.arange(cluster.num_ranks).reshape(cluster.num_nodes, -1)
-        all_gather(builder, *cut(batch.lengths, cluster.num_ranks), grid)
+        all_gather(builder, *cut(batch.lengths, cluster.num_ranks, builder.mask), grid)
         return (reverse(builder.build(), self.backward),)

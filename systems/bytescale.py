@@ -145,7 +145,9 @@ class ByteScale:
     def _laid(self, lengths: Ints, seqs: Ints, ranks: list[Ints], layout: Layout) -> Plan:
         """Rings, the widest first, then what is local; sequences on the same ranks share a ring."""
         mine = lengths[seqs]
-        builder = Builder(mine, self.cost.cluster.num_ranks, self.cost.model.num_heads, sequences=seqs)
+        builder = Builder(
+            mine, self.cost.cluster.num_ranks, self.cost.model.num_heads, self.cost.model.mask, sequences=seqs
+        )
         width = np.array([len(on) for on in ranks])
         for size in np.unique(width)[::-1]:
             same = np.flatnonzero(width == size)

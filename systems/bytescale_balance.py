@@ -65,16 +65,17 @@ def share_seconds(lengths: Ints, degree: Ints, cost: Cost, backward: Mode) -> Fl
 
 def _ring_seconds(lengths: Ints, degree: Ints, cost: Cost, backward: Mode) -> Floats:
     """Attention of sequences that are cut, and what of their kv it does not hide."""
-    model, chunk = cost.model, -(-lengths // (2 * degree))
-    work, ones = Work.ring_step(chunk), np.ones_like(chunk)
+    model = cost.model
+    steps, work = Work.ring(lengths, degree, model.mask)
+    ones = np.ones_like(steps)
     heads, kv_heads = model.num_heads * ones, model.num_kv_heads * ones
     link = cost.cluster.link_among(degree)
     block = lengths / degree * model.message_bytes_per_token(KV, 0, model.num_heads)
-    hops = (degree - 1) * (cost.message_seconds(block, link) + cost.latency_seconds(link))
+    hops = (steps - 1) * (cost.message_seconds(block, link) + cost.latency_seconds(link))
     total = np.zeros(len(lengths))
     for back, moves in zip((False, True), kv_moves(backward), strict=True):
-        attend = degree * cost.kernel_seconds(work, heads, kv_heads, back)
-        attend += (degree - 1) * cost.join_seconds(work, heads, kv_heads, back)
+        attend = steps * cost.kernel_seconds(work, heads, kv_heads, back)
+        attend += (steps - 1) * cost.join_seconds(work, heads, kv_heads, back)
         total += np.maximum(attend, moves * hops)
     return total
 

@@ -62,21 +62,26 @@ class DistCA:
         start = packed(mine, cost.cluster.num_ranks)
         values = TOLERANCES if self.tolerance is None else (float(self.tolerance),)
         tries = [moved(start, mine, cost, value) for value in values]
-        seconds, num_ops = (np.array(column) for column in zip(*(estimate(one, cost) for one in tries), strict=True))
+        seconds, num_ops = (
+            np.array(column) for column in zip(*(estimate(one, mine, cost) for one in tries), strict=True)
+        )
         return best_first(seconds, num_ops, lambda i: self._laid(mine, sequences, tries[i]), cost, NEAR, PLAYED)
 
     def _laid(self, lengths: Ints, sequences: Ints, pieces: Pieces) -> Plan:
-        builder = Builder(lengths, self.cost.cluster.num_ranks, self.cost.model.num_heads, sequences=sequences)
+        builder = Builder(
+            lengths, self.cost.cluster.num_ranks, self.cost.model.num_heads, self.cost.model.mask, sequences=sequences
+        )
         scatter(builder, pieces, FULL, self.coalesce)
         return with_backward(builder.build(), self.backward)
 
 
-def estimate(pieces: Pieces, cost: Cost) -> tuple[float, int]:
+def estimate(pieces: Pieces, lengths: Ints, cost: Cost) -> tuple[float, int]:
     """(seconds of one layer without its linear modules, about how many operations): the longer of attention and
     transfers."""
     model, ranks = cost.model, cost.cluster.num_ranks
-    attend = np.bincount(pieces.worker, block_seconds(pieces.start, pieces.stop, cost), ranks).max()
-    piece, rank = needed(pieces)
+    seconds = block_seconds(pieces.start, pieces.stop, lengths[pieces.seq], cost)
+    attend = np.bincount(pieces.worker, seconds, ranks).max()
+    piece, rank = needed(pieces, model.mask)
     q, kv, o = (model.message_bytes_per_token(tensor, 0, model.num_heads) for tensor in (Q, KV, O))
     tokens, away = pieces.stop - pieces.start, pieces.home != pieces.worker
     src, dst = np.concatenate([pieces.home[piece], pieces.home[away]]), np.concatenate([rank, pieces.worker[away]])
@@ -100,7 +105,7 @@ def moved(pieces: Pieces, lengths: Ints, cost: Cost, tolerance: float) -> Pieces
     """`pieces` cut and given other workers until no rank attends for longer than 1 + tolerance times the mean, or
     nothing can be moved away from those that do."""
     model = cost.model
-    seconds = block_seconds(pieces.start, pieces.stop, cost)
+    seconds = block_seconds(pieces.start, pieces.stop, lengths[pieces.seq], cost)
     bytes_of = [model.message_bytes_per_token(tensor, 0, model.num_heads) for tensor in (Q, KV, O)]
     # A rank that has part of a sequence need not receive it: [from, to) of every rank's own stretch of the stream.
     borders = int(lengths.sum()) * np.arange(cost.cluster.num_ranks + 1) // cost.cluster.num_ranks

@@ -92,7 +92,7 @@ class FCP:
         tokens = pieces.stop - pieces.start
         attend = np.bincount(pieces.worker, attention, ranks).max()
         linear = np.bincount(pieces.home, _linear_seconds(tokens, cost), ranks)
-        piece, rank = needed(pieces)
+        piece, rank = needed(pieces, model.mask)
         q, kv, o = (model.message_bytes_per_token(tensor, 0, model.num_heads) for tensor in (Q, KV, O))
         moved = (1 + KV_MOVES) * busiest(pieces.home[piece], rank, (tokens[piece] * kv).astype(np.float64), cost)
         held = np.bincount(pieces.home, tokens, ranks).astype(np.int64)
@@ -105,7 +105,7 @@ class FCP:
 
     def _laid(self, lengths: Ints, sequences: Ints, pieces: Pieces, reshuffle: bool) -> Plan:
         cost = self.cost
-        builder = Builder(lengths, cost.cluster.num_ranks, cost.model.num_heads, sequences=sequences)
+        builder = Builder(lengths, cost.cluster.num_ranks, cost.model.num_heads, cost.model.mask, sequences=sequences)
         scatter(builder, pieces, 1, self.coalesce)
         plan = builder.build()
         if not reshuffle:
@@ -132,7 +132,7 @@ class Blocks:
         seq = np.repeat(np.arange(len(lengths), dtype=np.int64), count)
         start = size * (np.arange(len(seq)) - np.repeat(np.cumsum(count) - count, count))
         stop = np.minimum(start + size, lengths[seq])
-        return Blocks(seq, start, stop, lengths[seq], block_seconds(start, stop, cost))
+        return Blocks(seq, start, stop, lengths[seq], block_seconds(start, stop, lengths[seq], cost))
 
 
 def neighbours(rank: Ints, length: Ints, num_ranks: int) -> Ints:
@@ -147,10 +147,9 @@ def neighbours(rank: Ints, length: Ints, num_ranks: int) -> Ints:
     return name[rank]
 
 
-def block_seconds(start: Ints, stop: Ints, cost: Cost) -> np.ndarray:
-    """Attention of queries [start, stop) of a sequence to all keys up to them, one layer, both directions."""
-    both = (False, True)
-    return np.asarray(sum(cost.whole_seconds(stop, back) - cost.whole_seconds(start, back) for back in both))
+def block_seconds(start: Ints, stop: Ints, length: Ints, cost: Cost) -> np.ndarray:
+    """Attention of queries [start, stop) of a sequence of `length` to all keys they see, one layer, both directions."""
+    return np.asarray(sum(cost.piece_seconds(start, stop, length, back) for back in (False, True)))
 
 
 def _linear_seconds(tokens: Ints, cost: Cost) -> np.ndarray:

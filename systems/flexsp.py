@@ -86,7 +86,9 @@ def laid(part: MicroBatch, batch: Batch, cost: Cost, of: Objective, backward: Mo
     sequences = np.sort(part.sequences)
     group = part.found.packed.group[np.argsort(part.sequences)]
     index = part.found.packed.index
-    builder = Builder(batch.lengths[sequences], cost.cluster.num_ranks, cost.model.num_heads, sequences=sequences)
+    builder = Builder(
+        batch.lengths[sequences], cost.cluster.num_ranks, cost.model.num_heads, cost.model.mask, sequences=sequences
+    )
     first = np.cumsum(of.degree[index]) - of.degree[index]
     for k in np.unique(index[np.unique(group)])[::-1]:
         mine = np.flatnonzero(index[group] == k)

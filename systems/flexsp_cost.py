@@ -133,7 +133,7 @@ def _group(lengths: Ints, degree: int, cost: Cost, backward: Mode) -> tuple[Plan
     """One group on as many nodes as it needs."""
     nodes = -(-degree // cost.cluster.gpus_per_node)
     small = replace(cost, cluster=replace(cost.cluster, num_nodes=nodes))
-    builder = Builder(lengths, small.cluster.num_ranks, cost.model.num_heads)
+    builder = Builder(lengths, small.cluster.num_ranks, cost.model.num_heads, cost.model.mask)
     seqs = np.arange(len(lengths), dtype=np.int64)
     ulysses_ring(builder, seqs, 0 * seqs, np.arange(degree, dtype=np.int64).reshape(1, *shape(degree, cost)))
     return reverse(builder.build(), backward), small

@@ -63,7 +63,7 @@ def context_first(num_ranks: int, degree: int) -> Ints:
 def plan_of(lengths: Ints, sequences: Ints, grid: Grid, cost: Cost, backward: Mode) -> Plan:
     """All of `sequences` over all ranks in `grid`."""
     mine = lengths[sequences]
-    builder = Builder(mine, cost.cluster.num_ranks, cost.model.num_heads, sequences=sequences)
+    builder = Builder(mine, cost.cluster.num_ranks, cost.model.num_heads, cost.model.mask, sequences=sequences)
     seqs = np.arange(len(mine), dtype=np.int64)
     ulysses_ring(builder, seqs, np.zeros_like(seqs), grid.ranks[None], grid.inner)
     return reverse(builder.build(), backward)
@@ -149,9 +149,10 @@ def _attend_seconds(lengths: Ints, rows: int, cols: int, cost: Cost) -> tuple[fl
     """Of a rank, (forward, backward): R calls over all sequences, each on half of a block's queries (or keys), all
     but the first joined to an earlier result."""
     if rows == 1:
-        work, present = Work.whole(lengths), np.ones(len(lengths))
+        work, present, steps = Work.whole(lengths, cost.model.mask), np.ones(len(lengths)), 1
     else:
-        work = Work.ring_step(-(-lengths // (2 * rows)))
+        each, work = Work.ring(lengths, np.array(rows), cost.model.mask)
+        steps = int(each.max())
         present = np.minimum(lengths / (2 * rows), 1.0)  # sequences shorter than 2 R tokens miss ranks
     total = Work(*(np.array([(getattr(work, name) * present).sum()]) for name in Work.__dataclass_fields__))
     total = replace(total, longest=np.array([work.longest.max()]))
@@ -159,7 +160,7 @@ def _attend_seconds(lengths: Ints, rows: int, cols: int, cost: Cost) -> tuple[fl
     heads = -(-cost.model.num_heads // cols)
     h, k = np.array([heads]), np.array([max(heads // group, 1)])
     forward, backward = (
-        float((rows * cost.kernel_seconds(total, h, k, back) + (rows - 1) * cost.join_seconds(total, h, k, back))[0])
+        float((steps * cost.kernel_seconds(total, h, k, back) + (steps - 1) * cost.join_seconds(total, h, k, back))[0])
         for back in (False, True)
     )
     return forward, backward

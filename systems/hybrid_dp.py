@@ -115,7 +115,7 @@ def _micro_batch(lengths: Ints, groups: list[tuple[int, list[int]]], cost: Cost,
     begin = np.cumsum(sizes) - sizes
     seqs = np.array([seq for _, mine in groups for seq in mine], np.int64)
     owner = np.repeat(np.arange(len(groups)), [len(mine) for _, mine in groups])
-    builder = Builder(lengths[seqs], cost.cluster.num_ranks, cost.model.num_heads, sequences=seqs)
+    builder = Builder(lengths[seqs], cost.cluster.num_ranks, cost.model.num_heads, cost.model.mask, sequences=seqs)
     for size in np.unique(sizes[owner])[::-1]:
         same = np.flatnonzero(sizes == size)
         mine = np.flatnonzero(np.isin(owner, same))

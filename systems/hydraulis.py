@@ -152,7 +152,11 @@ class Hydraulis:
         for t in range(int(number.max())):
             seqs = np.flatnonzero(turn == t)
             builder = Builder(
-                batch.lengths[seqs], self.cost.cluster.num_ranks, self.cost.model.num_heads, sequences=seqs
+                batch.lengths[seqs],
+                self.cost.cluster.num_ranks,
+                self.cost.model.num_heads,
+                self.cost.model.mask,
+                sequences=seqs,
             )
             local(builder, np.arange(len(seqs), dtype=np.int64), lead[pipeline[seqs]])
             plan = reverse(builder.build(), "keep").with_(notes=notes)

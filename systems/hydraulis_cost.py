@@ -54,7 +54,7 @@ class Schemes:
         """float64 [num_schemes, n]: of every sequence on a stage of every scheme, forward and backward."""
         again = 1 if self.cost.model.recompute == "full" else 0
         of = {(stage.heads, stage.kv_heads): np.zeros(0) for stage in self.stages}
-        whole, one = Work.whole(lengths), np.ones_like(lengths)
+        whole, one = Work.whole(lengths, self.cost.model.mask), np.ones_like(lengths)
         for heads, kv_heads in of:
             forward, backward = (self.cost.stream_seconds(whole, heads * one, kv_heads * one, b) for b in (False, True))
             of[heads, kv_heads] = (1 + again) * forward + backward

@@ -51,7 +51,9 @@ class LocalPacking:
         return tuple(self._micro_batch(lengths, np.flatnonzero(turn == t), rank) for t in range(int(turn.max()) + 1))
 
     def _micro_batch(self, lengths: Ints, seqs: Ints, rank: Ints) -> Plan:
-        builder = Builder(lengths[seqs], self.cost.cluster.num_ranks, self.cost.model.num_heads, sequences=seqs)
+        builder = Builder(
+            lengths[seqs], self.cost.cluster.num_ranks, self.cost.model.num_heads, self.cost.model.mask, sequences=seqs
+        )
         local(builder, np.arange(len(seqs), dtype=np.int64), rank[seqs])
         return reverse(builder.build(), "keep")
 

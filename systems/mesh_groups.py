@@ -37,7 +37,7 @@ def exchanged(degree: int, num_heads: int) -> int:
 
 def _gathered(builder: Builder, seqs: Ints, ranks: Ints, gpus_per_node: int) -> None:
     """One group, whose pack is cut as if it were one sequence: Llama 3's. Inside nodes first, where it has several."""
-    seq, start, stop, owner = pack_zigzag(builder.lengths[seqs], len(ranks))
+    seq, start, stop, owner = pack_zigzag(builder.lengths[seqs], len(ranks), builder.mask)
     nodes = np.unique(ranks // gpus_per_node, return_counts=True)[1]
     even = len(np.unique(nodes)) == 1
     all_gather(builder, seqs[seq], start, stop, owner, ranks.reshape(len(nodes) if even else 1, -1))

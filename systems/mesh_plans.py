@@ -68,7 +68,7 @@ def plans_of(batch: Batch, method: Method, degree: int, cost: Cost, pack: Ints) 
 
 def _plan(batch: Batch, method: Method, degree: int, cost: Cost, pack: Ints, turn: int) -> Plan:
     cluster, seqs = cost.cluster, np.flatnonzero(pack[:, 0] == turn)
-    builder = Builder(batch.lengths[seqs], cluster.num_ranks, cost.model.num_heads, sequences=seqs)
+    builder = Builder(batch.lengths[seqs], cluster.num_ranks, cost.model.num_heads, cost.model.mask, sequences=seqs)
     groups = np.arange(cluster.num_ranks, dtype=np.int64).reshape(-1, degree)
     lay(builder, method, pack[seqs, 1], groups, cluster.gpus_per_node)
     return reverse(builder.build(), BACKWARD[method])

@@ -145,7 +145,7 @@ class Nodewise:
     def _played(self, of: Task, layouts: list[Layout]) -> Plan:
         """The fastest plan of the first layouts, then of what is made of it."""
         if self.tries == 1 and not (self.pairs or self.even or self.order):
-            return of.laid(layouts[0], self.cost.cluster.num_ranks)
+            return of.laid(layouts[0], self.cost)
         best = of.played(layouts[0], self.cost)
         used = best.operations
         for change in self._changes(of, layouts[1 : self.tries]):

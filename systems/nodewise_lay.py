@@ -99,6 +99,10 @@ class Layer:
 
     def cut(self, rows: Sequence[Shared], spans: Ints) -> None:
         """A sequence in several rows, of as many GPUs each; spans: the rows as Placement.rows has them."""
+        if not self.builder.mask.causal:
+            spans = np.concatenate(
+                [spans[:, :2], 0 * spans[:, 2:3] - 1, spans[:, 3:]], axis=1
+            )  # begin before all queries
         laid = [self._blocks(row) for row in rows]
         ids, names = np.stack([one for one, _ in laid]), np.array([name for _, name in laid], np.int64)
         ranks, heads = np.stack([row.ranks for row in rows]), np.stack([row.heads for row in rows])

@@ -80,15 +80,14 @@ def _rows(placed: Placement, rates: Rates, nodes: int, node: Node) -> Floats:
     return out
 
 
-def laid(
-    of: Layout, lengths: Ints, seqs: Ints, num_ranks: int, num_heads: int, chunks: int, pairs: bool = False
-) -> Plan:
+def laid(of: Layout, lengths: Ints, seqs: Ints, cost: Cost, chunks: int, pairs: bool = False) -> Plan:
     """The layout's plan; seqs: which of the batch's sequences `lengths` are. chunks: parts of rows' heads at most.
     pairs: as of nodewise_lay.Layer.
 
     Both directions are laid as forwards, as they differ in chunks only; the backward's is then reversed.
     """
-    builder = Builder(lengths, num_ranks, num_heads, sequences=seqs)
+    num_ranks, num_heads = cost.cluster.num_ranks, cost.model.num_heads
+    builder = Builder(lengths, num_ranks, num_heads, cost.model.mask, sequences=seqs)
     layer = Layer(builder, chunks, pairs)
     ranks = num_ranks // len(of.insides)
     rank = np.full(len(lengths), -1, np.int64)
@@ -134,11 +133,11 @@ class Task:
     def layout(self, placed: Placement) -> Layout:
         return layout(placed, self.lengths, self.attention, self.rates, self.bins.count, self.node)
 
-    def laid(self, one: Layout, num_ranks: int, pairs: bool = False) -> Plan:
-        return laid(one, self.lengths, self.seqs, num_ranks, self.node.num_heads, self.node.chunks, pairs)
+    def laid(self, one: Layout, cost: Cost, pairs: bool = False) -> Plan:
+        return laid(one, self.lengths, self.seqs, cost, self.node.chunks, pairs)
 
     def played(self, one: Layout, cost: Cost, pairs: bool = False) -> "Played":
-        plan = self.laid(one, cost.cluster.num_ranks, pairs)
+        plan = self.laid(one, cost, pairs)
         parts = programs(plan, cost)
         return Played(one, plan, parts, steady_seconds(plan, cost, parts), pairs)
 

@@ -41,7 +41,8 @@ class Rates:
         linear, head = np.diff(cost.linear_seconds(many)) / many[0], np.diff(cost.head_seconds(many)) / many[0]
         near, far = 64 * TILE, 128 * TILE
         one, two = attention_seconds(np.array([near, far]), cost)
-        square = (two - 2 * one) / (far**2 - 2 * near**2)
+        # Under a window attention is linear but for a sequence's begin; cuts need a square, however small.
+        square = max((two - 2 * one) / (far**2 - 2 * near**2), 1e-4 * one / near**2)
         q, kv, o = (model.message_bytes_per_token(tensor, 0, model.num_heads) for tensor in (Q, KV, O))
         forward = float(cost.whole_seconds(np.array([far]), False)[0] / two) * (passes - 2)
         return Rates(

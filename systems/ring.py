@@ -39,6 +39,6 @@ class Ring:
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         count = len(batch.lengths)
         ranks = self.cost.cluster.num_ranks
-        builder = Builder(batch.lengths, ranks, self.cost.model.num_heads)
+        builder = Builder(batch.lengths, ranks, self.cost.model.num_heads, self.cost.model.mask)
         ring(builder, np.arange(count), np.zeros(count, np.int64), np.arange(ranks).reshape(1, -1))
         return (reverse(builder.build(), self.backward),)

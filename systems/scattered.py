@@ -1,7 +1,7 @@
 """Attention of pieces of sequences on any ranks: what has to travel, in which rounds, and who attends when.
 
 A piece has a home (linear modules) and a worker (attention). Its q goes to its worker and o comes back, where
-these differ; the kv of a piece goes to every other rank that works on the same or a later piece of its sequence, once.
+these differ; the kv of a piece goes to every other rank that works on a piece of its sequence which sees it, once.
 Transfers stand in congestion-free rounds (rounds). A worker attends to what it has at home first, then to
 what the rounds of a stage brought, all of a stage in one call. Pure: no torch.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.build import Builder
+from zbench.mask import CAUSAL, Mask
 from zbench.model import KV, O, Q
 from zbench.plan import TRANSFER, Ints, Ops, Plan
 from zbench.rewrite import reverse
@@ -48,18 +49,26 @@ class Messages:
     message: Ints
 
 
-def needed(pieces: Pieces) -> tuple[Ints, Ints]:
-    """(piece, rank) of every kv copy: ranks other than its home that work on it or on a later one of its sequence."""
+def needed(pieces: Pieces, mask: Mask = CAUSAL) -> tuple[Ints, Ints]:
+    """(piece, rank) of every kv copy: ranks other than its home that work on a piece of its sequence which sees it,
+    which causally are it and all later ones."""
     count = np.int64(max(int(pieces.worker.max(initial=0)), int(pieces.home.max(initial=0))) + 1)
     first = np.searchsorted(pieces.seq, pieces.seq)
     key = pieces.seq * count + pieces.worker
     order = np.argsort(key, kind="stable")
     last = order[np.concatenate([key[order][1:] != key[order][:-1], [True]])[: len(order)]]
-    reach = last - first[last] + 1
+    stop = np.searchsorted(pieces.seq, pieces.seq, side="right")
+    reach = last - first[last] + 1 if mask.causal else (stop - first)[last]
     rank = np.repeat(pieces.worker[last], reach)
     piece = np.repeat(first[last] - np.cumsum(reach) + reach, reach) + np.arange(int(reach.sum()))
-    away = pieces.home[piece] != rank
-    return piece[away], rank[away]
+    wanted = pieces.home[piece] != rank
+    if mask.window:
+        total = np.int64(len(key))
+        place = np.sort(key * total + np.arange(total))
+        at = np.searchsorted(place, (pieces.seq[piece] * count + rank) * total + piece)
+        following = place[at] % total  # the first piece of the rank that is not before this one
+        wanted &= mask.reach(pieces.start[following]) > pieces.start[following] - pieces.stop[piece]
+    return piece[wanted], rank[wanted]
 
 
 def scatter(builder: Builder, pieces: Pieces, blocks_per_message: int, rounds_per_stage: int) -> None:
@@ -69,7 +78,7 @@ def scatter(builder: Builder, pieces: Pieces, blocks_per_message: int, rounds_pe
     rounds of kv a worker attends to what they brought.
     """
     block, units = _blocks(builder, pieces)
-    wanted, rank = needed(units)
+    wanted, rank = needed(units, builder.mask)
     moved = np.flatnonzero(units.home != units.worker)
     queries = _messages(builder, block, moved, units.home[moved], units.worker[moved], blocks_per_message)
     kv = _messages(builder, block, wanted, units.home[wanted], rank, blocks_per_message)
@@ -178,7 +187,7 @@ def _attends(
     total = np.int64(len(units.seq) + 1)
     place = ask * total + mine
     wanted = (key[first] % wide) * span + sequence[first]
-    low = np.searchsorted(place, wanted * total + unit[first])
+    low = np.searchsorted(place, wanted * total + (unit[first] if builder.mask.causal else 0))
     high = np.searchsorted(ask, wanted, side="right")
     count = np.maximum(high - low, 0)
     query = mine[np.repeat(low - np.cumsum(count) + count, count) + np.arange(int(count.sum()))]

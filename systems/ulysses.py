@@ -68,7 +68,7 @@ class Ulysses:
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks, count = self.cost.cluster.num_ranks, len(batch.lengths)
-        builder = Builder(batch.lengths, ranks, self.cost.model.num_heads)
+        builder = Builder(batch.lengths, ranks, self.cost.model.num_heads, self.cost.model.mask)
         grid = np.arange(ranks).reshape(1, -1, self._degree)
         ulysses_ring(builder, np.arange(count), np.zeros(count, np.int64), grid)
         return (reverse(builder.build(), self.backward),)

@@ -34,6 +34,6 @@ class UlyssesDeepSpeed:
         group = np.empty_like(seqs)
         for number, mine in enumerate(dealt(seqs, batch.lengths, len(groups))):
             group[mine] = number
-        builder = Builder(batch.lengths, ranks, heads)
+        builder = Builder(batch.lengths, ranks, heads, self.cost.model.mask)
         ulysses_ring(builder, seqs, group, groups)
         return (reverse(builder.build(), "keep").with_(attention="deepspeed"),)

@@ -126,8 +126,8 @@ class WLBLLM:
         """Every pack over its group, per sequence or per document."""
         cost, degree, pack = self.cost, packing.degree, packing.pack
         count = cost.cluster.num_ranks // degree
-        document, sequence = per_document(lengths, pack, degree), per_sequence(lengths, pack, degree)
-        times = [attend_seconds(pieces, count, degree, cost) for pieces in (document, sequence)]
+        document, sequence = (cut(lengths, pack, degree, cost.model.mask) for cut in (per_document, per_sequence))
+        times = [attend_seconds(pieces, lengths, count, degree, cost) for pieces in (document, sequence)]
         first = times[0] < times[1] if self.shard == "adaptive" else np.full(count, self.shard == "document")
         tokens = np.bincount(pack, lengths, count).astype(np.float64)
         seconds = np.where(first, *times) + linear_seconds(tokens, degree, cost, self.backward)
@@ -136,7 +136,9 @@ class WLBLLM:
 
     def _laid(self, lengths: Ints, sequences: Ints, cut: Cut) -> Plan:
         cluster, degree, pack = self.cost.cluster, cut.packing.degree, cut.packing.pack
-        builder = Builder(lengths, cluster.num_ranks, self.cost.model.num_heads, sequences=sequences)
+        builder = Builder(
+            lengths, cluster.num_ranks, self.cost.model.num_heads, self.cost.model.mask, sequences=sequences
+        )
         if degree == 1:
             local(builder, np.arange(len(lengths), dtype=np.int64), pack)
         else:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zbench.area import HALF, STRIP, TILE, Work
+from zbench.area import Work
 from zbench.cost import Cost
+from zbench.mask import CAUSAL, Mask
 from zbench.model import KV
 from zbench.patterns import pack_zigzag, sequence_zigzag
 from zbench.plan import Ints
@@ -36,17 +37,17 @@ class Pieces:
         return self.seq[mine], self.start[mine], self.stop[mine], self.owner[mine] - number * degree
 
 
-def per_document(lengths: Ints, pack: Ints, degree: int) -> Pieces:
-    seq, start, stop, owner = sequence_zigzag(lengths, degree)
+def per_document(lengths: Ints, pack: Ints, degree: int, mask: Mask = CAUSAL) -> Pieces:
+    seq, start, stop, owner = sequence_zigzag(lengths, degree, mask)
     return Pieces(seq, start, stop, pack[seq] * degree + owner)
 
 
-def per_sequence(lengths: Ints, pack: Ints, degree: int) -> Pieces:
+def per_sequence(lengths: Ints, pack: Ints, degree: int, mask: Mask = CAUSAL) -> Pieces:
     """Documents of a pack in the batch's order."""
     found: list[tuple[Ints, ...]] = []
     for number in np.unique(pack).tolist():
         mine = np.flatnonzero(pack == number)
-        seq, start, stop, owner = pack_zigzag(lengths[mine], degree)
+        seq, start, stop, owner = pack_zigzag(lengths[mine], degree, mask)
         found.append((mine[seq], start, stop, owner + number * degree))
     return Pieces(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
@@ -59,24 +60,20 @@ def mixed(one: Pieces, other: Pieces, pack: Ints, first: NDArray[np.bool_]) -> P
     )
 
 
-def attend_seconds(pieces: Pieces, num_packs: int, degree: int, cost: Cost) -> Floats:
+def attend_seconds(pieces: Pieces, lengths: Ints, num_packs: int, degree: int, cost: Cost) -> Floats:
     """float64 [num_packs]: of a pack's slowest rank, one layer, forward and backward; a rank's pieces are one call.
 
-    A piece of m tokens after n others of its document is whole tiles: as zbench.area counts them.
+    A piece is whole tiles: as zbench.area counts them. lengths: of the sequences.
     """
-    m, n = pieces.stop - pieces.start, pieces.start
-    rows, before = -(-m // TILE), -(-n // TILE)
-    tiles = rows * before + rows * (rows + 1) // 2 - (rows + before - -(-(m + n) // TILE))
-    size = num_packs * degree
+    each, size = Work.pieces(pieces.start, pieces.stop, lengths[pieces.seq], cost.model.mask), num_packs * degree
 
     def total(amount: Ints) -> Ints:
         return np.bincount(pieces.owner, amount, size).astype(np.int64)
 
-    ones, longest, empty = np.ones(size, np.int64), np.zeros(size, np.int64), rows * TILE - m
-    last = -(-(m + n) // TILE)
-    np.maximum.at(longest, pieces.owner, last)
-    spare = total(last * (empty // STRIP)), total(last * (empty // HALF))
-    work = Work(ones, total(tiles), total(m), total(m + n), total(np.ones_like(m)), longest, total(rows), ones, *spare)
+    ones, longest = np.ones(size, np.int64), np.zeros(size, np.int64)
+    np.maximum.at(longest, pieces.owner, each.longest)
+    names = ("area", "tiles", "queries", "keys", "segments", "rows", "triangles", "spare_strips", "spare_halves")
+    work = Work(**{name: total(getattr(each, name)) for name in names}, longest=longest)
     heads, kv_heads = cost.model.num_heads * ones, cost.model.num_kv_heads * ones
     both = np.asarray(sum(cost.kernel_seconds(work, heads, kv_heads, back) for back in (False, True)))
     return np.asarray(both.reshape(num_packs, degree).max(axis=1), np.float64)

@@ -132,7 +132,7 @@ class Zeppelin:
 
     def _laid(self, batch: Batch, parts: Partition) -> Plan:
         """The partition as a plan, remapped and routed if these are switched on; its queues one after another."""
-        builder = Builder(batch.lengths, self.cost.cluster.num_ranks, self.cost.model.num_heads)
+        builder = Builder(batch.lengths, self.cost.cluster.num_ranks, self.cost.model.num_heads, self.cost.model.mask)
         _lay(builder, parts)
         plan = builder.build()
         plan = remap(plan, self.cost, self.tolerance) if self.remap and parts.remap else plan

@@ -42,12 +42,12 @@ def ring_seconds(lengths: Ints, widths: Ints, cost: Cost) -> Floats:
     Each of G steps is a call of half a block's queries against a block's keys (or the reverse), and all
     but the first join an earlier result: short pieces cost tiles, joins and calls that a whole sequence does not.
     """
-    chunk = -(-lengths[:, None] // (2 * widths))
-    work, ones = Work.ring_step(chunk), np.ones_like(chunk)
+    steps, work = Work.ring(lengths[:, None], widths, cost.model.mask)
+    ones = np.ones_like(steps)
     heads, kv_heads = cost.model.num_heads * ones, cost.model.num_kv_heads * ones
     step = sum(cost.kernel_seconds(work, heads, kv_heads, back) for back in (False, True))
     join = sum(cost.join_seconds(work, heads, kv_heads, back) for back in (False, True))
-    return np.asarray(widths * step + (widths - 1) * join)
+    return np.asarray(steps * step + (steps - 1) * join)
 
 
 def ring_bound(lengths: Ints, cost: Cost, kv_moves: int, lanes: int) -> float:

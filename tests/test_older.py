@@ -8,7 +8,7 @@ import pytest
 from hydra.utils import instantiate
 from test_record import end_line, start_line, step_line
 
-from zbench.older import as_today, with_world
+from zbench.older import as_today, with_all_keys
 from zbench.record import Line, read
 from zbench.rows import rows
 from zbench.worlds import World
@@ -51,8 +51,8 @@ def test_what_was_recorded_before_there_were_worlds_is_nominal(tmp_path: Path) -
     assert (config["world"], config["planners"]) == ({"_target_": "zbench.worlds.World"}, "world")
     assert config["choices"] == {"system": "ring", "world": "nominal"}
     assert instantiate(config["world"]) == World()
-    assert with_world(config) == config
-    assert with_world("text") == "text"
+    assert with_all_keys(config) == config
+    assert with_all_keys("text") == "text"
 
 
 def test_without_tensor_parallelism_only_the_number_of_gpus_is_added() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from zbench.cluster import MOST_RANKS
 from zbench.columns import COLUMNS, TYPES, Blocks, Lists, Ops, is_array
+from zbench.mask import Mask
 from zbench.pipelines import Pipelines
 from zbench.plan import Plan
 from zbench.rewrite.reverse import MODES
@@ -108,9 +109,10 @@ def _value_faults(plan: Plan) -> Iterator[str]:
             yield f"plan.{name} is {_shown(value)}; it takes a whole number of at least 1 and below 2^63"
     if plan.num_ranks > MOST_RANKS:  # tables of all ranks are made
         yield f"plan.num_ranks is {plan.num_ranks}; zbench takes at most {MOST_RANKS} ranks"
-    for name in ("causal", "serial_legs"):
-        if not isinstance(getattr(plan, name), bool):
-            yield f"plan.{name} is {getattr(plan, name)!r}; it takes True or False"
+    if not isinstance(plan.mask, Mask):
+        yield f"plan.mask is {_told(plan.mask)}; it takes a zbench.mask.Mask"
+    if not isinstance(plan.serial_legs, bool):
+        yield f"plan.serial_legs is {plan.serial_legs!r}; it takes True or False"
     if not isinstance(plan.backward_mode, str) or plan.backward_mode not in MODES:
         yield f"plan.backward_mode is {_shown(plan.backward_mode)}; it takes {', '.join(MODES)}"
     if not isinstance(plan.attention, str):

@@ -3,7 +3,8 @@
 A `Builder` collects blocks, lists of blocks and operations from patterns (zbench.patterns) that
 know nothing of each other; laying several over one another is calling several patterns. Blocks that
 turn out to hold no token (a sequence shorter than its group) are dropped at the end, with every
-operation left without blocks and every copy that then nothing uses: a rank without queries needs no keys.
+operation left without blocks and every copy that then nothing uses: a rank without queries needs no keys. So are,
+under a window, attends whose queries see none of their keys.
 """
 
 from dataclasses import replace
@@ -11,7 +12,9 @@ from dataclasses import replace
 import numba as nb
 import numpy as np
 
+from zbench.area import work
 from zbench.columns import in_order
+from zbench.mask import CAUSAL, Mask
 from zbench.model import KV
 from zbench.plan import ATTEND, Blocks, Ints, Lists, Ops, Plan
 
@@ -24,11 +27,11 @@ class Builder:
     """
 
     def __init__(
-        self, lengths: Ints, num_ranks: int, num_heads: int, causal: bool = True, sequences: Ints | None = None
+        self, lengths: Ints, num_ranks: int, num_heads: int, mask: Mask = CAUSAL, sequences: Ints | None = None
     ) -> None:
         self.lengths = np.asarray(lengths, np.int64)
         self.sequences = np.arange(len(self.lengths)) if sequences is None else sequences
-        self.num_ranks, self.num_heads, self.causal = num_ranks, num_heads, causal
+        self.num_ranks, self.num_heads, self.mask = num_ranks, num_heads, mask
         self._pieces: list[tuple[Ints, Ints, Ints, Ints]] = []
         self._homes: list[Ints] = []
         self._lists: list[Ints] = []
@@ -80,7 +83,7 @@ class Builder:
         if not alive.all():
             ops = without_unused(ops, lists, self.num_ranks, len(blocks))
         empty = Ops.concatenate([])
-        return Plan(
+        plan = Plan(
             self.lengths,
             self.sequences,
             self.num_ranks,
@@ -90,8 +93,9 @@ class Builder:
             ops,
             empty,
             Lists.of([]),
-            self.causal,
+            self.mask,
         )
+        return _seen(plan) if self.mask.window else plan
 
     def _renamed_lists(self, alive: Ints, new_id: Ints) -> tuple[Lists, Ints]:
         """The plan's lists (first one per block), and final names by building name; -1 where nothing is left.
@@ -112,6 +116,15 @@ class Builder:
         rename[-2 - np.flatnonzero(full)] = count + np.arange(int(full.sum()))
         offsets = np.concatenate([np.arange(count + 1), count + np.cumsum(left[full])])
         return Lists(offsets, np.concatenate([np.arange(count), new_id[items[alive[items]]]])), rename
+
+
+def _seen(plan: Plan) -> Plan:
+    """The forward without attends in which nothing is visible, as there are under a window, and copies only for them."""
+    attend, amount = work(plan, plan.forward)
+    if (amount.area > 0).all():
+        return plan
+    ops = plan.forward.take(np.delete(np.arange(len(plan.forward)), attend[amount.area == 0]))
+    return plan.with_(forward=without_unused(ops, plan.lists, plan.num_ranks, len(plan.blocks)))
 
 
 def without_unused(ops: Ops, lists: Lists, num_ranks: int, num_blocks: int) -> Ops:

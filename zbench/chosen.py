@@ -24,7 +24,7 @@ from zbench.study import Choice, Study
 from zbench.target import Make, from_yaml, part
 
 SEED = 7_777_777  # of the batches that are looked at; a run of this seed has those of the next one looked at
-CONFIGURED = ("cluster", "model", "world", "planners", "workload", "system", "tokens_per_gpu")
+CONFIGURED = ("cluster", "model", "world", "planners", "mask", "workload", "system", "tokens_per_gpu")
 
 
 @dataclass(frozen=True, slots=True)

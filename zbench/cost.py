@@ -176,9 +176,22 @@ class Cost:
 
     def whole_seconds(self, lengths: Ints, backward: bool) -> Floats:
         """Attention of whole sequences, [n], all heads, one layer, as part of calls that others share."""
-        one = np.ones_like(lengths)
+        return self.work_seconds(Work.whole(lengths, self.model.mask), backward)
+
+    def piece_seconds(self, start: Ints, stop: Ints, length: Ints, backward: bool) -> Floats:
+        """As whole_seconds, of queries [start, stop), [n], of a sequence of `length` and all keys that they see.
+
+        Under the causal mask it is what they add to the prefix before them, so that pieces add up to their sequence.
+        """
+        if self.model.mask.causal and not self.model.mask.window:
+            return self.whole_seconds(stop, backward) - self.whole_seconds(start, backward)
+        return self.work_seconds(Work.pieces(start, stop, length, self.model.mask), backward)
+
+    def work_seconds(self, work: Work, backward: bool) -> Floats:
+        """Attention of all heads, one layer, as part of calls that others share."""
+        one = np.ones_like(work.queries)
         heads, kv_heads = self.model.num_heads * one, self.model.num_kv_heads * one
-        return self.stream_seconds(Work.whole(lengths), heads, kv_heads, backward)
+        return self.stream_seconds(work, heads, kv_heads, backward)
 
     def _kv_heads(self, lo: Column, hi: Column) -> Column:
         group = self.model.num_heads // self.model.num_kv_heads

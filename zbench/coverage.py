@@ -16,8 +16,7 @@ def coverage_fault(plan: Plan, ops: Ops, name: str) -> str:
     if twice := _pair_twice(plan, ops, name):
         return twice
     done = sum(_attended(plan, part) for _, part in ops.chunks())
-    lengths = plan.lengths
-    visible = int((lengths * (lengths + 1) // 2).sum() if plan.causal else (lengths * lengths).sum()) * plan.num_heads
+    visible = plan.mask.pairs(plan.lengths) * plan.num_heads
     if done == visible:
         return ""
     what = f"{done} visible (query, key, head) triples are attended of {visible}"

@@ -148,6 +148,7 @@ FIELDS: Mapping[str, Mapping[str, Kind]] = {
         "batch": TEXT,
         "step": WHOLE,
         **dict.fromkeys(("tokens", "sum_squared", "max_length", "seconds", "bound_seconds"), POSITIVE),
+        "pairs": COUNT.optional,  # visible ones, of masks that are not causal
         **dict.fromkeys(("plan_seconds", "capacity_bytes"), AMOUNT),
         **dict.fromkeys(("attention_seconds", "linear_seconds", "communication_seconds", "exposed_seconds"), AMOUNTS),
         **dict.fromkeys(("nic_tx_bytes", "nic_rx_bytes", "peak_bytes"), AMOUNTS),

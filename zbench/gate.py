@@ -156,9 +156,10 @@ def _matched(place: Place, base: Run, new: Run) -> list[tuple[Line, Line]]:
 
 
 def _place(run: Run) -> Place:
-    """What a run is of; its world, and what planners knew of it, only where they are not the usual ones."""
-    of = {**{group: label(run.start, group) for group in GROUPS}, "planners": run.start["config"].get("planners")}
-    apart = [f"{key} {of[key]}" for key in told_settings(of, ("world", "planners"))]
+    """What a run is of; its world, what planners knew of it, and its mask only where they are not the usual ones."""
+    of = {group: label(run.start, group) for group in GROUPS}
+    of |= {key: run.start["config"].get(key) for key in ("planners", "mask")}
+    apart = [f"{key} {of[key]}" for key in told_settings(of, ("world", "planners", "mask"))]
     return tuple(of[group] for group in GROUPS if group != "world") + tuple(apart)
 
 

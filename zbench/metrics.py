@@ -4,7 +4,8 @@ The FLOPs of a step, constant by constant (tokens N = sum of s, S = sum of s^2 o
 
     matmuls     2 FLOPs (multiply and add) x parameter x token forward; backward needs two products of
                 the same size (for the input and for the weights): 2 x (1 + 2) = 6 x parameters x N.
-    attention   a query of a causal sequence sees itself and what stands before it: s(s+1)/2 pairs.
+    attention   a query of a causal sequence sees itself and what stands before it: s(s+1)/2 pairs; under another
+                mask (zbench.mask) the step's `pairs` are those that are visible.
                 Each pair costs 2 x head_dim for q.k and 2 x head_dim for weighting v: 4 x head_dim, in
                 every head and layer. Backward has four such products (dV, dP, dQ, dK), twice the
                 forward. Together 3 x 4 x head_dim x heads x layers x (S + N) / 2.
@@ -21,7 +22,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 CONVENTIONS = {
-    "zbench": "6 x active matmul parameters x tokens + causal attention over the real lengths, forward and backward, "
+    "zbench": "6 x active matmul parameters x tokens + visible attention over the real lengths, forward and backward, "
     "no recomputation counted",
     "megatron": "6 x active matmul parameters x tokens + attention over half of sum s^2, embedding look-up left out",
     "verl": "6 x all active parameters, embedding included, x tokens + attention over half of sum s^2",
@@ -159,18 +160,30 @@ def mfu(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> floa
     """Model FLOPs utilisation: needed FLOPs over what all GPUs could have done in the same time."""
     longest = max(step["max_length"] for step in steps)
     limit = longest if facts.context_limit is None else facts.context_limit
-    needed = sum(flops(facts, step["tokens"], step["sum_squared"], limit, convention) for step in steps)
+    needed = sum(
+        flops(facts, step["tokens"], step["sum_squared"], limit, convention, step.get("pairs")) for step in steps
+    )
     seconds: float = sum(step["seconds"] for step in steps)
     return needed / (seconds * facts.num_gpus * facts.peak_flops)
 
 
-def flops(facts: Facts, tokens: int, sum_squared: int, context_limit: int, convention: str = "zbench") -> float:
+def flops(
+    facts: Facts,
+    tokens: int,
+    sum_squared: int,
+    context_limit: int,
+    convention: str = "zbench",
+    pairs: int | None = None,
+) -> float:
     """FLOPs a batch needs, as `convention` counts them; the module docstring derives the constants.
 
-    context_limit: only torchtitan's convention asks for it.
+    context_limit: only torchtitan's convention asks for it. pairs: visible (query, key) pairs, None for a causal mask;
+    only zbench's convention asks for it, the others count what they count whatever is visible.
     """
     width = facts.num_layers * facts.num_heads * facts.head_dim
     half_square = 3 * 4 * width * sum_squared / 2  # 3: forward and twice that backward; /2: causal
+    if convention == "zbench" and pairs is not None:
+        return 6 * facts.active_matmul_params * tokens + 3 * 4 * width * pairs
     if convention == "zbench":  # the diagonal is seen too: s(s+1)/2 pairs, not s^2/2
         return 6 * facts.active_matmul_params * tokens + 3 * 4 * width * (sum_squared + tokens) / 2
     if convention == "megatron":  # num_floating_point_operations on sums of real tokens and of their squares

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from zbench.mask import CAUSAL, Mask
 from zbench.named import check_name
 
 Ints = NDArray[np.int64]
@@ -34,6 +35,7 @@ class Model:
     tensor_parallel: GPUs of a node that are one rank of a plan (zbench.groups).
     pipeline_parallel: stages that the layers are divided over (zbench.stacks); micro_batches: parts of equal tokens in
         which a batch with stages is planned, by systems that do not choose a number of their own.
+    mask: what a query sees of its sequence, in every layer; a run sets it (its key `mask`).
     """
 
     name: str
@@ -57,6 +59,7 @@ class Model:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     micro_batches: int = 1
+    mask: Mask = CAUSAL
 
     def __post_init__(self) -> None:
         check_name("model.name", self.name)
@@ -93,6 +96,8 @@ class Model:
         ):
             if getattr(self, field) not in choices:
                 raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")
+        if not isinstance(self.mask, Mask):
+            raise ValueError(f"model.mask is {self.mask!r}; it is a key of the run, as in mask=window:4096")
         if not isinstance(self.overlap_collectives, bool):
             raise ValueError(f"model.overlap_collectives is {self.overlap_collectives!r}; it takes true or false")
 

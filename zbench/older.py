@@ -1,6 +1,6 @@
 """Older records, as records are today. Pure: no torch.
 
-Before there were worlds (zbench.worlds), all was nominal. Before facts told a run's GPUs, those of a run with tensor
+Before there were worlds (zbench.worlds), all was nominal; before there were masks (zbench.mask), all was causal. Before facts told a run's GPUs, those of a run with tensor
 parallelism were of a group of GPUs: so many times the memory and rate of one, and NICs of as many times the bandwidth
 as they were fewer. So were the memory and the NICs of its steps.
 """
@@ -17,9 +17,12 @@ Line = dict[str, Any]
 _WITHOUT_WORLDS = {"world": {"_target_": "zbench.worlds.World"}, "planners": "world"}
 
 
-def with_world(config: Any) -> Any:
-    """A configuration with the world it is of; what is none stays as it is."""
-    if not isinstance(config, Mapping) or "world" in config:
+def with_all_keys(config: Any) -> Any:
+    """A configuration with the mask and the world it is of; what is none stays as it is."""
+    if not isinstance(config, Mapping):
+        return config
+    config = config if "mask" in config else {**config, "mask": "causal"}
+    if "world" in config:
         return config
     choices = config.get("choices", {})
     named = {"choices": {**choices, "world": NOMINAL}} if isinstance(choices, Mapping) else {}

@@ -16,6 +16,7 @@ from zbench.area import Work
 from zbench.columns import ATTEND, Column, Ints, Ops
 from zbench.ring_area import CELLS, LEAST, rectangles
 from zbench.walk import gather, walk
+from zbench.window import cut, work_of
 
 if TYPE_CHECKING:
     from zbench.plan import Plan
@@ -60,10 +61,14 @@ def _counted(plan: "Plan", offsets: Ints, kv: NDArray[np.int32]) -> Iterator[tup
     blocks, pieces = plan.blocks, plan.blocks.pieces
     lists = gather(used, plan.lists.offsets, plan.lists.items, pieces.offsets, pieces.items)
     sizes = blocks.stop - blocks.start
+    mask = plan.mask.for_lengths(plan.lengths)
+    if mask.window:
+        yield from _windowed(plan, mask.window, offsets, kv, lists)
+        return
     ring = rings(offsets, kv, LEAST)
     for first in np.flatnonzero(ring == np.arange(len(ring))).tolist():
         members = kv[offsets[first] : offsets[first + 1]].astype(np.int64)
-        found = rectangles(members, lists, blocks.seq, sizes, plan.causal)
+        found = rectangles(members, lists, blocks.seq, sizes, mask.causal)
         if found is None:
             ring[members] = -1
             continue
@@ -79,9 +84,27 @@ def _counted(plan: "Plan", offsets: Ints, kv: NDArray[np.int32]) -> Iterator[tup
         prefix = np.concatenate([[0], np.cumsum(sizes[lists[1]])]).astype(np.int64)
         bounds = np.searchsorted(blocks.seq, np.arange(len(plan.lengths) + 1)).astype(np.int64)
         q_list, kv_list = np.repeat(np.arange(len(count)), count)[place], kv[place].astype(np.int64)
-        arguments = (*lists, prefix, blocks.seq, sizes, bounds, plan.causal)
+        arguments = (*lists, prefix, blocks.seq, sizes, bounds, mask.causal)
         for part, table in _walked(q_list, kv_list, arguments):
             yield place[part], table
+
+
+def _windowed(
+    plan: "Plan", window: int, offsets: Ints, kv: NDArray[np.int32], lists: tuple[Ints, Ints]
+) -> Iterator[tuple[slice, Ints]]:
+    """All pairs under a window, some at a time, which threads walk beside each other as in `_walked`."""
+    blocks, q_list = plan.blocks, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    bounds = np.searchsorted(blocks.seq, np.arange(len(plan.lengths) + 1)).astype(np.int64)
+    arguments = (*lists, blocks.seq, blocks.start, blocks.stop, bounds, plan.lengths, window)
+
+    def counted(part: slice) -> Ints:
+        q, keys = q_list[part], kv[part].astype(np.int64)
+        found: Ints = work_of(cut(q, keys, *arguments)[0], len(q))
+        return found
+
+    parts = [slice(at, at + CHUNK) for at in range(0, len(q_list), CHUNK)]
+    with ThreadPoolExecutor() as pool:
+        yield from zip(parts, pool.map(counted, parts), strict=True)
 
 
 def _walked(q_list: Ints, kv_list: Ints, arguments: tuple[Ints | bool, ...]) -> Iterator[tuple[slice, Ints]]:

@@ -12,6 +12,7 @@ from zbench.contract import batch_of
 from zbench.cost import Cost
 from zbench.dealt import Dealt
 from zbench.groups import grouped
+from zbench.mask import CAUSAL, Mask
 from zbench.model import Model
 from zbench.price import check_size
 from zbench.protocols import Executor, System, Tracker, Workload
@@ -39,6 +40,7 @@ class Settings:
     resume: str | None
     again: bool = True
     planners: str = "world"
+    mask: str = "causal"
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("seed", 0), ("tokens_per_gpu", 1)):
@@ -64,6 +66,7 @@ class Settings:
             raise ValueError(f"again is {self.again!r}; it takes true or false")
         if self.planners not in PLANNERS:
             raise ValueError(f"planners is {self.planners!r}; it takes {' or '.join(PLANNERS)}: what they see")
+        Mask.of(self.mask)
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> "Settings":
@@ -191,6 +194,9 @@ def _machine(config: Mapping[str, Any], settings: Settings, make: Make, simulate
     for check, size in PRECISIONS.items():
         if check in settings.check:
             model = replace(model, element_bytes=size, lse_bytes=size)
+    mask = Mask.of(settings.mask)
+    if mask != CAUSAL:  # what a model of someone else's has no field for is asked for only where it is wanted
+        model = replace(model, mask=mask)
     for kind in ("tensor", "pipeline"):
         count = getattr(model, f"{kind}_parallel")
         if count > 1 and not simulated:

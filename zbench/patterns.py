@@ -17,8 +17,10 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
+from zbench.area import is_band
 from zbench.build import Builder
 from zbench.columns import TYPES
+from zbench.mask import CAUSAL, Mask
 from zbench.model import KV, O, Q
 from zbench.plan import ATTEND, TRANSFER, Ints, Ops
 
@@ -41,7 +43,7 @@ def ulysses_ring(builder: Builder, seqs: Ints, group: Ints, ranks: Ints, inner: 
         raise ValueError(f"an inner ring of {inner} ranks does not divide a ring of {num_rows}")
     if num_cols > builder.num_heads:
         raise ValueError(f"an all-to-all over {num_cols} ranks needs as many heads; the model has {builder.num_heads}")
-    seq, start, stop, row = _zigzag(builder.lengths, seqs, group, num_rows)
+    seq, start, stop, row = _zigzag(builder.lengths, seqs, group, num_rows, builder.mask)
     seq, start, stop, block = _cut_rows(seq, start, stop, row, num_groups * num_rows, num_cols)
     base = builder.add_blocks(seq, start, stop, block, ranks.reshape(-1))
     ids = base + np.arange(ranks.size, dtype=np.int64).reshape(ranks.shape)
@@ -64,36 +66,42 @@ def ring(builder: Builder, seqs: Ints, group: Ints, ranks: Ints) -> None:
     ulysses_ring(builder, seqs, group, ranks[:, :, None])
 
 
-def _zigzag(lengths: Ints, seqs: Ints, group: Ints, num_rows: int) -> tuple[Ints, Ints, Ints, Ints]:
+def _zigzag(
+    lengths: Ints, seqs: Ints, group: Ints, num_rows: int, mask: Mask = CAUSAL
+) -> tuple[Ints, Ints, Ints, Ints]:
     """Cuts every sequence in 2R chunks, chunk c and 2R-1-c to row c; row ids count over all groups.
+
+    Under a window a sequence of two windows or more is balanced by itself; it is cut in R chunks, so that what a row
+    sees is on the rows just before it. A shorter one is more of a triangle than of a band.
 
     A remainder of r tokens goes one each to r chunks in turn, continuing where the last sequence
     stopped: always starting at chunk 0 would give the first rows of a large group half as much again.
     """
     if num_rows == 1:
         return seqs, np.zeros(len(seqs), np.int64), lengths[seqs], group
-    seq, start, stop, row = _chunks(lengths[seqs], seqs, group, num_rows)
+    seq, start, stop, row = _chunks(lengths[seqs], seqs, group, num_rows, is_band(lengths[seqs], mask))
     return seq, start, stop, row
 
 
 @nb.njit(cache=True)
-def _chunks(lengths, seqs, group, num_rows):  # type: ignore[no-untyped-def]
-    """(sequence, start, stop, row) of every chunk that holds a token."""
-    chunks, count = 2 * num_rows, 0
-    for length in lengths:
-        count += min(length, chunks)
+def _chunks(lengths, seqs, group, num_rows, bands):  # type: ignore[no-untyped-def]
+    """(sequence, start, stop, row) of every chunk that holds a token; bands: which are cut in R chunks, not 2R."""
+    count = 0
+    for i in range(len(lengths)):
+        count += min(lengths[i], num_rows if bands[i] else 2 * num_rows)
     seq, start, stop, row = (
         np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
     )  # fmt: skip
     at, begin = 0, 0
     for i in range(len(lengths)):
+        chunks = num_rows if bands[i] else 2 * num_rows
         base, rest = lengths[i] // chunks, lengths[i] % chunks
         token = 0
         for chunk in range(chunks):
             size = base + (1 if (chunk - begin) % chunks < rest else 0)
             if size:
                 seq[at], start[at], stop[at] = seqs[i], token, token + size
-                row[at] = group[i] * num_rows + min(chunk, chunks - 1 - chunk)
+                row[at] = group[i] * num_rows + min(chunk, 2 * num_rows - 1 - chunk)
                 token += size
                 at += 1
         begin = (begin + rest) % chunks
@@ -196,16 +204,16 @@ def _return(ids: Ints, ranks: Ints, bounds: Ints) -> Ops:
     )
 
 
-def sequence_zigzag(lengths: Ints, num_rows: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Pieces (seq, start, stop, owner): every sequence in 2R zigzag chunks."""
+def sequence_zigzag(lengths: Ints, num_rows: int, mask: Mask = CAUSAL) -> tuple[Ints, Ints, Ints, Ints]:
+    """Pieces (seq, start, stop, owner): every sequence in 2R zigzag chunks (under a window as _zigzag says)."""
     seqs = np.arange(len(lengths), dtype=np.int64)
-    return _zigzag(lengths, seqs, np.zeros_like(seqs), num_rows)
+    return _zigzag(lengths, seqs, np.zeros_like(seqs), num_rows, mask)
 
 
-def pack_zigzag(lengths: Ints, num_rows: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Pieces (seq, start, stop, owner): the sequences one after another, cut in 2R zigzag chunks as if one."""
+def pack_zigzag(lengths: Ints, num_rows: int, mask: Mask = CAUSAL) -> tuple[Ints, Ints, Ints, Ints]:
+    """Pieces (seq, start, stop, owner): the sequences one after another, cut as a single one would be."""
     whole = np.zeros(1, np.int64)
-    _, left, right, owner = _zigzag(lengths.sum()[None], whole, whole, num_rows)
+    _, left, right, owner = _zigzag(lengths.sum()[None], whole, whole, num_rows, mask)
     ends = np.cumsum(lengths)
     edges = np.union1d(np.concatenate([[0], ends]), right)
     begin, end = edges[:-1], edges[1:]

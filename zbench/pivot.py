@@ -25,7 +25,7 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "micro_batches": ("micro-batches a step", "{:.3g}".format),
     "peak_bytes": ("memory of the fullest GPU", lambda value: f"{value / 2**30:.1f} GiB"),
 }
-_OTHERS = ("cluster", "model", "executor", "world", "planners", "tokens_per_gpu", "seed", "baseline")
+_OTHERS = ("cluster", "model", "executor", "world", "planners", "mask", "tokens_per_gpu", "seed", "baseline")
 _APART = ("steps_asked", "sources")  # told only where runs differ: then each has a table of its own
 
 

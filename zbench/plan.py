@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zbench.columns import ATTEND, COLUMNS, TRANSFER, Blocks, Column, Ints, Lists, Ops
+from zbench.mask import CAUSAL, Mask
 from zbench.model import TENSOR_NAMES
 from zbench.pipelines import Pipelines
 from zbench.views import Attend, Transfer
@@ -37,8 +38,7 @@ class Plan:
     lengths: int64 [num_sequences] of this micro-batch; sequences: int64 [num_sequences], which of the
         batch's sequences they are. num_ranks; num_heads: query heads every operation's range lies in.
     blocks, lists (of blocks), lanes (lists of NIC indices inside a node): what operations refer to.
-    forward, backward: operations in order. causal: a query sees keys up to its own position, else
-        the whole sequence.
+    forward, backward: operations in order. mask: what a query sees of its sequence.
     backward_mode: what happens to received kv between forward and backward ("keep", "carry" or
         "regather", see zbench.rewrite.reverse); "" while the plan has no backward.
     serial_legs: the clock plays routed transfers of a rank one after another (zbench.serial); else legs of successive
@@ -59,7 +59,7 @@ class Plan:
     forward: Ops
     backward: Ops
     lanes: Lists
-    causal: bool = True
+    mask: Mask = CAUSAL
     backward_mode: str = ""
     serial_legs: bool = False
     attention: str = ""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from zbench.fields import ALIKE, FIELDS, fault, shown
-from zbench.older import as_today, with_world
+from zbench.older import as_today, with_all_keys
 from zbench.renamed import renamed
 from zbench.shown import plain
 
@@ -120,7 +120,7 @@ def _parse(raw: bytes) -> Line:
         line = plain(line)
     if kind == "start":
         line |= {name: renamed(line[name]) for name in ("config", "baseline") if name in line}
-        line |= {"config": with_world(line["config"])} if "config" in line else {}
+        line |= {"config": with_all_keys(line["config"])} if "config" in line else {}
     return line
 
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from time import perf_counter
 
 from zbench.admission import admit, unchosen_words
+from zbench.batch import Batch
 from zbench.cases import Case, cases, reusable
 from zbench.console import say
 from zbench.contract import gives, plans_of
 from zbench.kinds import RECORD, TRACE
+from zbench.mask import CAUSAL, Mask
 from zbench.memory import check_memory
 from zbench.meter import Meter, Sweep
 from zbench.metrics import Facts, counted, nic_curves
@@ -209,6 +211,7 @@ def _step(case: Case, executor: Executor, step: int, trace: str | None, meter: M
         "step": step,
         "tokens": batch.num_tokens,
         "sum_squared": batch.sum_squared,
+        **_visible(batch, parts.model.mask),
         "num_sequences": len(batch.lengths),
         "octaves": batch.octaves(),
         "max_length": int(batch.lengths.max()),
@@ -222,6 +225,11 @@ def _step(case: Case, executor: Executor, step: int, trace: str | None, meter: M
         **({"trace": told(trace)} if trace is not None else {}),
         **asdict(result),
     }
+
+
+def _visible(batch: Batch, mask: Mask) -> dict[str, int]:
+    """Visible pairs, where lengths alone do not tell them to whoever reads the record."""
+    return {} if mask == CAUSAL else {"pairs": mask.pairs(batch.lengths)}
 
 
 def _about(own: Case, parts: Parts, done: Sequence[Run]) -> list[str]:

@@ -12,8 +12,10 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
+from zbench.mask import Mask
 from zbench.plan import Ints, Plan
 from zbench.walk import seek
+from zbench.window import cut, rows
 
 Flags = NDArray[np.bool_]
 
@@ -24,6 +26,8 @@ class Segments:
 
     q_rows: int64 [queries] rows of the q list, kv_rows: int64 [keys] rows of the kv list, both segment after segment.
     queries, before: int64 [num_segments], m and n of the module's docstring. diagonal: bool [num_segments].
+    left: int64 [num_segments], keys to the left of the diagonal that ends at the bottom right which are seen, -1: all;
+        others than -1 under a window alone (zbench.window), where the segment is diagonal.
     """
 
     q_rows: Ints
@@ -31,6 +35,7 @@ class Segments:
     queries: Ints
     before: Ints
     diagonal: Flags
+    left: Ints
 
     @property
     def keys(self) -> Ints:
@@ -46,7 +51,10 @@ def segments(plan: Plan, q_list: Ints, kv_list: Ints) -> list[Segments]:
     sizes = blocks.stop - blocks.start
     bounds = np.searchsorted(blocks.seq, np.arange(len(plan.lengths) + 1)).astype(np.int64)
     q, kv = inverse[: len(q_list)].astype(np.int64), inverse[len(q_list) :].astype(np.int64)
-    arguments = (q, kv, offsets, items, base, blocks.seq, sizes, bounds, plan.causal)
+    mask = plan.mask.for_lengths(plan.lengths)
+    if mask.window:
+        return _windowed(plan, mask.window, (q, kv), (offsets, items, base), bounds)
+    arguments = (q, kv, offsets, items, base, blocks.seq, sizes, bounds, mask.causal)
     nothing = np.zeros((0, 3), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
     counts = _list(*arguments, *nothing, False)
     ends = np.concatenate([np.zeros((1, 3), np.int64), np.cumsum(counts, axis=0)])
@@ -55,7 +63,34 @@ def segments(plan: Plan, q_list: Ints, kv_list: Ints) -> list[Segments]:
     out = []
     for (s0, q0, k0), (s1, q1, k1) in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
         queries, before, diagonal = table[0][s0:s1].T
-        out.append(Segments(table[1][q0:q1], table[2][k0:k1], queries, before, diagonal == 1))
+        out.append(Segments(table[1][q0:q1], table[2][k0:k1], queries, before, diagonal == 1, 0 * before - 1))
+    return out
+
+
+def whole_sequences(lengths: Ints, mask: Mask) -> tuple[Ints, Ints, Flags, Ints]:
+    """(queries, before, diagonal, left) of whole sequences, [n], each by itself, as in Segments."""
+    causal, none = np.full(len(lengths), mask.causal), 0 * lengths
+    left = np.where((mask.window > 0) & (lengths > mask.window), mask.window - 1, -1)
+    return lengths, none if mask.causal else lengths, causal, left
+
+
+def _windowed(
+    plan: Plan, window: int, pairs: tuple[Ints, Ints], lists: tuple[Ints, Ints, Ints], bounds: Ints
+) -> list[Segments]:
+    """As `segments`, under a window. pairs: (q, kv) rows of `lists`, as _pieces gives them."""
+    blocks, (offsets, items, base) = plan.blocks, lists
+    table, spans = cut(
+        *pairs, offsets, items, blocks.seq, blocks.start, blocks.stop, bounds, plan.lengths, window
+    )  # fmt: skip
+    q_rows, kv_rows = rows(table, spans, *pairs, *lists, blocks.start, blocks.stop, bounds)
+    every = Segments(q_rows, kv_rows, table[:, 1], table[:, 2], table[:, 3] == 1, table[:, 4])
+    ends = np.searchsorted(table[:, 0], np.arange(len(pairs[0]) + 1))
+    q_ends, kv_ends = (np.concatenate([[0], np.cumsum(count)])[ends] for count in (every.queries, every.keys))
+    out = []
+    for i, (first, last) in enumerate(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)):
+        columns = (column[first:last] for column in (every.queries, every.before, every.diagonal, every.left))
+        q_part, kv_part = q_rows[q_ends[i] : q_ends[i + 1]], kv_rows[kv_ends[i] : kv_ends[i + 1]]
+        out.append(Segments(q_part, kv_part, *columns))
     return out
 
 

@@ -139,6 +139,7 @@ _SETTINGS = (
     "executor",
     "world",
     "planners",
+    "mask",
     "seed",
     "tokens_per_gpu",
     "baseline",

@@ -30,6 +30,7 @@ from zbench.cost import Cost
 from zbench.coverage import coverage_fault
 from zbench.dataflow import fault as flow_fault
 from zbench.groups import of_gpu
+from zbench.mask import CAUSAL, Mask
 from zbench.memory import peak_bytes
 from zbench.operation_rules import operation_fault
 from zbench.pipeline_rules import pipeline_fault
@@ -63,8 +64,8 @@ def verify(plan: Plan, cost: Cost | None = None, memory: bool = True) -> None:
 
 def verify_step(batch: Batch, plans: tuple[Plan, ...], cost: Cost | None = None, memory: bool = True) -> None:
     """Returns if the plans are a training step: every one is correct, every sequence of the batch is whole in exactly
-    one of them and sees itself causally, and all have the same pipelines, whose stages have memory for the
-    micro-batches that are under way at a time. cost, memory: as for `verify`.
+    one of them and sees itself under the model's mask, and all have the same pipelines, whose stages have memory for the
+    micro-batches that are under way at a time. cost, memory: as for `verify`; without a cost the mask is causal.
 
     Raises:
         PlanError: the first rule broken; OutOfMemory: only the memory is too small.
@@ -73,7 +74,7 @@ def verify_step(batch: Batch, plans: tuple[Plan, ...], cost: Cost | None = None,
         raise PlanError(f"plans are a {type(plans).__name__}; it takes a tuple of zbench.plan.Plan, one a micro-batch")
     for index, plan in enumerate(plans):
         _hold(array_fault(plan) if isinstance(plan, Plan) else _no_plan(plan), index, plans)
-    _hold(_step_fault(batch, plans))
+    _hold(_step_fault(batch, plans, CAUSAL if cost is None else cost.model.mask))
     for index, plan in enumerate(plans):
         _hold(_fault(plan, cost), index, plans)
     if cost is not None and memory:
@@ -124,7 +125,7 @@ def _forget(plan: Plan) -> None:
                 vars(part).pop(name, None)
 
 
-def _step_fault(batch: Batch, plans: tuple[Plan, ...]) -> str:
+def _step_fault(batch: Batch, plans: tuple[Plan, ...], mask: Mask) -> str:
     """Returns the first rule that micro-batches break together, "" if none; their arrays are sound."""
     times = np.zeros(len(batch.lengths), np.int64)
     for index, plan in enumerate(plans):
@@ -142,8 +143,8 @@ def _step_fault(batch: Batch, plans: tuple[Plan, ...]) -> str:
                 f"micro-batch {index} has sequences of other lengths than the batch: plan.lengths[{at}] is "
                 f"{plan.lengths[at]}, and sequence {plan.sequences[at]} has {batch.lengths[plan.sequences[at]]} tokens"
             )
-        if not plan.causal:
-            return f"micro-batch {index}: plan.causal is False; a training step takes causal attention, True"
+        if plan.mask != mask:
+            return f"micro-batch {index}: plan.mask is {plan.mask}; a step of this model takes the model's, {mask}"
         times[plan.sequences] += 1
     if (times != 1).any():
         seq = int(np.argmax(times != 1))

@@ -6,11 +6,11 @@ from typing import Any
 from zbench.interval import LEAST
 from zbench.metrics import CONVENTIONS
 
-_USUAL = {"world": "nominal", "planners": "world"}  # of settings that are told where they are others
+_USUAL = {"world": "nominal", "planners": "world", "mask": "causal"}  # of settings that are told where they are others
 
 
 def told_settings(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Those settings of `names` that are told of runs which have them in common: all but the usual world."""
+    """Those settings of `names` that are told of runs which have them in common: all but the usual world and mask."""
     return [name for name in names if name not in _USUAL or row[name] != _USUAL[name]]
 
 

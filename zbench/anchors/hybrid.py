@@ -13,6 +13,7 @@ from zbench.build import Builder
 from zbench.clock import Program
 from zbench.cluster import Cluster
 from zbench.cost import Cost
+from zbench.mask import Mask
 from zbench.model import Model
 from zbench.patterns import ring
 from zbench.plan import ATTEND, Ints, Plan
@@ -33,7 +34,7 @@ def plans(lengths: Ints, causal: bool, cluster: Cluster, model: Model) -> list[P
 def _round(groups: list[Group], lengths: Ints, causal: bool, cluster: Cluster, model: Model) -> Plan:
     groups = sorted(groups, key=lambda group: -group.size)
     seqs = np.array([seq for group in groups for seq in group.seqs], np.int64)
-    builder = Builder(lengths[seqs], cluster.num_ranks, model.num_heads, causal, sequences=seqs)
+    builder = Builder(lengths[seqs], cluster.num_ranks, model.num_heads, Mask(causal), sequences=seqs)
     first = place = 0
     for group in groups:
         row = np.arange(first, first + group.size).reshape(1, -1)

@@ -10,6 +10,7 @@ import numpy as np
 
 from zbench.build import Builder
 from zbench.cluster import Cluster
+from zbench.mask import Mask
 from zbench.model import Model
 from zbench.patterns import all_gather, ring, sequence_zigzag, ulysses_ring
 from zbench.plan import ATTEND, Ints, Plan
@@ -23,7 +24,7 @@ def plan_of(method: str, lengths: Ints, causal: bool, cluster: Cluster) -> Plan:
     """The plan of the benchmark's method `method`, on all ranks of `cluster`."""
     num_ranks, seqs = cluster.num_ranks, np.arange(len(lengths), dtype=np.int64)
     group, ranks = np.zeros_like(seqs), np.arange(num_ranks, dtype=np.int64)
-    builder = Builder(lengths, num_ranks, MODEL.num_heads, causal)
+    builder = Builder(lengths, num_ranks, MODEL.num_heads, Mask(causal))
     by_node = ranks.reshape(1, -1, cluster.gpus_per_node)
     if method == "ulysses":
         ulysses_ring(builder, seqs, group, ranks.reshape(1, 1, -1))

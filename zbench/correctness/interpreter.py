@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zbench.mask import CAUSAL, Mask
 from zbench.plan import Attend, Ints, Plan, Transfer
 
 Array = NDArray[np.float64]
@@ -61,15 +62,15 @@ class Results:
         return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1.0)) for a, b in pairs)
 
 
-def dense(lengths: Ints, given: Tensors, causal: bool = True) -> Results:
+def dense(lengths: Ints, given: Tensors, mask: Mask = CAUSAL) -> Results:
     """The single-process answer: every sequence by itself, all of its scores at once."""
     out = Results(*(np.zeros_like(given.q) for _ in range(4)))
     stop = np.cumsum(lengths)
     for begin, end in zip(stop - lengths, stop, strict=True):
         q, k, v, do = (getattr(given, name)[:, begin:end] for name in ("q", "k", "v", "do"))
         scores = q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1])
-        if causal:
-            scores = np.where(np.tri(end - begin, dtype=bool), scores, -np.inf)
+        places = np.arange(end - begin)
+        scores = np.where(_seen(places, places, mask), scores, -np.inf)
         p = np.exp(scores - scores.max(axis=2, keepdims=True))
         p /= p.sum(axis=2, keepdims=True)
         dp = do @ v.swapaxes(1, 2)
@@ -77,6 +78,17 @@ def dense(lengths: Ints, given: Tensors, causal: bool = True) -> Results:
         out.o[:, begin:end], out.dv[:, begin:end] = p @ v, p.swapaxes(1, 2) @ do
         out.dq[:, begin:end], out.dk[:, begin:end] = ds @ k, ds.swapaxes(1, 2) @ q
     return out
+
+
+def _seen(rows: Ints, columns: Ints, mask: Mask) -> NDArray[np.bool_]:
+    """Whether the queries of one sequence at positions `rows` see the keys at `columns`, bool [rows, columns]."""
+    back = rows[:, None] - columns
+    seen: NDArray[np.bool_] = back == back
+    if mask.causal:
+        seen &= back >= 0
+    if mask.window:
+        seen &= back < mask.window
+    return seen
 
 
 @dataclass
@@ -169,8 +181,7 @@ class Interpreter:
         rows = np.concatenate([self.tokens[block] for block in op.q_blocks])
         columns = np.concatenate([self.tokens[block] for block in op.kv_blocks])
         seen = self.sequence[rows][:, None] == self.sequence[columns]
-        if self.plan.causal:
-            seen &= columns <= rows[:, None]
+        seen &= _seen(rows, columns, self.plan.mask)
         return np.where(seen, q @ k.T / np.sqrt(q.shape[1]), -np.inf), q, k, v
 
     def _add(self, op: Attend, tensor: str, blocks: tuple[int, ...], head: int, columns: tuple[Array, ...]) -> None:

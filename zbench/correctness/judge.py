@@ -78,7 +78,7 @@ def fault(case: Case, plans: Plans) -> str:
     """
     own = [] if plans is case.plans else [id(plan) for plan in case.plans]
     try:
-        check_step(case.batch, plans)
+        check_step(case.batch, plans, case.cost.model.mask)
         for plan in plans:
             if id(plan) not in own:
                 check_plan(plan, case.cost)
@@ -102,9 +102,9 @@ def _check_numbers(kept: Plan, cost: Cost) -> None:
 
 @lru_cache(maxsize=64)
 def _dense(lengths: tuple[int, ...], model: Model) -> tuple[Tensors, Results]:
-    """Makes inputs, and what dense causal attention makes of them."""
+    """Makes inputs, and what dense attention under the model's mask makes of them."""
     given = Tensors.random(model.num_heads, model.num_kv_heads, sum(lengths), 3)
-    return given, dense(np.array(lengths, np.int64), given)
+    return given, dense(np.array(lengths, np.int64), given, model.mask)
 
 
 def _running(batch: Batch, plans: Plans, cost: Cost) -> str:

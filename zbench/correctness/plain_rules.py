@@ -14,6 +14,7 @@ import numpy as np
 from zbench.batch import Batch
 from zbench.correctness.interpreter import Broken
 from zbench.cost import Cost
+from zbench.mask import Mask
 from zbench.pipelines import Pipelines
 from zbench.plan import COLUMNS, Blocks, Lists, Ops, Plan
 
@@ -26,8 +27,8 @@ _BYTES = {"kind": 1, "tensor": 1, "src": 4, "dst": 4, "head_lo": 2, "head_hi": 2
           "keep": 1, "collective": 1}  # fmt: skip
 
 
-def check_step(batch: Batch, plans: Sequence[Plan]) -> None:
-    """Every sequence of the batch is in one micro-batch, with its length and causally; pipelines are the same in all.
+def check_step(batch: Batch, plans: Sequence[Plan], mask: Mask) -> None:
+    """Every sequence of the batch is in one micro-batch, with its length and mask; pipelines are the same in all.
 
     Raises:
         Broken: a rule is broken.
@@ -37,7 +38,7 @@ def check_step(batch: Batch, plans: Sequence[Plan]) -> None:
         for name in ("lengths", "sequences"):
             _sound(getattr(plan, name))
         _need(len(plan.sequences) == len(plan.lengths), "sequences have lengths")
-        _need(plan.causal is True, "a training step is causal")
+        _need(type(plan.mask) is Mask and plan.mask == mask, "the mask is the model's")
         for sequence, length in zip(plan.sequences.tolist(), plan.lengths.tolist(), strict=True):
             _need(0 <= sequence < len(batch.lengths), "a sequence is one of the batch")
             _need(batch.lengths[sequence] == length, "a sequence has its length")

@@ -95,7 +95,7 @@ def _is_plain(value: object) -> bool:
 
 def same_plan(one: Plan, other: Plan) -> bool:
     """Says whether two plans are equal in every array."""
-    for name in ("num_ranks", "num_heads", "causal", "backward_mode", "serial_legs", "attention"):
+    for name in ("num_ranks", "num_heads", "mask", "backward_mode", "serial_legs", "attention"):
         if getattr(one, name) != getattr(other, name):
             return False
     if (one.pipelines and one.pipelines.layout) != (other.pipelines and other.pipelines.layout):

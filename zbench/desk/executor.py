@@ -125,6 +125,6 @@ class Desk(Torch):
 def _apart(cost: Cost, tokens: int) -> Plan:
     """A sequence of `tokens` on every rank: work without messages."""
     ranks = cost.cluster.num_ranks
-    builder = Builder(np.full(ranks, tokens, np.int64), ranks, cost.model.num_heads)
+    builder = Builder(np.full(ranks, tokens, np.int64), ranks, cost.model.num_heads, cost.model.mask)
     local(builder, np.arange(ranks), np.arange(ranks))
     return reverse(builder.build(), "keep")

@@ -25,6 +25,7 @@ from torch.nn.functional import pad
 from zbench.plan import Ints, Plan
 from zbench.runtime.interpreter import Engine
 from zbench.runtime.outside import Counted, Enter, Leave, Span, Whole
+from zbench.segments import whole_sequences
 
 Attend = Callable[[Tensor, Tensor, Tensor, str], Tensor]  # q, k, v, where the rank is -> o
 
@@ -49,8 +50,7 @@ class DeepSpeed:
         """Attention of a plan's rows; collective, as is its backward: every rank has to come there."""
         engine, stream = self.engine, Stream.of(plan, range(self.first, self.first + self.degree))
         tokens, lengths = stream.tokens.tolist(), stream.lengths
-        causal = np.full(len(lengths), plan.causal)
-        cuts = engine.kernel.cut(lengths, np.where(causal, 0, lengths), causal)
+        cuts = engine.kernel.cut(*whole_sequences(lengths, plan.mask))
         unpadded = _Unpadded(tokens, engine.shape.device, lambda q, k, v: Whole.apply(q, k, v, engine, cuts))
         distributed = self.layer.DistributedAttention(unpadded, self.group)
         model, mine, longest = engine.shape.model, tokens[self.place], unpadded.longest

@@ -21,8 +21,8 @@ def tracked(start: Line) -> Tracked:
     """What a tracker is told of the run of a start line."""
     choices = start["config"].get("choices", {})
     tags = [str(choices[group])[:_TAG] for group in GROUPS[:4] if choices.get(group)]
-    world = {"world": label(start, "world"), "planners": start["config"].get("planners")}
-    apart = [f"{name} {world[name]}" for name in told_settings(world, tuple(world))]
+    settings = {"world": label(start, "world"), **{key: start["config"].get(key) for key in ("planners", "mask")}}
+    apart = [f"{name} {settings[name]}" for name in told_settings(settings, tuple(settings))]
     title = " ".join([*(label(start, group) for group in GROUPS[:3]), *apart])
     told = {**start["config"], "fingerprint": start["fingerprint"], "command": start.get("command")}
     return Tracked(start["run"], title, _group(start), str(choices.get("executor")), tuple(dict.fromkeys(tags)), told)

@@ -14,6 +14,7 @@ from zbench.correctness.judge import Case
 from zbench.correctness.mutations.paths import PATHS, WILD, Mutation, array, counts, other, put, put_at, with_pipelines
 from zbench.correctness.mutations.tokens import with_lanes
 from zbench.cost import Cost
+from zbench.mask import FULL, Mask
 from zbench.pipelines import Pipelines
 from zbench.plan import Plan
 
@@ -85,7 +86,7 @@ def part(rng: Generator, plan: Plan, cost: Cost) -> Plan:
 
 
 _OTHERS: Mapping[str, tuple[object, ...]] = MappingProxyType({
-    "causal": (False, 1, 0, None, "yes"),
+    "mask": (FULL, Mask(window=1), Mask(window=3), None, "causal"),
     "backward_mode": ("", "kept", "Keep", None, 1, np.array(["keep", "x"])),
     "serial_legs": (True, 1, 0, None, "serial"),
     "attention": (None, 1, ("deepspeed",)),

@@ -11,7 +11,7 @@ from zbench.correctness.mutations.paths import Mutation, entry
 from zbench.correctness.mutations.words import changes
 from zbench.plan import COLUMNS, Plan
 
-_PLAIN = ("num_ranks", "num_heads", "causal", "backward_mode", "serial_legs", "attention", "notes")
+_PLAIN = ("num_ranks", "num_heads", "mask", "backward_mode", "serial_legs", "attention", "notes")
 MICRO_BATCHES = "micro-batches"
 OF_PLANS: Mapping[str, Mutation] = MappingProxyType({
     **{f"operation's {name}": operations.column(name) for name in COLUMNS},

@@ -8,7 +8,7 @@ from zbench.columns import is_array
 from zbench.correctness.mutations.paths import PATHS, array
 from zbench.plan import Plan
 
-_PLAIN = ("num_ranks", "num_heads", "causal", "backward_mode", "serial_legs", "attention", "notes")
+_PLAIN = ("num_ranks", "num_heads", "mask", "backward_mode", "serial_legs", "attention", "notes")
 
 
 def changes(before: Sequence[Plan], after: Sequence[Plan], most: int = 4) -> str:

@@ -5,7 +5,7 @@ const gained = (value, run) => (missing(value) ? "–" : value.toFixed(2) + (run
 // title, key of a row, how it is written; words stand left. A column where all rows agree is told above the table.
 const COLUMNS = [
   ["system", "system", null], ["workload", "workload", null], ["cluster", "cluster", null], ["model", "model", null],
-  ["executor", "executor", null], ["world", "world", null], ["planners", "planners", null], ["tokens/s", "tokens_per_second", whole0], ["step, s", "step_seconds", seconds],
+  ["executor", "executor", null], ["world", "world", null], ["planners", "planners", null], ["mask", "mask", null], ["tokens/s", "tokens_per_second", whole0], ["step, s", "step_seconds", seconds],
   ["MFU", "mfu", percent], ["speed-up", "speedup", gained],
   ["bound ratio", "bound_ratio", (v) => (missing(v) ? "–" : v.toFixed(2))], ["NIC use", "nic_utilization", percent],
   ["NIC idle", "nic_idle", percent], ["exposed", "exposed_communication", percent], ["imbalance", "imbalance", (v) => (missing(v) ? "–" : v.toFixed(2))],
@@ -25,20 +25,20 @@ for (const run of data.runs) {
 }
 
 const agreed = (key) => new Set(data.runs.map((run) => run[key])).size === 1;
-const HIDDEN = new Set(["cluster", "model", "executor", "world", "planners", "seed", "tokens_per_gpu"].filter(agreed));
+const HIDDEN = new Set(["cluster", "model", "executor", "world", "planners", "mask", "seed", "tokens_per_gpu"].filter(agreed));
 for (const key of ["loss", "nic_idle"]) if (data.runs.every((run) => missing(run[key]))) HIDDEN.add(key);
-const USUAL = { world: "nominal", planners: "world" }; // told only where they are others
+const USUAL = { world: "nominal", planners: "world", mask: "causal" }; // told only where they are others
 const VISIBLE = COLUMNS.filter(([, key]) => !HIDDEN.has(key));
 
 // What tells a run from the others, without its system: its workload, whether it was simulated, and what else differs
 // among runs that are alike so far.
-const TELLING = ["workload", "executor", "cluster", "model", "world", "planners", "tokens_per_gpu", "seed"].reduce((keys, key) => {
+const TELLING = ["workload", "executor", "cluster", "model", "world", "planners", "mask", "tokens_per_gpu", "seed"].reduce((keys, key) => {
   const kinds = (of) => new Set(data.runs.map((run) => JSON.stringify(of.map((one) => run[one])))).size;
   return kinds([...keys, key]) > kinds(keys) || (key === "executor" && !agreed(key)) ? [...keys, key] : keys;
 }, []);
 
 function setting(run) {
-  return TELLING.map((key) => (/seed|tokens|world|planners/.test(key) ? `${key} ${run[key]}` : run[key])).join(", ") || run.workload;
+  return TELLING.map((key) => (/seed|tokens|world|planners|mask/.test(key) ? `${key} ${run[key]}` : run[key])).join(", ") || run.workload;
 }
 
 const named = (run) => `${run.system}, ${setting(run)}`;
