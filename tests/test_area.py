@@ -6,12 +6,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import cases
+from test_mask import seen
 
 from zbench.area import HALF, STRIP, TILE, Work, work
 from zbench.build import Builder
 from zbench.cost import Cost
+from zbench.mask import CAUSAL, FULL, Mask
 from zbench.patterns import local, pack_zigzag, ring, sequence_zigzag
 from zbench.plan import ATTEND, Blocks, Lists, Ops, Plan
+
+MASKS = st.one_of(st.just(CAUSAL), st.just(FULL), st.builds(Mask, window=st.integers(1, 320)))
 
 
 @st.composite
@@ -35,7 +39,7 @@ def scattered(draw: st.DrawFn) -> Plan:
     ops = Ops.attends(np.zeros(len(q), np.int64), (0, 1), q, kv)
     return Plan(
         lengths=np.array(lengths, np.int64), sequences=np.arange(len(lengths)), num_ranks=1, num_heads=1, blocks=blocks,
-        lists=lists, forward=ops, backward=Ops.concatenate([]), lanes=Lists.of([]), causal=draw(st.booleans()),
+        lists=lists, forward=ops, backward=Ops.concatenate([]), lanes=Lists.of([]), mask=draw(MASKS),
     )  # fmt: skip
 
 
@@ -51,8 +55,8 @@ def literal(plan: Plan, q_list: int, kv_list: int) -> list[int]:
     segments: list[list] = []  # sequence, queries, keys that all of them see, triangle?
     for piece in held(plan, q_list):
         seq, start, stop = int(b.seq[piece]), int(b.start[piece]), int(b.stop[piece])
-        triangle = plan.causal and (seq, start) in keys
-        before = sum(1 for s, t in keys if s == seq and (t < start or not plan.causal))
+        triangle = plan.mask.causal and (seq, start) in keys
+        before = sum(1 for s, t in keys if s == seq and (t < start or not plan.mask.causal))
         if not before and not triangle:
             continue
         if segments:
@@ -89,7 +93,7 @@ def visible(plan: Plan, q_list: int, kv_list: int) -> int:
               for index in (q_list, kv_list)]  # fmt: skip
     rows, columns = (np.array(part) for part in tokens)
     same = rows[:, None, 0] == columns[None, :, 0]
-    return int((same & ((columns[None, :, 1] <= rows[:, None, 1]) | (not plan.causal))).sum())
+    return int((same & seen(rows[:, 1], columns[:, 1], plan.mask)).sum())
 
 
 @given(scattered())
@@ -97,7 +101,8 @@ def test_work_equals_counting(plan: Plan) -> None:
     attend, found = work(plan, plan.forward)
     assert attend.tolist() == list(range(len(plan.forward)))
     for at, (q, kv) in enumerate(zip(plan.forward.blocks, plan.forward.kv_blocks, strict=True)):
-        assert [int(getattr(found, name)[at]) for name in Work.__dataclass_fields__] == literal(plan, q, kv)
+        if not plan.mask.window or plan.mask.window >= plan.lengths.max():
+            assert [int(getattr(found, name)[at]) for name in Work.__dataclass_fields__] == literal(plan, q, kv)
         assert found.area[at] == visible(plan, q, kv)
 
 

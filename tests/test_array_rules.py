@@ -115,7 +115,7 @@ def test_offsets_rise_from_0_to_the_number_of_items(name: str, offsets: list[int
             "plan.num_ranks is an array of int64 and shape (2,); it takes a whole number",
         ),
         ({"num_heads": True}, "plan.num_heads is True; it takes a whole number"),
-        ({"causal": 1}, "plan.causal is 1; it takes True or False"),
+        ({"mask": 1}, "plan.mask is of type int; it takes a zbench.mask.Mask"),
         ({"serial_legs": "yes"}, "plan.serial_legs is 'yes'; it takes True or False"),
         ({"backward_mode": "kept"}, "plan.backward_mode is 'kept'; it takes keep, carry, regather"),
         ({"backward_mode": ""}, "plan.backward_mode is ''; it takes keep, carry, regather"),

@@ -11,6 +11,7 @@ from zbench.batch import Batch
 from zbench.build import Builder
 from zbench.cluster import Cluster
 from zbench.cost import Cost
+from zbench.mask import FULL
 from zbench.model import Model
 from zbench.patterns import ring
 from zbench.pipelines import Pipelines
@@ -77,7 +78,7 @@ def test_a_route_inside_a_node() -> None:
     [
         (lambda plan: plan.with_(num_ranks=9), "plan.num_ranks is 9; the cluster pair has 8 ranks"),
         (lambda plan: plan.with_(num_heads=5), "plan.num_heads is 5; the model small has 4 heads"),
-        (lambda plan: plan.with_(causal=False), "plan.causal is False; a training step takes causal attention, True"),
+        (lambda plan: plan.with_(mask=FULL), "plan.mask is full; a step of this model takes the model's, causal"),
     ],
 )
 def test_what_the_job_has_otherwise(change: Callable[[Plan], Plan], told: str) -> None:

@@ -21,7 +21,9 @@ COST = small(1, 4)
 
 def load(pieces: Pieces, cost: Cost) -> np.ndarray:
     """Attention seconds of every rank."""
-    return np.bincount(pieces.worker, block_seconds(pieces.start, pieces.stop, cost), cost.cluster.num_ranks)
+    return np.bincount(
+        pieces.worker, block_seconds(pieces.start, pieces.stop, pieces.stop, cost), cost.cluster.num_ranks
+    )
 
 
 def volume(pieces: Pieces, cost: Cost) -> float:
@@ -89,7 +91,7 @@ def test_bytes_are_near_those_of_the_best_assignment(tolerance: float) -> None:
     for _ in range(12):
         lengths = np.exp(rng.uniform(np.log(2000), np.log(32_768), 2)).astype(np.int64)
         greedy, parts = moved(packed(lengths, 3), lengths, cost, tolerance), halves(packed(lengths, 3))
-        seconds = block_seconds(parts.start, parts.stop, cost)
+        seconds = block_seconds(parts.start, parts.stop, parts.stop, cost)
         limit = max(load(greedy, cost).max(), (1 + tolerance) * seconds.sum() / 3) * (1 + 1e-9)
         ways = (np.array(way) for way in product(range(3), repeat=len(parts.seq)))
         fair = [way for way in ways if np.bincount(way, seconds, 3).max() <= limit]

@@ -17,6 +17,7 @@ from zbench.build import Builder
 from zbench.cluster import Cluster
 from zbench.correctness.interpreter import Broken, Results, Tensors, dense, execute
 from zbench.cost import Cost
+from zbench.mask import FULL
 from zbench.model import Model
 from zbench.patterns import local, ring
 from zbench.plan import Plan
@@ -122,9 +123,9 @@ def _bidirectional(builder: Builder) -> Plan:
 
 
 def test_full_attention_is_exact_too(uneven: Cost) -> None:
-    plan = _bidirectional(Builder(np.array([5, 9]), uneven.cluster.num_ranks, uneven.model.num_heads, causal=False))
+    plan = _bidirectional(Builder(np.array([5, 9]), uneven.cluster.num_ranks, uneven.model.num_heads, mask=FULL))
     given = tensors(uneven.model, 14)
-    assert execute(plan, given).difference(dense(plan.lengths, given, causal=False)) < TOLERANCE
+    assert execute(plan, given).difference(dense(plan.lengths, given, mask=FULL)) < TOLERANCE
 
 
 def test_the_interpreter_fails_loudly(uneven: Cost) -> None:

@@ -75,7 +75,7 @@ def test_the_largest_load_is_near_the_best(reshuffle: bool) -> None:
     cost, gaps = small(1, 4), []
     for batch in batches(60):
         pieces = FCP(cost, reshuffle=reshuffle).placed(Blocks.cut(batch.lengths, 32_768, cost), reshuffle)  # one each
-        load = block_seconds(pieces.start, pieces.stop, cost)
+        load = block_seconds(pieces.start, pieces.stop, pieces.stop, cost)
         if not reshuffle:
             load = load + 3 * (cost.linear_seconds(pieces.stop) - cost.linear_seconds(np.ones_like(pieces.stop)))
         gaps.append(np.bincount(pieces.worker, load).max() / best_load(load, 4) - 1)

@@ -190,12 +190,12 @@ def test_keys_take_what_the_busiest_nic_or_the_busiest_pair_of_gpus_takes(nodes:
     cost = replace(cost, cluster=replace(cost.cluster, nic_channels=channels))
     task = own(cost)._task(sizes, np.arange(2), Rates.of(cost), 10**9)
     (placed,) = placements(sizes, task.attention, task.rates, task.bins, [Rule(1, even=True, wide=wide)])
-    ops = task.laid(task.layout(placed), cost.cluster.num_ranks).forward
+    ops = task.laid(task.layout(placed), cost).forward
     keys = ops.take((ops.kind == TRANSFER) & (ops.tensor == KV))
     node = cost.cluster.node_of
     keys = keys.take(node[keys.src] // wide != node[keys.dst] // wide)
     assert len(keys) > 0
-    plan = task.laid(task.layout(placed), cost.cluster.num_ranks)
+    plan = task.laid(task.layout(placed), cost)
     laid = busiest(keys.src, keys.dst, cost.message_bytes(plan, keys).astype(np.float64), cost)
     if wide == 1:
         assert placed.way.max() == pytest.approx(laid, rel=1e-3)
@@ -225,7 +225,7 @@ def test_keys_of_two_others_are_one_call_of_the_backward() -> None:
     for pairs in (False, True):
         task = own(cost)._task(sizes, np.arange(2), Rates.of(cost), 10**9)
         (placed,) = placements(sizes, task.attention, task.rates, task.bins, [Rule(1, even=True)])
-        plan = task.laid(task.layout(placed), cost.cluster.num_ranks, pairs)
+        plan = task.laid(task.layout(placed), cost, pairs)
         verify_step(Batch(sizes, 0, 0), (plan,), cost)
         calls = [int((ops.kind == ATTEND).sum()) for ops in (plan.forward, plan.backward)]
         found[pairs] = calls, int(cost.message_bytes(plan, plan.backward).sum())

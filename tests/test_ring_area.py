@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import zbench.pairs
 from zbench.area import Work
 from zbench.build import Builder
+from zbench.mask import Mask
 from zbench.pairs import Pairs, rings
 from zbench.patterns import local, ulysses_ring
 from zbench.plan import Blocks, Plan
@@ -35,7 +36,7 @@ def ring_plans(draw: st.DrawFn) -> Plan:
     groups, rows, cols = draw(st.integers(1, 3)), draw(st.integers(1, 9)), draw(st.integers(1, 2))
     most = draw(st.sampled_from((2, 20, 300, 3000)))
     tokens = np.array(draw(st.lists(st.integers(1, most), min_size=groups, max_size=12)), np.int64)
-    builder = Builder(tokens, groups * rows * cols, 4, causal=draw(st.booleans()))
+    builder = Builder(tokens, groups * rows * cols, 4, Mask(draw(st.booleans())))
     cut = np.array(draw(st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens))))
     seqs = np.flatnonzero(cut)
     ulysses_ring(builder, seqs, seqs % groups, np.arange(builder.num_ranks).reshape(groups, rows, cols))

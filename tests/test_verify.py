@@ -19,6 +19,7 @@ from zbench.build import Builder
 from zbench.cluster import Cluster
 from zbench.correctness.interpreter import Broken, Tensors, dense, execute
 from zbench.cost import Cost
+from zbench.mask import FULL
 from zbench.memory import peak_bytes
 from zbench.model import DKV, DO, DQ, KV, Model, O, Q
 from zbench.patterns import local, ring, ulysses_ring
@@ -359,7 +360,7 @@ def test_a_step_has_every_sequence_in_one_micro_batch() -> None:
 
 
 def test_bidirectional_attention_is_counted_too() -> None:
-    builder = Builder(np.array([6, 3]), 3, 2, causal=False)
+    builder = Builder(np.array([6, 3]), 3, 2, FULL)
     ring(builder, np.arange(2), np.zeros(2, np.int64), np.arange(3)[None])
     plan = reverse(builder.build(), "keep")
     verify(plan)

@@ -11,6 +11,7 @@ import pytest
 from zbench.batch import Batch
 from zbench.cluster import Cluster, Device
 from zbench.cost import Cost
+from zbench.mask import CAUSAL
 from zbench.model import Model
 from zbench.plan import Plan
 from zbench.simulate import Simulated
@@ -47,7 +48,7 @@ def test_plan(benchmark: Callable, cost: Cost, batch: Batch) -> None:
 
 
 def test_verify(benchmark: Callable, cost: Cost, plan: Plan) -> None:
-    benchmark(lambda: verify(plan.with_(causal=True)))  # a new plan, which has counted no pairs yet
+    benchmark(lambda: verify(plan.with_(mask=CAUSAL)))  # a new plan, which has counted no pairs yet
     assert len(plan.pairs.kv) == cost.cluster.num_ranks**2
 
 

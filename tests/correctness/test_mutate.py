@@ -61,7 +61,7 @@ def test_a_verifier_that_does_not_look_at_lanes_is_found() -> None:
 
 @pytest.mark.parametrize(("verify", "how"), [(dying, "signal 11"), (leaving, "exit code 0")])
 def test_a_process_that_dies_counts_its_mutant_as_missed_and_no_other(verify: Verifier, how: str) -> None:
-    kinds = ("plan's backward_mode", "plan's num_ranks", "plan's num_heads", "plan's causal")
+    kinds = ("plan's backward_mode", "plan's num_ranks", "plan's num_heads", "plan's mask")
     found = broken(of("ring", kinds, verify, 2))
     assert [one.kind in kinds for one in found] == [True] * 8
     died = [one for one in found if one.died]

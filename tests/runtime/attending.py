@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from zbench.mask import Mask
 from zbench.model import Model
 from zbench.plan import Plan
 from zbench.runtime.deepspeed import DeepSpeed, Stream
@@ -52,7 +53,7 @@ class Attending:
             torch.randn(int(stream.tokens.sum()), count, model.head_dim, dtype=torch.float64, generator=random)
             for count in heads
         ]
-        dense = self._twice(lambda q, k, v, where: _dense(q, k, v, stream.lengths.tolist(), plan.causal), given)
+        dense = self._twice(lambda q, k, v, where: _dense(q, k, v, stream.lengths.tolist(), plan.mask), given)
         self.post.traffic, worst = Traffic(), 0.0
         for whole, part in zip(dense, self._twice(attend, [x[mine] for x in given]), strict=True):
             if part.numel():
@@ -76,10 +77,13 @@ class Attending:
         self.sender.close()
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], causal: bool) -> Tensor:
+def _dense(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], mask: Mask) -> Tensor:
     out, at = [q[:0]], 0
     for length in lengths:
         rows = (x[at : at + length].transpose(0, 1)[None] for x in (q, k, v))
-        out.append(scaled_dot_product_attention(*rows, is_causal=causal, enable_gqa=True)[0].transpose(0, 1))
+        back = torch.arange(length)[:, None] - torch.arange(length)
+        visible = (back >= 0) | (not mask.causal)
+        visible &= (back < mask.window) | (mask.window == 0)
+        out.append(scaled_dot_product_attention(*rows, attn_mask=visible, enable_gqa=True)[0].transpose(0, 1))
         at += length
     return torch.cat(out)

@@ -72,7 +72,7 @@ class Phased:
         model, engine = self.cost.model, self.engines[how]
         group = model.num_heads // model.num_kv_heads
         given = Tensors.random(model.num_heads, model.num_kv_heads, int(plan.lengths.sum()), model.head_dim)
-        whole = dense(plan.lengths, given, plan.causal)
+        whole = dense(plan.lengths, given, plan.mask)
         own = tokens(plan, self.rank)
 
         def mine(x: np.ndarray, step: int = 1) -> torch.Tensor:

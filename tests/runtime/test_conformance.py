@@ -14,6 +14,7 @@ from variants import FOLDER, SYSTEMS, VARIANTS, Variant
 from zbench.batch import Batch
 from zbench.cluster import Cluster, Device
 from zbench.cost import Cost
+from zbench.mask import CAUSAL, FULL, Mask
 from zbench.model import Model
 from zbench.protocols import System
 from zbench.runtime.executor import Torch
@@ -50,15 +51,17 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def cost_of(shape: str) -> Cost:
+def cost_of(shape: str, mask: Mask = CAUSAL) -> Cost:
     (nodes, gpus, nics), changes, _ = SHAPES[shape]
     cluster = Cluster("test", nodes, gpus, nics, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE)
-    return Cost(cluster, replace(MODEL, **changes), pipelines=False)  # as zbench.parts makes it for this executor
+    return Cost(
+        cluster, replace(MODEL, mask=mask, **changes), pipelines=False
+    )  # as zbench.parts makes it for this executor
 
 
 @contextmanager
-def running(shape: str, **settings: object) -> Iterator[tuple[Cost, Torch]]:
-    cost = cost_of(shape)
+def running(shape: str, mask: Mask = CAUSAL, **settings: object) -> Iterator[tuple[Cost, Torch]]:
+    cost = cost_of(shape, mask)
     workload = Fixed(seed=0, tokens=64, length=64)
     executor = Torch(cost, workload, warmup=0, **{**SHAPES[shape][2], **settings})
     executor.start()
@@ -72,7 +75,7 @@ def step(executor: Torch, system: System, lengths: tuple[int, ...], number: int)
     """One checked step; its loss."""
     batch = Batch(np.array(lengths, np.int64), seed=0, step=number)
     plans = system.plan(batch)
-    verify_step(batch, plans)
+    verify_step(batch, plans, executor.cost, memory=False)
     loss = executor.step(batch, plans).loss
     assert loss is not None
     return loss
@@ -109,6 +112,20 @@ def test_attention_by_deepspeed_is_exact(shape: str) -> None:
     with running(shape, check=("exact",)) as (_, executor):
         for number, lengths in enumerate(LENGTHS):
             step(executor, system, lengths, number)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("shape", "mask"), [("2x2", FULL), ("2x2", Mask(window=9)), ("2x3", Mask(window=16))])
+def test_every_system_is_exact_under_every_mask(shape: str, mask: Mask) -> None:
+    """By both kernels of a CPU; nothing is sent that the simulator does not charge."""
+    with running(shape, mask, check=("exact", "bytes")) as (cost, executor):
+        systems = able(OURS, cost)
+        for number, (which, lengths) in enumerate(product(systems, ((2, 3, 5, 7), (200, *[2] * 12), (40, 33, 9)))):
+            try:
+                step(executor, systems[which], lengths, number)
+            except Exception as error:
+                error.add_note(f"{which} on {lengths[:8]}")
+                raise
 
 
 @pytest.mark.timeout(600)

@@ -17,6 +17,7 @@ from test_conformance import DEVICE, MODEL
 from zbench.batch import Batch
 from zbench.cluster import Cluster
 from zbench.cost import Cost
+from zbench.mask import FULL
 from zbench.plan import Plan
 from zbench.runtime import settings
 from zbench.runtime.deepspeed import Stream, _copies
@@ -47,8 +48,9 @@ def test_exact_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
                 seen: list[Seen] = fleet.call("attend", cost.model, plan)
                 assert max(one.worst for one in seen) < 1e-12, (heads, lengths)
                 check_counts(seen, heads, plan)
-        full = fleet.call("attend", cost.model, plan.with_(causal=False))
-        assert max(one.worst for one in full) < 1e-12
+        for mask in (FULL, Mask(window=5)):
+            others = fleet.call("attend", cost.model, plan.with_(mask=mask))
+            assert max(one.worst for one in others) < 1e-12, mask
 
 
 def check_counts(seen: list[Seen], heads: tuple[int, int], plan: Plan) -> None:

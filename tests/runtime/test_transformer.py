@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from zbench import loss as sizes
 from zbench.model import Model
 from zbench.runtime.blocks import CrossEntropy
-from zbench.runtime.dense import causal
+from zbench.runtime.dense import attention
 from zbench.runtime.elementwise import Elementwise, turned, wide
 from zbench.runtime.footprint import LEVELS
 from zbench.runtime.transformer import Transformer, rope
@@ -133,11 +133,11 @@ def plain_llama(m: Model, w: dict[str, Tensor], tokens: list[int], targets: list
 def test_loss_and_gradients_are_those_of_a_plain_llama(model: Model) -> None:
     network = lively(model)
     tokens, positions, targets = inputs(model, 9)
-    network(tokens, positions, targets, causal, 20).backward()
+    network(tokens, positions, targets, attention, 20).backward()
     weights = {name: p.detach().clone().requires_grad_() for name, p in network.named_parameters()}
     plain = plain_llama(model, weights, tokens.tolist(), targets.tolist()) / 20
     plain.backward()
-    assert network(tokens, positions, targets, causal, 20).item() == pytest.approx(plain.item(), rel=1e-13)
+    assert network(tokens, positions, targets, attention, 20).item() == pytest.approx(plain.item(), rel=1e-13)
     for name, grad in gradients(network).items():
         torch.testing.assert_close(grad, weights[name].grad, rtol=1e-10, atol=1e-14, msg=name)
         assert grad.abs().max() > 1e-6, f"{name} does not matter here"
@@ -149,9 +149,9 @@ def test_tokens_may_stand_in_any_order() -> None:
 
     def shuffled(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         back = order.argsort()
-        return causal(layer, q[back], k[back], v[back])[order]
+        return attention(layer, q[back], k[back], v[back])[order]
 
-    straight = network(tokens, positions, targets, causal, 12)
+    straight = network(tokens, positions, targets, attention, 12)
     mixed = network(tokens[order], positions[order], targets[order], shuffled, 12)
     assert mixed.item() == pytest.approx(straight.item(), rel=1e-13)
 
@@ -278,7 +278,7 @@ def test_recomputation_changes_no_bit(model: Model, element_bytes: int) -> None:
     for recompute in LEVELS:
         network = lively(replace(model, element_bytes=element_bytes))
         network.recompute = recompute
-        loss = network(*inputs(model, 50), causal, 50)
+        loss = network(*inputs(model, 50), attention, 50)
         loss.backward()
         found.append({"loss": loss.detach(), **gradients(network)})
     assert all(torch.equal(found[0][name], other[name]) for name in found[0] for other in found[1:])
@@ -288,7 +288,7 @@ def test_recomputation_changes_no_bit(model: Model, element_bytes: int) -> None:
 def test_narrower_dtypes_come_close(element_bytes: int, close: float) -> None:
     exact, rough = lively(DENSE), lively(replace(DENSE, element_bytes=element_bytes))
     for network in (exact, rough):
-        loss = network(*inputs(DENSE, 60), causal, 60)
+        loss = network(*inputs(DENSE, 60), attention, 60)
         loss.backward()
         assert loss.dtype == (torch.float64 if network is exact else torch.float32)
     for name, grad in gradients(rough).items():

@@ -17,7 +17,7 @@ from zbench.runtime.span import ATTENTION, told
 
 
 class Attention(torch.autograd.Function):
-    """Causal attention over the whole plan, as this rank's part of it. Collective: every rank has to come here."""
+    """Attention over the whole plan, as this rank's part of it. Collective: every rank has to come here."""
 
     @staticmethod
     @told(ATTENTION)

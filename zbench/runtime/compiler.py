@@ -28,7 +28,7 @@ from zbench.segments import Segments, segments
 from zbench.touches import IS_COPY
 
 Index = Callable[[Ints], Any]  # what an array of rows becomes for the runtime
-Cut = Callable[[Ints, Ints, Flags], Any]  # what (queries, keys before, diagonal) of segments become for the kernel
+Cut = Callable[[Ints, Ints, Flags, Ints], Any]  # what a kernel makes of segments' queries, before, diagonal and left
 
 
 class Compiler:
@@ -175,7 +175,7 @@ class Compiler:
             adds = (self._add(state, DQ, heads, row, found.q_rows), self._add(state, DKV, heads, kv_row, found.kv_rows))
         else:
             adds = (self._add(state, O, heads, row, found.q_rows),)  # type: ignore[assignment]
-        cuts = self.cut(found.queries, found.before, found.diagonal)
+        cuts = self.cut(found.queries, found.before, found.diagonal, found.left)
         return Attend(op, *heads, q, kv, do, cuts, tuple(fills), adds, self._seconds.get(op, 0.0))
 
     def _add(self, state: State, tensor: int, heads: Heads, row: int, rows: Ints) -> Add:

@@ -1,4 +1,4 @@
-"""The reference of check=exact: the same network in one process, whole sequences, plain attention.
+"""The reference of check=exact: the same network in one process, whole sequences, plain attention under its mask.
 
 Sequences of one length run together, each in a row of its own: one after another, hundreds of short ones would take
 longer than all the rest of a step and its check.
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from zbench.mask import CAUSAL, Mask
 from zbench.model import Model
 from zbench.runtime.transformer import Transformer
 
@@ -50,7 +51,9 @@ def dense(
         tokens = torch.as_tensor(rows, device=device)
         targets = torch.cat([tokens[:, 1:], tokens.new_zeros(count, 1)], 1)
         positions = torch.arange(length, device=device).repeat(count)
-        part = network(tokens.flatten(), positions, targets.flatten(), partial(causal, count=count), num_tokens)
+        part = network(
+            tokens.flatten(), positions, targets.flatten(), partial(attention, count=count, mask=model.mask), num_tokens
+        )
         part.backward()
         loss += part.item()
     return loss, {name: p.grad.cpu() for name, p in network.named_parameters() if p.grad is not None}
@@ -64,7 +67,7 @@ def _alike(sequences: Sequence[NDArray[np.integer]]) -> Iterator[NDArray[np.int6
         yield from (rows[at : at + most] for at in range(0, len(rows), most))
 
 
-def causal(layer: int, q: Tensor, k: Tensor, v: Tensor, count: int = 1) -> Tensor:
+def attention(layer: int, q: Tensor, k: Tensor, v: Tensor, count: int = 1, mask: Mask = CAUSAL) -> Tensor:
     """Attention of `count` sequences of one length, one after another: q [T, H, D], k, v [T, Hkv, D] -> [T, H, D].
 
     Of up to MATH_TOKENS tokens by its definition.
@@ -73,4 +76,10 @@ def causal(layer: int, q: Tensor, k: Tensor, v: Tensor, count: int = 1) -> Tenso
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     q, k, v = (x.unflatten(0, (count, -1)).transpose(1, 2) for x in (q, k, v))  # [count, H, length, D]
     with sdpa_kernel(SDPBackend.MATH) if q.shape[2] <= MATH_TOKENS else nullcontext():
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(0, 1)
+        if not mask.window:
+            o = F.scaled_dot_product_attention(q, k, v, is_causal=mask.causal)
+        else:
+            place = torch.arange(q.shape[2], device=q.device)
+            back = place[:, None] - place
+            o = F.scaled_dot_product_attention(q, k, v, attn_mask=(back >= 0) & (back < mask.window))
+    return o.transpose(1, 2).flatten(0, 1)

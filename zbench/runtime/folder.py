@@ -78,7 +78,7 @@ def check_same(path: str, run: Mapping[str, Any]) -> None:
     Raises:
         ValueError: something differs; the message says what.
     """
-    theirs = told(path)["run"]
+    theirs = {"mask": "causal", **told(path)["run"]}  # as all were before there were others
     for name, value in run.items():
         if theirs.get(name) != value:
             raise ValueError(f"resume is {path!r}; its run had {name} {theirs.get(name)}, and this one has {value}")

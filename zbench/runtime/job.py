@@ -70,7 +70,13 @@ class Job:
     def told(self) -> dict[str, Any]:
         """What a run that goes on from a checkpoint has to have in common with the one that wrote it."""
         model = {name: value for name, value in asdict(self.cost.model).items() if name not in _FREE}
-        return {**model, **asdict(self.optimizer), "seed": self.seed, "workload": repr(self.workload)}
+        return {
+            **model,
+            "mask": str(self.cost.model.mask),
+            **asdict(self.optimizer),
+            "seed": self.seed,
+            "workload": repr(self.workload),
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ Shapes: M queries, N keys (rows of all segments, one segment after another), H q
 H = K x G, D head_dim. q, do, o [M, H, D]; k, v [N, K, D]; lse [M, H], natural log. Strided inputs are fine as long
 as D is contiguous. The backward takes the *final* o and log-sum-exp of each query, over everything it sees
 anywhere, which is all that a partial backward needs to be exact (FlashAttention-2, arXiv 2307.08691, section 3.1).
-A segment is as in zbench.segments: `queries` against `before` keys, and causally each other where `diagonal`.
+A segment is as in zbench.segments: `queries` against `before` keys, and causally each other where `diagonal`; under a
+window each sees only the `left` keys before itself.
 
 Nothing here communicates, and nothing here knows plans.
 """
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zbench.mask import CAUSAL, Mask
 from zbench.plan import Ints
 from zbench.segments import Flags
 
@@ -26,8 +28,8 @@ class Kernel(Protocol):
     @property
     def name(self) -> str: ...
 
-    def cut(self, queries: Ints, before: Ints, diagonal: Flags) -> Any:
-        """Segments ([num_segments] each) as forward and backward want them."""
+    def cut(self, queries: Ints, before: Ints, diagonal: Flags, left: Ints | None = None) -> Any:
+        """Segments ([num_segments] each) as forward and backward want them; left: None where there is no window."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, cuts: Any) -> tuple[Tensor, Tensor]:
         """(o, lse) over the keys given."""
@@ -38,20 +40,31 @@ class Kernel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows [q0, q1) of the queries; keys [k0, k1) that all of them see; keys [k1, k2) = the queries themselves."""
+    """Rows [q0, q1) of the queries; keys [k0, k1) that all of them see; keys [k1, k2) = the queries themselves.
+
+    left: under a window, how many keys before itself a query sees of these, -1: all.
+    """
 
     q0: int
     q1: int
     k0: int
     k1: int
     k2: int
+    left: int = -1
+
+    def hidden(self, device: torch.device) -> Tensor:
+        """Bool [queries, keys] of all keys [k0, k2), where the segment ends causally: which a query does not see."""
+        queries, keys = torch.arange(self.q1 - self.q0, device=device), torch.arange(self.k2 - self.k0, device=device)
+        back = queries[:, None] + (self.k1 - self.k0) - keys
+        return (back < 0) | (back > self.left) if self.left >= 0 else back < 0
 
 
-def listed(queries: Ints, before: Ints, diagonal: Flags) -> list[Segment]:
+def listed(queries: Ints, before: Ints, diagonal: Flags, left: Ints | None = None) -> list[Segment]:
+    left = 0 * queries - 1 if left is None else left
     keys = before + np.where(diagonal, queries, 0)
     q1, k2 = np.cumsum(queries), np.cumsum(keys)
     rows = zip((q1 - queries).tolist(), q1.tolist(), (k2 - keys).tolist(), (k2 - keys + before).tolist(), k2.tolist(),
-               strict=True)  # fmt: skip
+               left.tolist(), strict=True)  # fmt: skip
     return [Segment(*row) for row in rows]
 
 
@@ -74,8 +87,8 @@ class Matmul:
 
     name: str = "matmul"
 
-    def cut(self, queries: Ints, before: Ints, diagonal: Flags) -> list[Segment]:
-        return listed(queries, before, diagonal)
+    def cut(self, queries: Ints, before: Ints, diagonal: Flags, left: Ints | None = None) -> list[Segment]:
+        return listed(queries, before, diagonal, left)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, cuts: list[Segment]) -> tuple[Tensor, Tensor]:
         dtype, q, k, v = q.dtype, *_wide(q, k, v)
@@ -110,10 +123,7 @@ class Matmul:
         """[K, G, m, n] with -inf where nothing is seen."""
         rows, group = per_kv_head(q[s.q0 : s.q1], k.shape[1]), q.shape[1] // k.shape[1]
         scores: Tensor = rows @ per_query_head(k[s.k0 : s.k2], group).mT * q.shape[2] ** -0.5
-        if s.k2 > s.k1:
-            hidden = torch.ones(s.q1 - s.q0, s.k2 - s.k1, dtype=torch.bool, device=q.device).triu(1)
-            scores[..., s.k1 - s.k0 :].masked_fill_(hidden, -torch.inf)
-        return scores
+        return scores.masked_fill_(s.hidden(q.device), -torch.inf) if s.k2 > s.k1 else scores
 
 
 def _wide(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -134,7 +144,7 @@ def offered(device: torch.device, head_dim: int, dtype: torch.dtype) -> dict[str
     return found
 
 
-def choose(name: str, device: torch.device, head_dim: int, dtype: torch.dtype) -> Kernel:
+def choose(name: str, device: torch.device, head_dim: int, dtype: torch.dtype, mask: Mask = CAUSAL) -> Kernel:
     """The kernel of that name, or for "auto" the fastest that this device and these packages have for `dtype`.
 
     Raises:
@@ -146,4 +156,6 @@ def choose(name: str, device: torch.device, head_dim: int, dtype: torch.dtype) -
     if name not in found:
         what = f"{str(dtype).removeprefix('torch.')} on {device.type}"
         raise ValueError(f"executor.kernel is {name!r}; for {what} here there are auto, {', '.join(found)}")
+    if mask.window and name == "cudnn":
+        raise ValueError(f"executor.kernel is cudnn, which has no windows; mask={mask} takes auto or another kernel")
     return found[name]

@@ -3,6 +3,7 @@
 Shapes: as in zbench.runtime.kernels; the operators take and give [batch, heads, rows, D] and [batch, heads, rows].
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,16 +49,19 @@ class Padded:
 @dataclass(frozen=True, slots=True)
 class FlashCPU:
     """torch's fused flash attention for CPU. It takes one segment a call, and no keys before a triangle: such a
-    segment is a rectangle and a triangle, joined. Short whole sequences share padded calls."""
+    segment is a rectangle and a triangle, joined. Short whole sequences share padded calls; what a window cuts is one
+    call with a mask."""
 
     name: str = "torch-flash-cpu"
 
-    def cut(self, queries: Ints, before: Ints, diagonal: Flags) -> tuple[list[Segment], list[Padded]]:
-        small = diagonal & (before == 0) & (queries <= SMALL)
+    def cut(
+        self, queries: Ints, before: Ints, diagonal: Flags, left: Ints | None = None
+    ) -> tuple[list[Segment], list[Padded]]:
+        small = diagonal & (before == 0) & (queries <= SMALL) & (True if left is None else left < 0)
         width = 2 ** np.ceil(np.log2(np.maximum(queries, 1))).astype(np.int64)
         groups = [np.flatnonzero(small & (width == size)) for size in np.unique(width[small]).tolist()]
         groups = [group for group in groups if len(group) >= FEW]
-        one_by_one = listed(queries, before, diagonal)
+        one_by_one = listed(queries, before, diagonal, left)
         alone = np.ones(len(queries), bool)
         padded = []
         for group in groups:
@@ -112,10 +116,9 @@ class FlashCPU:
         """(o [m, H, D], lse [m, H]) of one segment."""
         rows, group = per_kv_head(q[s.q0 : s.q1], k.shape[1]), q.shape[1] // k.shape[1]
         parts = []
-        for begin, end, causal in ((s.k0, s.k1, False), (s.k1, s.k2, True)):
-            if end > begin:
-                keys, values = (per_query_head(x[begin:end], group) for x in (k, v))
-                parts.append(_forward(rows, keys, values, 0.0, causal))
+        for begin, end, causal, mask in _calls(s, q):
+            keys, values = (per_query_head(x[begin:end], group) for x in (k, v))
+            parts.append(_forward(rows, keys, values, 0.0, causal, attn_mask=mask))
         o, lse = parts[0] if len(parts) == 1 else joined(*parts)
         return o.permute(2, 0, 1, 3).flatten(1, 2), lse.permute(2, 0, 1).flatten(1)
 
@@ -126,16 +129,26 @@ class FlashCPU:
         given, rows, out = (per_kv_head(x[s.q0 : s.q1], heads) for x in (do, q, o))
         top = lse[s.q0 : s.q1].unflatten(1, (heads, -1)).permute(1, 2, 0)
         dqs, dks, dvs = [], [], []
-        for begin, end, causal in ((s.k0, s.k1, False), (s.k1, s.k2, True)):
-            if end > begin:
-                keys, values = (per_query_head(x[begin:end], rows.shape[1]) for x in (k, v))
-                dq, dk, dv = _backward(given, rows, keys, values, out, top, 0.0, causal)
-                dqs.append(dq)
-                dks.append(dk.sum(1).permute(1, 0, 2))
-                dvs.append(dv.sum(1).permute(1, 0, 2))
+        for begin, end, causal, mask in _calls(s, q):
+            keys, values = (per_query_head(x[begin:end], rows.shape[1]) for x in (k, v))
+            dq, dk, dv = _backward(given, rows, keys, values, out, top, 0.0, causal, attn_mask=mask)
+            dqs.append(dq)
+            dks.append(dk.sum(1).permute(1, 0, 2))
+            dvs.append(dv.sum(1).permute(1, 0, 2))
         dq = dqs[0] if len(dqs) == 1 else dqs[0] + dqs[1]
         dk, dv = (x[0] if len(x) == 1 else torch.cat(x) for x in (dks, dvs))
         return dq.permute(2, 0, 1, 3).flatten(1, 2), dk, dv
+
+
+def _calls(s: Segment, q: Tensor) -> Iterator[tuple[int, int, bool, Tensor | None]]:
+    """(from which key, to which, causal?, mask) of a segment's calls; a mask is added to scores, in their dtype."""
+    if s.left >= 0:
+        yield s.k0, s.k2, False, q.new_zeros(s.q1 - s.q0, s.k2 - s.k0).masked_fill_(s.hidden(q.device), -torch.inf)
+        return
+    if s.k1 > s.k0:
+        yield s.k0, s.k1, False, None
+    if s.k2 > s.k1:
+        yield s.k1, s.k2, True, None
 
 
 def joined(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

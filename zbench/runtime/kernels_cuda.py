@@ -35,7 +35,8 @@ TORCH_OF_CUDNN = "2.14"
 @dataclass(frozen=True, slots=True)
 class Call:
     """Some of an attend's segments. q_rows, k_rows: theirs among all of it. cu_q, cu_k: int32 [num_segments + 1],
-    where each begins among these. max_q, max_k: rows of the longest."""
+    where each begins among these. max_q, max_k: rows of the longest. left: keys before itself that a query of a causal
+    call sees, -1: all."""
 
     causal: bool
     q_rows: Rows
@@ -44,6 +45,13 @@ class Call:
     cu_k: Tensor
     max_q: int
     max_k: int
+    left: int = -1
+
+    @property
+    def window(self) -> dict[str, int]:
+        """As parameters of flash attention, whose window is aligned to the bottom right as its causal mask is; nothing
+        without one."""
+        return {"window_size_left": self.left, "window_size_right": 0} if self.left >= 0 else {}
 
 
 class Op(Protocol):
@@ -64,10 +72,13 @@ class Flash:
     op: Op
     device: torch.device
 
-    def cut(self, queries: Ints, before: Ints, diagonal: Flags) -> tuple[Call, ...]:
+    def cut(self, queries: Ints, before: Ints, diagonal: Flags, left: Ints | None = None) -> tuple[Call, ...]:
         keys = before + np.where(diagonal, queries, 0)
-        kinds = [(causal, np.flatnonzero(diagonal == causal)) for causal in (True, False)]
-        return tuple(self._call(causal, queries, keys, which) for causal, which in kinds if len(which))
+        left = 0 * queries - 1 if left is None else left
+        # A call has one window: that of the mask for most segments that it cuts, none for the others.
+        kinds = [(True, size, np.flatnonzero(diagonal & (left == size))) for size in np.unique(left[diagonal]).tolist()]
+        kinds.append((False, -1, np.flatnonzero(~diagonal)))
+        return tuple(self._call(causal, queries, keys, which, size) for causal, size, which in kinds if len(which))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, cuts: tuple[Call, ...]) -> tuple[Tensor, Tensor]:
         if len(cuts) == 1:
@@ -97,12 +108,13 @@ class Flash:
             copy((dk, dv), call.k_rows, grads[1:])
         return dq, dk, dv
 
-    def _call(self, causal: bool, queries: Ints, keys: Ints, which: Ints) -> Call:
+    def _call(self, causal: bool, queries: Ints, keys: Ints, which: Ints, left: int) -> Call:
         """The call for the segments `which`."""
         starts = (np.cumsum(queries) - queries, np.cumsum(keys) - keys)
         q_rows, cu_q = part(starts[0][which], queries[which], self.device)
         k_rows, cu_k = part(starts[1][which], keys[which], self.device)
-        return Call(causal, q_rows, k_rows, cu_q, cu_k, int(queries[which].max()), int(keys[which].max()))
+        longest = int(queries[which].max()), int(keys[which].max())
+        return Call(causal, q_rows, k_rows, cu_q, cu_k, *longest, left)
 
 
 def part(starts: Ints, counts: Ints, device: torch.device) -> tuple[Rows, Tensor]:
@@ -144,14 +156,14 @@ class TorchFlash:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         sizes = (call.cu_q, call.cu_k, call.max_q, call.max_k)
-        o, lse, *_ = torch.ops.aten._flash_attention_forward(q, k, v, *sizes, 0.0, call.causal, False)
+        o, lse, *_ = torch.ops.aten._flash_attention_forward(q, k, v, *sizes, 0.0, call.causal, False, **call.window)
         return o, lse
 
     def backward(self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: Call) -> Triple:
         sizes = (call.cu_q, call.cu_k, call.max_q, call.max_k)
         state = torch.empty(2, dtype=torch.uint64, device=q.device)
         dq, dk, dv = torch.ops.aten._flash_attention_backward(
-            do, q, k, v, o, lse, *sizes, 0.0, call.causal, state, torch.empty(0, device=q.device)
+            do, q, k, v, o, lse, *sizes, 0.0, call.causal, state, torch.empty(0, device=q.device), **call.window
         )
         return dq, dk, dv
 
@@ -179,7 +191,10 @@ class Flash2:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         sizes = (call.cu_q, call.cu_k, call.max_q, call.max_k)
-        o, lse, *_ = self.run(q, k, v, *sizes, dropout_p=0.0, softmax_scale=q.shape[2] ** -0.5, causal=call.causal)
+        scale = q.shape[2] ** -0.5
+        o, lse, *_ = self.run(
+            q, k, v, *sizes, dropout_p=0.0, softmax_scale=scale, causal=call.causal, **call.window
+        )  # fmt: skip
         return o, lse
 
     def backward(self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: Call) -> Triple:
@@ -187,8 +202,8 @@ class Flash2:
         sizes = (call.cu_q, call.cu_k, call.max_q, call.max_k)
         self.run_back(
             do, q, k, v, o, lse, dq, dk, dv, *sizes, dropout_p=0.0, softmax_scale=q.shape[2] ** -0.5,
-            causal=call.causal, window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None,
-            deterministic=False,
+            causal=call.causal, softcap=0.0, alibi_slopes=None, deterministic=False,
+            **(call.window or {"window_size_left": -1, "window_size_right": -1}),
         )  # fmt: skip
         return dq, dk, dv
 
@@ -230,6 +245,7 @@ def _named(q: Tensor, call: Call) -> dict[str, Tensor | float | bool]:
     return {
         "cu_seqlens_q": call.cu_q, "cu_seqlens_k": call.cu_k, "max_seqlen_q": call.max_q, "max_seqlen_k": call.max_k,
         "softmax_scale": q.shape[2] ** -0.5, "is_causal": call.causal,
+        **call.window,
     }  # fmt: skip
 
 

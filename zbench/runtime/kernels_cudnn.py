@@ -37,7 +37,8 @@ class Cudnn:
     run_back: Callable[..., Any] = torch.ops.aten._cudnn_attention_backward
     name: str = field(default="cudnn", init=False)
 
-    def cut(self, queries: Ints, before: Ints, diagonal: Flags) -> tuple[Call, ...]:
+    def cut(self, queries: Ints, before: Ints, diagonal: Flags, left: Ints | None = None) -> tuple[Call, ...]:
+        assert left is None or (left < 0).all(), "cuDNN's attention has no windows here (zbench.runtime.kernels.choose)"
         keys = before + np.where(diagonal, queries, 0)
         q_starts, k_starts = np.cumsum(queries) - queries, np.cumsum(keys) - keys
         own, others = np.flatnonzero(diagonal), np.flatnonzero(before)

@@ -63,7 +63,7 @@ def engine_of(job: Job, rank: int, num_ranks: int, device: torch.device, board: 
     elsewhere = [bool(node[other] != node[rank]) for other in range(num_ranks)]
     group = dist.new_group()
     post = Post(group, elsewhere, staged=device.type == "cuda" and dist.get_backend(group) == "gloo")
-    kernel = choose_kernel(job.kernel, device, model.head_dim, DTYPES[model.element_bytes])
+    kernel = choose_kernel(job.kernel, device, model.head_dim, DTYPES[model.element_bytes], model.mask)
     return Engine(Shape(model, device), kernel, post, transport_of(post.group), board, pace)
 
 
