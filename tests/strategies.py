@@ -10,6 +10,7 @@ from zbench.build import Builder
 from zbench.cluster import Cluster, Device
 from zbench.cost import Cost
 from zbench.links import Domain
+from zbench.mask import CAUSAL, FULL, Mask
 from zbench.model import Model
 from zbench.patterns import all_gather, local, pack_zigzag, ring, sequence_zigzag, ulysses_ring
 from zbench.plan import Plan
@@ -87,6 +88,11 @@ def clusters(draw: st.DrawFn, nodes: int = 4, gpus: int = 8) -> Cluster:
     )
 
 
+def masks() -> st.SearchStrategy[Mask]:
+    """Causal half of the time; windows from a token to more than sequences have."""
+    return st.one_of(st.just(CAUSAL), st.just(CAUSAL), st.just(FULL), st.builds(Mask, window=st.integers(1, 120)))
+
+
 @st.composite
 def models(draw: st.DrawFn, heads: int = 6) -> Model:
     """Grouped-query or not, with head counts that ranks do not divide; recomputation, sharding and experts vary."""
@@ -106,6 +112,7 @@ def models(draw: st.DrawFn, heads: int = 6) -> Model:
         recompute=draw(st.sampled_from(("none", "full"))),
         sharding=draw(st.sampled_from(("none", "zero1", "zero3"))),
         kernels=draw(st.sampled_from(("fused", "eager"))),
+        mask=draw(masks()),
     )
 
 
@@ -119,7 +126,7 @@ def forwards(draw: st.DrawFn, cost: Cost, most: int = 240) -> Plan:
     """A forward plan of any pattern, or of several laid over one another as a system would."""
     tokens = draw(lengths(most))
     ranks = cost.cluster.num_ranks
-    builder = Builder(tokens, ranks, cost.model.num_heads)
+    builder = Builder(tokens, ranks, cost.model.num_heads, cost.model.mask)
     kind = draw(st.sampled_from(("local", "ring", "ulysses", "usp", "pack", "sequence", "mixed")))
     everyone = np.arange(ranks)
     seqs, zero = np.arange(len(tokens)), np.zeros(len(tokens), np.int64)
@@ -134,7 +141,7 @@ def forwards(draw: st.DrawFn, cost: Cost, most: int = 240) -> Plan:
         ulysses_ring(builder, seqs, zero, everyone.reshape(1, -1, degree))
     elif kind in ("pack", "sequence"):
         cut = pack_zigzag if kind == "pack" else sequence_zigzag
-        all_gather(builder, *cut(tokens, ranks), everyone.reshape(cost.cluster.num_nodes, -1))
+        all_gather(builder, *cut(tokens, ranks, cost.model.mask), everyone.reshape(cost.cluster.num_nodes, -1))
     else:
         _mixed(draw, builder, cost)
     return builder.build()

@@ -28,7 +28,8 @@ class Work:
     area: visible (query, key) pairs. tiles: tiles of TILE x TILE that hold a visible pair.
     queries, keys: tokens of q that see anything, and tokens of kv they see, summed over segments.
     segments: sequences or parts of one that the kernel sees as separate.
-    longest: tiles of the keys of the longest segment. rows: rows of tiles. triangles: segments whose queries see each other causally.
+    longest: tiles of the keys of the longest segment. rows: rows of tiles. triangles: segments whose queries see each
+        other causally.
     spare_strips, spare_halves: strips of STRIP rows, halves of HALF, of tiles that hold no query, as there may be in a
         segment's last row of tiles.
     """
@@ -101,7 +102,7 @@ class Work:
     def ring(lengths: Ints, width: Ints, mask: Mask = CAUSAL) -> tuple[Ints, "Work"]:
         """(attends of a rank, work of one of them on average): sequences in rings over `width` ranks, which broadcast.
 
-        Of a band's (`is_band`) it is about: the work of a chunk in the middle, evenly over the hops in which it is seen.
+        Of a band's (`is_band`) it is about: a chunk in the middle, evenly over the hops in which it is seen.
         """
         lengths, width = np.broadcast_arrays(lengths, width)
         if not mask.causal:

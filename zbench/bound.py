@@ -41,8 +41,9 @@ def _linear_seconds(tokens: float, passes: int, cost: Cost) -> float:
 def least_seconds(lengths: Ints, cost: Cost, backward: bool) -> Floats:
     """Attention of whole sequences, [n], all heads, one layer: no plan spends less on them on all ranks together.
 
-    Cutting adds tiles and rows (under a window, tiles are as many as visible pairs fill), and where rates are curves no piece is faster than the best of them. Head by head, as
-    with one head a rank, kv is read more often in the forward, but the backward has no sums over grouped heads to make.
+    Cutting adds tiles and rows (under a window tiles are as many as the visible pairs fill), and where rates are curves
+    no piece is faster than the best of them. Head by head, as with one head a rank, kv is read more often in the
+    forward, but the backward has no sums over grouped heads to make.
     """
     heads = np.full(len(lengths), cost.model.num_heads)
     kv_heads = heads if backward else np.full(len(lengths), cost.model.num_kv_heads)

@@ -119,7 +119,7 @@ class Builder:
 
 
 def _seen(plan: Plan) -> Plan:
-    """The forward without attends in which nothing is visible, as there are under a window, and copies only for them."""
+    """The forward without attends in which nothing is visible, as under a window, and without copies only for them."""
     attend, amount = work(plan, plan.forward)
     if (amount.area > 0).all():
         return plan

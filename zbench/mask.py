@@ -6,9 +6,9 @@ A query at position i sees the keys j of its sequence with
     full        any j
     window:N    i - N < j <= i: N tokens, itself among them
 
-N is Mistral's and Hugging Face's `sliding_window` and, less one, FlashAttention's `window_size=(N - 1, 0)`, which counts
-the keys to the left of a query and not the query. A mask is of a model (Model.mask), and every plan has one (Plan.mask):
-what follows from it is asked there.
+N is Mistral's and Hugging Face's `sliding_window` and, less one, FlashAttention's `window_size=(N - 1, 0)`, which
+counts the keys to the left of a query and not the query. A mask is of a model (Model.mask), and every plan has one
+(Plan.mask): what follows from it is asked there.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Older records, as records are today. Pure: no torch.
 
-Before there were worlds (zbench.worlds), all was nominal; before there were masks (zbench.mask), all was causal. Before facts told a run's GPUs, those of a run with tensor
-parallelism were of a group of GPUs: so many times the memory and rate of one, and NICs of as many times the bandwidth
-as they were fewer. So were the memory and the NICs of its steps.
+Before there were worlds (zbench.worlds), all was nominal; before there were masks (zbench.mask), all was causal. Before
+facts told a run's GPUs, those of a run with tensor parallelism were of a group of GPUs: so many times the memory and
+rate of one, and NICs of as many times the bandwidth as they were fewer. So were the memory and the NICs of its steps.
 """
 
 from collections.abc import Mapping, Sequence

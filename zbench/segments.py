@@ -78,19 +78,18 @@ def _windowed(
     plan: Plan, window: int, pairs: tuple[Ints, Ints], lists: tuple[Ints, Ints, Ints], bounds: Ints
 ) -> list[Segments]:
     """As `segments`, under a window. pairs: (q, kv) rows of `lists`, as _pieces gives them."""
-    blocks, (offsets, items, base) = plan.blocks, lists
-    table, spans = cut(
-        *pairs, offsets, items, blocks.seq, blocks.start, blocks.stop, bounds, plan.lengths, window
-    )  # fmt: skip
+    blocks = plan.blocks
+    table, spans = cut(*pairs, *lists[:2], blocks.seq, blocks.start, blocks.stop, bounds, plan.lengths, window)
     q_rows, kv_rows = rows(table, spans, *pairs, *lists, blocks.start, blocks.stop, bounds)
     every = Segments(q_rows, kv_rows, table[:, 1], table[:, 2], table[:, 3] == 1, table[:, 4])
     ends = np.searchsorted(table[:, 0], np.arange(len(pairs[0]) + 1))
     q_ends, kv_ends = (np.concatenate([[0], np.cumsum(count)])[ends] for count in (every.queries, every.keys))
     out = []
-    for i, (first, last) in enumerate(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)):
-        columns = (column[first:last] for column in (every.queries, every.before, every.diagonal, every.left))
+    for i in range(len(pairs[0])):
+        some = slice(ends[i], ends[i + 1])
         q_part, kv_part = q_rows[q_ends[i] : q_ends[i + 1]], kv_rows[kv_ends[i] : kv_ends[i + 1]]
-        out.append(Segments(q_part, kv_part, *columns))
+        parts = every.queries[some], every.before[some], every.diagonal[some], every.left[some]
+        out.append(Segments(q_part, kv_part, *parts))
     return out
 
 

@@ -64,8 +64,9 @@ def verify(plan: Plan, cost: Cost | None = None, memory: bool = True) -> None:
 
 def verify_step(batch: Batch, plans: tuple[Plan, ...], cost: Cost | None = None, memory: bool = True) -> None:
     """Returns if the plans are a training step: every one is correct, every sequence of the batch is whole in exactly
-    one of them and sees itself under the model's mask, and all have the same pipelines, whose stages have memory for the
-    micro-batches that are under way at a time. cost, memory: as for `verify`; without a cost the mask is causal.
+    one of them and sees itself under the model's mask (causally, where there is no cost), and all have the same
+    pipelines, whose stages have memory for the micro-batches that are under way at a time. cost, memory: as for
+    `verify`.
 
     Raises:
         PlanError: the first rule broken; OutOfMemory: only the memory is too small.

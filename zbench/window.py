@@ -1,14 +1,14 @@
 """What attends compute under a window: segments of whole runs of queries. Compiled; pure: no torch.
 
 Under a mask `window:N` (zbench.mask) a query sees the last N tokens up to itself, so positions matter, which the causal
-walk (zbench.walk) does not look at. Queries that follow one another are cut where the window leaves a run of keys behind,
-so that each segment is of one of three kinds:
+walk (zbench.walk) does not look at. Queries that follow one another are cut where the window leaves a run of keys
+behind, so that each segment is of one of three kinds:
 
     a rectangle     all queries see all keys
     own keys last   keys before them, then the queries' own; `left` keys to the left of the diagonal that ends at the
                     bottom right are seen, -1 if all are: FlashAttention's window_size=(left, 0)
-    left behind     no own keys; every query sees a key less than the one before. Read backwards, last query first and last
-                    key first, that is a causal segment, so that its rows are listed backwards and a kernel need not know
+    left behind     no own keys; every query sees a key less than the one before. Read backwards, last query and last
+                    key first, it is a causal segment: its rows are listed backwards, and a kernel need not know
 
 Sequences no longer than the window are cut as causal ones are (zbench.segments).
 """
@@ -19,8 +19,8 @@ import numpy as np
 from zbench.area import COLUMNS, HALF, STRIP, TILE
 from zbench.walk import seek
 
-# Columns of the table of segments: the pair of lists, queries, keys before the queries' own (or all keys), whether it is
-# causal at its end, and how many keys to the left of the diagonal are seen (-1: all).
+# Columns of the table of segments: the pair of lists, queries, keys before the queries' own (or all keys), whether it
+# is causal at its end, and how many keys to the left of the diagonal are seen (-1: all).
 PAIR, QUERIES, BEFORE, DIAGONAL, LEFT = range(5)
 
 
@@ -161,7 +161,7 @@ def _run(a, b, own, keys, start, stop, window, pair, s, table, spans, count):  #
         while last + 1 < len(keys) and start[keys[last + 1]] == after:
             last += 1
             after = stop[keys[last]]
-        # Query x sees keys from `low` on; the window leaves this run of keys, which ends at `after`, behind query by query.
+        # Query x sees keys from `low` on; the window leaves this run of keys behind query by query, up to `after`.
         hides = low == edge
         y = min(b, after + window - 1) if own or hides else min(b, low + window)
         n = 0
@@ -185,7 +185,7 @@ def _run(a, b, own, keys, start, stop, window, pair, s, table, spans, count):  #
 
 @nb.njit(cache=True)
 def rows(table, spans, q_rows, kv_rows, offsets, items, base, start, stop, bounds):  # type: ignore[no-untyped-def]
-    """(rows of the q list, rows of the kv list) of all segments, one after another; base: row of each item's first token."""
+    """(rows of the q list, rows of the kv list) of all segments in turn; base: row of each item's first token."""
     queries = keys = 0
     for i in range(len(table)):
         queries += table[i, QUERIES]

@@ -17,7 +17,7 @@ from test_conformance import DEVICE, MODEL
 from zbench.batch import Batch
 from zbench.cluster import Cluster
 from zbench.cost import Cost
-from zbench.mask import FULL
+from zbench.mask import FULL, Mask
 from zbench.plan import Plan
 from zbench.runtime import settings
 from zbench.runtime.deepspeed import Stream, _copies

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import spawn
 
 from zbench.model import Model
-from zbench.runtime.dense import attention
+from zbench.runtime import dense
 from zbench.runtime.parameters import AdamW, Parameters, Replicated, Sharded
 from zbench.runtime.reduction import Flat
 from zbench.runtime.transformer import Attend, Transformer
@@ -89,7 +89,7 @@ def attention(own: list[Tensor], group: dist.ProcessGroup) -> Attend:
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True) if lengths else ()
-        o = torch.cat([attention(layer, *part) for part in parts] or [q * 1])
+        o = torch.cat([dense.attention(layer, *part) for part in parts] or [q * 1])
         done: Tensor = Together.apply(o, layer, group)
         return done
 
@@ -196,7 +196,7 @@ def train_alone(model: Model) -> tuple[list[float], dict[str, Tensor], dict[str,
             s for micro in range(len(MICRO_BATCHES)) for rank in range(RANKS) for s in sequences(step, micro, rank)
         ]
         optimizer.zero_grad()
-        loss = torch.stack([network(*inputs([s]), attention, NUM_TOKENS) for s in every]).sum()
+        loss = torch.stack([network(*inputs([s]), dense.attention, NUM_TOKENS) for s in every]).sum()
         loss.backward()
         losses.append(loss.item())
         optimizer.step()
