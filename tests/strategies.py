@@ -112,13 +112,16 @@ def models(draw: st.DrawFn, heads: int = 6) -> Model:
         recompute=draw(st.sampled_from(("none", "full"))),
         sharding=draw(st.sampled_from(("none", "zero1", "zero3"))),
         kernels=draw(st.sampled_from(("fused", "eager"))),
-        mask=draw(masks()),
     )
 
 
 @st.composite
-def costs(draw: st.DrawFn, nodes: int = 4, gpus: int = 8, heads: int = 6) -> Cost:
-    return Cost(draw(clusters(nodes, gpus)), draw(models(heads)))
+def costs(
+    draw: st.DrawFn, nodes: int = 4, gpus: int = 8, heads: int = 6, mask: st.SearchStrategy[Mask] | None = None
+) -> Cost:
+    """mask: causal, unless a test asks for others (`masks`)."""
+    model = draw(models(heads))
+    return Cost(draw(clusters(nodes, gpus)), model if mask is None else replace(model, mask=draw(mask)))
 
 
 @st.composite
@@ -177,8 +180,10 @@ def plans(draw: st.DrawFn, cost: Cost, most: int = 240) -> Plan:
 
 
 @st.composite
-def cases(draw: st.DrawFn, nodes: int = 4, gpus: int = 8, most: int = 240) -> tuple[Cost, Plan]:
-    cost = draw(costs(nodes, gpus))
+def cases(
+    draw: st.DrawFn, nodes: int = 4, gpus: int = 8, most: int = 240, mask: st.SearchStrategy[Mask] | None = None
+) -> tuple[Cost, Plan]:
+    cost = draw(costs(nodes, gpus, mask=mask))
     return cost, draw(plans(cost, most))
 
 

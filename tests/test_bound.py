@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import REAL, batches, cases, costs
+from strategies import REAL, batches, cases, costs, masks
 
 from zbench.area import work
 from zbench.batch import Batch
@@ -23,7 +23,7 @@ from zbench.simulate import Simulated
 
 
 @settings(max_examples=100)
-@given(cases(nodes=2, gpus=6, most=6000))
+@given(cases(nodes=2, gpus=6, most=6000, mask=masks()))
 def test_no_plan_is_faster(case: tuple[Cost, Plan]) -> None:
     cost, plan = case
     batch = Batch(plan.lengths, 0, 0)
@@ -40,7 +40,7 @@ def attention(cost: Cost, plan: Plan) -> list[tuple[float, float]]:
     return found
 
 
-@given(cases(nodes=2, gpus=6, most=6000))
+@given(cases(nodes=2, gpus=6, most=6000, mask=masks()))
 def test_cutting_sequences_makes_attention_no_cheaper(case: tuple[Cost, Plan]) -> None:
     cost, plan = case
     for whole, cut in attention(cost, plan):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import SHARP, batches, cases, costs, forwards
+from strategies import SHARP, batches, cases, costs, forwards, masks
 from variants import SYSTEMS, VARIANTS, Variant
 
 from zbench.batch import Batch
@@ -23,6 +23,7 @@ from zbench.patterns import local, ring
 from zbench.plan import Plan
 from zbench.rewrite import order, remap, reverse, route
 from zbench.rewrite.reverse import MODES
+from zbench.verify import verify_step
 
 TOLERANCE = 1e-12
 
@@ -35,7 +36,7 @@ def tensors(model: Model, num_tokens: int) -> Tensors:
 def answer(lengths: tuple[int, ...], model: Model) -> tuple[Tensors, Results]:
     """Inputs and what dense attention makes of them: of every plan for these sequences, the same."""
     given = tensors(model, sum(lengths))
-    return given, dense(np.array(lengths), given)
+    return given, dense(np.array(lengths), given, model.mask)
 
 
 def check(plan: Plan, cost: Cost) -> Results:
@@ -59,13 +60,13 @@ def test_the_dense_gradients_are_finite_differences() -> None:
         assert (values[0] - values[1]) / 2e-5 == pytest.approx((gradient * step).sum(), rel=1e-7)
 
 
-@given(st.data(), costs(), st.sampled_from(MODES))
+@given(st.data(), costs(mask=masks()), st.sampled_from(MODES))
 def test_every_pattern_in_every_backward_mode(data: st.DataObject, cost: Cost, mode: str) -> None:
     check(reverse(data.draw(forwards(cost)), mode), cost)
 
 
 @settings(max_examples=60)
-@given(cases())
+@given(cases(mask=masks()))
 def test_every_combination_of_rewrites(case: tuple[Cost, Plan]) -> None:
     cost, plan = case
     check(plan, cost)
@@ -86,12 +87,13 @@ def test_routing_and_order_change_no_bit_of_what_they_must_not(data: st.DataObje
 @settings(max_examples=25)
 @given(st.data())
 def test_every_system(which: Variant, data: st.DataObject) -> None:
-    cost = data.draw(costs())
+    cost = data.draw(costs(mask=masks()))
     batch = data.draw(batches())
     plans = which.make(cost).plan(batch)
     for plan in plans:
         assert plan.lengths.tolist() == batch.lengths[plan.sequences].tolist()
         check(plan, cost)
+    verify_step(batch, plans, cost, memory=False)
     assert sorted(np.concatenate([plan.sequences for plan in plans]).tolist()) == list(range(len(batch.lengths)))
 
 
