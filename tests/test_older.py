@@ -49,6 +49,7 @@ def test_what_was_recorded_before_there_were_worlds_is_nominal(tmp_path: Path) -
     assert problems == []
     config = run.start["config"]
     assert (config["world"], config["planners"]) == ({"_target_": "zbench.worlds.World"}, "world")
+    assert config["mask"] == "causal"
     assert config["choices"] == {"system": "ring", "world": "nominal"}
     assert instantiate(config["world"]) == World()
     assert with_all_keys(config) == config

@@ -18,6 +18,7 @@ def start(run: str, system: dict[str, str], time: str = "1", sources: str = "s",
     whole = {
         "system": system, "workload": {"mu": 1}, "cluster": {"num_nodes": 4}, "model": {}, "executor": {}, "seed": 0,
         "tokens_per_gpu": 8, "steps": 2, "world": {"_target_": "zbench.worlds.World"}, "planners": "world",
+        "mask": "causal",
         "choices": {**{group: f"the_{group}" for group in GROUPS}, "world": "nominal"},
         "changes": {"cluster": {"num_nodes": 16}}, **config,
     }  # fmt: skip

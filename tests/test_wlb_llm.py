@@ -56,7 +56,7 @@ def test_per_sequence_is_the_way_for_many_short_documents_and_per_document_for_a
     for lengths, faster in ((np.full(64, 300), "sequence"), (np.array([20_000, *[500] * 8]), "document")):
         pack = 0 * lengths
         document, sequence = (
-            attend_seconds(way(lengths, pack, 8), 1, 8, cost)[0] for way in (per_document, per_sequence)
+            attend_seconds(way(lengths, pack, 8), lengths, 1, 8, cost)[0] for way in (per_document, per_sequence)
         )
         assert (faster == "document") == (document < sequence)
         (plan,) = WLBLLM(roomy(cost), degree=8).plan(Batch(lengths, 0, 0))
@@ -77,7 +77,7 @@ def test_attention_seconds_are_the_clock_s(way: type) -> None:
             ones = np.ones(len(attend), np.int64)
             heads, kv_heads = cost.model.num_heads * ones, cost.model.num_kv_heads * ones
             exact = sum(cost.kernel_seconds(amount, heads, kv_heads, back) for back in (False, True)).max()
-            assert attend_seconds(pieces, 1, 4, cost)[0] == pytest.approx(exact, rel=0.03)
+            assert attend_seconds(pieces, lengths, 1, 4, cost)[0] == pytest.approx(exact, rel=0.03)
 
 
 def test_predicted_seconds_are_those_of_a_layer() -> None:
@@ -116,7 +116,8 @@ def test_packs_have_nearly_the_least_work_there_is() -> None:
 def slowest(lengths: Ints, pack: Ints, degree: int, cost: Cost) -> float:
     """The objective: predicted seconds of the slowest pack, each cut in its better way."""
     count = cost.cluster.num_ranks // degree
-    ways = [attend_seconds(way(lengths, pack, degree), count, degree, cost) for way in (per_document, per_sequence)]
+    both = (way(lengths, pack, degree) for way in (per_document, per_sequence))
+    ways = [attend_seconds(pieces, lengths, count, degree, cost) for pieces in both]
     tokens = np.bincount(pack, lengths, count).astype(np.float64)
     seconds = np.minimum(*ways) + linear_seconds(tokens, degree, cost, "regather")
     return float(seconds[tokens > 0].max())
