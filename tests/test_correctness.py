@@ -35,7 +35,7 @@ class Wrong(Matmul):
 
     mistake: str = ""
 
-    def cut(self, queries, before, diagonal):  # type: ignore[no-untyped-def]
+    def cut(self, queries, before, diagonal, left=None):  # type: ignore[no-untyped-def]
         if self.mistake == "mask":  # aligned to the upper left
             return Matmul.cut(self, queries, 0 * before, diagonal)
         return Matmul.cut(self, queries, before, diagonal)

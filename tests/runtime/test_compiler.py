@@ -21,7 +21,8 @@ from zbench.systems.ring import Ring
 from zbench.systems.ulysses import Ulysses
 
 
-def cut(queries: Ints, before: Ints, diagonal: Flags) -> int:
+def cut(queries: Ints, before: Ints, diagonal: Flags, left: Ints) -> int:
+    assert (left == -1).all()
     return int((queries * before + diagonal * queries * (queries + 1) // 2).sum())
 
 

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from zbench.mask import Mask
 from zbench.runtime.kernels import Matmul, Triple, choose
+from zbench.runtime.kernels_cpu import FlashCPU
 from zbench.runtime.kernels_cuda import Call, Flash, Flash2, Flash3, Op, TorchFlash
 
 CPU = torch.device("cpu")
@@ -27,15 +29,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, bounds: tuple[Tensor, Tensor], causal: bool) -> tuple[Tensor, Tensor]:
-    """The promise: (o [M, H, D], lse [H, M]) of segments, their masks aligned to the bottom right."""
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, bounds: tuple[Tensor, Tensor], causal: bool, left: int = -1
+) -> tuple[Tensor, Tensor]:
+    """The promise: (o [M, H, D], lse [H, M]) of segments, their masks and windows aligned to the bottom right."""
     group = q.shape[1] // k.shape[1]
     outs, tops = [], []
     for (q0, q1), (k0, k1) in zip(*(zip(x.tolist(), x.tolist()[1:], strict=False) for x in bounds), strict=True):
         keys, values = (x[k0:k1].repeat_interleave(group, 1) for x in (k, v))
         scores = torch.einsum("mhd,nhd->hmn", q[q0:q1], keys) * q.shape[2] ** -0.5
         if causal:
-            visible = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool).tril((k1 - k0) - (q1 - q0))
+            last = (k1 - k0) - (q1 - q0)
+            visible = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool).tril(last)
+            visible = visible.triu(last - left) if left >= 0 else visible
             scores = scores.masked_fill(~visible, -torch.inf)
         tops.append(scores.logsumexp(-1))
         outs.append(torch.einsum("hmn,nhd->mhd", scores.softmax(-1), values))
@@ -43,8 +49,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bounds: tuple[Tensor, Tensor], ca
 
 
 def gradients(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, bounds: tuple[Tensor, Tensor], causal: bool
-) -> Triple:
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, bounds: tuple[Tensor, Tensor], causal: bool,
+    left: int = -1,
+) -> Triple:  # fmt: skip
     """Partial ones, of the keys given, by the final o and lse [H, M]."""
     group = q.shape[1] // k.shape[1]
     assert lse.shape == (q.shape[1], q.shape[0])
@@ -54,7 +61,8 @@ def gradients(
         keys, values = (x[k0:k1].repeat_interleave(group, 1) for x in (k, v))
         p = (torch.einsum("mhd,nhd->hmn", q[q0:q1], keys) * q.shape[2] ** -0.5 - lse[:, q0:q1, None]).exp()
         if causal:
-            p = p.tril((k1 - k0) - (q1 - q0))
+            last = (k1 - k0) - (q1 - q0)
+            p = p.tril(last).triu(last - left) if left >= 0 else p.tril(last)
         delta = (do[q0:q1] * o[q0:q1]).sum(-1).T
         ds = p * (torch.einsum("mhd,nhd->hmn", do[q0:q1], values) - delta[..., None]) * q.shape[2] ** -0.5
         dq[q0:q1] = torch.einsum("hmn,nhd->mhd", ds, keys)
@@ -75,10 +83,10 @@ class Promised:
         counts = [np.diff(x.numpy()) for x in (call.cu_q, call.cu_k)]
         assert (int(counts[0].max()), int(counts[1].max())) == (call.max_q, call.max_k)
         assert call.cu_q.dtype == call.cu_k.dtype == torch.int32
-        return attention(q, k, v, (call.cu_q, call.cu_k), call.causal)
+        return attention(q, k, v, (call.cu_q, call.cu_k), call.causal, call.left)
 
     def backward(self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: Call) -> Triple:
-        return gradients(do, q, k, v, o, lse, (call.cu_q, call.cu_k), call.causal)
+        return gradients(do, q, k, v, o, lse, (call.cu_q, call.cu_k), call.causal, call.left)
 
 
 def draw(queries: list[int], before: list[int], diagonal: list[bool], heads: tuple[int, int]) -> list[Tensor]:
@@ -93,12 +101,16 @@ def draw(queries: list[int], before: list[int], diagonal: list[bool], heads: tup
     return [make(rows, heads[0], 8), make(rows, heads[0], 8), kv[:, 0], kv[:, 1]]
 
 
-def check(op: Op, queries: list[int], before: list[int], diagonal: list[bool], heads: tuple[int, int]) -> None:
+def check(
+    op: Op | None, queries: list[int], before: list[int], diagonal: list[bool], heads: tuple[int, int],
+    left: list[int] | None = None,
+) -> None:  # fmt: skip
+    """op: None for the CPU's kernel."""
     do, q, k, v = draw(queries, before, diagonal, heads)
-    columns = (np.array(queries), np.array(before), np.array(diagonal))
-    reference, tested = Matmul(), Flash("tested", op, CPU)
+    columns = (np.array(queries), np.array(before), np.array(diagonal), None if left is None else np.array(left))
+    reference, tested = Matmul(), FlashCPU() if op is None else Flash("tested", op, CPU)
     ours, cuts = reference.cut(*columns), tested.cut(*columns)
-    assert len(cuts) == len(set(diagonal))
+    assert op is None or len(cuts) == len(set(zip(diagonal, left or diagonal, strict=True)))
     want, got = reference.forward(q, k, v, ours), tested.forward(q, k, v, cuts)
     assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(got, want, strict=True))
     top = want[1] + 0.3  # others keys count as well: the final log-sum-exp is larger, and the final o another one
@@ -118,6 +130,22 @@ segment = st.one_of(
 def test_any_segments_are_as_with_matmul(segments: list[tuple[int, int, bool]], heads: tuple[int, int]) -> None:
     queries, before, diagonal = (list(column) for column in zip(*segments, strict=True))
     check(Promised(), queries, before, diagonal, heads)
+
+
+@given(st.lists(st.tuples(segment, st.integers(-1, 20)), min_size=1, max_size=7), st.sampled_from([(4, 2), (3, 1)]))
+def test_any_windows_are_as_with_matmul(drawn: list, heads: tuple[int, int]) -> None:
+    """By calls of flash attention, one a window, and by the CPU's kernel; matmul's is by the definition below."""
+    queries, before, diagonal = (list(column) for column in zip(*(one for one, _ in drawn), strict=True))
+    left = [window if one[2] else -1 for one, window in drawn]
+    check(Promised(), queries, before, diagonal, heads, left)
+    check(None, queries, before, diagonal, heads, left)
+
+
+def test_a_window_by_hand() -> None:
+    """Three queries after two keys, of which each sees itself and one before: columns 2 and 1, 3 and 2, 4 and 3."""
+    (segment,) = Matmul().cut(*(np.array([value]) for value in (3, 2, True, 1)))
+    seen = ~segment.hidden(CPU)
+    assert seen.nonzero().tolist() == [[0, 1], [0, 2], [1, 2], [1, 3], [2, 3], [2, 4]]
 
 
 def test_one_kind_of_segment_is_one_call_of_all_rows() -> None:
@@ -166,7 +194,8 @@ def flash_attn() -> ModuleType:
         seqused_k: Tensor | None = None, zero_tensors: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         assert (dropout_p, softmax_scale) == (0.0, q.shape[2] ** -0.5)
-        o, lse = attention(q, k, v, (cu_seqlens_q, cu_seqlens_k), causal)
+        assert window_size_right == (0 if window_size_left >= 0 else -1)
+        o, lse = attention(q, k, v, (cu_seqlens_q, cu_seqlens_k), causal, window_size_left)
         return o, lse, q.new_empty(0), q.new_empty(2)
 
     def backward(
@@ -177,8 +206,8 @@ def flash_attn() -> ModuleType:
         rng_state: Tensor | None = None, zero_tensors: bool = False,
     ) -> Tensor:  # fmt: skip
         assert (dropout_p, softmax_scale) == (0.0, q.shape[2] ** -0.5)
-        assert (window_size_left, window_size_right, softcap) == (-1, -1, 0.0)
-        grads = gradients(dout, q, k, v, out, softmax_lse, (cu_seqlens_q, cu_seqlens_k), causal)
+        assert (window_size_right, softcap) == (0 if window_size_left >= 0 else -1, 0.0)
+        grads = gradients(dout, q, k, v, out, softmax_lse, (cu_seqlens_q, cu_seqlens_k), causal, window_size_left)
         for target, grad in zip((dq, dk, dv), grads, strict=True):
             assert target is not None
             target.copy_(grad)
@@ -202,6 +231,7 @@ def test_flash_attn_2_is_called_as_it_declares(
     assert (op is not None) == fits
     if op is not None:
         check(op, [3, 1, 5], [0, 4, 2], [True, False, True], (4, 2))
+        check(op, [3, 1, 5], [0, 4, 2], [True, False, True], (4, 2), [1, -1, 3])
 
 
 @pytest.fixture
@@ -232,18 +262,18 @@ def flash_attn_3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         q: Tensor, k: Tensor, v: Tensor, k_new: None, v_new: None, q_v: None, out: None, cu_q: Tensor, cu_k: Tensor,
         cu_k_new: None, used_q: None, used_k: None, max_q: int, max_k: int, page_table: None, kv_batch_idx: None,
         leftpad_k: None, cos: None, sin: None, rotary: None, q_scale: None, k_scale: None, v_scale: None,
-        softmax_scale: float, causal: bool = False, *rest: object,
+        softmax_scale: float, causal: bool = False, left: int = -1, *rest: object,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         assert (softmax_scale, max_q) == (q.shape[2] ** -0.5, int(cu_q.diff().max()))
-        return *attention(q, k, v, (cu_q, cu_k), causal), q.new_empty(0), q.new_empty(0)
+        return *attention(q, k, v, (cu_q, cu_k), causal, left), q.new_empty(0), q.new_empty(0)
 
     def backward(
         do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
         cu_q: Tensor, cu_k: Tensor, used_q: None, used_k: None, max_q: int, max_k: int, scale: float,
-        causal: bool = False, *rest: object,
+        causal: bool = False, left: int = -1, *rest: object,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         assert (scale, max_k) == (q.shape[2] ** -0.5, int(cu_k.diff().max()))
-        for target, grad in zip((dq, dk, dv), gradients(do, q, k, v, o, lse, (cu_q, cu_k), causal), strict=True):
+        for target, grad in zip((dq, dk, dv), gradients(do, q, k, v, o, lse, (cu_q, cu_k), causal, left), strict=True):
             target.copy_(grad)
         return dq, dk, dv, *(q.new_empty(0) for _ in range(5))
 
@@ -261,6 +291,7 @@ def test_flash_attn_3_is_called_as_it_declares() -> None:
     op = Flash3.of()
     assert op is not None
     check(op, [3, 1, 5], [0, 4, 2], [True, False, True], (4, 2))
+    check(op, [3, 1, 5], [0, 4, 2], [True, False, True], (4, 2), [1, -1, 3])
 
 
 def test_packages_that_are_not_here_are_not_offered() -> None:
@@ -292,3 +323,6 @@ def test_auto_is_the_fastest_that_the_gpu_has_for_a_dtype(
     assert choose("auto", device, head_dim, dtype).name == names[-1]
     with pytest.raises(ValueError, match=f"there are auto, {', '.join(names)}$"):
         choose("torch-flash-cpu", device, head_dim, dtype)
+    if "cudnn" in names:
+        with pytest.raises(ValueError, match=r"^executor.kernel is cudnn, which has no windows; mask=window:9"):
+            choose("cudnn", device, head_dim, dtype, Mask(window=9))
