@@ -28,9 +28,9 @@ from zbench.systems.torch_balancers import BALANCERS, Balancer, pieces
 @dataclass(frozen=True, slots=True)
 class TorchCP:
     """balancer: headtail, per_document or ptrr. degree: ranks of a group; None: the fewest that hold a sequence of
-    `context_limit` tokens in memory. pack_tokens: of a group's rank at most; None: what fits a GPU. tile: tokens of a
-    tile of ptrr's mask. backward: what becomes of gathered kv. context_limit: tokens of the longest sequence; the run
-    gives its workload's.
+    `context_limit` tokens in memory. pack_tokens: of a group's rank, up to which packs are filled; None: the fewest
+    with which there are no more micro-batches than memory asks for. tile: tokens of a tile of ptrr's mask. backward:
+    what becomes of gathered kv. context_limit: tokens of the longest sequence; the run gives its workload's.
 
     Raises:
         ValueError: a key has no such value, or degree does not divide the ranks.
@@ -55,13 +55,13 @@ class TorchCP:
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         cost, ranks, longest = self.cost, self.cost.cluster.num_ranks, self.context_limit or batch.num_tokens
         degree = self.degree or holding(longest, ranks, cost, lambda alone, n: self._plans(alone, n, longest)[0])
-        return largest_fitting(
-            batch, degree, self.pack_tokens, cost, lambda most: self._plans(batch, degree, most)
-        )  # fmt: skip
+        return largest_fitting(batch, degree, self.pack_tokens, cost, lambda most: self._plans(batch, degree, most))
 
     def _plans(self, batch: Batch, degree: int, most: int) -> tuple[Plan, ...]:
         """A plan for every micro-batch of packs of at most `most` tokens."""
-        pack = packed("arrival", batch.lengths, self.cost.cluster.num_ranks // degree, most, self.cost)
+        groups = self.cost.cluster.num_ranks // degree
+        limit = most if self.pack_tokens else least_limit(batch.lengths, groups, most, self.cost)
+        pack = packed("arrival", batch.lengths, groups, limit, self.cost)
         return laid_plans(batch, self._lay, self.backward, degree, self.cost, pack)
 
     def _lay(self, builder: Builder, *, group: Ints, groups: Ints, gpus_per_node: int) -> None:
@@ -73,3 +73,16 @@ class TorchCP:
             mine = np.flatnonzero(group == number)
             owned = pieces(self.balancer, builder.lengths[mine], degree, self.tile)
             gathered(builder, mine, owned, groups[number], gpus_per_node)
+
+
+def least_limit(lengths: Ints, num_groups: int, most: int, cost: Cost) -> int:
+    """The fewest tokens of a pack with which packs, filled in order, make no more micro-batches than with `most`."""
+
+    def turns(limit: int) -> int:
+        return int(packed("arrival", lengths, num_groups, limit, cost)[-1, 0]) + 1
+
+    fewest, low, high = turns(most), int(lengths.max()), most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if turns(middle) <= fewest else (middle + 1, high)
+    return high
