@@ -57,8 +57,8 @@ def needed(pieces: Pieces, mask: Mask = CAUSAL) -> tuple[Ints, Ints]:
     key = pieces.seq * count + pieces.worker
     order = np.argsort(key, kind="stable")
     last = order[np.concatenate([key[order][1:] != key[order][:-1], [True]])[: len(order)]]
-    stop = np.searchsorted(pieces.seq, pieces.seq, side="right")
-    reach = last - first[last] + 1 if mask.causal else (stop - first)[last]
+    end = last + 1 if mask.causal else np.searchsorted(pieces.seq, pieces.seq[last], side="right")
+    reach = end - first[last]
     rank = np.repeat(pieces.worker[last], reach)
     piece = np.repeat(first[last] - np.cumsum(reach) + reach, reach) + np.arange(int(reach.sum()))
     wanted = pieces.home[piece] != rank
