@@ -17,6 +17,7 @@ from zbench.protocols import System
 from zbench.rewrite.reverse import MODES
 
 SWITCHES = {
+    ("flexsp_batch_ada", "packing"): ("published",),
     ("mesh", "method"): ("allgather", "ulysses"),
     ("mesh", "batching"): ("arrival", "balanced"),
     ("zeppelin", "partitioner"): ("published",),
