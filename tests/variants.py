@@ -18,6 +18,7 @@ from zbench.rewrite.reverse import MODES
 
 SWITCHES = {
     ("flexsp_batch_ada", "packing"): ("published",),
+    ("hydraulis", "batching"): ("published", "fixed", "first_fit"),
     ("mesh", "method"): ("allgather", "ulysses"),
     ("mesh", "batching"): ("arrival", "balanced"),
     ("zeppelin", "partitioner"): ("published",),
