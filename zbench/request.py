@@ -126,13 +126,22 @@ def _system(presets: Presets, config_name: str, name: str) -> Any:
 
 
 def _differences(ours: Any, plain: Any) -> dict[str, Any]:
-    """Keys (dotted) of `ours` with other values than in `plain`, as the choice's yaml has them."""
+    """Keys (dotted) of `ours` with other values than in `plain`, as the choice's yaml has them; what both take from the
+    same place of another group is none, whatever that group has there."""
     flat, flat_plain = dict(_flat(ours)), dict(_flat(plain))
-    return {key: value for key, value in flat.items() if key not in flat_plain or flat_plain[key] != value}
+    written, written_plain = dict(_flat(ours, resolve=False)), dict(_flat(plain, resolve=False))
+    taken = {
+        key for key, value in written.items()
+        if isinstance(value, str) and value.startswith("${") and written_plain.get(key) == value
+    }  # fmt: skip
+    return {
+        key: value for key, value in flat.items()
+        if key not in taken and (key not in flat_plain or flat_plain[key] != value)
+    }  # fmt: skip
 
 
-def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    plain: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+def _flat(node: Any, prefix: str = "", resolve: bool = True) -> Iterator[tuple[str, Any]]:
+    plain: Any = OmegaConf.to_container(node, resolve=resolve) if OmegaConf.is_config(node) else node
     if not isinstance(plain, dict):
         if prefix:
             yield prefix, plain
