@@ -13,7 +13,10 @@ from zbench.record import Run
 
 CONF = Path(__file__).parents[1] / "conf"
 CLUSTERS = ("a800_4x8", "h800_4x8", "h200_4x8")
-DEGREES = (("flexsp_batch_ada", None, 4.0), ("flexsp", 0, 3.0), ("flexsp_batch_ada", 64, 6.0))
+DEGREES = (  # system, degree, packing, seconds
+    ("flexsp_batch_ada", None, "search", 4.0), ("flexsp", 0, "", 3.0), ("flexsp_batch_ada", 64, "published", 6.0),
+    ("flexsp_batch_ada", None, "published", 5.0),
+)  # fmt: skip
 NIC_BANDWIDTH = 1000.0  # bytes/s
 MACHINE = {"platform": "Linux", "processor": "CPU", "cores": 2}
 ROUTED = {"partition": False, "route": True, "remap": True}
@@ -158,11 +161,11 @@ def planner_samples() -> dict[str, list[Run]]:
                 system,
                 workload,
                 seconds,
-                config={"system": {"degree": degree}, "workload": {"context_limit": context}},
+                config={"system": {"degree": degree, "packing": packing}, "workload": {"context_limit": context}},
             )
             for context in (196608, 393216)
             for workload in flexsp.PUBLISHED
-            for system, degree, seconds in DEGREES
+            for system, degree, packing, seconds in DEGREES
         ],
     }
 

@@ -129,8 +129,9 @@ def test_planning_has_times_where_memory_did_not_suffice() -> None:
 
 def test_flexsp_is_over_one_degree() -> None:
     found = {(one.context, one.workload, one.system): one.speedup for one in flexsp.table(SAMPLES["flexsp"])}
-    assert len(found) == 12
+    assert len(found) == 18
     assert (found[393216, "github", "flexsp"], found[393216, "github", "flexsp_batch_ada"]) == (2, 1.5)
+    assert found[393216, "github", flexsp.AS_PUBLISHED] == 1.2
 
 
 def test_flexsp_without_its_baseline_is_refused() -> None:
