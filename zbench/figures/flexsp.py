@@ -1,7 +1,7 @@
 """FlexSP's comparison: systems on its data sets with its context lengths, over Ulysses groups of one degree.
 
-The groups of one degree, for all batches and for each, are packed as FlexSP's public code packs them; the latter also by
-predicted time, as flexsp itself is here.
+The groups of one degree, for all batches and for each, are packed as FlexSP's public code packs them; the latter also
+by predicted time, as flexsp itself is here.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,8 @@ _BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """system: its name, or AS_PUBLISHED. speedup: over one degree for all batches; None where either ran out of memory."""
+    """system: its name, or AS_PUBLISHED. speedup: over one degree for all batches; None where either ran out of
+    memory."""
 
     context: int
     workload: str
