@@ -55,6 +55,19 @@ def test_one_command(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert row["speedup"] > 0
 
 
+def test_what_a_system_takes_from_its_workload_is_no_change_of_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["workload.context_limit=65536", *SMALL, "baseline=null"]
+    assert call(monkeypatch, "system=mesh", *words) == 0
+    assert call(monkeypatch, "system=mesh", "system.context_limit=65536", *words) == 0
+    taken, given = recorded("results/runs.jsonl")
+    assert taken.start["config"]["system"] == given.start["config"]["system"]
+    assert taken.start["config"]["changes"]["workload"]["context_limit"] == 65536
+    assert (taken.start["config"]["changes"]["system"], given.start["config"]["changes"]["system"]) == (
+        {},
+        {"context_limit": 65536},
+    )
+
+
 @pytest.mark.parametrize("words", [["--version"], ["--vers"], [*SMALL, "--version"]])
 def test_its_version_is_its_own_and_not_hydra_s(
     words: list[str], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
