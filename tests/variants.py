@@ -21,6 +21,7 @@ SWITCHES = {
     ("hydraulis", "batching"): ("published", "fixed", "first_fit"),
     ("mesh", "method"): ("allgather", "ulysses"),
     ("mesh", "batching"): ("arrival", "balanced"),
+    ("torch_cp", "balancer"): ("per_document", "ptrr"),
     ("zeppelin", "partitioner"): ("published",),
     ("zeppelin", "legs"): ("serial",),
 }
