@@ -49,13 +49,26 @@ def fitting_plans(
     """A plan for every micro-batch, with packs as large as memory allows.
 
     packed: of the tokens that a group's pack may hold at most, the micro-batch and the group of every sequence, int64
-    [num_sequences, 2]. It is asked for smaller packs until the micro-batches fit, or a pack could not hold the longest
-    sequence any more: then the executor's verdict is out of memory. pack_tokens: of a rank of a group, at most.
+    [num_sequences, 2]. pack_tokens: of a rank of a group, at most.
+    """
+    return smaller_until_fitting(
+        batch, degree, pack_tokens, cost, lambda most: plans_of(batch, method, degree, cost, packed(most))
+    )
+
+
+def smaller_until_fitting(
+    batch: Batch, degree: int, pack_tokens: int | None, cost: Cost, plans_with: Callable[[int], tuple[Plan, ...]]
+) -> tuple[Plan, ...]:
+    """A plan for every micro-batch, with packs as large as memory allows.
+
+    plans_with: of the tokens that a group's pack may hold at most, the micro-batches. It is asked for smaller packs
+    until the micro-batches fit, or a pack could not hold the longest sequence any more: then the executor's verdict is
+    out of memory. pack_tokens: of a rank of a group, at most.
     """
     free = fitting_tokens(cost)
     most = degree * min(free, pack_tokens or free)
     while True:
-        plans = plans_of(batch, method, degree, cost, packed(most))
+        plans = plans_with(most)
         if most < batch.lengths.max() or all(fits(plan, cost) for plan in plans):
             return plans
         most = int(SMALLER * most)
