@@ -73,7 +73,7 @@ def staged_plan(builder: Builder, pieces: Pieces, stages: int, group: int, per_n
 def _messages(builder: Builder, block: Ints, casts: Casts, stage: Ints, group: int) -> tuple[Ops, Ints]:
     """(transfers, the stage of each): what a rank sends another in a stage is one message, but what is passed on waits
     for its first sender alone. In the order of an all-to-all: everybody sends and receives one message a turn."""
-    columns = (casts.dst, casts.src, turns(casts.src, casts.dst, group), casts.came, casts.hop, stage)
+    columns = (casts.came, casts.dst, casts.src, turns(casts.src, casts.dst, group), casts.hop, stage)
     order = np.lexsort(columns)
     rows = np.stack(columns)[:, order]
     starts = np.flatnonzero(np.concatenate([[True], (rows[:, 1:] != rows[:, :-1]).any(axis=0)])[: len(order)])
