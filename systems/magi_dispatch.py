@@ -43,7 +43,7 @@ class MagiDispatch:
     chunk_tokens: int | None = None
     chunks_per_rank: int = 8
     algorithm: Algorithm = "lpt"
-    top_p: float = 0.0
+    top_p: float = 0.5
     overlap_stages: int = 1
     hierarchical: bool = False
 
@@ -92,7 +92,8 @@ class MagiDispatch:
     def _dealt(self, lengths: Ints, members: Ints, first: int, degree: int, causal: bool) -> Ints:
         """int64 [4, n], sequence, start, stop and rank of every piece of a group's pack; its ranks begin at `first`."""
         own = lengths[members]
-        size = chunk_size(int(own.sum()), degree, self.chunks_per_rank, self.chunk_tokens)
+        total = int(own.sum())  # a rank by itself has one chunk, as theirs
+        size = chunk_size(total, degree, self.chunks_per_rank, self.chunk_tokens) if degree > 1 else total
         chunks = Chunks.cut(own, size, causal)
         rank = first + dispatched(chunks, degree, self.algorithm, self.top_p)[chunks.chunk]
         return np.stack([members[chunks.seq], chunks.start, chunks.stop, rank])
