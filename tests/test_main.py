@@ -135,8 +135,9 @@ def test_the_projects_experiments_are_sweeps_that_leave_only_their_record(
     assert [path.name for path in here.iterdir()] == ["r.jsonl"]
 
 
-def test_the_experiment_of_all_systems_has_all_systems() -> None:
-    named = OmegaConf.load(ROOT / "conf/experiment/all_systems.yaml").hydra.sweeper.params.system.split(",")
+@pytest.mark.parametrize("experiment", ["all_systems", "free"])
+def test_the_experiments_of_all_systems_have_all_systems(experiment: str) -> None:
+    named = OmegaConf.load(ROOT / f"conf/experiment/{experiment}.yaml").hydra.sweeper.params.system.split(",")
     assert sorted(named) == sorted(path.stem for path in (ROOT / "conf/system").glob("*.yaml"))
     assert named[0] == "static_best"  # the baseline is then a run of its own, and is not run again
 
@@ -239,7 +240,7 @@ def test_help_lists_groups_and_keys(
         (line,) = [line for line in told if line.startswith(f"{group}: ")]
         names = {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
         assert {name.strip() for name in line.partition(": ")[2].split(",")} == names
-    for key in ("steps", "seed", "tokens_per_gpu", "out", "baseline", "baseline_system", "trace"):
+    for key in ("steps", "seed", "tokens_per_gpu", "out", "baseline", "baseline_system", "trace", "free"):
         assert len([line for line in told if line.startswith(f"{key} ")]) == 1
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zbench.chosen import Settled, settled
 from zbench.contract import PlugInError
-from zbench.dealt import Dealt
+from zbench.dealt import undealt
 from zbench.fingerprint import fingerprint, versions
 from zbench.parts import Parts, Settings, resolved
 from zbench.protocols import System
@@ -88,7 +88,7 @@ def _packages(system: System) -> Line:
     """
     names: Sequence[str] = getattr(system, "packages", ())
     if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
-        kind = type(system.system if isinstance(system, Dealt) else system)
+        kind = type(undealt(system))
         raise PlugInError(
             f"{kind.__module__}.{kind.__qualname__}.packages is {names!r}; it has to be a tuple of names of "
             'distributions, as in ("numpy",)'
