@@ -35,7 +35,7 @@ def limits(cost: Cost, tokens: int, pack_tokens: int | None) -> list[dict[str, i
     if pack_tokens is not None:
         return []
     even, free = tokens / cost.cluster.num_ranks, fitting_tokens(cost)
-    sizes = [ceil(share * even) for share in LIMITS]
+    sizes = dict.fromkeys(ceil(share * even) for share in LIMITS)
     return [{"pack_tokens": size} for size in (*(one for one in sizes if one < free), free)]
 
 

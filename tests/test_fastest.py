@@ -22,6 +22,7 @@ from zbench.replay import Replay
 from zbench.rows import rows
 from zbench.simulate import Simulated
 from zbench.study import Sample, Study
+from zbench.systems.dp_balanced import DpBalanced
 from zbench.systems.mesh import Mesh
 
 SMALL = ["cluster=a800_2x8", "model=llama_3b", "tokens_per_gpu=1024", "tracker=none", "steps=1", "out=r.jsonl"]
@@ -131,6 +132,25 @@ def test_every_system_has_its_best_and_a_record_and_a_replay_have_it(
     batch, plans = replay.step(rings.steps[0])
     assert Simulated(replay.cost).step(batch, plans).seconds == rings.steps[0]["seconds"]
     assert replay.parts.model.sharding == rings.start["chosen"]["model"]["sharding"]
+
+
+def test_an_open_limit_is_chosen_and_a_given_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chosen one is at least as fast as what fits a GPU on the batches that were looked at."""
+    words = ("workload=wikipedia", "system=dp_balanced", "system.degree=2", "baseline=null")
+    (chosen,) = call(monkeypatch, *words)
+    (most,) = chosen.start["chosen"]["keys"].values()
+    assert most in [1024, 1280, 1536, 2048, 3072, 4096]
+    assert chosen.start["config"]["system"]["pack_tokens"] is None
+    replay = Replay.of(chosen)
+    assert isinstance(replay.system, DpBalanced)
+    assert replay.system.pack_tokens == most
+    _, given = call(monkeypatch, *words, f"system.pack_tokens={most}")
+    assert "chosen" not in given.start
+    assert given.steps[0]["seconds"] == chosen.steps[0]["seconds"]
+    old = {name: value for name, value in chosen.start.items() if name != "chosen"}
+    before = Replay.of(replace(chosen, start=old)).system
+    assert isinstance(before, DpBalanced)
+    assert before.pack_tokens is None  # as a run was made before limits were chosen
 
 
 def test_static_best_has_the_runs_free_keys_among_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
