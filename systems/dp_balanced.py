@@ -15,7 +15,7 @@ import numpy as np
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.plan import Ints, Plan
-from zbench.systems.mesh_plans import check_keys, fitting_plans, holding_degree, limits
+from zbench.systems.mesh_plans import check_keys, fitting_plans, holding_degree, pack_limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class DpBalanced:
     def __post_init__(self) -> None:
         check_keys(self.cost, self.degree, self.pack_tokens, self.context_limit)
 
-    def tries(self, tokens: int) -> list[dict[str, int]]:
+    def limits(self, tokens: int) -> list[dict[str, int]]:
         """Limits of a pack, for batches of so many tokens (zbench.protocols)."""
-        return limits(self.cost, tokens, self.pack_tokens)
+        return pack_limits(self.cost, tokens, self.pack_tokens)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks, longest = self.cost.cluster.num_ranks, self.context_limit or batch.num_tokens

@@ -29,7 +29,7 @@ def check_keys(cost: Cost, degree: int | None, pack_tokens: int | None, context_
         raise ValueError(f"system.degree is {degree}; it takes a divisor of the {ranks} ranks, or null")
 
 
-def limits(cost: Cost, tokens: int, pack_tokens: int | None) -> list[dict[str, int]]:
+def pack_limits(cost: Cost, tokens: int, pack_tokens: int | None) -> list[dict[str, int]]:
     """Limits of a pack, as tokens of a rank, that a user may try before a run whose batches have so many tokens: from
     an even share on, up to what fits a GPU. pack_tokens: the one that is given; then none is tried."""
     if pack_tokens is not None:

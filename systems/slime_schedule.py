@@ -19,7 +19,7 @@ from zbench.cost import Cost
 from zbench.model import Model
 from zbench.plan import Ints, Plan
 from zbench.systems.differencing import balanced_sets
-from zbench.systems.mesh_plans import check_keys, fitting_plans, holding_degree, limits
+from zbench.systems.mesh_plans import check_keys, fitting_plans, holding_degree, pack_limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class SlimeSchedule:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes true or false")
 
-    def tries(self, tokens: int) -> list[dict[str, int]]:
+    def limits(self, tokens: int) -> list[dict[str, int]]:
         """Limits of a pack, for batches of so many tokens (zbench.protocols)."""
-        return limits(self.cost, tokens, self.pack_tokens)
+        return pack_limits(self.cost, tokens, self.pack_tokens)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks, longest = self.cost.cluster.num_ranks, self.context_limit or batch.num_tokens

@@ -18,7 +18,7 @@ from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.plan import Ints, Plan
 from zbench.systems.differencing import balanced_sets
-from zbench.systems.mesh_plans import check_keys, fitting_plans, holding_degree, limits
+from zbench.systems.mesh_plans import check_keys, fitting_plans, holding_degree, pack_limits
 
 LINEAR = 24576  # verl's calculate_workload: 6 x 4,096, a dense 7B model's work of a token over that of a visible pair
 
@@ -52,9 +52,9 @@ class VerlBalance:
                 "Ulysses gives every rank of a group as many"
             )
 
-    def tries(self, tokens: int) -> list[dict[str, int]]:
+    def limits(self, tokens: int) -> list[dict[str, int]]:
         """Limits of a pack, for batches of so many tokens (zbench.protocols)."""
-        return limits(self.cost, tokens, self.pack_tokens)
+        return pack_limits(self.cost, tokens, self.pack_tokens)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks, longest = self.cost.cluster.num_ranks, self.context_limit or batch.num_tokens

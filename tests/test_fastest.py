@@ -4,13 +4,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from oracles import small
 
-from zbench import __main__, study
+from zbench import CONF, __main__, study
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.fastest import FREE, fastest, free_models
@@ -132,6 +134,18 @@ def test_every_system_has_its_best_and_a_record_and_a_replay_have_it(
     batch, plans = replay.step(rings.steps[0])
     assert Simulated(replay.cost).step(batch, plans).seconds == rings.steps[0]["seconds"]
     assert replay.parts.model.sharding == rings.start["chosen"]["model"]["sharding"]
+
+
+def test_what_every_system_has_to_be_tried_is_keys_of_its_own() -> None:
+    """And nothing else of a system has that method's name."""
+    targets = {path.stem: str(OmegaConf.load(path)["_target_"]) for path in (CONF / "system").glob("*.yaml")}
+    classes = {name: resolve_name(target) for name, target in targets.items()}
+    assert not [name for name, kind in classes.items() if "limits" in kind.__dataclass_fields__]
+    found = {name: kind(small(2, 2)).limits(10_000) for name, kind in classes.items() if hasattr(kind, "limits")}
+    assert set(found) == {"dp_balanced", "verl_balance", "slime_schedule"}
+    for name, tried in found.items():
+        assert {key for keys in tried for key in keys} <= set(classes[name].__dataclass_fields__)
+        assert len(tried) > 1
 
 
 def test_an_open_limit_is_chosen_and_a_given_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:

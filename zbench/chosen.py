@@ -1,6 +1,6 @@
 """What is chosen before a run: once, and the choice kept for the next run. An edge.
 
-Systems may choose their configuration (`choose`), or have settings that are tried (`tries`); keys of the model may be
+Systems may choose their configuration (`choose`), or have limits that are tried (`limits`); keys of the model may be
 free (the run's `free`), so that every system has its best of them. A choice depends on cluster, model, workload, batch
 size, the system's keys and the sources, not on the run's seed; it is kept by all of them in the user's cache folder. A
 record has it, and is replayed with it.
@@ -81,7 +81,7 @@ def _chosen(
         ValueError: nothing that a system could choose fits.
     """
     choose = getattr(system, "choose", None)
-    if choose is None and not parts.free and _tries(system, parts.tokens) == [{}]:
+    if choose is None and not parts.free and _limits(system, parts.tokens) == [{}]:
         return None
     study = _study(config, parts, make, tell)
 
@@ -89,16 +89,19 @@ def _chosen(
         if choose is not None:
             made: Choice = gives(system, ".choose", "a Study", Choice, lambda: choose(study))
             return made
-        return fastest(study, lambda cost, keys: make_system(_with_keys(config, keys), cost, make), _tries)
+        return fastest(study, lambda cost, keys: make_system(_with_keys(config, keys), cost, make), _limits)
 
     ours = type(undealt(system)).__module__.partition(".")[0] == "zbench"  # whose sources the name has
     return kept(_name(config, parts), searched) if ours else searched()
 
 
-def _tries(system: System, tokens: int) -> Sequence[Keys]:
+def _limits(system: System, tokens: int) -> Sequence[Keys]:
     """The keys that a system wants to have tried, with batches of so many tokens."""
-    tries = getattr(undealt(system), "tries", None)
-    return [{}] if tries is None else tries(tokens) or [{}]
+    limits = getattr(undealt(system), "limits", None)
+    if limits is None:
+        return [{}]
+    found: Sequence[Keys] = gives(system, ".limits", "the tokens of a batch", list, lambda: limits(tokens))
+    return found or [{}]
 
 
 def _with_keys(config: Mapping[str, Any], keys: Keys) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """Which of a few settings of a system is fastest over a distribution of lengths. Pure: no torch.
 
 What a user sets once, before a run, from what they know of their data: how parameters are sharded and whether layers
-are recomputed (`free`), and limits that a system has its user set (its `tries`, zbench.protocols). It is chosen as
+are recomputed (`free`), and limits that a system has its user set (its `limits`, zbench.protocols). It is chosen as
 static_best is (zbench.systems.static_best_search): settings are played on batches of another seed than the run's, on
 few of them first, the best on all.
 """
@@ -24,7 +24,7 @@ ENOUGH = 128  # GPUs whose batch says as much as four of 32: on as many, one is 
 
 Keys = Mapping[str, Any]
 Made = Callable[[Cost, Keys], System]  # a system, of a cost and of keys that its yaml has otherwise
-Tries = Callable[[System, int], Sequence[Keys]]  # keys that a system may have, with batches of so many tokens
+Limits = Callable[[System, int], Sequence[Keys]]  # keys that a system may have, with batches of so many tokens
 Verdict = tuple[int, float]  # batches that are out of memory, mean seconds of the others: the least is the best
 
 
@@ -52,10 +52,10 @@ class Setting:
         return Choice(self.model, self.keys, ", ".join(words))
 
 
-def fastest(study: Study, made: Made, tries: Tries) -> Choice:
+def fastest(study: Study, made: Made, limits: Limits) -> Choice:
     """The setting that is out of memory in the fewest batches, and then the fastest."""
     sample = Sample.of(study)
-    settings = list(_settings(study, made, tries, sample.hard.num_tokens))
+    settings = list(_settings(study, made, limits, sample.hard.num_tokens))
     if len(settings) > BETTER:
         study.tell(f"playing {len(settings)} settings")
         few = [sample.hard, *sample.some(max(1, min(FEW, ENOUGH // study.cluster.num_ranks)))]
@@ -71,13 +71,13 @@ def free_models(model: Model, free: Sequence[str]) -> Iterator[tuple[Keys, Model
         yield keys, replace(model, **keys)  # type: ignore[arg-type]
 
 
-def _settings(study: Study, made: Made, tries: Tries, tokens: int) -> Iterator[Setting]:
+def _settings(study: Study, made: Made, limits: Limits, tokens: int) -> Iterator[Setting]:
     for chosen, model in free_models(study.model, study.free):
         try:
             cost = study.cost_of(model)
         except ValueError:  # ZeRO-3 with stages
             continue
-        for keys in tries(made(cost, {}), tokens):
+        for keys in limits(made(cost, {}), tokens):
             yield Setting(chosen, keys, cost, made(cost, keys))
 
 

@@ -37,7 +37,7 @@ class System(Protocol):
     May have `choose(study)` and `planner(choice, cost)` in place of `plan`: it chooses a configuration once, before a
     run, from batches like the run's (zbench.study), and what plans is made of that (zbench.chosen).
 
-    May have `tries(tokens)`, sequences of keys to be tried where its yaml leaves a limit open that its users set once,
+    May have `limits(tokens)`, sequences of keys to be tried where its yaml leaves a limit open that its users set once,
     before a run, with batches of so many tokens (zbench.fastest). What is fastest on other batches is set; `plan` of a
     system that is made without that has to do without.
 

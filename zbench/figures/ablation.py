@@ -16,8 +16,8 @@ PANELS = (2, 1)
 SIZE = (WIDTH, 8.4)
 # (partitioner, legs) of each panel
 FORMS: Mapping[str, tuple[str, str]] = {
-    "as published: its partitioner, routed legs one after another": ("published", "serial"),
-    "this project's: partitions searched for, legs overlapped": ("search", "overlapped"),
+    "published partitioner, routed legs one after another": ("published", "serial"),
+    "searched partitions, legs overlapped (the default)": ("search", "overlapped"),
 }
 SWITCHES = ("partition", "route", "remap")
 # SWITCHES of each bar; published: over Transformer Engine's ring, ArXiv (arXiv 2509.21841, ablation)
