@@ -19,6 +19,7 @@ from zbench.rewrite.reverse import MODES
 SWITCHES = {
     ("mesh", "method"): ("allgather", "ulysses"),
     ("mesh", "batching"): ("arrival", "balanced"),
+    ("torch_cp", "balancer"): ("per_document", "ptrr"),
     ("zeppelin", "partitioner"): ("published",),
     ("zeppelin", "legs"): ("serial",),
 }
