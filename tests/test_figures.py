@@ -81,9 +81,12 @@ def test_scaling_counts_tokens_of_all_steps() -> None:
 
 def test_ablation_puts_published_values_beside_every_size() -> None:
     found = ablation.table(SAMPLES["ablation"])
-    assert [bar.speedup for bar in found if bar.gpus is None] == [1.6, 3.2, 3.51, 3.64]
-    assert [bar.speedup for bar in found if bar.gpus == 16] == [2, 4, 6, 8]
-    assert [bar.speedup for bar in found if bar.gpus == 64] == [4, 8, 12, 16]
+    for number, form in enumerate(ablation.FORMS, 1):
+        bars = [bar for bar in found if bar.form == form]
+        assert [bar.speedup for bar in bars if bar.gpus is None] == [1.6, 3.2, 3.51, 3.64]
+        assert [bar.speedup for bar in bars if bar.gpus == 16] == [2 * number * turn for turn in (1, 2, 3, 4)]
+        assert [bar.speedup for bar in bars if bar.gpus == 64] == [4 * number * turn for turn in (1, 2, 3, 4)]
+    assert len(found) == 24
 
 
 def test_an_ablation_without_one_of_its_parts_is_refused() -> None:
