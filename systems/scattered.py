@@ -77,7 +77,7 @@ def scatter(builder: Builder, pieces: Pieces, blocks_per_message: int, rounds_pe
     blocks_per_message: how many blocks from one rank to another share a message; rounds_per_stage: after how many
     rounds of kv a worker attends to what they brought.
     """
-    block, units = _blocks(builder, pieces)
+    block, units = add_units(builder, pieces)
     wanted, rank = needed(units, builder.mask)
     moved = np.flatnonzero(units.home != units.worker)
     queries = _messages(builder, block, moved, units.home[moved], units.worker[moved], blocks_per_message)
@@ -89,9 +89,9 @@ def scatter(builder: Builder, pieces: Pieces, blocks_per_message: int, rounds_pe
     at_home = np.arange(len(units.seq), dtype=np.int64)
     own, came = units.home == units.worker, units.home != units.worker
     wide = max(builder.num_ranks, 1)
-    begin = _attends(builder, block, units, own, at_home, units.home, np.zeros(len(at_home), np.int64), wide)
-    late = _attends(builder, block, units, came, at_home, units.home, np.ones(len(at_home), np.int64), wide)
-    later = _attends(builder, block, units, own | came, kv.unit, kv.dst[kv.message], 2 + stage[kv.message], wide)
+    begin = attends(builder, block, units, own, at_home, units.home, np.zeros(len(at_home), np.int64), wide)
+    late = attends(builder, block, units, came, at_home, units.home, np.ones(len(at_home), np.int64), wide)
+    later = attends(builder, block, units, own | came, kv.unit, kv.dst[kv.message], 2 + stage[kv.message], wide)
     parts = [
         (Ops.transfers(Q, queries.src, queries.dst, heads, queries.blocks), queries.round - len(queries.round)),
         (Ops.transfers(KV, kv.src, kv.dst, heads, kv.blocks), _turn(stage, kv.round, 0)),
@@ -121,7 +121,7 @@ def with_backward(plan: Plan, mode: Mode, leading: int = 0) -> Plan:
     return replace(plan, backward=plan.backward.take(order))
 
 
-def _blocks(builder: Builder, pieces: Pieces) -> tuple[Ints, Pieces]:
+def add_units(builder: Builder, pieces: Pieces) -> tuple[Ints, Pieces]:
     """Adds the blocks: one a rank for all sequences that are one piece and stay, one for every other piece.
 
     Returns (block of each unit, the units as pieces); a rank's whole sequences are a unit of a sequence of its own.
@@ -165,17 +165,17 @@ def _messages(builder: Builder, block: Ints, unit: Ints, src: Ints, dst: Ints, m
     return Messages(here, there, names, when, unit[order], message)
 
 
-def _attends(
+def attends(
     builder: Builder, block: Ints, units: Pieces, asks: Ints, unit: Ints, rank: Ints, stage: Ints, wide: int
 ) -> tuple[Ops, Ints]:
     """(attends, the stage of each): a rank's queries among `asks` with the kv of `unit` that is there since `stage`.
 
-    One attend for each (stage, rank); its queries are those that see any of its keys.
+    One attend for each (stage, rank); its queries are those that see any of its keys. wide: at least the ranks.
     """
     key = stage * wide + rank
     sequence = units.seq[unit]
     span = np.int64(max(int(units.seq.max()) + 1, 1))
-    # The first of a sequence's keys in an attend, and which of the rank's queries come at or after it.
+    # The first of a sequence's keys in an attend, and which of the rank's queries see it: those at or after it, or all.
     order = np.lexsort((unit, sequence, key))
     key, unit, sequence = key[order], unit[order], sequence[order]
     group = key * span + sequence

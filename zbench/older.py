@@ -1,6 +1,7 @@
 """Older records, as records are today. Pure: no torch.
 
-Before there were worlds (zbench.worlds), all was nominal; before there were masks (zbench.mask), all was causal. Before
+Before there were worlds (zbench.worlds), all was nominal; before there were masks (zbench.mask), all was causal; and no
+key of the model was free (zbench.fastest). Before
 facts told a run's GPUs, those of a run with tensor parallelism were of a group of GPUs: so many times the memory and
 rate of one, and NICs of as many times the bandwidth as they were fewer. So were the memory and the NICs of its steps.
 """
@@ -15,13 +16,15 @@ from zbench.worlds import NOMINAL
 
 Line = dict[str, Any]
 _WITHOUT_WORLDS = {"world": {"_target_": "zbench.worlds.World"}, "planners": "world"}
+_BEFORE: dict[str, Any] = {"free": [], "mask": "causal"}
 
 
 def with_all_keys(config: Any) -> Any:
-    """A configuration with the mask and the world it is of; what is none stays as it is."""
+    """A configuration with the mask and the world it is of, and what its systems chose of the model; what is none stays
+    as it is."""
     if not isinstance(config, Mapping):
         return config
-    config = config if "mask" in config else {**config, "mask": "causal"}
+    config = {**_BEFORE, **config}
     if "world" in config:
         return config
     choices = config.get("choices", {})

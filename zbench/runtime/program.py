@@ -13,6 +13,11 @@ HOME = -1  # in place of a slot's number: the rank's own tokens, all heads
 Rows = slice | Any  # a run of rows, or whatever index the runtime made of an array of them
 
 
+def is_run(rows: Rows, run: slice) -> bool:
+    """Whether rows are this run; an index made of an array is none, and would compare element by element."""
+    return isinstance(rows, slice) and rows == run
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """tensor; query heads [lo, hi); rows. inside: the slot of which this one is a part, and its first row there."""
@@ -73,7 +78,7 @@ class Add:
 class Attend:
     """One kernel call, of query heads [lo, hi). do: None in the forward. cuts: the segments as the kernel wants them.
     adds: of o in the forward; of dq and of dkv in the backward. seconds: modelled, of the
-    cluster's device; 0 where nobody asked."""
+    cluster's device; 0 where nobody asked. repacking: of these, an all-to-all's."""
 
     op: int
     lo: int
@@ -85,6 +90,7 @@ class Attend:
     fills: tuple[Fill, ...]
     adds: tuple[Add, ...]
     seconds: float
+    repacking: float
 
 
 @dataclass(frozen=True, slots=True)
