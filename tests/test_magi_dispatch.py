@@ -10,6 +10,7 @@ from oracles import assignments, small
 
 from zbench.batch import Batch
 from zbench.cost import Cost
+from zbench.mask import Mask
 from zbench.model import DKV, KV
 from zbench.plan import ATTEND, TRANSFER, Ops, Plan
 from zbench.simulate import Simulated
@@ -150,7 +151,7 @@ def test_every_rank_gets_the_keys_it_needs_and_no_others(
     """Each token once, from where it lives, by the mask of the rank's queries; its gradient goes the same way back."""
     cost, seqs = small(2, 2), np.arange(len(lengths))
     system = MagiDispatch(cost, overlap_stages=stages, chunk_tokens=chunk)
-    plan = system.laid(np.array(lengths), seqs, 0 * seqs, 4, causal)
+    plan = system.laid(np.array(lengths), seqs, 0 * seqs, 4, Mask(causal))
     verify(plan, cost)
     home = {}
     for piece, block in enumerate(plan.blocks.block):
