@@ -189,3 +189,23 @@ def test_a_world_of_ones_own_is_a_yaml(tmp_path: Path) -> None:
 
 def test_choices_of_the_group_are_listed() -> None:
     assert choices("world") == NAMES
+
+
+def test_worlds_of_links_that_nothing_is_sent_over_are_missing() -> None:
+    rack = machine("gb200_nvl72")
+    nics = {name for name in NAMES if name.startswith("nic_")}
+    assert {name for name in NAMES if preset(name).missing(rack)} == {*nics, "nvlink_1"}
+    told = preset("nic_1").missing(rack)
+    assert told == "it changes NICs alone, and gb200_nvl72 of 1 node of 72 GPUs sends nothing over them"
+    alone = machine("h100_4x8", "cluster.gpus_per_node=1", "cluster.nics_per_node=1")
+    assert {name for name in NAMES if preset(name).missing(alone)} == {
+        "nic_2",
+        *(name for name in NAMES if name.startswith("nvlink_")),
+    }
+
+
+def test_what_is_told_of_channels_names_the_links_that_change() -> None:
+    frontier = machine("frontier_48x8")
+    assert preset("nvlink_3").told(frontier) == "channels of card 3"
+    assert preset("nvlink_7").told(frontier) == "NVLink channels 7"
+    assert preset("nvlink_3").told(machine("a800_4x8")) == "NVLink channels 3"

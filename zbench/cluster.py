@@ -146,6 +146,11 @@ class Device:
         return replace(plain, attention_forward_flops=forward, attention_backward_flops=backward)
 
 
+def usual_channels(nic_bandwidth: float) -> int:
+    """What nic_channels: auto comes to; above 400 Gbit/s, where nothing was measured, it is extrapolated."""
+    return 1 if nic_bandwidth <= NARROW_NIC else 2
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """num_nodes x gpus_per_node ranks; rank r is GPU r % gpus_per_node of node r // gpus_per_node.
@@ -155,7 +160,7 @@ class Cluster:
     *_efficiency: share of it that large messages reach. *_latency: seconds of a message of no bytes.
     *_channels: a link's channels of an equal share of its bandwidth each, of which a message takes one, so that one
         peer alone reaches bandwidth / channels; collectives take all. nic_channels takes "auto", too: as NCCL has it,
-        1 up to NARROW_NIC bytes/s and 2 above.
+        1 up to NARROW_NIC bytes/s and 2 above (usual_channels; beyond 400 Gbit/s that is extrapolated).
     domains: narrower than a node, with links of their own (zbench.links), nearest first; a yaml has them by name.
     host_*: a GPU's link to its node's memory, each direction, of as many copies at once as it has queues; all or none.
         No operation uses it yet (zbench.legs.copies). host_memory: bytes of a node, None where it is not known.
@@ -199,7 +204,7 @@ class Cluster:
                 object.__setattr__(self, name, quantity(f"cluster.{name}", getattr(self, name), kind))
         given: object = self.nic_channels
         if given == "auto":
-            object.__setattr__(self, "nic_channels", 1 if self.nic_bandwidth <= NARROW_NIC else 2)
+            object.__setattr__(self, "nic_channels", usual_channels(self.nic_bandwidth))
         check_channels("cluster.nic_channels", self.nic_channels, ", or auto")
         check_channels("cluster.nvlink_channels", self.nvlink_channels)
         check_share("cluster.nic_efficiency", self.nic_efficiency)

@@ -140,6 +140,7 @@ FIELDS: Mapping[str, Mapping[str, Kind]] = {
         "facts.embedding_params": AMOUNT,
         "facts.context_limit": _number(1).nullable,
         "facts.tensor_parallel": COUNT.optional,
+        "facts.links": TEXT.optional,  # domains and channels that are not the usual ones; without it, none
         "facts.world": TEXT.optional,  # what is changed of the machine; without it, nothing
     },
     "about": {"run": TEXT},

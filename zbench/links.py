@@ -134,4 +134,5 @@ def check_share(key: str, value: Any) -> None:
 
 def check_channels(key: str, value: Any, words: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_CHANNELS:
-        raise ValueError(f"{key} is {value!r}; it takes a whole number from 1 to {MOST_CHANNELS}{words}")
+        given = "null" if value is None else repr(value)
+        raise ValueError(f"{key} is {given}; it takes a whole number from 1 to {MOST_CHANNELS}{words}")

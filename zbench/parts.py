@@ -19,6 +19,7 @@ from zbench.price import check_size
 from zbench.protocols import Executor, System, Tracker, Workload
 from zbench.stacks import stacked
 from zbench.target import Make, expect, from_yaml, part
+from zbench.words import link_words
 from zbench.worlds import NOMINAL, Machine, World
 
 SIMULATED = "zbench.simulate.Simulated"
@@ -115,6 +116,11 @@ class Parts:
         workload = part(make, config, "workload", seed=settings.seed, tokens=tokens)
         cost = make_cost(cluster, model, simulated)
         seen = make_cost(*nominal, simulated) if settings.planners == NOMINAL else cost
+        if settings.planners != "world" and not simulated:
+            raise ValueError(
+                f"planners is {settings.planners}; only executor=simulated plays another machine than planners know, "
+                "and what is measured takes planners=world"
+            )
         if settings.free and not simulated:
             raise ValueError(f"free is {list(settings.free)}; only with executor=simulated does a system choose them")
         for name in ("check", "resume"):
@@ -148,10 +154,11 @@ class Parts:
         """What metrics and tables need to know of the cluster and the model (zbench.metrics.Facts among it)."""
         cluster, model, device = self.cluster, self.model, self.cluster.device
         idle_experts = model.num_experts - model.experts_per_token
-        changed = {} if self.world == World() else {"world": self.world.words}
+        changed = {} if self.world == World() else {"world": self.world.told(self.nominal)}
         return {
             "simulated": self.simulated,
             **changed,
+            **({"links": links} if (links := link_words(self.nominal.cluster)) else {}),
             "num_ranks": self.cost.whole.num_ranks,
             "num_gpus": cluster.num_ranks,
             **_fields(cluster, "num_nodes", "gpus_per_node", "nics_per_node", "num_nics", "nic_bandwidth"),

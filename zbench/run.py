@@ -38,6 +38,7 @@ from zbench.track.names import CURVES, TIMELINE, of_run, of_step, tracked
 from zbench.verify import PlanError, verify_step
 from zbench.warm import warm
 from zbench.words import cluster_words, convention_words
+from zbench.worlds import NOMINAL
 from zbench.writer import RecordError, Writer
 
 DEFAULT_FOLDER = Path("results")  # made when missing; any other folder has to be there
@@ -235,6 +236,8 @@ def _visible(batch: Batch, mask: Mask) -> dict[str, int]:
 def _about(own: Case, parts: Parts, done: Sequence[Run]) -> list[str]:
     """Where the runs' figures come from, and whether they count."""
     where = cluster_words(own.start["facts"])
+    if own.start["config"].get("planners") == NOMINAL:
+        where += "; planners know the nominal machine alone"
     chosen = [
         f"{label(run.start, 'system')}: {run.start['chosen']['words']}." for run in done if run.start.get("chosen")
     ]

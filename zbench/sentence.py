@@ -4,6 +4,7 @@ import difflib
 import errno
 import re
 from collections.abc import Iterable
+from dataclasses import fields
 
 from hydra.errors import (
     CompactHydraException,
@@ -20,11 +21,19 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from zbench.cluster import Cluster, Device
+from zbench.links import Domain
+from zbench.model import Model
 from zbench.overrides import several, unreadable
+from zbench.worlds import World
 from zbench.writer import RecordError
 
 BAD_INPUT, FAILED = 2, 1
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # a file that is named rightly and cannot be written for all that
+# Descriptions whose yamls leave out what is as usual, by their place in the configuration.
+_DESCRIBED = {
+    "cluster": Cluster, "cluster.device": Device, "cluster.domains": Domain, "model": Model, "world": World,
+}  # fmt: skip
 _OF_PLANS = ("zbench.contract", "zbench.verify")  # whose errors are of what parts made, not of what was asked for
 
 
@@ -118,10 +127,19 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
     named = re.match(r"Could not override '(.+?)'", str(error))
     if not named:
         return None
-    parent = named[1].rpartition(".")[0]
-    names = [str(name) for name in cause.parent_node] if cause.parent_node is not None else []
+    parent, node = named[1].rpartition(".")[0], cause.parent_node
+    if named[1].rpartition(".")[2] in _optional(parent):
+        typed = re.search(r"use (\+\S.*)", str(error))
+        return f"{named[1]} is not set by its yaml; {typed[1] if typed else f'+{named[1]}=...'} adds it"
+    names = [str(name) for name in node] if node is not None else []
     adding = f"its yaml has none, and +{named[1]}=... adds it"
     return no_key(named[1], f"a key of {parent}" if parent else "a key", names, adding)
+
+
+def _optional(parent: str) -> set[str]:
+    """The keys that `parent` takes though its yaml may leave them out: those of its class."""
+    made = _DESCRIBED.get(re.sub(r"^(cluster\.domains)\..*", r"\1", parent))
+    return set() if made is None else {one.name for one in fields(made) if one.init}
 
 
 def _hydra(message: str) -> str:

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zbench.cluster import Cluster, usual_channels
 from zbench.interval import LEAST
 from zbench.metrics import CONVENTIONS
+from zbench.units import number
 
 # Settings that are told where they are others.
 _USUAL = {"world": "nominal", "planners": "world", "mask": "causal", "free": []}
@@ -30,12 +32,28 @@ def doubt_words(found: Sequence[Mapping[str, Any]]) -> list[str]:
     return [doubt] if any(row["speedup_told"] is False for row in found) else []
 
 
+def link_words(cluster: Cluster) -> str:
+    """The domains, and channels that are not the usual ones (NICs' `auto`, one of NVLink's); "" without any."""
+    told = [
+        f"{one.gpus} GPUs a {one.name} with {one.bandwidth / 1e9:g} GB/s and {number(one.channels, 'channel')}"
+        + (", which is the whole node: nothing uses the node's own links" if one.gpus >= cluster.gpus_per_node else "")
+        for one in cluster.domains
+    ]
+    if cluster.nvlink_channels != 1:
+        told.append(number(cluster.nvlink_channels, "NVLink channel"))
+    if cluster.nic_channels != usual_channels(cluster.nic_bandwidth):
+        told.append(number(cluster.nic_channels, "NIC channel"))
+    return ", ".join(told)
+
+
 def cluster_words(facts: Mapping[str, Any]) -> str:
     """The cluster as configured; how many of its GPUs are a rank, and how many stages there are, if not one."""
     words = (
-        f"{facts['cluster']}: {facts['num_nodes']} nodes x {facts['gpus_per_node']} {facts['device']}, "
-        f"{facts['nics_per_node']} NICs of {facts['nic_bandwidth'] * 8 / 1e9:g} Gbit/s a node"
+        f"{facts['cluster']}: {number(facts['num_nodes'], 'node')} x {facts['gpus_per_node']} {facts['device']}, "
+        f"{number(facts['nics_per_node'], 'NIC')} of {facts['nic_bandwidth'] * 8 / 1e9:g} Gbit/s a node"
     )
+    if "links" in facts:
+        words += f"; {facts['links']}"
     if "world" in facts:
         words += f"; world: {facts['world']}"
     if facts.get("tensor_parallel", 1) > 1:

@@ -12,7 +12,7 @@ from zbench.cluster import CURVES, Cluster, Device
 from zbench.curve import Curve
 from zbench.links import MOST_CHANNELS, Domain
 from zbench.model import Model
-from zbench.units import parse
+from zbench.units import number, parse
 
 NOMINAL = "nominal"  # the world in which nothing is changed
 MOST_TIMES = 1e6  # of a factor: beyond it a quantity leaves what a record's numbers may be
@@ -114,9 +114,24 @@ class World:
                 f"it is of NICs of more than {_gbit(self.nics_above)} (world.nics_above), and those of {cluster.name} "
                 f"have {_gbit(cluster.nic_bandwidth)}"
             )
-        if self.of(machine) == machine:
+        changed = self.of(machine)
+        if changed == machine:
             return f"it changes nothing on {cluster.name}, where {self.words} is nominal"
+        if _used(changed, cluster) == machine:
+            unused = "links inside a node" if cluster.gpus_per_node == 1 else "NICs"
+            shape = f"{number(cluster.num_nodes, 'node')} of {number(cluster.gpus_per_node, 'GPU')}"
+            return f"it changes {unused} alone, and {cluster.name} of {shape} sends nothing over them"
         return None
+
+    def told(self, machine: Machine) -> str:
+        """What is changed of this machine: `words`, but of channels those of the links that had others."""
+        cluster, count = machine.cluster, self.nvlink_channels
+        if count is None or count != cluster.nvlink_channels:
+            return self.words
+        others = [one.name for one in cluster.domains if one.channels != count]
+        if not others:
+            return self.words
+        return self.words.replace(f"NVLink channels {count}", f"channels of {' and '.join(others)} {count}")
 
     @property
     def words(self) -> str:
@@ -127,6 +142,18 @@ class World:
         if self.overlap_collectives is not None:
             told.append(f"collectives {'' if self.overlap_collectives else 'not '}hidden")
         return ", ".join(told) or NOMINAL
+
+
+def _used(machine: Machine, nominal: Cluster) -> Machine:
+    """The machine with links that nothing is sent over as they are in `nominal`: one node's NICs, one GPU's ports."""
+    cluster = machine.cluster
+    same: dict[str, Any] = {}
+    if cluster.num_nodes == 1:
+        same |= {name: getattr(nominal, name) for name in ("nic_bandwidth", "nic_latency", "nic_channels")}
+    if cluster.gpus_per_node == 1:
+        same |= {name: getattr(nominal, name) for name in ("nvlink_bandwidth", "nvlink_latency", "nvlink_channels")}
+        same["domains"] = nominal.domains
+    return Machine(replace(cluster, **same), machine.model)
 
 
 def _faster(device: Device, attention: float, matmul: float) -> Device:

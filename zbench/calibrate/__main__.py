@@ -24,7 +24,7 @@ with loading(__name__):
     from zbench import CONF
     from zbench.calibrate.curves import Curves
     from zbench.calibrate.gauge import Gauge
-    from zbench.calibrate.sheet import Circumstances, device_sheet, others_words, sheet
+    from zbench.calibrate.sheet import BUSY, Circumstances, device_sheet, others_words, sheet
     from zbench.calibrate.subject import Subject
     from zbench.calibrate.survey import Survey
     from zbench.extras import need
@@ -36,7 +36,6 @@ with loading(__name__):
     from zbench.runtime.world import World, found
     from zbench.units import parse
 
-BUSY = 0.1  # share of all cores, used by others, above which numbers are not this machine's
 TARGET = "zbench.runtime.measure:Measure"
 
 
@@ -137,6 +136,9 @@ def _shape(asked: argparse.Namespace, world: World | None) -> tuple[int, int]:
     if world is not None:
         gpus = world.num_local if gpus is None else gpus
         nodes = world.num_ranks // gpus if nodes is None and gpus else nodes
+    for flag, value in (("--nodes", nodes), ("--gpus-per-node", gpus)):
+        if value is not None and value < 1:
+            raise ValueError(f"{flag} is {value}; it takes a whole number of at least 1")
     for flag, value in (("--nodes", nodes), ("--gpus-per-node", gpus)):
         if value is None:
             raise ValueError(f"{flag} has to be given, as in {flag} 2")

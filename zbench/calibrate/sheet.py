@@ -11,6 +11,7 @@ from zbench.calibrate.subject import ELEMENT_BYTES, About, Subject
 from zbench.calibrate.survey import Figure, written
 
 LINKS = ("nic", "nvlink")
+BUSY = 0.1  # share of all cores, used by others, above which numbers are not this machine's
 DEVICE = (
     "peak_flops", "memory_bytes", "copy_bandwidth", "strided_rate", "matmul_flops", "attention_forward_flops",
     "attention_backward_flops", "kernel_seconds", "call_seconds",
@@ -95,7 +96,8 @@ def _head(subject: Subject, where: Circumstances) -> list[str]:
             "The nodes are processes of that one machine: messages between nodes and inside them take the same way."
         )
     if where.others:
-        lines.append(f"{others_words(where.others)}.")
+        advice = "; measure again when they are idle" if max(where.others.values()) > BUSY else ""
+        lines.append(f"{others_words(where.others)}{advice}.")
     return lines
 
 
