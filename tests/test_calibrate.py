@@ -130,6 +130,22 @@ def test_the_constants_of_a_described_machine_are_found_again() -> None:
     assert survey.gauge.others == pytest.approx({"devices": 0.25, "links": 0.25})
 
 
+class Crowded(Described):
+    """Whose processors are held up where all send to all."""
+
+    def together(self, across: bool, size: int, rounds: int) -> float:
+        return 5 * super().together(across, size, rounds)
+
+
+def test_all_peers_with_less_than_one_leave_the_bandwidth_of_one() -> None:
+    subject = Subject(MODEL, 2, 4, 2, 4096, "auto")
+    found = Survey(Gauge(Crowded(Cost(CLUSTER, MODEL), subject), 1.0, lambda line: None), subject).take()  # type: ignore[arg-type]
+    assert found["nic_bandwidth"].value == pytest.approx(CLUSTER.nic_bandwidth / CLUSTER.nic_channels, rel=0.01)
+    assert found["nic_bandwidth"].of.startswith("bytes to one peer between nodes, more than bytes to all peers")
+    assert found["nic_channels"].value == 1
+    assert found["nic_channels"].of.endswith("all have less than one, so nic_bandwidth is the one peer's: measure again")
+
+
 def rates_told(text: str) -> tuple[float, ...]:
     """Of one peer, of all peers, of one peer through all NICs: bytes/s."""
     found = re.search(r"one peer has (.*) and all together (.*); one peer through all 2 NICs of a node (.*)$", text)
@@ -205,7 +221,9 @@ def test_the_sheet_is_the_cluster() -> None:
         assert f"{written(name, figure.value)} # measured: {figure.of}" in line
     assert "the command" in text
     assert "2020-01-02" in text
-    assert "25% while links were measured" in text
+    assert "25% while links were measured (of all cores); measure again when they are idle." in text
+    idle = replace(where, others={"links": 0.1})
+    assert "measure again" not in sheet("idle", survey.subject, survey.figures, idle)
     assert "take the same way" in text  # two nodes on one host
 
 
@@ -404,7 +422,8 @@ def test_a_mistake_is_one_sentence(
         (4, 2, 8, "(4, 2)"),  # nodes of one machine
         (None, None, None, "--nodes has to be given"),
         (None, 3, 4, "--nodes x --gpus-per-node is 6; 8 processes were started"),
-        (0, None, 4, "--nodes x --gpus-per-node is 0; 8 processes were started"),
+        (0, None, 4, "--nodes is 0; it takes a whole number of at least 1"),
+        (2, -1, 4, "--gpus-per-node is -1; it takes a whole number of at least 1"),
         (4, 2, 4, "--gpus-per-node is 2; 4 processes were started on each machine"),
     ],
 )

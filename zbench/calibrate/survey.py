@@ -146,10 +146,11 @@ class Survey:
         told = f"one peer has {quantity(one_peer, 'B/s')} and all together {quantity(all_peers, 'B/s')}"
         if one_peer > all_peers:  # what one peer has a link carries; many at once may keep processors from moving it
             self._set(f"{name}_bandwidth", one_peer, f"bytes to one peer {where}, more than {of}")
-            told += f", less than the one: {name}_bandwidth is the one peer's; measure again"
         if across and subject.nics_per_node > 1:
             routed = max(self._rates("bytes to one peer through all NICs", 1, "routed").values())
             told += f"; one peer through all {subject.nics_per_node} NICs of a node {quantity(routed, 'B/s')}"
+        if one_peer > all_peers:
+            told += f"; all have less than one, so {name}_bandwidth is the one peer's: measure again"
         self._set(f"{name}_channels", min(max(round(all_peers / one_peer), 1), MOST_CHANNELS), told)
 
     def _rates(self, words: str, ranks: int, method: str, *arguments: bool) -> dict[int, float]:
