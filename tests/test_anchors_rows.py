@@ -79,14 +79,14 @@ def test_rows_are_predicted_as_the_anchors_are(
         assert row["error"] == row["predicted"] / row["measured"] - 1
 
 
-def test_a_row_is_known_only_as_it_was_published(
+def test_a_row_is_known_by_its_configuration_and_method(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = GOOD.replace("h100", "b200")
     upper = GOOD.replace("h100", "H100")
     path = file_of(tmp_path, GOOD, GOOD.replace("600.3", "600.4"), GOOD.replace(",8,", ",4,"), other, upper)
     found = rows_of(monkeypatch, capsys, path)
-    assert [row["known"] for row in found] == [True, False, False, False, True]
+    assert [row["known"] for row in found] == [True, True, False, False, True]
     assert found[0]["predicted"] == found[-1]["predicted"]
 
 
@@ -111,7 +111,9 @@ def test_rows_without_a_plan_are_named_and_left_out(
     ):
         assert f"1 row of {words}" in said.err
         assert f"left out: 1 row of {words}" in table
-    assert "rows: 1 cases" in table
+    assert "method ulysses on 128 GPUs" in table
+    assert "rows: 1 case," in table
+    assert "played on equal nodes: h100, 8 GPUs: 1 node of 8 GPUs and 8 NICs" in table
 
 
 def test_rows_of_a_group_are_predicted_by_themselves(
@@ -144,8 +146,26 @@ def test_rows_of_which_none_has_a_plan_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = file_of(tmp_path, "mi300x,full,fwd,8,16384,ulysses,900")
+    for more in ([], ["--json"]):
+        assert called(monkeypatch, "--rows", str(path), *more) == 2
+        said = capsys.readouterr()
+        assert (
+            "left out: 1 row of hw mi300x: no cluster is described with it; there are h100, b200" in said.out + said.err
+        )
+        assert "has no row that can be predicted" in said.err
+
+
+def test_names_are_taken_in_any_case_and_repeats_are_no_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ring = GOOD.replace("ulysses", "ring_p2p").replace("600.3", "420.8")
+    again = "H100,Causal,FWD,8,8192,Ring_P2P,320"
+    path = file_of(tmp_path, GOOD, ring, again)
+    found = rows_of(monkeypatch, capsys, path)
+    assert found[1]["predicted"] == found[2]["predicted"]
+    assert (found[2]["mask"], found[2]["known"]) == ("Causal", True)
     assert called(monkeypatch, "--rows", str(path)) == 0
-    assert "left out: 1 row of hw mi300x" in capsys.readouterr().out
+    assert "; 1 of 1 orders kept" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("hw", list(attention.CLUSTERS))

@@ -143,7 +143,9 @@ def test_all_peers_with_less_than_one_leave_the_bandwidth_of_one() -> None:
     assert found["nic_bandwidth"].value == pytest.approx(CLUSTER.nic_bandwidth / CLUSTER.nic_channels, rel=0.01)
     assert found["nic_bandwidth"].of.startswith("bytes to one peer between nodes, more than bytes to all peers")
     assert found["nic_channels"].value == 1
-    assert found["nic_channels"].of.endswith("all have less than one, so nic_bandwidth is the one peer's: measure again")
+    assert found["nic_channels"].of.endswith(
+        "all have less than one, so nic_bandwidth is the one peer's: measure again"
+    )
 
 
 def rates_told(text: str) -> tuple[float, ...]:

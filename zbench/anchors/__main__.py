@@ -18,6 +18,7 @@ with loading(__name__):
     from zbench.anchors.measured import MeasuredRow, read
     from zbench.anchors.presets import cluster, workload
     from zbench.meter import Meter
+    from zbench.units import number
 
 GROUPS = {
     "flexsp": "FlexSP's all-to-all bandwidths and compute coefficients, 64 A100",
@@ -44,8 +45,10 @@ def main() -> int:
 
 def _anchors() -> int:
     arguments = _asked()
+    if arguments.rows == "":
+        raise ValueError("--rows is ''; it takes a CSV file of measured rows")
     if arguments.rows:
-        _own_rows(arguments.rows, arguments.group or attention.GROUPS[0], arguments.json)
+        _own_rows(Path(arguments.rows), arguments.group or attention.GROUPS[0], arguments.json)
     elif arguments.group:
         raise ValueError(f"--group is {arguments.group}; it takes a file of rows beside it, --rows FILE")
     else:
@@ -59,7 +62,7 @@ def _asked() -> argparse.Namespace:
         description="Measurements beside this project's predictions: published ones, those that constants were chosen "
         "with (known) and the others (blind) apart, or your own rows of attention on several GPUs (docs/cost.md).",
     )
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="a CSV of measured attention, instead of all anchors")
+    parser.add_argument("--rows", metavar="FILE", help="a CSV of measured attention, instead of all anchors")
     parser.add_argument(
         "--group",
         choices=attention.GROUPS,
@@ -92,7 +95,16 @@ def _own_rows(path: Path, group: attention.Group, as_json: bool) -> None:
         for line in left_out:
             print(f"zbench: left out: {line}", file=sys.stderr)
         _print_json([_line(*one) for one in zip(rows, rates, known, strict=True)])
-        return
+    else:
+        _show_rows(path, group, rows, rates, known, left_out)
+    if all(rate is None for rate in rates):
+        raise ValueError(f"{path} has no row that can be predicted; what it lacks is named above")
+
+
+def _show_rows(
+    path: Path, group: attention.Group, rows: Sequence[MeasuredRow], rates: Sequence[float | None],
+    known: Sequence[bool], left_out: Sequence[str],
+) -> None:  # fmt: skip
     from zbench.anchors.show import show_rows
 
     compared = [
@@ -100,13 +112,13 @@ def _own_rows(path: Path, group: attention.Group, as_json: bool) -> None:
         for row, rate, was_known in zip(rows, rates, known, strict=True)
         if rate is not None
     ]
-    show_rows(compared, left_out)
+    show_rows(compared, left_out, attention.layouts(rows, cluster, group))
 
 
 def _left_out(rows: Sequence[MeasuredRow], group: attention.Group) -> list[str]:
     """Why rows have no prediction, a line for every reason."""
     reasons = Counter(reason for row in rows if (reason := attention.missing(row, group)))
-    return [f"{count} row{'s' if count > 1 else ''} of {reason}" for reason, count in reasons.items()]
+    return [f"{number(count, 'row')} of {reason}" for reason, count in reasons.items()]
 
 
 def _line(row: MeasuredRow, rate: float | None, known: bool) -> dict[str, Any]:

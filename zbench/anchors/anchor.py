@@ -19,6 +19,7 @@ class Anchor:
     anchor: the group. case: what was measured, with its unit. source: where it was published.
     known: somebody looked at this number when a constant or an assumption was chosen; otherwise it is blind.
     family: cases of one family should come out in the measured order; "" if it belongs to none.
+    method: what the cases of a family are of; several of one method are repeats. "" where each case is of its own.
     """
 
     anchor: str
@@ -28,6 +29,7 @@ class Anchor:
     source: str
     known: bool
     family: str = ""
+    method: str = ""
 
     @property
     def error(self) -> float:

@@ -29,6 +29,7 @@ from zbench.model import DKV
 from zbench.plan import Ints
 from zbench.simulate import programs
 from zbench.staging import FLASH, FUSED, Backend
+from zbench.units import number
 
 NUM_PACKS, SEED = 20, 1  # the benchmark's own number of packs; the seed is this project's
 # By hw: the preset of conf/cluster whose nodes and links a row's GPUs have, and the wrapper's backend there.
@@ -55,24 +56,29 @@ def anchors(get_cluster: GetCluster, group: Group = "attention") -> list[Anchor]
 def compared(row: MeasuredRow, rate: float, source: str, group: str, known: bool) -> Anchor:
     """A row and its predicted FLOP/s as an anchor; the rows of one configuration are one family."""
     case = f"{row.configuration} {row.method}, TFLOP/s/GPU"
-    return Anchor(group, case, row.tflops_per_gpu, rate / 1e12, source, known, row.configuration)
+    plain = row.plain()
+    family, method = plain.configuration, plain.method
+    return Anchor(group, case, row.tflops_per_gpu, rate / 1e12, source, known, family, method)
 
 
 def are_known(rows: Sequence[MeasuredRow]) -> list[bool]:
-    """Which rows equal a published one that constants were chosen with."""
-    known = {measured_row(row) for group in GROUPS for row in published(group) if is_known(row)}
-    return [replace(row, hw=row.hw.lower()) in known for row in rows]
+    """Which rows are of a configuration and method that constants were chosen with, whoever measured them again."""
+    chosen = [measured_row(row) for group in GROUPS for row in published(group) if is_known(row)]
+    known = {(row.configuration, row.method) for row in chosen}
+    return [(row.configuration, row.method) in known for row in map(MeasuredRow.plain, rows)]
 
 
 def missing(row: MeasuredRow, group: Group) -> str:
     """Why a row has no prediction in a group; "" where it has one."""
-    if row.hw.lower() not in CLUSTERS:
-        return f"hw {row.hw}: no cluster is described with it"
+    given, row = row, row.plain()
+    if row.hw not in CLUSTERS:
+        return f"hw {given.hw}: no cluster is described with it; there are {', '.join(CLUSTERS)}"
     if row.mask not in MASKS:
-        return f"mask {row.mask}: it has no plan"
+        return f"mask {given.mask}: it has no plan; there are {', '.join(MASKS)}"
     if row.method not in METHODS[group]:
         of = next((other for other in GROUPS if row.method in METHODS[other]), None)
-        return f"method {row.method}: " + (f"it is of group {of}, --group {of}" if of else "it has no plan")
+        plans = f"it has no plan; there are {', '.join(METHODS[group])}"
+        return f"method {given.method}: " + (f"it is of group {of}, --group {of}" if of else plans)
     if row.method == "ulysses" and row.cp_size > MODEL.num_heads:
         return f"method ulysses on {row.cp_size} GPUs: {MODEL.num_heads} heads are exchanged by as many GPUs at most"
     return ""
@@ -102,8 +108,8 @@ def predict(
                 done += 1
                 tell(done)
             forward, backward = np.mean(played, axis=0).tolist()
-            for number in numbers:
-                found[number] = forward if rows[number].pass_ == "fwd" else backward
+            for at in numbers:
+                found[at] = forward if rows[at].plain().pass_ == "fwd" else backward
     return found
 
 
@@ -115,9 +121,9 @@ def num_plays(rows: Sequence[MeasuredRow], group: Group = "attention") -> int:
 def _by_pack(rows: Sequence[MeasuredRow], group: Group) -> dict[tuple[str, str, int, int], dict[str, list[int]]]:
     """The numbers of the rows with a prediction, by what their packs depend on and by method."""
     found: dict[tuple[str, str, int, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for number, row in enumerate(rows):
+    for at, row in enumerate(map(MeasuredRow.plain, rows)):
         if not missing(row, group):
-            found[row.hw.lower(), row.mask, row.cp_size, row.seqlen_per_rank][row.method].append(number)
+            found[row.hw, row.mask, row.cp_size, row.seqlen_per_rank][row.method].append(at)
     return found
 
 
@@ -129,6 +135,17 @@ def cluster_of(preset: Cluster, num_gpus: int) -> Cluster:
     per_node = max(size for size in range(1, preset.gpus_per_node + 1) if num_gpus % size == 0)
     nics = max(1, preset.nics_per_node * per_node // preset.gpus_per_node)
     return replace(preset, num_nodes=num_gpus // per_node, gpus_per_node=per_node, nics_per_node=nics)
+
+
+def layouts(rows: Sequence[MeasuredRow], get_cluster: GetCluster, group: Group) -> list[str]:
+    """The nodes that the rows with a prediction are played on, a line for every number of GPUs."""
+    sizes = sorted({(hw, num_gpus) for hw, _, num_gpus, _ in _by_pack(rows, group)})
+    found = []
+    for hw, num_gpus in sizes:
+        on = cluster_of(get_cluster(CLUSTERS[hw][0]), num_gpus)
+        nodes = f"{number(on.num_nodes, 'node')} of {number(on.gpus_per_node, 'GPU')}"
+        found.append(f"{hw}, {number(num_gpus, 'GPU')}: {nodes} and {number(on.nics_per_node, 'NIC')}")
+    return found
 
 
 def batches_of(mask: str, total: int) -> list[Ints]:

@@ -7,11 +7,12 @@ import csv
 import io
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zbench.anchors.anchor import Row
+from zbench.units import number
 
 COLUMNS = ("hw", "mask", "pass", "cp_size", "seqlen_per_rank", "method", "tflops_per_gpu")
 PASSES = ("fwd", "bwd")
@@ -39,7 +40,12 @@ class MeasuredRow:
     @property
     def configuration(self) -> str:
         """What methods are compared within."""
-        return f"{self.hw} {self.mask} {self.pass_} {self.cp_size} GPUs x {self.seqlen_per_rank}"
+        return f"{self.hw} {self.mask} {self.pass_} {number(self.cp_size, 'GPU')} x {self.seqlen_per_rank}"
+
+    def plain(self) -> "MeasuredRow":
+        """The row with its names in lower case, in which they are looked up."""
+        names = {name: getattr(self, name).lower() for name in ("hw", "mask", "pass_", "method")}
+        return replace(self, **names)
 
     def columns(self) -> dict[str, Any]:
         """The values by the names of the CSV's columns."""
@@ -53,7 +59,7 @@ def measured_row(row: Row) -> MeasuredRow:
     Raises:
         ValueError: a value is not what its column takes; the message begins with the column.
     """
-    if row["pass"] not in PASSES:
+    if row["pass"].lower() not in PASSES:
         raise ValueError(f"pass is {_short(row['pass'])}; it takes fwd or bwd")
     for name in ("hw", "mask", "method"):
         if not 1 <= len(row[name]) <= LONGEST_NAME:

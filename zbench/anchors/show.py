@@ -9,6 +9,7 @@ from rich.text import Text
 
 from zbench.anchors.anchor import Anchor
 from zbench.anchors.summary import summary
+from zbench.units import number
 
 KINDS = {True: "known", False: "blind"}
 _WIDE = 160  # columns where nobody watches a terminal
@@ -38,17 +39,22 @@ def show_groups(found: Sequence[Anchor], titles: dict[str, str], apart: str) -> 
     )
 
 
-def show_rows(found: Sequence[Anchor], left_out: Sequence[str]) -> None:
-    """A user's rows in one table, what was left out, and the errors of all, and of known and blind rows apart."""
+def show_rows(found: Sequence[Anchor], left_out: Sequence[str], layouts: Sequence[str]) -> None:
+    """A user's rows in one table, the nodes they were played on, what was left out, and the errors of all, and of known
+    and blind rows apart."""
     console = _console()
     if found:
         _show(console, found, "measured rows", "rows", sources=False)
         if len({anchor.known for anchor in found}) > 1:
             for kind, name in KINDS.items():
                 _say(console, words(f"rows, {name}", [anchor for anchor in found if anchor.known is kind]))
+    if layouts:
+        console.print(Text(f"played on equal nodes: {'; '.join(layouts)}"))
     for line in left_out:
         console.print(Text(f"left out: {line}"))
-    console.print("predicted: simulated by zbench. known: one of the rows that constants were chosen with.")
+    console.print(
+        "predicted: simulated by zbench. known: of a configuration and method that constants were chosen with."
+    )
 
 
 def words(name: str, members: Sequence[Anchor]) -> str:
@@ -63,7 +69,7 @@ def errors_and_orders(name: str, members: Sequence[Anchor]) -> str:
     s = summary(members)
     errors = f"error median {s.median:.1%}, 9 in 10 within {s.p90:.1%}, worst {s.worst:.1%}"
     orders = f"; {s.pairs - len(s.broken)} of {s.pairs} orders kept" if s.pairs else ""
-    return f"{name}: {len(members)} cases, {errors}{orders}"
+    return f"{name}: {number(len(members), 'case')}, {errors}{orders}"
 
 
 def _console() -> Console:

@@ -1,7 +1,8 @@
 """How far a group of predictions is off, in four numbers. Pure: no torch."""
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -13,7 +14,10 @@ APART = 1.1  # measurements within 10 % of each other have no order to keep
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """median, p90, worst: of the errors' sizes. broken: pairs of one family in the wrong order, of `pairs` apart."""
+    """median, p90, worst: of the errors' sizes. broken: pairs of one family in the wrong order, of `pairs` apart.
+
+    A pair is of two methods; of one that was measured several times it is the mean that has a place.
+    """
 
     median: float
     p90: float
@@ -24,9 +28,26 @@ class Summary:
 
 def summary(anchors: Sequence[Anchor]) -> Summary:
     errors = np.abs([anchor.error for anchor in anchors])
-    apart = [(a, b) if a.measured > b.measured else (b, a) for a, b in combinations(anchors, 2) if _apart(a, b)]
+    apart = [
+        (a, b) if a.measured > b.measured else (b, a) for a, b in combinations(_merged(anchors), 2) if _apart(a, b)
+    ]
     broken = [(high.case, low.case) for high, low in apart if high.predicted <= low.predicted]
     return Summary(float(np.median(errors)), float(np.quantile(errors, 0.9)), float(errors.max()), broken, len(apart))
+
+
+def _merged(anchors: Sequence[Anchor]) -> list[Anchor]:
+    """An anchor for each method of a family, the mean of its repeats."""
+    found: dict[tuple[str, str], list[Anchor]] = defaultdict(list)
+    for anchor in anchors:
+        found[anchor.family, anchor.method or anchor.case].append(anchor)
+    return [
+        replace(
+            repeats[0],
+            measured=float(np.mean([one.measured for one in repeats])),
+            predicted=float(np.mean([one.predicted for one in repeats])),
+        )
+        for repeats in found.values()
+    ]
 
 
 def _apart(a: Anchor, b: Anchor) -> bool:

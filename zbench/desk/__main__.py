@@ -19,7 +19,7 @@ with loading(__name__):
     from hydra.utils import instantiate
 
     from zbench import CONF
-    from zbench.calibrate.__main__ import BUSY
+    from zbench.calibrate.sheet import BUSY
     from zbench.calibrate.quantity import quantity
     from zbench.cluster import Cluster
     from zbench.desk.scale import Scale
