@@ -45,12 +45,21 @@ def test_what_it_refuses(text: object, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "kind", "example"),
-    [("400", "bytes/s", "400 Gbit/s"), ("1e3", "bytes", "1000 GiB"), (" 5 ", "seconds", "5 us"), ("-2.5", "FLOP/s",
-     "-2.5 TFLOP/s")],
+    [("400", "bytes/s", "400 Gbit/s"), ("1e3", "bytes", "1000 GiB"), (" 5 ", "seconds", "5 us"),
+     ("2.5", "FLOP/s", "2.5 TFLOP/s")],
 )  # fmt: skip
 def test_text_without_a_unit_is_shown_with_one(text: str, kind: str, example: str) -> None:
     with pytest.raises(ValueError, match=rf"^nic is .*, which has no unit; write it as in nic='{example}'$"):
         parse("nic", text, kind)
+
+
+def test_examples_are_right_and_of_the_unit_that_the_quantity_usually_has() -> None:
+    with pytest.raises(
+        ValueError, match=r"^memory is -1; it takes a number above 0 with its unit, as in memory='80 GiB'$"
+    ):
+        parse("memory", "-1", "bytes")
+    with pytest.raises(ValueError, match=r"^port is 200, which has no unit; write it as in port='200 GB/s'$"):
+        parse("port", "200", "bytes/s")
 
 
 PREFIXES = [("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12), ("Gi", 2.0**30)]

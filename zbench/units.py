@@ -44,9 +44,16 @@ def parse(field: str, value: float | int | str, kind: str) -> float:
     match = _QUANTITY.fullmatch(text)
     unit = _UNIT[match[3]] if match else None
     if match is None or unit is None or unit[0] != kind:
-        raise ValueError(f"{field} is {value!r}; it takes {kind}, a number with its unit, as in '{_EXAMPLES[kind]}'")
+        raise ValueError(
+            f"{field} is {value!r}; it takes {kind}, a number with its unit, as in '{_example(field, kind)}'"
+        )
     prefix = _BINARY[match[2]] if match[2] in _BINARY else _PREFIX[match[2]]
     return float(match[1]) * prefix * unit[1]
+
+
+def _example(field: str, kind: str) -> str:
+    """How a quantity may be written: of networks' rates in bits, of all others in bytes."""
+    return "200 GB/s" if kind == "bytes/s" and "nic" not in field else _EXAMPLES[kind]
 
 
 def check_unit(field: str, value: object, kind: str) -> None:
@@ -56,5 +63,10 @@ def check_unit(field: str, value: object, kind: str) -> None:
         ValueError: `value` is a number other than 0; the message shows how to write it.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value != 0:
-        unit = _EXAMPLES[kind].partition(" ")[2]
+        example = _example(field, kind)
+        unit = example.partition(" ")[2]
+        if not 0 < value < float("inf"):
+            raise ValueError(
+                f"{field} is {value:g}; it takes a number above 0 with its unit, as in {field}='{example}'"
+            )
         raise ValueError(f"{field} is {value:g}, which has no unit; write it as in {field}='{value:g} {unit}'")

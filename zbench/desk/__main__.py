@@ -19,8 +19,8 @@ with loading(__name__):
     from hydra.utils import instantiate
 
     from zbench import CONF
-    from zbench.calibrate.sheet import BUSY
     from zbench.calibrate.quantity import quantity
+    from zbench.calibrate.sheet import BUSY
     from zbench.cluster import Cluster
     from zbench.desk.scale import Scale
     from zbench.known import add_trust
