@@ -16,7 +16,7 @@ import numpy as np
 from zbench import pipelined, staged
 from zbench.area import work
 from zbench.batch import Batch
-from zbench.bound import bound_seconds
+from zbench.bound import bound_seconds, ceiling_seconds
 from zbench.clock import Program, program
 from zbench.collective import Collectives, Sharing
 from zbench.cost import Cost
@@ -158,6 +158,7 @@ class Simulated:
         return StepResult(
             seconds=end,
             bound_seconds=bound_seconds(batch, cost),
+            ceiling_seconds=ceiling_seconds(batch, cost, sharing.of, pipelines is not None),
             attention_seconds=played.attention.tolist(),
             linear_seconds=played.linear.tolist(),
             communication_seconds=np.minimum(played.communication + sharing_seconds, end).tolist(),
