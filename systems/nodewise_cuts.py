@@ -30,7 +30,8 @@ class Rule:
     starts in the bins with the most room. back: bins with less room than this, of the roomiest of the sequence, are
     front bins. squeeze: room that is not worth it, in even shares of a bin. even: the same share in all bins.
     wide: so many bins next to each other are one, and share the heads of what is cut over several of them: fewer keys
-    cross. It divides the number of bins.
+    cross. It divides the number of bins. full: bins are filled up to so many even shares of the work: fewer of them
+    share a sequence, and they stay uneven.
     """
 
     cut: int
@@ -40,13 +41,15 @@ class Rule:
     squeeze: float = 0.03
     even: bool = False
     wide: int = 1
+    full: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
     """bin: int64 [num_sequences], -1 for cut ones. rows: int64 [n, 6], of these: sequence, bin, and two pieces'
     starts and stops; the second may be empty. linear, busy, way: float64 [num_bins], seconds of a GPU's linear modules
-    and attention, and of the keys on the bin's links. seconds: estimate of a layer.
+    and attention, and of the keys on the bin's links. seconds: estimate of a layer; shown: of it, what parameters and
+    gradients add.
     """
 
     rule: Rule
@@ -56,6 +59,7 @@ class Placement:
     busy: Floats
     way: Floats
     seconds: float
+    shown: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ def placements(lengths: Ints, attention: Floats, rates: Rates, bins: Bins, rules
     for rule in rules:
         where, rows, fits = fill.place(
             tokens, work, rates.token, rates.square, rates.row, bins.repack, bins.count, bins.capacity,
-            rule.cut, rule.first, rule.wrap, rule.back, rule.squeeze, rule.even, rule.wide,
+            rule.cut, rule.first, rule.wrap, rule.back, rule.squeeze, rule.even, rule.wide, rule.full,
         )  # fmt: skip
         if not fits:
             continue
@@ -107,11 +111,11 @@ def placement(
         rows = levelled(lengths, bin, rows, bins.count, rule.wide)
     given = rates.token, rates.square, rates.row, bins.repack
     load = loads(lengths, attention, bin, rows, *given, bins.count, rule.wide)
-    linear, busy, way, seconds = estimate(
+    linear, busy, way, seconds, shown = estimate(
         lengths, bin, rows, load, rates.token, bins.moved, bins.alone, rates.forward, bins.ranks,
-        rule.wide,
+        rule.wide, rates.taken,
     )  # fmt: skip
-    return Placement(rule, bin, rows, linear, busy, way, seconds)
+    return Placement(rule, bin, rows, linear, busy, way, seconds + shown, shown)
 
 
 def groups(rows: Ints, wide: int) -> list[Ints]:
