@@ -29,7 +29,9 @@ from zbench.systems.nodewise_work import Rates, attention_seconds
 from zbench.systems.zeppelin_zones import capacity_tokens
 
 CHUNKS = 3  # a GPU's heads are never cut in more
-LOOKED, LOOKED_WIDE = 6, 4  # placements whose nodes are looked into: most of nodes by themselves, of groups of them
+# Placements whose nodes are looked into: most of nodes by themselves, of groups of them, of nodes that stay uneven.
+LOOKED, LOOKED_WIDE, LOOKED_UNEVEN = 6, 4, 3
+TRIED_UNEVEN = 2  # of the last ones, built and played beside `tries` (a choice)
 NEAR = 1.1  # times the best estimate: within it the best of every kind is played
 TIGHT = 0.8  # of the tokens a GPU has room for, where plans with all of them do not fit memory
 SWITCHES = (
@@ -104,7 +106,7 @@ class Nodewise:
             task = self._task(lengths, seqs, rates, most)
             layouts = self._layouts(task)
             if layouts:
-                plan = self._played(task, _spread(layouts))
+                plan = self._played(task, _spread(layouts, self.tries))
                 yield plan
         assert plan is not None, "everything cut evenly always fits the room of the mean"
         yield reverse(plan.with_(backward=Ops.concatenate([])), "regather")
@@ -125,11 +127,11 @@ class Nodewise:
         kinds = Kinds(self.fewest, self.front, self.first, self.wide)
         given, work = (of.lengths, of.attention, of.rates, of.bins), of.attention + of.rates.token * of.lengths
         found = placements(*given, kinds.even(work, of.bins, self.cost.model.num_heads))
-        if self.uneven and found and found[0].shown > 0:
-            found = sorted([*found, *placements(*given, kinds.uneven(work, of.bins))], key=lambda one: one.seconds)
+        full = self.uneven and found and found[0].seconds > found[0].layer  # NICs are
+        uneven = placements(*given, kinds.uneven(work, of.bins)) if full else []
         found = found or placements(*given, [Rule(len(of.lengths), even=True)])
         wide, narrow = ([one for one in found if (one.rule.wide > 1) == kind] for kind in (True, False))
-        return [of.layout(one) for one in narrow[:LOOKED] + wide[:LOOKED_WIDE]]
+        return [of.layout(one) for one in narrow[:LOOKED] + wide[:LOOKED_WIDE] + uneven[:LOOKED_UNEVEN]]
 
     def _played(self, of: Task, layouts: list[Layout]) -> Plan:
         """The fastest plan of the first layouts, then of what is made of it."""
@@ -137,7 +139,7 @@ class Nodewise:
             return of.laid(layouts[0], self.cost.cluster.num_ranks)
         best = of.played(layouts[0], self.cost)
         used = best.operations
-        for change in self._changes(of, layouts[1 : self.tries]):
+        for change in self._changes(of, layouts[1:]):
             if used >= self.operations:
                 break
             changed = change(best)
@@ -176,18 +178,29 @@ def _instead(other: Layout, best: Played) -> tuple[Layout, bool]:
     return other, False
 
 
-def _spread(layouts: list[Layout]) -> list[Layout]:
-    """The best estimate first, then the best of every other kind that is not far behind, then the others: estimates
-    of one kind are off in the same direction. Equal estimates are of the same layout with nodes in another order."""
-    distinct = {round(one.seconds / layouts[0].seconds, 9): one for one in reversed(layouts)}
-    layouts = sorted(distinct.values(), key=lambda one: one.seconds)
-    kinds: dict[tuple[bool, bool, bool], Layout] = {}
-    for one in layouts:
-        if one.seconds < NEAR * layouts[0].seconds:
-            rule = one.placement.rule
-            kinds.setdefault((rule.first, rule.wide > 1, rule.full > 1), one)
+def _spread(layouts: list[Layout], tries: int) -> list[Layout]:
+    """What is played: of layouts with even nodes the best estimate, then the best of every other kind that is not far
+    behind, then others; and the best that leave nodes uneven. Estimates of one kind are off in the same direction.
+    Equal estimates are of the same layout with nodes in another order."""
+    even, uneven = (
+        _distinct([one for one in layouts if (one.placement.rule.full > 1) == kind]) for kind in (False, True)
+    )
+    kinds: dict[tuple[bool, bool], Layout] = {}
+    for one in even:
+        if one.seconds < NEAR * even[0].seconds:
+            kinds.setdefault((one.placement.rule.first, one.placement.rule.wide > 1), one)
     chosen = list(kinds.values())
-    return chosen + [one for one in layouts if all(one is not other for other in chosen)]
+    chosen = (chosen + [one for one in even if all(one is not other for other in chosen)])[:tries]
+    both = chosen, uneven[:TRIED_UNEVEN]
+    first, second = both if not uneven or (chosen and chosen[0].seconds <= uneven[0].seconds) else both[::-1]
+    return first + second
+
+
+def _distinct(layouts: list[Layout]) -> list[Layout]:
+    """One of each estimate, the best first."""
+    least = min((one.seconds for one in layouts), default=0.0)
+    found = {round(one.seconds / least, 9): one for one in reversed(layouts)}
+    return sorted(found.values(), key=lambda one: one.seconds)
 
 
 def _check_whole(name: str, value: object) -> None:

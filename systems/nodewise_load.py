@@ -61,11 +61,9 @@ def held(tokens, where, rows, bins, wide, alone):  # type: ignore[no-untyped-def
 
 
 @nb.njit(cache=True)
-def estimate(tokens, where, rows, load, token, moved, alone, forward, ranks, wide, taken):  # type: ignore[no-untyped-def]
-    """(linear, busy, way: as of a Placement, [bins]; seconds of a layer; what parameters and gradients add): in either
-    direction, of the slowest bin, linear modules, then attention or its keys. forward: its share in attention.
-
-    taken: what parameters and gradients take of NICs in either direction. NICs carry keys, too, and ranks meet.
+def estimate(tokens, where, rows, load, token, moved, alone, forward, ranks, wide):  # type: ignore[no-untyped-def]
+    """(linear, busy, way: as of a Placement, [bins]; seconds of a layer; of its forward and its backward, [2]): of the
+    slowest bin, in either direction linear modules, then attention or its keys. forward: its share in attention.
     """
     own, keys = held(tokens, where, rows, len(load), wide, alone)
     linear, way, seconds = own * token / ranks, keys * moved, 0.0
@@ -73,13 +71,12 @@ def estimate(tokens, where, rows, load, token, moved, alone, forward, ranks, wid
     for i in range(len(ends) - 1):
         bins = rows[ends[i] : ends[i + 1], 1]
         linear[bins] = linear[bins].max()  # the first exchange waits for all of them
-    there, back = 0.0, 0.0  # seconds of the slowest bin
+    passes = np.zeros(2)
     for b in range(len(load)):
         ahead, behind = max(forward * busy[b], way[b]), max((1 - forward) * busy[b], way[b])
         seconds = max(seconds, linear[b] + (ahead + behind))
-        there, back = max(there, linear[b] / 3 + ahead), max(back, 2 * linear[b] / 3 + behind)
-    shown = max(taken[0] + way.max() - there, 0.0) + max(taken[1] + way.max() - back, 0.0)
-    return linear, busy, way, seconds, shown
+        passes[0], passes[1] = max(passes[0], linear[b] / 3 + ahead), max(passes[1], 2 * linear[b] / 3 + behind)
+    return linear, busy, way, seconds, passes
 
 
 @nb.njit(cache=True)

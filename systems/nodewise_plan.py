@@ -41,7 +41,8 @@ def layout(placed: Placement, lengths: Ints, attention: Floats, rates: Rates, no
     for n in range(nodes):
         here = order[begin[n] : begin[n + 1]]
         found.append(inside(lengths[here], attention[here], rows[n], rates, node))
-    return Layout(placed, tuple(found), max(one.seconds for one in found) + placed.shown)
+    layer = max(one.seconds for one in found)
+    return Layout(placed, tuple(found), layer + placed.shown(layer))
 
 
 def _rows(placed: Placement, rates: Rates, nodes: int, node: Node) -> Floats:

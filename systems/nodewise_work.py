@@ -33,7 +33,7 @@ class Rates:
     alone: float
     forward: float
     pace: Pace
-    taken: tuple[float, float] = (0.0, 0.0)
+    taken: Floats
 
     @staticmethod
     def of(cost: Cost) -> "Rates":
@@ -63,12 +63,12 @@ class Rates:
         return self.square * tokens * tokens + self.row * tokens
 
 
-def _taken(cost: Cost) -> tuple[float, float]:
+def _taken(cost: Cost) -> Floats:
     of = Collectives.of(cost)
     if not of.overlap:
-        return 0.0, 0.0
+        return np.zeros(2)
     back = of.reduce + (of.gather if of.every_micro_batch else 0.0)
-    return (of.gather if of.every_step else 0.0) / of.num_layers, back / of.num_layers
+    return np.array([of.gather if of.every_step else 0.0, back]) / of.num_layers
 
 
 def _pace(cost: Cost, passes: int, forward: float, sizes: tuple[int, int, int]) -> Pace:
