@@ -27,8 +27,6 @@ Plans = tuple[Plan, ...]
 # Judgements, to keep planning short: flexsp, loongtrain and meshes were faster from FAR on only, where tried.
 NEAR, FAR = 0.96, 0.86  # of the ceiling: a step nearer has no rival worth its planning; one farther has all of them
 SHARING = 0.9  # bound over ceiling: below it gathers and reductions cost so much that pipelines are looked at
-# Of what pipelines pay where the last step had none: a planner does not know what it had.
-CHANGED = 0.5
 MOST_RANKS = 256  # beyond it rivals take longer to plan than all the rest
 
 
@@ -48,10 +46,11 @@ class Rivals:
         best, least = own, (result.out_of_memory, result.seconds)
         for rival in self.asked(*shares(result)):
             plans = rival.plan(batch)
-            result = executor.step(batch, plans)  # of pipelines with the change from ranks that work each for itself
-            seconds = result.seconds - (1 - CHANGED) * result.phases.get("switch", 0.0)
-            if (result.out_of_memory, seconds) < least:
-                best, least = plans, (result.out_of_memory, seconds)
+            # Pipelines of several kinds are others for every batch: they pay for the change of layout. Whether others
+            # have to, hangs on the step before, which a planner does not know.
+            result = (executor if _several_kinds(plans) else Simulated(self.cost)).step(batch, plans)
+            if (result.out_of_memory, result.seconds) < least:
+                best, least = plans, (result.out_of_memory, result.seconds)
         return best
 
     def asked(self, near: float, kept: float) -> Iterator[System]:
@@ -81,3 +80,8 @@ def shares(result: StepResult) -> tuple[float, float]:
 def _inside(cost: Cost, method: Method) -> Mesh:
     """A mesh whose groups are nodes."""
     return Mesh(cost, method, cost.cluster.gpus_per_node, "balanced")
+
+
+def _several_kinds(plans: Plans) -> bool:
+    of = plans[0].pipelines
+    return of is not None and len(set(zip(of.tp.tolist(), of.pp.tolist(), strict=True))) > 1
