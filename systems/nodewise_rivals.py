@@ -26,7 +26,7 @@ from zbench.systems.zeppelin import Zeppelin
 Plans = tuple[Plan, ...]
 # Judgements, to keep planning short: flexsp, loongtrain and meshes were faster from FAR on only, where tried.
 NEAR, FAR = 0.96, 0.86  # of the ceiling: a step nearer has no rival worth its planning; one farther has all of them
-SHARING = 0.9  # bound over ceiling: below it gathers and reductions cost so much that pipelines are looked at
+SHARING = 0.95  # bound over ceiling: below it gathers and reductions cost so much that pipelines are looked at
 MOST_RANKS = 256  # beyond it rivals take longer to plan than all the rest
 
 
