@@ -18,7 +18,8 @@ from zbench.plan import Ints, Ops, Plan
 from zbench.rewrite import reverse
 from zbench.rewrite.order import scheduled
 from zbench.systems.micro_batches import fitting
-from zbench.systems.nodewise_cuts import Bins, Rule, groups, placements
+from zbench.systems.nodewise_choice import careful, chosen
+from zbench.systems.nodewise_cuts import Bins, Placement, Rule, groups, placements
 from zbench.systems.nodewise_even import evened
 from zbench.systems.nodewise_lay import PAIR
 from zbench.systems.nodewise_plan import Layout, Played, Task, seconds_of
@@ -29,13 +30,10 @@ from zbench.systems.nodewise_work import Rates, attention_seconds
 from zbench.systems.zeppelin_zones import capacity_tokens
 
 CHUNKS = 3  # a GPU's heads are never cut in more
-# Placements whose nodes are looked into: most of nodes by themselves, of groups of them, of nodes that stay uneven.
-LOOKED, LOOKED_WIDE, LOOKED_UNEVEN = 6, 4, 3
-TRIED_UNEVEN = 2  # of the last ones, built and played beside `tries` (a choice)
-NEAR = 1.1  # times the best estimate: within it the best of every kind is played
 TIGHT = 0.8  # of the tokens a GPU has room for, where plans with all of them do not fit memory
 SWITCHES = (
-    "heads", "fewest", "front", "first", "wide", "uneven", "homes", "pairs", "even", "swap", "order", "rivals",
+    "heads", "fewest", "front", "first", "wide", "uneven", "careful", "homes", "pairs", "even", "swap", "order",
+    "rivals",
 )  # fmt: skip
 Change = Callable[[Played], tuple[Layout, bool] | None]  # to a layout, and whether it is laid with pairs
 
@@ -51,10 +49,11 @@ class Nodewise:
     (off: GPUs are what sequences are cut over, and keys travel). fewest: cut over just enough nodes, weighted by what
     is left (off: evenly over all). front: stretches on nodes that lack tokens. first: place cut sequences first, too.
     wide: nodes of a sequence on many share heads. uneven: where gathers and reductions fill NICs, cut fewer sequences
-    over fewer nodes, too, which leaves nodes uneven. homes: tokens of shared sequences at home where GPUs lack tokens
-    (off: evenly). pairs: attend to the keys of two other nodes in one call of the backward, where that is faster. even:
-    move the cuts of the plan played fastest, twice, and play it again. swap: whole sequences, too. order: list-schedule
-    the plan. rivals: take a simpler system's plans where a step of them is faster (zbench.systems.nodewise_rivals).
+    over fewer nodes, too, which leaves nodes uneven. careful: of layouts with about the same estimate play the one,
+    too, that needs NICs least. homes: tokens of shared sequences at home where GPUs lack tokens (off: evenly). pairs:
+    attend to the keys of two other nodes in one call of the backward, where that is faster. even: move the cuts of the
+    plan played fastest, twice, and play it again. swap: whole sequences, too. order: list-schedule the plan. rivals:
+    take a simpler system's plans where a step of them is faster (zbench.systems.nodewise_rivals).
 
     Raises:
         ValueError: a number is not whole and at least 1, chunks are more than 3, or a switch neither true nor false.
@@ -71,6 +70,7 @@ class Nodewise:
     first: bool = True
     wide: bool = True
     uneven: bool = True
+    careful: bool = True
     homes: bool = True
     pairs: bool = True
     even: bool = True
@@ -104,9 +104,9 @@ class Nodewise:
         plan = None
         for most in (room, max(int(TIGHT * room), int(1.02 * mean))):
             task = self._task(lengths, seqs, rates, most)
-            layouts = self._layouts(task)
-            if layouts:
-                plan = self._played(task, _spread(layouts, self.tries))
+            found, uneven = self._placements(task)
+            if found or uneven:
+                plan = self._played(task, found, uneven)
                 yield plan
         assert plan is not None, "everything cut evenly always fits the room of the mean"
         yield reverse(plan.with_(backward=Ops.concatenate([])), "regather")
@@ -122,37 +122,45 @@ class Nodewise:
         node = Node(ranks, self.cost.model.num_heads, room, self.chunks, self.groups, self.homes)
         return Task(lengths, seqs, attention_seconds(lengths, self.cost), rates, bins, node)
 
-    def _layouts(self, of: Task) -> list[Layout]:
-        """Placements with the best estimates, looked into: of nodes by themselves, and of groups of nodes."""
+    def _placements(self, of: Task) -> tuple[list[Placement], list[Placement]]:
+        """Those with even nodes, and where NICs are full those with uneven ones."""
         kinds = Kinds(self.fewest, self.front, self.first, self.wide)
         given, work = (of.lengths, of.attention, of.rates, of.bins), of.attention + of.rates.token * of.lengths
         found = placements(*given, kinds.even(work, of.bins, self.cost.model.num_heads))
         full = self.uneven and found and found[0].seconds > found[0].layer  # NICs are
         uneven = placements(*given, kinds.uneven(work, of.bins)) if full else []
-        found = found or placements(*given, [Rule(len(of.lengths), even=True)])
-        wide, narrow = ([one for one in found if (one.rule.wide > 1) == kind] for kind in (True, False))
-        return [of.layout(one) for one in narrow[:LOOKED] + wide[:LOOKED_WIDE] + uneven[:LOOKED_UNEVEN]]
+        return found or placements(*given, [Rule(len(of.lengths), even=True)]), uneven
 
-    def _played(self, of: Task, layouts: list[Layout]) -> Plan:
-        """The fastest plan of the first layouts, then of what is made of it."""
+    def _played(self, of: Task, found: list[Placement], uneven: list[Placement]) -> Plan:
+        """The plan played fastest, of the layouts chosen and of what is made of them."""
+        spread = chosen(of, found, uneven, self.tries)
         if self.tries == 1 and not (self.pairs or self.even or self.order):
-            return of.laid(layouts[0], self.cost.cluster.num_ranks)
-        best = of.played(layouts[0], self.cost)
-        used = best.operations
-        for change in self._changes(of, layouts[1:]):
-            if used >= self.operations:
-                break
-            changed = change(best)
-            if changed is not None:
-                layout, pairs = changed
-                other = of.played(layout, self.cost, pairs)
-                used += other.operations
-                best = other if other.seconds < best.seconds else best
+            return of.laid(spread[0], self.cost.cluster.num_ranks)
+        best, left = self._best(of, spread, self.operations)
+        another = careful(of, found, spread) if self.careful and left > 0 else None
+        if another is not None:
+            other, _ = self._best(of, [another], left)
+            best = other if other.seconds < best.seconds else best
         if self.order:
             ordered, _, parts = scheduled(best.plan, self.cost, best.parts)
             if seconds_of(ordered, parts, self.cost) < best.seconds:
                 return ordered
         return best.plan
+
+    def _best(self, of: Task, layouts: list[Layout], operations: int) -> tuple[Played, int]:
+        """(what is fastest of the layouts and of what is made of the fastest of them, operations that are left)."""
+        best = of.played(layouts[0], self.cost)
+        left = operations - best.operations
+        for change in self._changes(of, layouts[1:]):
+            if left <= 0:
+                break
+            changed = change(best)
+            if changed is not None:
+                layout, pairs = changed
+                other = of.played(layout, self.cost, pairs)
+                left -= other.operations
+                best = other if other.seconds < best.seconds else best
+        return best, left
 
     def _changes(self, of: Task, others: list[Layout]) -> list[Change]:
         """From the plan played fastest so far to the next: other layouts, other rows in pairs, cuts moved twice."""
@@ -176,31 +184,6 @@ class Nodewise:
 def _instead(other: Layout, best: Played) -> tuple[Layout, bool]:
     """Whatever was best so far."""
     return other, False
-
-
-def _spread(layouts: list[Layout], tries: int) -> list[Layout]:
-    """What is played: of layouts with even nodes the best estimate, then the best of every other kind that is not far
-    behind, then others; and the best that leave nodes uneven. Estimates of one kind are off in the same direction.
-    Equal estimates are of the same layout with nodes in another order."""
-    even, uneven = (
-        _distinct([one for one in layouts if (one.placement.rule.full > 1) == kind]) for kind in (False, True)
-    )
-    kinds: dict[tuple[bool, bool], Layout] = {}
-    for one in even:
-        if one.seconds < NEAR * even[0].seconds:
-            kinds.setdefault((one.placement.rule.first, one.placement.rule.wide > 1), one)
-    chosen = list(kinds.values())
-    chosen = (chosen + [one for one in even if all(one is not other for other in chosen)])[:tries]
-    both = chosen, uneven[:TRIED_UNEVEN]
-    first, second = both if not uneven or (chosen and chosen[0].seconds <= uneven[0].seconds) else both[::-1]
-    return first + second
-
-
-def _distinct(layouts: list[Layout]) -> list[Layout]:
-    """One of each estimate, the best first."""
-    least = min((one.seconds for one in layouts), default=0.0)
-    found = {round(one.seconds / least, 9): one for one in reversed(layouts)}
-    return sorted(found.values(), key=lambda one: one.seconds)
 
 
 def _check_whole(name: str, value: object) -> None:
