@@ -20,9 +20,10 @@ def chosen(of: Task, found: list[Placement], uneven: list[Placement], tries: int
 def careful(of: Task, found: list[Placement], played: list[Layout]) -> Layout | None:
     """Of layouts with about the best estimate the one that needs NICs least, unless it is among those played.
 
-    Estimates of plans that need NICs more are off by more, and with faster NICs more of them are near the best.
+    Only where one peer cannot have all that GPUs have of NICs: estimates take keys to leave by all of them at once,
+    and are off by more the more keys there are.
     """
-    if of.bins.count == 1 or not found:
+    if of.bins.count == 1 or of.bins.alone == 1 or not found:
         return None
     first = cuts.careful(found, of.lengths, of.attention, of.rates, of.bins)[:LOOKED_CAREFUL]
     best = min((of.layout(one) for one in first), key=lambda one: one.seconds)

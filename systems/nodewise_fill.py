@@ -121,8 +121,8 @@ def _cuts(tokens, given, cut, wrap, back, squeeze, even, full, mean, where, load
             chosen[:], share[:], n = np.arange(bins), work / bins, bins
         if n == 0:
             chosen[0], share[0], n = turn[0], work, 1
-        if full > 1:
-            share[:n] = level(load[chosen[:n]], work) - load[chosen[:n]]
+        if full > 1 and not even:
+            share[:n] = np.maximum(level(load[chosen[:n]], work) - load[chosen[:n]], 0.0)
         share[:n] += (work - share[:n].sum()) / n
         added = _cut(s, tokens[s], token + repack, square, row, chosen[:n], share[:n], back, rows[used:])
         for r in range(used, used + added):
