@@ -15,6 +15,7 @@ from zbench import CONF
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.parts import make_cost
+from zbench.pipelines import Pipelines
 from zbench.protocols import System
 from zbench.simulate import Simulated
 from zbench.systems import nodewise_rivals
@@ -87,8 +88,8 @@ def test_pipelines_are_taken_where_gathers_cost_most(wide: Cost) -> None:
     assert Nodewise(replace(cost, pipelines=False)).plan(batch)[0].pipelines is None
 
 
-def test_pipelines_of_several_kinds_pay_for_their_change(wide: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of one kind do not: they may be where they were."""
+def test_pipelines_pay_for_changes_of_layout(wide: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of several kinds for one in every step, the others now and then."""
     cost = network(wide, 2, 2, 160)
     batch, made = Batch(np.array([32_768, *[1024] * 32]), 0, 0), Rivals(cost, {"x": Hydraulis(cost, schemes=[[8, 1]])})
     own, pipelines = Nodewise(cost, rivals=False).plan(batch), made.made["x"].plan(batch)
@@ -96,9 +97,11 @@ def test_pipelines_of_several_kinds_pay_for_their_change(wide: Cost, monkeypatch
     mine, changed = executor.step(batch, own).seconds, executor.step(batch, pipelines)
     assert changed.seconds - changed.phases["switch"] < mine < changed.seconds
     monkeypatch.setattr(Rivals, "asked", lambda self, near, kept: iter(self.made.values()))
-    assert made.fastest(own, batch)[0].pipelines is not None
-    monkeypatch.setattr(nodewise_rivals, "_several_kinds", lambda _: True)
-    assert made.fastest(own, batch) is own
+    for share, taken in ((0.0, True), (1.0, False)):
+        monkeypatch.setattr(nodewise_rivals, "CHANGED", share)
+        assert (made.fastest(own, batch)[0].pipelines is not None) == taken
+    kinds = Pipelines(np.array([0, 8]), np.array([8, 4]), np.array([1, 2]))
+    assert nodewise_rivals._changing((pipelines[0].with_(pipelines=kinds),)) == 1.0
 
 
 @pytest.mark.parametrize("seed", [1, 2])
