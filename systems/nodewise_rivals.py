@@ -27,7 +27,7 @@ Plans = tuple[Plan, ...]
 # Judgements, to keep planning short: flexsp, loongtrain and meshes were faster from FAR on only, where tried.
 NEAR, FAR = 0.96, 0.86  # of the ceiling: a step nearer has no rival worth its planning; one farther has all of them
 SHARING = 0.95  # bound over ceiling: below it gathers and reductions cost so much that pipelines are looked at
-CHANGED = 0.25  # of the steps with pipelines of one kind are after one with another layout (a guess: no planner knows)
+CLEARLY = 0.95  # of own seconds: pipelines that need more are not worth a change of layout now and then (a guess)
 MOST_RANKS = 256  # beyond it rivals take longer to plan than all the rest
 
 
@@ -47,10 +47,10 @@ class Rivals:
         best, least = own, (result.out_of_memory, result.seconds)
         for rival in self.asked(*shares(result)):
             plans = rival.plan(batch)
-            result = executor.step(batch, plans)  # pipelines pay for the change from ranks that work each for itself
-            spared = (1 - _changing(plans)) * result.phases.get("switch", 0.0)
-            if (result.out_of_memory, result.seconds - spared) < least:
-                best, least = plans, (result.out_of_memory, result.seconds - spared)
+            result = executor.step(batch, plans)  # of pipelines with the change from ranks that work each for itself
+            seconds = _priced(plans, result)
+            if (result.out_of_memory, seconds) < least:
+                best, least = plans, (result.out_of_memory, seconds)
         return best
 
     def asked(self, near: float, kept: float) -> Iterator[System]:
@@ -82,8 +82,10 @@ def _inside(cost: Cost, method: Method) -> Mesh:
     return Mesh(cost, method, cost.cluster.gpus_per_node, "balanced")
 
 
-def _changing(plans: Plans) -> float:
-    """How often pipelines are others than in the step before: of several kinds they are for every batch."""
+def _priced(plans: Plans, result: StepResult) -> float:
+    """Seconds that count for a step. Pipelines of several kinds are others for every batch and pay for the change; of
+    one kind they may be where they were, which a planner does not know, and have to be clearly faster."""
     of = plans[0].pipelines
-    several = of is not None and len(set(zip(of.tp.tolist(), of.pp.tolist(), strict=True))) > 1
-    return 1.0 if several else CHANGED
+    if of is None or len(set(zip(of.tp.tolist(), of.pp.tolist(), strict=True))) > 1:
+        return result.seconds
+    return (result.seconds - result.phases["switch"]) / CLEARLY

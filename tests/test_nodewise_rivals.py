@@ -89,7 +89,7 @@ def test_pipelines_are_taken_where_gathers_cost_most(wide: Cost) -> None:
 
 
 def test_pipelines_pay_for_changes_of_layout(wide: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of several kinds for one in every step, the others now and then."""
+    """Those of several kinds in every step; others have to be clearly faster."""
     cost = network(wide, 2, 2, 160)
     batch, made = Batch(np.array([32_768, *[1024] * 32]), 0, 0), Rivals(cost, {"x": Hydraulis(cost, schemes=[[8, 1]])})
     own, pipelines = Nodewise(cost, rivals=False).plan(batch), made.made["x"].plan(batch)
@@ -97,11 +97,11 @@ def test_pipelines_pay_for_changes_of_layout(wide: Cost, monkeypatch: pytest.Mon
     mine, changed = executor.step(batch, own).seconds, executor.step(batch, pipelines)
     assert changed.seconds - changed.phases["switch"] < mine < changed.seconds
     monkeypatch.setattr(Rivals, "asked", lambda self, near, kept: iter(self.made.values()))
-    for share, taken in ((0.0, True), (1.0, False)):
-        monkeypatch.setattr(nodewise_rivals, "CHANGED", share)
+    for clearly, taken in ((1.0, True), (0.5, False)):
+        monkeypatch.setattr(nodewise_rivals, "CLEARLY", clearly)
         assert (made.fastest(own, batch)[0].pipelines is not None) == taken
     kinds = Pipelines(np.array([0, 8]), np.array([8, 4]), np.array([1, 2]))
-    assert nodewise_rivals._changing((pipelines[0].with_(pipelines=kinds),)) == 1.0
+    assert nodewise_rivals._priced((pipelines[0].with_(pipelines=kinds),), changed) == changed.seconds
 
 
 @pytest.mark.parametrize("seed", [1, 2])
