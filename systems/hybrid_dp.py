@@ -103,13 +103,13 @@ def micro_batches(
         packs = [_packs(group, lengths, limit) for group in groups]
         for index in range(max(len(pack) for pack in packs)):
             turn = [(group.size, pack[index : index + 1]) for group, pack in zip(groups, packs, strict=True)]
-            side_by_side = [(size, seqs[0] if seqs else []) for size, seqs in turn]
-            plans.append(_micro_batch(lengths, side_by_side, cost, backward))
+            with_seqs = [(size, seqs[0] if seqs else []) for size, seqs in turn]
+            plans.append(side_by_side(lengths, with_seqs, cost, backward))
     return tuple(plans)
 
 
-def _micro_batch(lengths: Ints, groups: list[tuple[int, list[int]]], cost: Cost, backward: Mode) -> Plan:
-    """Groups (ranks, sequences) side by side on consecutive ranks, the widest first."""
+def side_by_side(lengths: Ints, groups: list[tuple[int, list[int]]], cost: Cost, backward: Mode) -> Plan:
+    """A micro-batch of rings: groups (ranks, sequences) on consecutive ranks, the widest first."""
     groups = sorted(groups, key=lambda group: -group[0])
     sizes = np.array([size for size, _ in groups])
     begin = np.cumsum(sizes) - sizes

@@ -1,6 +1,6 @@
 """A mesh's groups: sequences laid over groups of ranks by one of three methods. Pure: no torch."""
 
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 
@@ -12,7 +12,13 @@ Method = Literal["ring", "allgather", "ulysses"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
 
-def lay(builder: Builder, method: Method, group: Ints, groups: Ints, gpus_per_node: int) -> None:
+class Lay(Protocol):
+    """A way to lay a builder's sequences over groups of ranks: `lay`, for one method."""
+
+    def __call__(self, builder: Builder, *, group: Ints, groups: Ints, gpus_per_node: int) -> None: ...
+
+
+def lay(builder: Builder, *, method: Method, group: Ints, groups: Ints, gpus_per_node: int) -> None:
     """Lays the builder's sequences over groups of neighbouring ranks.
 
     group: int64 [num_sequences], the group of each. groups: int64 [num_groups, degree], the ranks of each.
@@ -27,7 +33,8 @@ def lay(builder: Builder, method: Method, group: Ints, groups: Ints, gpus_per_no
         ulysses_ring(builder, seqs, group, groups.reshape(len(groups), -1, width))
     else:
         for number in np.unique(group):
-            _gathered(builder, np.flatnonzero(group == number), groups[number], gpus_per_node)
+            mine = np.flatnonzero(group == number)
+            gathered(builder, mine, pack_zigzag(builder.lengths[mine], degree), groups[number], gpus_per_node)
 
 
 def exchanged(degree: int, num_heads: int) -> int:
@@ -35,9 +42,12 @@ def exchanged(degree: int, num_heads: int) -> int:
     return max(width for width in range(1, min(degree, num_heads) + 1) if degree % width == 0)
 
 
-def _gathered(builder: Builder, seqs: Ints, ranks: Ints, gpus_per_node: int) -> None:
-    """One group, whose pack is cut as if it were one sequence: Llama 3's. Inside nodes first, where it has several."""
-    seq, start, stop, owner = pack_zigzag(builder.lengths[seqs], len(ranks))
+def gathered(builder: Builder, seqs: Ints, pieces: tuple[Ints, ...], ranks: Ints, gpus_per_node: int) -> None:
+    """One group, whose ranks gather the keys of its whole pack; inside nodes first, where it has several.
+
+    seqs: the pack's sequences. pieces: int64 [n] each, which of them, start, stop, and which of the ranks owns it.
+    """
+    seq, start, stop, owner = pieces
     nodes = np.unique(ranks // gpus_per_node, return_counts=True)[1]
     even = len(np.unique(nodes)) == 1
     all_gather(builder, seqs[seq], start, stop, owner, ranks.reshape(len(nodes) if even else 1, -1))

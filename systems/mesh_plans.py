@@ -1,6 +1,7 @@
 """What systems with static groups of ranks share: their keys, plans of packs, and packs that fit. Pure: no torch."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from zbench.cost import Cost
 from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
 from zbench.rewrite.reverse import Mode
-from zbench.systems.mesh_groups import Method, lay
+from zbench.systems.mesh_groups import Lay, Method, lay
 from zbench.systems.micro_batches import fitting_tokens, need_bytes
 
 BACKWARD: dict[Method, Mode] = {"ring": "carry", "allgather": "regather", "ulysses": "keep"}  # as systems of that name
@@ -35,10 +36,16 @@ def least_degree(longest: int, free: int, num_ranks: int) -> int:
 def holding_degree(longest: int, method: Method, most: int, cost: Cost) -> int:
     """The least divisor of `most` whose groups have room for a sequence of `longest` tokens, with all that its ranks
     receive; else `most`, which divides the ranks."""
-    alone, pack = Batch(np.array([longest], np.int64), seed=0, step=0), np.zeros((1, 2), np.int64)
+    pack = np.zeros((1, 2), np.int64)
+    return holding(longest, most, cost, lambda alone, degree: plans_of(alone, method, degree, cost, pack)[0])
+
+
+def holding(longest: int, most: int, cost: Cost, plan_of: Callable[[Batch, int], Plan]) -> int:
+    """As holding_degree. plan_of: the plan of a batch of one sequence on one group of that many ranks."""
+    alone = Batch(np.array([longest], np.int64), seed=0, step=0)
     degree = least_degree(longest, fitting_tokens(cost), most)
     for wider in (n for n in range(degree, most) if most % n == 0):
-        if fits(plans_of(alone, method, wider, cost, pack)[0], cost):
+        if fits(plan_of(alone, wider), cost):
             return wider
     return most
 
@@ -49,13 +56,25 @@ def fitting_plans(
     """A plan for every micro-batch, with packs as large as memory allows.
 
     packed: of the tokens that a group's pack may hold at most, the micro-batch and the group of every sequence, int64
-    [num_sequences, 2]. It is asked for smaller packs until the micro-batches fit, or a pack could not hold the longest
-    sequence any more: then the executor's verdict is out of memory. pack_tokens: of a rank of a group, at most.
+    [num_sequences, 2]. pack_tokens: of a rank of a group, at most.
+    """
+    return largest_fitting(
+        batch, degree, pack_tokens, cost, lambda most: plans_of(batch, method, degree, cost, packed(most))
+    )
+
+
+def largest_fitting(
+    batch: Batch, degree: int, pack_tokens: int | None, cost: Cost, plans_at: Callable[[int], tuple[Plan, ...]]
+) -> tuple[Plan, ...]:
+    """The plans whose packs are as large as memory allows. plans_at: of the tokens a group's pack may hold at most.
+
+    It is asked for smaller packs until the micro-batches fit, or a pack could not hold the longest sequence any more:
+    then the executor's verdict is out of memory. pack_tokens: of a rank of a group, at most.
     """
     free = fitting_tokens(cost)
     most = degree * min(free, pack_tokens or free)
     while True:
-        plans = plans_of(batch, method, degree, cost, packed(most))
+        plans = plans_at(most)
         if most < batch.lengths.max() or all(fits(plan, cost) for plan in plans):
             return plans
         most = int(SMALLER * most)
@@ -63,15 +82,20 @@ def fitting_plans(
 
 def plans_of(batch: Batch, method: Method, degree: int, cost: Cost, pack: Ints) -> tuple[Plan, ...]:
     """A plan for every micro-batch. pack: int64 [num_sequences, 2], micro-batch and group of every sequence."""
-    return tuple(_plan(batch, method, degree, cost, pack, turn) for turn in np.unique(pack[:, 0]))
+    return laid_plans(batch, partial(lay, method=method), BACKWARD[method], degree, cost, pack)
 
 
-def _plan(batch: Batch, method: Method, degree: int, cost: Cost, pack: Ints, turn: int) -> Plan:
+def laid_plans(batch: Batch, laid: Lay, backward: Mode, degree: int, cost: Cost, pack: Ints) -> tuple[Plan, ...]:
+    """As plans_of, with any way to lay sequences over groups."""
+    return tuple(_plan(batch, laid, backward, degree, cost, pack, turn) for turn in np.unique(pack[:, 0]))
+
+
+def _plan(batch: Batch, laid: Lay, backward: Mode, degree: int, cost: Cost, pack: Ints, turn: int) -> Plan:
     cluster, seqs = cost.cluster, np.flatnonzero(pack[:, 0] == turn)
     builder = Builder(batch.lengths[seqs], cluster.num_ranks, cost.model.num_heads, sequences=seqs)
     groups = np.arange(cluster.num_ranks, dtype=np.int64).reshape(-1, degree)
-    lay(builder, method, pack[seqs, 1], groups, cluster.gpus_per_node)
-    return reverse(builder.build(), BACKWARD[method])
+    laid(builder, group=pack[seqs, 1], groups=groups, gpus_per_node=cluster.gpus_per_node)
+    return reverse(builder.build(), backward)
 
 
 def fits(plan: Plan, cost: Cost) -> bool:

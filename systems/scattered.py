@@ -48,14 +48,16 @@ class Messages:
     message: Ints
 
 
-def needed(pieces: Pieces) -> tuple[Ints, Ints]:
-    """(piece, rank) of every kv copy: ranks other than its home that work on it or on a later one of its sequence."""
+def needed(pieces: Pieces, causal: bool = True) -> tuple[Ints, Ints]:
+    """(piece, rank) of every kv copy: ranks other than its home that work on it or on a later one of its sequence, or,
+    if not causal, on any of its sequence."""
     count = np.int64(max(int(pieces.worker.max(initial=0)), int(pieces.home.max(initial=0))) + 1)
     first = np.searchsorted(pieces.seq, pieces.seq)
     key = pieces.seq * count + pieces.worker
     order = np.argsort(key, kind="stable")
     last = order[np.concatenate([key[order][1:] != key[order][:-1], [True]])[: len(order)]]
-    reach = last - first[last] + 1
+    stop = last + 1 if causal else np.searchsorted(pieces.seq, pieces.seq[last], side="right")
+    reach = stop - first[last]
     rank = np.repeat(pieces.worker[last], reach)
     piece = np.repeat(first[last] - np.cumsum(reach) + reach, reach) + np.arange(int(reach.sum()))
     away = pieces.home[piece] != rank
@@ -68,7 +70,7 @@ def scatter(builder: Builder, pieces: Pieces, blocks_per_message: int, rounds_pe
     blocks_per_message: how many blocks from one rank to another share a message; rounds_per_stage: after how many
     rounds of kv a worker attends to what they brought.
     """
-    block, units = _blocks(builder, pieces)
+    block, units = add_units(builder, pieces)
     wanted, rank = needed(units)
     moved = np.flatnonzero(units.home != units.worker)
     queries = _messages(builder, block, moved, units.home[moved], units.worker[moved], blocks_per_message)
@@ -80,9 +82,9 @@ def scatter(builder: Builder, pieces: Pieces, blocks_per_message: int, rounds_pe
     at_home = np.arange(len(units.seq), dtype=np.int64)
     own, came = units.home == units.worker, units.home != units.worker
     wide = max(builder.num_ranks, 1)
-    begin = _attends(builder, block, units, own, at_home, units.home, np.zeros(len(at_home), np.int64), wide)
-    late = _attends(builder, block, units, came, at_home, units.home, np.ones(len(at_home), np.int64), wide)
-    later = _attends(builder, block, units, own | came, kv.unit, kv.dst[kv.message], 2 + stage[kv.message], wide)
+    begin = attends(builder, block, units, own, at_home, units.home, np.zeros(len(at_home), np.int64), wide)
+    late = attends(builder, block, units, came, at_home, units.home, np.ones(len(at_home), np.int64), wide)
+    later = attends(builder, block, units, own | came, kv.unit, kv.dst[kv.message], 2 + stage[kv.message], wide)
     parts = [
         (Ops.transfers(Q, queries.src, queries.dst, heads, queries.blocks), queries.round - len(queries.round)),
         (Ops.transfers(KV, kv.src, kv.dst, heads, kv.blocks), _turn(stage, kv.round, 0)),
@@ -112,7 +114,7 @@ def with_backward(plan: Plan, mode: Mode, leading: int = 0) -> Plan:
     return replace(plan, backward=plan.backward.take(order))
 
 
-def _blocks(builder: Builder, pieces: Pieces) -> tuple[Ints, Pieces]:
+def add_units(builder: Builder, pieces: Pieces) -> tuple[Ints, Pieces]:
     """Adds the blocks: one a rank for all sequences that are one piece and stay, one for every other piece.
 
     Returns (block of each unit, the units as pieces); a rank's whole sequences are a unit of a sequence of its own.
@@ -156,17 +158,17 @@ def _messages(builder: Builder, block: Ints, unit: Ints, src: Ints, dst: Ints, m
     return Messages(here, there, names, when, unit[order], message)
 
 
-def _attends(
+def attends(
     builder: Builder, block: Ints, units: Pieces, asks: Ints, unit: Ints, rank: Ints, stage: Ints, wide: int
 ) -> tuple[Ops, Ints]:
     """(attends, the stage of each): a rank's queries among `asks` with the kv of `unit` that is there since `stage`.
 
-    One attend for each (stage, rank); its queries are those that see any of its keys.
+    One attend for each (stage, rank); its queries are those that see any of its keys. wide: at least the ranks.
     """
     key = stage * wide + rank
     sequence = units.seq[unit]
     span = np.int64(max(int(units.seq.max()) + 1, 1))
-    # The first of a sequence's keys in an attend, and which of the rank's queries come at or after it.
+    # The first of a sequence's keys in an attend, and which of the rank's queries see it: those at or after it, or all.
     order = np.lexsort((unit, sequence, key))
     key, unit, sequence = key[order], unit[order], sequence[order]
     group = key * span + sequence
@@ -178,7 +180,7 @@ def _attends(
     total = np.int64(len(units.seq) + 1)
     place = ask * total + mine
     wanted = (key[first] % wide) * span + sequence[first]
-    low = np.searchsorted(place, wanted * total + unit[first])
+    low = np.searchsorted(place, wanted * total + (unit[first] if builder.causal else 0))
     high = np.searchsorted(ask, wanted, side="right")
     count = np.maximum(high - low, 0)
     query = mine[np.repeat(low - np.cumsum(count) + count, count) + np.arange(int(count.sum()))]

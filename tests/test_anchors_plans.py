@@ -31,13 +31,16 @@ def test_packs_follow_the_table(total: int) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("num_nodes", [1, 2, 4])
-@pytest.mark.parametrize("method", attention.METHODS[:-1])
+@pytest.mark.parametrize("method", [*attention.METHODS["attention"][:-1], *attention.METHODS["magi"]])
 def test_the_benchmarks_plans_are_correct(method: str, num_nodes: int, causal: bool) -> None:
     on = cluster("h100_4x8", num_nodes=num_nodes)
     lengths = np.concatenate([packs(8192 * on.num_ranks, 1, seed=5)[0], [1, 3, 17, 40]])
     plan = schemes.plan_of(method, lengths, causal, on)
     verify(plan)
     attends = np.bincount(plan.forward.src[plan.forward.kind == ATTEND], minlength=on.num_ranks)
+    if method in schemes.MAGI:  # its own keys, and two stages
+        assert (attends == 1 + schemes.MAGI_STAGES).all()
+        return
     rows = {"ulysses": 1, "ring_p2p": on.num_ranks, "ring_allgather": 2, "usp": num_nodes, "loongtrain": num_nodes}
     assert (attends == rows[method]).all()
 

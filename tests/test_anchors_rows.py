@@ -103,10 +103,32 @@ def test_rows_without_a_plan_are_named_and_left_out(
     assert [row["error"] is None for row in rows] == [True, True, False, True, True]
     assert called(monkeypatch, "--rows", str(path)) == 0
     table = capsys.readouterr().out
-    for words in ("method magi_native", "hw mi300x", "mask sliding", "method ulysses on 128 GPUs"):
+    for words in (
+        "method magi_native: it is of group magi, --group magi",
+        "hw mi300x",
+        "mask sliding",
+        "method ulysses on 128 GPUs",
+    ):
         assert f"1 row of {words}" in said.err
         assert f"left out: 1 row of {words}" in table
     assert "rows: 1 cases" in table
+
+
+def test_rows_of_a_group_are_predicted_by_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = file_of(tmp_path, GOOD, "h100,full,fwd,8,8192,magi_native,662.6")
+    predicted = []
+    for group in attention.GROUPS:
+        assert called(monkeypatch, "--rows", str(path), "--group", group, "--json") == 0
+        predicted.append([row["predicted"] for row in json.loads(capsys.readouterr().out)])
+    assert [[rate is None for rate in rates] for rates in predicted] == [[False, True], [True, False]]
+    assert predicted[0] == [row["predicted"] for row in rows_of(monkeypatch, capsys, path)]
+
+
+def test_a_group_needs_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert called(monkeypatch, "--group", "magi") == 2
+    assert capsys.readouterr().err == "zbench: --group is magi; it takes a file of rows beside it, --rows FILE\n"
 
 
 def test_the_command_prints_a_table_of_rows(tmp_path: Path) -> None:
@@ -132,13 +154,17 @@ def test_any_number_of_gpus_has_a_cluster_and_predictions(num_gpus: int, hw: str
     rows = [
         MeasuredRow(hw, mask, "bwd", num_gpus, 2048, method, 1.0)
         for mask in ("full", "varlen_causal")
-        for method in attention.METHODS
+        for methods in attention.METHODS.values()
+        for method in methods
     ]
     on = attention.cluster_of(cluster(attention.CLUSTERS[hw][0]), num_gpus)
     assert on.num_ranks == num_gpus
     assert on.nics_per_node == on.gpus_per_node <= 8
     peak = on.device.peak_flops
-    assert all(rate is not None and 0 < rate < peak for rate in attention.predict(rows, cluster))
+    for group, methods in attention.METHODS.items():
+        rates = attention.predict(rows, cluster, group=group)
+        assert [rate is not None for rate in rates] == [row.method in methods for row in rows]
+        assert all(0 < rate < peak for rate in rates if rate is not None)
 
 
 def test_blackwell_runs_the_other_backend() -> None:

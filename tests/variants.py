@@ -17,8 +17,12 @@ from zbench.protocols import System
 from zbench.rewrite.reverse import MODES
 
 SWITCHES = {
+    ("magi_dispatch", "algorithm"): ("binary_search", "backtracking", "topp"),
+    ("magi_dispatch", "overlap_stages"): (0, 3),
+    ("magi_dispatch", "chunk_tokens"): (7,),
     ("mesh", "method"): ("allgather", "ulysses"),
     ("mesh", "batching"): ("arrival", "balanced"),
+    ("torch_cp", "balancer"): ("per_document", "ptrr"),
     ("zeppelin", "partitioner"): ("published",),
     ("zeppelin", "legs"): ("serial",),
 }

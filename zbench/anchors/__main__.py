@@ -1,4 +1,4 @@
-"""python -m zbench.anchors [--rows FILE.csv] [--json]: measured numbers beside what zbench predicts. An edge."""
+"""python -m zbench.anchors [--rows FILE.csv [--group GROUP]] [--json]: measured numbers beside predictions. An edge."""
 
 import sys
 
@@ -23,6 +23,7 @@ GROUPS = {
     "flexsp": "FlexSP's all-to-all bandwidths and compute coefficients, 64 A100",
     "nccl": "NCCL's own bus bandwidths",
     "attention": "one layer's attention on 8 and 16 H100",
+    "magi": "the same by MagiAttention, with a kernel of its own",
     "ring_flash": "ring-flash-attention's benchmark, one layer's attention on 8 GPUs",
     "training": "whole training steps, one sequence on a GPU",
     "long_context": "whole training steps, one long sequence over all GPUs",
@@ -34,7 +35,7 @@ GROUPS = {
 def anchors() -> list[Anchor]:
     modules = (flexsp, nccl, attention, ring_flash_attention, training, long_context)
     found = [anchor for module in modules for anchor in module.anchors(cluster)]
-    return found + steps.anchors(cluster, workload)
+    return found + attention.anchors(cluster, "magi") + steps.anchors(cluster, workload)
 
 
 def main() -> int:
@@ -43,7 +44,12 @@ def main() -> int:
 
 def _anchors() -> int:
     arguments = _asked()
-    _own_rows(arguments.rows, arguments.json) if arguments.rows else _published(arguments.json)
+    if arguments.rows:
+        _own_rows(arguments.rows, arguments.group or attention.GROUPS[0], arguments.json)
+    elif arguments.group:
+        raise ValueError(f"--group is {arguments.group}; it takes a file of rows beside it, --rows FILE")
+    else:
+        _published(arguments.json)
     return 0
 
 
@@ -54,6 +60,11 @@ def _asked() -> argparse.Namespace:
         "with (known) and the others (blind) apart, or your own rows of attention on several GPUs (docs/cost.md).",
     )
     parser.add_argument("--rows", type=Path, metavar="FILE", help="a CSV of measured attention, instead of all anchors")
+    parser.add_argument(
+        "--group",
+        choices=attention.GROUPS,
+        help="of --rows, the methods that are predicted: those of the wrapper, or MagiAttention's (default: attention)",
+    )
     parser.add_argument("--json", action="store_true", help="a JSON list instead of tables")
     return parser.parse_args()
 
@@ -63,18 +74,19 @@ def _published(as_json: bool) -> None:
     if not as_json:
         from zbench.anchors.show import show_groups
 
-        show_groups(found, GROUPS)
+        show_groups(found, GROUPS, apart="magi")
         return
     rows = [{**asdict(anchor), "error": anchor.error} for anchor in found]
     keys = ("anchor", "case", "measured", "predicted", "error", "known", "source")
     _print_json([{key: row[key] for key in keys} for row in rows])
 
 
-def _own_rows(path: Path, as_json: bool) -> None:
+def _own_rows(path: Path, group: attention.Group, as_json: bool) -> None:
+    """Rows of one group of methods: of two, no error or order would be told of both together."""
     rows = read(path)
-    left_out = _left_out(rows)
-    with Meter(attention.num_plays(rows), unit="pack") as meter:
-        rates = attention.predict(rows, cluster, lambda done: meter.show("predicting", done))
+    left_out = _left_out(rows, group)
+    with Meter(attention.num_plays(rows, group), unit="pack") as meter:
+        rates = attention.predict(rows, cluster, lambda done: meter.show("predicting", done), group)
     known = attention.are_known(rows)
     if as_json:
         for line in left_out:
@@ -91,9 +103,9 @@ def _own_rows(path: Path, as_json: bool) -> None:
     show_rows(compared, left_out)
 
 
-def _left_out(rows: Sequence[MeasuredRow]) -> list[str]:
+def _left_out(rows: Sequence[MeasuredRow], group: attention.Group) -> list[str]:
     """Why rows have no prediction, a line for every reason."""
-    reasons = Counter(reason for row in rows if (reason := attention.missing(row)))
+    reasons = Counter(reason for row in rows if (reason := attention.missing(row, group)))
     return [f"{count} row{'s' if count > 1 else ''} of {reason}" for reason, count in reasons.items()]
 
 

@@ -4,12 +4,15 @@ The benchmark (MagiAttention's) ran every method behind one wrapper, with FlashA
 through Transformer Engine on Blackwell: `Cost(staged=...)`, zbench.staging. Its time is that of the slowest rank;
 its rate counts the visible pairs only, 4 FLOPs a pair, head and head dimension, 2.5 times that backward.
 Its published rows of 8 and 16 H100 are the anchors of group attention; a user's own rows go the same way.
+MagiAttention itself does without the wrapper, and has a kernel of its own, whose rates nobody here has: it is predicted
+with FlashAttention-3's, or cuDNN's, and its rows are a group apart, magi.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -17,7 +20,7 @@ from zbench.anchors import hybrid
 from zbench.anchors.anchor import Anchor, GetCluster, is_known, published
 from zbench.anchors.measured import MeasuredRow, measured_row
 from zbench.anchors.packs import packs
-from zbench.anchors.schemes import MODEL, plan_of, unhidden_hops
+from zbench.anchors.schemes import MAGI, MODEL, plan_of, unhidden_hops
 from zbench.clock import Free, Program, run
 from zbench.cluster import Cluster
 from zbench.cost import BACKWARD_FLOPS, FORWARD_FLOPS, Cost
@@ -31,15 +34,20 @@ NUM_PACKS, SEED = 20, 1  # the benchmark's own number of packs; the seed is this
 # By hw: the preset of conf/cluster whose nodes and links a row's GPUs have, and the wrapper's backend there.
 CLUSTERS: dict[str, tuple[str, Backend]] = {"h100": ("h100_4x8", FLASH), "b200": ("b200_4x8", FUSED)}
 MASKS = ("full", "causal", "varlen_full", "varlen_causal")
-METHODS = ("ulysses", "ring_p2p", "ring_allgather", "usp", "loongtrain", "hybrid_dcp")
+Group = Literal["attention", "magi"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+METHODS: dict[Group, tuple[str, ...]] = {
+    "attention": ("ulysses", "ring_p2p", "ring_allgather", "usp", "loongtrain", "hybrid_dcp"),
+    "magi": tuple(MAGI),
+}
 
 
-def anchors(get_cluster: GetCluster) -> list[Anchor]:
-    sources = published("attention")
+def anchors(get_cluster: GetCluster, group: Group = "attention") -> list[Anchor]:
+    sources = published(group)
     rows = [measured_row(source) for source in sources]
     return [
-        compared(row, rate, source["source"], "attention", is_known(source))
-        for row, rate, source in zip(rows, predict(rows, get_cluster), sources, strict=True)
+        compared(row, rate, source["source"], group, is_known(source))
+        for row, rate, source in zip(rows, predict(rows, get_cluster, group=group), sources, strict=True)
         if rate is not None
     ]
 
@@ -52,25 +60,29 @@ def compared(row: MeasuredRow, rate: float, source: str, group: str, known: bool
 
 def are_known(rows: Sequence[MeasuredRow]) -> list[bool]:
     """Which rows equal a published one that constants were chosen with."""
-    known = {measured_row(row) for row in published("attention") if is_known(row)}
+    known = {measured_row(row) for group in GROUPS for row in published(group) if is_known(row)}
     return [replace(row, hw=row.hw.lower()) in known for row in rows]
 
 
-def missing(row: MeasuredRow) -> str:
-    """Why a row has no prediction; "" where it has one."""
+def missing(row: MeasuredRow, group: Group) -> str:
+    """Why a row has no prediction in a group; "" where it has one."""
     if row.hw.lower() not in CLUSTERS:
         return f"hw {row.hw}: no cluster is described with it"
     if row.mask not in MASKS:
         return f"mask {row.mask}: it has no plan"
-    if row.method not in METHODS:
-        return f"method {row.method}: it has no plan"
+    if row.method not in METHODS[group]:
+        of = next((other for other in GROUPS if row.method in METHODS[other]), None)
+        return f"method {row.method}: " + (f"it is of group {of}, --group {of}" if of else "it has no plan")
     if row.method == "ulysses" and row.cp_size > MODEL.num_heads:
         return f"method ulysses on {row.cp_size} GPUs: {MODEL.num_heads} heads are exchanged by as many GPUs at most"
     return ""
 
 
 def predict(
-    rows: Sequence[MeasuredRow], get_cluster: GetCluster, tell: Callable[[int], None] = lambda done: None
+    rows: Sequence[MeasuredRow],
+    get_cluster: GetCluster,
+    tell: Callable[[int], None] = lambda done: None,
+    group: Group = "attention",
 ) -> list[float | None]:
     """FLOP/s a GPU of every row, None where `missing` says why; tell is told how many of `num_plays` are done.
 
@@ -79,7 +91,7 @@ def predict(
     presets = cache(get_cluster)
     found: list[float | None] = [None] * len(rows)
     done = 0
-    for (hw, mask, num_gpus, tokens), by_method in _by_pack(rows).items():
+    for (hw, mask, num_gpus, tokens), by_method in _by_pack(rows, group).items():
         preset, backend = CLUSTERS[hw]
         cost = Cost(cluster_of(presets(preset), num_gpus), MODEL, staged=backend)
         batches = batches_of(mask, num_gpus * tokens)
@@ -95,16 +107,16 @@ def predict(
     return found
 
 
-def num_plays(rows: Sequence[MeasuredRow]) -> int:
+def num_plays(rows: Sequence[MeasuredRow], group: Group = "attention") -> int:
     """How many packs `predict` plays, each method's once for both passes."""
-    return sum(len(methods) * _num_batches(mask) for (_, mask, _, _), methods in _by_pack(rows).items())
+    return sum(len(methods) * _num_batches(mask) for (_, mask, _, _), methods in _by_pack(rows, group).items())
 
 
-def _by_pack(rows: Sequence[MeasuredRow]) -> dict[tuple[str, str, int, int], dict[str, list[int]]]:
+def _by_pack(rows: Sequence[MeasuredRow], group: Group) -> dict[tuple[str, str, int, int], dict[str, list[int]]]:
     """The numbers of the rows with a prediction, by what their packs depend on and by method."""
     found: dict[tuple[str, str, int, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for number, row in enumerate(rows):
-        if not missing(row):
+        if not missing(row, group):
             found[row.hw.lower(), row.mask, row.cp_size, row.seqlen_per_rank][row.method].append(number)
     return found
 
@@ -133,6 +145,8 @@ def rates(method: str, lengths: Ints, causal: bool, cost: Cost) -> tuple[float, 
     sizes = lengths.astype(float)
     pairs = float((sizes * (sizes + 1) / 2 if causal else sizes**2).sum())
     work = pairs * MODEL.num_heads * MODEL.head_dim / cost.cluster.num_ranks
+    if method in MAGI:
+        cost = replace(cost, staged="")
     if method == "hybrid_dcp":
         parts = [hybrid.mixed_programs(plan, cost) for plan in hybrid.plans(lengths, causal, cost.cluster, MODEL)]
     else:

@@ -3,26 +3,38 @@
 Read in its source (exps/dist_attn): USP and LoongTrain exchange heads between the GPUs of a node and pass kv between
 nodes. LoongTrain's ring is double: it is cut in as many inner rings as the largest divisor of its ranks that leaves
 an inner ring no shorter than the outer one, so a ring of one, two or three nodes is a single one, of four 2 x 2.
-Hybrid context parallelism has a plan a round: zbench.anchors.hybrid.
+Hybrid context parallelism has a plan a round: zbench.anchors.hybrid. MagiAttention itself runs as its benchmark_conf.py
+of release 1.1.0 says, which the charts were made with: chunks of 2,048 tokens, largest area first, keys in two stages.
 """
 
 import numpy as np
 
 from zbench.build import Builder
 from zbench.cluster import Cluster
+from zbench.cost import Cost
 from zbench.model import Model
 from zbench.patterns import all_gather, ring, sequence_zigzag, ulysses_ring
 from zbench.plan import ATTEND, Ints, Plan
 from zbench.rewrite import reverse
+from zbench.systems.magi_dispatch import MagiDispatch
 
 MODEL = Model(name="attention", num_layers=1, hidden=8192, num_heads=64, num_kv_heads=8, head_dim=128,
               ffn_hidden=1, vocab=1)  # fmt: skip
+# Whether keys cross to a node once: they do by MagiAttention's own kernels, by an all-to-all they do not.
+MAGI = {"magi_a2av": False, "magi_native": True}
+MAGI_CHUNK, MAGI_STAGES = 2048, 2
 
 
 def plan_of(method: str, lengths: Ints, causal: bool, cluster: Cluster) -> Plan:
     """The plan of the benchmark's method `method`, on all ranks of `cluster`."""
     num_ranks, seqs = cluster.num_ranks, np.arange(len(lengths), dtype=np.int64)
     group, ranks = np.zeros_like(seqs), np.arange(num_ranks, dtype=np.int64)
+    if method in MAGI:
+        system = MagiDispatch(
+            Cost(cluster, MODEL), chunk_tokens=MAGI_CHUNK, chunks_per_rank=1, overlap_stages=MAGI_STAGES,
+            hierarchical=MAGI[method],
+        )  # fmt: skip
+        return system.laid(lengths, seqs, group, num_ranks, causal)
     builder = Builder(lengths, num_ranks, MODEL.num_heads, causal)
     by_node = ranks.reshape(1, -1, cluster.gpus_per_node)
     if method == "ulysses":

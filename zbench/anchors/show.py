@@ -14,20 +14,24 @@ KINDS = {True: "known", False: "blind"}
 _WIDE = 160  # columns where nobody watches a terminal
 
 
-def show_groups(found: Sequence[Anchor], titles: dict[str, str]) -> None:
-    """Every group's known and blind anchors apart, a table each with its errors summed up, and then all of a kind."""
+def show_groups(found: Sequence[Anchor], titles: dict[str, str], apart: str) -> None:
+    """Every group's known and blind anchors apart, a table each with its errors summed up, and then all of a kind but
+    those of the group `apart`."""
     console = _console()
     for group, title in titles.items():
         members = [anchor for anchor in found if anchor.anchor == group]
         kinds = [kind for kind in KINDS if any(anchor.known is kind for anchor in members)]
         for kind in kinds:
-            apart = [anchor for anchor in members if anchor.known is kind]
-            _show(console, apart, f"{group}, {KINDS[kind]}: {title}", f"{group}, {KINDS[kind]}", sources=True)
+            alike = [anchor for anchor in members if anchor.known is kind]
+            _show(console, alike, f"{group}, {KINDS[kind]}: {title}", f"{group}, {KINDS[kind]}", sources=True)
         if len(kinds) > 1:
             _say(console, words(f"{group}, known and blind", members))
             console.print()
     for kind, name in KINDS.items():
-        _say(console, errors_and_orders(f"all {name}", [anchor for anchor in found if anchor.known is kind]))
+        alike = [anchor for anchor in found if anchor.known is kind]
+        members = [anchor for anchor in alike if anchor.anchor != apart]
+        but = f" but {apart}" if len(members) < len(alike) else ""
+        _say(console, errors_and_orders(f"all {name}{but}", members))
     console.print(
         "predicted: simulated by zbench on described devices and clusters. measured: published by others. "
         "known: looked at when a constant or an assumption was chosen (docs/cost.md); blind: not."

@@ -20,7 +20,7 @@ from zbench.plan import ATTEND, Ints, Ops, Plan
 from zbench.runtime.holders import Flags, Heads, Holder, Layout, Place, State, held, lookup
 from zbench.runtime.kept import Kept, kept_of
 from zbench.runtime.numbering import Numbering, is_all
-from zbench.runtime.program import HOME, Add, Attend, Collect, Fill, Part, Program, Read, Send, Slot
+from zbench.runtime.program import HOME, Add, Attend, Collect, Fill, Part, Program, Read, Send, Slot, is_run
 from zbench.runtime.slots import received_in_place, uses_of
 from zbench.runtime.touched import Touched
 from zbench.runtime.ways import Ways
@@ -213,7 +213,12 @@ class Compiler:
         for part in parts:
             slot = state.slots[part.slot] if part.slot != HOME else None
             everything = slice(0, count)
-            if slot and (slot.lo, slot.hi, slot.rows) == (*heads, count) and part.rows == part.to == everything:
+            if (
+                slot
+                and (slot.lo, slot.hi, slot.rows) == (*heads, count)
+                and is_run(part.rows, everything)
+                and is_run(part.to, everything)
+            ):
                 whole, parts = part.slot, [other for other in parts if other is not part]
                 break
         return Send(op, tensor, *heads, count, whole, tuple(parts), (), after, start)

@@ -13,6 +13,11 @@ HOME = -1  # in place of a slot's number: the rank's own tokens, all heads
 Rows = slice | Any  # a run of rows, or whatever index the runtime made of an array of them
 
 
+def is_run(rows: Rows, run: slice) -> bool:
+    """Whether rows are this run; an index made of an array is none, and would compare element by element."""
+    return isinstance(rows, slice) and rows == run
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """tensor; query heads [lo, hi); rows. inside: the slot of which this one is a part, and its first row there."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from zbench.model import KV, Q
 from zbench.runtime.holders import State
-from zbench.runtime.program import HOME, Attend, Collect, Fill, Relay, Send, Slot
+from zbench.runtime.program import HOME, Attend, Collect, Fill, Relay, Send, Slot, is_run
 
 
 def received_in_place(state: State, attends: list[Attend], arrivals: set[int]) -> list[Attend]:
@@ -19,7 +19,7 @@ def received_in_place(state: State, attends: list[Attend], arrivals: set[int]) -
                 if (
                     slot and slot.inside is None and part.slot in arrivals and slot.tensor in (Q, KV)
                     and (slot.lo, slot.hi) == (target.lo, target.hi)
-                    and part.rows == slice(0, slot.rows) and isinstance(part.to, slice)
+                    and is_run(part.rows, slice(0, slot.rows)) and isinstance(part.to, slice)
                 ):  # fmt: skip
                     state.slots[part.slot] = replace(slot, inside=(fill.slot, part.to.start))
                 else:
