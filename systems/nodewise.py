@@ -138,9 +138,8 @@ class Nodewise:
             return of.laid(spread[0], self.cost.cluster.num_ranks)
         best, left = self._best(of, spread, self.operations)
         another = careful(of, found, spread) if self.careful and left > 0 else None
-        if another is not None:
-            other, _ = self._best(of, [another], left)
-            best = other if other.seconds < best.seconds else best
+        if another is not None and of.played(another, self.cost).seconds < best.seconds:
+            best, _ = self._best(of, [another], left)
         if self.order:
             ordered, _, parts = scheduled(best.plan, self.cost, best.parts)
             if seconds_of(ordered, parts, self.cost) < best.seconds:
