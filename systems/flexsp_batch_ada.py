@@ -2,11 +2,13 @@
 
 The baseline of FlexSP's paper between one degree for all of training and groups of different degrees; with
 `degree` given it is the former (DeepSpeed-Ulysses with data parallelism beside it). Objective, micro-batches and
-packing are those of zbench.systems.flexsp, so that the two differ in the choice of groups alone.
+packing are those of zbench.systems.flexsp, so that the two differ in the choice of groups alone; or packing is what
+FlexSP's public code gives its baseline (zbench.systems.flexsp_published).
 Source: Wang et al. 2024 (arXiv 2412.01523, section 6).
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -18,19 +20,24 @@ from zbench.systems.flexsp import check_whole, laid
 from zbench.systems.flexsp_batches import MicroBatch, micro_batches, total_seconds
 from zbench.systems.flexsp_cost import Objective, degrees, objective
 from zbench.systems.flexsp_pack import pack
+from zbench.systems.flexsp_published import published
 from zbench.systems.flexsp_search import Found, equal_counts
 
 
 @dataclass(frozen=True, slots=True)
 class FlexSPBatchAda:
-    """degree: ranks of every group of every batch; null: the best for each batch. trials, backward: as FlexSP's.
+    """degree: ranks of every group of every batch; null: the best for each batch. packing: "search" takes FlexSP's
+    micro-batches and packs by predicted time; "published" packs by best fit into the fewest micro-batches, as FlexSP's
+    public code does for its baseline. trials (of "search"), backward: as FlexSP's.
 
     Raises:
-        ValueError: degree is none that FlexSP offers on the cluster, or trials is not a whole number of at least 1.
+        ValueError: degree is none that FlexSP offers on the cluster, packing is neither, or trials is not a whole
+            number of at least 1.
     """
 
     cost: Cost
     degree: int | None = None
+    packing: Literal["search", "published"] = "search"
     trials: int = 5
     backward: Mode = "keep"
     objective: Objective = field(init=False, repr=False)
@@ -38,28 +45,35 @@ class FlexSPBatchAda:
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
         check_whole("system.trials", self.trials)
+        if self.packing not in ("search", "published"):
+            raise ValueError(f"system.packing is {self.packing!r}; it takes search or published")
         sizes = degrees(self.cost)
         if self.degree is not None and (isinstance(self.degree, bool) or self.degree not in sizes):
             raise ValueError(f"system.degree is {self.degree!r}; it takes null or one of {', '.join(map(str, sizes))}")
         object.__setattr__(self, "objective", objective(self.cost, self.backward))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        """One plan a micro-batch, the slowest first."""
-        longest = int(batch.lengths.max())
-        degrees_ = self.objective.degree.tolist()
-        allowed = [k for k, degree in enumerate(degrees_) if self.degree in (None, degree)]
-        of = self.objective.holding(longest, allowed[-1])
-        found = [self._parts(batch, k, of) for k in allowed if longest <= of.capacity[k]]
-        able = [parts for parts in found if parts is not None]
-        best = min(able, key=lambda parts: total_seconds((part.found for part in parts), of))
-        return tuple(laid(part, batch, self.cost, of, self.backward) for part in best)
+        """One plan a micro-batch: the slowest first, or, as published, in the order in which they were packed."""
+        parts = self.micro_batches(batch.lengths)
+        return tuple(laid(part, batch, self.cost, self.objective, self.backward) for part in parts)
 
-    def _parts(self, batch: Batch, index: int, of: Objective) -> tuple[MicroBatch, ...] | None:
-        """The best micro-batches with all groups of one degree."""
+    def micro_batches(self, lengths: Ints) -> tuple[MicroBatch, ...]:
+        """Those of the degree with the least predicted seconds. lengths: int64 [n]."""
+        longest = int(lengths.max())
+        allowed = [k for k, degree in enumerate(self.objective.degree.tolist()) if self.degree in (None, degree)]
+        of = self.objective.holding(longest, allowed[-1])
+        found = [self._parts(lengths, k, of) for k in allowed if longest <= of.capacity[k]]
+        able = [parts for parts in found if parts is not None]
+        return min(able, key=lambda parts: total_seconds((part.found for part in parts), of))
+
+    def _parts(self, lengths: Ints, index: int, of: Objective) -> tuple[MicroBatch, ...] | None:
+        """The best micro-batches with all groups of one degree, or the published ones."""
+        if self.packing == "published":
+            return published(lengths, index, of)
         counts = equal_counts(of)[index]
 
-        def choose(lengths: Ints, improve: bool) -> Found | None:
-            packed = pack(lengths, counts, of, improve)
+        def choose(some: Ints, improve: bool) -> Found | None:
+            packed = pack(some, counts, of, improve)
             return Found(packed, 0.0, f"degree {of.degree[index]}") if packed.seconds < np.inf else None
 
-        return micro_batches(batch.lengths, of, self.trials, lambda x: choose(x, False), lambda x: choose(x, True))
+        return micro_batches(lengths, of, self.trials, lambda x: choose(x, False), lambda x: choose(x, True))

@@ -2,7 +2,8 @@
 
 Short sequences run on single GPUs, long ones where tensor parallelism makes room for them; nothing is cut along the
 sequence. zbench.systems.hydraulis_strategies proposes lists of pipelines, hydraulis_dispatch deals sequences to them,
-hydraulis_pack makes micro-batches, hydraulis_cost says what all that takes. Optimizer state lies evenly on all ranks
+hydraulis_pack makes micro-batches, hydraulis_cost says what all that takes; hydraulis_batching has the published ways
+of dealing and packing beside these, and that of its baselines. Optimizer state lies evenly on all ranks
 whatever the pipelines, so a change of strategy moves parameters and gradients only (zbench.collective).
 Source: Li et al. 2024 (arXiv 2412.07894, SIGMOD 2026), and its code (PKU-DAIR/Hetu, examples/hydraulis).
 """
@@ -23,17 +24,16 @@ from zbench.pipelines import Pipelines
 from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
 from zbench.stage import held, refusal
+from zbench.systems.flexsp import check_whole
 from zbench.systems.flexsp_cost import degrees
+from zbench.systems.hydraulis_batching import WAYS, Sequences, batched
 from zbench.systems.hydraulis_cost import Schemes, offered, schemes
-from zbench.systems.hydraulis_dispatch import dispatch, orders
-from zbench.systems.hydraulis_pack import packed
 from zbench.systems.hydraulis_room import room
 from zbench.systems.hydraulis_strategies import STEPS, Strategy, pairs, strategies
 
 GLANCED = 8  # candidates that are tried with a single order, best estimates first; and the best UNIFORM of one scheme
 UNIFORM = 3
 COMPARED = 3  # of those, how many are tried with all
-WORK = 30_000_000  # places that a candidate's trials look at, and its moves: less than a tenth of a second each
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,24 +51,32 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class Hydraulis:
     """schemes: pairs (tp, pp) that pipelines may have; None: all that model, cluster and executor can have.
-    trials: orders in which sequences are dealt to pipelines. whole_step: strategies are compared by the whole step, in
-    which pipelines of several kinds, which are others for every batch, pay for the change, and those of one kind, which
-    seldom are, do not; off: by the slowest pipeline, the paper's objective.
+    batching: "search"; "published", the two stages of the public code; "fixed", its dispatch with greedy packs; or
+    "first_fit", packs dealt in turn to pipelines of one kind (zbench.systems.hydraulis_batching). pack_tokens: of a
+    pack of the last two, at most; None: what a pipeline holds. trials: orders in which sequences are dealt.
+    whole_step: strategies are compared by the whole step, in which pipelines of several kinds, which are others for
+    every batch, pay for the change, and those of one kind, which seldom are, do not; off: by the slowest pipeline, the
+    paper's objective.
 
     Raises:
-        ValueError: trials is not a whole number of at least 1, whole_step not true or false, or schemes not a list of
-            pairs that can be.
+        ValueError: trials or pack_tokens is not a whole number of at least 1, whole_step not true or false, batching
+            none of these, or schemes not a list of pairs that can be.
     """
 
     cost: Cost
     schemes: Sequence[Sequence[int]] | None = None
+    batching: str = "search"
+    pack_tokens: int | None = None
     trials: int = 50
     whole_step: bool = True
     objective: Schemes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.trials, bool) or not isinstance(self.trials, int) or self.trials < 1:
-            raise ValueError(f"system.trials is {self.trials!r}; it takes a whole number of at least 1")
+        check_whole("system.trials", self.trials)
+        if self.pack_tokens is not None:
+            check_whole("system.pack_tokens", self.pack_tokens)
+        if self.batching not in WAYS:
+            raise ValueError(f"system.batching is {self.batching!r}; it takes {', '.join(WAYS[:-1])} or {WAYS[-1]}")
         if not isinstance(self.whole_step, bool):
             raise ValueError(f"system.whole_step is {self.whole_step!r}; it takes true or false")
         shapes = offered(self.cost) if self.schemes is None else _checked(self.schemes, self.cost)
@@ -76,56 +84,46 @@ class Hydraulis:
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """As many plans as the pipeline with most micro-batches has; one with fewer is idle in the first ones."""
-        order = np.argsort(batch.lengths, kind="stable")
-        lengths, of = batch.lengths[order], self.objective
-        seconds = of.seconds(lengths)
+        of, given = self.objective, Sequences.of(batch.lengths, self.objective)
         ranks = self.cost.cluster.num_ranks
         unit = next(degree for degree in degrees(self.cost) if ranks <= STEPS * degree)
-        proposed, over = self._roomiest(strategies(lengths, seconds, of, ranks, unit), lengths, seconds)
-        if over and lengths[-1] <= of.alone.max():
-            more, without = self._roomiest(pairs(lengths, seconds, of, ranks), lengths, seconds)
+        every = strategies(given.lengths, given.seconds, of, ranks, unit)
+        if self.batching == "first_fit":
+            every = [one for one in every if (one.copies > 0).sum() == 1]
+        proposed, over = self._roomiest(every, given)
+        if over and given.lengths[-1] <= of.alone.max() and self.batching != "first_fit":
+            more, without = self._roomiest(pairs(given.lengths, given.seconds, of, ranks), given)
             proposed = more if without < over else proposed
-        found = self._best(proposed, lengths, seconds)
-        back = np.argsort(order, kind="stable")
+        found = self._best(proposed, given)
         notes: dict[str, float | str] = {"strategy": told(found.copies, of), "candidates": len(proposed)}
         notes |= {"objective_seconds": found.seconds, "step_seconds": found.step_seconds}
-        return self._laid(batch, found.copies, found.pipeline[back], found.micro[back], notes)
+        return self._laid(batch, found.copies, found.pipeline[given.arrival], found.micro[given.arrival], notes)
 
-    def _roomiest(self, proposed: list[Strategy], lengths: Ints, seconds: Floats) -> tuple[list[Strategy], int]:
+    def _roomiest(self, proposed: list[Strategy], given: Sequences) -> tuple[list[Strategy], int]:
         """The candidates with room for most tokens, and how many tokens of sequences they have no room for."""
         of = self.objective
-        over = [room(lengths, seconds, _pipelines(one.copies, of), of).over for one in proposed]
-        least = min(over, default=int(lengths.sum()))
+        over = [room(given.lengths, given.seconds, _pipelines(one.copies, of), of).over for one in proposed]
+        least = min(over, default=int(given.lengths.sum()))
         return [one for one, without in zip(proposed, over, strict=True) if without == least], least
 
-    def _best(self, proposed: list[Strategy], lengths: Ints, seconds: Floats) -> Found:
+    def _best(self, proposed: list[Strategy], given: Sequences) -> Found:
         """The candidate whose slowest pipeline is done first, once sequences are dealt and packed; see `whole_step`."""
         one_kind = [one for one in proposed[GLANCED:] if (one.copies > 0).sum() == 1]
         first = [*proposed[:GLANCED], *one_kind[:UNIFORM]]
-        tried = sorted((self._assigned(one.copies, lengths, seconds, 1) for one in first), key=self._price)
+        tried = sorted((self._assigned(one.copies, given, 1) for one in first), key=self._price)
         tried = tried[:COMPARED]
-        again = [self._assigned(one.copies, lengths, seconds, self.trials) for one in tried]
+        again = [self._assigned(one.copies, given, self.trials) for one in tried]
         return min([*again, *tried], key=self._price)
 
     def _price(self, found: Found) -> float:
         return found.step_seconds if self.whole_step else found.seconds
 
-    def _assigned(self, copies: Ints, lengths: Ints, seconds: Floats, trials: int) -> Found:
-        of, scheme = self.objective, _pipelines(copies, self.objective)
-        has = room(lengths, seconds, scheme, of)
-        kinds = first, kind = has.kinds(scheme)
-        of_kind, fits = seconds[scheme[first]], has.fits(lengths, kinds)
-        count, number = len(lengths), len(scheme)
-        tries = orders(of_kind, fits, min(trials, max(WORK // (count * number), 1)))
-        moves = WORK * number // (count * (count + number)) if trials > 1 else 0
-        pipeline, _ = dispatch(of_kind, fits, kind, of.pp[scheme], tries, moves)
-        own = seconds[scheme[pipeline], np.arange(len(lengths))]
-        micro, total = packed(own, lengths, pipeline, of.fixed[scheme], of.pp[scheme], np.maximum(has.capacity, 1))
-        each = np.zeros((number, int(micro.max()) + 1))
-        np.add.at(each, (pipeline, micro), own)
-        tokens = np.bincount(pipeline, lengths, number).astype(np.int64)
-        end = self._step_seconds(copies, each, tokens, total)
-        return Found(copies, pipeline, micro, float(total.max()), end)
+    def _assigned(self, copies: Ints, given: Sequences, trials: int) -> Found:
+        scheme = _pipelines(copies, self.objective)
+        found = batched(self.batching, given, scheme, self.objective, trials, self.pack_tokens)
+        tokens = np.bincount(found.pipeline, given.lengths, len(scheme)).astype(np.int64)
+        end = self._step_seconds(copies, found.each, tokens, found.played)
+        return Found(copies, found.pipeline, found.micro, float(found.seconds.max()), end)
 
     def _step_seconds(self, copies: Ints, each: Floats, tokens: Ints, total: Floats) -> float:
         """Of the step. each: seconds [num_pipelines, micro_batches] of a stage, without what is fixed. tokens, total:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from math import ceil
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from zbench.systems.mesh_groups import Lay, Method, lay
 from zbench.systems.micro_batches import fitting_tokens, need_bytes
 
 BACKWARD: dict[Method, Mode] = {"ring": "carry", "allgather": "regather", "ulysses": "keep"}  # as systems of that name
+LIMITS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # of a batch's tokens over the ranks, tried as limits of packs; a judgement
 SMALLER = 0.9  # of a pack's tokens, where a micro-batch of such packs does not fit
 
 
@@ -26,6 +28,16 @@ def check_keys(cost: Cost, degree: int | None, pack_tokens: int | None, context_
     ranks = cost.cluster.num_ranks
     if degree is not None and ranks % degree:
         raise ValueError(f"system.degree is {degree}; it takes a divisor of the {ranks} ranks, or null")
+
+
+def pack_limits(cost: Cost, tokens: int, pack_tokens: int | None) -> list[dict[str, int]]:
+    """Limits of a pack, as tokens of a rank, that a user may try before a run whose batches have so many tokens: from
+    an even share on, up to what fits a GPU. pack_tokens: the one that is given; then none is tried."""
+    if pack_tokens is not None:
+        return []
+    even, free = tokens / cost.cluster.num_ranks, fitting_tokens(cost)
+    sizes = dict.fromkeys(ceil(share * even) for share in LIMITS)
+    return [{"pack_tokens": size} for size in (*(one for one in sizes if one < free), free)]
 
 
 def least_degree(longest: int, free: int, num_ranks: int) -> int:

@@ -19,14 +19,15 @@ from zbench.cost import Cost
 from zbench.model import Model
 from zbench.plan import Ints, Plan
 from zbench.systems.differencing import balanced_sets
-from zbench.systems.mesh_plans import check_keys, fitting_plans, holding_degree
+from zbench.systems.mesh_plans import check_keys, fitting_plans, holding_degree, pack_limits
 
 
 @dataclass(frozen=True, slots=True)
 class SlimeSchedule:
     """degree: ranks of a ring; None: the fewest that hold a sequence of `context_limit` tokens in memory. pack_tokens:
-    of a group's rank at most; None: what fits a GPU. balance_data, balance_by_flops: slime's switches; the second has
-    the first on. context_limit: tokens of the longest sequence; the run gives its workload's.
+    of a group's rank at most (max_tokens_per_gpu); None: a run chooses it before (zbench.fastest), and without a run it
+    is what fits a GPU. balance_data, balance_by_flops: slime's switches; the second has the first on. context_limit:
+    tokens of the longest sequence; the run gives its workload's.
 
     Raises:
         ValueError: a key has no such value, or degree does not divide the ranks.
@@ -44,6 +45,10 @@ class SlimeSchedule:
         for name in ("balance_data", "balance_by_flops"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes true or false")
+
+    def limits(self, tokens: int) -> list[dict[str, int]]:
+        """Limits of a pack, for batches of so many tokens (zbench.protocols)."""
+        return pack_limits(self.cost, tokens, self.pack_tokens)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks, longest = self.cost.cluster.num_ranks, self.context_limit or batch.num_tokens

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from typing import get_args
 
 from zbench.cost import Cost
+from zbench.fastest import FREE
 from zbench.study import Choice, Study
 from zbench.systems.mesh import Mesh
 from zbench.systems.mesh_packs import Batching
-from zbench.systems.static_best_search import FREE, search
+from zbench.systems.static_best_search import search
 
 
 @dataclass(frozen=True, slots=True)
 class StaticBest:
-    """free: keys of the model that are chosen too, of sharding and recompute; else they stay the run's.
+    """free: keys of the model that are chosen too, of sharding and recompute; else they stay the run's, unless all
+    systems choose them (the run's own `free`).
 
     batching: how sequences are packed (zbench.systems.mesh).
 
@@ -44,7 +46,8 @@ class StaticBest:
         Raises:
             ValueError: none does.
         """
-        return search(study, self.free, self.batching)
+        free = [name for name in FREE if name in {*self.free, *study.free}]
+        return search(study, free, self.batching)
 
     def planner(self, choice: Choice, cost: Cost) -> Mesh:
         """Makes the mesh that was chosen, which makes the plans. cost: of the model with the choice's keys."""

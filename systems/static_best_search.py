@@ -12,9 +12,10 @@ from math import inf
 
 from zbench.batch import Batch
 from zbench.cost import Cost
+from zbench.fastest import ENOUGH, FREE
 from zbench.model import Model
 from zbench.simulate import Simulated
-from zbench.study import Choice, Study
+from zbench.study import Choice, Sample, Study
 from zbench.systems.mesh import Mesh
 from zbench.systems.mesh_groups import METHODS
 from zbench.systems.mesh_packs import Batching
@@ -22,13 +23,8 @@ from zbench.systems.mesh_plans import least_degree
 from zbench.systems.micro_batches import fitting_tokens
 
 # How many is a judgement: on 32 GPUs the search takes some seconds.
-DRAWN = 2000  # batches, of which all but one in a thousand have to fit
-HARD = 0.999  # the batch that has to fit memory: where it stands among those drawn, by longest sequence
-PLAYED = 20  # batches, evenly from those drawn by longest sequence
 ROUNDS = ((4, 8), (8, 3))  # batches that candidates are played on, and how many go on to more; the last have all
-ENOUGH = 128  # GPUs whose batch says as much as four of 32: on as many, one is enough to tell bad candidates
 SHARES = (0.5, 0.25)  # of the tokens that fit a GPU: smaller micro-batches that are tried at last
-FREE = {"sharding": ("none", "zero1", "zero3"), "recompute": ("none", "full")}  # keys of a model that may be chosen
 PACKED = {"arrival": "packed in order", "best_fit": "packed by best fit", "balanced": "packs balanced by time"}
 LAYOUT = ("tensor_parallel", "pipeline_parallel", *FREE)
 
@@ -71,13 +67,11 @@ def search(study: Study, free: Sequence[str], batching: Batching) -> Choice:
     Raises:
         ValueError: none does.
     """
-    study.tell(f"drawing {DRAWN:,} batches")
-    drawn = sorted((study.batch(number) for number in range(DRAWN)), key=lambda batch: int(batch.lengths.max()))
-    hard = drawn[int(HARD * DRAWN)]
+    sample = Sample.of(study)
+    hard = sample.hard
     (few, better), (more, best) = ROUNDS
     few = max(1, min(few, ENOUGH // study.cluster.num_ranks))
-    batches = [drawn[(2 * i + 1) * DRAWN // (2 * PLAYED)] for i in range(PLAYED)]
-    first, then = spread(batches, few), spread(batches, more)
+    first, then = sample.some(few), sample.some(more)
     timed: list[tuple[float, Candidate]] = []
     for model, cost in layouts(study, free):
         study.tell(f"playing tensor parallelism {model.tensor_parallel}, stages {model.pipeline_parallel}")
@@ -86,7 +80,7 @@ def search(study: Study, free: Sequence[str], batching: Batching) -> Choice:
     fitting = islice((one for one in ranked(timed) if one.seconds([hard]) < inf), better)
     timed = [(one.seconds(then), one) for one in fitting]
     sizes = [smaller for one in ranked(timed)[:best] for smaller in sized(one, hard)]
-    candidates = ranked([(one.seconds(batches), one) for one in sizes])
+    candidates = ranked([(one.seconds(sample.played), one) for one in sizes])
     if not candidates:
         raise ValueError(
             f"model is {study.model.name}; no static configuration on {study.cluster.num_ranks} GPUs has room for a "
@@ -136,11 +130,6 @@ def sized(candidate: Candidate, batch: Batch) -> Iterator[Candidate]:
     for tokens in (int(share * mesh.pack_tokens) for share in SHARES):
         if 1 <= tokens * mesh.cost.cluster.num_ranks < batch.num_tokens:
             yield replace(candidate, mesh=replace(mesh, pack_tokens=tokens))
-
-
-def spread(batches: Sequence[Batch], count: int) -> list[Batch]:
-    """Gives `count` of them, evenly from first to last."""
-    return [batches[(2 * i + 1) * len(batches) // (2 * count)] for i in range(count)]
 
 
 def ranked(timed: Sequence[tuple[float, Candidate]]) -> list[Candidate]:

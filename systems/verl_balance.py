@@ -18,7 +18,7 @@ from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.plan import Ints, Plan
 from zbench.systems.differencing import balanced_sets
-from zbench.systems.mesh_plans import check_keys, fitting_plans, holding_degree
+from zbench.systems.mesh_plans import check_keys, fitting_plans, holding_degree, pack_limits
 
 LINEAR = 24576  # verl's calculate_workload: 6 x 4,096, a dense 7B model's work of a token over that of a visible pair
 
@@ -26,9 +26,10 @@ LINEAR = 24576  # verl's calculate_workload: 6 x 4,096, a dense 7B model's work 
 @dataclass(frozen=True, slots=True)
 class VerlBalance:
     """degree: ranks of a group; None: the fewest that hold a sequence of `context_limit` tokens in memory. pack_tokens:
-    of a group's rank at most (ppo_max_token_len_per_gpu); None: what fits a GPU. within_limit: micro-batches are
-    made smaller until none has more, as from verl 0.9.1 on; else only their number is reckoned by it. context_limit:
-    tokens of the longest sequence; the run gives its workload's.
+    of a group's rank at most (ppo_max_token_len_per_gpu); None: a run chooses it before (zbench.fastest), and without a
+    run it is what fits a GPU. within_limit: micro-batches are made smaller until none has more, as from verl 0.9.1 on;
+    else only their number is reckoned by it. context_limit: tokens of the longest sequence; the run gives its
+    workload's.
 
     Raises:
         ValueError: a key has no such value, or degree does not divide the ranks and the heads.
@@ -50,6 +51,10 @@ class VerlBalance:
                 f"system.degree is {self.degree}; it takes a divisor of the {heads} heads as well, or null: verl's "
                 "Ulysses gives every rank of a group as many"
             )
+
+    def limits(self, tokens: int) -> list[dict[str, int]]:
+        """Limits of a pack, for batches of so many tokens (zbench.protocols)."""
+        return pack_limits(self.cost, tokens, self.pack_tokens)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks, longest = self.cost.cluster.num_ranks, self.context_limit or batch.num_tokens

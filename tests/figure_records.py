@@ -13,7 +13,10 @@ from zbench.record import Run
 
 CONF = Path(__file__).parents[1] / "conf"
 CLUSTERS = ("a800_4x8", "h800_4x8", "h200_4x8")
-DEGREES = (("flexsp_batch_ada", None, 4.0), ("flexsp", 0, 3.0), ("flexsp_batch_ada", 64, 6.0))
+DEGREES = (  # system, degree, packing, seconds
+    ("flexsp_batch_ada", None, "search", 4.0), ("flexsp", 0, "", 3.0), ("flexsp_batch_ada", 64, "published", 6.0),
+    ("flexsp_batch_ada", None, "published", 5.0),
+)  # fmt: skip
 NIC_BANDWIDTH = 1000.0  # bytes/s
 MACHINE = {"platform": "Linux", "processor": "CPU", "cores": 2}
 ROUTED = {"partition": False, "route": True, "remap": True}
@@ -113,7 +116,15 @@ def system_samples() -> dict[str, list[Run]]:
             for gpus in (16, 256)
             for system, seconds in (("ring", 8.0), ("zeppelin", 2.0))
         ],
-        "ablation": [_part(gpus, seconds, turn) for gpus, seconds in ((16, 4.0), (64, 2.0)) for turn in range(-1, 4)],
+        "ablation": [
+            *(_part(gpus, 8.0, -1) for gpus in (16, 64)),
+            *(
+                _part(gpus, seconds / (1 + number), turn, form)
+                for number, form in enumerate(ablation.FORMS.values())
+                for gpus, seconds in ((16, 4.0), (64, 2.0))
+                for turn in range(4)
+            ),
+        ],
         "headroom": [
             run_of("headroom", "ring"),
             run_of("headroom", "ring", "arxiv"),
@@ -158,11 +169,11 @@ def planner_samples() -> dict[str, list[Run]]:
                 system,
                 workload,
                 seconds,
-                config={"system": {"degree": degree}, "workload": {"context_limit": context}},
+                config={"system": {"degree": degree, "packing": packing}, "workload": {"context_limit": context}},
             )
             for context in (196608, 393216)
             for workload in flexsp.PUBLISHED
-            for system, degree, seconds in DEGREES
+            for system, degree, packing, seconds in DEGREES
         ],
     }
 
@@ -200,11 +211,12 @@ def desk_run(
     return run
 
 
-def _part(gpus: int, seconds: float, turn: int) -> Run:
+def _part(gpus: int, seconds: float, turn: int, form: tuple[str, str] = ("", "")) -> Run:
     """A bar of the ablation, or, with turn -1, the ring."""
     if turn < 0:
-        return run_of("ablation", "ring", seconds=8.0, gpus=gpus)
-    return run_of("ablation", "zeppelin", seconds=seconds / (1 + turn), gpus=gpus, config={"system": SWITCHES[turn]})
+        return run_of("ablation", "ring", seconds=seconds, gpus=gpus)
+    system = {**SWITCHES[turn], **dict(zip(("partitioner", "legs"), form, strict=True))}
+    return run_of("ablation", "zeppelin", seconds=seconds / (1 + turn), gpus=gpus, config={"system": system})
 
 
 def constants(cluster: str) -> dict[str, Any]:

@@ -81,9 +81,12 @@ def test_scaling_counts_tokens_of_all_steps() -> None:
 
 def test_ablation_puts_published_values_beside_every_size() -> None:
     found = ablation.table(SAMPLES["ablation"])
-    assert [bar.speedup for bar in found if bar.gpus is None] == [1.6, 3.2, 3.51, 3.64]
-    assert [bar.speedup for bar in found if bar.gpus == 16] == [2, 4, 6, 8]
-    assert [bar.speedup for bar in found if bar.gpus == 64] == [4, 8, 12, 16]
+    for number, form in enumerate(ablation.FORMS, 1):
+        bars = [bar for bar in found if bar.form == form]
+        assert [bar.speedup for bar in bars if bar.gpus is None] == [1.6, 3.2, 3.51, 3.64]
+        assert [bar.speedup for bar in bars if bar.gpus == 16] == [2 * number * turn for turn in (1, 2, 3, 4)]
+        assert [bar.speedup for bar in bars if bar.gpus == 64] == [4 * number * turn for turn in (1, 2, 3, 4)]
+    assert len(found) == 24
 
 
 def test_an_ablation_without_one_of_its_parts_is_refused() -> None:
@@ -129,8 +132,9 @@ def test_planning_has_times_where_memory_did_not_suffice() -> None:
 
 def test_flexsp_is_over_one_degree() -> None:
     found = {(one.context, one.workload, one.system): one.speedup for one in flexsp.table(SAMPLES["flexsp"])}
-    assert len(found) == 12
+    assert len(found) == 18
     assert (found[393216, "github", "flexsp"], found[393216, "github", "flexsp_batch_ada"]) == (2, 1.5)
+    assert found[393216, "github", flexsp.AS_PUBLISHED] == 1.2
 
 
 def test_flexsp_without_its_baseline_is_refused() -> None:

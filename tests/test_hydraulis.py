@@ -20,6 +20,7 @@ from zbench.memory import pipeline_static_bytes
 from zbench.plan import Ints
 from zbench.simulate import Simulated
 from zbench.systems.hydraulis import Found, Hydraulis
+from zbench.systems.hydraulis_batching import Sequences
 from zbench.systems.hydraulis_cost import Schemes, offered, schemes
 from zbench.systems.hydraulis_dispatch import orders
 from zbench.systems.hydraulis_pack import packed
@@ -169,7 +170,7 @@ def test_dispatch_and_packing_against_every_assignment() -> None:
     for number, (cost, batch) in enumerate(cases(60, seed=2)):
         system = Hydraulis(cost)
         of, lengths = system.objective, np.sort(batch.lengths)
-        seconds, fits = inputs(of, lengths)
+        _, fits = inputs(of, lengths)
         each = each_alone(of, lengths)
         shapes = list(zip(of.tp.tolist(), of.pp.tolist(), strict=True))
         rows = ([(1, 1)] * 4, [(2, 1), (1, 1), (1, 1)], [(2, 1), (1, 2)], [(2, 1), (2, 1)], [(2, 2)])
@@ -180,7 +181,7 @@ def test_dispatch_and_packing_against_every_assignment() -> None:
         for k in index[1:]:
             best = split(best, each[k])
         copies = np.bincount(index, minlength=len(of))
-        found: Found = system._assigned(copies, lengths, seconds, 50)
+        found: Found = system._assigned(copies, Sequences.of(lengths, of), 50)
         gaps.append(found.seconds / best[-1] - 1)
     print(f"dispatch and packing: median {np.median(gaps):.4f}, worst {max(gaps):.4f}, {len(gaps)}")
     assert len(gaps) > 30
@@ -240,7 +241,7 @@ def test_dispatch_is_near_its_linear_programme(seed: int) -> None:
     of = system.objective
     seconds, fits = inputs(of, lengths)
     copies = np.array([2, 4, 40])
-    found = system._assigned(copies, lengths, seconds, 50)
+    found = system._assigned(copies, Sequences.of(lengths, of), 50)
     count, kinds = len(lengths), len(of)
     # min z: every sequence once over the kinds; of each kind seconds <= copies * (z - one micro-batch's constant)
     rows = np.zeros((kinds, count * kinds + 1))
@@ -374,6 +375,8 @@ def test_memory_holds_wherever_a_scheme_has_room(data: st.DataObject) -> None:
     ("settings_", "fault"),
     [
         ({"trials": 0}, "system.trials is 0"),
+        ({"batching": "padding"}, "system.batching is 'padding'; it takes search, published, fixed or first_fit"),
+        ({"pack_tokens": 0.5}, "system.pack_tokens is 0.5; it takes a whole number"),
         ({"whole_step": 1}, "system.whole_step is 1"),
         ({"schemes": 3}, "takes a list of pairs"),
         ({"schemes": [[1]]}, "takes a list of pairs"),

@@ -55,6 +55,19 @@ def test_one_command(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert row["speedup"] > 0
 
 
+def test_what_a_system_takes_from_its_workload_is_no_change_of_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["workload.context_limit=65536", *SMALL, "baseline=null"]
+    assert call(monkeypatch, "system=mesh", *words) == 0
+    assert call(monkeypatch, "system=mesh", "system.context_limit=65536", *words) == 0
+    taken, given = recorded("results/runs.jsonl")
+    assert taken.start["config"]["system"] == given.start["config"]["system"]
+    assert taken.start["config"]["changes"]["workload"]["context_limit"] == 65536
+    assert (taken.start["config"]["changes"]["system"], given.start["config"]["changes"]["system"]) == (
+        {},
+        {"context_limit": 65536},
+    )
+
+
 @pytest.mark.parametrize("words", [["--version"], ["--vers"], [*SMALL, "--version"]])
 def test_its_version_is_its_own_and_not_hydra_s(
     words: list[str], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -79,10 +92,44 @@ def test_a_sweep_runs_the_baseline_once_and_ends_with_one_table(
     assert [path.name for path in here.iterdir()] == ["r.jsonl"]
 
 
+def test_a_baseline_has_keys_of_its_own(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two of them in one record each run's speed-up is over its own, which is the same as a run of that system."""
+    words = [*SMALL, "baseline=mesh", "baseline_system.method=ulysses", "out=r.jsonl"]
+    assert call(monkeypatch, "-m", "system=ring", *words, "baseline_system.degree=2,4") == 0
+    assert call(monkeypatch, "system=mesh", "system.method=ulysses", "system.degree=4", *SMALL, "out=r.jsonl") == 0
+    two, over_two, four, over_four, alone = recorded()
+    for base, own, degree in ((two, over_two, 2), (four, over_four, 4)):
+        told = base.start["config"]["system"]
+        assert (told["method"], told["degree"], told["batching"]) == ("ulysses", degree, "best_fit")
+        assert own.start["baseline"] == {"name": f"mesh method=ulysses degree={degree}", "system": told}
+        assert own.start["config"]["system"] == {"_target_": "zbench.systems.ring.Ring", "backward": "carry"}
+    assert alone.start["config"]["system"] == four.start["config"]["system"]
+    found = rows([two, over_two, four, over_four])
+    seconds = [row["step_seconds"] for row in found]
+    assert len(set(seconds)) == 3
+    assert [row["speedup"] for row in found] == [1, seconds[0] / seconds[1], 1, seconds[2] / seconds[3]]
+    assert [row["system"] for row in found] == [row["baseline"] if row["speedup"] == 1 else "ring" for row in found]
+
+
+def test_an_experiment_sets_and_sweeps_over_the_baselines_keys(
+    here: Path, mine: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "mine" / "conf" / "experiment" / "b.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /system: ring\n"
+        "baseline: mesh\nbaseline_system: {method: ulysses}\n"
+        "hydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      ++baseline_system.degree: 2,8\n"
+    )
+    words = [word for word in mine if not word.startswith("baseline=")]
+    assert call(monkeypatch, *words, "experiment=b") == 0
+    assert [row["system"] for row in rows(recorded())] == [
+        "mesh method=ulysses degree=2", "ring", "mesh method=ulysses degree=8", "ring"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "less", "runs"),
     [
-        ("ablation", ["cluster.num_nodes=2"], 9),
+        ("ablation", ["cluster.num_nodes=2", "system.remap=true", "system.legs=serial"], 9),
         ("all_systems", ["system=static_best,flexsp", "workload=github,byted_2m"], 12),
     ],
 )
@@ -101,8 +148,9 @@ def test_the_projects_experiments_are_sweeps_that_leave_only_their_record(
     assert [path.name for path in here.iterdir()] == ["r.jsonl"]
 
 
-def test_the_experiment_of_all_systems_has_all_systems() -> None:
-    named = OmegaConf.load(ROOT / "conf/experiment/all_systems.yaml").hydra.sweeper.params.system.split(",")
+@pytest.mark.parametrize("experiment", ["all_systems", "free"])
+def test_the_experiments_of_all_systems_have_all_systems(experiment: str) -> None:
+    named = OmegaConf.load(ROOT / f"conf/experiment/{experiment}.yaml").hydra.sweeper.params.system.split(",")
     assert sorted(named) == sorted(path.stem for path in (ROOT / "conf/system").glob("*.yaml"))
     assert named[0] == "static_best"  # the baseline is then a run of its own, and is not run again
 
@@ -205,7 +253,7 @@ def test_help_lists_groups_and_keys(
         (line,) = [line for line in told if line.startswith(f"{group}: ")]
         names = {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
         assert {name.strip() for name in line.partition(": ")[2].split(",")} == names
-    for key in ("steps", "seed", "tokens_per_gpu", "out", "baseline", "trace"):
+    for key in ("steps", "seed", "tokens_per_gpu", "out", "baseline", "baseline_system", "trace", "free"):
         assert len([line for line in told if line.startswith(f"{key} ")]) == 1
 
 

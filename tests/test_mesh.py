@@ -17,7 +17,7 @@ from zbench.systems.allgather import AllGather
 from zbench.systems.mesh import Mesh
 from zbench.systems.mesh_groups import exchanged
 from zbench.systems.mesh_packs import packed
-from zbench.systems.mesh_plans import least_degree
+from zbench.systems.mesh_plans import LIMITS, least_degree, pack_limits
 from zbench.systems.micro_batches import fitting_tokens
 from zbench.systems.ring import Ring
 from zbench.systems.ulysses import Ulysses
@@ -134,3 +134,16 @@ def test_all_to_alls_are_as_wide_as_heads_allow() -> None:
 def test_a_bad_key_is_one_sentence(cost: Cost, key: str, value: object, told: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
         Mesh(cost, **{key: value})  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 10**7), st.integers(1, 8))
+def test_limits_rise_from_an_even_share_to_what_fits(tokens: int, num_nodes: int) -> None:
+    cost = small(num_nodes, 4)
+    found = [one["pack_tokens"] for one in pack_limits(cost, tokens, None)]
+    free = fitting_tokens(cost)
+    assert found == sorted(set(found))
+    assert found[-1] == free
+    even = tokens / (4 * num_nodes)
+    assert all(even <= most < free for most in found[:-1])
+    assert len(found) == 1 + len(LIMITS) or even < 4 or LIMITS[-1] * even > free - 1
+    assert pack_limits(cost, tokens, 77) == []

@@ -17,7 +17,7 @@ RING, MINE = {"_target_": "zbench.systems.ring.Ring"}, {"_target_": "mine.Mine"}
 def start(run: str, system: dict[str, str], time: str = "1", sources: str = "s", **config: Any) -> Line:
     whole = {
         "system": system, "workload": {"mu": 1}, "cluster": {"num_nodes": 4}, "model": {}, "executor": {}, "seed": 0,
-        "tokens_per_gpu": 8, "steps": 2, "world": {"_target_": "zbench.worlds.World"}, "planners": "world",
+        "tokens_per_gpu": 8, "steps": 2, "world": {"_target_": "zbench.worlds.World"}, "planners": "world", "free": [],
         "choices": {**{group: f"the_{group}" for group in GROUPS}, "world": "nominal"},
         "changes": {"cluster": {"num_nodes": 16}}, **config,
     }  # fmt: skip

@@ -97,7 +97,7 @@ def request(
 ) -> Request:
     config = OmegaConf.create({
         "steps": 3, "seed": 0, "tokens_per_gpu": 64, "out": str(out), "baseline": "ring" if baseline else None,
-        "trace": None, "check": None, "resume": None, "again": True, "planners": "world",
+        "trace": None, "check": None, "resume": None, "again": True, "planners": "world", "free": [],
         "world": {"_target_": "zbench.worlds.World"},
         "system": system, "workload": {"_target_": "test_run.Lengths"}, "cluster": CLUSTER,
         "model": MODEL, "executor": {"_target_": "zbench.simulate.Simulated"},

@@ -10,7 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from oracles import small
 
-from zbench import CONF, __main__
+from zbench import CONF, __main__, study
 from zbench.batch import Batch
 from zbench.chosen import SEED, kept, settled
 from zbench.cost import Cost
@@ -31,8 +31,8 @@ from zbench.verify import verify_step
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Fewer batches than for a run, and a cache of its own."""
-    monkeypatch.setattr(static_best_search, "DRAWN", 60)
-    monkeypatch.setattr(static_best_search, "PLAYED", 4)
+    monkeypatch.setattr(study, "DRAWN", 60)
+    monkeypatch.setattr(study, "PLAYED", 4)
     monkeypatch.setattr(static_best_search, "ROUNDS", ((2, 8), (4, 3)))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 

@@ -61,10 +61,10 @@ def test_it_needs_neither_torch_nor_trackers(scripts: Path) -> None:
 
 def test_its_command_works_from_any_folder(scripts: Path, tmp_path: Path) -> None:
     assert "python -m zbench.compare" in ran(scripts / "zbench", "--help", folder=tmp_path)
-    words = ("system=zeppelin", "workload=longtail_128k", "steps=1", "baseline=null")
+    words = ("system=ring", "workload=longtail_128k", "steps=1", "baseline=null")  # has the fewest kernels to compile
     assert "SIMULATED on a800_4x8" in ran(scripts / "zbench", *words, folder=tmp_path)
     said = ran(scripts / "python", "-m", "zbench.compare", "results/runs.jsonl", folder=tmp_path)
-    assert "zeppelin" in said
+    assert "ring" in said
     said = ran(scripts / "zbench", "executor=torch", "cluster=local_2x2", "model=tiny", folder=tmp_path, code=2)
     assert said.strip().endswith("pip install 'zbench[torch]'")
     assert len(said.strip().splitlines()) == 1

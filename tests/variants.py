@@ -17,6 +17,8 @@ from zbench.protocols import System
 from zbench.rewrite.reverse import MODES
 
 SWITCHES = {
+    ("flexsp_batch_ada", "packing"): ("published",),
+    ("hydraulis", "batching"): ("published", "fixed", "first_fit"),
     ("magi_dispatch", "algorithm"): ("binary_search", "backtracking", "topp"),
     ("magi_dispatch", "overlap_stages"): (0, 3),
     ("magi_dispatch", "chunk_tokens"): (7,),

@@ -26,7 +26,7 @@ with loading(__name__):
 
     from zbench import CONF, __version__
     from zbench.jobs import check_few, count
-    from zbench.overrides import check_choices
+    from zbench.overrides import added, check_choices, typed
     from zbench.signals import stop_in
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _main(outcome: Outcome) -> int:
         if any(word.startswith("--v") and "--version".startswith(word) for word in sys.argv[1:]):
             print(f"zbench {__version__}")  # hydra would print its own
             return 0
-        sys.argv[1:] = _settings_last(sys.argv[1:])
+        sys.argv[1:] = [added(word) for word in _settings_last(sys.argv[1:])]
         check_choices(sys.argv[1:], (path.name for path in CONF.iterdir() if path.is_dir()))
         check_few(sys.argv[1:])
         with contextlib.ExitStack() as stack:
@@ -174,7 +174,7 @@ def _tell(error: Exception, outcome: Outcome, wants_traceback: bool) -> None:
         raise error
     job = ""
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
-        job = f"{' '.join(HydraConfig.get().overrides.task)}: "
+        job = f"{' '.join(map(typed, HydraConfig.get().overrides.task))}: "
     outcome.told = f"{job}{told[0]}"
     say(outcome.told)
     outcome.code = max(outcome.code, told[1])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zbench.chosen import Settled, settled
 from zbench.contract import PlugInError
-from zbench.dealt import Dealt
+from zbench.dealt import undealt
 from zbench.fingerprint import fingerprint, versions
 from zbench.parts import Parts, Settings, resolved
 from zbench.protocols import System
@@ -41,10 +41,15 @@ def cases(request: Request, parts: Parts, tell: Callable[[str, str], None]) -> t
     name = str(own["choices"].get("system"))
     mine, compared = settled(request.config, parts, tell=partial(tell, name)), None
     if request.baseline is not None:
-        other = resolved(request.baseline)
+        other = {
+            **own,
+            "system": resolved(request.baseline)["system"],
+            "choices": {**own["choices"], "system": request.settings.baseline},
+            "changes": {**own["changes"], "system": dict(request.baseline_changes)},
+        }
         compared = _compared(request, parts, partial(tell, str(request.settings.baseline)))
         shared["baseline"] = {
-            "name": request.settings.baseline,
+            "name": label({"config": other}, "system"),
             "system": other["system"],
             **_packages(compared.system),
         }
@@ -52,14 +57,8 @@ def cases(request: Request, parts: Parts, tell: Callable[[str, str], None]) -> t
     case = _case({**shared, "fingerprint": fingerprinted, "config": own}, mine)
     if compared is None or other["system"] == config["system"]:
         return case, None
-    other_config = {
-        **own,
-        "system": other["system"],
-        "choices": {**own["choices"], "system": request.settings.baseline},
-        "changes": {**own["changes"], "system": {}},
-    }
     shared["fingerprint"] |= _packages(compared.system)
-    return case, _case({**shared, "config": other_config}, compared)
+    return case, _case({**shared, "config": other}, compared)
 
 
 def _case(start: Line, settled: Settled) -> Case:
@@ -89,7 +88,7 @@ def _packages(system: System) -> Line:
     """
     names: Sequence[str] = getattr(system, "packages", ())
     if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
-        kind = type(system.system if isinstance(system, Dealt) else system)
+        kind = type(undealt(system))
         raise PlugInError(
             f"{kind.__module__}.{kind.__qualname__}.packages is {names!r}; it has to be a tuple of names of "
             'distributions, as in ("numpy",)'

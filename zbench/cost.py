@@ -22,7 +22,7 @@ from zbench.links import NVLINK, Domain, gathering
 from zbench.loss import moved_bytes
 from zbench.model import Model
 from zbench.plan import Column, Ints, Ops, Plan
-from zbench.use import Repeats, Use
+from zbench.use import Given, Repeats, Use, given
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -196,10 +196,10 @@ class Cost:
         Staged, as Transformer Engine does it: the first partial result is added too, to zeros.
         """
         joins_q, joins_kv = (use.shares_q, use.shares_kv) if self.staged else (use.again_q, use.again_kv)
-        given = replace(work, keys=use.buffer)
-        seconds = np.where(joins_q, self.join_seconds(given, use.heads, use.kv_heads, backward), 0.0)
+        buffered = replace(work, keys=use.buffer)
+        seconds = np.where(joins_q, self.join_seconds(buffered, use.heads, use.kv_heads, backward), 0.0)
         if backward:
-            only_kv = self.join_seconds(replace(given, queries=0 * work.queries), use.heads, use.kv_heads, backward)
+            only_kv = self.join_seconds(replace(buffered, queries=0 * work.queries), use.heads, use.kv_heads, backward)
             seconds += np.where(joins_kv & ~joins_q, only_kv, 0.0)
         if self.staged:
             more = staging.join_more_seconds(self.cluster.device, self._row, work, use, backward)
@@ -214,12 +214,25 @@ class Cost:
         a block (half of it, in a causal ring): that part of q, or k and v, copied; backward also of o and do.
         """
         row = self._row
-        q, kv = use.q_tokens * use.heads * row, 2 * use.kv_tokens * use.kv_heads * row
-        strided = np.where(use.cut & ~use.again_q, self.repack_seconds(2 * q + kv), 0.0)
+        kv = 2 * use.kv_tokens * use.kv_heads * row
+        strided = self._strided_seconds(use)
         copied = np.where(use.many & ~use.again_kv, kv * (2 if backward else 1), 0)
         part_q = np.where(work.queries < use.q_tokens, work.queries * use.heads * row * (3 if backward else 1), 0)
         part_kv = np.where(use.buffer < use.kv_tokens, 2 * use.buffer * use.kv_heads * row, 0)
         return np.asarray(strided + 2 * (copied + part_q + part_kv) / self.cluster.device.copy_bandwidth, np.float64)
+
+    def _strided_seconds(self, use: Given) -> Floats:
+        size = (2 * use.q_tokens * use.heads + 2 * use.kv_tokens * use.kv_heads) * self._row
+        return np.where(use.cut & ~use.again_q, self.repack_seconds(size), 0.0)
+
+    def repacking_seconds(self, plan: Plan, ops: Ops, attend: Ints) -> Floats:
+        """float64 [num_attends]: of attend_seconds what an all-to-all's repacking takes, which is communication's.
+
+        attend: all of the list.
+        """
+        if not ((ops.head_hi - ops.head_lo)[attend] < plan.num_heads).any():
+            return np.zeros(len(attend))
+        return self._strided_seconds(given(plan, ops, attend, self._kv_heads(ops.head_lo[attend], ops.head_hi[attend])))
 
     def repack_seconds(self, size: Floats | Ints) -> Floats:
         """One strided copy of `size` bytes, as between the two layouts of an all-to-all."""

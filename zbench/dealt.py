@@ -33,6 +33,11 @@ class Dealt:
         return tuple(plans)
 
 
+def undealt(system: System) -> System:
+    """The system itself, without Dealt around it."""
+    return system.system if isinstance(system, Dealt) else system
+
+
 def dealt(seqs: Ints, lengths: Ints, count: int) -> list[Ints]:
     """`seqs` in `count` parts of about equal tokens, the longest first, each to the part with the fewest tokens."""
     parts: list[list[int]] = [[] for _ in range(count)]

@@ -13,7 +13,7 @@ from typing import Any
 from zbench.metrics import Facts, counted, figures
 from zbench.record import Line, Run
 from zbench.rows import GROUPS, SAME, label
-from zbench.words import told_settings
+from zbench.words import told_settings, typed
 
 # Figures of which less is better, and how a value of each is written.
 METRICS = {
@@ -156,9 +156,13 @@ def _matched(place: Place, base: Run, new: Run) -> list[tuple[Line, Line]]:
 
 
 def _place(run: Run) -> Place:
-    """What a run is of; its world, and what planners knew of it, only where they are not the usual ones."""
-    of = {**{group: label(run.start, group) for group in GROUPS}, "planners": run.start["config"].get("planners")}
-    apart = [f"{key} {of[key]}" for key in told_settings(of, ("world", "planners"))]
+    """What a run is of; its world, what planners knew of it and what was free, only where they are not the usual."""
+    config = run.start["config"]
+    of = {
+        **{group: label(run.start, group) for group in GROUPS},
+        **{key: config.get(key) for key in ("planners", "free")},
+    }
+    apart = [f"{key} {typed(of[key])}" for key in told_settings(of, ("world", "planners", "free"))]
     return tuple(of[group] for group in GROUPS if group != "world") + tuple(apart)
 
 

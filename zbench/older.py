@@ -1,8 +1,8 @@
 """Older records, as records are today. Pure: no torch.
 
-Before there were worlds (zbench.worlds), all was nominal. Before facts told a run's GPUs, those of a run with tensor
-parallelism were of a group of GPUs: so many times the memory and rate of one, and NICs of as many times the bandwidth
-as they were fewer. So were the memory and the NICs of its steps.
+Before there were worlds (zbench.worlds), all was nominal, and no key of the model was free (zbench.fastest). Before
+facts told a run's GPUs, those of a run with tensor parallelism were of a group of GPUs: so many times the memory and
+rate of one, and NICs of as many times the bandwidth as they were fewer. So were the memory and the NICs of its steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,15 @@ from zbench.worlds import NOMINAL
 
 Line = dict[str, Any]
 _WITHOUT_WORLDS = {"world": {"_target_": "zbench.worlds.World"}, "planners": "world"}
+_WITHOUT_FREE: dict[str, Any] = {"free": []}
 
 
 def with_world(config: Any) -> Any:
-    """A configuration with the world it is of; what is none stays as it is."""
-    if not isinstance(config, Mapping) or "world" in config:
+    """A configuration with the world it is of, and what its systems chose of the model; what is none stays as it is."""
+    if not isinstance(config, Mapping):
+        return config
+    config = {**_WITHOUT_FREE, **config}
+    if "world" in config:
         return config
     choices = config.get("choices", {})
     named = {"choices": {**choices, "world": NOMINAL}} if isinstance(choices, Mapping) else {}

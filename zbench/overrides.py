@@ -7,11 +7,13 @@ that for the shell again: "out='runs(1).jsonl'".
 import re
 from collections.abc import Iterable
 
+BASELINE_KEYS = "baseline_system"  # what a run changes of its baseline's yaml
 _KEY = re.compile(r"[+~]*[A-Za-z_][\w./@:-]*")
 
 
 def unreadable(override: str) -> str:
     """What to tell about a setting that the grammar refuses."""
+    override = typed(override)
     key, equals, value = override.partition("=")
     if not equals or not _KEY.fullmatch(key):
         return f"{override!r} cannot be read; settings are written key=value"
@@ -27,10 +29,25 @@ def unreadable(override: str) -> str:
 
 def several(argument: str) -> str:
     """What to tell about a setting with commas in a command that is no sweep."""
+    argument = typed(argument)
     key, _, value = argument.partition("=")
     is_words = re.fullmatch(r"[\w,-]+", value) is not None  # choices or numbers; anything else may be a file's name
     comma = "" if is_words else f", or quote a value that has commas: {quoted(key, value)}"
     return f"{argument} names several values; add -m to run each of them in turn{comma}"
+
+
+def added(argument: str) -> str:
+    """The same setting as hydra takes it, where it is a key of the baseline's system.
+
+    Which keys that has is known when it is composed, apart from the run's own (zbench.request); the configuration's own
+    baseline_system is empty, and hydra sets no key that is not there unless it is told to add it.
+    """
+    return f"++{argument}" if re.match(rf"{BASELINE_KEYS}[.=]", argument) else argument
+
+
+def typed(argument: str) -> str:
+    """A setting as the user typed it, of what `added` made of it."""
+    return argument.removeprefix("++") if argument.startswith(f"++{BASELINE_KEYS}") else argument
 
 
 def check_choices(overrides: Iterable[str], groups: Iterable[str]) -> None:

@@ -10,7 +10,8 @@ from zbench.batch import Batch
 from zbench.cluster import Cluster
 from zbench.contract import batch_of
 from zbench.cost import Cost
-from zbench.dealt import Dealt
+from zbench.dealt import Dealt, undealt
+from zbench.fastest import FREE
 from zbench.groups import grouped
 from zbench.model import Model
 from zbench.price import check_size
@@ -39,6 +40,7 @@ class Settings:
     resume: str | None
     again: bool = True
     planners: str = "world"
+    free: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("seed", 0), ("tokens_per_gpu", 1)):
@@ -62,6 +64,8 @@ class Settings:
 
         if not isinstance(self.again, bool):
             raise ValueError(f"again is {self.again!r}; it takes true or false")
+        if set(self.free) - set(FREE) or len(set(self.free)) < len(self.free):
+            raise ValueError(f"free is {list(self.free)}; it takes a list of {' and '.join(FREE)}, or []")
         if self.planners not in PLANNERS:
             raise ValueError(f"planners is {self.planners!r}; it takes {' or '.join(PLANNERS)}: what they see")
 
@@ -70,6 +74,8 @@ class Settings:
         given = {name: config[name] for name in Settings.__dataclass_fields__}
         check = given["check"]
         given["check"] = () if check is None else tuple(check) if OmegaConf.is_list(check) else (check,)
+        free = given["free"]
+        given["free"] = tuple(free) if isinstance(free, list) or OmegaConf.is_list(free) else (str(free),)
         return Settings(**given)
 
 
@@ -79,7 +85,7 @@ class Parts:
     of GPUs.
 
     nominal: the machine as configured, whatever the world. seen: the cost that planners see, which is of the nominal
-    machine where that is all they are told. tokens: of a batch.
+    machine where that is all they are told. tokens: of a batch. free: keys of the model that every system chooses.
     """
 
     world: World
@@ -93,6 +99,7 @@ class Parts:
     tracker: Tracker
     simulated: bool
     tokens: int
+    free: Sequence[str] = ()
 
     @staticmethod
     def of(config: Mapping[str, Any], settings: Settings, make: Make = from_yaml) -> "Parts":
@@ -105,6 +112,8 @@ class Parts:
         workload = part(make, config, "workload", seed=settings.seed, tokens=tokens)
         cost = make_cost(cluster, model, simulated)
         seen = make_cost(*nominal, simulated) if settings.planners == NOMINAL else cost
+        if settings.free and not simulated:
+            raise ValueError(f"free is {list(settings.free)}; only with executor=simulated does a system choose them")
         for name in ("check", "resume"):
             if getattr(settings, name) and simulated:
                 raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
@@ -119,7 +128,9 @@ class Parts:
         expect("workload", workload, "batch")
         expect("executor", executor, "step")
         expect("tracker", tracker, "log")
-        return Parts(world, nominal, cluster, model, cost, seen, workload, executor, tracker, simulated, tokens)
+        return Parts(
+            world, nominal, cluster, model, cost, seen, workload, executor, tracker, simulated, tokens, settings.free
+        )
 
     @property
     def told(self) -> Machine:
@@ -173,8 +184,7 @@ class Parts:
 
     def repeats(self, system: System) -> bool:
         """Whether a recorded run of `system` can stand for a new one: simulated, by sources the fingerprint covers."""
-        own = system.system if isinstance(system, Dealt) else system
-        parts = (self.cluster, self.model, self.world, self.executor, own)
+        parts = (self.cluster, self.model, self.world, self.executor, undealt(system))
         return self.simulated and all(type(part).__module__.partition(".")[0] == "zbench" for part in parts)
 
 

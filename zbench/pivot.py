@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from zbench.words import told_settings
+from zbench.words import told_settings, typed
 from zbench.worlds import NOMINAL
 
 Row = Mapping[str, Any]
@@ -26,7 +26,7 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "micro_batches": ("micro-batches a step", "{:.3g}".format),
     "peak_bytes": ("memory of the fullest GPU", lambda value: f"{value / 2**30:.1f} GiB"),
 }
-_OTHERS = ("cluster", "model", "executor", "world", "planners", "tokens_per_gpu", "seed", "baseline")
+_OTHERS = ("cluster", "model", "executor", "world", "planners", "tokens_per_gpu", "free", "seed", "baseline")
 _APART = ("steps_asked", "sources")  # told only where runs differ: then each has a table of its own
 
 
@@ -52,9 +52,10 @@ def pivot(found: Sequence[Row], names: Sequence[str]) -> str:
     differing = [key for key in (*_OTHERS, *_APART) if len({str(row[key]) for row in found}) > 1]
     tables: dict[str, list[Row]] = {}
     for row in found:
-        tables.setdefault(", ".join(f"{key.removesuffix('_asked')} {row[key]}" for key in differing), []).append(row)
+        title = ", ".join(f"{key.removesuffix('_asked')} {typed(row[key])}" for key in differing)
+        tables.setdefault(title, []).append(row)
     steps = " or ".join(map(str, sorted({row["steps_asked"] for row in found})))
-    head = [", ".join([f"{key} {found[0][key]}" for key in common] + [f"{steps} steps"]) + "."]
+    head = [", ".join([f"{key} {typed(found[0][key])}" for key in common] + [f"{steps} steps"]) + "."]
     head.append(f"Cells: {', '.join(FIGURES[name][0] for name in names)}.")
     if any(simulated := [row["simulated"] for row in found]):
         which = "" if all(simulated) else "Runs of executor simulated are "

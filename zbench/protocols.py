@@ -37,6 +37,10 @@ class System(Protocol):
     May have `choose(study)` and `planner(choice, cost)` in place of `plan`: it chooses a configuration once, before a
     run, from batches like the run's (zbench.study), and what plans is made of that (zbench.chosen).
 
+    May have `limits(tokens)`, sequences of keys to be tried where its yaml leaves a limit open that its users set once,
+    before a run, with batches of so many tokens (zbench.fastest). What is fastest on other batches is set; `plan` of a
+    system that is made without that has to do without.
+
     May have `size(lengths, count)`, the Size that its plans of `count` sequences with lengths like these have at least,
     where that grows faster than ranks and sequences do: a job too large for this machine is then refused before it is
     planned (zbench.price)."""

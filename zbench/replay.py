@@ -52,7 +52,7 @@ class Replay:
             parts = Parts.of(config, Settings.of(config), make)
             simulated = bool(run.start["facts"].get("simulated"))
             played, seen = (replace(cost, pipelines=cost.pipelines and simulated) for cost in (parts.cost, parts.seen))
-            made = settled(config, replace(parts, cost=played, seen=seen), make, run.start.get("chosen"))
+            made = settled(config, replace(parts, cost=played, seen=seen), make, run.start.get("chosen") or {})
             return Replay(made.parts, made.parts.cost, made.system)
         except Unknown as error:
             raise Unknown(f"run {run.start['run']} {error}; --trust runs it") from error

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import hydra
@@ -10,11 +10,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
-from zbench.overrides import check_choices
+from zbench.overrides import BASELINE_KEYS, check_choices
 from zbench.parts import Settings
 from zbench.presets import Presets
 from zbench.rows import GROUPS
-from zbench.sentence import not_among
+from zbench.sentence import no_key, not_among
 from zbench.track.default import installed_choice
 from zbench.written import check_units
 
@@ -27,6 +27,7 @@ class Request:
     changes: per group the keys that differ from that option's yaml.
     unchosen: groups that the executor's yaml chose, and neither the command line nor an experiment.
     baseline: the configuration with the baseline's system in place of the run's; None for no baseline.
+    baseline_changes: keys of the baseline's system that differ from its yaml.
     group: what trackers know all runs of the command by, or of the experiment.
     chooses_tracker: tracker=auto was asked for; the configuration and the choices have what it came to.
     """
@@ -40,6 +41,7 @@ class Request:
     group: str = ""
     chooses_tracker: bool = False
     unchosen: Sequence[str] = ()
+    baseline_changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def request(config: DictConfig, command: str, command_id: str, presets: Presets) -> Request:
@@ -69,18 +71,16 @@ def request(config: DictConfig, command: str, command_id: str, presets: Presets)
     if chooses_tracker:
         choices["tracker"] = installed_choice()
         config = _with_tracker(config, name, choices["tracker"])
-    baseline = None
-    if settings.baseline is not None:
-        baseline = config.copy()
-        OmegaConf.set_struct(baseline, False)
-        baseline["system"] = _system(presets, name, settings.baseline)
+    baseline, baseline_changes = _baseline(config, presets, name, settings.baseline)
     shared = str(choices.get("experiment") or command_id)
     unchosen = (
         ()
         if choices.get("experiment")
         else [group for group in ("cluster", "model") if not any(word.startswith(f"{group}=") for word in given)]
     )
-    return Request(settings, config, choices, changes, baseline, command, shared, chooses_tracker, unchosen)
+    return Request(
+        settings, config, choices, changes, baseline, command, shared, chooses_tracker, unchosen, baseline_changes
+    )
 
 
 def _check_keys(given: Sequence[str], chosen: Mapping[str, Any]) -> None:
@@ -88,7 +88,7 @@ def _check_keys(given: Sequence[str], chosen: Mapping[str, Any]) -> None:
 
     An experiment may have keys of its own, which its other keys refer to. chosen: the groups.
     """
-    known = (*GROUPS, "tracker", *Settings.__dataclass_fields__)
+    known = (*GROUPS, "tracker", *Settings.__dataclass_fields__, BASELINE_KEYS)
     for word in given:
         key = re.split(r"[=.@/]", word.lstrip("+"))[0]
         if word.startswith("+") and key not in known and key not in chosen:
@@ -111,6 +111,35 @@ def _with_tracker(config: DictConfig, config_name: str, name: str) -> DictConfig
     return config
 
 
+def _baseline(
+    config: DictConfig, presets: Presets, config_name: str, name: str | None
+) -> tuple[DictConfig | None, Mapping[str, Any]]:
+    """(the configuration with the baseline's system for a system, None without one; what is changed of its yaml).
+
+    Raises:
+        ValueError: there is no such system, or it has not the keys that are set.
+    """
+    keys = config.get(BASELINE_KEYS)
+    if not (keys is None or OmegaConf.is_dict(keys)):
+        raise ValueError(
+            f"{BASELINE_KEYS} is {keys!r}; it takes keys of the baseline's yaml, as in {BASELINE_KEYS}.degree=8"
+        )
+    given = [str(key) for key in keys or ()]
+    if name is None:
+        for key in given:
+            raise ValueError(f"{BASELINE_KEYS}.{key} is set and baseline is null; it takes a system with that key")
+        return None, {}
+    plain = _system(presets, config_name, name)
+    for key in given:
+        if key not in plain:
+            raise ValueError(no_key(f"{BASELINE_KEYS}.{key}", f"a key of {name}", map(str, plain)))
+    baseline, usual = config.copy(), config.copy()
+    for one, system in ((baseline, OmegaConf.merge(plain, keys or {})), (usual, plain)):
+        OmegaConf.set_struct(one, False)
+        one["system"] = system
+    return baseline, _differences(baseline["system"], usual["system"])
+
+
 def _system(presets: Presets, config_name: str, name: str) -> Any:
     """The system of that name as its yaml has it.
 
@@ -126,13 +155,22 @@ def _system(presets: Presets, config_name: str, name: str) -> Any:
 
 
 def _differences(ours: Any, plain: Any) -> dict[str, Any]:
-    """Keys (dotted) of `ours` with other values than in `plain`, as the choice's yaml has them."""
+    """Keys (dotted) of `ours` with other values than in `plain`, as the choice's yaml has them; what both take from the
+    same place of another group is none, whatever that group has there."""
     flat, flat_plain = dict(_flat(ours)), dict(_flat(plain))
-    return {key: value for key, value in flat.items() if key not in flat_plain or flat_plain[key] != value}
+    written, written_plain = dict(_flat(ours, resolve=False)), dict(_flat(plain, resolve=False))
+    taken = {
+        key for key, value in written.items()
+        if isinstance(value, str) and value.startswith("${") and written_plain.get(key) == value
+    }  # fmt: skip
+    return {
+        key: value for key, value in flat.items()
+        if key not in taken and (key not in flat_plain or flat_plain[key] != value)
+    }  # fmt: skip
 
 
-def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    plain: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+def _flat(node: Any, prefix: str = "", resolve: bool = True) -> Iterator[tuple[str, Any]]:
+    plain: Any = OmegaConf.to_container(node, resolve=resolve) if OmegaConf.is_config(node) else node
     if not isinstance(plain, dict):
         if prefix:
             yield prefix, plain

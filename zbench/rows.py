@@ -12,11 +12,12 @@ from typing import Any
 from zbench.metrics import Facts, figures, memory_verdict
 from zbench.record import Line, Run
 from zbench.speedup import speedup, speedup_interval
+from zbench.words import typed
 from zbench.worlds import NOMINAL
 
 GROUPS = ("system", "workload", "cluster", "model", "executor", "world")
 # Runs with these of their configuration in common are comparable; their batches' digests must agree too.
-SAME = ("workload", "cluster", "model", "executor", "world", "planners", "seed", "tokens_per_gpu")
+SAME = ("workload", "cluster", "model", "executor", "world", "planners", "seed", "tokens_per_gpu", "free")
 SHOWN = 10  # characters of a digest of sources
 
 Row = dict[str, Any]
@@ -43,7 +44,7 @@ def setting(start: Line) -> dict[str, str]:
     config = start["config"]
     return {
         **{group: label(start, group) for group in GROUPS[2:]},
-        **{key: str(config.get(key)) for key in ("planners", "tokens_per_gpu", "seed", "steps", "check")},
+        **{key: typed(config.get(key)) for key in ("planners", "tokens_per_gpu", "free", "seed", "steps", "check")},
         "sources": str(start["fingerprint"].get("sources"))[:SHOWN],
     }
 
@@ -123,6 +124,7 @@ def _row(number: int, run: Run, alike: dict[str, list[Run]], convention: str) ->
         "run": number,
         **{group: label(start, group) for group in GROUPS},
         "planners": config.get("planners"),
+        "free": config.get("free"),
         "seed": config.get("seed"),
         "tokens_per_gpu": config.get("tokens_per_gpu"),
         "steps": len(run.steps),

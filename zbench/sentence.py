@@ -80,6 +80,17 @@ def not_among(field: str, value: str, options: Iterable[str]) -> str:
     return f"{field} is {value!r}; it takes one of {', '.join(options)}{hint}"
 
 
+def no_key(given: str, kind: str, known: Iterable[str], without: str = "there are none") -> str:
+    """'system.degre is not a key of system; did you mean degree?'
+
+    given: the dotted key. known: those there are. without: what is told where there are none.
+    """
+    names = [name for name in known if name not in ("hydra", "_target_")]
+    close = difflib.get_close_matches(given.rpartition(".")[2], names, n=1)
+    others = f"there are {', '.join(names)}" if names else without
+    return f"{given} is not {kind}; " + (f"did you mean {close[0]}?" if close else others)
+
+
 def _line(text: str) -> str:
     """All of a message on one line."""
     return " ".join(text.split())
@@ -107,13 +118,10 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
     named = re.match(r"Could not override '(.+?)'", str(error))
     if not named:
         return None
-    parent, _, key = named[1].rpartition(".")
+    parent = named[1].rpartition(".")[0]
     names = [str(name) for name in cause.parent_node] if cause.parent_node is not None else []
-    names = [name for name in names if name not in ("hydra", "_target_")]
-    close = difflib.get_close_matches(key, names, n=1)
-    where = f"a key of {parent}" if parent else "a key"
-    others = f"there are {', '.join(names)}" if names else f"its yaml has none, and +{named[1]}=... adds it"
-    return f"{named[1]} is not {where}; " + (f"did you mean {close[0]}?" if close else others)
+    adding = f"its yaml has none, and +{named[1]}=... adds it"
+    return no_key(named[1], f"a key of {parent}" if parent else "a key", names, adding)
 
 
 def _hydra(message: str) -> str:

@@ -206,6 +206,7 @@ def _by_ranks(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool
             state.meet()
             state.ready += shown
         total.add(played, *replayed, played_back)
+        total.repack(plan, cost)
         total.linear += head
         total.carried = total.carried.plus(used).plus(used_back)
         if cost.tp > 1:

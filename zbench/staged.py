@@ -138,5 +138,6 @@ def _send(total: Totals, stage: int, plan: Plan, used: Carried, cost: Cost) -> N
     size = sides * np.bincount(cost.cluster.nic_of, hop_bytes(plan, cost), cost.cluster.num_nics).astype(np.int64)
     total.carried = total.carried.plus(used).plus(Carried(size, size, 0))
     total.communication += 2 * sides * hop_seconds(plan, cost)
+    total.repack(plan, cost)
     if cost.tp > 1:
         total.exchange(plan, cost)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from zbench.console import say, show, terminal_width, width_of
 from zbench.interval import LEAST
-from zbench.words import convention_words, doubt_words, told_settings
+from zbench.words import convention_words, doubt_words, told_settings, typed
 
 Row = Mapping[str, Any]
 
@@ -143,6 +143,7 @@ _SETTINGS = (
     "planners",
     "seed",
     "tokens_per_gpu",
+    "free",
     "baseline",
     "sources",
 )
@@ -206,8 +207,7 @@ def _comparison(found: Sequence[Row], names: Sequence[str], figures: Sequence[Fi
 
 
 def _setting(row: Row, name: str) -> str:
-    """A setting's value, as a command line takes it."""
-    return "null" if row[name] is None else str(row[name])
+    return "null" if row[name] is None else typed(row[name])
 
 
 def _settings(row: Row, names: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from zbench.direct import Direct
 from zbench.direct_occupancy import ACROSS
 from zbench.layers import Played
 from zbench.links import NIC
-from zbench.plan import Ints, Plan
+from zbench.plan import ATTEND, Ints, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,20 @@ class Totals:
             self.communication += part.communication
             self.exposed += part.exposed
             self.exposed_nic += part.exposed_nic
+
+    def repack(self, plan: Plan, cost: Cost) -> None:
+        """Takes the all-to-alls' repacking out of attention, with which it was played: it is communication.
+
+        The compute lane does it, so none of it is hidden; whatever is on a link meanwhile counts beside it.
+        """
+        again = 1 if cost.model.recompute == "full" else 0
+        for ops, times in ((plan.forward, 1 + again), (plan.backward, 1)):
+            attend = np.flatnonzero(ops.kind == ATTEND)
+            seconds = cost.layers * times * cost.repacking_seconds(plan, ops, attend)
+            mine = np.bincount(ops.src[attend], weights=seconds, minlength=plan.num_ranks)
+            self.attention -= mine
+            self.communication += mine
+            self.exposed += mine
 
     def exchange(self, plan: Plan, cost: Cost) -> None:
         """Takes the tensor-parallel groups' gathers out of linear modules, as which they were played.

@@ -13,39 +13,51 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """How attends use their blocks (arrays over the attends of a list).
+class Given:
+    """What attends are given (arrays over the attends of a list).
 
-    heads, kv_heads: of the call. q_tokens, kv_tokens: of the blocks. buffer: kv tokens that the kernel is given.
-    cut: some of the heads only. many: several whole blocks of kv, which are copied into one buffer.
-    again_q, again_kv: an earlier attend on the rank had the same q blocks (kv blocks) and heads;
-    shares_q, shares_kv: another attend has, earlier or later.
+    heads, kv_heads: of the call. q_tokens, kv_tokens: of the blocks. cut: some of the heads only. again_q, again_kv: an
+    earlier attend on the rank had the same q blocks (kv blocks) and heads; shares_q, shares_kv: another attend has,
+    earlier or later.
     """
 
     heads: Ints
     kv_heads: Ints
     q_tokens: Ints
     kv_tokens: Ints
-    buffer: Ints
     cut: Flags
-    many: Flags
     again_q: Flags
     again_kv: Flags
     shares_q: Flags
     shares_kv: Flags
 
+
+@dataclass(frozen=True, slots=True)
+class Use(Given):
+    """How attends use what they are given.
+
+    buffer: kv tokens that the kernel is given. many: several whole blocks of kv, which are copied into one buffer.
+    """
+
+    buffer: Ints
+    many: Flags
+
     @staticmethod
     def of(plan: Plan, ops: Ops, attend: Ints, work: Work, kv_heads: Column, known: "Repeats | None" = None) -> "Use":
-        """known: the repeats among all attends of the list, where `attend` are some of them."""
-        q_list, kv_list = ops.blocks[attend], ops.kv_blocks[attend]
-        heads = (ops.head_hi - ops.head_lo)[attend].astype(np.int64)
-        q_tokens, kv_tokens = plan.list_tokens[q_list], plan.list_tokens[kv_list]
-        cut = heads < plan.num_heads
-        many = (plan.lists.lengths[kv_list] > 1) & ~cut
-        buffer = np.where(many, kv_tokens, np.minimum(work.keys, kv_tokens))
-        flags = known or Repeats.of(plan, ops, attend)
-        again = (flags.again_q, flags.again_kv, flags.shares_q, flags.shares_kv)
-        return Use(heads, kv_heads.astype(np.int64), q_tokens, kv_tokens, buffer, cut, many, *again)
+        """known: as in given()."""
+        one = given(plan, ops, attend, kv_heads, known)
+        many = (plan.lists.lengths[ops.kv_blocks[attend]] > 1) & ~one.cut
+        buffer = np.where(many, one.kv_tokens, np.minimum(work.keys, one.kv_tokens))
+        return Use(**{name: getattr(one, name) for name in Given.__slots__}, buffer=buffer, many=many)
+
+
+def given(plan: Plan, ops: Ops, attend: Ints, kv_heads: Column, known: "Repeats | None" = None) -> Given:
+    """What attends are given; known: the repeats among all attends of the list, where `attend` are some of them."""
+    heads = (ops.head_hi - ops.head_lo)[attend].astype(np.int64)
+    flags = known or Repeats.of(plan, ops, attend)
+    again = (flags.again_q, flags.again_kv, flags.shares_q, flags.shares_kv)
+    tokens = plan.list_tokens[ops.blocks[attend]], plan.list_tokens[ops.kv_blocks[attend]]
+    return Given(heads, kv_heads.astype(np.int64), *tokens, heads < plan.num_heads, *again)
 
 
 @dataclass(frozen=True, slots=True)

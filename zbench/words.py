@@ -6,12 +6,17 @@ from typing import Any
 from zbench.interval import LEAST
 from zbench.metrics import CONVENTIONS
 
-_USUAL = {"world": "nominal", "planners": "world"}  # of settings that are told where they are others
+_USUAL = {"world": "nominal", "planners": "world", "free": []}  # of settings that are told where they are others
 
 
 def told_settings(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     """Those settings of `names` that are told of runs which have them in common: all but the usual world."""
     return [name for name in names if name not in _USUAL or row[name] != _USUAL[name]]
+
+
+def typed(value: Any) -> str:
+    """A setting's value; lists as a command line takes them."""
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
 def convention_words(convention: str) -> str:

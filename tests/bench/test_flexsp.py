@@ -8,11 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
 from zbench.anchors.flexsp import GPT_7B
-from zbench.anchors.presets import _CONF, cluster
+from zbench.anchors.presets import cluster, workload
 from zbench.batch import Batch
 from zbench.cost import Cost
 from zbench.plan import Plan
@@ -22,13 +20,10 @@ from zbench.systems.flexsp_milp import Limits, solve
 LIMIT = 196_608
 
 
-def drawn(name: str, step: int, count: int) -> Batch:
-    """`count` documents of conf/workload/NAME.yaml within the context limit."""
-    with initialize_config_dir(str(_CONF), version_base="1.3"):
-        config = compose(overrides=[f"+workload={name}"])
-    workload = instantiate(config.workload, seed=0, tokens=1, _convert_="all")
-    lengths = workload.draw(np.random.default_rng((step, 7)), 2 * count)
-    return Batch(lengths[lengths <= LIMIT][:count], 0, step)
+def drawn(name: str, step: int, count: int, limit: int = LIMIT) -> Batch:
+    """`count` documents of conf/workload/NAME.yaml of at most `limit` tokens."""
+    lengths = workload(name).draw(np.random.default_rng((step, 7)), 2 * count)
+    return Batch(lengths[lengths <= limit][:count], 0, step)
 
 
 def noted(plans: tuple[Plan, ...], name: str) -> float:

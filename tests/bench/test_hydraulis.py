@@ -9,16 +9,16 @@ from time import process_time
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 from scipy.optimize import linprog
 from test_flexsp import drawn
 
-from zbench.anchors.presets import _CONF, cluster
+from zbench.anchors.presets import cluster
 from zbench.batch import Batch
 from zbench.cost import Cost
+from zbench.model import Model
 from zbench.simulate import Simulated
 from zbench.systems.hydraulis import Hydraulis
+from zbench.systems.hydraulis_batching import Sequences
 from zbench.systems.hydraulis_strategies import strategies
 from zbench.verify import verify_step
 
@@ -26,9 +26,9 @@ RANKS = {8: (64, 512), 128: (1024, 8192)}  # by nodes: ranks, sequences
 
 
 def llama(nodes: int) -> Cost:
-    with initialize_config_dir(str(_CONF), version_base="1.3"):
-        config = compose(overrides=["+model=llama_7b"])
-    return Cost(cluster("a100_8x8", num_nodes=nodes), instantiate(config.model, _convert_="all"))
+    return Cost(
+        cluster("a100_8x8", num_nodes=nodes), Model("7b", 32, 4096, 32, 32, 128, 11008, 32000, sharding="zero3")
+    )
 
 
 @pytest.mark.parametrize("nodes", RANKS)
@@ -51,7 +51,7 @@ def test_planning(benchmark: Callable, name: str, nodes: int) -> None:
     lengths = np.sort(drawn(name, 0, count).lengths)
     of = system.objective
     begin = process_time()
-    strategies(lengths, of.seconds(lengths), lengths <= of.capacity[:, None], of, ranks, max(ranks // 64, 1))
+    strategies(lengths, of.seconds(lengths), of, ranks, max(ranks // 64, 1))
     benchmark.extra_info |= {"processor_median": float(np.median(taken[1:])), "processor_worst": max(taken[1:])}
     benchmark.extra_info |= {"proposal": process_time() - begin, "micro_batches": len(plans)}
     print(benchmark.extra_info)
@@ -85,10 +85,10 @@ def test_gap(benchmark: Callable, name: str) -> None:
         found = []
         for step in range(20):
             batch = drawn(name, step, 512)
-            lengths = np.sort(batch.lengths)
-            seconds, fits = system.objective.seconds(lengths), lengths <= system.objective.capacity[:, None]
-            best = system._best(strategies(lengths, seconds, fits, system.objective, 64, 1), lengths, seconds, fits)
-            found.append(best.seconds / relaxed(system, lengths, best.copies) - 1)
+            given = Sequences.of(batch.lengths, system.objective)
+            proposed = strategies(given.lengths, given.seconds, system.objective, 64, 1)
+            best = system._best(proposed, given)
+            found.append(best.seconds / relaxed(system, given.lengths, best.copies) - 1)
         return found
 
     found = np.array(benchmark.pedantic(gaps, rounds=1))

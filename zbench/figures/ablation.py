@@ -1,4 +1,4 @@
-"""Zeppelin's parts one by one, beside the published ablation."""
+"""Zeppelin's parts one by one, as published and as improved here, beside the published ablation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +12,15 @@ from zbench.figures.style import BLUE, ORANGE, WIDTH
 
 __all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]
 EXPERIMENTS = ("ablation",)
-PANELS = (1, 1)
-SIZE = (WIDTH, 4.8)
-# (partition, route, remap) of each bar; published: over Transformer Engine's ring, ArXiv (arXiv 2509.21841, ablation)
+PANELS = (2, 1)
+SIZE = (WIDTH, 8.4)
+# (partitioner, legs) of each panel
+FORMS: Mapping[str, tuple[str, str]] = {
+    "published partitioner, routed legs one after another": ("published", "serial"),
+    "searched partitions, legs overlapped (the default)": ("search", "overlapped"),
+}
+SWITCHES = ("partition", "route", "remap")
+# SWITCHES of each bar; published: over Transformer Engine's ring, ArXiv (arXiv 2509.21841, ablation)
 PARTS: Mapping[tuple[bool, bool, bool], tuple[str, float]] = {
     (False, True, False): ("ring\nwith routing", 1.6),
     (True, False, False): ("partitioner\nand engine", 3.2),
@@ -27,6 +33,7 @@ PARTS: Mapping[tuple[bool, bool, bool], tuple[str, float]] = {
 class Bar:
     """gpus: None for the published value, whose number of GPUs is not known."""
 
+    form: str
     parts: str
     gpus: int | None
     speedup: float
@@ -38,21 +45,33 @@ def table(records: Records) -> list[Bar]:
     for run, row in zip(records.runs, records.rows, strict=True):
         if choice(run, "system") == "zeppelin":
             system = run.start["config"]["system"]
-            found[tuple(system[key] for key in ("partition", "route", "remap")), row["num_ranks"]] = row["speedup"]
-    sizes = sorted({gpus for _, gpus in found})
+            form, switches = (system["partitioner"], system["legs"]), tuple(system[key] for key in SWITCHES)
+            found[form, switches, row["num_ranks"]] = row["speedup"]
+    sizes = sorted({gpus for *_, gpus in found})
     bars = []
-    for switches, (name, published) in PARTS.items():
-        bars.append(Bar(name, None, published))
-        for gpus in sizes:
-            speedup = found.get((switches, gpus))
-            if speedup is None:
-                raise ValueError(f"figure ablation has no speed-up of {name!r} on {gpus} GPUs in its record")
-            bars.append(Bar(name, gpus, speedup))
+    for title, form in FORMS.items():
+        for switches, (name, published) in PARTS.items():
+            bars.append(Bar(title, name, None, published))
+            for gpus in sizes:
+                speedup = found.get((form, switches, gpus))
+                if speedup is None:
+                    raise ValueError(f"figure ablation has no speed-up of {name!r} on {gpus} GPUs in its record")
+                bars.append(Bar(title, name, gpus, speedup))
     return bars
 
 
 def draw(axes: Sequence[Axes], table: Sequence[Bar]) -> None:
-    (panel,) = axes
+    most = max(bar.speedup for bar in table)
+    for panel, form in zip(axes, FORMS, strict=True):
+        _draw(panel, [bar for bar in table if bar.form == form])
+        panel.set_title(form)
+        panel.set_xlim(0, 1.1 * most)
+    axes[-1].set_xlabel("speed-up over ring (1)")
+    handles, labels = axes[0].get_legend_handles_labels()
+    axes[0].figure.legend(handles, labels, loc="outside upper left", ncols=3, columnspacing=1, handlelength=1.4)
+
+
+def _draw(panel: Axes, table: Sequence[Bar]) -> None:
     parts = list(dict.fromkeys(bar.parts for bar in table))
     series = list(dict.fromkeys(bar.gpus for bar in table))
     looks = [("#d9d9d9", "//"), (ORANGE, ""), (BLUE, "")]
@@ -68,7 +87,4 @@ def draw(axes: Sequence[Axes], table: Sequence[Bar]) -> None:
     panel.axvline(1, color="black", lw=1)
     panel.set_yticks(range(len(parts)), parts)
     panel.set_ylim(len(parts) - 0.5, -0.5)
-    panel.set_xlim(0, 1.1 * max(bar.speedup for bar in table))
-    panel.set_xlabel("speed-up over ring (1)")
     panel.grid(axis="x")
-    axes[0].figure.legend(loc="outside upper left", ncols=3, columnspacing=1, handlelength=1.4)

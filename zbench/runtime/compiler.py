@@ -94,11 +94,12 @@ class Compiler:
         tokens = np.array([self.layout.num_tokens])
         return float(self.cost.linear_seconds(tokens)[0]) * (2 if backward else 1) if self.is_paced else 0.0
 
-    def _modelled(self, ops: Ops, backward: bool) -> dict[int, float]:
-        """Seconds of attends on the cluster's device, by operation."""
+    def _modelled(self, ops: Ops, backward: bool) -> dict[int, tuple[float, float]]:
+        """(seconds, of these repacking) of attends on the cluster's device, by operation."""
         attend, amount = work(self.plan, ops)
         seconds = self.cost.attend_seconds(self.plan, ops, attend, amount, backward)
-        return dict(zip(attend.tolist(), seconds.tolist(), strict=True))
+        repacking = self.cost.repacking_seconds(self.plan, ops, attend)
+        return dict(zip(attend.tolist(), zip(seconds.tolist(), repacking.tolist(), strict=True), strict=True))
 
     def _segments(self, ops: Ops) -> dict[tuple[int, int], Segments]:
         attend = ops.kind == ATTEND
@@ -176,7 +177,7 @@ class Compiler:
         else:
             adds = (self._add(state, O, heads, row, found.q_rows),)  # type: ignore[assignment]
         cuts = self.cut(found.queries, found.before, found.diagonal)
-        return Attend(op, *heads, q, kv, do, cuts, tuple(fills), adds, self._seconds.get(op, 0.0))
+        return Attend(op, *heads, q, kv, do, cuts, tuple(fills), adds, *self._seconds.get(op, (0.0, 0.0)))
 
     def _add(self, state: State, tensor: int, heads: Heads, row: int, rows: Ints) -> Add:
         """The rank's own rows where all blocks are at home; else a slot of partial sums for the whole list."""

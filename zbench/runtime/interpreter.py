@@ -105,10 +105,11 @@ class Run:
         self.engine.times.add("kernel", began)
         for target, result in zip(step.adds, results, strict=True):
             self._add(target, result)
-        if step.seconds:
-            began = self.engine.times.clock.now()
-            self.engine.pace.spend(step.seconds)
-            self.engine.times.add("kernel", began)
+        for kind, seconds in (("kernel", step.seconds - step.repacking), ("repacking", step.repacking)):
+            if seconds:
+                began = self.engine.times.clock.now()
+                self.engine.pace.spend(seconds)
+                self.engine.times.add(kind, began)
         name = "attend forward" if given is None else "attend backward"
         self.engine.post.events.span(name, ready, self.number, step.op)
         for read in (step.q, step.kv, step.do):
@@ -187,11 +188,17 @@ class Run:
 
     # -- memory -----------------------------------------------------------------------------------------
     def _join(self, target: Memory, part: Part, never_fresh: bool = False) -> None:
-        """Copies or adds a part to its place in `target`."""
+        """Copies or adds a part to its place in `target`: of some heads it is an all-to-all's repacking."""
         source = self._source(target.tensor, part.slot, part.lo, part.hi)
         rows = tuple(rows_of(x, part.rows) for x in source)
         fields = self.engine.shape.heads(target, part.lo, part.hi)
-        (copy if part.fresh and not never_fresh else add)(fields, part.to, rows)
+        copies = part.fresh and not never_fresh
+        repacks = copies and part.hi - part.lo < self.engine.shape.model.num_heads
+        timed = repacks and threading.get_ident() == self.main  # what another thread does, this one does not wait for
+        began = self.engine.times.clock.now() if timed else None
+        (copy if copies else add)(fields, part.to, rows)
+        if timed:
+            self.engine.times.add("repacking", began)
         self._used(part.slot)
 
     def _source(self, tensor: int, slot: int, lo: int, hi: int) -> tuple[Tensor, ...]:

@@ -78,7 +78,7 @@ class Add:
 class Attend:
     """One kernel call, of query heads [lo, hi). do: None in the forward. cuts: the segments as the kernel wants them.
     adds: of o in the forward; of dq and of dkv in the backward. seconds: modelled, of the
-    cluster's device; 0 where nobody asked."""
+    cluster's device; 0 where nobody asked. repacking: of these, an all-to-all's."""
 
     op: int
     lo: int
@@ -90,6 +90,7 @@ class Attend:
     fills: tuple[Fill, ...]
     adds: tuple[Add, ...]
     seconds: float
+    repacking: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-KINDS = ("kernel", "waiting", "total", "under_way")
+KINDS = ("kernel", "repacking", "waiting", "total", "under_way")
 
 
 class Clock(Protocol):
@@ -43,7 +43,8 @@ def clock_on(device: torch.device) -> Clock:
 
 
 class Times:
-    """Seconds of all runs of a step: in kernels, waiting for messages, attention in all, and with messages to come.
+    """Seconds of all runs of a step: in kernels, repacking heads for messages and after them, waiting for messages,
+    attention in all, and with messages to come.
 
     They are to be read when the work is done: on a GPU, after torch.cuda.synchronize.
     """
@@ -67,6 +68,10 @@ class Times:
     @property
     def kernel(self) -> float:
         return self._seconds("kernel")
+
+    @property
+    def repacking(self) -> float:
+        return self._seconds("repacking")
 
     @property
     def waiting(self) -> float:

@@ -170,7 +170,7 @@ class Trainer:
             attention_seconds=times.kernel,
             linear_seconds=max(0.0, moments.running - times.total),
             communication_seconds=times.under_way + moments.reduction,
-            exposed_seconds=times.waiting + moments.reduction,
+            exposed_seconds=times.waiting + times.repacking + moments.reduction,
             inside=(traffic.inside_tx, traffic.inside_rx),
             across=(traffic.across_tx, traffic.across_rx),
             peak_bytes=peak_bytes(self.device),
@@ -178,7 +178,7 @@ class Trainer:
             phases={
                 "compile": moments.compiling,
                 "attention": times.total,
-                "interpreter": times.total - times.kernel - times.waiting,
+                "interpreter": times.total - times.kernel - times.repacking - times.waiting,
                 "reduction": moments.reduction,
                 "optimizer": moments.optimizer,
                 **late,
