@@ -19,7 +19,7 @@ from zbench.batch import Batch
 from zbench.bound import bound_seconds, least_seconds
 from zbench.cost import Cost, Floats
 from zbench.parts import Parts, Settings, make_system
-from zbench.plan import Plan
+from zbench.plan import ATTEND, Plan
 from zbench.simulate import Simulated
 from zbench.use import Use
 from zbench.warm import warm
@@ -61,7 +61,13 @@ def parts_of(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> tuple[float, 
     counted = np.sum([attending(plan, cost) for plan in plans], axis=0)
     least = sum(float(least_seconds(batch.lengths, cost, back).sum()) for back in (False, True))
     counted[0] -= least * cost.model.num_layers / cluster.num_ranks
+    repacking = sum(
+        float(cost.repacking_seconds(plan, ops, np.flatnonzero(ops.kind == ATTEND)).sum())
+        for plan in plans
+        for ops in (plan.forward, plan.backward)
+    )  # counted as communication, and done by the compute lane
     busy = np.mean(result.attention_seconds) + np.mean(result.linear_seconds) + result.phases["optimizer"]
+    busy += repacking * cost.layers / cluster.num_ranks
     waits = [ends[2] - busy, ends[1] - ends[2], ends[0] - ends[1], result.phases["gradients"]]
     assert result.ceiling_seconds is not None
     return bound / result.seconds, bound / result.ceiling_seconds, np.array([*counted, *waits]) / result.seconds
