@@ -155,9 +155,9 @@ def test_committed_records_name_known_parts(path: Path) -> None:
             from_record(start["config"], group)
 
 
-def test_most_of_them_are_of_older_versions() -> None:
+def test_some_of_them_are_of_older_versions() -> None:
     """They say systems.ring.Ring, and sysconfig.get_path for the standard library."""
-    assert sum(b'"systems.' in path.read_bytes() for path in RECORDS) > len(RECORDS) // 2
+    assert any(b'"systems.' in path.read_bytes() for path in RECORDS)
 
 
 def test_known_parts_are_few_and_classes() -> None:
