@@ -7,36 +7,34 @@ node) and zbench.systems.nodewise_ranks (what is where inside), are ranked by es
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
 
 import numpy as np
 
 from zbench.batch import Batch
-from zbench.cost import Cost, Floats
+from zbench.cost import Cost
 from zbench.plan import Ints, Ops, Plan
 from zbench.rewrite import reverse
 from zbench.rewrite.order import scheduled
-from zbench.simulate import steady_seconds
 from zbench.systems.micro_batches import fitting
-from zbench.systems.nodewise_cuts import Bins, Rule, groups, placements
+from zbench.systems.nodewise_choice import careful, chosen
+from zbench.systems.nodewise_cuts import Bins, Placement, Rule, groups, placements
 from zbench.systems.nodewise_even import evened
 from zbench.systems.nodewise_lay import PAIR
-from zbench.systems.nodewise_plan import Layout, Played, Task
+from zbench.systems.nodewise_plan import Layout, Played, Task, seconds_of
 from zbench.systems.nodewise_ranks import Node
-from zbench.systems.nodewise_rivals import fastest
+from zbench.systems.nodewise_rivals import Rivals
+from zbench.systems.nodewise_rules import Kinds
 from zbench.systems.nodewise_work import Rates, attention_seconds
 from zbench.systems.zeppelin_zones import capacity_tokens
 
 CHUNKS = 3  # a GPU's heads are never cut in more
-MORE = 4  # most sequences that are cut beyond those too long for a node
-BACKS, SQUEEZES, WIDES = (0.0, 0.5, 0.9, 2.0), (0.03, 0.2), (2, 4)  # of Rule
-LOOKED, LOOKED_WIDE = 6, 4  # placements whose nodes are looked into: most of nodes by themselves, of groups of them
-NEAR = 1.1  # times the best estimate: within it the best of every kind is played
-SLACK = 1.02  # sequences of more than so many even shares of a node are always cut
 TIGHT = 0.8  # of the tokens a GPU has room for, where plans with all of them do not fit memory
-SWITCHES = ("heads", "fewest", "front", "first", "wide", "homes", "pairs", "even", "swap", "order", "rivals")
+SWITCHES = (
+    "heads", "fewest", "front", "first", "wide", "uneven", "careful", "homes", "pairs", "even", "swap", "order",
+    "rivals",
+)  # fmt: skip
 Change = Callable[[Played], tuple[Layout, bool] | None]  # to a layout, and whether it is laid with pairs
 
 
@@ -50,10 +48,12 @@ class Nodewise:
     Each part of the planner by itself, so that an ablation is a matter of switches. heads: share heads inside nodes
     (off: GPUs are what sequences are cut over, and keys travel). fewest: cut over just enough nodes, weighted by what
     is left (off: evenly over all). front: stretches on nodes that lack tokens. first: place cut sequences first, too.
-    wide: nodes of a sequence on many share heads. homes: tokens of shared sequences at home where GPUs lack tokens
-    (off: evenly). pairs: attend to the keys of two other nodes in one call of the backward, where that is faster. even:
-    move the cuts of the plan played fastest, twice, and play it again. swap: whole sequences, too. order: list-schedule
-    the plan. rivals: take a simpler system's plans where a step of them is faster (zbench.systems.nodewise_rivals).
+    wide: nodes of a sequence on many share heads. uneven: where gathers and reductions fill NICs, cut fewer sequences
+    over fewer nodes, too, which leaves nodes uneven. careful: of layouts with about the same estimate play the one,
+    too, that needs NICs least. homes: tokens of shared sequences at home where GPUs lack tokens (off: evenly). pairs:
+    attend to the keys of two other nodes in one call of the backward, where that is faster. even: move the cuts of the
+    plan played fastest, twice, and play it again. swap: whole sequences, too. order: list-schedule the plan. rivals:
+    take a simpler system's plans where a step of them is faster (zbench.systems.nodewise_rivals).
 
     Raises:
         ValueError: a number is not whole and at least 1, chunks are more than 3, or a switch neither true nor false.
@@ -69,12 +69,15 @@ class Nodewise:
     front: bool = True
     first: bool = True
     wide: bool = True
+    uneven: bool = True
+    careful: bool = True
     homes: bool = True
     pairs: bool = True
     even: bool = True
     swap: bool = True
     order: bool = False
     rivals: bool = True
+    simpler: Rivals = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_whole("system.tries", self.tries)
@@ -86,12 +89,13 @@ class Nodewise:
         for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes true or false")
+        object.__setattr__(self, "simpler", Rivals(self.cost))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """As few micro-batches as memory allows, each by the placement that was played fastest."""
         rates = Rates.of(self.cost)
         own = fitting(batch.lengths, self.cost, lambda seqs: self._plans(batch.lengths[seqs], seqs, rates))
-        return fastest(own, batch, self.cost) if self.rivals else own
+        return self.simpler.fastest(own, batch) if self.rivals else own
 
     def _plans(self, lengths: Ints, seqs: Ints, rates: Rates) -> Iterator[Plan]:
         """The best plan; then, for want of memory, one with tokens spread more evenly; then without kept keys."""
@@ -100,9 +104,9 @@ class Nodewise:
         plan = None
         for most in (room, max(int(TIGHT * room), int(1.02 * mean))):
             task = self._task(lengths, seqs, rates, most)
-            layouts = self._layouts(task)
-            if layouts:
-                plan = self._played(task, _spread(layouts))
+            found, uneven = self._placements(task)
+            if found or uneven:
+                plan = self._played(task, found, uneven)
                 yield plan
         assert plan is not None, "everything cut evenly always fits the room of the mean"
         yield reverse(plan.with_(backward=Ops.concatenate([])), "regather")
@@ -118,50 +122,44 @@ class Nodewise:
         node = Node(ranks, self.cost.model.num_heads, room, self.chunks, self.groups, self.homes)
         return Task(lengths, seqs, attention_seconds(lengths, self.cost), rates, bins, node)
 
-    def _layouts(self, of: Task) -> list[Layout]:
-        """Placements with the best estimates, looked into: of nodes by themselves, and of groups of nodes."""
-        given = of.lengths, of.attention, of.rates, of.bins
-        found = placements(*given, self._rules(of.attention + of.rates.token * of.lengths, of.bins))
-        found = found or placements(*given, [Rule(len(of.lengths), even=True)])
-        wide, narrow = ([one for one in found if (one.rule.wide > 1) == kind] for kind in (True, False))
-        return [of.layout(one) for one in narrow[:LOOKED] + wide[:LOOKED_WIDE]]
+    def _placements(self, of: Task) -> tuple[list[Placement], list[Placement]]:
+        """Those with even nodes, and where NICs are full those with uneven ones."""
+        kinds = Kinds(self.fewest, self.front, self.first, self.wide)
+        given, work = (of.lengths, of.attention, of.rates, of.bins), of.attention + of.rates.token * of.lengths
+        found = placements(*given, kinds.even(work, of.bins, self.cost.model.num_heads))
+        full = self.uneven and found and found[0].seconds > found[0].layer  # NICs are
+        uneven = placements(*given, kinds.uneven(work, of.bins)) if full else []
+        return found or placements(*given, [Rule(len(of.lengths), even=True)]), uneven
 
-    def _rules(self, work: Floats, bins: Bins) -> list[Rule]:
-        if bins.count == 1:
-            return [Rule(0)]
-        found, firsts, heads = [], (False, True) if self.first else (False,), self.cost.model.num_heads
-        for wide in (1, *WIDES) if self.wide and self.fewest and bins.ranks > 1 else (1,):
-            if wide > 1 and (bins.count % wide or bins.count < 2 * wide or heads < wide * bins.ranks):
-                continue
-            must = int((work > SLACK * wide * work.sum() / bins.count).sum())
-            if must == 0:
-                found.append(Rule(0, wide=wide))
-            backs = BACKS if self.front and wide == 1 else BACKS[:1]
-            for cut in range(max(must, 1), min(must + MORE, len(work)) + 1):
-                kinds = product(firsts, (False, True), backs, SQUEEZES, (False,), (wide,))
-                found += [Rule(cut, *kind) for kind in kinds] if self.fewest else [Rule(cut, even=True)]
-        return found
-
-    def _played(self, of: Task, layouts: list[Layout]) -> Plan:
-        """The fastest plan of the first layouts, then of what is made of it."""
+    def _played(self, of: Task, found: list[Placement], uneven: list[Placement]) -> Plan:
+        """The plan played fastest, of the layouts chosen and of what is made of them."""
+        spread = chosen(of, found, uneven, self.tries)
         if self.tries == 1 and not (self.pairs or self.even or self.order):
-            return of.laid(layouts[0], self.cost)
+            return of.laid(spread[0], self.cost)
+        best, left = self._best(of, spread, self.operations)
+        another = careful(of, found, spread) if self.careful and left > 0 else None
+        if another is not None and of.played(another, self.cost).seconds < best.seconds:
+            best, _ = self._best(of, [another], left)
+        if self.order:
+            ordered, _, parts = scheduled(best.plan, self.cost, best.parts)
+            if seconds_of(ordered, parts, self.cost) < best.seconds:
+                return ordered
+        return best.plan
+
+    def _best(self, of: Task, layouts: list[Layout], operations: int) -> tuple[Played, int]:
+        """(what is fastest of the layouts and of what is made of the fastest of them, operations that are left)."""
         best = of.played(layouts[0], self.cost)
-        used = best.operations
-        for change in self._changes(of, layouts[1 : self.tries]):
-            if used >= self.operations:
+        left = operations - best.operations
+        for change in self._changes(of, layouts[1:]):
+            if left <= 0:
                 break
             changed = change(best)
             if changed is not None:
                 layout, pairs = changed
                 other = of.played(layout, self.cost, pairs)
-                used += other.operations
+                left -= other.operations
                 best = other if other.seconds < best.seconds else best
-        if self.order:
-            ordered, _, parts = scheduled(best.plan, self.cost, best.parts)
-            if steady_seconds(ordered, self.cost, parts) < best.seconds:
-                return ordered
-        return best.plan
+        return best, left
 
     def _changes(self, of: Task, others: list[Layout]) -> list[Change]:
         """From the plan played fastest so far to the next: other layouts, other rows in pairs, cuts moved twice."""
@@ -185,19 +183,6 @@ class Nodewise:
 def _instead(other: Layout, best: Played) -> tuple[Layout, bool]:
     """Whatever was best so far."""
     return other, False
-
-
-def _spread(layouts: list[Layout]) -> list[Layout]:
-    """The best estimate first, then the best of every other kind that is not far behind, then the others: estimates
-    of one kind are off in the same direction. Equal estimates are of the same layout with nodes in another order."""
-    distinct = {round(one.seconds / layouts[0].seconds, 9): one for one in reversed(layouts)}
-    layouts = sorted(distinct.values(), key=lambda one: one.seconds)
-    kinds: dict[tuple[bool, bool], Layout] = {}
-    for one in layouts:
-        if one.seconds < NEAR * layouts[0].seconds:
-            kinds.setdefault((one.placement.rule.first, one.placement.rule.wide > 1), one)
-    chosen = list(kinds.values())
-    return chosen + [one for one in layouts if all(one is not other for other in chosen)]
 
 
 def _check_whole(name: str, value: object) -> None:

@@ -4,7 +4,7 @@ import numba as nb
 import numpy as np
 
 from zbench.area import TILE
-from zbench.systems.nodewise_rows import divided, row_squares, row_tokens
+from zbench.systems.nodewise_rows import divided, level, row_squares, row_tokens
 
 SQUEEZE = 0.03  # of an even share: room in a bin of a group that is not worth it (a choice)
 OVER = 0.05  # of an even share: a sequence that would be so much too long for a bin of a group is cut over them
@@ -12,16 +12,17 @@ OVER = 0.05  # of an even share: a sequence that would be so much too long for a
 
 @nb.njit(cache=True)
 def place(  # type: ignore[no-untyped-def]
-    tokens, attention, token, square, row, repack, bins, capacity, cut, first, wrap, back, squeeze, even, wide
+    tokens, attention, token, square, row, repack, bins, capacity, cut, first, wrap, back, squeeze, even, wide, full
 ):
     """Sequences sorted, most work first. Returns (bin, rows, whether all fit).
 
-    wide: so many bins next to each other are one when sequences are placed, and are told apart after that.
+    wide: so many bins next to each other are one when sequences are placed, and are told apart after that. full: bins
+    are filled up to so many even shares.
     """
     given = token, square, row, repack
     load, held = np.zeros(bins // wide), np.zeros(bins // wide)
     where, rows, fits = _fill(
-        tokens, attention, given, load, held, wide * capacity, cut, first, wrap, back, squeeze, even
+        tokens, attention, given, load, held, wide * capacity, cut, first, wrap, back, squeeze, even, full
     )
     if wide == 1 or not fits:
         return where, rows, fits
@@ -29,17 +30,17 @@ def place(  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _fill(tokens, attention, given, load, held, capacity, cut, first, wrap, back, squeeze, even):  # type: ignore[no-untyped-def]
+def _fill(tokens, attention, given, load, held, capacity, cut, first, wrap, back, squeeze, even, full):  # type: ignore[no-untyped-def]
     """Fills bins that have `load` and hold `held` tokens, which go on; (bin, rows, whether all fit)."""
-    token, square, row, repack = given
+    token, repack = given[0], given[3]
     count, bins = len(tokens), len(load)
     where, rows = np.full(count, -1, np.int64), np.zeros((cut * bins, 6), np.int64)
     total = load.sum()
     for s in range(count):
         total += attention[s] + (token + (repack if s < cut else 0.0)) * tokens[s]
-    mean, used = total / bins, 0
+    mean, used = full * total / bins, 0
     if first:
-        used = _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, mean, where, load, held, rows)
+        used = _cuts(tokens, given, cut, wrap, back, squeeze, even, full, mean, where, load, held, rows)
     for s in range(cut, count):
         best = -1
         for b in range(bins):
@@ -51,8 +52,8 @@ def _fill(tokens, attention, given, load, held, capacity, cut, first, wrap, back
         load[best] += attention[s] + token * tokens[s]
         held[best] += tokens[s]
     if not first:
-        used = _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, mean, where, load, held, rows)
-    return where, rows[:used], True
+        used = _cuts(tokens, given, cut, wrap, back, squeeze, even, full, mean, where, load, held, rows)
+    return where, rows[:used], full == 1.0 or held.max() <= capacity
 
 
 @nb.njit(cache=True)
@@ -82,7 +83,7 @@ def _told_apart(tokens, attention, given, at, joint, wide, capacity):  # type: i
             cut += 1
         load, held = np.full(wide, base), np.full(wide, size / wide)
         found, inner, fits = _fill(
-            tokens[mine], attention[mine], given, load, held, capacity, cut, False, False, 0.0, SQUEEZE, False
+            tokens[mine], attention[mine], given, load, held, capacity, cut, False, False, 0.0, SQUEEZE, False, 1.0
         )
         if not fits:
             return where, rows[:0], False
@@ -96,8 +97,10 @@ def _told_apart(tokens, attention, given, at, joint, wide, capacity):  # type: i
 
 
 @nb.njit(cache=True)
-def _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, mean, where, load, held, rows):  # type: ignore[no-untyped-def]
-    """Cuts the first `cut` sequences over bins with room up to `mean`; returns the number of rows."""
+def _cuts(tokens, given, cut, wrap, back, squeeze, even, full, mean, where, load, held, rows):  # type: ignore[no-untyped-def]
+    """Cuts the first `cut` sequences over bins with room up to `mean`; returns the number of rows. Bins that are filled
+    up to several even shares are filled alike: what a bin sends is least then."""
+    token, square, row, repack = given
     bins, used = len(load), 0
     turn = np.argsort(load, kind="mergesort")
     chosen, share = np.empty(bins, np.int64), np.empty(bins)
@@ -118,6 +121,8 @@ def _cuts(tokens, token, square, row, repack, cut, wrap, back, squeeze, even, me
             chosen[:], share[:], n = np.arange(bins), work / bins, bins
         if n == 0:
             chosen[0], share[0], n = turn[0], work, 1
+        if full > 1 and not even:
+            share[:n] = np.maximum(level(load[chosen[:n]], work) - load[chosen[:n]], 0.0)
         share[:n] += (work - share[:n].sum()) / n
         added = _cut(s, tokens[s], token + repack, square, row, chosen[:n], share[:n], back, rows[used:])
         for r in range(used, used + added):

@@ -62,18 +62,21 @@ def held(tokens, where, rows, bins, wide, alone):  # type: ignore[no-untyped-def
 
 @nb.njit(cache=True)
 def estimate(tokens, where, rows, load, token, moved, alone, forward, ranks, wide):  # type: ignore[no-untyped-def]
-    """(linear, busy, way: as of a Placement, [bins]; seconds of a layer): in either direction, of the slowest bin,
-    linear modules, then attention or its keys. forward: its share in attention."""
+    """(linear, busy, way: as of a Placement, [bins]; seconds of a layer; of its forward and its backward, [2]): of the
+    slowest bin, in either direction linear modules, then attention or its keys. forward: its share in attention.
+    """
     own, keys = held(tokens, where, rows, len(load), wide, alone)
     linear, way, seconds = own * token / ranks, keys * moved, 0.0
     busy, ends = load / ranks - linear, parts(rows, wide)
     for i in range(len(ends) - 1):
         bins = rows[ends[i] : ends[i + 1], 1]
         linear[bins] = linear[bins].max()  # the first exchange waits for all of them
+    passes = np.zeros(2)
     for b in range(len(load)):
-        both = max(forward * busy[b], way[b]) + max((1 - forward) * busy[b], way[b])
-        seconds = max(seconds, linear[b] + both)
-    return linear, busy, way, seconds
+        ahead, behind = max(forward * busy[b], way[b]), max((1 - forward) * busy[b], way[b])
+        seconds = max(seconds, linear[b] + (ahead + behind))
+        passes[0], passes[1] = max(passes[0], linear[b] / 3 + ahead), max(passes[1], 2 * linear[b] / 3 + behind)
+    return linear, busy, way, seconds, passes
 
 
 @nb.njit(cache=True)

@@ -11,6 +11,7 @@ from zbench.plan import Ints, Plan
 from zbench.rewrite import reverse
 from zbench.simulate import Programs, programs, steady_seconds
 from zbench.systems import nodewise_pace as pace
+from zbench.systems.layer_seconds import with_collectives
 from zbench.systems.nodewise_cuts import Bins, Placement
 from zbench.systems.nodewise_cuts import groups as joint
 from zbench.systems.nodewise_lay import Layer, Shared
@@ -23,7 +24,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """insides: of every node, for the sequences that are whole on it (in ascending order). seconds: estimate."""
+    """insides: of every node, for the sequences that are whole on it (in ascending order). seconds: estimate, with what
+    parameters and gradients add."""
 
     placement: Placement
     insides: tuple[Inside, ...]
@@ -39,7 +41,8 @@ def layout(placed: Placement, lengths: Ints, attention: Floats, rates: Rates, no
     for n in range(nodes):
         here = order[begin[n] : begin[n + 1]]
         found.append(inside(lengths[here], attention[here], rows[n], rates, node))
-    return Layout(placed, tuple(found), max(one.seconds for one in found))
+    layer = max(one.seconds for one in found)
+    return Layout(placed, tuple(found), layer + placed.shown(layer))
 
 
 def _rows(placed: Placement, rates: Rates, nodes: int, node: Node) -> Floats:
@@ -119,6 +122,11 @@ def laid(of: Layout, lengths: Ints, seqs: Ints, cost: Cost, chunks: int, pairs: 
     return reverse(there, "keep").with_(backward=reverse(back, "keep").backward)
 
 
+def seconds_of(plan: Plan, parts: Programs, cost: Cost) -> float:
+    """Seconds of a layer, as the mean over all, with its share of what parameters and gradients add."""
+    return with_collectives(parts, *steady_seconds(plan, cost, parts), cost)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
     """The sequences of a micro-batch (which of the batch's they are: seqs) and what they are placed on."""
@@ -139,12 +147,12 @@ class Task:
     def played(self, one: Layout, cost: Cost, pairs: bool = False) -> "Played":
         plan = self.laid(one, cost, pairs)
         parts = programs(plan, cost)
-        return Played(one, plan, parts, steady_seconds(plan, cost, parts), pairs)
+        return Played(one, plan, parts, seconds_of(plan, parts, cost), pairs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """pairs: as it was laid. seconds: of a layer (zbench.simulate.steady_seconds)."""
+    """pairs: as it was laid. seconds: of a layer (seconds_of)."""
 
     layout: Layout
     plan: Plan

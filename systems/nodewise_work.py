@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.area import TILE
+from zbench.collective import Collectives
 from zbench.cost import Cost, Floats
 from zbench.model import KV, O, Q
 from zbench.plan import Ints
@@ -32,6 +33,7 @@ class Rates:
     alone: float
     forward: float
     pace: Pace
+    taken: Floats
 
     @staticmethod
     def of(cost: Cost) -> "Rates":
@@ -54,11 +56,20 @@ class Rates:
             max(cost.cluster.nic_channels * cost.cluster.nics_per_node / cost.cluster.gpus_per_node, 1.0),
             forward,
             _pace(cost, passes, forward, (q, kv, o)),
+            _taken(cost),
         )
 
     def prefix(self, tokens: float) -> float:
         """Attention of the first `tokens` tokens of a sequence."""
         return self.square * tokens * tokens + self.row * tokens
+
+
+def _taken(cost: Cost) -> Floats:
+    of = Collectives.of(cost)
+    if not of.overlap:
+        return np.zeros(2)
+    back = of.reduce + (of.gather if of.every_micro_batch else 0.0)
+    return np.array([of.gather if of.every_step else 0.0, back]) / of.num_layers
 
 
 def _pace(cost: Cost, passes: int, forward: float, sizes: tuple[int, int, int]) -> Pace:

@@ -1,4 +1,4 @@
-"""The bound: below every plan's time, reached where nothing is lost, and not fooled by cutting."""
+"""Bound and ceiling: below every plan's time, reached where nothing is lost, and not fooled by cutting."""
 
 from dataclasses import replace
 from random import Random
@@ -15,11 +15,27 @@ from zbench.bound import bound_seconds, least_seconds
 from zbench.build import Builder
 from zbench.cluster import Cluster
 from zbench.cost import Cost
+from zbench.dealt import Dealt
+from zbench.groups import grouped
 from zbench.model import Model
 from zbench.patterns import local, ulysses_ring
 from zbench.plan import Ops, Plan
 from zbench.rewrite import reverse
 from zbench.simulate import Simulated
+from zbench.stacks import stacked
+from zbench.systems.allgather import AllGather
+from zbench.systems.bytescale import ByteScale
+from zbench.systems.dp_balanced import DpBalanced
+from zbench.systems.flexsp import FlexSP
+from zbench.systems.hybrid_dp import HybridDP
+from zbench.systems.hydraulis import Hydraulis
+from zbench.systems.local_packing import LocalPacking
+from zbench.systems.mesh import Mesh
+from zbench.systems.nodewise import Nodewise
+from zbench.systems.ring import Ring
+from zbench.systems.ulysses import Ulysses
+from zbench.systems.wlb_llm import WLBLLM
+from zbench.systems.zeppelin import Zeppelin
 
 
 @settings(max_examples=100)
@@ -27,7 +43,9 @@ from zbench.simulate import Simulated
 def test_no_plan_is_faster(case: tuple[Cost, Plan]) -> None:
     cost, plan = case
     batch = Batch(plan.lengths, 0, 0)
-    assert bound_seconds(batch, cost) <= Simulated(cost).step(batch, (plan,)).seconds * (1 + 1e-9)
+    step = Simulated(cost).step(batch, (plan,))
+    assert bound_seconds(batch, cost) == step.bound_seconds <= step.ceiling_seconds * (1 + 1e-9)  # type: ignore[operator]
+    assert step.ceiling_seconds <= step.seconds * (1 + 1e-9)  # type: ignore[operator]
 
 
 def attention(cost: Cost, plan: Plan) -> list[tuple[float, float]]:
@@ -106,3 +124,70 @@ def test_a_token_is_on_one_rank() -> None:
     linear = 8 * 3 * float(one.linear_seconds(np.array([1]))[0])
     assert bound_seconds(batch, many) >= linear
     assert bound_seconds(batch, one) >= bound_seconds(batch, many)
+
+
+# -- the ceiling ------------------------------------------------------------------------------------
+SYSTEMS = (
+    Ring, AllGather, Ulysses, FlexSP, Zeppelin, Nodewise, Hydraulis, ByteScale, Mesh, HybridDP, LocalPacking, WLBLLM,
+    DpBalanced,
+)  # fmt: skip
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Cost:
+    """Ranks that are GPUs or groups of them, with and without stages, whose layers hide collectives or do not."""
+    cost = draw(costs(nodes=3, gpus=4))
+    model = replace(cost.model, num_layers=4, overlap_collectives=draw(st.booleans()))
+    slow = replace(cost.cluster, nic_bandwidth=draw(st.sampled_from((1e6, 1e8, 1e10))))
+    cost = replace(cost, model=model, cluster=slow)
+    kind = draw(st.sampled_from(("ranks", "ranks", "groups", "stages")))
+    if kind == "groups" and not cost.cluster.domains:
+        cost = replace(cost, cluster=cost.cluster.part(cost.cluster.num_nodes, 4, draw(st.sampled_from((1, 2, 4)))))
+        model = replace(cost.model, num_heads=4, num_kv_heads=draw(st.sampled_from((2, 4))))
+        return grouped(replace(cost, model=model), 2)
+    if kind == "stages":
+        sharding = draw(st.sampled_from(("none", "zero1")))
+        cluster = cost.cluster.part(2, cost.cluster.gpus_per_node, 1)
+        return stacked(replace(cost, cluster=cluster, model=replace(cost.model, sharding=sharding)), 2)
+    return cost
+
+
+@settings(max_examples=150)
+@given(jobs(), st.sampled_from(SYSTEMS), st.data())
+def test_no_system_is_faster_than_the_ceiling(cost: Cost, system: type, data: st.DataObject) -> None:
+    """Of any lengths, on any ranks; with a memory that at times makes several micro-batches of a batch."""
+    batch = data.draw(batches(data.draw(st.sampled_from((200, 6000)))))
+    planner = system(cost)
+    whole = planner if cost.pp == 1 or getattr(planner, "plans_stages", False) else Dealt(planner, 2)
+    executor = Simulated(cost)
+    for _ in range(2):  # the second time pipelines are where they were
+        step = executor.step(batch, whole.plan(batch))
+        assert step.bound_seconds <= step.ceiling_seconds * (1 + 1e-9)
+        assert step.ceiling_seconds <= step.seconds * (1 + 1e-9)
+
+
+@settings(max_examples=50)
+@given(cases(nodes=2, gpus=4, most=3000), st.integers(1, 4), st.booleans())
+def test_more_micro_batches_are_no_way_under_it(case: tuple[Cost, Plan], count: int, overlap: bool) -> None:
+    """The same plan over and over stands for a batch of as many copies of its sequences."""
+    cost, plan = case
+    cost = replace(cost, model=replace(cost.model, overlap_collectives=overlap))
+    batch = Batch(np.tile(plan.lengths, count), 0, 0)
+    step = Simulated(cost).step(batch, (plan,) * count)
+    assert step.ceiling_seconds is not None
+    assert step.ceiling_seconds <= step.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero1", "zero3"])
+@pytest.mark.parametrize("nic", [1e8, 1e10, 1e14])
+def test_the_ceiling_is_reached_by_equal_local_sequences(sharding: str, nic: float) -> None:
+    """Whether NICs, computing, or one of them forward and the other backward is what a step waits for."""
+    model = Model("m", 8, 4096, 32, 32, 128, 11008, 32000, sharding=sharding)  # type: ignore[arg-type]
+    cost = Cost(replace(cluster(2, 4), nic_bandwidth=nic), model)
+    builder = Builder(np.full(8, 32768), 8, 32)
+    local(builder, np.arange(8), np.arange(8))
+    plan = reverse(builder.build(), "keep")
+    step = Simulated(cost).step(Batch(plan.lengths, 0, 0), (plan,))
+    assert step.ceiling_seconds is not None
+    assert 0.97 < step.ceiling_seconds / step.seconds <= 1
+    assert nic > 1e9 or step.bound_seconds < 0.6 * step.seconds

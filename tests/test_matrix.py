@@ -136,6 +136,11 @@ def test_what_is_too_large_is_out_of_memory_in_a_sentence(uneven: Cost) -> None:
     [
         (lambda one: {"seconds": float("nan")}, "the step takes nan s"),
         (lambda one: {"bound_seconds": 2 * one.seconds}, "and no plan less than"),
+        (lambda one: {"ceiling_seconds": 2 * one.seconds}, "and no plan with its gathers and reductions less than"),
+        (
+            lambda one: {"ceiling_seconds": one.bound_seconds / 2},
+            "and no plan with its gathers and reductions less than",
+        ),
         (lambda one: {"attention_seconds": one.attention_seconds[1:]}, "attention_seconds is not a number"),
         (lambda one: {"exposed_nic_seconds": [-1e-19, *one.exposed_nic_seconds[1:]]}, "exposed_nic_seconds is not"),
         (lambda one: {"linear_seconds": [2 * one.seconds for _ in one.linear_seconds]}, "rank 0 computes"),

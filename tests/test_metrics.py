@@ -97,6 +97,13 @@ def test_figures_of_two_steps() -> None:
     assert found.nic_utilization == 0.375
 
 
+def test_the_ceiling_ratio_is_of_records_that_have_a_ceiling() -> None:
+    steps = [step(0, ceiling_seconds=1.5), step(1, seconds=6.0, ceiling_seconds=2.5)]
+    assert figures(TINY, steps).ceiling_ratio == 4 / 8
+    assert figures(TINY, [steps[0], step(1)]).ceiling_ratio is None
+    assert figures(TINY, [step(0), step(1, ceiling_seconds=None)]).ceiling_ratio is None
+
+
 def test_a_perfectly_spread_idle_step() -> None:
     quiet = step(communication_seconds=[0.0, 0.0], exposed_seconds=[0.0, 0.0], nic_tx_bytes=[0], nic_rx_bytes=[0])
     assert exposed_communication([quiet]) == 0.0

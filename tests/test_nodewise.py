@@ -26,6 +26,7 @@ from zbench.systems.nodewise_ranks import Node, inside
 from zbench.systems.nodewise_rows import divided, row_tokens, whole
 from zbench.systems.nodewise_work import Rates, attention_seconds
 from zbench.systems.zeppelin import Zeppelin
+from zbench.totals import Totals
 from zbench.verify import verify_step
 
 own = partial(Nodewise, rivals=False)  # what nodewise itself plans
@@ -39,6 +40,7 @@ RULES = st.builds(
     squeeze=st.sampled_from((0.0, 0.03, 0.4)),
     even=st.booleans(),
     wide=st.sampled_from((1, 2, 4)),
+    full=st.sampled_from((1.0, 1.0, 1.5, 4.0)),
 )
 
 
@@ -56,7 +58,22 @@ def test_chunks_that_cannot_be_are_refused(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["heads", "fewest", "front", "first", "wide", "homes", "pairs", "even", "swap", "order"]
+    "name",
+    [
+        "heads",
+        "fewest",
+        "front",
+        "first",
+        "wide",
+        "uneven",
+        "careful",
+        "homes",
+        "pairs",
+        "even",
+        "swap",
+        "order",
+        "rivals",
+    ],
 )
 def test_a_switch_takes_true_or_false(name: str) -> None:
     with pytest.raises(ValueError, match=f"system.{name} is 1; it takes true or false"):
@@ -271,8 +288,9 @@ def test_inside_shares_what_is_too_long_for_a_gpu() -> None:
     assert np.allclose(one.share, 0.25)
 
 
-def test_groups_even_out_what_whole_heads_leave() -> None:
+def test_groups_even_out_what_whole_heads_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long sequences and one that is short: with a split of heads each, GPUs differ by less."""
+    monkeypatch.setattr(Totals, "repack", lambda *_: None)  # repacking is booked as attention: the compute lane does it
     cost = small(1, 4)
     sizes = np.array([24_000, 20_000, 16_000, 9_000, 3_000])
     spread = {}
@@ -351,3 +369,52 @@ def test_ahead_of_zeppelin() -> None:
         ratios.append(seconds[0] / seconds[1])
     assert min(ratios) > 1
     assert np.exp(np.mean(np.log(ratios))) > 1.1
+
+
+# -- nodes that stay uneven -------------------------------------------------------------------------
+def test_fuller_nodes_are_fewer_and_share_a_sequence_evenly() -> None:
+    """One long sequence and short ones on eight nodes: it is on all of them, on four, on two, on one."""
+    cost, sizes = small(8, 2), np.array([65_536, *[64] * 8])
+    rates = Rates.of(cost)
+    bins, spans = Bins(8, 10**9, 2, rates.across, rates.repack), []
+    for full in (1.0, 2.0, 4.0, 8.0):
+        (one,) = placements(sizes, attention_seconds(sizes, cost), rates, bins, [Rule(1, full=full)])
+        tokens = np.array([row_tokens(row) for row in one.rows])
+        spans.append(max(len(tokens), 1))
+        if full > 1 and len(tokens):
+            assert tokens.max() < 1.02 * tokens.min()
+    assert spans == [8, 4, 2, 1]
+
+
+def test_nodes_are_not_filled_beyond_their_memory() -> None:
+    cost, sizes = small(4, 2), np.array([40_000, *[64] * 8])
+    rates = Rates.of(cost)
+    for capacity, fits in ((30_000, True), (15_000, False)):
+        bins = Bins(4, capacity, 2, rates.across, rates.repack)
+        found = placements(sizes, attention_seconds(sizes, cost), rates, bins, [Rule(1, full=2.0)])
+        assert len(found) == fits
+
+
+def test_an_estimate_knows_what_parameters_take_of_nics() -> None:
+    """Where they take nothing it is that of the layers; where they take all, that and keys, in either direction."""
+    cost, sizes = small(4, 2), np.array([40_000, *[64] * 8])
+    rates = Rates.of(cost)
+    bins = Bins(4, 10**9, 2, rates.across, rates.repack)
+    found = []
+    for taken in (np.zeros(2), np.array([1.0, 3.0])):
+        (one,) = placements(sizes, attention_seconds(sizes, cost), replace(rates, taken=taken), bins, [Rule(1)])
+        found.append(one)
+    assert found[0].seconds == found[0].layer == found[1].layer
+    late = 4.0 + 2 * found[1].way.max() - 1.1 * found[1].passes.sum()
+    assert found[1].seconds == pytest.approx(found[1].layer + late)
+
+
+def test_of_equal_estimates_the_one_that_needs_nics_least_is_played_too() -> None:
+    """Two channels of a NIC, of which one peer has one: with half the NICs estimates are no longer equal."""
+    cost = small(4, 4)
+    cost = replace(cost, cluster=replace(cost.cluster, nic_channels=2, nics_per_node=4, nic_bandwidth=5e9))
+    batch = Batch(np.minimum(np.random.default_rng(5).lognormal(8, 1.5, 40).astype(np.int64) + 1, 65_536), 0, 0)
+    with_it, without = (
+        Simulated(cost).step(batch, own(cost, careful=kind).plan(batch)).seconds for kind in (True, False)
+    )
+    assert with_it <= without

@@ -53,8 +53,13 @@ def test_planners_see_the_world_that_is_played(tmp_path: Path) -> None:
     assert seen.cluster.nic_latency == 1000 * parts.nominal.cluster.nic_latency
 
 
-def test_planners_of_the_nominal_machine_see_it_whatever_is_played(tmp_path: Path) -> None:
+def test_planners_of_the_nominal_machine_see_it_whatever_is_played(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen, parts = seen_and_played(tmp_path / "r.jsonl", world=SLOW, planners="nominal")
+    assert "world: latencies x 1000; planners know the nominal machine alone." in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert seen.cluster == parts.nominal.cluster
     assert parts.cost.cluster == parts.executor.cost.cluster == parts.world.of(parts.nominal).cluster
     assert seen == replace(parts.cost, cluster=parts.nominal.cluster)

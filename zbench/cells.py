@@ -11,18 +11,22 @@ from zbench.rows import label, setting
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A system on a workload: seconds and bound of every step, batches' digests, whether any was out of memory."""
+    """A system on a workload: seconds and bound of every step, batches' digests, whether any was out of memory; keys of
+    the model that it chose otherwise than they were set, in words."""
 
     seconds: tuple[float, ...]
     bound: tuple[float, ...]
     digests: tuple[str, ...]
     out_of_memory: bool
+    layout: str = ""
 
     @staticmethod
     def of(run: Run) -> "Cell":
         column = {name: tuple(step[name] for step in run.steps) for name in ("seconds", "bound_seconds", "batch")}
         full = any(step["out_of_memory"] for step in run.steps)
-        return Cell(column["seconds"], column["bound_seconds"], column["batch"], full)
+        chosen, model = (run.start.get("chosen") or {}).get("model", {}), run.start["config"].get("model", {})
+        layout = ", ".join(f"{key}={value}" for key, value in chosen.items() if value != model.get(key))
+        return Cell(column["seconds"], column["bound_seconds"], column["batch"], full, layout)
 
     @property
     def ratio(self) -> float:

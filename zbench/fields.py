@@ -153,6 +153,7 @@ FIELDS: Mapping[str, Mapping[str, Kind]] = {
         **dict.fromkeys(("plan_seconds", "capacity_bytes"), AMOUNT),
         **dict.fromkeys(("attention_seconds", "linear_seconds", "communication_seconds", "exposed_seconds"), AMOUNTS),
         **dict.fromkeys(("nic_tx_bytes", "nic_rx_bytes", "peak_bytes"), AMOUNTS),
+        "ceiling_seconds": POSITIVE.nullable.optional,  # older records have none
         "exposed_nic_seconds": AMOUNTS.nullable.optional,
         "out_of_memory": FLAG,
         "valid": FLAG.optional,

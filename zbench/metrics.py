@@ -101,6 +101,7 @@ class Figures:
     nic_idle: float | None = None
     bubble: float | None = None
     invalid_steps: int = 0
+    ceiling_ratio: float | None = None
 
 
 Step = Mapping[str, Any]
@@ -142,7 +143,15 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
         nic_idle=nic_idle(facts, steps),
         bubble=bubble(steps),
         invalid_steps=invalid,
+        ceiling_ratio=ceiling_ratio(steps),
     )
+
+
+def ceiling_ratio(steps: Sequence[Step]) -> float | None:
+    """How near a step with the same gathers and reductions could be; None where a record has no ceiling."""
+    if any(step.get("ceiling_seconds") is None for step in steps):
+        return None
+    return float(sum(step["ceiling_seconds"] for step in steps) / sum(step["seconds"] for step in steps))
 
 
 def bubble(steps: Sequence[Step]) -> float | None:

@@ -13,6 +13,7 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "speedup": ("speed-up over the baseline", "{:.2f}".format),
     "mfu": ("MFU", "{:.1%}".format),
     "bound_ratio": ("bound ratio (fastest possible / this)", "{:.2f}".format),
+    "ceiling_ratio": ("ceiling ratio (fastest possible with these gathers and reductions / this)", "{:.2f}".format),
     "plan_seconds": ("planning time", lambda value: f"{value * 1e3:.1f} ms"),
     "step_seconds": ("step", "{:.4g} s".format),
     "tokens_per_second": ("tokens/s", "{:,.0f}".format),

@@ -16,6 +16,7 @@ class StepResult:
 
     seconds: the whole step on the slowest rank (the clock of the described cluster where simulated).
     bound_seconds: no plan could be faster under the same cost model (zbench.bound).
+    ceiling_seconds: none with these gathers and reductions could be (zbench.bound); None where training is real.
     attention_seconds, linear_seconds: [num_ranks] busy time of the compute lane.
     communication_seconds: [num_ranks] time in which at least one of the rank's transfers was under way, plus
         that of parameters and gradients (which may overlap them: never more than the step);
@@ -47,6 +48,7 @@ class StepResult:
     peak_bytes: list[int]
     capacity_bytes: int
     out_of_memory: bool
+    ceiling_seconds: float | None = None
     loss: float | None = None
     exposed_nic_seconds: list[float] | None = None
     phases: dict[str, float] = field(default_factory=dict)

@@ -16,7 +16,7 @@ import numpy as np
 from zbench import pipelined, staged
 from zbench.area import work
 from zbench.batch import Batch
-from zbench.bound import bound_seconds
+from zbench.bound import bound_seconds, ceiling_seconds
 from zbench.clock import Program, program
 from zbench.collective import Collectives, Sharing
 from zbench.cost import Cost
@@ -100,10 +100,14 @@ def layer_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs | None = 
     return float(sum(ends[-1] for ends in _layer_ends(plan, cost, layers, parts or programs(plan, cost)))) / layers
 
 
-def steady_seconds(plan: Plan, cost: Cost, parts: Programs) -> float:
-    """The same as the mean over all layers: two are played, and each further one takes as long as the second."""
-    count, both = cost.layers, _layer_ends(plan, cost, 2, parts)
-    return sum(first + (count - 1) * (second - first) for first, second in both) / count
+def steady_seconds(plan: Plan, cost: Cost, parts: Programs) -> tuple[float, float]:
+    """Seconds of one layer forward, and of one backward, as the means over all layers: two are played, and each further
+    one takes as long as the second."""
+    count = cost.layers
+    forward, backward = (
+        (first + (count - 1) * (second - first)) / count for first, second in _layer_ends(plan, cost, 2, parts)
+    )
+    return forward, backward
 
 
 def _layer_ends(plan: Plan, cost: Cost, layers: int, parts: Programs) -> list[list[float]]:
@@ -158,6 +162,7 @@ class Simulated:
         return StepResult(
             seconds=end,
             bound_seconds=bound_seconds(batch, cost),
+            ceiling_seconds=ceiling_seconds(batch, cost, sharing.of, pipelines is not None),
             attention_seconds=played.attention.tolist(),
             linear_seconds=played.linear.tolist(),
             communication_seconds=np.minimum(played.communication + sharing_seconds, end).tolist(),

@@ -1,10 +1,12 @@
-"""python -m zbench.standing FILE... [--over SYSTEM] [--worlds] [--markdown]: recorded systems by how near the bound.
+"""python -m zbench.standing FILE... [--over SYSTEM] [--worlds | --worst SYSTEM] [--markdown]: recorded systems by how
+near the bound.
 
 For every cluster and size a row a system: bound ratio by workload with its interval over batches, their geometric mean,
 and how much faster the system is than another on the same batches (geometric mean over workloads of summed seconds),
 with the range over worlds where there are some. Where there are several tables of a model, a last one has the means of
 all. Runs that differ in tokens, seed, steps, executor or sources have tables of their own. --worlds tells instead which
-order of systems survives all worlds, and which world turns which pair. An edge: reads records, prints.
+order of systems survives all worlds, and which world turns which pair, --worst in which cells a system is slowest
+beside the fastest other one. An edge: reads records, prints.
 """
 
 import sys
@@ -24,6 +26,7 @@ with loading(__name__):
     from zbench.sheet import Sheet
     from zbench.survival import Survival, gain_words, place_words, survivals
     from zbench.worlds import NOMINAL
+    from zbench.worst import worst
 
 
 def main() -> int:
@@ -34,7 +37,9 @@ def _main() -> int:
     parser = Parser(prog="python -m zbench.standing", description="Recorded systems, nearest the bound first.")
     parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
     parser.add_argument("--over", help="the system that the others are compared with; zeppelin where it is not given")
-    parser.add_argument("--worlds", action="store_true", help="which order of systems survives every recorded world")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--worlds", action="store_true", help="which order of systems survives every recorded world")
+    form.add_argument("--worst", metavar="SYSTEM", help="its cells beside the fastest other system's, the worst first")
     parser.add_argument("--markdown", action="store_true", help="tables for a document")
     parser.add_argument("--mix-sources", action="store_true", help="runs by different sources in one table")
     arguments = parser.parse_args()
@@ -45,7 +50,12 @@ def _main() -> int:
     names = sorted({name for worlds in found.values() for systems in worlds.values() for name in systems})
     if arguments.over not in (None, *names):
         raise ValueError(f"--over is {arguments.over!r}; the records have {', '.join(names)}")
+    if arguments.worst not in (None, *names):
+        raise ValueError(f"--worst is {arguments.worst!r}; the records have {', '.join(names)}")
     over = arguments.over or "zeppelin"
+    if arguments.worst:
+        _print(worst(found, arguments.worst), arguments.markdown)
+        return 0
     if arguments.worlds:
         several = survivals(runs, found, over)
         if not several:

@@ -4,7 +4,7 @@ Shares of a step in per cent, means over batches and ranks; they add up to 1 - b
 than the bound is counted: whole tiles and rows, kernel starts, joining partial results, copies between layouts. What it
 waits for is played: the same plans on a cluster whose NICs take no time, then whose NVLink takes none either; what is
 idle then is imbalance. `tail` is gathers and reductions that nothing hides, which the bound leaves out; `ceiling` the
-bound ratio that a plan without any other loss would have.
+bound ratio that a plan without any other loss would have (zbench.bound).
 """
 
 import sys
@@ -17,10 +17,9 @@ from hydra import compose, initialize_config_dir
 from zbench.area import work
 from zbench.batch import Batch
 from zbench.bound import bound_seconds, least_seconds
-from zbench.collective import Collectives
 from zbench.cost import Cost, Floats
 from zbench.parts import Parts, Settings, make_system
-from zbench.plan import Plan
+from zbench.plan import ATTEND, Plan
 from zbench.simulate import Simulated
 from zbench.use import Use
 from zbench.warm import warm
@@ -49,8 +48,8 @@ def attending(plan: Plan, cost: Cost) -> Floats:
     return out * cost.model.num_layers / plan.num_ranks
 
 
-def parts_of(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> tuple[float, Floats]:
-    """(bound ratio, shares of the step as in COLUMNS) of one step without recomputation."""
+def parts_of(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> tuple[float, float, Floats]:
+    """(bound ratio, bound over ceiling, shares of the step as in COLUMNS) of one step without recomputation."""
     cluster, bound = cost.cluster, bound_seconds(batch, cost)
     no_nic = replace(cluster, nic_bandwidth=1e30, nic_latency=0.0)
     nothing = replace(no_nic, nvlink_bandwidth=1e30, nvlink_latency=0.0)
@@ -62,22 +61,16 @@ def parts_of(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> tuple[float, 
     counted = np.sum([attending(plan, cost) for plan in plans], axis=0)
     least = sum(float(least_seconds(batch.lengths, cost, back).sum()) for back in (False, True))
     counted[0] -= least * cost.model.num_layers / cluster.num_ranks
+    repacking = sum(
+        float(cost.repacking_seconds(plan, ops, np.flatnonzero(ops.kind == ATTEND)).sum())
+        for plan in plans
+        for ops in (plan.forward, plan.backward)
+    )  # counted as communication, and done by the compute lane
     busy = np.mean(result.attention_seconds) + np.mean(result.linear_seconds) + result.phases["optimizer"]
+    busy += repacking * cost.layers / cluster.num_ranks
     waits = [ends[2] - busy, ends[1] - ends[2], ends[0] - ends[1], result.phases["gradients"]]
-    return bound / result.seconds, np.array([*counted, *waits]) / result.seconds
-
-
-def ceiling(batch: Batch, cost: Cost) -> float:
-    """The bound ratio of a plan that computes as the bound does, evenly, and whose attention sends nothing."""
-    ranks, layers = cost.cluster.num_ranks, cost.model.num_layers
-    even = np.array([batch.num_tokens / ranks])
-    linear = float(cost.linear_seconds(even)[0])
-    there, back = (float(least_seconds(batch.lengths, cost, way).sum()) / ranks for way in (False, True))
-    forward, backward = layers * (linear + there), layers * (2 * linear + back)
-    moves = Collectives.of(cost)
-    tail = moves.forward(forward, 0.0) + moves.backward(backward, 0.0)
-    bound = bound_seconds(batch, cost)
-    return bound / (bound + tail)
+    assert result.ceiling_seconds is not None
+    return bound / result.seconds, bound / result.ceiling_seconds, np.array([*counted, *waits]) / result.seconds
 
 
 def main() -> None:
@@ -93,8 +86,8 @@ def main() -> None:
             rows = []
             for step in range(steps):
                 batch = made.workload.batch(step)
-                ratio, shares = parts_of(batch, system.plan(batch), made.cost)
-                rows.append([ratio, ceiling(batch, made.cost), *(100 * shares)])
+                ratio, most, shares = parts_of(batch, system.plan(batch), made.cost)
+                rows.append([ratio, most, *(100 * shares)])
             ratio, most, *shares = np.mean(rows, axis=0)
             print(
                 f"| {name} | {ratio:.3f} | {most:.3f} |",

@@ -111,8 +111,9 @@ def _running(batch: Batch, plans: Plans, cost: Cost) -> str:
     """Simulates the plans and compiles them for every rank; returns what goes wrong, "" if nothing."""
     try:
         result = Simulated(cost).step(batch, plans)
-        if not np.isfinite(result.seconds) or result.seconds < result.bound_seconds * (1 - 1e-9):
-            return f"the simulator says {result.seconds} s, and nothing is faster than {result.bound_seconds} s"
+        least = result.ceiling_seconds or result.bound_seconds
+        if not np.isfinite(result.seconds) or result.seconds < least * (1 - 1e-9):
+            return f"the simulator says {result.seconds} s, and nothing is faster than {least} s"
         if plans[0].pipelines is not None:
             return ""
         law, charged = step_bytes(plans, cost), charged_bytes(plans, cost)

@@ -60,6 +60,9 @@ def step_faults(result: StepResult, cost: Cost) -> Iterator[str]:
     seconds, ranks = result.seconds, cost.whole.num_ranks
     if not 0 < result.bound_seconds <= seconds * (1 + ROUNDING) < math.inf:
         yield f"the step takes {seconds} s and no plan less than {result.bound_seconds} s"
+    ceiling = result.ceiling_seconds or 0.0
+    if not result.bound_seconds <= ceiling * (1 + ROUNDING) <= seconds * (1 + ROUNDING) ** 2:
+        yield f"the step takes {seconds} s, and no plan with its gathers and reductions less than {ceiling} s"
     for name in (*_PER_RANK, "peak_bytes"):
         values = getattr(result, name)
         if len(values) != ranks or not 0 <= min(values) <= max(values) < math.inf:
