@@ -65,7 +65,7 @@ def test_batches_are_as_large_as_asked_and_always_the_same(cost: Cost, tokens: i
         assert (batch.lengths >= 1).all()
         assert batch.num_tokens <= tokens * cost.cluster.num_ranks + 1300 or kind == "primes"
     if tokens * cost.cluster.num_ranks > 100:
-        assert found["giant"].lengths.max() == tokens * cost.cluster.num_ranks // 2
+        assert tokens * cost.cluster.num_ranks // 2 in found["giant"].lengths
         assert found["tail"].num_tokens == tokens * cost.cluster.num_ranks
 
 
