@@ -313,7 +313,7 @@ def test_two_ranks_measure_and_the_simulator_runs_on_what_they_wrote(
     arguments = ["system=ring", "cluster=measured", "model=tiny", "steps=1", "tracker=none", "baseline=null", "out=r"]
     monkeypatch.setattr(sys, "argv", ["zbench", "--config-dir", "mine", *arguments])
     assert zbench.__main__.main() == 0
-    assert "SIMULATED on measured: 1 nodes x 2" in capsys.readouterr().out
+    assert "SIMULATED on measured: 1 node x 2" in capsys.readouterr().out
 
 
 def test_four_ranks_measure_one_peer_and_all_of_them(

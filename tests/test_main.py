@@ -43,7 +43,7 @@ def recorded(path: str = "r.jsonl") -> list[Run]:
 
 def test_one_command(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "system=allgather", *SMALL, "baseline=ring") == 0
-    assert "SIMULATED on a800_4x8: 1 nodes x 8" in capsys.readouterr().out
+    assert "SIMULATED on a800_4x8: 1 node x 8" in capsys.readouterr().out
     assert [path.name for path in here.iterdir()] == ["results"]
     ring, own = recorded("results/runs.jsonl")
     assert own.start["config"]["choices"]["system"] == "allgather"
