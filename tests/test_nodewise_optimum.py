@@ -71,7 +71,7 @@ def best_of_family(cost: Cost, batch: Batch, known: float) -> float:
         bounds = np.append(0, np.cumsum(parts))[None, :] if shared.any() else np.zeros((0, ranks + 1), np.int64)
         cuts = np.array([[row_cut(chunks, way)] * len(bounds) for way in (FORWARD, BACKWARD)])
         one = Inside(np.array(where), np.where(shared, 0, -1), bounds, cuts, share, 0.0)
-        plan = laid(Layout(placed, (one,), 0.0), sizes, np.arange(len(sizes)), ranks, HEADS, chunks)
+        plan = laid(Layout(placed, (one,), 0.0), sizes, np.arange(len(sizes)), cost, chunks)
         return layer_seconds(plan, cost, 3)
 
     best, plan = known, None

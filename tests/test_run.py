@@ -138,7 +138,7 @@ def test_every_step_is_in_the_record(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert kept.start["facts"]["nic_bandwidth"] == 25e9
     assert kept.start["config"]["choices"]["system"] == "mine"
     printed = capsys.readouterr().out
-    assert "SIMULATED on small: 2 nodes x 2 D, 1 NICs of 200 Gbit/s a node" in printed
+    assert "SIMULATED on small: 2 nodes x 2 D, 1 NIC of 200 Gbit/s a node" in printed
     assert "MFU by convention zbench" in printed
     assert f"Record: {out}" in printed
 
