@@ -327,7 +327,7 @@ def test_four_ranks_measure_one_peer_and_all_of_them(
     assert made.nvlink_channels == 1
     (told,) = [line for line in text.splitlines() if line.startswith("nic_channels: ")]
     one, together, routed = rates_told(told)
-    assert together == pytest.approx(made.nic_bandwidth)
+    assert max(one, together) == pytest.approx(made.nic_bandwidth)
     assert made.nic_channels == max(round(together / one), 1)
     assert routed > 0
 
