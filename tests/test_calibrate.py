@@ -150,7 +150,8 @@ def test_all_peers_with_less_than_one_leave_the_bandwidth_of_one() -> None:
 
 def rates_told(text: str) -> tuple[float, ...]:
     """Of one peer, of all peers, of one peer through all NICs: bytes/s."""
-    found = re.search(r"one peer has (.*) and all together (.*); one peer through all 2 NICs of a node ([^;]*)(?:; .*)?$", text)
+    rate = r"([^;]*)"
+    found = re.search(rf"one peer has {rate} and all together {rate}; one peer through all 2 NICs of a node {rate}", text)
     assert found is not None
     return tuple(parse("x", rate, "bytes/s") for rate in found.groups())
 
