@@ -151,7 +151,9 @@ def test_all_peers_with_less_than_one_leave_the_bandwidth_of_one() -> None:
 def rates_told(text: str) -> tuple[float, ...]:
     """Of one peer, of all peers, of one peer through all NICs: bytes/s."""
     rate = r"([^;]*)"
-    found = re.search(rf"one peer has {rate} and all together {rate}; one peer through all 2 NICs of a node {rate}", text)
+    found = re.search(
+        rf"one peer has {rate} and all together {rate}; one peer through all 2 NICs of a node {rate}", text
+    )
     assert found is not None
     return tuple(parse("x", rate, "bytes/s") for rate in found.groups())
 
