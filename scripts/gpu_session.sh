@@ -45,7 +45,7 @@ fi
 export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
 
 mkdir -p "$out/done" "$out/conf/cluster/device" || exit 2
-sources=$("$PYTHON" -c 'from zbench.fingerprint import source_digest; print(source_digest())') || exit 2
+sources=$("$PYTHON" -c 'from zbench.record.fingerprint import source_digest; print(source_digest())') || exit 2
 names=() states=() taken=() lasts=()
 interrupted=
 trap 'interrupted=yes' INT # a part gets the same signal from the terminal

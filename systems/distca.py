@@ -12,17 +12,17 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
-from zbench.batch import Batch
-from zbench.build import Builder
-from zbench.cost import Cost
-from zbench.model import KV, O, Q
-from zbench.plan import Ints, Plan
-from zbench.rewrite.reverse import Mode, check_mode
-from zbench.systems.best_first import best_first
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.model import KV, O, Q
+from zbench.passes.reverse import Mode, check_mode
+from zbench.plans.build import Builder
+from zbench.plans.plan import Ints, Plan
+from zbench.systems.common.best_first import best_first
+from zbench.systems.common.grids import busiest
+from zbench.systems.common.micro_batches import fitting
+from zbench.systems.common.scattered import FULL, Pieces, needed, scatter, with_backward
 from zbench.systems.fcp import KV_MOVES, block_seconds
-from zbench.systems.grids import busiest
-from zbench.systems.micro_batches import fitting
-from zbench.systems.scattered import FULL, Pieces, needed, scatter, with_backward
 
 TOLERANCES = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 1e9)  # the last moves nothing
 PLAYED = 3  # most candidates that are built and played

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zbench.batch import Batch
-from zbench.cost import Cost
-from zbench.plan import Ints, Plan
-from zbench.systems.mesh_plans import check_keys, fitting_plans, holding_degree, pack_limits
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.plans.plan import Ints, Plan
+from zbench.systems.common.mesh_plans import check_keys, fitting_plans, holding_degree, pack_limits
 
 
 @dataclass(frozen=True, slots=True)
 class DpBalanced:
     """degree: ranks of a ring; None: the fewest that hold a sequence of `context_limit` tokens in memory. pack_tokens:
-    of a group's rank at most (max_seqlen_per_dp_cp_rank); None: a run chooses it before (zbench.fastest), and without a
-    run it is what fits a GPU. context_limit: tokens of the longest sequence; the run gives its workload's.
+    of a group's rank at most (max_seqlen_per_dp_cp_rank); None: a run chooses it before (zbench.run.fastest), and
+    without a run it is what fits a GPU. context_limit: tokens of the longest sequence; the run gives its workload's.
 
     Raises:
         ValueError: a key has no such value, or degree does not divide the ranks.
@@ -37,7 +37,7 @@ class DpBalanced:
         check_keys(self.cost, self.degree, self.pack_tokens, self.context_limit)
 
     def limits(self, tokens: int) -> list[dict[str, int]]:
-        """Limits of a pack, for batches of so many tokens (zbench.protocols)."""
+        """Limits of a pack, for batches of so many tokens (zbench.interfaces.protocols)."""
         return pack_limits(self.cost, tokens, self.pack_tokens)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:

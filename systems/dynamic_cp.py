@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
-from zbench.batch import Batch
-from zbench.cost import Cost
-from zbench.plan import Ints, Plan
-from zbench.rewrite.reverse import Mode, check_mode
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.passes.reverse import Mode, check_mode
+from zbench.plans.plan import Ints, Plan
 from zbench.systems.hybrid_dp import Group, fastest, side_by_side
 
 CAP = 1.05  # times the longest sequence x pack_tokens is the most work of a rank (_DYNAMIC_CP_WORKLOAD_CAP_DELTA)

@@ -12,20 +12,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zbench.batch import Batch
-from zbench.build import Builder
-from zbench.cost import Cost
-from zbench.model import KV, O, Q
-from zbench.plan import Ints, Ops, Plan
-from zbench.rewrite import remap
-from zbench.rewrite.remap import flows
-from zbench.rewrite.reverse import Mode, check_mode
-from zbench.systems.best_first import Floats, best_first
-from zbench.systems.bins import bins
-from zbench.systems.grids import busiest
-from zbench.systems.micro_batches import fitting, fitting_tokens
-from zbench.systems.scattered import Pieces, needed, scatter, with_backward
-from zbench.systems.zeppelin_zones import capacity_tokens
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.model import KV, O, Q
+from zbench.passes import remap
+from zbench.passes.remap import flows
+from zbench.passes.reverse import Mode, check_mode
+from zbench.plans.build import Builder
+from zbench.plans.plan import Ints, Ops, Plan
+from zbench.systems.common.best_first import Floats, best_first
+from zbench.systems.common.bins import bins
+from zbench.systems.common.grids import busiest
+from zbench.systems.common.micro_batches import fitting, fitting_tokens
+from zbench.systems.common.scattered import Pieces, needed, scatter, with_backward
+from zbench.systems.zeppelin.zones import capacity_tokens
 
 SIZES = (1024, 2048, 4096, 8192)  # tokens of a block: the paper's 4,096 and its neighbours
 PLAYED = 5  # most candidates that are built and played

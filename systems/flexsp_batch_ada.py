@@ -2,8 +2,8 @@
 
 The baseline of FlexSP's paper between one degree for all of training and groups of different degrees; with
 `degree` given it is the former (DeepSpeed-Ulysses with data parallelism beside it). Objective, micro-batches and
-packing are those of zbench.systems.flexsp, so that the two differ in the choice of groups alone; or packing is what
-FlexSP's public code gives its baseline (zbench.systems.flexsp_published).
+packing are those of zbench.systems.flexsp.planner, so that the two differ in the choice of groups alone; or packing is
+what FlexSP's public code gives its baseline (zbench.systems.flexsp.published).
 Source: Wang et al. 2024 (arXiv 2412.01523, section 6).
 """
 
@@ -12,16 +12,16 @@ from typing import Literal
 
 import numpy as np
 
-from zbench.batch import Batch
-from zbench.cost import Cost
-from zbench.plan import Ints, Plan
-from zbench.rewrite.reverse import Mode, check_mode
-from zbench.systems.flexsp import check_whole, laid
-from zbench.systems.flexsp_batches import MicroBatch, micro_batches, total_seconds
-from zbench.systems.flexsp_cost import Objective, degrees, objective
-from zbench.systems.flexsp_pack import pack
-from zbench.systems.flexsp_published import published
-from zbench.systems.flexsp_search import Found, equal_counts
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.passes.reverse import Mode, check_mode
+from zbench.plans.plan import Ints, Plan
+from zbench.systems.flexsp.batches import MicroBatch, micro_batches, total_seconds
+from zbench.systems.flexsp.cost import Objective, degrees, objective
+from zbench.systems.flexsp.pack import pack
+from zbench.systems.flexsp.planner import check_whole, laid
+from zbench.systems.flexsp.published import published
+from zbench.systems.flexsp.search import Found, equal_counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from zbench.batch import Batch
-from zbench.build import Builder
-from zbench.cost import Cost
-from zbench.patterns import ring
-from zbench.plan import Ints, Plan
-from zbench.rewrite import reverse
-from zbench.rewrite.reverse import Mode, check_mode
-from zbench.simulate import layer_seconds
-from zbench.systems.micro_batches import fitting_tokens, need_bytes
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.passes import reverse
+from zbench.passes.reverse import Mode, check_mode
+from zbench.plans.build import Builder
+from zbench.plans.patterns import ring
+from zbench.plans.plan import Ints, Plan
+from zbench.simulator.simulate import layer_seconds
+from zbench.systems.common.micro_batches import fitting_tokens, need_bytes
 
 BUCKET_SLACK = 1.1  # a bucket of equal work closes above 1.1 times its share
 MULTIPLES = (1.5, 2, 3, 4)  # of an even share of the batch: stretches of a sequence that a rank may take

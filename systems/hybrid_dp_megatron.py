@@ -14,10 +14,10 @@ from importlib import import_module
 from itertools import groupby
 from typing import Any, ClassVar
 
-from zbench.batch import Batch
-from zbench.cost import Cost
-from zbench.plan import Ints, Plan
-from zbench.rewrite.reverse import Mode, check_mode
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.passes.reverse import Mode, check_mode
+from zbench.plans.plan import Ints, Plan
 from zbench.systems.hybrid_dp import Group, check_tokens_per_rank, fastest, fill, micro_batches
 
 MODULE = "megatron.core.pipeline_parallel.hybrid_cp_schedule"

@@ -9,12 +9,12 @@ where an inner ring is a node. Source: Gu et al. 2024 (arXiv 2406.18485). Pure: 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from zbench.batch import Batch
-from zbench.cost import Cost
-from zbench.plan import Plan
-from zbench.rewrite.reverse import Mode, check_mode
-from zbench.systems.grids import Grid, Priced, best_grids, context_first, degrees, head_first, priced
-from zbench.systems.micro_batches import fitting
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.passes.reverse import Mode, check_mode
+from zbench.plans.plan import Plan
+from zbench.systems.common.grids import Grid, Priced, best_grids, context_first, degrees, head_first, priced
+from zbench.systems.common.micro_batches import fitting
 from zbench.systems.usp import check_degree
 
 PLACEMENTS = {"head": head_first, "context": context_first}

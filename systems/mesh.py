@@ -5,20 +5,20 @@ sequences by one method, the same for every batch. Sequences are packed, and eve
 micro-batch; packs are as large as memory allows, and as small as the fewest micro-batches then allow.
 
 Sources: Megatron-LM's context_parallel_size, torchtitan's context_parallel_degree and DeepSpeed's sequence
-parallelism are such meshes of one degree; the methods are those of zbench.patterns. Packs by order of arrival are
+parallelism are such meshes of one degree; the methods are those of zbench.plans.patterns. Packs by order of arrival are
 what data loaders make (Megatron-LM's GPTDataset); best-fit decreasing is Coffman, Garey and Johnson 1978 (doi
-10.1137/0207001); balanced packs are longest processing time first (zbench.systems.bins). Pure: no torch.
+10.1137/0207001); balanced packs are longest processing time first (zbench.systems.common.bins). Pure: no torch.
 """
 
 from dataclasses import dataclass
 from typing import get_args
 
-from zbench.batch import Batch
-from zbench.cost import Cost
-from zbench.plan import Plan
-from zbench.systems.mesh_groups import METHODS, Method
-from zbench.systems.mesh_packs import Batching, packed
-from zbench.systems.mesh_plans import check_keys, fitting_plans, holding_degree
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.plans.plan import Plan
+from zbench.systems.common.mesh_groups import METHODS, Method
+from zbench.systems.common.mesh_packs import Batching, packed
+from zbench.systems.common.mesh_plans import check_keys, fitting_plans, holding_degree
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zbench.batch import Batch
-from zbench.build import Builder
-from zbench.cost import Cost
-from zbench.patterns import ring
-from zbench.plan import Ints, Plan
-from zbench.protocols import Size
-from zbench.rewrite import reverse
-from zbench.rewrite.reverse import Mode, check_mode
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.interfaces.protocols import Size
+from zbench.passes import reverse
+from zbench.passes.reverse import Mode, check_mode
+from zbench.plans.build import Builder
+from zbench.plans.patterns import ring
+from zbench.plans.plan import Ints, Plan
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """backward: what becomes of received kv (zbench.rewrite.reverse); Transformer Engine carries it round again."""
+    """backward: what becomes of received kv (zbench.passes.reverse); Transformer Engine carries it round again."""
 
     cost: Cost
     backward: Mode = "carry"

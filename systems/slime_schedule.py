@@ -3,8 +3,8 @@
 Packs are filled first-fit in the order of the batch, at most `pack_tokens` on a rank of a group
 (`use_dynamic_batch_size`, `max_tokens_per_gpu`); the fullest are halved until there are as many for every group; groups
 take them in turn, or, with `balance_data`, such that the estimated floating-point operations of the groups are about
-equal (the largest differencing method, systems/differencing.py). With `balance_by_flops` packs are of about equal
-operations to begin with, and of as many tokens as that brings. A group is a ring of `degree` ranks
+equal (the largest differencing method, systems/common/differencing.py). With `balance_by_flops` packs are of about
+equal operations to begin with, and of as many tokens as that brings. A group is a ring of `degree` ranks
 (context_parallel_size).
 
 Source: slime, slime/utils/dp_schedule.py, seqlen_balancing.py and flops_utils.py (624b824a). Pure: no torch.
@@ -14,20 +14,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zbench.batch import Batch
-from zbench.cost import Cost
-from zbench.model import Model
-from zbench.plan import Ints, Plan
-from zbench.systems.differencing import balanced_sets
-from zbench.systems.mesh_plans import check_keys, fitting_plans, holding_degree, pack_limits
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.model import Model
+from zbench.plans.plan import Ints, Plan
+from zbench.systems.common.differencing import balanced_sets
+from zbench.systems.common.mesh_plans import check_keys, fitting_plans, holding_degree, pack_limits
 
 
 @dataclass(frozen=True, slots=True)
 class SlimeSchedule:
     """degree: ranks of a ring; None: the fewest that hold a sequence of `context_limit` tokens in memory. pack_tokens:
-    of a group's rank at most (max_tokens_per_gpu); None: a run chooses it before (zbench.fastest), and without a run it
-    is what fits a GPU. balance_data, balance_by_flops: slime's switches; the second has the first on. context_limit:
-    tokens of the longest sequence; the run gives its workload's.
+    of a group's rank at most (max_tokens_per_gpu); None: a run chooses it before (zbench.run.fastest), and without a
+    run it is what fits a GPU. balance_data, balance_by_flops: slime's switches; the second has the first on.
+    context_limit: tokens of the longest sequence; the run gives its workload's.
 
     Raises:
         ValueError: a key has no such value, or degree does not divide the ranks.
@@ -47,7 +47,7 @@ class SlimeSchedule:
                 raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes true or false")
 
     def limits(self, tokens: int) -> list[dict[str, int]]:
-        """Limits of a pack, for batches of so many tokens (zbench.protocols)."""
+        """Limits of a pack, for batches of so many tokens (zbench.interfaces.protocols)."""
         return pack_limits(self.cost, tokens, self.pack_tokens)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zbench.batch import Batch
-from zbench.build import Builder
-from zbench.cost import Cost
-from zbench.patterns import ulysses_ring
-from zbench.plan import Ints, Plan
-from zbench.protocols import Size
-from zbench.rewrite import reverse
-from zbench.rewrite.reverse import Mode, check_mode
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.interfaces.protocols import Size
+from zbench.passes import reverse
+from zbench.passes.reverse import Mode, check_mode
+from zbench.plans.build import Builder
+from zbench.plans.patterns import ulysses_ring
+from zbench.plans.plan import Ints, Plan
 
 
 @dataclass(frozen=True, slots=True)

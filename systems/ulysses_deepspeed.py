@@ -12,14 +12,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from zbench.batch import Batch
-from zbench.build import Builder
-from zbench.cost import Cost
-from zbench.dealt import dealt
-from zbench.patterns import ulysses_ring
-from zbench.plan import Plan
-from zbench.rewrite import reverse
-from zbench.systems.grids import degrees
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.interfaces.dealt import dealt
+from zbench.passes import reverse
+from zbench.plans.build import Builder
+from zbench.plans.patterns import ulysses_ring
+from zbench.plans.plan import Plan
+from zbench.systems.common.grids import degrees
 
 
 @dataclass(frozen=True, slots=True)

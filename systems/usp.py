@@ -1,18 +1,18 @@
 """USP: heads and context in two dimensions, the factorisation chosen for every batch.
 
 Of N ranks, groups of U exchange heads (Ulysses) and kv goes round rings of N / U such groups. Every U that
-divides the ranks and leaves each a head is a candidate; zbench.systems.grids predicts which is fastest. Neighbours
-exchange heads, as in USP's default. Source: Fang and Zhao 2024 (arXiv 2405.07719). Pure: no torch.
+divides the ranks and leaves each a head is a candidate; zbench.systems.common.grids predicts which is fastest.
+Neighbours exchange heads, as in USP's default. Source: Fang and Zhao 2024 (arXiv 2405.07719). Pure: no torch.
 """
 
 from dataclasses import dataclass, field
 
-from zbench.batch import Batch
-from zbench.cost import Cost
-from zbench.plan import Plan
-from zbench.rewrite.reverse import Mode, check_mode
-from zbench.systems.grids import Grid, Priced, best_grids, degrees, head_first, priced
-from zbench.systems.micro_batches import fitting
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.passes.reverse import Mode, check_mode
+from zbench.plans.plan import Plan
+from zbench.systems.common.grids import Grid, Priced, best_grids, degrees, head_first, priced
+from zbench.systems.common.micro_batches import fitting
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 `balance_batch` deals a batch to the groups in equal numbers and of about equal work; each group then cuts its share
 into micro-batches of about equal work (`use_dynamic_bsz`), every group as many. Both are the largest differencing
-method (systems/differencing.py) on 24,576 L + L^2 for a sequence of L tokens. A group is `degree` neighbouring ranks
-(ulysses_sequence_parallel_size), which exchange heads.
+method (systems/common/differencing.py) on 24,576 L + L^2 for a sequence of L tokens. A group is `degree` neighbouring
+ranks (ulysses_sequence_parallel_size), which exchange heads.
 
 Source: verl, verl/utils/seqlen_balancing.py and the trainers' _balance_batch (1dda039b and release 0.9.1), Ulysses:
 Jacobs et al. 2023 (arXiv 2309.14509). Pure: no torch.
@@ -14,11 +14,11 @@ from math import gcd
 
 import numpy as np
 
-from zbench.batch import Batch
-from zbench.cost import Cost
-from zbench.plan import Ints, Plan
-from zbench.systems.differencing import balanced_sets
-from zbench.systems.mesh_plans import check_keys, fitting_plans, holding_degree, pack_limits
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.plans.plan import Ints, Plan
+from zbench.systems.common.differencing import balanced_sets
+from zbench.systems.common.mesh_plans import check_keys, fitting_plans, holding_degree, pack_limits
 
 LINEAR = 24576  # verl's calculate_workload: 6 x 4,096, a dense 7B model's work of a token over that of a visible pair
 
@@ -26,9 +26,9 @@ LINEAR = 24576  # verl's calculate_workload: 6 x 4,096, a dense 7B model's work 
 @dataclass(frozen=True, slots=True)
 class VerlBalance:
     """degree: ranks of a group; None: the fewest that hold a sequence of `context_limit` tokens in memory. pack_tokens:
-    of a group's rank at most (ppo_max_token_len_per_gpu); None: a run chooses it before (zbench.fastest), and without a
-    run it is what fits a GPU. within_limit: micro-batches are made smaller until none has more, as from verl 0.9.1 on;
-    else only their number is reckoned by it. context_limit: tokens of the longest sequence; the run gives its
+    of a group's rank at most (ppo_max_token_len_per_gpu); None: a run chooses it before (zbench.run.fastest), and
+    without a run it is what fits a GPU. within_limit: micro-batches are made smaller until none has more, as from verl
+    0.9.1 on; else only their number is reckoned by it. context_limit: tokens of the longest sequence; the run gives its
     workload's.
 
     Raises:
@@ -53,7 +53,7 @@ class VerlBalance:
             )
 
     def limits(self, tokens: int) -> list[dict[str, int]]:
-        """Limits of a pack, for batches of so many tokens (zbench.protocols)."""
+        """Limits of a pack, for batches of so many tokens (zbench.interfaces.protocols)."""
         return pack_limits(self.cost, tokens, self.pack_tokens)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:

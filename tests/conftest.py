@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
-from strategies import SHARP
 
-from zbench.cluster import Cluster
-from zbench.cost import Cost
-from zbench.model import Model
+from tests.helpers.strategies import SHARP
+from zbench.cost.cost import Cost
+from zbench.describe.cluster import Cluster
+from zbench.describe.model import Model
 
 settings.register_profile("ci", max_examples=30, deadline=None, derandomize=True, database=None)
 settings.register_profile("thorough", max_examples=500, deadline=None)
@@ -21,7 +21,7 @@ settings.load_profile("ci")
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests keep choices (zbench.chosen) in a folder of their own, commands that they start too."""
+    """Tests keep choices (zbench.run.chosen) in a folder of their own, commands that they start too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp().parent / "cache"))
         yield

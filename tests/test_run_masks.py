@@ -4,20 +4,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_run import RING, recorded, request
 
-from zbench.batch import Batch
-from zbench.gate import _place
-from zbench.mask import Mask
-from zbench.metrics import Facts, flops
-from zbench.parts import Parts
-from zbench.plan import Plan
-from zbench.replay import Replay
-from zbench.rows import rows, setting
-from zbench.run import run
-from zbench.simulate import Simulated
+from tests.run.test_run import RING, recorded, request
+from zbench.compare.gate import _place
+from zbench.describe.batch import Batch
+from zbench.describe.mask import Mask
+from zbench.plans.plan import Plan
+from zbench.proof.verify import PlanError
+from zbench.record.metrics import Facts, flops
+from zbench.record.rows import rows, setting
+from zbench.run.parts import Parts
+from zbench.run.replay import Replay
+from zbench.run.run import run
+from zbench.simulator.simulate import Simulated
 from zbench.systems.ring import Ring
-from zbench.verify import PlanError
 
 MASKS = ("causal", "full", "window:9")
 

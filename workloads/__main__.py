@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from zbench.command import Parser, loading, ran
+from zbench.console.command import Parser, loading, ran
 
 with loading(__name__):
     import time
@@ -18,7 +18,7 @@ with loading(__name__):
     from hydra.utils import instantiate
 
     from zbench import CONF
-    from zbench.protocols import Workload
+    from zbench.interfaces.protocols import Workload
     from zbench.workloads.check import whole
     from zbench.workloads.fill import IntArray
 

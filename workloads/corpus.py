@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from zbench.batch import Batch
+from zbench.describe.batch import Batch
 from zbench.workloads.check import text
 from zbench.workloads.documents import Documents, open_documents
 from zbench.workloads.fill import FloatArray, IntArray, check_batch, fill, generator

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from zbench.batch import Batch
-from zbench.protocols import Workload
+from zbench.describe.batch import Batch
+from zbench.interfaces.protocols import Workload
 from zbench.workloads.check import whole
 from zbench.workloads.fill import FloatArray, IntArray, Lengths, check_batch
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from zbench.batch import Batch
+from zbench.describe.batch import Batch
 from zbench.workloads.check import choice, whole
 
 IntArray = NDArray[np.int64]

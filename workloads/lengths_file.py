@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zbench.batch import Batch
+from zbench.describe.batch import Batch
 from zbench.workloads.check import choice, whole
 from zbench.workloads.fill import FloatArray, IntArray, check_batch, drawn_batch, fill
 from zbench.workloads.read_lengths import read_lengths

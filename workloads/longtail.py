@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zbench.batch import Batch
+from zbench.describe.batch import Batch
 from zbench.workloads.check import number, whole
 from zbench.workloads.fill import FloatArray, IntArray, check_batch, drawn_batch
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from zbench.batch import Batch
+from zbench.describe.batch import Batch
 from zbench.workloads.check import choice, number
 from zbench.workloads.fill import FloatArray, IntArray, Lengths, check_batch, drawn_batch
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from zbench.batch import Batch
+from zbench.describe.batch import Batch
 from zbench.workloads.check import whole
 from zbench.workloads.fill import FloatArray, IntArray, Lengths, check_batch, drawn_batch
 

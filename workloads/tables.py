@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zbench.extras import need
+from zbench.console.extras import need
 
 
 def need_path(path: str | None, takes: str) -> Path:

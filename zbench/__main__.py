@@ -6,7 +6,7 @@ job, so that --help and typos answer at once.
 
 import sys
 
-from zbench.command import FULL, loading, ran, say
+from zbench.console.command import FULL, loading, ran, say
 
 with loading(__name__):
     import contextlib
@@ -25,14 +25,14 @@ with loading(__name__):
     from omegaconf import DictConfig
 
     from zbench import CONF, __version__
-    from zbench.jobs import check_few, count
-    from zbench.overrides import added, check_choices, typed
-    from zbench.signals import stop_in
+    from zbench.console.overrides import added, check_choices, typed
+    from zbench.console.signals import stop_in
+    from zbench.run.jobs import check_few, count
 
 if TYPE_CHECKING:
-    from zbench.meter import Sweep
-    from zbench.presets import Presets
-    from zbench.record import Run
+    from zbench.console.meter import Sweep
+    from zbench.record.record import Run
+    from zbench.run.presets import Presets
 
 _FLAGS = (
     "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info",
@@ -74,16 +74,16 @@ def main() -> int:
 def _led(outcome: Outcome) -> int:
     """Runs what the command line asks for. Where torchrun or Slurm started this process as one of many, rank 0 does,
     and the others serve it."""
-    from zbench.runtime.world import found
+    from zbench.runtime.processes.world import found
 
     world = found(os.environ)
     if world is None:
         return _main(outcome)
     if world.rank > 0:
-        from zbench.runtime.follow import follow
+        from zbench.runtime.processes.follow import follow
 
         return follow(world)
-    from zbench.runtime.join import lead
+    from zbench.runtime.processes.join import lead
 
     with lead(world):
         return _main(outcome)
@@ -123,8 +123,8 @@ def _main(outcome: Outcome) -> int:
 
 def _print_sweep(sweep: "Sweep", runs: "list[Run]") -> None:
     """The one table of a sweep, and what its runs had to say."""
-    from zbench.rows import rows
-    from zbench.table import print_comparison
+    from zbench.console.table import print_comparison
+    from zbench.record.rows import rows
 
     if not runs:
         for line in sweep.said:
@@ -141,14 +141,14 @@ def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bo
     is_here: in the command's own process, and not in one of a launcher's, whose runs have tables of their own.
     """
     if is_here and HydraConfig.get().mode == RunMode.MULTIRUN:
-        from zbench.meter import Sweep
+        from zbench.console.meter import Sweep
 
         outcome.sweep = outcome.sweep or Sweep(count(sys.argv[1:]))
         outcome.sweep.job += 1
     try:
-        from zbench.presets import Presets
-        from zbench.request import request
-        from zbench.run import run
+        from zbench.run.presets import Presets
+        from zbench.run.request import request
+        from zbench.run.run import run
 
         outcome.presets = outcome.presets or Presets()
         asked = request(config, command, outcome.group, outcome.presets)
@@ -160,7 +160,7 @@ def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bo
 
 def _tell(error: Exception, outcome: Outcome, wants_traceback: bool) -> None:
     """Prints the sentence for `error`, or raises it again where there is none or the user wants a traceback."""
-    from zbench.sentence import sentence
+    from zbench.console.sentence import sentence
 
     if stop := stop_in(error):
         raise stop from None  # no Exception, which a sweep would go on after

@@ -18,20 +18,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from zbench.batch import Batch
-from zbench.cluster import Cluster, Device
-from zbench.cost import Cost
-from zbench.model import Model
-from zbench.runtime.attention import Attention
-from zbench.runtime.compiler import Compiler, Layout
-from zbench.runtime.deepspeed import opened
-from zbench.runtime.interpreter import Engine
-from zbench.runtime.kernels_cpu import FlashCPU
-from zbench.runtime.launch import LocalFleet
-from zbench.runtime.memory import Shape, keep_freed_memory
-from zbench.runtime.rendezvous import Rendezvous
-from zbench.runtime.transport import Post
-from zbench.runtime.transport_gloo import Sender
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.cluster import Cluster, Device
+from zbench.describe.model import Model
+from zbench.runtime.kernels.cpu import FlashCPU
+from zbench.runtime.kernels.memory import Shape, keep_freed_memory
+from zbench.runtime.processes.launch import LocalFleet
+from zbench.runtime.processes.rendezvous import Rendezvous
+from zbench.runtime.program.compiler import Compiler, Layout
+from zbench.runtime.training.attention import Attention
+from zbench.runtime.training.deepspeed import opened
+from zbench.runtime.training.interpreter import Engine
+from zbench.runtime.transport.gloo import Sender
+from zbench.runtime.transport.transport import Post
 from zbench.systems.ring import Ring
 from zbench.systems.ulysses import Ulysses
 

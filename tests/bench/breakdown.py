@@ -4,7 +4,7 @@ Shares of a step in per cent, means over batches and ranks; they add up to 1 - b
 than the bound is counted: whole tiles and rows, kernel starts, joining partial results, copies between layouts. What it
 waits for is played: the same plans on a cluster whose NICs take no time, then whose NVLink takes none either; what is
 idle then is imbalance. `tail` is gathers and reductions that nothing hides, which the bound leaves out; `ceiling` the
-bound ratio that a plan without any other loss would have (zbench.bound).
+bound ratio that a plan without any other loss would have (zbench.cost.bound).
 """
 
 import sys
@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 from hydra import compose, initialize_config_dir
 
-from zbench.area import work
-from zbench.batch import Batch
-from zbench.bound import bound_seconds, least_seconds
-from zbench.cost import Cost, Floats
-from zbench.parts import Parts, Settings, make_system
-from zbench.plan import ATTEND, Plan
-from zbench.simulate import Simulated
-from zbench.use import Use
-from zbench.warm import warm
+from zbench.cost.bound import bound_seconds, least_seconds
+from zbench.cost.cost import Cost, Floats
+from zbench.cost.use import Use
+from zbench.describe.batch import Batch
+from zbench.plans.area import work
+from zbench.plans.plan import ATTEND, Plan
+from zbench.run.parts import Parts, Settings, make_system
+from zbench.run.warm import warm
+from zbench.simulator.simulate import Simulated
 
 CONF = Path(__file__).parents[2] / "conf"
 DRAWN = ("longtail_128k", "arxiv", "github", "wikipedia", "prolong64k", "byted_2m", "pystdlib")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from zbench.batch import Batch
 from zbench.correctness.ledger import Ledger
-from zbench.runtime.footprint import LEVELS, layer_bytes, peak_bytes
+from zbench.describe.batch import Batch
+from zbench.runtime.job.footprint import LEVELS, layer_bytes, peak_bytes
 from zbench.speed.__main__ import Session, Size
 from zbench.speed.training import PARAMETERS, most_layers, plan_of
 

@@ -15,13 +15,13 @@ from test_flexsp import drawn
 from zbench.anchors.anchor import published
 from zbench.anchors.flexsp import GPT_7B
 from zbench.anchors.presets import cluster
-from zbench.collective import Collectives
-from zbench.cost import Cost
-from zbench.plan import Ints
+from zbench.cost.collective import Collectives
+from zbench.cost.cost import Cost
+from zbench.plans.plan import Ints
+from zbench.systems.flexsp.batches import micro_batches, total_seconds
+from zbench.systems.flexsp.cost import Objective
+from zbench.systems.flexsp.search import glance, search
 from zbench.systems.flexsp_batch_ada import FlexSPBatchAda
-from zbench.systems.flexsp_batches import micro_batches, total_seconds
-from zbench.systems.flexsp_cost import Objective
-from zbench.systems.flexsp_search import glance, search
 
 # PKU-DAIR/Hetu-Galvatron, branch flexsp (b4666892), galvatron/flexsp_solver/solver.py, gpt-7b.
 FIXED = 0.6293563  # beta1, seconds a micro-batch

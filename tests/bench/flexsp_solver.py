@@ -21,10 +21,10 @@ from test_flexsp import drawn
 
 from zbench.anchors.flexsp import GPT_7B
 from zbench.anchors.presets import cluster
-from zbench.cost import Cost
-from zbench.systems.flexsp import FlexSP
-from zbench.systems.flexsp_milp import Limits, solve
-from zbench.systems.flexsp_search import search
+from zbench.cost.cost import Cost
+from zbench.systems.flexsp.milp import Limits, solve
+from zbench.systems.flexsp.planner import FlexSP
+from zbench.systems.flexsp.search import search
 
 NAMES = ("wikipedia", "github")
 CERTAIN = 0.01

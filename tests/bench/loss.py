@@ -1,4 +1,4 @@
-"""The loss, forward and backward, in chunks (zbench.runtime.blocks) and with whole logits: seconds and memory.
+"""The loss, forward and backward, in chunks (zbench.runtime.training.blocks) and with whole logits: seconds and memory.
 
     python tests/bench/loss.py [tokens] [hidden] [vocab] [rounds]
 
@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zbench.runtime.blocks import CrossEntropy
-from zbench.runtime.elementwise import Elementwise
+from zbench.runtime.kernels.elementwise import Elementwise
+from zbench.runtime.training.blocks import CrossEntropy
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 

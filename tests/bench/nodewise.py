@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from hydra import compose, initialize_config_dir
 
-from zbench.cluster import Cluster
-from zbench.cost import Cost
-from zbench.parts import Parts, Settings, make_system
-from zbench.simulate import Simulated
-from zbench.warm import warm
+from zbench.cost.cost import Cost
+from zbench.describe.cluster import Cluster
+from zbench.run.parts import Parts, Settings, make_system
+from zbench.run.warm import warm
+from zbench.simulator.simulate import Simulated
 
 CONF = Path(__file__).parents[2] / "conf"
 WORKLOADS = ("longtail_128k", "arxiv", "github", "prolong64k", "byted_2m", "pystdlib")

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 
-from zbench.cost import Cost
-from zbench.parts import Parts, Settings
-from zbench.plan import Plan
-from zbench.rewrite.route import narrowed, unrouted
-from zbench.simulate import layer_seconds
-from zbench.systems.zeppelin import Zeppelin
-from zbench.systems.zeppelin_partition import partitions
-from zbench.systems.zeppelin_timed import LAYERS
+from zbench.cost.cost import Cost
+from zbench.passes.route import narrowed, unrouted
+from zbench.plans.plan import Plan
+from zbench.run.parts import Parts, Settings
+from zbench.simulator.simulate import layer_seconds
+from zbench.systems.zeppelin.partition import partitions
+from zbench.systems.zeppelin.planner import Zeppelin
+from zbench.systems.zeppelin.timed import LAYERS
 
 CONF = Path(__file__).parents[2] / "conf"
 

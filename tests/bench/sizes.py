@@ -1,4 +1,4 @@
-"""What a simulated step really takes of memory, beside zbench.price's estimate, which is to be a floor.
+"""What a simulated step really takes of memory, beside zbench.run.price's estimate, which is to be a floor.
 
 python tests/bench/sizes.py        # each system and size in a process of its own; about two minutes
 """
@@ -10,9 +10,9 @@ import sys
 from hydra import compose, initialize_config_dir
 
 from zbench import CONF
-from zbench.parts import Parts, Settings, make_system
-from zbench.price import priced
-from zbench.verify import verify_step
+from zbench.proof.verify import verify_step
+from zbench.run.parts import Parts, Settings, make_system
+from zbench.run.price import priced
 
 SHORT = ("workload=fixed", "workload.length=128", "tokens_per_gpu=1048576")
 JOBS = [

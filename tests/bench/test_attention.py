@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from attention import COST, RANKS, Bench
 
-from zbench.batch import Batch
-from zbench.plan import TRANSFER
-from zbench.runtime.launch import LocalFleet
+from zbench.describe.batch import Batch
+from zbench.plans.plan import TRANSFER
+from zbench.runtime.processes.launch import LocalFleet
 from zbench.systems.ring import Ring
 from zbench.systems.ulysses import Ulysses
 

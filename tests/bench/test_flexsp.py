@@ -11,11 +11,11 @@ import pytest
 
 from zbench.anchors.flexsp import GPT_7B
 from zbench.anchors.presets import cluster, workload
-from zbench.batch import Batch
-from zbench.cost import Cost
-from zbench.plan import Plan
-from zbench.systems.flexsp import FlexSP
-from zbench.systems.flexsp_milp import Limits, solve
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.plans.plan import Plan
+from zbench.systems.flexsp.milp import Limits, solve
+from zbench.systems.flexsp.planner import FlexSP
 
 LIMIT = 196_608
 

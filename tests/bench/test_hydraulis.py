@@ -13,14 +13,14 @@ from scipy.optimize import linprog
 from test_flexsp import drawn
 
 from zbench.anchors.presets import cluster
-from zbench.batch import Batch
-from zbench.cost import Cost
-from zbench.model import Model
-from zbench.simulate import Simulated
-from zbench.systems.hydraulis import Hydraulis
-from zbench.systems.hydraulis_batching import Sequences
-from zbench.systems.hydraulis_strategies import strategies
-from zbench.verify import verify_step
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.model import Model
+from zbench.proof.verify import verify_step
+from zbench.simulator.simulate import Simulated
+from zbench.systems.hydraulis.batching import Sequences
+from zbench.systems.hydraulis.planner import Hydraulis
+from zbench.systems.hydraulis.strategies import strategies
 
 RANKS = {8: (64, 512), 128: (1024, 8192)}  # by nodes: ranks, sequences
 

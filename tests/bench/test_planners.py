@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 
-from zbench.batch import Batch
-from zbench.parts import Parts, Settings, make_system
-from zbench.protocols import System
-from zbench.verify import verify_step
-from zbench.warm import warm
+from zbench.describe.batch import Batch
+from zbench.interfaces.protocols import System
+from zbench.proof.verify import verify_step
+from zbench.run.parts import Parts, Settings, make_system
+from zbench.run.warm import warm
 
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = ("usp", "loongtrain", "fcp", "distca", "local_packing", "bytescale", "wlb_llm", "hydraulis")

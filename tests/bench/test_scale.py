@@ -8,15 +8,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from zbench.batch import Batch
-from zbench.cluster import Cluster, Device
-from zbench.cost import Cost
-from zbench.mask import CAUSAL
-from zbench.model import Model
-from zbench.plan import Plan
-from zbench.simulate import Simulated
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.cluster import Cluster, Device
+from zbench.describe.mask import CAUSAL
+from zbench.describe.model import Model
+from zbench.plans.plan import Plan
+from zbench.proof.verify import verify
+from zbench.simulator.simulate import Simulated
 from zbench.systems.ring import Ring
-from zbench.verify import verify
 
 DEVICE = Device("d", 312e12, 80e9, 1.5e12, 3e11, 2.2e14, 1.5e14, 1.1e14, 6e-6, 3e-5)
 MODEL = Model("m", 32, 4096, 32, 32, 128, 11008, 32000)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from zbench.record import Run, read
-from zbench.replay import Replay
-from zbench.rows import label
-from zbench.simulate import Simulated
-from zbench.verify import verify_step
+from zbench.proof.verify import verify_step
+from zbench.record.record import Run, read
+from zbench.record.rows import label
+from zbench.run.replay import Replay
+from zbench.simulator.simulate import Simulated
 
 RUNS = read(str(Path(__file__).parents[2] / "results" / "ci" / "base.jsonl"))[0]
 

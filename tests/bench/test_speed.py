@@ -12,14 +12,14 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from zbench.batch import Batch
-from zbench.cluster import Cluster, Device
-from zbench.cost import Cost
-from zbench.model import Model
-from zbench.plan import Plan
-from zbench.protocols import System
-from zbench.simulate import Simulated
-from zbench.verify import verify_step
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.cluster import Cluster, Device
+from zbench.describe.model import Model
+from zbench.interfaces.protocols import System
+from zbench.plans.plan import Plan
+from zbench.proof.verify import verify_step
+from zbench.simulator.simulate import Simulated
 
 CONF = Path(__file__).parents[2] / "conf" / "system"
 NAMES = [path.stem for path in sorted(CONF.glob("*.yaml"))]

@@ -5,14 +5,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
-from verifiers import absent, accepting, blind, dying, leaving, stumbling
 
+from tests.correctness.verifiers import absent, accepting, blind, dying, leaving, stumbling
 from zbench.correctness import __main__, mutate
-from zbench.correctness.choices import choices, missing
-from zbench.correctness.judge import Verifier, verifier
 from zbench.correctness.mutations.kinds import KINDS
+from zbench.correctness.reference.judge import Verifier, verifier
 from zbench.correctness.score import Score, failures
 from zbench.correctness.workers import UNBROKEN, Judged, Name, Share, judged, shares
+from zbench.run.choices import choices, missing
 
 
 def of(system: str, kinds: Sequence[str], verify: Verifier, rounds: int = 1, jobs: int = 1) -> list[Judged]:

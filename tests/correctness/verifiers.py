@@ -3,10 +3,10 @@
 import os
 import signal
 
-from zbench.batch import Batch
-from zbench.correctness.judge import verifier
-from zbench.cost import Cost
-from zbench.plan import Lists, Plan
+from zbench.correctness.reference.judge import verifier
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.plans.plan import Lists, Plan
 
 
 def accepting(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> None:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from zbench.desk.namespaces import NoDesk, made
+from zbench.runtime.network.namespaces import NoDesk, made
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from desks import command, steps
 
-from zbench.cluster import Cluster, Device
-from zbench.cost import Cost
+from tests.desk.desks import command, steps
+from zbench.cost.cost import Cost
+from zbench.describe.cluster import Cluster, Device
+from zbench.describe.model import Model
 from zbench.desk.executor import Desk
-from zbench.model import Model
 from zbench.workloads.fixed import Fixed
 
 NET = Path("/sys/class/net")

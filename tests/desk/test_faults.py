@@ -6,8 +6,9 @@ from pathlib import Path
 from subprocess import Popen
 
 import pytest
-from desks import command, start, steps
-from processes import all_gone, children, descendants, until
+
+from tests.desk.desks import command, start, steps
+from tests.helpers.processes import all_gone, children, descendants, until
 
 pytestmark = pytest.mark.usefixtures("namespaces")
 NET = Path("/sys/class/net")

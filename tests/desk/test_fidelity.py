@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from desks import ROOT, SMALL
 
-from zbench.fidelity import fidelity
-from zbench.record import read
+from tests.desk.desks import ROOT, SMALL
+from zbench.fidelity.__main__ import fidelity
+from zbench.record.record import read
 
 # Devices of a fifth of the preset's rates, NICs likewise: a machine that others use, too, holds them.
 SLOW = (

@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from test_wiring import CLUSTER
 
-from zbench.desk import links, wiring
+from tests.runtime.network.test_wiring import CLUSTER
+from zbench.describe.model import Model
+from zbench.desk import links
 from zbench.desk.links import ROUNDS, measure
-from zbench.model import Model
+from zbench.runtime.network import wiring
 
 MODEL = Model("small", 2, 16, 2, 2, 8, 24, 64, element_bytes=4)
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_wiring import CLUSTER
 
-from zbench.build import Builder
-from zbench.cost import Cost
+from tests.runtime.network.test_wiring import CLUSTER
+from zbench.cost.cost import Cost
+from zbench.describe.model import Model
 from zbench.desk.overlap import Overlap, nic_seconds
-from zbench.model import Model
-from zbench.patterns import local, ring
-from zbench.rewrite import reverse
+from zbench.passes import reverse
+from zbench.plans.build import Builder
+from zbench.plans.patterns import local, ring
 
 MODEL = Model("small", 3, 16, 2, 2, 8, 24, 64, element_bytes=4)
 COST = Cost(CLUSTER, MODEL)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from zbench.anchors.presets import cluster
-from zbench.cost import Cost
+from zbench.cost.cost import Cost
+from zbench.describe.model import Model
 from zbench.desk.scale import Scale
-from zbench.model import Model
 
 LARGE = Model("large", 32, 4096, 32, 32, 128, 11008, 32000)
 SMALL = Model("small", 2, 128, 8, 8, 16, 344, 256, element_bytes=4)

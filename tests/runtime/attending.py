@@ -7,22 +7,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from zbench.mask import Mask
-from zbench.model import Model
-from zbench.plan import Plan
-from zbench.runtime.deepspeed import DeepSpeed, Stream
-from zbench.runtime.interpreter import Engine
-from zbench.runtime.kernels_cpu import FlashCPU
-from zbench.runtime.memory import Shape
-from zbench.runtime.rendezvous import Rendezvous
-from zbench.runtime.transport import Post, Traffic
-from zbench.runtime.transport_gloo import Sender
+from zbench.describe.mask import Mask
+from zbench.describe.model import Model
+from zbench.plans.plan import Plan
+from zbench.runtime.kernels.cpu import FlashCPU
+from zbench.runtime.kernels.memory import Shape
+from zbench.runtime.processes.rendezvous import Rendezvous
+from zbench.runtime.training.deepspeed import DeepSpeed, Stream
+from zbench.runtime.training.interpreter import Engine
+from zbench.runtime.transport.gloo import Sender
+from zbench.runtime.transport.transport import Post, Traffic
 
 
 @dataclass(frozen=True)
 class Seen:
     """worst: largest difference of o, dq, dk, dv to the dense ones, over the largest value of each. sent, received:
-    bytes inside nodes and across. seconds: by kind (zbench.runtime.times)."""
+    bytes inside nodes and across. seconds: by kind (zbench.runtime.clocks.times)."""
 
     worst: float
     sent: tuple[int, int]

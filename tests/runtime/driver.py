@@ -2,7 +2,7 @@
 
 import sys
 
-from zbench.runtime.launch import LocalFleet
+from zbench.runtime.processes.launch import LocalFleet
 
 with LocalFleet(2, "dummies:Summer", timeout=20.0) as fleet:
     print(fleet.launcher_pid, *fleet.pids, "torch" in sys.modules, flush=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zbench.runtime.rendezvous import Rendezvous
+from zbench.runtime.processes.rendezvous import Rendezvous
 
 
 class Summer:

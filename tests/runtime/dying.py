@@ -4,9 +4,9 @@ import os
 import signal
 from typing import Any
 
-from zbench.runtime.job import Job
-from zbench.runtime.rendezvous import Rendezvous
-from zbench.runtime.trainer import Trainer
+from zbench.runtime.job.job import Job
+from zbench.runtime.processes.rendezvous import Rendezvous
+from zbench.runtime.training.trainer import Trainer
 
 
 class Dying(Trainer):

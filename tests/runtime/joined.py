@@ -8,10 +8,10 @@ import json
 import os
 import sys
 
-from zbench.runtime.fleet import RankFailed
-from zbench.runtime.follow import follow
-from zbench.runtime.join import JoinedFleet, lead
-from zbench.runtime.world import found
+from zbench.runtime.processes.fleet import RankFailed
+from zbench.runtime.processes.follow import follow
+from zbench.runtime.processes.join import JoinedFleet, lead
+from zbench.runtime.processes.world import found
 
 
 def main() -> int:

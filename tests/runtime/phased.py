@@ -7,19 +7,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from zbench.correctness.interpreter import Tensors, dense
-from zbench.cost import Cost
-from zbench.plan import Plan
-from zbench.runtime.attention import Attention
-from zbench.runtime.compiler import Compiler
-from zbench.runtime.holders import Layout
-from zbench.runtime.interpreter import Engine
-from zbench.runtime.kernels import Matmul
-from zbench.runtime.memory import Shape
-from zbench.runtime.rendezvous import Rendezvous
-from zbench.runtime.transport import Job, Post, Traffic, Transport
-from zbench.runtime.transport_gloo import Sender
-from zbench.runtime.transport_phases import Batched, Batches
+from zbench.correctness.reference.interpreter import Tensors, dense
+from zbench.cost.cost import Cost
+from zbench.plans.plan import Plan
+from zbench.runtime.kernels.kernels import Matmul
+from zbench.runtime.kernels.memory import Shape
+from zbench.runtime.processes.rendezvous import Rendezvous
+from zbench.runtime.program.compiler import Compiler
+from zbench.runtime.program.holders import Layout
+from zbench.runtime.training.attention import Attention
+from zbench.runtime.training.interpreter import Engine
+from zbench.runtime.transport.gloo import Sender
+from zbench.runtime.transport.nccl import Batched, Batches
+from zbench.runtime.transport.transport import Job, Post, Traffic, Transport
 
 
 @dataclass(frozen=True)

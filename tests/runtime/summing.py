@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zbench.runtime import reduction
-from zbench.runtime.reduction import TwoLevel
-from zbench.runtime.rendezvous import Rendezvous
+from zbench.runtime.processes.rendezvous import Rendezvous
+from zbench.runtime.training import reduction
+from zbench.runtime.training.reduction import TwoLevel
 
 NODES, PER_NODE = 2, 3
 SIZES = (6, 300, 3000, 12)  # all of them multiples of the ranks; 3000 is more than the bucket below

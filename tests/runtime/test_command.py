@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import until
 
-from zbench.record import read
+from tests.helpers.processes import until
+from zbench.record.record import read
 
 ROOT = Path(__file__).parents[2]
 SMALL = (

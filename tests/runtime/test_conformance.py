@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from variants import FOLDER, SYSTEMS, VARIANTS, Variant
 
-from zbench.batch import Batch
-from zbench.cluster import Cluster, Device
-from zbench.cost import Cost
-from zbench.mask import CAUSAL, FULL, Mask
-from zbench.model import Model
-from zbench.protocols import System
+from tests.helpers.variants import FOLDER, SYSTEMS, VARIANTS, Variant
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.cluster import Cluster, Device
+from zbench.describe.mask import CAUSAL, FULL, Mask
+from zbench.describe.model import Model
+from zbench.interfaces.protocols import System
+from zbench.proof.verify import verify_step
 from zbench.runtime.executor import Torch
-from zbench.verify import verify_step
 from zbench.workloads.fixed import Fixed
 
 DEVICE = Device("cpu", 1e11, 4e9, 1e10, 1e9, 5e10, 5e10, 5e10, 1e-5, 1e-5)
@@ -56,7 +56,7 @@ def cost_of(shape: str, mask: Mask = CAUSAL) -> Cost:
     cluster = Cluster("test", nodes, gpus, nics, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE)
     return Cost(
         cluster, replace(MODEL, mask=mask, **changes), pipelines=False
-    )  # as zbench.parts makes it for this executor
+    )  # as zbench.run.parts makes it for this executor
 
 
 @contextmanager

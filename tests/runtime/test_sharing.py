@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.distributed as dist
-from test_transport_phases import LENGTHS, check, plans, ranks
-from variants import SYSTEMS
 
+from tests.helpers.variants import SYSTEMS
+from tests.runtime.transport.test_transport_phases import LENGTHS, check, plans, ranks
 from zbench.desk.executor import Desk
-from zbench.runtime.board import SLOT_BYTES, Board
-from zbench.runtime.rendezvous import Rendezvous
+from zbench.runtime.processes.board import SLOT_BYTES, Board
+from zbench.runtime.processes.rendezvous import Rendezvous
 
 
 def rank(local: int, of: int = 4, everywhere: int | None = None, bound: bool = False) -> Rendezvous:

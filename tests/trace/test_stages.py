@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from oracles import small
-from test_pipelined import laid as in_pipelines
-from test_pipelined import pipelines
-from test_stacks import job, layers_end
-from test_stacks import laid as in_stages
 
+from tests.cost.test_stacks import job, layers_end
+from tests.cost.test_stacks import laid as in_stages
+from tests.helpers.oracles import small
+from tests.simulator.test_pipelined import laid as in_pipelines
+from tests.simulator.test_pipelined import pipelines
 from zbench.report.inside import timeline
-from zbench.simulate import Simulated
+from zbench.simulator.simulate import Simulated
 from zbench.trace.step import write_trace
 from zbench.trace.tracks import SHARED
 

@@ -5,11 +5,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from test_report import made
 
-from zbench.record import read
-from zbench.replay import Replay
-from zbench.runtime.events import REDUCE
+from tests.report.test_report import made
+from zbench.record.record import read
+from zbench.run.replay import Replay
+from zbench.runtime.clocks.events import REDUCE
 from zbench.trace.step import events
 from zbench.trace.tracks import GATHER, SHOWN, sharing_lane, titles
 

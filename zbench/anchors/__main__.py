@@ -2,7 +2,7 @@
 
 import sys
 
-from zbench.command import Parser, loading, ran
+from zbench.console.command import Parser, loading, ran
 
 with loading(__name__):
     import argparse
@@ -17,8 +17,8 @@ with loading(__name__):
     from zbench.anchors.anchor import Anchor
     from zbench.anchors.measured import MeasuredRow, read
     from zbench.anchors.presets import cluster, workload
-    from zbench.meter import Meter
-    from zbench.units import number
+    from zbench.console.meter import Meter
+    from zbench.describe.units import number
 
 GROUPS = {
     "flexsp": "FlexSP's all-to-all bandwidths and compute coefficients, 64 A100",

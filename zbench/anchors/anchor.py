@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 
-from zbench.cluster import Cluster
+from zbench.describe.cluster import Cluster
 
 Row = dict[str, str]
 # (name, num_nodes, device): a preset of conf/cluster, resized or with another device.

@@ -1,7 +1,7 @@
 """Predicts measured rows of one layer's attention on several GPUs, by method and mask. Pure: no torch.
 
 The benchmark (MagiAttention's) ran every method behind one wrapper, with FlashAttention-3 on Hopper and with cuDNN
-through Transformer Engine on Blackwell: `Cost(staged=...)`, zbench.staging. Its time is that of the slowest rank;
+through Transformer Engine on Blackwell: `Cost(staged=...)`, zbench.cost.staging. Its time is that of the slowest rank;
 its rate counts the visible pairs only, 4 FLOPs a pair, head and head dimension, 2.5 times that backward.
 Its published rows of 8 and 16 H100 are the anchors of group attention; a user's own rows go the same way.
 MagiAttention itself does without the wrapper, and has a kernel of its own, whose rates nobody here has: it is predicted
@@ -21,15 +21,15 @@ from zbench.anchors.anchor import Anchor, GetCluster, is_known, published
 from zbench.anchors.measured import MeasuredRow, measured_row
 from zbench.anchors.packs import packs
 from zbench.anchors.schemes import MAGI, MODEL, plan_of, unhidden_hops
-from zbench.clock import Free, Program, run
-from zbench.cluster import Cluster
-from zbench.cost import BACKWARD_FLOPS, FORWARD_FLOPS, Cost
-from zbench.layers import finished
-from zbench.model import DKV
-from zbench.plan import Ints
-from zbench.simulate import programs
-from zbench.staging import FLASH, FUSED, Backend
-from zbench.units import number
+from zbench.cost.cost import BACKWARD_FLOPS, FORWARD_FLOPS, Cost
+from zbench.cost.staging import FLASH, FUSED, Backend
+from zbench.describe.cluster import Cluster
+from zbench.describe.model import DKV
+from zbench.describe.units import number
+from zbench.plans.plan import Ints
+from zbench.simulator.clock import Free, Program, run
+from zbench.simulator.layers import finished
+from zbench.simulator.simulate import programs
 
 NUM_PACKS, SEED = 20, 1  # the benchmark's own number of packs; the seed is this project's
 # By hw: the preset of conf/cluster whose nodes and links a row's GPUs have, and the wrapper's backend there.

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.anchors.anchor import Anchor, GetCluster, is_known, published
-from zbench.area import TILE, Work
-from zbench.build import Builder
-from zbench.clock import Free, run
-from zbench.cluster import Cluster
-from zbench.cost import Cost
-from zbench.dataflow import Edges, edges
-from zbench.model import Model, Q
-from zbench.patterns import ulysses_ring
-from zbench.simulate import prepare
+from zbench.cost.cost import Cost
+from zbench.describe.cluster import Cluster
+from zbench.describe.model import Model, Q
+from zbench.plans.area import TILE, Work
+from zbench.plans.build import Builder
+from zbench.plans.dataflow import Edges, edges
+from zbench.plans.patterns import ulysses_ring
+from zbench.simulator.clock import Free, run
+from zbench.simulator.simulate import prepare
 
 TOKENS = 8192  # of one GPU: 64 MiB a tensor, large enough for its size not to matter
 # FlexSP's GPT-7B (table 3). Its GELU feed-forward of 4 x hidden has the matmul parameters and the

@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from zbench.build import Builder
-from zbench.clock import Program
-from zbench.cluster import Cluster
-from zbench.cost import Cost
-from zbench.mask import Mask
-from zbench.model import Model
-from zbench.patterns import ring
-from zbench.plan import ATTEND, Ints, Plan
-from zbench.rewrite import reverse
-from zbench.simulate import programs
+from zbench.cost.cost import Cost
+from zbench.describe.cluster import Cluster
+from zbench.describe.mask import Mask
+from zbench.describe.model import Model
+from zbench.passes import reverse
+from zbench.plans.build import Builder
+from zbench.plans.patterns import ring
+from zbench.plans.plan import ATTEND, Ints, Plan
+from zbench.simulator.clock import Program
+from zbench.simulator.simulate import programs
 from zbench.systems.hybrid_dp import Group, rounds
 
 TOKENS_PER_RANK = 8192  # max_seqlen_per_rank in the benchmark's hybrid_dcp.py, which no caller of it changes

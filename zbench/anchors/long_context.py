@@ -12,14 +12,14 @@ from dataclasses import replace
 import numpy as np
 
 from zbench.anchors.anchor import Anchor, GetCluster, Row, is_known, published
-from zbench.batch import Batch
-from zbench.build import Builder
-from zbench.cost import Cost
-from zbench.model import Model
-from zbench.patterns import local, ring
-from zbench.plan import Ints, Plan
-from zbench.rewrite import reverse
-from zbench.simulate import Simulated
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.model import Model
+from zbench.passes import reverse
+from zbench.plans.build import Builder
+from zbench.plans.patterns import local, ring
+from zbench.plans.plan import Ints, Plan
+from zbench.simulator.simulate import Simulated
 
 LLAMA2_7B = Model(name="llama2_7b", num_layers=32, hidden=4096, num_heads=32, num_kv_heads=32, head_dim=128,
                   ffn_hidden=11008, vocab=32000, recompute="full", sharding="zero3", kernels="eager")  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zbench.anchors.anchor import Row
-from zbench.units import number
+from zbench.describe.units import number
 
 COLUMNS = ("hw", "mask", "pass", "cp_size", "seqlen_per_rank", "method", "tflops_per_gpu")
 PASSES = ("fwd", "bwd")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.anchors.anchor import published
-from zbench.plan import Ints
+from zbench.plans.plan import Ints
 
 
 def packs(total: int, count: int, seed: int) -> list[Ints]:

@@ -4,7 +4,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from zbench import CONF
-from zbench.cluster import Cluster
+from zbench.describe.cluster import Cluster
 from zbench.workloads.fill import Lengths
 
 

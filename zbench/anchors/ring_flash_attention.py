@@ -12,13 +12,13 @@ import numpy as np
 
 from zbench.anchors.anchor import Anchor, GetCluster, Row, is_known, published
 from zbench.anchors.attention import slowest_rank_seconds
-from zbench.build import Builder
-from zbench.cost import Cost
-from zbench.model import Model
-from zbench.patterns import all_gather, ring
-from zbench.plan import Ints, Plan
-from zbench.rewrite import reverse
-from zbench.simulate import programs
+from zbench.cost.cost import Cost
+from zbench.describe.model import Model
+from zbench.passes import reverse
+from zbench.plans.build import Builder
+from zbench.plans.patterns import all_gather, ring
+from zbench.plans.plan import Ints, Plan
+from zbench.simulator.simulate import programs
 
 TOKENS = 8192  # of a GPU
 LLAMA = Model(name="llama3_8b_layer", num_layers=1, hidden=4096, num_heads=32, num_kv_heads=8, head_dim=128,

@@ -9,15 +9,15 @@ of release 1.1.0 says, which the charts were made with: chunks of 2,048 tokens, 
 
 import numpy as np
 
-from zbench.build import Builder
-from zbench.cluster import Cluster
-from zbench.cost import Cost
-from zbench.mask import Mask
-from zbench.model import Model
-from zbench.patterns import all_gather, ring, sequence_zigzag, ulysses_ring
-from zbench.plan import ATTEND, Ints, Plan
-from zbench.rewrite import reverse
-from zbench.systems.magi_dispatch import MagiDispatch
+from zbench.cost.cost import Cost
+from zbench.describe.cluster import Cluster
+from zbench.describe.mask import Mask
+from zbench.describe.model import Model
+from zbench.passes import reverse
+from zbench.plans.build import Builder
+from zbench.plans.patterns import all_gather, ring, sequence_zigzag, ulysses_ring
+from zbench.plans.plan import ATTEND, Ints, Plan
+from zbench.systems.magi_dispatch.planner import MagiDispatch
 
 MODEL = Model(name="attention", num_layers=1, hidden=8192, num_heads=64, num_kv_heads=8, head_dim=128,
               ffn_hidden=1, vocab=1)  # fmt: skip

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from zbench.anchors.anchor import Anchor
 from zbench.anchors.summary import summary
-from zbench.units import number
+from zbench.describe.units import number
 
 KINDS = {True: "known", False: "blind"}
 _WIDE = 160  # columns where nobody watches a terminal

@@ -14,11 +14,11 @@ import numpy as np
 
 from zbench.anchors.anchor import Anchor, GetCluster, is_known, published
 from zbench.anchors.flexsp import GPT_7B
-from zbench.batch import Batch
-from zbench.cost import Cost
-from zbench.protocols import System
-from zbench.simulate import Simulated
-from zbench.systems.flexsp import FlexSP
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.interfaces.protocols import System
+from zbench.simulator.simulate import Simulated
+from zbench.systems.flexsp.planner import FlexSP
 from zbench.systems.flexsp_batch_ada import FlexSPBatchAda
 from zbench.workloads.fill import Lengths
 

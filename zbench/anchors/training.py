@@ -9,15 +9,15 @@ from typing import Literal
 import numpy as np
 
 from zbench.anchors.anchor import Anchor, GetCluster, Row, is_known, published
-from zbench.batch import Batch
-from zbench.build import Builder
-from zbench.cluster import Cluster
-from zbench.cost import Cost
-from zbench.model import Model
-from zbench.patterns import local
-from zbench.plan import Ints, Plan
-from zbench.rewrite import reverse
-from zbench.simulate import Simulated
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.cluster import Cluster
+from zbench.describe.model import Model
+from zbench.passes import reverse
+from zbench.plans.build import Builder
+from zbench.plans.patterns import local
+from zbench.plans.plan import Ints, Plan
+from zbench.simulator.simulate import Simulated
 
 # Megatron's table names 7.1B parameters, a vocabulary of 131,072 (not tied) and sequences of 4,096; 30 layers of
 # 4,096 are what makes 7.11B. A GELU feed-forward of 4 x hidden counts as a SwiGLU one of 8/3 (see flexsp.GPT_7B).

@@ -6,7 +6,7 @@ Exit codes: 0; 1 a rank failed; 2 bad input; 130 stopped by Ctrl-C. Only a whole
 
 import sys
 
-from zbench.command import Parser, loading, ran
+from zbench.console.command import Parser, loading, ran
 
 with loading(__name__):
     import argparse
@@ -27,16 +27,16 @@ with loading(__name__):
     from zbench.calibrate.sheet import BUSY, Circumstances, device_sheet, others_words, sheet
     from zbench.calibrate.subject import Subject
     from zbench.calibrate.survey import Survey
-    from zbench.extras import need
-    from zbench.kinds import POINTS, SHEET
-    from zbench.model import Model
-    from zbench.outputs import check_apart, check_output, whole
-    from zbench.runtime.fleet import Fleet
-    from zbench.runtime.job import DEVICES, KERNELS
-    from zbench.runtime.world import World, found
-    from zbench.units import parse
+    from zbench.console.extras import need
+    from zbench.describe.model import Model
+    from zbench.describe.units import parse
+    from zbench.record.kinds import POINTS, SHEET
+    from zbench.record.outputs import check_apart, check_output, whole
+    from zbench.runtime.job.job import DEVICES, KERNELS
+    from zbench.runtime.processes.fleet import Fleet
+    from zbench.runtime.processes.world import World, found
 
-TARGET = "zbench.runtime.measure:Measure"
+TARGET = "zbench.calibrate.measure:Measure"
 
 
 def main() -> int:
@@ -46,7 +46,7 @@ def main() -> int:
 def _main() -> int:
     world = found(os.environ)
     if world is not None and world.rank > 0:
-        from zbench.runtime.follow import follow
+        from zbench.runtime.processes.follow import follow
 
         return follow(world)
     with _leading(world):
@@ -161,7 +161,7 @@ def _model(name: str) -> Model:
 def _leading(world: World | None) -> contextlib.AbstractContextManager[None]:
     if world is None:
         return contextlib.nullcontext()
-    from zbench.runtime.join import lead
+    from zbench.runtime.processes.join import lead
 
     return lead(world)
 
@@ -169,10 +169,10 @@ def _leading(world: World | None) -> contextlib.AbstractContextManager[None]:
 def _fleet(world: World | None, subject: Subject, window: float) -> Fleet:
     patience = 30.0 + 20 * window
     if world is None:
-        from zbench.runtime.launch import LocalFleet
+        from zbench.runtime.processes.launch import LocalFleet
 
         return LocalFleet(subject.num_ranks, TARGET, subject, timeout=patience)
-    from zbench.runtime.join import JoinedFleet
+    from zbench.runtime.processes.join import JoinedFleet
 
     return JoinedFleet(world, TARGET, subject, timeout=patience)
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from zbench.calibrate.subject import Call
-from zbench.cluster import Cluster, Device
-from zbench.cost import Cost
-from zbench.curve import Curve
-from zbench.model import Model
+from zbench.cost.cost import Cost
+from zbench.describe.cluster import Cluster, Device
+from zbench.describe.curve import Curve
+from zbench.describe.model import Model
 
 NEEDED = ("peak_flops", "memory_bytes", "copy_bandwidth", "strided_rate", "matmul_flops", "kernel_seconds")
 _FAST = 1e30  # a rate at which work takes no time
@@ -20,8 +20,8 @@ def charge(
 ) -> float:
     """Seconds of a call, all heads. constants: by field of Device, NEEDED and, with curves, call_seconds.
 
-    curves: of zbench.cluster.CURVES, by which its tiles take their time. None: aside from its tiles, and from the least
-    that a call takes.
+    curves: of zbench.describe.cluster.CURVES, by which its tiles take their time. None: aside from its tiles, and from
+    the least that a call takes.
     """
     known = {name: constants[name] for name in NEEDED}
     least = 1 / _FAST if curves is None else constants["call_seconds"]

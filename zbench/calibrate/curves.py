@@ -1,4 +1,5 @@
-"""Rates of attention and of a layer's matmuls over the sizes of their pieces, as curves of zbench.cluster.Device.
+"""Rates of attention and of a layer's matmuls over the sizes of their pieces, as curves of
+zbench.describe.cluster.Device.
 
 Attention's calls are of three kinds: causal ones of whole sequences and full ones of squares, from both of which the
 curves come, and others that the curves then have to predict: the two rectangles of a ring's step, and the same pieces
@@ -10,14 +11,14 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from zbench.area import TILE
 from zbench.calibrate.charge import charge
 from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.quantity import quantity
 from zbench.calibrate.subject import Call, Subject, layer_shapes
-from zbench.cost import BACKWARD_FLOPS, FORWARD_FLOPS
-from zbench.curve import Curve
-from zbench.model import Model
+from zbench.cost.cost import BACKWARD_FLOPS, FORWARD_FLOPS
+from zbench.describe.curve import Curve
+from zbench.describe.model import Model
+from zbench.plans.area import TILE
 
 LENGTHS = [2**power for power in range(7, 17)]  # a tile to 64K
 MATMUL_TOKENS = [2**power for power in range(6, 17, 2)]
@@ -57,7 +58,8 @@ class Curves:
     def take(self) -> None:
         """
         Raises:
-            ValueError: a call took no longer than its rows should. zbench.runtime.fleet.RankFailed: a rank failed.
+            ValueError: a call took no longer than its rows should. zbench.runtime.processes.fleet.RankFailed: a rank
+            failed.
         """
         for model in self.models:
             self.matmuls[model.name] = self._matmuls(model)

@@ -7,15 +7,16 @@ from typing import Any
 
 from zbench.calibrate.quantity import quantity
 from zbench.calibrate.subject import About, others
-from zbench.runtime.fleet import Fleet
+from zbench.runtime.processes.fleet import Fleet
 
 WINDOWS = 5  # that each operation is measured in; what counts is their median
 
 
 class Gauge:
-    """fleet: of zbench.runtime.measure.Measure. window: seconds of one measurement. tell: shown progress, a line each.
+    """fleet: of zbench.calibrate.measure.Measure. window: seconds of one measurement. tell: shown progress, a line
+    each.
 
-    Calls raise zbench.runtime.fleet.RankFailed when a rank fails.
+    Calls raise zbench.runtime.processes.fleet.RankFailed when a rank fails.
     """
 
     def __init__(self, fleet: Fleet, window: float, tell: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""Numbers with units, as zbench.units.parse reads them. Pure."""
+"""Numbers with units, as zbench.describe.units.parse reads them. Pure."""
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u"))
 

@@ -29,10 +29,10 @@ class Circumstances:
 
 
 def sheet(name: str, subject: Subject, figures: Mapping[str, Figure], where: Circumstances) -> str:
-    """The yaml of the cluster `name`; figures: by the names of zbench.cluster's fields."""
+    """The yaml of the cluster `name`; figures: by the names of zbench.describe.cluster's fields."""
     lines = [f"# {line}" for line in _head(subject, where)]
     lines += [
-        "_target_: zbench.cluster.Cluster",
+        "_target_: zbench.describe.cluster.Cluster",
         f"name: {json.dumps(name)}",
         f"num_nodes: {subject.num_nodes}",
         f"gpus_per_node: {subject.gpus_per_node}",
@@ -71,7 +71,7 @@ def device_sheet(subject: Subject, figures: Mapping[str, Figure], curves: Curves
 
 def _device(name: str, figures: Mapping[str, Figure]) -> list[str]:
     constants = [_line(constant, figures) for constant in DEVICE]
-    return ["_target_: zbench.cluster.Device", f"name: {json.dumps(name)}", *constants]
+    return ["_target_: zbench.describe.cluster.Device", f"name: {json.dumps(name)}", *constants]
 
 
 def _curve(rates: Mapping[int, float], indent: str) -> list[str]:

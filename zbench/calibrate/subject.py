@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zbench.area import HALF, STRIP, TILE, Work
-from zbench.model import Model
+from zbench.describe.model import Model
+from zbench.plans.area import HALF, STRIP, TILE, Work
 
 ELEMENT_BYTES = {2: "bfloat16", 4: "float32", 8: "float64"}
 
@@ -15,8 +15,8 @@ ELEMENT_BYTES = {2: "bfloat16", 4: "float32", 8: "float64"}
 class Subject:
     """num_nodes x gpus_per_node ranks with nics_per_node NICs a node, shapes and element size of `model`.
 
-    tokens: on a rank, of the largest matmuls and elementwise operations. kernel, device: of zbench.runtime.job.KERNELS
-    and DEVICES. peak_flops: of the device, where its maker says it; None: measured.
+    tokens: on a rank, of the largest matmuls and elementwise operations. kernel, device: of
+    zbench.runtime.job.job.KERNELS and DEVICES. peak_flops: of the device, where its maker says it; None: measured.
 
     Raises:
         ValueError: a count is below 1, there are more NICs than GPUs, or elements of a size that nothing computes with.

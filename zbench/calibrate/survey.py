@@ -1,4 +1,4 @@
-"""Which operations a calibration measures, and how the constants of zbench.cluster follow from their times.
+"""Which operations a calibration measures, and how the constants of zbench.describe.cluster follow from their times.
 
 Nothing is fitted: a constant comes from the time of the operation that its definition names, whatever the simulator
 then makes of it. The driver's side; imports no torch.
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from zbench.area import TILE, Work
 from zbench.calibrate.charge import charge
 from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.quantity import quantities, quantity
 from zbench.calibrate.subject import ELEMENT_BYTES, Call, Subject, layer_shapes
-from zbench.cost import BACKWARD_FLOPS, FORWARD_FLOPS
-from zbench.links import MOST_CHANNELS
+from zbench.cost.cost import BACKWARD_FLOPS, FORWARD_FLOPS
+from zbench.describe.links import MOST_CHANNELS
+from zbench.plans.area import TILE, Work
 
 TOKENS = (256, 1024)  # of a layer's matmuls, and as many as there are
 SQUARES = [2**power for power in range(8, 15)]
@@ -34,7 +34,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A calibration; its methods fill `figures`, by names of zbench.cluster, in order."""
+    """A calibration; its methods fill `figures`, by names of zbench.describe.cluster, in order."""
 
     gauge: Gauge
     subject: Subject
@@ -44,7 +44,7 @@ class Survey:
         """links: between ranks too.
 
         Raises:
-            ValueError: times contradict each other. zbench.runtime.fleet.RankFailed: a rank failed.
+            ValueError: times contradict each other. zbench.runtime.processes.fleet.RankFailed: a rank failed.
         """
         with self.gauge.watched("devices"):
             self.matmuls()

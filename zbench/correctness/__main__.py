@@ -6,7 +6,7 @@ Without a subcommand: what a device computes (zbench.correctness.devices). Exit 
 
 import sys
 
-from zbench.command import loading, ran
+from zbench.console.command import loading, ran
 
 with loading(__name__):
     from importlib import import_module

@@ -6,10 +6,10 @@ a long tail.
 
 import numpy as np
 
-from zbench.batch import Batch
-from zbench.cost import Cost
-from zbench.memory import static_bytes, token_bytes
-from zbench.plan import Ints
+from zbench.cost.cost import Cost
+from zbench.cost.memory import static_bytes, token_bytes
+from zbench.describe.batch import Batch
+from zbench.plans.plan import Ints
 
 KINDS = ("tail", "giant", "two", "equal", "primes", "one")
 PRIMES = (2, 3, 5, 7, 11, 13, 31, 61, 127, 131, 257, 509, 1021)

@@ -15,13 +15,13 @@ from numpy.random import Generator
 from omegaconf import OmegaConf
 
 from zbench import CONF
-from zbench.batch import Batch
-from zbench.cluster import Cluster, Device
-from zbench.correctness.judge import Case
-from zbench.cost import Cost
-from zbench.model import Model
-from zbench.rewrite import route
-from zbench.rewrite.reverse import MODES
+from zbench.correctness.reference.judge import Case
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.cluster import Cluster, Device
+from zbench.describe.model import Model
+from zbench.passes import route
+from zbench.passes.reverse import MODES
 
 # Nodes, GPUs and NICs of a node: one NIC for all, some, or one each; ranks that heads do not divide among them.
 SHAPES = ((2, 2, 2), (2, 4, 2), (1, 4, 2), (3, 2, 1), (2, 3, 2), (2, 4, 4), (4, 2, 2))

@@ -10,14 +10,14 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from zbench import CONF
+from zbench.console.signals import stop_in
 from zbench.correctness.adversarial import KINDS, adversarial_batches
-from zbench.correctness.choices import choices, missing
 from zbench.correctness.cover import Combination
 from zbench.correctness.step_check import check_step
-from zbench.cost import Cost
-from zbench.memory import check_memory
-from zbench.parts import make_cost, make_system
-from zbench.signals import stop_in
+from zbench.cost.cost import Cost
+from zbench.cost.memory import check_memory
+from zbench.run.choices import choices, missing
+from zbench.run.parts import make_cost, make_system
 
 GROUPS = ("system", "model", "cluster")
 _SENTENCE = re.compile(r"(system|model|cluster)[\w.]* is [^\n]+[;,] [^\n]+")

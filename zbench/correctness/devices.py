@@ -12,18 +12,18 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zbench.command import Parser
-from zbench.correctness.choices import choices
+from zbench.console.command import Parser
+from zbench.console.extras import need
 from zbench.correctness.ledger import Finding, Ledger
 from zbench.correctness.plans import PRECISIONS, REFERENCE, Precision, outcomes
 from zbench.correctness.summary import summary
-from zbench.extras import need
-from zbench.fingerprint import source_digest
-from zbench.runtime.job import DEVICES
+from zbench.record.fingerprint import source_digest
+from zbench.run.choices import choices
+from zbench.runtime.job.job import DEVICES
 
 if TYPE_CHECKING:
     from zbench.correctness.kernels import Problem
-    from zbench.runtime.kernels import Kernel
+    from zbench.runtime.kernels.kernels import Kernel
 
 PARTS = ("kernels", "plans")
 UNSEEN = "cudnn"  # a kernel that "auto" does not take
@@ -73,7 +73,7 @@ def _device(asked: str) -> tuple[str, str, str]:
     """
     import torch
 
-    from zbench.runtime.host import cpu_name
+    from zbench.runtime.processes.host import cpu_name
 
     if asked == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device is cuda; torch finds no CUDA device on this machine")
@@ -85,7 +85,7 @@ def _kernels(ledger: Ledger, device: str, shrink: int) -> list[Finding]:
     import torch
 
     from zbench.correctness.kernels import problems, reference
-    from zbench.runtime.kernels import offered
+    from zbench.runtime.kernels.kernels import offered
 
     verdicts, flash = [], False
     tried = [(one, offered(torch.device(device), one.head_dim, one.dtype)) for one in problems(shrink)]

@@ -3,9 +3,9 @@
 The error that counts is the norm of the difference over the norm of the value, for each of o, log-sum-exp, dq, dk, dv:
 in 16 bits the largest single difference of a hundred thousand rounded sums is a matter of luck. It is kept beside it.
 
-Shapes: as in zbench.runtime.kernels. A layout is what one attend may have: segments of `queries`, keys `before` them,
-and whether they see each other causally. The layout "ring" is a ring's: one sequence in chunks, each chunk's queries
-against one chunk of keys a call, partial results joined as the executor joins them.
+Shapes: as in zbench.runtime.kernels.kernels. A layout is what one attend may have: segments of `queries`, keys `before`
+them, and whether they see each other causally. The layout "ring" is a ring's: one sequence in chunks, each chunk's
+queries against one chunk of keys a call, partial results joined as the executor joins them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zbench.plan import Ints
-from zbench.runtime.kernels import Kernel, Matmul
-from zbench.runtime.memory import add
-from zbench.segments import Flags
+from zbench.plans.plan import Ints
+from zbench.plans.segments import Flags
+from zbench.runtime.kernels.kernels import Kernel, Matmul
+from zbench.runtime.kernels.memory import add
 
 LIMITS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}  # of Errors.norm
 HEAD_DIMS = (64, 128)

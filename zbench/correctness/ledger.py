@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zbench.kinds import VERDICTS
-from zbench.outputs import check_output
+from zbench.record.kinds import VERDICTS
+from zbench.record.outputs import check_output
 
 Finding = dict[str, Any]
 _KEY = "case"

@@ -14,11 +14,11 @@ from time import monotonic
 from rich.console import Console
 from rich.table import Table
 
-from zbench.command import Parser
+from zbench.console.command import Parser
 from zbench.correctness.adversarial import KINDS
-from zbench.correctness.choices import choices
 from zbench.correctness.combinations import GROUPS, Combinations, CombinationVerdict
 from zbench.correctness.cover import Combination, pairwise_cover
+from zbench.run.choices import choices
 
 SECONDS_BETWEEN_LINES = 10.0
 

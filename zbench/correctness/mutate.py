@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from zbench.command import Parser
-from zbench.correctness.choices import choices, missing
-from zbench.correctness.judge import Verifier, verifier
+from zbench.console.command import Parser
+from zbench.console.meter import Meter
+from zbench.correctness.reference.judge import Verifier, verifier
 from zbench.correctness.score import TITLES, Score, failures, markdown, rows
 from zbench.correctness.workers import UNBROKEN, Judged, Name, Share, judged, shares
-from zbench.meter import Meter
+from zbench.run.choices import choices, missing
 
 MUTANTS = 5400  # 300 of each of 18 systems
 SHOWN = 20  # failures that are told

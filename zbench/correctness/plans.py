@@ -1,5 +1,5 @@
 """Every system's plans, run for real by several ranks: loss and gradients against the dense model, losses against the
-CPU's. Where there are fewer GPUs than ranks, the ranks share them (zbench.runtime.rendezvous).
+CPU's. Where there are fewer GPUs than ranks, the ranks share them (zbench.runtime.processes.rendezvous).
 
 The driver's side: imports no torch.
 """
@@ -16,15 +16,15 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from zbench import CONF
-from zbench.batch import Batch
-from zbench.cluster import Cluster
-from zbench.correctness.choices import missing
-from zbench.cost import Cost
-from zbench.model import Model
-from zbench.parts import make_system
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.cluster import Cluster
+from zbench.describe.model import Model
+from zbench.proof.verify import verify_step
+from zbench.run.choices import missing
+from zbench.run.parts import make_system
 from zbench.runtime.executor import CheckFailed, Diverged, Torch
-from zbench.runtime.fleet import RankFailed
-from zbench.verify import verify_step
+from zbench.runtime.processes.fleet import RankFailed
 from zbench.workloads.fixed import Fixed
 
 # Two nodes of two ranks, as far as plans are concerned; grouped heads of 64, fewer kv heads than some plans have ranks.
@@ -40,8 +40,8 @@ TIMEOUT = 120.0  # seconds without progress: four ranks that share a GPU, each w
 class Precision:
     """A number format that ranks compute in.
 
-    check: against the dense model, of zbench.parts.CHECKS. loss: largest relative difference that the loss may have to
-    the CPU's in float32.
+    check: against the dense model, of zbench.run.parts.CHECKS. loss: largest relative difference that the loss may have
+    to the CPU's in float32.
     """
 
     name: str
@@ -79,7 +79,8 @@ class Outcome:
 
 
 def outcomes(names: Sequence[str], precision: Precision, device: str) -> Iterator[tuple[str, Outcome]]:
-    """One step of each system, on the same batch and the same initial weights; device: of zbench.runtime.job.DEVICES.
+    """One step of each system, on the same batch and the same initial weights; device: of
+    zbench.runtime.job.job.DEVICES.
 
     A system that fails ends nobody else's step: the others go on with ranks of their own.
     """

@@ -7,13 +7,13 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from zbench.batch import Batch
-from zbench.cost import Cost
-from zbench.plan import COLUMNS, Plan
-from zbench.protocols import System
-from zbench.result import StepResult
-from zbench.simulate import Simulated
-from zbench.verify import OutOfMemory, verify_step
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.interfaces.protocols import System
+from zbench.interfaces.result import StepResult
+from zbench.plans.plan import COLUMNS, Plan
+from zbench.proof.verify import OutOfMemory, verify_step
+from zbench.simulator.simulate import Simulated
 
 _NO_ROOM = re.compile(r"rank \d+ needs [\d.]+ GiB(?: on each GPU)?, an? .+ has [\d.]+ GiB")
 ROUNDING = 1e-9  # relative: sums of the same numbers in another order
@@ -32,7 +32,7 @@ def check_step(make: Callable[[], System], cost: Cost, batch: Batch) -> StepChec
     """Plans, verifies and simulates the batch, and plans it again with another system that `make` makes.
 
     Raises:
-        zbench.verify.PlanError: the plan is wrong.
+        zbench.proof.verify.PlanError: the plan is wrong.
     """
     plans, again = make().plan(batch), make().plan(batch)
     faults = []

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from zbench.console import show
+from zbench.console.console import show
 from zbench.correctness.ledger import Finding
 
 

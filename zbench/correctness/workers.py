@@ -17,9 +17,9 @@ from multiprocessing.context import ForkServerProcess
 import numpy as np
 
 from zbench.correctness.cases import case
-from zbench.correctness.judge import Verifier, judge
 from zbench.correctness.mutations.kinds import KINDS, mutant
 from zbench.correctness.mutations.words import changes
+from zbench.correctness.reference.judge import Verifier, judge
 
 OF_A_CASE = 20  # mutants of one step
 OF_A_WORKER = 100
@@ -47,8 +47,8 @@ Share = Sequence[Name]  # what a process judges, one after the other
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A mutant, or the unbroken step that some are made of, and its verdict (zbench.correctness.judge). died: how the
-    process ended that judged it, "" if it lived; a mutant that nobody could judge counts as wrong."""
+    """A mutant, or the unbroken step that some are made of, and its verdict (zbench.correctness.reference.judge). died:
+    how the process ended that judged it, "" if it lived; a mutant that nobody could judge counts as wrong."""
 
     name: Name
     kind: str

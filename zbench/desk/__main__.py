@@ -9,7 +9,7 @@ Ctrl-C.
 
 import sys
 
-from zbench.command import Parser, loading, ran
+from zbench.console.command import Parser, loading, ran
 
 with loading(__name__):
     import argparse
@@ -21,15 +21,15 @@ with loading(__name__):
     from zbench import CONF
     from zbench.calibrate.quantity import quantity
     from zbench.calibrate.sheet import BUSY
-    from zbench.cluster import Cluster
+    from zbench.describe.cluster import Cluster
+    from zbench.describe.model import Model
+    from zbench.describe.units import parse
     from zbench.desk.scale import Scale
-    from zbench.known import add_trust
-    from zbench.model import Model
-    from zbench.record import Run
-    from zbench.records import each, read_all
-    from zbench.replay import Replay
-    from zbench.units import parse
-    from zbench.written import check_units
+    from zbench.record.record import Run
+    from zbench.record.records import each, read_all
+    from zbench.run.known import add_trust
+    from zbench.run.replay import Replay
+    from zbench.run.written import check_units
 
 UNITS = {"bandwidth": "B/s", "latency": "s", "seconds": "s", "flops": "FLOP/s", "rate": "B/s", "bytes": "B"}
 
@@ -114,14 +114,14 @@ def _scale(asked: argparse.Namespace) -> int:
 
 
 def _yaml(cluster: Cluster, name: str) -> str:
-    lines = ["_target_: zbench.cluster.Cluster", f"name: {name}"]
+    lines = ["_target_: zbench.describe.cluster.Cluster", f"name: {name}"]
     lines += [f"{field}: {getattr(cluster, field)}" for field in ("num_nodes", "gpus_per_node", "nics_per_node")]
     for link in ("nic", "nvlink"):
         lines.append(f"{link}_bandwidth: {quantity(getattr(cluster, f'{link}_bandwidth'), 'B/s')}")
         lines.append(f"{link}_efficiency: {getattr(cluster, f'{link}_efficiency')}")
         lines.append(f"{link}_latency: {quantity(getattr(cluster, f'{link}_latency'), 's')}")
         lines.append(f"{link}_channels: {getattr(cluster, f'{link}_channels')}")
-    lines += ["device:", "  _target_: zbench.cluster.Device", f'  name: "{cluster.device.name}"']
+    lines += ["device:", "  _target_: zbench.describe.cluster.Device", f'  name: "{cluster.device.name}"']
     for field in type(cluster.device).__dataclass_fields__:
         value = getattr(cluster.device, field)
         if field == "tile":

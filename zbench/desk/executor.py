@@ -9,21 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from zbench.batch import Batch
-from zbench.build import Builder
-from zbench.cost import Cost
-from zbench.desk.fault import Fault
-from zbench.desk.wiring import Wiring
-from zbench.patterns import local
-from zbench.plan import Plan
-from zbench.protocols import Ready
-from zbench.result import StepResult
-from zbench.rewrite import reverse
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.interfaces.protocols import Ready
+from zbench.interfaces.result import StepResult
+from zbench.passes import reverse
+from zbench.plans.build import Builder
+from zbench.plans.patterns import local
+from zbench.plans.plan import Plan
 from zbench.runtime.executor import TARGET, Torch
-from zbench.runtime.fleet import Fleet
-from zbench.runtime.job import Job
-from zbench.runtime.settings import known
-from zbench.runtime.world import found
+from zbench.runtime.job.job import Job
+from zbench.runtime.job.settings import known
+from zbench.runtime.network.fault import Fault
+from zbench.runtime.network.wiring import Wiring
+from zbench.runtime.processes.fleet import Fleet
+from zbench.runtime.processes.world import found
 
 MOST_OVERRUN = 0.05  # share of a step by which real work may be late: what a simulator should be right to
 # Messages wait for processors without anybody else at work, too: eight ranks on two cores, for 4 to 8 % of a step, half
@@ -33,9 +33,9 @@ MOST_LATE = 0.10
 
 @dataclass(slots=True)
 class Desk(Torch):
-    """zbench.runtime.executor.Torch on a desk cluster (zbench.desk.wiring); settings as there.
+    """zbench.runtime.executor.Torch on a desk cluster (zbench.runtime.network.wiring); settings as there.
 
-    fault: what is to happen to a NIC, by fields of zbench.desk.fault.Fault; None: nothing.
+    fault: what is to happen to a NIC, by fields of zbench.runtime.network.fault.Fault; None: nothing.
 
     device: what a rank computes with is the CPU, paced as the cluster's device is, whatever GPUs the machine has.
 
@@ -114,7 +114,7 @@ class Desk(Torch):
         return fault
 
     def _open(self, job: Job) -> Fleet:
-        from zbench.runtime.launch import LocalFleet
+        from zbench.runtime.processes.launch import LocalFleet
 
         if found(environ) is not None:
             raise ValueError("executor is desk; it starts its ranks itself, not under torchrun or Slurm")

@@ -2,7 +2,7 @@
 latency of a small message.
 
 Measured by the ranks of the desk themselves, with gloo's messages as plans send them, by what zbench.calibrate measures
-links with (zbench.runtime.exchanges). The driver's side; imports no torch.
+links with (zbench.calibrate.exchanges). The driver's side; imports no torch.
 """
 
 import os
@@ -13,13 +13,13 @@ from typing import Any
 
 from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.subject import Subject
-from zbench.cluster import Cluster
-from zbench.desk.wiring import Wiring
-from zbench.model import Model
-from zbench.runtime.fleet import Fleet
-from zbench.runtime.launch import LocalFleet
+from zbench.describe.cluster import Cluster
+from zbench.describe.model import Model
+from zbench.runtime.network.wiring import Wiring
+from zbench.runtime.processes.fleet import Fleet
+from zbench.runtime.processes.launch import LocalFleet
 
-TARGET = "zbench.runtime.measure:Measure"
+TARGET = "zbench.calibrate.measure:Measure"
 SECONDS = 0.5  # that a large message takes at the full rate: hundreds of times the latency, which is left in it
 SMALL = 8  # bytes
 ROUNDS, TIMES = 3, 5  # messages in one measurement, and of how many the median counts
@@ -44,7 +44,7 @@ def measure(cluster: Cluster, model: Model, tell: Callable[[str], None]) -> tupl
     Raises:
         ValueError: the cluster cannot be a desk, or messages at its links' rates are more than this machine has memory
             for.
-        zbench.runtime.fleet.RankFailed: the desk cannot be made, or a rank failed.
+        zbench.runtime.processes.fleet.RankFailed: the desk cannot be made, or a rank failed.
     """
     wiring = Wiring.of(cluster)
     _check_memory(cluster)

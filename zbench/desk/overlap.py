@@ -12,13 +12,13 @@ from statistics import fmean
 
 import numpy as np
 
-from zbench.cost import Cost
-from zbench.legs import legs
-from zbench.links import NIC
-from zbench.metrics import counted
-from zbench.plan import Plan
-from zbench.record import Line, Run
-from zbench.rows import label
+from zbench.cost.cost import Cost
+from zbench.describe.links import NIC
+from zbench.plans.plan import Plan
+from zbench.record.metrics import counted
+from zbench.record.record import Line, Run
+from zbench.record.rows import label
+from zbench.simulator.legs import legs
 
 
 @dataclass(frozen=True, slots=True)

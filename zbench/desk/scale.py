@@ -10,8 +10,8 @@ GPU: latencies and what a kernel's start costs grow as much. docs/desk.md derive
 import math
 from dataclasses import dataclass, replace
 
-from zbench.cluster import Cluster, Device
-from zbench.model import Model
+from zbench.describe.cluster import Cluster, Device
+from zbench.describe.model import Model
 
 EFFICIENCY = 0.987  # of a limited link's rate that payload gets: python -m zbench.desk measure (docs/desk.md)
 MEMORY_BYTES = 2e9  # of a rank: its share of a small machine; it is not scaled

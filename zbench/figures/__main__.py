@@ -2,7 +2,7 @@
 
 import sys
 
-from zbench.command import Parser, loading, ran
+from zbench.console.command import Parser, loading, ran
 
 with loading(__name__):
     import time
@@ -12,8 +12,8 @@ with loading(__name__):
     from pathlib import Path
     from types import ModuleType
 
-    from zbench.extras import need
-    from zbench.sentence import not_among
+    from zbench.console.extras import need
+    from zbench.console.sentence import not_among
 
 NAMES = (
     "lengths", "costs", "throughput", "scaling", "ablation", "timeline", "nics", "planning", "flexsp", "headroom",

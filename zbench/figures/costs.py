@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from zbench.figures.records import Records, cost_of
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import BLUE, GREEN, GREY, ORANGE, VERMILLION, WIDTH, end_labels, tokens
-from zbench.plan import Ints
-from zbench.systems.zeppelin_zones import Curves, curves, zones
+from zbench.plans.plan import Ints
+from zbench.systems.zeppelin.zones import Curves, curves, zones
 
 __all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]
 EXPERIMENTS = ("costs",)

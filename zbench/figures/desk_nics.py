@@ -7,7 +7,7 @@ from zbench.figures.nics import BINS, Busy, draw
 from zbench.figures.records import Records, choice
 from zbench.figures.stamp import measured as where
 from zbench.figures.style import WIDTH
-from zbench.metrics import counted
+from zbench.record.metrics import counted
 
 __all__ = ["EXPERIMENTS", "PANELS", "RECORD", "SIZE", "draw", "table", "where"]
 EXPERIMENTS = ("desk_systems", "desk_simulated")

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from zbench.figures.records import Records, choice
 from zbench.figures.stamp import measured as where
 from zbench.figures.style import SYSTEMS, WIDTH
-from zbench.rows import Row
+from zbench.record.rows import Row
 
 __all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]
 EXPERIMENTS = ("desk_systems", "desk_simulated")

@@ -14,8 +14,8 @@ from matplotlib.lines import Line2D
 from zbench.figures.records import Records, choice
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import GREY, SYSTEMS, WIDTH, tokens
-from zbench.record import Run
-from zbench.speedup import speedup
+from zbench.record.record import Run
+from zbench.record.speedup import speedup
 
 __all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]
 EXPERIMENTS = ("flexsp", "flexsp_published", "flexsp_static")

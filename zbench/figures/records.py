@@ -9,18 +9,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from zbench.cluster import Cluster, Device
-from zbench.cost import Cost
-from zbench.fingerprint import source_digest
-from zbench.groups import grouped
-from zbench.kinds import RECORD
-from zbench.model import Model
-from zbench.outputs import check_output
-from zbench.record import Run, read
-from zbench.rows import Row, rows
-from zbench.stacks import stacked
+from zbench.cost.cost import Cost
+from zbench.cost.groups import grouped
+from zbench.cost.stacks import stacked
+from zbench.describe.cluster import Cluster, Device
+from zbench.describe.model import Model
+from zbench.record.fingerprint import source_digest
+from zbench.record.kinds import RECORD
+from zbench.record.outputs import check_output
+from zbench.record.record import Run, read
+from zbench.record.rows import Row, rows
+from zbench.record.writer import RecordError, Writer
 from zbench.trace.file import read_events
-from zbench.writer import RecordError, Writer
 
 FOLDER = Path("results/paper")
 Event = Mapping[str, Any]
@@ -35,7 +35,7 @@ class Records:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """What zbench.rows derives from the runs, one for each."""
+        """What zbench.record.rows derives from the runs, one for each."""
         return rows(self.runs)
 
     def trace(self, run: Run) -> Sequence[Event]:

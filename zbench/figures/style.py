@@ -13,8 +13,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from zbench.kinds import PICTURE
-from zbench.outputs import whole
+from zbench.record.kinds import PICTURE
+from zbench.record.outputs import whole
 
 WIDTH = 5.2  # inches
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE, GREY = (

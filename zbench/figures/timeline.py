@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 from zbench.figures.records import Event, Records, choice
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, WIDTH, YELLOW, tokens
-from zbench.runtime.events import OPTIMIZER, REDUCE
+from zbench.runtime.clocks.events import OPTIMIZER, REDUCE
 from zbench.trace.tracks import GATHER, SHOWN
 
 __all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]

@@ -2,7 +2,7 @@
 
 import sys
 
-from zbench.command import Parser, loading, ran
+from zbench.console.command import Parser, loading, ran
 
 with loading(__name__):
     import shlex
@@ -11,26 +11,26 @@ with loading(__name__):
     from pathlib import Path
     from typing import Any
 
-    from zbench.cells import table
-    from zbench.cost import Cost
-    from zbench.kinds import PAGE
-    from zbench.known import Unknown, add_trust
-    from zbench.meter import Meter
-    from zbench.metrics import CONVENTIONS, Facts
-    from zbench.outputs import check_apart, check_output, whole
-    from zbench.plan import Plan
-    from zbench.record import Line, Run
-    from zbench.records import read_all
-    from zbench.replay import Replay
+    from zbench.console.meter import Meter
+    from zbench.cost.cost import Cost
+    from zbench.plans.plan import Plan
+    from zbench.record.kinds import PAGE
+    from zbench.record.metrics import CONVENTIONS, Facts
+    from zbench.record.outputs import check_apart, check_output, whole
+    from zbench.record.record import Line, Run
+    from zbench.record.records import read_all
+    from zbench.record.words import convention_words, doubt_words
     from zbench.report.columns import MOST_EVENTS
     from zbench.report.inside import homes, timeline
     from zbench.report.measured import measured
     from zbench.report.overview import SERIES, SHARES, of_step, overview, rounded
     from zbench.report.page import encoded, page
-    from zbench.simulate import Simulated
-    from zbench.survival import survivals
+    from zbench.run.known import Unknown, add_trust
+    from zbench.run.replay import Replay
+    from zbench.simulator.simulate import Simulated
+    from zbench.standing.cells import table
+    from zbench.standing.survival import survivals
     from zbench.trace.file import recorded
-    from zbench.words import convention_words, doubt_words
 
 MOST_BYTES = 30e6  # of steps looked into; browsers open such a page within seconds
 _SAME = 1e-9  # relative: a step simulated again by the same sources
@@ -73,7 +73,8 @@ def _main() -> int:
 
 
 def worlds_told(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Of every place with several worlds the ranges, as a table, and what survives, in sentences (zbench.survival)."""
+    """Of every place with several worlds the ranges, as a table, and what survives, in sentences
+    (zbench.standing.survival)."""
     out = []
     try:
         for one in survivals(runs, table(runs)):

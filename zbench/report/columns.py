@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from zbench.plan import Ops, Plan
+from zbench.plans.plan import Ops, Plan
 from zbench.report.overview import Table
 
 MOST_EVENTS = 60_000  # of one step: about 2 MB of the page, and what a browser still draws at once

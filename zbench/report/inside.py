@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from zbench.cost import Cost
-from zbench.plan import Plan
+from zbench.cost.cost import Cost
+from zbench.plans.plan import Plan
 from zbench.report.columns import MOST_EVENTS, Columns, blocks_of
 from zbench.report.overview import Table
 from zbench.trace.file import Event

@@ -7,12 +7,12 @@ number and messages their leg's, and the plans, made again, say the rest.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from zbench.cost import Cost
-from zbench.legs import legs
-from zbench.model import TENSOR_NAMES
-from zbench.plan import Ints, Ops, Plan
+from zbench.cost.cost import Cost
+from zbench.describe.model import TENSOR_NAMES
+from zbench.plans.plan import Ints, Ops, Plan
 from zbench.report.columns import MOST_EVENTS, Columns, blocks_of
 from zbench.report.overview import Table
+from zbench.simulator.legs import legs
 from zbench.trace.file import Event
 
 INSIDE, BETWEEN = "message inside the node", "message between nodes"

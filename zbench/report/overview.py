@@ -1,6 +1,7 @@
 """What records say of their runs, as plain values for the page. Pure: no torch.
 
-Rows are those of zbench.rows, series and shares of time are derived from the raw steps; nothing is simulated again.
+Rows are those of zbench.record.rows, series and shares of time are derived from the raw steps; nothing is simulated
+again.
 """
 
 import hashlib
@@ -11,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from zbench.metrics import Facts, counted, figures, nic_curves
-from zbench.record import Line, Run
-from zbench.rows import SAME, rows
-from zbench.words import cluster_words
+from zbench.record.metrics import Facts, counted, figures, nic_curves
+from zbench.record.record import Line, Run
+from zbench.record.rows import SAME, rows
+from zbench.record.words import cluster_words
 
 # Where a rank's time goes, in the order it is stacked.
 SHARES = (

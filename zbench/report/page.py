@@ -8,7 +8,7 @@ import re
 from importlib.resources import files
 from typing import Any
 
-from zbench.extras import need
+from zbench.console.extras import need
 
 CODE = (
     "base.js",

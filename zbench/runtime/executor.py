@@ -1,7 +1,7 @@
 """The torch executor: every step really runs, on processes of this machine or on those that torchrun or Slurm started.
 
-The driver's side: imports no torch itself. Plans go to the ranks (zbench.runtime.trainer), their measurements come
-back and become one StepResult.
+The driver's side: imports no torch itself. Plans go to the ranks (zbench.runtime.training.trainer), their measurements
+come back and become one StepResult.
 """
 
 import json
@@ -12,25 +12,25 @@ from dataclasses import asdict, dataclass, field, replace
 from os import environ
 from typing import Any
 
-from zbench.batch import Batch
-from zbench.cost import Cost
-from zbench.extras import need
-from zbench.plan import Plan
-from zbench.protocols import Ready, Workload
-from zbench.result import StepResult
-from zbench.runtime.fleet import Fleet
-from zbench.runtime.folder import Hold, check_free, check_same, check_whole, told
-from zbench.runtime.footprint import LEVELS, Choice, choose
-from zbench.runtime.job import DEVICES, PARAMETERS, AdamW, Job, Report
+from zbench.console.extras import need
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.interfaces.protocols import Ready, Workload
+from zbench.interfaces.result import StepResult
+from zbench.plans.plan import Plan
+from zbench.runtime.checkpoints.folder import Hold, check_free, check_same, check_whole, told
+from zbench.runtime.job.footprint import LEVELS, Choice, choose
+from zbench.runtime.job.job import DEVICES, PARAMETERS, AdamW, Job, Report
+from zbench.runtime.job.settings import at_least, check_kernel, check_model, check_package, kind_of, known, one_of
 from zbench.runtime.measured import COUNTED, COUNTERS, step_result
 from zbench.runtime.measured_trace import write_measured
-from zbench.runtime.settings import at_least, check_kernel, check_model, check_package, kind_of, known, one_of
+from zbench.runtime.processes.fleet import Fleet
+from zbench.runtime.processes.world import found
 from zbench.runtime.traffic import Sent, expected
-from zbench.runtime.world import found
 
 LIMITS = {"exact": 1e-12, "float32": 1e-4}  # of the relative difference to the dense model, by check
 LEAST_INTERVAL = 1e-3  # seconds: a look takes a tenth of that
-TARGET = "zbench.runtime.trainer:Trainer"
+TARGET = "zbench.runtime.training.trainer:Trainer"
 STATE = {
     "replicated": "whole on every rank; ZeRO-1's split, by which the simulator reckons memory under zero1, is not done",
     "sharded": "1/ranks on each rank",
@@ -49,15 +49,15 @@ class Diverged(Exception):
 class Torch:
     """Executor that trains. One run at a time: start(), steps in order, stop().
 
-    kernel: of zbench.runtime.job.KERNELS; "auto" is the fastest there is. parameters: "replicated" or "sharded"; None:
-    as the model says (zero3 is sharded). device: "auto" (a GPU if there is one), "cpu" or "cuda".
+    kernel: of zbench.runtime.job.job.KERNELS; "auto" is the fastest there is. parameters: "replicated" or "sharded";
+    None: as the model says (zero3 is sharded). device: "auto" (a GPU if there is one), "cpu" or "cuda".
     timeout: seconds without progress after which the run ends. warmup: passes over the first batch before the first
     step, which are not recorded and train nothing. check: "exact" (in float64), "float32", "bytes".
     checkpoint_every: steps between checkpoints into the folder checkpoint; None: none. resume: a checkpoint.
     nic_counters: take NIC bytes from the machines' own counters (all traffic) instead of the executor's count.
     nic_interval: with nic_counters, seconds between looks at them while a step runs; None: before and after only.
     compile: elementwise work by torch.compile; None: on a GPU, where there is a compiler. recompute: what runs again in
-    the backward, of zbench.runtime.footprint.LEVELS, "auto" for the first that fits; None: as the model says.
+    the backward, of zbench.runtime.job.footprint.LEVELS, "auto" for the first that fits; None: as the model says.
 
     Raises:
         ValueError: a setting cannot be; the message names it.
@@ -130,7 +130,7 @@ class Torch:
         """
         Raises:
             ValueError: other than the cluster's number of ranks were started.
-            zbench.runtime.fleet.RankFailed: a rank could not start.
+            zbench.runtime.processes.fleet.RankFailed: a rank could not start.
         """
         job = self._job()
         try:
@@ -160,8 +160,9 @@ class Torch:
         """trace: a file that gets what every rank did and when (zbench.runtime.measured_trace).
 
         Raises:
-            Diverged: the loss is not finite. CheckFailed: a check did. zbench.runtime.fleet.RankFailed: a rank did.
-            ValueError: the package that is to compute attention is not there, or cannot be checked as asked; the
+            Diverged: the loss is not finite. CheckFailed: a check did. zbench.runtime.processes.fleet.RankFailed: a
+            rank did. ValueError: the package that is to compute attention is not there, or cannot be checked as asked;
+            the
                 plans have pipelines; the trace cannot be written.
         """
         assert self._fleet is not None
@@ -221,14 +222,14 @@ class Torch:
             )
         asked = self.cost.cluster.num_ranks
         if world is None:
-            from zbench.runtime.launch import LocalFleet
+            from zbench.runtime.processes.launch import LocalFleet
 
             return LocalFleet(asked, TARGET, job, timeout=self.timeout)
         if world.num_ranks != asked:
             raise ValueError(
                 f"cluster.num_nodes x cluster.gpus_per_node is {asked}; {world.num_ranks} processes were started"
             )
-        from zbench.runtime.join import JoinedFleet
+        from zbench.runtime.processes.join import JoinedFleet
 
         return JoinedFleet(world, TARGET, job, timeout=self.timeout)
 

@@ -4,13 +4,13 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from zbench.batch import Batch
-from zbench.bound import bound_seconds
-from zbench.collective import nic_bytes
-from zbench.cost import Cost
-from zbench.result import StepResult
-from zbench.runtime.footprint import Choice
-from zbench.runtime.job import Report
+from zbench.cost.bound import bound_seconds
+from zbench.cost.collective import nic_bytes
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.interfaces.result import StepResult
+from zbench.runtime.job.footprint import Choice
+from zbench.runtime.job.job import Report
 from zbench.runtime.traffic import Sent
 
 COUNTED = (
@@ -86,7 +86,7 @@ def counted(reports: list[Report], gpus_per_node: int, nics_per_node: int) -> tu
 
 
 def _series(reports: list[Report], gpus_per_node: int) -> dict[str, Any]:
-    """Of all nodes' NICs, as zbench.result.StepResult has it."""
+    """Of all nodes' NICs, as zbench.interfaces.result.StepResult has it."""
     told = [report.nic_series for report in reports[::gpus_per_node]]
     if not told[0]:
         return {}

@@ -10,9 +10,9 @@ Ranks' clocks are one where they are on one machine; elsewhere each counts from 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from zbench.cluster import Cluster
-from zbench.runtime.events import Events
-from zbench.runtime.job import Report
+from zbench.describe.cluster import Cluster
+from zbench.runtime.clocks.events import Events
+from zbench.runtime.job.job import Report
 from zbench.trace.file import Event, write_events
 from zbench.trace.tracks import names
 

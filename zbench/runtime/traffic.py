@@ -5,11 +5,11 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from zbench.cluster import Cluster
-from zbench.cost import Cost
-from zbench.links import NIC
-from zbench.plan import Plan
-from zbench.simulate import programs
+from zbench.cost.cost import Cost
+from zbench.describe.cluster import Cluster
+from zbench.describe.links import NIC
+from zbench.plans.plan import Plan
+from zbench.simulator.simulate import programs
 
 
 @dataclass(frozen=True, slots=True)

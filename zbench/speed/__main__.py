@@ -8,7 +8,7 @@ stopped by Ctrl-C.
 
 import sys
 
-from zbench.command import Parser, loading, ran
+from zbench.console.command import Parser, loading, ran
 
 with loading(__name__):
     import gc
@@ -21,12 +21,12 @@ with loading(__name__):
     from hydra import compose, initialize_config_dir
 
     from zbench import CONF
+    from zbench.console.extras import need
     from zbench.correctness.ledger import Ledger
-    from zbench.extras import need
-    from zbench.fingerprint import source_digest
-    from zbench.metrics import Facts
-    from zbench.parts import Parts, Settings
-    from zbench.runtime.footprint import LEVELS
+    from zbench.record.fingerprint import source_digest
+    from zbench.record.metrics import Facts
+    from zbench.run.parts import Parts, Settings
+    from zbench.runtime.job.footprint import LEVELS
     from zbench.speed.table import MAIN, agreeing, table
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _ledger(device: str, out: Path, also: Mapping[str, str]) -> Ledger:
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     import torch
 
-    from zbench.runtime.host import cpu_name
+    from zbench.runtime.processes.host import cpu_name
 
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
@@ -152,7 +152,7 @@ class Session:
         """Trains as many layers as are predicted to fit with one of the levels; one fewer where they do not."""
         import torch
 
-        from zbench.runtime.host import memory_bytes
+        from zbench.runtime.processes.host import memory_bytes
         from zbench.speed.training import most_layers
 
         wanted = [name for name in workloads if not self.ledger.has(f"{part} {name}")]

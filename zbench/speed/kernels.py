@@ -1,6 +1,6 @@
 """Attention kernels of this device on the same batches, and a ring's step against one causal call of the same area.
 
-Shapes: as in zbench.runtime.kernels, of one layer of the model, on random data in its dtype.
+Shapes: as in zbench.runtime.kernels.kernels, of one layer of the model, on random data in its dtype.
 """
 
 import statistics
@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from zbench.cost import BACKWARD_FLOPS, FORWARD_FLOPS
-from zbench.model import Model
-from zbench.runtime.kernels import Kernel, offered
-from zbench.runtime.memory import DTYPES, add
-from zbench.runtime.times import Times
+from zbench.cost.cost import BACKWARD_FLOPS, FORWARD_FLOPS
+from zbench.describe.model import Model
+from zbench.runtime.clocks.times import Times
+from zbench.runtime.kernels.kernels import Kernel, offered
+from zbench.runtime.kernels.memory import DTYPES, add
 from zbench.speed.table import SDPA
 
 REFERENCE = "matmul"  # for short lengths: it is no rival

@@ -1,7 +1,7 @@
 """Where a device's time goes, of a profiler's trace (Chrome's format, as torch.profiler writes it). No torch.
 
 Work on a GPU counts where it was asked for: a kernel has the number of the call that launched it, and that call lies
-inside operations and named spans (zbench.runtime.span) of its thread. Names of kernels, which change with every
+inside operations and named spans (zbench.runtime.kernels.span) of its thread. Names of kernels, which change with every
 library, are not looked at. On a CPU the innermost operations are the work.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 Event = Mapping[str, Any]
 
-PREFIX = "zbench: "  # of the spans; zbench.runtime.span imports torch
+PREFIX = "zbench: "  # of the spans; zbench.runtime.kernels.span imports torch
 WHOLE = ("attention", "cross-entropy", "optimizer")  # spans of which all work counts, matmuls included
 MATMUL, OTHER = "matmul", "other"  # other: copies of weights, sums of gradients, the embedding
 _MATMULS = ("aten::mm", "aten::addmm", "aten::bmm")

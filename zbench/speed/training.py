@@ -16,20 +16,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from zbench.batch import Batch
-from zbench.build import Builder
-from zbench.cost import Cost
-from zbench.metrics import Facts, flops
-from zbench.patterns import local
-from zbench.plan import Plan
-from zbench.protocols import Workload
-from zbench.rewrite import reverse
-from zbench.runtime.board import SLOT_BYTES, Board
-from zbench.runtime.footprint import Choice, choose
-from zbench.runtime.host import taken_bytes
-from zbench.runtime.job import AdamW, Job, Report
-from zbench.runtime.rendezvous import Rendezvous
-from zbench.runtime.trainer import Trainer
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.interfaces.protocols import Workload
+from zbench.passes import reverse
+from zbench.plans.build import Builder
+from zbench.plans.patterns import local
+from zbench.plans.plan import Plan
+from zbench.record.metrics import Facts, flops
+from zbench.runtime.job.footprint import Choice, choose
+from zbench.runtime.job.job import AdamW, Job, Report
+from zbench.runtime.processes.board import SLOT_BYTES, Board
+from zbench.runtime.processes.host import taken_bytes
+from zbench.runtime.processes.rendezvous import Rendezvous
+from zbench.runtime.training.trainer import Trainer
 from zbench.speed.profile import shares
 
 HOST = "127.0.0.1"

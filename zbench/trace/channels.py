@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 @dataclass(slots=True)
 class Channels:
     """free: by link, since when each of its channels is free, as of what was taken so far; it goes on from layer to
-    layer, as the clock's does (zbench.clock.Free)."""
+    layer, as the clock's does (zbench.simulator.clock.Free)."""
 
     free: dict[int, list[float]] = field(default_factory=dict)
 

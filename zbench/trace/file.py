@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from zbench.cluster import Cluster
-from zbench.kinds import TRACE
-from zbench.outputs import whole
-from zbench.record import Line
+from zbench.describe.cluster import Cluster
+from zbench.record.kinds import TRACE
+from zbench.record.outputs import whole
+from zbench.record.record import Line
 
 MOST_BYTES = 2 << 30  # of a trace that is read; the largest that is written has 600 MB (zbench.trace.step)
 Event = dict[str, Any]  # as Chrome's trace format has it

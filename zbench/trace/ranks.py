@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zbench.clock import Program, Timeline
-from zbench.collective import Collectives, Sharing
-from zbench.cost import Cost
-from zbench.layers import Layers, State
-from zbench.links import NIC
-from zbench.model import TENSOR_NAMES
-from zbench.plan import Ints, Ops, Plan
-from zbench.runtime.events import OPTIMIZER, REDUCE
-from zbench.simulate import programs
-from zbench.totals import Carried
+from zbench.cost.collective import Collectives, Sharing
+from zbench.cost.cost import Cost
+from zbench.describe.links import NIC
+from zbench.describe.model import TENSOR_NAMES
+from zbench.plans.plan import Ints, Ops, Plan
+from zbench.runtime.clocks.events import OPTIMIZER, REDUCE
+from zbench.simulator.clock import Program, Timeline
+from zbench.simulator.layers import Layers, State
+from zbench.simulator.simulate import programs
+from zbench.simulator.totals import Carried
 from zbench.trace.channels import Channels
 from zbench.trace.file import Event
 from zbench.trace.tracks import GATHER, SHOWN, collective, nic_lane, port_classes, port_lane, span, spans
@@ -62,7 +62,8 @@ def _layers(
 def _sharing(
     name: str, sharing: Sharing, begin: float, used: Carried, state: State, cost: Cost, place: Event
 ) -> Iterator[Event]:
-    """What parameters and gradients add, as zbench.simulate has it, to a pass from `begin` whose layers have ended."""
+    """What parameters and gradients add, as zbench.simulator.simulate has it, to a pass from `begin` whose layers have
+    ended."""
     of, end, busiest = sharing.of, float(state.ready.max()), used.busiest(cost)
     if name == "forward":
         shown = sharing.forward(end - begin, busiest, moved=False)

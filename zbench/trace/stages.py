@@ -1,22 +1,22 @@
 """Events of groups of ranks that hold a part of the layers each. Pure: no torch.
 
-Of pipelines (zbench.pipelines) and jobs with stages (zbench.stacks) a stage's layers are one event a micro-batch, and
-what is not hidden of collectives is at their end.
+Of pipelines (zbench.plans.pipelines) and jobs with stages (zbench.cost.stacks) a stage's layers are one event a
+micro-batch, and what is not hidden of collectives is at their end.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from zbench.collective import Collectives, Sharing
-from zbench.cost import Cost
-from zbench.pipelined import lines, play
-from zbench.plan import Plan
-from zbench.runtime.events import OPTIMIZER, REDUCE
-from zbench.simulate import programs
-from zbench.stage import held
-from zbench.staged import play as staged_play
-from zbench.staged import run
+from zbench.cost.collective import Collectives, Sharing
+from zbench.cost.cost import Cost
+from zbench.cost.stage import held
+from zbench.plans.plan import Plan
+from zbench.runtime.clocks.events import OPTIMIZER, REDUCE
+from zbench.simulator.pipelined import lines, play
+from zbench.simulator.simulate import programs
+from zbench.simulator.staged import play as staged_play
+from zbench.simulator.staged import run
 from zbench.trace.file import Event
 from zbench.trace.tracks import GATHER, SHOWN, collective, span, spans
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from zbench.cost import Cost
-from zbench.plan import Plan
+from zbench.cost.cost import Cost
+from zbench.plans.plan import Plan
 from zbench.trace.file import Event, write_events
 from zbench.trace.ranks import rank_events
 from zbench.trace.stages import pipeline_events, stage_events

@@ -3,20 +3,20 @@
 A track for every GPU's compute lane (linear modules, attends, head, optimizer), one for each channel of each direction
 of every NIC and, where a node has domains, of every GPU's ports inside it (attention's transfers), and one a node for
 parameters' gathers and gradients' reductions, which use all of its links. These are charged to a pass as a whole
-(zbench.collective): a gather is drawn from the beginning of the pass, a reduction up to its end, and what layers do not
-hide of them as waiting of every GPU. GPUs of a tensor-parallel group, and NICs that serve one group together, have a
-track in common.
+(zbench.cost.collective): a gather is drawn from the beginning of the pass, a reduction up to its end, and what layers
+do not hide of them as waiting of every GPU. GPUs of a tensor-parallel group, and NICs that serve one group together,
+have a track in common.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from zbench.cluster import Cluster
-from zbench.cost import Cost, Floats
-from zbench.links import FIRST_DOMAIN, NVLINK
-from zbench.plan import Ints
-from zbench.runtime.events import OPTIMIZER, REDUCE
+from zbench.cost.cost import Cost, Floats
+from zbench.describe.cluster import Cluster
+from zbench.describe.links import FIRST_DOMAIN, NVLINK
+from zbench.plans.plan import Ints
+from zbench.runtime.clocks.events import OPTIMIZER, REDUCE
 from zbench.trace.file import Event
 
 GATHER = "gather parameters"
@@ -26,7 +26,7 @@ SHARED = frozenset((GATHER, REDUCE, OPTIMIZER, *SHOWN.values()))  # names of eve
 
 
 def numbered(kind: str, index: int, each: int = 1) -> str:
-    """'GPU 3', or where there are `each` of a kind to one of a plan's cluster (zbench.groups) 'GPUs 12-15'."""
+    """'GPU 3', or where there are `each` of a kind to one of a plan's cluster (zbench.cost.groups) 'GPUs 12-15'."""
     return f"{kind} {index}" if each == 1 else f"{kind}s {index * each}-{(index + 1) * each - 1}"
 
 

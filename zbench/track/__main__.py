@@ -5,7 +5,7 @@ An edge: no torch.
 
 import sys
 
-from zbench.command import Parser, loading, ran
+from zbench.console.command import Parser, loading, ran
 
 with loading(__name__):
     import tempfile
@@ -16,13 +16,13 @@ with loading(__name__):
     from hydra.utils import instantiate
 
     from zbench import CONF
-    from zbench.known import add_trust
-    from zbench.metrics import Facts, nic_curves
-    from zbench.protocols import Tracker
-    from zbench.record import Run
-    from zbench.records import read_all
-    from zbench.replay import Replay
-    from zbench.rows import rows
+    from zbench.interfaces.protocols import Tracker
+    from zbench.record.metrics import Facts, nic_curves
+    from zbench.record.record import Run
+    from zbench.record.records import read_all
+    from zbench.record.rows import rows
+    from zbench.run.known import add_trust
+    from zbench.run.replay import Replay
     from zbench.trace.step import write_trace
     from zbench.track.names import CURVES, TIMELINE, of_run, of_step, tracked
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from zbench.protocols import Tracked, Tracker
+from zbench.interfaces.protocols import Tracked, Tracker
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """tracker=auto, the default: Weights & Biases where its package is installed, else none."""
 
-from zbench.extras import installed
-from zbench.protocols import Tracker
+from zbench.console.extras import installed
+from zbench.interfaces.protocols import Tracker
 from zbench.track.careful import Nothing
 from zbench.track.wandb import Wandb
 

@@ -5,11 +5,11 @@ from dataclasses import asdict
 from hashlib import sha256
 from typing import Any
 
-from zbench.metrics import Facts, Figures, figures
-from zbench.protocols import Tracked
-from zbench.record import Line
-from zbench.rows import GROUPS, label
-from zbench.words import told_settings
+from zbench.interfaces.protocols import Tracked
+from zbench.record.metrics import Facts, Figures, figures
+from zbench.record.record import Line
+from zbench.record.rows import GROUPS, label
+from zbench.record.words import told_settings
 
 RAW = ("tokens", "max_length", "num_sequences", "num_micro_batches", "num_transfers", "loss")
 CURVES = "NIC utilisation"  # of a step's sampled NICs over time
@@ -53,7 +53,7 @@ def of_nics(facts: Facts, line: Line) -> dict[str, float]:
 
 
 def of_run(row: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a whole run: a row of zbench.rows."""
+    """The figures of a whole run: a row of zbench.record.rows."""
     gain = ("speedup", "speedup_low", "speedup_high")
     names = (*Figures.__dataclass_fields__, *gain, "micro_batches", "steps", "steps_out_of_memory")
     return {name: float(row[name]) for name in names if row[name] is not None}

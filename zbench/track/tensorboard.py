@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zbench.extras import need
-from zbench.protocols import Tracked
+from zbench.console.extras import need
+from zbench.interfaces.protocols import Tracked
 
 _EVENTS = "events.out.tfevents.*"
 _ODD = re.compile(r"[^\w .,=+@%-]", re.ASCII)  # in a run's name: what a folder's name had better not have
@@ -21,7 +21,7 @@ _LONGEST = 150  # letters of a run's name; the folder's has the run's id as well
 class TensorBoard:
     """A run's scalars, its configuration as text, and its files, in dir/NAME, RUN_ID.
 
-    The name is a record's text, made fit for a folder; the id is a name already (zbench.record).
+    The name is a record's text, made fit for a folder; the id is a name already (zbench.record.record).
     """
 
     dir: str

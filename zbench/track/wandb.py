@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from zbench.extras import need
-from zbench.protocols import Tracked
+from zbench.console.extras import need
+from zbench.interfaces.protocols import Tracked
 from zbench.track.careful import first_line
 
 _ANSWER_SECONDS = 4.0  # how long the server may take to answer at all

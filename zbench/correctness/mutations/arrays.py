@@ -10,13 +10,13 @@ from types import MappingProxyType
 import numpy as np
 from numpy.random import Generator
 
-from zbench.correctness.judge import Case
 from zbench.correctness.mutations.paths import PATHS, WILD, Mutation, array, counts, other, put, put_at, with_pipelines
 from zbench.correctness.mutations.tokens import with_lanes
-from zbench.cost import Cost
-from zbench.mask import FULL, Mask
-from zbench.pipelines import Pipelines
-from zbench.plan import Plan
+from zbench.correctness.reference.judge import Case
+from zbench.cost.cost import Cost
+from zbench.describe.mask import FULL, Mask
+from zbench.plans.pipelines import Pipelines
+from zbench.plans.plan import Plan
 
 _PARTS = ("lengths", "sequences", "blocks", "lists", "lanes", "forward", "backward")
 

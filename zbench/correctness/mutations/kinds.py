@@ -5,11 +5,11 @@ from types import MappingProxyType
 
 from numpy.random import Generator
 
-from zbench.correctness.judge import Case
 from zbench.correctness.mutations import arrays, operations, tokens
 from zbench.correctness.mutations.paths import Mutation, entry
 from zbench.correctness.mutations.words import changes
-from zbench.plan import COLUMNS, Plan
+from zbench.correctness.reference.judge import Case
+from zbench.plans.plan import COLUMNS, Plan
 
 _PLAIN = ("num_ranks", "num_heads", "mask", "backward_mode", "serial_legs", "attention", "notes")
 MICRO_BATCHES = "micro-batches"

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.random import Generator
 
 from zbench.correctness.mutations.paths import OPERATIONS, Mutation, array, counts, other, put, put_at
-from zbench.cost import Cost
-from zbench.plan import ATTEND, COLUMNS, TRANSFER, Ints, Ops, Plan
+from zbench.cost.cost import Cost
+from zbench.plans.plan import ATTEND, COLUMNS, TRANSFER, Ints, Ops, Plan
 
 _OF_TRANSFERS = ("tensor", "dst", "via", "keep", "collective")  # columns that say little of an attend
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-from zbench.cost import Cost
-from zbench.pipelines import Pipelines
-from zbench.plan import COLUMNS, Plan
+from zbench.cost.cost import Cost
+from zbench.plans.pipelines import Pipelines
+from zbench.plans.plan import COLUMNS, Plan
 
 Mutation = Callable[[Generator, Plan, Cost], Plan]
 OPERATIONS = ("forward", "backward")

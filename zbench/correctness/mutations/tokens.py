@@ -6,8 +6,8 @@ import numpy as np
 from numpy.random import Generator
 
 from zbench.correctness.mutations.paths import other, put, put_at
-from zbench.cost import Cost
-from zbench.plan import Blocks, Ints, Lists, Plan
+from zbench.cost.cost import Cost
+from zbench.plans.plan import Blocks, Ints, Lists, Plan
 
 
 def boundary(rng: Generator, plan: Plan, cost: Cost) -> Plan:

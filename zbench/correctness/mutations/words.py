@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zbench.columns import is_array
 from zbench.correctness.mutations.paths import PATHS, array
-from zbench.plan import Plan
+from zbench.plans.columns import is_array
+from zbench.plans.plan import Plan
 
 _PLAIN = ("num_ranks", "num_heads", "mask", "backward_mode", "serial_legs", "attention", "notes")
 

@@ -1,0 +1,184 @@
+"""ByteScale's hybrid data parallelism: any number of ranks a sequence, and ranks balanced over all micro-batches.
+
+One ring over all ranks for the longest sequence, a few ranks for a shorter one, packs of short ones on single
+ranks, all at once; a rank that is done with its part of a long sequence early has more packs, and so may have
+another number of micro-batches than its neighbours. With pipeline stages micro-batches are of equal work besides
+(PP-balance, zbench.systems.bytescale.slots). Source: ByteScale (arXiv 2502.21231, SIGCOMM 2025), whose code is not
+published; what is left out (offloading) and what is derived is told in docs/systems.md.
+Pure: no torch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.cost.memory import static_bytes
+from zbench.describe.batch import Batch
+from zbench.passes import reverse
+from zbench.passes.reverse import Mode, check_mode
+from zbench.plans.build import Builder
+from zbench.plans.patterns import ring
+from zbench.plans.plan import Ints, Plan
+from zbench.systems.bytescale.balance import Layout, balanced, cuts, share_seconds
+from zbench.systems.bytescale.slots import even, filled_seconds, numbers, parts
+from zbench.systems.common.best_fit import best_fit
+from zbench.systems.common.micro_batches import fitting, need_bytes
+from zbench.systems.hybrid_dp import check_tokens_per_rank
+from zbench.systems.zeppelin.zones import capacity_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ByteScale:
+    """tokens_per_rank: C, the longest stretch of a sequence a rank takes before it is cut over more; None: the one
+    whose busiest rank is done first, or without `balance` what fits a GPU.
+    balance: "dp", of ranks, by predicted seconds over all micro-batches; "pp", of every micro-batch by itself, all of
+    them alike; true: what the job asks for, "pp" where it has stages, else "dp"; false: none, micro-batches filled in
+    turn, longest first (the paper's naive HDP).
+    backward: what becomes of received kv.
+
+    Raises:
+        ValueError: tokens_per_rank is not a whole number of at least 1, or balance is none of these, or "pp" without
+            stages.
+    """
+
+    plans_stages: ClassVar[bool] = True
+
+    cost: Cost
+    tokens_per_rank: int | None = None
+    balance: bool | Literal["dp", "pp"] = True
+    backward: Mode = "carry"
+
+    def __post_init__(self) -> None:
+        check_mode("system.backward", self.backward)
+        check_tokens_per_rank(self.tokens_per_rank)
+        if not isinstance(self.balance, bool) and self.balance not in ("dp", "pp"):
+            raise ValueError(f"system.balance is {self.balance!r}; it takes true, false, dp or pp")
+        if self.balance == "pp" and self.cost.pp == 1:
+            raise ValueError(
+                "system.balance is 'pp'; it takes stages to balance, as model.pipeline_parallel=4 makes them"
+            )
+
+    @property
+    def _one_by_one(self) -> bool:
+        """In every micro-batch, so that what is balanced is one; else all of them."""
+        return bool(self.balance) and (self.cost.model.sharding == "zero3" or self._by_stages)
+
+    @property
+    def _by_stages(self) -> bool:
+        return self.cost.pp > 1 and self.balance in (True, "pp")
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        """As few plans as memory asks for, with stages more. A rank with nothing in one of them goes on to the next.
+
+        The largest shares run last: what the last backward takes hides the reduction of gradients, and stages wait
+        least for what becomes longer step by step. With ZeRO-3, where ranks meet in every micro-batch, each micro-batch
+        is balanced by itself.
+        """
+        room = capacity_tokens(self.cost)
+        if self._by_stages:
+            return self._evened(batch.lengths, room)
+        if self._one_by_one:
+            return fitting(batch.lengths, self.cost, lambda seqs: self._together(batch.lengths, seqs, room))
+        every = np.arange(len(batch.lengths), dtype=np.int64)
+        room = room if self.cost.pp == 1 else self._staged_room(batch.lengths, room)
+        return tuple(reversed(self._fitting(batch.lengths, every, room)))
+
+    def _evened(self, lengths: Ints, room: int) -> tuple[Plan, ...]:
+        """Micro-batches that take all ranks about the same time."""
+        way, found = even(lengths, lambda mine: self.layout(mine, room), self.cost, self.backward)
+        plans = [plan for part in found for plan in self._alone(lengths, part, room)]
+        plans.sort(key=lambda plan: float(plan.notes["busiest_seconds"]))
+        return tuple(plan.with_(notes={**plan.notes, "parts": way}) for plan in plans)
+
+    def _alone(self, lengths: Ints, part: Ints, room: int) -> list[Plan]:
+        """Plans of `part`: one, or as many as memory asks for."""
+        found = fitting(lengths[part], self.cost, lambda seqs: self._together(lengths[part], seqs, room))
+        return [plan.with_(sequences=part[plan.sequences]) for plan in found]
+
+    def _staged_room(self, lengths: Ints, room: int) -> int:
+        """Tokens of a rank's micro-batch: an even share of the job's number of micro-batches, or with balance of the
+        number that is done first."""
+        counts = numbers(lengths, self.cost) if self.balance else [self.cost.model.micro_batches]
+        rooms = [min(room, -(-int(lengths.sum()) // (count * self.cost.cluster.num_ranks))) for count in counts]
+        seconds = [
+            filled_seconds(lengths, self.layout(lengths, most), most, self.cost, self.backward) for most in rooms
+        ]
+        return rooms[int(np.argmin(seconds))]
+
+    def layout(self, lengths: Ints, room: int) -> Layout:
+        """Ranks of every sequence; no rank gets more than `room` tokens of one, as far as there are ranks."""
+        most = max(min(self.tokens_per_rank or room, room), -(-int(lengths.max()) // self.cost.cluster.num_ranks))
+        if not self.balance:
+            return self._in_turn(lengths, most)
+        tokens = cuts(lengths, self.cost.cluster.num_ranks, most) if self.tokens_per_rank is None else [most]
+        held = room if self._one_by_one else np.inf
+        return balanced(lengths, tokens, self.cost, self.backward, room=held)
+
+    def _together(self, lengths: Ints, seqs: Ints, room: int) -> Iterator[Plan]:
+        """Plans of all `seqs` at once, the next ones with less room: what is received is not in it."""
+        while True:
+            layout = self.layout(lengths[seqs], room)
+            yield self._laid(lengths, seqs, layout.sets, layout)
+            if layout.degree.min() >= min(self.cost.cluster.num_ranks, int(lengths[seqs].min())) or room == 1:
+                return
+            room = max(room // 2, 1)
+
+    def _fitting(self, lengths: Ints, seqs: Ints, room: int) -> list[Plan]:
+        """Plans of `seqs`. What still does not fit (what is received is not in `room`) is laid out anew with less."""
+        cost, out = self.cost, []
+        layout = self.layout(lengths[seqs], room)
+        free = cost.cluster.device.memory_bytes - static_bytes(cost)
+        sets = layout.sets
+        for part in parts(lengths[seqs], layout, cost.cluster.num_ranks, room if self.balance else layout.cut):
+            plan = self._laid(lengths, seqs[part], [sets[s] for s in part], layout)
+            over = need_bytes(plan, cost) - static_bytes(cost)
+            widest = len(part) == 1 and layout.degree[part[0]] >= min(cost.cluster.num_ranks, lengths[seqs[part[0]]])
+            if over <= free or free <= 0 or widest:
+                out.append(plan)
+            else:
+                out += self._fitting(lengths, seqs[part], max(int(room * np.clip(free / over, 0.3, 0.9)), 1))
+        return out
+
+    def _laid(self, lengths: Ints, seqs: Ints, ranks: list[Ints], layout: Layout) -> Plan:
+        """Rings, the widest first, then what is local; sequences on the same ranks share a ring."""
+        mine = lengths[seqs]
+        builder = Builder(
+            mine, self.cost.cluster.num_ranks, self.cost.model.num_heads, self.cost.model.mask, sequences=seqs
+        )
+        width = np.array([len(on) for on in ranks])
+        for size in np.unique(width)[::-1]:
+            same = np.flatnonzero(width == size)
+            rows, group = np.unique(np.array([ranks[i] for i in same]), axis=0, return_inverse=True)
+            ring(builder, same, group.reshape(-1).astype(np.int64), self._turned(rows))
+        notes = {"tokens_per_rank": layout.cut, "busiest_seconds": layout.busiest, "mean_seconds": layout.mean}
+        return reverse(builder.build(), self.backward).with_(notes=notes)
+
+    def _turned(self, rows: Ints) -> Ints:
+        """Rings [K, G], node by node, each beginning with another GPU of its nodes: so they leave by different NICs."""
+        node = self.cost.cluster.gpus_per_node
+        place = rows - rows % node + (rows + np.arange(len(rows))[:, None]) % node
+        return np.take_along_axis(rows, np.argsort(place, axis=1), axis=1)
+
+    def _in_turn(self, lengths: Ints, cut: int) -> Layout:
+        """Long sequences and best-fit packs of the others, `cut` tokens a rank, on the next free ranks in turn."""
+        ranks = self.cost.cluster.num_ranks
+        degree = np.minimum(-(-lengths // cut), ranks)
+        short = np.flatnonzero(degree == 1)
+        unit = np.arange(len(lengths))
+        if len(short):
+            unit[short] = len(lengths) + best_fit(lengths[short], cut)
+        first: dict[int, int] = {}
+        at, places = 0, [np.zeros(0, np.int64)] * len(lengths)
+        for seq in np.lexsort((unit, -np.where(degree > 1, lengths, 0))).tolist():
+            if unit[seq] not in first:
+                at = 0 if at + degree[seq] > ranks else at
+                first[int(unit[seq])] = at
+                at += int(degree[seq])
+            places[seq] = first[int(unit[seq])] + np.arange(degree[seq])
+        load = share_seconds(lengths, degree, self.cost, self.backward)
+        flat = np.concatenate(places)
+        total = np.bincount(flat, weights=np.repeat(load, degree), minlength=ranks)
+        return Layout(degree, flat, cut, float(total.max()), float(total.mean()))

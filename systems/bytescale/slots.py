@@ -1,0 +1,99 @@
+"""ByteScale's micro-batches: filled within memory, or with pipeline stages of equal work. Pure: no torch.
+
+Stages are at work on different micro-batches at a time (zbench.cost.stacks), so one that takes longer than its
+neighbours has the other stages wait. PP-balance makes micro-batches that take the same time on every rank: buckets of
+similar lengths and equal work, as ByteScale has them (arXiv 2502.21231, section 5 and algorithm 2), or equal work of
+all lengths. What differs is told in docs/systems.md.
+"""
+
+from collections.abc import Callable
+
+import numba as nb
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.passes.reverse import Mode
+from zbench.plans.plan import Ints
+from zbench.systems.bytescale.balance import Floats, Layout, share_seconds
+
+NUMBERS = (1, 2, 3, 4, 8)  # times the stages: of micro-batches, tried
+
+
+def parts(lengths: Ints, layout: Layout, num_ranks: int, room: int) -> list[Ints]:
+    """Sequences in micro-batches of at most `room` tokens a rank (or a larger share alone), the largest first.
+
+    Each goes into the first micro-batch where all its ranks have room, so ranks with more to do are in more of them.
+    """
+    share = -(-lengths // layout.degree)
+    turn = _first_fit(np.lexsort((-share, -layout.degree)), share, layout.degree, layout.ranks, num_ranks, room)
+    return [np.flatnonzero(turn == t) for t in range(int(turn.max()) + 1)]
+
+
+@nb.njit(cache=True)
+def _first_fit(order, share, degree, ranks, num_ranks, room):  # type: ignore[no-untyped-def]
+    offsets = np.cumsum(degree) - degree
+    turn = np.zeros(len(share), np.int64)
+    held = np.zeros((4, num_ranks), np.int64)
+    count = 0
+    for seq in order:
+        on = ranks[offsets[seq] : offsets[seq] + degree[seq]]
+        at = 0
+        while at < count and held[at][on].max() + share[seq] > room:
+            at += 1
+        if at == count:
+            count += 1
+            if count > len(held):
+                held = np.concatenate((held, np.zeros_like(held)))
+        held[at][on] += share[seq]
+        turn[seq] = at
+    return turn
+
+
+def numbers(lengths: Ints, cost: Cost) -> list[int]:
+    """Of micro-batches, tried."""
+    return sorted({min(times * cost.pp, len(lengths)) for times in NUMBERS})
+
+
+def even(lengths: Ints, lay: Callable[[Ints], Layout], cost: Cost, backward: Mode) -> tuple[str, list[Ints]]:
+    """(which way, the sequences of every micro-batch): of all numbers of them, and both ways, those that are done
+    first, each laid by `lay`."""
+    work = share_seconds(lengths, np.ones_like(lengths), cost, backward)
+    ways = (("similar lengths", alike), ("all lengths", mixed))
+    tried = [(name, way(lengths, work, count)) for count in numbers(lengths, cost) for name, way in ways]
+    busiest = [np.array([lay(lengths[part]).busiest for part in found]) for _, found in tried]
+    return tried[int(np.argmin([staged_seconds(seconds, cost) for seconds in busiest]))]
+
+
+def alike(lengths: Ints, work: Floats, count: int) -> list[Ints]:
+    """Buckets of similar lengths and about equal work, at most `count`."""
+    order = np.argsort(lengths, kind="stable")
+    middle = np.cumsum(work[order]) - work[order] / 2
+    bucket = np.minimum((middle / work.sum() * count).astype(np.int64), count - 1)
+    return [order[bucket == b] for b in np.unique(bucket)]
+
+
+def mixed(lengths: Ints, work: Floats, count: int) -> list[Ints]:
+    """`count` parts of about equal work, the longest first, each to the part with the least."""
+    part, held = np.zeros(len(lengths), np.int64), np.zeros(count)
+    for seq in np.argsort(-lengths, kind="stable").tolist():
+        part[seq] = held.argmin()
+        held[part[seq]] += work[seq]
+    return [np.flatnonzero(part == p) for p in range(count)]
+
+
+def filled_seconds(lengths: Ints, layout: Layout, room: int, cost: Cost, backward: Mode) -> float:
+    """staged_seconds of what `parts` makes of a layout."""
+    ranks, load = cost.cluster.num_ranks, share_seconds(lengths, layout.degree, cost, backward)
+    found = parts(lengths, layout, ranks, room)
+    turn = np.zeros(len(lengths), np.int64)
+    for number, seqs in enumerate(found):
+        turn[seqs] = number
+    place = np.repeat(turn, layout.degree) * ranks + layout.ranks
+    busy = np.bincount(place, np.repeat(load, layout.degree), len(found) * ranks).reshape(len(found), ranks)
+    return staged_seconds(busy.max(axis=1), cost)
+
+
+def staged_seconds(busiest: Floats, cost: Cost) -> float:
+    """What a layer takes of the last stage to be done, if ranks wait for each other in every micro-batch, as rings have
+    them do. busiest: seconds of every micro-batch's busiest rank."""
+    return float(busiest.sum() + (cost.pp - 1) * busiest.max())

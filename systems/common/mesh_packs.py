@@ -1,0 +1,58 @@
+"""A mesh's packs: which micro-batch and which group every sequence goes to. Pure: no torch."""
+
+from typing import Literal
+
+import numba as nb
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.plans.plan import Ints
+from zbench.systems.common.best_fit import packs
+from zbench.systems.common.bins import bins
+
+Batching = Literal["arrival", "best_fit", "balanced"]
+
+
+def packed(batching: Batching, lengths: Ints, num_groups: int, most: int, cost: Cost) -> Ints:
+    """int64 [num_sequences, 2]: micro-batch and group of every sequence, in packs of at most `most` tokens.
+
+    A longer sequence has a pack of its own. arrival: packs are filled in order, and the groups take them in turn.
+    best_fit: the smallest packs that make the fewest micro-batches; packs of about as many tokens run together.
+    balanced: as many micro-batches, sequences dealt so that the packs take about the same time.
+    """
+    if batching == "arrival":
+        return np.stack(np.divmod(_filled(lengths, most), num_groups), axis=1)
+    pack = packs(lengths, num_groups, most)
+    if batching == "balanced":
+        count = -(-int(pack.max() + 1) // num_groups) * num_groups
+        pack = bins(sequence_seconds(lengths, cost), lengths, count, max(most, int(lengths.max())))
+        return _together(pack, sequence_seconds(lengths, cost), num_groups)
+    return _together(pack, lengths.astype(np.float64), num_groups)
+
+
+def sequence_seconds(lengths: Ints, cost: Cost) -> np.ndarray:
+    """Forward and backward of a layer for whole sequences [n], as if alone on a GPU."""
+    attention = cost.whole_seconds(lengths, False) + cost.whole_seconds(lengths, True)
+    return np.asarray(attention + 3 * cost.linear_seconds(lengths), np.float64)
+
+
+def _together(pack: Ints, load: np.ndarray, num_groups: int) -> Ints:
+    """The heaviest packs in one micro-batch, then the next: groups that wait for each other have about as much."""
+    names, pack = np.unique(pack, return_inverse=True)
+    total = np.bincount(pack, weights=load, minlength=len(names))
+    place = np.empty(len(names), np.int64)
+    place[np.argsort(-total, kind="stable")] = np.arange(len(names))
+    return np.stack(np.divmod(place[pack], num_groups), axis=1)
+
+
+@nb.njit(cache=True)
+def _filled(lengths, most):  # type: ignore[no-untyped-def]
+    """Next fit: the pack of every sequence; one that does not fit begins the next pack."""
+    pack = np.empty(len(lengths), np.int64)
+    at, held = 0, 0
+    for i in range(len(lengths)):
+        if held and held + lengths[i] > most:
+            at, held = at + 1, 0
+        pack[i] = at
+        held += lengths[i]
+    return pack

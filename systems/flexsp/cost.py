@@ -1,0 +1,156 @@
+"""FlexSP's objective on a described cluster: seconds and memory of a group of every degree. Pure: no torch.
+
+A group of d ranks with sequences s takes square_d sum(s^2) + linear_d sum(s) + fixed_d seconds: FlexSP's
+(alpha1 sum(s^2) + alpha2 sum(s)) / d + beta1 + alpha3 sum(s) / (d v_d) + beta2 (arXiv 2412.01523, equations
+11 to 14) with terms of the same power put together. FlexSP profiles its constants on GPUs; here three small
+groups of every degree are played on the described cluster's clock, so that what heads that do not divide,
+few kv heads, or a ring above the number of heads cost is in them.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from zbench.cost.collective import Collectives
+from zbench.cost.cost import Cost, Floats
+from zbench.cost.memory import static_bytes, step_bytes
+from zbench.passes import reverse
+from zbench.passes.reverse import Mode
+from zbench.plans.area import TILE
+from zbench.plans.build import Builder
+from zbench.plans.patterns import ulysses_ring
+from zbench.plans.plan import Ints, Plan
+from zbench.simulator.clock import Free, Program, run
+from zbench.simulator.layers import finished
+from zbench.simulator.simulate import programs
+
+TILES = 32  # of a rank's tokens in a profile: 4,096 tokens, so that no call is bound by its start
+ROWS = 4  # of the longest ring that is played; a thousand ranks take seconds, and hops repeat themselves
+SLACK = 4  # tokens a rank may have above an even share, by rounding in rows, columns and chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What groups cost; arrays [num_degrees], ascending by degree.
+
+    degree: ranks. square, linear, fixed: seconds a token^2, a token, a group and micro-batch.
+    capacity: tokens a group holds. num_ranks: of the cluster; groups of a micro-batch have no more in all.
+    collectives: of data parallelism, which the paper's fixed constants may hold (see docs/systems.md).
+    """
+
+    degree: Ints
+    square: Floats
+    linear: Floats
+    fixed: Floats
+    capacity: Ints
+    num_ranks: int
+    collectives: Collectives
+
+    def seconds(self, lengths: Ints, index: int) -> float:
+        """Of one group of degree[index] with sequences of `lengths`."""
+        s = lengths.astype(np.float64)
+        return float(self.square[index] * (s * s).sum() + self.linear[index] * s.sum() + self.fixed[index])
+
+    def holding(self, longest: int, index: int = -1) -> "Objective":
+        """With room for `longest` tokens in groups of degree[index], at least: a sequence that no group can hold is
+        planned all the same, and the executor's verdict is out of memory, as with every other system."""
+        capacity = self.capacity.copy()
+        capacity[index] = max(int(capacity[index]), longest)
+        return self.with_(capacity=capacity)
+
+    def with_(self, **changes: object) -> "Objective":
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def degrees(cost: Cost) -> list[int]:
+    """Group sizes, each dividing the next: powers of two where GPUs and nodes are.
+
+    Products of the prime factors of a node's GPUs, then of the nodes, smallest first: groups laid largest
+    first then never leave a gap, and one that fits a node stays inside it.
+    """
+    found = [1]
+    for count in (cost.cluster.gpus_per_node, cost.cluster.num_nodes):
+        for prime in _prime_factors(count):
+            found.append(found[-1] * prime)
+    return found
+
+
+def _prime_factors(number: int) -> list[int]:
+    found, factor = [], 2
+    while number > 1:
+        while number % factor == 0:
+            found.append(factor)
+            number //= factor
+        factor += 1
+    return found
+
+
+def shape(degree: int, cost: Cost) -> tuple[int, int]:
+    """(rows, columns) of a group: a ring of rows of as many columns as heads allow, exchanging heads."""
+    columns = max(d for d in degrees(cost) if d <= cost.model.num_heads and degree % d == 0)
+    return degree // columns, columns
+
+
+def objective(cost: Cost, backward: Mode) -> Objective:
+    """The constants of every degree."""
+    sizes = degrees(cost)
+    size = np.array(sizes, np.int64)
+    tokens, piece = TILE * TILES * size.astype(np.float64), 2 * TILE
+    one, many, half, occupied = _profiles(sizes, cost, backward).T
+    square = np.maximum(one - many, 0.0) / (tokens * (tokens - piece))
+    linear = np.maximum((many - half) / (tokens / 2) - square * piece, 0.0)
+    fixed = np.maximum(2 * half - many, 0.0)
+    room = cost.cluster.device.memory_bytes - static_bytes(cost)
+    per_rank = np.floor(room / (occupied / (TILE * TILES)) - SLACK)
+    capacity = np.maximum(per_rank, 0).astype(np.int64) * size
+    return Objective(size, square, linear, fixed, capacity, cost.cluster.num_ranks, Collectives.of(cost))
+
+
+def _profiles(sizes: list[int], cost: Cost, backward: Mode) -> Floats:
+    """[num_degrees, 4]: seconds of one long sequence, of many short ones, of half as many; bytes of the fullest rank.
+
+    All with as many tokens a rank. Of rings that cross nodes only the three with the fewest rows are played, a
+    thousand ranks would take seconds: each further row is one more equal hop, so the numbers go on in a line.
+    """
+    rows = [shape(degree, cost)[0] for degree in sizes]
+    crossing = [i for i in range(len(sizes)) if rows[i] > 1 and sizes[i] > cost.cluster.gpus_per_node]
+    found = [_profile(sizes[i], cost, backward) for i in range(len(sizes)) if i not in crossing[3:]]
+    for i in crossing[3:]:
+        a, b = crossing[1:3]
+        found.append(found[a] + (found[b] - found[a]) * ((rows[i] - rows[a]) / (rows[b] - rows[a])))
+    return np.stack(found)
+
+
+def _profile(degree: int, cost: Cost, backward: Mode) -> Floats:
+    pieces = np.full(TILES * degree // 2, 2 * TILE, np.int64)
+    groups = [_group(x, degree, cost, backward) for x in (pieces.sum()[None], pieces, pieces[::2])]
+    plan, small = groups[0]
+    occupied = int((step_bytes(plan, small) - static_bytes(small)).max())
+    return np.array([*(_seconds(plan, small) for plan, small in groups), occupied])
+
+
+def _group(lengths: Ints, degree: int, cost: Cost, backward: Mode) -> tuple[Plan, Cost]:
+    """One group on as many nodes as it needs."""
+    nodes = -(-degree // cost.cluster.gpus_per_node)
+    small = replace(cost, cluster=replace(cost.cluster, num_nodes=nodes))
+    builder = Builder(lengths, small.cluster.num_ranks, cost.model.num_heads, cost.model.mask)
+    seqs = np.arange(len(lengths), dtype=np.int64)
+    ulysses_ring(builder, seqs, 0 * seqs, np.arange(degree, dtype=np.int64).reshape(1, *shape(degree, cost)))
+    return reverse(builder.build(), backward), small
+
+
+def _seconds(plan: Plan, cost: Cost) -> float:
+    """Forward and backward of the whole model for one group, all its ranks starting together, nothing overlapped."""
+    model = cost.model
+    again = 1 if model.recompute == "full" else 0
+    forward, backward = (_slowest(program, cost) for program in programs(plan, cost))
+    tokens = plan.tokens_per_rank.max()[None]
+    linear = float(cost.linear_seconds(tokens)[0])
+    layer = (1 + again) * (linear + forward) + 2 * linear + backward
+    return model.num_layers * layer + float(cost.head_seconds(tokens)[0])
+
+
+def _slowest(program: Program, cost: Cost) -> float:
+    ready = np.zeros(cost.cluster.num_ranks)
+    timeline = run(program, ready, Free.zero(cost.cluster))
+    return float(finished(program, timeline, ready).max())

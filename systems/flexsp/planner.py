@@ -1,0 +1,102 @@
+"""FlexSP: Ulysses groups of different sizes side by side, chosen for every batch. Pure: no torch.
+
+Short sequences go to small groups, whose all-to-all stays inside a node (or to a single GPU, which needs none),
+long ones to groups large enough for their memory and their time; the slowest group is made as fast as possible.
+flexsp_cost says what a group costs, flexsp_batches cuts a batch into micro-batches, flexsp_search finds the
+groups of one, flexsp_milp is the paper's own way of finding them, flexsp_bound what none can beat.
+Source: Wang et al. 2024 (arXiv 2412.01523, ASPLOS 2025), and its code (PKU-DAIR/Hetu-Galvatron, branch flexsp).
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.passes import reverse
+from zbench.passes.reverse import Mode, check_mode
+from zbench.plans.build import Builder
+from zbench.plans.patterns import ulysses_ring
+from zbench.plans.plan import Ints, Plan
+from zbench.systems.flexsp.batches import MicroBatch, micro_batches
+from zbench.systems.flexsp.cost import Objective, objective, shape
+from zbench.systems.flexsp.milp import Limits, solve
+from zbench.systems.flexsp.search import Found, glance, search
+
+
+@dataclass(frozen=True, slots=True)
+class FlexSP:
+    """trials: numbers of micro-batches that are tried, from the least that memory allows.
+
+    solver: "search" (zbench.systems.flexsp.search), or "milp": after it the paper's programme for each micro-batch, by
+    HiGHS, within `nodes` nodes and `seconds` (of this machine's clock: a run that reaches it may end differently
+    elsewhere) and with `buckets` lengths; where that finds nothing better the search's groups stay, as the notes say.
+    backward: what becomes of received kv; Ulysses keeps it, as its inputs to attention are local.
+
+    Raises:
+        ValueError: trials, nodes or buckets is not a whole number of at least 1, seconds not a number above 0, or
+            solver none of these.
+    """
+
+    cost: Cost
+    trials: int = 5
+    solver: str = "search"
+    nodes: int = 1000
+    seconds: float = 5.0
+    buckets: int = 16
+    backward: Mode = "keep"
+    objective: Objective = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_mode("system.backward", self.backward)
+        for name in ("trials", "nodes", "buckets"):
+            check_whole(f"system.{name}", getattr(self, name))
+        if self.solver not in ("search", "milp"):
+            raise ValueError(f"system.solver is {self.solver!r}; it takes search or milp")
+        if isinstance(self.seconds, bool) or not isinstance(self.seconds, (int, float)) or not self.seconds > 0:
+            raise ValueError(f"system.seconds is {self.seconds!r}; it takes a number of seconds above 0")
+        object.__setattr__(self, "objective", objective(self.cost, self.backward))
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        """One plan a micro-batch, the slowest first. Its notes: what the objective says of it, what none can beat, and
+        by how much it misses that."""
+        of = self.objective.holding(int(batch.lengths.max()))
+        parts = micro_batches(batch.lengths, of, self.trials, lambda x: glance(x, of), lambda x: self._chosen(x, of))
+        assert parts is not None  # every sequence fits a group by itself
+        return tuple(laid(part, batch, self.cost, of, self.backward) for part in parts)
+
+    def _chosen(self, lengths: Ints, of: Objective) -> Found | None:
+        """The groups of a micro-batch: the search's, or the solver's where asked for and better."""
+        found = search(lengths, of)
+        if self.solver == "search" or found is None:
+            return found
+        solved = solve(lengths, of, found.packed, Limits(self.nodes, self.seconds, self.buckets))
+        if solved.packed is not None and solved.packed.seconds < found.packed.seconds:
+            return replace(found, packed=solved.packed, method=f"milp ({solved.ended})", solver_seconds=solved.took)
+        return replace(found, method=f"search, not bettered by milp ({solved.ended})", solver_seconds=solved.took)
+
+
+def check_whole(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it takes a whole number of at least 1")
+
+
+def laid(part: MicroBatch, batch: Batch, cost: Cost, of: Objective, backward: Mode) -> Plan:
+    """The micro-batch as a plan: groups on ranks in order, the largest first, so that small ones stay inside nodes."""
+    sequences = np.sort(part.sequences)
+    group = part.found.packed.group[np.argsort(part.sequences)]
+    index = part.found.packed.index
+    builder = Builder(
+        batch.lengths[sequences], cost.cluster.num_ranks, cost.model.num_heads, cost.model.mask, sequences=sequences
+    )
+    first = np.cumsum(of.degree[index]) - of.degree[index]
+    for k in np.unique(index[np.unique(group)])[::-1]:
+        mine = np.flatnonzero(index[group] == k)
+        used, place = np.unique(group[mine], return_inverse=True)
+        ranks = first[used][:, None] + np.arange(of.degree[k])
+        ulysses_ring(builder, mine, place, ranks.reshape(len(used), *shape(int(of.degree[k]), cost)))
+    seconds, bound = part.found.packed.seconds, part.found.bound_seconds
+    notes: dict[str, float | str] = {"method": part.found.method, "objective_seconds": seconds}
+    notes |= {"bound_seconds": bound, "gap": seconds / bound - 1} if bound else {}
+    notes |= {"solver_seconds": part.found.solver_seconds} if part.found.solver_seconds else {}
+    return reverse(builder.build(), backward).with_(notes=notes)

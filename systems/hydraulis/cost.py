@@ -1,0 +1,123 @@
+"""What sequences cost on pipelines of every (tp, pp) scheme: Hydraulis' objective. Pure: no torch.
+
+A sequence takes a stage a s^2 + b s seconds, a micro-batch c besides. Hydraulis profiles the three for every scheme;
+here they are the described cluster's (zbench.cost.stage), with whole tiles in place of s^2. A pipeline with
+micro-batches of m_1 ... m_v seconds a stage takes sum m + (pp - 1) max m: what the last stage waits for the first one's
+longest.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from zbench.cost.cost import Cost, Flags, Floats
+from zbench.cost.memory import pipeline_static_bytes, stage_bytes, static_bytes
+from zbench.cost.stage import Stage, refusal
+from zbench.plans.area import Work
+from zbench.plans.plan import Ints
+from zbench.simulator.pipelined import hop_seconds
+from zbench.systems.flexsp.cost import degrees
+
+MOST_STAGES = 8  # of a scheme that is offered by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Schemes:
+    """Arrays [num_schemes]; tps divide one another, so that pipelines laid by falling tp leave no gaps in nodes.
+
+    size: ranks. token: seconds of a stage a token, without attention; nic: of them, in which each of its NICs is busy
+    with its gathers. fixed: a micro-batch. capacity: tokens of a micro-batch with pp of them under way; alone: of the
+    only one. window: tokens of all that are under way together, if `working` times the longest one's are added to them.
+    """
+
+    cost: Cost
+    stages: tuple[Stage, ...]
+    tp: Ints
+    pp: Ints
+    size: Ints
+    token: Floats
+    nic: Floats
+    fixed: Floats
+    capacity: Ints
+    alone: Ints
+    window: Floats
+    working: Floats
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    def take(self, index: Ints) -> "Schemes":
+        stages = tuple(self.stages[i] for i in index.tolist())
+        names = ("tp", "pp", "size", "token", "nic", "fixed", "capacity", "alone", "window", "working")
+        return replace(self, stages=stages, **{name: getattr(self, name)[index] for name in names})
+
+    def seconds(self, lengths: Ints) -> Floats:
+        """float64 [num_schemes, n]: of every sequence on a stage of every scheme, forward and backward."""
+        again = 1 if self.cost.model.recompute == "full" else 0
+        of = {(stage.heads, stage.kv_heads): np.zeros(0) for stage in self.stages}
+        whole, one = Work.whole(lengths, self.cost.model.mask), np.ones_like(lengths)
+        for heads, kv_heads in of:
+            forward, backward = (self.cost.stream_seconds(whole, heads * one, kv_heads * one, b) for b in (False, True))
+            of[heads, kv_heads] = (1 + again) * forward + backward
+        rows = [stage.layers * of[stage.heads, stage.kv_heads] for stage in self.stages]
+        return np.stack(rows) + self.token[:, None] * lengths
+
+    def is_long(self, lengths: Ints) -> Flags:
+        """Which sequences are above the capacity of every scheme: they need a pipeline with little else under way."""
+        return np.asarray(lengths > self.capacity.max())
+
+    def fits(self, lengths: Ints) -> Flags:
+        """Whether a scheme can have a sequence, [num_schemes, n]: by its capacity, a long one by what is alone. The
+        schemes with most room have what fits none: it is out of memory, and the verdict says so."""
+        found, is_long = lengths <= self.capacity[:, None], self.is_long(lengths)
+        found[:, is_long] = lengths[is_long] <= self.alone[:, None]
+        found[:, ~found.any(axis=0)] = (self.alone == self.alone.max())[:, None]
+        return found
+
+
+def offered(cost: Cost) -> list[tuple[int, int]]:
+    """Every scheme that the cluster and the model can have: tp as zbench.cost.stage.refusal says, pp up to
+    MOST_STAGES."""
+    if not cost.pipelines:
+        return [(1, 1)]
+    pps = [pp for pp in range(1, MOST_STAGES + 1) if cost.model.num_layers % pp == 0]
+    return [(tp, pp) for tp in degrees(cost) for pp in pps if not refusal(tp, pp, cost)]
+
+
+def schemes(cost: Cost, shapes: list[tuple[int, int]]) -> Schemes:
+    """The constants of every scheme of `shapes` that has memory for a token; of the one with most, if none has."""
+    stages = tuple(Stage.of(cost, tp, pp) for tp, pp in shapes)
+    tp, pp = (np.array(column, np.int64) for column in zip(*shapes, strict=True))
+    small, large = (np.array([_seconds(stage, n * stage.tp) for stage in stages]) for n in (1024, 2048))
+    token = (large - small) / (1024 * tp)
+    fixed = small - token * 1024 * tp
+    nic = np.array([stage.nic_seconds() for stage in stages])
+    free, kept, working, logits = (np.array(column) for column in zip(*map(_bytes, stages), strict=True))
+    last, first = kept + working + logits, kept * pp + working
+    alone, capacity = ((free / most).astype(np.int64) // tp * tp for most in (last, np.maximum(first, last)))
+    rooms = (np.maximum(capacity, 1), np.maximum(alone, 1), free / kept, working / kept)
+    found = Schemes(cost, stages, tp, pp, tp * pp, token, nic, fixed, *rooms)
+    able = np.flatnonzero(capacity > 0)
+    return found.take(able if len(able) else np.array([int(capacity.argmax())]))
+
+
+def _seconds(stage: Stage, tokens: int) -> float:
+    """Of a micro-batch on the last stage, without the work of attention: its kernels' starts are in it.
+
+    A micro-batch makes the round of 2 (pp - 1) messages while pp are under way, so each costs that share of its own.
+    """
+    cost, count = stage.cost, np.array([tokens])
+    again = 1 if cost.model.recompute == "full" else 0
+    linear, gather = float(stage.linear_seconds(count)[0]), float(stage.gather_seconds(count)[0])
+    starts = (1 + again + 8) * cost.cluster.device.kernel_seconds  # zbench.cost.cost.kernel_seconds
+    forward, backward, _ = stage.gathers()
+    layer = (3 + again) * linear + (forward + backward) * gather + starts
+    hops = 2 * float(hop_seconds(0, stage, count)[0].sum()) / stage.pp
+    return stage.layers * layer + float(stage.head_seconds(count)[0]) + hops
+
+
+def _bytes(stage: Stage) -> tuple[float, float, float, float]:
+    """(Bytes of a rank that are left for activations; those of zbench.cost.memory.stage_bytes, a token.)"""
+    cost = stage.cost
+    static = pipeline_static_bytes(cost, stage.tp, stage.pp) if cost.pipelines else static_bytes(cost)
+    return max(cost.cluster.device.memory_bytes - static - 1, 0), *stage_bytes(cost, stage.tp, stage.pp)

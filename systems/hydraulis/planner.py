@@ -1,0 +1,202 @@
+"""Hydraulis: pipelines of different (tp, pp) side by side, another list of them for every batch. Pure: no torch.
+
+Short sequences run on single GPUs, long ones where tensor parallelism makes room for them; nothing is cut along the
+sequence. zbench.systems.hydraulis.strategies proposes lists of pipelines, hydraulis_dispatch deals sequences to them,
+hydraulis_pack makes micro-batches, hydraulis_cost says what all that takes; hydraulis_batching has the published ways
+of dealing and packing beside these, and that of its baselines. Optimizer state lies evenly on all ranks
+whatever the pipelines, so a change of strategy moves parameters and gradients only (zbench.cost.collective).
+Source: Li et al. 2024 (arXiv 2412.07894, SIGMOD 2026), and its code (PKU-DAIR/Hetu, examples/hydraulis).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from zbench.cost.collective import Collectives, Sharing
+from zbench.cost.cost import Cost, Floats
+from zbench.cost.stage import held, refusal
+from zbench.describe.batch import Batch
+from zbench.passes import reverse
+from zbench.plans.build import Builder
+from zbench.plans.patterns import local
+from zbench.plans.pipelines import Pipelines
+from zbench.plans.plan import Ints, Plan
+from zbench.simulator.pipelined import shared_seconds
+from zbench.systems.flexsp.cost import degrees
+from zbench.systems.flexsp.planner import check_whole
+from zbench.systems.hydraulis.batching import WAYS, Sequences, batched
+from zbench.systems.hydraulis.cost import Schemes, offered, schemes
+from zbench.systems.hydraulis.room import room
+from zbench.systems.hydraulis.strategies import STEPS, Strategy, pairs, strategies
+
+GLANCED = 8  # candidates that are tried with a single order, best estimates first; and the best UNIFORM of one scheme
+UNIFORM = 3
+COMPARED = 3  # of those, how many are tried with all
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """A strategy with its batch. pipeline, micro: int64 [n], of every sequence. seconds: of the slowest pipeline;
+    step_seconds: of the step, with parameters, gradients and, of several kinds of pipelines, their change."""
+
+    copies: Ints
+    pipeline: Ints
+    micro: Ints
+    seconds: float
+    step_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hydraulis:
+    """schemes: pairs (tp, pp) that pipelines may have; None: all that model, cluster and executor can have.
+    batching: "search"; "published", the two stages of the public code; "fixed", its dispatch with greedy packs; or
+    "first_fit", packs dealt in turn to pipelines of one kind (zbench.systems.hydraulis.batching). pack_tokens: of a
+    pack of the last two, at most; None: what a pipeline holds. trials: orders in which sequences are dealt.
+    whole_step: strategies are compared by the whole step, in which pipelines of several kinds, which are others for
+    every batch, pay for the change, and those of one kind, which seldom are, do not; off: by the slowest pipeline, the
+    paper's objective.
+
+    Raises:
+        ValueError: trials or pack_tokens is not a whole number of at least 1, whole_step not true or false, batching
+            none of these, or schemes not a list of pairs that can be.
+    """
+
+    cost: Cost
+    schemes: Sequence[Sequence[int]] | None = None
+    batching: str = "search"
+    pack_tokens: int | None = None
+    trials: int = 50
+    whole_step: bool = True
+    objective: Schemes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_whole("system.trials", self.trials)
+        if self.pack_tokens is not None:
+            check_whole("system.pack_tokens", self.pack_tokens)
+        if self.batching not in WAYS:
+            raise ValueError(f"system.batching is {self.batching!r}; it takes {', '.join(WAYS[:-1])} or {WAYS[-1]}")
+        if not isinstance(self.whole_step, bool):
+            raise ValueError(f"system.whole_step is {self.whole_step!r}; it takes true or false")
+        shapes = offered(self.cost) if self.schemes is None else _checked(self.schemes, self.cost)
+        object.__setattr__(self, "objective", schemes(self.cost, shapes))
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        """As many plans as the pipeline with most micro-batches has; one with fewer is idle in the first ones."""
+        of, given = self.objective, Sequences.of(batch.lengths, self.objective)
+        ranks = self.cost.cluster.num_ranks
+        unit = next(degree for degree in degrees(self.cost) if ranks <= STEPS * degree)
+        every = strategies(given.lengths, given.seconds, of, ranks, unit)
+        if self.batching == "first_fit":
+            every = [one for one in every if (one.copies > 0).sum() == 1]
+        proposed, over = self._roomiest(every, given)
+        if over and given.lengths[-1] <= of.alone.max() and self.batching != "first_fit":
+            more, without = self._roomiest(pairs(given.lengths, given.seconds, of, ranks), given)
+            proposed = more if without < over else proposed
+        found = self._best(proposed, given)
+        notes: dict[str, float | str] = {"strategy": told(found.copies, of), "candidates": len(proposed)}
+        notes |= {"objective_seconds": found.seconds, "step_seconds": found.step_seconds}
+        return self._laid(batch, found.copies, found.pipeline[given.arrival], found.micro[given.arrival], notes)
+
+    def _roomiest(self, proposed: list[Strategy], given: Sequences) -> tuple[list[Strategy], int]:
+        """The candidates with room for most tokens, and how many tokens of sequences they have no room for."""
+        of = self.objective
+        over = [room(given.lengths, given.seconds, _pipelines(one.copies, of), of).over for one in proposed]
+        least = min(over, default=int(given.lengths.sum()))
+        return [one for one, without in zip(proposed, over, strict=True) if without == least], least
+
+    def _best(self, proposed: list[Strategy], given: Sequences) -> Found:
+        """The candidate whose slowest pipeline is done first, once sequences are dealt and packed; see `whole_step`."""
+        one_kind = [one for one in proposed[GLANCED:] if (one.copies > 0).sum() == 1]
+        first = [*proposed[:GLANCED], *one_kind[:UNIFORM]]
+        tried = sorted((self._assigned(one.copies, given, 1) for one in first), key=self._price)
+        tried = tried[:COMPARED]
+        again = [self._assigned(one.copies, given, self.trials) for one in tried]
+        return min([*again, *tried], key=self._price)
+
+    def _price(self, found: Found) -> float:
+        return found.step_seconds if self.whole_step else found.seconds
+
+    def _assigned(self, copies: Ints, given: Sequences, trials: int) -> Found:
+        scheme = _pipelines(copies, self.objective)
+        found = batched(self.batching, given, scheme, self.objective, trials, self.pack_tokens)
+        tokens = np.bincount(found.pipeline, given.lengths, len(scheme)).astype(np.int64)
+        end = self._step_seconds(copies, found.each, tokens, found.played)
+        return Found(copies, found.pipeline, found.micro, float(found.seconds.max()), end)
+
+    def _step_seconds(self, copies: Ints, each: Floats, tokens: Ints, total: Floats) -> float:
+        """Of the step. each: seconds [num_pipelines, micro_batches] of a stage, without what is fixed. tokens, total:
+        [num_pipelines], total in seconds with what is fixed and bubbles. zbench.simulator.simulate does likewise with
+        what it played."""
+        cost, of = self.cost, self.objective
+        slowest = int(total.argmax())
+        busy, first, last = float(total[slowest]), float(each[:, 0].max()), float(each[slowest].max())
+        sharing = Sharing(Collectives.of(cost, held(_grouped(copies, of), cost)))
+        passes = sharing.of.passes
+        times = (first / passes, busy - last * (passes - 1) / passes, busy)
+        nic = float((tokens * of.nic[_pipelines(copies, of)]).max()) / busy
+        return busy + shared_seconds(sharing, times, nic, int((copies > 0).sum()) > 1) + cost.optimizer_seconds()
+
+    def _laid(
+        self, batch: Batch, copies: Ints, pipeline: Ints, micro: Ints, notes: dict[str, float | str]
+    ) -> tuple[Plan, ...]:
+        scheme, pipelines = _pipelines(copies, self.objective), _grouped(copies, self.objective)
+        lead = pipelines.lead
+        number = np.zeros(len(scheme), np.int64)
+        np.maximum.at(number, pipeline, micro + 1)
+        turn = micro + number.max() - number[pipeline]  # all run the last one: its backward hides the reduction
+        plans = []
+        for t in range(int(number.max())):
+            seqs = np.flatnonzero(turn == t)
+            builder = Builder(
+                batch.lengths[seqs],
+                self.cost.cluster.num_ranks,
+                self.cost.model.num_heads,
+                self.cost.model.mask,
+                sequences=seqs,
+            )
+            local(builder, np.arange(len(seqs), dtype=np.int64), lead[pipeline[seqs]])
+            plan = reverse(builder.build(), "keep").with_(notes=notes)
+            plans.append(plan.with_(pipelines=pipelines) if self.cost.pipelines else plan)
+        return tuple(plans)
+
+
+def _pipelines(copies: Ints, of: Schemes) -> Ints:
+    """The scheme of every pipeline, by falling tp: each then begins where a stage of its kind may."""
+    index = np.lexsort((-of.pp, -of.tp))
+    return np.repeat(index, copies[index])
+
+
+def _grouped(copies: Ints, of: Schemes) -> Pipelines:
+    """The strategy on ranks."""
+    scheme = _pipelines(copies, of)
+    size = of.size[scheme]
+    return Pipelines(np.cumsum(size) - size, of.tp[scheme], of.pp[scheme])
+
+
+def told(copies: Ints, of: Schemes) -> str:
+    """A strategy in words."""
+    index = np.lexsort((-of.pp, -of.tp))
+    return ", ".join(f"{copies[k]} x (tp {of.tp[k]}, pp {of.pp[k]})" for k in index.tolist() if copies[k])
+
+
+def _checked(given: object, cost: Cost) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for pair in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:
+        numbers = list(pair) if isinstance(pair, Sequence) and not isinstance(pair, str) else []
+        if len(numbers) != 2 or any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
+            raise ValueError(f"system.schemes has {pair!r}; it takes a list of pairs [tp, pp], as in [[8,1],[1,1]]")
+        reason = refusal(numbers[0], numbers[1], cost)
+        if not reason and not cost.pipelines and numbers != [1, 1]:
+            reason = "executor=torch has no tensor or pipeline parallelism and takes [[1,1]]"
+        if reason:
+            raise ValueError(f"system.schemes has {numbers}; {reason}")
+        found.append((numbers[0], numbers[1]))
+    if not found:
+        raise ValueError("system.schemes is empty; it takes at least one pair [tp, pp]")
+    tps = sorted({tp for tp, _ in found})
+    for small, large in pairwise(tps):
+        if large % small:
+            raise ValueError(f"system.schemes has tp {small} and {large}; the smaller one has to divide the larger one")
+    return list(dict.fromkeys(found))

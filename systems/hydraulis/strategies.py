@@ -1,0 +1,151 @@
+"""Hydraulis' strategies: heterogeneous lists of pipelines, by dynamic programming over (GPUs x length). Pure: no torch.
+
+Short sequences go to one kind of pipeline, longer ones to the next: t[n][s], the least seconds of the slowest
+pipeline for all sequences up to length s on n GPUs, is the least over scheme k, copies d and interval l of
+max(t[n - d size_k][s - l], seconds of the lengths in (s - l, s] on d copies of k). Of every scheme that can have the
+longest sequences the best strategy is a candidate, and so is every scheme alone.
+"""
+
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+
+from zbench.cost.cost import Flags, Floats
+from zbench.plans.plan import Ints
+from zbench.systems.hydraulis.cost import Schemes
+
+STEPS = 64  # of GPUs: on more, pipelines come in groups that are a multiple of a 64th of the cluster
+LENGTHS = 32  # of the table: sequences in so many groups of about equal work, and none where there are fewer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Strategy:
+    """copies: int64 [num_schemes], pipelines of every scheme. seconds: of the slowest one, as the table has it."""
+
+    copies: Ints
+    seconds: float
+
+
+def strategies(lengths: Ints, seconds: Floats, of: Schemes, num_ranks: int, unit: int) -> list[Strategy]:
+    """Distinct candidates, the best first; each has a scheme that can have the longest sequence.
+
+    lengths: ascending. seconds: [num_schemes, n], of them. unit: ranks of a step, a divisor of num_ranks.
+    """
+    is_long = of.is_long(lengths)
+    ends = bounds(seconds.min(axis=0), is_long)
+    work = np.concatenate([np.zeros((len(of), 1)), np.cumsum(seconds, axis=1)], axis=1)[:, [0, *ends]]
+    tokens = np.concatenate([[0], np.cumsum(lengths)])[[0, *ends]]
+    last = np.array(ends) - 1
+    able, longest = of.fits(lengths[last]), seconds[:, last]
+    # Long sequences and others are no interval: beside a long one a pipeline has no room for what it usually can have.
+    least = np.where(is_long[last], (~is_long[last]).sum(), 0)
+    window = np.where(is_long[last], of.window[:, None], np.inf)
+    groups = (work, tokens, longest, able, least, window)
+    table = _table(groups, of.size, of.fixed, of.pp, of.capacity, num_ranks // unit, unit)
+    found = [Strategy(_filled(copies, of, num_ranks), float(value)) for copies, value in zip(*table, strict=True)
+             if np.isfinite(value)]  # fmt: skip
+    for k in np.flatnonzero(able[:, -1]).tolist():
+        copies = np.where(np.arange(len(of)) == k, num_ranks // of.size[k], 0)
+        value = interval(work[k, -1], longest[k, -1], tokens[-1], copies[k], of.fixed[k], of.pp[k], of.capacity[k])
+        found.append(Strategy(copies, float(value)))
+    distinct = {tuple(one.copies.tolist()): one for one in sorted(found, key=lambda one: -one.seconds)}
+    return sorted(distinct.values(), key=lambda one: (one.seconds, tuple(one.copies.tolist())))
+
+
+def pairs(lengths: Ints, seconds: Floats, of: Schemes, num_ranks: int) -> list[Strategy]:
+    """Two kinds of pipelines, 1, 2, 4 ... of one that can have the longest sequence and others on all further ranks:
+    for batches whose long sequences have room in no strategy above. In order of what all work takes at their rates.
+    """
+    work, found = seconds.sum(axis=1), []
+    for k in np.flatnonzero(of.fits(lengths[-1:])[:, 0]).tolist():
+        for power in range(int(num_ranks // of.size[k]).bit_length()):
+            left = num_ranks - (of.size[k] << power)
+            for j in np.flatnonzero(of.size <= left).tolist():
+                copies = np.zeros(len(of), np.int64)
+                copies[k] += 1 << power
+                copies[j] += left // of.size[j]
+                longest = of.pp[k] * seconds[k, -1]
+                found.append(Strategy(copies, float(max(longest, 1 / (copies / work).sum()))))
+    return sorted(found, key=lambda one: (one.seconds, tuple(one.copies.tolist())))
+
+
+def _filled(copies: Ints, of: Schemes, num_ranks: int) -> Ints:
+    """With more of its smallest pipelines on ranks that the table found no use for."""
+    used = np.flatnonzero(copies)
+    smallest = int(used[of.size[used].argmin()])
+    more = (num_ranks - int(copies @ of.size)) // int(of.size[smallest])
+    return copies + np.where(np.arange(len(of)) == smallest, more, 0)
+
+
+def bounds(seconds: Floats, is_long: Flags) -> list[int]:
+    """Where the groups of sequences end (the longest last): as many as LENGTHS, of about equal work in all, and one
+    more where long sequences begin; is_long: those, the last ones."""
+    total = np.cumsum(seconds)
+    ends = np.searchsorted(total, total[-1] * np.arange(1, LENGTHS + 1) / LENGTHS * (1 - 1e-12)) + 1
+    if len(seconds) <= LENGTHS:
+        ends = np.arange(1, len(seconds) + 1)
+    ends = np.append(ends, (~is_long).sum())
+    return [int(end) for end in np.unique(np.minimum(ends, len(seconds))) if end]
+
+
+@nb.njit(cache=True)
+def interval(work, longest, tokens, copies, fixed, stages, capacity):  # type: ignore[no-untyped-def]
+    """Seconds of the slowest of `copies` pipelines that share sequences of `work` seconds and `tokens` in all: an even
+    share in as many micro-batches as it needs, or as make the bubble cheapest, but no less than the longest one."""
+    share = max(work / copies, longest)
+    count = max(np.ceil(tokens / (copies * capacity)), 1.0)
+    if stages > 1:
+        count = max(count, min(np.floor(np.sqrt((stages - 1) * share / fixed)), np.ceil(share / longest)))
+    return share + count * fixed + (stages - 1) * (max(share / count, longest) + fixed)
+
+
+@nb.njit(cache=True)
+def _table(intervals, size, fixed, stages, capacity, steps, unit):  # type: ignore[no-untyped-def]
+    """(copies [num_schemes, num_schemes], seconds [num_schemes]): the best strategy whose longest sequences are on
+    each scheme; infinite where there is none.
+
+    intervals: work [num_schemes, groups + 1] and tokens [groups + 1] of all groups before; the longest sequence's
+    seconds and whether the scheme can have it, [num_schemes, groups]; of an interval that ends with a group, the first
+    it may begin with, [groups], and the tokens that a pipeline may have of it, [num_schemes, groups].
+    """
+    work, tokens, longest, able, least, window = intervals
+    schemes, groups = len(size), len(tokens) - 1
+    best = np.full((steps + 1, groups + 1), np.inf)
+    best[:, 0] = 0.0
+    chosen = np.full((steps + 1, groups + 1, 3), -1, np.int64)
+    top = np.full((schemes, 3), -1, np.int64)
+    value = np.full(schemes, np.inf)
+    for j in range(1, groups + 1):
+        for i in range(least[j - 1], j):
+            for k in range(schemes):
+                if not able[k, j - 1]:
+                    continue
+                for step in range(1, steps + 1):
+                    if (step * unit) % size[k]:
+                        continue
+                    copies = step * unit // size[k]
+                    if tokens[j] - tokens[i] > copies * window[k, j - 1]:
+                        continue
+                    own = interval(work[k, j] - work[k, i], longest[k, j - 1], tokens[j] - tokens[i], copies,
+                                   fixed[k], stages[k], capacity[k])  # fmt: skip
+                    for n in range(step, steps + 1):
+                        end = max(own, best[n - step, i])
+                        if end < best[n, j]:
+                            best[n, j] = end
+                            chosen[n, j] = (k, copies, i)
+                    if j == groups and max(own, best[steps - step, i]) < value[k]:
+                        value[k] = max(own, best[steps - step, i])
+                        top[k] = (step, copies, i)
+    copies = np.zeros((schemes, schemes), np.int64)
+    for k in range(schemes):
+        if top[k, 0] < 0:
+            continue
+        copies[k, k] = top[k, 1]
+        n, j = steps - top[k, 0], top[k, 2]
+        while j > 0:
+            scheme, number, before = chosen[n, j]
+            copies[k, scheme] += number
+            n -= number * size[scheme] // unit
+            j = before
+    return copies, value

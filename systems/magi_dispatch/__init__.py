@@ -1,0 +1,1 @@
+"""MagiAttention's dispatch of chunks."""

@@ -1,0 +1,1 @@
+"""Nodewise, zbench's own planner: docs/planner.md."""

@@ -1,0 +1,1 @@
+"""The static configuration that a careful user would choose."""

@@ -1,0 +1,54 @@
+"""The static configuration that a careful user would put in a launch script. Pure: no torch.
+
+It is chosen once, before the run, from the distribution of lengths alone: batches of another seed are drawn, and
+candidates are played on the simulated clock (zbench.systems.static_best.search). Then it stays as it is, whatever a
+batch looks like. A candidate is a degree of tensor parallelism inside nodes, a number of stages, and on the ranks that
+this leaves a mesh (zbench.systems.mesh): a method and a degree of context parallelism, data parallelism over the rest,
+and the tokens of a micro-batch. It has to have room for all but one in a thousand batches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from zbench.cost.cost import Cost
+from zbench.interfaces.study import Choice, Study
+from zbench.run.fastest import FREE
+from zbench.systems.common.mesh_packs import Batching
+from zbench.systems.mesh import Mesh
+from zbench.systems.static_best.search import search
+
+
+@dataclass(frozen=True, slots=True)
+class StaticBest:
+    """free: keys of the model that are chosen too, of sharding and recompute; else they stay the run's, unless all
+    systems choose them (the run's own `free`).
+
+    batching: how sequences are packed (zbench.systems.mesh).
+
+    Raises:
+        ValueError: a key has no such value.
+    """
+
+    cost: Cost
+    free: Sequence[str] = ()
+    batching: Batching = "balanced"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.free, list | tuple) or set(self.free) - set(FREE):
+            raise ValueError(f"system.free is {self.free!r}; it takes a list of {' and '.join(FREE)}, or []")
+        if self.batching not in get_args(Batching):
+            raise ValueError(f"system.batching is {self.batching!r}; it takes {', '.join(get_args(Batching))}")
+
+    def choose(self, study: Study) -> Choice:
+        """The fastest of the candidates that fit.
+
+        Raises:
+            ValueError: none does.
+        """
+        free = [name for name in FREE if name in {*self.free, *study.free}]
+        return search(study, free, self.batching)
+
+    def planner(self, choice: Choice, cost: Cost) -> Mesh:
+        """Makes the mesh that was chosen, which makes the plans. cost: of the model with the choice's keys."""
+        return Mesh(cost, **choice.keys)

@@ -1,0 +1,187 @@
+"""WLB-LLM: packs of equal work instead of equal tokens, each cut over its group per sequence or per document.
+
+Groups of G ranks gather keys and values (context parallelism as in Llama 3's training), one pack a group. Packs have
+different numbers of tokens, so that attention and linear work together are the same; each pack is cut in the way its
+attention kernels take less time with. The third idea, holding very long documents back, changes which samples a
+batch has and so is a workload here (workloads/delayed.py). Source: WLB-LLM (arXiv 2503.17924, OSDI 2025), whose code
+is not published; what differs is told in docs/systems.md. Pure: no torch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.cost.cost import Cost
+from zbench.cost.memory import static_bytes, token_bytes
+from zbench.describe.batch import Batch
+from zbench.describe.model import KV
+from zbench.interfaces.dealt import dealt
+from zbench.passes import reverse
+from zbench.passes.reverse import Mode, check_mode
+from zbench.plans.build import Builder
+from zbench.plans.patterns import all_gather, local
+from zbench.plans.plan import Ints, Plan
+from zbench.systems.common.bins import bins
+from zbench.systems.common.micro_batches import fitting
+from zbench.systems.wlb_llm.shard import Pieces, attend_seconds, gather_seconds, mixed, per_document, per_sequence
+
+Floats = NDArray[np.float64]
+Shard = Literal["adaptive", "sequence", "document"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packing:
+    """degree: ranks of a group. pack: int64 [num_sequences]. busiest: predicted seconds of the pack with most work if
+    its ranks share it evenly. fits: whether no pack has more tokens than its ranks hold."""
+
+    degree: int
+    pack: Ints
+    busiest: float
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """pieces: what every rank owns. seconds: float64 [num_packs], predicted, of one layer, forward and backward.
+    by_document: share of the packs that are cut per document."""
+
+    packing: Packing
+    pieces: Pieces
+    seconds: Floats
+    by_document: float
+
+
+@dataclass(frozen=True, slots=True)
+class WLBLLM:
+    """degree: ranks of a group (a divisor of a node's, or whole nodes); None: the best for each batch. by_work: packs
+    of equal work; off: of equal tokens. shard: how packs are cut; "adaptive": as their kernels take less time.
+    backward: Llama 3's context parallelism gathers keys and values again.
+
+    Raises:
+        ValueError: degree is not one of the cluster's, by_work not true or false, shard an unknown one.
+    """
+
+    cost: Cost
+    degree: int | None = None
+    by_work: bool = True
+    shard: Shard = "adaptive"
+    backward: Mode = "regather"
+
+    def __post_init__(self) -> None:
+        check_mode("system.backward", self.backward)
+        if not isinstance(self.by_work, bool):
+            raise ValueError(f"system.by_work is {self.by_work!r}; it takes true or false")
+        if self.shard not in ("adaptive", "sequence", "document"):
+            raise ValueError(f"system.shard is {self.shard!r}; it takes adaptive, sequence or document")
+        sizes = degrees(self.cost)
+        if self.degree is not None and (isinstance(self.degree, bool) or self.degree not in sizes):
+            raise ValueError(f"system.degree is {self.degree!r}; it takes null or one of {', '.join(map(str, sizes))}")
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        """As few micro-batches as the groups' memory asks for, each packed by itself; more where that is too few."""
+        lengths, ranks = batch.lengths, self.cost.cluster.num_ranks
+        sizes = [self.degree] if self.degree else degrees(self.cost)
+        most = max(ranks // size * capacity(size, self.cost, self.backward) for size in sizes)
+        count = min(-(-batch.num_tokens // most), len(lengths))
+        parts = dealt(np.arange(len(lengths), dtype=np.int64), lengths, count)
+        return tuple(plan for part in parts if len(part) for plan in self._fitting(lengths, part))
+
+    def _fitting(self, lengths: Ints, part: Ints) -> tuple[Plan, ...]:
+        return fitting(lengths[part], self.cost, lambda seqs: self._plans(lengths, part[seqs]))
+
+    def _plans(self, lengths: Ints, sequences: Ints) -> Iterator[Plan]:
+        """One of every degree, what fits and has the fastest slowest pack first.
+
+        Degrees are cut in the order of what their packs take if all ranks of a group have the same to do, until that
+        alone is more than the best found; the others are cut only where a caller asks on, for memory.
+        """
+        mine = lengths[sequences]
+        packings = [self.packed(mine, degree) for degree in ([self.degree] if self.degree else degrees(self.cost))]
+        packings.sort(key=lambda one: (not one.fits, one.busiest if one.fits else -one.degree))
+        found: list[Cut] = []
+        for packing in packings:
+            if found and (not packing.fits or packing.busiest >= min(one.seconds.max() for one in found)):
+                break
+            found.append(self.cut(mine, packing))
+        for one in sorted(found, key=lambda one: one.seconds.max()):
+            yield self._laid(mine, sequences, one)
+        for packing in packings[len(found) :]:
+            if not packing.fits and len(mine) > 1:  # fewer sequences do
+                return
+            yield self._laid(mine, sequences, self.cut(mine, packing))
+
+    def packed(self, lengths: Ints, degree: int) -> Packing:
+        """A pack for each group of `degree` ranks."""
+        cost, count = self.cost, self.cost.cluster.num_ranks // degree
+        room, longest = capacity(degree, cost, self.backward), int(lengths.max())
+        work = work_seconds(lengths, degree, cost, self.backward)
+        pack = bins(work if self.by_work else lengths.astype(np.float64), lengths, count, max(room, longest))
+        fits = bool(np.bincount(pack, lengths).max() <= room)
+        return Packing(degree, pack, float(np.bincount(pack, work).max()), fits)
+
+    def cut(self, lengths: Ints, packing: Packing) -> Cut:
+        """Every pack over its group, per sequence or per document."""
+        cost, degree, pack = self.cost, packing.degree, packing.pack
+        count = cost.cluster.num_ranks // degree
+        document, sequence = (cut(lengths, pack, degree, cost.model.mask) for cut in (per_document, per_sequence))
+        times = [attend_seconds(pieces, lengths, count, degree, cost) for pieces in (document, sequence)]
+        first = times[0] < times[1] if self.shard == "adaptive" else np.full(count, self.shard == "document")
+        tokens = np.bincount(pack, lengths, count).astype(np.float64)
+        seconds = np.where(first, *times) + linear_seconds(tokens, degree, cost, self.backward)
+        pieces = mixed(document, sequence, pack, first)
+        return Cut(packing, pieces, np.where(tokens > 0, seconds, 0.0), float(first[tokens > 0].mean()))
+
+    def _laid(self, lengths: Ints, sequences: Ints, cut: Cut) -> Plan:
+        cluster, degree, pack = self.cost.cluster, cut.packing.degree, cut.packing.pack
+        builder = Builder(
+            lengths, cluster.num_ranks, self.cost.model.num_heads, self.cost.model.mask, sequences=sequences
+        )
+        if degree == 1:
+            local(builder, np.arange(len(lengths), dtype=np.int64), pack)
+        else:
+            width = min(degree, cluster.gpus_per_node)
+            groups = np.arange(cluster.num_ranks).reshape(-1, degree // width, width)
+            for number in np.unique(pack).tolist():
+                all_gather(builder, *cut.pieces.of(pack, number, degree), groups[number])
+        notes: dict[str, float | str] = {
+            "degree": degree,
+            "by_document": cut.by_document,
+            "busiest_seconds": float(cut.seconds.max()),
+            "mean_seconds": float(cut.seconds.mean()),
+        }
+        return reverse(builder.build(), self.backward if degree > 1 else "keep").with_(notes=notes)
+
+
+def degrees(cost: Cost) -> list[int]:
+    """Every size of a group that divides a node, or is made of nodes and divides the cluster."""
+    node, nodes = cost.cluster.gpus_per_node, cost.cluster.num_nodes
+    inside = [size for size in range(1, node + 1) if node % size == 0]
+    return inside + [node * size for size in range(2, nodes + 1) if nodes % size == 0]
+
+
+def capacity(degree: int, cost: Cost, backward: Mode) -> int:
+    """Tokens of a pack that fit its group: each rank's share, and keys and values of all (with their gradients) of the
+    layer under way, or of every layer where they are kept."""
+    model = cost.model
+    layers = 1 if model.recompute == "full" else model.num_layers
+    copies = 1 + layers if backward == "keep" else 2
+    received = copies * (degree - 1) * model.message_bytes_per_token(KV, 0, model.num_heads)
+    free = int(cost.cluster.device.memory_bytes) - static_bytes(cost)
+    return max(int(degree * free / (token_bytes(cost) + received)), 1)
+
+
+def linear_seconds(tokens: Floats, degree: int, cost: Cost, backward: Mode) -> Floats:
+    """What grows with a pack's tokens [n], one layer, both directions: linear modules and the gathers."""
+    return np.asarray(3 * cost.linear_seconds(tokens / degree) + gather_seconds(tokens, degree, cost, backward))
+
+
+def work_seconds(lengths: Ints, degree: int, cost: Cost, backward: Mode) -> Floats:
+    """float64 [n]: a document's attention and linear work, of each rank of its group; what a pack adds up."""
+    attention = np.asarray(sum(cost.whole_seconds(lengths, back) for back in (False, True))) / degree
+    linear = linear_seconds(lengths.astype(np.float64), degree, cost, backward)
+    return (
+        attention + linear - linear_seconds(np.full(1, 1e-9), degree, cost, backward)
+    )  # starts, which a pack has once

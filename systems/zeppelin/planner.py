@@ -1,0 +1,158 @@
+"""Zeppelin: hierarchical partitioning, three queues, routing and remapping.
+
+Sequences are cut over as few ranks as balance needs (zbench.systems.zeppelin.partition): short ones stay on
+a GPU, longer ones go round a ring inside a node, the longest round a ring across nodes. The attention
+engine starts the slowest communication first: inter-node, intra-node, local. Transfers between nodes
+are spread over all NICs, and the tokens' homes are evened out for the linear modules.
+Source: Zeppelin, arXiv 2509.21841 (EuroSys 2026); its pseudo-code is not published, so what is
+derived here is told apart in docs/systems.md. Pure: no torch.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.passes import remap, reverse, route
+from zbench.passes.order import scheduled
+from zbench.passes.reverse import Mode, check_mode
+from zbench.passes.route import busiest_nic_seconds, narrowed, routed, unrouted
+from zbench.plans.build import Builder
+from zbench.plans.patterns import ring
+from zbench.plans.plan import Ints, Plan
+from zbench.systems.zeppelin.partition import Partition, partitions
+from zbench.systems.zeppelin.published import published
+from zbench.systems.zeppelin.timed import Timed
+from zbench.systems.zeppelin.zones import ring_bound
+
+KV_MOVES = {"keep": 2, "carry": 3, "regather": 3}  # how often kv, or its gradient, travels
+CHOICES = {"partitioner": ("search", "published"), "legs": ("overlapped", "serial")}
+MOST_ORDERED = 200_000  # operations; list-scheduling more takes seconds, too long for a planner in a training loop
+
+
+@dataclass(frozen=True, slots=True)
+class Zeppelin:
+    """Each part of the system by itself, so that an ablation is a matter of switches.
+
+    partition: off, every sequence goes round a ring of all ranks. partitioner: "search" compares partitions by
+    predicted time; "published" takes what the paper's thresholds come to, over all NICs; nothing is played but to
+    order it. route: spread transfers between nodes over all NICs. legs: "overlapped", a routed transfer of a rank
+    begins while its last one is under way; "serial", when that has been combined. remap: balance tokens for the
+    linear modules, leaving differences up to `tolerance` tokens. order: list-schedule the three queues together
+    instead of one after another. backward: what becomes of received kv (zbench.passes.reverse).
+
+    Raises:
+        ValueError: a switch has none of its values, or tolerance is not a whole number of at least 0.
+    """
+
+    cost: Cost
+    partition: bool = True
+    partitioner: Literal["search", "published"] = "search"
+    route: bool = True
+    legs: Literal["overlapped", "serial"] = "overlapped"
+    remap: bool = True
+    order: bool = True
+    tolerance: int = 128
+    backward: Mode = "carry"
+
+    def __post_init__(self) -> None:
+        check_mode("system.backward", self.backward)
+        for name in ("partition", "route", "remap", "order"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes true or false")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes {' or '.join(choices)}")
+        if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int) or self.tolerance < 0:
+            raise ValueError(f"system.tolerance is {self.tolerance!r}; it takes a whole number of tokens, at least 0")
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        """One micro-batch."""
+        if self.partitioner == "search":
+            return (self._improved(self._best(batch)),)
+        cluster = self.cost.cluster
+        parts = published(batch.lengths, cluster.num_nodes, cluster.gpus_per_node)
+        plan = self._laid(batch, replace(parts, remap=self.remap) if self.partition else self._ring(batch))
+        return (self._ordered(Timed.of(plan, self.cost)) if self.order else plan,)
+
+    def _best(self, batch: Batch) -> Timed:
+        """The partition with the best estimate, unless a simpler one is predicted to be faster.
+
+        The simpler ones are cutting as little as memory allows (all local, if it fits), with and without
+        remapping, and a ring over all ranks. Each is built and timed only if it could win: if what it
+        takes at least, by its fullest rank and its busiest link, is below the time predicted for the best so far.
+        """
+        cost = self.cost
+        moves, lanes = KV_MOVES[self.backward], cost.cluster.nics_per_node if self.route else 1
+        tries = partitions(batch.lengths, cost, moves, lanes, self.remap) if self.partition else []
+        if not tries or (tries[0].size < cost.cluster.num_ranks).any():
+            tries.append(self._ring(batch))
+        best: Timed | None = None
+        for one in tries:
+            if best is None or one.floor < best.seconds:
+                timed = self._proxied(self._laid(batch, one))
+                best = timed if best is None or timed.seconds < best.seconds else best
+        assert best is not None
+        return best
+
+    def _ring(self, batch: Batch) -> Partition:
+        """Every sequence round all ranks."""
+        ranks, count = self.cost.cluster.num_ranks, len(batch.lengths)
+        lanes = self.cost.cluster.nics_per_node if self.route else 1
+        least = ring_bound(batch.lengths, self.cost, KV_MOVES[self.backward], lanes) if self.partition else 0.0
+        first, size = np.zeros(count, np.int64), np.full(count, ranks)
+        return Partition(first, size, np.arange(ranks), least=least, remap=not self.partition, simple=True)
+
+    def _proxied(self, plan: Plan) -> "Timed":
+        """Transfers over all NICs, or over half as many, again and again while that helps: proxies take NVLink time."""
+        best, lanes = Timed.of(plan, self.cost), self.cost.cluster.nics_per_node // 2
+        while lanes > 1 and routed(plan):
+            fewer = Timed.of(narrowed(plan, self.cost, lanes), self.cost)
+            if fewer.seconds >= best.seconds:
+                break
+            best, lanes = fewer, lanes // 2
+        return best
+
+    def _improved(self, best: "Timed") -> Plan:
+        """`best` unrouted where detours turn out to cost more than they gain, and list-scheduled where that helps."""
+        if self.route and busiest_nic_seconds(best.plan, self.cost) < best.seconds:
+            direct = Timed.of(unrouted(best.plan), self.cost)
+            best = direct if direct.seconds < best.seconds else best
+        return self._ordered(best) if self.order else best.plan
+
+    def _ordered(self, best: Timed) -> Plan:
+        """`best` list-scheduled, where that is not too much work and helps."""
+        if len(best.plan.forward) + len(best.plan.backward) <= MOST_ORDERED:
+            plan, _, parts = scheduled(best.plan, self.cost, best.parts)
+            if Timed.of(plan, self.cost, parts).seconds < best.seconds:
+                return plan
+        return best.plan
+
+    def _laid(self, batch: Batch, parts: Partition) -> Plan:
+        """The partition as a plan, remapped and routed if these are switched on; its queues one after another."""
+        builder = Builder(batch.lengths, self.cost.cluster.num_ranks, self.cost.model.num_heads, self.cost.model.mask)
+        _lay(builder, parts)
+        plan = builder.build()
+        plan = remap(plan, self.cost, self.tolerance) if self.remap and parts.remap else plan
+        plan = reverse(plan, self.backward).with_(serial_legs=self.legs == "serial")
+        return route(plan, self.cost) if self.route else plan
+
+
+def _lay(builder: Builder, parts: Partition) -> None:
+    """Adds the rings, widest first: inter-node, then intra-node, then local; one pattern call for each width."""
+    for size in sorted(set(parts.size.tolist()), reverse=True):
+        seqs = np.flatnonzero(parts.size == size)
+        rows = parts.members[parts.first[seqs][:, None] + np.arange(size)]
+        groups, group = _distinct(rows)
+        ring(builder, seqs, group, groups)
+
+
+def _distinct(rows: Ints) -> tuple[Ints, Ints]:
+    """Distinct rows, and which of them each row is."""
+    if rows.shape[1] == 1:
+        values, group = np.unique(rows[:, 0], return_inverse=True)
+        return values[:, None], group
+    groups, group = np.unique(rows, axis=0, return_inverse=True)
+    return groups, group.reshape(-1)

@@ -1,0 +1,165 @@
+"""What data parallelism adds: bytes conserved, nothing negative, and hidden only behind what there is."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers.oracles import small
+from tests.helpers.strategies import SHARP, costs
+from zbench.cost.collective import GRADIENT_BYTES, Collectives, Sharing, everything, gather_seconds, nic_bytes
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.cluster import Cluster
+from zbench.describe.links import Domain
+from zbench.describe.model import Model
+from zbench.passes import reverse
+from zbench.plans.build import Builder
+from zbench.plans.patterns import local
+from zbench.simulator.simulate import Simulated
+from zbench.systems.local_packing import LocalPacking
+
+seconds = st.floats(0, 10)
+
+
+def sharded(cost: Cost, sharding: str) -> Collectives:
+    return Collectives.of(replace(cost, model=replace(cost.model, sharding=sharding)))
+
+
+@given(costs(), st.floats(1, 1e12))
+def test_a_gather_moves_what_a_ring_or_tree_must(cost: Cost, size: float) -> None:
+    """Every node has to receive what the other nodes hold; its NICs share that evenly."""
+    c = cost.cluster
+    needed = size * (c.num_nodes - 1) / c.num_nodes
+    assert nic_bytes(cost, size) <= needed / c.nics_per_node < nic_bytes(cost, size) + 1
+    taken = gather_seconds(cost, size)
+    if c.num_ranks == 1:
+        assert taken == 0
+        return
+    assert taken >= needed / c.nics_per_node / c.nic_bandwidth * (1 - 1e-9) - 1 / c.nic_bandwidth
+    assert gather_seconds(cost, 2 * size) >= taken
+    assert taken >= c.nic_latency * (c.num_nodes - 1)
+
+
+@given(costs(), seconds, seconds)
+def test_layers_and_collectives_share_the_busiest_nic(cost: Cost, span: float, share: float) -> None:
+    """With what nothing hides, a forward or backward is long enough for both; more attention never ends it sooner."""
+    of = Collectives.of(cost)
+    nic = min(share, span)
+    for shown, carried in ((of.forward, of.gather), (of.backward, of.reduce + of.every_micro_batch * of.gather)):
+        assert shown(span, nic) >= 0
+        assert span + shown(span, nic) >= (nic + carried) * (1 - 1e-12)
+        assert shown(span, span) >= shown(span, nic)
+        assert span + shown(span, nic) <= (span + nic + carried) * (1 + 1 / of.num_layers) * (1 + 1e-12)
+    if cost.cluster.num_ranks == 1:
+        assert of.forward(span, nic) == of.backward(span, nic) == 0
+
+
+@given(costs(), st.lists(st.tuples(seconds, seconds), min_size=1, max_size=4))
+def test_zero3_gathers_twice_and_reduces_in_every_micro_batch(cost: Cost, spans: list[tuple[float, float]]) -> None:
+    """And ZeRO-1 once a step."""
+    model, count = cost.model, len(spans)
+    size = nic_bytes(cost, model.element_bytes * float(model.total_params))
+    gradients = nic_bytes(cost, GRADIENT_BYTES * float(model.total_params))
+    for sharding, gathers, reductions in (("zero1", 1, 1), ("zero3", 2 * count, count)):
+        sharing = Sharing(sharded(cost, sharding))
+        for at, (forward, backward) in enumerate(spans):
+            if sharing.of.every_micro_batch or at == 0:
+                sharing.forward(forward, 0.0, moved=False)
+            if sharing.of.every_micro_batch or at == count - 1:
+                sharing.backward(backward, 0.0)
+        assert (sharing.gathers, sharing.reductions) == (gathers, reductions)
+        assert (sharing.nic_bytes == gathers * size + reductions * gradients).all()
+        assert sharing.seconds == pytest.approx(gathers * sharing.of.gather + reductions * sharing.of.reduce)
+
+
+def test_pipelines_keep_their_parameters_for_the_step(uneven: Cost) -> None:
+    three = replace(uneven, model=replace(uneven.model, sharding="zero3"))
+    assert Collectives.of(three).every_micro_batch
+    assert not Collectives.of(three, everything(three)).every_micro_batch
+
+
+@given(costs(), seconds, seconds)
+def test_what_moved_hides_nothing(cost: Cost, span: float, nic: float) -> None:
+    sharing, at_rest = Sharing(Collectives.of(cost)), Sharing(Collectives.of(cost))
+    late = sharing.of.forward(span, nic)
+    assert at_rest.forward(span, nic, moved=False) == (late if sharing.of.every_step else 0)
+    assert at_rest.moving == 0
+    assert sharing.forward(span, nic, moved=True) == pytest.approx(max(late, sharing.of.gather))
+    assert sharing.exposed == pytest.approx(late + sharing.moving)
+
+
+@given(costs(), st.floats(1e-3, 10))
+def test_a_micro_batch_with_its_own_collectives(cost: Cost, layers: float) -> None:
+    one, three = sharded(cost, "zero1"), sharded(cost, "zero3")
+    assert one.micro_batch_seconds(layers) == layers
+    assert three.micro_batch_seconds(layers) >= max(layers, 2 * three.gather + three.reduce) * (1 - 1e-12)
+    assert three.micro_batch_seconds(2 * layers) >= three.micro_batch_seconds(layers) * (1 - 1e-12)
+
+
+@given(costs(), seconds, seconds)
+def test_plain_data_parallelism_sums_twice_and_gathers_nothing(cost: Cost, span: float, nic: float) -> None:
+    none, one = Sharing(sharded(cost, "none")), sharded(cost, "zero1")
+    assert none.forward(span, nic, moved=False) == 0
+    assert none.backward(span, nic) == none.of.backward(span, nic) >= one.backward(span, nic)
+    assert (none.nic_bytes == 2 * one.reduce_bytes).all()
+    assert none.seconds == 2 * one.reduce
+
+
+def test_a_long_backward_hides_all_but_the_last_layer(uneven: Cost) -> None:
+    """And a short one hides nothing of what does not fit beside it; the numbers are worked out by hand: two layers."""
+    of = sharded(uneven, "zero1")
+    assert of.num_layers == 2
+    assert of.backward(1e6 * of.reduce, 0.0) == pytest.approx(of.reduce / 2)
+    assert of.backward(of.reduce, 0.0) == pytest.approx(of.reduce / 2)
+    assert of.backward(of.reduce / 2, 0.0) == pytest.approx(of.reduce * 3 / 4)
+    assert of.backward(0.0, 0.0) == pytest.approx(of.reduce)
+    assert of.forward(2 * of.gather, 0.0) == 0
+    assert of.forward(of.gather, 0.0) == pytest.approx(of.gather / 2)
+    assert of.forward(2 * of.gather, 2 * of.gather) == pytest.approx(of.gather)
+
+
+def test_a_gather_goes_domain_by_domain() -> None:
+    """Eight GPUs of a node in pairs. What a pair lacks, 6/8, comes in by its GPUs' ports to the node; inside it every
+    GPU takes in 7/8. Latencies: one inside the pair, three between pairs."""
+    cost = small(1, 8)
+    pair = Domain("pair", 2, 1e12, 1.0, 1e-6)
+    paired = replace(cost, cluster=replace(cost.cluster, domains=(pair,)))
+    node = cost.cluster.nvlink_bandwidth * cost.cluster.nvlink_efficiency
+    latency = cost.cluster.nvlink_latency
+    assert gather_seconds(cost, 1e9) == pytest.approx(7 / 8 * 1e9 / node + 7 * latency)
+    assert gather_seconds(paired, 1e9) == pytest.approx(
+        max(3 / 8 * 1e9 / node, 7 / 8 * 1e9 / 1e12) + 3 * latency + 1e-6
+    )
+    slow = replace(paired, cluster=replace(paired.cluster, domains=(replace(pair, bandwidth=1e9),)))
+    assert gather_seconds(slow, 1e9) == pytest.approx(7 / 8 + 3 * latency + 1e-6)
+
+
+def test_ranks_meet_in_every_pass_with_zero3() -> None:
+    """Four ranks, each the only one with work in one of two micro-batches: at once with ZeRO-1, in turn with ZeRO-3."""
+    cluster = Cluster("one", 1, 4, 1, 25e9, 0.8, 1.5e-5, 2e11, 0.6, 1e-5, SHARP)
+    cost = Cost(cluster, Model("few", 2, 64, 4, 4, 16, 128, 64))
+    batch = Batch(np.array([4096, 4096]), 0, 0)
+    plans = []
+    for sequence, rank in ((0, 1), (1, 3)):
+        builder = Builder(batch.lengths[:1], 4, 4, sequences=np.array([sequence]))
+        local(builder, np.array([0]), np.array([rank]))
+        plans.append(reverse(builder.build(), "keep"))
+    layers = {}
+    for sharding in ("zero1", "zero3"):
+        step = Simulated(replace(cost, model=replace(cost.model, sharding=sharding))).step(batch, tuple(plans))
+        layers[sharding] = step.seconds - step.phases["gradients"] - step.phases["optimizer"]
+    busy = step.attention_seconds[1] + step.linear_seconds[1]
+    assert busy == step.attention_seconds[3] + step.linear_seconds[3]
+    assert layers["zero1"] == pytest.approx(busy)
+    assert layers["zero3"] == pytest.approx(2 * busy)
+
+
+def test_a_step_has_no_less_communication_than_nothing_hides() -> None:
+    """A token's layers hide next to nothing, and of ZeRO-3's collectives the last layer waits for its own."""
+    cost, batch = small(2, 2), Batch(np.array([1]), 0, 0)
+    step, of = Simulated(cost).step(batch, LocalPacking(cost).plan(batch)), Collectives.of(cost)
+    assert step.phases["gradients"] > 2 * of.gather + of.reduce
+    assert min(step.communication_seconds) == max(step.exposed_seconds) == step.phases["gradients"]

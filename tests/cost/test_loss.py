@@ -1,0 +1,54 @@
+"""What a loss holds and moves: chunks against whole logits, by the chunks that there are."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from zbench.cost.cost import Cost
+from zbench.cost.loss import LEAST_CHUNK, TILE, WHOLE_BYTES, chunk_rows, chunked_bytes, held_bytes, moved_bytes
+from zbench.cost.memory import activation_bytes, stage_bytes
+from zbench.describe.model import Model
+
+WHOLE = Model("m", 2, 256, 4, 2, 64, 384, 8192)
+CHUNKED = replace(WHOLE, loss="chunked")
+MANY = np.array([65536.0])
+
+
+def test_whole_logits_are_what_every_model_has_unless_it_says_otherwise() -> None:
+    assert held_bytes(WHOLE) == WHOLE.vocab * 6
+    assert moved_bytes(WHOLE, MANY)[0] == WHOLE_BYTES * WHOLE.vocab * MANY[0]
+
+
+def test_chunks_hold_what_the_executor_s_own_account_says() -> None:
+    tokens = int(MANY[0])
+    assert chunk_rows(tokens, CHUNKED.hidden, CHUNKED.vocab) == 8192
+    assert held_bytes(CHUNKED) * tokens == chunked_bytes(CHUNKED, tokens)
+    assert held_bytes(CHUNKED) < held_bytes(WHOLE) / 5
+    assert activation_bytes(WHOLE) - activation_bytes(CHUNKED) == held_bytes(WHOLE) - held_bytes(CHUNKED)
+    small = replace(CHUNKED, vocab=64)  # smaller than x: no chunk is worth while
+    assert held_bytes(small) == held_bytes(replace(small, loss="whole"))
+
+
+def test_the_last_stage_holds_the_loss_s_bytes(uneven: Cost) -> None:
+    assert [stage_bytes(replace(uneven, model=one), 2, 1)[2] for one in (WHOLE, CHUNKED)] == [
+        held_bytes(WHOLE) / 2,
+        held_bytes(CHUNKED) / 2,
+    ]
+
+
+@pytest.mark.parametrize("tokens", [0, 1000, 1024 * TILE])
+def test_chunks_move_their_logits_and_a_sum_a_chunk(tokens: int) -> None:
+    num = tokens / chunk_rows(tokens, CHUNKED.hidden, CHUNKED.vocab)
+    logits, sums = 3 * 2 * CHUNKED.vocab * tokens, 10 * CHUNKED.head_params
+    assert moved_bytes(CHUNKED, np.array([tokens]))[0] == pytest.approx(logits + num * sums)
+    assert tokens < LEAST_CHUNK or num == 8
+    eager = moved_bytes(replace(CHUNKED, kernels="eager"), np.array([tokens]))[0]
+    assert eager == pytest.approx(20 / 6 * logits + num * sums)
+
+
+def test_the_head_s_time_has_the_bytes_in_it(uneven: Cost) -> None:
+    whole, chunked = (replace(uneven, model=one) for one in (WHOLE, CHUNKED))
+    less = (moved_bytes(WHOLE, MANY) - moved_bytes(CHUNKED, MANY)) / uneven.cluster.device.copy_bandwidth
+    assert less > 0
+    assert whole.head_seconds(MANY) - chunked.head_seconds(MANY) == pytest.approx(less)

@@ -1,0 +1,335 @@
+"""Jobs with pipeline stages: against the closed form, against Hydraulis' pipelines, and turn by turn."""
+
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.oracles import small
+from tests.helpers.strategies import batches, costs
+from tests.helpers.variants import NEEDS, SYSTEMS, Variant
+from zbench.cost.bound import bound_seconds
+from zbench.cost.collective import Collectives
+from zbench.cost.cost import Cost
+from zbench.cost.groups import grouped
+from zbench.cost.memory import activation_bytes, peak_bytes, stage_bytes, static_bytes, step_bytes, token_bytes
+from zbench.cost.stacks import stacked
+from zbench.describe.batch import Batch
+from zbench.describe.model import KV
+from zbench.interfaces.dealt import Dealt, dealt
+from zbench.passes import reverse
+from zbench.passes.reverse import Mode
+from zbench.plans.build import Builder
+from zbench.plans.patterns import local, ring
+from zbench.plans.pipelines import Pipelines
+from zbench.plans.plan import Plan
+from zbench.proof.verify import OutOfMemory, verify, verify_step
+from zbench.simulator.layers import Layers, State
+from zbench.simulator.one_f_one_b import schedule, turns
+from zbench.simulator.simulate import Simulated, programs
+from zbench.simulator.staged import hop_bytes, hop_seconds, run
+from zbench.systems.bytescale.planner import ByteScale
+from zbench.systems.ring import Ring
+
+
+def job(nodes: int, gpus: int, pp: int, **model: object) -> Cost:
+    """A stage of a cluster of nodes x gpus."""
+    cost = small(nodes, gpus)
+    return stacked(replace(cost, model=replace(cost.model, **{"sharding": "zero1", **model})), pp)
+
+
+def without_network(cost: Cost) -> Cost:
+    """Messages take no time, and the head next to none."""
+    free = replace(cost.cluster, nic_bandwidth=1e30, nvlink_bandwidth=1e30, nic_latency=0.0, nvlink_latency=0.0)
+    return replace(cost, cluster=free, model=replace(cost.model, vocab=1))
+
+
+def laid(
+    cost: Cost, micro: list[list[tuple[int, list[int]]]], backward: Mode = "carry"
+) -> tuple[Batch, tuple[Plan, ...]]:
+    """Micro-batches, each sequences as (length, ranks): a ring over them, or whole on one."""
+    plans, every = [], []
+    for one in micro:
+        lengths = np.array([length for length, _ in one])
+        builder = Builder(lengths, cost.cluster.num_ranks, cost.model.num_heads,
+                          sequences=np.arange(len(every), len(every) + len(one)))  # fmt: skip
+        every += lengths.tolist()
+        for seq, (_, ranks) in enumerate(one):
+            if len(ranks) > 1:
+                ring(builder, np.array([seq]), np.array([0]), np.array([ranks]))
+            else:
+                local(builder, np.array([seq]), np.array(ranks))
+        plans.append(reverse(builder.build(), backward))
+    return Batch(np.array(every), 0, 0), tuple(plans)
+
+
+def layers_end(cost: Cost, batch: Batch, plans: tuple[Plan, ...]) -> tuple[float, float]:
+    """(seconds until all micro-batches are done, the bubble)."""
+    step = Simulated(cost).step(batch, plans)
+    return step.seconds - step.phases["gradients"] - step.phases["optimizer"], step.phases["bubble"]
+
+
+# -- what cannot be ---------------------------------------------------------------------------------
+def test_without_stages_nothing_is_different() -> None:
+    cost = small(2, 2)
+    assert stacked(cost, 1) is cost
+    assert cost.whole is cost.cluster
+    assert cost.layers == cost.model.num_layers
+    assert token_bytes(cost) == activation_bytes(cost.model)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pp", "model", "told"),
+    [
+        (3, 2, {}, "model.pipeline_parallel is 2; it has to divide cluster.num_nodes=3"),
+        (8, 8, {}, "model.pipeline_parallel is 8; it has to divide model.num_layers=4"),
+        (4, 2, {"sharding": "zero3"}, "model.sharding is 'zero3'; with model.pipeline_parallel=2 it takes zero1 or no"),
+    ],
+)
+def test_stages_that_cannot_be_alike_are_refused(nodes: int, pp: int, model: dict[str, object], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        job(nodes, 2, pp, **model)
+
+
+# -- time -------------------------------------------------------------------------------------------
+@given(st.integers(1, 6), st.integers(1, 9))
+def test_turns_are_those_of_the_schedule(stages: int, count: int) -> None:
+    """Of equal micro-batches: every stage's order is that of its starts, and what is waited for comes before."""
+    found = schedule(np.ones((stages, count)), np.ones((stages, count)), np.zeros((stages - 1, count)))
+    done: set[tuple[int, bool, int]] = set()
+    mine = defaultdict(list)
+    for stage, backward, micro in turns(stages, count):
+        before = stage + 1 if backward else stage - 1
+        assert not 0 <= before < stages or (before, backward, micro) in done
+        assert not backward or (stage, False, micro) in done
+        done.add((stage, backward, micro))
+        mine[stage].append((found.backward if backward else found.forward)[stage, micro])
+    assert len(done) == 2 * stages * count
+    assert all(starts == sorted(starts) for starts in mine.values())
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(
+    ("rings", "near"), [(False, 1e-4), (True, 1e-2)]
+)  # of the head; ranks of a ring are not done at once
+@pytest.mark.parametrize(("pp", "count"), [(2, 1), (2, 5), (4, 3), (4, 8)])
+def test_equal_micro_batches_take_m_and_p_minus_1_of_a_stage(
+    pp: int, count: int, rings: bool, near: float, recompute: str
+) -> None:
+    """(m + p - 1)(f + b), of which the bubble is (p - 1)(f + b), where messages take no time."""
+    cost = without_network(job(4, 2, pp, recompute=recompute))
+    ranks = list(range(cost.cluster.num_ranks))
+    batch, plans = laid(cost, [[(16_384, ranks)] if rings else [(4096, [rank]) for rank in ranks]] * count)
+    forward, backward = programs(plans[0], cost)
+    linear = cost.linear_seconds(plans[0].tokens_per_rank)
+    state = State.zero(cost.cluster)
+    for part, times in ((forward, 1), *([(forward, 1)] if recompute == "full" else []), (backward, 2)):
+        Layers(part, times * linear, cost.layers).play(state)
+    stage = state.ready.max()
+    seconds, bubble = layers_end(cost, batch, plans)
+    assert seconds == pytest.approx((count + pp - 1) * stage, rel=near)
+    assert bubble == pytest.approx((pp - 1) * stage, rel=near)
+
+
+def test_the_bubble_grows_with_stages_and_its_share_shrinks_with_micro_batches() -> None:
+    bubbles = []
+    for pp in (2, 4):
+        cost = without_network(job(4, 2, pp))
+        whole = list(range(cost.cluster.num_ranks))
+        shares = []
+        for count in (1, 2, 4, 8):
+            batch, plans = laid(cost, [[(32_768 // count, whole)]] * count)
+            seconds, bubble = layers_end(cost, batch, plans)
+            shares.append(bubble / seconds)
+        assert shares == sorted(shares, reverse=True)
+        bubbles.append(shares)
+    assert all(few < many for few, many in zip(*bubbles, strict=True))
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_whole_sequences_take_as_long_as_in_pipelines(recompute: str) -> None:
+    """Those of zbench.simulator.pipelined, with a schedule and accounts of their own: four nodes of one GPU in a
+    row."""
+    cost = small(4, 1)
+    cost = replace(cost, model=replace(cost.model, sharding="zero1", recompute=recompute))
+    stage = stacked(cost, 4)
+    lengths = [900, 4000, 30, 2500, 2500, 7000]
+    batch, plans = laid(stage, [[(length, [0])] for length in lengths])
+    _, alone = laid(cost, [[(length, [0])] for length in lengths])
+    of = Pipelines(np.array([0]), np.array([1]), np.array([4]))
+    one = Simulated(stage).step(batch, plans)
+    other = Simulated(cost).step(batch, tuple(plan.with_(pipelines=of) for plan in alone))
+    shown = [step.seconds - step.phases["gradients"] for step in (one, other)]
+    assert shown[0] == pytest.approx(shown[1], rel=1e-9)
+    for name in ("attention_seconds", "linear_seconds", "peak_bytes"):
+        assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-9)
+    assert one.phases["forward"] == pytest.approx(other.phases["forward"])
+
+
+@st.composite
+def jobs(draw: st.DrawFn, tokens: int = 6000) -> tuple[Cost, Batch, ByteScale]:
+    """Any stage, any batch, and a system whose plans have rings and packs of every kind."""
+    pp, cost = draw(st.integers(2, 4)), draw(costs(2, 4))
+    sharding = draw(st.sampled_from(("none", "zero1")))
+    model = replace(cost.model, sharding=sharding, num_layers=pp * draw(st.integers(1, 3)))
+    cluster = replace(cost.cluster, num_nodes=pp * cost.cluster.num_nodes)
+    cost = stacked(replace(cost, cluster=cluster, model=model), pp)
+    return cost, draw(batches(tokens, 16)), ByteScale(cost, balance=draw(st.sampled_from((True, False, "dp", "pp"))))
+
+
+@settings(max_examples=20)
+@given(jobs())
+def test_turns_keep_order_data_and_memory(case: tuple[Cost, Batch, ByteScale]) -> None:
+    cost, batch, system = case
+    plans = system.plan(batch)
+    stages, ranks, nothing = cost.pp, cost.cluster.num_ranks, 1e-12
+    spans = defaultdict(list)  # of a rank of a stage
+    begin, end = (np.zeros((2, stages, len(plans), ranks)) for _ in range(2))
+    for turn in run(plans, [programs(plan, cost) for plan in plans], cost):
+        place = int(turn.backward), turn.stage, turn.micro
+        begin[place], end[place] = turn.begin, turn.end
+        for rank in np.flatnonzero(turn.end > turn.begin).tolist():
+            spans[turn.stage, rank].append((turn.begin[rank], turn.end[rank]))
+    for mine in spans.values():
+        assert all(one[1] <= other[0] + nothing for one, other in pairwise(mine))
+    for micro, plan in enumerate(plans):
+        has, hop = plan.tokens_per_rank > 0, hop_seconds(plan, cost)
+        for s in range(stages - 1):
+            assert (begin[0, s + 1, micro] >= end[0, s, micro] + hop - nothing)[has].all()
+            assert (begin[1, s, micro] >= end[1, s + 1, micro] + hop - nothing)[has].all()
+        for s in range(stages):
+            ahead = micro + stages - s
+            if ahead < len(plans):  # this one's backward is before that one's forward
+                both = has & (plans[ahead].tokens_per_rank > 0)
+                assert (end[1, s, micro] <= begin[0, s, ahead] + nothing)[both].all()
+
+
+@settings(max_examples=25)
+@given(jobs())
+def test_no_step_is_faster_than_the_bound(case: tuple[Cost, Batch, ByteScale]) -> None:
+    cost, batch, system = case
+    plans = system.plan(batch)
+    verify_step(batch, plans)
+    step = Simulated(cost).step(batch, plans)
+    assert bound_seconds(batch, cost) <= step.seconds * (1 + 1e-9)
+    assert step.seconds == Simulated(cost).step(batch, plans).seconds
+    assert 0 <= step.phases["bubble"] <= step.seconds
+
+
+def test_the_bound_is_reached_by_many_equal_micro_batches() -> None:
+    cost = without_network(job(4, 2, 4))
+    batch, plans = laid(cost, [[(8192, [rank]) for rank in range(2)]] * 64)
+    step = Simulated(cost).step(batch, plans)
+    assert 0.95 * 64 / 67 < bound_seconds(batch, cost) / step.seconds <= 64 / 67 * (1 + 1e-3)
+
+
+# -- bytes ------------------------------------------------------------------------------------------
+@settings(max_examples=15)
+@given(jobs())
+def test_bytes_are_those_of_the_rings_the_hops_and_the_gradients(case: tuple[Cost, Batch, ByteScale]) -> None:
+    """As a job of one stage's cluster that has all layers sends them, and hidden states there and back."""
+    cost, batch, system = case
+    plans = system.plan(batch)
+    alone = replace(cost, pp=1)
+    one, all_ = Simulated(cost).step(batch, plans), Simulated(alone).step(batch, plans)
+    gathers = 0 if cost.model.sharding == "none" else 1
+    each = [gathers * of.gather_bytes + of.reduce_bytes for of in (Collectives.of(cost), Collectives.of(alone))]
+    hops = 2 * (cost.pp - 1) * sum(float(hop_bytes(plan, cost).sum()) for plan in plans)
+    for name in ("nic_tx_bytes", "nic_rx_bytes"):
+        mine, theirs = (np.array(getattr(step, name)) for step in (one, all_))
+        assert len(mine) == cost.whole.num_nics
+        assert mine.sum() - cost.pp * each[0].sum() == theirs.sum() - each[1].sum() + hops
+    assert one.nvlink_bytes == all_.nvlink_bytes
+
+
+# -- memory -----------------------------------------------------------------------------------------
+def test_a_stage_holds_as_many_micro_batches_as_are_under_way() -> None:
+    cost = job(4, 1, 4)
+    batch, plans = laid(cost, [[(length, [0])] for length in (1000, 5000, 2000, 3000, 100, 100)])
+    kept, _, logits = stage_bytes(cost, 1, 4)
+    most = [5000 + 2000 + 3000 + 1000, 5000 + 2000 + 3000, 5000 + 2000, 5000]
+    expected = [static_bytes(cost) + kept * tokens for tokens in most]
+    expected[3] += logits * 5000
+    assert peak_bytes(plans, cost) == pytest.approx(expected, abs=2)
+    verify_step(batch, plans, cost)
+    tight = replace(
+        cost, cluster=replace(cost.cluster, device=replace(cost.cluster.device, memory_bytes=expected[0] - 9))
+    )
+    with pytest.raises(OutOfMemory):
+        verify_step(batch, plans, tight)
+
+
+def test_micro_batches_that_fit_one_by_one_may_not_fit_together() -> None:
+    cost = job(4, 1, 4)
+    batch, plans = laid(cost, [[(3000, [0])] for _ in range(6)])
+    room = int(peak_bytes(plans, cost).max()) - 1
+    tight = replace(cost, cluster=replace(cost.cluster, device=replace(cost.cluster.device, memory_bytes=room)))
+    for plan in plans:
+        verify(plan, tight)
+    with pytest.raises(OutOfMemory, match="rank 0 needs"):
+        verify_step(batch, plans, tight)
+
+
+def test_received_kv_is_held_for_every_micro_batch_under_way() -> None:
+    cost = job(2, 2, 2)
+    more = []  # of a second micro-batch, [stages, ranks]
+    for mode in ("regather", "keep"):
+        _, (plan,) = laid(cost, [[(4000, [0, 1])]], mode)
+        more.append((step_bytes(plan, cost) - peak_bytes((plan,), cost)).reshape(2, 2))
+    received = cost.layers * 2000 * cost.model.message_bytes_per_token(KV, 0, cost.model.num_heads)
+    assert more[1][0] - more[0][0] == pytest.approx(received, abs=2)
+    assert not (more[0][1] | more[1][1]).any()  # the last stage has one at a time
+
+
+@settings(max_examples=20)
+@given(jobs(), st.integers(1, 6))
+def test_what_planners_ask_of_a_plan_is_a_step_of_its_like(case: tuple[Cost, Batch, ByteScale], count: int) -> None:
+    """As soon as there are as many micro-batches as stages; fewer need no more."""
+    cost, batch, system = case
+    plan = system.plan(batch)[0]
+    found = peak_bytes((plan,) * count, cost)
+    if count >= cost.pp:
+        assert (found == step_bytes(plan, cost)).all()
+    assert (found <= step_bytes(plan, cost)).all()
+    assert (found >= peak_bytes((plan,), cost)).all()
+
+
+# -- systems ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("which", [one for one in SYSTEMS if one.path.stem not in NEEDS], ids=str)
+def test_every_system_plans_a_stage(which: Variant) -> None:
+    """In parts where it does not choose a number of micro-batches itself; its plans are proven as any."""
+    cost = job(4, 4, 2, num_layers=8, micro_batches=3)
+    batch = Batch(np.array([9000, 4000, 4000, 2500, 700, 700, 300, 20, 1]), 0, 0)
+    system = which.make(cost)
+    plans = (system if getattr(system, "plans_stages", False) else Dealt(system, 3)).plan(batch)
+    verify_step(batch, plans, cost)
+    assert len(plans) >= 3
+    step = Simulated(cost).step(batch, plans)
+    assert step.seconds >= bound_seconds(batch, cost)
+    assert len(step.attention_seconds) == len(step.peak_bytes) == 16
+
+
+def test_tensor_parallel_groups_have_stages_too() -> None:
+    plain = small(4, 4)
+    plain = replace(plain, model=replace(plain.model, sharding="zero1"))
+    cost = stacked(grouped(plain, 2), 2)
+    assert (cost.cluster.num_ranks, cost.whole.num_ranks) == (4, 8)
+    batch = Batch(np.array([9000, 4000, 700, 300]), 0, 0)
+    plans = Dealt(Ring(cost), 2).plan(batch)
+    verify_step(batch, plans, cost)
+    assert Simulated(cost).step(batch, plans).seconds >= bound_seconds(batch, cost)
+
+
+@given(batches(3000, 12), st.integers(1, 6))
+def test_parts_hold_every_sequence_once(batch: Batch, count: int) -> None:
+    cost = small(1, 2)
+    documents = 100 + np.arange(len(batch.lengths))
+    plans = Dealt(Ring(cost), count).plan(replace(batch, documents=documents))
+    assert len(plans) == min(count, len(batch.lengths))
+    verify_step(batch, plans)
+    sizes = [int(batch.lengths[part].sum()) for part in dealt(np.arange(len(batch.lengths)), batch.lengths, len(plans))]
+    assert sorted(sizes) == sorted(int(plan.lengths.sum()) for plan in plans)

@@ -1,0 +1,79 @@
+"""A model's arithmetic: parameters against a literal list of weight matrices, message sizes against counting heads."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hydra.utils import instantiate
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from tests.helpers.strategies import models
+from zbench.describe.model import DKV, DO, DQ, KV, TENSOR_NAMES, Model, O, Q
+
+MODELS = sorted((Path(__file__).parents[2] / "conf" / "model").glob("*.yaml"))
+
+
+@given(models())
+def test_parameters_are_the_weights_of_a_llama(model: Model) -> None:
+    h, d, f, v = model.hidden, model.head_dim, model.ffn_hidden, model.vocab
+    expert = [h * f, h * f, f * h]
+    layer = [h * model.num_heads * d, 2 * h * model.num_kv_heads * d, model.num_heads * d * h]
+    router = [h * model.num_experts] if model.num_experts > 1 else []
+    embeddings = [v * h] if model.tied_embeddings else [v * h, v * h]
+    norms = 2 * h
+    all_of_a_layer = sum(layer) + sum(expert) * model.num_experts + sum(router) + norms
+    assert model.total_params == model.num_layers * all_of_a_layer + sum(embeddings) + h
+    active = sum(layer) + sum(expert) * model.experts_per_token + sum(router)
+    assert model.active_matmul_params == model.num_layers * active + v * h
+
+
+@given(models(), st.data())
+def test_messages_hold_the_heads_they_name(model: Model, data: st.DataObject) -> None:
+    lo = data.draw(st.integers(0, model.num_heads - 1))
+    hi = data.draw(st.integers(lo + 1, model.num_heads))
+    heads, row = hi - lo, model.head_dim * model.element_bytes
+    group = model.num_heads // model.num_kv_heads
+    kv_heads = len({head // group for head in range(lo, hi)})
+
+    def size(tensor: int) -> int:
+        return model.message_bytes_per_token(tensor, lo, hi)
+
+    assert size(Q) == size(DQ) == heads * row
+    assert size(KV) == size(DKV) == 2 * kv_heads * row
+    assert size(O) == heads * (row + model.lse_bytes)
+    assert size(DO) == heads * (row + 2 * model.lse_bytes)
+
+
+def test_eager_kernels_move_more() -> None:
+    model = Model("m", 2, 64, 4, 2, 16, 192, 256)
+    assert replace(model, kernels="eager").elementwise_bytes > model.elementwise_bytes
+    assert TENSOR_NAMES[Q], TENSOR_NAMES[DKV] == ("q", "dkv")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_layers", 0), ("hidden", 1.5), ("num_heads", True), ("num_kv_heads", 3), ("experts_per_token", 2),
+     ("recompute", "some"), ("sharding", "zero2"), ("kernels", "slow"), ("loss", "small"), ("vocab", -5),
+     ("lse_bytes", "4"), ("name", [1]), ("name", 7)],
+)  # fmt: skip
+def test_bad_models_are_one_sentence(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"^model\.{field} is "):
+        replace(Model("m", 2, 64, 4, 2, 16, 192, 256), **{field: value})
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_every_model_yaml_makes_a_model(path: Path) -> None:
+    model = instantiate(OmegaConf.load(path))
+    assert isinstance(model, Model)
+    assert model.name == path.stem
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("llama_7b", 6.74), ("llama_13b", 13.02), ("llama_30b", 32.53), ("llama3_8b", 8.03)]
+)
+def test_published_sizes(name: str, billions: float) -> None:
+    """Parameter counts as their authors give them (arXiv 2302.13971; the Llama 3 model card)."""
+    (path,) = [path for path in MODELS if path.stem == name]
+    assert instantiate(OmegaConf.load(path)).total_params / 1e9 == pytest.approx(billions, abs=0.006)

@@ -1,0 +1,371 @@
+"""Figures: every table from a small record, pictures that are the same bytes twice, sentences for what is missing."""
+
+import importlib
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers.figure_records import CLUSTERS, COLLECTIVES, OCTAVES, TRACES, run_of, samples
+from zbench.figures import (
+    ablation,
+    costs,
+    desk_nics,
+    desk_parts,
+    desk_systems,
+    flexsp,
+    headroom,
+    lengths,
+    nics,
+    planning,
+    scaling,
+    throughput,
+    timeline,
+)  # fmt: skip
+from zbench.figures.__main__ import NAMES, main
+from zbench.figures.records import Records, cost_of, is_current, load, make
+from zbench.figures.stamp import stamp
+from zbench.figures.style import spread, tokens
+from zbench.record.fingerprint import source_digest
+from zbench.record.writer import RecordError, Writer
+from zbench.systems.zeppelin.zones import zones
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = samples()
+
+
+# -- tables -----------------------------------------------------------------------------------------
+def test_lengths_adds_batches_whose_longest_differ() -> None:
+    run = run_of("lengths", "ring", "wikipedia")
+    run.steps[1]["octaves"] = {"sequences": [4], "tokens": [4]}
+    (found,) = lengths.table(Records([run]))
+    assert (found.workload, found.sequences, found.tokens) == (
+        "wikipedia",
+        [4 / 8, 0, 3 / 8, 1 / 8],
+        [4 / 28, 0, 15 / 28, 9 / 28],
+    )
+    assert found.mean == (sum(OCTAVES["tokens"]) + 4) / 8
+
+
+def test_costs_has_the_curves_and_borders_of_the_recorded_constants() -> None:
+    found = costs.table(SAMPLES["costs"])
+    assert [one.cluster for one in found] == list(CLUSTERS)
+    for one, run in zip(found, SAMPLES["costs"].runs, strict=True):
+        cost = cost_of(run)
+        assert (one.intra, one.routed) == zones(cost, 3, cost.cluster.nics_per_node)
+        assert one.intra <= one.routed <= one.direct
+        cross = np.interp(one.direct, one.lengths, one.curves.attention / one.curves.across)
+        assert cross == pytest.approx(1, rel=0.1)
+
+
+def test_throughput_is_over_ring_and_none_without_memory() -> None:
+    found = {(one.cluster, one.system): one.speedup for one in throughput.table(SAMPLES["throughput"])}
+    assert found["a800_4x8", "ring"] == 1
+    assert (found["a800_4x8", "flexsp"], found["a800_4x8", "zeppelin"]) == (4, 2)
+    assert found["h200_4x8", "flexsp"] is None
+
+
+def test_scaling_counts_tokens_of_all_steps() -> None:
+    found = scaling.table(SAMPLES["scaling"])
+    assert [(one.system, one.gpus, one.tokens_per_second) for one in found[:2]] == [
+        ("ring", 16, 12.5),
+        ("zeppelin", 16, 50.0),
+    ]
+
+
+def test_ablation_puts_published_values_beside_every_size() -> None:
+    found = ablation.table(SAMPLES["ablation"])
+    for number, form in enumerate(ablation.FORMS, 1):
+        bars = [bar for bar in found if bar.form == form]
+        assert [bar.speedup for bar in bars if bar.gpus is None] == [1.6, 3.2, 3.51, 3.64]
+        assert [bar.speedup for bar in bars if bar.gpus == 16] == [2 * number * turn for turn in (1, 2, 3, 4)]
+        assert [bar.speedup for bar in bars if bar.gpus == 64] == [4 * number * turn for turn in (1, 2, 3, 4)]
+    assert len(found) == 24
+
+
+def test_an_ablation_without_one_of_its_parts_is_refused() -> None:
+    with pytest.raises(ValueError, match="figure ablation has no speed-up of 'and remapping' on 64 GPUs"):
+        ablation.table(Records(SAMPLES["ablation"].runs[:-1]))
+
+
+def test_timeline_has_lanes_in_order_and_ends_with_the_last_event() -> None:
+    found = timeline.table(SAMPLES["timeline"])
+    assert [(step.system, step.length, step.seconds) for step in found] == [
+        ("ring", 65536, 5.0), ("zeppelin", 65536, 2.0), ("ring", 1024, 5.0), ("zeppelin", 1024, 2.0),
+    ]  # fmt: skip
+    names = [
+        "GPU 0",
+        "GPU 1",
+        "NIC 0 sends",
+        "NIC 0 receives",
+        "NIC 1 sends",
+        "NIC 1 receives",
+        COLLECTIVES,
+        COLLECTIVES,
+    ]
+    assert [lane.name for lane in found[0].lanes] == names
+    assert [lane.spans for lane in found[0].lanes] == [
+        [("linear", 0, 1)], [("attend backward", 3, 1)], [("kv", 1, 2)], [], [], [("kv", 1, 2)],
+        [("reduce gradients", 3, 2)], [],
+    ]  # fmt: skip
+
+
+def test_nics_are_half_busy_while_they_only_send() -> None:
+    found = nics.table(SAMPLES["nics"])
+    assert [(one.name, one.seconds) for one in found] == [("ring", 4), ("zeppelin", 4), ("zeppelin without routing", 2)]
+    half = np.repeat([0.0, 0.5, 0.0], [nics.BINS // 4, nics.BINS // 2, nics.BINS // 4])
+    assert found[0].share == pytest.approx(np.stack([half, half]))
+    assert (found[0].mean, found[2].mean) == (pytest.approx(0.25), 0)
+
+
+def test_planning_has_times_where_memory_did_not_suffice() -> None:
+    found = {(one.system, one.gpus): (one.plan_seconds, one.bound_ratio) for one in planning.table(SAMPLES["planning"])}
+    assert found["nodewise", 32] == (0.032, 0.5)
+    assert found["usp", 32] == (0.032, None)
+
+
+def test_flexsp_is_over_one_degree() -> None:
+    found = {(one.context, one.workload, one.system): one.speedup for one in flexsp.table(SAMPLES["flexsp"])}
+    assert len(found) == 18
+    assert (found[393216, "github", "flexsp"], found[393216, "github", "flexsp_batch_ada"]) == (2, 1.5)
+    assert found[393216, "github", flexsp.AS_PUBLISHED] == 1.2
+
+
+def test_flexsp_without_its_baseline_is_refused() -> None:
+    runs = [run for run in SAMPLES["flexsp"].runs if run.start["config"]["system"]["degree"] != 64]
+    with pytest.raises(ValueError, match="figure flexsp has no run of one degree on github"):
+        flexsp.table(Records(runs))
+
+
+def test_headroom_sorts_and_puts_systems_without_memory_last() -> None:
+    found = headroom.table(SAMPLES["headroom"])
+    assert (found.systems, found.workloads) == (["nodewise", "ring", "zeppelin"], ["github", "arxiv"])
+    assert found.ratio.tolist()[:2] == [[0.8, 0.8], [0.5, 0.5]]
+    assert found.ratio[2, 0] == 1
+    assert np.isnan(found.ratio[2, 1])
+
+
+def test_the_desk_s_systems_are_measured_and_simulated() -> None:
+    found = {(one.workload, one.system): one for one in desk_systems.table(SAMPLES["desk_systems"])}
+    assert len(found) == 10
+    zeppelin = found["longtail_4k", "zeppelin"]
+    assert (zeppelin.measured, zeppelin.simulated, zeppelin.error) == (2, 3, 0.5)
+    assert (zeppelin.gain, zeppelin.simulated_gain) == (2, pytest.approx(4 / 3))
+
+
+def test_a_desk_s_run_that_was_not_simulated_is_refused() -> None:
+    with pytest.raises(ValueError, match="desk_systems has nodewise on prolong64k_2k not both measured and simulated"):
+        desk_systems.table(Records(SAMPLES["desk_systems"].runs[:-1]))
+
+
+def test_a_desk_s_run_without_a_step_that_counts_has_no_gain() -> None:
+    runs = list(SAMPLES["desk_systems"].runs)
+    runs[4] = replace(runs[4], steps=[{**step, "valid": False} for step in runs[4].steps])
+    none = next(one for one in desk_systems.table(Records(runs)) if one.measured is None)
+    assert (none.system, none.gain, none.error, none.simulated_gain) == ("nodewise", None, None, 4)
+
+
+def test_the_desk_s_nics_are_drawn_over_time() -> None:
+    found = desk_nics.table(SAMPLES["desk_systems"])
+    assert [one.name for one in found] == ["ring", "ulysses", "flexsp", "zeppelin", "nodewise"]
+    half = np.repeat([0.5, 0.0], nics.BINS // 2)  # one direction of two
+    assert found[0].share == pytest.approx(np.stack([half, half]))
+    assert [one.mean for one in found] == pytest.approx([0.25] * 5)
+    assert found[4].share[:, nics.BINS // 4 :] == pytest.approx(0)  # it ends after a quarter of the ring's step
+
+
+def test_the_desk_s_parts_are_over_ring() -> None:
+    found = desk_parts.table(SAMPLES["desk_parts"])
+    assert [(one.parts, one.goal) for one in found[:2]] == [("2 NICs a node", 2), ("4 NICs a node", 4)]
+    assert [one.speedup for one in found] == [4] * 2 + [2] * 8
+    assert [one.panel for one in found[2::4]] == ["longtail_4k", "prolong64k_2k"]
+
+
+# -- pictures ---------------------------------------------------------------------------------------
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the samples' records and traces."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "results" / "paper"
+    folder.mkdir(parents=True)
+    for name, events in TRACES.items():
+        Path(name).write_text(json.dumps({"traceEvents": events}))
+    for name, records in SAMPLES.items():
+        writer = Writer.open(str(folder / f"{name}.jsonl"))
+        for run in records.runs:
+            for line in (run.start, *run.steps, run.end):
+                writer.append(line)
+        writer.close()
+    return folder
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["zbench.figures", *arguments])
+    return main()
+
+
+def test_drawing_twice_gives_the_same_bytes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = [here / f"{name}.{kind}" for name in NAMES for kind in ("svg", "png")]
+    drawn = []
+    for _ in range(2):
+        assert call(monkeypatch, "all") == 0
+        drawn.append([path.read_bytes() for path in pictures])
+        for path in pictures:
+            path.unlink()
+    assert drawn[0] == drawn[1]
+
+
+def test_names_and_where_they_come_from(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "ablation", "nics", "ablation") == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == ["results/paper/ablation.svg", "results/paper/nics.svg"]
+    assert "the record of ablation was made by other sources; --run makes it anew" in err
+    assert stamp(SAMPLES["planning"], planning.where(SAMPLES["planning"])).splitlines() == [
+        "above: measured on CPU, 2 cores",
+        "below: simulated on a800_4x8 (16, 32 GPUs)",
+        "commit 0123456789",
+        "python -m zbench experiment=planning",
+    ]
+
+
+def test_a_stamp_tells_of_changes_and_missing_commits() -> None:
+    run = run_of("nics", "ring")
+    told = []
+    for changes in ({"dirty": True}, {"commit": None}):
+        start = {**run.start, "fingerprint": {**run.start["fingerprint"], **changes}}
+        told.append(stamp(Records([replace(run, start=start)]), "").splitlines()[1])
+    assert told == ["commit 0123456789 and uncommitted changes", "commit unknown, sources s"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_projects_pictures_are_small_and_have_whole_records(name: str) -> None:
+    folder = ROOT / "results" / "paper"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        figure = importlib.import_module(f"zbench.figures.{name}")
+        if name.startswith("desk_") and not (folder / f"{getattr(figure, 'RECORD', name)}.jsonl").is_file():
+            pytest.skip("not measured on emulated nodes yet: make desk")
+        figure.table(load(getattr(figure, "RECORD", name), folder))
+    assert (folder / f"{name}.svg").stat().st_size < 300_000
+    assert (folder / f"{name}.png").is_file()
+
+
+# -- records ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["lenghts"], "NAME is 'lenghts'; it takes one of ablation, all, .* \\(did you mean lengths\\?\\)"),
+        ([], "the following arguments are required: NAME"),
+        (
+            ["lengths"],
+            "figure lengths has no record, results/paper/lengths.jsonl; python -m zbench.figures lengths --run",
+        ),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, *arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(told, line)
+
+
+def test_records_that_are_not_whole_are_refused(here: Path) -> None:
+    path = here / "scaling.jsonl"
+    whole = path.read_text()
+    path.write_text(whole.rpartition('{"kind":"end"')[0])
+    with pytest.raises(ValueError, match=r"no whole record, .*: the run of line 13 is interrupted; python -m"):
+        load("scaling", here)
+    path.write_text(whole[:-20])
+    with pytest.raises(ValueError, match=r"scaling\.jsonl:16: not a line of JSON"):
+        load("scaling", here)
+    path.write_text("")
+    with pytest.raises(ValueError, match="it holds no run"):
+        load("scaling", here)
+    Path("inside.json").write_text("[")
+    with pytest.raises(ValueError, match=r"trace inside\.json cannot be read"):
+        load("nics", here)
+
+
+def test_a_record_of_another_world_is_refused(here: Path) -> None:
+    path = here / "scaling.jsonl"
+    path.write_text(re.sub(r'"facts": ?{', '"facts":{"world":"latencies x 3",', path.read_text()))
+    with pytest.raises(ValueError, match=r"of nominal machines, .*: the run of line 1 is of the world latencies x 3"):
+        load("scaling", here)
+
+
+def test_a_record_is_made_once_and_kept_when_an_experiment_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = Path("results/paper/costs.jsonl")
+    assert call(monkeypatch, "costs", "--run") == 0
+    assert "record 1 of 1: costs" in capsys.readouterr().err
+    assert {path.name for path in record.parent.iterdir()} == {"costs.jsonl", "costs.svg", "costs.png"}
+    assert is_current(load("costs"))
+    assert {run.start["fingerprint"]["sources"] for run in load("costs").runs} == {source_digest()}
+    made = record.read_bytes()
+    assert call(monkeypatch, "costs", "--run") == 0
+    assert record.read_bytes() == made
+    with pytest.raises(RecordError, match=r"experiment=nope .* failed: experiment is 'nope'; it takes one of"):
+        make("costs", ["nope"])
+    assert record.read_bytes() == made
+    assert not record.with_name("costs.jsonl.part").exists()
+
+
+def test_a_record_of_another_experiment_is_refused(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "scaling.jsonl").write_bytes((here / "lengths.jsonl").read_bytes())
+    assert call(monkeypatch, "scaling") == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "the record of figure scaling has runs of experiment lengths; it takes those of scaling, scaling_large" in told
+    )
+
+
+def test_what_other_sources_did_not_record_is_one_sentence(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = here / "lengths.jsonl"
+    path.write_text(path.read_text().replace('"octaves"', '"eighths"'))
+    assert call(monkeypatch, "lengths") == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(
+        "zbench: figure lengths needs 'octaves' of every run, which these other sources did not record"
+    )
+
+
+def test_pictures_that_cannot_be_written_are_one_sentence(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "nics.svg").mkdir()
+    assert call(monkeypatch, "nics") == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told == "zbench: picture is 'results/paper/nics.svg'; that is a folder, and it takes a file"
+
+
+# -- labels -----------------------------------------------------------------------------------------
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
+def test_labels_are_apart_and_in_order(values: list[float]) -> None:
+    placed = spread(values, 0.1)
+    order = np.argsort(values, kind="stable")
+    assert (np.diff(np.array(placed)[order]) >= 0.1 - 1e-9).all()
+    assert np.mean(placed) == pytest.approx(np.mean(values))
+
+
+def test_labels_that_are_apart_stay() -> None:
+    assert spread([0.9, 0.1, 0.5], 0.1) == [0.9, 0.1, 0.5]
+
+
+def test_tokens() -> None:
+    assert [tokens(value) for value in (512, 4096, 196608, 1 << 20)] == ["512", "4K", "192K", "1M"]

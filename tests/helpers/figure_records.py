@@ -1,0 +1,229 @@
+"""A small record for every figure, made by hand."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from tests.record.test_record import end_line, start_line, step_line
+from zbench.figures import ablation, flexsp
+from zbench.figures.records import Records
+from zbench.record.record import Run
+
+CONF = Path(__file__).parents[2] / "conf"
+CLUSTERS = ("a800_4x8", "h800_4x8", "h200_4x8")
+DEGREES = (  # system, degree, packing, seconds
+    ("flexsp_batch_ada", None, "search", 4.0), ("flexsp", 0, "", 3.0), ("flexsp_batch_ada", 64, "published", 6.0),
+    ("flexsp_batch_ada", None, "published", 5.0),
+)  # fmt: skip
+NIC_BANDWIDTH = 1000.0  # bytes/s
+MACHINE = {"platform": "Linux", "processor": "CPU", "cores": 2}
+ROUTED = {"partition": False, "route": True, "remap": True}
+SWITCHES = [dict(zip(ROUTED, switches, strict=True)) for switches in ablation.PARTS]
+OCTAVES = {"sequences": [0, 0, 3, 1], "tokens": [0, 0, 15, 9]}
+
+
+def run_of(
+    name: str,
+    system: str,
+    workload: str = "github",
+    seconds: float = 2.0,
+    gpus: int = 8,
+    group: str = "a800_4x8",
+    config: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Run:
+    """A finished run of experiment `name`, of two steps; config: settings of its groups; changes: of its step lines."""
+    given = config or {}
+    names = {"system": system, "workload": workload, "cluster": group, "model": "llama_3b", "executor": "simulated"}
+    whole = {
+        **{key: {"_target_": f"{key}.{choice}", **given.get(key, {})} for key, choice in names.items()},
+        "seed": 0, "tokens_per_gpu": 8, "steps": 2, "trace": given.get("trace"), "changes": {},
+        "choices": {**names, "experiment": name},
+    }  # fmt: skip
+    if "cluster" not in given:
+        whole["cluster"]["gpus"] = gpus
+    ring = {"_target_": "system.ring"}
+    run = hashlib.sha256(f"{whole}".encode()).hexdigest()[:16]
+    line = start_line(run, config=whole, baseline={"name": "ring", "system": ring}, time="1")
+    line["facts"] |= {
+        "cluster": group,
+        "num_ranks": gpus,
+        "num_gpus": gpus,
+        "tensor_parallel": 1,
+        "num_nics": 2,
+        "nics_per_node": 1,
+    }
+    line["fingerprint"] = {"sources": "s", "commit": "0123456789abcdef", "dirty": False, **MACHINE}
+    steps = [
+        step_line(line["run"], number, **{"seconds": seconds, "num_sequences": 4, "octaves": OCTAVES, **changes})
+        for number in range(2)
+    ]
+    return Run(line, steps, end_line(line["run"]))
+
+
+def event(name: str, node: int, lane: int, begin: float, seconds: float) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "pid": node, "tid": lane, "ts": 1e6 * begin, "dur": 1e6 * seconds, "args": {}}
+
+
+def thread(name: str, node: int, lane: int) -> dict[str, Any]:
+    return {"ph": "M", "name": "thread_name", "pid": node, "tid": lane, "args": {"name": name}}
+
+
+COLLECTIVES = "parameters, gradients"
+LANES = [
+    {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "node 0"}},
+    *[thread(name, 0, lane) for lane, name in enumerate(("GPU 0", "NIC 0 sends", "NIC 0 receives", COLLECTIVES))],
+    *[thread(name, 1, lane) for lane, name in enumerate(("GPU 1", "NIC 1 sends", "NIC 1 receives", COLLECTIVES))],
+]
+CROSSING = [
+    *LANES,
+    event("linear forward", 0, 0, 0, 1),
+    event("kv", 0, 1, 1, 2),
+    event("kv", 1, 2, 1, 2),
+    event("attend backward", 1, 0, 3, 1),
+    event("reduce gradients", 0, 3, 3, 2),
+]
+INSIDE = [*LANES, event("head", 0, 0, 0, 2)]
+TRACES = {"crossing.json": CROSSING, "inside.json": INSIDE}
+
+
+def samples() -> dict[str, Records]:
+    """By the figure's name."""
+    runs = {**batch_samples(), **system_samples(), **traced_samples(), **planner_samples(), **desk_samples()}
+    return {name: Records(found, TRACES) for name, found in runs.items()}
+
+
+def batch_samples() -> dict[str, list[Run]]:
+    """Figures of lengths and constants."""
+    return {
+        "lengths": [run_of("lengths", "ring", f"w{index}") for index in range(14)],
+        "costs": [run_of("costs", "zeppelin", group=name, config=constants(name)) for name in CLUSTERS],
+    }
+
+
+def system_samples() -> dict[str, list[Run]]:
+    """Figures of systems' steps."""
+    return {
+        "throughput": [
+            run_of("throughput", system, seconds=seconds, group=name, out_of_memory=full and name == CLUSTERS[2])
+            for name in CLUSTERS
+            for system, seconds, full in (("ring", 8.0, False), ("flexsp", 2.0, True), ("zeppelin", 4.0, False))
+        ],
+        "scaling": [
+            run_of("scaling", system, "arxiv", seconds, gpus)
+            for gpus in (16, 256)
+            for system, seconds in (("ring", 8.0), ("zeppelin", 2.0))
+        ],
+        "ablation": [
+            *(_part(gpus, 8.0, -1) for gpus in (16, 64)),
+            *(
+                _part(gpus, seconds / (1 + number), turn, form)
+                for number, form in enumerate(ablation.FORMS.values())
+                for gpus, seconds in ((16, 4.0), (64, 2.0))
+                for turn in range(4)
+            ),
+        ],
+        "headroom": [
+            run_of("headroom", "ring"),
+            run_of("headroom", "ring", "arxiv"),
+            run_of("headroom", "zeppelin", seconds=1.0),
+            run_of("headroom", "zeppelin", "arxiv", out_of_memory=True),
+            run_of("headroom", "nodewise", seconds=1.25),
+            run_of("headroom", "nodewise", "arxiv", seconds=1.25),
+        ],
+    }
+
+
+def traced_samples() -> dict[str, list[Run]]:
+    """Figures of steps' traces."""
+    return {
+        "timeline": [
+            run_of("timeline", system, "fixed", config={"trace": trace, "workload": {"length": length}})
+            for system, trace in (("ring", "crossing.json"), ("zeppelin", "inside.json"))
+            for length in (1024, 65536)
+        ],
+        "nics": [
+            run_of("nics", system, config={"trace": trace, "system": settings})
+            for system, trace, settings in (
+                ("ring", "crossing.json", {}),
+                ("zeppelin", "crossing.json", {"route": True}),
+                ("zeppelin", "inside.json", {"route": False}),
+            )
+        ],
+    }
+
+
+def planner_samples() -> dict[str, list[Run]]:
+    """Figures of planners, and of one planner's paper."""
+    return {
+        "planning": [
+            run_of("planning", system, gpus=gpus, plan_seconds=gpus / 1e3, out_of_memory=gpus == 32 and system == "usp")
+            for system in ("usp", "nodewise")
+            for gpus in (16, 32)
+        ],
+        "flexsp": [
+            run_of(
+                "flexsp",
+                system,
+                workload,
+                seconds,
+                config={"system": {"degree": degree, "packing": packing}, "workload": {"context_limit": context}},
+            )
+            for context in (196608, 393216)
+            for workload in flexsp.PUBLISHED
+            for system, degree, packing, seconds in DEGREES
+        ],
+    }
+
+
+def desk_samples() -> dict[str, list[Run]]:
+    """Figures of the desk."""
+    workloads = ("longtail_4k", "prolong64k_2k")
+    systems = {"ring": 4.0, "ulysses": 3.0, "flexsp": 2.0, "zeppelin": 2.0, "nodewise": 1.0}
+    desk_systems = [
+        desk_run("desk_systems", system, workload, seconds + (simulated and system == "zeppelin"), simulated)
+        for simulated in (False, True)
+        for workload in workloads
+        for system, seconds in systems.items()
+    ]
+    nics, parts = [{"nics": count} for count in (2, 4)], [{"system": switches} for switches in SWITCHES]
+    desk_parts = [
+        *(desk_run("desk_routing", "ring", "fixed", 4.0, config={"cluster": n}) for n in nics),
+        *(desk_run("desk_routing", "zeppelin", "fixed", 1.0, config={"cluster": n, "system": ROUTED}) for n in nics),
+        *(desk_run("desk_ablation", "ring", workload, 4.0) for workload in workloads),
+        *(desk_run("desk_ablation", "zeppelin", workload, 2.0, config=one) for workload in workloads for one in parts),
+    ]
+    return {"desk_systems": desk_systems, "desk_parts": desk_parts}
+
+
+def desk_run(
+    name: str, system: str, workload: str, seconds: float, simulated: bool = False, config: dict[str, Any] | None = None
+) -> Run:
+    """A run on two NICs; measured, each sends at its rate in the first half of a step."""
+    half = [int(NIC_BANDWIDTH * seconds / 4)] * 2
+    series = {} if simulated else {"interval": seconds / 4, "tx": [[*half, 0, 0]] * 2, "rx": [[0] * 4] * 2}
+    whole = {"executor": {"simulated": simulated}, **(config or {})}
+    run = run_of(name, system, workload, seconds, 8, "desk_2x4_a800", whole, nic_series=series, valid=True)
+    nics = (config or {}).get("cluster", {}).get("nics", 1)
+    run.start["facts"] |= {"simulated": simulated, "nic_bandwidth": NIC_BANDWIDTH, "nics_per_node": nics}
+    return run
+
+
+def _part(gpus: int, seconds: float, turn: int, form: tuple[str, str] = ("", "")) -> Run:
+    """A bar of the ablation, or, with turn -1, the ring."""
+    if turn < 0:
+        return run_of("ablation", "ring", seconds=seconds, gpus=gpus)
+    system = {**SWITCHES[turn], **dict(zip(("partitioner", "legs"), form, strict=True))}
+    return run_of("ablation", "zeppelin", seconds=seconds / (1 + turn), gpus=gpus, config={"system": system})
+
+
+def constants(cluster: str) -> dict[str, Any]:
+    """A cluster's and a model's yaml, as a record has them."""
+    plain = OmegaConf.to_container(OmegaConf.load(CONF / "cluster" / f"{cluster}.yaml"))
+    assert isinstance(plain, dict)
+    device = next(one["device"] for one in plain.pop("defaults") if isinstance(one, dict))
+    plain["device"] = OmegaConf.to_container(OmegaConf.load(CONF / "cluster" / "device" / f"{device}.yaml"))
+    model = OmegaConf.to_container(OmegaConf.load(CONF / "model" / "llama_7b.yaml"))
+    return {"cluster": plain, "model": model}

@@ -1,0 +1,96 @@
+"""Records of tensor-parallel runs from before facts told GPUs read as those of today."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.utils import instantiate
+
+from tests.record.test_record import end_line, start_line, step_line
+from zbench.describe.worlds import World
+from zbench.record.older import as_today, with_all_keys
+from zbench.record.record import Line, read
+from zbench.record.rows import rows
+
+# Of a run of model=llama_30b_tp4 on cluster=a800_4x8, as it was recorded then.
+FACTS = {
+    "num_ranks": 8, "num_nodes": 4, "gpus_per_node": 2, "nics_per_node": 2, "num_nics": 8, "nic_bandwidth": 50e9,
+    "peak_flops": 1248e12, "memory_bytes": 320e9, "device": "tp groups of 4 A800-80G", "tensor_parallel": 4,
+}  # fmt: skip
+CLUSTER = {"gpus_per_node": 8, "nics_per_node": 4, "nic_bandwidth": "200 Gbit/s", "device": {"name": "A800-80G"}}
+
+
+def older(facts: dict[str, Any] = FACTS, cluster: Any = CLUSTER) -> tuple[Line, Line]:
+    start = start_line(config={"steps": 1, "cluster": cluster})
+    start["facts"] = {name: value for name, value in start["facts"].items() if name != "num_gpus"} | facts
+    step = step_line(nic_tx_bytes=[10, 7] * 4, nic_rx_bytes=[0, 1] * 4, peak_bytes=[401, 8] * 4, capacity_bytes=320)
+    return start, step
+
+
+def test_facts_are_those_of_the_cluster_as_configured() -> None:
+    start, step = older()
+    now, (line,) = as_today(start, [step])
+    assert {name: now["facts"][name] for name in (*FACTS, "num_gpus")} == {
+        "num_ranks": 8, "num_nodes": 4, "gpus_per_node": 8, "nics_per_node": 4, "num_nics": 16, "nic_bandwidth": 25e9,
+        "peak_flops": 312e12, "memory_bytes": 80e9, "device": "A800-80G", "tensor_parallel": 4, "num_gpus": 32,
+    }  # fmt: skip
+    assert line["nic_tx_bytes"] == [5, 5, 3, 4] * 4
+    assert (line["peak_bytes"], line["capacity_bytes"]) == ([101, 2] * 4, 80)
+    assert (start, step) == older()  # what was read is not changed
+    assert as_today(now, [line]) == (now, [line])
+
+
+def test_what_was_recorded_before_there_were_worlds_is_nominal(tmp_path: Path) -> None:
+    start = start_line(config={"steps": 1, "choices": {"system": "ring"}})
+    path = tmp_path / "r.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in (start, step_line(), end_line())))
+    ((run,), problems) = read(str(path))
+    assert problems == []
+    config = run.start["config"]
+    assert (config["world"], config["planners"]) == ({"_target_": "zbench.describe.worlds.World"}, "world")
+    assert config["mask"] == "causal"
+    assert config["choices"] == {"system": "ring", "world": "nominal"}
+    assert instantiate(config["world"]) == World()
+    assert with_all_keys(config) == config
+    assert with_all_keys("text") == "text"
+
+
+def test_without_tensor_parallelism_only_the_number_of_gpus_is_added() -> None:
+    start, step = older({"num_ranks": 32, "tensor_parallel": 1})
+    now, steps = as_today(start, [step])
+    assert now["facts"] == {**start["facts"], "num_gpus": 32}
+    assert steps == [step]
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+def test_shares_of_a_rank_and_of_its_gpus_are_the_same(tp: int, tmp_path: Path) -> None:
+    start, step = older({**FACTS, "tensor_parallel": tp})
+    path = tmp_path / "r.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in (start, step, end_line())))
+    (run,), problems = read(str(path))
+    (row,) = rows([run])
+    assert problems == []
+    assert row["num_gpus"] == 8 * tp
+    assert row["mfu"] == pytest.approx(rows_by_rank(start, step)["mfu"])
+    assert row["nic_utilization"] == pytest.approx(rows_by_rank(start, step)["nic_utilization"])
+    assert row["peak_bytes"] == -(-401 // tp)
+
+
+def rows_by_rank(start: Line, step: Line) -> dict[str, float]:
+    """MFU and NIC utilisation by the groups' own rates."""
+    from zbench.record.metrics import Facts, mfu, nic_utilization
+
+    facts = Facts.of({**start["facts"], "num_gpus": start["facts"]["num_ranks"]})
+    nics = nic_utilization(facts, [step])
+    return {"mfu": mfu(facts, [step]), "nic_utilization": sum(nics) / len(nics)}
+
+
+@pytest.mark.parametrize("cluster", [None, {}, {"nics_per_node": "4"}])
+def test_a_run_that_does_not_tell_its_nics_is_named_and_left_out(cluster: Any, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in (*older(cluster=cluster), start_line("r2"))))
+    runs, problems = read(str(path))
+    assert [run.start["run"] for run in runs] == ["r2"]
+    (told,) = problems
+    assert told.startswith(f"{path}:1: facts of the start line are not those of groups of 4 GPUs")

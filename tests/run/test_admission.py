@@ -1,0 +1,97 @@
+"""Jobs that this machine cannot take, told before they start."""
+
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from zbench import CONF
+from zbench.run import admission
+from zbench.run.admission import RANKS_PER_CORE, check_ranks_here, rank_bytes
+from zbench.run.parts import Parts, Settings
+from zbench.runtime.executor import Torch
+
+GIB = 2**30
+
+
+def parts(*overrides: str) -> tuple[Parts, int]:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", ["tracker=none", *overrides])
+    settings = Settings.of(config)
+    return Parts.of(config, settings), settings.tokens_per_gpu
+
+
+@pytest.fixture
+def laptop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "cores", lambda: 2)
+    monkeypatch.setattr(admission, "free_memory", lambda: 8 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("executor", "cluster", "model", "ranks"),
+    [("torch", "local_2x2", "tiny", 4), ("desk", "desk_2x4_a800", "desk", 8)],
+)
+@pytest.mark.usefixtures("laptop")
+def test_executors_that_train_choose_what_fits_a_laptop(executor: str, cluster: str, model: str, ranks: int) -> None:
+    found, tokens = parts(f"executor={executor}", "workload=longtail_4k")
+    assert (found.cluster.name, found.model.name, found.cluster.num_ranks) == (cluster, model, ranks)
+    check_ranks_here(found, tokens)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            ("cluster=h100_4x8", "model=llama_7b", "tokens_per_gpu=1024"),
+            r"^model is llama_7b with tokens_per_gpu=1,024 on 32 ranks, which are processes of this "
+            r"machine; they need an estimated .* GiB .*"
+            r" 8\.0 GiB are free: use a smaller model, as in model=tiny, or less than cluster.num_nodes=4 and "
+            r"cluster.gpus_per_node=8, or less than tokens_per_gpu=1,024$",
+        ),
+        (
+            ("tokens_per_gpu=1000000",),
+            r"^tokens_per_gpu is 1,000,000 with model=tiny on 4 ranks, which are .* GiB \(each \S+ of activations, \S+ "
+            r"of parameters, gradients and optimizer state\), and 8\.0 GiB are free: use less than "
+            r"tokens_per_gpu=1,000,000, or less than cluster.num_nodes=2 and cluster.gpus_per_node=2, or a smaller "
+            r"model$",
+        ),
+        (
+            ("cluster=h100_4x8", "cluster.num_nodes=9"),
+            r"^cluster is h100_4x8 with 72 ranks, each a process of this machine, whose 2 cores take at most 64",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("laptop")
+def test_what_does_not_fit_is_one_sentence(overrides: tuple[str, ...], told: str) -> None:
+    found, tokens = parts("executor=torch", "executor.device=cpu", "workload=longtail_4k", *overrides)
+    with pytest.raises(ValueError, match=told):
+        check_ranks_here(found, tokens)
+
+
+@pytest.mark.usefixtures("laptop")
+def test_what_just_fits_its_cores() -> None:
+    found, tokens = parts("executor=torch", f"cluster.num_nodes={RANKS_PER_CORE}", "tokens_per_gpu=64")
+    check_ranks_here(found, tokens)
+
+
+@pytest.mark.usefixtures("laptop")
+def test_memory_of_a_gpu_is_not_this_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, tokens = parts("executor=torch", "cluster=h100_4x8", "model=llama_7b")
+    monkeypatch.setattr(admission, "no_gpu", lambda _: None)
+    check_ranks_here(found, tokens)
+
+
+def test_a_rank_is_priced_by_its_parameters_and_tokens() -> None:
+    def priced(tokens: int, *overrides: str) -> tuple[float, float]:
+        found, _ = parts("executor=torch", *overrides)
+        executor: Any = found.executor
+        assert isinstance(executor, Torch)
+        return rank_bytes(found.cost, executor, tokens)
+
+    (state, small), (_, large) = priced(100), priced(100_000)
+    found, _ = parts("executor=torch")
+    assert state >= 16 * found.model.total_params  # float32 weight, gradient and both moments
+    assert 500 * small < large < 2000 * small
+    assert priced(100_000, "executor.recompute=full")[1] < large
+    device = found.cluster.device.memory_bytes
+    assert sum(priced(10**9)) == pytest.approx(device)  # systems divide a batch that does not fit

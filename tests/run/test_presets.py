@@ -1,0 +1,57 @@
+"""Choices as their yamls have them: composed once, and told apart from what was changed in them."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from zbench import CONF
+from zbench.record.rows import GROUPS
+from zbench.run.presets import Presets
+
+CHOICES = {"system": "ring", "workload": "github", "cluster": "h200_4x8", "model": "llama_3b", "executor": "torch",
+           "world": "nic_3", "cluster/device": "h200_141g"}  # fmt: skip
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_is_what_all_choices_together_compose(group: str) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        node, inner = Presets().plain("config", group, CHOICES)
+        whole = compose("config", [f"{one}={CHOICES[one]}" for one in GROUPS])
+        assert OmegaConf.to_container(node, resolve=True) == OmegaConf.to_container(whole[group], resolve=True)
+        assert inner == {}
+
+
+def test_another_choice_inside_a_group_is_told_and_composed() -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        node, inner = Presets().plain("config", "cluster", {**CHOICES, "cluster/device": "h100_80g"})
+    assert inner == {"cluster/device": "h100_80g"}
+    assert node.device.name.startswith("H100")
+    assert node.name == "h200_4x8"
+
+
+def test_a_yaml_that_refers_to_other_groups_sees_their_choices(tmp_path: Path) -> None:
+    (tmp_path / "system").mkdir()
+    (tmp_path / "system" / "mine.yaml").write_text("_target_: mine.Mine\nnodes: ${cluster.name}\n")
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        presets = Presets()
+        chosen = {**CHOICES, "system": "mine"}
+        presets.composed["config", "system=mine"] = _searched(tmp_path, "system=mine")
+        others = [f"{one}={chosen[one]}" for one in GROUPS]
+        presets.composed["config", *others] = _searched(tmp_path, *others)
+        node, _ = presets.plain("config", "system", chosen)
+    assert OmegaConf.to_container(node, resolve=True)["nodes"] == "h200_4x8"
+
+
+def _searched(folder: Path, *overrides: str) -> object:
+    return compose("config", [f"hydra.searchpath=[{folder}]", *overrides], return_hydra_config=True)
+
+
+def test_what_was_composed_is_not_composed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        presets = Presets()
+        first, _ = presets.plain("config", "cluster", CHOICES)
+        monkeypatch.setattr("zbench.run.presets.hydra", None)
+        again, _ = presets.plain("config", "cluster", {**CHOICES, "system": "nodewise"})
+    assert again is first

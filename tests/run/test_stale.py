@@ -1,0 +1,87 @@
+"""Compiled functions are compiled anew where what they call, or a constant of theirs, has changed in another file."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zbench.run.stale import reached, sources
+
+MINE = """
+import numba as nb
+from zbench.systems.other import twice
+from zbench.systems.plain import EXTRA
+
+@nb.njit(cache=True)
+def mine(x):
+    return twice(x) + EXTRA
+
+print(mine(10), sum(mine.stats.cache_hits.values()))
+"""
+OTHER = """
+import numba as nb
+
+@nb.njit(cache=True)
+def twice(x):
+    return 2 * x
+"""
+HERE = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A checkout with a package of compiled functions, and zbench's way to keep them."""
+    for name in ("zbench", "systems"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "zbench" / "run").mkdir()
+    for name in ("__init__", "run/__init__", "run/stale"):
+        (tmp_path / "zbench" / f"{name}.py").write_text((HERE / "zbench" / f"{name}.py").read_text())
+    (tmp_path / "zbench" / "systems").symlink_to("../systems")
+    (tmp_path / "zbench" / "workloads").mkdir()
+    for name, text in (("__init__", ""), ("mine", MINE), ("other", OTHER), ("plain", "EXTRA = 1\n")):
+        (tmp_path / "systems" / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+def printed(root: Path, before: str) -> list[int]:
+    """Result and cache hits of the program in a process of its own, which first imports something."""
+    known = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CACHE")}
+    found = subprocess.run(
+        [sys.executable, "-B", "-c", f"import {before}, zbench.systems.mine"], cwd=root, capture_output=True, text=True,
+        timeout=100, check=True, env={**known, "PYTHONPATH": str(root)},
+    )  # fmt: skip
+    return [int(word) for word in found.stdout.split()]
+
+
+def test_what_is_called_in_another_file(root: Path) -> None:
+    assert printed(root, "zbench") == [21, 0]
+    assert printed(root, "zbench") == [21, 1]
+    (root / "systems" / "other.py").write_text(OTHER.replace("2 * x", "3 * x"))
+    assert printed(root, "zbench") == [31, 0]
+    (root / "systems" / "plain.py").write_text("EXTRA = 5\n")
+    assert printed(root, "zbench") == [35, 0]
+    assert printed(root, "zbench") == [35, 1]
+
+
+def test_numba_by_itself_goes_on_with_old_copies(root: Path) -> None:
+    """Why there is zbench.run.stale; where this fails, numba knows what functions call, and it can go."""
+    assert printed(root, "numba") == [21, 0]
+    (root / "systems" / "other.py").write_text(OTHER.replace("2 * x", "3 * x"))
+    assert printed(root, "numba") == [21, 1]
+
+
+def test_what_a_file_depends_on(root: Path) -> None:
+    folder = root / "systems"
+    (folder / "outer.py").write_text("import numba as nb\nfrom zbench.systems import mine as inner\n")
+    (folder / "alone.py").write_text("import numba as nb\nfrom zbench.systems.plain import Kind\n")
+    (folder / "again.py").write_text("import numba as nb\nfrom zbench.systems.between import EXTRA\n")
+    (folder / "between.py").write_text("from zbench.systems.plain import EXTRA\n")
+    known = sources(root / "zbench")
+    inside = {folder / f"{name}.py" for name in ("mine", "other", "plain")}
+    assert reached(folder / "mine.py", known) == inside
+    assert reached(folder / "outer.py", known) == inside | {folder / "outer.py"}
+    assert reached(folder / "again.py", known) == {folder / f"{name}.py" for name in ("again", "between", "plain")}
+    assert reached(folder / "alone.py", known) == {folder / "alone.py"}
+    assert reached(Path("elsewhere.py"), known) == {Path("elsewhere.py")}

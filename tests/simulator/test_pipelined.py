@@ -1,0 +1,278 @@
+"""Plans with pipelines: what is refused, schedules, seconds, bytes and memory against countings of their own."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.oracles import small
+from tests.helpers.strategies import batches, costs
+from zbench.cost.collective import GRADIENT_BYTES, every_nic, everything, nic_bytes
+from zbench.cost.cost import Cost
+from zbench.cost.memory import activation_bytes, peak_bytes, pipeline_static_bytes, static_bytes
+from zbench.cost.stage import Stage, held, refusal
+from zbench.describe.batch import Batch
+from zbench.passes import reverse
+from zbench.plans.build import Builder
+from zbench.plans.patterns import local
+from zbench.plans.pipelines import Pipelines
+from zbench.plans.plan import Ops, Plan
+from zbench.proof.verify import OutOfMemory, PlanError, verify, verify_step
+from zbench.simulator.one_f_one_b import schedule
+from zbench.simulator.pipelined import lines
+from zbench.simulator.simulate import Simulated
+from zbench.systems.hydraulis.planner import Hydraulis
+
+
+def pipelines(*rows: tuple[int, int, int]) -> Pipelines:
+    """Of (lead, tp, pp)."""
+    return Pipelines(*(np.array(column, np.int64) for column in zip(*rows, strict=True)))
+
+
+def laid(cost: Cost, of: Pipelines | None, micro: list[dict[int, list[int]]]) -> tuple[Batch, tuple[Plan, ...]]:
+    """Micro-batches, each the lengths on every lead."""
+    plans, every = [], []
+    for one in micro:
+        lengths = [s for group in one.values() for s in group]
+        rank = np.array([lead for lead, group in one.items() for _ in group])
+        seqs = np.arange(len(every), len(every) + len(lengths))
+        every += lengths
+        builder = Builder(np.array(lengths), cost.cluster.num_ranks, cost.model.num_heads, sequences=seqs)
+        local(builder, np.arange(len(lengths)), rank)
+        plans.append(reverse(builder.build(), "keep").with_(pipelines=of))
+    return Batch(np.array(every), 0, 0), tuple(plans)
+
+
+# -- one forward, one backward ----------------------------------------------------------------------
+@given(st.integers(1, 6), st.integers(1, 12), st.floats(0.1, 5), st.floats(0.1, 5))
+def test_equal_micro_batches_take_v_and_pp_minus_1(stages: int, count: int, forward: float, backward: float) -> None:
+    ones = np.ones((stages, count))
+    found = schedule(forward * ones, backward * ones, 0 * ones[1:])
+    assert found.ready[0] == pytest.approx((count + stages - 1) * (forward + backward))
+    assert not found.waited.any()
+
+
+@given(st.integers(1, 5), st.integers(1, 8), st.randoms(use_true_random=False))
+def test_schedules_keep_order_data_and_memory(stages: int, count: int, random) -> None:  # type: ignore[no-untyped-def]
+    def some(*shape: int) -> np.ndarray:
+        return np.array([random.choice((0.1, 1.0, 3.0)) for _ in range(int(np.prod(shape)))]).reshape(shape)
+
+    forward, backward, hops = some(stages, count), some(stages, count), some(stages - 1, count)
+    found = schedule(forward, backward, hops)
+    f_end, b_end = found.forward + forward, found.backward + backward
+    assert (found.forward[1:] >= f_end[:-1] + hops - 1e-9).all()
+    assert (found.backward[:-1] >= b_end[1:] + hops - 1e-9).all()
+    assert (found.backward[-1] >= f_end[-1] - 1e-9).all()
+    for s in range(stages):
+        spans = sorted([*zip(found.forward[s], f_end[s], strict=True), *zip(found.backward[s], b_end[s], strict=True)])
+        assert all(one[1] <= other[0] + 1e-9 for one, other in pairwise(spans))
+        for at in found.forward[s]:  # micro-batches begun and not yet ended
+            assert ((found.forward[s] <= at) & (b_end[s] > at + 1e-9)).sum() <= stages - s
+    assert found.ready == pytest.approx(b_end.max(axis=1))
+    assert found.waited.max() <= found.ready.max()
+
+
+@given(st.lists(st.sampled_from((0.1, 0.5, 1.0, 2.0, 5.0, 20.0)), min_size=1, max_size=12), st.integers(2, 8))
+def test_lightest_first_takes_no_longer_than_the_sum_and_the_longest_again(each: list[float], stages: int) -> None:
+    """What Hydraulis' objective says; in other orders it can take 1.7 times as long."""
+    times = np.tile(np.sort(each), (stages, 1))
+    found = schedule(times, 2 * times, np.zeros((stages - 1, len(each))))
+    most = 3 * (sum(each) + (stages - 1) * max(each))
+    assert 0.8 * most <= found.ready[0] <= most * (1 + 1e-9)
+
+
+# -- what cannot be ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("rows", "micro", "fault"),
+    [
+        ([(0, 2, 1), (1, 1, 1)], {0: [5]}, "rank 1 is in two pipelines"),
+        ([(0, 2, 5)], {0: [5]}, "has ranks outside"),
+        ([(0, 3, 1)], {0: [5]}, "tp has to divide model.num_heads"),
+        ([(0, 1, 3)], {0: [5]}, "pp has to divide model.num_layers"),
+        ([(1, 2, 1)], {1: [5]}, "inside a node"),
+        ([(0, 2, 1), (2, 2, 1)], {1: [5]}, "leads no pipeline"),
+    ],
+)
+def test_pipelines_that_cannot_be_are_refused(rows: list, micro: dict, fault: str) -> None:
+    cost = small(2, 4)
+    _, (plan,) = laid(cost, pipelines(*rows), [micro])
+    with pytest.raises(PlanError, match=fault):
+        verify(plan, cost)
+
+
+def test_pipelines_send_nothing_and_do_not_change_in_a_step() -> None:
+    cost = small(1, 4)
+    batch, plans = laid(cost, pipelines((0, 2, 1), (2, 2, 1)), [{0: [5, 6], 2: [7]}, {0: [9]}])
+    verify_step(batch, plans, cost)
+    other = plans[1].with_(pipelines=pipelines((0, 4, 1)))
+    with pytest.raises(PlanError, match="different pipelines"):
+        verify_step(batch, (plans[0], other), cost)
+    there = Ops.transfers(1, np.array([0]), np.array([2]), (0, 32), np.array([0]))
+    with pytest.raises(PlanError, match="no attend of whole sequences"):
+        verify(plans[0].with_(forward=Ops.concatenate([plans[0].forward, there])))
+
+
+def test_more_kv_heads_than_a_rank_has_are_shared_or_replicated() -> None:
+    cost = small(2, 8, model="gqa")
+    assert [refusal(tp, 1, cost) for tp in (1, 2, 4, 8, 16)] == [""] * 5
+    assert Stage.of(cost, 16, 1).kv_heads == 1
+    assert Stage.of(cost, 4, 1).kv_heads == 2
+    odd = replace(cost, model=replace(cost.model, num_heads=24, num_kv_heads=6))
+    assert "num_kv_heads=6" in refusal(8, 1, odd)
+
+
+# -- seconds ----------------------------------------------------------------------------------------
+def test_single_ranks_as_pipelines_take_as_long_as_without() -> None:
+    """Where single ranks do not meet either."""
+    cost = small(1, 4)
+    cost = replace(cost, model=replace(cost.model, sharding="zero1"))
+    micro = [{0: [900, 300], 1: [2000], 3: [17]}, {0: [4000], 2: [1]}]
+    batch, plain = laid(cost, None, micro)
+    _, grouped = laid(cost, pipelines(*((r, 1, 1) for r in range(4))), micro)
+    one, other = Simulated(cost).step(batch, plain), Simulated(cost).step(batch, grouped)
+    assert other.seconds == pytest.approx(one.seconds, rel=1e-9)
+    for name in ("attention_seconds", "linear_seconds", "nic_tx_bytes", "peak_bytes", "communication_seconds"):
+        assert getattr(other, name) == pytest.approx(getattr(one, name), rel=1e-9)
+
+
+def test_a_tensor_parallel_group_is_as_many_times_as_fast_less_its_gathers() -> None:
+    cost = small(1, 8)
+    length, layers = 16_384, cost.model.num_layers
+    batch, plans = laid(cost, pipelines((0, 8, 1)), [{0: [length]}])
+    _, alone = laid(cost, None, [{0: [length]}])
+    one, eight = Simulated(cost).step(batch, alone), Simulated(cost).step(batch, plans)
+    for name in ("attention_seconds", "linear_seconds"):
+        whole, part = getattr(one, name)[0], getattr(eight, name)
+        assert min(part) == max(part) == pytest.approx(whole / 8, rel=0.03)
+    port = cost.cluster.nvlink_bandwidth * cost.cluster.nvlink_efficiency
+    gather = length * 4096 * 2 * 7 / 8 / port + 7 * cost.cluster.nvlink_latency
+    busy = eight.attention_seconds[0] + eight.linear_seconds[0]
+    gradients = eight.phases["gradients"] + eight.phases["optimizer"]
+    assert eight.seconds - gradients - busy == pytest.approx(8 * layers * gather)
+    assert eight.nvlink_bytes == layers * (8 + 2) * 7 * length * 4096 * 2
+
+
+def test_stages_share_the_layers_and_leave_a_bubble() -> None:
+    cost = small(1, 4)
+    batch, plans = laid(cost, pipelines((0, 1, 4)), [{0: [2048]}] * 6)
+    (line,) = lines(plans, cost)
+    stage = line.forwards[0, 0] + line.backwards[0, 0]
+    head, hops = line.micro.head[0], line.hops.max()
+    assert (6 + 3) * stage <= line.runs.ready[0] <= (6 + 3) * (stage + head + 2 * hops)
+    result = Simulated(cost).step(batch, plans)
+    assert len(set(result.attention_seconds)) == 1
+    assert result.linear_seconds[3] - result.linear_seconds[0] == pytest.approx(6 * head)
+
+
+def test_exposed_is_across_nodes_beside_a_hop_or_in_a_gather_between_them() -> None:
+    """Four stages of a GPU, on one node and on two; a group of four GPUs, likewise. Gradients hide nothing here."""
+    for shape, crossing in (((0, 1, 4), [False, True, True, False]), ((0, 4, 1), [True] * 4)):
+        for nodes in (1, 2):
+            cost = small(nodes, 4 // nodes)
+            batch, plans = laid(cost, pipelines(shape), [{0: [2048]}] * 3)
+            result = Simulated(cost).step(batch, plans)
+            assert result.exposed_nic_seconds is not None
+            shown = np.array(result.exposed_seconds) - result.phases["gradients"]
+            expected = np.where(crossing, shown, 0.0) if nodes == 2 else np.zeros(4)
+            assert result.exposed_nic_seconds == pytest.approx(expected)
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_bytes_are_those_of_gathers_and_hops(data: st.DataObject) -> None:
+    """Counted message by message: a gather in a ring inside each node and once between nodes; hops rank by rank."""
+    cost = data.draw(costs(3, 6))
+    batch = data.draw(batches(3000, 20))
+    plans = Hydraulis(cost).plan(batch)
+    of, cluster, model = plans[0].pipelines, cost.cluster, cost.model
+    if of is None:
+        return
+    inside, across = 0.0, np.zeros(cluster.num_nics)
+    row = model.hidden * model.element_bytes
+    times = model.num_layers * (4 + (8 if model.recompute == "full" else 4) + 2)
+    for plan in plans:
+        for lead, tp, pp in zip(of.lead.tolist(), of.tp.tolist(), of.pp.tolist(), strict=True):
+            share = float(plan.tokens_per_rank[lead]) * row / tp
+            ranks = np.arange(lead, lead + tp * pp).reshape(pp, tp)
+            for stage in ranks:
+                for rank in stage.tolist():  # gets the shares of the others in its node, for every node's ranks
+                    same = stage // cluster.gpus_per_node == rank // cluster.gpus_per_node
+                    nodes = tp // int(same.sum())
+                    inside += times / pp * share * (int(same.sum()) - 1) * nodes
+                    nics = cluster.nic_of[stage[same]]
+                    across[np.unique(nics)] += times / pp * share * (nodes - 1) / len(np.unique(nics))
+            for here, there in zip(ranks.T.reshape(-1, pp)[:, :-1].ravel(), ranks.T[:, 1:].ravel(), strict=True):
+                if here // cluster.gpus_per_node == there // cluster.gpus_per_node:
+                    inside += 2 * share
+                else:
+                    across[cluster.nic_of[here]] += share
+                    across[cluster.nic_of[there]] += share
+    result = Simulated(cost).step(batch, plans)
+    gathers, reductions = (0, 2) if model.sharding == "none" else (1, 1)
+    need, params = held(of, cost), float(model.total_params)
+    more = gathers * every_nic(cost, model.element_bytes * params, need)
+    more += reductions * every_nic(cost, GRADIENT_BYTES * params, need)
+    slack = 4 * len(of) * len(plans) * model.num_layers
+    assert result.nvlink_bytes == pytest.approx(inside, rel=1e-9, abs=8 * slack)
+    assert np.array(result.nic_tx_bytes) - more == pytest.approx(across, rel=1e-9, abs=slack)
+    assert result.nic_rx_bytes == result.nic_tx_bytes
+
+
+# -- parameters -------------------------------------------------------------------------------------
+def test_nodes_gather_the_layers_and_shares_that_their_stages_have() -> None:
+    cost = small(4, 2)
+    whole = held(pipelines(*((r, 1, 1) for r in range(8))), cost)
+    assert (whole.rank, whole.node.tolist()) == (1, [1] * 4)
+    wide = held(pipelines((0, 8, 1)), cost)
+    assert (wide.rank, wide.node.tolist()) == (1 / 8, [1 / 4] * 4)
+    deep = held(pipelines((0, 2, 2), (4, 1, 4)), cost)
+    assert (deep.rank, deep.node.tolist()) == (1 / 4, [1 / 2] * 4)
+    size = 1e9
+    assert (every_nic(cost, size, deep) == nic_bytes(cost, size / 2)).all()
+    assert (every_nic(cost, size, everything(cost)) == nic_bytes(cost, size)).all()
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero3"])
+def test_the_step_in_which_pipelines_change_pays(sharding: str) -> None:
+    cost = small(2, 4)
+    cost = replace(cost, model=replace(cost.model, sharding=sharding))
+    micro = [{0: [3000], 4: [2000]}]
+    batch, one = laid(cost, pipelines((0, 4, 1), (4, 4, 1)), micro)
+    _, other = laid(cost, pipelines((0, 2, 1), (2, 2, 1), (4, 4, 1)), micro)
+    executor = Simulated(cost)
+    executor.start()
+    steps = [executor.step(batch, plans) for plans in (one, one, other, other, one)]
+    assert ["switch" in step.phases for step in steps] == [False, False, True, False, True]
+    assert steps[0] == steps[1]
+    assert steps[2].seconds == pytest.approx(steps[3].seconds + steps[2].phases["switch"])
+    assert steps[2].phases["switch"] > 0
+    executor.start()
+    assert executor.step(batch, other) == steps[3]
+
+
+# -- memory -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_memory_of_a_group_is_its_share(recompute: str) -> None:
+    cost = small(2, 4)
+    cost = replace(cost, model=replace(cost.model, recompute=recompute, sharding="zero1"))
+    _, plans = laid(cost, pipelines((0, 2, 2), (4, 4, 1)), [{0: [1000], 4: [4000]}, {0: [3000]}, {0: [2000]}])
+    peak = peak_bytes(plans, cost)
+    model, token = cost.model, activation_bytes(cost.model)
+    assert peak[4:] == pytest.approx(pipeline_static_bytes(cost, 4, 1) + 1000 * token, rel=1e-6)
+    logits = 6 * model.vocab
+    layers = token - logits
+    if recompute == "none":
+        assert peak[:2] == pytest.approx(pipeline_static_bytes(cost, 2, 2) + 5000 / 2 * layers / 2, rel=1e-6)
+        assert peak[2:4] == pytest.approx(
+            pipeline_static_bytes(cost, 2, 2) + 3000 / 2 * (layers / 2 + logits), rel=1e-6
+        )
+    assert pipeline_static_bytes(cost, 2, 2) < static_bytes(cost)
+    tight = small(2, 4, memory=float(peak.max() - 1))
+    tight = replace(tight, model=cost.model)
+    batch = Batch(np.concatenate([plan.lengths for plan in plans]), 0, 0)
+    verify_step(batch, plans, cost)
+    with pytest.raises(OutOfMemory):
+        verify_step(batch, plans, tight)

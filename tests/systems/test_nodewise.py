@@ -1,0 +1,420 @@
+"""Nodewise: placements hold every token once, fill evenly and respect memory."""
+
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.oracles import batches, small
+from tests.helpers.strategies import lengths as drawn_lengths
+from zbench.describe.batch import Batch
+from zbench.describe.model import KV, O, Q
+from zbench.plans.plan import ATTEND, TRANSFER
+from zbench.proof.verify import verify_step
+from zbench.simulator.simulate import Simulated
+from zbench.simulator.totals import Totals
+from zbench.systems.common.grids import busiest
+from zbench.systems.nodewise.cuts import Bins, Rule, groups, placements
+from zbench.systems.nodewise.even import evened
+from zbench.systems.nodewise.load import settle
+from zbench.systems.nodewise.pace import ROW
+from zbench.systems.nodewise.plan import Task
+from zbench.systems.nodewise.planner import Nodewise
+from zbench.systems.nodewise.ranks import Node, inside
+from zbench.systems.nodewise.rows import divided, row_tokens, whole
+from zbench.systems.nodewise.work import Rates, attention_seconds
+from zbench.systems.zeppelin.planner import Zeppelin
+
+own = partial(Nodewise, rivals=False)  # what nodewise itself plans
+
+RULES = st.builds(
+    Rule,
+    cut=st.integers(0, 6),
+    first=st.booleans(),
+    wrap=st.booleans(),
+    back=st.sampled_from((0.0, 0.5, 2.0)),
+    squeeze=st.sampled_from((0.0, 0.03, 0.4)),
+    even=st.booleans(),
+    wide=st.sampled_from((1, 2, 4)),
+    full=st.sampled_from((1.0, 1.0, 1.5, 4.0)),
+)
+
+
+@pytest.mark.parametrize("name", ["tries", "operations", "groups"])
+@pytest.mark.parametrize("value", [0, -1, True, 2.5, None])
+def test_a_number_that_cannot_be_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"system.{name} is .*at least 1"):
+        Nodewise(small(2, 2), **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [[3], 0, 4, True])
+def test_chunks_that_cannot_be_are_refused(value: object) -> None:
+    with pytest.raises(ValueError, match=r"system.chunks is .*whole number"):
+        Nodewise(small(2, 2), chunks=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "heads",
+        "fewest",
+        "front",
+        "first",
+        "wide",
+        "uneven",
+        "careful",
+        "homes",
+        "pairs",
+        "even",
+        "swap",
+        "order",
+        "rivals",
+    ],
+)
+def test_a_switch_takes_true_or_false(name: str) -> None:
+    with pytest.raises(ValueError, match=f"system.{name} is 1; it takes true or false"):
+        Nodewise(small(2, 2), **{name: 1})  # type: ignore[arg-type]
+
+
+@settings(max_examples=300)
+@given(drawn_lengths(most=40_000, sequences=9), RULES, st.integers(2, 9))
+def test_a_placement_holds_every_token_once(sizes: np.ndarray, rule: Rule, nodes: int) -> None:
+    nodes = -(-nodes // rule.wide) * rule.wide
+    cost = small(nodes, 2)
+    rates, rule = Rates.of(cost), Rule(**{**_fields(rule), "cut": min(rule.cut, len(sizes))})
+    bins = Bins(nodes, 10**9, 2, rates.across, rates.repack)
+    (one,) = placements(sizes, attention_seconds(sizes, cost), rates, bins, [rule])
+    for seq, size in enumerate(sizes.tolist()):
+        rows = one.rows[one.rows[:, 0] == seq]
+        if one.bin[seq] >= 0:
+            assert len(rows) == 0
+            continue
+        assert len(set(rows[:, 1].tolist())) == len(rows) > 1
+        pieces = sorted((a, b) for row in rows.tolist() for a, b in (row[2:4], row[4:6]) if b > a)
+        assert pieces[0][0] == 0
+        assert pieces[-1][1] == size
+        assert all(left[1] == right[0] for left, right in pairwise(pieces))
+    assert sorted(np.concatenate([*groups(one.rows, rule.wide), np.zeros(0, np.int64)]).tolist()) == list(
+        range(len(one.rows))
+    )
+
+
+def _fields(rule: Rule) -> dict[str, object]:
+    return {name: getattr(rule, name) for name in Rule.__dataclass_fields__}
+
+
+@given(drawn_lengths(most=40_000, sequences=9), st.sampled_from((2, 4)), st.integers(0, 3), st.booleans())
+def test_nodes_of_a_group_share_what_is_cut_over_groups(sizes: np.ndarray, wide: int, cut: int, first: bool) -> None:
+    """A part's rows are on the nodes of one group, in their order, and together they are one row of it."""
+    cost = small(2 * wide, 2)
+    rates, rule = Rates.of(cost), Rule(min(cut, len(sizes)), first=first, wide=wide)
+    bins = Bins(2 * wide, 10**9, 2, rates.across, rates.repack)
+    (one,) = placements(sizes, attention_seconds(sizes, cost), rates, bins, [rule])
+    for part in groups(one.rows, wide):
+        rows = one.rows[part]
+        if len(rows) > 1:
+            group = whole(rows)
+            assert rows[:, 1].tolist() == [group[1] * wide + i for i in range(wide)]
+            assert row_tokens(group) == sum(row_tokens(row) for row in rows)
+            shares = np.array([row_tokens(row) for row in rows], np.float64)
+            again = divided(group, shares)
+            assert np.abs(again - rows).max() <= 1
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=40), st.integers(2, 6), st.integers(1, 20_000))
+def test_moved_sequences_make_the_slowest_node_faster(sizes: list[int], nodes: int, spare: int) -> None:
+    """Nothing is lost, memory is respected, and no node gets more than the one with most had."""
+    tokens = np.array(sizes, np.int64)
+    where = np.arange(len(tokens), dtype=np.int64) % nodes
+    where[::3] = 0
+    work = 1.0 * tokens**2
+    load, held = np.bincount(where, work, nodes), np.bincount(where, tokens, nodes)
+    most, squares, capacity = load.max(), (load**2).sum(), held.max() + spare
+    changed = settle(tokens, work, where, load, held, capacity)
+    assert np.allclose(load, np.bincount(where, work, nodes))
+    assert np.allclose(held, np.bincount(where, tokens, nodes))
+    assert held.max() <= capacity
+    assert load.max() <= most * (1 + 1e-12)
+    assert changed == ((load**2).sum() < squares)
+
+
+def test_two_of_unlike_work_change_places() -> None:
+    tokens, where = np.array([8, 7, 5, 2]), np.array([0, 0, 1, 1])
+    load, held = np.array([15.0, 7.0]), np.array([15.0, 7.0])
+    assert settle(tokens, 1.0 * tokens, where, load, held, 10**9)
+    assert sorted(load.tolist()) == [10.0, 12.0]
+
+
+def test_a_sequence_is_cut_over_just_enough_nodes() -> None:
+    """Work of one and a half nodes goes to two of four, and all four end up with as much."""
+    cost = small(4, 4)
+    rates = Rates.of(cost)
+    short = np.full(400, 256)
+    each = float((attention_seconds(short, cost) + rates.token * short).sum())
+    size = next(n for n in range(1024, 10**6, 1024) if rates.prefix(n) + rates.token * n > 0.6 * each)
+    sizes = np.array([size, *short])
+    bins = Bins(4, 10**9, 4, rates.across, 0.0)
+    (one,) = placements(sizes, attention_seconds(sizes, cost), rates, bins, [Rule(1, first=True)])
+    assert len(one.rows) == 2
+    load = one.linear + one.busy
+    assert load.max() < 1.02 * load.mean()
+
+
+def test_homes_of_shared_sequences_even_out_tokens() -> None:
+    cost, batch = small(1, 4), Batch(np.array([40_000, *[4_000, 3_900, 3_100, 2_500, 2_400] * 3, 1_000]), 0, 0)
+    (plan,) = own(cost).plan(batch)
+    assert np.ptp(plan.tokens_per_rank) <= 4
+    (uneven,) = own(cost, homes=False).plan(batch)
+    assert np.ptp(uneven.tokens_per_rank) > 500
+
+
+def test_short_sequences_stay_local() -> None:
+    (plan,) = own(small(2, 4)).plan(Batch(np.full(256, 512), 0, 0))
+    assert not (plan.forward.kind == TRANSFER).any()
+
+
+def test_without_heads_no_query_moves() -> None:
+    batch = Batch(np.array([30_000, 9_000, 500, 400]), 0, 0)
+    for heads in (True, False):
+        (plan,) = own(small(2, 4), heads=heads).plan(batch)
+        moved = plan.forward.tensor[plan.forward.kind == TRANSFER]
+        assert np.isin([Q, O], moved).all() == heads
+
+
+def test_many_nodes_share_heads_in_groups() -> None:
+    """One sequence over eight nodes: with wide groups an attend has fewer heads than a node's GPUs would give it."""
+    batch = Batch(np.array([100_000]), 0, 0)
+    cost = small(8, 4)
+    widest = {}
+    for wide in (True, False):
+        (plan,) = own(cost, wide=wide, chunks=1).plan(batch)
+        verify_step(batch, (plan,), cost)
+        attends = plan.forward.kind == ATTEND
+        widest[wide] = int((plan.forward.head_hi - plan.forward.head_lo)[attends].max())
+    assert widest[False] == 8
+    assert widest[True] < 8
+
+
+@pytest.mark.parametrize(("nodes", "wide"), [(2, 1), (4, 1), (4, 2), (6, 2)])
+@pytest.mark.parametrize("channels", [1, 2, 3, 8])
+def test_keys_take_what_the_busiest_nic_or_the_busiest_pair_of_gpus_takes(nodes: int, wide: int, channels: int) -> None:
+    """The estimate is that of the messages that are laid; q and o, which a group of nodes exchanges, are apart."""
+    cost, sizes = small(nodes, 4), np.array([4096 * nodes, 1024])
+    cost = replace(cost, cluster=replace(cost.cluster, nic_channels=channels))
+    task = own(cost)._task(sizes, np.arange(2), Rates.of(cost), 10**9)
+    (placed,) = placements(sizes, task.attention, task.rates, task.bins, [Rule(1, even=True, wide=wide)])
+    ops = task.laid(task.layout(placed), cost).forward
+    keys = ops.take((ops.kind == TRANSFER) & (ops.tensor == KV))
+    node = cost.cluster.node_of
+    keys = keys.take(node[keys.src] // wide != node[keys.dst] // wide)
+    assert len(keys) > 0
+    plan = task.laid(task.layout(placed), cost)
+    laid = busiest(keys.src, keys.dst, cost.message_bytes(plan, keys).astype(np.float64), cost)
+    if wide == 1:
+        assert placed.way.max() == pytest.approx(laid, rel=1e-3)
+    else:
+        assert placed.way.max() >= laid * (1 - 1e-3)
+
+
+def test_groups_of_nodes_take_as_long_as_each_other() -> None:
+    """Two sequences of two nodes' work and more, on four nodes that share heads in pairs, and short ones that fill."""
+    cost, sizes = small(4, 4), np.array([70_000, 60_000, *[3_000] * 30])
+    rates, attention = Rates.of(cost), attention_seconds(sizes, cost)
+    bins = Bins(4, 10**9, 4, rates.across, rates.repack)
+    (one,) = placements(sizes, attention, rates, bins, [Rule(2, wide=2)])
+    load = one.linear + one.busy
+    assert load.max() < 1.03 * load.mean()
+    assert max(len(part) for part in groups(one.rows, 2)) == 2
+    slow = (one.linear + one.busy) * [1.2, 1.2, 1.0, 1.0]
+    new = evened(one, sizes, attention, rates, bins, slow, False, True)
+    assert new is not None
+    assert np.ptp((new.linear + new.busy) * [1.2, 1.2, 1.0, 1.0]) < 0.7 * np.ptp(slow)
+
+
+def test_keys_of_two_others_are_one_call_of_the_backward() -> None:
+    """As many heads, keys and bytes as with a call each."""
+    cost, sizes = small(4, 2), np.array([60_000, 1_000])
+    found = {}
+    for pairs in (False, True):
+        task = own(cost)._task(sizes, np.arange(2), Rates.of(cost), 10**9)
+        (placed,) = placements(sizes, task.attention, task.rates, task.bins, [Rule(1, even=True)])
+        plan = task.laid(task.layout(placed), cost, pairs)
+        verify_step(Batch(sizes, 0, 0), (plan,), cost)
+        calls = [int((ops.kind == ATTEND).sum()) for ops in (plan.forward, plan.backward)]
+        found[pairs] = calls, int(cost.message_bytes(plan, plan.backward).sum())
+    assert found[True][0][0] == found[False][0][0]
+    assert found[True][0][1] < found[False][0][1]
+    assert found[True][1] == found[False][1]
+
+
+@pytest.mark.parametrize("memory", [14e9, 20e9, 40e9])
+def test_memory_is_respected(memory: float) -> None:
+    """As many micro-batches as it takes; a GPU that holds everything takes one."""
+    cost = small(2, 4, memory=memory)
+    batch = Batch(np.array([40_000, 30_000, *[2_000] * 60]), 0, 0)
+    plans = own(cost).plan(batch)
+    verify_step(batch, plans, cost)
+    assert not Simulated(cost).step(batch, plans).out_of_memory
+    assert (len(plans) > 1) == (memory < 40e9)
+
+
+def test_the_budget_bounds_what_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for one plan only the first layout is built and played, which is the best estimate's."""
+    cost, batch, played = small(2, 4), Batch(np.array([30_000, 9_000, 6_000, 500, 400]), 0, 0), []
+    play = Task.played
+    monkeypatch.setattr(Task, "played", lambda *given: played.append(given) or play(*given))
+    own(cost).plan(batch)
+    assert len(played) > 1
+    played.clear()
+    (one,) = own(cost, operations=1).plan(batch)
+    assert len(played) == 1
+    (other,) = own(cost, tries=1, pairs=False, even=False).plan(batch)
+    assert np.array_equal(one.blocks.home, other.blocks.home)
+    assert np.array_equal(one.forward.src, other.forward.src)
+
+
+def test_inside_shares_what_is_too_long_for_a_gpu() -> None:
+    cost = small(1, 4)
+    sizes = np.array([40_000, 3_000, 3_000, 3_000, 3_000])
+    node = Node(4, 32, 10**9, 3, 3, True)
+    one = inside(sizes, attention_seconds(sizes, cost), np.zeros((2, ROW)), Rates.of(cost), node)
+    assert one.rank[0] == -1
+    assert sorted(one.rank[1:].tolist()) == [0, 1, 2, 3]
+    assert one.heads.tolist() == [[0, 8, 16, 24, 32]]
+    assert np.allclose(one.share, 0.25)
+
+
+def test_groups_even_out_what_whole_heads_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long sequences and one that is short: with a split of heads each, GPUs differ by less."""
+    monkeypatch.setattr(Totals, "repack", lambda *_: None)  # repacking is booked as attention: the compute lane does it
+    cost = small(1, 4)
+    sizes = np.array([24_000, 20_000, 16_000, 9_000, 3_000])
+    spread = {}
+    for most in (1, 3):
+        (plan,) = own(cost, groups=most).plan(Batch(sizes, 0, 0))
+        verify_step(Batch(sizes, 0, 0), (plan,), cost)
+        result = Simulated(cost).step(Batch(sizes, 0, 0), (plan,))
+        spread[most] = np.ptp(np.add(result.attention_seconds, result.linear_seconds))
+    assert spread[3] < 0.5 * spread[1]
+
+
+def test_forward_and_backward_are_cut_in_chunks_of_their_own() -> None:
+    """A call starts more kernels in the backward, so there are no more of them; every head is attended to in both."""
+    batch, cost = Batch(np.array([60_000, 9_000, 7_000, 500]), 0, 0), small(2, 4)
+    (plan,) = own(cost).plan(batch)
+    verify_step(batch, (plan,), cost)
+    calls = [int((ops.kind == ATTEND).sum()) for ops in (plan.forward, plan.backward)]
+    assert calls[0] > calls[1] > 0
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_evened_nodes_get_the_seconds_that_they_lack(alike: bool) -> None:
+    """Node 0 has half as much to do as was thought: it gets more of both, and every token stays in one row."""
+    cost, sizes = small(2, 4), np.array([60_000, 40_000])
+    rates, attention = Rates.of(cost), attention_seconds(sizes, cost)
+    bins = Bins(2, 10**9, 4, rates.across, rates.repack)
+    (one,) = placements(sizes, attention, rates, bins, [Rule(2, even=True)])
+    busy = one.linear + one.busy
+    new = evened(one, sizes, attention, rates, bins, busy * [0.5, 1.0], alike, False)
+    assert new is not None
+    load = (new.linear + new.busy) * [0.5, 1.0]
+    assert np.ptp(load) < 0.5 * np.ptp(busy * [0.5, 1.0])
+    for seq, size in enumerate(sizes.tolist()):
+        rows = new.rows[new.rows[:, 0] == seq]
+        pieces = sorted((a, b) for row in rows.tolist() for a, b in (row[2:4], row[4:6]) if b > a)
+        assert pieces[0][0] == 0
+        assert pieces[-1][1] == size
+        assert all(left[1] == right[0] for left, right in pairwise(pieces))
+
+
+def test_evened_again_and_again_no_token_is_lost() -> None:
+    """Rows whose pieces are at either end of what is left, in any order, whatever nodes were found to take."""
+    cost, sizes, moved = small(4, 4), np.array([90_000, 70_000, 30_000]), 0
+    rates, attention = Rates.of(cost), attention_seconds(sizes, cost)
+    bins = Bins(4, 10**9, 4, rates.across, rates.repack)
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        (one,) = placements(sizes, attention, rates, bins, [Rule(3, first=True, back=float(rng.choice([0.0, 0.9])))])
+        for alike in (False, True, False, True):
+            busy = (one.linear + one.busy) * rng.uniform(0.7, 1.3, 4)
+            new = evened(one, sizes, attention, rates, bins, busy, alike, bool(seed % 2))
+            one, moved = (one, moved) if new is None else (new, moved + 1)
+            for seq in np.unique(one.rows[:, 0]):
+                rows = one.rows[one.rows[:, 0] == seq]
+                pieces = sorted((a, b) for row in rows.tolist() for a, b in (row[2:4], row[4:6]) if b > a)
+                assert (pieces[0][0], pieces[-1][1]) == (0, sizes[seq])
+                assert all(left[1] == right[0] for left, right in pairwise(pieces))
+    assert moved > 20
+
+
+def test_nodes_that_take_as_long_stay_as_they_are() -> None:
+    cost, sizes = small(2, 4), np.array([2**16])
+    rates = Rates.of(cost)
+    bins = Bins(2, 10**9, 4, rates.across, rates.repack)
+    attention = attention_seconds(sizes, cost)
+    (one,) = placements(sizes, attention, rates, bins, [Rule(1, even=True)])
+    assert evened(one, sizes, attention, rates, bins, np.ones(2), False, True) is None
+
+
+def test_ahead_of_zeppelin() -> None:
+    """On batches with sequences of very different lengths; by how much on real workloads is docs/planner.md's."""
+    cost = small(4, 4)
+    ratios = []
+    for batch in batches(6, most=24):
+        seconds = [Simulated(cost).step(batch, make.plan(batch)).seconds for make in (Zeppelin(cost), Nodewise(cost))]
+        ratios.append(seconds[0] / seconds[1])
+    assert min(ratios) > 1
+    assert np.exp(np.mean(np.log(ratios))) > 1.1
+
+
+# -- nodes that stay uneven -------------------------------------------------------------------------
+def test_fuller_nodes_are_fewer_and_share_a_sequence_evenly() -> None:
+    """One long sequence and short ones on eight nodes: it is on all of them, on four, on two, on one."""
+    cost, sizes = small(8, 2), np.array([65_536, *[64] * 8])
+    rates = Rates.of(cost)
+    bins, spans = Bins(8, 10**9, 2, rates.across, rates.repack), []
+    for full in (1.0, 2.0, 4.0, 8.0):
+        (one,) = placements(sizes, attention_seconds(sizes, cost), rates, bins, [Rule(1, full=full)])
+        tokens = np.array([row_tokens(row) for row in one.rows])
+        spans.append(max(len(tokens), 1))
+        if full > 1 and len(tokens):
+            assert tokens.max() < 1.02 * tokens.min()
+    assert spans == [8, 4, 2, 1]
+
+
+def test_nodes_are_not_filled_beyond_their_memory() -> None:
+    cost, sizes = small(4, 2), np.array([40_000, *[64] * 8])
+    rates = Rates.of(cost)
+    for capacity, fits in ((30_000, True), (15_000, False)):
+        bins = Bins(4, capacity, 2, rates.across, rates.repack)
+        found = placements(sizes, attention_seconds(sizes, cost), rates, bins, [Rule(1, full=2.0)])
+        assert len(found) == fits
+
+
+def test_an_estimate_knows_what_parameters_take_of_nics() -> None:
+    """Where they take nothing it is that of the layers; where they take all, that and keys, in either direction."""
+    cost, sizes = small(4, 2), np.array([40_000, *[64] * 8])
+    rates = Rates.of(cost)
+    bins = Bins(4, 10**9, 2, rates.across, rates.repack)
+    found = []
+    for taken in (np.zeros(2), np.array([1.0, 3.0])):
+        (one,) = placements(sizes, attention_seconds(sizes, cost), replace(rates, taken=taken), bins, [Rule(1)])
+        found.append(one)
+    assert found[0].seconds == found[0].layer == found[1].layer
+    late = 4.0 + 2 * found[1].way.max() - 1.1 * found[1].passes.sum()
+    assert found[1].seconds == pytest.approx(found[1].layer + late)
+
+
+def test_of_equal_estimates_the_one_that_needs_nics_least_is_played_too() -> None:
+    """Two channels of a NIC, of which one peer has one: with half the NICs estimates are no longer equal."""
+    cost = small(4, 4)
+    cost = replace(cost, cluster=replace(cost.cluster, nic_channels=2, nics_per_node=4, nic_bandwidth=5e9))
+    batch = Batch(np.minimum(np.random.default_rng(5).lognormal(8, 1.5, 40).astype(np.int64) + 1, 65_536), 0, 0)
+    with_it, without = (
+        Simulated(cost).step(batch, own(cost, careful=kind).plan(batch)).seconds for kind in (True, False)
+    )
+    assert with_it <= without

@@ -1,0 +1,144 @@
+"""nodewise among simpler systems: as fast as the fastest of them on narrow networks; more network never hurts."""
+
+from dataclasses import replace
+from itertools import pairwise, permutations, product
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.oracles import H100, small
+from zbench import CONF
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.interfaces.protocols import System
+from zbench.plans.pipelines import Pipelines
+from zbench.run.parts import make_cost
+from zbench.simulator.simulate import Simulated
+from zbench.systems.flexsp.planner import FlexSP
+from zbench.systems.hydraulis.planner import Hydraulis
+from zbench.systems.nodewise import rivals as nodewise_rivals
+from zbench.systems.nodewise.planner import Nodewise
+from zbench.systems.nodewise.rivals import FAR, MOST_RANKS, NEAR, SHARING, Rivals
+from zbench.systems.zeppelin.planner import Zeppelin
+
+
+@pytest.fixture(scope="module")
+def wide() -> Cost:
+    """Four nodes of 8 H100 with a NIC of 400 Gbit/s each, llama_7b."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", ["cluster=h100_4x8"])
+    cluster, model = (instantiate(config[name], _convert_="all") for name in ("cluster", "model"))
+    return make_cost(cluster, model)
+
+
+def network(cost: Cost, nodes: int, nics: int, gbit: int) -> Cost:
+    changed = {"num_nodes": nodes, "nics_per_node": nics, "nic_bandwidth": gbit / 8 * 1e9}
+    cluster = replace(cost.cluster, **changed, nic_channels=2 if gbit > 200 else 1)
+    return replace(cost, cluster=cluster)
+
+
+def drawn(cost: Cost, seed: int) -> Batch:
+    """Half of it sequences of 64K tokens, the rest short ones, 4,096 tokens a GPU."""
+    rng = np.random.default_rng(seed)
+    left = 4096 * cost.cluster.num_ranks
+    lengths = [65_536] * (left // 2 // 65_536)
+    left -= sum(lengths)
+    while left:
+        lengths.append(min(left, int(rng.lognormal(7, 1.2)) + 1))
+        left -= lengths[-1]
+    return Batch(np.array(lengths, np.int64), seed, 0)
+
+
+def seconds(system: System, batch: Batch, cost: Cost) -> float:
+    return Simulated(cost).step(batch, system.plan(batch)).seconds
+
+
+@pytest.mark.parametrize(("nodes", "nics", "gbit"), [(2, 2, 100), (2, 2, 200), (4, 2, 100), (4, 4, 200)])
+def test_no_simpler_system_is_faster_on_a_narrow_network(wide: Cost, nodes: int, nics: int, gbit: int) -> None:
+    cost = network(wide, nodes, nics, gbit)
+    batch = drawn(cost, seed=nodes)
+    alone = seconds(Nodewise(cost, rivals=False), batch, cost)
+    simpler = {type(one).__name__: seconds(one, batch, cost) for one in Rivals(cost).asked(0.0, 0.0)}
+    assert len(simpler) == 5  # two of them meshes
+    mine = seconds(Nodewise(cost), batch, cost)
+    assert mine == min(alone, *simpler.values())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_uneven_nodes_are_sooner_done_where_parameters_fill_the_nics(wide: Cost, seed: int) -> None:
+    """Its own plans, without those of other systems: near what it takes from these, and far ahead of even nodes."""
+    cost = network(wide, 4, 2, 100)
+    batch = drawn(cost, seed)
+    own, even = (seconds(Nodewise(cost, rivals=False, uneven=kind), batch, cost) for kind in (True, False))
+    best = min(seconds(one, batch, cost) for one in (FlexSP(cost), Zeppelin(cost)))
+    assert own < 0.8 * even
+    assert own < 1.02 * best
+
+
+def test_pipelines_are_taken_where_gathers_cost_most(wide: Cost) -> None:
+    cost = network(wide, 2, 2, 100)
+    batch = Batch(np.full(128, 512), 0, 0)
+    plans = Nodewise(cost).plan(batch)
+    assert plans[0].pipelines is not None
+    assert Simulated(cost).step(batch, plans).seconds < 0.9 * seconds(Nodewise(cost, rivals=False), batch, cost)
+    assert Nodewise(replace(cost, pipelines=False)).plan(batch)[0].pipelines is None
+
+
+def test_pipelines_pay_for_changes_of_layout(wide: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of several kinds in every step; others have to be clearly faster."""
+    cost = network(wide, 2, 2, 160)
+    batch, made = Batch(np.array([32_768, *[1024] * 32]), 0, 0), Rivals(cost, {"x": Hydraulis(cost, schemes=[[8, 1]])})
+    own, pipelines = Nodewise(cost, rivals=False).plan(batch), made.made["x"].plan(batch)
+    executor = Simulated(cost)
+    mine, changed = executor.step(batch, own).seconds, executor.step(batch, pipelines)
+    assert changed.seconds - changed.phases["switch"] < mine < changed.seconds
+    monkeypatch.setattr(Rivals, "asked", lambda self, near, kept: iter(self.made.values()))
+    for clearly, taken in ((1.0, True), (0.5, False)):
+        monkeypatch.setattr(nodewise_rivals, "CLEARLY", clearly)
+        assert (made.fastest(own, batch)[0].pipelines is not None) == taken
+    kinds = Pipelines(np.array([0, 8]), np.array([8, 4]), np.array([1, 2]))
+    assert nodewise_rivals._priced((pipelines[0].with_(pipelines=kinds),), changed) == changed.seconds
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_more_network_is_never_slower(wide: Cost, seed: int) -> None:
+    """By more than 1 %: every plan of the narrower network could be had on the wider one."""
+    networks = [network(wide, 4, nics, gbit) for nics, gbit in ((2, 100), (2, 200), (4, 200), (8, 200), (8, 400))]
+    taken = [seconds(Nodewise(cost), drawn(cost, seed), cost) for cost in networks]
+    assert all(later <= 1.01 * earlier for earlier, later in pairwise(taken)), taken
+
+
+@settings(max_examples=12)
+@given(st.integers(0, 10**6), st.sampled_from(("zero1", "zero3")), st.sampled_from((1.0, 1.5, 2.0)))
+def test_more_nics_or_bandwidth_never_make_it_slower(seed: int, sharding: str, tail: float) -> None:
+    """By more than 1 %, whatever the lengths, on four nodes of four GPUs."""
+    base = small(4, 4, H100)
+    base = replace(base, model=replace(base.model, num_layers=8, sharding=sharding))
+    tokens = np.random.default_rng(seed).lognormal(7.5, tail, 40).astype(np.int64) + 1
+    batch, found = Batch(np.minimum(tokens, 65_536), 0, 0), {}
+    for nics, gbit in product((1, 2, 4), (100, 400)):
+        cost = replace(base, cluster=replace(base.cluster, nics_per_node=nics, nic_bandwidth=gbit / 8 * 1e9))
+        found[nics, gbit] = seconds(Nodewise(cost), batch, cost)
+    for less, more in permutations(found, 2):
+        if less[0] <= more[0] and less[1] <= more[1]:
+            assert found[more] <= 1.01 * found[less], (less, more)
+
+
+def test_near_the_ceiling_and_on_many_ranks_nobody_else_plans(wide: Cost, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Rivals(wide).asked
+    assert [len(list(asked(near, 1.0))) for near in (1.0, NEAR, NEAR - 0.01, FAR, FAR - 0.01)] == [0, 0, 1, 1, 5]
+    assert [len(list(asked(1.0, kept))) for kept in (SHARING, SHARING - 0.01)] == [0, 1]
+    assert not list(Rivals(replace(wide, pipelines=False)).asked(1.0, 0.0))
+    many = network(wide, MOST_RANKS // 8 + 1, 8, 400)
+    monkeypatch.setattr(Rivals, "asked", lambda *_: pytest.fail("rivals were asked"))
+    batch = Batch(np.full(many.cluster.num_ranks, 512, np.int64), 0, 0)
+    assert Nodewise(many).plan(batch)
+
+
+def test_rivals_are_made_once(wide: Cost) -> None:
+    rivals = Rivals(wide)
+    assert [one is other for one, other in zip(rivals.asked(0, 0), rivals.asked(0, 0), strict=True)] == [True] * 6

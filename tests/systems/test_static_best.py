@@ -1,0 +1,184 @@
+"""static_best: what it chooses, from what, and that the choice is kept, recorded and replayed."""
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+
+from tests.helpers.oracles import small
+from zbench import CONF, __main__
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.model import Model
+from zbench.interfaces import study
+from zbench.interfaces.study import Choice, Study
+from zbench.proof.verify import verify_step
+from zbench.record.record import read
+from zbench.record.rows import rows
+from zbench.run.chosen import SEED, kept, settled
+from zbench.run.parts import Parts, Settings, make_cost
+from zbench.run.replay import Replay
+from zbench.simulator.simulate import Simulated
+from zbench.systems.mesh import Mesh
+from zbench.systems.static_best import search as static_best_search
+from zbench.systems.static_best.planner import StaticBest
+from zbench.systems.static_best.search import Candidate, divisors, layouts, search
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Fewer batches than for a run, and a cache of its own."""
+    monkeypatch.setattr(study, "DRAWN", 60)
+    monkeypatch.setattr(study, "PLAYED", 4)
+    monkeypatch.setattr(static_best_search, "ROUNDS", ((2, 8), (4, 3)))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def study_of(cost: Cost, *longest: int, trains: bool = False) -> Study:
+    """Batches of sixteen sequences, the longest of which is one of `longest`."""
+
+    def batch(number: int) -> Batch:
+        rest = np.random.default_rng(number).integers(32, 256, 15)
+        return Batch(np.append(rest, longest[number % len(longest)]), 0, number)
+
+    return Study(cost.cluster, cost.model, batch, lambda model: make_cost(cost.cluster, model), trains)
+
+
+def test_the_choice_is_the_fastest_of_all_that_fit() -> None:
+    """Against every candidate, played on all batches: few batches first lose nothing here."""
+    cost = small(2, 2, memory=12e9)
+    study = study_of(cost, 4096, 700)
+    choice = search(study, (), "balanced")
+    drawn = sorted((study.batch(number) for number in range(60)), key=lambda batch: int(batch.lengths.max()))
+    batches = [drawn[(2 * i + 1) * 60 // 8] for i in range(4)]
+
+    def seconds(model: Model, mesh: Mesh) -> float:
+        return Candidate(model, mesh).seconds(batches)
+
+    model = replace(cost.model, **choice.model)
+    mine = seconds(model, Mesh(make_cost(cost.cluster, model), **choice.keys))
+    every = [
+        seconds(model, Mesh(laid, method, degree, "balanced"))
+        for model, laid in layouts(study, ())
+        for method in ("ring", "allgather", "ulysses")
+        for degree in divisors(laid.cluster.num_ranks)
+    ]
+    assert len(every) > 10
+    assert mine <= min(every) * (1 + 1e-9)
+
+
+def test_what_does_not_fit_is_not_chosen() -> None:
+    """The longest sequence of one batch in a thousand needs several ranks; short ones alone need one."""
+    cost = small(2, 2, memory=20e9)
+    wide = search(study_of(cost, 40_000, 300), (), "balanced")
+    model = replace(cost.model, **wide.model)
+    hard, laid = study_of(cost, 40_000).batch(0), make_cost(cost.cluster, model)
+    assert not Simulated(laid).step(hard, Mesh(laid, **wide.keys).plan(hard)).out_of_memory
+    assert wide.keys["degree"] * wide.model["tensor_parallel"] * wide.model["pipeline_parallel"] > 1
+
+
+def test_nothing_that_fits_is_one_sentence() -> None:
+    with pytest.raises(
+        ValueError, match=r"^model is .*; no static configuration on 4 GPUs has room for a sequence of "
+    ):
+        search(study_of(small(2, 2, memory=1e9), 3_000_000), (), "balanced")
+
+
+def test_what_is_not_free_stays_the_runs() -> None:
+    cost = small(2, 2)
+    stays = search(study_of(cost, 2000), (), "balanced").model
+    assert (stays["sharding"], stays["recompute"]) == (cost.model.sharding, cost.model.recompute)
+    freed = {model.sharding for model, _ in layouts(study_of(cost, 2000), ("sharding",))}
+    assert freed == {"none", "zero1", "zero3"}
+
+
+def test_what_trains_keeps_its_model() -> None:
+    cost = small(2, 2)
+    study = study_of(cost, 2000, trains=True)
+    assert [model for model, _ in layouts(study, ("sharding", "recompute"))] == [cost.model]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("free", ["loss"], r"system.free is \['loss'\]; it takes"),
+        ("batching", "lpt", "system.batching is 'lpt'; it takes"),
+    ],
+)
+def test_a_bad_key_is_one_sentence(key: str, value: object, told: str) -> None:
+    with pytest.raises(ValueError, match=f"^{told}"):
+        StaticBest(small(2, 2), **{key: value})  # type: ignore[arg-type]
+
+
+def test_a_choice_is_kept_and_a_broken_file_is_made_anew(tmp_path: Path) -> None:
+    made: list[Choice] = []
+
+    def choose() -> Choice:
+        made.append(Choice({"tensor_parallel": 1}, {"degree": len(made)}, "words"))
+        return made[-1]
+
+    assert kept("one", choose) == kept("one", choose) == made[0]
+    (path,) = (tmp_path / "cache/zbench/choices").iterdir()
+    assert json.loads(path.read_text()) == asdict(made[0])
+    path.write_text("{")
+    assert kept("one", choose) == made[1]
+
+
+def composed(*words: str) -> tuple[Parts, dict[str, object]]:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", ["tracker=none", "system=static_best", "cluster=a800_2x8", "model=llama_3b", *words])
+    return Parts.of(config, Settings.of(config)), config
+
+
+def test_the_run_plans_with_the_choice_and_none_of_its_batches_was_looked_at() -> None:
+    parts, config = composed("workload=wikipedia")
+    seen: list[str] = []
+    choose = StaticBest.choose
+
+    def spied(self: StaticBest, study: Study) -> Choice:
+        seen.extend(study.batch(number).digest for number in range(20))
+        return choose(self, study)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StaticBest, "choose", spied)
+        made = settled(config, parts)
+    assert made.choice is not None
+    assert isinstance(made.system, Mesh)
+    assert not {parts.batch(step).digest for step in range(20)} & set(seen)
+    batch = parts.batch(0)
+    verify_step(batch, made.system.plan(batch), made.parts.cost)
+
+
+def test_a_run_of_the_studys_seed_is_shown_other_batches() -> None:
+    parts, config = composed("workload=wikipedia", f"seed={SEED}")
+    shown: list[Batch] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StaticBest, "choose", lambda _, study: Choice({}, {}, shown.append(study.batch(0)) or ""))
+        settled(config, parts)
+    assert shown[0].digest != parts.batch(0).digest
+
+
+def test_a_recorded_run_is_replayed_with_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with groups of two GPUs, where the model is another than the configured one."""
+    layout = {"tensor_parallel": 2, "pipeline_parallel": 1, "sharding": "zero3", "recompute": "none"}
+    keys = {"method": "ring", "degree": 4, "batching": "balanced", "pack_tokens": 9000}
+    monkeypatch.setattr(StaticBest, "choose", lambda self, study: Choice(layout, keys, "two by four"))
+    monkeypatch.chdir(tmp_path)
+    words = ["system=zeppelin", "baseline=static_best", "cluster=a800_2x8", "model=llama_3b", "tokens_per_gpu=1024"]
+    monkeypatch.setattr(sys, "argv", ["zbench", *words, "tracker=none", "steps=2", "out=r.jsonl"])
+    assert __main__.main() == 0
+    theirs, mine = read("r.jsonl")[0]
+    assert theirs.start["chosen"] == {"model": layout, "keys": keys, "words": "two by four"}
+    assert (theirs.start["facts"]["tensor_parallel"], mine.start["facts"]["tensor_parallel"]) == (2, 1)
+    assert rows([theirs, mine])[1]["speedup"] == pytest.approx(
+        sum(step["seconds"] for step in theirs.steps) / sum(step["seconds"] for step in mine.steps)
+    )
+    monkeypatch.setattr(StaticBest, "choose", lambda *_: pytest.fail("the record has the choice"))
+    replay = Replay.of(theirs)
+    for line in theirs.steps:
+        batch, plans = replay.step(line)
+        assert Simulated(replay.cost).step(batch, plans).seconds == line["seconds"]

@@ -1,0 +1,170 @@
+"""The conformance suite: what every system in conf/system owes, whatever it does.
+
+A new yaml there is picked up by itself, and so is a model or a cluster. tests/plans/test_exact.py adds that outputs and
+gradients are right; python -m zbench.correctness matrix tries all combinations, of which here are enough to have every
+pair.
+"""
+
+from dataclasses import asdict, replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.strategies import batches, costs
+from tests.helpers.variants import SYSTEMS, VARIANTS, Variant
+from zbench.correctness.combinations import GROUPS, Combination, Combinations, choices
+from zbench.correctness.cover import pairwise_cover
+from zbench.correctness.reference.byte_law import Bytes, step_bytes
+from zbench.correctness.reference.judge import charged_bytes
+from zbench.correctness.step_check import same_plan, step_faults
+from zbench.cost.collective import GRADIENT_BYTES, nic_bytes
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.interfaces.protocols import System
+from zbench.plans.plan import TRANSFER
+from zbench.proof.verify import verify_step
+from zbench.simulator.simulate import Simulated
+
+every_system = pytest.mark.parametrize("which", SYSTEMS, ids=str)
+every_variant = pytest.mark.parametrize("which", VARIANTS, ids=str)
+
+
+def drawn(
+    data: st.DataObject, which: Variant, most: int = 30_000, nodes: int = 4, gpus: int = 8
+) -> tuple[Cost, Batch, System]:
+    cost = data.draw(costs(nodes, gpus))
+    return cost, data.draw(batches(most, 20)), which.make(cost)
+
+
+@every_variant
+@given(st.data())
+def test_plans_are_correct_and_own_every_token_once(which: Variant, data: st.DataObject) -> None:
+    cost, batch, system = drawn(data, which)
+    plans = system.plan(batch)
+    assert isinstance(plans, tuple)
+    verify_step(batch, plans, cost)
+    assert sum(int(plan.tokens_per_rank.sum()) for plan in plans) == batch.num_tokens
+    for plan in plans:
+        assert plan.num_ranks == cost.cluster.num_ranks
+        assert plan.num_heads == cost.model.num_heads
+
+
+@every_system
+@given(st.data())
+def test_plans_are_a_pure_function_of_the_batch(which: Variant, data: st.DataObject) -> None:
+    """Neither what was planned before, nor the step's number, nor writing to the batch changes a plan."""
+    cost, batch, system = drawn(data, which)
+    first = system.plan(batch)
+    before = batch.lengths.copy()
+    other = data.draw(batches(30_000, 20))
+    system.plan(other)
+    again = system.plan(Batch(batch.lengths, seed=batch.seed + 1, step=batch.step + 1))
+    fresh = which.make(cost).plan(batch)
+    assert len(first) == len(again) == len(fresh)
+    assert all(same_plan(a, b) and same_plan(a, c) for a, b, c in zip(first, again, fresh, strict=True))
+    assert np.array_equal(before, batch.lengths)
+
+
+@every_system
+@given(st.data())
+def test_a_step_is_sound_and_repeats_itself(which: Variant, data: st.DataObject) -> None:
+    cost, batch, system = drawn(data, which)
+    plans = system.plan(batch)
+    result = Simulated(cost).step(batch, plans)
+    assert asdict(result) == asdict(Simulated(cost).step(batch, system.plan(batch)))
+    assert list(step_faults(result, cost)) == []
+
+
+@every_variant
+@given(st.data())
+def test_bytes_are_those_of_the_plan_s_transfers(which: Variant, data: st.DataObject) -> None:
+    """By the law of bytes: of every NIC and port, in and out; parameters and gradients are NICs' even share."""
+    cost, batch, system = drawn(data, which, most=2000)
+    model = cost.model
+    plans = system.plan(batch)
+    law = step_bytes(plans, cost)
+    if plans[0].pipelines is not None:  # tests/simulator/test_pipelined.py counts what goes between their ranks
+        assert not any(getattr(law, name).any() for name in Bytes.__dataclass_fields__)
+        return
+    result = Simulated(cost).step(batch, plans)
+    params = float(model.total_params)
+    rounds = len(plans) if model.sharding == "zero3" else 1
+    gathers, reductions = {"none": (0, 2), "zero1": (1, 1), "zero3": (2, 1)}[model.sharding]
+    shared = gathers * nic_bytes(cost, model.element_bytes * params)
+    shared = rounds * (shared + reductions * nic_bytes(cost, GRADIENT_BYTES * params))
+    assert result.nic_tx_bytes == (law.nic_tx + shared).tolist()
+    assert result.nic_rx_bytes == (law.nic_rx + shared).tolist()
+    assert result.nvlink_bytes == law.inside_tx.sum() == law.inside_rx.sum()
+    charged = charged_bytes(plans, cost)
+    for name in Bytes.__dataclass_fields__:
+        assert getattr(charged, name).tolist() == getattr(law, name).tolist()
+    if cost.cluster.num_nodes == 1:
+        assert set(result.nic_tx_bytes) == {0}
+
+
+@every_system
+@pytest.mark.parametrize("lengths", [[1], [7919], [3, 5, 7, 11, 13], [60_000, *[1] * 40], [512] * 30], ids=str)
+def test_named_batches(which: Variant, lengths: list[int], uneven: Cost) -> None:
+    """One token; a prime; shorter than the 15 ranks; one giant; all equal."""
+    batch = Batch(np.array(lengths), 0, 0)
+    plans = which.make(uneven).plan(batch)
+    verify_step(batch, plans, uneven)
+    assert Simulated(uneven).step(batch, plans).seconds > 0
+
+
+@every_system
+def test_one_rank_sends_nothing(which: Variant, uneven: Cost) -> None:
+    alone = replace(uneven, cluster=replace(uneven.cluster, num_nodes=1, gpus_per_node=1, nics_per_node=1))
+    batch = Batch(np.array([100, 7, 31]), 0, 0)
+    plans = which.make(alone).plan(batch)
+    verify_step(batch, plans, alone)
+    for plan in plans:
+        assert not (plan.forward.kind == TRANSFER).any()
+        assert not (plan.backward.kind == TRANSFER).any()
+    result = Simulated(alone).step(batch, plans)
+    assert result.communication_seconds == [0.0]
+    assert result.nic_tx_bytes == [0]
+
+
+@every_system
+@settings(max_examples=10)
+@given(st.data())
+def test_a_system_that_gains_a_faster_network_is_no_slower(which: Variant, data: st.DataObject) -> None:
+    """The same plans on a cluster whose links have no latency and a hundred times the rate.
+
+    Not exact: an earlier message can take a link from a more urgent one (Graham's anomaly).
+    """
+    cost, batch, system = drawn(data, which, most=3000, nodes=3, gpus=4)
+    plans = system.plan(batch)
+    cluster = cost.cluster
+    faster = replace(
+        cluster, nic_latency=0.0, nvlink_latency=0.0,
+        nic_bandwidth=100 * cluster.nic_bandwidth, nvlink_bandwidth=100 * cluster.nvlink_bandwidth,
+    )  # fmt: skip
+    slow = Simulated(cost).step(batch, plans).seconds
+    assert Simulated(replace(cost, cluster=faster)).step(batch, plans).seconds <= 1.02 * slow
+
+
+def test_the_suite_found_the_systems() -> None:
+    assert {"ring", "allgather", "ulysses"} <= {system.path.stem for system in SYSTEMS}
+
+
+@cache
+def conf() -> tuple[Combinations, list[Combination]]:
+    """What conf/ has, and combinations of it that have every pair of a system, a model and a cluster."""
+    combinations = Combinations(tokens_per_gpu=1024)
+    systems, models, clusters = map(choices, GROUPS)
+    return combinations, pairwise_cover(systems, models, clusters, combinations.can_be)
+
+
+@pytest.mark.parametrize("name", choices("system"))
+def test_every_model_and_every_cluster_of_conf(name: str) -> None:
+    combinations, cover = conf()
+    found = [combinations.check(one) for one in cover if one.system == name]
+    if all(one.skipped for one in found):
+        pytest.skip(f"{name} needs {found[0].skipped}, of the extra `peers`")
+    assert {str(one.combination): one.failures for one in found if one.failures} == {}
+    assert sum(one.fitting for one in found) > 0

@@ -1,0 +1,1 @@
+"""python -m zbench.compare: tables of recorded runs, and a gate against a baseline of them."""

@@ -1,0 +1,104 @@
+"""Markdown of rows: systems down, workloads across, one table for each of whatever else differs. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from zbench.describe.worlds import NOMINAL
+from zbench.record.words import told_settings, typed
+
+Row = Mapping[str, Any]
+
+# Figures a cell can hold: title, how its value is written.
+FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "speedup": ("speed-up over the baseline", "{:.2f}".format),
+    "mfu": ("MFU", "{:.1%}".format),
+    "bound_ratio": ("bound ratio (fastest possible / this)", "{:.2f}".format),
+    "ceiling_ratio": ("ceiling ratio (fastest possible with these gathers and reductions / this)", "{:.2f}".format),
+    "plan_seconds": ("planning time", lambda value: f"{value * 1e3:.1f} ms"),
+    "step_seconds": ("step", "{:.4g} s".format),
+    "tokens_per_second": ("tokens/s", "{:,.0f}".format),
+    "nic_utilization": ("NIC utilisation", "{:.1%}".format),
+    "nic_idle": ("share of time in which NICs are idle", "{:.1%}".format),
+    "invalid_steps": ("steps that do not count", "{:.0f}".format),
+    "exposed_communication": ("share of communication not hidden", "{:.1%}".format),
+    "imbalance": ("compute of the busiest rank over the mean", "{:.2f}".format),
+    "bubble": ("share of time in which other stages keep a GPU waiting", "{:.1%}".format),
+    "micro_batches": ("micro-batches a step", "{:.3g}".format),
+    "peak_bytes": ("memory of the fullest GPU", lambda value: f"{value / 2**30:.1f} GiB"),
+}
+_OTHERS = ("cluster", "model", "executor", "world", "planners", "mask", "tokens_per_gpu", "free", "seed", "baseline")
+_APART = ("steps_asked", "sources")  # told only where runs differ: then each has a table of its own
+
+
+def check_figures(names: Sequence[str]) -> None:
+    """Raises ValueError where one of `names` is no figure."""
+    for name in names:
+        if name not in FIGURES:
+            raise ValueError(f"--pivot is {name!r}; it takes figures separated by commas, of {', '.join(FIGURES)}")
+
+
+def pivot(found: Sequence[Row], names: Sequence[str]) -> str:
+    """Tables of the figures `names`, in the order of the rows; of several runs of a kind the last one counts. Runs of
+    other settings or sources are in tables of their own. Of other worlds than the nominal one, where that is there,
+    only the range of speed-ups is shown, beside the interval over batches.
+
+    A run without figures shows its verdict: out of memory (in how many steps), or how it ended, with what it
+    said below the table. A dash: there is no such run, or it lacks the figure.
+    """
+    worlds = list(dict.fromkeys(str(row["world"]) for row in found))
+    if NOMINAL in worlds:
+        found = [row for row in found if row["world"] == NOMINAL]
+    common = told_settings(found[0], [key for key in _OTHERS if len({str(row[key]) for row in found}) == 1])
+    differing = [key for key in (*_OTHERS, *_APART) if len({str(row[key]) for row in found}) > 1]
+    tables: dict[str, list[Row]] = {}
+    for row in found:
+        title = ", ".join(f"{key.removesuffix('_asked')} {typed(row[key])}" for key in differing)
+        tables.setdefault(title, []).append(row)
+    steps = " or ".join(map(str, sorted({row["steps_asked"] for row in found})))
+    head = [", ".join([f"{key} {typed(found[0][key])}" for key in common] + [f"{steps} steps"]) + "."]
+    head.append(f"Cells: {', '.join(FIGURES[name][0] for name in names)}.")
+    if any(simulated := [row["simulated"] for row in found]):
+        which = "" if all(simulated) else "Runs of executor simulated are "
+        head.append(f"{which}SIMULATED: nothing was measured on hardware.")
+    if "speedup" in names and any(row["speedup_told"] is False for row in found):
+        head.append("A speed-up with ?: too few steps to tell.")
+    if "speedup" in names and any(row["speedup_least"] is not None for row in found):
+        head.append(f"In brackets: (95 % interval over batches) [least - greatest over worlds {', '.join(worlds)}].")
+    parts = [" ".join(head)]
+    for title, members in tables.items():
+        parts += [f"**{title}**"] if title else []
+        parts += _table(members, names)
+    return "\n\n".join(parts)
+
+
+def _table(members: Sequence[Row], names: Sequence[str]) -> list[str]:
+    """The table, and a list of what failed, if anything did."""
+    last = {(str(row["system"]), str(row["workload"])): row for row in members}
+    systems, workloads = (list(dict.fromkeys(key[axis] for key in last)) for axis in (0, 1))
+    lines = ["| | " + " | ".join(workloads) + " |", "|---" * (len(workloads) + 1) + "|"]
+    for system in systems:
+        cells = [_cell(last.get((system, workload)), names) for workload in workloads]
+        lines.append(f"| {system} | " + " | ".join(cells) + " |")
+    failed = [f"- {' on '.join(key)}: {row['message']}" for key, row in last.items() if row["message"]]
+    return ["\n".join(lines), *(["\n".join(failed)] if failed else [])]
+
+
+def _cell(row: Row | None, names: Sequence[str]) -> str:
+    if row is None:
+        return "-"
+    if row["status"] != "finished":
+        return str(row["status"])
+    if row["verdict"]:
+        return f"out of memory in {row['steps_out_of_memory']} of {row['steps']}"
+    return ", ".join("-" if row[name] is None else FIGURES[name][1](row[name]) + _beside(row, name) for name in names)
+
+
+def _beside(row: Row, name: str) -> str:
+    """What stands behind a speed-up: a doubt; where there are other worlds, its interval and its range."""
+    if name != "speedup":
+        return ""
+    doubt = " ?" if row["speedup_told"] is False else ""
+    if row["speedup_least"] is None:
+        return doubt
+    interval = "" if row["speedup_low"] is None else f" ({row['speedup_low']:.2f} - {row['speedup_high']:.2f})"
+    return f"{doubt}{interval} [{row['speedup_least']:.2f} - {row['speedup_greatest']:.2f}]"

@@ -1,0 +1,1 @@
+"""What commands share: options, signals, sentences for mistakes, tables, progress."""

@@ -1,0 +1,76 @@
+"""The frame of every command (python -m zbench.NAME): options, signals, streams, sentences for mistakes. An edge.
+
+    with loading(__name__):
+        import numpy as np  # and all else that takes a while
+
+    def main() -> int:
+        return ran(_main, "what a stop leaves, in words")
+
+    if __name__ == "__main__":
+        sys.exit(main())
+
+Exit codes: that of the work; 1 it failed; 2 bad input; 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP. An error
+of the program's own, or any with HYDRA_FULL_ERROR=1, shows its traceback. Imports nothing that takes a while.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+from zbench.console.elastic import tell
+from zbench.console.signals import exit_code, leave_at_once, raised, stop_in
+from zbench.console.streams import finish, prepare
+
+FULL = "HYDRA_FULL_ERROR"  # in the environment: 1 shows tracebacks of errors that a sentence tells
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells a mistake in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (see --help)")
+
+
+@contextlib.contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Frames the imports of a command, and makes its process ready for any signal, and any standard output and error.
+
+    Does nothing where the command's module is itself imported (name is not "__main__").
+    """
+    if name == "__main__":
+        leave_at_once()
+        prepare()
+    yield
+
+
+def ran(work: Callable[[], int], stopped: str | Callable[[], str]) -> int:
+    """What work() returns; else the exit code of what went wrong, which is told. stopped: what a stop has left."""
+    try:
+        with raised():
+            try:
+                code = work()
+            except SystemExit:  # --help
+                finish()
+                raise
+            finish()
+            return code
+    except (Exception, KeyboardInterrupt) as error:
+        if stop := stop_in(error):
+            say(f"stopped; {stopped if isinstance(stopped, str) else stopped()}")
+            return exit_code(stop)
+        from zbench.console.sentence import sentence
+
+        told = None if os.environ.get(FULL) == "1" else sentence(error)
+        if told is None:
+            raise
+        say(told[0])
+        return told[1]
+
+
+def say(words: str) -> None:
+    """Tells the user, and torchrun, which prints it last."""
+    print(f"zbench: {words}", file=sys.stderr, flush=True)
+    tell(os.environ, words)

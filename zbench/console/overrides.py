@@ -1,0 +1,82 @@
+"""Settings of the command line that hydra cannot read or reads as something else, told in a sentence. Pure.
+
+Its grammar keeps ( ) [ ] { } , = and quotes for itself, so a value with one of them has to be quoted for hydra, and
+that for the shell again: "out='runs(1).jsonl'".
+"""
+
+import re
+from collections.abc import Iterable
+
+BASELINE_KEYS = "baseline_system"  # what a run changes of its baseline's yaml
+_KEY = re.compile(r"[+~]*[A-Za-z_][\w./@:-]*")
+
+
+def unreadable(override: str) -> str:
+    """What to tell about a setting that the grammar refuses."""
+    override = typed(override)
+    key, equals, value = override.partition("=")
+    if not equals or not _KEY.fullmatch(key):
+        return f"{override!r} cannot be read; settings are written key=value"
+    example = quoted(key, value)
+    if value.endswith(",") and re.fullmatch(r"[\w.,-]+", value):
+        return f"{override!r} cannot be read; several values are written as in -m {key}=1,2, without a comma at the end"
+    if value.startswith(("[", "{")):
+        return f"{override!r} cannot be read; lists are written {key}=[a,b], and text with brackets as in {example}"
+    if value.count("'") % 2 or value.count('"') % 2:
+        return f"{override!r} cannot be read; a quote is not closed, or has to be quoted itself: {example}"
+    return f"{override!r} cannot be read; a value with such characters has to be quoted, as in {example}"
+
+
+def several(argument: str) -> str:
+    """What to tell about a setting with commas in a command that is no sweep."""
+    argument = typed(argument)
+    key, _, value = argument.partition("=")
+    is_words = re.fullmatch(r"[\w,-]+", value) is not None  # choices or numbers; anything else may be a file's name
+    comma = "" if is_words else f", or quote a value that has commas: {quoted(key, value)}"
+    return f"{argument} names several values; add -m to run each of them in turn{comma}"
+
+
+def added(argument: str) -> str:
+    """The same setting as hydra takes it, where it is a key of the baseline's system.
+
+    Which keys that has is known when it is composed, apart from the run's own (zbench.run.request); the configuration's
+    own baseline_system is empty, and hydra sets no key that is not there unless it is told to add it.
+    """
+    return f"++{argument}" if re.match(rf"{BASELINE_KEYS}[.=]", argument) else argument
+
+
+def typed(argument: str) -> str:
+    """A setting as the user typed it, of what `added` made of it."""
+    return argument.removeprefix("++") if argument.startswith(f"++{BASELINE_KEYS}") else argument
+
+
+def check_choices(overrides: Iterable[str], groups: Iterable[str]) -> None:
+    """Refuses a list or keys for a group: hydra would put members one over another, which is no run of any of them.
+
+    Raises:
+        ValueError: one of `overrides` (as written on the command line) gives a list or keys to one of `groups`, or to a
+            group inside one of them, as cluster/device is.
+    """
+    groups = set(groups)
+    for override in overrides:
+        key, _, value = override.partition("=")
+        name, value = key.lstrip("+").partition("@")[0], value.strip()
+        if "/" not in name and name not in groups:
+            continue
+        if value.startswith("{"):
+            raise ValueError(f"{name} is {value}; it takes the name of one of its choices (see --help)")
+        if value.startswith("["):
+            members = [part.strip() for part in value.strip("[]").split(",")]
+            several = f"-m {name}={','.join(members)} runs each of them in turn"
+            one = f"as in {name}={members[0]}"  # an experiment may be a sweep itself, and is not swept over
+            raise ValueError(
+                f"{name} is {value}, a list; it takes one name, {one if name == 'experiment' else f'and {several}'}"
+            )
+
+
+def quoted(key: str, value: str) -> str:
+    """A setting as it is typed in a shell, so that hydra takes all of `value` as one text."""
+    mark = '"' if "'" in value and '"' not in value else "'"
+    inner = value.replace(mark, f"\\{mark}")
+    text = re.sub(r'([\\"$`])', r"\\\1", f"{key}={mark}{inner}{mark}")
+    return f'"{text}"'

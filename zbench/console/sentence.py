@@ -1,0 +1,159 @@
+"""Errors of the user's making, told in one sentence. Knows what hydra and omegaconf raise; an edge."""
+
+import difflib
+import errno
+import re
+from collections.abc import Iterable
+from dataclasses import fields
+
+from hydra.errors import (
+    CompactHydraException,
+    HydraException,
+    InstantiationException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationResolutionError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
+
+from zbench.console.overrides import several, unreadable
+from zbench.describe.cluster import Cluster, Device
+from zbench.describe.links import Domain
+from zbench.describe.model import Model
+from zbench.describe.worlds import World
+from zbench.record.writer import RecordError
+
+BAD_INPUT, FAILED = 2, 1
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # a file that is named rightly and cannot be written for all that
+# Descriptions whose yamls leave out what is as usual, by their place in the configuration.
+_DESCRIBED = {
+    "cluster": Cluster, "cluster.device": Device, "cluster.domains": Domain, "model": Model, "world": World,
+}  # fmt: skip
+# whose errors are of what parts made, not of what was asked for
+_OF_PLANS = ("zbench.run.contract", "zbench.proof.verify")
+
+
+def sentence(error: BaseException) -> tuple[str, int] | None:
+    """What to tell the user, and the exit code; None for an error that is the program's own: show its traceback."""
+    while isinstance(error, InstantiationException) and error.__cause__ is not None:
+        if isinstance(error.__cause__, (ImportError, AttributeError, TypeError)):  # hydra says of which target and key
+            return _target(error), BAD_INPUT
+        error = error.__cause__
+    if isinstance(error, RecordError) or type(error).__module__.startswith("zbench.runtime."):
+        return _line(str(error)), FAILED
+    if isinstance(error, MissingConfigException):
+        return _missing(error), BAD_INPUT
+    if isinstance(error, OverrideParseException):
+        return unreadable(error.override), BAD_INPUT
+    if isinstance(error, CompactHydraException) and isinstance(error.__cause__, OmegaConfBaseException):
+        return _unknown_key(error, error.__cause__) or _omegaconf(error.__cause__), BAD_INPUT
+    if isinstance(error, HydraException):
+        return _hydra(str(error)), BAD_INPUT
+    if isinstance(error, OmegaConfBaseException):
+        return _omegaconf(error), BAD_INPUT
+    if type(error).__module__.partition(".")[0] == "yaml":
+        return f"a yaml cannot be read: {_line(str(error))}", BAD_INPUT
+    if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
+        return "a group is null or a list; it takes the name of one of its choices (see --help)", BAD_INPUT
+    if isinstance(error, UnicodeDecodeError):
+        return f"a file that has to be text (UTF-8) is not: {_line(str(error))}", BAD_INPUT
+    if isinstance(error, ValueError):
+        return _line(str(error)), FAILED if type(error).__module__ in _OF_PLANS else BAD_INPUT
+    return _limit(error)
+
+
+def _limit(error: BaseException) -> tuple[str, int] | None:
+    """Errors in which the machine, or Python, met a limit: of a file, of memory, of a number, of nesting."""
+    if isinstance(error, OSError):
+        named = error.filename is not None and error.errno not in _DISK_FULL
+        told = f"{error.filename}: " if error.filename is not None else ""
+        return f"{told}{error.strerror or _line(str(error))}", BAD_INPUT if named else FAILED
+    if isinstance(error, MemoryError):
+        return f"this machine has too little memory for that: {_line(str(error)) or 'none is left'}", FAILED
+    if isinstance(error, OverflowError):
+        return f"a number is too large: {_line(str(error))}", BAD_INPUT
+    if isinstance(error, RecursionError):  # of readers of yaml, of JSON and of settings
+        return "something is nested too deeply to be read", BAD_INPUT
+    return None
+
+
+def not_among(field: str, value: str, options: Iterable[str]) -> str:
+    """'system is 'rign'; it takes one of allgather, ring (did you mean ring?)'"""
+    options = sorted(options)
+    close = difflib.get_close_matches(value, options, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return f"{field} is {value!r}; it takes one of {', '.join(options)}{hint}"
+
+
+def no_key(given: str, kind: str, known: Iterable[str], without: str = "there are none") -> str:
+    """'system.degre is not a key of system; did you mean degree?'
+
+    given: the dotted key. known: those there are. without: what is told where there are none.
+    """
+    names = [name for name in known if name not in ("hydra", "_target_")]
+    close = difflib.get_close_matches(given.rpartition(".")[2], names, n=1)
+    others = f"there are {', '.join(names)}" if names else without
+    return f"{given} is not {kind}; " + (f"did you mean {close[0]}?" if close else others)
+
+
+def _line(text: str) -> str:
+    """All of a message on one line."""
+    return " ".join(text.split())
+
+
+def _target(error: InstantiationException) -> str:
+    """A `_target_` that cannot be found, or that does not take what its yaml gives it."""
+    named = re.search(r"target '(.+?)'", str(error))
+    key = re.search(r"full_key: (\S+)", str(error))
+    reason = error.__cause__.__cause__ or error.__cause__ if error.__cause__ else error
+    where, what = key[1] if key else "a yaml", named[1] if named else "its _target_"
+    return f"{where}: {what} cannot be made: {_line(str(reason))} (its folder has to be on PYTHONPATH)"
+
+
+def _missing(error: MissingConfigException) -> str:
+    group, _, name = (error.missing_cfg_file or "").rpartition("/")
+    if not group:
+        return _line(str(error))
+    if not error.options:
+        return f"{group} is {name!r}; no such choice, and the group {group} has none"
+    return not_among(group, name, error.options)
+
+
+def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) -> str | None:
+    named = re.match(r"Could not override '(.+?)'", str(error))
+    if not named:
+        return None
+    parent, node = named[1].rpartition(".")[0], cause.parent_node
+    if named[1].rpartition(".")[2] in _optional(parent):
+        typed = re.search(r"use (\+\S.*)", str(error))
+        return f"{named[1]} is not set by its yaml; {typed[1] if typed else f'+{named[1]}=...'} adds it"
+    names = [str(name) for name in node] if node is not None else []
+    adding = f"its yaml has none, and +{named[1]}=... adds it"
+    return no_key(named[1], f"a key of {parent}" if parent else "a key", names, adding)
+
+
+def _optional(parent: str) -> set[str]:
+    """The keys that `parent` takes though its yaml may leave them out: those of its class."""
+    made = _DESCRIBED.get(re.sub(r"^(cluster\.domains)\..*", r"\1", parent))
+    return set() if made is None else {one.name for one in fields(made) if one.init}
+
+
+def _hydra(message: str) -> str:
+    if found := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", message):
+        return several(found[1])
+    return _line(message.split("\nTo append")[0])
+
+
+def _omegaconf(error: OmegaConfBaseException) -> str:
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key} has to be given, as in {error.full_key}=..."
+    if isinstance(error, InterpolationResolutionError):
+        return f"{error.full_key} refers to something that is not there: {_line(error.msg or str(error))}"
+    if isinstance(error, ConfigAttributeError | ConfigKeyError):
+        return f"{error.full_key} is missing from the configuration"
+    return _line(str(error))

@@ -1,0 +1,163 @@
+"""Judges a step's plans twice: by code that shares nothing with the verifier, and by the verifier. Pure: no torch.
+
+A step is wrong if a rule of its arrays is broken (zbench.correctness.reference.plain_rules), if attention's outputs or
+gradients are not those of dense attention (zbench.correctness.reference.interpreter), if its bytes are not those of the
+law (zbench.correctness.reference.byte_law), or if something that runs plans fails at it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from zbench.correctness.reference.byte_law import Bytes, layer_bytes, step_bytes
+from zbench.correctness.reference.interpreter import Broken, Results, Tensors, dense, execute
+from zbench.correctness.reference.plain_rules import check_plan, check_step
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.model import Model
+from zbench.plans.plan import Plan
+from zbench.proof.verify import PlanError, verify_step
+from zbench.runtime.program.compiler import Compiler
+from zbench.runtime.program.phases import batched
+from zbench.simulator.legs import Legs
+from zbench.simulator.simulate import Simulated, programs
+
+TOLERANCE = 1e-9  # relative; what is right is within 1e-12 (tests/plans/test_exact.py), a missing token far outside
+Plans = tuple[Plan, ...]
+Verifier = Callable[[Batch, Plans, Cost], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A correct step: what `system` plans for `batch` on the cluster and model of `cost`."""
+
+    system: str
+    cost: Cost
+    batch: Batch
+    plans: Plans
+
+
+@dataclass(frozen=True, slots=True)
+class PlanVerdict:
+    """wrong: why the step is wrong, "" if it is right. rejected: what the verifier says, "" if it accepts the step."""
+
+    wrong: str
+    rejected: str
+
+    @property
+    def missed(self) -> bool:
+        return bool(self.wrong) and not self.rejected
+
+
+def verifier(batch: Batch, plans: Plans, cost: Cost) -> None:
+    """Verifies a step as a run does."""
+    verify_step(batch, plans, cost, memory=False)
+
+
+def judge(case: Case, plans: Plans, verify: Verifier = verifier) -> PlanVerdict:
+    """Judges `plans` in place of the case's own: what they are, and what `verify` says of them.
+
+    What it accepts is simulated and compiled, if it is not known to be wrong.
+    """
+    wrong = fault(case, plans)
+    try:
+        verify(case.batch, plans, case.cost)
+    except PlanError as error:
+        return PlanVerdict(wrong, str(error))
+    except Exception as error:  # a verifier that stumbles has not rejected anything
+        return PlanVerdict(wrong or f"the verifier fails: {_told(error)}", "")
+    return PlanVerdict(wrong or _running(case.batch, plans, case.cost), "")
+
+
+def fault(case: Case, plans: Plans) -> str:
+    """Tells why the plans are no correct step, "" if they are; by plain rules, numbers and the law of bytes alone.
+
+    Plans that are the case's own are right, unless they are all of them.
+    """
+    own = [] if plans is case.plans else [id(plan) for plan in case.plans]
+    try:
+        check_step(case.batch, plans, case.cost.model.mask)
+        for plan in plans:
+            if id(plan) not in own:
+                check_plan(plan, case.cost)
+                _check_numbers(plan, case.cost)
+    except Broken as error:
+        return str(error)
+    return ""
+
+
+def _check_numbers(kept: Plan, cost: Cost) -> None:
+    """Executes a plan whose arrays are sound, and counts its bytes; raises Broken if either is not as it has to be."""
+    # The same arrays without what was derived from them before, such as sizes of blocks.
+    plan = kept.with_(blocks=replace(kept.blocks), lists=replace(kept.lists), lanes=replace(kept.lanes))
+    given, wanted = _dense(tuple(plan.lengths.tolist()), cost.model)
+    off = execute(plan, given).difference(wanted)
+    if not off < TOLERANCE:
+        raise Broken(f"outputs or gradients are off by {off:.1e}")
+    for ops in (plan.forward, plan.backward):
+        layer_bytes(plan, ops, cost)
+
+
+@lru_cache(maxsize=64)
+def _dense(lengths: tuple[int, ...], model: Model) -> tuple[Tensors, Results]:
+    """Makes inputs, and what dense attention under the model's mask makes of them."""
+    given = Tensors.random(model.num_heads, model.num_kv_heads, sum(lengths), 3)
+    return given, dense(np.array(lengths, np.int64), given, model.mask)
+
+
+def _running(batch: Batch, plans: Plans, cost: Cost) -> str:
+    """Simulates the plans and compiles them for every rank; returns what goes wrong, "" if nothing."""
+    try:
+        result = Simulated(cost).step(batch, plans)
+        least = result.ceiling_seconds or result.bound_seconds
+        if not np.isfinite(result.seconds) or result.seconds < least * (1 - 1e-9):
+            return f"the simulator says {result.seconds} s, and nothing is faster than {least} s"
+        if plans[0].pipelines is not None:
+            return ""
+        law, charged = step_bytes(plans, cost), charged_bytes(plans, cost)
+        for name in Bytes.__dataclass_fields__:
+            if (getattr(law, name) != getattr(charged, name)).any():
+                return f"the simulator charges {name} {getattr(charged, name)}, by the law it is {getattr(law, name)}"
+        shared = [
+            np.array(given) - own
+            for given, own in ((result.nic_tx_bytes, law.nic_tx), (result.nic_rx_bytes, law.nic_rx))
+        ]
+        if len(set(np.concatenate(shared).tolist())) > 1:  # of parameters and gradients every NIC has an equal share
+            return f"a step's NIC bytes are not those of its transfers and an even share: they differ by {shared}"
+        if result.nvlink_bytes != law.inside_tx.sum():
+            return f"the simulator charges {result.nvlink_bytes} bytes in nodes, by the law it is {law.inside_tx.sum()}"
+        for plan in plans:
+            for rank in range(cost.cluster.num_ranks):
+                compiler = Compiler(plan, rank, cost, index=lambda rows: rows, cut=lambda *_: None)
+                batched(plan, cost, compiler.compile())
+    except Exception as error:  # whatever it is, the verifier has let it through
+        return f"what runs plans fails: {_told(error)}"
+    return ""
+
+
+def charged_bytes(plans: Plans, cost: Cost) -> Bytes:
+    """Counts what the simulator charges attention's messages of a step with, link by link."""
+    total, model = Bytes.none(cost.cluster), cost.model
+    for plan in plans:
+        forward, backward = programs(plan, cost)
+        for legs, times in ((forward.legs, 2 if model.recompute == "full" else 1), (backward.legs, 1)):
+            _charge(total, legs, times * model.num_layers)
+    return total
+
+
+def _charge(total: Bytes, legs: Legs, times: int) -> None:
+    """Links are numbered in pairs, sending and receiving: NVLink ports of all ranks, NICs, ports to each domain."""
+    ranks, nics = total.inside_tx.shape[1], len(total.nic_tx)
+    counters = ((legs.link_a, total.inside_tx, total.nic_tx), (legs.link_b, total.inside_rx, total.nic_rx))
+    for links, port, nic in counters:
+        moves = links >= 0
+        count = np.zeros(total.inside_tx.size + nics, np.int64)
+        np.add.at(count, links[moves] // 2, times * legs.bytes[moves])
+        port += np.delete(count, np.s_[ranks : ranks + nics]).reshape(port.shape)
+        nic += count[ranks : ranks + nics]
+
+
+def _told(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

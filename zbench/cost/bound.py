@@ -1,0 +1,92 @@
+"""The times no plan can beat under the same cost model: the bound, and the ceiling. Pure: no torch.
+
+The bound is all work, perfectly balanced, nothing ever waiting for a message: linear modules on an even share of
+the tokens, attention of whole sequences (cutting one only adds tiles and launches) spread evenly,
+the head, and the optimizer. Never less than what cannot be divided: a token is on one rank, or on those of a
+pipeline, layer after layer. With stages (zbench.cost.stacks) it is the work of the last one, which has the head; that
+it begins late is left out, as a micro-batch may be as small as a token.
+
+The ceiling knows gathers of parameters and reductions of gradients too (zbench.cost.collective), which no plan can do
+without: what of them no layer can hide. Attention sends nothing in it. docs/metrics.md proves both.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from zbench.cost.collective import Collectives
+from zbench.cost.cost import Cost, Floats
+from zbench.describe.batch import Batch
+from zbench.plans.area import Work
+from zbench.plans.plan import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """Seconds that computing takes at least. forward: of the forward's layers. backward: of the head, the backward's
+    layers and, with recomputation, the forward's again. both: of all that, never less than their sum."""
+
+    forward: float
+    backward: float
+    both: float
+
+    @staticmethod
+    def of(batch: Batch, cost: Cost) -> "Least":
+        ranks, model = cost.cluster.num_ranks, cost.model
+        passes = 3 + (1 if model.recompute == "full" else 0)  # forward, twice that backward, recomputation
+        even = batch.num_tokens / ranks
+        there, back = (float(least_seconds(batch.lengths, cost, way).sum()) for way in (False, True))
+        again = there if model.recompute == "full" else 0.0
+        attention = cost.layers * (there + back + again) / ranks
+        # Fewer tokens than ranks leave some ranks without linear work, and without its kernel starts.
+        part = min(even, 1.0)
+        shared = _linear_seconds(max(even, 1.0), passes, cost) * part + attention
+        ahead = _linear_seconds(max(even, 1.0), 1, cost, head=False) * part + cost.layers * there / ranks
+        least = even if cost.pipelines else -(-batch.num_tokens // ranks)  # tokens of the fullest rank; tp divides one
+        alone, alone_ahead = _linear_seconds(least, passes, cost), _linear_seconds(least, 1, cost, head=False)
+        return Least(max(ahead, alone_ahead), max(shared - ahead, alone - alone_ahead), max(shared, alone))
+
+
+def bound_seconds(batch: Batch, cost: Cost) -> float:
+    """Seconds of a step that any plan of `batch` needs."""
+    return Least.of(batch, cost).both + cost.optimizer_seconds()
+
+
+def ceiling_seconds(batch: Batch, cost: Cost, of: Collectives, pipelines: bool = False) -> float:
+    """Seconds of a step that any plan of `batch` needs whose parameters are gathered, and gradients reduced, as `of`
+    has it. pipelines: the plan has pipelines, which need not begin and end together."""
+    least, gather = Least.of(batch, cost), of.gather if of.every_step else 0.0
+    if not of.overlap:
+        again = of.gather if of.every_micro_batch else 0.0
+        return cost.optimizer_seconds() + least.both + gather + again + of.reduce
+    last = of.reduce / of.num_layers  # the first layer's gradients, which nothing is left to hide
+    ahead = gather + gather / of.num_layers  # before the last layer's forward begins, and that takes so long at least
+    ends = [least.both + last]
+    if of.every_micro_batch:  # ranks meet between forward and backward
+        whole = of.gather + of.reduce + least.backward / of.num_layers
+        ends.append(max(least.forward, ahead) + max(least.backward + last, whole))
+    elif pipelines:
+        ends += [of.reduce + least.both / of.num_layers, ahead + last]
+    else:
+        ends.append(ahead + of.reduce + max(least.both - ahead, 0.0) / of.num_layers)
+    return cost.optimizer_seconds() + max(ends)
+
+
+def _linear_seconds(tokens: float, passes: int, cost: Cost, head: bool = True) -> float:
+    """The linear modules of a stage's layers and, with `head`, the head for `tokens` on a rank."""
+    count = np.array([tokens], np.float64)
+    layers = float(cost.linear_seconds(count)[0]) * cost.layers * passes
+    return layers + float(cost.head_seconds(count)[0]) if head else layers
+
+
+def least_seconds(lengths: Ints, cost: Cost, backward: bool) -> Floats:
+    """Attention of whole sequences, [n], all heads, one layer: no plan spends less on them on all ranks together.
+
+    Cutting adds tiles and rows (under a window tiles are as many as the visible pairs fill), and where rates are curves
+    no piece is faster than the best of them. Head by head, as with one head a rank, kv is read more often in the
+    forward, but the backward has no sums over grouped heads to make.
+    """
+    heads = np.full(len(lengths), cost.model.num_heads)
+    kv_heads = heads if backward else np.full(len(lengths), cost.model.num_kv_heads)
+    best = replace(cost, cluster=replace(cost.cluster, device=cost.cluster.device.at_best()))
+    return best.stream_seconds(Work.least(lengths, cost.model.mask), heads, kv_heads, backward)

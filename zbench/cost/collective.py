@@ -1,0 +1,186 @@
+"""What data parallelism adds to a step: parameters gathered, gradients reduced. Pure: no torch.
+
+Both collectives run hierarchically (inside a node domain by domain, across nodes with every NIC taking
+an equal share) in a stream of their own beside the layers, or with model.overlap_collectives=false before and after
+them, and have all of a link's channels, as NCCL's collectives have: measured all-gathers (zbench.anchors) agree with
+the whole link. Gradients of a layer are ready when its backward ends; parameters of a layer are needed when its forward
+begins.
+
+How often: with ZeRO-1 parameters are gathered in the first forward of a step and gradients reduced in its last
+backward. With ZeRO-3 (Rajbhandari et al. 2020, arXiv 1910.02054, section 7.2.2) a rank keeps neither, so every
+micro-batch gathers parameters for its forward and again for its backward, and reduces its gradients. Pipelines of
+different shapes (zbench.plans.pipelines) keep theirs for the step in either case.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.cost.cost import Cost
+from zbench.describe.links import gathering
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+GRADIENT_BYTES = 4  # per parameter: gradients are summed in float32 (Megatron's and torchtitan's default)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Shares of the parameters that the layers on a rank (most of any) and on a node ([num_nodes]) compute with.
+
+    Where optimizer state, gradients' sums and, between steps, parameters are is another matter: an even share of every
+    tensor on every rank, whatever the layout of the layers.
+    """
+
+    rank: float
+    node: Floats
+
+
+def everything(cost: Cost) -> Held:
+    """Data and context parallelism: every rank has all layers."""
+    return Held(1.0, np.ones(cost.cluster.num_nodes))
+
+
+def gather_seconds(cost: Cost, size: float, held: Held | None = None) -> float:
+    """All-gather (or reduce-scatter) of what is `held` of `size` bytes (None: all) over every rank."""
+    c = cost.cluster
+    if c.num_ranks == 1:
+        return 0.0
+    held = held or everything(cost)
+    inside = cost.gather_seconds(np.array([held.rank * size]), c.num_ranks)[0]
+    nic = cost.transfer_seconds(np.array([nic_bytes(cost, float(held.node.max()) * size)]), np.array([True]))[0]
+    return float(max(inside, nic) + hop_seconds(cost))
+
+
+def hop_seconds(cost: Cost) -> float:
+    """Latencies of a gather: ranks of a domain in turn, domains of a node, and nodes."""
+    c = cost.cluster
+    inside = sum(c.links[link].latency * hops for link, _, hops in gathering(c.levels, c.gpus_per_node))
+    return inside + c.nic_latency * (c.num_nodes - 1)
+
+
+def nic_bytes(cost: Cost, size: float) -> int:
+    """What each NIC sends (and receives) in an all-gather or reduce-scatter of `size` bytes."""
+    c = cost.cluster
+    return int(size * (c.num_nodes - 1) / c.num_nodes / c.nics_per_node)
+
+
+def every_nic(cost: Cost, size: float, held: Held) -> Ints:
+    """int64 [num_nics]: nic_bytes where nodes hold different shares of `size` bytes."""
+    each = [nic_bytes(cost, share * size) for share in held.node.tolist()]
+    return np.repeat(np.array(each, np.int64), cost.cluster.nics_per_node)
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """One gather of parameters and one reduction of gradients, all layers, and what layers beside them do not hide.
+
+    gather, reduce: seconds. gather_bytes, reduce_bytes: int64 [num_nics], each way. passes: how many forwards the
+    forward and backward of a layer take. every_step: parameters are gathered at all, as they are not where every rank
+    keeps its own up to date; then a reduction is an all-reduce. every_micro_batch: ZeRO-3; else once a step. overlap:
+    layers hide what they can; if not, nothing is hidden.
+    """
+
+    num_layers: int
+    passes: int
+    every_step: bool
+    every_micro_batch: bool
+    gather: float
+    reduce: float
+    gather_bytes: Ints
+    reduce_bytes: Ints
+    overlap: bool = True
+
+    @staticmethod
+    def of(cost: Cost, held: Held | None = None) -> "Collectives":
+        """held: what the layers of pipelines need of the parameters, for the whole step; None: ranks need all of them,
+        and with ZeRO-3 let them go again."""
+        model, every_micro_batch = cost.model, cost.model.sharding == "zero3" and held is None
+        held = held or everything(cost)
+        of_stage = float(model.total_params) / cost.pp  # stages gather and reduce theirs at the same time
+        parameters, gradients = (size * of_stage for size in (model.element_bytes, GRADIENT_BYTES))
+        halves = 2 if model.sharding == "none" else 1  # an all-reduce is a reduce-scatter and an all-gather
+        return Collectives(
+            num_layers=cost.layers,
+            passes=4 if model.recompute == "full" else 3,  # a backward is two
+            every_step=model.sharding != "none",
+            every_micro_batch=every_micro_batch,
+            gather=gather_seconds(cost, parameters, held),
+            reduce=halves * gather_seconds(cost, gradients, held),
+            gather_bytes=every_nic(cost, parameters, held),
+            reduce_bytes=halves * every_nic(cost, gradients, held),
+            overlap=model.overlap_collectives,
+        )
+
+    def forward(self, span: float, nic: float) -> float:
+        """Seconds that a forward of `span` seconds, whose layers keep the busiest NIC busy for `nic`, takes longer.
+
+        The gather runs ahead of the layers, the last of which cannot begin before it ends.
+        """
+        if not self.overlap:
+            return self.gather
+        return max(0.0, self.gather + self.gather / self.num_layers - span, self.gather + nic - span)
+
+    def backward(self, span: float, nic: float) -> float:
+        """Gives what collectives add to a backward, as `forward` does for a forward.
+
+        The reduction starts when the first layer's gradients are there, one layer at a time, and ends no sooner than
+        one layer after the backward.
+        """
+        whole = self.reduce + (self.gather if self.every_micro_batch else 0.0)
+        if not self.overlap:
+            return whole
+        more = whole - span
+        return max(self.reduce / self.num_layers, span / self.num_layers + more, nic + more)
+
+    def micro_batch_seconds(self, layers: float) -> float:
+        """Gives the seconds of a micro-batch whose layers take `layers` on the slowest rank, with its own collectives.
+
+        They are ZeRO-3's, where attention leaves the NICs alone. ZeRO-1 has none: a step adds what it adds once,
+        whatever the number of micro-batches.
+        """
+        if not self.every_micro_batch:
+            return layers
+        forward = layers / self.passes
+        return layers + self.forward(forward, 0.0) + self.backward(layers - forward, 0.0)
+
+
+@dataclass(slots=True)
+class Sharing:
+    """The collectives of one step. gathers, reductions: how many. exposed: seconds that nothing hid, `moving` of them
+    because parameters had to be in other places than in the step before. Its methods return what they add to that."""
+
+    of: Collectives
+    gathers: int = 0
+    reductions: int = 0
+    exposed: float = 0.0
+    moving: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.gathers * self.of.gather + self.reductions * self.of.reduce
+
+    @property
+    def nic_bytes(self) -> Ints:
+        """int64 [num_nics], each way."""
+        return self.gathers * self.of.gather_bytes + self.reductions * self.of.reduce_bytes
+
+    def forward(self, span: float, nic: float, moved: bool) -> float:
+        """moved: parameters were in other places in the step before; then nothing of the gather is hidden, as the
+        buffers that it fills are laid out anew before the first layer can begin."""
+        if not (self.of.every_step or moved):
+            return 0.0
+        late = self.of.forward(span, nic)
+        moving = max(0.0, self.of.gather - late) if moved else 0.0
+        self.moving += moving
+        return self._add(1, 0, late + moving)
+
+    def backward(self, span: float, nic: float) -> float:
+        return self._add(int(self.of.every_micro_batch), 1, self.of.backward(span, nic))
+
+    def _add(self, gathers: int, reductions: int, exposed: float) -> float:
+        self.gathers += gathers
+        self.reductions += reductions
+        self.exposed += exposed
+        return exposed

@@ -1,0 +1,105 @@
+"""Tensor parallelism inside a node: a plan's rank stands for a group of GPUs. Pure: no torch.
+
+Megatron-LM's tensor with sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198) splits heads, matmuls and,
+between them, tokens evenly over the GPUs of a group, which all do the same at the same time. So a group is a rank with
+so many times the rates, memory and links of a GPU; the query heads that its GPUs work on at once are one head of so
+many times the dimension, which no plan can cut. What it costs is zbench.cost.cost's `exchange_seconds`.
+A step's result is of GPUs and NICs as they were configured (`of_gpu`, `of_nics`).
+
+Of tensor parallelism as a planner's choice, with pipeline stages and groups of different sizes, see zbench.cost.stage.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.describe.cluster import Cluster, Device
+from zbench.describe.model import Model
+from zbench.plans.plan import Ints
+
+_RATES = (
+    "peak_flops", "memory_bytes", "copy_bandwidth", "strided_rate", "matmul_flops",
+    "attention_forward_flops", "attention_backward_flops",
+)  # fmt: skip
+
+
+def grouped(cost: Cost, tp: int) -> Cost:
+    """`cost`, of GPUs, as that of groups of `tp` GPUs that follow one another in a node.
+
+    Raises:
+        ValueError: groups cannot be alike: tp divides neither GPUs of a node, nor heads, or NICs do not divide.
+    """
+    if tp == 1:
+        return cost
+    cluster, model = cost.cluster, cost.model
+    for name, count in (
+        ("cluster.gpus_per_node", cluster.gpus_per_node),
+        ("model.num_heads", model.num_heads),
+        ("model.num_kv_heads", model.num_kv_heads),
+    ):
+        if count % tp:
+            raise ValueError(f"model.tensor_parallel is {tp}; it has to divide {name}={count}")
+    for one in cluster.domains:
+        if one.gpus % tp and tp % one.gpus:
+            raise ValueError(
+                f"model.tensor_parallel is {tp}; it has to divide cluster.domains.{one.name}.gpus={one.gpus}, or be a "
+                "multiple of it"
+            )
+    groups = cluster.gpus_per_node // tp
+    if cluster.nics_per_node % min(groups, cluster.nics_per_node):
+        raise ValueError(
+            f"model.tensor_parallel is {tp}; cluster.nics_per_node={cluster.nics_per_node} cannot be shared evenly "
+            f"by its {groups} groups of a node"
+        )
+    nics = min(groups, cluster.nics_per_node)
+    return replace(
+        cost, cluster=_cluster(cluster, tp, groups, nics), model=_model(model, tp), pipelines=False, tp=tp,
+        bonded_nics=cluster.nics_per_node // nics, inner=tuple(one for one in cluster.domains if one.gpus <= tp),
+    )  # fmt: skip
+
+
+def of_gpu(size: Ints, tp: int) -> Ints:
+    """Bytes on each GPU of a rank that holds `size`."""
+    return -(-size // tp)
+
+
+def of_nics(size: Ints, bonded: int) -> Ints:
+    """Bytes through every NIC, where `bonded` of them in order are one that carries `size`; [num_nics x bonded]."""
+    return (np.repeat(size, bonded) + np.tile(np.arange(bonded), len(size))) // bonded
+
+
+def _cluster(cluster: Cluster, tp: int, groups: int, nics: int) -> Cluster:
+    """Every GPU of a group sends its share by its own port and NIC: together one of their sum.
+
+    To its own peer: of a NIC that some of the group share, one message of theirs has as many channels as they are.
+    """
+    sharing = min(tp, -(-cluster.gpus_per_node // cluster.nics_per_node))
+    device: Device = replace(
+        cluster.device.without_curves(),  # which are of one GPU's shapes
+        **{rate: tp * getattr(cluster.device, rate) for rate in _RATES},
+    )
+    return replace(
+        cluster,
+        gpus_per_node=groups,
+        nics_per_node=nics,
+        nic_bandwidth=cluster.nic_bandwidth * cluster.nics_per_node / nics,
+        nic_channels=-(-cluster.nic_channels // sharing),
+        nvlink_bandwidth=cluster.nvlink_bandwidth * tp,
+        domains=tuple(
+            replace(one, gpus=one.gpus // tp, bandwidth=one.bandwidth * tp) for one in cluster.domains if one.gpus > tp
+        ),
+        host_bandwidth=None if cluster.host_bandwidth is None else cluster.host_bandwidth * tp,
+        device=device,
+    )
+
+
+def _model(model: Model, tp: int) -> Model:
+    """Parameters, FLOPs and bytes of a token are the model's; heads come in bundles of one on every GPU."""
+    return replace(
+        model,
+        num_heads=model.num_heads // tp,
+        num_kv_heads=model.num_kv_heads // tp,
+        head_dim=model.head_dim * tp,
+        lse_bytes=model.lse_bytes * tp,
+    )

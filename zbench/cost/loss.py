@@ -1,0 +1,59 @@
+"""What the loss over a vocabulary holds and moves, with whole logits or a chunk of tokens at a time. Pure: no torch.
+
+In chunks is how the torch executor does it (zbench.runtime.training.blocks.CrossEntropy): gradients are made where the
+logits are, so no logits are kept; each chunk adds a [vocab, hidden] array to the gradient of the weights. Whole logits
+are what a trainer without such a loss has.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.describe.model import Model
+
+WHOLE_BYTES = 30  # moved per token and vocabulary entry: logits, float32 softmax, gradient (a count)
+LEAST_CHUNK = 1024  # tokens of the loss at a time, at least: fewer would read the head's weights too often
+CHUNK_SHARE = 4  # memory of a chunk's logits over that of x: every chunk adds [V, h] to the weights' gradient
+TILE = 128  # rows of a matmul's tile; a chunk is whole tiles where it has several
+
+Floats = NDArray[np.float64]
+
+
+def chunk_rows(tokens: int, hidden: int, vocab: int) -> int:
+    """Tokens of a chunk."""
+    rows = CHUNK_SHARE * tokens * hidden // vocab
+    return max(LEAST_CHUNK, rows - rows % TILE)
+
+
+def chunked_bytes(model: Model, tokens: int) -> int:
+    """Held by the loss of `tokens` tokens in chunks: the norm's output, its gradient; a chunk's logits, their softmax
+    (in the wide dtype first, where nothing is compiled)."""
+    e, rows = model.element_bytes, min(tokens, chunk_rows(tokens, model.hidden, model.vocab))
+    return 2 * e * model.hidden * tokens + rows * model.vocab * (2 * e + wide_bytes(model))
+
+
+def held_bytes(model: Model) -> int:
+    """Held per token: whole logits with their float32 gradient, or as chunked_bytes of more than a few thousand."""
+    e, whole = model.element_bytes, model.vocab * (model.element_bytes + 4)
+    if model.loss == "whole":
+        return whole
+    return min(whole, 2 * e * model.hidden + CHUNK_SHARE * model.hidden * (2 * e + wide_bytes(model)))
+
+
+def moved_bytes(model: Model, tokens: Floats) -> Floats:
+    """Through memory, beside the matmuls' own, of a loss of so many tokens.
+
+    In chunks: logits are read twice and their gradient written, fused; or the softmax is written in float32, read and
+    written as exponentials, read, and written narrow. Each chunk reads its [vocab, hidden] and adds it to the sum.
+    """
+    entries = model.vocab * tokens
+    if model.loss == "whole":
+        return np.asarray(WHOLE_BYTES * entries, np.float64)
+    e, wide = model.element_bytes, wide_bytes(model)
+    chunks = np.minimum(tokens / LEAST_CHUNK, model.vocab / (CHUNK_SHARE * model.hidden))
+    each = 3 * e if model.kernels == "fused" else 4 * wide + 2 * e
+    return np.asarray(each * entries + chunks * model.head_params * (2 * wide + e), np.float64)
+
+
+def wide_bytes(model: Model) -> int:
+    """Bytes of a number in the dtype of parameters and sums."""
+    return max(4, model.element_bytes)

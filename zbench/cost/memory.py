@@ -1,0 +1,234 @@
+"""Bytes each rank needs at its fullest. Pure: no torch.
+
+Static: parameters, gradients, optimizer state. Per token at home: what each layer keeps for its
+backward, and the logits (model.loss). Per layer: received q and kv that stay until the backward. At one moment:
+the copies and partial sums of the layer under way.
+"""
+
+import numba as nb
+import numpy as np
+
+from zbench.cost.collective import GRADIENT_BYTES
+from zbench.cost.cost import Cost, Floats
+from zbench.cost.loss import held_bytes
+from zbench.describe.model import KV, Model, Q, message_size
+from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
+from zbench.plans.touches import ACTION, ADD, HI, IS_COPY, LO, PLACE, WRITE, scratch, source, touches
+
+_message_size = nb.njit(cache=True)(message_size)
+ADAM_BYTES = 12  # per parameter: float32 master weight and two moments
+
+
+def static_bytes(cost: Cost) -> int:
+    """Parameters, gradients and optimizer state on every rank."""
+    model, ranks = cost.model, cost.cluster.num_ranks
+    if model.sharding == "zero3":
+        share = (model.element_bytes + GRADIENT_BYTES + ADAM_BYTES) / ranks
+        return int(share * model.total_params) + 2 * model.layer_params * model.element_bytes
+    return pipeline_static_bytes(cost, 1, cost.pp)
+
+
+def pipeline_static_bytes(cost: Cost, tp: int, pp: int) -> int:
+    """The same on every rank of a pipeline, all tensors evenly on its ranks, for the whole step also with ZeRO-3: other
+    pipelines have other numbers of micro-batches, so none could gather from all ranks for one of its own."""
+    model = cost.model
+    held = (model.element_bytes + GRADIENT_BYTES) / (tp * pp)
+    state = ADAM_BYTES / (tp * pp if model.sharding == "none" else cost.whole.num_ranks)
+    return int((held + state) * model.total_params)
+
+
+def layer_activation_bytes(model: Model) -> int:
+    """Bytes per token that one layer keeps for its backward, without recomputation.
+
+    Two norm inputs, q, k, v, o, the o projection's and the norm's outputs (4 hidden in all with their
+    inputs shared), gate, up and their product of every active expert, log-sum-exp.
+    """
+    e = model.element_bytes
+    attention = e * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) + model.lse_bytes * model.num_heads
+    return 4 * e * model.hidden + attention + 3 * e * model.ffn_hidden * model.experts_per_token
+
+
+def activation_bytes(model: Model) -> int:
+    """Bytes per token at home: every layer's, and the loss's."""
+    layer = layer_activation_bytes(model)
+    if model.recompute == "full":
+        kept = model.num_layers * model.element_bytes * model.hidden + layer
+    else:
+        kept = model.num_layers * layer
+    return kept + held_bytes(model)
+
+
+def token_bytes(cost: Cost) -> int:
+    """Bytes per token at home on the stage that needs most, with as many micro-batches under way, all like this one, as
+    it holds (zbench.simulator.one_f_one_b); without stages those of `activation_bytes`."""
+    if cost.pp == 1:
+        return activation_bytes(cost.model)
+    kept, working, logits = stage_bytes(cost, 1, cost.pp)
+    return int(np.ceil(max(cost.pp * kept, kept + logits) + working))
+
+
+def least_bytes(cost: Cost, num_tokens: int) -> int:
+    """What a rank needs if a micro-batch's tokens are spread evenly and nothing is received: none needs less."""
+    return static_bytes(cost) + token_bytes(cost) * -(-num_tokens // cost.cluster.num_ranks)
+
+
+def check_memory(cost: Cost) -> None:
+    """Raises ValueError where no plan can fit: the model's state and the activations of one token need too much.
+
+    The tokens of a batch say nothing: a system may take them in micro-batches as small as a sequence. One that does
+    not, or a sequence that is too long, is out of memory by the executor's verdict.
+    """
+    device, model = cost.cluster.device, cost.model
+    least = static_bytes(cost) + token_bytes(cost)
+    if least > device.memory_bytes:
+        remedy = "more nodes" if model.sharding == "zero3" or cost.pp > 1 else "model.sharding=zero3"
+        raise ValueError(
+            f"model is {model.name}; its parameters, gradients, optimizer state and one token need at least "
+            f"{least / cost.tp / 2**30:.1f} GiB on every GPU, and a GPU ({device.name}) has "
+            f"{device.memory_bytes / cost.tp / 2**30:.1f} GiB: use {remedy} or another model"
+        )
+
+
+def peak_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
+    """int64 [num_ranks], of all stages: the fullest moment of every rank over all micro-batches."""
+    if cost.pp > 1:
+        return _staged_bytes(plans, cost)
+    if plans[0].pipelines is not None:
+        return _pipelined_bytes(plans, cost)
+    peak = np.zeros(cost.cluster.num_ranks, np.int64)
+    for plan in plans:
+        kept = kept_bytes(plan, cost) * (1 if cost.model.recompute == "full" else cost.model.num_layers)
+        moment = np.maximum(
+            moment_bytes(plan, plan.forward, False, cost), moment_bytes(plan, plan.backward, True, cost)
+        )
+        peak = np.maximum(peak, activation_bytes(cost.model) * plan.tokens_per_rank + kept + moment)
+    return peak + static_bytes(cost)
+
+
+def stage_bytes(cost: Cost, tp: int, pp: int) -> tuple[float, float, float]:
+    """Activations on each rank of a stage, bytes a token of all its ranks: kept for every micro-batch under way; while
+    the stage is at work on one; on the last stage besides, logits. Kv heads that are replicated are counted."""
+    model = cost.model
+    copies = max(tp - model.num_kv_heads, 0) / tp  # k and v that this rank has and another has too
+    layer = layer_activation_bytes(model) / tp + 2 * copies * model.head_dim * model.element_bytes
+    logits = held_bytes(model) / tp
+    if model.recompute == "full":
+        return model.num_layers / pp * model.element_bytes * model.hidden / tp, layer, logits
+    return model.num_layers / pp * layer, 0.0, logits
+
+
+def _pipelined_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
+    """int64 [num_ranks]: stage s of pp holds the activations of pp - s micro-batches that follow one another."""
+    pipelines = plans[0].pipelines
+    assert pipelines is not None
+    peak = np.full(cost.cluster.num_ranks, pipeline_static_bytes(cost, cost.cluster.num_ranks, 1), np.int64)
+    tokens = np.stack([plan.tokens_per_rank for plan in plans])
+    for lead, tp, pp in zip(*(column.tolist() for column in (pipelines.lead, pipelines.tp, pipelines.pp)), strict=True):
+        mine = tokens[tokens[:, lead] > 0, lead]
+        rows = (-(-mine // tp) * tp).astype(np.float64)  # what a rank has at most, times the ranks
+        kept, working, logits = stage_bytes(cost, tp, pp)
+        static = pipeline_static_bytes(cost, tp, pp)
+        for s in range(pp):
+            most = rows.max(initial=0.0) * (working + (logits if s == pp - 1 else 0.0))
+            first = lead + s * tp
+            peak[first : first + tp] = static + int(np.ceil(kept * _window(rows, pp - s) + most))
+    return peak
+
+
+def _staged_bytes(plans: tuple[Plan, ...], cost: Cost, copies: int = 1) -> Ints:
+    """int64 [stages x ranks of a stage]: stage s of pp holds pp - s micro-batches that follow one another, with
+    activations of its layers and kv that it received and keeps. copies: of every plan."""
+    kept, working, logits = stage_bytes(cost, 1, cost.pp)
+    full = cost.model.recompute == "full"
+    tokens = np.stack([plan.tokens_per_rank for plan in plans])
+    received = np.stack([kept_bytes(plan, cost) for plan in plans]) * (1 if full else cost.layers)
+    moment = np.stack([
+        np.maximum(moment_bytes(plan, plan.forward, False, cost), moment_bytes(plan, plan.backward, True, cost))
+        for plan in plans
+    ])  # fmt: skip
+    lasting = np.repeat(kept * tokens + (0 if full else received), copies, axis=0)
+    at_work = working * tokens + moment + (received if full else 0)
+    peak = []
+    for s in range(cost.pp):
+        most = (at_work + (logits * tokens if s == cost.pp - 1 else 0)).max(axis=0)
+        peak.append([_window(rows, cost.pp - s) for rows in lasting.T] + most)
+    return np.asarray(np.ceil(np.concatenate(peak)), np.int64) + static_bytes(cost)
+
+
+def step_bytes(plan: Plan, cost: Cost) -> Ints:
+    """Gives the `peak_bytes` of a step whose micro-batches are all like `plan`, wherever it is in a step."""
+    return peak_bytes((plan,), cost) if cost.pp == 1 else _staged_bytes((plan,), cost, cost.pp)
+
+
+def _window(rows: Floats, width: int) -> float:
+    """The largest sum of `width` successive ones, or of all."""
+    total = np.concatenate([[0.0], np.cumsum(rows)])
+    width = min(width, len(rows))
+    return float((total[width:] - total[: len(total) - width]).max())
+
+
+def kept_bytes(plan: Plan, cost: Cost) -> Ints:
+    """int64 [num_ranks]: received q and kv that one layer keeps until its backward."""
+    ops = plan.forward.take(np.flatnonzero(plan.forward.keep == 1))
+    kept = (ops.kind == TRANSFER) & ((ops.tensor == Q) | (ops.tensor == KV))
+    size = cost.message_bytes(plan, ops)
+    return np.bincount(ops.dst[kept], weights=size[kept], minlength=plan.num_ranks).astype(np.int64)
+
+
+def moment_bytes(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Ints:
+    """int64 [num_ranks]: copies and partial sums away from home at the fullest moment of one layer, in plan order.
+
+    A copy lives from its arrival to its last use, a sum from its first contribution to its departure.
+    """
+    of = source(plan, ops, backward)
+    work = scratch(of, len(plan.blocks))
+    found: Ints = _fullest(of, work, plan.blocks.home, plan.blocks.tokens, ops.keep, cost.model.message_rows())
+    return found
+
+
+@nb.njit(cache=True)
+def _fullest(of, work, home, tokens, keep, rows):  # type: ignore[no-untyped-def]
+    """Finds for each rank the most that its items away from home need after any of its operations."""
+    offsets, index = of[3]
+    table, order, runs, keys, _ = work
+    peak = np.zeros(len(offsets) - 1, np.int64)
+    for rank in range(len(peak)):
+        _, items = touches(rank, of, work, home)
+        mine = index[offsets[rank] : offsets[rank + 1]]
+        change = np.zeros((len(mine), 2), np.int64)  # of what is held, before and after each operation
+        _live(rank, items, table, order, runs, keys, home, tokens, keep, mine, rows, change)
+        level = 0
+        for place in range(len(mine)):
+            level += change[place, 0]
+            peak[rank] = max(peak[rank], level)
+            level -= change[place, 1]
+    return peak
+
+
+@nb.njit(cache=True)
+def _live(rank, items, table, order, runs, keys, home, tokens, keep, mine, rows, change):  # type: ignore[no-untyped-def]
+    """Adds every item away from home where its life begins and where it ends.
+
+    A copy that stays until the backward, or was there before the first operation, is in kept_bytes already.
+    """
+    for item in range(items):
+        tensor, block = keys[item] // len(home), keys[item] % len(home)
+        at = order[runs[item]]
+        if home[block] == rank or (not IS_COPY[tensor] and table[at, ACTION] != ADD):
+            continue
+        first, last, lo, hi = len(mine), -1, table[at, LO], table[at, HI]
+        for turn in range(runs[item], runs[item + 1]):
+            at = order[turn]
+            action, place = table[at, ACTION], table[at, PLACE]
+            lo, hi = min(lo, table[at, LO]), max(hi, table[at, HI])
+            if action == WRITE and (place < 0 or keep[mine[place]] == 1):
+                first = len(mine)
+                break
+            if action in (WRITE, ADD):
+                first = min(first, place)
+            else:
+                last = max(last, place)
+        if first <= last:
+            size = _message_size(tensor, lo, hi, *rows) * tokens[block]
+            change[first, 0] += size
+            change[last, 1] += size

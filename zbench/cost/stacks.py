@@ -1,0 +1,34 @@
+"""Pipeline parallelism of a whole job: a plan's rank stands for a GPU of every stage. Pure: no torch.
+
+Stages are equal parts of the layers on equal parts of the nodes, in order. The ranks with one place in every stage are
+a stack: they have the same tokens of every micro-batch, one stage after the other. So a plan is one of a stage, rings
+and all, and planners see a cluster of as many nodes as a stage has. What stages cost is played by
+zbench.simulator.staged.
+
+Parameters of the embedding and the head are counted as spread over all stages, the head's work on the last one. Of
+pipelines as a planner's choice, with other shapes side by side and without rings between them, see zbench.cost.stage.
+"""
+
+from dataclasses import replace
+
+from zbench.cost.cost import Cost
+
+
+def stacked(cost: Cost, pp: int) -> Cost:
+    """`cost`, of a cluster, as that of a stage of `pp`.
+
+    Raises:
+        ValueError: stages cannot be alike (pp does not divide nodes or layers), or with ZeRO-3.
+    """
+    if pp == 1:
+        return cost
+    cluster, model = cost.cluster, cost.model
+    for name, count in (("cluster.num_nodes", cluster.num_nodes), ("model.num_layers", model.num_layers)):
+        if count % pp:
+            raise ValueError(f"model.pipeline_parallel is {pp}; it has to divide {name}={count}")
+    if model.sharding == "zero3":
+        raise ValueError(
+            f"model.sharding is 'zero3'; with model.pipeline_parallel={pp} it takes zero1 or none, as stages keep "
+            "their parameters for a step"
+        )
+    return replace(cost, cluster=replace(cluster, num_nodes=cluster.num_nodes // pp), pipelines=False, pp=pp)

@@ -1,0 +1,111 @@
+"""What a stage of a tp x pp pipeline costs, and what pipelines need of the parameters. Pure: no torch.
+
+In a stage heads, matmuls and tokens are split over tp ranks as in Megatron-LM's tensor parallelism with sequence
+parallelism (Korthikanti et al. 2022, arXiv 2205.05198): a layer gathers [tokens, hidden] before attention and before
+the feed-forward and reduces and scatters it behind them, likewise backward, where the inputs are gathered once more,
+behind matmuls.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from zbench.cost import collective
+from zbench.cost.cost import HIDDEN, SHOWN, Cost, Floats
+from zbench.plans.pipelines import Pipelines
+from zbench.plans.plan import Ints
+
+
+def refusal(tp: int, pp: int, cost: Cost) -> str:
+    """Why no pipeline of the cluster can be so; "" if one can."""
+    model, cluster = cost.model, cost.cluster
+    if tp < 1 or pp < 1 or tp * pp > cluster.num_ranks:
+        return f"it has to have 1 to {cluster.num_ranks} ranks"
+    if model.num_heads % tp:
+        return f"tp has to divide model.num_heads={model.num_heads}"
+    if model.num_kv_heads % tp and tp % model.num_kv_heads:
+        return f"tp has to divide model.num_kv_heads={model.num_kv_heads} or be a multiple of it"
+    if model.num_layers % pp:
+        return f"pp has to divide model.num_layers={model.num_layers}"
+    if cluster.gpus_per_node % tp and tp % cluster.gpus_per_node:
+        return f"tp has to divide cluster.gpus_per_node={cluster.gpus_per_node} or be a multiple of it"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a tp x pp pipeline on `cost`'s cluster; seconds and bytes of a micro-batch of so many tokens.
+
+    layers: of the stage. heads, kv_heads: of a rank (kv heads fewer than tp are replicated). per_byte, hops: a
+    gather of n bytes over the stage's ranks takes per_byte n + hops seconds. nodes: that a stage covers.
+    """
+
+    cost: Cost
+    tp: int
+    pp: int
+    layers: int
+    heads: int
+    kv_heads: int
+    per_byte: float
+    hops: float
+    nodes: int
+
+    @staticmethod
+    def of(cost: Cost, tp: int, pp: int) -> "Stage":
+        model, cluster = cost.model, cost.cluster
+        nodes = -(-tp // cluster.gpus_per_node)
+        gpus = tp // nodes
+        own = cluster.part(nodes, gpus, min(cluster.nics_per_node, gpus))
+        alone, size = replace(cost, cluster=own), float(1 << 40)
+        hops = collective.hop_seconds(alone) if tp > 1 else 0.0
+        per_byte = (collective.gather_seconds(alone, size) - hops) / size
+        kv_heads = max(model.num_kv_heads // tp, 1)
+        return Stage(cost, tp, pp, model.num_layers // pp, model.num_heads // tp, kv_heads, per_byte, hops, nodes)
+
+    def hidden_bytes(self, tokens: Floats | Ints) -> Floats:
+        """Gives the bytes that the stage's ranks gather together: a hidden state of every token."""
+        model = self.cost.model
+        return np.asarray(tokens, np.float64) * (model.hidden * model.element_bytes)
+
+    def gather_seconds(self, tokens: Floats | Ints) -> Floats:
+        """One gather (or reduction) of a layer; 0 without tokens."""
+        return self.per_byte * self.hidden_bytes(tokens) + self.hops * (np.asarray(tokens) > 0)
+
+    def nic_seconds(self) -> float:
+        """The seconds that a token's gathers, both ways, in all layers, keep each of the stage's NICs busy.
+
+        They are collectives, which have all of a link's channels.
+        """
+        passing = (self.nodes - 1) / self.nodes / self.cost.cluster.nics_per_node
+        size = self.layers * sum(self.gathers()) * passing * self.hidden_bytes(np.array([1]))
+        return float(self.cost.transfer_seconds(size, np.array([True]))[0])
+
+    def linear_seconds(self, tokens: Ints) -> Floats:
+        """A layer's linear modules, forward: every rank has 1 / tp of the matmuls and of the tokens."""
+        return self.cost.linear_seconds(-(-tokens // self.tp))
+
+    def head_seconds(self, tokens: Ints) -> Floats:
+        """Output projection and loss, split over the vocabulary, forward and backward."""
+        return np.asarray(self.cost.head_seconds(-(-tokens // self.tp)), np.float64)
+
+    def gathers(self) -> tuple[int, int, int]:
+        """(forward, backward, behind matmuls in the backward) of a layer; a forward that runs again is backward's."""
+        again = 1 if self.cost.model.recompute == "full" else 0
+        return SHOWN, (1 + again) * SHOWN, HIDDEN
+
+
+def held(pipelines: Pipelines, cost: Cost) -> collective.Held:
+    """What ranks and nodes need of the parameters: their pipelines' stages and shares of tensors."""
+    cluster, layers = cost.cluster, cost.model.num_layers
+    rank = float((1 / (pipelines.tp * pipelines.pp)).max())
+    shares = int(np.lcm.reduce(pipelines.tp))  # those of every pipeline are unions of these
+    grid = np.zeros((cluster.num_nodes, layers, shares), bool)
+    of, first = pipelines.stages()
+    stage = (first - pipelines.lead[of]) // pipelines.tp[of]
+    for i, at, s in zip(of.tolist(), first.tolist(), stage.tolist(), strict=True):
+        tp, each = int(pipelines.tp[i]), layers // int(pipelines.pp[i])
+        for begin in range(at, at + tp, cluster.gpus_per_node):  # the part of a stage that is on one node
+            end = min(at + tp, begin + cluster.gpus_per_node)
+            lo, hi = (begin - at) * shares // tp, (end - at) * shares // tp
+            grid[begin // cluster.gpus_per_node, s * each : (s + 1) * each, lo:hi] = True
+    return collective.Held(rank, grid.mean(axis=(1, 2)))

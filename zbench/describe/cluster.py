@@ -1,0 +1,279 @@
+"""A described cluster: nodes, GPUs, NICs and their constants. Pure: no torch.
+
+Constants come from `conf/cluster` and `conf/cluster/device`, each with its source beside it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.describe.curve import Curve
+from zbench.describe.links import (
+    FIRST_DOMAIN,
+    NIC,
+    NVLINK,
+    Domain,
+    Link,
+    check_channels,
+    check_count,
+    check_share,
+    domains_of,
+    quantity,
+)  # fmt: skip
+from zbench.describe.named import check_name
+from zbench.describe.units import parse
+
+# One peer of a NIC of 400 Gbit/s gets half of what all peers get together: 20.3 of 40 GB/s in ring steps of 33.5 and
+# 67 MB on 16 H100 (zbench.anchors, attention), 24.2 in NCCL's issues 464 and 1272; of 200 Gbit/s one peer gets all.
+NARROW_NIC = 25e9
+# What each quantity is, by field; whoever reads a person's text asks here which numbers need a unit.
+CLUSTER_KINDS = {
+    "nic_bandwidth": "bytes/s", "nvlink_bandwidth": "bytes/s", "nic_latency": "seconds", "nvlink_latency": "seconds",
+    "host_bandwidth": "bytes/s", "host_latency": "seconds", "host_memory": "bytes",
+}  # fmt: skip
+DEVICE_KINDS = {
+    "peak_flops": "FLOP/s", "memory_bytes": "bytes", "copy_bandwidth": "bytes/s", "strided_rate": "bytes/s",
+    "matmul_flops": "FLOP/s", "attention_forward_flops": "FLOP/s", "attention_backward_flops": "FLOP/s",
+    "kernel_seconds": "seconds", "call_seconds": "seconds", "empty_block_seconds": "seconds",
+}  # fmt: skip
+MAY_BE_ZERO = ("empty_block_seconds",)  # of a device's quantities
+MOST_RANKS = 2**20  # above any training cluster there is (some 200,000 GPUs)
+HOST_LINK = ("host_bandwidth", "host_efficiency", "host_latency")
+Ranks = NDArray[np.signedinteger[Any]]
+CURVES = ("attention_forward_causal", "attention_forward_full", "attention_backward_causal", "attention_backward_full")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU. Numbers are FLOP/s, bytes/s, bytes and seconds; text carries its unit (zbench.describe.units).
+
+    peak_flops: dense bf16 matmul peak, the denominator of MFU.
+    memory_bytes: what the program can use. copy_bandwidth: bytes/s, read plus written, of elementwise kernels.
+    strided_rate: bytes/s at which a kernel moves 2-byte elements one a thread (transposes, indexed writes).
+    matmul_flops: rate that the large matmuls of a layer reach.
+    attention_forward_flops, attention_backward_flops: rate of whole tiles in a long flash-attention call.
+    kernel_seconds: start-up and tail of one kernel. call_seconds: least time of one attention call (host work).
+    tile: rows and columns that attention kernels work on at a time: 128 as GPU kernels do, or 1, only what is visible.
+    packed_rows: the rows of forward tiles are all query heads of a kv head, so that a segment's last tile has no more
+        rows than these. backward_rows: queries of a backward's tiles, 128 or 64.
+    empty_block_seconds: of the whole GPU, for each block without work that a variable-length attention backward
+        starts: for every sequence and head as many blocks of keys as the longest has. 0 where a kernel starts none.
+    attention_*_causal, attention_*_full: the attention rates as measured curves, of segments that see each other
+        causally and of rectangles, against the keys (in whole tiles) that a row of tiles sees on average; all four or
+        none, and where they are, they are what counts and not the two rates above.
+    matmul_by_tokens: by model name, matmul_flops as a curve over a rank's tokens; other models have matmul_flops.
+    """
+
+    name: str
+    peak_flops: float
+    memory_bytes: float
+    copy_bandwidth: float
+    strided_rate: float
+    matmul_flops: float
+    attention_forward_flops: float
+    attention_backward_flops: float
+    kernel_seconds: float
+    call_seconds: float
+    tile: int = 128
+    packed_rows: bool = False
+    backward_rows: int = 128
+    empty_block_seconds: float = 0.0
+    attention_forward_causal: Curve | None = None
+    attention_forward_full: Curve | None = None
+    attention_backward_causal: Curve | None = None
+    attention_backward_full: Curve | None = None
+    matmul_by_tokens: Mapping[str, Curve] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_name("cluster.device.name", self.name)
+        if self.tile not in (1, 128):
+            raise ValueError(f"cluster.device.tile is {self.tile!r}; it takes 128 or 1")
+        if not isinstance(self.packed_rows, bool):
+            raise ValueError(f"cluster.device.packed_rows is {self.packed_rows!r}; it takes true or false")
+        if self.backward_rows not in (64, 128):
+            raise ValueError(f"cluster.device.backward_rows is {self.backward_rows!r}; it takes 64 or 128")
+        for name, kind in DEVICE_KINDS.items():
+            value = parse(f"cluster.device.{name}", getattr(self, name), kind)
+            if not 0 <= value < float("inf") or (value == 0 and name not in MAY_BE_ZERO):
+                least = "at least 0" if name in MAY_BE_ZERO else "above 0"
+                raise ValueError(f"cluster.device.{name} is {getattr(self, name)!r}; it has to be {least}")
+            object.__setattr__(self, name, value)
+        self._take_curves()
+
+    def _take_curves(self) -> None:
+        """Makes curves of what a yaml has."""
+        for name in CURVES:
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, Curve):
+                object.__setattr__(self, name, Curve.of(f"cluster.device.{name}", given))
+        missing = [name for name in CURVES if getattr(self, name) is None]
+        if 0 < len(missing) < len(CURVES):
+            raise ValueError(f"cluster.device.{missing[0]} is not given; the curves of attention are four, or none")
+        if not missing and self.tile == 1:
+            raise ValueError("cluster.device.tile is 1; curves of attention are of whole tiles, so it takes 128")
+        if not isinstance(self.matmul_by_tokens, Mapping):
+            raise ValueError(f"cluster.device.matmul_by_tokens is {self.matmul_by_tokens!r}; it takes curves by model")
+        curves = {
+            model: one if isinstance(one, Curve) else Curve.of(f"cluster.device.matmul_by_tokens.{model}", one)
+            for model, one in self.matmul_by_tokens.items()
+        }
+        object.__setattr__(self, "matmul_by_tokens", curves)
+
+    def attention(self, backward: bool) -> tuple[Curve, Curve] | None:
+        """(of causal segments, of rectangles), where there are curves."""
+        way = "backward" if backward else "forward"
+        causal, full = (getattr(self, f"attention_{way}_{mask}") for mask in ("causal", "full"))
+        return None if causal is None else (causal, full)
+
+    def without_curves(self) -> "Device":
+        return replace(
+            self, attention_forward_causal=None, attention_forward_full=None, attention_backward_causal=None,
+            attention_backward_full=None, matmul_by_tokens={},
+        )  # fmt: skip
+
+    def at_best(self) -> "Device":
+        """Gives the device with attention at the highest rates of its curves, whatever the pieces.
+
+        It is itself where it has no curves. Matmuls stay as they are: a rank with fewer tokens is never faster at each.
+        """
+        if self.attention(False) is None:
+            return self
+        forward, backward = (max(max(one.rates) for one in self.attention(back) or ()) for back in (False, True))
+        plain = replace(self.without_curves(), matmul_by_tokens=self.matmul_by_tokens)
+        return replace(plain, attention_forward_flops=forward, attention_backward_flops=backward)
+
+
+def usual_channels(nic_bandwidth: float) -> int:
+    """What nic_channels: auto comes to; above 400 Gbit/s, where nothing was measured, it is extrapolated."""
+    return 1 if nic_bandwidth <= NARROW_NIC else 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """num_nodes x gpus_per_node ranks; rank r is GPU r % gpus_per_node of node r // gpus_per_node.
+
+    nvlink_bandwidth: bytes/s of one GPU's port to its node's switch, each direction; NVLink or what a node has for it.
+    nic_bandwidth: bytes/s of one NIC, each direction; GPUs are tied to NICs in order, evenly.
+    *_efficiency: share of it that large messages reach. *_latency: seconds of a message of no bytes.
+    *_channels: a link's channels of an equal share of its bandwidth each, of which a message takes one, so that one
+        peer alone reaches bandwidth / channels; collectives take all. nic_channels takes "auto", too: as NCCL has it,
+        1 up to NARROW_NIC bytes/s and 2 above (usual_channels; beyond 400 Gbit/s that is extrapolated).
+    domains: narrower than a node, with links of their own (zbench.describe.links), nearest first; a yaml has them by
+    name. host_*: a GPU's link to its node's memory, each direction, of as many copies at once as it has queues; all or
+    none.
+        No operation uses it yet (zbench.simulator.legs.copies). host_memory: bytes of a node, None where it is not
+        known.
+    links: every class of links, by its number (zbench.describe.links).
+    """
+
+    name: str
+    num_nodes: int
+    gpus_per_node: int
+    nics_per_node: int
+    nic_bandwidth: float
+    nic_efficiency: float
+    nic_latency: float
+    nvlink_bandwidth: float
+    nvlink_efficiency: float
+    nvlink_latency: float
+    device: Device
+    nic_channels: int = 1
+    nvlink_channels: int = 1
+    domains: tuple[Domain, ...] = ()
+    host_bandwidth: float | None = None
+    host_efficiency: float | None = None
+    host_latency: float | None = None
+    host_queues: int = 1
+    host_memory: float | None = None
+    links: tuple[Link, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_name("cluster.name", self.name)
+        for name in ("num_nodes", "gpus_per_node", "nics_per_node"):
+            check_count(f"cluster.{name}", getattr(self, name), 1)
+        if not isinstance(self.device, Device):
+            raise ValueError(f"cluster.device is {self.device!r}; it takes a device, as in cluster/device=h100_80g")
+        if self.nics_per_node > self.gpus_per_node:
+            raise ValueError(
+                f"cluster.nics_per_node is {self.nics_per_node}; "
+                f"at most one per GPU, gpus_per_node={self.gpus_per_node}"
+            )
+        for name, kind in CLUSTER_KINDS.items():
+            if getattr(self, name) is not None or not name.startswith("host"):
+                object.__setattr__(self, name, quantity(f"cluster.{name}", getattr(self, name), kind))
+        given: object = self.nic_channels
+        if given == "auto":
+            object.__setattr__(self, "nic_channels", usual_channels(self.nic_bandwidth))
+        check_channels("cluster.nic_channels", self.nic_channels, ", or auto")
+        check_channels("cluster.nvlink_channels", self.nvlink_channels)
+        check_share("cluster.nic_efficiency", self.nic_efficiency)
+        check_share("cluster.nvlink_efficiency", self.nvlink_efficiency)
+        object.__setattr__(self, "domains", domains_of(self.domains, self.gpus_per_node))
+        object.__setattr__(self, "links", tuple(self._links()))
+
+    def _links(self) -> Iterator[Link]:
+        yield Link("node", self.nvlink_bandwidth * self.nvlink_efficiency, self.nvlink_latency, self.nvlink_channels)
+        yield Link("NIC", self.nic_bandwidth * self.nic_efficiency, self.nic_latency, self.nic_channels)
+        yield from (domain.link for domain in self.domains)
+        rate, share, latency = self.host_bandwidth, self.host_efficiency, self.host_latency
+        if rate is not None and share is not None and latency is not None:
+            check_share("cluster.host_efficiency", share)
+            check_channels("cluster.host_queues", self.host_queues)
+            yield Link("host", rate * share, latency, self.host_queues)
+        elif self.host_queues != 1 or any(given is not None for given in (rate, share, latency)):
+            name = next(name for name in HOST_LINK if getattr(self, name) is None)
+            raise ValueError(f"cluster.{name} is not given; a link to the host has {', '.join(HOST_LINK)}")
+
+    @property
+    def host(self) -> int | None:
+        """The number of the host link's class; None where it is not described."""
+        return None if self.host_bandwidth is None else len(self.links) - 1
+
+    @property
+    def levels(self) -> tuple[tuple[int, int], ...]:
+        """(class of links, ranks that it connects) of every domain, nearest first, and of the node."""
+        inner = [(FIRST_DOMAIN + place, domain.gpus) for place, domain in enumerate(self.domains)]
+        return tuple((link, min(gpus, self.gpus_per_node)) for link, gpus in (*inner, (NVLINK, self.gpus_per_node)))
+
+    def link_of(self, src: Ranks, dst: Ranks) -> NDArray[np.int64]:
+        """int64: the class of links that a message from rank `src` to rank `dst` takes, element by element."""
+        found = np.full(np.broadcast(src, dst).shape, NIC, np.int64)
+        for link, gpus in reversed(self.levels):
+            found[src // gpus == dst // gpus] = link
+        return found
+
+    def link_among(self, num_ranks: Ranks) -> NDArray[np.int64]:
+        """int64 [n]: the class of links that so many ranks in a row need to reach each other, the farthest ones."""
+        found = np.full(len(num_ranks), NIC, np.int64)
+        for link, gpus in reversed(self.levels):
+            found[num_ranks <= gpus] = link
+        return found
+
+    def part(self, num_nodes: int, gpus_per_node: int, nics_per_node: int) -> "Cluster":
+        """Nodes of fewer GPUs and NICs; without domains that such a node cannot be divided into."""
+        fitting = tuple(one for one in self.domains if one.gpus >= gpus_per_node or gpus_per_node % one.gpus == 0)
+        return replace(
+            self, num_nodes=num_nodes, gpus_per_node=gpus_per_node, nics_per_node=nics_per_node, domains=fitting
+        )
+
+    @property
+    def num_ranks(self) -> int:
+        return self.num_nodes * self.gpus_per_node
+
+    @property
+    def num_nics(self) -> int:
+        return self.num_nodes * self.nics_per_node
+
+    @property
+    def node_of(self) -> NDArray[np.int64]:
+        """int64 [num_ranks]: the node of every rank."""
+        return np.arange(self.num_ranks, dtype=np.int64) // self.gpus_per_node
+
+    @property
+    def nic_of(self) -> NDArray[np.int64]:
+        """int64 [num_ranks]: the NIC (counted over the whole cluster) every rank is tied to."""
+        local = np.arange(self.num_ranks, dtype=np.int64) % self.gpus_per_node
+        return self.node_of * self.nics_per_node + local * self.nics_per_node // self.gpus_per_node

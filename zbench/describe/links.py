@@ -1,0 +1,138 @@
+"""The classes of links that a cluster has: who is in one domain, and what a link of it carries. Pure: no torch.
+
+A message goes over the innermost domain that holds both of its ends. Each domain's links are ports of their own, one a
+GPU: those of a pair of GPUs on one card, say, beside those to the rest of the node. Groups of nodes are no domains: a
+message that leaves one would take a NIC and the way out of the group at once, and a message takes one link at each end.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from zbench.describe.named import check_name
+from zbench.describe.units import parse
+
+# Numbers of classes: a node's links, NICs, then those of domains inside a node, nearest first, then links to the host.
+NVLINK, NIC, FIRST_DOMAIN = range(3)
+Level = TypeVar("Level")
+MOST_CHANNELS = 32  # NCCL's own limit
+DOMAIN_KINDS = {"bandwidth": "bytes/s", "latency": "seconds"}
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link of one class, a direction. rate: bytes/s that large messages reach. latency: seconds of no bytes."""
+
+    name: str
+    rate: float
+    latency: float
+    channels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """`gpus` ranks that follow one another in a node and have links among themselves beside the node's.
+
+    Where a node has fewer, as in a part of a cluster, the domain is the node.
+    bandwidth: bytes/s of one GPU's port to the domain, each direction. efficiency: share of it that large messages
+    reach. latency: seconds of a message of no bytes. channels: as a cluster's nvlink_channels.
+    """
+
+    name: str
+    gpus: int
+    bandwidth: float
+    efficiency: float
+    latency: float
+    channels: int = 1
+
+    def __post_init__(self) -> None:
+        check_name("cluster.domains", self.name)
+        key = f"cluster.domains.{self.name}"
+        check_count(f"{key}.gpus", self.gpus, 2)
+        for name, kind in DOMAIN_KINDS.items():
+            object.__setattr__(self, name, quantity(f"{key}.{name}", getattr(self, name), kind))
+        check_share(f"{key}.efficiency", self.efficiency)
+        check_channels(f"{key}.channels", self.channels)
+
+    @property
+    def link(self) -> Link:
+        return Link(self.name, self.bandwidth * self.efficiency, self.latency, self.channels)
+
+
+def domains_of(given: Any, gpus_per_node: int) -> tuple[Domain, ...]:
+    """The domains of nodes of so many GPUs, nearest first; given: domains, or by name what a yaml says of each.
+
+    Raises:
+        ValueError: something that is no domain, or domains that do not lie in one another and in the node.
+    """
+    if isinstance(given, Mapping):
+        given = tuple(_domain(name, of) for name, of in given.items())
+    if not isinstance(given, (tuple, list)) or not all(isinstance(one, Domain) for one in given):
+        raise ValueError(f"cluster.domains is {given!r}; it takes domains by name, as in {{pair: {{gpus: 2, ...}}}}")
+    domains = tuple(sorted(given, key=lambda one: one.gpus))
+    for one, other in pairwise(domains):
+        if other.gpus % one.gpus or other.gpus == one.gpus:
+            outer = f"the {other.gpus} of {other.name}, and be less"
+            raise ValueError(f"cluster.domains.{one.name}.gpus is {one.gpus}; it has to divide {outer}")
+    for one in domains:
+        if one.gpus < gpus_per_node and gpus_per_node % one.gpus:
+            wanted = f"gpus_per_node={gpus_per_node}"
+            raise ValueError(f"cluster.domains.{one.name}.gpus is {one.gpus}; it has to divide {wanted}")
+    return domains
+
+
+def gathering(levels: Iterable[tuple[Level, int]], num_ranks: int) -> Iterator[tuple[Level, int, int]]:
+    """How `num_ranks` ranks in a row gather what each has: (level, n, hops) of every level of links that they need.
+
+    levels: with the ranks that each connects, nearest first. What the n ranks of the level before lack comes in by
+    their ports to this one, an even share each, and is passed on inside; hops: messages that follow one another.
+    """
+    within = 1
+    for level, ranks in levels:
+        reached = min(ranks, num_ranks)
+        if reached > within:
+            yield level, within, reached // within - 1
+            within = reached
+
+
+def _domain(name: Any, given: Any) -> Domain:
+    keys = Domain.__dataclass_fields__.keys() - {"name"}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"cluster.domains.{name} is {given!r}; it takes gpus, bandwidth, efficiency and latency")
+    for key in sorted(map(str, given.keys() - keys)):
+        raise ValueError(f"cluster.domains.{name}.{key} is not known; it has {', '.join(sorted(keys))}")
+    for key in sorted(keys - given.keys() - {"channels"}):
+        raise ValueError(
+            f"cluster.domains.{name}.{key} is not given; a domain has gpus, bandwidth, efficiency, latency"
+        )
+    return Domain(name, **given)
+
+
+def quantity(key: str, given: Any, kind: str) -> float:
+    """An SI number of `kind`, above 0 unless it is of seconds.
+
+    Raises:
+        ValueError: it is none.
+    """
+    value = parse(key, given, kind)
+    if not 0 <= value < float("inf") or (kind != "seconds" and value == 0):
+        least = "at least 0 and finite" if kind == "seconds" else "above 0 and finite"
+        raise ValueError(f"{key} is {given!r}; it has to be {least}")
+    return value
+
+
+def check_count(key: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{key} is {value!r}; it takes a whole number of at least {least}")
+
+
+def check_share(key: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise ValueError(f"{key} is {value!r}; it takes a share above 0 and at most 1")
+
+
+def check_channels(key: str, value: Any, words: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_CHANNELS:
+        given = "null" if value is None else repr(value)
+        raise ValueError(f"{key} is {given}; it takes a whole number from 1 to {MOST_CHANNELS}{words}")

@@ -1,0 +1,186 @@
+"""A transformer as the cost model sees it: shapes, parameters, message sizes. Pure: no torch.
+
+Not the network that trains (that is the torch executor's); this is its arithmetic.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.describe.mask import CAUSAL, Mask
+from zbench.describe.named import check_name
+
+Ints = NDArray[np.int64]
+Tensor = int
+Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, named as in the papers; see zbench.plans.plan
+TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A Llama-like decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, optionally mixture of experts.
+
+    element_bytes: bytes of an activation or parameter (2 for bf16); lse_bytes: of a log-sum-exp.
+    recompute: "none", or "full" (every layer's forward runs again in its backward).
+    sharding: "none" (parameters, gradients and optimizer state on every rank: plain data parallelism), "zero1"
+        (parameters and gradients on every rank, optimizer state split over all ranks) or "zero3" (parameters,
+        gradients and optimizer state split over all ranks; also FSDP).
+    kernels: elementwise work "fused" (Transformer Engine, torch.compile) or "eager" (one kernel an operation).
+    loss: with "whole" logits, or "chunked": of some tokens at a time, as the torch executor's (zbench.cost.loss).
+    overlap_collectives: parameters' gathers and gradients' reductions run beside the layers, which wait only for what
+        does not fit (FSDP's prefetch; Megatron-LM's --overlap-param-gather, --overlap-grad-reduce). If not, all is
+        waited for.
+    tensor_parallel: GPUs of a node that are one rank of a plan (zbench.cost.groups).
+    pipeline_parallel: stages that the layers are divided over (zbench.cost.stacks); micro_batches: parts of equal
+    tokens in
+        which a batch with stages is planned, by systems that do not choose a number of their own.
+    mask: what a query sees of its sequence, in every layer; a run sets it (its key `mask`).
+    """
+
+    name: str
+    num_layers: int
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_hidden: int
+    vocab: int
+    tied_embeddings: bool = False
+    num_experts: int = 1
+    experts_per_token: int = 1
+    element_bytes: int = 2
+    lse_bytes: int = 4
+    recompute: Literal["none", "full"] = "none"
+    sharding: Literal["none", "zero1", "zero3"] = "zero1"
+    kernels: Literal["fused", "eager"] = "fused"
+    loss: Literal["whole", "chunked"] = "whole"
+    overlap_collectives: bool = True
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    micro_batches: int = 1
+    mask: Mask = CAUSAL
+
+    def __post_init__(self) -> None:
+        check_name("model.name", self.name)
+        for field in (
+            "num_layers",
+            "hidden",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "ffn_hidden",
+            "vocab",
+            "num_experts",
+            "experts_per_token",
+            "element_bytes",
+            "lse_bytes",
+            "tensor_parallel",
+            "pipeline_parallel",
+            "micro_batches",
+        ):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"model.{field} is {value!r}; it takes a whole number of at least 1")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"model.num_kv_heads is {self.num_kv_heads}; it has to divide num_heads={self.num_heads}")
+        if self.experts_per_token > self.num_experts:
+            raise ValueError(
+                f"model.experts_per_token is {self.experts_per_token}; at most num_experts={self.num_experts}"
+            )
+        for field, choices in (
+            ("recompute", ("none", "full")),
+            ("sharding", ("none", "zero1", "zero3")),
+            ("kernels", ("fused", "eager")),
+            ("loss", ("whole", "chunked")),
+        ):
+            if getattr(self, field) not in choices:
+                raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")
+        if not isinstance(self.mask, Mask):
+            raise ValueError(f"model.mask is {self.mask!r}; it is a key of the run, as in mask=window:4096")
+        if not isinstance(self.overlap_collectives, bool):
+            raise ValueError(f"model.overlap_collectives is {self.overlap_collectives!r}; it takes true or false")
+
+    # -- parameters -------------------------------------------------------------------------------
+    @property
+    def attention_params(self) -> int:
+        """Parameters of one layer's q, k, v and output projections."""
+        return self.hidden * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+
+    @property
+    def ffn_params(self) -> int:
+        """Parameters of one SwiGLU feed-forward (gate, up, down): of one expert where there are experts."""
+        return 3 * self.hidden * self.ffn_hidden
+
+    @property
+    def router_params(self) -> int:
+        return self.hidden * self.num_experts if self.num_experts > 1 else 0
+
+    @property
+    def layer_matmul_params(self) -> int:
+        """Parameters of one layer that a token is multiplied with (active experts only)."""
+        return self.attention_params + self.ffn_params * self.experts_per_token + self.router_params
+
+    @property
+    def layer_params(self) -> int:
+        """Parameters of one layer, all experts and both norms."""
+        return self.attention_params + self.ffn_params * self.num_experts + self.router_params + 2 * self.hidden
+
+    @property
+    def head_params(self) -> int:
+        """Parameters of the output projection onto the vocabulary."""
+        return self.vocab * self.hidden
+
+    @property
+    def active_matmul_params(self) -> int:
+        """Parameters a token is multiplied with: all layers and the head; the embedding look-up multiplies nothing."""
+        return self.num_layers * self.layer_matmul_params + self.head_params
+
+    @property
+    def total_params(self) -> int:
+        embeddings = self.head_params * (1 if self.tied_embeddings else 2)
+        return self.num_layers * self.layer_params + embeddings + self.hidden
+
+    @property
+    def elementwise_bytes(self) -> int:
+        """Bytes per token that one layer's norms, RoPE, residuals and activation read and write in the forward.
+
+        Fused: two norms (read and write hidden each), two residual additions (two reads, a write), RoPE
+        on q and k (read, write), SwiGLU (gate and up in, product out). Eager, operation by operation with
+        float32 inside: a norm passes 28 bytes an element, RoPE 24, SwiGLU 10 in all, an addition 6.
+        """
+        rope, ffn = self.head_dim * (self.num_heads + self.num_kv_heads), self.ffn_hidden * self.experts_per_token
+        if self.kernels == "eager":
+            return 68 * self.hidden + 24 * rope + 10 * ffn
+        return self.element_bytes * (10 * self.hidden + 2 * rope + 3 * ffn)
+
+    # -- messages ---------------------------------------------------------------------------------
+    def message_bytes_per_token(self, tensor: Tensor, head_lo: int, head_hi: int) -> int:
+        """Bytes of one token's `tensor` for query heads [head_lo, head_hi).
+
+        kv and dkv hold the kv heads that those query heads read (grouped-query attention), k and v;
+        o travels with its log-sum-exp; do with the log-sum-exp and the row sum of do * o that the
+        flash-attention backward needs.
+        """
+        one = self.message_bytes(*(np.array([value]) for value in (tensor, head_lo, head_hi)))
+        return int(one[0])
+
+    def message_bytes(self, tensor: Ints, head_lo: Ints, head_hi: Ints) -> Ints:
+        """`message_bytes_per_token` of many messages, [n]; 0 where tensor is -1."""
+        sizes: Ints = np.asarray(message_size(tensor, head_lo, head_hi, *self.message_rows()), np.int64)
+        return sizes
+
+    def message_rows(self) -> tuple[Ints, Ints, int]:
+        """(bytes by tensor a query head, bytes a kv head, query heads to a kv head): of one token's message."""
+        row = self.head_dim * self.element_bytes
+        per_head, per_kv_head = np.zeros((2, len(TENSOR_NAMES) + 1), np.int64)  # the last one is tensor -1
+        per_head[[Q, O, DO, DQ]] = row, row + self.lse_bytes, row + 2 * self.lse_bytes, row
+        per_kv_head[[KV, DKV]] = 2 * row
+        return per_head, per_kv_head, self.num_heads // self.num_kv_heads
+
+
+def message_size(tensor, lo, hi, per_head, per_kv_head, group):  # type: ignore[no-untyped-def]
+    """Bytes of a token's messages: of arrays of them, or of one in a compiled loop."""
+    kv_heads = -(-hi // group) - lo // group
+    return per_head[tensor] * (hi - lo) + per_kv_head[tensor] * kv_heads

@@ -1,0 +1,1 @@
+"""python -m zbench.fidelity: how well the simulator predicts what was measured."""

@@ -1,0 +1,172 @@
+"""python -m zbench.fidelity: how well the simulator predicts what was measured, system by system.
+
+    python -m zbench.fidelity executor=desk cluster=desk_2x4_a800 workload=longtail_4k steps=5 \\
+        --systems ring,ulysses,zeppelin --out results/fidelity.jsonl     # measures, then compares
+    python -m zbench.fidelity --out results/fidelity.jsonl               # compares what that file holds; --markdown
+
+Every measured run of the record is planned and simulated again from its own configuration, on the same batches.
+Exit codes: 0; 1 a run failed; 2 bad input; 130 stopped by Ctrl-C (what was measured stays in the record).
+"""
+
+import sys
+
+from zbench.console.command import Parser, loading, ran
+
+with loading(__name__):
+    import subprocess
+    from collections.abc import Mapping, Sequence
+    from dataclasses import dataclass
+    from statistics import median
+
+    import numpy as np
+    from rich.table import Table
+    from scipy.stats import rankdata
+
+    from zbench.console.console import show
+    from zbench.record.metrics import Facts, counted, nic_bytes, nic_utilization
+    from zbench.record.record import Line, Run
+    from zbench.record.records import each, read_all
+    from zbench.record.rows import label, setting
+    from zbench.run.known import add_trust
+    from zbench.run.replay import Replay
+
+LEAST_RANKED = 3  # systems: two are in the same order or in the other one, which is no correlation
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """A system's steps, measured and simulated.
+
+    of: system, workload and settings (zbench.record.rows). measured, simulated: mean seconds. error: of the means,
+    simulated against measured. errors: absolute, of each step. nic: mean utilisation of all NICs. bytes_error: of all
+    that crossed NICs, measured against simulated (headers and acknowledgements are measured only). late: share of the
+    steps by which messages were late on average (zbench.runtime.network.lateness); None: not on a desk. invalid: steps
+    that do not count."""
+
+    of: Mapping[str, str]
+    measured: float
+    simulated: float
+    errors: Sequence[float]
+    nic_measured: float
+    nic_simulated: float
+    bytes_error: float
+    late: float | None
+    invalid: int
+
+    @property
+    def error(self) -> float:
+        return self.simulated / self.measured - 1
+
+
+def fidelity(run: Run, trust: bool = False) -> Fidelity:
+    """Compares a run's steps with what the simulator predicts of them. trust: as of Replay.
+
+    Raises:
+        ValueError: the run was simulated itself, holds no step that counts, or cannot be planned again as it was.
+    """
+    steps = counted(run.steps)
+    if run.start["facts"]["simulated"] or not steps:
+        raise ValueError(f"the run of {label(run.start, 'system')} has no measured step that counts")
+    replay = Replay.of(run)
+    predicted = [replay.parts.executor.step(*replay.step(step)) for step in steps]
+    facts = Facts.of(run.start["facts"])
+    again = [{"seconds": one.seconds, "nic_tx_bytes": one.nic_tx_bytes, "nic_rx_bytes": one.nic_rx_bytes}
+             for one in predicted]  # fmt: skip
+    seconds = [(step["seconds"], one.seconds) for step, one in zip(steps, predicted, strict=True)]
+    return Fidelity(
+        {**{group: label(run.start, group) for group in ("system", "workload")}, **setting(run.start)},
+        measured=float(np.mean([one for one, _ in seconds])),
+        simulated=float(np.mean([other for _, other in seconds])),
+        errors=[abs(other / one - 1) for one, other in seconds],
+        nic_measured=float(np.mean(nic_utilization(facts, steps))),
+        nic_simulated=float(np.mean(nic_utilization(facts, again))),
+        bytes_error=sum(nic_bytes(steps)) / max(1.0, sum(nic_bytes(again))) - 1,
+        late=_late(steps),
+        invalid=len(run.steps) - len(steps),
+    )
+
+
+def _late(steps: Sequence[Line]) -> float | None:
+    told = [step["phases"]["late"] for step in steps if "late" in step.get("phases", {})]
+    return sum(told) / sum(step["seconds"] for step in steps) if told else None
+
+
+def order(found: Sequence[Fidelity]) -> str:
+    """Whether systems come out in the measured order, in words; of a system's several runs the means count."""
+    seconds: dict[str, list[tuple[float, float]]] = {}
+    for one in found:
+        seconds.setdefault(one.of["system"], []).append((one.measured, one.simulated))
+    measured, simulated = np.array([np.mean(runs, axis=0) for runs in seconds.values()]).T
+    if len(measured) == 1:
+        return f"only {next(iter(seconds))} was measured, which has no order"
+    if len(measured) < LEAST_RANKED:
+        kept = bool((np.diff(measured) * np.diff(simulated) > 0).all())
+        return f"{' and '.join(seconds)} are {'' if kept else 'not '}simulated in the measured order"
+    value = np.corrcoef(rankdata(measured), rankdata(simulated))[0, 1]
+    return f"rank correlation of the order of {len(measured)} systems (Spearman): {value:.2f}"
+
+
+def main() -> int:
+    return ran(_main, "what was measured is in the record")
+
+
+def _main() -> int:
+    parser = Parser(prog="python -m zbench.fidelity", description="Simulated against measured, by system.")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of a run, as for python -m zbench")
+    parser.add_argument("--systems", default="ring,ulysses,zeppelin", help="to measure (default ring,ulysses,zeppelin)")
+    parser.add_argument("--out", default="results/fidelity.jsonl", help="the record (default results/fidelity.jsonl)")
+    parser.add_argument("--markdown", action="store_true", help="the table for a document")
+    add_trust(parser)
+    asked = parser.parse_args()
+    if asked.overrides:
+        for system in asked.systems.split(","):
+            own = [f"system={system}", "baseline=null", "tracker=none", f"out={asked.out}"]
+            done = subprocess.run([sys.executable, "-m", "zbench", *asked.overrides, *own], stdout=subprocess.DEVNULL)
+            if done.returncode != 0:
+                return done.returncode
+    measured = [run for run in read_all([asked.out]) if not run.start["facts"]["simulated"] and run.steps]
+    for run in measured:
+        if not counted(run.steps):
+            print(f"zbench: no step of {label(run.start, 'system')} counts: this machine was too busy", file=sys.stderr)
+    found = each([run for run in measured if counted(run.steps)], fidelity)
+    if not found:
+        raise ValueError(
+            f"--out is {asked.out}; it holds no measured run that counts, and without KEY=VALUE nothing is measured"
+        )
+    _print(found, asked.markdown)
+    return 0
+
+
+def _print(found: Sequence[Fidelity], markdown: bool) -> None:
+    several = [key for key in found[0].of if key != "system" and len({one.of[key] for one in found}) > 1]
+    titles = [*several, "system", "measured", "simulated", "error", "steps: median, worst", "NICs measured",
+              "simulated", "bytes", "late", "do not count"]  # fmt: skip
+    rows = [
+        [
+            *(one.of[group] for group in several), one.of["system"], f"{one.measured:.3f}", f"{one.simulated:.3f}",
+            f"{one.error:+.1%}", f"{median(one.errors):.1%}, {max(one.errors):.1%}", f"{one.nic_measured:.1%}",
+            f"{one.nic_simulated:.1%}", f"{one.bytes_error:+.1%}", "-" if one.late is None else f"{one.late:.1%}",
+            f"{one.invalid}",
+        ]
+        for one in found
+    ]  # fmt: skip
+    if markdown:
+        for row in (titles, ["---"] * len(titles), *rows):
+            print(f"| {' | '.join(row)} |")
+        print()
+    else:
+        table = Table(title="mean seconds a step; NIC utilisation, mean of all NICs")
+        for at, title in enumerate(titles):
+            table.add_column(title, justify="right" if at > len(several) else "left")
+        for row in rows:
+            table.add_row(*row)
+        show(table)
+    errors = [abs(one.error) for one in found]
+    print(f"error of the means: median {median(errors):.1%}, worst {max(errors):.1%}")
+    for place in dict.fromkeys(tuple(one.of[group] for group in several) for one in found):
+        mine = [one for one in found if tuple(one.of[group] for group in several) == place]
+        print(f"{', '.join(place)}: {order(mine)}" if place else order(mine))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""A batch in parts, for systems that do not choose a number of micro-batches themselves. Pure: no torch."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from zbench.describe.batch import Batch
+from zbench.interfaces.protocols import System
+from zbench.plans.plan import Ints, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """`system`, given a batch in `count` parts of about equal tokens, one after the other; in fewer where there are
+    fewer sequences. What it needs more micro-batches for, as memory, it still decides."""
+
+    system: System
+    count: int
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Those of `system` (zbench.interfaces.protocols)."""
+        names: tuple[str, ...] = getattr(self.system, "packages", ())
+        return names
+
+    def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        every = np.arange(len(batch.lengths), dtype=np.int64)
+        plans: list[Plan] = []
+        for part in dealt(every, batch.lengths, min(self.count, len(every))):
+            documents = None if batch.documents is None else batch.documents[part]
+            found = self.system.plan(replace(batch, lengths=batch.lengths[part], documents=documents))
+            plans += [plan.with_(sequences=part[plan.sequences]) for plan in found]
+        return tuple(plans)
+
+
+def undealt(system: System) -> System:
+    """The system itself, without Dealt around it."""
+    return system.system if isinstance(system, Dealt) else system
+
+
+def dealt(seqs: Ints, lengths: Ints, count: int) -> list[Ints]:
+    """`seqs` in `count` parts of about equal tokens, the longest first, each to the part with the fewest tokens."""
+    parts: list[list[int]] = [[] for _ in range(count)]
+    held = np.zeros(count, np.int64)
+    for seq in seqs[np.argsort(-lengths[seqs], kind="stable")]:
+        part = int(held.argmin())
+        parts[part].append(int(seq))
+        held[part] += lengths[seq]
+    return [np.sort(np.array(part, np.int64)) for part in parts]

@@ -1,0 +1,58 @@
+"""What one step yields: raw quantities only. Pure: no torch.
+
+Throughput, MFU, utilisation and every other ratio are derived from these when a record is read
+(zbench.record.metrics), so that a formula can be corrected without running again.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Raw quantities of one training step; seconds and bytes, lists are per rank or per NIC.
+
+    A rank is a GPU, or with tensor parallelism several GPUs that do the same at the same time.
+
+    seconds: the whole step on the slowest rank (the clock of the described cluster where simulated).
+    bound_seconds: no plan could be faster under the same cost model (zbench.cost.bound).
+    ceiling_seconds: none with these gathers and reductions could be (zbench.cost.bound); None where training is real.
+    attention_seconds, linear_seconds: [num_ranks] busy time of the compute lane.
+    communication_seconds: [num_ranks] time in which at least one of the rank's transfers was under way, plus
+        that of parameters and gradients (which may overlap them: never more than the step);
+        exposed_seconds: the part of it with the compute lane idle.
+    exposed_nic_seconds: [num_ranks] the part of exposed_seconds with an attention message across nodes under way; None
+        where that is not told apart.
+    nic_tx_bytes, nic_rx_bytes: [num_nics] bytes that crossed each NIC: the same, and parameters and gradients.
+    nvlink_bytes: bytes that moved inside nodes for attention, tensor and pipeline parallelism (gradients are counted
+        on NICs alone).
+    peak_bytes: [num_ranks] highest memory in use on a GPU of the rank; capacity_bytes: what a GPU has.
+    out_of_memory: some peak is above the capacity; a real run would have died here.
+    loss: token-mean loss over the global batch; None where nothing was trained.
+    checks: what the checks asked for found, by name; each has passed.
+    valid: its seconds count; False where a paced device's real work took so much longer than modelled that they do not.
+    nic_series: {} or, of every NIC, the bytes that crossed it in each "interval" (seconds) of the step: "tx", "rx",
+        [num_nics][num_intervals].
+    recompute: {} or, where training is real, what ran again and why (zbench.runtime.job.footprint.Choice).
+    """
+
+    seconds: float
+    bound_seconds: float
+    attention_seconds: list[float]
+    linear_seconds: list[float]
+    communication_seconds: list[float]
+    exposed_seconds: list[float]
+    nic_tx_bytes: list[int]
+    nic_rx_bytes: list[int]
+    nvlink_bytes: int
+    peak_bytes: list[int]
+    capacity_bytes: int
+    out_of_memory: bool
+    ceiling_seconds: float | None = None
+    loss: float | None = None
+    exposed_nic_seconds: list[float] | None = None
+    phases: dict[str, float] = field(default_factory=dict)
+    checks: dict[str, float] = field(default_factory=dict)
+    valid: bool = True
+    nic_series: dict[str, Any] = field(default_factory=dict)
+    recompute: dict[str, Any] = field(default_factory=dict)

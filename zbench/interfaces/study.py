@@ -1,0 +1,67 @@
+"""What a configuration that is chosen before a run may be chosen by, and what was chosen. Pure: no torch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.cluster import Cluster
+from zbench.describe.model import Model
+
+# How many is a judgement: on 32 GPUs choosing takes some seconds.
+DRAWN = 2000  # batches, of which all but one in a thousand have to fit
+HARD = 0.999  # the batch that has to fit memory: where it stands among those drawn, by longest sequence
+PLAYED = 20  # batches, evenly from those drawn by longest sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """cluster, model: as configured. batch: gives batch number 0, 1, ...; none of them is one of the run's.
+
+    cost_of: the cost model that planners see, of a model with some parallelism (ValueError: it does not divide).
+    trains: whether plans are run for real; then the model stays as configured.
+    tell: takes a word on what is being done, as choosing may take a minute.
+    free: keys of the model that every system chooses (zbench.run.fastest.FREE).
+    """
+
+    cluster: Cluster
+    model: Model
+    batch: Callable[[int], Batch]
+    cost_of: Callable[[Model], Cost]
+    trains: bool = False
+    tell: Callable[[str], None] = field(default=lambda _: None)
+    free: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen before a run: keys of the model, keys of whatever makes the plans, and both in words."""
+
+    model: Mapping[str, Any]
+    keys: Mapping[str, Any]
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a distribution of lengths is judged by. hard: a batch that has to fit memory, as its longest sequence is
+    exceeded in one batch of a thousand alone. played: batches whose steps are played, by longest sequence."""
+
+    hard: Batch
+    played: Sequence[Batch]
+
+    @staticmethod
+    def of(study: Study) -> "Sample":
+        study.tell(f"drawing {DRAWN:,} batches")
+        drawn = sorted((study.batch(number) for number in range(DRAWN)), key=lambda batch: int(batch.lengths.max()))
+        return Sample(drawn[int(HARD * DRAWN)], spread(drawn, PLAYED))
+
+    def some(self, count: int) -> Sequence[Batch]:
+        """Gives `count` of those to be played."""
+        return spread(self.played, count)
+
+
+def spread(batches: Sequence[Batch], count: int) -> list[Batch]:
+    """Gives `count` of them, evenly from first to last."""
+    return [batches[(2 * i + 1) * len(batches) // (2 * count)] for i in range(count)]

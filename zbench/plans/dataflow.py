@@ -1,0 +1,186 @@
+"""Who makes what an operation uses: the data edges of a list of operations. Pure: no torch.
+
+An item is (tensor, block, rank). Copies (q, kv, do) are there from the start on the block's home
+and come elsewhere by transfer; sums (o, dq, dkv) collect what attends and arrivals add, and a
+transfer takes all that has been added so far. Every rule about operations and data is here: the
+verifier reports the first one broken, the simulator and the list scheduler wait along the edges,
+and the memory account follows the items.
+"""
+
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+
+from zbench.describe.model import TENSOR_NAMES
+from zbench.plans.plan import Column, Ops, Plan
+from zbench.plans.touches import ACTION, ADD, HI, IS_COPY, LO, PLACE, READ, TAKE, WRITE, scratch, source, touches
+
+_OK, _MISSING, _TWICE, _NOTHING, _SPLIT, _LEFT = range(6)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first rule an operation breaks: what, at which operation (-1: before any), block and rank."""
+
+    reason: str
+    op: int
+    block: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Edges:
+    """producer[i] has to be complete before consumer[i] starts; both int32 [num_edges], operation indices."""
+
+    producer: Column
+    consumer: Column
+
+
+def edges(plan: Plan, ops: Ops, backward: bool) -> Edges | Fault:
+    """The data edges of `ops`, or the first rule they break: of the first item by tensor, block and rank."""
+    room = 2 * len(ops) + 16
+    found = _followed(plan, ops, backward, room)
+    return found if isinstance(found, Fault) else Edges(*found)
+
+
+def fault(plan: Plan, ops: Ops, backward: bool) -> Fault | None:
+    """The first rule that `ops` break, without the edges."""
+    found = _followed(plan, ops, backward, 0)
+    return found if isinstance(found, Fault) else None
+
+
+def _followed(plan: Plan, ops: Ops, backward: bool, room: int) -> tuple[Column, Column] | Fault:
+    of = source(plan, ops, backward)
+    work = scratch(of, len(plan.blocks))
+    first, producer, consumer = _follow(of, work, plan.blocks.home, room)
+    return (producer, consumer) if first[0] == _OK else _fault(plan, *first.tolist())
+
+
+def _fault(plan: Plan, code: int, tensor: int, block: int, rank: int, op: int) -> Fault:
+    home, what = int(plan.blocks.home[block]), f"{TENSOR_NAMES[tensor]} of block {block}"
+    reason = {
+        _MISSING: f"uses {what} on rank {rank} before an earlier operation brought it there",
+        _TWICE: f"brings {what} to rank {rank}, which has it already",
+        _NOTHING: f"sends {what} from rank {rank}, where nothing was added to it for all of these heads",
+        _SPLIT: f"sends {what} from rank {rank} for heads that cut through an earlier contribution",
+        _LEFT: f"adds to {what} on rank {rank}, and nothing sends that home to rank {home}",
+    }[code]
+    return Fault(reason, op, block, rank)
+
+
+@nb.njit(cache=True)
+def _follow(of, work, home, room):  # type: ignore[no-untyped-def]
+    """Every rank's items: (the first fault, producers, consumers); no edges where there is room for none.
+
+    A fault is (code, tensor, block, rank, operation).
+    """
+    offsets, index = of[3]
+    table, order, runs, keys, _ = work
+    producer, consumer = np.empty(room, np.int32), np.empty(room, np.int32)
+    taken = np.empty(len(order), np.bool_)
+    first, count = np.array([_OK, 0, 0, 0, -1]), 0
+    for rank in range(len(offsets) - 1):
+        num, items = touches(rank, of, work, home)
+        mine = index[offsets[rank] : offsets[rank + 1]]
+        while True:
+            taken[:num] = False
+            after = _match(rank, items, table, order, runs, keys, home, taken, mine, producer, consumer, count, first)
+            if not room or after <= len(producer):
+                break
+            producer, consumer = _grown(producer), _grown(consumer)
+        count = after
+    return first, producer[:count], consumer[:count]
+
+
+@nb.njit(cache=True)
+def _grown(column):  # type: ignore[no-untyped-def]
+    larger = np.empty(2 * len(column), np.int32)
+    larger[: len(column)] = column
+    return larger
+
+
+@nb.njit(cache=True)
+def _match(rank, items, table, order, runs, keys, home, taken, mine, producer, consumer, count, first):  # type: ignore[no-untyped-def]
+    """Walks one rank's items, touch by touch; returns the number of edges so far, and writes them where there is room.
+
+    first: the first fault of all, which is replaced by one of an item before its own.
+    """
+    for item in range(items):
+        tensor, block = keys[item] // len(home), keys[item] % len(home)
+        begin, end, is_home = runs[item], runs[item + 1], home[block] == rank
+        code, fault_at, open_sums = _OK, -1, not IS_COPY[tensor] and not is_home
+        for turn in range(begin, end):
+            at = order[turn]
+            action, lo, hi = table[at, ACTION], table[at, LO], table[at, HI]
+            if action == READ:
+                reach = lo
+                while reach < hi and code == _OK:  # the head range may have come in several transfers
+                    found = -1
+                    for before in range(begin, turn):
+                        other = order[before]
+                        if table[other, ACTION] == WRITE and table[other, LO] <= reach < table[other, HI]:
+                            found = other
+                    if found < 0:
+                        code = _MISSING
+                        break
+                    reach = table[found, HI]
+                    if table[found, PLACE] >= 0:
+                        if count < len(producer):
+                            producer[count], consumer[count] = mine[table[found, PLACE]], mine[table[at, PLACE]]
+                        count += 1
+            elif action == WRITE:
+                code = _TWICE if is_home or _overlaps(table, order, begin, turn) else _OK
+            elif action == TAKE:
+                code, count = _take(table, order, begin, turn, taken, mine, producer, consumer, count)
+            if code != _OK:
+                fault_at = at
+                break
+        if code == _OK and open_sums:
+            for turn in range(begin, end):
+                if table[order[turn], ACTION] == ADD and not taken[order[turn]]:
+                    code, fault_at = _LEFT, order[turn]
+                    break
+        if code != _OK and (first[0] == _OK or (tensor, block, rank) < (first[1], first[2], first[3])):
+            place = table[fault_at, PLACE]
+            first[:] = (code, tensor, block, rank, mine[place] if place >= 0 else -1)
+    return count
+
+
+@nb.njit(cache=True)
+def _overlaps(table, order, begin, turn):  # type: ignore[no-untyped-def]
+    """Whether a copy that is there already has some of the heads that arrive."""
+    at = order[turn]
+    for before in range(begin, turn):
+        other = order[before]
+        if table[other, ACTION] == WRITE and table[other, LO] < table[at, HI] and table[at, LO] < table[other, HI]:
+            return True
+    return False
+
+
+@nb.njit(cache=True)
+def _take(table, order, begin, turn, taken, mine, producer, consumer, count):  # type: ignore[no-untyped-def]
+    """A transfer takes all of its heads that was added before: (fault, number of edges so far)."""
+    at = order[turn]
+    lo, hi = table[at, LO], table[at, HI]
+    reach = lo
+    while reach < hi:
+        further = reach
+        for before in range(begin, turn):
+            other = order[before]
+            if table[other, ACTION] == ADD and not taken[other] and table[other, LO] <= reach:
+                further = max(further, table[other, HI])
+        if further == reach:
+            return _NOTHING, count
+        reach = further
+    for before in range(begin, turn):
+        other = order[before]
+        first, last = table[other, LO], table[other, HI]
+        if table[other, ACTION] == ADD and not taken[other] and first < hi and lo < last:
+            if first < lo or last > hi:
+                return _SPLIT, count
+            taken[other] = True
+            if count < len(producer):
+                producer[count], consumer[count] = mine[table[other, PLACE]], mine[table[at, PLACE]]
+            count += 1
+    return _OK, count

@@ -1,0 +1,126 @@
+"""The plan: which rank owns which tokens, and which attends and transfers in what order. Pure: no torch.
+
+A plan is one micro-batch on all ranks. Tokens are grouped into disjoint **blocks** that live and
+move together; an operation is a **transfer** (blocks of one tensor, a range of query heads, from a
+rank to another) or an **attend** (query blocks against key-value blocks on one rank). Operations
+stand in one total order, and each uses only what earlier ones made; that alone excludes deadlock.
+Both are columns (zbench.plans.columns); `Transfer` and `Attend` (zbench.plans.views) show one of them. Whoever makes
+or reads plans finds all of these names here.
+
+What moves: q and kv are copied; o, dq and dkv are sums that collect what attends and arrivals add
+and leave a rank when they are sent; do is copied. What a plan means and when it is correct is
+defined by zbench.plans.dataflow and zbench.proof.verify; this module only holds it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zbench.describe.mask import CAUSAL, Mask
+from zbench.describe.model import TENSOR_NAMES
+from zbench.plans.columns import ATTEND, COLUMNS, TRANSFER, Blocks, Column, Ints, Lists, Ops
+from zbench.plans.pipelines import Pipelines
+from zbench.plans.views import Attend, Transfer
+
+if TYPE_CHECKING:
+    from zbench.plans.pairs import Pairs
+
+__all__ = ["ATTEND", "COLUMNS", "TRANSFER", "Attend", "Blocks", "Column", "Ints", "Lists", "Ops", "Plan", "Transfer"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One micro-batch on all ranks.
+
+    lengths: int64 [num_sequences] of this micro-batch; sequences: int64 [num_sequences], which of the
+        batch's sequences they are. num_ranks; num_heads: query heads every operation's range lies in.
+    blocks, lists (of blocks), lanes (lists of NIC indices inside a node): what operations refer to.
+    forward, backward: operations in order. mask: what a query sees of its sequence.
+    backward_mode: what happens to received kv between forward and backward ("keep", "carry" or
+        "regather", see zbench.passes.reverse); "" while the plan has no backward.
+    serial_legs: the clock plays routed transfers of a rank one after another (zbench.simulator.serial); else legs of
+    successive
+        ones overlap.
+    attention: who computes attention where the plan is really run: "" the plan's own operations; "deepspeed" that
+        package, which then stands for them. Of no meaning to anybody else: a plan is proven and timed as it is.
+    pipelines: groups of ranks that work as one; None: every rank by itself. Tokens and attends are at their leads.
+    notes: what the planner has to say of it (an optimality gap, a fallback used), numbers and words for the record;
+        they mean nothing to what verifies or executes the plan.
+    """
+
+    lengths: Ints
+    sequences: Ints
+    num_ranks: int
+    num_heads: int
+    blocks: Blocks
+    lists: Lists
+    forward: Ops
+    backward: Ops
+    lanes: Lists
+    mask: Mask = CAUSAL
+    backward_mode: str = ""
+    serial_legs: bool = False
+    attention: str = ""
+    pipelines: Pipelines | None = None
+    notes: Mapping[str, float | str] = field(default_factory=dict)
+
+    def with_(self, **changes: object) -> "Plan":
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    @cached_property
+    def tokens_per_rank(self) -> Ints:
+        """int64 [num_ranks]: tokens every rank is home of."""
+        return np.bincount(self.blocks.home, weights=self.blocks.tokens, minlength=self.num_ranks).astype(np.int64)
+
+    @property
+    def num_transfers(self) -> int:
+        """The number of transfers of a layer, forward and backward; a routed one counts once."""
+        return sum(int((ops.kind == TRANSFER).sum()) for ops in (self.forward, self.backward))
+
+    @cached_property
+    def list_tokens(self) -> Ints:
+        """int64 [num_lists]: tokens of each list of blocks."""
+        total = np.concatenate([[0], np.cumsum(self.blocks.tokens[self.lists.items])])
+        return np.asarray(total[self.lists.offsets[1:]] - total[self.lists.offsets[:-1]], np.int64)
+
+    @cached_property
+    def pairs(self) -> "Pairs":
+        """Every distinct (q list, kv list) that an attend of the plan has, and its work."""
+        from zbench.plans.pairs import Pairs  # which is about plans, and so imports this module
+
+        return Pairs.of(self, self.forward, self.backward)
+
+    def view(self, ops: Ops, index: int) -> Transfer | Attend:
+        heads = (int(ops.head_lo[index]), int(ops.head_hi[index]))
+        blocks = tuple(self.lists[int(ops.blocks[index])].tolist())
+        if ops.kind[index] == ATTEND:
+            return Attend(int(ops.src[index]), blocks, tuple(self.lists[int(ops.kv_blocks[index])].tolist()), heads)
+        via = tuple(self.lanes[int(ops.via[index])].tolist()) if ops.via[index] >= 0 else ()
+        return Transfer(
+            TENSOR_NAMES[int(ops.tensor[index])],
+            blocks,
+            heads,
+            int(ops.src[index]),
+            int(ops.dst[index]),
+            via,
+            bool(ops.keep[index]),
+            bool(ops.collective[index]),
+        )
+
+    def views(self, ops: Ops) -> Iterator[Transfer | Attend]:
+        return (self.view(ops, index) for index in range(len(ops)))
+
+    def __str__(self) -> str:
+        lines = [
+            f"plan of {len(self.lengths)} sequences, {int(self.lengths.sum())} tokens, {self.num_ranks} ranks, "
+            f"{len(self.blocks)} blocks"
+        ]
+        for name, ops in (("forward", self.forward), ("backward", self.backward)):
+            lines.append(f"{name}: {len(ops)} operations")
+            lines += [
+                f"  {index:4d} {view}" for index, view in enumerate(self.views(ops.take(np.arange(min(len(ops), 60)))))
+            ]
+        return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""python -m zbench.predicted: measured steps of one GPU beside simulated ones."""

@@ -1,0 +1,1 @@
+"""The proof that a plan is correct, before anything runs it."""

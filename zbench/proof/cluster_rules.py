@@ -1,0 +1,63 @@
+"""What a plan has to have in common with the cluster and the model it is made for. Pure: no torch.
+
+A rank, a head or a lane that the plan names and the cluster has not would be charged to somebody else, or to nobody:
+an operation routed over no lane is never sent.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.plans.plan import Plan
+
+
+def cluster_fault(plan: Plan, cost: Cost | None) -> str:
+    """Returns the first rule that the plan breaks, "" if none; without a cost model only of those that need none."""
+    return next(_faults(plan, cost), "")
+
+
+def _faults(plan: Plan, cost: Cost | None) -> Iterator[str]:
+    if cost is not None:
+        if plan.num_ranks != cost.cluster.num_ranks:
+            name, ranks = cost.cluster.name, cost.cluster.num_ranks
+            yield f"plan.num_ranks is {plan.num_ranks}; the cluster {name} has {ranks} ranks"
+        if plan.num_heads != cost.model.num_heads:
+            yield f"plan.num_heads is {plan.num_heads}; the model {cost.model.name} has {cost.model.num_heads} heads"
+        if plan.pipelines is not None and not cost.pipelines:
+            yield "plan.pipelines has groups of ranks; what runs this plan takes plans without them, which is None"
+    yield from _lane_faults(plan, cost)
+    if cost is not None:
+        yield from _route_faults(plan, cost)
+
+
+def _lane_faults(plan: Plan, cost: Cost | None) -> Iterator[str]:
+    lanes = plan.lanes
+    if (lanes.lengths < 1).any():
+        yield f"plan.lanes has nothing in list {int(np.argmin(lanes.lengths))}; a list has at least one lane"
+    nics = None if cost is None else cost.cluster.nics_per_node
+    outside = (lanes.items < 0) if nics is None else (lanes.items < 0) | (lanes.items >= nics)
+    if outside.any():
+        at = int(np.argmax(outside))
+        right = "lanes are numbered from 0" if nics is None else f"the NICs of a node are 0 to {nics - 1}"
+        yield f"plan.lanes.items[{at}] is {lanes.items[at]}; {right}"
+    row = np.repeat(np.arange(len(lanes)), lanes.lengths)
+    order = np.lexsort((lanes.items, row))
+    row, items = row[order], lanes.items[order]
+    twice = (row[1:] == row[:-1]) & (items[1:] == items[:-1])
+    if twice.any():
+        at = int(np.argmax(twice))
+        yield f"plan.lanes has lane {items[at]} twice in list {row[at]}; the lanes of a list are different ones"
+
+
+def _route_faults(plan: Plan, cost: Cost) -> Iterator[str]:
+    node = cost.cluster.node_of
+    for name, ops in (("forward", plan.forward), ("backward", plan.backward)):
+        routed = np.flatnonzero(ops.via >= 0)
+        inside = routed[node[ops.src[routed]] == node[ops.dst[routed]]]
+        if len(inside):
+            at = int(inside[0])
+            yield (
+                f"{name} operation {at} on rank {ops.src[at]}: via is {ops.via[at]}; a transfer to rank {ops.dst[at]} "
+                "stays in its node and takes -1"
+            )

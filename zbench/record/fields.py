@@ -1,0 +1,173 @@
+"""The fields of a record's lines, what each of them takes, and what is wrong with a line that has something else. Pure.
+
+Readers rely on nothing else: whatever a line holds besides is handed on or shown as it is. Numbers have bounds, so that
+no sum, ratio or square of them leaves what a float can hold.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zbench.record.metrics import Facts
+
+LEAST, MOST = 1e-30, 1e30  # of numbers that are not 0
+_LONGEST = 60  # characters of a value that are shown
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a field takes, in words and as a test.
+
+    each: of the elements of a list, or of the values of an object. quick: whether all of them hold, where there is a
+    faster way to tell than one by one.
+    """
+
+    words: str
+    holds: Callable[[Any], bool]
+    each: "Kind | None" = None
+    quick: Callable[[Any], bool] = lambda _: False
+
+    def fault(self, name: str, value: Any) -> str | None:
+        if not self.holds(value):
+            return f"{name} is {shown(value)}; it takes {self.words}"
+        if self.each is None or value in (None, _MISSING) or self.quick(value):
+            return None
+        found = value.items() if isinstance(value, Mapping) else enumerate(value)
+        faults = (self.each.fault(f"{name}[{key!r}]", one) for key, one in found)
+        return next((told for told in faults if told is not None), None)
+
+    @property
+    def nullable(self) -> "Kind":
+        """It, or null."""
+        return replace(self, words=f"{self.words}, or null", holds=lambda value: value is None or self.holds(value))
+
+    @property
+    def optional(self) -> "Kind":
+        """It, or nothing at all."""
+        return replace(self, holds=lambda value: value is _MISSING or self.holds(value))
+
+
+def shown(value: Any) -> str:
+    """A value for a sentence, cut where it is long."""
+    if value is _MISSING:
+        return "missing"
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def fault(line: Mapping[str, Any]) -> str | None:
+    """What is wrong with a line whose kind is known; None for a whole one."""
+    faults = (kind.fault(name, _at(line, name)) for name, kind in FIELDS[line["kind"]].items())
+    return next((told for told in faults if told is not None), None)
+
+
+def _at(line: Mapping[str, Any], name: str) -> Any:
+    """The value of a name with dots; objects on the way have been looked at before."""
+    value: Any = line
+    for part in name.split("."):
+        value = value.get(part, _MISSING) if isinstance(value, Mapping) else _MISSING
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and (value == 0 or LEAST <= abs(value) <= MOST)
+
+
+def _number(low: float, whole: bool = False) -> Kind:
+    """A number from `low` to MOST."""
+    types = (int,) if whole else (int, float)
+    words = f"a {'whole ' * whole}number {'above 0' if low == LEAST else f'of at least {low:g}'} (at most {MOST:g})"
+    return Kind(words, lambda value: type(value) in types and _is_number(value) and value >= low)
+
+
+def _list(each: Kind, least: int = 1, quick: Callable[[Any], bool] = lambda _: False) -> Kind:
+    words = f"a list{' that is not empty' if least else ''}, each of it {each.words}"
+    return Kind(words, lambda value: isinstance(value, list) and len(value) >= least, each, quick)
+
+
+def _object(each: Kind, *keys: str) -> Kind:
+    """keys: what it has to have."""
+    needed = f" with {', '.join(keys)}" if keys else ""
+    words = f"an object{needed}, each value {each.words}"
+    return Kind(words, lambda value: isinstance(value, dict) and set(keys) <= value.keys(), each)
+
+
+def _are_amounts(values: list[Any]) -> bool:
+    """Tests what AMOUNT tests of each, but fast: a step of a thousand ranks has thousands."""
+    return (
+        {type(value) for value in values} <= {int, float}
+        and max(values) <= MOST
+        and all(value >= LEAST or value == 0 for value in values)
+    )
+
+
+ANY = Kind("anything", lambda _: True)
+TEXT = Kind("text", lambda value: isinstance(value, str))
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+OBJECT = Kind("an object", lambda value: isinstance(value, dict))
+NUMBER, AMOUNT, POSITIVE = Kind(f"a number (at most {MOST:g})", _is_number), _number(0), _number(LEAST)
+WHOLE, COUNT = _number(0, whole=True), _number(1, whole=True)
+AMOUNTS, SERIES = (
+    _list(AMOUNT, quick=_are_amounts),
+    _list(_list(AMOUNT, 0, lambda value: not value or _are_amounts(value))),
+)
+STATUS = Kind("finished, interrupted or failed", lambda value: value in ("finished", "interrupted", "failed"))
+_SAMPLED = _object(ANY, "interval", "tx", "rx")
+SAMPLES = Kind(f"{{}} or {_SAMPLED.words}", lambda value: value == {} or _SAMPLED.holds(value))
+
+FIELDS: Mapping[str, Mapping[str, Kind]] = {
+    "start": {
+        "run": TEXT,
+        "time": TEXT,
+        "command": TEXT.nullable.optional,
+        "config": OBJECT,
+        "config.steps": COUNT,
+        "config.trace": TEXT.nullable.optional,
+        "config.choices": _object(TEXT.nullable).optional,
+        "config.changes": _object(OBJECT).optional,
+        "baseline": _object(ANY, "name", "system").nullable.optional,
+        "chosen": _object(ANY, "model", "keys", "words").nullable.optional,
+        "fingerprint": OBJECT,
+        "fingerprint.sources": TEXT,
+        "fingerprint.commit": TEXT.nullable.optional,
+        "facts": OBJECT,
+        "facts.simulated": FLAG,
+        **dict.fromkeys(("facts.cluster", "facts.device"), TEXT),
+        **dict.fromkeys(("facts.num_nodes", "facts.gpus_per_node", "facts.nics_per_node"), COUNT),
+        **{f"facts.{name}": _number(1) for name in Facts.__dataclass_fields__},
+        "facts.num_gpus": COUNT.optional,  # older records tell it otherwise (zbench.record.older)
+        "facts.embedding_params": AMOUNT,
+        "facts.context_limit": _number(1).nullable,
+        "facts.tensor_parallel": COUNT.optional,
+        "facts.links": TEXT.optional,  # domains and channels that are not the usual ones; without it, none
+        "facts.world": TEXT.optional,  # what is changed of the machine; without it, nothing
+    },
+    "about": {"run": TEXT},
+    "step": {
+        "run": TEXT,
+        "batch": TEXT,
+        "step": WHOLE,
+        **dict.fromkeys(("tokens", "sum_squared", "max_length", "seconds", "bound_seconds"), POSITIVE),
+        "pairs": COUNT.optional,  # visible ones, of masks that are not causal
+        **dict.fromkeys(("plan_seconds", "capacity_bytes"), AMOUNT),
+        **dict.fromkeys(("attention_seconds", "linear_seconds", "communication_seconds", "exposed_seconds"), AMOUNTS),
+        **dict.fromkeys(("nic_tx_bytes", "nic_rx_bytes", "peak_bytes"), AMOUNTS),
+        "ceiling_seconds": POSITIVE.nullable.optional,  # older records have none
+        "exposed_nic_seconds": AMOUNTS.nullable.optional,
+        "out_of_memory": FLAG,
+        "valid": FLAG.optional,
+        "loss": NUMBER.nullable.optional,
+        **dict.fromkeys(("num_sequences", "num_micro_batches", "num_transfers", "nvlink_bytes"), AMOUNT.optional),
+        **dict.fromkeys(("phases", "checks"), _object(NUMBER).optional),
+        "octaves": _object(AMOUNTS).optional,
+        "plan_notes": _list(OBJECT).optional,
+        "trace": _object(TEXT, "file", "digest").nullable.optional,
+        "nic_series": SAMPLES.nullable.optional,
+        "nic_series.interval": POSITIVE.optional,
+        **dict.fromkeys(("nic_series.tx", "nic_series.rx"), SERIES.optional),
+    },
+    "end": {"run": TEXT, "status": STATUS, "message": TEXT.optional},
+}
+# Lists of the same ranks, or NICs, which are as long as each other; those of NICs in every step of a run.
+ALIKE = (("attention_seconds", "linear_seconds", "exposed_seconds"), ("nic_tx_bytes", "nic_rx_bytes"))

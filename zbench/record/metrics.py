@@ -1,0 +1,263 @@
+"""Metrics: every derived number and its formula. Pure: raw records in, figures out; no torch.
+
+The FLOPs of a step, constant by constant (tokens N = sum of s, S = sum of s^2 over its sequences):
+
+    matmuls     2 FLOPs (multiply and add) x parameter x token forward; backward needs two products of
+                the same size (for the input and for the weights): 2 x (1 + 2) = 6 x parameters x N.
+    attention   a query of a causal sequence sees itself and what stands before it: s(s+1)/2 pairs; under another
+                mask (zbench.describe.mask) the step's `pairs` are those that are visible.
+                Each pair costs 2 x head_dim for q.k and 2 x head_dim for weighting v: 4 x head_dim, in
+                every head and layer. Backward has four such products (dV, dP, dQ, dK), twice the
+                forward. Together 3 x 4 x head_dim x heads x layers x (S + N) / 2.
+                A flash-attention kernel does 2.5 times the forward in its backward, as it computes q.k
+                again to save memory. That is recomputation, and MFU counts none.
+
+MFU = FLOPs / (seconds x GPUs x peak dense bf16 FLOP/s). Conventions differ by up to five times on
+batches with a long tail, so every table names its own; see CONVENTIONS and docs/metrics.md.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from statistics import median
+from typing import Any, TypeVar
+
+CONVENTIONS = {
+    "zbench": "6 x active matmul parameters x tokens + visible attention over the real lengths, forward and backward, "
+    "no recomputation counted",
+    "megatron": "6 x active matmul parameters x tokens + attention over half of sum s^2, embedding look-up left out",
+    "verl": "6 x all active parameters, embedding included, x tokens + attention over half of sum s^2",
+    "torchtitan": "6 x active parameters without the embedding x tokens + full, non-causal attention as if every "
+    "sequence were as long as the context limit",
+    "6nd": "6 x all active parameters x tokens, no attention",
+}
+
+
+IDLE = 0.05  # of a NIC's rate: acknowledgements of what the other direction carries are 1 to 2 %
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What metrics need to know of the cluster and the model, from a run's start line.
+
+    num_ranks: of a plan, fewer than GPUs where there is tensor parallelism; all else is of GPUs and NICs as configured.
+    active_params: parameters a token meets, embedding, norms and active experts included.
+    active_matmul_params: those it is multiplied with; head_params: of the output projection among them.
+    embedding_params: of the embedding table, 0 where it is tied to the head.
+    context_limit: longest sequence the workload can make; None where it has no such limit.
+    """
+
+    num_ranks: int
+    num_gpus: int
+    nics_per_node: int
+    nic_bandwidth: float
+    peak_flops: float
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    active_params: int
+    active_matmul_params: int
+    head_params: int
+    embedding_params: int
+    context_limit: int | None
+
+    @staticmethod
+    def of(facts: Mapping[str, Any]) -> "Facts":
+        """Reads the facts of a start line.
+
+        Raises:
+            ValueError: a fact is missing or no number.
+        """
+        for field in fields(Facts):
+            value = facts.get(field.name, "missing")
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            none = field.name == "context_limit" and value is None
+            if not none and not (number and value >= (0 if field.name == "embedding_params" else 1)):
+                raise ValueError(f"facts.{field.name} of the start line is {value!r}, not a number of at least 1")
+        return Facts(**{field.name: facts[field.name] for field in fields(Facts)})
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a run (or one step) amounts to; None where it cannot be said, out of memory for instance."""
+
+    tokens_per_second: float | None = None
+    step_seconds: float | None = None
+    mfu: float | None = None
+    nic_utilization: float | None = None
+    nic_utilization_min: float | None = None
+    nic_utilization_max: float | None = None
+    imbalance: float | None = None
+    exposed_communication: float | None = None
+    plan_seconds: float | None = None
+    peak_bytes: float | None = None
+    capacity_bytes: float | None = None
+    bound_ratio: float | None = None
+    nic_bytes: float | None = None
+    nic_bytes_min: float | None = None
+    nic_bytes_max: float | None = None
+    first_loss: float | None = None
+    loss: float | None = None
+    out_of_memory: bool = False
+    nic_idle: float | None = None
+    bubble: float | None = None
+    invalid_steps: int = 0
+    ceiling_ratio: float | None = None
+
+
+Step = Mapping[str, Any]
+T = TypeVar("T", bound=Mapping[str, Any])
+
+
+def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> Figures:
+    """Figures over those of `steps` that count. Rates are total over total: long steps weigh more than short ones."""
+    invalid, steps = len(steps) - len(counted(steps)), counted(steps)
+    if not steps:
+        return Figures(invalid_steps=invalid)
+    planning = median(step["plan_seconds"] for step in steps)  # the first step may compile: a mean would tell of that
+    peak = max(max(step["peak_bytes"]) for step in steps)
+    capacity = min(step["capacity_bytes"] for step in steps)
+    if any(step["out_of_memory"] for step in steps):  # a real run would have died: it has no throughput
+        return Figures(plan_seconds=planning, peak_bytes=peak, capacity_bytes=capacity, out_of_memory=True,
+                       invalid_steps=invalid)  # fmt: skip
+    seconds = sum(step["seconds"] for step in steps)
+    nics = nic_utilization(facts, steps)
+    carried = nic_bytes(steps)
+    return Figures(
+        tokens_per_second=sum(step["tokens"] for step in steps) / seconds,
+        step_seconds=seconds / len(steps),
+        mfu=mfu(facts, steps, convention),
+        nic_utilization=sum(nics) / len(nics),
+        nic_utilization_min=min(nics),
+        nic_utilization_max=max(nics),
+        imbalance=sum(map(imbalance, steps)) / len(steps),
+        exposed_communication=exposed_communication(steps),
+        plan_seconds=planning,
+        peak_bytes=peak,
+        capacity_bytes=capacity,
+        bound_ratio=sum(step["bound_seconds"] for step in steps) / seconds,
+        nic_bytes=sum(carried) / len(carried),
+        nic_bytes_min=min(carried),
+        nic_bytes_max=max(carried),
+        first_loss=steps[0].get("loss"),
+        loss=steps[-1].get("loss"),
+        nic_idle=nic_idle(facts, steps),
+        bubble=bubble(steps),
+        invalid_steps=invalid,
+        ceiling_ratio=ceiling_ratio(steps),
+    )
+
+
+def ceiling_ratio(steps: Sequence[Step]) -> float | None:
+    """How near a step with the same gathers and reductions could be; None where a record has no ceiling."""
+    if any(step.get("ceiling_seconds") is None for step in steps):
+        return None
+    return float(sum(step["ceiling_seconds"] for step in steps) / sum(step["seconds"] for step in steps))
+
+
+def bubble(steps: Sequence[Step]) -> float | None:
+    """Share of the time for which other stages of a rank's stack are at work and it is not; None without stages."""
+    waited = [step.get("phases", {}).get("bubble") for step in steps]
+    return None if None in waited else sum(waited) / sum(step["seconds"] for step in steps)
+
+
+def counted(steps: Sequence[T]) -> list[T]:
+    """Steps that count: those that an executor did not mark invalid (zbench.interfaces.result)."""
+    return [step for step in steps if step.get("valid", True)]
+
+
+def mfu(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> float:
+    """Model FLOPs utilisation: needed FLOPs over what all GPUs could have done in the same time."""
+    longest = max(step["max_length"] for step in steps)
+    limit = longest if facts.context_limit is None else facts.context_limit
+    needed = sum(
+        flops(facts, step["tokens"], step["sum_squared"], limit, convention, step.get("pairs")) for step in steps
+    )
+    seconds: float = sum(step["seconds"] for step in steps)
+    return needed / (seconds * facts.num_gpus * facts.peak_flops)
+
+
+def flops(
+    facts: Facts,
+    tokens: int,
+    sum_squared: int,
+    context_limit: int,
+    convention: str = "zbench",
+    pairs: int | None = None,
+) -> float:
+    """FLOPs a batch needs, as `convention` counts them; the module docstring derives the constants.
+
+    context_limit: only torchtitan's convention asks for it. pairs: visible (query, key) pairs, None for a causal mask;
+    only zbench's convention asks for it, the others count what they count whatever is visible.
+    """
+    width = facts.num_layers * facts.num_heads * facts.head_dim
+    half_square = 3 * 4 * width * sum_squared / 2  # 3: forward and twice that backward; /2: causal
+    if convention == "zbench" and pairs is not None:
+        return 6 * facts.active_matmul_params * tokens + 3 * 4 * width * pairs
+    if convention == "zbench":  # the diagonal is seen too: s(s+1)/2 pairs, not s^2/2
+        return 6 * facts.active_matmul_params * tokens + 3 * 4 * width * (sum_squared + tokens) / 2
+    if convention == "megatron":  # num_floating_point_operations on sums of real tokens and of their squares
+        return 6 * facts.active_matmul_params * tokens + half_square
+    if convention == "verl":  # flops_counter: embedding table and head both counted, tied or not
+        return 6 * (facts.active_matmul_params + facts.head_params) * tokens + half_square
+    if convention == "torchtitan":  # 6 (params - embedding) + 12 x layers x heads x head_dim x seq_len, per token
+        return (6 * (facts.active_params - facts.embedding_params) + 12 * width * context_limit) * tokens
+    if convention == "6nd":
+        return 6 * facts.active_params * tokens
+    raise ValueError(f"convention is {convention!r}; it takes one of {', '.join(CONVENTIONS)}")
+
+
+def nic_bytes(steps: Sequence[Step]) -> list[float]:
+    """Per NIC: bytes a step, sent and received."""
+    moved = [0] * len(steps[0]["nic_tx_bytes"])
+    for step in steps:
+        both = zip(moved, step["nic_tx_bytes"], step["nic_rx_bytes"], strict=True)
+        moved = [total + tx + rx for total, tx, rx in both]
+    return [total / len(steps) for total in moved]
+
+
+def nic_utilization(facts: Facts, steps: Sequence[Step]) -> list[float]:
+    """Per NIC: bytes over what it could have carried in the time of all steps, mean of both directions."""
+    seconds = sum(step["seconds"] for step in steps)
+    return [total * len(steps) / (2 * facts.nic_bandwidth * seconds) for total in nic_bytes(steps)]
+
+
+def nic_idle(facts: Facts, steps: Sequence[Step]) -> float | None:
+    """Share of all NICs' time, both directions, in which one carried less than IDLE of its rate; None: not sampled."""
+    quiet = whole = 0
+    for step in steps:
+        if series := step.get("nic_series"):
+            least = IDLE * facts.nic_bandwidth * series["interval"]
+            carried = [size for way in ("tx", "rx") for nic in series[way] for size in nic]
+            quiet, whole = quiet + sum(size < least for size in carried), whole + len(carried)
+    return quiet / whole if whole else None
+
+
+def nic_curves(facts: Facts, step: Step) -> dict[str, list[float]]:
+    """Gives, by NIC and direction, the share of its rate in every interval, of a step whose NICs were sampled."""
+    series = step["nic_series"]
+    whole = facts.nic_bandwidth * series["interval"]
+    return {
+        f"NIC {nic} {words}": [size / whole for size in carried]
+        for way, words in (("tx", "sends"), ("rx", "receives"))
+        for nic, carried in enumerate(series[way])
+    }
+
+
+def imbalance(step: Step) -> float:
+    """Compute of the busiest rank over the mean of all (attention and linear modules): 1 is balanced, or idle."""
+    busy = [a + b for a, b in zip(step["attention_seconds"], step["linear_seconds"], strict=True)]
+    return float(max(busy) * len(busy) / sum(busy)) if sum(busy) else 1.0
+
+
+def exposed_communication(steps: Sequence[Step]) -> float:
+    """Share of the time under way that no compute hides, over all ranks; 0 where nothing is sent."""
+    under_way = sum(sum(step["communication_seconds"]) for step in steps)
+    exposed = sum(sum(step["exposed_seconds"]) for step in steps)
+    return float(exposed / under_way) if under_way else 0.0
+
+
+def memory_verdict(figures: Figures) -> str | None:
+    """The sentence that stands in place of a throughput; None where memory sufficed."""
+    if not figures.out_of_memory or figures.peak_bytes is None or figures.capacity_bytes is None:
+        return None
+    return f"out of memory: needs {figures.peak_bytes / 2**30:.1f} GiB of {figures.capacity_bytes / 2**30:.1f} GiB"

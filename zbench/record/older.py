@@ -1,0 +1,69 @@
+"""Older records, as records are today. Pure: no torch.
+
+Before there were worlds (zbench.describe.worlds), all was nominal; before there were masks (zbench.describe.mask), all
+was causal; and no key of the model was free (zbench.run.fastest). Before
+facts told a run's GPUs, those of a run with tensor parallelism were of a group of GPUs: so many times the memory and
+rate of one, and NICs of as many times the bandwidth as they were fewer. So were the memory and the NICs of its steps.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zbench.cost.groups import of_gpu, of_nics
+from zbench.describe.worlds import NOMINAL
+
+Line = dict[str, Any]
+_WITHOUT_WORLDS = {"world": {"_target_": "zbench.describe.worlds.World"}, "planners": "world"}
+_BEFORE: dict[str, Any] = {"free": [], "mask": "causal"}
+
+
+def with_all_keys(config: Any) -> Any:
+    """A configuration with the mask and the world it is of, and what its systems chose of the model; what is none stays
+    as it is."""
+    if not isinstance(config, Mapping):
+        return config
+    config = {**_BEFORE, **config}
+    if "world" in config:
+        return config
+    choices = config.get("choices", {})
+    named = {"choices": {**choices, "world": NOMINAL}} if isinstance(choices, Mapping) else {}
+    return {**config, **_WITHOUT_WORLDS, **named}
+
+
+def as_today(start: Line, steps: Sequence[Line]) -> tuple[Line, list[Line]]:
+    """A run's start line and steps, with the facts of GPUs and NICs as they were configured.
+
+    Raises:
+        ValueError: facts that have to be of a number of GPUs are not.
+    """
+    facts = start["facts"]
+    if "num_gpus" in facts or not isinstance(facts.get("num_ranks"), int):
+        return start, list(steps)
+    tp = facts.get("tensor_parallel", 1)
+    if tp == 1:
+        return {**start, "facts": {**facts, "num_gpus": facts["num_ranks"]}}, list(steps)
+    cluster = start["config"].get("cluster")
+    nics = cluster.get("nics_per_node") if isinstance(cluster, Mapping) else None
+    try:
+        bonded = nics // facts["nics_per_node"]
+        changed = {
+            "num_gpus": facts["num_ranks"] * tp, "gpus_per_node": facts["gpus_per_node"] * tp,
+            "nics_per_node": nics, "num_nics": facts["num_nics"] * bonded,
+            "nic_bandwidth": facts["nic_bandwidth"] / bonded,
+            "peak_flops": facts["peak_flops"] / tp, "memory_bytes": facts["memory_bytes"] / tp,
+            "device": facts["device"].removeprefix(f"tp groups of {tp} "),
+        }  # fmt: skip
+    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"facts of the start line are not those of groups of {tp!r} GPUs on nodes of {nics!r} NICs"
+        ) from error
+    return {**start, "facts": {**facts, **changed}}, [_step(step, tp, bonded) for step in steps]
+
+
+def _step(line: Line, tp: int, bonded: int) -> Line:
+    """The line with the memory of one GPU of every rank, and the bytes of every NIC."""
+    nics = {name: of_nics(np.array(line[name]), bonded).tolist() for name in ("nic_tx_bytes", "nic_rx_bytes")}
+    peak = of_gpu(np.array(line["peak_bytes"]), tp).tolist()
+    return {**line, **nics, "peak_bytes": peak, "capacity_bytes": line["capacity_bytes"] // tp}

@@ -1,0 +1,63 @@
+"""Sentences that tables of runs are read with. Pure: no torch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zbench.describe.cluster import Cluster, usual_channels
+from zbench.describe.units import number
+from zbench.record.interval import LEAST
+from zbench.record.metrics import CONVENTIONS
+
+# Settings that are told where they are others.
+_USUAL = {"world": "nominal", "planners": "world", "mask": "causal", "free": []}
+
+
+def told_settings(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Those settings of `names` that are told of runs which have them in common: all but the usual world and mask."""
+    return [name for name in names if name not in _USUAL or row[name] != _USUAL[name]]
+
+
+def typed(value: Any) -> str:
+    """A setting's value; lists as a command line takes them."""
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
+
+
+def convention_words(convention: str) -> str:
+    return f"MFU by convention {convention}: {CONVENTIONS[convention]}."
+
+
+def doubt_words(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the question mark behind a speed-up means, if one of these rows has it."""
+    doubt = f"?: too few steps to tell: fewer than {LEAST}, or the 95 % interval of the speed-up has 1 in it."
+    return [doubt] if any(row["speedup_told"] is False for row in found) else []
+
+
+def link_words(cluster: Cluster) -> str:
+    """The domains, and channels that are not the usual ones (NICs' `auto`, one of NVLink's); "" without any."""
+    told = [
+        f"{one.gpus} GPUs a {one.name} with {one.bandwidth / 1e9:g} GB/s and {number(one.channels, 'channel')}"
+        + (", which is the whole node: nothing uses the node's own links" if one.gpus >= cluster.gpus_per_node else "")
+        for one in cluster.domains
+    ]
+    if cluster.nvlink_channels != 1:
+        told.append(number(cluster.nvlink_channels, "NVLink channel"))
+    if cluster.nic_channels != usual_channels(cluster.nic_bandwidth):
+        told.append(number(cluster.nic_channels, "NIC channel"))
+    return ", ".join(told)
+
+
+def cluster_words(facts: Mapping[str, Any]) -> str:
+    """The cluster as configured; how many of its GPUs are a rank, and how many stages there are, if not one."""
+    words = (
+        f"{facts['cluster']}: {number(facts['num_nodes'], 'node')} x {facts['gpus_per_node']} {facts['device']}, "
+        f"{number(facts['nics_per_node'], 'NIC')} of {facts['nic_bandwidth'] * 8 / 1e9:g} Gbit/s a node"
+    )
+    if "links" in facts:
+        words += f"; {facts['links']}"
+    if "world" in facts:
+        words += f"; world: {facts['world']}"
+    if facts.get("tensor_parallel", 1) > 1:
+        words += f"; {facts['num_ranks']} ranks of {facts['tensor_parallel']} GPUs each (tensor parallelism)"
+    if facts.get("pipeline_parallel", 1) > 1:
+        words += f"; {facts['pipeline_parallel']} pipeline stages"
+    return words

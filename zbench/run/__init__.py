@@ -1,0 +1,1 @@
+"""A run, from the configuration to its record."""

@@ -1,0 +1,101 @@
+"""Whether this machine can take a job, asked before it starts: memory, cores and disk against zbench.run.price. An
+edge.
+
+A job whose ranks are processes of this machine needs what a rank holds (zbench.runtime.job.footprint), for each of
+them; one that torchrun or Slurm started knows its machines better than this.
+"""
+
+from collections.abc import Sequence
+from os import environ
+from pathlib import Path
+
+from zbench.cost.cost import Cost
+from zbench.cost.loss import chunked_bytes
+from zbench.run.cases import Case
+from zbench.run.machine import cores, free_disk, free_memory
+from zbench.run.parts import Parts, Settings
+from zbench.run.price import check_memory_here, check_record, priced
+from zbench.run.request import Request
+from zbench.runtime.executor import Torch
+from zbench.runtime.job.footprint import LEVELS, layer_bytes, static_bytes, working_bytes
+from zbench.runtime.job.settings import kind_of, no_gpu
+from zbench.runtime.processes.world import found
+
+# What is known to work: 64 ranks of model tiny took their steps on two cores, none waiting executor.timeout's 30 s:
+#   python -m zbench executor=torch cluster.num_nodes=32 tokens_per_gpu=256 workload=pystdlib baseline=null steps=1
+RANKS_PER_CORE = 32
+PROCESS = 50e6  # of a rank, torch's pages shared: Pss in /proc/PID/smaps_rollup of 16 ranks of model tiny, 52 MB each
+
+
+def admit(settings: Settings, parts: Parts, own: Case, baseline: Case | None) -> None:
+    """Refuses a job that this machine cannot take.
+
+    Raises:
+        ValueError: this machine has not what the job needs; one sentence with both numbers and the key to change.
+    """
+    if isinstance(parts.executor, Torch) and found(environ) is None:
+        check_ranks_here(parts, settings.tokens_per_gpu)
+    ranks = parts.cluster.num_ranks
+    keys = (f"cluster.num_nodes={parts.cluster.num_nodes:,}", f"tokens_per_gpu={settings.tokens_per_gpu:,}")
+    for key, case in (("system", own), ("baseline", baseline)):
+        if case is not None:
+            price = priced(case.system, parts.workload, parts.tokens, ranks)
+            check_memory_here(price, free_memory(), f"{key}={case.start['config']['choices']['system']}", *keys)
+    check_record(settings.steps, 1 if baseline is None else 2, ranks, settings.out, free_disk(Path(settings.out)))
+
+
+def check_ranks_here(parts: Parts, tokens_per_gpu: int) -> None:
+    """Refuses ranks that this machine cannot hold as its processes.
+
+    Raises:
+        ValueError: there are too many for its cores, or they need more memory than is free.
+    """
+    executor, cluster, model = parts.executor, parts.cluster, parts.model
+    assert isinstance(executor, Torch)
+    ranks, most = cluster.num_ranks, RANKS_PER_CORE * cores()
+    now = f"cluster.num_nodes={cluster.num_nodes:,} and cluster.gpus_per_node={cluster.gpus_per_node:,}"
+    if ranks > most:
+        raise ValueError(
+            f"cluster is {cluster.name} with {ranks:,} ranks, each a process of this machine, whose {cores()} cores "
+            f"take at most {most:,}: use less than {now}, as in cluster=local_2x2, or start them by torchrun or Slurm"
+        )
+    if executor.device != "cpu" and no_gpu(environ) is None:
+        return  # their memory is the GPU's, which a rank asks
+    state, activations = rank_bytes(parts.cost, executor, tokens_per_gpu)
+    needed, free = ranks * (state + activations + PROCESS), free_memory()
+    if needed > free:
+        tokens = f"tokens_per_gpu={tokens_per_gpu:,}"
+        of_model = (f"model is {model.name} with {tokens}", "parameters, gradients and optimizer state")
+        of_tokens = (f"tokens_per_gpu is {tokens_per_gpu:,} with model={model.name}", "activations")
+        larger, other = sorted(
+            [(state, *of_model, _smaller(model.name)), (activations, *of_tokens, f"less than {tokens}")], reverse=True
+        )
+        raise ValueError(
+            f"{larger[1]} on {ranks:,} ranks, which are processes of this machine; they need an estimated "
+            f"{needed / 2**30:,.1f} GiB (each {larger[0] / 2**30:,.1f} of {larger[2]}, {other[0] / 2**30:,.1f} of "
+            f"{other[2]}), and {free / 2**30:,.1f} GiB are free: use {larger[3]}, or less than {now}, or {other[3]}"
+        )
+
+
+def _smaller(model: str) -> str:
+    return "a smaller model" if model == "tiny" else "a smaller model, as in model=tiny"
+
+
+def rank_bytes(cost: Cost, executor: Torch, tokens: int) -> tuple[float, float]:
+    """(state, activations of that many tokens) of a rank, with the recomputation that keeps least of what is asked for.
+
+    Activations are no more than the described device has left: systems know its memory, and divide a batch by it.
+    """
+    level = LEVELS[-1] if executor.recompute == "auto" else executor.recompute or cost.model.recompute
+    state = static_bytes(cost, kind_of(executor.parameters, cost.model), level)
+    at_work = max(chunked_bytes(cost.model, tokens), working_bytes(cost.model, level) * tokens)
+    activations = cost.model.num_layers * layer_bytes(cost.model, level) * tokens + at_work
+    return state, min(activations, max(0.0, cost.cluster.device.memory_bytes - state))
+
+
+def unchosen_words(request: Request, parts: Parts) -> Sequence[str]:
+    """Tells which cluster and model the executor's yaml chose, where the user did not."""
+    if parts.simulated or not request.unchosen:
+        return ()
+    chosen = " and ".join(f"{group}={request.choices.get(group)}" for group in request.unchosen)
+    return (f"executor={request.choices.get('executor')} chose {chosen}; {parts.cluster.num_ranks} ranks.",)

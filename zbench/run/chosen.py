@@ -1,0 +1,154 @@
+"""What is chosen before a run: once, and the choice kept for the next run. An edge.
+
+Systems may choose their configuration (`choose`), or have limits that are tried (`limits`); keys of the model may be
+free (the run's `free`), so that every system has its best of them. A choice depends on cluster, model, workload, batch
+size, the system's keys and the sources, not on the run's seed; it is kept by all of them in the user's cache folder. A
+record has it, and is replayed with it.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from zbench.interfaces.dealt import undealt
+from zbench.interfaces.protocols import System
+from zbench.interfaces.study import Choice, Study
+from zbench.record.fingerprint import source_digest
+from zbench.run.contract import batch_of, gives
+from zbench.run.fastest import Keys, fastest
+from zbench.run.parts import Parts, make_cost, make_system
+from zbench.run.target import Make, from_yaml, part
+
+SEED = 7_777_777  # of the batches that are looked at; a run of this seed has those of the next one looked at
+CONFIGURED = ("cluster", "model", "world", "planners", "mask", "workload", "system", "tokens_per_gpu", "free")
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A system that plans, the parts that it runs with, and what it chose where it did."""
+
+    system: System
+    parts: Parts
+    choice: Choice | None = None
+
+
+def settled(
+    config: Mapping[str, Any],
+    parts: Parts,
+    make: Make = from_yaml,
+    recorded: Mapping[str, Any] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Settled:
+    """The system of `config`, after what is chosen before a run has been (zbench.interfaces.protocols,
+    zbench.run.fastest).
+
+    recorded: the choice that a record has, in place of a new one; empty where it has none.
+
+    Raises:
+        ValueError: the system cannot be made, nothing that it could choose fits, or `recorded` is no choice.
+    """
+    system = make_system(config, parts.seen, make)
+    if recorded is not None:
+        choice = Choice(**{name: recorded[name] for name in Choice.__dataclass_fields__}) if recorded else None
+    else:
+        choice = _chosen(config, parts, system, make, tell)
+    if choice is None:
+        return Settled(system, parts)
+    model = replace(parts.model, **choice.model)
+    if model != parts.model:
+        cost = make_cost(parts.cluster, model, parts.simulated)
+        seen = make_cost(parts.told.cluster, replace(parts.told.model, **choice.model), parts.simulated)
+        executor = replace(parts.executor, cost=cost)  # type: ignore[type-var]
+        parts = replace(parts, model=model, cost=cost, seen=seen, executor=executor)
+    if hasattr(system, "choose"):
+        return Settled(system.planner(choice, parts.seen), parts, choice)  # type: ignore[attr-defined]
+    return Settled(make_system(_with_keys(config, choice.keys), parts.seen, make), parts, choice)
+
+
+def _chosen(
+    config: Mapping[str, Any], parts: Parts, system: System, make: Make, tell: Callable[[str], None]
+) -> Choice | None:
+    """What is chosen for a system before a run; None where nothing is to be chosen.
+
+    Raises:
+        ValueError: nothing that a system could choose fits.
+    """
+    choose = getattr(system, "choose", None)
+    if choose is None and not parts.free and _limits(system, parts.tokens) == [{}]:
+        return None
+    study = _study(config, parts, make, tell)
+
+    def searched() -> Choice:
+        if choose is not None:
+            made: Choice = gives(system, ".choose", "a Study", Choice, lambda: choose(study))
+            return made
+        return fastest(study, lambda cost, keys: make_system(_with_keys(config, keys), cost, make), _limits)
+
+    ours = type(undealt(system)).__module__.partition(".")[0] == "zbench"  # whose sources the name has
+    return kept(_name(config, parts), searched) if ours else searched()
+
+
+def _limits(system: System, tokens: int) -> Sequence[Keys]:
+    """The keys that a system wants to have tried, with batches of so many tokens."""
+    limits = getattr(undealt(system), "limits", None)
+    if limits is None:
+        return [{}]
+    found: Sequence[Keys] = gives(system, ".limits", "the tokens of a batch", list, lambda: limits(tokens))
+    return found or [{}]
+
+
+def _with_keys(config: Mapping[str, Any], keys: Keys) -> Mapping[str, Any]:
+    """The configuration with other values of its system's keys."""
+    if not isinstance(config, DictConfig):
+        return {**config, "system": {**config["system"], **keys}}
+    changed = config.copy()
+    OmegaConf.update(changed, "system", dict(keys))
+    return changed
+
+
+def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[str], None]) -> Study:
+    seed = SEED + (config["seed"] == SEED)
+    workload = part(make, config, "workload", seed=seed, tokens=parts.tokens)
+    return Study(
+        *parts.told, lambda number: batch_of(workload, number, parts.tokens),
+        lambda model: make_cost(parts.told.cluster, model, parts.simulated), not parts.simulated, tell, parts.free,
+    )  # fmt: skip
+
+
+def _name(config: Mapping[str, Any], parts: Parts) -> str:
+    """All that a choice depends on, as one name."""
+    plain: Any = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else config
+    told = {key: plain.get(key) for key in CONFIGURED} | {"trains": not parts.simulated, "sources": source_digest()}
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def kept(name: str, choose: Callable[[], Choice]) -> Choice:
+    """The choice of that name, from the cache folder if it is there; else a new one, which is put there.
+
+    Without a folder to write to, or with a file there that is no choice, it is made anew.
+    """
+    path = folder() / f"{name}.json"
+    with suppress(OSError, ValueError, TypeError):
+        return Choice(**json.loads(path.read_text()))
+    choice = choose()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, other = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "w") as stream:
+            json.dump(asdict(choice), stream)
+        Path(other).replace(path)  # at once, whoever else writes it
+    return choice
+
+
+def folder() -> Path:
+    """Where choices are kept: zbench/choices of the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "zbench" / "choices"

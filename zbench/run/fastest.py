@@ -1,0 +1,87 @@
+"""Which of a few settings of a system is fastest over a distribution of lengths. Pure: no torch.
+
+What a user sets once, before a run, from what they know of their data: how parameters are sharded and whether layers
+are recomputed (`free`), and limits that a system has its user set (its `limits`, zbench.interfaces.protocols). It is
+chosen as static_best is (zbench.systems.static_best.search): settings are played on batches of another seed than the
+run's, on few of them first, the best on all.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.model import Model
+from zbench.interfaces.protocols import System
+from zbench.interfaces.study import Choice, Sample, Study
+from zbench.simulator.simulate import Simulated
+
+FREE = {"sharding": ("none", "zero1", "zero3"), "recompute": ("none", "full")}  # keys of a model that may be chosen
+FEW, BETTER = 4, 3  # batches that settings are played on first, and how many settings go on to all; judgements
+ENOUGH = 128  # GPUs whose batch says as much as four of 32: on as many, one is enough to tell bad settings
+
+Keys = Mapping[str, Any]
+Made = Callable[[Cost, Keys], System]  # a system, of a cost and of keys that its yaml has otherwise
+Limits = Callable[[System, int], Sequence[Keys]]  # keys that a system may have, with batches of so many tokens
+Verdict = tuple[int, float]  # batches that are out of memory, mean seconds of the others: the least is the best
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A system with some of its keys set, and the cost of a model with some of its keys set."""
+
+    model: Keys
+    keys: Keys
+    cost: Cost
+    system: System
+
+    def verdict(self, batches: Sequence[Batch]) -> Verdict:
+        """Plays a step of each batch."""
+        executor, seconds = Simulated(self.cost), []
+        for batch in batches:
+            result = executor.step(batch, self.system.plan(batch))
+            if not result.out_of_memory:
+                seconds.append(result.seconds)
+        return len(batches) - len(seconds), sum(seconds) / max(len(seconds), 1)
+
+    def choice(self) -> Choice:
+        told = {**self.model, **self.keys}
+        words = (f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}" for name, value in told.items())
+        return Choice(self.model, self.keys, ", ".join(words))
+
+
+def fastest(study: Study, made: Made, limits: Limits) -> Choice:
+    """The setting that is out of memory in the fewest batches, and then the fastest."""
+    sample = Sample.of(study)
+    settings = list(_settings(study, made, limits, sample.hard.num_tokens))
+    if len(settings) > BETTER:
+        study.tell(f"playing {len(settings)} settings")
+        few = [sample.hard, *sample.some(max(1, min(FEW, ENOUGH // study.cluster.num_ranks)))]
+        settings = _ranked(settings, few)[:BETTER]
+    study.tell("playing the better ones")
+    return _ranked(settings, [sample.hard, *sample.played])[0].choice()
+
+
+def free_models(model: Model, free: Sequence[str]) -> Iterator[tuple[Keys, Model]]:
+    """Every combination of the values that the free keys of a model may have, and the model with it."""
+    for values in product(*(FREE[name] for name in free)):
+        keys = dict(zip(free, values, strict=True))
+        yield keys, replace(model, **keys)  # type: ignore[arg-type]
+
+
+def _settings(study: Study, made: Made, limits: Limits, tokens: int) -> Iterator[Setting]:
+    for chosen, model in free_models(study.model, study.free):
+        try:
+            cost = study.cost_of(model)
+        except ValueError:  # ZeRO-3 with stages
+            continue
+        for keys in limits(made(cost, {}), tokens):
+            yield Setting(chosen, keys, cost, made(cost, keys))
+
+
+def _ranked(settings: Sequence[Setting], batches: Sequence[Batch]) -> list[Setting]:
+    """Sorts settings, the best first; equally good ones keep their order."""
+    verdicts = [one.verdict(batches) for one in settings]
+    return [settings[i] for i in sorted(range(len(settings)), key=verdicts.__getitem__)]

@@ -1,0 +1,274 @@
+"""The parts of a run, made from its configuration. An edge: hydra is known here, torch is not."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from zbench.cost.cost import Cost
+from zbench.cost.groups import grouped
+from zbench.cost.stacks import stacked
+from zbench.describe.batch import Batch
+from zbench.describe.cluster import Cluster
+from zbench.describe.mask import CAUSAL, Mask
+from zbench.describe.model import Model
+from zbench.describe.worlds import NOMINAL, Machine, World
+from zbench.interfaces.dealt import Dealt, undealt
+from zbench.interfaces.protocols import Executor, System, Tracker, Workload
+from zbench.record.words import link_words
+from zbench.run.contract import batch_of
+from zbench.run.fastest import FREE
+from zbench.run.price import check_size
+from zbench.run.target import Make, expect, from_yaml, part
+
+SIMULATED = "zbench.simulator.simulate.Simulated"
+PRECISIONS = {"exact": 8, "float32": 4}  # bytes of an element: what these checks compute in
+CHECKS = (*PRECISIONS, "bytes")
+PLANNERS = ("world", NOMINAL)  # what planners see: the world that is played, or the nominal machine whatever is played
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The top-level keys of a run, checked."""
+
+    steps: int
+    seed: int
+    tokens_per_gpu: int
+    out: str
+    baseline: str | None
+    trace: str | None
+    check: Sequence[str]
+    resume: str | None
+    again: bool = True
+    planners: str = "world"
+    mask: str = "causal"
+    free: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("seed", 0), ("tokens_per_gpu", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} is {value!r}; it takes a whole number of at least {least}")
+        for check in self.check:
+            if check not in CHECKS:
+                raise ValueError(f"check is {check!r}; it takes {' or '.join(CHECKS)}, a list of them, or null")
+        if set(PRECISIONS) <= set(self.check):
+            raise ValueError("check holds exact and float32; a run computes in float64 or in float32, so it takes one")
+        for name, kind in (
+            ("out", "a file"),
+            ("baseline", "a system or null"),
+            ("trace", "a file or null"),
+            ("resume", "the folder of a checkpoint or null"),
+        ):
+            value = getattr(self, name)
+            if not (isinstance(value, str) and value) and not (value is None and kind.endswith("null")):
+                raise ValueError(f"{name} is {value!r}; it takes the name of {kind}")
+
+        if not isinstance(self.again, bool):
+            raise ValueError(f"again is {self.again!r}; it takes true or false")
+        if set(self.free) - set(FREE) or len(set(self.free)) < len(self.free):
+            raise ValueError(f"free is {list(self.free)}; it takes a list of {' and '.join(FREE)}, or []")
+        if self.planners not in PLANNERS:
+            raise ValueError(f"planners is {self.planners!r}; it takes {' or '.join(PLANNERS)}: what they see")
+        Mask.of(self.mask)
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> "Settings":
+        given = {name: config[name] for name in Settings.__dataclass_fields__}
+        check = given["check"]
+        given["check"] = () if check is None else tuple(check) if OmegaConf.is_list(check) else (check,)
+        free = given["free"]
+        given["free"] = tuple(free) if isinstance(free, list) or OmegaConf.is_list(free) else (str(free),)
+        return Settings(**given)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything but the system. cluster, model: as configured, in their world, where `cost` is of a stage, of groups
+    of GPUs.
+
+    nominal: the machine as configured, whatever the world. seen: the cost that planners see, which is of the nominal
+    machine where that is all they are told. tokens: of a batch. free: keys of the model that every system chooses.
+    """
+
+    world: World
+    nominal: Machine
+    cluster: Cluster
+    model: Model
+    cost: Cost
+    seen: Cost
+    workload: Workload
+    executor: Executor
+    tracker: Tracker
+    simulated: bool
+    tokens: int
+    free: Sequence[str] = ()
+
+    @staticmethod
+    def of(config: Mapping[str, Any], settings: Settings, make: Make = from_yaml) -> "Parts":
+        """make: how a part is made of the configuration."""
+        simulated = config["executor"].get("_target_") == SIMULATED
+        nominal = _machine(config, settings, make, simulated)
+        world = _world(config, make, simulated)
+        cluster, model = world.of(nominal)
+        tokens = settings.tokens_per_gpu * cluster.num_ranks
+        workload = part(make, config, "workload", seed=settings.seed, tokens=tokens)
+        cost = make_cost(cluster, model, simulated)
+        seen = make_cost(*nominal, simulated) if settings.planners == NOMINAL else cost
+        if settings.planners != "world" and not simulated:
+            raise ValueError(
+                f"planners is {settings.planners}; only executor=simulated plays another machine than planners know, "
+                "and what is measured takes planners=world"
+            )
+        if settings.free and not simulated:
+            raise ValueError(f"free is {list(settings.free)}; only with executor=simulated does a system choose them")
+        for name in ("check", "resume"):
+            if getattr(settings, name) and simulated:
+                raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
+        training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
+        executor = part(make, config, "executor", cost=cost, **training)
+        if settings.resume and executor.first_step >= settings.steps:
+            raise ValueError(
+                f"steps is {settings.steps}; resume={settings.resume} goes on with step {executor.first_step}, counted "
+                f"from 0, so it takes at least {executor.first_step + 1}"
+            )
+        tracker = part(make, config, "tracker")
+        expect("workload", workload, "batch")
+        expect("executor", executor, "step")
+        expect("tracker", tracker, "log")
+        return Parts(
+            world, nominal, cluster, model, cost, seen, workload, executor, tracker, simulated, tokens, settings.free
+        )
+
+    @property
+    def told(self) -> Machine:
+        """The machine that planners are told of."""
+        return Machine(self.cluster, self.model) if self.seen == self.cost else self.nominal
+
+    def batch(self, step: int) -> Batch:
+        """The workload's batch of `step`, checked."""
+        return batch_of(self.workload, step, self.tokens)
+
+    def facts(self) -> dict[str, Any]:
+        """What metrics and tables need to know of the cluster and the model (zbench.record.metrics.Facts among it)."""
+        cluster, model, device = self.cluster, self.model, self.cluster.device
+        idle_experts = model.num_experts - model.experts_per_token
+        changed = {} if self.world == World() else {"world": self.world.told(self.nominal)}
+        return {
+            "simulated": self.simulated,
+            **changed,
+            **({"links": links} if (links := link_words(self.nominal.cluster)) else {}),
+            "num_ranks": self.cost.whole.num_ranks,
+            "num_gpus": cluster.num_ranks,
+            **_fields(cluster, "num_nodes", "gpus_per_node", "nics_per_node", "num_nics", "nic_bandwidth"),
+            **_fields(device, "peak_flops", "memory_bytes"),
+            **_fields(
+                model,
+                "num_layers",
+                "hidden",
+                "num_heads",
+                "num_kv_heads",
+                "head_dim",
+                "ffn_hidden",
+                "vocab",
+                "active_matmul_params",
+                "head_params",
+                "total_params",
+            ),
+            "cluster": cluster.name,
+            "device": device.name,
+            "model": model.name,
+            "active_params": model.total_params - model.num_layers * model.ffn_params * idle_experts,
+            "embedding_params": 0 if model.tied_embeddings else model.head_params,
+            "tensor_parallel": self.cost.tp,
+            "pipeline_parallel": self.cost.pp,
+            "context_limit": getattr(self.workload, "context_limit", None),
+        }
+
+    def aside(self) -> Executor:
+        """The executor for a baseline: checkpoints are the run's own system's."""
+        if getattr(self.executor, "checkpoint_every", None) is None:
+            return self.executor
+        return replace(self.executor, checkpoint_every=None)  # type: ignore[type-var]
+
+    def repeats(self, system: System) -> bool:
+        """Whether a recorded run of `system` can stand for a new one: simulated, by sources the fingerprint covers."""
+        parts = (self.cluster, self.model, self.world, self.executor, undealt(system))
+        return self.simulated and all(type(part).__module__.partition(".")[0] == "zbench" for part in parts)
+
+
+def _machine(config: Mapping[str, Any], settings: Settings, make: Make, simulated: bool) -> Machine:
+    """The cluster and the model as configured.
+
+    Raises:
+        ValueError: one of them cannot be, or the executor cannot train so.
+    """
+    cluster, model = part(make, config, "cluster"), part(make, config, "model")
+    expect("cluster", cluster, "num_ranks", is_method=False)
+    expect("model", model, "num_layers", is_method=False)
+    check_size(cluster.num_nodes, cluster.gpus_per_node, settings.tokens_per_gpu)
+    for check, size in PRECISIONS.items():
+        if check in settings.check:
+            model = replace(model, element_bytes=size, lse_bytes=size)
+    mask = Mask.of(settings.mask)
+    if mask != CAUSAL:  # what a model of someone else's has no field for is asked for only where it is wanted
+        model = replace(model, mask=mask)
+    for kind in ("tensor", "pipeline"):
+        count = getattr(model, f"{kind}_parallel")
+        if count > 1 and not simulated:
+            raise ValueError(f"model.{kind}_parallel is {count}; only executor=simulated has {kind} parallelism")
+    if not (model.overlap_collectives or simulated):
+        raise ValueError("model.overlap_collectives is False; only executor=simulated has collectives hidden or not")
+    return Machine(cluster, model)
+
+
+def _world(config: Mapping[str, Any], make: Make, simulated: bool) -> World:
+    """The world that is played.
+
+    Raises:
+        ValueError: it is none, or there is no clock to play it.
+    """
+    world = part(make, config, "world")
+    if not isinstance(world, World):
+        kind = type(world).__name__
+        raise ValueError(f"world: {kind} is no zbench.describe.worlds.World, whose keys are what can be changed")
+    if world != World() and not simulated:
+        raise ValueError(
+            f"world is not nominal ({world.words}); a world is of a described machine, so only executor=simulated has "
+            "one, and what is measured takes world=nominal"
+        )
+    return world
+
+
+def make_cost(cluster: Cluster, model: Model, simulated: bool = True) -> Cost:
+    """The cost model that planners see: of groups of GPUs and of stages, where the model has such parallelism.
+
+    Raises:
+        ValueError: the cluster or the model cannot be divided so.
+    """
+    cost = grouped(Cost(cluster=cluster, model=model, pipelines=simulated), model.tensor_parallel)
+    return stacked(cost, model.pipeline_parallel)
+
+
+def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -> System:
+    """Makes the system; make: as of Parts.of. One that chooses before a run plans after that (zbench.run.chosen)."""
+    system: System = part(make, config, "system", cost=cost)
+    if callable(getattr(system, "choose", None)):
+        expect("system", system, "planner")
+        return system
+    expect("system", system, "plan")
+    if cost.pp == 1 or getattr(system, "plans_stages", False):
+        return system
+    return Dealt(system, cost.model.micro_batches)
+
+
+def resolved(config: DictConfig) -> dict[str, Any]:
+    """The configuration as plain values, every interpolation resolved."""
+    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _fields(source: Any, *names: str) -> Mapping[str, Any]:
+    return {name: getattr(source, name) for name in names}

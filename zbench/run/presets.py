@@ -1,0 +1,49 @@
+"""What the choices of groups are as their yamls have them, each composed once a command. An edge: hydra.
+
+Composing takes a tenth of a second, and a sweep has a few choices of every group in hundreds of combinations.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from zbench.record.rows import GROUPS
+
+_OF_GROUPS = re.compile(rf"\$\{{\s*(?:oc\.select:\s*)?(?:{'|'.join(GROUPS)})\b")  # an interpolation of what a group has
+
+
+@dataclass(slots=True)
+class Presets:
+    """composed: configurations, by what chose them."""
+
+    composed: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)
+
+    def plain(self, name: str, group: str, choices: Mapping[str, str | None]) -> tuple[Any, dict[str, str | None]]:
+        """(a group's choice, with those inside of it; those of the latter that are not the yaml's own, by group).
+
+        name: of the primary configuration. A yaml that refers to other groups is composed beside their choices.
+        """
+        overrides = [f"{group}={choices[group]}"] if choices.get(group) else []
+        node = self._config(name, *overrides).get(group)
+        if node is not None and _OF_GROUPS.search(OmegaConf.to_yaml(node)):
+            overrides = [f"{one}={choices[one]}" for one in GROUPS if choices.get(one)]
+        usual = self._config(name, *overrides).hydra.runtime.choices
+        inner = {
+            one: choice for one, choice in choices.items()
+            if one.startswith(f"{group}/") and usual.get(one, choice) != choice
+        }  # fmt: skip
+        return self._config(name, *overrides, *(f"{one}={choice}" for one, choice in inner.items())).get(group), inner
+
+    def system(self, name: str, system: str) -> Any:
+        """The system of that name as its yaml has it, from any folder hydra searches."""
+        return self._config(name, f"system={system}")["system"]
+
+    def _config(self, *words: str) -> DictConfig:
+        """words: the primary configuration's name, and overrides."""
+        if words not in self.composed:
+            self.composed[words] = hydra.compose(words[0], list(words[1:]), return_hydra_config=True)
+        return self.composed[words]

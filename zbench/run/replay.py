@@ -1,0 +1,95 @@
+"""A recorded run's workload and system, made again from its configuration. An edge; no torch.
+
+Batches and plans are functions of the configuration, so a record need not hold them. What was measured is not made
+again: this gives plans, and the described cluster's cost to play them with.
+"""
+
+from dataclasses import dataclass, replace
+
+from zbench.console.sentence import sentence
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.interfaces.protocols import System
+from zbench.plans.plan import Plan
+from zbench.record.record import Line, Run
+from zbench.run.chosen import settled
+from zbench.run.known import Unknown, from_record, from_trusted_record
+from zbench.run.machine import free_memory
+from zbench.run.parts import PRECISIONS, SIMULATED, Parts, Settings
+from zbench.run.price import check_memory_here, priced
+
+# Sentences that go on, after a semicolon, with what is in a file; it may be the user's own, and pages are shown around.
+_QUOTING = ("workload.path", "workload.field")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """parts: all but the system; the executor is the simulated one, whatever the run's was. cost: what plans are played
+    with, in the run's world."""
+
+    parts: Parts
+    cost: Cost
+    system: System
+
+    @staticmethod
+    def of(run: Run, trust: bool = False) -> "Replay":
+        """Makes a run's parts again. Its record is data: it may name zbench's own classes (zbench.run.known) and no
+        others.
+
+        trust: whatever it names is called; for records of one's own classes.
+
+        Raises:
+            ValueError: the configuration makes nothing here (a module or file of the user's is missing, for instance).
+            zbench.run.known.Unknown: it names what is not zbench's.
+        """
+        config = dict(run.start["config"])
+        try:
+            for check, size in PRECISIONS.items():
+                if check in (config.get("check") or ()):
+                    config["model"] = config["model"] | {"element_bytes": size, "lse_bytes": size}
+            config |= {"executor": {"_target_": SIMULATED}, "tracker": {"_target_": "zbench.track.Nothing"}}
+            config |= {"check": None, "resume": None}
+            make = from_trusted_record if trust else from_record
+            parts = Parts.of(config, Settings.of(config), make)
+            simulated = bool(run.start["facts"].get("simulated"))
+            played, seen = (replace(cost, pipelines=cost.pipelines and simulated) for cost in (parts.cost, parts.seen))
+            made = settled(config, replace(parts, cost=played, seen=seen), make, run.start.get("chosen") or {})
+            return Replay(made.parts, made.parts.cost, made.system)
+        except Unknown as error:
+            raise Unknown(f"run {run.start['run']} {error}; --trust runs it") from error
+        except Exception as error:
+            told = sentence(error) or (f"{type(error).__name__}: {error}",)
+            reason = told[0].partition("; ")[0] if told[0].startswith(_QUOTING) else told[0]
+            raise ValueError(f"run {run.start['run']} cannot be made again from its record: {reason}") from error
+
+    def step(self, line: Line) -> tuple[Batch, tuple[Plan, ...]]:
+        """The batch of a recorded step, and its plans.
+
+        Raises:
+            ValueError: the workload makes another batch now than when the record was written, the step is of another
+                cluster or of other tokens than the configuration's, or too large for this machine's memory.
+        """
+        where = f"step {line['step']} of run {line['run']}"
+        ranks, described = len(line["attention_seconds"]), self.parts.cost.whole.num_ranks
+        if ranks != described:  # before a small record has large batches and plans made
+            raise ValueError(f"{where} has times of {ranks} ranks, and its configuration {described}")
+        if line["tokens"] != self.parts.tokens:
+            raise ValueError(f"{where} has {line['tokens']} tokens, and its configuration {self.parts.tokens}")
+        self._check_memory(where)
+        batch = self.parts.workload.batch(line["step"])
+        if batch.digest != line["batch"]:
+            raise ValueError(
+                f"{where} was batch {line['batch']} and is {batch.digest} now: the "
+                "workload, or what it reads, has changed since"
+            )
+        return batch, self.system.plan(batch)
+
+    def _check_memory(self, where: str) -> None:
+        cluster, parts = self.parts.cluster, self.parts
+        price = priced(self.system, parts.workload, parts.tokens, cluster.num_ranks)
+        keys = (f"cluster.num_nodes={cluster.num_nodes:,}", f"tokens={parts.tokens:,}")
+        check_memory_here(price, free_memory(), where, *keys)
+
+    def plans(self, line: Line) -> tuple[Plan, ...]:
+        """Makes the plans of a step again, as step() does."""
+        return self.step(line)[1]

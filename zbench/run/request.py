@@ -1,0 +1,179 @@
+"""What one job of the command line asks for: its composed configuration, and how it came about. An edge: hydra."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+
+from zbench.console.overrides import BASELINE_KEYS, check_choices
+from zbench.console.sentence import no_key, not_among
+from zbench.record.rows import GROUPS
+from zbench.run.parts import Settings
+from zbench.run.presets import Presets
+from zbench.run.written import check_units
+from zbench.track.default import installed_choice
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asks for, composed.
+
+    settings: the top-level keys, checked. choices: chosen option of every group.
+    changes: per group the keys that differ from that option's yaml.
+    unchosen: groups that the executor's yaml chose, and neither the command line nor an experiment.
+    baseline: the configuration with the baseline's system in place of the run's; None for no baseline.
+    baseline_changes: keys of the baseline's system that differ from its yaml.
+    group: what trackers know all runs of the command by, or of the experiment.
+    chooses_tracker: tracker=auto was asked for; the configuration and the choices have what it came to.
+    """
+
+    settings: Settings
+    config: DictConfig
+    choices: Mapping[str, str | None]
+    changes: Mapping[str, Mapping[str, Any]]
+    baseline: DictConfig | None
+    command: str
+    group: str = ""
+    chooses_tracker: bool = False
+    unchosen: Sequence[str] = ()
+    baseline_changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def request(config: DictConfig, command: str, command_id: str, presets: Presets) -> Request:
+    """Makes the request of a job's composed configuration; only while hydra runs that job.
+
+    presets: what the command's jobs have composed so far.
+
+    Raises:
+        ValueError: a top-level key is unknown or has a bad value, a quantity no unit, a group no name, or the baseline
+            is no system.
+    """
+    told = HydraConfig.get()
+    given: Any = OmegaConf.to_container(told.overrides.task)  # as written: interpolations are not resolved
+    check_choices(given, (*GROUPS, "tracker", "experiment"))
+    settings = Settings.of(config)
+    check_units(config.get("cluster"), config.get("world"))
+    choices = _chosen(told)
+    _check_keys(given, choices)
+    name = str(told.job.config_name)
+    changes = {}
+    for group in GROUPS:
+        plain, inner = presets.plain(name, group, choices)
+        # another cluster/device: one word instead of all its constants
+        words = {one.partition("/")[2]: choice for one, choice in inner.items()}
+        changes[group] = {**_differences(config.get(group), plain), **words}
+    chooses_tracker = choices.get("tracker") == "auto"
+    if chooses_tracker:
+        choices["tracker"] = installed_choice()
+        config = _with_tracker(config, name, choices["tracker"])
+    baseline, baseline_changes = _baseline(config, presets, name, settings.baseline)
+    shared = str(choices.get("experiment") or command_id)
+    unchosen = (
+        ()
+        if choices.get("experiment")
+        else [group for group in ("cluster", "model") if not any(word.startswith(f"{group}=") for word in given)]
+    )
+    return Request(
+        settings, config, choices, changes, baseline, command, shared, chooses_tracker, unchosen, baseline_changes
+    )
+
+
+def _check_keys(given: Sequence[str], chosen: Mapping[str, Any]) -> None:
+    """Refuses a top-level key that the command line adds, as +foo=1, and nothing reads.
+
+    An experiment may have keys of its own, which its other keys refer to. chosen: the groups.
+    """
+    known = (*GROUPS, "tracker", *Settings.__dataclass_fields__, BASELINE_KEYS)
+    for word in given:
+        key = re.split(r"[=.@/]", word.lstrip("+"))[0]
+        if word.startswith("+") and key not in known and key not in chosen:
+            raise ValueError(f"{key} is not a key; there are {', '.join(known)}")
+
+
+def _chosen(told: Any) -> dict[str, Any]:
+    """The chosen option of every group but hydra's own."""
+    return {str(group): choice for group, choice in told.runtime.choices.items() if not str(group).startswith("hydra/")}
+
+
+def _with_tracker(config: DictConfig, config_name: str, name: str) -> DictConfig:
+    """`config` with that choice for a tracker, and those of its keys that tracker=auto has too."""
+    chosen = hydra.compose(config_name, [f"tracker={name}"])["tracker"]
+    own = {key: config["tracker"][key] for key in chosen if key != "_target_" and key in config["tracker"]}
+    config = config.copy()
+    OmegaConf.set_struct(config, False)
+    config["tracker"] = OmegaConf.merge(chosen, own)
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def _baseline(
+    config: DictConfig, presets: Presets, config_name: str, name: str | None
+) -> tuple[DictConfig | None, Mapping[str, Any]]:
+    """(the configuration with the baseline's system for a system, None without one; what is changed of its yaml).
+
+    Raises:
+        ValueError: there is no such system, or it has not the keys that are set.
+    """
+    keys = config.get(BASELINE_KEYS)
+    if not (keys is None or OmegaConf.is_dict(keys)):
+        raise ValueError(
+            f"{BASELINE_KEYS} is {keys!r}; it takes keys of the baseline's yaml, as in {BASELINE_KEYS}.degree=8"
+        )
+    given = [str(key) for key in keys or ()]
+    if name is None:
+        for key in given:
+            raise ValueError(f"{BASELINE_KEYS}.{key} is set and baseline is null; it takes a system with that key")
+        return None, {}
+    plain = _system(presets, config_name, name)
+    for key in given:
+        if key not in plain:
+            raise ValueError(no_key(f"{BASELINE_KEYS}.{key}", f"a key of {name}", map(str, plain)))
+    baseline, usual = config.copy(), config.copy()
+    for one, system in ((baseline, OmegaConf.merge(plain, keys or {})), (usual, plain)):
+        OmegaConf.set_struct(one, False)
+        one["system"] = system
+    return baseline, _differences(baseline["system"], usual["system"])
+
+
+def _system(presets: Presets, config_name: str, name: str) -> Any:
+    """The system of that name as its yaml has it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    try:
+        return presets.system(config_name, name)
+    except MissingConfigException as error:
+        raise ValueError(not_among("baseline", name, [*(error.options or []), "null"])) from error
+    except CompactHydraException as error:
+        raise ValueError(f"baseline is {name!r}; it takes the name of a system or null") from error
+
+
+def _differences(ours: Any, plain: Any) -> dict[str, Any]:
+    """Keys (dotted) of `ours` with other values than in `plain`, as the choice's yaml has them; what both take from the
+    same place of another group is none, whatever that group has there."""
+    flat, flat_plain = dict(_flat(ours)), dict(_flat(plain))
+    written, written_plain = dict(_flat(ours, resolve=False)), dict(_flat(plain, resolve=False))
+    taken = {
+        key for key, value in written.items()
+        if isinstance(value, str) and value.startswith("${") and written_plain.get(key) == value
+    }  # fmt: skip
+    return {
+        key: value for key, value in flat.items()
+        if key not in taken and (key not in flat_plain or flat_plain[key] != value)
+    }  # fmt: skip
+
+
+def _flat(node: Any, prefix: str = "", resolve: bool = True) -> Iterator[tuple[str, Any]]:
+    plain: Any = OmegaConf.to_container(node, resolve=resolve) if OmegaConf.is_config(node) else node
+    if not isinstance(plain, dict):
+        if prefix:
+            yield prefix, plain
+        return
+    for key, value in plain.items():
+        yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))

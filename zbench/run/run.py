@@ -1,0 +1,294 @@
+"""A run: a system and its baseline over the same batches, step by step, recorded as it goes. An edge: no torch."""
+
+import secrets
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from zbench.console.console import say
+from zbench.console.meter import Meter, Sweep
+from zbench.console.signals import stop_in, stopped_by
+from zbench.console.table import print_run
+from zbench.cost.memory import check_memory
+from zbench.describe.batch import Batch
+from zbench.describe.mask import CAUSAL, Mask
+from zbench.describe.worlds import NOMINAL
+from zbench.interfaces.protocols import Executor, Ready
+from zbench.interfaces.result import StepResult
+from zbench.proof.verify import PlanError, verify_step
+from zbench.record.kinds import RECORD, TRACE
+from zbench.record.metrics import Facts, counted, nic_curves
+from zbench.record.outputs import check_apart, check_output, check_outside
+from zbench.record.record import Line, Run
+from zbench.record.rows import label, rows
+from zbench.record.words import cluster_words, convention_words
+from zbench.record.writer import RecordError, Writer
+from zbench.run.admission import admit, unchosen_words
+from zbench.run.cases import Case, cases, reusable
+from zbench.run.contract import gives, plans_of
+from zbench.run.parts import PRECISIONS, Parts, Settings
+from zbench.run.request import Request
+from zbench.run.warm import warm
+from zbench.runtime.executor import LIMITS
+from zbench.runtime.processes.fleet import RankFailed
+from zbench.trace.file import told
+from zbench.trace.step import write_trace
+from zbench.track import Careful
+from zbench.track.default import tracker_words
+from zbench.track.names import CURVES, TIMELINE, of_run, of_step, tracked
+
+DEFAULT_FOLDER = Path("results")  # made when missing; any other folder has to be there
+
+
+def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = None) -> list[Run]:
+    """Runs the baseline and the system, prints their table, and returns both; none of them where a sweep leaves it out.
+
+    earlier: runs of the same command, whose measurements stand for a baseline that was among them.
+    sweep: the one that this is a job of; it is told what there is to say, and nothing is printed.
+
+    Raises:
+        ValueError: something the user gave cannot be; the message is one sentence.
+        zbench.proof.verify.PlanError: a system made a wrong plan.
+        zbench.record.writer.RecordError: the record could not be written.
+    """
+    settings = request.settings
+    if Path(settings.out).parent == DEFAULT_FOLDER:
+        with suppress(OSError):  # check_output says what is wrong
+            DEFAULT_FOLDER.mkdir(exist_ok=True)
+    check_output("out", settings.out, RECORD, appended=True)
+    if settings.trace is not None:
+        check_output("trace", settings.trace, TRACE)
+    check_apart({"out": settings.out, "trace": settings.trace})
+    parts = Parts.of(request.config, settings)
+    if _left_out(request, parts, sweep):
+        return []
+    saves = getattr(parts.executor, "checkpoint_every", None) is not None
+    folders = (settings.resume, getattr(parts.executor, "checkpoint", None) if saves else None)
+    check_outside({"out": settings.out, "trace": settings.trace}, folders)
+    check_memory(parts.cost)
+    with Meter(settings.steps, sweep) as meter:
+        own, baseline = cases(request, parts, lambda name, doing: meter.show(name, 0, doing=doing))
+    admit(settings, parts, own, baseline)
+    for line in unchosen_words(request, parts):
+        say(line)
+    reused = reusable(baseline, settings, parts, earlier) if baseline else None
+    known = None if settings.again else reusable(own, settings, parts, ())
+    played = [case for case, found in ((baseline, reused), (own, known)) if case and not found]
+    done = [reused] if reused else []
+    writer = Writer.open(settings.out)
+    try:
+        with Meter(settings.steps, sweep) as meter:
+            for case in played:
+                trace = settings.trace if case is own else None
+                executor = case.parts.executor if case is own else case.parts.aside()
+                done.append(_play(case, settings, executor, writer, meter, trace, done))
+    finally:
+        writer.close()
+    done += [known] if known else []
+    about = _about(own, parts, done)
+    if request.chooses_tracker and played:
+        about.append(tracker_words(parts.tracker))
+    if sweep is not None:
+        sweep.said |= dict.fromkeys(about)
+        sweep.files |= dict.fromkeys(_files(settings))
+        sweep.not_again += (reused is not None) + (known is not None)
+        return done
+    print_run(rows(done))
+    for line in (*about, *_words(own, settings, reused, known)):
+        say(line)
+    return done
+
+
+def _left_out(request: Request, parts: Parts, sweep: Sweep | None) -> bool:
+    """Whether a sweep goes on without this job, as its machine has no such world; the sweep is told.
+
+    Raises:
+        ValueError: it is no job of a sweep.
+    """
+    reason = parts.world.missing(parts.nominal)
+    if reason is None:
+        return False
+    told = f"world is {request.choices.get('world')}; {reason}"
+    if sweep is None:
+        raise ValueError(f"{told}: use world=nominal")
+    sweep.said |= {f"Left out: {told}.": None}
+    return True
+
+
+def _play(
+    case: Case, settings: Settings, executor: Executor, writer: Writer, meter: Meter, trace: str | None,
+    earlier: Sequence[Run],
+) -> Run:  # fmt: skip
+    """All steps of one system; the record gets its start, every step, and how it ended.
+
+    earlier: its baseline, if that was run.
+    """
+    now = datetime.now(UTC)
+    run_id = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
+    start = {"kind": "start", "run": run_id, "time": now.isoformat(timespec="milliseconds"), **case.start}
+    facts = Facts.of(start["facts"])
+    tracker = Careful(case.parts.tracker)
+    steps: list[Line] = []
+    first = 0
+    meter.show(case.name, 0)
+    writer.append(start)
+    try:
+        warm(
+            case.system, trains=not case.parts.simulated
+        )  # so that neither ranks nor the first step's times are compiling
+        ready = gives(executor, ".start", "nothing", Ready, executor.start)
+        first = ready.first_step
+        if ready.about:
+            writer.append({"kind": "about", "run": run_id, **ready.about})
+        tracker.start(tracked(start))
+        for step in range(first, settings.steps):
+            line = {
+                "kind": "step",
+                "run": run_id,
+                **_step(case, executor, step, trace if step == first else None, meter),
+            }
+            writer.append(line)
+            steps.append(line)
+            _track(tracker, facts, line)
+            meter.show(case.name, step + 1, line["loss"])
+        executor.stop()
+    except BaseException as error:
+        _fail(error, f"step {first + len(steps)}", run_id, writer, tracker, executor)
+        raise
+    end = {"kind": "end", "run": run_id, "status": "finished", "message": ""}
+    writer.append(end)
+    done = Run(start, steps, end, settings.out)
+    tracker.finish("finished", of_run(rows([*earlier, done])[-1]))
+    return done
+
+
+def _track(tracker: Careful, facts: Facts, line: Line) -> None:
+    """Tells of a recorded step, and of its trace where it has one."""
+    tracker.log(line["step"], of_step(facts, line))
+    if line["nic_series"]:
+        tracker.curves(line["step"], CURVES, line["nic_series"]["interval"], nic_curves(facts, line))
+    if "trace" in line:
+        tracker.attach(TIMELINE, line["trace"]["file"])
+
+
+def _fail(error: BaseException, where: str, run_id: str, writer: Writer, tracker: Careful, executor: Executor) -> None:
+    """Ends a run that did not finish: in the record, at the tracker, and its processes."""
+    stop = stop_in(error)
+    status = "interrupted" if stop or isinstance(error, RankFailed) else "failed"
+    message = f"{where}: {stopped_by(stop) if stop else f'{type(error).__name__}: {error}'}"
+    with suppress(RecordError):  # the first failure is the one to tell
+        writer.append({"kind": "end", "run": run_id, "status": status, "message": message})
+    tracker.finish(status, {})
+    with suppress(Exception):  # likewise
+        executor.stop()
+
+
+def _step(case: Case, executor: Executor, step: int, trace: str | None, meter: Meter) -> Line:
+    """Plans, verifies and executes one step; its raw quantities."""
+    parts = case.parts
+    batch = parts.batch(step)
+    meter.show(case.name, step, doing="planning")
+    began = perf_counter()
+    plans = plans_of(case.system, batch, parts.cost)
+    planned = perf_counter()
+    meter.show(case.name, step, doing="verifying")
+    try:
+        verify_step(batch, plans, parts.cost, memory=False)  # which the executor tells of the step
+    except PlanError as error:
+        raise PlanError(f"{case.name} made a wrong plan in step {step}: {error}") from error
+    verified = perf_counter()
+    meter.show(case.name, step, doing="playing" if parts.simulated else "running")
+    traced = getattr(executor, "traced_step", None) if trace is not None else None
+    play = partial(executor.step, batch, plans) if traced is None else partial(traced, batch, plans, trace)
+    result = gives(executor, ".step", "a batch and its plans", StepResult, play)
+    executed = perf_counter()
+    if trace is not None and traced is None:
+        write_trace(trace, parts.cost, plans)
+    return {
+        "step": step,
+        "tokens": batch.num_tokens,
+        "sum_squared": batch.sum_squared,
+        **_visible(batch, parts.model.mask),
+        "num_sequences": len(batch.lengths),
+        "octaves": batch.octaves(),
+        "max_length": int(batch.lengths.max()),
+        "batch": batch.digest,
+        "num_micro_batches": len(plans),
+        "num_transfers": sum(plan.num_transfers for plan in plans),
+        "plan_seconds": planned - began,
+        "verify_seconds": verified - planned,
+        "execute_seconds": executed - verified,
+        **({"plan_notes": [dict(plan.notes) for plan in plans]} if any(plan.notes for plan in plans) else {}),
+        **({"trace": told(trace)} if trace is not None else {}),
+        **asdict(result),
+    }
+
+
+def _visible(batch: Batch, mask: Mask) -> dict[str, int]:
+    """Visible pairs, where lengths alone do not tell them to whoever reads the record."""
+    return {} if mask == CAUSAL else {"pairs": mask.pairs(batch.lengths)}
+
+
+def _about(own: Case, parts: Parts, done: Sequence[Run]) -> list[str]:
+    """Where the runs' figures come from, and whether they count."""
+    where = cluster_words(own.start["facts"])
+    if own.start["config"].get("planners") == NOMINAL:
+        where += "; planners know the nominal machine alone"
+    chosen = [
+        f"{label(run.start, 'system')}: {run.start['chosen']['words']}." for run in done if run.start.get("chosen")
+    ]
+    if parts.simulated:
+        return [f"SIMULATED on {where}. Nothing here was measured on hardware.", *chosen]
+    measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
+    systems = ", ".join(dict.fromkeys(label(run.start, "system") for run in done))
+    return [measured, *chosen, *(f"{systems}: {line}" for line in _checks(done)), *_invalid(done)]
+
+
+def _words(own: Case, settings: Settings, reused: Run | None, known: Run | None) -> list[str]:
+    """How to read the figures of a run, and where they are."""
+    lines = [convention_words("zbench")]
+    if reused and reused.line:
+        lines.append(f"Baseline {settings.baseline} was not run again: the record has it, from line {reused.line} on.")
+    elif reused:
+        lines.append(f"Baseline {settings.baseline} was not run again: this sweep measured it, {reused.start['run']}.")
+    if known:
+        lines.append(f"{own.name} was not run again: the record has it, from line {known.line} on.")
+    return lines + _files(settings)
+
+
+def _files(settings: Settings) -> list[str]:
+    traced = f"Trace of the first step: {settings.trace} (open it in ui.perfetto.dev)"
+    return [f"Record: {settings.out}", *([traced] if settings.trace else [])]
+
+
+def _invalid(done: Sequence[Run]) -> list[str]:
+    """Which runs have steps that do not count."""
+    counts = [(label(run.start, "system"), len(run.steps) - len(counted(run.steps)), len(run.steps)) for run in done]
+    return [
+        f"INVALID: {bad} of {all_} steps of {name}, in which this machine was too busy for ranks' work or messages; "
+        "no figure above has them."
+        for name, bad, all_ in counts
+        if bad
+    ]
+
+
+def _checks(done: Sequence[Run]) -> list[str]:
+    """What the checks of every step found, over all runs."""
+    found = [step["checks"] for run in done for step in run.steps if step.get("checks")]
+    lines = []
+    for check, limit in LIMITS.items():
+        if worst := [checks[check] for checks in found if check in checks]:
+            lines.append(
+                f"check={check} holds: loss and every gradient within {max(worst):.2g} of the dense model's in "
+                f"{len(worst)} steps (relative, float{8 * PRECISIONS[check]}; {limit:g} is allowed)."
+            )
+    if sizes := [checks["bytes"] for checks in found if "bytes" in checks]:
+        lines.append(
+            f"check=bytes holds: every rank and NIC sent and received what the simulator charges in {len(sizes)} "
+            f"steps ({sum(sizes) / len(sizes) / 1e6:,.3f} MB a step)."
+        )
+    return lines

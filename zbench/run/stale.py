@@ -1,0 +1,90 @@
+"""Compiled functions on disk that are older than what they call: where numba keeps them, and when it compiles anew.
+
+numba compiles a function anew where its own file has changed. A compiled function holds copies of what it calls and of
+constants, so where only their file has changed (a pull, a checkout, an edit), new sources would give old numbers,
+silently. Here a function is of the state of all files that it has functions or constants from, by itself or through
+others. numba uses these classes where NUMBA_CACHE_LOCATOR_CLASSES names them, which importing zbench sees to.
+"""
+
+import hashlib
+import re
+from collections.abc import Container, Mapping
+from functools import cache
+from pathlib import Path
+
+from numba.core import caching
+
+PACKAGE = Path(__file__).resolve().parents[1]
+FOLDERS = (".", "systems", "workloads")  # the last two are links in a checkout, which rglob does not follow
+_IMPORT = re.compile(r"^(?:from ([\w.]+) import (\(|[\w, ]+)|import ([\w.]+))", re.MULTILINE)
+
+
+class _Stamped:
+    """A locator's stamp, which has to be the same for a compiled function to be used again."""
+
+    _py_file: str
+
+    def get_source_stamp(self) -> bytes:
+        own = Path(self._py_file).resolve()
+        digest = hashlib.sha256()
+        for path in sorted(reached(own, _known(PACKAGE))):
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+        return digest.digest()
+
+
+class Provided(_Stamped, caching.UserProvidedCacheLocator):
+    """Keeps compiled functions in NUMBA_CACHE_DIR."""
+
+
+class InTree(_Stamped, caching.InTreeCacheLocator):
+    """Beside the sources."""
+
+
+class UserWide(_Stamped, caching.UserWideCacheLocator):
+    """Keeps compiled functions in the user's cache folder, where the sources' cannot be written."""
+
+
+@cache
+def _known(package: Path) -> Mapping[Path, set[Path]]:
+    return sources(package)
+
+
+def sources(package: Path) -> dict[Path, set[Path]]:
+    """Finds for every file of zbench, in the folder `package`, those that it has compiled functions or constants from.
+
+    Links are resolved.
+
+    Imports count at the top of a file, and constants by name: those of a module without compiled functions that are
+    used as `module.NAME` are not seen.
+    """
+    modules = {
+        ".".join(("zbench", *path.relative_to(package).with_suffix("").parts)): path.resolve()
+        for folder in FOLDERS
+        for path in sorted((package / folder).rglob("*.py"))
+    }
+    texts = {path: path.read_text(encoding="utf-8") for path in modules.values()}
+    compiled = {path for path, text in texts.items() if "numba" in text}
+    return {path: _imported(text, modules, compiled) for path, text in texts.items()}
+
+
+def _imported(text: str, modules: Mapping[str, Path], compiled: Container[Path]) -> set[Path]:
+    """`from a import b` may mean the module a.b, or what a has; what is in capitals is a constant."""
+    found: set[Path] = set()
+    for module, names, plain in _IMPORT.findall(text):
+        known = [name.split(" as ")[0].strip() for name in names.split(",")]
+        constants = names == "(" or any(name.isupper() for name in known)
+        for one in (module, plain, *(f"{module}.{name}" for name in known)):
+            path = modules.get(one)
+            if path is not None and (constants or path in compiled):
+                found.add(path)
+    return found
+
+
+def reached(path: Path, known: Mapping[Path, set[Path]]) -> set[Path]:
+    """The file itself and all that it depends on."""
+    found, left = {path}, [path]
+    while left:
+        new = known.get(left.pop(), set()) - found
+        found |= new
+        left += new
+    return found

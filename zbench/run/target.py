@@ -1,0 +1,69 @@
+"""The object that a group's yaml names by its `_target_`. An edge: hydra is known here, torch is not."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from zbench.run.contract import guarded
+
+Make = Callable[[Mapping[str, Any], str], Callable[..., Any]]  # what makes the part of a group, called with the rest
+
+# What sets the arguments that a run gives its parts, which their yaml must not have: they would be recorded, not used.
+_SET = {
+    "seed": "seed={}", "tokens": "tokens_per_gpu, which times the number of GPUs is that", "check": "check={}",
+    "cost": "the keys of cluster and model", "resume": "resume={}", "workload": "workload to the name of one",
+}  # fmt: skip
+
+
+def from_yaml(config: Mapping[str, Any], group: str) -> Callable[..., Any]:
+    """The part that a group's yaml names, whatever that is, with the yaml's keys.
+
+    It is a partial, which keeps hydra from copying what it is called with into its own containers.
+
+    Raises:
+        ValueError: a key has to be given, or one of hydra's has a bad value.
+    """
+    node = config[group]
+    for key in sorted(OmegaConf.missing_keys(node)):
+        raise ValueError(f"{key} has to be given, as in {key}=...")
+    try:
+        made: Callable[..., Any] = instantiate(node, _partial_=True, _convert_="all")
+    except TypeError as error:  # of hydra's own keys, as _recursive_: 5
+        raise ValueError(f"{group} cannot be made from its yaml: {error}") from error
+    return made
+
+
+def part(make: Make, config: Mapping[str, Any], group: str, **arguments: Any) -> Any:
+    """The object that a group's `_target_` names, made by `make` and called with the group's keys and `arguments`.
+
+    Raises:
+        ValueError: there is no such target, its yaml has one of `arguments`, it does not take what it is called with,
+            or it fails.
+    """
+    node = config[group]
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        raise ValueError(f"{group} has no _target_; its yaml has to name one, as in _target_: zbench.systems.ring.Ring")
+    for key in arguments:
+        if key in node:
+            raise ValueError(f"{group}.{key} is given by the run; set {_SET[key].format(node[key])}")
+    factory = make(config, group)
+    keys = " and ".join(["the keys of its yaml", *([", ".join(arguments)] if arguments else [])])
+    try:
+        return guarded(getattr(factory, "func", factory), "", keys, lambda: factory(**arguments))
+    except TypeError as error:  # a key the class does not know, or a value of a type it does not check itself
+        raise ValueError(f"{group}: {node['_target_']} cannot be made from its yaml: {error}") from error
+
+
+def expect(group: str, made: Any, name: str, is_method: bool = True) -> None:
+    """Refuses a part without what a `group` has to have.
+
+    Raises:
+        ValueError: it has no `name`, or it is no method.
+    """
+    kind = type(made).__name__
+    if not hasattr(made, name):
+        raise ValueError(f"{group}: {kind} has no {name} (zbench.interfaces.protocols says what a {group} needs)")
+    if is_method and not callable(getattr(made, name)):
+        raise ValueError(f"{group}: {kind}.{name} is no method (zbench.interfaces.protocols says what a {group} needs)")

@@ -1,0 +1,1 @@
+"""A checkpoint's folder, as seen without torch."""

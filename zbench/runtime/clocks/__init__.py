@@ -1,0 +1,1 @@
+"""What ranks wait for and note of a step's time."""

@@ -1,0 +1,1 @@
+"""What ranks are told before their first step, what the executor accepts, and what a rank needs. No torch."""

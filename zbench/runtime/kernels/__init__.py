@@ -1,0 +1,1 @@
+"""What a rank computes with: attention kernels, elementwise work, rows and partial sums."""

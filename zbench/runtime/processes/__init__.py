@@ -1,0 +1,1 @@
+"""Processes of ranks: started here or by torchrun and Slurm, called, watched, and blamed."""

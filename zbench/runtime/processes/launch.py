@@ -1,0 +1,225 @@
+"""A fleet of processes on this machine. Linux. The driver's side: imports no torch.
+
+    driver -- launcher (imports torch once) -- rank 0, rank 1, ... (forked from it)
+
+Each rank has a wire of its own to the driver and a slot of the board in memory that they share. What ranks print
+comes through pipes: the driver shows it as "rank 1: ..." on standard error, but not what libraries have to say once
+a rank has failed. All stays in the driver's process group.
+"""
+
+import contextlib
+import math
+import mmap
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from zbench.runtime.network.namespaces import NoDesk, as_root
+from zbench.runtime.network.wiring import Wiring
+from zbench.runtime.processes.board import SLOT_BYTES
+from zbench.runtime.processes.fleet import Failure, RankFailed, ending, sentence
+from zbench.runtime.processes.launcher import DIED, LINKS, NOT_STARTED, STARTED, Setup
+from zbench.runtime.processes.serve import STARTING, start_message
+from zbench.runtime.processes.wire import Wire
+from zbench.runtime.processes.wired import ROUND, Wired
+from zbench.runtime.processes.words import Words
+
+END_SECONDS = 3.0
+HOST = "127.0.0.1"
+
+
+class LocalFleet(Wired):
+    """num_ranks processes on this machine, each with an object target(rank, num_ranks, rendezvous, argument).
+
+    target: "module:Class"; the module is imported before the ranks are forked, so importing it starts no thread and
+    touches no GPU. prepare(), a static method of the class if it has one, is called then, for what every object would
+    else load by itself; the same holds for it.
+    argument: anything that can be pickled. timeout: seconds without progress on the board after which a call has
+    failed. start_timeout: likewise for importing and making the objects.
+    wiring: of the emulated cluster that the ranks are to be on; None: they are on the machine itself.
+    The thread that makes the fleet has to outlive it.
+
+    Raises:
+        RankFailed: the ranks could not be started, or the object of one could not be made.
+    """
+
+    def __init__(
+        self,
+        num_ranks: int,
+        target: str,
+        argument: Any = None,
+        timeout: float = 30.0,
+        start_timeout: float = 120.0,
+        wiring: Wiring | None = None,
+    ) -> None:
+        assert num_ranks >= 1
+        pickled = pickle.dumps(argument, protocol=5)
+        with contextlib.ExitStack() as handed:  # what only the launcher is to have open
+            board = os.memfd_create("board")
+            handed.callback(os.close, board)
+            os.ftruncate(board, num_ranks * SLOT_BYTES)
+            store = handed.enter_context(socket.create_server((HOST, 0)))
+            control, its_control = socket.socketpair()
+            pairs = [socket.socketpair() for _ in range(num_ranks)]
+            pipes = [os.pipe() for _ in range(num_ranks + 1)]  # the last is the launcher's own
+            for end in (its_control, *(theirs for _, theirs in pairs)):
+                handed.enter_context(end)
+            for _, end_to_write in pipes:
+                handed.callback(os.close, end_to_write)
+            super().__init__([Wire(ours) for ours, _ in pairs], mmap.mmap(board, 0), timeout)
+            self._control = Wire(control)
+            self._words = [Words(f"rank {rank}", pipes[rank][0]) for rank in range(num_ranks)]
+            self._words.append(Words("launcher", pipes[-1][0]))
+            self._pids: list[int] = []
+            self._statuses: dict[int, int] = {}
+            self._lost: RankFailed | None = None
+            self._links_down: list[str] = []
+            setup = Setup(
+                path=sys.path,
+                driver=os.getpid(),
+                target=target,
+                num_threads=_num_threads(num_ranks),
+                control=its_control.fileno(),
+                store=store.fileno(),
+                board=board,
+                wires=[theirs.fileno() for _, theirs in pairs],
+                words=[end_to_write for _, end_to_write in pipes[:-1]],
+                wiring=pickle.dumps(wiring).hex() if wiring else "",
+            )
+            self._launcher = _spawn(setup, pipes[-1][1])
+            port = store.getsockname()[1]
+        self._also_hear(control, self._hear_launcher)
+        for words in self._words:
+            self._also_hear(words.descriptor, self._hear_words, words)
+        ways = _rendezvous(num_ranks, port, timeout)
+        self._ask(STARTING, [start_message(target, pickled, way) for way in ways], start_timeout)
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The process of each rank."""
+        return tuple(self._pids)
+
+    @property
+    def launcher_pid(self) -> int:
+        return self._launcher.pid
+
+    # -- what Wired asks ----------------------------------------------------------------------------
+    def _status(self, rank: int) -> int | None:
+        return self._statuses.get(rank)
+
+    def _stillness(self, rank: int) -> str:
+        try:
+            stat = Path(f"/proc/{self._pids[rank]}/stat").read_text()
+        except (IndexError, OSError):
+            return ""
+        return "is stopped (by a signal or a debugger)" if stat.rpartition(")")[2].split()[0] in "Tt" else ""
+
+    def _fault(self) -> RankFailed | None:
+        return self._lost
+
+    def _last_words(self, rank: int) -> list[str]:
+        return list(self._words[rank].last)
+
+    def _stuck(self, patience: float) -> RankFailed:
+        if not self._pids:
+            return RankFailed(f"the launcher has not started the ranks after {patience:g} s")
+        failure = super()._stuck(patience)
+        return RankFailed("; ".join([str(failure), *self._links_down]), failure.rank)
+
+    def _listen(self, seconds: float = ROUND) -> bool:
+        heard = super()._listen(seconds)
+        if not (self._troubles or self._lost):
+            self._show(time.monotonic() - ROUND)
+        return heard
+
+    def _end(self) -> None:
+        if self._pids:
+            self._launcher.send_signal(signal.SIGCONT)  # should it be stopped
+            self._control.close()  # then it kills and reaps whom there is, and ends
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._launcher.wait(END_SECONDS)
+        self._launcher.kill()  # it still imports, or does not answer; the kernel kills what ranks there are
+        self._launcher.wait()
+        self._control.close()
+        deadline = time.monotonic() + END_SECONDS
+        while self._connected and time.monotonic() < deadline:
+            super()._listen(0.02)
+        for words in self._words:
+            words.close()
+        if self._is_orderly:
+            self._show()
+        self._memory.close()
+
+    def _show(self, until: float = math.inf) -> None:
+        """Shows what the ranks printed, a moment late: when a rank fails, libraries in the others have much to say,
+        and it would bury the one sentence that counts."""
+        for words in self._words:
+            words.show(until)
+
+    # -- what is heard ------------------------------------------------------------------------------
+    def _hear_launcher(self) -> None:
+        messages, is_open = self._control.take()
+        for message in map(pickle.loads, messages):
+            match message:
+                case (str(kind), list(pids)) if kind == STARTED:
+                    self._pids = pids
+                    self._watch.begin()
+                case (str(kind), int(rank), int(status)) if kind == DIED:
+                    self._statuses[rank] = status
+                case (str(kind), list(down)) if kind == LINKS:
+                    self._links_down = down
+                case (str(kind), Failure() as failure) if kind == NOT_STARTED:
+                    who = "the ranks could not start: the launcher"
+                    told = sentence(who, failure.what, "", failure.message, failure.where)
+                    self._lost = RankFailed(told, None, failure.details)
+        if not is_open:
+            self._selector.unregister(self._control.connection)
+            if self._lost is None and not self._ended:
+                status = self._launcher.wait()
+                words = "\n".join(self._words[-1].last)
+                self._lost = RankFailed(f"the launcher of the ranks {ending(status)}", None, words)
+
+    def _hear_words(self, words: Words) -> None:
+        if not words.take():
+            self._selector.unregister(words.descriptor)
+
+
+def _spawn(setup: Setup, words: int) -> "subprocess.Popen[bytes]":
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",  # no thread before the fork; the ranks set torch's
+        "OPENBLAS_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    try:
+        own = as_root() if setup.wiring else []
+    except NoDesk as error:
+        raise RankFailed(f"the ranks could not start: {error}") from error
+    return subprocess.Popen(
+        [*own, *setup.command()],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=words,
+        stderr=words,
+        pass_fds=setup.descriptors(),
+    )
+
+
+def _num_threads(num_ranks: int) -> int:
+    """Of torch, in each rank: as the user says by OMP_NUM_THREADS, else this process's cores shared out."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(asked) if asked.isdecimal() and int(asked) else max(1, len(os.sched_getaffinity(0)) // num_ranks)
+
+
+def _rendezvous(num_ranks: int, port: int, timeout: float) -> list[dict[str, Any]]:
+    """The fields of each rank's Rendezvous."""
+    common = {"num_ranks": num_ranks, "num_local": num_ranks, "host": HOST, "port": port, "prefix": "fleet"}
+    common |= {"seconds": 2 * timeout + 60, "may_be_bound": False}
+    return [{"rank": rank, "local_rank": rank, **common} for rank in range(num_ranks)]

@@ -1,0 +1,1 @@
+"""A plan as one rank's instructions. No torch."""

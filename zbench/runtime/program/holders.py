@@ -1,0 +1,72 @@
+"""Where things are while a rank's operations are walked: who holds which blocks. No torch: numpy only."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.plans.plan import Ints, Plan
+from zbench.runtime.program.program import Slot
+
+Flags = NDArray[np.bool_]
+Heads = tuple[int, int]
+Place = tuple["Holder", int]  # a holder, and which of its blocks
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A rank's own tokens: `row[b]` is the first of block b's rows, -1 if it is at home elsewhere. num_tokens."""
+
+    row: Ints
+    num_tokens: int
+
+    @staticmethod
+    def of(plan: Plan, rank: int) -> "Layout":
+        tokens, mine = plan.blocks.tokens, plan.blocks.home == rank
+        row = np.where(mine, np.cumsum(np.where(mine, tokens, 0)) - tokens, -1)
+        return Layout(row.astype(np.int64), int(tokens[mine].sum()))
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A slot that holds `blocks` for heads [lo, hi), each from its row on. live: [num_blocks], not yet taken (sums)."""
+
+    slot: int
+    lo: int
+    hi: int
+    blocks: Ints
+    row: Ints
+    live: Flags
+
+
+@dataclass
+class State:
+    """Where things are while a list of operations is walked."""
+
+    slots: list[Slot] = field(default_factory=list)
+    copies: dict[tuple[int, int], list[Place]] = field(default_factory=dict)  # by (tensor, block)
+    made: dict[tuple[int, int, int, int], int] = field(default_factory=dict)  # (tensor, list, lo, hi) -> filled slot
+    sums: dict[tuple[int, int], list[Place]] = field(default_factory=dict)  # by (tensor, block)
+    adding: dict[tuple[int, int, int, int], Holder] = field(default_factory=dict)  # (tensor, list, lo, hi)
+    order: dict[int, list[Holder]] = field(default_factory=dict)  # per sum tensor, as they came
+    added: dict[int, int] = field(default_factory=dict)  # per slot of sums: attends done when the last one added to it
+
+
+def held(
+    table: dict[tuple[int, int], list[Place]], tensor: int, blocks: Ints, wanted: Ints, heads: Heads
+) -> list[tuple[Holder, Ints, Ints]]:
+    """Who has live heads among `heads` of blocks[wanted]: (holder, which of `blocks`, where among the holder's)."""
+    found: dict[int, tuple[Holder, list[int], list[int]]] = {}
+    for at in wanted.tolist():
+        for holder, place in table.get((tensor, int(blocks[at])), ()):
+            if holder.lo < heads[1] and heads[0] < holder.hi and holder.live[place]:
+                _, mine, theirs = found.setdefault(holder.slot, (holder, [], []))
+                mine.append(at)
+                theirs.append(place)
+    return [(holder, np.array(mine), np.array(theirs)) for _, (holder, mine, theirs) in sorted(found.items())]
+
+
+def lookup(holder: Holder, blocks: Ints) -> Ints:
+    """First rows of `blocks` in a holder that has them all."""
+    order = np.argsort(holder.blocks, kind="stable")
+    return np.asarray(holder.row[order[np.searchsorted(holder.blocks[order], blocks)]], np.int64)

@@ -1,0 +1,80 @@
+"""Attention of any plan as a function that torch can differentiate: two runs of programs
+(zbench.runtime.training.interpreter).
+
+Shapes: T of the rank's own tokens (rows as in zbench.runtime.program.program), H query heads, K kv heads, D head_dim;
+q, o [T, H, D], k and v [T, K, D].
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zbench.describe.model import DKV, DO, DQ, KV, O, Q
+from zbench.runtime.kernels.memory import Memory, bytes_of
+from zbench.runtime.kernels.span import ATTENTION, told
+from zbench.runtime.program.program import Program, Slot
+from zbench.runtime.training.interpreter import Engine, Run
+
+
+class Attention(torch.autograd.Function):
+    """Attention over the whole plan, as this rank's part of it. Collective: every rank has to come here."""
+
+    @staticmethod
+    @told(ATTENTION)
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, engine: Engine, programs: tuple[Program, Program], where: str
+    ) -> Tensor:
+        engine.board.say(f"{where}, forward attention")
+        forward, backward = programs
+        kv = torch.stack((k, v), 1)
+        heads = (0, q.shape[1])
+        q = q.contiguous()
+        home = {
+            Q: Memory(Q, *heads, (q,), None),
+            KV: Memory(KV, *heads, (kv,), None),
+            O: engine.shape.empty(O, *heads, len(q), start=O not in forward.covered),
+        }
+        run = Run(engine, forward, home, (), backward.imported)
+        engine.pace.spend(forward.linear)  # once messages can arrive: links do not wait for the device
+        run.go()
+        outer = [run.slots[number] for number in backward.imported if forward.slots[number].inside is None]
+        ctx.engine, ctx.programs, ctx.where = engine, programs, where
+        o, lse = home[O].fields
+        ctx.save_for_backward(q, kv, o, lse, *(memory.fields[0] for memory in outer if memory))
+        return o
+
+    @staticmethod
+    @told(ATTENTION)
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+        _, program = ctx.programs
+        ctx.engine.board.say(f"{ctx.where}, backward attention")
+        q, kv, o, lse, *outer = ctx.saved_tensors
+        do, heads, shape = do.contiguous(), (0, q.shape[1]), ctx.engine.shape
+        deltas = ((do * o).sum(-1, dtype=lse.dtype),) if program.deltas else ()
+        home = {
+            Q: Memory(Q, *heads, (q,), None),
+            KV: Memory(KV, *heads, (kv,), None),
+            O: Memory(O, *heads, (o, lse), None),
+            DO: Memory(DO, *heads, (do, lse, *deltas), None),
+        } | {sum_: shape.empty(sum_, *heads, len(q), start=sum_ not in program.covered) for sum_ in (DQ, DKV)}
+        run = Run(ctx.engine, program, home, _kept(program, outer), ())
+        ctx.engine.pace.spend(program.linear)
+        run.go()
+        dkv = home[DKV].fields[0]
+        return home[DQ].fields[0], dkv[:, 0], dkv[:, 1], None, None, None
+
+
+def _kept(program: Program, outer: list[Tensor]) -> list[Memory]:
+    """Memory of the imported slots, from that of those which are no part of another."""
+    slots = program.slots[: len(program.imported)]
+    tensors = iter(outer)
+    made = [None if slot.inside else _one_field(slot, next(tensors)) for slot in slots]
+    return [
+        one or made[slot.inside[0]].part(slot.inside[1], slot.rows)  # type: ignore[index, union-attr]
+        for slot, one in zip(slots, made, strict=True)
+    ]
+
+
+def _one_field(slot: Slot, field: Tensor) -> Memory:
+    return Memory(slot.tensor, slot.lo, slot.hi, (field,), bytes_of(field))

@@ -1,0 +1,74 @@
+"""What a rank's trainer is made of, as its job and its device have it. Collective: every rank makes the same."""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from zbench.runtime.clocks.pace import Pace
+from zbench.runtime.job.job import Job
+from zbench.runtime.kernels.elementwise import choose as choose_elementwise
+from zbench.runtime.kernels.kernels import choose as choose_kernel
+from zbench.runtime.kernels.memory import DTYPES, Shape
+from zbench.runtime.network.nic import Counters
+from zbench.runtime.network.sampler import Sampler
+from zbench.runtime.processes.board import Board
+from zbench.runtime.training.interpreter import Engine
+from zbench.runtime.training.parameters import Parameters, Replicated, Sharded
+from zbench.runtime.training.reduction import Flat, TwoLevel
+from zbench.runtime.training.transformer import Transformer
+from zbench.runtime.transport.nccl import transport_of
+from zbench.runtime.transport.transport import Post
+
+if TYPE_CHECKING:
+    from zbench.runtime.network.place import Place
+
+
+def parameters_of(job: Job, rank: int, device: torch.device, sharing: int, say: Callable[[str], None]) -> Parameters:
+    """The network with its first weights, and its optimizer. sharing: ranks on this rank's GPU.
+
+    Raises:
+        ValueError: sharded parameters on a GPU that ranks share.
+    """
+    model = job.cost.model
+    fused = choose_elementwise(job.compile, device)
+    if fused.lacks and rank == 0:
+        print(f"zbench: norms, RoPE and SwiGLU are {fused.name}", file=sys.stderr)
+    parameters = _placed(job, Transformer(model, job.seed, "meta", fused), device, sharing)
+    if fused.is_compiled:
+        fused.warm(model, DTYPES[model.element_bytes], device, say)
+    return parameters
+
+
+def _placed(job: Job, network: Transformer, device: torch.device, sharing: int) -> Parameters:
+    optimizer, everyone, cluster = job.optimizer, dist.group.WORLD, job.cost.cluster
+    assert everyone is not None, "rendezvous.open() made it"
+    if job.parameters == "sharded":
+        if sharing > 1:
+            raise ValueError(
+                f"executor.parameters is 'sharded'; {sharing} ranks share a GPU here, where fully_shard "
+                "has no collectives (NCCL refuses them): it takes replicated"
+            )
+        return Sharded(network, optimizer, everyone, device)
+    if device.type == "cpu" and cluster.num_nodes > 1 and cluster.gpus_per_node > 1:
+        return Replicated(network, optimizer, TwoLevel(cluster.num_nodes, cluster.gpus_per_node), device)
+    return Replicated(network, optimizer, Flat(everyone), device)
+
+
+def engine_of(job: Job, rank: int, num_ranks: int, device: torch.device, board: Board, pace: Pace) -> Engine:
+    """What runs plans: the kernel, and messages on a group of their own, so that collectives cannot come between."""
+    model, node = job.cost.model, job.cost.cluster.node_of
+    elsewhere = [bool(node[other] != node[rank]) for other in range(num_ranks)]
+    group = dist.new_group()
+    post = Post(group, elsewhere, staged=device.type == "cuda" and dist.get_backend(group) == "gloo")
+    kernel = choose_kernel(job.kernel, device, model.head_dim, DTYPES[model.element_bytes], model.mask)
+    return Engine(Shape(model, device), kernel, post, transport_of(post.group), board, pace)
+
+
+def sampler_of(job: Job, rank: int, place: "Place | None") -> Sampler:
+    """Looks at the NICs of the node or, where it is emulated, of its `place`; in a step on its first rank alone."""
+    counters = Counters.of() if place is None else place.counters()
+    is_first = rank % job.cost.cluster.gpus_per_node == 0
+    return Sampler(counters, job.nic_interval if is_first else None)

@@ -1,0 +1,73 @@
+"""The tokens a rank trains on: those of its own pieces of a batch's sequences. No torch.
+
+Real ones where the workload has documents. Where it draws lengths only, tokens are made: in most places a
+fixed function of the token before, in the others drawn anew, so that there is something to learn and the loss
+falls. Either way a function of the batch alone.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zbench.describe.batch import Batch
+from zbench.interfaces.protocols import Workload
+from zbench.plans.plan import Ints, Plan
+
+END = 0  # the target of a sequence's last token
+_SURPRISES = 0.25  # share of made tokens that do not follow from the one before
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """tokens, positions (inside the sequence), targets (the next token): int64 [T], in the rank's order of rows."""
+
+    tokens: Ints
+    positions: Ints
+    targets: Ints
+
+
+def is_real(workload: Workload) -> bool:
+    return hasattr(workload, "tokens_of")
+
+
+def sequences(workload: Workload, batch: Batch, which: Ints, vocab: int) -> list[Ints]:
+    """Token ids of the batch's sequences `which`.
+
+    Raises:
+        ValueError: a token id is outside the model's vocabulary.
+    """
+    if is_real(workload):
+        found: list[Ints] = workload.tokens_of(batch, which)  # type: ignore[attr-defined]
+    else:
+        found = [_made(batch, int(sequence), vocab) for sequence in which]
+    most = max((int(tokens.max()) for tokens in found), default=0)
+    if most >= vocab:
+        raise ValueError(f"model.vocab is {vocab}; the workload's tokens need at least {most + 1}")
+    return found
+
+
+def text(plan: Plan, rank: int, workload: Workload, batch: Batch, vocab: int) -> Text:
+    """Of the blocks that `rank` is home of, block after block, their pieces by (sequence, start)."""
+    blocks = plan.blocks
+    pieces = blocks.pieces.items[np.isin(blocks.block[blocks.pieces.items], np.flatnonzero(blocks.home == rank))]
+    which, place = np.unique(blocks.seq[pieces], return_inverse=True)
+    found = sequences(workload, batch, plan.sequences[which], vocab)
+    follows = [np.append(tokens[1:], END) for tokens in found]
+    spans = list(zip(place.tolist(), blocks.start[pieces].tolist(), blocks.stop[pieces].tolist(), strict=True))
+    nothing = [np.zeros(0, np.int64)]
+    return Text(
+        np.concatenate(nothing + [found[at][start:stop] for at, start, stop in spans]),
+        np.concatenate(nothing + [np.arange(start, stop) for _, start, stop in spans]),
+        np.concatenate(nothing + [follows[at][start:stop] for at, start, stop in spans]),
+    )
+
+
+def _made(batch: Batch, sequence: int, vocab: int) -> Ints:
+    """Runs of counting up, each from a token drawn anew."""
+    rng = np.random.default_rng([batch.seed, batch.step, sequence])
+    length = int(batch.lengths[sequence])
+    at = np.arange(length)
+    starts = rng.random(length) < _SURPRISES
+    starts[:1] = True
+    last = np.maximum.accumulate(np.where(starts, at, 0))
+    return np.asarray((rng.integers(vocab, size=length)[last] + at - last) % vocab, np.int64)

@@ -1,0 +1,1 @@
+"""Messages between ranks while a program runs: gloo and NCCL."""

@@ -1,0 +1,231 @@
+"""Messages of a running program over gloo: receives posted ahead, sends from threads of their own.
+
+Every leg of every transfer is one message, named by its leg number. A rank posts its receives in plan order, those from
+inside the node apart from those across nodes, and has three lanes that send, each in plan order, as the simulator's
+(zbench.simulator.legs): inside the node, across nodes, and through, for what it passes on inside its node on behalf of
+others. In one queue, what passes through would wait behind what the rank itself does not have yet. Since a plan's
+operations only use what earlier ones made, the earliest message that has not arrived can always go on, so nothing
+deadlocks, whatever the plan and however far apart the ranks are.
+A rank goes on when it has all that was sent to it; what it sent itself may still be under way during its next run (but
+no longer), as it is on the simulator's links.
+Gloo's `is_completed` tells nothing before `wait`, and a message may be waited for once only, so each has a lock.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from zbench.cost.cost import Cost
+from zbench.plans.plan import Plan
+from zbench.runtime.program.program import HOME, Relay, Send
+from zbench.runtime.transport.transport import Job, Pair, Post
+
+INSIDE, ACROSS, THROUGH = range(3)
+LANES = 3
+Leg = tuple[int, int, int, int]  # its number, the peer, bytes [begin, end) of the message
+Works = list[tuple[Any, Tensor]]  # of messages, and what they carry
+AHEAD = 8  # receives of a side posted beyond those waited for: enough to keep links busy, few enough to bound memory
+
+
+def _tag(leg: int, job: Job) -> int:
+    """Tells apart legs, the forward's and the backward's, and a run's from the next one's."""
+    return 4 * leg + 2 * (job.number % 2) + job.tag
+
+
+class Arrivals:
+    """The receives of one program run, posted in order from whichever thread needs them: those from inside the node and
+    those across nodes in queues of their own, as many may come over one before the first that travels on the other."""
+
+    def __init__(self, post: Post, job: Job) -> None:
+        self.post, self.job, self.receives = post, job, job.program.receives
+        self._posting = threading.Lock()
+        self._works: list[Any] = [None] * len(self.receives)
+        self._locks = [threading.Lock() for _ in self.receives]
+        self._done = [False] * len(self.receives)
+        self.data: list[Tensor | None] = [None] * len(self.receives)
+        self._queues: tuple[list[int], list[int]] = ([], [])
+        self._places: list[tuple[int, int]] = []  # of every receive: its side, and how many of it are before
+        for index, receive in enumerate(self.receives):
+            side = int(post.peers[receive.peer])
+            self._places.append((side, len(self._queues[side])))
+            self._queues[side].append(index)
+        self._posted, self._waited = [0, 0], [0, 0]  # of each side
+        for side in range(len(self._queues)):
+            self._post_until(side, AHEAD)
+
+    def _post_until(self, side: int, count: int) -> None:
+        """The first `count` of a side, or as many as there are."""
+        with self._posting:
+            for index in self._queues[side][self._posted[side] : count]:
+                receive = self.receives[index]
+                data = self.data[index] = self.job.place(receive)
+                self._works[index] = self.post.receive(data, receive.peer, _tag(receive.leg, self.job))
+                self._posted[side] += 1
+
+    def is_done(self, index: int) -> bool:
+        return self._done[index]
+
+    def wait(self, index: int) -> None:
+        """Returns when receive `index` has arrived; any thread may ask, any number of times."""
+        if self._done[index]:
+            return
+        side, before = self._places[index]
+        self._post_until(side, before + 1)
+        with self._locks[index]:
+            if not self._done[index]:
+                self._works[index].wait()
+                self._done[index] = True
+                self.post.events.arrive(self.job.number, self.receives[index])
+                if self.receives[index].slot != HOME:  # what is passed on is needed until then
+                    self.data[index] = None
+                with self._posting:
+                    self._waited[side] += 1
+        self._post_until(side, self._waited[side] + AHEAD)
+
+
+class Parcels:
+    """What the sends of a run carry, each put together once, by whichever lane comes to it first."""
+
+    def __init__(self, job: Job, progress: threading.Condition) -> None:
+        self.job, self.progress = job, progress
+        self.attended = 0
+        sends = job.program.sends
+        self._locks = [threading.Lock() for _ in sends]
+        self._made: list[Tensor | None] = [None] * len(sends)
+        self._legs = [0 if isinstance(send, Relay) else len(send.legs) for send in sends]  # that are to take it yet
+
+    def take(self, number: int, send: Send) -> Tensor:
+        """Of send `number`, for one of its legs; once the attends that it needs have run."""
+        with self.progress:
+            while self.attended < send.after:
+                self.progress.wait()
+        with self._locks[number]:
+            data = self._made[number]
+            if data is None:
+                data = self._made[number] = self.job.message(send)
+            self._legs[number] -= 1
+            if not self._legs[number]:
+                self._made[number] = None
+            return data
+
+
+class Threaded:
+    """Messages of one run, sent from the lanes' threads."""
+
+    in_order = False
+
+    def __init__(self, sender: "Sender", post: Post, job: Job) -> None:
+        self.sender, self.post, self.job = sender, post, job
+        self.progress = threading.Condition()
+        self.arrivals = Arrivals(post, job)
+        self.parcels = Parcels(job, self.progress)
+        self.is_done, self.wait = self.arrivals.is_done, self.arrivals.wait
+        self.lanes = [lane for lane in range(LANES) if any(True for _ in self._legs(lane))]
+
+    def before(self, attended: int) -> None:
+        if attended == 0:
+            for lane in self.lanes:
+                self.sender.start(lane, partial(self._send_all, lane))
+            return
+        with self.progress:
+            self.parcels.attended = attended
+            self.progress.notify_all()
+
+    def finish(self) -> None:
+        for lane in self.lanes:
+            self.sender.finish(lane)
+
+    def _legs(self, lane: int) -> Iterator[tuple[int, Send | Relay, Leg]]:
+        """(number of the send, the send, its leg) of all that a lane sends, in plan order."""
+        across = self.post.peers
+        for number, send in enumerate(self.job.program.sends):
+            if isinstance(send, Relay):
+                if lane == (ACROSS if across[send.peer] else THROUGH):
+                    yield number, send, (send.leg, send.peer, 0, 0)
+                continue
+            for leg in send.legs:
+                if lane == (ACROSS if across[leg[1]] else INSIDE):
+                    yield number, send, leg
+
+    def _send_all(self, lane: int) -> None:
+        """In the lane's thread."""
+        works = []
+        for number, send, (leg, peer, begin, end) in self._legs(lane):
+            data = self._received(send) if isinstance(send, Relay) else self.parcels.take(number, send)[begin:end]
+            works.append((self.post.send(data, peer, _tag(leg, self.job)), data))
+            self.post.events.send(self.job.number, peer, leg, data.numel())
+        self.sender.left(lane, works)
+
+    def _received(self, relay: Relay) -> Tensor:
+        self.wait(relay.received)
+        received = self.arrivals.data[relay.received]
+        assert received is not None
+        return received
+
+
+class Sender:
+    """A transport with a thread a lane, which runs one job after another; the main thread goes on computing."""
+
+    def __init__(self) -> None:
+        self._lanes = [_Lane(f"zbench-sender-{name}") for name in ("inside", "across", "through")]
+
+    def prepare(self, plan: Plan, cost: Cost, pair: Pair) -> Pair:
+        return pair
+
+    def open(self, post: Post, job: Job) -> Threaded:
+        return Threaded(self, post, job)
+
+    def start(self, lane: int, job: Callable[[], None]) -> None:
+        self._lanes[lane].jobs.put(job)
+
+    def left(self, lane: int, works: Works) -> None:
+        """In the lane's thread: sends that are under way, with what they carry; waits for those of the run before."""
+        for work, _ in self._lanes[lane].left:
+            work.wait()
+        self._lanes[lane].left = works
+
+    def settle(self) -> None:
+        for lane in range(LANES):
+            self.start(lane, partial(self.left, lane, []))
+        for lane in range(LANES):
+            self.finish(lane)
+
+    def finish(self, lane: int) -> None:
+        """Waits for the lane's job started first of those that nobody has waited for.
+
+        Raises:
+            what the job raised.
+        """
+        error = self._lanes[lane].finished.get()
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.jobs.put(None)
+            lane.thread.join()
+
+
+class _Lane:
+    """left: its last run's sends."""
+
+    def __init__(self, name: str) -> None:
+        self.jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.finished: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self.left: Works = []
+        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self.thread.start()
+
+    def _work(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            try:
+                job()
+            except BaseException as error:  # told to the main thread, which raises it
+                self.finished.put(error)
+            else:
+                self.finished.put(None)
+            del job  # and with it the memory of a run

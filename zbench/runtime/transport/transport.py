@@ -1,0 +1,138 @@
+"""What a run asks of a transport, what a transport asks of a run, and how messages are posted and counted.
+
+zbench.runtime.transport.gloo and zbench.runtime.transport.nccl (NCCL) are the two there are.
+"""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from zbench.cost.cost import Cost
+from zbench.plans.plan import Plan
+from zbench.runtime.clocks.events import Events
+from zbench.runtime.program.program import Program, Receive, Send
+
+Pair = tuple[Program, Program]
+
+
+@dataclass
+class Traffic:
+    """Bytes this rank sent and received, inside its node and across nodes, counted where messages are posted."""
+
+    inside_tx: int = 0
+    inside_rx: int = 0
+    across_tx: int = 0
+    across_rx: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def sent(self, across: bool, size: int) -> None:
+        with self._lock:
+            if across:
+                self.across_tx += size
+            else:
+                self.inside_tx += size
+
+    def received(self, across: bool, size: int) -> None:
+        with self._lock:
+            if across:
+                self.across_rx += size
+            else:
+                self.inside_rx += size
+
+
+@dataclass
+class Post:
+    """One rank's messages on a process group; `peers[r]`: whether rank r is on another node.
+
+    tag: of the program under way, so that the forward's and the backward's legs are told apart.
+    events: where what is sent and arrives is noted.
+    staged: messages go through copies in host memory: gloo's take a GPU's memory for the host's.
+    """
+
+    group: Any
+    peers: list[bool]
+    traffic: Traffic = field(default_factory=Traffic)
+    events: Events = field(default_factory=Events)
+    staged: bool = False
+
+    def send(self, data: Tensor, peer: int, tag: int) -> Any:
+        self.traffic.sent(self.peers[peer], data.numel() * data.element_size())
+        return self.group.send([data.to("cpu", copy=True) if self.staged else data], peer, tag)
+
+    def receive(self, data: Tensor, peer: int, tag: int) -> Any:
+        """What to wait for; `data` may be read after that."""
+        self.traffic.received(self.peers[peer], data.numel() * data.element_size())
+        if not self.staged:
+            return self.group.recv([data], peer, tag)
+        host = torch.empty_like(data, device="cpu")
+        return _Staged(self.group.recv([host], peer, tag), host, data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """A message that arrives in `host` and, when it is waited for, is copied to `data`.
+
+    Both copies are in the order of the device's current stream, which is the same in all threads of a rank: work that
+    was started before a message leaves is in it, and what is started after a wait reads what arrived.
+    """
+
+    work: Any
+    host: Tensor
+    data: Tensor
+
+    def wait(self) -> None:
+        self.work.wait()
+        self.data.copy_(self.host)
+
+
+class Job(Protocol):
+    """What a transport asks of a run. tag: tells the forward's messages from the backward's. number: of the run in its
+    step (zbench.runtime.clocks.events)."""
+
+    program: Program
+    tag: int
+    number: int
+
+    def place(self, receive: Receive) -> Tensor:
+        """The bytes that a message arrives in."""
+
+    def message(self, send: Send) -> Tensor:
+        """The bytes of a message, put together from what is there; waits for the receives it needs."""
+
+
+class Messages(Protocol):
+    """The messages of one run, under way from `before(0)` on.
+
+    in_order: what was received is there by itself for what is sent later, as it stands, without `wait`.
+    """
+
+    in_order: bool
+
+    def before(self, attended: int) -> None:
+        """The run is about to go on, with so many attends started."""
+
+    def is_done(self, index: int) -> bool:
+        """Whether receive `index` was waited for."""
+
+    def wait(self, index: int) -> None:
+        """Returns when receive `index` can be read by what is started from now on; any number of times."""
+
+    def finish(self) -> None:
+        """Returns when all sends are under way; what they carry must not be changed before Transport.settle()."""
+
+
+class Transport(Protocol):
+    """How the messages of all runs on a rank travel."""
+
+    def prepare(self, plan: Plan, cost: Cost, pair: Pair) -> Pair:
+        """A plan's programs with what else this transport needs to know of the plan."""
+
+    def open(self, post: Post, job: Job) -> Messages: ...
+
+    def settle(self) -> None:
+        """Returns when all that was sent may be changed."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,250 @@
+"""When every leg runs on a described cluster. Pure: no torch.
+
+A leg (zbench.simulator.legs) waits for its data, for its **lanes** and for its **links**:
+
+- a link is a GPU's port to one of the domains it is in or to its host, or a NIC, each direction by itself, of k
+  channels (Cluster.links) with an equal share of its bandwidth. A message takes one channel of the sending and one of
+  the receiving link, so that to one peer alone it has a k-th of the bandwidth; a collective's takes all of both. Of the
+  legs that wait, the first that finds both free goes (ties: plan order), so a link never idles for a leg that waits
+  elsewhere;
+- a lane belongs to a rank and starts its legs in plan order, as many at a time as its links have channels. Each rank
+  has a compute lane and, for every class of links, one a direction for transfers of its own and one for what it passes
+  on for others. Messages from one lane to one other lane go one after another.
+
+`run` is an event loop over legs. It is exact for these rules: no time is ever revised. Free times of a lane or a link
+are a row with a channel each, ascending: a message takes the channel that is free first.
+"""
+
+import heapq
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.describe.cluster import Cluster
+from zbench.plans.dataflow import Edges
+from zbench.plans.plan import Ints
+from zbench.simulator.legs import Legs, num_lanes, num_links
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """start, release, done: seconds [num_legs]: taken lanes and links, freed them, data arrived."""
+
+    start: Floats
+    release: Floats
+    done: Floats
+
+
+@dataclass(slots=True)
+class Free:
+    """When channels are free: seconds, lanes [num_lanes, most channels], links [num_links, most channels].
+
+    A lane or link with fewer channels than the most has its first ones.
+    """
+
+    lanes: Floats
+    links: Floats
+
+    @staticmethod
+    def zero(cluster: Cluster) -> "Free":
+        most = max(link.channels for link in cluster.links)
+        return Free(np.zeros((cluster.num_ranks * num_lanes(cluster), most)), np.zeros((num_links(cluster), most)))
+
+    def copy(self) -> "Free":
+        return Free(self.lanes.copy(), self.links.copy())
+
+
+@dataclass(frozen=True)
+class Program:
+    """Legs with their waits, ready to be run again and again from different starting times.
+
+    busy, latency: seconds [num_legs]. next_a, next_b: the next leg in each lane, -1 if none. pair: which of the pairs
+    of lanes with several channels a leg is between, -1 if none; next_pair: the next leg between the same two.
+    offsets, followers: legs that need a leg's data, compressed rows; waits: edges into each leg.
+    """
+
+    legs: Legs
+    busy: Floats
+    latency: Floats
+    next_a: Ints
+    next_b: Ints
+    pair: Ints
+    next_pair: Ints
+    offsets: Ints
+    followers: Ints
+    waits: Ints
+
+    @property
+    def slot(self) -> Ints:
+        """int64 [num_legs]: the channel, in the order in which they get free, that has to be free for the leg."""
+        return np.where(self.legs.whole, self.legs.channels - 1, 0)
+
+
+def program(parts: Legs, busy: Floats, latency: Floats, edges: Edges) -> Program:
+    """Lanes in plan order and data edges, from operations to legs."""
+    next_a, next_b, lane_waits = _lane_order(parts.lane_a, parts.lane_b)
+    pair, next_pair = _pairs(parts)
+    lane_waits[next_pair[next_pair >= 0]] += 1
+    producer, consumer = _leg_edges(edges.producer, edges.consumer, parts.first, parts.last, parts.after)
+    offsets, followers, waits = _rows(len(parts.op), producer, consumer)
+    return Program(parts, busy, latency, next_a, next_b, pair, next_pair, offsets, followers, waits + lane_waits)
+
+
+def _pairs(parts: Legs) -> tuple[Ints, Ints]:
+    """Program.pair and Program.next_pair. Legs that take all of their lanes go one after another without them."""
+    pair, following = np.full(len(parts.op), -1, np.int64), np.full(len(parts.op), -1, np.int64)
+    several = np.flatnonzero((parts.channels > 1) & (parts.lane_b >= 0))
+    if len(several):
+        name = parts.lane_a[several] * (1 + parts.lane_b.max()) + parts.lane_b[several]
+        pair[several] = np.unique(name, return_inverse=True)[1]
+        order = several[np.argsort(pair[several], kind="stable")]
+        same = pair[order[1:]] == pair[order[:-1]]
+        following[order[:-1][same]] = order[1:][same]
+    return pair, following
+
+
+@nb.njit(cache=True)
+def _rows(num_legs, producer, consumer):  # type: ignore[no-untyped-def]
+    """Edges as compressed rows by producer, and the number of edges into each leg (a counting sort)."""
+    offsets, waits = np.zeros(num_legs + 1, np.int64), np.zeros(num_legs, np.int64)
+    for edge in range(len(producer)):
+        offsets[producer[edge] + 1] += 1
+        waits[consumer[edge]] += 1
+    for leg in range(num_legs):
+        offsets[leg + 1] += offsets[leg]
+    fill, followers = offsets[:-1].copy(), np.empty(len(producer), np.int64)
+    for edge in range(len(producer)):
+        followers[fill[producer[edge]]] = consumer[edge]
+        fill[producer[edge]] += 1
+    return offsets, followers, waits
+
+
+@nb.njit(cache=True)
+def _lane_order(lane_a, lane_b):  # type: ignore[no-untyped-def]
+    last = np.full(max(lane_a.max(), lane_b.max()) + 1 if len(lane_a) else 0, -1, np.int64)
+    next_a, next_b = np.full(len(lane_a), -1, np.int64), np.full(len(lane_a), -1, np.int64)
+    waits = np.zeros(len(lane_a), np.int64)
+    for leg in range(len(lane_a)):
+        for lane in (lane_a[leg], lane_b[leg]):
+            if lane < 0:
+                continue
+            before = last[lane]
+            if before >= 0:
+                if lane_a[before] == lane:
+                    next_a[before] = leg
+                else:
+                    next_b[before] = leg
+                waits[leg] += 1
+            last[lane] = leg
+    return next_a, next_b, waits
+
+
+@nb.njit(cache=True)
+def _leg_edges(producer, consumer, first, last, after):  # type: ignore[no-untyped-def]
+    """An operation starts (all legs with nothing before them) when its producers' last legs are complete."""
+    count = 0
+    for fill in range(2):
+        if fill:
+            sources, targets = np.empty(count, np.int64), np.empty(count, np.int64)
+            count = 0
+        for edge in range(len(producer)):
+            for a in range(first[producer[edge]], first[producer[edge] + 1]):
+                if not last[a]:
+                    continue
+                for b in range(first[consumer[edge]], first[consumer[edge] + 1]):
+                    if after[b] < 0:
+                        if fill:
+                            sources[count], targets[count] = a, b
+                        count += 1
+        for leg in range(len(after)):
+            if after[leg] >= 0:
+                if fill:
+                    sources[count], targets[count] = after[leg], leg
+                count += 1
+    return sources, targets
+
+
+def run(of: Program, rank_ready: Floats, free: Free) -> Timeline:
+    """Runs every leg once. rank_ready: [num_ranks], before which a rank starts nothing.
+
+    free: when lanes and links are; changed in place to when they are afterwards.
+    """
+    parts = of.legs
+    return Timeline(*_run(parts.rank, parts.lane_a, parts.lane_b, parts.link_a, parts.link_b, parts.channels, of.slot,
+                          of.busy, of.latency, of.next_a, of.next_b, of.next_pair, of.offsets, of.followers,
+                          of.waits.copy(), rank_ready, free.lanes, free.links))  # fmt: skip
+
+
+@nb.njit(cache=True)
+def take(free, at, channels, slot, until):  # type: ignore[no-untyped-def]
+    """Row `at` of free times after a leg that ends at `until` took one channel (slot 0), or all of them.
+
+    Returns the place that the channel (of all, the last) has then.
+    """
+    place = 0
+    if slot == channels - 1:
+        while place < channels:
+            free[at, place] = until
+            place += 1
+        return place - 1
+    while place + 1 < channels and free[at, place + 1] < until:
+        free[at, place] = free[at, place + 1]
+        place += 1
+    free[at, place] = until
+    return place
+
+
+@nb.njit(cache=True)
+def _run(  # type: ignore[no-untyped-def]
+    rank, lane_a, lane_b, link_a, link_b, channels, slot, busy, latency, next_a, next_b, next_pair, offsets, followers,
+    waits, rank_ready, lane_free, link_free,
+):  # fmt: skip
+    num_legs = len(rank)
+    ready, start, release, done = np.empty(num_legs), np.empty(num_legs), np.empty(num_legs), np.empty(num_legs)
+    queue = [(0.0, 0) for _ in range(0)]
+    for leg in range(num_legs):
+        ready[leg] = max(rank_ready[rank[leg]], lane_free[lane_a[leg], slot[leg]])
+        if lane_b[leg] >= 0:
+            ready[leg] = max(ready[leg], lane_free[lane_b[leg], slot[leg]])
+        if waits[leg] == 0:
+            heapq.heappush(queue, (ready[leg], leg))
+    while len(queue):
+        begin, leg = heapq.heappop(queue)
+        a, b, k, s = link_a[leg], link_b[leg], channels[leg], slot[leg]
+        if a >= 0:
+            both = link_free[a, s] if b < 0 else max(link_free[a, s], link_free[b, s])
+            if both > begin:  # asks again when both are free; others may go first
+                heapq.heappush(queue, (both, leg))
+                continue
+        start[leg] = begin
+        release[leg] = begin + busy[leg]
+        done[leg] = release[leg] + latency[leg]
+        take(lane_free, lane_a[leg], k, s, release[leg])
+        if a >= 0:
+            take(link_free, a, k, s, release[leg])
+            if b >= 0:
+                take(link_free, b, k, s, release[leg])
+                take(lane_free, lane_b[leg], k, s, release[leg])
+        for follower, lane in ((next_a[leg], lane_a[leg]), (next_b[leg], lane_b[leg])):
+            if follower >= 0:  # alone can take what is free next in the lane, so that is known now
+                ready[follower] = max(ready[follower], begin, lane_free[lane, slot[follower]])
+                waits[follower] -= 1
+                if waits[follower] == 0:
+                    heapq.heappush(queue, (ready[follower], follower))
+        follower = next_pair[leg]
+        if follower >= 0:
+            ready[follower] = max(ready[follower], release[leg])
+            waits[follower] -= 1
+            if waits[follower] == 0:
+                heapq.heappush(queue, (ready[follower], follower))
+        for at in range(offsets[leg], offsets[leg + 1]):
+            follower = followers[at]
+            ready[follower] = max(ready[follower], done[leg])
+            waits[follower] -= 1
+            if waits[follower] == 0:
+                heapq.heappush(queue, (ready[follower], follower))
+    return start, release, done

@@ -1,0 +1,218 @@
+"""Lists of operations of which no two wait for the same link, played in plan order. Pure: no torch.
+
+Where every transfer is sent directly and every link serves the legs of one lane only, as in a ring, nobody has to be
+asked who comes first at a link: an operation starts when its data is there and its lanes and links have a channel that
+the operations before it leave free. Going through the list once then gives what the event loop of
+zbench.simulator.clock does, to the last bit (tests/simulator/test_direct.py), without legs, queues or followers: a ring
+over thousands of ranks fits in memory.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.cost.cost import Cost
+from zbench.cost.use import Repeats
+from zbench.describe.cluster import Cluster
+from zbench.plans.area import work
+from zbench.plans.dataflow import Edges
+from zbench.plans.plan import ATTEND, Column, Ints, Ops, Plan
+from zbench.plans.touches import by_rank
+from zbench.simulator.clock import Free, take
+from zbench.simulator.direct_occupancy import HERE, occupied
+from zbench.simulator.legs import COMPUTE, RX, TX, class_of, members, ports
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Direct:
+    """Operations with their times and waits, ready to be run again and again from different starting times.
+
+    src, dst: [num_ops]. where: HERE, or 1 + the class of a transfer's links. busy: seconds. [num_ops] each.
+    latency: seconds, by `where`. channels: int64, of lanes and links, by `where`. collective: [num_ops], a
+        transfer that takes all of them. offsets, producers: the operations that each one waits for, compressed rows.
+    rows: offsets and indices of the operations that each rank takes part in. port: zbench.simulator.legs.ports.
+    sent: int64 [1 + num_classes, num_ranks], bytes that each rank sends, by `where`; received: likewise.
+    """
+
+    src: Column
+    dst: Column
+    where: NDArray[np.int8]
+    busy: Floats
+    latency: Floats
+    channels: Ints
+    collective: Column
+    offsets: Column
+    producers: Column
+    rows: tuple[Ints, NDArray[np.int32]]
+    port: Ints
+    sent: Ints
+    received: Ints
+
+    def run(self, ready: Floats, free: Free) -> tuple[Floats, Floats]:
+        """(seconds at which each operation starts; at which each rank has all it attended and all sent to it).
+
+        ready: [num_ranks], before which a rank starts nothing. free: when lanes and links are; changed in place.
+        """
+        start = np.empty(len(self.busy))
+        ended = ready.copy()
+        begun, peers = np.zeros(len(free.lanes)), np.full(free.lanes.shape, -1, np.int32)
+        _run(self.src, self.dst, self.where, self.busy, self.latency, self.channels, self.collective, self.offsets,
+             self.producers, self.port, start, ready, ended, free.lanes, free.links, begun, peers)  # fmt: skip
+        return start, ended
+
+    def occupancy(self, start: Floats, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+        """Does what zbench.simulator.layers.occupancy does, for a layer that began at `begin`.
+
+        linear: seconds on every rank.
+        """
+        out = np.zeros((4, len(linear)))
+        occupied(*self.rows, self.src, self.where, self.busy, start, begin, linear, 2 * len(self.port), out)
+        return out[0], out[1], out[2], out[3]
+
+
+def direct(plan: Plan, ops: Ops, waits: tuple[Column, Column], cost: Cost, backward: bool) -> Direct:
+    """A plan's forward or backward list that `is_direct` on the cluster; waits: its edges as `by_consumer`."""
+    cluster = cost.cluster
+    offsets, producers = waits
+    where = places(ops, cluster)
+    channels = np.array([1, *(link.channels for link in cluster.links)])
+    busy = np.empty(len(ops))
+    sent, received = np.zeros((2, 1 + len(cluster.links), cluster.num_ranks), np.int64)
+    for begin, part, known in _attended(plan, ops):
+        here = slice(begin, begin + len(part))
+        size = cost.message_bytes(plan, part)
+        busy[here] = cost.transfer_seconds(size, np.maximum(where[here] - 1, 0))
+        busy[here] *= np.where(part.collective, 1, channels[where[here]])  # one channel is so much slower than all
+        attend, amount = work(plan, part)
+        busy[begin + attend] = cost.attend_seconds(plan, part, attend, amount, backward, known)
+        _count(part.src, part.dst, where[here], size, sent, received)
+    latency = np.array([0.0, *(link.latency for link in cluster.links)])
+    rows = by_rank(ops.kind == ATTEND, ops.src, ops.dst, cluster.num_ranks)
+    return Direct(ops.src, ops.dst, where, busy, latency, channels, ops.collective, offsets, producers, rows,
+                  ports(cluster), sent, received)  # fmt: skip
+
+
+def _attended(plan: Plan, ops: Ops) -> Iterator[tuple[int, Ops, Repeats]]:
+    """Some operations at a time, the index of the first one, and how their attends repeat others of the whole list."""
+    known = Repeats.of(plan, ops, np.flatnonzero(ops.kind == ATTEND))
+    first = 0
+    for begin, part in ops.chunks():
+        count = int((part.kind == ATTEND).sum())
+        yield begin, part, known.part(slice(first, first + count))
+        first += count
+
+
+def by_consumer(num_ops: int, found: Edges) -> tuple[Column, Column]:
+    """The operations that each one waits for, compressed rows: int32 offsets and operations."""
+    offsets, producers = _producers(num_ops, found.producer, found.consumer)
+    return offsets, producers
+
+
+def places(ops: Ops, cluster: Cluster) -> NDArray[np.int8]:
+    """HERE of every attend, 1 + the class of its links of every transfer."""
+    found: NDArray[np.int8] = _places(ops.kind, ops.src, ops.dst, *members(cluster))
+    return found
+
+
+def is_direct(ops: Ops, cluster: Cluster) -> bool:
+    """Whether nothing is routed and every link serves the legs of one lane."""
+    nobody = np.full(2 * cluster.num_nics, -1, np.int64)
+    return bool(_alone(ops.kind, ops.src, ops.dst, ops.via, cluster.node_of, cluster.nic_of, nobody))
+
+
+@nb.njit(cache=True)
+def _places(kind, src, dst, classes, member):  # type: ignore[no-untyped-def]
+    out = np.empty(len(kind), np.int8)
+    for i in range(len(kind)):
+        out[i] = HERE if kind[i] == ATTEND else 1 + class_of(src[i], dst[i], classes, member)
+    return out
+
+
+@nb.njit(cache=True)
+def _alone(kind, src, dst, via, node, nic, user):  # type: ignore[no-untyped-def]
+    """Whether each direction of each NIC has one rank, as a GPU's own port has. user: int64 [2 x num_nics], all -1."""
+    for i in range(len(src)):
+        if via[i] >= 0:
+            return False
+        if kind[i] != ATTEND and node[src[i]] != node[dst[i]]:
+            for link, rank in ((2 * nic[src[i]], src[i]), (2 * nic[dst[i]] + 1, dst[i])):
+                if user[link] >= 0 and user[link] != rank:
+                    return False
+                user[link] = rank
+    return True
+
+
+@nb.njit(cache=True)
+def _count(src, dst, where, size, sent, received):  # type: ignore[no-untyped-def]
+    for i in range(len(src)):
+        sent[where[i], src[i]] += size[i]
+        received[where[i], dst[i]] += size[i]
+
+
+@nb.njit(cache=True)
+def _producers(num_ops, producer, consumer):  # type: ignore[no-untyped-def]
+    """The edges as compressed rows by consumer: a counting sort."""
+    offsets = np.zeros(num_ops + 1, np.int32)
+    for edge in range(len(consumer)):
+        offsets[consumer[edge] + 1] += 1
+    for op in range(num_ops):
+        offsets[op + 1] += offsets[op]
+    rows = np.empty(len(producer), np.int32)
+    for edge in range(len(consumer)):
+        rows[offsets[consumer[edge]]] = producer[edge]
+        offsets[consumer[edge]] += 1
+    for op in range(num_ops, 0, -1):
+        offsets[op] = offsets[op - 1]
+    offsets[0] = 0
+    return offsets, rows
+
+
+@nb.njit(cache=True)
+def _run(  # type: ignore[no-untyped-def]
+    src, dst, where, busy, latency, channels, collective, offsets, producers, port, start, ready, ended, lane_free,
+    link_free, begun, peers,
+):  # fmt: skip
+    """begun: when each lane started its last leg. peers: to whom a lane's channels carried what they last did, -1."""
+    lanes = 1 + 4 * len(port)
+    for i in range(len(start)):
+        s, d = np.int64(src[i]), np.int64(dst[i])
+        begin = ready[s]
+        for at in range(offsets[i], offsets[i + 1]):
+            p = producers[at]
+            begin = max(begin, start[p] + busy[p] + latency[where[p]])
+        if where[i] == HERE:
+            lane = s * lanes + COMPUTE
+            start[i] = max(begin, lane_free[lane, 0])
+            lane_free[lane, 0] = start[i] + busy[i]
+            ended[s] = max(ended[s], lane_free[lane, 0] + latency[HERE])
+            continue
+        c = where[i] - 1
+        lane, other, link, far = s * lanes + 4 * c + TX, d * lanes + 4 * c + RX, port[c, s], port[c, d] + 1
+        k = channels[where[i]]
+        slot = k - 1 if collective[i] else 0
+        begin = max(begin, lane_free[lane, slot], lane_free[other, slot])
+        begin = max(begin, link_free[link, slot], link_free[far, slot])
+        if k == 1:  # one after another anyway
+            start[i] = begin
+            release = begin + busy[i]
+            lane_free[lane, 0] = lane_free[other, 0] = link_free[link, 0] = link_free[far, 0] = release
+        else:
+            begin = max(begin, begun[lane], begun[other])
+            for channel in range(k):  # what went to `d` before and is in none has ended before others started
+                if peers[lane, channel] == d:
+                    begin = max(begin, lane_free[lane, channel])
+            start[i] = begun[lane] = begun[other] = begin
+            release = begin + busy[i]
+            place = take(lane_free, lane, k, slot, release)
+            for channel in range(place):
+                peers[lane, channel] = peers[lane, channel + 1]
+            peers[lane, place] = d
+            take(lane_free, other, k, slot, release)
+            take(link_free, link, k, slot, release)
+            take(link_free, far, k, slot, release)
+        ended[d] = max(ended[d], release + latency[where[i]])

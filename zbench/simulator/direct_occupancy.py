@@ -1,0 +1,90 @@
+"""How long ranks attend and transfer, of a list played in plan order: compiled, for zbench.simulator.direct. Pure: no
+torch."""
+
+import numba as nb
+import numpy as np
+
+from zbench.describe.links import NIC
+
+HERE, ACROSS = 0, 1 + NIC  # where an operation's data ends: an attend's; a transfer's, 1 + the class of its links
+
+
+@nb.njit(cache=True)
+def occupied(offsets, index, src, where, busy, start, begin, linear, lanes, out):  # type: ignore[no-untyped-def]
+    """Rank by rank: attending, transferring, transferring uncovered, of that across nodes.
+
+    lanes: for transfers, of a rank: one a direction of every class of links.
+    """
+    most = 0
+    for rank in range(len(linear)):
+        most = max(most, offsets[rank + 1] - offsets[rank])
+    attends, moves = np.empty((most + 1, 2)), np.empty((most, 3))  # from, to, whether across
+    served, count = np.empty((lanes, most), np.int32), np.zeros(lanes, np.int64)  # a rank's transfers, by lane
+    for rank in range(len(linear)):
+        attends[0] = begin[rank], begin[rank] + linear[rank]
+        num, count[:] = 1, 0
+        for at in range(offsets[rank], offsets[rank + 1]):
+            op = index[at]
+            if where[op] == HERE:
+                out[0, rank] += busy[op]
+                attends[num] = start[op], start[op] + busy[op]
+                num += 1
+            else:
+                lane = 2 * (where[op] - 1) + (1 if src[op] == rank else 0)
+                served[lane, count[lane]] = op
+                count[lane] += 1
+        total = _merged(served, count, start, busy, where, moves)
+        out[1, rank], out[2, rank] = _uncovered(moves[:total], attends[:num], False)
+        _, out[3, rank] = _uncovered(moves[:total], attends[:num], True)
+
+
+@nb.njit(cache=True)
+def _merged(served, count, start, busy, where, moves):  # type: ignore[no-untyped-def]
+    """A rank's transfers by when they start (ties: plan order); each lane's are in that order already."""
+    place, total = np.zeros(len(count), np.int64), count.sum()
+    for at in range(total):
+        best = -1
+        for lane in range(len(count)):
+            if place[lane] < count[lane]:
+                op = served[lane, place[lane]]
+                if best < 0:
+                    best = lane
+                else:
+                    other = served[best, place[best]]
+                    if start[op] < start[other] or (start[op] == start[other] and op < other):
+                        best = lane
+        op = served[best, place[best]]
+        place[best] += 1
+        moves[at] = start[op], start[op] + busy[op], 1.0 if where[op] == ACROSS else 0.0
+    return total
+
+
+@nb.njit(cache=True)
+def _uncovered(moves, attends, across):  # type: ignore[no-untyped-def]
+    """(length of the union of transfers, of what of it no compute covers); across: only of those across nodes.
+
+    attends: the rank's compute in time order, its linear modules first.
+    """
+    moved, shown, left, right, place = 0.0, 0.0, 0.0, 0.0, 0  # left, right: the union's open interval
+    for index in range(len(moves) + 1):
+        if index < len(moves):
+            if across and moves[index, 2] == 0.0:
+                continue
+            if moves[index, 0] <= right:
+                right = max(right, moves[index, 1])
+                continue
+        covered, at = 0.0, place
+        while at < len(attends):
+            a, b = attends[at]
+            if b <= left:
+                place = at + 1
+            elif a >= right:
+                break
+            else:
+                covered += min(b, right) - max(a, left)
+            at += 1
+        moved += right - left
+        shown += max(right - left - covered, 0.0)  # 0 may be rounded to less
+        if index < len(moves):
+            left, right = moves[index, 0], moves[index, 1]
+    return moved, shown

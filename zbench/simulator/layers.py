@@ -1,0 +1,178 @@
+"""Plays a layer's attention over and over, with each rank's linear time between. Pure: no torch.
+
+Layers are equal, so after a few the ranks move in step: each layer ends the same time after the one
+before, on every rank, and the rest is a multiplication. Where transfers compete for links the order
+of service keeps shifting a little from layer to layer; then PLAYED layers are played and the rest
+take the mean of the last AVERAGED (tests/simulator/test_layers.py holds the difference to playing all).
+"""
+
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.describe.cluster import Cluster
+from zbench.describe.links import NIC
+from zbench.simulator.clock import Free, Program, Timeline, run
+from zbench.simulator.direct import Direct
+from zbench.simulator.legs import COMPUTE
+
+Floats = NDArray[np.float64]
+_SETTLED = 1e-9  # relative: the rounding of sums of a few thousand terms, well below any time of interest
+PLAYED, AVERAGED = 12, 8
+
+
+@dataclass(slots=True)
+class State:
+    """Clocks that go on from layer to layer: ready, seconds [num_ranks], and when lanes and links are free."""
+
+    ready: Floats
+    free: Free
+
+    @staticmethod
+    def zero(cluster: Cluster) -> "State":
+        return State(np.zeros(cluster.num_ranks), Free.zero(cluster))
+
+    def since(self, old: "State") -> "State":
+        """How much later everything is."""
+        free = Free(self.free.lanes - old.free.lanes, self.free.links - old.free.links)
+        return State(self.ready - old.ready, free)
+
+    def meet(self) -> None:
+        """Every rank waits for all others."""
+        self.ready = np.full_like(self.ready, self.ready.max())
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Seconds per rank over all layers: see StepResult."""
+
+    attention: Floats
+    linear: Floats
+    communication: Floats
+    exposed: Floats
+    exposed_nic: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """num_layers layers of `linear` seconds per rank, then `attention`."""
+
+    attention: Program | Direct
+    linear: Floats
+    num_layers: int
+
+    def play(self, state: State) -> Played:
+        """Advances `state` over all layers."""
+        linear, count = self.linear, self.num_layers
+        sums = np.zeros((4, len(linear)))
+        steps: list[State] = []
+        for layer in range(count):
+            old = State(state.ready, state.free.copy())
+            occupied = self._one(state)
+            steps.append(state.since(old))
+            settled = layer > 1 and _equal(steps[-1].ready, steps[-2].ready)
+            left = count - 1 - layer if settled or layer + 1 == PLAYED else 0
+            sums += (1 + left) * np.stack(occupied)
+            if left:
+                recent = steps[-1:] if settled else steps[-AVERAGED:]
+                state.ready = state.ready + left * np.mean([step.ready for step in recent], axis=0)
+                state.free.lanes += left * np.mean([step.free.lanes for step in recent], axis=0)
+                state.free.links += left * np.mean([step.free.links for step in recent], axis=0)
+                break
+        return Played(sums[0], count * linear, *sums[1:])
+
+    def one(self, state: State) -> Timeline:
+        """One layer: linear modules on every rank, then attention; only of legs."""
+        assert isinstance(self.attention, Program)
+        ready = state.ready + self.linear
+        timeline = run(self.attention, ready, state.free)
+        state.ready = finished(self.attention, timeline, ready)
+        return timeline
+
+    def _one(self, state: State) -> tuple[Floats, Floats, Floats, Floats]:
+        """Advances `state` over a layer and returns its occupancy."""
+        begin = state.ready
+        if isinstance(self.attention, Direct):
+            start, state.ready = self.attention.run(begin + self.linear, state.free)
+            return self.attention.occupancy(start, begin, self.linear)
+        return occupancy(self.attention, self.one(state), begin, self.linear)
+
+
+def _equal(a: Floats, b: Floats) -> bool:
+    return bool(np.abs(a - b).max() <= _SETTLED * np.abs(a).max())
+
+
+def finished(of: Program, timeline: Timeline, ready: Floats) -> Floats:
+    """When each rank has everything it attended, and every message sent to it, [num_ranks]."""
+    out = ready.copy()
+    _finished(of.legs.lane_a, of.legs.lane_b, of.legs.last, timeline.done, of.legs.lanes, out)
+    return out
+
+
+@nb.njit(cache=True)
+def _finished(lane_a, lane_b, last, done, lanes, out):  # type: ignore[no-untyped-def]
+    for leg in range(len(done)):
+        if last[leg]:
+            rank = (lane_a[leg] if lane_b[leg] < 0 else lane_b[leg]) // lanes
+            out[rank] = max(out[rank], done[leg])
+
+
+def occupancy(of: Program, timeline: Timeline, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Seconds of one layer, [num_ranks] each: (attending, transferring, transferring with the compute lane idle, of
+    that across nodes)."""
+    parts, num_ranks = of.legs, len(linear)
+    attend = np.flatnonzero(parts.link_a < 0)
+    rank = parts.lane_a[attend] // parts.lanes
+    assert (parts.lane_a[attend] % parts.lanes == COMPUTE).all()
+    busy = np.bincount(rank, weights=of.busy[attend], minlength=num_ranks).astype(np.float64)
+    # Each rank's compute intervals in time order: its linear modules, then its attends, which are in lane order.
+    mine = attend[np.argsort(rank, kind="stable")]
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=num_ranks))]).astype(np.int64)
+    moves = np.flatnonzero(parts.link_a >= 0)
+    moves = moves[np.argsort(timeline.start[moves], kind="stable")]
+    times = (parts.lane_a, parts.lane_b, timeline.start, timeline.release, parts.lanes, mine, bounds, begin, linear)
+    moved, shown = _transferring(moves, *times)
+    _, across = _transferring(moves[parts.link_class[moves] == NIC], *times)
+    return busy, moved, shown, across
+
+
+@nb.njit(cache=True)
+def _transferring(moves, lane_a, lane_b, start, release, lanes, attends, bounds, begin, linear):  # type: ignore[no-untyped-def]
+    """Per rank the length of the union of its transfers, and of what of it no compute covers; moves by start."""
+    ranks = len(linear)
+    moved, shown = np.zeros(ranks), np.zeros(ranks)
+    left, right = np.zeros(ranks), np.zeros(ranks)  # the union's open interval
+    place = bounds[:-1] - 1  # the first compute interval that may reach the open one; bounds[rank] - 1: linear
+    for index in range(len(moves) + 1):
+        for end in range(2 if index < len(moves) else ranks):
+            if index < len(moves):
+                leg = moves[index]
+                lane = lane_a[leg] if end == 0 else lane_b[leg]
+                if lane < 0:  # a copy to or from the host
+                    continue
+                rank = lane // lanes
+                if start[leg] <= right[rank]:
+                    right[rank] = max(right[rank], release[leg])
+                    continue
+            else:
+                rank = end
+            # The open interval is complete: take its length, less the compute that falls into it.
+            covered, at = 0.0, place[rank]
+            while at < bounds[rank + 1]:
+                is_linear = at < bounds[rank]
+                a = begin[rank] if is_linear else start[attends[at]]
+                b = a + linear[rank] if is_linear else release[attends[at]]
+                if b <= left[rank]:
+                    place[rank] = at + 1
+                elif a >= right[rank]:
+                    break
+                else:
+                    covered += min(b, right[rank]) - max(a, left[rank])
+                at += 1
+            moved[rank] += right[rank] - left[rank]
+            shown[rank] += max(right[rank] - left[rank] - covered, 0.0)  # 0 may be rounded to less
+            if index < len(moves):
+                left[rank], right[rank] = start[leg], release[leg]
+    return moved, shown

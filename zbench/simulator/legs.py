@@ -1,0 +1,206 @@
+"""Operations as legs: what each occupies while it runs. Pure: no torch.
+
+An attend is one leg on its rank's compute lane. A direct transfer is one leg, over the ports that two GPUs of a node
+have to the innermost domain they share (zbench.describe.links), or over the NICs of two nodes. A routed transfer is cut
+into a share for each lane it is spread over, and a share is up to three legs: dispatch inside the source node, NIC to
+NIC, combine inside the other node. A copy between a GPU and its host is one leg, with no rank at its other end. When
+legs run is zbench.simulator.clock's.
+"""
+
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.describe.cluster import Cluster
+from zbench.describe.links import NIC
+from zbench.plans.plan import ATTEND, Ints, Ops, Plan
+
+# A rank's lanes: computing, and of every class c of links, after 4 c, sending and receiving for itself and for others.
+COMPUTE, TX, RX, THROUGH_TX, THROUGH_RX = range(5)
+
+
+@dataclass(frozen=True)
+class Legs:
+    """Legs in plan order (arrays [num_legs]).
+
+    op: the operation. rank: whose program starts it. lane_a, lane_b: lanes it occupies (b = -1: only one).
+    link_a, link_b: sending and receiving link, -1 for an attend; of a copy to or from the host, a only.
+    link_class: of its links, -1 for an attend. bytes: 0 for an attend.
+    channels: how many its lanes and links have. whole: it takes all of them, else one.
+    after: the leg before it inside the same routed transfer, -1 if none.
+    first, last: [num_ops + 1] and [num_legs]: the legs of operation i are first[i]:first[i + 1], and
+    whether the operation is complete only when the leg is.
+    lanes: of a rank; lane i is one of rank i // lanes.
+    """
+
+    op: Ints
+    rank: Ints
+    lane_a: Ints
+    lane_b: Ints
+    link_a: Ints
+    link_b: Ints
+    link_class: Ints
+    bytes: Ints
+    channels: Ints
+    whole: NDArray[np.bool_]
+    after: Ints
+    first: Ints
+    last: NDArray[np.bool_]
+    lanes: int
+
+    @property
+    def receiver(self) -> Ints:
+        """int64 [num_legs]: the rank that a leg ends at, -1 of attends and of copies to the host."""
+        return self.lane_b // self.lanes
+
+
+def num_lanes(cluster: Cluster) -> int:
+    """Of one rank."""
+    return 1 + 4 * len(cluster.links)
+
+
+def num_links(cluster: Cluster) -> int:
+    return 2 * (cluster.num_nics + (len(cluster.links) - 1) * cluster.num_ranks)
+
+
+def ports(cluster: Cluster) -> Ints:
+    """int64 [num_classes, num_ranks]: the link that a rank sends by in each class; the next one is that it receives by.
+
+    Every class has a port of each rank's own, but for NICs, which ranks may share. NVLink's ports come first.
+    """
+    ranks, own = cluster.num_ranks, 2 * np.arange(cluster.num_ranks)
+    begin = 2 * (ranks + cluster.num_nics)  # of the first class after NICs
+    rest = [begin + 2 * ranks * place + own for place in range(len(cluster.links) - 2)]
+    return np.stack([own, 2 * (ranks + cluster.nic_of), *rest])
+
+
+def members(cluster: Cluster) -> tuple[Ints, Ints]:
+    """(int64 [levels]: class of links, int64 [levels, num_ranks]: the domain each rank is in), the node's last."""
+    ranks = np.arange(cluster.num_ranks)
+    return np.array([link for link, _ in cluster.levels]), np.stack([ranks // gpus for _, gpus in cluster.levels])
+
+
+def legs(plan: Plan, ops: Ops, op_bytes: Ints, cluster: Cluster) -> Legs:
+    """Expands operations into legs. op_bytes: int64 [num_ops], the message size of every transfer."""
+    routes = plan.lanes
+    if not len(routes):
+        routes = type(routes)(np.zeros(2, np.int64), np.zeros(0, np.int64))
+    op, rank, lane_a, lane_b, link_a, link_b, link_class, size, after, first, last = _expand(
+        ops.kind, ops.src, ops.dst, op_bytes, ops.via, routes.offsets, routes.items, *members(cluster), ports(cluster),
+        cluster.nic_of, cluster.gpus_per_node, cluster.nics_per_node,
+    )  # fmt: skip
+    each = np.array([link.channels for link in cluster.links], np.int64)
+    channels = np.where(link_class < 0, 1, each[link_class])
+    whole = (ops.collective[op] == 1) | (channels == 1)
+    lanes = num_lanes(cluster)
+    return Legs(op, rank, lane_a, lane_b, link_a, link_b, link_class, size, channels, whole, after, first, last, lanes)
+
+
+def copies(rank: Ints, size: Ints, sends: NDArray[np.bool_], cluster: Cluster) -> Legs:
+    """Copies of `size` bytes between GPUs and their node's host memory, an operation each; sends: to the host.
+
+    The link is the GPU's own, each direction by itself. Copies of a direction begin in order, as many at a time as
+    the link has queues, which share it evenly.
+
+    Raises:
+        ValueError: the cluster has no link to the host.
+    """
+    host = cluster.host
+    if host is None:
+        raise ValueError("cluster.host_bandwidth is not given; copies to and from the host need a link")
+    lanes, count = num_lanes(cluster), len(rank)
+    lane = rank * lanes + 4 * host + np.where(sends, TX, RX)
+    link = ports(cluster)[host, rank] + np.where(sends, 0, 1)
+    none, queues = np.full(count, -1), np.full(count, cluster.host_queues)
+    return Legs(
+        np.arange(count), rank, lane, none, link, none, np.full(count, host), size, queues, queues == 1, none,
+        np.arange(count + 1), np.ones(count, bool), lanes,
+    )  # fmt: skip
+
+
+@nb.njit(cache=True)
+def class_of(src, dst, classes, member):  # type: ignore[no-untyped-def]
+    """The class of links that a message takes: of the innermost domain that both ranks are in (`members`)."""
+    for level in range(len(classes)):
+        if member[level, src] == member[level, dst]:
+            return classes[level]
+    return NIC
+
+
+@nb.njit(cache=True)
+def _expand(kind, src, dst, size, via, route_offsets, route_items, classes, member, port, nic, per_node, nics):  # type: ignore[no-untyped-def]
+    count = 0
+    for i in range(len(kind)):
+        count += 1 if via[i] < 0 else 3 * (route_offsets[via[i] + 1] - route_offsets[via[i]])
+    out = np.full((9, count), -1, np.int64)  # op rank lane_a lane_b link_a link_b link_class bytes after
+    last = np.zeros(count, np.bool_)
+    first = np.zeros(len(kind) + 1, np.int64)
+    lanes, node = 1 + 4 * len(port), member[-1]
+    at = 0
+    for i in range(len(kind)):
+        first[i] = at
+        s, d = np.int64(src[i]), np.int64(dst[i])
+        if kind[i] == ATTEND:
+            out[:, at] = (i, s, s * lanes + COMPUTE, -1, -1, -1, -1, 0, -1)
+            last[at] = True
+            at += 1
+        elif via[i] < 0 or node[s] == node[d]:
+            c = class_of(s, d, classes, member)
+            out[:, at] = (i, s, s * lanes + 4 * c + TX, d * lanes + 4 * c + RX,
+                          port[c, s], port[c, d] + 1, c, size[i], -1)  # fmt: skip
+            last[at] = True
+            at += 1
+        else:
+            begin, end = route_offsets[via[i]], route_offsets[via[i] + 1]
+            for place in range(begin, end):
+                share = size[i] * (place + 1 - begin) // (end - begin) - size[i] * (place - begin) // (end - begin)
+                if share == 0:
+                    continue
+                p = proxy(s, route_items[place], nic, node, per_node, nics)
+                q = proxy(d, route_items[place], nic, node, per_node, nics)
+                before = -1
+                if p != s:
+                    c = class_of(s, p, classes, member)
+                    out[:, at] = (i, s, s * lanes + 4 * c + TX, p * lanes + 4 * c + THROUGH_RX,
+                                  port[c, s], port[c, p] + 1, c, share, -1)  # fmt: skip
+                    before = at
+                    at += 1
+                out[:, at] = (i, p, p * lanes + 4 * NIC + TX, q * lanes + 4 * NIC + RX,
+                              port[NIC, p], port[NIC, q] + 1, NIC, share, before)  # fmt: skip
+                if q != d:
+                    before = at
+                    at += 1
+                    c = class_of(q, d, classes, member)
+                    out[:, at] = (i, q, q * lanes + 4 * c + THROUGH_TX, d * lanes + 4 * c + RX,
+                                  port[c, q], port[c, d] + 1, c, share, before)  # fmt: skip
+                last[at] = True
+                at += 1
+    first[len(kind)] = at
+    o = out[:, :at]
+    return (
+        o[0].copy(),
+        o[1].copy(),
+        o[2].copy(),
+        o[3].copy(),
+        o[4].copy(),
+        o[5].copy(),
+        o[6].copy(),
+        o[7].copy(),
+        o[8].copy(),
+        first,
+        last[:at],
+    )
+
+
+@nb.njit(cache=True)
+def proxy(rank, lane, nic, node, per_node, nics):  # type: ignore[no-untyped-def]
+    """The rank that carries lane `lane` (a NIC of the node) for `rank`: itself if tied to that NIC, else the
+    one tied to it that has `rank`'s place among its own NIC's ranks, so that proxies share the work."""
+    begin = node[rank] * per_node
+    if nic[rank] == node[rank] * nics + lane:
+        return rank
+    width = per_node // nics
+    first = begin + -(-lane * per_node // nics)
+    return first + (rank - begin) % width

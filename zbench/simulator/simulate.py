@@ -1,0 +1,215 @@
+"""The simulated executor: one training step on a described cluster's clock. Pure: no torch.
+
+A step is, per micro-batch: layers x (linear modules, attention) forward, the head and the loss,
+layers x (attention, linear modules) backward; what they do not hide of parameters' gathers and gradients'
+reductions; and the optimizer. Attention is played leg by leg (zbench.simulator.clock), the rest is charged
+per rank (zbench.cost.cost, zbench.cost.collective). Ranks are held together by their data only: a rank whose
+neighbours do not need it runs ahead into the next layer, and, with ZeRO-1, into the next micro-batch. With ZeRO-3
+every forward and every backward gathers parameters from all ranks, so there they meet. Plans with pipelines are
+played by zbench.simulator.pipelined, jobs with stages by zbench.simulator.staged.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from zbench.cost.bound import bound_seconds, ceiling_seconds
+from zbench.cost.collective import Collectives, Sharing
+from zbench.cost.cost import Cost
+from zbench.cost.groups import of_gpu, of_nics
+from zbench.cost.memory import peak_bytes
+from zbench.cost.stage import held
+from zbench.describe.batch import Batch
+from zbench.describe.links import NVLINK
+from zbench.interfaces.protocols import Ready
+from zbench.interfaces.result import StepResult
+from zbench.plans.area import work
+from zbench.plans.dataflow import Edges, Fault, edges
+from zbench.plans.pipelines import Layout
+from zbench.plans.plan import Ops, Plan
+from zbench.simulator import pipelined, staged
+from zbench.simulator.clock import Program, program
+from zbench.simulator.direct import Direct, by_consumer, direct, is_direct
+from zbench.simulator.layers import Layers, State
+from zbench.simulator.legs import legs
+from zbench.simulator.serial import in_turn
+from zbench.simulator.totals import Carried, Totals
+
+Programs = tuple[Program, Program]  # of a plan's forward and backward list
+
+
+def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> Program:
+    """The plan's forward or backward list as legs with their times and waits."""
+    parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
+    attend, amount = work(plan, ops)
+    moves = parts.link_a >= 0
+    link = np.where(moves, parts.link_class, NVLINK)
+    alone, together = cost.message_seconds(parts.bytes, link), cost.transfer_seconds(parts.bytes, link)
+    busy = np.where(moves, np.where(parts.whole, together, alone), 0.0)
+    seconds = np.zeros(len(ops))
+    seconds[attend] = cost.attend_seconds(plan, ops, attend, amount, backward)
+    busy += np.where(moves, 0.0, seconds[parts.op])
+    latency = np.where(moves, cost.latency_seconds(link), 0.0)
+    return program(parts, busy, latency, in_turn(found, ops) if plan.serial_legs else found)
+
+
+def programs(plan: Plan, cost: Cost) -> Programs:
+    """(forward, backward) of one layer's attention.
+
+    Raises:
+        ValueError: the plan breaks a rule of zbench.plans.dataflow (verify says which, with its context).
+    """
+    forward = prepare(plan, plan.forward, _edges(plan, plan.forward, False), cost, False)
+    return forward, prepare(plan, plan.backward, _edges(plan, plan.backward, True), cost, True)
+
+
+def playable(plan: Plan, cost: Cost) -> tuple[Program | Direct, Program | Direct]:
+    """(forward, backward) as `programs`, in plan order where that is the same and needs less.
+
+    Raises:
+        ValueError: as `programs`.
+    """
+    lists = (plan.forward, False), (plan.backward, True)
+    forward, backward = (
+        direct(plan, ops, by_consumer(len(ops), _edges(plan, ops, back)), cost, back)
+        if is_direct(ops, cost.cluster)
+        else prepare(plan, ops, _edges(plan, ops, back), cost, back)
+        for ops, back in lists
+    )
+    return forward, backward
+
+
+def _edges(plan: Plan, ops: Ops, backward: bool) -> Edges:
+    found = edges(plan, ops, backward)
+    if isinstance(found, Fault):
+        raise ValueError(f"{'backward' if backward else 'forward'} operation {found.op} {found.reason}")
+    return found
+
+
+def pass_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs) -> tuple[float, float]:
+    """Seconds of one layer forward, and of one backward, as the means over `layers`."""
+    forward, backward = (ends[-1] / layers for ends in _layer_ends(plan, cost, layers, parts))
+    return forward, backward
+
+
+def layer_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs | None = None) -> float:
+    """Seconds of one layer, forward and backward, as the mean over `layers`: what planners compare plans by.
+
+    parts: the plan's programs, where they are at hand.
+    """
+    return float(sum(ends[-1] for ends in _layer_ends(plan, cost, layers, parts or programs(plan, cost)))) / layers
+
+
+def steady_seconds(plan: Plan, cost: Cost, parts: Programs) -> tuple[float, float]:
+    """Seconds of one layer forward, and of one backward, as the means over all layers: two are played, and each further
+    one takes as long as the second."""
+    count = cost.layers
+    forward, backward = (
+        (first + (count - 1) * (second - first)) / count for first, second in _layer_ends(plan, cost, 2, parts)
+    )
+    return forward, backward
+
+
+def _layer_ends(plan: Plan, cost: Cost, layers: int, parts: Programs) -> list[list[float]]:
+    """Tells when the last rank ends every layer of the forward and the backward: seconds from when the first begins."""
+    state = State.zero(cost.cluster)
+    linear, ends, begin = cost.linear_seconds(plan.tokens_per_rank), [], 0.0
+    for part, times in zip(parts, (1, 2), strict=True):
+        played, found = Layers(part, times * linear, layers), []
+        for _ in range(layers):
+            played.one(state)
+            found.append(float(state.ready.max()) - begin)
+        if cost.model.sharding == "zero3":
+            state.meet()
+        begin += found[-1]
+        ends.append(found)
+    return ends
+
+
+@dataclass(slots=True)
+class Simulated:
+    """Executor over `cost`: a step's result is a function of (batch, plans, cost), and of whether its pipelines are
+    those of the step before: parameters that have to be elsewhere are waited for."""
+
+    cost: Cost
+    _layout: Layout | None = field(default=None, init=False, repr=False, compare=False)
+
+    def start(self) -> Ready:
+        self._layout = None
+        return Ready()
+
+    def stop(self) -> None:
+        pass
+
+    def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+        """Simulates one training step; seconds are the described cluster's, not this machine's."""
+        cost, pipelines = self.cost, plans[0].pipelines
+        layout = () if pipelines is None else pipelines.layout
+        moved, self._layout = self._layout not in (None, layout), layout
+        sharing = Sharing(Collectives.of(cost, None if pipelines is None else held(pipelines, cost)))
+        phases: dict[str, float] = {}
+        if cost.pp > 1:
+            played, phases["bubble"] = staged.play(plans, [programs(plan, cost) for plan in plans], cost, sharing)
+        else:
+            played = (_by_ranks if pipelines is None else pipelined.play)(plans, cost, sharing, moved)
+        optimizer = cost.optimizer_seconds()
+        end = played.end + optimizer
+        peak = of_gpu(peak_bytes(plans, cost), cost.tp)
+        capacity = int(cost.cluster.device.memory_bytes / cost.tp)
+        phases |= {"forward": played.forward_end, "gradients": sharing.exposed, "optimizer": optimizer}
+        sharing_seconds = max(sharing.seconds, sharing.exposed)  # more than alone, where NICs are busy with attention
+        shared_bytes = np.tile(sharing.nic_bytes, cost.pp)  # every stage shares its own
+        return StepResult(
+            seconds=end,
+            bound_seconds=bound_seconds(batch, cost),
+            ceiling_seconds=ceiling_seconds(batch, cost, sharing.of, pipelines is not None),
+            attention_seconds=played.attention.tolist(),
+            linear_seconds=played.linear.tolist(),
+            communication_seconds=np.minimum(played.communication + sharing_seconds, end).tolist(),
+            exposed_seconds=(played.exposed + sharing.exposed).tolist(),
+            exposed_nic_seconds=played.exposed_nic.tolist(),
+            nic_tx_bytes=of_nics(played.carried.tx + shared_bytes, cost.bonded_nics).tolist(),
+            nic_rx_bytes=of_nics(played.carried.rx + shared_bytes, cost.bonded_nics).tolist(),
+            nvlink_bytes=int(played.carried.nvlink),
+            peak_bytes=peak.tolist(),
+            capacity_bytes=capacity,
+            out_of_memory=bool(peak.max() > capacity),
+            phases=phases | ({"switch": sharing.moving} if moved else {}),
+        )
+
+
+def _by_ranks(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool) -> Totals:
+    """Plans whose ranks work each for itself, micro-batch after micro-batch."""
+    cluster, model = cost.cluster, cost.model
+    state = State.zero(cluster)
+    total = Totals.zero(cluster.num_ranks, cluster.num_nics)
+    again = 1 if model.recompute == "full" else 0
+    for plan in plans:
+        forward, backward = playable(plan, cost)
+        linear = cost.linear_seconds(plan.tokens_per_rank)
+        head = cost.head_seconds(plan.tokens_per_rank)
+        first, last, every = plan is plans[0], plan is plans[-1], sharing.of.every_micro_batch
+        begin, used = float(state.ready.max()), Carried.of(forward, cost)
+        played = Layers(forward, linear, model.num_layers).play(state)
+        if first or every:
+            shown = sharing.forward(float(state.ready.max()) - begin, used.busiest(cost), moved and first)
+            if every:
+                state.meet()
+            state.ready += shown
+        total.forward_end = float(state.ready.max()) if first else total.forward_end
+        state.ready += head
+        begin, used_back = float(state.ready.max()), used.times(again).plus(Carried.of(backward, cost))
+        replayed = [Layers(forward, linear, model.num_layers).play(state)] if again else []
+        played_back = Layers(backward, 2 * linear, model.num_layers).play(state)
+        if last or every:
+            shown = sharing.backward(float(state.ready.max()) - begin, used_back.busiest(cost))
+            state.meet()
+            state.ready += shown
+        total.add(played, *replayed, played_back)
+        total.repack(plan, cost)
+        total.linear += head
+        total.carried = total.carried.plus(used).plus(used_back)
+        if cost.tp > 1:
+            total.exchange(plan, cost)
+    total.end = float(state.ready.max())
+    return total

@@ -1,0 +1,143 @@
+"""Plays a step of a job with stages (zbench.cost.stacks). Pure: no torch.
+
+Every stage has clocks, lanes and links of its own, on which a micro-batch's layers are played like those of a job
+without stages: leg by leg, every rank waiting for its data alone. Before that a rank waits for its tokens' hidden
+states (or their gradients) from its stack's rank of the stage before. All ranks of a stage have one order of micro-
+batches, one forward, one backward: with orders of their own, two that share a ring could wait for each other for
+ever. A rank with nothing to do in a micro-batch goes on to the next at once.
+
+What ranks of a node send to the next stage leaves by their NICs as if all of it left at once; it does not disturb
+attention's messages, as parameters and gradients do not.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zbench.cost.collective import Sharing
+from zbench.cost.cost import Cost, Floats
+from zbench.plans.plan import Plan
+from zbench.simulator.clock import Program
+from zbench.simulator.layers import Layers, Played, State
+from zbench.simulator.one_f_one_b import turns
+from zbench.simulator.totals import Carried, Totals
+
+Programs = tuple[Program, Program]  # of a plan's forward and backward list
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A stage's forward or backward of a micro-batch, all of its layers. Seconds, [ranks of the stage].
+
+    begin, end: the same on a rank that has nothing to do in it. idle: waited before for the other stage's work; late:
+    for its message.
+    """
+
+    stage: int
+    backward: bool
+    micro: int
+    begin: Floats
+    end: Floats
+    idle: Floats
+    late: Floats
+    played: tuple[Played, ...]
+
+
+def hop_bytes(plan: Plan, cost: Cost) -> Floats:
+    """[ranks]: hidden states that a rank hands on to the next stage; backward their gradients, as many."""
+    return np.asarray(plan.tokens_per_rank * (cost.model.hidden * cost.model.element_bytes), np.float64)
+
+
+def hop_seconds(plan: Plan, cost: Cost) -> Floats:
+    """[ranks]: until they are there. Ranks that are tied to one NIC take turns; 0 without tokens."""
+    nic, yes = cost.cluster.nic_of, np.ones(plan.num_ranks, bool)
+    alone = hop_bytes(plan, cost)
+    size = np.bincount(nic, alone, cost.cluster.num_nics)[nic]
+    seconds = np.maximum(cost.transfer_seconds(size, yes), cost.message_seconds(alone, yes))
+    return np.where(plan.tokens_per_rank > 0, seconds + cost.latency_seconds(yes), 0.0)
+
+
+def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost) -> Iterator[Turn]:
+    """Every turn of every stage, each after those it waits for. parts: of every plan, its forward and backward."""
+    count, ranks = len(plans), cost.cluster.num_ranks
+    stages = [State.zero(cost.cluster) for _ in range(cost.pp)]
+    made = np.zeros((2, cost.pp, count, ranks))  # when a rank's forward, or backward, of a micro-batch is done
+    hops = [hop_seconds(plan, cost) for plan in plans]
+    for stage, backward, micro in turns(cost.pp, count):
+        state, plan = stages[stage], plans[micro]
+        has = plan.tokens_per_rank > 0
+        before = stage + 1 if backward else stage - 1
+        idle, late = np.zeros(ranks), np.zeros(ranks)
+        if 0 <= before < cost.pp:
+            there = np.where(has, made[int(backward), before, micro], 0.0)
+            idle = np.maximum(there - state.ready, 0.0)
+            late = np.where(has, np.maximum(there + hops[micro] - state.ready, 0.0) - idle, 0.0)
+            state.ready = state.ready + idle + late
+        begin = state.ready
+        played = _play(state, plan, parts[micro], backward, cost)
+        if stage == cost.pp - 1 and not backward:
+            state.ready = state.ready + cost.head_seconds(plan.tokens_per_rank)
+        made[int(backward), stage, micro] = state.ready
+        yield Turn(stage, backward, micro, begin, state.ready, idle, late, played)
+
+
+def _play(state: State, plan: Plan, parts: Programs, backward: bool, cost: Cost) -> tuple[Played, ...]:
+    """The stage's layers; of a backward with recomputation, the forward once more first."""
+    linear = cost.linear_seconds(plan.tokens_per_rank)
+    forward = Layers(parts[0], linear, cost.layers)
+    if not backward:
+        return (forward.play(state),)
+    again = (forward.play(state),) if cost.model.recompute == "full" else ()
+    return (*again, Layers(parts[1], 2 * linear, cost.layers).play(state))
+
+
+def play(plans: tuple[Plan, ...], parts: Sequence[Programs], cost: Cost, sharing: Sharing) -> tuple[Totals, float]:
+    """(the step, of all stages; the bubble). parts: of every plan, its forward and backward.
+
+    bubble: mean seconds for which a rank has nothing to do because other stages of its stack are at work: before its
+    first turn, between turns, and after its last one.
+
+    Parameters and gradients of all stages move at the same time. The first stage begins first and ends last, so what
+    it does not hide of them is what the step takes longer.
+    """
+    totals = [Totals.zero(cost.cluster.num_ranks, cost.cluster.num_nics) for _ in range(cost.pp)]
+    idle, end = np.zeros((2, cost.pp, cost.cluster.num_ranks))
+    spans = np.zeros(2)  # of the first stage's first forward and last backward
+    forward_end = 0.0
+    for turn in run(plans, parts, cost):
+        plan, total = plans[turn.micro], totals[turn.stage]
+        total.add(*turn.played)
+        total.exposed += turn.late
+        total.exposed_nic += turn.late
+        idle[turn.stage] += turn.idle
+        end[turn.stage] = turn.end
+        if turn.stage == cost.pp - 1 and not turn.backward:
+            head = cost.head_seconds(plan.tokens_per_rank)
+            total.linear += head
+            forward_end = float((turn.end - head).max()) if turn.micro == 0 else forward_end
+        if turn.stage == 0 and turn.micro == (len(plans) - 1 if turn.backward else 0):
+            spans[int(turn.backward)] = turn.end.max() - turn.begin.max()
+    again = 1 if cost.model.recompute == "full" else 0
+    forward, backward = zip(*((Carried.of(one, cost), Carried.of(other, cost)) for one, other in parts), strict=True)
+    whole = [one.plus(one.times(again)).plus(other) for one, other in zip(forward, backward, strict=True)]
+    for stage, total in enumerate(totals):
+        for plan, used in zip(plans, whole, strict=True):
+            _send(total, stage, plan, used, cost)
+    shown = sharing.forward(float(spans[0]), forward[0].busiest(cost), False)
+    shown += sharing.backward(float(spans[1]), forward[-1].times(again).plus(backward[-1]).busiest(cost))
+    out = Totals.joined(totals)
+    out.end, out.forward_end = float(end.max()) + shown, forward_end
+    return out, float((idle + end.max(axis=0) - end).mean())
+
+
+def _send(total: Totals, stage: int, plan: Plan, used: Carried, cost: Cost) -> None:
+    """A micro-batch's messages on a stage: `used`, attention's; with the stages beside it, hidden states one way and
+    their gradients the other; of a tensor-parallel group."""
+    sides = int(stage > 0) + int(stage < cost.pp - 1)
+    size = sides * np.bincount(cost.cluster.nic_of, hop_bytes(plan, cost), cost.cluster.num_nics).astype(np.int64)
+    total.carried = total.carried.plus(used).plus(Carried(size, size, 0))
+    total.communication += 2 * sides * hop_seconds(plan, cost)
+    total.repack(plan, cost)
+    if cost.tp > 1:
+        total.exchange(plan, cost)

@@ -1,0 +1,119 @@
+"""Sums over a simulated step, as they are played. Pure: no torch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zbench.cost.cost import HIDDEN, SHOWN, Cost, Floats
+from zbench.describe.links import NIC
+from zbench.plans.plan import ATTEND, Ints, Plan
+from zbench.simulator.clock import Program
+from zbench.simulator.direct import Direct
+from zbench.simulator.direct_occupancy import ACROSS
+from zbench.simulator.layers import Played
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Bytes of attention's messages: tx, rx [num_nics]; nvlink, on all links inside nodes."""
+
+    tx: Ints
+    rx: Ints
+    nvlink: int
+
+    @staticmethod
+    def of(program: Program | Direct, cost: Cost) -> "Carried":
+        """All layers, of a stage, of a forward or backward list."""
+        cluster, layers = cost.cluster, cost.layers
+        if isinstance(program, Direct):
+            tx, rx = np.zeros((2, cluster.num_nics), np.int64)
+            np.add.at(tx, cluster.nic_of, program.sent[ACROSS])
+            np.add.at(rx, cluster.nic_of, program.received[ACROSS])
+            inside = program.sent.sum() - program.sent[ACROSS].sum()
+            return Carried(tx, rx, int(inside)).times(layers)
+        parts = program.legs
+        nic, size = parts.link_class == NIC, layers * parts.bytes
+        tx, rx = np.zeros(cluster.num_nics, np.int64), np.zeros(cluster.num_nics, np.int64)
+        for counter, link in ((tx, parts.link_a), (rx, parts.link_b)):
+            np.add.at(counter, link[nic] // 2 - cluster.num_ranks, size[nic])
+        return Carried(tx, rx, int(size[~nic].sum()))
+
+    def times(self, count: int) -> "Carried":
+        return Carried(count * self.tx, count * self.rx, count * self.nvlink)
+
+    def plus(self, other: "Carried") -> "Carried":
+        return Carried(self.tx + other.tx, self.rx + other.rx, self.nvlink + other.nvlink)
+
+    def busiest(self, cost: Cost) -> float:
+        """Seconds that the busiest direction of a NIC needs for its bytes, all channels together: what collectives
+        beside the layers cannot have."""
+        most = np.array([max(self.tx.max(), self.rx.max())])
+        return float(cost.transfer_seconds(most, np.array([True]))[0])
+
+
+@dataclass(slots=True)
+class Totals:
+    """Arrays per rank or per NIC, as in zbench.interfaces.result; without what parameters and gradients add, but for
+    `end`.
+
+    end: seconds, when all there is before the optimizer has ended. forward_end: of the first micro-batch.
+    """
+
+    attention: Floats
+    linear: Floats
+    communication: Floats
+    exposed: Floats
+    exposed_nic: Floats
+    carried: Carried
+    end: float = 0.0
+    forward_end: float = 0.0
+
+    @staticmethod
+    def zero(num_ranks: int, num_nics: int) -> "Totals":
+        a, b, c, d, e = (np.zeros(num_ranks) for _ in range(5))
+        return Totals(a, b, c, d, e, Carried(np.zeros(num_nics, np.int64), np.zeros(num_nics, np.int64), 0))
+
+    @staticmethod
+    def joined(parts: "list[Totals]") -> "Totals":
+        """Those of parts of a cluster that follow one another, without `end` and `forward_end`."""
+        names = ("attention", "linear", "communication", "exposed", "exposed_nic")
+        a, b, c, d, e = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
+        carried = [part.carried for part in parts]
+        tx, rx = (np.concatenate([getattr(one, name) for one in carried]) for name in ("tx", "rx"))
+        return Totals(a, b, c, d, e, Carried(tx, rx, sum(one.nvlink for one in carried)))
+
+    def add(self, *played: Played) -> None:
+        for part in played:
+            self.attention += part.attention
+            self.linear += part.linear
+            self.communication += part.communication
+            self.exposed += part.exposed
+            self.exposed_nic += part.exposed_nic
+
+    def repack(self, plan: Plan, cost: Cost) -> None:
+        """Takes the all-to-alls' repacking out of attention, with which it was played: it is communication.
+
+        The compute lane does it, so none of it is hidden; whatever is on a link meanwhile counts beside it.
+        """
+        again = 1 if cost.model.recompute == "full" else 0
+        for ops, times in ((plan.forward, 1 + again), (plan.backward, 1)):
+            attend = np.flatnonzero(ops.kind == ATTEND)
+            seconds = cost.layers * times * cost.repacking_seconds(plan, ops, attend)
+            mine = np.bincount(ops.src[attend], weights=seconds, minlength=plan.num_ranks)
+            self.attention -= mine
+            self.communication += mine
+            self.exposed += mine
+
+    def exchange(self, plan: Plan, cost: Cost) -> None:
+        """Takes the tensor-parallel groups' gathers out of linear modules, as which they were played.
+
+        They count as communication, with those behind matmuls.
+        """
+        layers, again = cost.layers, 1 if cost.model.recompute == "full" else 0
+        shown = layers * (3 + again) * cost.exchange_seconds(plan.tokens_per_rank)
+        self.linear -= shown
+        self.exposed += shown
+        self.communication += shown + layers * HIDDEN * cost.group_gather_seconds(plan.tokens_per_rank)
+        size = int(plan.tokens_per_rank.sum()) * cost.model.hidden * cost.model.element_bytes * (cost.tp - 1)
+        none = np.zeros(cost.cluster.num_nics, np.int64)
+        self.carried = self.carried.plus(Carried(none, none, size * layers * (SHOWN * (2 + again) + HIDDEN)))

@@ -1,0 +1,1 @@
+"""python -m zbench.warm: compiles the numerical kernels once."""

@@ -1,0 +1,36 @@
+"""python -m zbench.warm: compiles the numerical kernels once, after installing."""
+
+import sys
+
+from zbench.console.command import Parser, loading, ran
+
+with loading(__name__):
+    from zbench import CONF
+    from zbench.run.choices import choices
+    from zbench.run.warm import SMALL, warm
+
+
+def main() -> int:
+    return ran(_main, "what was compiled is kept")
+
+
+def _main() -> int:
+    """Warms every system of the project on the default cluster and model."""
+    Parser(prog="python -m zbench.warm", description="Compiles the numerical kernels once.").parse_args()
+    from hydra import compose, initialize_config_dir  # an edge, like the command line
+
+    from zbench.run.parts import Parts, Settings, make_system
+
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", ["tracker=none"])
+        parts = Parts.of(config, Settings.of(config))
+        for name in choices("system"):
+            print(f"compiling kernels for {name}", file=sys.stderr)
+            system = make_system(compose("config", [f"system={name}"]), parts.cost)
+            warm(system, trains=True)
+            parts.executor.step(SMALL, system.plan(SMALL))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
