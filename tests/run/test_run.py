@@ -101,7 +101,7 @@ def request(
         "steps": 3, "seed": 0, "tokens_per_gpu": 64, "out": str(out), "baseline": "ring" if baseline else None,
         "trace": None, "check": None, "resume": None, "again": True, "planners": "world", "free": [], "mask": "causal",
         "world": {"_target_": "zbench.describe.worlds.World"},
-        "system": system, "workload": {"_target_": "test_run.Lengths"}, "cluster": CLUSTER,
+        "system": system, "workload": {"_target_": "tests.run.test_run.Lengths"}, "cluster": CLUSTER,
         "model": MODEL, "executor": {"_target_": "zbench.simulator.simulate.Simulated"},
         "tracker": {"_target_": "zbench.track.Nothing"}, **changes,
     })  # fmt: skip
@@ -229,7 +229,7 @@ def test_versions_of_packages_are_recorded_and_another_one_is_another_run(
 @pytest.mark.parametrize(
     ("baseline", "told"),
     [
-        (target(Lengths), r"test_run\.Lengths is called with the keys of its yaml and cost, and does not take that: "),
+        (target(Lengths), r"tests\.run\.test_run\.Lengths is called with the keys of its yaml and cost, and does not take that: "),
         ({"_target_": "test_run.nothing"}, r"system: NoneType has no plan "),
         ({}, r"system has no _target_; "),
     ],

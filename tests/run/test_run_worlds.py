@@ -35,7 +35,7 @@ class Spy(Ring):
         return Ring.plan(self, batch)
 
 
-SPY = {"_target_": "test_run_worlds.Spy"}
+SPY = {"_target_": "tests.run.test_run_worlds.Spy"}
 
 
 def seen_and_played(out: Path, **changes: Any) -> tuple[Cost, Parts]:
@@ -93,7 +93,7 @@ def test_a_world_is_recorded_and_told(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_recorded_world_is_made_again(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     for planners in ("world", "nominal"):
-        run(request(out, world=SLOW, planners=planners, workload={"_target_": "test_run.Lengths"}))
+        run(request(out, world=SLOW, planners=planners, workload={"_target_": "tests.run.test_run.Lengths"}))
     for one in recorded(out):
         replay = Replay.of(one, trust=True)
         for line in one.steps:
@@ -116,12 +116,12 @@ def test_a_baseline_of_another_world_is_run_anew_and_no_baseline(tmp_path: Path)
 
 
 def test_who_is_measured_has_no_world(tmp_path: Path) -> None:
-    asked = request(tmp_path / "r.jsonl", world=SLOW, executor={"_target_": "test_run.Measured"})
+    asked = request(tmp_path / "r.jsonl", world=SLOW, executor={"_target_": "tests.run.test_run.Measured"})
     told = r"world is not nominal \(latencies x 1000\); .* only executor=simulated has one"
     with pytest.raises(ValueError, match=told):
         Parts.of(asked.config, asked.settings)
     unhidden = {**OmegaConf.to_container(asked.config)["model"], "overlap_collectives": False}  # type: ignore[index]
-    asked = request(tmp_path / "r.jsonl", model=unhidden, executor={"_target_": "test_run.Measured"})
+    asked = request(tmp_path / "r.jsonl", model=unhidden, executor={"_target_": "tests.run.test_run.Measured"})
     with pytest.raises(ValueError, match="overlap_collectives is False; only executor=simulated"):
         Parts.of(asked.config, asked.settings)
 

@@ -20,7 +20,7 @@ class Mine:
 
 
 def made(**keys: Any) -> Any:
-    return part(from_yaml, OmegaConf.create({"system": {"_target_": "test_target.Mine", **keys}}), "system", cost=7)
+    return part(from_yaml, OmegaConf.create({"system": {"_target_": "tests.run.test_target.Mine", **keys}}), "system", cost=7)
 
 
 def test_keys_and_arguments_reach_the_class() -> None:
@@ -32,14 +32,14 @@ def test_keys_and_arguments_reach_the_class() -> None:
     [
         (
             {"depth": 4},
-            r"^test_target.Mine failed with RuntimeError: too deep \(.*test_target.py line 16\); HYDRA_FULL",
+            r"^tests\.run\.test_target.Mine failed with RuntimeError: too deep \(.*test_target.py line 16\); HYDRA_FULL",
         ),
-        ({"depth": "a"}, r"^test_target.Mine failed with TypeError: '>' not supported .* \(.*test_target.py line 15\)"),
+        ({"depth": "a"}, r"^tests\.run\.test_target.Mine failed with TypeError: '>' not supported .* \(.*test_target.py line 15\)"),
         ({"depth": -1}, "^system.depth is below 0$"),
         ({"depth": "???"}, r"^system.depth has to be given, as in system.depth=\.\.\.$"),
         (
             {"depth": 1, "width": 2},
-            r"^test_target.Mine is called with the keys of its yaml and cost, and does not take that: .* 'width'$",
+            r"^tests\.run\.test_target.Mine is called with the keys of its yaml and cost, and does not take that: .* 'width'$",
         ),
         ({"depth": 1, "cost": 5}, r"^system.cost is given by the run; set the keys of cluster and model$"),
         ({"depth": 1, "_recursive_": 5}, r"^system cannot be made from its yaml: .*_recursive_ flag must be a bool"),
@@ -53,7 +53,7 @@ def test_a_mistake_is_one_sentence(keys: dict[str, Any], told: str) -> None:
 
 @pytest.mark.parametrize(("key", "told"), [("seed", "seed=4"), ("tokens", "tokens_per_gpu, which times the number")])
 def test_what_the_run_gives_is_not_set_in_a_yaml(key: str, told: str) -> None:
-    config = OmegaConf.create({"workload": {"_target_": "test_target.Mine", key: 4}})
+    config = OmegaConf.create({"workload": {"_target_": "tests.run.test_target.Mine", key: 4}})
     with pytest.raises(ValueError, match=rf"^workload.{key} is given by the run; set {told}"):
         part(from_yaml, config, "workload", seed=0, tokens=64)
 

@@ -25,7 +25,7 @@ MASKS = ("causal", "full", "window:9")
 def test_a_mask_is_recorded_played_and_made_again(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     for mask in MASKS:
-        run(request(out, mask=mask, workload={"_target_": "test_run.Lengths"}))
+        run(request(out, mask=mask, workload={"_target_": "tests.run.test_run.Lengths"}))
     found = recorded(out)
     assert [one.start["config"]["mask"] for one in found] == list(MASKS)
     assert ["pairs" in one.steps[0] for one in found] == [False, True, True]
@@ -74,6 +74,6 @@ class Unmasked(Ring):
 
 
 def test_a_system_that_knows_no_masks_is_told(tmp_path: Path) -> None:
-    asked = request(tmp_path / "r.jsonl", {"_target_": "test_run_masks.Unmasked"}, mask="full")
+    asked = request(tmp_path / "r.jsonl", {"_target_": "tests.run.test_run_masks.Unmasked"}, mask="full")
     with pytest.raises(PlanError, match=r"plan.mask is causal; a step of this model takes the model's, full"):
         run(asked)
