@@ -96,8 +96,10 @@ def test_every_system_is_exact_and_sends_what_the_simulator_charges(shape: str) 
     with running(shape, check=("exact", "bytes")) as (cost, executor):
         systems = able(OURS, cost)
         assert len(systems) >= 5
-        given = (*LENGTHS, MANY) if shape == "2x2" else LENGTHS
-        for number, (which, lengths) in enumerate(product(systems, given)):
+        turn = list(SHAPES).index(shape)  # all lengths on one shape, every other one on the rest, others by each system
+        for number, (which, lengths) in enumerate(product(systems, (*LENGTHS, MANY))):
+            if shape != "2x2" and (lengths is MANY or (number + turn) % 2):
+                continue
             try:
                 step(executor, systems[which], lengths, number)
             except Exception as error:

@@ -154,8 +154,11 @@ def test_the_suite_found_the_systems() -> None:
 
 @cache
 def conf() -> tuple[Combinations, list[Combination]]:
-    """What conf/ has, and combinations of it that have every pair of a system, a model and a cluster."""
-    combinations = Combinations(tokens_per_gpu=1024)
+    """What conf/ has, and combinations of it that have every pair of a system, a model and a cluster.
+
+    Clusters have at most eight nodes here: the command has them whole.
+    """
+    combinations = Combinations(tokens_per_gpu=1024, most_nodes=8)
     systems, models, clusters = map(choices, GROUPS)
     return combinations, pairwise_cover(systems, models, clusters, combinations.can_be)
 

@@ -40,11 +40,13 @@ class CombinationVerdict:
 @dataclass(slots=True)
 class Combinations:
     """Reads conf/ once and makes combinations' parts from it. tokens_per_gpu, seed: of the batches that are tried.
-    names: those of each of GROUPS that are wanted, in that order; none: all."""
+    names: those of each of GROUPS that are wanted, in that order; none: all. most_nodes: clusters of more nodes are
+    tried with this many; None: all are tried as their yamls have them."""
 
     tokens_per_gpu: int
     seed: int = 0
     names: Sequence[Sequence[str]] = ()
+    most_nodes: int | None = None
     systems: Mapping[str, DictConfig] = field(init=False)
     costs: Mapping[tuple[str, str], Cost | str] = field(init=False)
 
@@ -54,6 +56,8 @@ class Combinations:
             for row in zip_longest(*(self.names or map(choices, GROUPS))):
                 chosen = {group: name for group, name in zip(GROUPS, row, strict=True) if name}
                 config = compose("config", [f"{group}={name}" for group, name in chosen.items()])
+                if self.most_nodes is not None:
+                    config.cluster.num_nodes = min(config.cluster.num_nodes, self.most_nodes)
                 for group, name in chosen.items():
                     found[group][name] = config
         self.systems = found["system"]
