@@ -54,7 +54,7 @@ class Busy(Measured):
 
 
 def target(kind: type) -> dict[str, Any]:
-    return {"_target_": f"test_hooks.{kind.__name__}"}
+    return {"_target_": f"tests.project.test_hooks.{kind.__name__}"}
 
 
 @pytest.mark.parametrize("stages", [1, 2])

@@ -118,7 +118,7 @@ def nothing(cost: Cost) -> None:
 
 
 def target(kind: type) -> dict[str, Any]:
-    return {"_target_": f"test_run.{kind.__name__}"}
+    return {"_target_": f"tests.run.test_run.{kind.__name__}"}
 
 
 def recorded(path: Path) -> list[Run]:
@@ -230,7 +230,7 @@ def test_versions_of_packages_are_recorded_and_another_one_is_another_run(
     ("baseline", "told"),
     [
         (target(Lengths), r"tests\.run\.test_run\.Lengths is called with the keys of its yaml and cost, and does not take that: "),
-        ({"_target_": "test_run.nothing"}, r"system: NoneType has no plan "),
+        ({"_target_": "tests.run.test_run.nothing"}, r"system: NoneType has no plan "),
         ({}, r"system has no _target_; "),
     ],
 )

@@ -13,7 +13,7 @@ def caught(error: BaseException, place: str = "step 3, backward") -> Failure:
     try:
         raise error
     except BaseException as raised:
-        return Failure.of(raised, place, "test_fleet")
+        return Failure.of(raised, place, "tests")
 
 
 def test_a_sentence_says_who_what_and_where() -> None:
@@ -48,7 +48,7 @@ def test_a_failure_holds_the_line_of_ours_and_survives_pickling() -> None:
 def test_the_innermost_line_of_ours_is_told_not_a_library_s() -> None:
     with pytest.raises(TypeError) as raised:
         Plan()  # type: ignore[call-arg]
-    assert Failure.of(raised.value, "", "test_fleet").where.startswith("test_fleet.py:")
+    assert Failure.of(raised.value, "", "tests").where.startswith("test_fleet.py:")
     assert Failure.of(raised.value, "", "elsewhere").where == ""
 
 
