@@ -95,6 +95,7 @@ def test_a_session_ends_in_time_and_goes_on_later(tmp_path: Path) -> None:
     assert calls(tmp_path) == ALL[1:]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_part_and_the_session(tmp_path: Path) -> None:
     with started(tmp_path, HANGS="--parts plans") as process:
         assert process.stdout is not None
