@@ -20,9 +20,11 @@ from zbench.systems.common.mesh_plans import check_keys, fitting_plans, holding_
 
 @dataclass(frozen=True, slots=True)
 class DpBalanced:
-    """degree: ranks of a ring; None: the fewest that hold a sequence of `context_limit` tokens in memory. pack_tokens:
-    of a group's rank at most (max_seqlen_per_dp_cp_rank); None: a run chooses it before (zbench.run.fastest), and
-    without a run it is what fits a GPU. context_limit: tokens of the longest sequence; the run gives its workload's.
+    """Megatron-LM's dp_balanced packing as a system: packs filled in the order of the batch, as many for every
+    data-parallel group. degree: ranks of a ring; None: the fewest that hold a sequence of `context_limit` tokens in
+    memory. pack_tokens: of a group's rank at most (max_seqlen_per_dp_cp_rank); None: a run chooses it before
+    (zbench.run.fastest), and without a run it is what fits a GPU. context_limit: tokens of the longest sequence; the
+    run gives its workload's.
 
     Raises:
         ValueError: a key has no such value, or degree does not divide the ranks.

@@ -26,7 +26,8 @@ from zbench.systems.flexsp.search import Found, equal_counts
 
 @dataclass(frozen=True, slots=True)
 class FlexSPBatchAda:
-    """degree: ranks of every group of every batch; null: the best for each batch. packing: "search" takes FlexSP's
+    """FlexSP's baseline BatchAda as a system: one degree for all groups of a batch, the best one for each batch.
+    degree: ranks of every group of every batch; null: the best for each batch. packing: "search" takes FlexSP's
     micro-batches and packs by predicted time; "published" packs by best fit into the fewest micro-batches, as FlexSP's
     public code does for its baseline. trials (of "search"), backward: as FlexSP's.
 
@@ -53,12 +54,13 @@ class FlexSPBatchAda:
         object.__setattr__(self, "objective", objective(self.cost, self.backward))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        """One plan a micro-batch: the slowest first, or, as published, in the order in which they were packed."""
+        """Returns one plan a micro-batch: the slowest first, or, as published, in the order in which they were
+        packed."""
         parts = self.micro_batches(batch.lengths)
         return tuple(laid(part, batch, self.cost, self.objective, self.backward) for part in parts)
 
     def micro_batches(self, lengths: Ints) -> tuple[MicroBatch, ...]:
-        """Those of the degree with the least predicted seconds. lengths: int64 [n]."""
+        """Returns the micro-batches of the degree whose predicted seconds are least. lengths: int64 [n]."""
         longest = int(lengths.max())
         allowed = [k for k, degree in enumerate(self.objective.degree.tolist()) if self.degree in (None, degree)]
         of = self.objective.holding(longest, allowed[-1])

@@ -24,8 +24,9 @@ from zbench.systems.common.micro_batches import fitting_tokens
 
 @dataclass(frozen=True, slots=True)
 class LocalPacking:
-    """pack_tokens: size of a pack, at most what fits a GPU; None: the smallest that needs the fewest micro-batches.
-    A longer sequence has a pack of its own.
+    """Data parallelism alone as a system: whole sequences, packed to ranks by best fit. pack_tokens: size of a pack, at
+    most what fits a GPU; None: the smallest that needs the fewest micro-batches. A longer sequence has a pack of its
+    own.
 
     Raises:
         ValueError: pack_tokens is not a whole number of at least 1.

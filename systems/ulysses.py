@@ -25,7 +25,8 @@ from zbench.plans.plan import Ints, Plan
 
 @dataclass(frozen=True, slots=True)
 class Ulysses:
-    """degree: ranks of an all-to-all; None: as many as heads allow.
+    """Ulysses as a system: groups exchange sequence shards for heads, and where heads are too few, groups form a ring.
+    degree: ranks of an all-to-all; None: as many as heads allow.
 
     backward: what becomes of received kv; Ulysses keeps it, as its inputs to attention are local.
 
@@ -57,7 +58,8 @@ class Ulysses:
         return self.degree or max(d for d in range(1, min(ranks, heads) + 1) if ranks % d == 0)
 
     def size(self, lengths: Ints, count: int) -> Size:
-        """Every rank exchanges q, kv and o with its group, and keys and values go round a ring of all groups.
+        """Estimates the size of a step's plans: every rank exchanges q, kv and o with its group, and keys and values go
+        round a ring of all groups.
 
         A batch of few tokens leaves ranks without any, and operations out.
         """

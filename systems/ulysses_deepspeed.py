@@ -24,6 +24,9 @@ from zbench.systems.common.grids import degrees
 
 @dataclass(frozen=True, slots=True)
 class UlyssesDeepSpeed:
+    """DeepSpeed's Ulysses as a system: data-parallel groups of as many ranks as heads allow, each with its share of
+    sequences."""
+
     packages: ClassVar[tuple[str, ...]] = ("deepspeed",)  # a run's fingerprint has their versions
     cost: Cost
 

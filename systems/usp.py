@@ -17,7 +17,8 @@ from zbench.systems.common.micro_batches import fitting
 
 @dataclass(frozen=True, slots=True)
 class USP:
-    """degree: ranks that exchange heads; None: the fastest predicted. backward: what becomes of received kv.
+    """USP as a system: heads and context in two dimensions over all ranks. degree: ranks that exchange heads; None: the
+    fastest predicted. backward: what becomes of received kv.
 
     Raises:
         ValueError: degree is above the number of heads or does not divide the ranks.

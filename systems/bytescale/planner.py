@@ -32,8 +32,9 @@ from zbench.systems.zeppelin.zones import capacity_tokens
 
 @dataclass(frozen=True, slots=True)
 class ByteScale:
-    """tokens_per_rank: C, the longest stretch of a sequence a rank takes before it is cut over more; None: the one
-    whose busiest rank is done first, or without `balance` what fits a GPU.
+    """ByteScale's hybrid data parallelism as a system: long sequences over rings of many ranks, short ones whole.
+    tokens_per_rank: C, the longest stretch of a sequence a rank takes before it is cut over more; None: the one whose
+    busiest rank is done first, or without `balance` what fits a GPU.
     balance: "dp", of ranks, by predicted seconds over all micro-batches; "pp", of every micro-batch by itself, all of
     them alike; true: what the job asks for, "pp" where it has stages, else "dp"; false: none, micro-batches filled in
     turn, longest first (the paper's naive HDP).
@@ -63,7 +64,7 @@ class ByteScale:
 
     @property
     def _one_by_one(self) -> bool:
-        """In every micro-batch, so that what is balanced is one; else all of them."""
+        """Whether every micro-batch is balanced by itself; else all of them are balanced together."""
         return bool(self.balance) and (self.cost.model.sharding == "zero3" or self._by_stages)
 
     @property
@@ -71,7 +72,8 @@ class ByteScale:
         return self.cost.pp > 1 and self.balance in (True, "pp")
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        """As few plans as memory asks for, with stages more. A rank with nothing in one of them goes on to the next.
+        """Returns as few plans as memory asks for, and with stages more. A rank with nothing in one of them goes on to
+        the next.
 
         The largest shares run last: what the last backward takes hides the reduction of gradients, and stages wait
         least for what becomes longer step by step. With ZeRO-3, where ranks meet in every micro-batch, each micro-batch
@@ -109,7 +111,8 @@ class ByteScale:
         return rooms[int(np.argmin(seconds))]
 
     def layout(self, lengths: Ints, room: int) -> Layout:
-        """Ranks of every sequence; no rank gets more than `room` tokens of one, as far as there are ranks."""
+        """Returns the ranks of every sequence; no rank gets more than `room` tokens of one, as far as there are
+        ranks."""
         most = max(min(self.tokens_per_rank or room, room), -(-int(lengths.max()) // self.cost.cluster.num_ranks))
         if not self.balance:
             return self._in_turn(lengths, most)
@@ -143,7 +146,8 @@ class ByteScale:
         return out
 
     def _laid(self, lengths: Ints, seqs: Ints, ranks: list[Ints], layout: Layout) -> Plan:
-        """Rings, the widest first, then what is local; sequences on the same ranks share a ring."""
+        """Makes the plan of a layout: rings, the widest first, then what is local; sequences on the same ranks share a
+        ring."""
         mine = lengths[seqs]
         builder = Builder(
             mine, self.cost.cluster.num_ranks, self.cost.model.num_heads, self.cost.model.mask, sequences=seqs
@@ -157,13 +161,14 @@ class ByteScale:
         return reverse(builder.build(), self.backward).with_(notes=notes)
 
     def _turned(self, rows: Ints) -> Ints:
-        """Rings [K, G], node by node, each beginning with another GPU of its nodes: so they leave by different NICs."""
+        """Orders the ranks of rings [K, G] node by node, each ring beginning with another GPU of its nodes: so they
+        leave by different NICs."""
         node = self.cost.cluster.gpus_per_node
         place = rows - rows % node + (rows + np.arange(len(rows))[:, None]) % node
         return np.take_along_axis(rows, np.argsort(place, axis=1), axis=1)
 
     def _in_turn(self, lengths: Ints, cut: int) -> Layout:
-        """Long sequences and best-fit packs of the others, `cut` tokens a rank, on the next free ranks in turn."""
+        """Lays long sequences and best-fit packs of the others, `cut` tokens a rank, on the next free ranks in turn."""
         ranks = self.cost.cluster.num_ranks
         degree = np.minimum(-(-lengths // cut), ranks)
         short = np.flatnonzero(degree == 1)

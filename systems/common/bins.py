@@ -15,7 +15,8 @@ TRIES = 400  # most moves and swaps: each lowers the fullest rank, and a batch o
 
 
 def bins(load: Floats, tokens: Ints, num_ranks: int, capacity: int) -> Ints:
-    """int64 [n], the rank of every item: the largest summed load small, no rank above `capacity` tokens.
+    """Deals items to ranks so that the largest summed load is small and no rank is above `capacity` tokens; returns
+    int64 [n], the rank of every item.
 
     Where that is impossible an item goes to the rank with the fewest tokens: the batch does not fit, and shows it.
     """

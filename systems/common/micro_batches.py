@@ -1,4 +1,4 @@
-"""As few micro-batches as memory asks for. Pure: no torch.
+"""Divides a batch into as few micro-batches as memory asks for. Pure: no torch.
 
 A system says how it would plan some of a batch's sequences; `fitting` has it plan all of them, and where
 that does not fit a GPU, parts of them. A sequence that fits by itself nowhere is planned all the same: the
@@ -73,7 +73,8 @@ def _plan(seqs: Ints, lengths: Ints, cost: Cost, planner: Planner) -> tuple[Plan
 
 
 def fitting_tokens(cost: Cost) -> int:
-    """Tokens of a micro-batch that fit a GPU which receives nothing; at least 1, so that there is always a plan."""
+    """Returns how many tokens of a micro-batch fit a GPU which receives nothing; at least 1, so that there is always a
+    plan."""
     free = int(cost.cluster.device.memory_bytes) - static_bytes(cost)
     return max(free // token_bytes(cost), 1)
 
@@ -90,8 +91,8 @@ def exact_bytes(plan: Plan, cost: Cost) -> int:
 
 
 def need_range(plan: Plan, cost: Cost) -> tuple[int, int]:
-    """Bytes between which those of the fullest rank lie: nothing, or all that ever comes and goes, held at once. With
-    stages, whose fullest one is not known beforehand, exact ones."""
+    """Returns bounds of the bytes of the fullest rank: nothing received, and all that ever comes and goes, held at
+    once. With stages, whose fullest one is not known beforehand, exact ones."""
     if cost.pp > 1:
         exact = exact_bytes(plan, cost)
         return exact, exact

@@ -24,8 +24,9 @@ def rounds(src: Ints, dst: Ints, num_ranks: int) -> Ints:
 
 @nb.njit(cache=True)
 def _colours(src, dst, num_ranks, most):  # type: ignore[no-untyped-def]
-    """Edge by edge: the first colour free at both ends; if there is none, the path that alternates between a colour
-    free at the sender and one free at the receiver is turned over, which frees the sender's at the receiver too."""
+    """Colours edges one by one: each gets the first colour free at both ends; if there is none, the path that
+    alternates between a colour free at the sender and one free at the receiver is turned over, which frees the sender's
+    at the receiver too."""
     colour = np.full(len(src), -1, np.int64)
     at = np.full((2, num_ranks, most), -1, np.int64)  # the edge of a colour at each sender, and at each receiver
     path = np.empty(2 * num_ranks, np.int64)

@@ -38,8 +38,8 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Messages:
-    """blocks: what each carries, as a builder's name of a list. round: int64 [n]. unit, message: every (block, the
-    message that carries it)."""
+    """Messages of kv between ranks, in rounds. blocks: what each carries, as a builder's name of a list. round: int64
+    [n]. unit, message: every (block, the message that carries it)."""
 
     src: Ints
     dst: Ints
@@ -105,7 +105,8 @@ def scatter(builder: Builder, pieces: Pieces, blocks_per_message: int, rounds_pe
 
 
 def _turn(stage: Ints, within: Ints, attend: int) -> Ints:
-    """Place in the plan: a stage's transfers in their rounds, then the attends that they do not feed."""
+    """Returns the place of operations in the plan: a stage's transfers in their rounds, then the attends that they do
+    not feed."""
     return (2 * stage + attend) * (1 << 32) + within
 
 
@@ -148,7 +149,8 @@ def add_units(builder: Builder, pieces: Pieces) -> tuple[Ints, Pieces]:
 
 
 def _messages(builder: Builder, block: Ints, unit: Ints, src: Ints, dst: Ints, most: int) -> Messages:
-    """Blocks of the same way in messages of at most `most`, in rounds; long sequences' blocks come first in `unit`."""
+    """Gathers the blocks that go the same way into messages of at most `most`, in rounds; long sequences' blocks come
+    first in `unit`."""
     way = src * builder.num_ranks + dst
     order = np.argsort(way, kind="stable")
     way = way[order]

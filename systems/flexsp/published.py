@@ -23,7 +23,8 @@ EVENED = 16  # ranks of a group; as in the public code, whose nodes have 8
 
 
 def published(lengths: Ints, index: int, of: Objective) -> tuple[MicroBatch, ...]:
-    """The micro-batches of groups of of.degree[index] ranks, in order. lengths: int64 [n], in the batch's order."""
+    """Returns the micro-batches of groups of of.degree[index] ranks, in order. lengths: int64 [n], in the batch's
+    order."""
     degree, size = int(of.degree[index]), max(int(FILL * of.capacity[index]), int(lengths.max()))
     number = of.num_ranks // degree
     group = best_fit(lengths, size)

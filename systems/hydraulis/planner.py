@@ -50,7 +50,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Hydraulis:
-    """schemes: pairs (tp, pp) that pipelines may have; None: all that model, cluster and executor can have.
+    """Hydraulis as a system: for every batch a strategy of pipelines, and a dispatch of its sequences to them. schemes:
+    pairs (tp, pp) that pipelines may have; None: all that model, cluster and executor can have.
     batching: "search"; "published", the two stages of the public code; "fixed", its dispatch with greedy packs; or
     "first_fit", packs dealt in turn to pipelines of one kind (zbench.systems.hydraulis.batching). pack_tokens: of a
     pack of the last two, at most; None: what a pipeline holds. trials: orders in which sequences are dealt.
@@ -83,7 +84,8 @@ class Hydraulis:
         object.__setattr__(self, "objective", schemes(self.cost, shapes))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        """As many plans as the pipeline with most micro-batches has; one with fewer is idle in the first ones."""
+        """Returns as many plans as the pipeline with most micro-batches has; one with fewer is idle in the first
+        ones."""
         of, given = self.objective, Sequences.of(batch.lengths, self.objective)
         ranks = self.cost.cluster.num_ranks
         unit = next(degree for degree in degrees(self.cost) if ranks <= STEPS * degree)
@@ -126,9 +128,10 @@ class Hydraulis:
         return Found(copies, found.pipeline, found.micro, float(found.seconds.max()), end)
 
     def _step_seconds(self, copies: Ints, each: Floats, tokens: Ints, total: Floats) -> float:
-        """Of the step. each: seconds [num_pipelines, micro_batches] of a stage, without what is fixed. tokens, total:
-        [num_pipelines], total in seconds with what is fixed and bubbles. zbench.simulator.simulate does likewise with
-        what it played."""
+        """Returns the seconds of the whole step with a strategy: its slowest pipeline, and the collectives and
+        optimizer beside it. each: seconds [num_pipelines, micro_batches] of a stage, without what is fixed. tokens,
+        total: [num_pipelines], total in seconds with what is fixed and bubbles. zbench.simulator.simulate does likewise
+        with what it played."""
         cost, of = self.cost, self.objective
         slowest = int(total.argmax())
         busy, first, last = float(total[slowest]), float(each[:, 0].max()), float(each[slowest].max())
@@ -169,14 +172,14 @@ def _pipelines(copies: Ints, of: Schemes) -> Ints:
 
 
 def _grouped(copies: Ints, of: Schemes) -> Pipelines:
-    """The strategy on ranks."""
+    """Returns the strategy's pipelines, laid on ranks."""
     scheme = _pipelines(copies, of)
     size = of.size[scheme]
     return Pipelines(np.cumsum(size) - size, of.tp[scheme], of.pp[scheme])
 
 
 def told(copies: Ints, of: Schemes) -> str:
-    """A strategy in words."""
+    """Describes a strategy in words."""
     index = np.lexsort((-of.pp, -of.tp))
     return ", ".join(f"{copies[k]} x (tp {of.tp[k]}, pp {of.pp[k]})" for k in index.tolist() if copies[k])
 

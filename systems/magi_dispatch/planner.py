@@ -27,8 +27,9 @@ from zbench.systems.magi_dispatch.stages import staged_plan
 
 @dataclass(frozen=True, slots=True)
 class MagiDispatch:
-    """degree: ranks of a group; None: all. batching: how groups and micro-batches get sequences (systems/mesh.py).
-    pack_tokens: of a group's rank at most; None: what fits a GPU. chunk_tokens: of a chunk at most; None: a rank gets
+    """MagiAttention as a system: chunks of a pack are dealt to ranks, and keys are sent where chunks need them. degree:
+    ranks of a group; None: all. batching: how groups and micro-batches get sequences (systems/mesh.py). pack_tokens: of
+    a group's rank at most; None: what fits a GPU. chunk_tokens: of a chunk at most; None: a rank gets
     `chunks_per_rank`, as it does where chunks would be larger. algorithm: of the dispatch. top_p: with topp, of which
     share of the ranks the nearest is taken. overlap_stages: of the keys that come from others; 0: attention waits for
     all. hierarchical: keys cross to each other node once.
@@ -79,8 +80,8 @@ class MagiDispatch:
         return largest_fitting(batch, degree, self.pack_tokens, cost, plans_with)
 
     def laid(self, lengths: Ints, seqs: Ints, group: Ints, degree: int, mask: Mask | None = None) -> Plan:
-        """The plan of sequences `seqs`, whose groups of `degree` neighbouring ranks are `group`: int64 [n] each. mask:
-        None: the model's."""
+        """Returns the plan of sequences `seqs`, whose groups of `degree` neighbouring ranks are `group`: int64 [n]
+        each. mask: None: the model's."""
         cluster, mask = self.cost.cluster, self.cost.model.mask if mask is None else mask
         parts = [self._dealt(lengths[seqs], np.flatnonzero(group == one), one * degree, degree, mask.causal)
                  for one in np.unique(group)]  # fmt: skip

@@ -23,8 +23,9 @@ NEVER = 1 << 40  # a stage after all others
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Casts:
-    """Copies of kv, int64 [n] each: of which unit, from which rank to which, in which stage at the earliest and its
-    gradient at the latest, from which other rank it came to src (src itself at home), and hops from its home."""
+    """Copies of kv sent between ranks, int64 [n] each: of which unit, from which rank to which, in which stage at the
+    earliest and its gradient at the latest, from which other rank it came to src (src itself at home), and hops from
+    its home."""
 
     unit: Ints
     src: Ints
@@ -35,15 +36,17 @@ class Casts:
     hop: Ints
 
     def take(self, index: Ints) -> "Casts":
+        """Returns the copies at `index` alone."""
         return Casts(*(getattr(self, name)[index] for name in Casts.__dataclass_fields__))
 
     @staticmethod
     def concatenate(parts: list["Casts"]) -> "Casts":
+        """Returns the copies of all `parts`, one after another."""
         return Casts(*(np.concatenate([getattr(one, name) for one in parts]) for name in Casts.__dataclass_fields__))
 
 
 def staged_plan(builder: Builder, pieces: Pieces, stages: int, group: int, per_node: int | None) -> Plan:
-    """The plan of `pieces`, none empty, which all work where they live.
+    """Returns the plan of `pieces`, none empty, which all work where they live.
 
     stages: of what a rank receives; 0: one attend, when all is there. group: ranks of a group, which are neighbours.
     per_node: GPUs of a node if a piece crosses to each other node once and is spread from there by the GPU with the
@@ -83,7 +86,8 @@ def _messages(builder: Builder, block: Ints, casts: Casts, stage: Ints, group: i
 
 
 def turns(src: Ints, dst: Ints, group: int) -> Ints:
-    """In which turn of an all-to-all each sends, as zbench.plans.patterns.partner pairs the ranks of a group off."""
+    """Returns in which round of an all-to-all inside its group of `group` ranks each src sends to its dst, as
+    zbench.plans.patterns.partner pairs ranks off."""
     here, there = src % group, dst % group
     return here ^ there if group & (group - 1) == 0 else (there - here) % group
 
@@ -105,7 +109,8 @@ def _with_backward(builder: Builder, forward: Ops, mirrored: Ops) -> Plan:
 
 
 def stages_of(tokens: Ints, rank: Ints, stages: int) -> Ints:
-    """int64 [n], from 1: the stage of every copy, given its tokens and the rank that receives it; in pack order.
+    """Returns int64 [n], from 1: the stage of every copy, given its tokens and the rank that receives it; in pack
+    order.
 
     What a rank receives counts as parts of at least PART tokens, at most MOST_PARTS; parts, with the rank's own keys as
     one before the others, are dealt to the stages in order. A copy is in the stage of the part that its middle is in.
@@ -126,7 +131,8 @@ def stages_of(tokens: Ints, rank: Ints, stages: int) -> Ints:
 
 
 def by_node(casts: Casts, per_node: int) -> Casts:
-    """Every unit crosses to each other node once, to the GPU with its home's place there, which passes it on.
+    """Routes copies so that every unit crosses to each other node once, to the GPU with its home's place there, which
+    passes it on.
 
     It crosses before the first stage that needs it there, and its gradient comes back after the last one.
     """

@@ -34,7 +34,7 @@ MOST_ORDERED = 200_000  # operations; list-scheduling more takes seconds, too lo
 
 @dataclass(frozen=True, slots=True)
 class Zeppelin:
-    """Each part of the system by itself, so that an ablation is a matter of switches.
+    """Zeppelin as a system, each of its parts a switch, so that an ablation is a matter of switches.
 
     partition: off, every sequence goes round a ring of all ranks. partitioner: "search" compares partitions by
     predicted time; "published" takes what the paper's thresholds come to, over all NICs; nothing is played but to
@@ -69,7 +69,7 @@ class Zeppelin:
             raise ValueError(f"system.tolerance is {self.tolerance!r}; it takes a whole number of tokens, at least 0")
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        """One micro-batch."""
+        """Returns the plan of the whole batch as one micro-batch."""
         if self.partitioner == "search":
             return (self._improved(self._best(batch)),)
         cluster = self.cost.cluster
@@ -98,7 +98,7 @@ class Zeppelin:
         return best
 
     def _ring(self, batch: Batch) -> Partition:
-        """Every sequence round all ranks."""
+        """Lays every sequence over a ring of all ranks."""
         ranks, count = self.cost.cluster.num_ranks, len(batch.lengths)
         lanes = self.cost.cluster.nics_per_node if self.route else 1
         least = ring_bound(batch.lengths, self.cost, KV_MOVES[self.backward], lanes) if self.partition else 0.0
@@ -106,7 +106,8 @@ class Zeppelin:
         return Partition(first, size, np.arange(ranks), least=least, remap=not self.partition, simple=True)
 
     def _proxied(self, plan: Plan) -> "Timed":
-        """Transfers over all NICs, or over half as many, again and again while that helps: proxies take NVLink time."""
+        """Narrows routed transfers from all NICs to half as many, again and again while that helps: proxies take NVLink
+        time."""
         best, lanes = Timed.of(plan, self.cost), self.cost.cluster.nics_per_node // 2
         while lanes > 1 and routed(plan):
             fewer = Timed.of(narrowed(plan, self.cost, lanes), self.cost)

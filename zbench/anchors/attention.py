@@ -44,6 +44,7 @@ METHODS: dict[Group, tuple[str, ...]] = {
 
 
 def anchors(get_cluster: GetCluster, group: Group = "attention") -> list[Anchor]:
+    """Returns the published rows of a group that can be predicted, each beside its prediction."""
     sources = published(group)
     rows = [measured_row(source) for source in sources]
     return [
@@ -149,7 +150,7 @@ def layouts(rows: Sequence[MeasuredRow], get_cluster: GetCluster, group: Group) 
 
 
 def batches_of(mask: str, total: int) -> list[Ints]:
-    """The packs of `total` tokens that a mask is measured on, or one sequence of them."""
+    """Returns the packs of `total` tokens that a mask is measured on, or one sequence of them."""
     return packs(total, _num_batches(mask), SEED) if mask.startswith("varlen") else [np.array([total], np.int64)]
 
 
@@ -175,7 +176,8 @@ def rates(method: str, lengths: Ints, causal: bool, cost: Cost) -> tuple[float, 
 
 
 def unhidden_seconds(lengths: Ints, cost: Cost) -> float:
-    """What the benchmark's LoongTrain waits for dkv between nodes, each GPU having a share of a node's heads."""
+    """Returns the seconds that the benchmark's LoongTrain waits for dkv between nodes, each GPU having a share of a
+    node's heads."""
     cluster, across = cost.cluster, np.ones(1, bool)
     per_token = MODEL.message_bytes_per_token(DKV, 0, -(-MODEL.num_heads // cluster.gpus_per_node))
     size = np.array([lengths.sum() / cluster.num_nodes * per_token])

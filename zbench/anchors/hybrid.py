@@ -25,7 +25,7 @@ TOKENS_PER_RANK = 8192  # max_seqlen_per_rank in the benchmark's hybrid_dcp.py, 
 
 
 def plans(lengths: Ints, causal: bool, cluster: Cluster, model: Model) -> list[Plan]:
-    """One plan a round; consecutive ranks form the groups, the widest first."""
+    """Returns one plan a round; consecutive ranks form the groups, the widest first."""
     needed = -(-lengths // TOKENS_PER_RANK)
     degree = np.minimum(2 ** np.ceil(np.log2(needed)).astype(np.int64), cluster.num_ranks)
     return [_round(groups, lengths, causal, cluster, model) for groups in rounds(lengths, degree, cluster.num_ranks)]

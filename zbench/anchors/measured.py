@@ -24,7 +24,8 @@ MOST_TOKENS = 1 << 24  # of a pack: 16K tokens on each of 1,024 GPUs, whose plan
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRow:
-    """One layer's attention was measured at `tflops_per_gpu`, the slowest rank's time, over `cp_size` GPUs.
+    """A row of a table of measurements: one layer's attention took `tflops_per_gpu`, the slowest rank's time, over
+    `cp_size` GPUs.
 
     pass_: "fwd" or "bwd". seqlen_per_rank: tokens of a GPU; a pack has cp_size times as many.
     """
@@ -39,7 +40,7 @@ class MeasuredRow:
 
     @property
     def configuration(self) -> str:
-        """What methods are compared within."""
+        """The configuration within which methods are compared, in words."""
         return f"{self.hw} {self.mask} {self.pass_} {number(self.cp_size, 'GPU')} x {self.seqlen_per_rank}"
 
     def plain(self) -> "MeasuredRow":
@@ -54,7 +55,7 @@ class MeasuredRow:
 
 
 def measured_row(row: Row) -> MeasuredRow:
-    """A row of strings as numbers and names.
+    """Returns a row of strings with its numbers and names read.
 
     Raises:
         ValueError: a value is not what its column takes; the message begins with the column.

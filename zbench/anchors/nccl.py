@@ -27,6 +27,7 @@ PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}  # of zbench.co
 
 
 def anchors(get_cluster: GetCluster) -> list[Anchor]:
+    """Returns the published bus bandwidths beside their predictions."""
     return [_anchor(row, get_cluster) for row in published("nccl")]
 
 
@@ -56,7 +57,7 @@ def cluster_of(name: str, num_gpus: int, get_cluster: GetCluster) -> Cluster:
 
 
 def neighbour_seconds(cost: Cost, size: int) -> float:
-    """Every rank sends `size` bytes to the next one, all at once: when the last rank has received."""
+    """Returns when the last rank has received, if every rank sends `size` bytes to the next one, all at once."""
     num_ranks = cost.cluster.num_ranks
     per_token = cost.model.message_bytes_per_token(KV, 0, cost.model.num_heads)
     tokens = size // per_token

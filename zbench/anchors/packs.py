@@ -1,4 +1,5 @@
-"""Batches as MagiAttention's benchmark draws them, from its published table of document lengths. Pure: no torch.
+"""Packs of documents as MagiAttention's benchmark draws them, from its published table of document lengths. Pure: no
+torch.
 
 A document's length is the middle of its bin. Longer than a quarter of the pack, it is cut in pieces of
 a quarter and a tail. Pieces fill packs in order; the last one goes on in the next pack. The benchmark

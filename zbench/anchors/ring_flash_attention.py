@@ -29,6 +29,7 @@ CLUSTERS = {"a100": ("a100_8x8", "a100_80g"), "h800": ("h800_4x8", "h100_80g_fla
 
 
 def anchors(get_cluster: GetCluster) -> list[Anchor]:
+    """Returns the benchmark's published iterations beside their predictions."""
     return [_anchor(row, get_cluster) for row in published("ring_flash_attention")]
 
 
@@ -44,6 +45,8 @@ def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
 
 
 def iteration_seconds(plan: Plan, cost: Cost, passes: str) -> float:
+    """Returns the seconds of one iteration: of the slowest rank's forward or, where `passes` is not "fwd", of both
+    passes."""
     forward, backward = (slowest_rank_seconds(one, cost) for one in programs(plan, cost))
     return forward if passes == "fwd" else forward + backward
 

@@ -53,13 +53,13 @@ def plan_of(method: str, lengths: Ints, causal: bool, cluster: Cluster) -> Plan:
 
 
 def inner_ring(num_rows: int) -> int:
-    """Ranks of an inner ring of LoongTrain's double ring over `num_rows`."""
+    """Returns how many ranks an inner ring of LoongTrain's double ring over `num_rows` has."""
     windows = max(count for count in range(1, num_rows + 1) if num_rows % count == 0 and count**2 <= num_rows)
     return num_rows // windows
 
 
 def unhidden_hops(num_rows: int) -> int:
-    """Messages of dkv in the backward of the benchmark's LoongTrain that nothing hides, one after another.
+    """Returns how many messages of dkv, one after another, nothing hides in the backward of the benchmark's LoongTrain.
 
     dkv goes once round every inner ring, back to where it began, before it goes on to the next window, and compute
     waits for its last hop (loongtrain.py there), and with several windows for the last hop between them. That is the

@@ -16,8 +16,8 @@ _WIDE = 160  # columns where nobody watches a terminal
 
 
 def show_groups(found: Sequence[Anchor], titles: dict[str, str], apart: str) -> None:
-    """Every group's known and blind anchors apart, a table each with its errors summed up, and then all of a kind but
-    those of the group `apart`."""
+    """Prints every group's known and blind anchors apart, a table each with its errors summed up, and then all of a
+    kind but those of the group `apart`."""
     console = _console()
     for group, title in titles.items():
         members = [anchor for anchor in found if anchor.anchor == group]
@@ -40,8 +40,8 @@ def show_groups(found: Sequence[Anchor], titles: dict[str, str], apart: str) -> 
 
 
 def show_rows(found: Sequence[Anchor], left_out: Sequence[str], layouts: Sequence[str]) -> None:
-    """A user's rows in one table, the nodes they were played on, what was left out, and the errors of all, and of known
-    and blind rows apart."""
+    """Prints a user's rows in one table, the nodes they were played on, what was left out, and the errors of all, and
+    of known and blind rows apart."""
     console = _console()
     if found:
         _show(console, found, "measured rows", "rows", sources=False)

@@ -14,7 +14,7 @@ from zbench.runtime.processes.board import Board
 
 
 class Exchanges:
-    """One rank."""
+    """One rank's part of the messages that a calibration times."""
 
     def __init__(self, rank: int, subject: Subject, board: Board, device: torch.device) -> None:
         self.rank, self.subject, self.board, self.device = rank, subject, board, device
@@ -81,7 +81,8 @@ class Exchanges:
         return torch.zeros(size, dtype=torch.uint8, device=self.device)
 
     def _move(self, sent: list[tuple[Tensor, int]], received: list[tuple[Tensor, int]]) -> None:
-        """Messages with who gets them, or whose they are, all at once, until they are there."""
+        """Sends and receives messages, given with who gets them or whose they are, all at once, and waits until they
+        are there."""
         moves = [dist.P2POp(dist.irecv, into, source) for into, source in received]
         moves += [dist.P2POp(dist.isend, data, to) for data, to in sent]
         for work in dist.batch_isend_irecv(moves):
@@ -95,6 +96,6 @@ class Exchanges:
         self.board.resume()
 
     def _finish(self) -> None:
-        """Until what was asked of the device is done."""
+        """Waits until what was asked of the device is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

@@ -1,4 +1,4 @@
-"""A calibration as a yaml of conf/cluster, every constant with what it was measured of. Pure."""
+"""Writes a calibration as a yaml of conf/cluster, every constant with what it was measured of. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,8 @@ DEVICE = (
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """others: share of all cores that other processes used while something was measured, where that is known."""
+    """The circumstances of a calibration, as its yaml's head tells them. others: share of all cores that other
+    processes used while something was measured, where that is known."""
 
     command: str
     date: str
@@ -102,6 +103,7 @@ def _head(subject: Subject, where: Circumstances) -> list[str]:
 
 
 def others_words(others: Mapping[str, float]) -> str:
+    """Says which share of all cores other processes used during the measurements."""
     shares = " and ".join(f"{share:.0%} while {what} were measured" for what, share in others.items())
     return f"Other processes used {shares} (of all cores)"
 

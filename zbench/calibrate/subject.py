@@ -1,4 +1,5 @@
-"""What a calibration is of, and what its ranks say of themselves and their machines. Imports no torch."""
+"""The subject of a calibration: its ranks and shapes, and what ranks say of themselves and their machines. Imports no
+torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,8 @@ ELEMENT_BYTES = {2: "bfloat16", 4: "float32", 8: "float64"}
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """num_nodes x gpus_per_node ranks with nics_per_node NICs a node, shapes and element size of `model`.
+    """The subject of a calibration: num_nodes x gpus_per_node ranks with nics_per_node NICs a node, shapes and element
+    size of `model`.
 
     tokens: on a rank, of the largest matmuls and elementwise operations. kernel, device: of
     zbench.runtime.job.job.KERNELS and DEVICES. peak_flops: of the device, where its maker says it; None: measured.
@@ -52,11 +54,12 @@ class Subject:
 
     @property
     def num_ranks(self) -> int:
+        """The number of ranks."""
         return self.num_nodes * self.gpus_per_node
 
     @property
     def ranks_per_nic(self) -> int:
-        """Of the NIC that serves most."""
+        """The number of ranks that share a NIC, of the one that serves most."""
         return -(-self.gpus_per_node // self.nics_per_node)
 
     def partners(self, rank: int, across: bool) -> list[tuple[int, int]]:
@@ -108,12 +111,12 @@ class Call:
 
     @staticmethod
     def whole(length: int, segments: int = 1) -> "Call":
-        """Causal, of whole sequences."""
+        """Returns a causal call of whole sequences of one length."""
         return Call(length, length, True, segments)
 
     @property
     def work(self) -> Work:
-        """For one head. A causal call is of whole sequences."""
+        """The work of the call for one head. A causal call is of whole sequences."""
         m, n, num, ones = self.queries, self.keys, self.segments, np.ones(1, np.int64)
         assert m == n or not self.causal
         rows, columns = -(-m // TILE), -(-n // TILE)
@@ -127,7 +130,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """One rank. cores: that its process may use. threads: of torch. memory_bytes: its share of the machine's.
+    """What one rank says of itself and its machine. One rank. cores: that its process may use. threads: of torch.
+    memory_bytes: its share of the machine's.
     driver: of its GPU and CUDA's version; "" on a CPU."""
 
     host: str
@@ -143,7 +147,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What a rank knows of the processors of its machine at a moment: seconds, since some moment.
+    """A rank's knowledge of the processors of its machine at a moment: seconds, since some moment.
 
     busy: of all its cores together. own: of the rank's process. now: of a clock on the wall.
     """

@@ -12,7 +12,7 @@ _KEY = re.compile(r"[+~]*[A-Za-z_][\w./@:-]*")
 
 
 def unreadable(override: str) -> str:
-    """What to tell about a setting that the grammar refuses."""
+    """Returns what to tell about a setting that the grammar refuses."""
     override = typed(override)
     key, equals, value = override.partition("=")
     if not equals or not _KEY.fullmatch(key):
@@ -37,7 +37,7 @@ def several(argument: str) -> str:
 
 
 def added(argument: str) -> str:
-    """The same setting as hydra takes it, where it is a key of the baseline's system.
+    """Returns a setting as hydra takes it, where it is a key of the baseline's system.
 
     Which keys that has is known when it is composed, apart from the run's own (zbench.run.request); the configuration's
     own baseline_system is empty, and hydra sets no key that is not there unless it is told to add it.
@@ -46,7 +46,7 @@ def added(argument: str) -> str:
 
 
 def typed(argument: str) -> str:
-    """A setting as the user typed it, of what `added` made of it."""
+    """Returns a setting as the user typed it, of what `added` made of it."""
     return argument.removeprefix("++") if argument.startswith(f"++{BASELINE_KEYS}") else argument
 
 

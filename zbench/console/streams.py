@@ -14,7 +14,8 @@ _OUT, _ERROR = 1, 2  # descriptors
 
 
 def prepare() -> None:
-    """Exchanges sys.stdout and sys.stderr for streams that bear this. Call it once, before anything is opened.
+    """Exchanges sys.stdout and sys.stderr for streams that bear being closed, full, or left by their reader. Call it
+    once, before anything is opened.
 
     A closed descriptor becomes /dev/null: the next file to be opened, a record for instance, would get its number.
     """

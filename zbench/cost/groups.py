@@ -25,7 +25,7 @@ _RATES = (
 
 
 def grouped(cost: Cost, tp: int) -> Cost:
-    """`cost`, of GPUs, as that of groups of `tp` GPUs that follow one another in a node.
+    """Returns the cost model of groups of `tp` GPUs that follow one another in a node, given `cost`, of GPUs.
 
     Raises:
         ValueError: groups cannot be alike: tp divides neither GPUs of a node, nor heads, or NICs do not divide.
@@ -70,7 +70,8 @@ def of_nics(size: Ints, bonded: int) -> Ints:
 
 
 def _cluster(cluster: Cluster, tp: int, groups: int, nics: int) -> Cluster:
-    """Every GPU of a group sends its share by its own port and NIC: together one of their sum.
+    """Returns the cluster of groups: every GPU of a group sends its share by its own port and NIC, together one of
+    their sum.
 
     To its own peer: of a NIC that some of the group share, one message of theirs has as many channels as they are.
     """
@@ -95,7 +96,8 @@ def _cluster(cluster: Cluster, tp: int, groups: int, nics: int) -> Cluster:
 
 
 def _model(model: Model, tp: int) -> Model:
-    """Parameters, FLOPs and bytes of a token are the model's; heads come in bundles of one on every GPU."""
+    """Returns the model as a group computes it: parameters, FLOPs and bytes of a token are the model's; heads come in
+    bundles of one on every GPU."""
     return replace(
         model,
         num_heads=model.num_heads // tp,

@@ -20,7 +20,7 @@ ADAM_BYTES = 12  # per parameter: float32 master weight and two moments
 
 
 def static_bytes(cost: Cost) -> int:
-    """Parameters, gradients and optimizer state on every rank."""
+    """Returns the bytes of parameters, gradients and optimizer state on every rank."""
     model, ranks = cost.model, cost.cluster.num_ranks
     if model.sharding == "zero3":
         share = (model.element_bytes + GRADIENT_BYTES + ADAM_BYTES) / ranks
@@ -29,8 +29,9 @@ def static_bytes(cost: Cost) -> int:
 
 
 def pipeline_static_bytes(cost: Cost, tp: int, pp: int) -> int:
-    """The same on every rank of a pipeline, all tensors evenly on its ranks, for the whole step also with ZeRO-3: other
-    pipelines have other numbers of micro-batches, so none could gather from all ranks for one of its own."""
+    """Returns the bytes of parameters, gradients and optimizer state on every rank of a pipeline, all tensors evenly on
+    its ranks, for the whole step also with ZeRO-3: other pipelines have other numbers of micro-batches, so none could
+    gather from all ranks for one of its own."""
     model = cost.model
     held = (model.element_bytes + GRADIENT_BYTES) / (tp * pp)
     state = ADAM_BYTES / (tp * pp if model.sharding == "none" else cost.whole.num_ranks)
@@ -68,7 +69,8 @@ def token_bytes(cost: Cost) -> int:
 
 
 def least_bytes(cost: Cost, num_tokens: int) -> int:
-    """What a rank needs if a micro-batch's tokens are spread evenly and nothing is received: none needs less."""
+    """Returns the bytes that a rank needs if a micro-batch's tokens are spread evenly and nothing is received: none
+    needs less."""
     return static_bytes(cost) + token_bytes(cost) * -(-num_tokens // cost.cluster.num_ranks)
 
 
@@ -90,7 +92,8 @@ def check_memory(cost: Cost) -> None:
 
 
 def peak_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
-    """int64 [num_ranks], of all stages: the fullest moment of every rank over all micro-batches."""
+    """Returns int64 [num_ranks], of all stages: the bytes of every rank at its fullest moment over all
+    micro-batches."""
     if cost.pp > 1:
         return _staged_bytes(plans, cost)
     if plans[0].pipelines is not None:
@@ -106,8 +109,9 @@ def peak_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
 
 
 def stage_bytes(cost: Cost, tp: int, pp: int) -> tuple[float, float, float]:
-    """Activations on each rank of a stage, bytes a token of all its ranks: kept for every micro-batch under way; while
-    the stage is at work on one; on the last stage besides, logits. Kv heads that are replicated are counted."""
+    """Returns the bytes of activations on each rank of a stage, a token of all its ranks: kept for every micro-batch
+    under way; while the stage is at work on one; on the last stage besides, logits. Kv heads that are replicated are
+    counted."""
     model = cost.model
     copies = max(tp - model.num_kv_heads, 0) / tp  # k and v that this rank has and another has too
     layer = layer_activation_bytes(model) / tp + 2 * copies * model.head_dim * model.element_bytes
@@ -168,7 +172,7 @@ def _window(rows: Floats, width: int) -> float:
 
 
 def kept_bytes(plan: Plan, cost: Cost) -> Ints:
-    """int64 [num_ranks]: received q and kv that one layer keeps until its backward."""
+    """Returns int64 [num_ranks]: the bytes of received q and kv that one layer keeps until its backward."""
     ops = plan.forward.take(np.flatnonzero(plan.forward.keep == 1))
     kept = (ops.kind == TRANSFER) & ((ops.tensor == Q) | (ops.tensor == KV))
     size = cost.message_bytes(plan, ops)
@@ -176,7 +180,8 @@ def kept_bytes(plan: Plan, cost: Cost) -> Ints:
 
 
 def moment_bytes(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Ints:
-    """int64 [num_ranks]: copies and partial sums away from home at the fullest moment of one layer, in plan order.
+    """Returns int64 [num_ranks]: the bytes of copies and partial sums away from home at the fullest moment of one
+    layer, in plan order.
 
     A copy lives from its arrival to its last use, a sum from its first contribution to its departure.
     """

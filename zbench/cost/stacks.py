@@ -15,7 +15,7 @@ from zbench.cost.cost import Cost
 
 
 def stacked(cost: Cost, pp: int) -> Cost:
-    """`cost`, of a cluster, as that of a stage of `pp`.
+    """Returns the cost model of one of `pp` stages, given `cost`, of the whole cluster.
 
     Raises:
         ValueError: stages cannot be alike (pp does not divide nodes or layers), or with ZeRO-3.
