@@ -1,4 +1,4 @@
-"""How busy emulated NICs were, as their counters say, while one training step ran: every system on one batch."""
+"""Utilisation of emulated NICs, as their counters say, while one training step ran: every system on one batch."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ WORKLOAD = "prolong64k_2k"  # on the others little crosses nodes but gradients
 
 
 def table(records: Records) -> list[Busy]:
-    """Of each measured run's first step that counts, or its first where none does.
+    """Returns NICs' utilisation in each measured run's first step that counts, or its first where none does.
 
     Raises:
         ValueError: nothing was sampled.

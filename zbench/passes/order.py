@@ -24,7 +24,7 @@ from zbench.simulator.simulate import Programs, prepare, programs
 
 
 def order(plan: Plan, cost: Cost) -> Plan:
-    """`plan` with both lists in list-scheduled order."""
+    """Returns `plan` with both lists in list-scheduled order."""
     return scheduled(plan, cost, programs(plan, cost))[0]
 
 
@@ -64,7 +64,7 @@ def _program(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Program:
 
 
 def _end(of: Program, ready: np.ndarray, cost: Cost) -> float:
-    """When the clock has played it."""
+    """Returns the time at which the clock has played the list."""
     timeline = run(of, ready, Free.zero(cost.cluster))
     return max(float(timeline.done.max()), float(ready.max()))
 

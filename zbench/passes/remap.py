@@ -35,7 +35,7 @@ def remap(plan: Plan, cost: Cost, tolerance: int = 128) -> Plan:
 
 
 def flows(tokens: Ints, cost: Cost, tolerance: int) -> tuple[Ints, Ints, Ints]:
-    """Who sends how many tokens to whom: (source, target, amount) int64 [num_flows]; tokens: [num_ranks]."""
+    """Returns who sends how many tokens to whom: (source, target, amount) int64 [num_flows]; tokens: [num_ranks]."""
     cluster = cost.cluster
     total, ranks = int(tokens.sum()), len(tokens)
     excess = tokens - (total // ranks + (np.arange(ranks) < total % ranks))
@@ -169,7 +169,8 @@ def _touching(ops: Ops, lists: Lists) -> tuple[Ints, Ints]:
 
 
 def _done_at_home(ops: Ops, lists: Lists, home: Ints) -> tuple[Ints, Ints]:
-    """Per block the heads [lo, hi) of o that were sent from the rank that is now its home; 0:0 where none were."""
+    """Returns per block the heads [lo, hi) of o that were sent from the rank that is now its home; 0:0 where none
+    were."""
     op, block = _touching(ops, lists)
     here = (ops.tensor[op] == O) & (ops.src[op] == home[block])
     lo, hi = np.zeros(len(home), np.int64), np.zeros(len(home), np.int64)
@@ -178,7 +179,7 @@ def _done_at_home(ops: Ops, lists: Lists, home: Ints) -> tuple[Ints, Ints]:
 
 
 def _without_returns(ops: Ops, lists: Lists, home: Ints, num_ranks: int) -> tuple[Lists, Ops]:
-    """Transfers without the blocks that moved to where a copy is sent, or an output sent from: at home there now."""
+    """Drops from transfers the blocks that moved to where a copy is sent, or an output sent from: at home there now."""
     end = np.where(ops.kind == ATTEND, -1, np.where(ops.tensor == O, ops.src, ops.dst))
     op, block = _touching(ops, lists)
     returns = np.unique(op[home[block] == end[op]])

@@ -47,9 +47,9 @@ def _routed(plan: Plan, ops: Ops, cost: Cost) -> Ops:
 
 
 def _routed_seconds(size: np.ndarray, cost: Cost) -> np.ndarray:
-    """Dispatch, NICs and combine one after another, all lanes at once:
-    b_in n (x-1)/x + b_across n / x + b_in n (x-1)/x, and a latency each. Dispatch goes to x-1 proxies, which have all
-    of a port; each NIC sends its share to one peer."""
+    """Returns the seconds of routed messages: dispatch, NICs and combine one after another, all lanes at once: b_in n
+    (x-1)/x + b_across n / x + b_in n (x-1)/x, and a latency each. Dispatch goes to x-1 proxies, which have all of a
+    port; each NIC sends its share to one peer."""
     lanes = cost.cluster.nics_per_node
     inside, across = np.zeros(len(size), bool), np.ones(len(size), bool)
     dispatch = cost.spread_seconds(size * (lanes - 1) / lanes, inside, lanes - 1)
@@ -83,7 +83,8 @@ def unrouted(plan: Plan) -> Plan:
 
 
 def busiest_nic_seconds(plan: Plan, cost: Cost) -> float:
-    """What the busiest NIC, or pair of ranks, needs for one layer, forward and backward, were every transfer direct.
+    """Returns the seconds that the busiest NIC, or pair of ranks, needs for one layer, forward and backward, were every
+    transfer direct.
 
     A NIC has all of its channels for all that it sends, and one of them for what one rank sends to one other.
     """

@@ -56,9 +56,12 @@ class Builder:
         return names
 
     def add_ops(self, *ops: Ops) -> None:
+        """Appends operations to the forward list."""
         self._ops.extend(ops)
 
     def build(self) -> Plan:
+        """Returns the plan of what was added: empty blocks are dropped, pieces are sorted, operations that nothing
+        needs are left out."""
         seq, start, stop, block = (
             column[0] if len(column) == 1 else np.concatenate(column) for column in zip(*self._pieces, strict=True)
         )
@@ -119,7 +122,7 @@ class Builder:
 
 
 def _seen(plan: Plan) -> Plan:
-    """The forward without attends in which nothing is visible, as under a window, and without copies only for them."""
+    """Drops attends in which nothing is visible, as under a window, and copies only for them."""
     attend, amount = work(plan, plan.forward)
     if (amount.area > 0).all():
         return plan
@@ -128,7 +131,7 @@ def _seen(plan: Plan) -> Plan:
 
 
 def without_unused(ops: Ops, lists: Lists, num_ranks: int, num_blocks: int) -> Ops:
-    """Forward operations without copies that no later attend reads, on the rank they reach or one they go on to."""
+    """Drops forward operations whose copies no later attend reads, on the rank they reach or one they go on to."""
     return ops.take(_used(ops.kind, ops.tensor, ops.src, ops.dst, ops.blocks, ops.kv_blocks,
                           lists.offsets, lists.items, num_ranks, num_blocks))  # fmt: skip
 

@@ -17,8 +17,8 @@ Layout = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Pipelines:
-    """lead, tp, pp: int64 [num_pipelines]. Pipeline i has ranks lead[i] to lead[i] + tp[i] pp[i], stage by stage;
-    a rank is in one pipeline or, idle, in none."""
+    """The pipelines of a plan. lead, tp, pp: int64 [num_pipelines]. Pipeline i has ranks lead[i] to lead[i] + tp[i]
+    pp[i], stage by stage; a rank is in one pipeline or, idle, in none."""
 
     lead: Ints
     tp: Ints
@@ -29,7 +29,7 @@ class Pipelines:
 
     @property
     def layout(self) -> Layout:
-        """What two plans have in common whose parameters lie in the same places."""
+        """The layout of parameters: two plans whose parameters lie in the same places have it in common."""
         return tuple(tuple(column.tolist()) for column in (self.lead, self.tp, self.pp))
 
     def stages(self) -> tuple[Ints, Ints]:

@@ -1,4 +1,4 @@
-"""Every visible (query, key, head) triple is attended exactly once. Pure: no torch.
+"""The rule of coverage: every visible (query, key, head) triple is attended exactly once. Pure: no torch.
 
 Blocks are disjoint, so this takes no look at tokens: no two attends share a pair of blocks and a head, and the visible
 pairs of all attends add up to those of all sequences.
