@@ -25,7 +25,7 @@ class Inner(Workload, Lengths, Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delayed:
-    """The documents of another workload, the long ones in other batches of the same window.
+    """A workload of another one's documents, the long ones in other batches of the same window.
 
     lengths: any workload that draws lengths, with `_partial_: true`; its seed, tokens and limit are this one's.
     outliers: lengths, rising; documents of at least the first are held back, each of these begins a queue of its own.
@@ -75,7 +75,7 @@ class Delayed:
         return self._inner.draw(rng, num)
 
     def cdf(self, length: IntArray) -> FloatArray:
-        """Of documents; what a batch's end splits makes a few more shorter sequences."""
+        """Returns the share of documents; what a batch's end splits makes a few more shorter sequences."""
         return self._inner.cdf(length)
 
     def _batches(self, arrivals: list[IntArray]) -> list[IntArray]:

@@ -20,7 +20,8 @@ _SMALLEST_BODY = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Longtail:
-    """Lengths are whole parts of a real x: lognormal(mu, sigma) in [1, tail_start), or a power law above.
+    """A workload with a lognormal body and a Pareto tail. Lengths are whole parts of a real x: lognormal(mu, sigma) in
+    [1, tail_start), or a power law above.
 
     mu, sigma: mean and standard deviation of the body's ln(length), before it is truncated.
     tail_share: the share of documents in [tail_start, max_length].
@@ -74,7 +75,8 @@ class Longtail:
         return np.asarray((1 - self.tail_share) * body + self.tail_share * tail, dtype=np.float64)
 
     def _draw_body(self, rng: np.random.Generator, num: int) -> IntArray:
-        """Rejection: exact, and with a body of a few thousand tokens nearly nothing is rejected."""
+        """Draws lengths of the body by rejection: exact, and with a body of a few thousand tokens nearly nothing is
+        rejected."""
         low, high = self._body_range()
         found = np.empty(0, dtype=np.float64)
         while found.size < num:

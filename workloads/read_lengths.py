@@ -27,7 +27,7 @@ _SUFFIXES = (".txt", ".npy", ".npz", ".jsonl", ".parquet")
 
 
 def read_lengths(path: str | None, field: str) -> IntArray:
-    """Every length of the file, in order, each checked to be a whole number of at least 1."""
+    """Reads every length of the file, in order, each checked to be a whole number of at least 1."""
     text("workload.field", field)
     found = need_path(path, "a file of lengths, .txt, .npy, .npz, .jsonl or .parquet (workload.path=FILE)")
     if found.suffix not in _SUFFIXES or not found.is_file():

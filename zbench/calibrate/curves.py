@@ -57,9 +57,11 @@ class Curves:
     points: list[Point] = field(default_factory=list)
 
     def take(self) -> None:
-        """Measures the curves, and calls that they have to predict. Raises:
-        ValueError: a call took no longer than its rows should. zbench.runtime.processes.fleet.RankFailed: a rank
-        failed.
+        """Measures the curves, and calls that they have to predict.
+
+        Raises:
+            ValueError: a call took no longer than its rows should.
+            zbench.runtime.processes.fleet.RankFailed: a rank failed.
         """
         for model in self.models:
             self.matmuls[model.name] = self._matmuls(model)

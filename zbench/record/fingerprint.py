@@ -1,4 +1,5 @@
-"""What a run's numbers depend on besides its configuration: sources and versions. No torch, no hydra."""
+"""The fingerprint of a run: what its numbers depend on besides its configuration, sources and versions. No torch, no
+hydra."""
 
 import hashlib
 import os

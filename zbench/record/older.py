@@ -1,4 +1,4 @@
-"""Older records, as records are today. Pure: no torch.
+"""Converts older records to what records are today. Pure: no torch.
 
 Before there were worlds (zbench.describe.worlds), all was nominal; before there were masks (zbench.describe.mask), all
 was causal; and no key of the model was free (zbench.run.fastest). Before

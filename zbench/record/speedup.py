@@ -1,4 +1,4 @@
-"""How many times faster a run is than another, over the same batches, and how sure that is. Pure: no torch."""
+"""Compares two runs over the same batches: how many times faster one is, and how sure that is. Pure: no torch."""
 
 from collections.abc import Mapping, Sequence
 from math import exp
@@ -30,7 +30,7 @@ def speedup_interval(steps: Sequence[Step], baseline: Sequence[Step]) -> tuple[f
 
 
 def pairs(steps: Sequence[T], baseline: Sequence[T]) -> list[tuple[T, T]] | None:
-    """Every step beside the baseline's on the same batch, told by step and digest, if both count.
+    """Returns every step beside the baseline's on the same batch, told by step and digest, if both count.
 
     None where the baseline lacks one of the batches, none is left, or either ran out of memory.
     """

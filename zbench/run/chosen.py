@@ -1,4 +1,4 @@
-"""What is chosen before a run: once, and the choice kept for the next run. An edge.
+"""Makes what is chosen before a run, once, and keeps the choice for the next run. An edge.
 
 Systems may choose their configuration (`choose`), or have limits that are tried (`limits`); keys of the model may be
 free (the run's `free`), so that every system has its best of them. A choice depends on cluster, model, workload, batch
@@ -47,7 +47,7 @@ def settled(
     recorded: Mapping[str, Any] | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Settled:
-    """The system of `config`, after what is chosen before a run has been (zbench.interfaces.protocols,
+    """Returns the system of `config`, after what is chosen before a run has been (zbench.interfaces.protocols,
     zbench.run.fastest).
 
     recorded: the choice that a record has, in place of a new one; empty where it has none.
@@ -124,14 +124,14 @@ def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[
 
 
 def _name(config: Mapping[str, Any], parts: Parts) -> str:
-    """All that a choice depends on, as one name."""
+    """Returns one name for all that a choice depends on."""
     plain: Any = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else config
     told = {key: plain.get(key) for key in CONFIGURED} | {"trains": not parts.simulated, "sources": source_digest()}
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def kept(name: str, choose: Callable[[], Choice]) -> Choice:
-    """The choice of that name, from the cache folder if it is there; else a new one, which is put there.
+    """Returns the choice of that name, from the cache folder if it is there; else a new one, which is put there.
 
     Without a folder to write to, or with a file there that is no choice, it is made anew.
     """
@@ -149,6 +149,6 @@ def kept(name: str, choose: Callable[[], Choice]) -> Choice:
 
 
 def folder() -> Path:
-    """Where choices are kept: zbench/choices of the user's cache folder."""
+    """Returns the folder where choices are kept: zbench/choices of the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "zbench" / "choices"

@@ -1,4 +1,4 @@
-"""How many jobs a sweep has. An edge: hydra's basic sweeper lists them all, then tells them one at a time."""
+"""Counts the jobs of a sweep. An edge: hydra's basic sweeper lists them all, then tells them one at a time."""
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
@@ -14,7 +14,8 @@ MOST = 100_000  # jobs of a sweep; the largest experiment of zbench has some hun
 
 
 def count(arguments: Sequence[str]) -> int | None:
-    """Jobs of the sweep that hydra runs with these arguments; None where another sweeper chooses them as it goes."""
+    """Counts the jobs of the sweep that hydra runs with these arguments; None where another sweeper chooses them as it
+    goes."""
     sweeper = HydraConfig.get().sweeper
     if not str(sweeper._target_).endswith(".BasicSweeper"):
         return None

@@ -33,13 +33,13 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 @cache
 def known(group: str) -> frozenset[str]:
-    """The classes that zbench's own yaml of a group (system, workload, ...) names, inner ones included."""
+    """Returns the classes that zbench's own yaml of a group (system, workload, ...) names, inner ones included."""
     plain = [OmegaConf.to_container(OmegaConf.load(path)) for path in (CONF / group).rglob("*.yaml")]
     return frozenset(str(node[_NAMED]) for choice in plain for node in _nodes(choice) if _NAMED in node)
 
 
 def from_record(config: Mapping[str, Any], group: str) -> Make:
-    """The part that a record names for a group, with the record's keys; called, it is made.
+    """Returns the part that a record names for a group, with the record's keys; called, it is made.
 
     Raises:
         Unknown: it, or something inside it, is none of zbench's.
@@ -54,7 +54,7 @@ def from_record(config: Mapping[str, Any], group: str) -> Make:
 
 
 def from_trusted_record(config: Mapping[str, Any], group: str) -> Make:
-    """The part that a record names for a group, whatever it is."""
+    """Returns the part that a record names for a group, whatever it is."""
     return _factory(config, group)
 
 

@@ -1,4 +1,4 @@
-"""What one job of the command line asks for: its composed configuration, and how it came about. An edge: hydra."""
+"""The request of one job of the command line: its composed configuration, and how it came about. An edge: hydra."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from zbench.track.default import installed_choice
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the command line asks for, composed.
+    """A job as the command line asks for it, composed.
 
     settings: the top-level keys, checked. choices: chosen option of every group.
     changes: per group the keys that differ from that option's yaml.

@@ -123,7 +123,8 @@ def _play(
     case: Case, settings: Settings, executor: Executor, writer: Writer, meter: Meter, trace: str | None,
     earlier: Sequence[Run],
 ) -> Run:  # fmt: skip
-    """All steps of one system; the record gets its start, every step, and how it ended.
+    """Runs all steps of one system; the record gets its start, every step, and how it ended. earlier: its baseline, if
+    that was run.
 
     earlier: its baseline, if that was run.
     """
@@ -229,7 +230,7 @@ def _step(case: Case, executor: Executor, step: int, trace: str | None, meter: M
 
 
 def _visible(batch: Batch, mask: Mask) -> dict[str, int]:
-    """Visible pairs, where lengths alone do not tell them to whoever reads the record."""
+    """Returns the visible pairs, where lengths alone do not tell them to whoever reads the record."""
     return {} if mask == CAUSAL else {"pairs": mask.pairs(batch.lengths)}
 
 

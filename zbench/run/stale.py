@@ -37,7 +37,7 @@ class Provided(_Stamped, caching.UserProvidedCacheLocator):
 
 
 class InTree(_Stamped, caching.InTreeCacheLocator):
-    """Beside the sources."""
+    """Keeps compiled functions beside the sources."""
 
 
 class UserWide(_Stamped, caching.UserWideCacheLocator):
@@ -81,7 +81,7 @@ def _imported(text: str, modules: Mapping[str, Path], compiled: Container[Path])
 
 
 def reached(path: Path, known: Mapping[Path, set[Path]]) -> set[Path]:
-    """The file itself and all that it depends on."""
+    """Returns the file itself and all that it depends on."""
     found, left = {path}, [path]
     while left:
         new = known.get(left.pop(), set()) - found

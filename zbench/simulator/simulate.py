@@ -39,7 +39,7 @@ Programs = tuple[Program, Program]  # of a plan's forward and backward list
 
 
 def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> Program:
-    """The plan's forward or backward list as legs with their times and waits."""
+    """Prepares the plan's forward or backward list: legs with their times and waits."""
     parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
     attend, amount = work(plan, ops)
     moves = parts.link_a >= 0
@@ -54,7 +54,7 @@ def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> P
 
 
 def programs(plan: Plan, cost: Cost) -> Programs:
-    """(forward, backward) of one layer's attention.
+    """Returns the programs (forward, backward) of one layer's attention.
 
     Raises:
         ValueError: the plan breaks a rule of zbench.plans.dataflow (verify says which, with its context).
@@ -64,7 +64,7 @@ def programs(plan: Plan, cost: Cost) -> Programs:
 
 
 def playable(plan: Plan, cost: Cost) -> tuple[Program | Direct, Program | Direct]:
-    """(forward, backward) as `programs`, in plan order where that is the same and needs less.
+    """Returns (forward, backward) as `programs`, in plan order where that is the same and needs less.
 
     Raises:
         ValueError: as `programs`.
@@ -128,8 +128,8 @@ def _layer_ends(plan: Plan, cost: Cost, layers: int, parts: Programs) -> list[li
 
 @dataclass(slots=True)
 class Simulated:
-    """Executor over `cost`: a step's result is a function of (batch, plans, cost), and of whether its pipelines are
-    those of the step before: parameters that have to be elsewhere are waited for."""
+    """Simulates plans on the cluster of `cost`: a step's result is a function of (batch, plans, cost), and of whether
+    its pipelines are those of the step before: parameters that have to be elsewhere are waited for."""
 
     cost: Cost
     _layout: Layout | None = field(default=None, init=False, repr=False, compare=False)

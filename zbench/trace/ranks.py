@@ -23,7 +23,7 @@ from zbench.trace.tracks import GATHER, SHOWN, collective, nic_lane, port_classe
 
 
 def rank_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
-    """Micro-batch after micro-batch: forward, head and backward of all layers, then the optimizer."""
+    """Yields the events micro-batch after micro-batch: forward, head and backward of all layers, then the optimizer."""
     cluster, model = cost.cluster, cost.model
     state, channels = State.zero(cluster), Channels()
     sharing = Sharing(Collectives.of(cost))
@@ -49,7 +49,7 @@ def rank_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
 def _layers(
     name: str, plan: Plan, of: Program, state: State, channels: Channels, cost: Cost, place: Event
 ) -> Iterator[Event]:
-    """One pass, forward, recompute or backward, over all layers."""
+    """Yields the events of one pass, forward, recompute or backward, over all layers."""
     ops, linear = plan.backward if name == "backward" else plan.forward, cost.linear_seconds(plan.tokens_per_rank)
     times = 2 * linear if name == "backward" else linear
     for layer in range(cost.model.num_layers):

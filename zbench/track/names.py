@@ -1,4 +1,4 @@
-"""What trackers are told of a run, under the names of `compare --json` (docs/metrics.md). Pure: no torch."""
+"""Names for trackers what they are told of a run, as `compare --json` does (docs/metrics.md). Pure: no torch."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -18,7 +18,7 @@ _TAG = 64  # characters of a tag, at most what wandb takes
 
 
 def tracked(start: Line) -> Tracked:
-    """What a tracker is told of the run of a start line."""
+    """Returns what a tracker is told of the run of a start line."""
     choices = start["config"].get("choices", {})
     tags = [str(choices[group])[:_TAG] for group in GROUPS[:4] if choices.get(group)]
     settings = {"world": label(start, "world"), **{key: start["config"].get(key) for key in ("planners", "mask")}}
@@ -29,7 +29,8 @@ def tracked(start: Line) -> Tracked:
 
 
 def _group(start: Line) -> str:
-    """As recorded. Runs from before records had groups have their experiment, or their command, in common."""
+    """Returns the group of a run as recorded; runs from before records had groups have their experiment, or their
+    command, in common. Runs from before records had groups have their experiment, or their command, in common."""
     told = start.get("group") or start["config"].get("choices", {}).get("experiment")
     return str(told) if told else f"command {sha256(str(start.get('command')).encode()).hexdigest()[:8]}"
 
@@ -43,7 +44,8 @@ def of_step(facts: Facts, line: Line) -> dict[str, float]:
 
 
 def of_nics(facts: Facts, line: Line) -> dict[str, float]:
-    """By NIC and direction, the share of what it could have carried in the step: {"nic/node0/nic1/tx": 0.25, ...}."""
+    """Returns, by NIC and direction, the share of what it could have carried in the step: {"nic/node0/nic1/tx": 0.25,
+    ...}."""
     whole = facts.nic_bandwidth * line["seconds"]
     return {
         f"nic/node{nic // facts.nics_per_node}/nic{nic % facts.nics_per_node}/{way}": size / whole
