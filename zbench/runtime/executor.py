@@ -47,7 +47,8 @@ class Diverged(Exception):
 
 @dataclass(slots=True)
 class Torch:
-    """Executor that trains. One run at a time: start(), steps in order, stop().
+    """The executor that trains. One run at a time: start(), steps in order, stop(). One run at a time: start(), steps
+    in order, stop().
 
     kernel: of zbench.runtime.job.job.KERNELS; "auto" is the fastest there is. parameters: "replicated" or "sharded";
     None: as the model says (zero3 is sharded). device: "auto" (a GPU if there is one), "cpu" or "cuda".
@@ -122,12 +123,13 @@ class Torch:
 
     @property
     def first_step(self) -> int:
-        """0, or where the checkpoint goes on."""
+        """The first step to run: 0, or where the checkpoint goes on."""
         return 0 if self.resume is None else int(told(self.resume)["next_step"])
 
     # -- Executor -------------------------------------------------------------------------------------
     def start(self) -> Ready:
-        """
+        """Starts the ranks, and loads a checkpoint where there is one.
+
         Raises:
             ValueError: other than the cluster's number of ranks were started.
             zbench.runtime.processes.fleet.RankFailed: a rank could not start.
@@ -150,14 +152,16 @@ class Torch:
         return Ready(self.first_step, {**self._about(job), "ranks": [json.loads(one) for one in ranks]})
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
-        """
+        """Runs a step without a trace.
+
         Raises:
             as traced_step.
         """
         return self.traced_step(batch, plans, None)
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
-        """trace: a file that gets what every rank did and when (zbench.runtime.measured_trace).
+        """Runs a step on all ranks. trace: a file that gets what every rank did and when
+        (zbench.runtime.measured_trace).
 
         Raises:
             Diverged: the loss is not finite. CheckFailed: a check did. zbench.runtime.processes.fleet.RankFailed: a
@@ -190,6 +194,7 @@ class Torch:
         return step_result(batch, len(plans), self.cost, reports, kind, self.nic_counters, checked, choice)
 
     def stop(self) -> None:
+        """Ends the ranks and gives the checkpoint's folder back."""
         fleet, self._fleet = self._fleet, None
         hold, self._hold = self._hold, None
         try:
@@ -234,7 +239,7 @@ class Torch:
         return JoinedFleet(world, TARGET, job, timeout=self.timeout)
 
     def _choice(self, plans: tuple[Plan, ...]) -> Choice:
-        """What runs again in this step's backward."""
+        """Chooses what runs again in this step's backward."""
         levels = LEVELS if self.recompute == "auto" else (self.recompute or self.cost.model.recompute,)
         return choose(plans, self.cost, self._job().parameters, self._capacity, levels)
 

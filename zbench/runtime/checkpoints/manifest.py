@@ -23,7 +23,7 @@ class Changed(ValueError):
 
 
 def entries(folder: Path, names: Iterable[str]) -> dict[str, Entry]:
-    """What a manifest says of files: their sizes and digests."""
+    """Returns the entries of a manifest for files: their sizes and digests."""
     names = list(names)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return dict(zip(names, pool.map(lambda name: _entry(folder / name), names), strict=True))

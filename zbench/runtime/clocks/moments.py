@@ -22,16 +22,20 @@ class Moments:
 
     @property
     def seconds(self) -> float:
+        """Seconds of the step, without what its checks took."""
         return self.ended - self.began - (self.checked - self.reduced)
 
     @property
     def running(self) -> float:
+        """Seconds of forward and backward."""
         return self.ran - self.began
 
     @property
     def reduction(self) -> float:
+        """Seconds of the reduction of gradients after the backward."""
         return self.reduced - self.ran
 
     @property
     def optimizer(self) -> float:
+        """Seconds of the optimizer."""
         return self.ended - self.checked

@@ -23,7 +23,8 @@ CLOSE_SECONDS = 5.0
 
 
 class Wired(ABC):
-    """memory: of the board, a slot per rank, filled by the ranks or by the pulses they send.
+    """A fleet of ranks that are called over wires. memory: of the board, a slot per rank, filled by the ranks or by the
+    pulses they send.
     timeout: seconds without progress of any rank after which a call has failed."""
 
     def __init__(self, wires: Sequence[Wire], memory: Any, timeout: float) -> None:
@@ -52,7 +53,7 @@ class Wired(ABC):
         return ""
 
     def _fault(self) -> RankFailed | None:
-        """A failure that is no rank's."""
+        """Returns a failure that is no rank's."""
         return None
 
     def _last_words(self, rank: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which rows and heads of a rank's own sums something was added to. No torch: numpy only."""
+"""Keeps track of the rows and heads of a rank's own sums that something was added to. No torch: numpy only."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,8 @@ from zbench.runtime.program.holders import Flags, Heads
 
 @dataclass
 class Touched:
-    """num_tokens: the rank's own. group: query heads to a kv head. afresh: per tensor, rows x heads added to first."""
+    """The rows and heads that something was added to. num_tokens: the rank's own. group: query heads to a kv head.
+    afresh: per tensor, rows x heads added to first."""
 
     num_tokens: int
     group: int
