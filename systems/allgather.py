@@ -4,7 +4,7 @@ The packed batch is cut in 2N chunks, rank i owns chunks i and 2N-1-i; keys and 
 batch are gathered on every rank before it attends once with its own queries. Documents stay nearly
 whole, so kernels run on long pieces, but the cut knows nothing of document borders: a rank whose
 chunks hold one long document has more to do, and all of the gather is exposed.
-Source: the Llama 3 report (arXiv 2407.21783, section 3.3.2). Pure: no torch.
+Source: the Llama 3 report (arXiv 2407.21783, section 3.3.2).
 """
 
 from dataclasses import dataclass

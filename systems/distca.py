@@ -3,7 +3,7 @@
 Sequences are packed one after another, every rank the same number of tokens, so linear modules are balanced. Attention
 has no parameters and can run anywhere: tasks (queries of a sequence, with all keys up to them) move from ranks
 with more than the mean to ranks with less, the one with the most gain per byte first, cut where a part is enough.
-Every rank is an attention server in place. Source: Zhuang et al. 2025 (arXiv 2510.18121). Pure: no torch.
+Every rank is an attention server in place. Source: Zhuang et al. 2025 (arXiv 2510.18121).
 """
 
 from collections.abc import Iterator
@@ -77,7 +77,7 @@ class DistCA:
 
 
 def estimate(pieces: Pieces, lengths: Ints, cost: Cost) -> tuple[float, int]:
-    """(seconds of one layer without its linear modules, about how many operations): the longer of attention and
+    """Returns (seconds of one layer without its linear modules, about how many operations): the longer of attention and
     transfers."""
     model, ranks = cost.model, cost.cluster.num_ranks
     seconds = block_seconds(pieces.start, pieces.stop, lengths[pieces.seq], cost)
@@ -91,7 +91,7 @@ def estimate(pieces: Pieces, lengths: Ints, cost: Cost) -> tuple[float, int]:
 
 
 def packed(lengths: Ints, num_ranks: int) -> Pieces:
-    """The sequences one after another, cut only where a rank has its share of the tokens; attended at home."""
+    """Returns the sequences one after another, cut only where a rank has its share of the tokens; attended at home."""
     ends = np.cumsum(lengths)
     borders = int(ends[-1]) * np.arange(num_ranks + 1) // num_ranks
     edges = np.union1d(np.append(ends, 0), borders)
@@ -103,8 +103,8 @@ def packed(lengths: Ints, num_ranks: int) -> Pieces:
 
 
 def moved(pieces: Pieces, lengths: Ints, cost: Cost, tolerance: float) -> Pieces:
-    """`pieces` cut and given other workers until no rank attends for longer than 1 + tolerance times the mean, or
-    nothing can be moved away from those that do."""
+    """Returns `pieces` cut and given other workers until no rank attends for longer than 1 + tolerance times the mean,
+    or nothing can be moved away from those that do."""
     model = cost.model
     seconds = block_seconds(pieces.start, pieces.stop, lengths[pieces.seq], cost)
     bytes_of = [model.message_bytes_per_token(tensor, 0, model.num_heads) for tensor in (Q, KV, O)]

@@ -6,7 +6,7 @@ longest first. A sequence has the ranks that hold it at `pack_tokens` each, or m
 the round less busy; its work is length^2 / ranks. Ranks without work join the narrowest groups at the end.
 
 Source: Megatron-LM, megatron/core/datasets/data_schedule.py and data_schedule_utils.py, DefaultDynamicCPScheduler and
-next_hdp_group_packing_aware (development branch, d48bd6be). Pure: no torch.
+next_hdp_group_packing_aware (development branch, d48bd6be).
 """
 
 from dataclasses import dataclass

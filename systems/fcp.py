@@ -4,7 +4,7 @@ Sequences are cut in blocks of a fixed size; a block is a bin-packing item with 
 (compute, more for later blocks of a sequence), and may go to any rank. Its queries need the keys of all earlier
 blocks of the sequence, which are sent from rank to rank in rounds in which nobody sends or receives twice. Tokens
 are reshuffled for the linear modules. Source: FCP (arXiv 2605.08524, MLSys 2026), whose code is not published;
-what is derived here is told apart in docs/systems.md. Pure: no torch.
+what is derived here is told apart in docs/systems.md.
 """
 
 from collections.abc import Iterator
@@ -162,6 +162,6 @@ def _linear_seconds(tokens: Ints, cost: Cost) -> np.ndarray:
 
 
 def _leading_kv(ops: Ops) -> int:
-    """How many transfers of kv remapping put first: those before the first of q, which only it sends here."""
+    """Returns how many transfers of kv remapping put first: those before the first of q, which only it sends here."""
     queries = np.flatnonzero(ops.tensor == Q)
     return int((ops.tensor[: queries[0]] == KV).sum()) if len(queries) else 0

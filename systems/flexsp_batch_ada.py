@@ -1,4 +1,4 @@
-"""FlexSP-BatchAda: all-to-all groups of one degree, the best for each batch. Pure: no torch.
+"""FlexSP-BatchAda: all-to-all groups of one degree, the best for each batch.
 
 The baseline of FlexSP's paper between one degree for all of training and groups of different degrees; with
 `degree` given it is the former (DeepSpeed-Ulysses with data parallelism beside it). Objective, micro-batches and
@@ -69,7 +69,7 @@ class FlexSPBatchAda:
         return min(able, key=lambda parts: total_seconds((part.found for part in parts), of))
 
     def _parts(self, lengths: Ints, index: int, of: Objective) -> tuple[MicroBatch, ...] | None:
-        """The best micro-batches with all groups of one degree, or the published ones."""
+        """Returns the best micro-batches with all groups of one degree, or the published ones."""
         if self.packing == "published":
             return published(lengths, index, of)
         counts = equal_counts(of)[index]

@@ -5,7 +5,7 @@ next power of two of length / tokens per rank ranks; its work is length^2 / rank
 to groups of ranks so that loads balance, in as many rounds as it takes. A group runs its sequences of
 a round in micro-batches of at most as many tokens as a rank takes.
 Source: Megatron-LM, megatron/core/pipeline_parallel/hybrid_cp_schedule.py, re-implemented from its
-described policy. Pure: no torch.
+described policy.
 """
 
 from collections import deque
@@ -128,7 +128,7 @@ def side_by_side(lengths: Ints, groups: list[tuple[int, list[int]]], cost: Cost,
 
 
 def _packs(group: Group, lengths: Ints, limit: int) -> list[list[int]]:
-    """The group's sequences in runs of at most `limit` tokens a rank (or one sequence, if that is more)."""
+    """Returns the group's sequences in runs of at most `limit` tokens a rank (or one sequence, if that is more)."""
     out: list[list[int]] = []
     room = 0
     for seq in group.seqs:
@@ -152,7 +152,7 @@ def rounds(lengths: Ints, degree: Ints, num_ranks: int) -> list[list[Group]]:
 
 
 def _next_round(seqs: list[int], degree: Ints, work: np.ndarray, num_ranks: int) -> tuple[list[Group], list[int]]:
-    """(groups of one round, the sequences left for later ones: longest first, then what was handed back)."""
+    """Returns (groups of one round, the sequences left for later ones: longest first, then what was handed back)."""
     buckets = _buckets(seqs, degree, work)
     groups: list[Group] = []
     free, narrower = num_ranks, False
@@ -175,7 +175,7 @@ def _next_round(seqs: list[int], degree: Ints, work: np.ndarray, num_ranks: int)
 
 
 def _buckets(seqs: list[int], degree: Ints, work: np.ndarray) -> list[deque[int]]:
-    """The sequences in runs of about equal work, about as many as there are degrees.
+    """Returns the sequences in runs of about equal work, about as many as there are degrees.
 
     A bucket also closes while only as many sequences are left as buckets are to come; Megatron counts those
     that are closed twice.
@@ -194,13 +194,13 @@ def _buckets(seqs: list[int], degree: Ints, work: np.ndarray) -> list[deque[int]
 
 
 def _fitting(buckets: list[deque[int]], degree: Ints, groups: list[Group], free: int) -> deque[int] | None:
-    """The first bucket whose next sequence has a group of its width or free ranks; None ends the round."""
+    """Returns the first bucket whose next sequence has a group of its width or free ranks; None ends the round."""
     sizes = {group.size for group in groups}
     return next((b for b in buckets if b and (degree[b[0]] <= free or int(degree[b[0]]) in sizes)), None)
 
 
 def _balanced(groups: list[Group], free: int) -> bool:
-    """Whether the least loaded rank, an idle one if there is, is within 5 % of the most loaded one."""
+    """Returns whether the least loaded rank, an idle one if there is, is within 5 % of the most loaded one."""
     loads = [group.load for group in groups] + [0.0] * (free > 0)
     return max(loads) - min(loads) <= BALANCED * max(loads)
 

@@ -5,7 +5,7 @@ fits no GPU cannot be trained. The baseline that context parallelism has to beat
 
 Packs are made by best-fit decreasing: the longest sequence first, into the fullest pack that still has room, else
 into a new one. Their size is the smallest with which the fewest micro-batches are enough (bisected, as MULTIFIT
-does): Coffman, Garey and Johnson 1978, doi 10.1137/0207001. Pure: no torch.
+does): Coffman, Garey and Johnson 1978, doi 10.1137/0207001.
 """
 
 from dataclasses import dataclass

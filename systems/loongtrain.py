@@ -3,7 +3,7 @@
 2D-Attention exchanges heads between d_hp ranks and passes kv round the d_cp others. Head-first placement makes
 neighbours exchange heads, context-first makes them pass kv on. The ring is double: inner rings of `inner` ranks
 go round in turn with one hop of the outer ring, whose messages all inner positions send at once - over every NIC
-where an inner ring is a node. Source: Gu et al. 2024 (arXiv 2406.18485). Pure: no torch.
+where an inner ring is a node. Source: Gu et al. 2024 (arXiv 2406.18485).
 """
 
 from dataclasses import dataclass, field

@@ -7,7 +7,7 @@ micro-batch; packs are as large as memory allows, and as small as the fewest mic
 Sources: Megatron-LM's context_parallel_size, torchtitan's context_parallel_degree and DeepSpeed's sequence
 parallelism are such meshes of one degree; the methods are those of zbench.plans.patterns. Packs by order of arrival are
 what data loaders make (Megatron-LM's GPTDataset); best-fit decreasing is Coffman, Garey and Johnson 1978 (doi
-10.1137/0207001); balanced packs are longest processing time first (zbench.systems.common.bins). Pure: no torch.
+10.1137/0207001); balanced packs are longest processing time first (zbench.systems.common.bins).
 """
 
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
 Every sequence, however short, is cut in 2N zigzag chunks over all N ranks, and kv goes once round.
 Balanced to a token, but a short sequence pays N - 1 messages and N tiny kernel calls.
 Source: Transformer Engine's `AttnFuncWithCPAndKVP2P` (variable-length, "p2p"); Liu et al. 2023
-(arXiv 2310.01889). Pure: no torch.
+(arXiv 2310.01889).
 """
 
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ equal (the largest differencing method, systems/common/differencing.py). With `b
 equal operations to begin with, and of as many tokens as that brings. A group is a ring of `degree` ranks
 (context_parallel_size).
 
-Source: slime, slime/utils/dp_schedule.py, seqlen_balancing.py and flops_utils.py (624b824a). Pure: no torch.
+Source: slime, slime/utils/dp_schedule.py, seqlen_balancing.py and flops_utils.py (624b824a).
 """
 
 from dataclasses import dataclass

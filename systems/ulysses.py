@@ -6,7 +6,7 @@ groups of as many ranks as there are heads (or the largest divisor of the ranks 
 all-to-all, and kv goes round a ring of groups (USP, Fang and Zhao 2024, arXiv 2405.07719). Heads
 that do not divide evenly are dealt out unevenly, as DeepSpeed's uneven all-to-all does; with fewer
 kv heads than ranks, kv heads are sent to every rank that reads them.
-Source: Jacobs et al. 2023 (arXiv 2309.14509). Pure: no torch.
+Source: Jacobs et al. 2023 (arXiv 2309.14509).
 """
 
 from dataclasses import dataclass

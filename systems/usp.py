@@ -2,7 +2,7 @@
 
 Of N ranks, groups of U exchange heads (Ulysses) and kv goes round rings of N / U such groups. Every U that
 divides the ranks and leaves each a head is a candidate; zbench.systems.common.grids predicts which is fastest.
-Neighbours exchange heads, as in USP's default. Source: Fang and Zhao 2024 (arXiv 2405.07719). Pure: no torch.
+Neighbours exchange heads, as in USP's default. Source: Fang and Zhao 2024 (arXiv 2405.07719).
 """
 
 from dataclasses import dataclass, field

@@ -6,7 +6,7 @@ method (systems/common/differencing.py) on 24,576 L + L^2 for a sequence of L to
 ranks (ulysses_sequence_parallel_size), which exchange heads.
 
 Source: verl, verl/utils/seqlen_balancing.py and the trainers' _balance_batch (1dda039b and release 0.9.1), Ulysses:
-Jacobs et al. 2023 (arXiv 2309.14509). Pure: no torch.
+Jacobs et al. 2023 (arXiv 2309.14509).
 """
 
 from dataclasses import dataclass

@@ -75,7 +75,7 @@ def loader(name: str, settings: list[str]) -> Callable[..., Workload]:
 
 
 def _draw(workload: Workload, steps: int) -> tuple[IntArray, float]:
-    """(lengths of all steps, seconds of the slowest batch)."""
+    """Returns (lengths of all steps, seconds of the slowest batch)."""
     lengths, slowest = [], 0.0
     for step in range(steps):
         begin = time.perf_counter()

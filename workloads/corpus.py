@@ -81,7 +81,8 @@ class Corpus:
         return Batch(lengths=lengths, seed=self.seed, step=step, documents=documents)
 
     def tokens_of(self, batch: Batch, which: IntArray | None = None) -> list[IntArray]:
-        """The token ids of sequences of one of this corpus's batches (None: all), each the head of its document."""
+        """Returns the token ids of sequences of one of this corpus's batches (None: all), each the head of its
+        document."""
         assert batch.documents is not None, "a batch of a corpus names its documents"
         wanted = slice(None) if which is None else which
         pairs = zip(batch.documents[wanted].tolist(), batch.lengths[wanted].tolist(), strict=True)

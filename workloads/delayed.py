@@ -79,7 +79,7 @@ class Delayed:
         return self._inner.cdf(length)
 
     def _batches(self, arrivals: list[IntArray]) -> list[IntArray]:
-        """A window: what arrives at every step, in batches of the same number of tokens."""
+        """Returns a window: what arrives at every step, in batches of the same number of tokens."""
         shorter = deque(np.concatenate([some[some < self.outliers[0]] for some in arrivals]).tolist())
         queues = [deque[int]() for _ in self.outliers]
         out = []
@@ -102,7 +102,7 @@ class Delayed:
         return out
 
     def _released(self, queues: list[deque[int]], everything: bool) -> list[int]:
-        """What leaves the queues for one batch, the longest documents' queue first."""
+        """Returns what leaves the queues for one batch, the longest documents' queue first."""
         out: list[int] = []
         room = self.tokens
         for queue in reversed(queues):

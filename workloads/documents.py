@@ -50,7 +50,7 @@ def _open_folder(root: Path, pattern: str, exclude: Sequence[str]) -> Documents:
 
 
 def _scan(root: Path, inside: str, pattern: str, exclude: frozenset[str]) -> Iterator[tuple[str, int]]:
-    """(path inside root, bytes) of every file; linked folders are not entered, they may lead back."""
+    """Yields (path inside root, bytes) of every file; linked folders are not entered, they may lead back."""
     with os.scandir(root / inside) as entries:
         for entry in entries:
             name = f"{inside}/{entry.name}" if inside else entry.name

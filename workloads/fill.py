@@ -107,7 +107,7 @@ def fill(
 
 
 def _next_draw(missing: int, filled: int, num_drawn: int) -> int:
-    """How many documents to draw next: a tenth more than the mean so far asks for, so few rounds are needed."""
+    """Returns how many documents to draw next: a tenth more than the mean so far asks for, so few rounds are needed."""
     if filled == 0:
         return min(2 * num_drawn, _LARGEST_DRAW)
     return min(int(1.1 * missing * num_drawn / filled) + 16, _LARGEST_DRAW)

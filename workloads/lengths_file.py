@@ -71,7 +71,7 @@ class LengthsFile:
         return Batch(lengths=lengths, seed=self.seed, step=step)
 
     def _start(self, step: int) -> int:
-        """The document that `step` begins with: one search a step, remembered only to be quick."""
+        """Returns the document that `step` begins with: one search a step, remembered only to be quick."""
         total = int(self._begins[-1] + self._usable[-1])
         while len(self._starts) <= step:
             target = (int(self._begins[self._starts[-1]]) + self.tokens) % total

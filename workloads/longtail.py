@@ -86,17 +86,17 @@ class Longtail:
         return np.clip(np.exp(found[:num]).astype(np.int64), 1, self.tail_start - 1)
 
     def _draw_tail(self, rng: np.random.Generator, num: int) -> IntArray:
-        """The inverse of the truncated power law's cdf: exact, whatever the truncation cuts off."""
+        """Returns the inverse of the truncated power law's cdf: exact, whatever the truncation cuts off."""
         left = 1 - rng.random(num) * (1 - self._tail_left())
         return np.clip((self.tail_start * left ** (-1 / self.alpha)).astype(np.int64), self.tail_start, self.max_length)
 
     def _tail_left(self) -> float:
-        """The share of an endless power law that the truncation takes away."""
+        """Returns the share of an endless power law that the truncation takes away."""
         return float(((self.max_length + 1) / self.tail_start) ** -self.alpha)
 
     def _body_range(self) -> tuple[float, float]:
         return self._normal(1.0), self._normal(float(self.tail_start))
 
     def _normal(self, x: float) -> float:
-        """The share of the whole lognormal below x."""
+        """Returns the share of the whole lognormal below x."""
         return 0.5 * math.erfc((self.mu - math.log(x)) / (self.sigma * math.sqrt(2)))

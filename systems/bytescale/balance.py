@@ -5,7 +5,7 @@ A sequence of s tokens is cut over ceil(s / C) ranks, any whole number, for one 
 share of it. Ranks meet only when gradients are summed, or, with ZeRO-3, in every micro-batch: what counts is each
 rank's seconds over all that is dealt at once. The largest shares are dealt first, to the ranks with least; then single
 shares move, or change places with lighter ones, while that relieves the busiest rank. Source: ByteScale (arXiv
-2502.21231, section 5 and algorithm 2); what differs is told in docs/systems.md. Pure: no torch.
+2502.21231, section 5 and algorithm 2); what differs is told in docs/systems.md.
 """
 
 from dataclasses import dataclass
@@ -129,9 +129,9 @@ def _fullest(lengths: Ints, degree: Ints, places: Ints, ranks: int) -> float:
 def balanced(
     lengths: Ints, tokens: Ints | list[int], cost: Cost, backward: Mode, near: float = NEAR, room: float = np.inf
 ) -> Layout:
-    """The layout that is done first, busiest rank and busiest node's NICs, among the values of C in `tokens`; of those
-    within `near` times that the one with least to do in all. Where some leave every rank at most `room` tokens, one
-    of them."""
+    """Returns the layout that is done first, busiest rank and busiest node's NICs, among the values of C in `tokens`;
+    of those within `near` times that the one with least to do in all. Where some leave every rank at most `room`
+    tokens, one of them."""
     ranks, node = cost.cluster.num_ranks, cost.cluster.gpus_per_node
     dealt = []
     for cut in np.asarray(tokens).tolist():

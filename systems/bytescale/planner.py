@@ -5,7 +5,6 @@ ranks, all at once; a rank that is done with its part of a long sequence early h
 another number of micro-batches than its neighbours. With pipeline stages micro-batches are of equal work besides
 (PP-balance, zbench.systems.bytescale.slots). Source: ByteScale (arXiv 2502.21231, SIGCOMM 2025), whose code is not
 published; what is left out (offloading) and what is derived is told in docs/systems.md.
-Pure: no torch.
 """
 
 from collections.abc import Iterator
@@ -89,7 +88,7 @@ class ByteScale:
         return tuple(reversed(self._fitting(batch.lengths, every, room)))
 
     def _evened(self, lengths: Ints, room: int) -> tuple[Plan, ...]:
-        """Micro-batches that take all ranks about the same time."""
+        """Returns the micro-batches that take all ranks about the same time."""
         way, found = even(lengths, lambda mine: self.layout(mine, room), self.cost, self.backward)
         plans = [plan for part in found for plan in self._alone(lengths, part, room)]
         plans.sort(key=lambda plan: float(plan.notes["busiest_seconds"]))
@@ -101,8 +100,8 @@ class ByteScale:
         return [plan.with_(sequences=part[plan.sequences]) for plan in found]
 
     def _staged_room(self, lengths: Ints, room: int) -> int:
-        """Tokens of a rank's micro-batch: an even share of the job's number of micro-batches, or with balance of the
-        number that is done first."""
+        """Returns the tokens of a rank's micro-batch: an even share of the job's number of micro-batches, or with
+        balance of the number that is done first."""
         counts = numbers(lengths, self.cost) if self.balance else [self.cost.model.micro_batches]
         rooms = [min(room, -(-int(lengths.sum()) // (count * self.cost.cluster.num_ranks))) for count in counts]
         seconds = [

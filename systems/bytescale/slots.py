@@ -1,4 +1,4 @@
-"""ByteScale's micro-batches: filled within memory, or with pipeline stages of equal work. Pure: no torch.
+"""ByteScale's micro-batches: filled within memory, or with pipeline stages of equal work.
 
 Stages are at work on different micro-batches at a time (zbench.cost.stacks), so one that takes longer than its
 neighbours has the other stages wait. PP-balance makes micro-batches that take the same time on every rank: buckets of

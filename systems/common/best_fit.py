@@ -1,4 +1,4 @@
-"""Packs of sequences by best-fit decreasing: Coffman, Garey and Johnson 1978 (doi 10.1137/0207001). Pure: no torch."""
+"""Packs of sequences by best-fit decreasing: Coffman, Garey and Johnson 1978 (doi 10.1137/0207001)."""
 
 import numba as nb
 import numpy as np
@@ -7,7 +7,7 @@ from zbench.plans.plan import Ints
 
 
 def packs(lengths: Ints, num_ranks: int, most: int) -> Ints:
-    """The pack of every sequence, int64 [num_sequences]: as small as the fewest micro-batches allow.
+    """Returns the pack of every sequence, int64 [num_sequences]: as small as the fewest micro-batches allow.
 
     most: tokens that a pack may hold at most (where no single sequence is longer).
     """

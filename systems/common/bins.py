@@ -1,4 +1,4 @@
-"""Items into bins of ranks: least loaded first, then moves and swaps, within each rank's memory. Pure: no torch.
+"""Items into bins of ranks: least loaded first, then moves and swaps, within each rank's memory.
 
 Longest processing time first (Graham 1969, doi 10.1137/0117039) leaves at most 4/3 - 1/(3 ranks) of the best
 largest load where memory does not bind; moving or swapping items of the fullest rank then takes most of the rest.

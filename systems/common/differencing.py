@@ -1,4 +1,4 @@
-"""Numbers dealt to k sets of about equal sums: the largest differencing method. Pure: no torch.
+"""Numbers dealt to k sets of about equal sums: the largest differencing method.
 
 Karmarkar and Karp 1982 (The differencing method of set partitioning, UCB/CSD 82/113), for k sets as verl and slime
 have it: every number, or every run of k numbers, begins as k sets of its own; the two collections whose largest and

@@ -1,4 +1,4 @@
-"""Grids of heads x context: which grid of ranks there can be, and which is fastest for a batch. Pure: no torch.
+"""Grids of heads x context: which grid of ranks there can be, and which is fastest for a batch.
 
 A grid has R rows, around which kv goes, and U columns, between which heads are exchanged: Ulysses x ring
 (USP, arXiv 2405.07719; LoongTrain's 2D-Attention, arXiv 2406.18485). What it costs is estimated from the
@@ -116,8 +116,8 @@ def best_grids(lengths: Ints, sequences: Ints, grids: list[Priced], cost: Cost, 
 
 
 def estimates(lengths: Ints, grids: list[Priced], cost: Cost, backward: Mode) -> Floats:
-    """float64 [len(grids)], seconds of one layer, forward and backward: linear modules, the exchange of heads, and
-    the longer of attention and the ring's transfers in either direction."""
+    """Returns float64 [len(grids)], seconds of one layer, forward and backward: linear modules, the exchange of heads,
+    and the longer of attention and the ring's transfers in either direction."""
     attends = {shape: _attend_seconds(lengths, *shape, cost) for shape in {priced.grid.shape for priced in grids}}
     tokens = lengths.sum() / cost.cluster.num_ranks
     sizes = {cols: _message_sizes(float(tokens), cols, cost) for cols in {cols for _, cols in attends}}
@@ -127,7 +127,7 @@ def estimates(lengths: Ints, grids: list[Priced], cost: Cost, backward: Mode) ->
 
 
 def _message_sizes(tokens: float, cols: int, cost: Cost) -> tuple[float, float, float]:
-    """Bytes of q, kv and o that a rank sends to each other of its row, on average."""
+    """Returns the bytes of q, kv and o that a rank sends to each other of its row, on average."""
     bounds = (cost.model.num_heads * np.arange(cols + 1) // cols).tolist()
     parts = list(pairwise(bounds))
     q, kv, o = (tokens * sum(cost.model.message_bytes_per_token(t, *part) for part in parts) / cols for t in (Q, KV, O))
@@ -194,7 +194,8 @@ def _exchange_seconds(grid: Grid, cost: Cost) -> float:
 
 
 def _ring_links(grid: Grid, cost: Cost) -> tuple[float, tuple[tuple[int, float, float], ...]]:
-    """(seconds of the busiest link when a byte a rank and hop goes once round, the hops that follow each other)."""
+    """Returns (seconds of the busiest link when a byte a rank and hop goes once round, the hops that follow each
+    other)."""
     rows, cols = grid.shape
     if rows == 1:
         return 0.0, ()

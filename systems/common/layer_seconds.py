@@ -1,7 +1,6 @@
 """A layer's seconds, with its share of what parameters and gradients add to a step: what planners compare plans by.
 
 Their traffic takes the NICs as well, so a plan that keeps NICs busy may have faster layers and a longer step.
-Pure: no torch.
 """
 
 from zbench.cost.collective import Collectives

@@ -1,4 +1,4 @@
-"""A mesh's groups: sequences laid over groups of ranks by one of three methods. Pure: no torch."""
+"""A mesh's groups: sequences laid over groups of ranks by one of three methods."""
 
 from typing import Literal, Protocol, get_args
 

@@ -1,4 +1,4 @@
-"""A mesh's packs: which micro-batch and which group every sequence goes to. Pure: no torch."""
+"""A mesh's packs: which micro-batch and which group every sequence goes to."""
 
 from typing import Literal
 

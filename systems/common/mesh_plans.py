@@ -1,5 +1,4 @@
-"""Parts that systems with static groups of ranks share: their keys, plans of packs, and packs that fit. Pure: no
-torch."""
+"""Parts that systems with static groups of ranks share: their keys, plans of packs, and packs that fit."""
 
 from collections.abc import Callable
 from functools import partial
@@ -42,7 +41,8 @@ def pack_limits(cost: Cost, tokens: int, pack_tokens: int | None) -> list[dict[s
 
 
 def least_degree(longest: int, free: int, num_ranks: int) -> int:
-    """The least divisor of the ranks whose ranks hold a sequence of `longest` tokens, `free` each; else all of them."""
+    """Returns the least divisor of the ranks whose ranks hold a sequence of `longest` tokens, `free` each; else all of
+    them."""
     return next((n for n in range(1, num_ranks + 1) if num_ranks % n == 0 and n * free >= longest), num_ranks)
 
 
@@ -67,7 +67,7 @@ def holding(longest: int, most: int, cost: Cost, plan_of: Callable[[Batch, int],
 def fitting_plans(
     batch: Batch, method: Method, degree: int, pack_tokens: int | None, cost: Cost, packed: Callable[[int], Ints]
 ) -> tuple[Plan, ...]:
-    """A plan for every micro-batch, with packs as large as memory allows.
+    """Returns a plan for every micro-batch, with packs as large as memory allows.
 
     packed: of the tokens that a group's pack may hold at most, the micro-batch and the group of every sequence, int64
     [num_sequences, 2]. pack_tokens: of a rank of a group, at most.

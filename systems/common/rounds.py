@@ -1,7 +1,7 @@
 """Congestion-free rounds: transfers arranged so that in a round every rank sends and receives at most one.
 
 Transfers are the edges of a bipartite multigraph (senders, receivers); a round is a matching, and by König's
-theorem as many rounds as the busiest rank has messages to send or to receive are enough. Pure: no torch.
+theorem as many rounds as the busiest rank has messages to send or to receive are enough.
 """
 
 import numba as nb
@@ -11,7 +11,7 @@ from zbench.plans.plan import Ints
 
 
 def rounds(src: Ints, dst: Ints, num_ranks: int) -> Ints:
-    """int64 [n], the round of every transfer: an edge colouring with as few colours as there can be.
+    """Returns int64 [n], the round of every transfer: an edge colouring with as few colours as there can be.
 
     Earlier transfers get earlier rounds as far as possible, so give the urgent ones first.
     """

@@ -1,4 +1,4 @@
-"""FlexSP's micro-batches: where to cut a batch, longest sequence first, into parts that memory allows. Pure: no torch.
+"""FlexSP's micro-batches: where to cut a batch, longest sequence first, into parts that memory allows.
 
 FlexSP sorts by length and cuts so that the largest micro-batch has as few tokens as possible, for every
 number of micro-batches from the least that can hold the tokens to a few more; the number with the least time
@@ -57,7 +57,7 @@ def total_seconds(parts: Iterable[Found | None], of: Objective) -> float:
 
 
 def _better(one: Found | None, other: Found | None) -> Found:
-    """The groups that end first, and the bound of `other`, which looked for one."""
+    """Returns the groups that end first, and the bound of `other`, which looked for one."""
     assert one is not None
     if other is None or other.packed.seconds <= one.packed.seconds:
         return other or one
@@ -65,7 +65,7 @@ def _better(one: Found | None, other: Found | None) -> Found:
 
 
 def _best_numbers(cutter: "_Cutter", of: Objective, trials: int) -> list[list[int]]:
-    """Where to cut, for the best few numbers of micro-batches; more than `trials` are tried until one fits."""
+    """Returns where to cut, for the best few numbers of micro-batches; more than `trials` are tried until one fits."""
     room = int((of.capacity // of.degree).max()) * of.num_ranks
     most = len(cutter.lengths)
     least = min(-(-int(cutter.ends[-1]) // room), most)

@@ -1,4 +1,4 @@
-"""The seconds that no choice of groups can beat: the certificate of FlexSP's search. Pure: no torch.
+"""The seconds that no choice of groups can beat: the certificate of FlexSP's search.
 
 The integer programme with groups of one degree put together and sequences allowed to be cut: only the number
 of groups is whole. For all to end within C seconds, a sequence needs a group that holds it and finishes it
@@ -65,7 +65,7 @@ def _least(
 
 
 def _counts(lengths: Ints, seconds: float, of: Objective, rates: Objective, one: float, two: float) -> tuple[int, Ints]:
-    """(GPUs, groups of each degree) needed to end within `seconds`.
+    """Returns (GPUs, groups of each degree) needed to end within `seconds`.
 
     of: what a sequence takes alone; rates: what it adds to a group. one, two: the share of time, the rest being
     memory, in either of two resources that a group's sequences may not exceed.

@@ -1,4 +1,4 @@
-"""FlexSP's objective on a described cluster: seconds and memory of a group of every degree. Pure: no torch.
+"""FlexSP's objective on a described cluster: seconds and memory of a group of every degree.
 
 A group of d ranks with sequences s takes square_d sum(s^2) + linear_d sum(s) + fixed_d seconds: FlexSP's
 (alpha1 sum(s^2) + alpha2 sum(s)) / d + beta1 + alpha3 sum(s) / (d v_d) + beta2 (arXiv 2412.01523, equations
@@ -110,7 +110,8 @@ def objective(cost: Cost, backward: Mode) -> Objective:
 
 
 def _profiles(sizes: list[int], cost: Cost, backward: Mode) -> Floats:
-    """[num_degrees, 4]: seconds of one long sequence, of many short ones, of half as many; bytes of the fullest rank.
+    """Returns [num_degrees, 4]: seconds of one long sequence, of many short ones, of half as many; bytes of the fullest
+    rank.
 
     All with as many tokens a rank. Of rings that cross nodes only the three with the fewest rows are played, a
     thousand ranks would take seconds: each further row is one more equal hop, so the numbers go on in a line.

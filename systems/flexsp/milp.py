@@ -1,4 +1,4 @@
-"""FlexSP's own way to choose groups: a mixed-integer programme over buckets of lengths, by HiGHS. Pure: no torch.
+"""FlexSP's own way to choose groups: a mixed-integer programme over buckets of lengths, by HiGHS.
 
 For every group that could exist (as many of each degree as there are ranks for) whether it does, and how many
 sequences of each bucket it gets; the slowest group's seconds are minimised under memory and the number of ranks
@@ -99,7 +99,7 @@ def solve(lengths: Ints, of: Objective, start: Packed, limits: Limits) -> Solved
 
 
 def _bucketed(lengths: Ints, start: Packed, of: Objective) -> float:
-    """The seconds of `start` with lengths rounded up; infinite where they then break its memory."""
+    """Returns the seconds of `start` with lengths rounded up; infinite where they then break its memory."""
     seconds = [0.0]
     for g in np.unique(start.group):
         own, k = lengths[start.group == g], int(start.index[g])

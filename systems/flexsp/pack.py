@@ -1,4 +1,4 @@
-"""Packs sequences into given groups so that the slowest group ends as early as it can. Pure: no torch.
+"""Packs sequences into given groups so that the slowest group ends as early as it can.
 
 Longest first, each sequence to the group that would end first with it (the rule for machines of different
 speeds, Graham's for equal ones), as far as the group's memory allows. To improve on that: best fit below an end
@@ -44,7 +44,7 @@ def pack(lengths: Ints, counts: Ints, of: Objective, improve: bool) -> Packed:
 def _improved(
     lengths: Ints, seconds: float, group: Ints, load: Floats, used: Ints, index: Ints, of: Objective
 ) -> tuple[float, Ints]:
-    """The better of the placement at hand and the best fit, each after moves and swaps."""
+    """Returns the better of the placement at hand and the best fit, each after moves and swaps."""
     costs = (index, of.square, of.linear, of.fixed, of.capacity)
     best = seconds, group
     if seconds < np.inf:

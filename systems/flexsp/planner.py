@@ -1,4 +1,4 @@
-"""FlexSP: Ulysses groups of different sizes side by side, chosen for every batch. Pure: no torch.
+"""FlexSP: Ulysses groups of different sizes side by side, chosen for every batch.
 
 Short sequences go to small groups, whose all-to-all stays inside a node (or to a single GPU, which needs none),
 long ones to groups large enough for their memory and their time; the slowest group is made as fast as possible.
@@ -67,7 +67,7 @@ class FlexSP:
         return tuple(laid(part, batch, self.cost, of, self.backward) for part in parts)
 
     def _chosen(self, lengths: Ints, of: Objective) -> Found | None:
-        """The groups of a micro-batch: the search's, or the solver's where asked for and better."""
+        """Returns the groups of a micro-batch: the search's, or the solver's where asked for and better."""
         found = search(lengths, of)
         if self.solver == "search" or found is None:
             return found

@@ -1,4 +1,4 @@
-"""FlexSP's choice of groups for one micro-batch: a search over the number of groups of each degree. Pure: no torch.
+"""FlexSP's choice of groups for one micro-batch: a search over the number of groups of each degree.
 
 The integer programme of the paper has a copy of every variable for each possible group, and groups of one
 degree are interchangeable. Here only their numbers are searched: from where a relaxation puts them, and from
@@ -122,7 +122,8 @@ class _Tried:
                     heappush(queue, (self.seconds(near), key))
 
     def _changed(self, counts: Ints) -> list[Ints]:
-        """Every choice with one group fewer and its ranks in equal groups of a smaller degree, or the other way."""
+        """Returns every choice with one group fewer and its ranks in equal groups of a smaller degree, or the other
+        way."""
         found = []
         for j in range(len(counts)):
             for k in range(j + 1, len(counts)):

@@ -1,4 +1,4 @@
-"""Hydraulis' ways of batching: which pipeline, and which of its micro-batches, has which sequence. Pure: no torch.
+"""Hydraulis' ways of batching: which pipeline, and which of its micro-batches, has which sequence.
 
 search: dispatch and packing with moves and swaps (zbench.systems.hydraulis.dispatch, hydraulis_pack). published: the
 two stages of the public code. fixed: its dispatch, then greedy packs of one size. first_fit: packs of one size dealt in

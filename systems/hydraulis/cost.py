@@ -1,4 +1,4 @@
-"""Hydraulis' objective: the seconds of sequences on pipelines of every (tp, pp) scheme. Pure: no torch.
+"""Hydraulis' objective: the seconds of sequences on pipelines of every (tp, pp) scheme.
 
 A sequence takes a stage a s^2 + b s seconds, a micro-batch c besides. Hydraulis profiles the three for every scheme;
 here they are the described cluster's (zbench.cost.stage), with whole tiles in place of s^2. A pipeline with
@@ -123,7 +123,7 @@ def _seconds(stage: Stage, tokens: int) -> float:
 
 
 def _bytes(stage: Stage) -> tuple[float, float, float, float]:
-    """(Bytes of a rank that are left for activations; those of zbench.cost.memory.stage_bytes, a token.)"""
+    """Returns (Bytes of a rank that are left for activations; those of zbench.cost.memory.stage_bytes, a token.)"""
     cost = stage.cost
     static = pipeline_static_bytes(cost, stage.tp, stage.pp) if cost.pipelines else static_bytes(cost)
     return max(cost.cluster.device.memory_bytes - static - 1, 0), *stage_bytes(cost, stage.tp, stage.pp)

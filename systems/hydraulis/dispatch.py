@@ -1,4 +1,4 @@
-"""Hydraulis' first stage: sequences to pipelines, so that the slowest one is done early. Pure: no torch.
+"""Hydraulis' first stage: sequences to pipelines, so that the slowest one is done early.
 
 A pipeline's seconds are the sum of its sequences' and pp - 1 times its longest one's: what micro-batches will make of
 them is not known yet. As in Hydraulis' code sequences go one by one, in random orders, to the pipeline that then ends

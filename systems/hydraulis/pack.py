@@ -1,4 +1,4 @@
-"""Hydraulis' second stage: a pipeline's sequences into micro-batches. Pure: no torch.
+"""Hydraulis' second stage: a pipeline's sequences into micro-batches.
 
 Of v micro-batches the slowest, m, costs a bubble of (pp - 1) m, every one a constant; v runs from the least that
 memory allows, as long as it can pay and at most MORE further. For each v the slowest is made fast by longest

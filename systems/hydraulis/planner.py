@@ -1,4 +1,4 @@
-"""Hydraulis: pipelines of different (tp, pp) side by side, another list of them for every batch. Pure: no torch.
+"""Hydraulis: pipelines of different (tp, pp) side by side, another list of them for every batch.
 
 Short sequences run on single GPUs, long ones where tensor parallelism makes room for them; nothing is cut along the
 sequence. zbench.systems.hydraulis.strategies proposes lists of pipelines, hydraulis_dispatch deals sequences to them,
@@ -102,14 +102,15 @@ class Hydraulis:
         return self._laid(batch, found.copies, found.pipeline[given.arrival], found.micro[given.arrival], notes)
 
     def _roomiest(self, proposed: list[Strategy], given: Sequences) -> tuple[list[Strategy], int]:
-        """The candidates with room for most tokens, and how many tokens of sequences they have no room for."""
+        """Returns the candidates with room for most tokens, and how many tokens of sequences they have no room for."""
         of = self.objective
         over = [room(given.lengths, given.seconds, _pipelines(one.copies, of), of).over for one in proposed]
         least = min(over, default=int(given.lengths.sum()))
         return [one for one, without in zip(proposed, over, strict=True) if without == least], least
 
     def _best(self, proposed: list[Strategy], given: Sequences) -> Found:
-        """The candidate whose slowest pipeline is done first, once sequences are dealt and packed; see `whole_step`."""
+        """Returns the candidate whose slowest pipeline is done first, once sequences are dealt and packed; see
+        `whole_step`."""
         one_kind = [one for one in proposed[GLANCED:] if (one.copies > 0).sum() == 1]
         first = [*proposed[:GLANCED], *one_kind[:UNIFORM]]
         tried = sorted((self._assigned(one.copies, given, 1) for one in first), key=self._price)
@@ -166,7 +167,7 @@ class Hydraulis:
 
 
 def _pipelines(copies: Ints, of: Schemes) -> Ints:
-    """The scheme of every pipeline, by falling tp: each then begins where a stage of its kind may."""
+    """Returns the scheme of every pipeline, by falling tp: each then begins where a stage of its kind may."""
     index = np.lexsort((-of.pp, -of.tp))
     return np.repeat(index, copies[index])
 

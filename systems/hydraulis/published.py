@@ -1,4 +1,4 @@
-"""Hydraulis' dispatch and packing as its public code has them, and the packs of its baselines. Pure: no torch.
+"""Hydraulis' dispatch and packing as its public code has them, and the packs of its baselines.
 
 Dispatch: sequences that a single pipeline can have go there first; the others follow in random orders, each to the
 pipeline with which the slowest one is done first, where pipelines tie to the last empty one, else to the first. The

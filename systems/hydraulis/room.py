@@ -1,4 +1,4 @@
-"""Room for Hydraulis' long sequences, each on a pipeline with little else under way. Pure: no torch.
+"""Room for Hydraulis' long sequences, each on a pipeline with little else under way.
 
 pp micro-batches of a pipeline are under way together, so its capacity is about a pp-th of what it has room for. A
 sequence above that gets a micro-batch of its own on one pipeline, and that pipeline's capacity falls: what is left of

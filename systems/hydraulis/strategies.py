@@ -1,4 +1,4 @@
-"""Hydraulis' strategies: heterogeneous lists of pipelines, by dynamic programming over (GPUs x length). Pure: no torch.
+"""Hydraulis' strategies: heterogeneous lists of pipelines, by dynamic programming over (GPUs x length).
 
 Short sequences go to one kind of pipeline, longer ones to the next: t[n][s], the least seconds of the slowest
 pipeline for all sequences up to length s on n GPUs, is the least over scheme k, copies d and interval l of

@@ -5,7 +5,7 @@ are of. A dispatch solver deals the chunks to the ranks (systems/magi_dispatch/s
 modules and attention alike. The ranks then fetch the keys that their chunks' masks need, and send gradients back, in
 stages that overlap with attention (systems/magi_dispatch/stages.py).
 
-Source: MagiAttention 2c641357 (after release 1.1.1), magi_attention/api, meta and functional. Pure: no torch.
+Source: MagiAttention 2c641357 (after release 1.1.1), magi_attention/api, meta and functional.
 """
 
 from dataclasses import dataclass
@@ -93,7 +93,8 @@ class MagiDispatch:
         return staged_plan(builder, pieces, self.overlap_stages, degree, per_node)
 
     def _dealt(self, lengths: Ints, members: Ints, first: int, degree: int, causal: bool) -> Ints:
-        """int64 [4, n], sequence, start, stop and rank of every piece of a group's pack; its ranks begin at `first`."""
+        """Returns int64 [4, n], sequence, start, stop and rank of every piece of a group's pack; its ranks begin at
+        `first`."""
         own = lengths[members]
         total = int(own.sum())  # a rank by itself has one chunk, as theirs
         size = chunk_size(total, degree, self.chunks_per_rank, self.chunk_tokens) if degree > 1 else total

@@ -2,7 +2,7 @@
 
 A pack is cut in chunks of equal tokens, the last one shorter. The area of a chunk under the document mask is its work,
 and chunks go to ranks so that the largest sum is small. Source: MagiAttention 2c641357,
-magi_attention/meta/solver/dispatch_solver.py and meta/_make_dispatch_meta.py. Pure: no torch.
+magi_attention/meta/solver/dispatch_solver.py and meta/_make_dispatch_meta.py.
 """
 
 import heapq

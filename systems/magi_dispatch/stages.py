@@ -1,4 +1,4 @@
-"""MagiAttention's schedule: a rank attends to its own keys while those of others come, stage by stage. Pure: no torch.
+"""MagiAttention's schedule: a rank attends to its own keys while those of others come, stage by stage.
 
 A group-cast sends every piece of kv from its home to each rank whose mask needs it, once. What a rank receives comes in
 stages; it attends to its own keys first, then to each stage's. The backward does the same in the same order, with kv
@@ -74,8 +74,9 @@ def staged_plan(builder: Builder, pieces: Pieces, stages: int, group: int, per_n
 
 
 def _messages(builder: Builder, block: Ints, casts: Casts, stage: Ints, group: int) -> tuple[Ops, Ints]:
-    """(transfers, the stage of each): what a rank sends another in a stage is one message, but what is passed on waits
-    for its first sender alone. In the order of an all-to-all: everybody sends and receives one message a turn."""
+    """Returns (transfers, the stage of each): what a rank sends another in a stage is one message, but what is passed
+    on waits for its first sender alone. In the order of an all-to-all: everybody sends and receives one message a
+    turn."""
     columns = (casts.came, casts.dst, casts.src, turns(casts.src, casts.dst, group), casts.hop, stage)
     order = np.lexsort(columns)
     rows = np.stack(columns)[:, order]
@@ -98,7 +99,7 @@ def _ordered(parts: list[tuple[Ops, Ints]]) -> Ops:
 
 
 def _with_backward(builder: Builder, forward: Ops, mirrored: Ops) -> Plan:
-    """The plan whose backward sends kv again as `forward` does, and else is `mirrored` in reverse."""
+    """Returns the plan whose backward sends kv again as `forward` does, and else is `mirrored` in reverse."""
     builder.add_ops(forward, mirrored)
     both = builder.build()
     assert len(both.forward) == len(forward) + len(mirrored), "no block is empty, so nothing is left out"

@@ -1,4 +1,4 @@
-"""A static configuration, chosen once before a run, that a careful user would put in a launch script. Pure: no torch.
+"""A static configuration, chosen once before a run, that a careful user would put in a launch script.
 
 It is chosen once, before the run, from the distribution of lengths alone: batches of another seed are drawn, and
 candidates are played on the simulated clock (zbench.systems.static_best.search). Then it stays as it is, whatever a

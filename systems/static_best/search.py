@@ -1,4 +1,4 @@
-"""A search for the static configuration that is fastest over a distribution of lengths. Pure: no torch.
+"""A search for the static configuration that is fastest over a distribution of lengths.
 
 Candidates are played on few batches, the better ones on more, the best on all (successive halving, Jamieson and
 Talwalkar 2016, arXiv 1502.07943). Of a method, degrees are tried upwards from the least that holds the longest

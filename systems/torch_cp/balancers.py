@@ -5,7 +5,7 @@ pack of a multiple of 2W tokens (head-tail), documents of such (per document), o
 ranks. Here everything is cut as if padding had been added at the end of the pack, or of each document, to the next
 multiple; then the padding is left out: whoever would own it has fewer tokens.
 
-Source: PyTorch 2.13, torch/distributed/tensor/experimental/_context_parallel/_load_balancer.py. Pure: no torch.
+Source: PyTorch 2.13, torch/distributed/tensor/experimental/_context_parallel/_load_balancer.py.
 """
 
 from typing import Literal, get_args
@@ -64,7 +64,7 @@ def ptrr(lengths: Ints, num_ranks: int, tile: int) -> Pieces:
 
 
 def _head_tail_order(num_ranks: int) -> Ints:
-    """Chunks 0, 2W-1, 1, 2W-2, and so on."""
+    """Returns the chunks 0, 2W-1, 1, 2W-2, and so on."""
     head = np.arange(num_ranks, dtype=np.int64)
     return np.stack([head, 2 * num_ranks - 1 - head], axis=1).reshape(-1)
 

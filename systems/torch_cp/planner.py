@@ -6,7 +6,7 @@ of its whole pack and attend with the queries they own, to what each may see alo
 Which tokens a rank owns is the balancer's choice (systems/torch_cp/balancers.py).
 
 Sources: PyTorch 2.13, torch/distributed/tensor/experimental/_context_parallel; torchtitan,
-torchtitan/distributed/context_parallel/api.py (b5bcd76c). Pure: no torch.
+torchtitan/distributed/context_parallel/api.py (b5bcd76c).
 """
 
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class TorchCP:
         return largest_fitting(batch, degree, self.pack_tokens, cost, lambda most: self._plans(batch, degree, most))
 
     def _plans(self, batch: Batch, degree: int, most: int) -> tuple[Plan, ...]:
-        """A plan for every micro-batch of packs of at most `most` tokens."""
+        """Returns a plan for every micro-batch of packs of at most `most` tokens."""
         groups = self.cost.cluster.num_ranks // degree
         limit = most if self.pack_tokens else least_limit(batch.lengths, groups, most, self.cost)
         pack = packed("arrival", batch.lengths, groups, limit, self.cost)

@@ -3,7 +3,7 @@
 Per sequence: the pack is cut in 2G chunks as if it were one document, and rank i owns chunks i and 2G-1-i; documents
 stay nearly whole, but ranks with the ends of long ones have more to do. Per document: every document is cut so by
 itself; ranks have the same to do to a token, in pieces that may be shorter than a kernel's tile.
-Source: WLB-LLM (arXiv 2503.17924, section 5). Pure: no torch.
+Source: WLB-LLM (arXiv 2503.17924, section 5).
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,4 @@
-"""Zeppelin's partitioner inside a node: it decides which of the node's GPUs share which of its sequences. Pure: no
-torch.
+"""Zeppelin's partitioner inside a node: it decides which of the node's GPUs share which of its sequences.
 
 Compiled; sequences are dealt for every threshold that zbench.systems.zeppelin.partition tries.
 """

@@ -1,5 +1,5 @@
 """Zeppelin's partitioner across nodes: it decides which nodes share which sequence, and then partitions inside each
-node. Pure: no torch."""
+node."""
 
 import numba as nb
 import numpy as np

@@ -1,4 +1,4 @@
-"""Zeppelin's hierarchical partitioner: it decides which ranks share which sequence. Pure: no torch.
+"""Zeppelin's hierarchical partitioner: it decides which ranks share which sequence.
 
 Two levels of the same move. Across nodes, the longest sequences are cut over just enough nodes and
 the others go whole to the least loaded node; inside each node, the longest of its sequences are cut

@@ -5,7 +5,7 @@ a GPU, longer ones go round a ring inside a node, the longest round a ring acros
 engine starts the slowest communication first: inter-node, intra-node, local. Transfers between nodes
 are spread over all NICs, and the tokens' homes are evened out for the linear modules.
 Source: Zeppelin, arXiv 2509.21841 (EuroSys 2026); its pseudo-code is not published, so what is
-derived here is told apart in docs/systems.md. Pure: no torch.
+derived here is told apart in docs/systems.md.
 """
 
 from dataclasses import dataclass, replace
@@ -78,7 +78,7 @@ class Zeppelin:
         return (self._ordered(Timed.of(plan, self.cost)) if self.order else plan,)
 
     def _best(self, batch: Batch) -> Timed:
-        """The partition with the best estimate, unless a simpler one is predicted to be faster.
+        """Returns the partition with the best estimate, unless a simpler one is predicted to be faster.
 
         The simpler ones are cutting as little as memory allows (all local, if it fits), with and without
         remapping, and a ring over all ranks. Each is built and timed only if it could win: if what it
@@ -117,14 +117,15 @@ class Zeppelin:
         return best
 
     def _improved(self, best: "Timed") -> Plan:
-        """`best` unrouted where detours turn out to cost more than they gain, and list-scheduled where that helps."""
+        """Returns `best` unrouted where detours turn out to cost more than they gain, and list-scheduled where that
+        helps."""
         if self.route and busiest_nic_seconds(best.plan, self.cost) < best.seconds:
             direct = Timed.of(unrouted(best.plan), self.cost)
             best = direct if direct.seconds < best.seconds else best
         return self._ordered(best) if self.order else best.plan
 
     def _ordered(self, best: Timed) -> Plan:
-        """`best` list-scheduled, where that is not too much work and helps."""
+        """Returns `best` list-scheduled, where that is not too much work and helps."""
         if len(best.plan.forward) + len(best.plan.backward) <= MOST_ORDERED:
             plan, _, parts = scheduled(best.plan, self.cost, best.parts)
             if Timed.of(plan, self.cost, parts).seconds < best.seconds:
@@ -132,7 +133,8 @@ class Zeppelin:
         return best.plan
 
     def _laid(self, batch: Batch, parts: Partition) -> Plan:
-        """The partition as a plan, remapped and routed if these are switched on; its queues one after another."""
+        """Returns the partition as a plan, remapped and routed if these are switched on; its queues one after
+        another."""
         builder = Builder(batch.lengths, self.cost.cluster.num_ranks, self.cost.model.num_heads, self.cost.model.mask)
         _lay(builder, parts)
         plan = builder.build()
@@ -151,7 +153,7 @@ def _lay(builder: Builder, parts: Partition) -> None:
 
 
 def _distinct(rows: Ints) -> tuple[Ints, Ints]:
-    """Distinct rows, and which of them each row is."""
+    """Returns the distinct rows, and which of them each row is."""
     if rows.shape[1] == 1:
         values, group = np.unique(rows[:, 0], return_inverse=True)
         return values[:, None], group

@@ -1,4 +1,4 @@
-"""Zeppelin's partitioner with the paper's thresholds: no estimate of time, nothing played. Pure: no torch.
+"""Zeppelin's partitioner with the paper's thresholds: no estimate of time, nothing played.
 
 Two levels of one move (arXiv 2509.21841, algorithms 1 and 2). Sequences come longest first. Those of at least the
 threshold are cut, each in as many chunks as it weighs averages of its zone, to the least loaded buckets; the others go

@@ -1,4 +1,4 @@
-"""A plan with the predicted seconds by which Zeppelin's search compares it. Pure: no torch."""
+"""A plan with the predicted seconds by which Zeppelin's search compares it."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,4 @@
-"""Zeppelin's zones: the lengths from which on a sequence is worth cutting, and what cutting it costs. Pure: no
-torch."""
+"""Zeppelin's zones: the lengths from which on a sequence is worth cutting, and what cutting it costs."""
 
 from dataclasses import dataclass
 

@@ -119,7 +119,7 @@ def _show_rows(
 
 
 def _left_out(rows: Sequence[MeasuredRow], group: attention.Group) -> list[str]:
-    """Why rows have no prediction, a line for every reason."""
+    """Returns why rows have no prediction, a line for every reason."""
     reasons = Counter(reason for row in rows if (reason := attention.missing(row, group)))
     return [f"{number(count, 'row')} of {reason}" for reason, count in reasons.items()]
 

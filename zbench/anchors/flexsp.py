@@ -45,7 +45,8 @@ def anchors(get_cluster: GetCluster) -> list[Anchor]:
 
 
 def bandwidth(cluster: Cluster, degree: int) -> float:
-    """Bytes/s per GPU of an all-to-all of q in every group of `degree` ranks at once: transfers and a repack."""
+    """Returns the bytes/s per GPU of an all-to-all of q in every group of `degree` ranks at once: transfers and a
+    repack."""
     cost, num_groups = Cost(cluster, WIDE), cluster.num_ranks // degree
     builder = Builder(np.full(num_groups, TOKENS * degree), cluster.num_ranks, WIDE.num_heads)
     groups = np.arange(num_groups, dtype=np.int64)

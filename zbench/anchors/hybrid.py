@@ -46,7 +46,7 @@ def _round(groups: list[Group], lengths: Ints, causal: bool, cluster: Cluster, m
 
 
 def mixed_programs(plan: Plan, cost: Cost) -> tuple[Program, Program]:
-    """The plan's programs, documents of a single rank without the wrapper's staging."""
+    """Returns the plan's programs, documents of a single rank without the wrapper's staging."""
     found = []
     bare = programs(plan, replace(cost, staged=""))
     for ops, staged, plain in zip((plan.forward, plan.backward), programs(plan, cost), bare, strict=True):

@@ -45,7 +45,7 @@ def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
 
 
 def cluster_of(name: str, num_gpus: int, get_cluster: GetCluster) -> Cluster:
-    """The cluster of a report: nodes of 8 GPUs, or fewer where the report has fewer."""
+    """Returns the cluster of a report: nodes of 8 GPUs, or fewer where the report has fewer."""
     if name == "a100":  # 4 NICs of 200 Gb/s a node in both reports of two nodes
         found = get_cluster("a100_8x8", num_nodes=max(1, num_gpus // 8))
         return replace(found, nics_per_node=4, nic_bandwidth=25e9, nic_channels=1)

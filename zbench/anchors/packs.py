@@ -14,7 +14,7 @@ from zbench.plans.plan import Ints
 
 
 def packs(total: int, count: int, seed: int) -> list[Ints]:
-    """`count` packs of exactly `total` tokens each: arrays of document lengths."""
+    """Draws `count` packs of exactly `total` tokens each: arrays of document lengths."""
     rng = np.random.default_rng((seed, total))
     lengths, weights = _pieces(max(total // 4, 1))
     out: list[Ints] = []
@@ -32,7 +32,7 @@ def packs(total: int, count: int, seed: int) -> list[Ints]:
 
 
 def _pieces(limit: int) -> tuple[Ints, NDArray[np.float64]]:
-    """(lengths, probabilities) of the pieces that documents of the table are cut in."""
+    """Returns (lengths, probabilities) of the pieces that documents of the table are cut in."""
     lengths, counts = [], []
     for row in published("documents"):
         middle, count = (int(row["low"]) + int(row["high"])) // 2, int(row["documents"])

@@ -52,7 +52,7 @@ def iteration_seconds(plan: Plan, cost: Cost, passes: str) -> float:
 
 
 def plan_of(method: str, lengths: Ints, cost: Cost) -> Plan:
-    """The plan of one of the benchmark's functions, on all ranks."""
+    """Returns the plan of one of the benchmark's functions, on all ranks."""
     num_ranks = cost.cluster.num_ranks
     builder = Builder(lengths, num_ranks, cost.model.num_heads)
     ranks = np.arange(num_ranks, dtype=np.int64).reshape(1, -1)
@@ -66,7 +66,8 @@ def plan_of(method: str, lengths: Ints, cost: Cost) -> Plan:
 
 
 def _shares(lengths: Ints, num_ranks: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Pieces (seq, start, stop, owner): the documents one after another, cut in `num_ranks` equal shares."""
+    """Returns the pieces (seq, start, stop, owner): the documents one after another, cut in `num_ranks` equal
+    shares."""
     ends = np.cumsum(lengths)
     share = int(ends[-1]) // num_ranks
     edges = np.union1d(np.concatenate([[0], ends]), share * np.arange(num_ranks + 1))

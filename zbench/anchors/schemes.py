@@ -27,7 +27,7 @@ MAGI_CHUNK, MAGI_STAGES = 2048, 2
 
 
 def plan_of(method: str, lengths: Ints, causal: bool, cluster: Cluster) -> Plan:
-    """The plan of the benchmark's method `method`, on all ranks of `cluster`."""
+    """Returns the plan of the benchmark's method `method`, on all ranks of `cluster`."""
     num_ranks, seqs = cluster.num_ranks, np.arange(len(lengths), dtype=np.int64)
     group, ranks = np.zeros_like(seqs), np.arange(num_ranks, dtype=np.int64)
     if method in MAGI:
@@ -70,7 +70,8 @@ def unhidden_hops(num_rows: int) -> int:
 
 
 def _gather_halves(builder: Builder, cluster: Cluster) -> Plan:
-    """An all-gather of the whole kv, then one attend for each half of a rank's zigzag q, as Transformer Engine does.
+    """Returns an all-gather of the whole kv, then one attend for each half of a rank's zigzag q, as Transformer Engine
+    does.
 
     The pattern has one block and one attend a rank. Here each rank stands in its grid twice, with one
     zigzag half each; what a rank would send to itself, or get twice, is left out.

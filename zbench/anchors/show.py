@@ -58,14 +58,14 @@ def show_rows(found: Sequence[Anchor], left_out: Sequence[str], layouts: Sequenc
 
 
 def words(name: str, members: Sequence[Anchor]) -> str:
-    """The summary line of some anchors, and under it every pair that is not in the measured order."""
+    """Returns the summary line of some anchors, and under it every pair that is not in the measured order."""
     broken = summary(members).broken
     lines = [f"  predicted in the wrong order: measured {high} above {low}" for high, low in broken]
     return "\n".join([errors_and_orders(name, members), *lines])
 
 
 def errors_and_orders(name: str, members: Sequence[Anchor]) -> str:
-    """The number of cases, the sizes of their errors, and how many pairs are in the measured order."""
+    """Returns the number of cases, the sizes of their errors, and how many pairs are in the measured order."""
     s = summary(members)
     errors = f"error median {s.median:.1%}, 9 in 10 within {s.p90:.1%}, worst {s.worst:.1%}"
     orders = f"; {s.pairs - len(s.broken)} of {s.pairs} orders kept" if s.pairs else ""

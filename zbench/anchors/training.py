@@ -107,7 +107,7 @@ def step_seconds(setup: Setup, cluster: Cluster) -> float:
 
 
 def _plan(lengths: Ints, seqs: Ints, cost: Cost) -> Plan:
-    """The micro-batch of `seqs`, each whole on one rank, in order."""
+    """Returns the micro-batch of `seqs`, each whole on one rank, in order."""
     num_ranks = cost.cluster.num_ranks
     builder = Builder(lengths[seqs], num_ranks, cost.model.num_heads, sequences=seqs)
     places = np.arange(len(seqs), dtype=np.int64)

@@ -123,7 +123,7 @@ def _calibrate(asked: argparse.Namespace, world: World | None) -> int:
 
 
 def _shape(asked: argparse.Namespace, world: World | None) -> tuple[int, int]:
-    """(nodes, GPUs a node), given or, of processes already started, found."""
+    """Returns (nodes, GPUs a node), given or, of processes already started, found."""
     nodes, gpus = asked.nodes, asked.gpus_per_node
     if asked.only_device:
         if (nodes, gpus, world) != (None, None, None):

@@ -86,7 +86,7 @@ class Curves:
         )  # fmt: skip
 
     def _curve(self, backward: bool, make: Callable[[int], Call]) -> dict[int, float]:
-        """Rate of whole tiles by the keys that a row of them sees."""
+        """Returns the rate of whole tiles by the keys that a row of them sees."""
         rates, window, model = {}, self.gauge.window, self.subject.model
         per_tile = (BACKWARD_FLOPS if backward else FORWARD_FLOPS) * TILE**2 * model.num_heads * model.head_dim
         for length in LENGTHS:

@@ -20,7 +20,8 @@ class Exchanges:
         self.rank, self.subject, self.board, self.device = rank, subject, board, device
 
     def exchange(self, across: bool, alone: bool, size: int, rounds: int) -> float | None:
-        """Seconds of a message of `size` bytes while every rank sends one and receives one; mean over partners.
+        """Returns the seconds of a message of `size` bytes while every rank sends one and receives one; mean over
+        partners.
 
         A round is a message each way with each partner (Subject.partners), all ranks with the same distance at a time.
         alone: only the first rank of each NIC, so that none has more than one peer at a time; None on the others.
@@ -37,7 +38,8 @@ class Exchanges:
         return (perf_counter() - began) / rounds / len(pairs)
 
     def together(self, across: bool, size: int, rounds: int) -> float:
-        """Seconds in which every rank sends `size` bytes, as many to each peer (Subject.peers), and receives them."""
+        """Returns the seconds in which every rank sends `size` bytes, as many to each peer (Subject.peers), and
+        receives them."""
         pairs = self.subject.peers(self.rank, across)
         each = -(-size // len(pairs))
         data, into = self._bytes(each), [self._bytes(each) for _ in pairs]
@@ -49,8 +51,9 @@ class Exchanges:
         return (perf_counter() - began) / rounds
 
     def routed(self, size: int, rounds: int) -> float | None:
-        """Seconds of a message of `size` bytes from the first rank of every node to that of the next, in shares through
-        all NICs: handed to the proxies of its node, sent to those of the other, and handed on. None on other ranks.
+        """Returns the seconds of a message of `size` bytes from the first rank of every node to that of the next, in
+        shares through all NICs: handed to the proxies of its node, sent to those of the other, and handed on. None on
+        other ranks.
 
         As zbench.passes.route has it. A proxy passes a share on when all of it has come.
         """

@@ -31,8 +31,8 @@ class Gauge:
         return 1.0 / median(fmean(self._fleet.call(method, *arguments, self.window)) for _ in range(WINDOWS))
 
     def transfer(self, method: str, *arguments: Any) -> float:
-        """Seconds of what a method of Measure does between ranks in one of its rounds, which it takes last; the mean of
-        the ranks that take part and the median of the windows."""
+        """Returns the seconds of what a method of Measure does between ranks in one of its rounds, which it takes last;
+        the mean of the ranks that take part and the median of the windows."""
 
         def once(rounds: int) -> float:
             return fmean(one for one in self._fleet.call(method, *arguments, rounds) if one is not None)

@@ -30,7 +30,7 @@ class Circumstances:
 
 
 def sheet(name: str, subject: Subject, figures: Mapping[str, Figure], where: Circumstances) -> str:
-    """The yaml of the cluster `name`; figures: by the names of zbench.describe.cluster's fields."""
+    """Returns the yaml of the cluster `name`; figures: by the names of zbench.describe.cluster's fields."""
     lines = [f"# {line}" for line in _head(subject, where)]
     lines += [
         "_target_: zbench.describe.cluster.Cluster",
@@ -49,7 +49,7 @@ def sheet(name: str, subject: Subject, figures: Mapping[str, Figure], where: Cir
 
 
 def device_sheet(subject: Subject, figures: Mapping[str, Figure], curves: Curves, where: Circumstances) -> str:
-    """The yaml of the device alone, for conf/cluster/device, with its curves."""
+    """Returns the yaml of the device alone, for conf/cluster/device, with its curves."""
     lines = [f"# {line}" for line in _head(subject, where)]
     if errors := curves.errors():
         lines.append(

@@ -63,8 +63,8 @@ class Subject:
         return -(-self.gpus_per_node // self.nics_per_node)
 
     def partners(self, rank: int, across: bool) -> list[tuple[int, int]]:
-        """(rank to send to, rank to receive from), one of each distance: across nodes those of the same place in their
-        node, else those of the same node."""
+        """Returns (rank to send to, rank to receive from), one of each distance: across nodes those of the same place
+        in their node, else those of the same node."""
         gpus, nodes = self.gpus_per_node, self.num_nodes
         node, place = divmod(rank, gpus)
         if across:
@@ -72,7 +72,7 @@ class Subject:
         return [(node * gpus + (place + d) % gpus, node * gpus + (place - d) % gpus) for d in range(1, gpus)]
 
     def peers(self, rank: int, across: bool) -> list[tuple[int, int]]:
-        """(rank to send to, rank to receive from) of all that are on other nodes, or else on the same one."""
+        """Returns (rank to send to, rank to receive from) of all that are on other nodes, or else on the same one."""
         if not across:
             return self.partners(rank, False)
         gpus, nodes = self.gpus_per_node, self.num_nodes
@@ -84,13 +84,14 @@ class Subject:
         ]
 
     def proxies(self, node: int) -> list[int]:
-        """The first rank that is tied to each NIC of a node."""
+        """Returns the first rank that is tied to each NIC of a node."""
         gpus, nics = self.gpus_per_node, self.nics_per_node
         return [node * gpus + -(-nic * gpus // nics) for nic in range(nics)]
 
 
 def layer_shapes(model: Model, tokens: int) -> list[tuple[int, int, int]]:
-    """(rows, inputs, outputs) of the matmuls of a layer's linear modules for so many tokens, experts one by one."""
+    """Returns (rows, inputs, outputs) of the matmuls of a layer's linear modules for so many tokens, experts one by
+    one."""
     m = model
     heads, kv_heads = m.head_dim * m.num_heads, m.head_dim * m.num_kv_heads
     rows = max(1, tokens * m.experts_per_token // m.num_experts)
@@ -160,7 +161,7 @@ class Used:
 
 
 def others(before: Sequence[Used], after: Sequence[Used]) -> float:
-    """Share of all cores of all machines that was used by other processes than the ranks."""
+    """Returns the share of all cores of all machines that was used by other processes than the ranks."""
     used = offered = 0.0
     for host in {one.host for one in before}:
         pairs = [(b, a) for b, a in zip(before, after, strict=True) if b.host == host]

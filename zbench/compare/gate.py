@@ -135,7 +135,7 @@ def _check_same(place: Place, base: Mapping[str, Any], new: Mapping[str, Any]) -
 
 
 def _difference(name: str, a: Any, b: Any) -> tuple[str, Any, Any] | None:
-    """The first key (dotted) in which two configurations differ, and its values."""
+    """Returns the first key (dotted) in which two configurations differ, and its values."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         found = (_difference(f"{name}.{key}", a.get(key), b.get(key)) for key in dict.fromkeys((*a, *b)))
         return next((one for one in found if one is not None), None)

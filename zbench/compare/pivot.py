@@ -72,7 +72,7 @@ def pivot(found: Sequence[Row], names: Sequence[str]) -> str:
 
 
 def _table(members: Sequence[Row], names: Sequence[str]) -> list[str]:
-    """The table, and a list of what failed, if anything did."""
+    """Returns the table, and a list of what failed, if anything did."""
     last = {(str(row["system"]), str(row["workload"])): row for row in members}
     systems, workloads = (list(dict.fromkeys(key[axis] for key in last)) for axis in (0, 1))
     lines = ["| | " + " | ".join(workloads) + " |", "|---" * (len(workloads) + 1) + "|"]

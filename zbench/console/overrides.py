@@ -28,7 +28,7 @@ def unreadable(override: str) -> str:
 
 
 def several(argument: str) -> str:
-    """What to tell about a setting with commas in a command that is no sweep."""
+    """Returns what to tell about a setting with commas in a command that is no sweep."""
     argument = typed(argument)
     key, _, value = argument.partition("=")
     is_words = re.fullmatch(r"[\w,-]+", value) is not None  # choices or numbers; anything else may be a file's name
@@ -75,7 +75,7 @@ def check_choices(overrides: Iterable[str], groups: Iterable[str]) -> None:
 
 
 def quoted(key: str, value: str) -> str:
-    """A setting as it is typed in a shell, so that hydra takes all of `value` as one text."""
+    """Returns a setting as it is typed in a shell, so that hydra takes all of `value` as one text."""
     mark = '"' if "'" in value and '"' not in value else "'"
     inner = value.replace(mark, f"\\{mark}")
     text = re.sub(r'([\\"$`])', r"\\\1", f"{key}={mark}{inner}{mark}")

@@ -139,7 +139,7 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
 
 
 def _optional(parent: str) -> set[str]:
-    """The keys that `parent` takes though its yaml may leave them out: those of its class."""
+    """Returns the keys that `parent` takes though its yaml may leave them out: those of its class."""
     made = _DESCRIBED.get(re.sub(r"^(cluster\.domains)\..*", r"\1", parent))
     return set() if made is None else {one.name for one in fields(made) if one.init}
 

@@ -50,7 +50,8 @@ def stop_in(error: BaseException | None) -> KeyboardInterrupt | None:
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:
-    """The exit code that shells give to a process that the signal killed: 130 after Ctrl-C, 143 after SIGTERM."""
+    """Returns the exit code that shells give to a process that the signal killed: 130 after Ctrl-C, 143 after
+    SIGTERM."""
     return 128 + (stop.number if isinstance(stop, Ended) else signal.SIGINT)
 
 

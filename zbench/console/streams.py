@@ -39,7 +39,7 @@ def finish() -> None:
 
 
 def _stream(descriptor: int, like: TextIO | None) -> TextIO:
-    """A stream that shows text as `like` does; what its encoding lacks is shown as an escape."""
+    """Returns a stream that shows text as `like` does; what its encoding lacks is shown as an escape."""
     shown = like.encoding if like is not None else "utf-8"
     raw = _Raw(descriptor, "wb", closefd=False)
     whole = isinstance(like, io.TextIOWrapper) and like.write_through

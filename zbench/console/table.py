@@ -101,7 +101,7 @@ FIGURES = (
 
 
 def _shown(found: Sequence[Row]) -> list[Figure]:
-    """Figures that say something of these rows."""
+    """Returns the figures that say something of these rows."""
     simulated = all(row["simulated"] for row in found)
     kept = [figure for figure in FIGURES if not (figure.measured and simulated)]
     return [figure for figure in kept if {figure.show(row) for row in found} != {"-"}]

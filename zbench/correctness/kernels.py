@@ -70,7 +70,7 @@ class Problem:
         return np.array(_shrunk(queries, self.shrink)), np.array(_shrunk(before, self.shrink)), np.array(diagonal)
 
     def draw(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(do [M, H, D], q [M, H, D], kv [N, 2, K, D]), on the CPU; kv as blocks of it lie in memory."""
+        """Returns (do [M, H, D], q [M, H, D], kv [N, 2, K, D]), on the CPU; kv as blocks of it lie in memory."""
         queries, before, diagonal = self.segments()
         rows, keys = int(queries.sum()), int((before + np.where(diagonal, queries, 0)).sum())
         generator = torch.Generator().manual_seed(0)
@@ -149,6 +149,6 @@ def _pieces(chunks: Sequence[int]) -> Pieces:
 
 
 def _cut(kernel: Kernel, rows: slice, keys: slice, own: bool) -> object:
-    """The cuts of one segment."""
+    """Returns the cuts of one segment."""
     before = 0 if own else keys.stop - keys.start
     return kernel.cut(np.array([rows.stop - rows.start]), np.array([before]), np.array([own]))

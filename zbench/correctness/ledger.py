@@ -55,7 +55,7 @@ class Ledger:
             raise ValueError(f"--out is {str(self.path)!r}; it cannot be a file: {error.strerror}") from error
 
     def has(self, case: str) -> bool:
-        """Whether a case was found; what failed is tried again."""
+        """Returns whether a case was found; what failed is tried again."""
         return case in self.found and self.found[case].get("failed") is False
 
     def add(self, case: str, failed: bool, **values: Any) -> Finding:

@@ -1,4 +1,4 @@
-"""The times no plan can beat under the same cost model: the bound, and the ceiling. Pure: no torch.
+"""The times no plan can beat under the same cost model: the bound, and the ceiling.
 
 The bound is all work, perfectly balanced, nothing ever waiting for a message: linear modules on an even share of
 the tokens, attention of whole sequences (cutting one only adds tiles and launches) spread evenly,
@@ -23,7 +23,7 @@ from zbench.plans.plan import Ints
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """Seconds that computing a step takes at least. forward: of the forward's layers. backward: of the head, the
+    """The seconds that computing a step takes at least. forward: of the forward's layers. backward: of the head, the
     backward's layers and, with recomputation, the forward's again. both: of all that, never less than their sum."""
 
     forward: float

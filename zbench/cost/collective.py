@@ -1,4 +1,4 @@
-"""The collectives that data parallelism adds to a step: parameters gathered, gradients reduced. Pure: no torch.
+"""The collectives that data parallelism adds to a step: parameters gathered, gradients reduced.
 
 Both collectives run hierarchically (inside a node domain by domain, across nodes with every NIC taking
 an equal share) in a stream of their own beside the layers, or with model.overlap_collectives=false before and after

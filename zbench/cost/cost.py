@@ -1,4 +1,4 @@
-"""The cost model: how long operations take and how many bytes they move, on a described cluster. Pure: no torch.
+"""The cost model: how long operations take and how many bytes they move, on a described cluster.
 
 The only module that turns work into seconds; who waits for whom is zbench.simulator.clock's. Each term is a
 cause, and docs/cost.md derives it:
@@ -87,7 +87,8 @@ class Cost:
         return np.asarray(channels * self.transfer_seconds(size, link), np.float64)
 
     def gather_seconds(self, size: Floats | Ints, num_ranks: int) -> Floats:
-        """Seconds of a rank's busiest port inside its node while `num_ranks` in a row gather `size` bytes together."""
+        """Returns the seconds of a rank's busiest port inside its node while `num_ranks` in a row gather `size` bytes
+        together."""
         seconds = np.zeros(np.shape(size))
         for link, within, _ in gathering(self.cluster.levels, num_ranks):
             taken = size * (num_ranks - within) / num_ranks / within

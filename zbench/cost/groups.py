@@ -1,4 +1,4 @@
-"""Tensor parallelism inside a node: a plan's rank stands for a group of GPUs. Pure: no torch.
+"""Tensor parallelism inside a node: a plan's rank stands for a group of GPUs.
 
 Megatron-LM's tensor with sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198) splits heads, matmuls and,
 between them, tokens evenly over the GPUs of a group, which all do the same at the same time. So a group is a rank with
@@ -60,12 +60,13 @@ def grouped(cost: Cost, tp: int) -> Cost:
 
 
 def of_gpu(size: Ints, tp: int) -> Ints:
-    """Bytes on each GPU of a rank that holds `size`."""
+    """Returns the bytes on each GPU of a rank that holds `size`."""
     return -(-size // tp)
 
 
 def of_nics(size: Ints, bonded: int) -> Ints:
-    """Bytes through every NIC, where `bonded` of them in order are one that carries `size`; [num_nics x bonded]."""
+    """Returns the bytes through every NIC, where `bonded` of them in order are one that carries `size`; [num_nics x
+    bonded]."""
     return (np.repeat(size, bonded) + np.tile(np.arange(bonded), len(size))) // bonded
 
 

@@ -1,4 +1,4 @@
-"""Memory and traffic of the loss over a vocabulary, with whole logits or a chunk of tokens at a time. Pure: no torch.
+"""Memory and traffic of the loss over a vocabulary, with whole logits or a chunk of tokens at a time.
 
 In chunks is how the torch executor does it (zbench.runtime.training.blocks.CrossEntropy): gradients are made where the
 logits are, so no logits are kept; each chunk adds a [vocab, hidden] array to the gradient of the weights. Whole logits

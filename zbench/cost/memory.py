@@ -1,4 +1,4 @@
-"""Bytes each rank needs at its fullest. Pure: no torch.
+"""Bytes each rank needs at its fullest.
 
 Static: parameters, gradients, optimizer state. Per token at home: what each layer keeps for its
 backward, and the logits (model.loss). Per layer: received q and kv that stay until the backward. At one moment:
@@ -39,7 +39,7 @@ def pipeline_static_bytes(cost: Cost, tp: int, pp: int) -> int:
 
 
 def layer_activation_bytes(model: Model) -> int:
-    """Bytes per token that one layer keeps for its backward, without recomputation.
+    """Returns the bytes per token that one layer keeps for its backward, without recomputation.
 
     Two norm inputs, q, k, v, o, the o projection's and the norm's outputs (4 hidden in all with their
     inputs shared), gate, up and their product of every active expert, log-sum-exp.
@@ -50,7 +50,7 @@ def layer_activation_bytes(model: Model) -> int:
 
 
 def activation_bytes(model: Model) -> int:
-    """Bytes per token at home: every layer's, and the loss's."""
+    """Returns the bytes per token at home: every layer's, and the loss's."""
     layer = layer_activation_bytes(model)
     if model.recompute == "full":
         kept = model.num_layers * model.element_bytes * model.hidden + layer
@@ -60,8 +60,8 @@ def activation_bytes(model: Model) -> int:
 
 
 def token_bytes(cost: Cost) -> int:
-    """Bytes per token at home on the stage that needs most, with as many micro-batches under way, all like this one, as
-    it holds (zbench.simulator.one_f_one_b); without stages those of `activation_bytes`."""
+    """Returns the bytes per token at home on the stage that needs most, with as many micro-batches under way, all like
+    this one, as it holds (zbench.simulator.one_f_one_b); without stages those of `activation_bytes`."""
     if cost.pp == 1:
         return activation_bytes(cost.model)
     kept, working, logits = stage_bytes(cost, 1, cost.pp)
@@ -122,7 +122,8 @@ def stage_bytes(cost: Cost, tp: int, pp: int) -> tuple[float, float, float]:
 
 
 def _pipelined_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
-    """int64 [num_ranks]: stage s of pp holds the activations of pp - s micro-batches that follow one another."""
+    """Returns the bytes of every rank, int64 [num_ranks]: stage s of pp holds the activations of pp - s micro-batches
+    that follow one another."""
     pipelines = plans[0].pipelines
     assert pipelines is not None
     peak = np.full(cost.cluster.num_ranks, pipeline_static_bytes(cost, cost.cluster.num_ranks, 1), np.int64)
@@ -140,7 +141,7 @@ def _pipelined_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
 
 
 def _staged_bytes(plans: tuple[Plan, ...], cost: Cost, copies: int = 1) -> Ints:
-    """int64 [stages x ranks of a stage]: stage s of pp holds pp - s micro-batches that follow one another, with
+    """Returns int64 [stages x ranks of a stage]: stage s of pp holds pp - s micro-batches that follow one another, with
     activations of its layers and kv that it received and keeps. copies: of every plan."""
     kept, working, logits = stage_bytes(cost, 1, cost.pp)
     full = cost.model.recompute == "full"
@@ -165,7 +166,7 @@ def step_bytes(plan: Plan, cost: Cost) -> Ints:
 
 
 def _window(rows: Floats, width: int) -> float:
-    """The largest sum of `width` successive ones, or of all."""
+    """Returns the largest sum of `width` successive values, or of all."""
     total = np.concatenate([[0.0], np.cumsum(rows)])
     width = min(width, len(rows))
     return float((total[width:] - total[: len(total) - width]).max())

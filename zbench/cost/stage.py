@@ -1,4 +1,4 @@
-"""Costs of a stage of a tp x pp pipeline, and the parameters that pipelines need. Pure: no torch.
+"""Costs of a stage of a tp x pp pipeline, and the parameters that pipelines need.
 
 In a stage heads, matmuls and tokens are split over tp ranks as in Megatron-LM's tensor parallelism with sequence
 parallelism (Korthikanti et al. 2022, arXiv 2205.05198): a layer gathers [tokens, hidden] before attention and before

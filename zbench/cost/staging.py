@@ -1,4 +1,4 @@
-"""Work that MagiAttention's benchmark does around attention calls and that no trainer needs. Pure: no torch.
+"""Work that MagiAttention's benchmark does around attention calls and that no trainer needs.
 
 It calls every context-parallel method through one wrapper (exps/dist_attn/baselines), with one of two backends:
 

@@ -1,4 +1,4 @@
-"""Says how attends use their blocks: whole or in part, for the first time or again. Pure: no torch."""
+"""Says how attends use their blocks: whole or in part, for the first time or again."""
 
 from dataclasses import dataclass
 
@@ -84,7 +84,7 @@ class Repeats:
 
 @nb.njit(cache=True)
 def _repeats(lists, src, head_lo, attend, order, num_lists, width):  # type: ignore[no-untyped-def]
-    """(whether an earlier attend of the rank has the same list and first head, whether any other one has)."""
+    """Returns (whether an earlier attend of the rank has the same list and first head, whether any other one has)."""
     again, shares = np.zeros(len(order), np.bool_), np.zeros(len(order), np.bool_)
     first = np.full(num_lists * width, -1, np.int32)  # by list and head, the rank's first one
     begin = 0

@@ -1,4 +1,4 @@
-"""A batch: the sequence lengths of one training step. Pure: no torch.
+"""A batch: the sequence lengths of one training step.
 
 A batch is a function of (seed, step) alone, so that every system is compared on the same
 sequences whatever it does with them.

@@ -1,4 +1,4 @@
-"""A described cluster: nodes, GPUs, NICs and their constants. Pure: no torch.
+"""A described cluster: nodes, GPUs, NICs and their constants.
 
 Constants come from `conf/cluster` and `conf/cluster/device`, each with its source beside it.
 """
@@ -251,7 +251,8 @@ class Cluster:
         return found
 
     def link_among(self, num_ranks: Ranks) -> NDArray[np.int64]:
-        """int64 [n]: the class of links that so many ranks in a row need to reach each other, the farthest ones."""
+        """Returns int64 [n]: the class of links that so many ranks in a row need to reach each other, the farthest
+        ones."""
         found = np.full(len(num_ranks), NIC, np.int64)
         for link, gpus in reversed(self.levels):
             found[num_ranks <= gpus] = link

@@ -1,4 +1,4 @@
-"""A rate that was measured at several sizes, and what it is between them. Pure: no torch."""
+"""A rate that was measured at several sizes, and what it is between them."""
 
 import math
 from collections.abc import Mapping

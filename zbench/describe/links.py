@@ -1,4 +1,4 @@
-"""Classes of links that a cluster has: who is in one domain, and what a link of it carries. Pure: no torch.
+"""Classes of links that a cluster has: who is in one domain, and what a link of it carries.
 
 A message goes over the innermost domain that holds both of its ends. Each domain's links are ports of their own, one a
 GPU: those of a pair of GPUs on one card, say, beside those to the rest of the node. Groups of nodes are no domains: a

@@ -1,4 +1,4 @@
-"""A mask says what a query sees of its sequence: `causal`, `full` or `window:N`. Pure: no torch.
+"""A mask says what a query sees of its sequence: `causal`, `full` or `window:N`.
 
 A query at position i sees the keys j of its sequence with
 
@@ -39,7 +39,7 @@ class Mask:
 
     @staticmethod
     def of(words: Any) -> "Mask":
-        """The mask that a user names.
+        """Returns the mask that a user names.
 
         Raises:
             ValueError: it is none.

@@ -1,4 +1,4 @@
-"""A transformer as the cost model sees it: shapes, parameters, message sizes. Pure: no torch.
+"""A transformer as the cost model sees it: shapes, parameters, message sizes.
 
 Not the network that trains (that is the torch executor's); this is its arithmetic.
 """
@@ -159,7 +159,7 @@ class Model:
 
     # -- messages ---------------------------------------------------------------------------------
     def message_bytes_per_token(self, tensor: Tensor, head_lo: int, head_hi: int) -> int:
-        """Bytes of one token's `tensor` for query heads [head_lo, head_hi).
+        """Returns the bytes of one token's `tensor` for query heads [head_lo, head_hi).
 
         kv and dkv hold the kv heads that those query heads read (grouped-query attention), k and v;
         o travels with its log-sum-exp; do with the log-sum-exp and the row sum of do * o that the

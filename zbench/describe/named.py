@@ -1,4 +1,4 @@
-"""The names of clusters, devices and models, which records have as text. Pure: no torch."""
+"""The names of clusters, devices and models, which records have as text."""
 
 
 def check_name(field: str, value: object) -> None:

@@ -1,4 +1,4 @@
-"""Reads quantities with units, as people write them in yaml, as SI numbers. Pure.
+"""Reads quantities with units, as people write them in yaml, as SI numbers.
 
 Inside the program everything is in seconds, bytes, FLOP/s and bytes/s; only yaml and tables
 speak of Gbit/s or TFLOP/s.
@@ -29,7 +29,7 @@ def number(count: int, noun: str) -> str:
 
 
 def parse(field: str, value: float | int | str, kind: str) -> float:
-    """`value` as an SI number of `kind` ("bytes", "bytes/s", "FLOP/s" or "seconds").
+    """Returns `value` as an SI number of `kind` ("bytes", "bytes/s", "FLOP/s" or "seconds").
 
     A number is a program's and SI already; text is a person's and carries its unit ("200 Gbit/s", "80 GiB").
 

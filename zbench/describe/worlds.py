@@ -1,4 +1,4 @@
-"""A world: the described machine with a cause changed, all else as its yaml has it. Pure: no torch.
+"""A world: the described machine with a cause changed, all else as its yaml has it.
 
 What is told of machines is partly measured and partly guessed (docs/cost.md). A ratio of two systems that holds in
 every world in which the machine may be has not got it from a guess. `conf/world` has the worlds, each with where its
@@ -159,7 +159,7 @@ def _used(machine: Machine, nominal: Cluster) -> Machine:
 
 
 def _faster(device: Device, attention: float, matmul: float) -> Device:
-    """The device with its rates of attention and of matmuls times these."""
+    """Returns the device with its rates of attention and of matmuls times these."""
     curves: dict[str, Any] = {
         name: _times_rates(curve, attention) for name in CURVES if (curve := getattr(device, name)) is not None
     }

@@ -40,7 +40,8 @@ def table(records: Records) -> list[Busy]:
 
 
 def _binned(curve: NDArray[np.float64], interval: float, longest: float) -> NDArray[np.float64]:
-    """[num_nics, samples] of `interval` seconds each as [num_nics, BINS] of equal spans of `longest` seconds."""
+    """Returns [num_nics, samples] of `interval` seconds each as [num_nics, BINS] of equal spans of `longest`
+    seconds."""
     edges = np.linspace(0, longest, BINS + 1)
     moments = interval * np.arange(curve.shape[1] + 1)
     sums = np.concatenate([np.zeros((len(curve), 1)), np.cumsum(curve, axis=1)], axis=1) * interval

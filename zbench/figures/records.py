@@ -55,7 +55,7 @@ def choice(run: Run, group: str) -> str:
 
 
 def cost_of(run: Run) -> Cost:
-    """The cost model of a run, from the constants in its record."""
+    """Returns the cost model of a run, from the constants in its record."""
     config = run.start["config"]
     cluster, model = _plain(config["cluster"]), Model(**_plain(config["model"]))
     device = Device(**_plain(cluster.pop("device")))

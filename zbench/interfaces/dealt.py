@@ -1,4 +1,4 @@
-"""A batch in parts, for systems that do not choose a number of micro-batches themselves. Pure: no torch."""
+"""A batch in parts, for systems that do not choose a number of micro-batches themselves."""
 
 from dataclasses import dataclass, replace
 
@@ -35,7 +35,7 @@ class Dealt:
 
 
 def undealt(system: System) -> System:
-    """The system itself, without Dealt around it."""
+    """Returns the system itself, without Dealt around it."""
     return system.system if isinstance(system, Dealt) else system
 
 

@@ -1,4 +1,4 @@
-"""The four protocols that a run is put together from: workload, system, executor, tracker. Pure: no torch.
+"""The four protocols that a run is put together from: workload, system, executor, tracker.
 
 A system and a workload have one method each, an executor three, a tracker six; each is a class and a yaml.
 """
@@ -16,7 +16,7 @@ class Workload(Protocol):
     """A source of batches. Made with `seed` and `tokens` besides its yaml's keys."""
 
     def batch(self, step: int) -> Batch:
-        """The batch of `step`: a function of (the workload's seed, step) alone, of exactly `tokens` tokens."""
+        """Returns the batch of `step`: a function of (the workload's seed, step) alone, of exactly `tokens` tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class System(Protocol):
     planned (zbench.run.price)."""
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        """One plan per micro-batch, in the order they run; gradients are summed."""
+        """Returns one plan per micro-batch, in the order they run; gradients are summed."""
 
 
 @dataclass(frozen=True, slots=True)

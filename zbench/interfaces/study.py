@@ -1,4 +1,4 @@
-"""The study before a run: what a configuration may be chosen by, and what was chosen. Pure: no torch."""
+"""The study before a run: what a configuration may be chosen by, and what was chosen."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Order: list-schedule transfers and attends together by predicted time. Pure: no torch.
+"""Order: list-schedule transfers and attends together by predicted time.
 
 Lanes serve their operations in plan order, so an operation that waits for late data blocks those
 behind it. This rewrite replays both lists on the described cluster with free choice: of all legs
@@ -29,7 +29,7 @@ def order(plan: Plan, cost: Cost) -> Plan:
 
 
 def scheduled(plan: Plan, cost: Cost, given: Programs) -> tuple[Plan, float, Programs]:
-    """(`plan` in list-scheduled order, seconds predicted for one layer in both directions, its programs).
+    """Returns (`plan` in list-scheduled order, seconds predicted for one layer in both directions, its programs).
 
     given: the programs of `plan` as it is.
 

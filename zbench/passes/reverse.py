@@ -1,4 +1,4 @@
-"""The backward list of a plan, made by running its forward list in reverse. Pure: no torch.
+"""The backward list of a plan, made by running its forward list in reverse.
 
 An attend stays where it is; o's way home becomes the way out of do; the ways out of q and kv become
 the ways home of dq and dkv, which add up on every rank they pass. What differs is where a rank
@@ -35,7 +35,7 @@ def check_mode(field: str, mode: object) -> None:
 
 
 def reverse(plan: Plan, mode: Mode) -> Plan:
-    """`plan` with its backward list, and with the forward copies marked that stay until then.
+    """Returns `plan` with its backward list, and with the forward copies marked that stay until then.
 
     Raises:
         ValueError: unknown mode.

@@ -1,4 +1,4 @@
-"""Routing: spread a transfer between nodes over all NICs of both. Pure: no torch.
+"""Routing: spread a transfer between nodes over all NICs of both.
 
 The source hands shares to ranks tied to the node's other NICs, these send in parallel to their
 counterparts, which hand on to the destination (Zeppelin, arXiv 2509.21841, communication routing
@@ -14,7 +14,7 @@ from zbench.plans.plan import TRANSFER, Lists, Ops, Plan
 
 
 def route(plan: Plan, cost: Cost) -> Plan:
-    """`plan` with `via` set on the transfers between nodes that gain from it, forward and backward.
+    """Returns `plan` with `via` set on the transfers between nodes that gain from it, forward and backward.
 
     A list of operations is routed only if its busiest NIC then has less to carry, and a transfer
     only if it alone gets faster: where every NIC is busy already, detours only cost.
@@ -57,12 +57,13 @@ def _routed_seconds(size: np.ndarray, cost: Cost) -> np.ndarray:
 
 
 def routed(plan: Plan) -> bool:
-    """Whether any transfer of the plan is spread over NICs."""
+    """Returns whether any transfer of the plan is spread over NICs."""
     return any(bool((ops.via >= 0).any()) for ops in (plan.forward, plan.backward))
 
 
 def narrowed(plan: Plan, cost: Cost, count: int) -> Plan:
-    """A routed plan with every share of a transfer over `count` NICs only, its sender's and others evenly apart.
+    """Returns a routed plan with every share of a transfer over `count` NICs only, its sender's and others evenly
+    apart.
 
     Fewer proxies leave each NIC more to carry, and NVLink ports less. count: a divisor of a node's NICs.
     """
@@ -77,7 +78,7 @@ def narrowed(plan: Plan, cost: Cost, count: int) -> Plan:
 
 
 def unrouted(plan: Plan) -> Plan:
-    """`plan` with every transfer sent directly."""
+    """Returns `plan` with every transfer sent directly."""
     forward, backward = (replace(ops, via=np.full(len(ops), -1, np.int64)) for ops in (plan.forward, plan.backward))
     return plan.with_(forward=forward, backward=backward)
 

@@ -1,4 +1,4 @@
-"""Counts how much attention an attend computes, and in what pieces. Pure: no torch.
+"""Counts how much attention an attend computes, and in what pieces.
 
 Blocks are disjoint, so the keys that a piece of queries sees in a list of blocks are a prefix of that list's pieces
 within the sequence. Query pieces whose keys line up are merged into one **segment**, which is
@@ -140,7 +140,7 @@ COLUMNS = len(Work.__dataclass_fields__)
 
 
 def work(plan: Plan, ops: Ops) -> tuple[Ints, Work]:
-    """(indices of the attends in ops, their work). `ops`: any operations over the plan's lists."""
+    """Returns (indices of the attends in ops, their work). `ops`: any operations over the plan's lists."""
     attend = np.flatnonzero(ops.kind == ATTEND)
     q_list, kv_list = ops.blocks[attend], ops.kv_blocks[attend]
     pairs = plan.pairs

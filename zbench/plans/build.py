@@ -1,4 +1,4 @@
-"""Puts a plan together from groups of sequences. Pure: no torch.
+"""Puts a plan together from groups of sequences.
 
 A `Builder` collects blocks, lists of blocks and operations from patterns (zbench.plans.patterns) that
 know nothing of each other; laying several over one another is calling several patterns. Blocks that
@@ -101,7 +101,7 @@ class Builder:
         return _seen(plan) if self.mask.window else plan
 
     def _renamed_lists(self, alive: Ints, new_id: Ints) -> tuple[Lists, Ints]:
-        """The plan's lists (first one per block), and final names by building name; -1 where nothing is left.
+        """Returns the plan's lists (first one per block), and final names by building name; -1 where nothing is left.
 
         The second array is indexed by building name directly: block ids from the front, list names
         from the back (numpy's negative indices, -1 being unused).

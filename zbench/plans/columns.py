@@ -1,4 +1,4 @@
-"""A plan's columns: its blocks, lists of them, and its operations. Pure: no torch.
+"""A plan's columns: its blocks, lists of them, and its operations.
 
 A ring over 4,096 ranks is 84 million operations: too many for an object each, and for eight bytes a column.
 """
@@ -54,7 +54,7 @@ class Lists:
 
 
 def in_order(seq: Ints, start: Ints) -> bool:
-    """Whether pieces are sorted by (sequence, start)."""
+    """Returns whether pieces are sorted by (sequence, start)."""
     ahead = seq[1:] > seq[:-1]
     ahead |= (seq[1:] == seq[:-1]) & (start[1:] >= start[:-1])
     return bool(ahead.all())
@@ -201,7 +201,8 @@ def _narrow(column: Column, wanted: Any) -> Column:
 
 
 def _full(n: int, value: Any, wanted: Any) -> Column:
-    """A column of one value, in the type wanted if it fits; else as wide as it has to be, for verify to tell."""
+    """Returns a column of one value, in the type wanted if it fits; else as wide as it has to be, for verify to
+    tell."""
     limits = np.iinfo(wanted)
     fits = isinstance(value, int | np.integer) and limits.min <= value <= limits.max
     return np.full(n, value, wanted if fits else None)

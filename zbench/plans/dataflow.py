@@ -1,4 +1,4 @@
-"""The data edges of a list of operations: who makes what an operation uses. Pure: no torch.
+"""The data edges of a list of operations: who makes what an operation uses.
 
 An item is (tensor, block, rank). Copies (q, kv, do) are there from the start on the block's home
 and come elsewhere by transfer; sums (o, dq, dkv) collect what attends and arrivals add, and a
@@ -39,7 +39,7 @@ class Edges:
 
 
 def edges(plan: Plan, ops: Ops, backward: bool) -> Edges | Fault:
-    """The data edges of `ops`, or the first rule they break: of the first item by tensor, block and rank."""
+    """Returns the data edges of `ops`, or the first rule they break: of the first item by tensor, block and rank."""
     room = 2 * len(ops) + 16
     found = _followed(plan, ops, backward, room)
     return found if isinstance(found, Fault) else Edges(*found)

@@ -1,4 +1,4 @@
-"""Counts every distinct pair of lists that attends have, and its work, once. Pure: no torch.
+"""Counts every distinct pair of lists that attends have, and its work, once.
 
 Pairs of a ring are counted together (zbench.plans.ring_area), all others one by one (zbench.plans.walk).
 """
@@ -36,7 +36,7 @@ class Pairs:
     work: Work
 
     def find(self, q_list: Column, kv_list: Column) -> Ints:
-        """Index of every pair, int64 [n]; -1 for one that is not there."""
+        """Returns the index of every pair, int64 [n]; -1 for one that is not there."""
         found: Ints = _find(q_list, kv_list, self.offsets, self.kv)
         return found
 
@@ -54,7 +54,7 @@ class Pairs:
 
 
 def _counted(plan: "Plan", offsets: Ints, kv: NDArray[np.int32]) -> Iterator[tuple[Ints | slice, Ints]]:
-    """(some pairs, int64 [their number, columns] as in Work) until all pairs were there."""
+    """Yields (some pairs, int64 [their number, columns] as in Work) until all pairs were there."""
     count = np.diff(offsets)
     used = count > 0
     used[kv] = True

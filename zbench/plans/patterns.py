@@ -1,4 +1,4 @@
-"""The attention schemes, as blocks and operations. Pure: no torch.
+"""The attention schemes, as blocks and operations.
 
 Two functions make them all. `ulysses_ring` runs groups of R x U ranks: all-to-all over U ranks
 (each then holds a range of heads, Ulysses) and a zigzag ring over R such groups; U = 1 is ring
@@ -158,7 +158,7 @@ def _ring(rows: Ints, ranks: Ints, bounds: Ints, inner: int) -> Ops:
 def _step_columns(
     due: Ints, steps: Ints, rows: Ints, ranks: Ints, bounds: Ints, inner: int
 ) -> dict[str, NDArray[np.signedinteger[Any]]]:
-    """Columns of the transfers that bring what the steps `due` attend to, and of the attends of `steps`."""
+    """Returns the columns of the transfers that bring what the steps `due` attend to, and of the attends of `steps`."""
     num_groups, num_rows, num_cols = ranks.shape
     both = np.concatenate([due, steps])
     shape = (len(both), num_groups, num_rows, num_cols)
@@ -258,7 +258,7 @@ def all_gather(builder: Builder, seq: Ints, start: Ints, stop: Ints, owner: Ints
 
 
 def partner(col: Ints, turn: Ints, count: int) -> Ints:
-    """Whom each of `count` ranks sends to in round `turn`: everybody sends and receives one message a round.
+    """Returns whom each of `count` ranks sends to in round `turn`: everybody sends and receives one message a round.
 
     Powers of two pair ranks off (exclusive or), so that a round's partners are all in the same node or all
     in another: rounds of shifted partners have all ranks of a node call on the same rank of the next one first.

@@ -1,4 +1,4 @@
-"""Pipelines of a plan: groups of tp x pp ranks that work as one. Pure: no torch.
+"""Pipelines of a plan: groups of tp x pp ranks that work as one.
 
 All tokens of a pipeline are at home on its first rank, its lead, where they attend; what the plan says of the lead
 holds for the group. A stage is tp consecutive ranks with 1 / pp of the layers, which it splits between them
@@ -33,7 +33,7 @@ class Pipelines:
         return tuple(tuple(column.tolist()) for column in (self.lead, self.tp, self.pp))
 
     def stages(self) -> tuple[Ints, Ints]:
-        """(pipeline, first rank) of every stage, in order of pipelines."""
+        """Returns (pipeline, first rank) of every stage, in order of pipelines."""
         pipeline = np.repeat(np.arange(len(self)), self.pp)
         place = np.arange(len(pipeline)) - np.repeat(np.cumsum(self.pp) - self.pp, self.pp)
         return pipeline, self.lead[pipeline] + place * self.tp[pipeline]

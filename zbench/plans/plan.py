@@ -1,4 +1,4 @@
-"""The plan: which rank owns which tokens, and which attends and transfers in what order. Pure: no torch.
+"""The plan: which rank owns which tokens, and which attends and transfers in what order.
 
 A plan is one micro-batch on all ranks. Tokens are grouped into disjoint **blocks** that live and
 move together; an operation is a **transfer** (blocks of one tensor, a range of query heads, from a

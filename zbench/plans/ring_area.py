@@ -1,4 +1,4 @@
-"""Counts the work of all pairs of lists of a ring at once. Pure: no torch.
+"""Counts the work of all pairs of lists of a ring at once.
 
 Where every one of n lists attends to every other, walking n x n pairs of lists piece by piece (zbench.plans.walk) is
 most of what a plan costs. In a ring the walk can be spared: every sequence visits the lists in ascending and then in

@@ -1,4 +1,4 @@
-"""Lists the rows that an attend gives its kernel, and how they are cut into segments. Pure: no torch.
+"""Lists the rows that an attend gives its kernel, and how they are cut into segments.
 
 zbench.plans.area counts an attend's segments; this module lists them. A segment is m queries of one sequence
 against n keys that all of them see, and causally each other where it is `diagonal` (its keys are then the
@@ -68,7 +68,7 @@ def segments(plan: Plan, q_list: Ints, kv_list: Ints) -> list[Segments]:
 
 
 def whole_sequences(lengths: Ints, mask: Mask) -> tuple[Ints, Ints, Flags, Ints]:
-    """(queries, before, diagonal, left) of whole sequences, [n], each by itself, as in Segments."""
+    """Returns (queries, before, diagonal, left) of whole sequences, [n], each by itself, as in Segments."""
     causal, none = np.full(len(lengths), mask.causal), 0 * lengths
     left = np.where((mask.window > 0) & (lengths > mask.window), mask.window - 1, -1)
     return lengths, none if mask.causal else lengths, causal, left
@@ -95,7 +95,8 @@ def _windowed(
 
 
 def _pieces(plan: Plan, used: Ints) -> tuple[Ints, Ints, Ints]:
-    """(offsets, pieces, rows): of each used list the pieces by (sequence, start), and where each begins in the list."""
+    """Returns (offsets, pieces, rows): of each used list the pieces by (sequence, start), and where each begins in the
+    list."""
     lists, pieces = plan.lists, plan.blocks.pieces
     counts = lists.lengths[used]
     block = lists.items[_runs(lists.offsets[used], counts)]

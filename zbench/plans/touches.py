@@ -1,5 +1,4 @@
-"""Lists the touches of items by a list of operations, a rank at a time: compiled, for zbench.plans.dataflow. Pure: no
-torch.
+"""Lists the touches of items by a list of operations, a rank at a time: compiled, for zbench.plans.dataflow.
 
 An item never leaves its rank, so ranks can be looked at one by one, and what is held at a time is one rank's.
 """

@@ -1,5 +1,4 @@
-"""Views of a plan's operations, for reading and printing: zbench.plans.columns holds them as columns. Pure: no
-torch."""
+"""Views of a plan's operations, for reading and printing: zbench.plans.columns holds them as columns."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Walks pairs of lists of blocks piece by piece: compiled, for zbench.plans.pairs. Pure: no torch.
+"""Walks pairs of lists of blocks piece by piece: compiled, for zbench.plans.pairs.
 
 For one piece of queries the keys it sees in a list of blocks are a prefix of that list's pieces within the sequence: a
 difference of two prefix sums, and whether the piece itself is in the list.

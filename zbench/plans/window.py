@@ -1,4 +1,4 @@
-"""Works out what attends compute under a window: segments of whole runs of queries. Compiled; pure: no torch.
+"""Works out what attends compute under a window: segments of whole runs of queries. Compiled.
 
 Under a mask `window:N` (zbench.describe.mask) a query sees the last N tokens up to itself, so positions matter, which
 the causal walk (zbench.plans.walk) does not look at. Queries that follow one another are cut where the window leaves a

@@ -149,7 +149,7 @@ def _has_gpu() -> bool:
 
 
 def _finished(path: Path, words: Sequence[str]) -> Run | None:
-    """The last whole run of the record with exactly these words, by the sources that are here."""
+    """Returns the last whole run of the record with exactly these words, by the sources that are here."""
     if not path.exists():
         return None
     sources = source_digest()

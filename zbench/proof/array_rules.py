@@ -1,4 +1,4 @@
-"""The rules that a plan's arrays have to follow before anything reads them. Pure: no torch.
+"""The rules that a plan's arrays have to follow before anything reads them.
 
 Compiled loops follow offsets and ids without looking whether they lead outside of an array, so these rules come
 before all others: types, shapes, lengths of columns that belong together, offsets, and plain values. Ids that name
@@ -132,7 +132,7 @@ def _is_number(value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    """A plain value as Python writes it, which it does not do for integers of thousands of digits."""
+    """Returns a plain value as Python writes it, which it does not do for integers of thousands of digits."""
     if isinstance(value, int) and abs(value) > sys.float_info.max:
         return f"an integer of {value.bit_length()} bits"
     return _told(value) if is_array(value) else repr(value)

@@ -1,4 +1,4 @@
-"""Finds two attends that share a pair of blocks and a head: compiled, for zbench.proof.coverage. Pure: no torch.
+"""Finds two attends that share a pair of blocks and a head: compiled, for zbench.proof.coverage.
 
 Query blocks are looked at one by one, so that only one block's pairs are held at a time.
 """

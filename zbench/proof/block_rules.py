@@ -1,5 +1,4 @@
-"""The rules of blocks: every token of every sequence belongs to exactly one block, and every block has a home. Pure: no
-torch.
+"""The rules of blocks: every token of every sequence belongs to exactly one block, and every block has a home.
 
 Arrays are as zbench.proof.array_rules wants them.
 """

@@ -1,4 +1,4 @@
-"""The rules of a plan's pipelines. Pure: no torch."""
+"""The rules of a plan's pipelines."""
 
 import numpy as np
 

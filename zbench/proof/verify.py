@@ -1,4 +1,4 @@
-"""Proves a plan correct before anything runs it. Pure: no torch.
+"""Proves a plan correct before anything runs it.
 
 Proven, for the forward and the backward list, each before what relies on it:
 

@@ -50,7 +50,7 @@ class Kind:
 
 
 def shown(value: Any) -> str:
-    """A value for a sentence, cut where it is long."""
+    """Returns a value for a sentence, cut where it is long."""
     if value is _MISSING:
         return "missing"
     text = repr(value)
@@ -58,13 +58,13 @@ def shown(value: Any) -> str:
 
 
 def fault(line: Mapping[str, Any]) -> str | None:
-    """What is wrong with a line whose kind is known; None for a whole one."""
+    """Returns what is wrong with a line whose kind is known; None for a whole one."""
     faults = (kind.fault(name, _at(line, name)) for name, kind in FIELDS[line["kind"]].items())
     return next((told for told in faults if told is not None), None)
 
 
 def _at(line: Mapping[str, Any], name: str) -> Any:
-    """The value of a name with dots; objects on the way have been looked at before."""
+    """Returns the value of a name with dots; objects on the way have been looked at before."""
     value: Any = line
     for part in name.split("."):
         value = value.get(part, _MISSING) if isinstance(value, Mapping) else _MISSING

@@ -156,13 +156,14 @@ def ceiling_ratio(steps: Sequence[Step]) -> float | None:
 
 
 def bubble(steps: Sequence[Step]) -> float | None:
-    """Share of the time for which other stages of a rank's stack are at work and it is not; None without stages."""
+    """Returns the share of the time for which other stages of a rank's stack are at work and it is not; None without
+    stages."""
     waited = [step.get("phases", {}).get("bubble") for step in steps]
     return None if None in waited else sum(waited) / sum(step["seconds"] for step in steps)
 
 
 def counted(steps: Sequence[T]) -> list[T]:
-    """Steps that count: those that an executor did not mark invalid (zbench.interfaces.result)."""
+    """Returns the steps that count: those that an executor did not mark invalid (zbench.interfaces.result)."""
     return [step for step in steps if step.get("valid", True)]
 
 
@@ -223,7 +224,8 @@ def nic_utilization(facts: Facts, steps: Sequence[Step]) -> list[float]:
 
 
 def nic_idle(facts: Facts, steps: Sequence[Step]) -> float | None:
-    """Share of all NICs' time, both directions, in which one carried less than IDLE of its rate; None: not sampled."""
+    """Returns the share of all NICs' time, both directions, in which one carried less than IDLE of its rate; None: not
+    sampled."""
     quiet = whole = 0
     for step in steps:
         if series := step.get("nic_series"):
@@ -252,14 +254,14 @@ def imbalance(step: Step) -> float:
 
 
 def exposed_communication(steps: Sequence[Step]) -> float:
-    """Share of the time under way that no compute hides, over all ranks; 0 where nothing is sent."""
+    """Returns the share of the time under way that no compute hides, over all ranks; 0 where nothing is sent."""
     under_way = sum(sum(step["communication_seconds"]) for step in steps)
     exposed = sum(sum(step["exposed_seconds"]) for step in steps)
     return float(exposed / under_way) if under_way else 0.0
 
 
 def memory_verdict(figures: Figures) -> str | None:
-    """The sentence that stands in place of a throughput; None where memory sufficed."""
+    """Returns the sentence that stands in place of a throughput; None where memory sufficed."""
     if not figures.out_of_memory or figures.peak_bytes is None or figures.capacity_bytes is None:
         return None
     return f"out of memory: needs {figures.peak_bytes / 2**30:.1f} GiB of {figures.capacity_bytes / 2**30:.1f} GiB"

@@ -116,7 +116,7 @@ def whole(field: str, path: str | Path, kind: Kind) -> Iterator[IO[bytes]]:
 
 
 def _found(told: str, path: str | Path) -> tuple[Path, int | None]:
-    """The file that a name leads to through all links, and its mode; None where there is none yet."""
+    """Returns the file that a name leads to through all links, and its mode; None where there is none yet."""
     try:
         real = Path(os.path.realpath(path))
     except ValueError as error:  # a NUL in the name

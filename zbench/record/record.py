@@ -92,7 +92,7 @@ def _today(runs: Iterable[Run], problems: list[str]) -> list[Run]:
 
 
 def _owner(raw: bytes) -> bytes:
-    """The run of a line as Writer lays it out, {"kind":"step","run":"ID",..., without parsing the rest."""
+    """Returns the run of a line as Writer lays it out, {"kind":"step","run":"ID",..., without parsing the rest."""
     parts = raw.split(b'"', 8)
     return parts[7] if len(parts) == 9 and parts[5] == b"run" else b""
 
@@ -213,7 +213,7 @@ class _Reading:
 
 
 def _uneven(line: Line, first: Line) -> str | None:
-    """What is wrong with the lengths of a step's lists; first: the run's first step."""
+    """Returns what is wrong with the lengths of a step's lists; first: the run's first step."""
     for one, *others in ALIKE:
         for other in others:
             if len(line[other]) != len(line[one]):

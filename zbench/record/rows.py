@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 
 def rows(runs: Sequence[Run], convention: str = "zbench") -> list[Row]:
-    """One row a run, in the given order."""
+    """Returns one row a run, in the given order."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
         alike.setdefault(_kind(run.start, run.start["config"].get("system"), run.start["fingerprint"]), []).append(run)
@@ -54,7 +54,8 @@ def setting(start: Line) -> dict[str, str]:
 
 
 def _baseline_of(run: Run, alike: dict[str, list[Run]]) -> Run | None:
-    """The run of `run`'s baseline on the same batches, by the same sources: the last one started before it, if any."""
+    """Returns the run of `run`'s baseline on the same batches, by the same sources: the last one started before it, if
+    any."""
     baseline = run.start.get("baseline")
     if baseline is None:
         return None
@@ -67,7 +68,7 @@ def _baseline_of(run: Run, alike: dict[str, list[Run]]) -> Run | None:
 
 
 def _gain(run: Run, reference: Run | None) -> Row:
-    """The speed-up over `reference`, its interval, and whether it can be told from none.
+    """Returns the speed-up over `reference`, its interval, and whether it can be told from none.
 
     What was simulated is what it is on those batches. What was measured is told where its interval leaves out 1.
     """

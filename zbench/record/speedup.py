@@ -12,7 +12,8 @@ T = TypeVar("T", bound=Step)
 
 
 def speedup(steps: Sequence[Step], baseline: Sequence[Step]) -> float | None:
-    """How many times faster than the baseline on the same batches, by sums of seconds; None where `pairs` is."""
+    """Returns how many times faster a run is than the baseline on the same batches, by sums of seconds; None where
+    `pairs` is."""
     paired = pairs(steps, baseline)
     if paired is None:
         return None
@@ -20,7 +21,7 @@ def speedup(steps: Sequence[Step], baseline: Sequence[Step]) -> float | None:
 
 
 def speedup_interval(steps: Sequence[Step], baseline: Sequence[Step]) -> tuple[float, float] | None:
-    """(lowest, highest): the speed-up's 95 % interval over batches; None where there are too few
+    """Returns (lowest, highest): the speed-up's 95 % interval over batches; None where there are too few
     (zbench.record.interval)."""
     paired = pairs(steps, baseline)
     if paired is None:

@@ -13,7 +13,8 @@ _USUAL = {"world": "nominal", "planners": "world", "mask": "causal", "free": []}
 
 
 def told_settings(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Those settings of `names` that are told of runs which have them in common: all but the usual world and mask."""
+    """Returns those settings of `names` that are told of runs which have them in common: all but the usual world and
+    mask."""
     return [name for name in names if name not in _USUAL or row[name] != _USUAL[name]]
 
 

@@ -87,7 +87,8 @@ def worlds_told(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def chosen(runs: Sequence[Run], steps: str) -> list[tuple[Run, Line]]:
-    """The steps to look into: every run's first, then every run's next, so that a page too large lacks late ones.
+    """Returns the steps to look into: every run's first, then every run's next, so that a page too large lacks late
+    ones.
 
     Raises:
         ValueError: `steps` is neither first, all nor numbers, or no run has a step of such a number.

@@ -22,7 +22,7 @@ _DRAWN = 48  # sequences drawn on a rank, the longest; the others of the rank ar
 
 
 def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
-    """Events as columns (zbench.report.columns); None where there are more than MOST_EVENTS."""
+    """Returns the events as columns (zbench.report.columns); None where there are more than MOST_EVENTS."""
     pipelines = plans[0].pipelines is not None or cost.pp > 1
     layers = cost.model.num_layers if pipelines else min(LAYERS, cost.model.num_layers)
     short = replace(cost, model=replace(cost.model, num_layers=layers))
@@ -60,7 +60,7 @@ def _titled(event: Event) -> str:
 
 
 def _way(plans: tuple[Plan, ...], event: Event) -> list[int]:
-    """The lists of blocks that an attend or transfer is about: (what moves or asks, keys of an attend)."""
+    """Returns the lists of blocks that an attend or transfer is about: (what moves or asks, keys of an attend)."""
     if "operation" not in event["args"]:
         return []
     plan, op = plans[event["args"]["micro_batch"]], event["args"]["operation"]

@@ -41,7 +41,7 @@ class _Runs:
         return _Runs(plans, cost, of) if not rest and of in (2 * layers, 3 * layers) else None
 
     def place(self, run: int) -> tuple[int, int, bool]:
-        """(micro-batch, layer, whether it is a backward)."""
+        """Returns (micro-batch, layer, whether it is a backward)."""
         micro, turn = divmod(run, self.of)
         layers = self.cost.model.num_layers
         if turn < layers:

@@ -68,7 +68,7 @@ def _case(start: Line, settled: Settled) -> Case:
 
 
 def _compared(request: Request, parts: Parts, tell: Callable[[str], None]) -> Settled:
-    """The baseline's system; whatever is wrong with it is told as the baseline's.
+    """Returns the baseline's system; whatever is wrong with it is told as the baseline's.
 
     Raises:
         ValueError: it cannot be made.
@@ -120,7 +120,7 @@ def reusable(case: Case, settings: Settings, parts: Parts, earlier: Iterable[Run
 
 
 def _is_same(theirs: Line, ours: Line) -> bool:
-    """Whether two start lines are of the same system, settings, sources and packages."""
+    """Returns whether two start lines are of the same system, settings, sources and packages."""
     same = ("system", "steps", "check", *SAME)
     return all(theirs["config"].get(key) == ours["config"].get(key) for key in same) and all(
         theirs["fingerprint"].get(key) == ours["fingerprint"].get(key) for key in ("sources", "packages")

@@ -76,7 +76,7 @@ def settled(
 def _chosen(
     config: Mapping[str, Any], parts: Parts, system: System, make: Make, tell: Callable[[str], None]
 ) -> Choice | None:
-    """What is chosen for a system before a run; None where nothing is to be chosen.
+    """Returns what is chosen for a system before a run; None where nothing is to be chosen.
 
     Raises:
         ValueError: nothing that a system could choose fits.
@@ -97,7 +97,7 @@ def _chosen(
 
 
 def _limits(system: System, tokens: int) -> Sequence[Keys]:
-    """The keys that a system wants to have tried, with batches of so many tokens."""
+    """Returns the keys that a system wants to have tried, with batches of so many tokens."""
     limits = getattr(undealt(system), "limits", None)
     if limits is None:
         return [{}]
@@ -106,7 +106,7 @@ def _limits(system: System, tokens: int) -> Sequence[Keys]:
 
 
 def _with_keys(config: Mapping[str, Any], keys: Keys) -> Mapping[str, Any]:
-    """The configuration with other values of its system's keys."""
+    """Returns the configuration with other values of its system's keys."""
     if not isinstance(config, DictConfig):
         return {**config, "system": {**config["system"], **keys}}
     changed = config.copy()

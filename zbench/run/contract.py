@@ -35,7 +35,7 @@ class PlugInError(ValueError):
 
 
 def batch_of(workload: Workload, step: int, tokens: int) -> Batch:
-    """The batch of `step`, which has exactly `tokens` tokens: systems and steps are compared at one size.
+    """Returns the batch of `step`, which has exactly `tokens` tokens: systems and steps are compared at one size.
 
     Its arrays are copies: whatever becomes of the workload's own, and however they lie in memory, these stay.
 
@@ -134,7 +134,7 @@ def guarded(part: object, method: str, given: str, call: Callable[[], Given]) ->
 
 
 def _content(batch: Batch) -> dict[str, bytes]:
-    """The arrays of a batch by name, as they are now."""
+    """Returns the arrays of a batch by name, as they are now."""
     return {name: np.asarray(getattr(batch, name)).tobytes() for name in ("lengths", "documents")}
 
 
@@ -198,7 +198,7 @@ def _plans_fault(plans: Any, cost: Cost) -> str | None:
 
 
 def _kind(value: Any) -> str:
-    """A list, an array of float64 [2, 3], None."""
+    """Describes the kind of a value: a list, an array of float64 [2, 3], None."""
     if is_array(value):
         return f"an array of {value.dtype} {list(value.shape)}"
     if value is None:

@@ -148,7 +148,7 @@ class Parts:
         return Machine(self.cluster, self.model) if self.seen == self.cost else self.nominal
 
     def batch(self, step: int) -> Batch:
-        """The workload's batch of `step`, checked."""
+        """Returns the workload's batch of `step`, checked."""
         return batch_of(self.workload, step, self.tokens)
 
     def facts(self) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class Parts:
 
 
 def _machine(config: Mapping[str, Any], settings: Settings, make: Make, simulated: bool) -> Machine:
-    """The cluster and the model as configured.
+    """Returns the cluster and the model as configured.
 
     Raises:
         ValueError: one of them cannot be, or the executor cannot train so.
@@ -227,7 +227,7 @@ def _machine(config: Mapping[str, Any], settings: Settings, make: Make, simulate
 
 
 def _world(config: Mapping[str, Any], make: Make, simulated: bool) -> World:
-    """The world that is played.
+    """Returns the world that is played.
 
     Raises:
         ValueError: it is none, or there is no clock to play it.

@@ -104,7 +104,7 @@ def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = Non
 
 
 def _left_out(request: Request, parts: Parts, sweep: Sweep | None) -> bool:
-    """Whether a sweep goes on without this job, as its machine has no such world; the sweep is told.
+    """Returns whether a sweep goes on without this job, as its machine has no such world; the sweep is told.
 
     Raises:
         ValueError: it is no job of a sweep.
@@ -235,7 +235,7 @@ def _visible(batch: Batch, mask: Mask) -> dict[str, int]:
 
 
 def _about(own: Case, parts: Parts, done: Sequence[Run]) -> list[str]:
-    """Where the runs' figures come from, and whether they count."""
+    """Says where the runs' figures come from, and whether they count."""
     where = cluster_words(own.start["facts"])
     if own.start["config"].get("planners") == NOMINAL:
         where += "; planners know the nominal machine alone"
@@ -250,7 +250,7 @@ def _about(own: Case, parts: Parts, done: Sequence[Run]) -> list[str]:
 
 
 def _words(own: Case, settings: Settings, reused: Run | None, known: Run | None) -> list[str]:
-    """How to read the figures of a run, and where they are."""
+    """Says how to read the figures of a run, and where they are."""
     lines = [convention_words("zbench")]
     if reused and reused.line:
         lines.append(f"Baseline {settings.baseline} was not run again: the record has it, from line {reused.line} on.")
@@ -267,7 +267,7 @@ def _files(settings: Settings) -> list[str]:
 
 
 def _invalid(done: Sequence[Run]) -> list[str]:
-    """Which runs have steps that do not count."""
+    """Says which runs have steps that do not count."""
     counts = [(label(run.start, "system"), len(run.steps) - len(counted(run.steps)), len(run.steps)) for run in done]
     return [
         f"INVALID: {bad} of {all_} steps of {name}, in which this machine was too busy for ranks' work or messages; "
@@ -278,7 +278,7 @@ def _invalid(done: Sequence[Run]) -> list[str]:
 
 
 def _checks(done: Sequence[Run]) -> list[str]:
-    """What the checks of every step found, over all runs."""
+    """Says what the checks of every step found, over all runs."""
     found = [step["checks"] for run in done for step in run.steps if step.get("checks")]
     lines = []
     for check, limit in LIMITS.items():

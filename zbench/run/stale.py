@@ -68,7 +68,8 @@ def sources(package: Path) -> dict[Path, set[Path]]:
 
 
 def _imported(text: str, modules: Mapping[str, Path], compiled: Container[Path]) -> set[Path]:
-    """`from a import b` may mean the module a.b, or what a has; what is in capitals is a constant."""
+    """Lists what an import may bring: `from a import b` may mean the module a.b, or what a has; what is in capitals is
+    a constant."""
     found: set[Path] = set()
     for module, names, plain in _IMPORT.findall(text):
         known = [name.split(" as ")[0].strip() for name in names.split(",")]

@@ -27,7 +27,7 @@ def check_units(cluster: Any, world: Any = None) -> None:
 
 
 def _quantities(cluster: Any) -> Iterator[tuple[str, Any, str]]:
-    """(key, value, kind) of everything in `cluster` that has a unit."""
+    """Yields (key, value, kind) of everything in `cluster` that has a unit."""
     given = _mapping(cluster)
     device = _mapping(given.get("device"))
     yield from ((f"cluster.{name}", given.get(name), kind) for name, kind in CLUSTER_KINDS.items())

@@ -214,7 +214,7 @@ class Torch:
         )  # fmt: skip
 
     def _about(self, job: Job) -> dict[str, Any]:
-        """Facts for the record."""
+        """Returns the facts for the record."""
         source = COUNTERS if self.nic_counters else COUNTED
         return {"nic_bytes": source, "parameters": job.parameters, "optimizer_state": STATE[job.parameters]}
 
@@ -244,7 +244,7 @@ class Torch:
         return choose(plans, self.cost, self._job().parameters, self._capacity, levels)
 
     def _checked(self, batch: Batch, plans: tuple[Plan, ...], reports: list[Report], level: str) -> dict[str, float]:
-        """What the checks found, by name. level: of recomputation."""
+        """Returns what the checks found, by name. level: of recomputation."""
         told: dict[str, float] = {}
         for check in (one for one in self.check if one in LIMITS):
             assert reports[0].worst is not None

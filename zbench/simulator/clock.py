@@ -1,4 +1,4 @@
-"""The clock: when every leg runs on a described cluster. Pure: no torch.
+"""The clock: when every leg runs on a described cluster.
 
 A leg (zbench.simulator.legs) waits for its data, for its **lanes** and for its **links**:
 

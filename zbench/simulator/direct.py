@@ -1,4 +1,4 @@
-"""Plays in plan order lists of operations of which no two wait for the same link. Pure: no torch.
+"""Plays in plan order lists of operations of which no two wait for the same link.
 
 Where every transfer is sent directly and every link serves the legs of one lane only, as in a ring, nobody has to be
 asked who comes first at a link: an operation starts when its data is there and its lanes and links have a channel that
@@ -99,7 +99,8 @@ def direct(plan: Plan, ops: Ops, waits: tuple[Column, Column], cost: Cost, backw
 
 
 def _attended(plan: Plan, ops: Ops) -> Iterator[tuple[int, Ops, Repeats]]:
-    """Some operations at a time, the index of the first one, and how their attends repeat others of the whole list."""
+    """Yields some operations at a time, the index of the first one, and how their attends repeat others of the whole
+    list."""
     known = Repeats.of(plan, ops, np.flatnonzero(ops.kind == ATTEND))
     first = 0
     for begin, part in ops.chunks():
@@ -121,7 +122,7 @@ def places(ops: Ops, cluster: Cluster) -> NDArray[np.int8]:
 
 
 def is_direct(ops: Ops, cluster: Cluster) -> bool:
-    """Whether nothing is routed and every link serves the legs of one lane."""
+    """Returns whether nothing is routed and every link serves the legs of one lane."""
     nobody = np.full(2 * cluster.num_nics, -1, np.int64)
     return bool(_alone(ops.kind, ops.src, ops.dst, ops.via, cluster.node_of, cluster.nic_of, nobody))
 

@@ -1,5 +1,4 @@
-"""Times ranks' attending and transferring, of a list played in plan order: compiled, for zbench.simulator.direct. Pure:
-no torch."""
+"""Times ranks' attending and transferring, of a list played in plan order: compiled, for zbench.simulator.direct."""
 
 import numba as nb
 import numpy as np

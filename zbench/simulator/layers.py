@@ -1,4 +1,4 @@
-"""Plays a layer's attention over and over, with each rank's linear time between. Pure: no torch.
+"""Plays a layer's attention over and over, with each rank's linear time between.
 
 Layers are equal, so after a few the ranks move in step: each layer ends the same time after the one
 before, on every rank, and the rest is a multiplication. Where transfers compete for links the order

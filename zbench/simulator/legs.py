@@ -1,4 +1,4 @@
-"""Expands operations into legs: what each occupies while it runs. Pure: no torch.
+"""Expands operations into legs: what each occupies while it runs.
 
 An attend is one leg on its rank's compute lane. A direct transfer is one leg, over the ports that two GPUs of a node
 have to the innermost domain they share (zbench.describe.links), or over the NICs of two nodes. A routed transfer is cut

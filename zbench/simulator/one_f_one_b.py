@@ -1,4 +1,4 @@
-"""One forward, one backward: when the stages of a pipeline run each micro-batch. Pure: no torch.
+"""One forward, one backward: when the stages of a pipeline run each micro-batch.
 
 Narayanan et al. 2019 (PipeDream, doi 10.1145/3341301.3359646), as flushed at the end of a step (Megatron-LM's
 schedule without interleaving). Stage s of pp begins with pp - s - 1 forwards and then takes turns, so it holds the

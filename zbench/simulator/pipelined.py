@@ -1,4 +1,4 @@
-"""Plays a step whose plans have pipelines. Pure: no torch.
+"""Plays a step whose plans have pipelines.
 
 Pipelines meet only when gradients are summed, so each is played by itself: its micro-batches' forwards and backwards
 one after another on every stage (zbench.simulator.one_f_one_b), their seconds those of zbench.cost.stage. What a
@@ -79,7 +79,7 @@ def lines(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Line]:
 
 
 def _attention(plan: Plan, cost: Cost, tp: Ints, backward: bool) -> Floats:
-    """[num_ranks]: seconds of a layer's attends of every lead, on each rank of its stage."""
+    """Returns [num_ranks]: seconds of a layer's attends of every lead, on each rank of its stage."""
     ops = plan.backward if backward else plan.forward
     attend, amount = work(plan, ops)
     lead, model = ops.src[attend], cost.model
@@ -180,7 +180,7 @@ def _add(out: Totals, line: Line, cost: Cost) -> None:
 
 
 def _carried(line: Line, cost: Cost) -> Carried:
-    """Bytes: gathers go node by node (as in zbench.cost.collective), hops rank by rank."""
+    """Counts the bytes of a pipeline: gathers go node by node (as in zbench.cost.collective), hops rank by rank."""
     stage, cluster, tokens = line.stage, cost.cluster, line.micro.tokens
     size = stage.hidden_bytes(tokens)
     times = stage.layers * sum(stage.gathers())

@@ -1,4 +1,4 @@
-"""Makes routed transfers of a rank run one after another. Pure: no torch.
+"""Makes routed transfers of a rank run one after another.
 
 A routed transfer is dispatched, sent and combined, each share as soon as it has arrived where that is done next. Here
 a rank begins to dispatch a message only when its last one has been combined: the three steps of successive messages

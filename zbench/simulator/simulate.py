@@ -1,4 +1,4 @@
-"""The simulated executor: one training step on a described cluster's clock. Pure: no torch.
+"""The simulated executor: one training step on a described cluster's clock.
 
 A step is, per micro-batch: layers x (linear modules, attention) forward, the head and the loss,
 layers x (attention, linear modules) backward; what they do not hide of parameters' gathers and gradients'
@@ -87,13 +87,14 @@ def _edges(plan: Plan, ops: Ops, backward: bool) -> Edges:
 
 
 def pass_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs) -> tuple[float, float]:
-    """Seconds of one layer forward, and of one backward, as the means over `layers`."""
+    """Returns the seconds of one layer forward, and of one backward, as the means over `layers`."""
     forward, backward = (ends[-1] / layers for ends in _layer_ends(plan, cost, layers, parts))
     return forward, backward
 
 
 def layer_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs | None = None) -> float:
-    """Seconds of one layer, forward and backward, as the mean over `layers`: what planners compare plans by.
+    """Returns the seconds of one layer, forward and backward, as the mean over `layers`: what planners compare plans
+    by.
 
     parts: the plan's programs, where they are at hand.
     """
@@ -101,8 +102,8 @@ def layer_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs | None = 
 
 
 def steady_seconds(plan: Plan, cost: Cost, parts: Programs) -> tuple[float, float]:
-    """Seconds of one layer forward, and of one backward, as the means over all layers: two are played, and each further
-    one takes as long as the second."""
+    """Returns the seconds of one layer forward, and of one backward, as the means over all layers: two are played, and
+    each further one takes as long as the second."""
     count = cost.layers
     forward, backward = (
         (first + (count - 1) * (second - first)) / count for first, second in _layer_ends(plan, cost, 2, parts)

@@ -1,4 +1,4 @@
-"""Plays a step of a job with stages (zbench.cost.stacks). Pure: no torch.
+"""Plays a step of a job with stages (zbench.cost.stacks).
 
 Every stage has clocks, lanes and links of its own, on which a micro-batch's layers are played like those of a job
 without stages: leg by leg, every rank waiting for its data alone. Before that a rank waits for its tokens' hidden
@@ -87,7 +87,7 @@ def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost) -> Iterato
 
 
 def _play(state: State, plan: Plan, parts: Programs, backward: bool, cost: Cost) -> tuple[Played, ...]:
-    """The stage's layers; of a backward with recomputation, the forward once more first."""
+    """Returns the stage's layers; of a backward with recomputation, the forward once more first."""
     linear = cost.linear_seconds(plan.tokens_per_rank)
     forward = Layers(parts[0], linear, cost.layers)
     if not backward:

@@ -1,4 +1,4 @@
-"""Sums over a simulated step, as they are played. Pure: no torch."""
+"""Sums over a simulated step, as they are played."""
 
 from dataclasses import dataclass
 

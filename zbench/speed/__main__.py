@@ -195,7 +195,8 @@ class Session:
                     self.ledger.add(f"{part} {name}", False, **asdict(found))
 
     def _kernel(self, asked: str | None) -> str | None:
-        """The one asked for, or the fastest that agreed with the others on a measured batch; None where none was."""
+        """Returns the one asked for, or the fastest that agreed with the others on a measured batch; None where none
+        was."""
         if asked is not None:
             return asked
         lines = [self.ledger.found.get(f"attention {name}") for name in BATCHES]

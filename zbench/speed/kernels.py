@@ -116,7 +116,7 @@ def _kernel_calls(kernel: Kernel, tensors: tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _difference(some: Tensor, first: Tensor) -> float:
-    """The norm of the difference over the norm."""
+    """Returns the norm of the difference over the norm."""
     return float((some.double() - first.double()).norm() / first.double().norm())
 
 

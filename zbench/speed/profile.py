@@ -50,7 +50,8 @@ def shares(events: Iterable[Event]) -> Shares:
 
 
 def _outer(events: Iterable[Event]) -> list[tuple[Event, tuple[str, ...], bool]]:
-    """Every event with the names of those around it on its thread, outermost first; and whether none is inside it."""
+    """Returns every event with the names of those around it on its thread, outermost first; and whether none is inside
+    it."""
     found: list[tuple[Event, tuple[str, ...], bool]] = []
     stack: list[int] = []
     for one in sorted(events, key=lambda one: (one["pid"], one["tid"], one["ts"], -one["dur"])):

@@ -24,7 +24,7 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def _goals(lines: Sequence[Line]) -> list[str]:
-    """What is wanted and what came out, as far as it is measured; of attention the batch where it is worst."""
+    """Returns what is wanted and what came out, as far as it is measured; of attention the batch where it is worst."""
     out = [f"MFU {one['mfu']:.1%} on {MAIN} (wanted {MFU:.0%})" for one in lines if one["case"] == f"step {MAIN}"]
     batches = {one["case"]: share for one in lines if (share := _share(one.get("kernels", {})))}
     if batches:

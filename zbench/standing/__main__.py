@@ -147,7 +147,8 @@ def _merged(places: Mapping[Place, Systems]) -> dict[str, dict[str, Cell]]:
 
 
 def _place(cells: Mapping[str, Cell], workloads: int) -> float:
-    """What tables are in the order of: the arithmetic mean; a workload that does not fit memory adds nothing."""
+    """Returns the value by which tables are ordered: the arithmetic mean; a workload that does not fit memory adds
+    nothing."""
     return sum(cell.ratio for cell in cells.values() if not cell.out_of_memory) / workloads
 
 
@@ -164,7 +165,7 @@ def _told(systems: Systems, name: str, over: str, worlds: Worlds | None) -> str:
 
 
 def _mean(cells: Mapping[str, Cell]) -> float:
-    """Geometric mean of bound ratios over the workloads that fit memory; 0 where none does."""
+    """Returns the geometric mean of bound ratios over the workloads that fit memory; 0 where none does."""
     ratios = [cell.ratio for cell in cells.values() if not cell.out_of_memory]
     return float(np.exp(np.mean(np.log(ratios)))) if ratios else 0.0
 

@@ -41,7 +41,8 @@ Worlds = Mapping[str, Systems]  # by label
 
 
 def table(runs: Sequence[Run], mix_sources: bool = False) -> Mapping[Place, Worlds]:
-    """The last complete run of every system and workload in every world, runs of other settings in other places.
+    """Returns the last complete run of every system and workload in every world, runs of other settings in other
+    places.
 
     mix_sources: runs that other sources made may stand in one place.
     """

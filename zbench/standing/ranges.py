@@ -39,7 +39,8 @@ class Turn:
 
 
 def over_worlds(worlds: Worlds, system: str, over: str) -> Range | None:
-    """The range of how many times as fast as `over` a system is; None without a nominal ratio or without other worlds.
+    """Returns the range of how many times as fast as `over` a system is; None without a nominal ratio or without other
+    worlds.
 
     A world in which one of the two lacks a workload that the nominal ratio has, or its memory, is not counted.
     """
@@ -88,8 +89,8 @@ def _fits(systems: Systems, name: str, workloads: Sequence[str]) -> bool:
 
 
 def order(found: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
-    """The order that survives every world, first ahead: groups, each system of which is ahead of all in later groups
-    whatever the world. In a group, in nominal order, are systems of which pairs turn or are level.
+    """Returns the order that survives every world, first ahead: groups, each system of which is ahead of all in later
+    groups whatever the world. In a group, in nominal order, are systems of which pairs turn or are level.
 
     found: as of `scores`.
     """
@@ -108,7 +109,7 @@ def order(found: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
 
 
 def turns(found: Mapping[str, Mapping[str, float]]) -> list[Turn]:
-    """Every pair that does not keep its order in all worlds. found: as of `scores`."""
+    """Returns every pair that does not keep its order in all worlds. found: as of `scores`."""
     names = sorted(found[NOMINAL], key=found[NOMINAL].__getitem__)
     out = []
     for ahead, behind in combinations(names, 2):

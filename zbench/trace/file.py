@@ -72,7 +72,8 @@ def recorded(trace: Line, folder: Path) -> list[Event]:
 
 
 def _is_data(path: Path) -> bool:
-    """Whether a path, which a record may have made up, is of a file that ends: no device, no pipe, nothing of /proc."""
+    """Returns whether a path, which a record may have made up, is of a file that ends: no device, no pipe, nothing of
+    /proc."""
     try:
         return path.is_file() and 0 < path.stat().st_size <= MOST_BYTES
     except OSError:

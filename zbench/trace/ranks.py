@@ -62,8 +62,8 @@ def _layers(
 def _sharing(
     name: str, sharing: Sharing, begin: float, used: Carried, state: State, cost: Cost, place: Event
 ) -> Iterator[Event]:
-    """What parameters and gradients add, as zbench.simulator.simulate has it, to a pass from `begin` whose layers have
-    ended."""
+    """Yields what parameters and gradients add, as zbench.simulator.simulate has it, to a pass from `begin` whose
+    layers have ended."""
     of, end, busiest = sharing.of, float(state.ready.max()), used.busiest(cost)
     if name == "forward":
         shown = sharing.forward(end - begin, busiest, moved=False)
@@ -118,7 +118,7 @@ def _legs(
 
 
 def _drawn(moves: Ints, of: Program, timeline: Timeline, channels: Channels) -> dict[int, tuple[int, int]]:
-    """The channels of the links, sending and receiving, that each of `moves` is drawn on."""
+    """Returns the channels of the links, sending and receiving, that each of `moves` is drawn on."""
     parts, found = of.legs, {}
     for leg in moves[np.argsort(timeline.start[moves], kind="stable")].tolist():
         given = float(timeline.start[leg]), float(timeline.release[leg]), bool(parts.whole[leg])

@@ -69,19 +69,19 @@ def port_classes(cluster: Cluster) -> list[int]:
 
 
 def nic_lane(cluster: Cluster, local: int, way: int, channel: int) -> int:
-    """The thread of a channel of NIC `local` of a node; way: 0 sends, 1 receives."""
+    """Returns the thread of a channel of NIC `local` of a node; way: 0 sends, 1 receives."""
     return cluster.gpus_per_node + (2 * local + way) * cluster.nic_channels + channel
 
 
 def port_lane(cluster: Cluster, local: int, link: int, way: int, channel: int) -> int:
-    """The thread of a channel of GPU `local`'s port to links of a class; way: 0 sends, 1 receives."""
+    """Returns the thread of a channel of GPU `local`'s port to links of a class; way: 0 sends, 1 receives."""
     widths = {one: 2 * cluster.links[one].channels for one in port_classes(cluster)}
     before = local * sum(widths.values()) + sum(width for one, width in widths.items() if one < link)
     return nic_lane(cluster, cluster.nics_per_node, 0, 0) + before + way * cluster.links[link].channels + channel
 
 
 def sharing_lane(cluster: Cluster) -> int:
-    """The thread of a node on which parameters' gathers and gradients' reductions are: its last."""
+    """Returns the thread of a node on which parameters' gathers and gradients' reductions are: its last."""
     return port_lane(cluster, cluster.gpus_per_node, NVLINK, 0, 0)
 
 

@@ -36,7 +36,7 @@ def _group(start: Line) -> str:
 
 
 def of_step(facts: Facts, line: Line) -> dict[str, float]:
-    """A step's figures and raw counts; what it has not is left out."""
+    """Returns a step's figures and raw counts; what it has not is left out."""
     derived = figures(facts, [line])
     found = {**asdict(derived), **{name: line.get(name) for name in RAW}}
     nics = {} if derived.nic_utilization is None else of_nics(facts, line)
@@ -55,7 +55,7 @@ def of_nics(facts: Facts, line: Line) -> dict[str, float]:
 
 
 def of_run(row: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a whole run: a row of zbench.record.rows."""
+    """Returns the figures of a whole run: a row of zbench.record.rows."""
     gain = ("speedup", "speedup_low", "speedup_high")
     names = (*Figures.__dataclass_fields__, *gain, "micro_batches", "steps", "steps_out_of_memory")
     return {name: float(row[name]) for name in names if row[name] is not None}

@@ -99,7 +99,7 @@ def _mode() -> str:
 
 
 def _logged_in(server: str) -> bool:
-    """Whether wandb would find a key: in its variable or in the netrc file. Touches no network."""
+    """Returns whether wandb would find a key: in its variable or in the netrc file. Touches no network."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     names = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
@@ -111,7 +111,7 @@ def _logged_in(server: str) -> bool:
 
 
 def _answers(server: str) -> bool:
-    """Whether the server says anything at all within a few seconds (name lookup included, hence the thread)."""
+    """Returns whether the server says anything at all within a few seconds (name lookup included, hence the thread)."""
     answers: list[bool] = []
 
     def ask() -> None:

@@ -83,7 +83,8 @@ def dense(lengths: Ints, given: Tensors, mask: Mask = CAUSAL) -> Results:
 
 
 def _seen(rows: Ints, columns: Ints, mask: Mask) -> NDArray[np.bool_]:
-    """Whether the queries of one sequence at positions `rows` see the keys at `columns`, bool [rows, columns]."""
+    """Returns whether the queries of one sequence at positions `rows` see the keys at `columns`, bool [rows,
+    columns]."""
     back = rows[:, None] - columns
     seen: NDArray[np.bool_] = back == back
     if mask.causal:
@@ -178,7 +179,7 @@ class Interpreter:
         return [rank[tensor, block, head] for block in blocks]
 
     def _scores(self, op: Attend, head: int) -> tuple[Array, Array, Array, Array]:
-        """(scores with -inf where nothing is seen, q, k, v)."""
+        """Returns (scores with -inf where nothing is seen, q, k, v)."""
         q = np.concatenate(self._read(op, "q", op.q_blocks, head))
         k, v = np.concatenate(self._read(op, "kv", op.kv_blocks, head), axis=1)
         rows = np.concatenate([self.tokens[block] for block in op.q_blocks])

@@ -190,7 +190,8 @@ def remove(folder: Path) -> None:
 
 
 def _replaceable(folder: Path) -> bool:
-    """Whether a folder is not there, is empty, or holds a checkpoint of zbench's, old and unfinished ones included."""
+    """Returns whether a folder is not there, is empty, or holds a checkpoint of zbench's, old and unfinished ones
+    included."""
     if not folder.exists() or not any(folder.iterdir()) or (folder / PART).is_file():
         return True
     try:

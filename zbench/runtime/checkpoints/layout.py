@@ -75,7 +75,7 @@ class Planner(DefaultLoadPlanner):
 
 
 def told(metadata: Metadata) -> dict[str, Any]:
-    """The layout as JSON has it."""
+    """Returns the layout as JSON has it."""
     entries = metadata.state_dict_metadata
     tensors = {
         name: {

@@ -19,7 +19,7 @@ class Clock(Protocol):
         """Returns this moment of the work under way."""
 
     def between(self, began: Any, ended: Any) -> float:
-        """Seconds between two moments, both of which are past."""
+        """Returns the seconds between two moments, both of which are past."""
 
 
 class HostClock:

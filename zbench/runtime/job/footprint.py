@@ -93,7 +93,7 @@ def static_bytes(cost: Cost, parameters: str, level: str, num_micro_batches: int
 
 
 def layer_bytes(model: Model, level: str) -> int:
-    """Bytes per token that one layer keeps from its forward to its backward."""
+    """Returns the bytes per token that one layer keeps from its forward to its backward."""
     e, h = model.element_bytes, model.hidden
     if level == "full":
         return e * h

@@ -74,7 +74,7 @@ def check_kernel(kernel: Any, element_bytes: int, environment: Mapping[str, str]
 
 
 def no_gpu(environment: Mapping[str, str], devices: Path = Path("/dev")) -> str | None:
-    """Why there is no GPU, as far as that is known without torch; None where there seems to be one."""
+    """Returns why there is no GPU, as far as that is known without torch; None where there seems to be one."""
     if environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return "CUDA_VISIBLE_DEVICES hides all"
     return None if any((devices / name).exists() for name in _GPUS) else "this machine has none"

@@ -115,7 +115,7 @@ class FlashCPU:
         return dq, dk, dv
 
     def _segment(self, q: Tensor, k: Tensor, v: Tensor, s: Segment) -> tuple[Tensor, Tensor]:
-        """(o [m, H, D], lse [m, H]) of one segment."""
+        """Returns (o [m, H, D], lse [m, H]) of one segment."""
         rows, group = per_kv_head(q[s.q0 : s.q1], k.shape[1]), q.shape[1] // k.shape[1]
         parts = []
         for begin, end, causal, mask in _calls(s, q):

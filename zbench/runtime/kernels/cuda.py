@@ -111,7 +111,7 @@ class Flash:
         return dq, dk, dv
 
     def _call(self, causal: bool, queries: Ints, keys: Ints, which: Ints, left: int) -> Call:
-        """The call for the segments `which`."""
+        """Returns the call for the segments `which`."""
         starts = (np.cumsum(queries) - queries, np.cumsum(keys) - keys)
         q_rows, cu_q = part(starts[0][which], queries[which], self.device)
         k_rows, cu_k = part(starts[1][which], keys[which], self.device)

@@ -103,5 +103,5 @@ class Cudnn:
 
 
 def _power(count: int) -> int:
-    """The next power of two."""
+    """Returns the next power of two."""
     return 1 << (count - 1).bit_length()

@@ -94,7 +94,7 @@ def gated_back(dproduct: Tensor, gate_up: Tensor) -> tuple[Tensor, Tensor]:
 
 @told(ELEMENTWISE)
 def softmaxed(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """(log softmax at the targets, wide [T, 1]; softmax [T, V]) of logits [T, V] and targets int64 [T, 1]."""
+    """Returns (log softmax at the targets, wide [T, 1]; softmax [T, V]) of logits [T, V] and targets int64 [T, 1]."""
     logs = F.log_softmax(logits, 1, dtype=wide(logits.dtype))
     return logs.gather(1, targets), logs.exp_().to(logits.dtype)
 
@@ -157,7 +157,7 @@ class Elementwise:
 
 
 def _compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    """`function` compiled for any number of rows: that of its first argument, which others may share."""
+    """Returns `function` compiled for any number of rows: that of its first argument, which others may share."""
     # A backward on a GPU is in a thread of torch's own, and from torch 2.12 on each has a configuration of its own.
     options: dict[str, Any] | None = {"compile_threads": 1} if backend == "inductor" else None
     run = torch.compile(inspect.unwrap(function), fullgraph=True, backend=backend, options=options)

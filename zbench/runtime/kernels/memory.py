@@ -81,7 +81,7 @@ class Shape:
         return one
 
     def heads(self, memory: "Memory", lo: int, hi: int) -> tuple[Tensor, ...]:
-        """The fields of `memory` for query heads [lo, hi), as views."""
+        """Returns the fields of `memory` for query heads [lo, hi), as views."""
         if (lo, hi) == (memory.lo, memory.hi):
             return memory.fields
         if memory.tensor in (KV, DKV):
@@ -103,7 +103,7 @@ class Memory:
     whole: Tensor | None
 
     def part(self, start: int, rows: int) -> "Memory":
-        """Some rows of a tensor of one field."""
+        """Returns some rows of a tensor of one field."""
         field = self.fields[0][start : start + rows]
         return Memory(self.tensor, self.lo, self.hi, (field,), bytes_of(field))
 

@@ -206,5 +206,5 @@ def _system(name: str, *arguments: int) -> None:
 
 
 def _line(text: str) -> str:
-    """The first line that says something."""
+    """Returns the first line that says something."""
     return next((line for line in text.splitlines() if line.strip()), "nothing")

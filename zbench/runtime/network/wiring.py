@@ -168,7 +168,7 @@ def _rank(cluster: Cluster, rank: int) -> Namespace:
 
 
 def _links(cluster: Cluster) -> tuple[tuple[float, int], tuple[float, int]]:
-    """(bytes/s, channels) of a NIC, and of a rank's NVLink."""
+    """Returns (bytes/s, channels) of a NIC, and of a rank's NVLink."""
     return (cluster.nic_bandwidth, cluster.nic_channels), (cluster.nvlink_bandwidth, cluster.nvlink_channels)
 
 
@@ -198,8 +198,8 @@ def burst(rate: float) -> int:
 
 
 def _channelled(port: str, rate: float, channels: int, peers: list[str]) -> list[str]:
-    """A hierarchical token bucket: `rate` for all peers, a channel's share of it for each; what goes to nobody of them
-    (the kernel's own packets) passes by."""
+    """Returns a hierarchical token bucket: `rate` for all peers, a channel's share of it for each; what goes to nobody
+    of them (the kernel's own packets) passes by."""
     each = rate / channels
     lines = [f"qdisc add dev {port} root handle 1: htb", _class(port, "1:", 1, rate, rate)]
     for number, peer in enumerate(peers, start=2):

@@ -53,7 +53,8 @@ def follow(world: World) -> int:
 
 
 def _told(store: Any, number: int) -> Any:
-    """What rank 0 says of its next fleet, however long that takes; None if the store is gone, and rank 0 with it."""
+    """Returns what rank 0 says of its next fleet, however long that takes; None if the store is gone, and rank 0 with
+    it."""
     try:
         store.wait([str(number)], _FOREVER)
         return bytes(store.get(str(number)))

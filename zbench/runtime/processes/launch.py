@@ -222,7 +222,7 @@ def _num_threads(num_ranks: int) -> int:
 
 
 def _rendezvous(num_ranks: int, port: int, timeout: float) -> list[dict[str, Any]]:
-    """The fields of each rank's Rendezvous."""
+    """Returns the fields of each rank's Rendezvous."""
     common = {"num_ranks": num_ranks, "num_local": num_ranks, "host": HOST, "port": port, "prefix": "fleet"}
     common |= {"seconds": 2 * timeout + 60, "may_be_bound": False}
     return [{"rank": rank, "local_rank": rank, **common} for rank in range(num_ranks)]

@@ -107,11 +107,11 @@ class Rendezvous:
         return device
 
     def _is_bound(self, num_gpus: int) -> bool:
-        """Whether the one GPU that this process sees is its own."""
+        """Returns whether the one GPU that this process sees is its own."""
         return self.may_be_bound and num_gpus == 1
 
     def _share(self, num_gpus: int) -> bool:
-        """Whether ranks share GPUs: the same on all ranks, as they are all on one machine."""
+        """Returns whether ranks share GPUs: the same on all ranks, as they are all on one machine."""
         return self.num_local == self.num_ranks > num_gpus and not self._is_bound(num_gpus)
 
     def close(self) -> None:

@@ -45,11 +45,11 @@ class Wired(ABC):
         """Ends all ranks now. Called once."""
 
     def _status(self, rank: int) -> int | None:
-        """How the process of a rank ended: negative for a signal, else its exit code; None while not known."""
+        """Returns how the process of a rank ended: negative for a signal, else its exit code; None while not known."""
         return None
 
     def _stillness(self, rank: int) -> str:
-        """Why a rank cannot make progress, where that can be seen from outside: "is stopped"."""
+        """Returns why a rank cannot make progress, where that can be seen from outside: "is stopped"."""
         return ""
 
     def _fault(self) -> RankFailed | None:
@@ -57,7 +57,7 @@ class Wired(ABC):
         return None
 
     def _last_words(self, rank: int) -> list[str]:
-        """The last lines that a rank printed."""
+        """Returns the last lines that a rank printed."""
         return []
 
     # -- a fleet ------------------------------------------------------------------------------------

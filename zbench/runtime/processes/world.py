@@ -108,7 +108,7 @@ def _slurm(environment: Mapping[str, str]) -> World:
 
 
 def first_node(nodes: str) -> str:
-    """The first host of a Slurm list: "gpu01" of "gpu[01-04,07],big3"; "" of ""."""
+    """Returns the first host of a Slurm list: "gpu01" of "gpu[01-04,07],big3"; "" of ""."""
     head, bracket, rest = nodes.partition(",")[0].partition("[")
     if not bracket:
         return head

@@ -128,7 +128,7 @@ class Compiler:
             table.setdefault((tensor, block), []).append((holder, at))
 
     def _read(self, state: State, tensor: int, heads: Heads, row: int, rows: Ints) -> tuple[Read, list[Fill]]:
-        """Rows (of the list) as one place that has them all; fills a slot where they are in several."""
+        """Returns the rows (of the list) as one place that has them all; fills a slot where they are in several."""
         blocks = self.plan.lists[row]
         at_home = self.layout.row[blocks] >= 0
         if at_home.all():
@@ -182,7 +182,7 @@ class Compiler:
         return Attend(op, *heads, q, kv, do, cuts, tuple(fills), adds, *self._seconds.get(op, (0.0, 0.0)))
 
     def _add(self, state: State, tensor: int, heads: Heads, row: int, rows: Ints) -> Add:
-        """The rank's own rows where all blocks are at home; else a slot of partial sums for the whole list."""
+        """Returns the rank's own rows where all blocks are at home; else a slot of partial sums for the whole list."""
         blocks = self.plan.lists[row]
         once = tensor != DKV or int(np.bincount(rows).max()) == 1  # keys that several segments see come several times
         if (self.layout.row[blocks] >= 0).all():

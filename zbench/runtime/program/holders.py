@@ -71,6 +71,6 @@ def held(
 
 
 def lookup(holder: Holder, blocks: Ints) -> Ints:
-    """First rows of `blocks` in a holder that has them all."""
+    """Returns the first rows of `blocks` in a holder that has them all."""
     order = np.argsort(holder.blocks, kind="stable")
     return np.asarray(holder.row[order[np.searchsorted(holder.blocks[order], blocks)]], np.int64)

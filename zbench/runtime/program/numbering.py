@@ -24,7 +24,7 @@ class Numbering:
         return ends - self.tokens[blocks], int(ends[-1])
 
     def of(self, blocks: Ints, first: Ints) -> Ints:
-        """The rows of `blocks`, which begin at `first`, one block after another."""
+        """Returns the rows of `blocks`, which begin at `first`, one block after another."""
         counts = self.tokens[blocks]
         ends = np.cumsum(counts)
         total = int(ends[-1]) if len(ends) else 0
@@ -42,5 +42,5 @@ class Numbering:
 
 
 def is_all(rows: Ints, count: int) -> bool:
-    """Whether these are all of `count` rows, in order."""
+    """Returns whether these are all of `count` rows, in order."""
     return len(rows) == count and bool((rows == np.arange(count)).all())

@@ -33,7 +33,7 @@ AHEAD = 8  # attends by which copies may come early: enough to overlap with them
 
 
 def batched(plan: Plan, cost: Cost, pair: tuple[Program, Program]) -> tuple[Program, Program]:
-    """A rank's programs of `plan` (zbench.runtime.program.compiler) with their batches."""
+    """Returns a rank's programs of `plan` (zbench.runtime.program.compiler) with their batches."""
     forward, backward = (
         _with_batches(plan, cost, ops, is_backward, program)
         for program, ops, is_backward in zip(pair, (plan.forward, plan.backward), (False, True), strict=True)
@@ -47,7 +47,7 @@ def _with_batches(plan: Plan, cost: Cost, ops: Ops, backward: bool, program: Pro
 
 
 def numbers(plan: Plan, ops: Ops, parts: Legs, backward: bool) -> Ints:
-    """int64 [num_legs]: the batch of every leg of a transfer, -1 for attends."""
+    """Returns int64 [num_legs]: the batch of every leg of a transfer, -1 for attends."""
     found = edges(plan, ops, backward)
     assert isinstance(found, Edges)
     moves = ops.kind == TRANSFER

@@ -14,7 +14,7 @@ Rows = slice | Any  # a run of rows, or whatever index the runtime made of an ar
 
 
 def is_run(rows: Rows, run: slice) -> bool:
-    """Whether rows are this run; an index made of an array is none, and would compare element by element."""
+    """Returns whether rows are this run; an index made of an array is none, and would compare element by element."""
     return isinstance(rows, slice) and rows == run
 
 

@@ -32,7 +32,7 @@ def received_in_place(state: State, attends: list[Attend], arrivals: set[int]) -
 def uses_of(
     slots: list[Slot], attends: list[Attend], sends: tuple[Send | Relay, ...], collects: tuple[Collect, ...]
 ) -> tuple[int, ...]:
-    """How often each slot is read, so that its memory can go after the last time."""
+    """Returns how often each slot is read, so that its memory can go after the last time."""
     uses = [0] * len(slots)
     parts = [part for step in attends for fill in step.fills for part in fill.parts]
     parts += [part for send in sends if isinstance(send, Send) for part in send.parts]

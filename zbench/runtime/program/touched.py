@@ -20,7 +20,7 @@ class Touched:
     _seen: dict[int, list[tuple[Heads, Flags]]] = field(default_factory=dict)
 
     def is_fresh(self, tensor: int, heads: Heads, rows: Ints, once: bool = True) -> bool:
-        """Whether nothing was added to these rows of the rank's own yet; they count as touched from now on.
+        """Returns whether nothing was added to these rows of the rank's own yet; they count as touched from now on.
 
         once: no row is there twice; else they are not fresh. Query heads that share a kv head share its gradient.
         """

@@ -36,7 +36,7 @@ class Ways:
         return Ways(rank, parts, begin, parts.receiver)
 
     def out(self, op: int) -> tuple[tuple[int, int, int, int], ...]:
-        """(leg, peer, begin, end) of every leg that leaves this rank with a share of its own message `op`."""
+        """Returns (leg, peer, begin, end) of every leg that leaves this rank with a share of its own message `op`."""
         part = range(int(self.legs.first[op]), int(self.legs.first[op + 1]))
         return tuple(
             (leg, int(self.to[leg]), int(self.begin[leg]), int(self.begin[leg] + self.legs.bytes[leg]))

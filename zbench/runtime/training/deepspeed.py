@@ -99,7 +99,7 @@ class Stream:
 
 
 def _copies(num_heads: int, num_kv_heads: int, ranks: int) -> int:
-    """How often each kv head is repeated: the least with which every rank has one and query heads are dealt as
+    """Returns how often each kv head is repeated: the least with which every rank has one and query heads are dealt as
     evenly as they can be (DeepSpeed deals kv heads, and query heads follow)."""
     group = num_heads // num_kv_heads
     fitting = [c for c in range(1, group + 1) if group % c == 0 and num_kv_heads * c >= ranks]

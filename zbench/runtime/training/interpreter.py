@@ -121,7 +121,8 @@ class Run:
         return tuple(rows_of(x, read.rows) for x in self._source(read.tensor, read.slot, read.lo, read.hi))
 
     def _read_do(self, read: Read) -> tuple[Tensor, Tensor, Tensor]:
-        """(do, lse, o). Away from home there is no o; anything with the right row sums of do * o serves as well."""
+        """Returns (do, lse, o). Away from home there is no o; anything with the right row sums of do * o serves as
+        well."""
         do, lse, *_ = self._source(DO, read.slot, read.lo, read.hi)
         if read.slot == HOME:
             o = self.engine.shape.heads(self.home[O], read.lo, read.hi)[0]
@@ -175,7 +176,7 @@ class Run:
         return memory.whole
 
     def _direct(self, send: Send) -> Tensor | None:
-        """Rows of the rank's own or of a slot as they lie, where these are the message."""
+        """Returns the rows of the rank's own or of a slot as they lie, where these are the message."""
         if send.start or len(send.parts) != 1:
             return None
         (part,) = send.parts
@@ -210,7 +211,7 @@ class Run:
         return self.engine.shape.heads(self._memory(slot), lo, hi)
 
     def _memory(self, number: int, start: bool = False) -> Memory:
-        """A slot's memory, made when first asked for."""
+        """Returns a slot's memory, made when first asked for."""
         with self.lock:
             memory = self.slots[number]
             if memory is None:

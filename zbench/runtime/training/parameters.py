@@ -85,7 +85,7 @@ class Parameters(ABC):
         return {name: whole(p.grad) for name, p in self.network.named_parameters() if p.grad is not None}
 
     def weights(self) -> dict[str, Tensor]:
-        """Every whole parameter by name, a copy on the CPU of every rank. Collective."""
+        """Returns every whole parameter by name, a copy on the CPU of every rank. Collective."""
         return {name: whole(p.detach()) for name, p in self.network.named_parameters()}
 
     def state(self) -> dict[str, Any]:
@@ -164,7 +164,8 @@ class Replicated(Parameters):
 
 
 def _parts(network: Transformer) -> list[list[nn.Parameter]]:
-    """Parameters of each layer, and those before and after all, in the order in which a backward is done with them."""
+    """Returns the parameters of each layer, and those before and after all, in the order in which a backward is done
+    with them."""
     layer_of = {p: at for at, layer in enumerate(network.layers) for p in layer.parameters()}
     groups: list[list[nn.Parameter]] = []
     before: int | None = -1

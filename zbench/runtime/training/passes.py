@@ -55,7 +55,8 @@ class Passes:
         return part.detach()
 
     def burst(self, plan: Plan) -> tuple[float, float]:
-        """(seconds that this rank's work takes here, all ranks at it at once; seconds that it takes its device).
+        """Returns (seconds that this rank's work takes here, all ranks at it at once; seconds that it takes its
+        device).
 
         plan: without messages; a sequence a rank. Gradients are left as they come out.
         """

@@ -215,7 +215,7 @@ class Trainer:
         self.rendezvous.close()
 
     def _now(self) -> float:
-        """The time, once the device has done all that it was given."""
+        """Returns the time, once the device has done all that it was given."""
         if self.device.type == "cuda":
             self.board.wait()  # work on the device waits for other ranks, and this for it
             torch.cuda.synchronize(self.device)

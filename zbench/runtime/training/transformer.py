@@ -142,7 +142,7 @@ class Layer(nn.Module):
         return parts
 
     def _after(self, x: Tensor, o: Tensor, fused: Elementwise) -> Tensor:
-        """The layer's output, of its input and what was attended to, o [T, H, D]."""
+        """Returns the layer's output, of its input and what was attended to, o [T, H, D]."""
         x = torch.addmm(x, o.flatten(1), self.out.to(x.dtype).T)
         if self.router is not None:
             return x + self._experts(Norm.apply(x, self.ffn_norm, fused), self.router, fused)

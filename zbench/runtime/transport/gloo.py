@@ -141,7 +141,7 @@ class Threaded:
             self.sender.finish(lane)
 
     def _legs(self, lane: int) -> Iterator[tuple[int, Send | Relay, Leg]]:
-        """(number of the send, the send, its leg) of all that a lane sends, in plan order."""
+        """Yields (number of the send, the send, its leg) of all that a lane sends, in plan order."""
         across = self.post.peers
         for number, send in enumerate(self.job.program.sends):
             if isinstance(send, Relay):

@@ -95,7 +95,7 @@ class Batched:
         return [op for _, op in sorted(legs, key=lambda pair: pair[0])]
 
     def _sends(self, index: int) -> list[tuple[int, dist.P2POp]]:
-        """(leg, operation) of what leaves of one message."""
+        """Returns (leg, operation) of what leaves of one message."""
         send = self.job.program.sends[index]
         if isinstance(send, Relay):
             if not self.in_order:

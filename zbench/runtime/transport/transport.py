@@ -102,10 +102,10 @@ class Job(Protocol):
     number: int
 
     def place(self, receive: Receive) -> Tensor:
-        """The bytes that a message arrives in."""
+        """Returns the bytes that a message arrives in."""
 
     def message(self, send: Send) -> Tensor:
-        """The bytes of a message, put together from what is there; waits for the receives it needs."""
+        """Returns the bytes of a message, put together from what is there; waits for the receives it needs."""
 
 
 class Messages(Protocol):
