@@ -59,7 +59,7 @@ class Problem:
 
     @property
     def ring(self) -> Sequence[int]:
-        """How many tokens each chunk of the ring has."""
+        """The tokens of each chunk of the ring."""
         return _shrunk(RING, self.shrink)
 
     def segments(self) -> tuple[Ints, Ints, Flags]:

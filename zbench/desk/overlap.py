@@ -34,7 +34,7 @@ class Overlap:
 
     @property
     def ratio(self) -> float:
-        """How many times the larger of arithmetic and transfers attention took; 1 is complete overlap."""
+        """The seconds of attention over the larger of arithmetic and transfers; 1 is complete overlap."""
         return self.attention / max(self.compute, self.transfer)
 
 

@@ -17,8 +17,8 @@ PLAYED = 20  # batches, evenly from those drawn by longest sequence
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What a system that chooses a configuration before a run is given. cluster, model: as configured. batch: gives
-    batch number 0, 1, ...; none of them is one of the run's.
+    """The study that a system is given which chooses a configuration before a run. cluster, model: as configured.
+    batch: gives batch number 0, 1, ...; none of them is one of the run's.
 
     cost_of: the cost model that planners see, of a model with some parallelism (ValueError: it does not divide).
     trains: whether plans are run for real; then the model stays as configured.

@@ -80,7 +80,7 @@ class Blocks:
 
     @cached_property
     def tokens(self) -> Ints:
-        """int64 [num_blocks]: tokens of each block."""
+        """The tokens of each block, int64 [num_blocks]."""
         return np.bincount(self.block, weights=self.stop - self.start, minlength=len(self)).astype(np.int64)
 
     @cached_property

@@ -40,12 +40,12 @@ class Kind:
 
     @property
     def nullable(self) -> "Kind":
-        """The same kind, or null."""
+        """This kind, or null."""
         return replace(self, words=f"{self.words}, or null", holds=lambda value: value is None or self.holds(value))
 
     @property
     def optional(self) -> "Kind":
-        """The same kind, or a field that is not there."""
+        """This kind, or a field that is not there."""
         return replace(self, holds=lambda value: value is _MISSING or self.holds(value))
 
 

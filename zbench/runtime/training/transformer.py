@@ -82,7 +82,8 @@ class Transformer(nn.Module):
         return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)).mul_(std)
 
     def forward(self, tokens: Tensor, positions: Tensor, targets: Tensor, attend: Attend, num_tokens: int) -> Tensor:
-        """Sum of the next-token cross-entropy of these tokens over `num_tokens`, those of the whole global batch.
+        """Returns the sum of the next-token cross-entropy of these tokens over `num_tokens`, those of the whole global
+        batch.
 
         tokens, positions (inside the sequence), targets: int64 [T]. Returns a scalar, float32 or float64.
         `attend` is called once a layer, in order, and its backward runs once a layer, in reverse order,
