@@ -138,6 +138,7 @@ def _moved(  # type: ignore[no-untyped-def]
     received = np.zeros((num_ranks, len(seq_begin)), np.int32)  # up to which token a rank is sent a sequence's kv
     closed = np.zeros(num_ranks, np.bool_)
     while count < most:
+        # The rank with the least attention takes a task, or a part of one, from one with too much.
         target = -1
         for r in range(num_ranks):
             if not closed[r] and load[r] < mean and (target < 0 or load[r] < load[target]):
@@ -149,6 +150,7 @@ def _moved(  # type: ignore[no-untyped-def]
             borders, seq_begin, q_bytes, kv_bytes, shard,
         )  # fmt: skip
         if best < 0:
+            # Nobody has anything for it: it takes no more.
             closed[target] = True
             continue
         i, source = best, worker[best]

@@ -70,6 +70,7 @@ class FCP:
         first."""
         sizes = SIZES if self.block_tokens is None else (self.block_tokens,)
         mine, ways = lengths[sequences], (True, False) if self.reshuffle else (False,)
+        # Blocks of every size, bin packing of each, and an estimate: the best few are built and played.
         blocks = [Blocks.cut(mine, size, self.cost) for size in sizes]
         tries = [(self.placed(one, way), way) for one in blocks for way in ways]
         estimates = [self.estimate(*one, blocks[i // len(ways)].seconds) for i, one in enumerate(tries)]
@@ -96,6 +97,7 @@ class FCP:
         linear = np.bincount(pieces.home, _linear_seconds(tokens, cost), ranks)
         piece, rank = needed(pieces, model.mask)
         q, kv, o = (model.message_bytes_per_token(tensor, 0, model.num_heads) for tensor in (Q, KV, O))
+        # A key goes to every rank that needs it once, forward; backward, KV_MOVES times more.
         moved = (1 + KV_MOVES) * busiest(pieces.home[piece], rank, (tokens[piece] * kv).astype(np.float64), cost)
         held = np.bincount(pieces.home, tokens, ranks).astype(np.int64)
         if not reshuffle:

@@ -134,6 +134,7 @@ def balanced(
     tokens, one of them."""
     ranks, node = cost.cluster.num_ranks, cost.cluster.gpus_per_node
     dealt = []
+    # Deal the shares for every C, the largest first.
     for cut in np.asarray(tokens).tolist():
         degree = np.minimum(-(-lengths // cut), ranks)
         load = share_seconds(lengths, degree, cost, backward)
@@ -142,9 +143,11 @@ def balanced(
         full = _fullest(lengths, degree, places, ranks) > room
         dealt.append((full, max(float(total.max()), network), cut, network, degree, load, places, total))
     dealt = sorted(dealt, key=lambda one: one[:3])[:IMPROVED]
+    # In the best few, move and swap shares of the busiest rank.
     for _, _, _, _, degree, load, places, total in dealt:
         _improve(load, degree, places, total, node, TRIES)  # rings stay in the nodes where they are: `network` holds
     dealt = [one for one in dealt if _fullest(lengths, one[4], one[6], ranks) <= room] or dealt
+    # Of those near the best take the one with least to do in all: cutting less costs less.
     seconds = [max(float(total.max()), network) for _, _, _, network, _, _, _, total in dealt]
     close = [one for one, it in zip(dealt, seconds, strict=True) if it <= near * min(seconds)]
     _, _, cut, network, degree, _, places, total = min(close, key=lambda one: (one[7].sum(), one[2]))

@@ -79,6 +79,7 @@ class ByteScale:
         is balanced by itself.
         """
         room = capacity_tokens(self.cost)
+        # PP-balance; then balance of every micro-batch by itself; then DP-balance over all micro-batches.
         if self._by_stages:
             return self._evened(batch.lengths, room)
         if self._one_by_one:
@@ -126,6 +127,7 @@ class ByteScale:
             yield self._laid(lengths, seqs, layout.sets, layout)
             if layout.degree.min() >= min(self.cost.cluster.num_ranks, int(lengths[seqs].min())) or room == 1:
                 return
+            # What a ring receives is not in `room`: with less of it sequences are cut over more ranks.
             room = max(room // 2, 1)
 
     def _fitting(self, lengths: Ints, seqs: Ints, room: int) -> list[Plan]:
@@ -141,6 +143,7 @@ class ByteScale:
             if over <= free or free <= 0 or widest:
                 out.append(plan)
             else:
+                # Less room by as much as memory was exceeded, between 0.3 and 0.9 of it.
                 out += self._fitting(lengths, seqs[part], max(int(room * np.clip(free / over, 0.3, 0.9)), 1))
         return out
 

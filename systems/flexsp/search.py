@@ -62,12 +62,14 @@ def glance(lengths: Ints, of: Objective) -> Found | None:
 def search(lengths: Ints, of: Objective) -> Found | None:
     """Returns the best groups found for `lengths` (int64 [n], longest first); None if none were found that memory
     allows."""
+    # Numbers of groups of each degree, by a packing without moves; more are tried by splitting and merging.
     tried, best = _started(lengths, of, WORK)
     for start in [best, *tried.starts]:
         tried.explored(start, EXPANDED)
     best = tried.best(1)[0]
     if tried.seconds(best) == np.inf:
         return None
+    # Certificate; then full packings of the best few, until one is as good as proven.
     bound = bound_seconds(lengths, of, tried.seconds(best))
     packed = pack(lengths, best, of, True)
     kept = min(KEPT, 1 + FITTING // (len(lengths) * int(best.sum())))

@@ -88,14 +88,17 @@ class Hydraulis:
         ones."""
         of, given = self.objective, Sequences.of(batch.lengths, self.objective)
         ranks = self.cost.cluster.num_ranks
+        # Strategies, the dynamic programme over (GPUs x length), in units of ranks that keep its table small.
         unit = next(degree for degree in degrees(self.cost) if ranks <= STEPS * degree)
         every = strategies(given.lengths, given.seconds, of, ranks, unit)
         if self.batching == "first_fit":
             every = [one for one in every if (one.copies > 0).sum() == 1]
+        # Long sequences: candidates without room for all of them are dropped, then two kinds of pipelines are tried.
         proposed, over = self._roomiest(every, given)
         if over and given.lengths[-1] <= of.alone.max() and self.batching != "first_fit":
             more, without = self._roomiest(pairs(given.lengths, given.seconds, of, ranks), given)
             proposed = more if without < over else proposed
+        # Dispatch and packing, for the candidates that are left; the best one by the objective stays.
         found = self._best(proposed, given)
         notes: dict[str, float | str] = {"strategy": told(found.copies, of), "candidates": len(proposed)}
         notes |= {"objective_seconds": found.seconds, "step_seconds": found.step_seconds}
@@ -113,6 +116,7 @@ class Hydraulis:
         `whole_step`."""
         one_kind = [one for one in proposed[GLANCED:] if (one.copies > 0).sum() == 1]
         first = [*proposed[:GLANCED], *one_kind[:UNIFORM]]
+        # One order of dispatch for each at first, then all orders for the best few.
         tried = sorted((self._assigned(one.copies, given, 1) for one in first), key=self._price)
         tried = tried[:COMPARED]
         again = [self._assigned(one.copies, given, self.trials) for one in tried]

@@ -86,6 +86,7 @@ class WLBLLM:
         """Returns as few micro-batches as the groups' memory asks for, each packed by itself; more where that is too
         few."""
         lengths, ranks = batch.lengths, self.cost.cluster.num_ranks
+        # Micro-batches by equal tokens, as few as the degree with most memory needs; each is packed by itself.
         sizes = [self.degree] if self.degree else degrees(self.cost)
         most = max(ranks // size * capacity(size, self.cost, self.backward) for size in sizes)
         count = min(-(-batch.num_tokens // most), len(lengths))
@@ -102,6 +103,7 @@ class WLBLLM:
         alone is more than the best found; the others are cut only where a caller asks on, for memory.
         """
         mine = lengths[sequences]
+        # Packing, for every degree; then cutting, while a packing's even share could still be the best.
         packings = [self.packed(mine, degree) for degree in ([self.degree] if self.degree else degrees(self.cost))]
         packings.sort(key=lambda one: (not one.fits, one.busiest if one.fits else -one.degree))
         found: list[Cut] = []
@@ -129,6 +131,7 @@ class WLBLLM:
         """Cuts every pack over its group, per sequence or per document."""
         cost, degree, pack = self.cost, packing.degree, packing.pack
         count = cost.cluster.num_ranks // degree
+        # Cutting: both ways for every pack, and for each the one whose slowest rank is done first.
         document, sequence = (cut(lengths, pack, degree, cost.model.mask) for cut in (per_document, per_sequence))
         times = [attend_seconds(pieces, lengths, count, degree, cost) for pieces in (document, sequence)]
         first = times[0] < times[1] if self.shard == "adaptive" else np.full(count, self.shard == "document")

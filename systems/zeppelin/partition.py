@@ -66,6 +66,7 @@ def partitions(lengths: Ints, cost: Cost, kv_moves: int, lanes: int, may_remap: 
     cluster = cost.cluster
     order = np.argsort(-lengths, kind="stable")
     sizes = lengths[order]
+    # Zones: what may be cut across nodes and inside one; `least` sequences fit no node and have to be.
     c = curves(sizes, cost, kv_moves)
     inside_border, across_border = zones(cost, kv_moves, lanes)
     capacity = max(capacity_tokens(cost), -(-int(lengths.sum()) // cluster.num_ranks))
@@ -76,7 +77,9 @@ def partitions(lengths: Ints, cost: Cost, kv_moves: int, lanes: int, may_remap: 
     outer = ring_seconds(sizes[:most], cluster.gpus_per_node * np.arange(1, cluster.num_nodes + 1), cost)
     room = Room(capacity, cluster.num_nodes, cluster.gpus_per_node, FORWARD, 1 / kv_moves)
     found = []
+    # Every number of sequences cut across nodes; inside each node `deal` tries numbers, too.
     for remap in (True, False) if may_remap else (False,):
+        # With remapping every rank has the mean of linear time, so it decides nothing and is added in the end.
         mean = c.linear.sum() / cluster.num_ranks if remap else 0.0
         linear = c.linear * (0.0 if remap else 1.0)
         sequences = Sequences(sizes, c.attention, linear, c.inside, c.across / lanes, inner, outer)

@@ -70,8 +70,10 @@ class Zeppelin:
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns the plan of the whole batch as one micro-batch."""
+        # The steps have the names that docs/systems.md gives them. Partitioner "search" plays what it compares.
         if self.partitioner == "search":
             return (self._improved(self._best(batch)),)
+        # Partitioner "published" plays nothing, but to order the queues.
         cluster = self.cost.cluster
         parts = published(batch.lengths, cluster.num_nodes, cluster.gpus_per_node)
         plan = self._laid(batch, replace(parts, remap=self.remap) if self.partition else self._ring(batch))
@@ -87,10 +89,12 @@ class Zeppelin:
         cost = self.cost
         moves, lanes = KV_MOVES[self.backward], cost.cluster.nics_per_node if self.route else 1
         tries = partitions(batch.lengths, cost, moves, lanes, self.remap) if self.partition else []
+        # Never worse than a ring over all ranks; where the likely best is one already, another need not be tried.
         if not tries or (tries[0].size < cost.cluster.num_ranks).any():
             tries.append(self._ring(batch))
         best: Timed | None = None
         for one in tries:
+            # Only what could win by its least or likely seconds is built and played.
             if best is None or one.floor < best.seconds:
                 timed = self._proxied(self._laid(batch, one))
                 best = timed if best is None or timed.seconds < best.seconds else best
@@ -136,6 +140,7 @@ class Zeppelin:
         """Returns the partition as a plan, remapped and routed if these are switched on; its queues one after
         another."""
         builder = Builder(batch.lengths, self.cost.cluster.num_ranks, self.cost.model.num_heads, self.cost.model.mask)
+        # Attention engine: rings, widest first, then what is local. Remapping. The backward. Routing.
         _lay(builder, parts)
         plan = builder.build()
         plan = remap(plan, self.cost, self.tolerance) if self.remap and parts.remap else plan
