@@ -158,8 +158,8 @@ def block_seconds(start: Ints, stop: Ints, length: Ints, cost: Cost) -> np.ndarr
 
 
 def _linear_seconds(tokens: Ints, cost: Cost) -> np.ndarray:
-    """Returns the seconds of one layer's linear modules for `tokens` that are a part of a rank's, forward and backward
-    (a call's fixed seconds are left out)."""
+    """Returns the seconds of one layer's linear modules, both directions, for `tokens` that are a part of a rank's:
+    without what a call costs however many there are."""
     return 3 * (cost.linear_seconds(tokens) - cost.linear_seconds(np.ones_like(tokens)))
 
 

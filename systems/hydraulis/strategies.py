@@ -82,7 +82,8 @@ def _filled(copies: Ints, of: Schemes, num_ranks: int) -> Ints:
 
 
 def bounds(seconds: Floats, is_long: Flags) -> list[int]:
-    """Divides sequences into groups by length: returns where they end (the longest last), and which are long."""
+    """Divides sequences into groups by length and returns where they end (the longest last): as many as LENGTHS, of
+    about equal work in all, and one more where long sequences begin; is_long: those, the last ones."""
     total = np.cumsum(seconds)
     ends = np.searchsorted(total, total[-1] * np.arange(1, LENGTHS + 1) / LENGTHS * (1 - 1e-12)) + 1
     if len(seconds) <= LENGTHS:

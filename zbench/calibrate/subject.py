@@ -131,8 +131,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Facts that one rank tells of itself and its machine. One rank. cores: that its process may use. threads: of
-    torch. memory_bytes: its share of the machine's.
+    """Facts that one rank tells of itself and its machine. cores: that its process may use. threads: of torch.
+    memory_bytes: its share of the machine's.
     driver: of its GPU and CUDA's version; "" on a CPU."""
 
     host: str

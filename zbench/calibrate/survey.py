@@ -42,7 +42,7 @@ class Survey:
     figures: dict[str, Figure] = field(default_factory=dict)
 
     def take(self, links: bool = True) -> dict[str, Figure]:
-        """Measures all constants; links: between ranks too. links: between ranks too.
+        """Measures all constants; links: between ranks too.
 
         Raises:
             ValueError: times contradict each other. zbench.runtime.processes.fleet.RankFailed: a rank failed.
@@ -168,7 +168,7 @@ class Survey:
 
     def _stand_in(self, name: str, other: str, missing: str) -> None:
         """Gives a link that is not there the constants of the other one; with one rank those of its memory. No plan
-        uses it. No plan uses it."""
+        uses it."""
         if f"{name}_channels" not in self.figures:
             self.figures[f"{name}_channels"] = Figure(1, f"there is {missing}", measured=False)
         for kind, memory in (("latency", "kernel_seconds"), ("bandwidth", "copy_bandwidth")):

@@ -22,8 +22,8 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of a row, as a line or column of a table. A figure of a row. title: with its unit. weight: figures of
-    the least are the last to leave a narrow table.
+    """A figure of a row, as a line or column of a table. title: with its unit. weight: figures of the least are the
+    last to leave a narrow table.
 
     brief_title, brief: what a narrow table has in place of title and `show`. measured: only shown where some run was
     measured; others train and sample nothing, and their bytes are in the utilisation.

@@ -33,8 +33,7 @@ def repeated(use: Use) -> NDArray[np.bool_]:
 
 
 def seconds(device: Device, row: int, work: Work, use: Use, backward: bool, backend: Backend) -> Floats:
-    """Returns the seconds that the wrapper adds to attends, float64 [n]. row: bytes of a token's head. row: bytes of a
-    token's head."""
+    """Returns the seconds that the wrapper adds to attends, float64 [n]. row: bytes of a token's head."""
     if backend == FUSED:
         return _fused(device, row, work, use, backward)
     return _flash(device, row, work, use, backward)

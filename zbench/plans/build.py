@@ -122,7 +122,8 @@ class Builder:
 
 
 def _seen(plan: Plan) -> Plan:
-    """Drops attends in which nothing is visible, as under a window, and copies only for them."""
+    """Returns the forward without attends in which nothing is visible, as under a window, and without copies only for
+    them."""
     attend, amount = work(plan, plan.forward)
     if (amount.area > 0).all():
         return plan

@@ -131,7 +131,7 @@ def _cut_rows(
 
 def _ring(rows: Ints, ranks: Ints, bounds: Ints, inner: int) -> Ops:
     """Returns the operations of R steps: kv moves on one row while each rank attends to what it has. rows: [K, R]
-    lists, ranks: [K, R, U]. rows: [K, R] lists, ranks: [K, R, U].
+    lists, ranks: [K, R, U].
 
     The rows are windows of `inner`. Inside a window kv goes round an inner ring; when it has been round, the
     window goes on with the kv that the same row of the window before began with, sent at the start of that round.

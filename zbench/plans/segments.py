@@ -113,8 +113,7 @@ def _pieces(plan: Plan, used: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _runs(starts: Ints, counts: Ints) -> Ints:
-    """Returns the numbers start, start + 1, ... of every run, one run after another. of every run, one run after
-    another."""
+    """Returns the numbers start, start + 1, ... of every run, one run after another."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     return np.asarray(np.arange(total) + np.repeat(starts - (ends - counts), counts), np.int64)

@@ -17,7 +17,7 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of values that a field takes. What a field takes, in words and as a test.
+    """A kind of values that a field takes.
 
     each: of the elements of a list, or of the values of an object. quick: whether all of them hold, where there is a
     faster way to tell than one by one.

@@ -86,8 +86,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts that a run is put together from: everything but the system. Everything but the system. cluster, model:
-    as configured, in their world, where `cost` is of a stage, of groups of GPUs.
+    """The parts that a run is put together from: everything but the system. cluster, model: as configured, in their
+    world, where `cost` is of a stage, of groups of GPUs.
 
     nominal: the machine as configured, whatever the world. seen: the cost that planners see, which is of the nominal
     machine where that is all they are told. tokens: of a batch. free: keys of the model that every system chooses.

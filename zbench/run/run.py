@@ -123,8 +123,7 @@ def _play(
     case: Case, settings: Settings, executor: Executor, writer: Writer, meter: Meter, trace: str | None,
     earlier: Sequence[Run],
 ) -> Run:  # fmt: skip
-    """Runs all steps of one system; the record gets its start, every step, and how it ended. earlier: its baseline, if
-    that was run.
+    """Runs all steps of one system; the record gets its start, every step, and how it ended.
 
     earlier: its baseline, if that was run.
     """

@@ -47,8 +47,7 @@ class Diverged(Exception):
 
 @dataclass(slots=True)
 class Torch:
-    """The executor that trains. One run at a time: start(), steps in order, stop(). One run at a time: start(), steps
-    in order, stop().
+    """The executor that trains. One run at a time: start(), steps in order, stop().
 
     kernel: of zbench.runtime.job.job.KERNELS; "auto" is the fastest there is. parameters: "replicated" or "sharded";
     None: as the model says (zero3 is sharded). device: "auto" (a GPU if there is one), "cpu" or "cuda".

@@ -98,8 +98,8 @@ def program(parts: Legs, busy: Floats, latency: Floats, edges: Edges) -> Program
 
 
 def _pairs(parts: Legs) -> tuple[Ints, Ints]:
-    """Returns Program.pair and Program.next_pair: legs that take all of their lanes go one after another without them.
-    Legs that take all of their lanes go one after another without them."""
+    """Returns Program.pair and Program.next_pair. Legs that take all of their lanes go one after another without
+    them."""
     pair, following = np.full(len(parts.op), -1, np.int64), np.full(len(parts.op), -1, np.int64)
     several = np.flatnonzero((parts.channels > 1) & (parts.lane_b >= 0))
     if len(several):

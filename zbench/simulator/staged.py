@@ -29,7 +29,6 @@ Programs = tuple[Program, Program]  # of a plan's forward and backward list
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A turn of a stage: its forward or backward of a micro-batch, all of its layers. Seconds, [ranks of the stage].
-    Seconds, [ranks of the stage].
 
     begin, end: the same on a rank that has nothing to do in it. idle: waited before for the other stage's work; late:
     for its message.
@@ -62,8 +61,8 @@ def hop_seconds(plan: Plan, cost: Cost) -> Floats:
 
 
 def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost) -> Iterator[Turn]:
-    """Yields every turn of every stage, each after those it waits for. parts: of every plan, its forward and backward.
-    parts: of every plan, its forward and backward."""
+    """Yields every turn of every stage, each after those it waits for. parts: of every plan, its forward and
+    backward."""
     count, ranks = len(plans), cost.cluster.num_ranks
     stages = [State.zero(cost.cluster) for _ in range(cost.pp)]
     made = np.zeros((2, cost.pp, count, ranks))  # when a rank's forward, or backward, of a micro-batch is done
@@ -98,7 +97,6 @@ def _play(state: State, plan: Plan, parts: Programs, backward: bool, cost: Cost)
 
 def play(plans: tuple[Plan, ...], parts: Sequence[Programs], cost: Cost, sharing: Sharing) -> tuple[Totals, float]:
     """Plays the step: returns (the step, of all stages; the bubble). parts: of every plan, its forward and backward.
-    parts: of every plan, its forward and backward.
 
     bubble: mean seconds for which a rank has nothing to do because other stages of its stack are at work: before its
     first turn, between turns, and after its last one.

@@ -100,7 +100,7 @@ def tables(found: Mapping[Place, Worlds], over: str) -> list[Sheet]:
 
 def shown(title: str, systems: Systems, over: str, worlds: Worlds | None = None) -> Sheet:
     """Returns the systems of one cluster and size as a table, nearest the bound first. worlds: those that ranges are
-    over. worlds: those that ranges are over."""
+    over."""
     workloads = sorted({name for cells in systems.values() for name in cells})
     means, rows = {name: _mean(cells) for name, cells in systems.items()}, []
     for name in sorted(systems, key=lambda one: -_place(systems[one], len(workloads))):

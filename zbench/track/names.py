@@ -29,8 +29,8 @@ def tracked(start: Line) -> Tracked:
 
 
 def _group(start: Line) -> str:
-    """Returns the group of a run as recorded; runs from before records had groups have their experiment, or their
-    command, in common. Runs from before records had groups have their experiment, or their command, in common."""
+    """Returns the group of a run as recorded. Runs from before records had groups have their experiment, or their
+    command, in common."""
     told = start.get("group") or start["config"].get("choices", {}).get("experiment")
     return str(told) if told else f"command {sha256(str(start.get('command')).encode()).hexdigest()[:8]}"
 

@@ -109,7 +109,7 @@ def check_free(path: Any) -> None:
 @dataclass(frozen=True, slots=True)
 class Hold:
     """A hold on a folder, the right to write its checkpoint: two runs at once would mix their files. Ends with the
-    process. Ends with the process.
+    process.
 
     A lock on a file beside the folder; a file system without locks gives it to all.
     """

@@ -94,8 +94,7 @@ def told(metadata: Metadata) -> dict[str, Any]:
 
 
 def made(layout: dict[str, Any], names: Collection[str]) -> Metadata:
-    """Makes the layout that torch has of the one that JSON has. names: the files it may speak of. names: the files it
-    may speak of.
+    """Makes the layout that torch has of the one that JSON has. names: the files it may speak of.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError: it is none.

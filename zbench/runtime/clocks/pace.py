@@ -26,7 +26,7 @@ class Pace(Protocol):
 
     def begin(self, hurries: bool = False) -> None:
         """Begins a step: the device is free from now on. hurries: nothing is waited for, modelled seconds are only
-        summed. hurries: nothing is waited for, modelled seconds are only summed."""
+        summed."""
 
     def came(self) -> None:
         """Notes that data came that the device had to wait for."""
@@ -39,7 +39,7 @@ class Pace(Protocol):
 
 
 class Unpaced:
-    """Work takes as long as it takes."""
+    """A device whose work takes as long as it takes on this machine."""
 
     overrun = modelled = 0.0
 

@@ -56,7 +56,7 @@ def choose(
 
 def peak_bytes(plans: tuple[Plan, ...], cost: Cost, parameters: str, level: str) -> Ints:
     """Returns int64 [num_ranks]: the bytes of every rank at its fullest moment. parameters:
-    zbench.runtime.job.job.PARAMETERS. parameters: zbench.runtime.job.job.PARAMETERS."""
+    zbench.runtime.job.job.PARAMETERS."""
     model = cost.model
     peak = np.zeros(cost.cluster.num_ranks, np.int64)
     for plan in plans:

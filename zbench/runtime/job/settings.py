@@ -37,7 +37,7 @@ def known(name: str, given: Any, fields: Iterable[str]) -> dict[str, float]:
 
 def check_model(model: Model, vocab: int | None) -> None:
     """Refuses models that the network would refuse. vocab: what the workload's tokens need, None where it makes them to
-    fit. vocab: what the workload's tokens need, None where it makes them to fit."""
+    fit."""
     if model.element_bytes not in (2, 4, 8):
         raise ValueError(
             f"model.element_bytes is {model.element_bytes}; training takes 2 (bfloat16), 4 (float32) or 8 (float64)"

@@ -166,6 +166,6 @@ def _lse_dtype(q: Tensor) -> torch.dtype:
 
 
 def _ranges(counts: Ints) -> Ints:
-    """Returns 0 ... count - 1 of every count, one after another. count - 1 of every count, one after another."""
+    """Returns 0 ... count - 1 of every count, one after another."""
     ends = np.cumsum(counts)
     return np.asarray(np.arange(int(ends[-1])) - np.repeat(ends - counts, counts), np.int64)

@@ -89,7 +89,6 @@ def per_query_head(x: Tensor, group: int) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class Matmul:
     """The reference kernel: scores as one matrix per segment and head. For tests and small lengths; memory is M x N.
-    For tests and small lengths; memory is M x N.
 
     What is narrower than float32 is computed in float32, as flash attention does."""
 

@@ -45,7 +45,7 @@ class Shape:
         return lo // group, -(-hi // group)
 
     def empty(self, tensor: int, lo: int, hi: int, rows: int, start: bool = False) -> "Memory":
-        """Returns memory for one message. start: as a sum of nothing, zeros with a log-sum-exp of minus infinity.
+        """Returns memory for one message.
         start: as a sum of nothing, zeros with a log-sum-exp of minus infinity."""
         model, make = self.model, torch.zeros if start else torch.empty
         first, last = self.kv_heads(lo, hi)
@@ -94,7 +94,7 @@ class Shape:
 @dataclass(frozen=True, slots=True)
 class Memory:
     """The memory of `tensor` for query heads [lo, hi), field by field. whole: all of their bytes in one piece, None if
-    they are not. whole: all of their bytes in one piece, None if they are not."""
+    they are not."""
 
     tensor: int
     lo: int

@@ -11,9 +11,9 @@ from zbench.runtime.network.wiring import SWITCH, degraded
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of one NIC, as executor.fault describes it. executor.fault. nic: counted over the whole cluster. step:
-    when it begins, `after` seconds from the step's start. share: of its rate that is left, 0: the link is down.
-    seconds: until all is as before; None: for good."""
+    """A fault of one NIC, as executor.fault describes it. nic: counted over the whole cluster. step: when it begins,
+    `after` seconds from the step's start. share: of its rate that is left, 0: the link is down. seconds: until all is
+    as before; None: for good."""
 
     nic: int
     step: int

@@ -12,7 +12,7 @@ _THREADS = "gloo_tcp_loop"  # the name that gloo gives to them
 
 
 class Lateness:
-    """The lateness of this process's messages, from begin() on. Once gloo is open. Once gloo is open."""
+    """The lateness of this process's messages, from begin() on. Once gloo is open."""
 
     def __init__(self) -> None:
         self._tasks = [task for task in _TASKS.iterdir() if (task / "comm").read_text().strip() == _THREADS]

@@ -29,8 +29,7 @@ class NoDesk(RuntimeError):
 
 
 class Network:
-    """A network of namespaces. A wiring that is up. close(): takes it down; so does the end of all processes that have
-    it open."""
+    """A wiring that is up. close(): takes it down; so does the end of all processes that have it open."""
 
     def __init__(self, wiring: Wiring) -> None:
         """

@@ -133,8 +133,7 @@ def _node(cluster: Cluster, node: int) -> Namespace:
 
 
 def _rank(cluster: Cluster, rank: int) -> Namespace:
-    """Wires a rank; it comes after its node. One address, on `nic`; ranks of the same node are reached by `nvl`. One
-    address, on `nic`; ranks of the same node are reached by `nvl`."""
+    """Wires a rank; it comes after its node. One address, on `nic`; ranks of the same node are reached by `nvl`."""
     own = address(cluster, rank)
     node = rank // cluster.gpus_per_node
     across, inside = (window(one / count) for one, count in _links(cluster))  # of a connection: it has one channel

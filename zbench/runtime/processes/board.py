@@ -20,8 +20,8 @@ _STATE = struct.Struct("<QB")
 
 
 class Board:
-    """A slot of the board, for one rank to write to. Every word is progress: say nothing in a loop that gets nowhere.
-    Every word is progress: say nothing in a loop that gets nowhere."""
+    """A slot of the board, for one rank to write to. Every word is progress: say nothing in a loop that gets
+    nowhere."""
 
     __slots__ = ("_counter", "_memory", "_offset")
 

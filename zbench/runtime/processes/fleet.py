@@ -18,8 +18,7 @@ _OF_PEERS = ("gloo", "nccl", "closed by peer", "reset by peer", "broken pipe", "
 
 
 class Fleet(Protocol):
-    """A fleet of ranks with one object each. A context manager: leaving it closes the fleet. A context manager: leaving
-    it closes the fleet."""
+    """A fleet of ranks with one object each. A context manager: leaving it closes the fleet."""
 
     @property
     def num_ranks(self) -> int:
@@ -49,8 +48,7 @@ class Fleet(Protocol):
 
 
 class RankFailed(Exception):
-    """A rank failed and the fleet has ended. The message is one sentence: who, what, where. The message is one
-    sentence: who, what, where.
+    """A rank failed and the fleet has ended. The message is one sentence: who, what, where.
 
     The rank's own traceback or last words are notes, which Python shows below a traceback.
     """

@@ -120,8 +120,7 @@ class JoinedFleet(Wired):
         super()._hear(rank)
 
     def _end(self) -> None:
-        """Ends the fleet: orderly, all have left; else the others end when this process does, and not before. Else the
-        others end when this process does, and not before.
+        """Ends the fleet; orderly, all have left. Else the others end when this process does, and not before.
 
         For our own rank may be stuck in a collective with them: it would wake up with an error while this process,
         which has a sentence to tell and a record to write, takes itself apart. Likewise the launcher, when it sees
@@ -167,7 +166,6 @@ def _raise_in(thread: threading.Thread) -> None:
 
 
 def _be_rank_0(connection: socket.socket, board: Board) -> None:
-    """Serves as rank 0, in a thread. Its socket is closed however it ends: so the driver knows. Its socket is closed
-    however it ends: so the driver knows."""
+    """Serves as rank 0, in a thread. Its socket is closed however it ends: so the driver knows."""
     with connection, contextlib.suppress(EOFError, OSError):
         serve(partial(receive, connection), partial(send, connection), board)

@@ -73,7 +73,7 @@ class Setup:
 
 def main(setup: Setup) -> NoReturn:
     """Runs the launcher's whole life. It leaves at once: tearing torch down takes a while, and there is nothing to
-    save. It leaves at once: tearing torch down takes a while, and there is nothing to save."""
+    save."""
     code = 1
     try:
         code = _launch(setup)

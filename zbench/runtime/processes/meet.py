@@ -125,7 +125,7 @@ def _hosts(world: World) -> list[str]:
 
 
 def call(world: World, told: dict[str, Any]) -> socket.socket:
-    """Connects to rank 0. told: what `gather` wrote into the store. told: what `gather` wrote into the store.
+    """Connects to rank 0. told: what `gather` wrote into the store.
 
     Raises:
         RankFailed: there is no way.

@@ -1,5 +1,4 @@
-"""A rank's main loop: it makes its object, calls its methods as told, answers. And the messages for it. And the
-messages for it.
+"""A rank's main loop: it makes its object, calls its methods as told, answers. And the messages for it.
 
 A message is one byte that says its kind, then pickles. To a rank: START (the object's class, its argument, the
 rendezvous), CALL (method, arguments; then, if there is one, the rank's own), CLOSE, BEAT (the driver is alive).

@@ -1,5 +1,5 @@
 """Finds of many failures the cause, and of many ranks that stand still the one to blame; and writes the sentence for
-it. And the sentence for it.
+it.
 
 Failures come in swarms: a rank dies, and the others raise because their connections to it closed. So after the first
 sign of trouble there is a moment to listen, and then the likeliest cause is named: a rank killed by a signal, then
@@ -32,8 +32,7 @@ class Troubles:
         self._found.setdefault(rank, failure)
 
     def lost(self, rank: int, at: str) -> None:
-        """Notes that a rank's wire closed. at: where it was, "in step 3, backward". at: where it was, "in step 3,
-        backward"."""
+        """Notes that a rank's wire closed. at: where it was, "in step 3, backward"."""
         self._found.setdefault(rank, at)
 
     def is_ripe(self) -> bool:

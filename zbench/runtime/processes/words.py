@@ -12,7 +12,7 @@ LAST_LINES = 20
 
 class Words:
     """The words of one process: the reading end of the pipe that it prints to. Lines are taken first and shown later,
-    or not. Lines are taken first and shown later, or not."""
+    or not."""
 
     def __init__(self, name: str, descriptor: int) -> None:
         os.set_blocking(descriptor, False)

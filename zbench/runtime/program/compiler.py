@@ -32,8 +32,7 @@ Cut = Callable[[Ints, Ints, Flags, Ints], Any]  # what a kernel makes of segment
 
 
 class Compiler:
-    """A compiler of one plan for one rank: `compile()` gives (forward, backward). One object a plan and rank. One
-    object a plan and rank.
+    """A compiler of one plan for one rank: `compile()` gives (forward, backward). One object a plan and rank.
 
     is_paced: attends and linear modules are told their modelled seconds.
     """

@@ -15,8 +15,8 @@ Place = tuple["Holder", int]  # a holder, and which of its blocks
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a rank's own tokens: `row[b]` is the first of block b's rows, -1 if it is at home elsewhere.
-    num_tokens. num_tokens."""
+    """The layout of a rank's own tokens: `row[b]` is the first of block b's rows, -1 if it is at home elsewhere;
+    num_tokens: their number."""
 
     row: Ints
     num_tokens: int
@@ -31,8 +31,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Holder:
-    """A slot that holds `blocks` for heads [lo, hi), each from its row on. live: [num_blocks], not yet taken (sums).
-    live: [num_blocks], not yet taken (sums)."""
+    """A slot that holds `blocks` for heads [lo, hi), each from its row on. live: [num_blocks], not yet taken (sums)."""
 
     slot: int
     lo: int

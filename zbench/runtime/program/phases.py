@@ -65,7 +65,7 @@ def numbers(plan: Plan, ops: Ops, parts: Legs, backward: bool) -> Ints:
 @nb.njit(cache=True)
 def _phases(moves, sums, src, dst, producer, first, num_ranks):  # type: ignore[no-untyped-def]
     """Returns int64 [num_ops]: the phase of every transfer, -1 for attends. first: where an operation's producers
-    begin. first: where an operation's producers begin."""
+    begin."""
     phases = np.full(len(moves), -1, np.int64)
     read = np.full(num_ranks, -1, np.int64)  # latest phase that attends of a rank read
     sent = np.full(num_ranks, -1, np.int64)  # phase of the last sum that a rank sent
@@ -86,8 +86,7 @@ def _phases(moves, sums, src, dst, producer, first, num_ranks):  # type: ignore[
 
 
 def batches(program: Program, number: Ints, op: Ints) -> tuple[Batch, ...]:
-    """Lists what one rank posts, in order. number: int64 [num_legs], the batch of every leg; op: its operation. number:
-    int64 [num_legs], the batch of every leg; op: its operation."""
+    """Lists what one rank posts, in order. number: int64 [num_legs], the batch of every leg; op: its operation."""
     receives: dict[int, list[int]] = {}
     sends: dict[int, list[int]] = {}
     listed: dict[int, int] = {}  # operation of a batch's first message here

@@ -21,7 +21,7 @@ def is_run(rows: Rows, run: slice) -> bool:
 @dataclass(frozen=True, slots=True)
 class Slot:
     """A slot of memory for `tensor`; query heads [lo, hi); rows. inside: the slot of which this one is a part, and its
-    first row there. inside: the slot of which this one is a part, and its first row there."""
+    first row there."""
 
     tensor: int
     lo: int

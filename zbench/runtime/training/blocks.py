@@ -36,7 +36,7 @@ class Norm(torch.autograd.Function):
 
 
 class NormLinear(torch.autograd.Function):
-    """Applies RMSNorm and a projection, differentiably: x [T, in] -> [T, out]. Keeps x. Keeps x."""
+    """Applies RMSNorm and a projection, differentiably: x [T, in] -> [T, out]. Keeps x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, norm: Tensor, weight: Tensor, fused: Elementwise) -> Tensor:
@@ -55,7 +55,7 @@ class NormLinear(torch.autograd.Function):
 
 class Split(torch.autograd.Function):
     """Splits the joint projection [T, H + 2 K, D], differentiably: q [T, H, D], k and v [T, K, D], q and k turned by
-    RoPE. Keeps nothing. Keeps nothing."""
+    RoPE. Keeps nothing."""
 
     @staticmethod
     def forward(

@@ -139,7 +139,6 @@ class _Place:
 
 def opened(place: int) -> Any:
     """Opens DeepSpeed's module, ready to use torch.distributed as it stands. torch.distributed has to be open.
-    torch.distributed has to be open.
 
     On a CPU its communicator would first compile a shared-memory all-reduce (a minute and a half, under a lock file
     that a killed process leaves behind), which attention never calls; it is told not to.

@@ -80,8 +80,7 @@ class Parameters(ABC):
         """Ends threads, where there are any."""
 
     def gradients(self) -> dict[str, Tensor]:
-        """Returns, after finish(), every whole gradient by parameter name, on the CPU of every rank. Collective.
-        Collective."""
+        """Returns, after finish(), every whole gradient by parameter name, on the CPU of every rank. Collective."""
         return {name: whole(p.grad) for name, p in self.network.named_parameters() if p.grad is not None}
 
     def weights(self) -> dict[str, Tensor]:

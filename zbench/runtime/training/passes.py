@@ -47,8 +47,7 @@ class Passes:
         return [self._attend(plan) for plan in plans]
 
     def run(self, one: Text, attend: Attend, num_tokens: int, where: str) -> Tensor:
-        """Runs forward and backward; returns the rank's part of the loss. num_tokens: that the loss is the mean of.
-        num_tokens: that the loss is the mean of."""
+        """Runs forward and backward; returns the rank's part of the loss. num_tokens: that the loss is the mean of."""
         part = self._forward(one, attend, num_tokens, where)
         self.engine.pace.spend(float(self.job.cost.head_seconds(np.array([len(one.tokens)]))[0]))
         part.backward()

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 
 def parameters_of(job: Job, rank: int, device: torch.device, sharing: int, say: Callable[[str], None]) -> Parameters:
-    """Makes the network with its first weights, and its optimizer. sharing: ranks on this rank's GPU. sharing: ranks on
-    this rank's GPU.
+    """Makes the network with its first weights, and its optimizer. sharing: ranks on this rank's GPU.
 
     Raises:
         ValueError: sharded parameters on a GPU that ranks share.

@@ -147,7 +147,7 @@ class Trainer:
         return loss
 
     def _reduce(self, loss: Tensor, where: str) -> None:
-        """Makes gradients and loss sums over all ranks. Collective. Collective."""
+        """Makes gradients and loss sums over all ranks. Collective."""
         self.board.wait(f"{where}, gradient reduction")
         self.parameters.finish()
         self.engine.transport.settle()

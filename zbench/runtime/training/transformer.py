@@ -100,8 +100,7 @@ class Transformer(nn.Module):
 
 
 class Layer(nn.Module):
-    """One decoder layer: x [T, h] -> [T, h]. q, k, v are one weight, gate and up are one, experts one below another. q,
-    k, v are one weight, gate and up are one, experts one below another."""
+    """One decoder layer: x [T, h] -> [T, h]. q, k, v are one weight, gate and up are one, experts one below another."""
 
     def __init__(self, model: Model, make: Callable[..., nn.Parameter]) -> None:
         super().__init__()

@@ -26,8 +26,7 @@ Issue = Callable[[list[Any]], list[Any]]  # posts dist.P2POps, returns what to w
 
 
 def transport_of(group: dist.ProcessGroup) -> Transport:
-    """Returns the transport for the group's backend. Collective: every rank of the group has to come there. Collective:
-    every rank of the group has to come there."""
+    """Returns the transport for the group's backend. Collective: every rank of the group has to come there."""
     if dist.get_backend(group) != "nccl":
         return Sender()
     dist.barrier(group)  # makes the communicator, which takes all ranks; a batch is only some ranks'
