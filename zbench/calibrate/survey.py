@@ -80,7 +80,8 @@ class Survey:
         self._set("matmul_flops", rates[max(rates)], of)
 
     def memory(self) -> None:
-        """Measures a rank's memory: its size, the rates of contiguous and strided copies, and the smallest kernel."""
+        """Measures a rank's memory: its size, the rates of elementwise work and of strided copies, and the smallest
+        kernel."""
         gauge, model, rows = self.gauge, self.subject.model, self.subject.tokens
         share = min(about.memory_bytes for about in gauge.abouts)
         self._set("memory_bytes", share, "a rank's share of its machine's memory, or its GPU's")

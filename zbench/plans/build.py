@@ -60,8 +60,8 @@ class Builder:
         self._ops.extend(ops)
 
     def build(self) -> Plan:
-        """Returns the plan of what was added: empty blocks are dropped, pieces are sorted, operations that nothing
-        needs are left out."""
+        """Returns the plan of what was added: empty blocks are dropped with what moves or attends to them alone, and
+        pieces are sorted."""
         seq, start, stop, block = (
             column[0] if len(column) == 1 else np.concatenate(column) for column in zip(*self._pieces, strict=True)
         )

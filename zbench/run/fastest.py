@@ -66,7 +66,7 @@ def fastest(study: Study, made: Made, limits: Limits) -> Choice:
 
 
 def free_models(model: Model, free: Sequence[str]) -> Iterator[tuple[Keys, Model]]:
-    """Lists every combination of the values that the free keys of a model may have, and the model with it."""
+    """Yields every combination of the values that the free keys of a model may have, and the model with it."""
     for values in product(*(FREE[name] for name in free)):
         keys = dict(zip(free, values, strict=True))
         yield keys, replace(model, **keys)  # type: ignore[arg-type]
