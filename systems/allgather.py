@@ -4,7 +4,7 @@ The packed batch is cut in 2N chunks, rank i owns chunks i and 2N-1-i; keys and 
 batch are gathered on every rank before it attends once with its own queries. Documents stay nearly
 whole, so kernels run on long pieces, but the cut knows nothing of document borders: a rank whose
 chunks hold one long document has more to do, and all of the gather is exposed.
-Source: the Llama 3 report (arXiv 2407.21783, section 3.3.2). Pure: no torch.
+Source: the Llama 3 report (arXiv 2407.21783, section 3.3.2).
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ from zbench.plans.plan import Ints, Plan
 
 @dataclass(frozen=True, slots=True)
 class AllGather:
-    """shard: "pack" cuts the packed batch (Llama 3); "sequence" every sequence by itself (Transformer Engine's).
+    """All-gather context parallelism: every rank gathers all keys and values, then attends once with its own queries.
+    shard: "pack" cuts the packed batch (Llama 3); "sequence" every sequence by itself (Transformer Engine's).
 
     backward: Llama 3 gathers keys and values again.
 
@@ -42,7 +43,8 @@ class AllGather:
             raise ValueError(f"system.shard is {self.shard!r}; it takes pack or sequence")
 
     def size(self, lengths: Ints, count: int) -> Size:
-        """Every rank's keys come to every rank, forward and backward, and their gradients go back."""
+        """Estimates the size of a step's plans: every rank gets every rank's keys, forward and backward, and sends
+        their gradients back."""
         ranks = min(self.cost.cluster.num_ranks, int(count * float(lengths.mean())))
         return Size(operations=2 * ranks**2, pieces=count)
 

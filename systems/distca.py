@@ -3,7 +3,7 @@
 Sequences are packed one after another, every rank the same number of tokens, so linear modules are balanced. Attention
 has no parameters and can run anywhere: tasks (queries of a sequence, with all keys up to them) move from ranks
 with more than the mean to ranks with less, the one with the most gain per byte first, cut where a part is enough.
-Every rank is an attention server in place. Source: Zhuang et al. 2025 (arXiv 2510.18121). Pure: no torch.
+Every rank is an attention server in place. Source: Zhuang et al. 2025 (arXiv 2510.18121).
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,8 @@ SHARD = 128  # tokens: tasks are cut at multiples of it, a kernel's tile
 
 @dataclass(frozen=True, slots=True)
 class DistCA:
-    """tolerance: attention is moved away from ranks above 1 + tolerance times the mean attention time; None: the
+    """DistCA as a system: attention is moved from ranks with too much of it to ranks with too little, all else stays
+    packed. tolerance: attention is moved away from ranks above 1 + tolerance times the mean attention time; None: the
     fastest predicted of TOLERANCES, for every batch. coalesce: rounds of kv after which a rank attends to what they
     brought. backward: what becomes of received kv.
 
@@ -57,7 +58,7 @@ class DistCA:
         return fitting(batch.lengths, self.cost, lambda seqs: self._plans(batch.lengths, seqs))
 
     def _plans(self, lengths: Ints, sequences: Ints) -> Iterator[Plan]:
-        """Of every tolerance, the fastest predicted first."""
+        """Yields a plan of every tolerance that is tried, the fastest predicted first."""
         mine, cost = lengths[sequences], self.cost
         start = packed(mine, cost.cluster.num_ranks)
         values = TOLERANCES if self.tolerance is None else (float(self.tolerance),)
@@ -76,7 +77,7 @@ class DistCA:
 
 
 def estimate(pieces: Pieces, lengths: Ints, cost: Cost) -> tuple[float, int]:
-    """(seconds of one layer without its linear modules, about how many operations): the longer of attention and
+    """Returns (seconds of one layer without its linear modules, about how many operations): the longer of attention and
     transfers."""
     model, ranks = cost.model, cost.cluster.num_ranks
     seconds = block_seconds(pieces.start, pieces.stop, lengths[pieces.seq], cost)
@@ -90,7 +91,7 @@ def estimate(pieces: Pieces, lengths: Ints, cost: Cost) -> tuple[float, int]:
 
 
 def packed(lengths: Ints, num_ranks: int) -> Pieces:
-    """The sequences one after another, cut only where a rank has its share of the tokens; attended at home."""
+    """Returns the sequences one after another, cut only where a rank has its share of the tokens; attended at home."""
     ends = np.cumsum(lengths)
     borders = int(ends[-1]) * np.arange(num_ranks + 1) // num_ranks
     edges = np.union1d(np.append(ends, 0), borders)
@@ -102,8 +103,8 @@ def packed(lengths: Ints, num_ranks: int) -> Pieces:
 
 
 def moved(pieces: Pieces, lengths: Ints, cost: Cost, tolerance: float) -> Pieces:
-    """`pieces` cut and given other workers until no rank attends for longer than 1 + tolerance times the mean, or
-    nothing can be moved away from those that do."""
+    """Returns `pieces` cut and given other workers until no rank attends for longer than 1 + tolerance times the mean,
+    or nothing can be moved away from those that do."""
     model = cost.model
     seconds = block_seconds(pieces.start, pieces.stop, lengths[pieces.seq], cost)
     bytes_of = [model.message_bytes_per_token(tensor, 0, model.num_heads) for tensor in (Q, KV, O)]
@@ -123,7 +124,7 @@ def _moved(  # type: ignore[no-untyped-def]
     piece_seq, piece_start, piece_stop, piece_home, piece_seconds, seq_begin, borders,
     num_ranks, tolerance, q_bytes, kv_bytes, shard,
 ):  # fmt: skip
-    """The greedy moves; returns the columns of the pieces."""
+    """Moves attention greedily from overloaded ranks to others; returns the columns of the pieces."""
     count = len(piece_seq)
     most = 8 * num_ranks + count  # every move makes at most one piece more
     seq, start, stop = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
@@ -137,6 +138,7 @@ def _moved(  # type: ignore[no-untyped-def]
     received = np.zeros((num_ranks, len(seq_begin)), np.int32)  # up to which token a rank is sent a sequence's kv
     closed = np.zeros(num_ranks, np.bool_)
     while count < most:
+        # The rank with the least attention takes a task, or a part of one, from one with too much.
         target = -1
         for r in range(num_ranks):
             if not closed[r] and load[r] < mean and (target < 0 or load[r] < load[target]):
@@ -148,6 +150,7 @@ def _moved(  # type: ignore[no-untyped-def]
             borders, seq_begin, q_bytes, kv_bytes, shard,
         )  # fmt: skip
         if best < 0:
+            # Nobody has anything for it: it takes no more.
             closed[target] = True
             continue
         i, source = best, worker[best]
@@ -177,7 +180,8 @@ def _best_task(  # type: ignore[no-untyped-def]
     seq, start, stop, home, worker, seconds, load, mean, tolerance, target, received,
     borders, seq_begin, q_bytes, kv_bytes, shard,
 ):  # fmt: skip
-    """(task with the most seconds per byte for `target`, where to cut it, whether its front moves); -1: none."""
+    """Finds the task with the most seconds per byte for `target`: returns (task, where to cut it, whether its front
+    moves); -1: none."""
     best, best_gain, best_cut, best_head = -1, 0.0, 0, False
     for i in range(len(seq)):
         if load[worker[i]] <= mean * (1 + tolerance) or worker[i] != home[i]:
@@ -200,13 +204,14 @@ def _best_task(  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _area(start, stop):  # type: ignore[no-untyped-def]
-    """Pairs that queries [start, stop) of a sequence see."""
+    """Returns how many (query, key) pairs queries [start, stop) of a sequence see."""
     return 0.5 * (stop - start) * (stop + start + 1)
 
 
 @nb.njit(cache=True)
 def _cut(start, stop, share, head, shard):  # type: ignore[no-untyped-def]
-    """(where to cut, share of the task's pairs that moves): from the front or the back, about `share` of them."""
+    """Cuts a task from the front or the back so that about `share` of its pairs moves: returns (where to cut, share of
+    the pairs that moves)."""
     total = _area(start, stop)
     low = 1.0 * start * (start + 1)
     at = np.sqrt(low + 2 * (share if head else 1 - share) * total + 0.25) - 0.5
@@ -219,5 +224,6 @@ def _cut(start, stop, share, head, shard):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _overlap(borders, rank, begin, low, high):  # type: ignore[no-untyped-def]
-    """Tokens among [low, high) of a sequence that begins at `begin` of the stream which `rank` is home of."""
+    """Returns how many of tokens [low, high) of a sequence, which begins at `begin` of the stream, `rank` is home
+    of."""
     return max(min(borders[rank + 1] - begin, high) - max(borders[rank] - begin, low), 0)

@@ -5,7 +5,7 @@ single sequences are moved off the last packs into packs of their own, until the
 data-parallel group. Group g of each micro-batch takes the g-th of its packs and runs it as a ring of
 `degree` ranks (context_parallel_size), every sequence cut over all of them. Despite its name it looks at no work.
 
-Source: Megatron-LM, megatron/core/datasets/data_schedule.py, DpBalancedScheduler (d48bd6be). Pure: no torch.
+Source: Megatron-LM, megatron/core/datasets/data_schedule.py, DpBalancedScheduler (d48bd6be).
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,11 @@ from zbench.systems.common.mesh_plans import check_keys, fitting_plans, holding_
 
 @dataclass(frozen=True, slots=True)
 class DpBalanced:
-    """degree: ranks of a ring; None: the fewest that hold a sequence of `context_limit` tokens in memory. pack_tokens:
-    of a group's rank at most (max_seqlen_per_dp_cp_rank); None: a run chooses it before (zbench.run.fastest), and
-    without a run it is what fits a GPU. context_limit: tokens of the longest sequence; the run gives its workload's.
+    """Megatron-LM's dp_balanced packing as a system: packs filled in the order of the batch, as many for every
+    data-parallel group. degree: ranks of a ring; None: the fewest that hold a sequence of `context_limit` tokens in
+    memory. pack_tokens: of a group's rank at most (max_seqlen_per_dp_cp_rank); None: a run chooses it before
+    (zbench.run.fastest), and without a run it is what fits a GPU. context_limit: tokens of the longest sequence; the
+    run gives its workload's.
 
     Raises:
         ValueError: a key has no such value, or degree does not divide the ranks.
@@ -50,7 +52,7 @@ class DpBalanced:
 
 
 def packed(lengths: Ints, num_groups: int, most: int) -> Ints:
-    """int64 [num_sequences, 2]: micro-batch and group of every sequence. most: tokens of a pack."""
+    """Returns int64 [num_sequences, 2]: micro-batch and group of every sequence. most: tokens of a pack."""
     number = np.empty(len(lengths), np.int64)
     for index, pack in enumerate(packs([int(length) for length in lengths], num_groups, most)):
         number[pack] = index
@@ -58,7 +60,7 @@ def packed(lengths: Ints, num_groups: int, most: int) -> Ints:
 
 
 def packs(lengths: list[int], num_groups: int, most: int) -> list[list[int]]:
-    """The sequences of every pack, in order; a longer sequence than `most` has a pack of its own.
+    """Returns the sequences of every pack, in order; a longer sequence than `most` has a pack of its own.
 
     A multiple of `num_groups`, as far as there are sequences: where all packs are single ones, some are missing.
     """

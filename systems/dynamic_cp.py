@@ -6,7 +6,7 @@ longest first. A sequence has the ranks that hold it at `pack_tokens` each, or m
 the round less busy; its work is length^2 / ranks. Ranks without work join the narrowest groups at the end.
 
 Source: Megatron-LM, megatron/core/datasets/data_schedule.py and data_schedule_utils.py, DefaultDynamicCPScheduler and
-next_hdp_group_packing_aware (development branch, d48bd6be). Pure: no torch.
+next_hdp_group_packing_aware (development branch, d48bd6be).
 """
 
 from dataclasses import dataclass
@@ -25,9 +25,10 @@ CAP = 1.05  # times the longest sequence x pack_tokens is the most work of a ran
 
 @dataclass(frozen=True, slots=True)
 class DynamicCP:
-    """pack_tokens: of a rank in a round at most (max_seqlen_per_dp_cp_rank); None: for every batch the fastest
-    predicted of hybrid_dp's stretches. least_degree: ranks of a group at least (min_cp_size). backward: what becomes of
-    received kv; Transformer Engine carries it round again.
+    """Megatron-LM's dynamic context parallelism as a system: groups of power-of-two sizes, formed anew in every round.
+    pack_tokens: of a rank in a round at most (max_seqlen_per_dp_cp_rank); None: for every batch the fastest predicted
+    of hybrid_dp's stretches. least_degree: ranks of a group at least (min_cp_size). backward: what becomes of received
+    kv; Transformer Engine carries it round again.
 
     Raises:
         ValueError: pack_tokens is no whole number of at least 1, or least_degree no power of two among the ranks.
@@ -57,7 +58,7 @@ class DynamicCP:
 
 
 def rounds(lengths: Ints, num_ranks: int, limit: int, least: int = 1) -> list[list[Group]]:
-    """Rounds of groups, the widest first, that together run every sequence once and leave no rank without any.
+    """Forms rounds of groups, the widest first, that together run every sequence once and leave no rank without any.
 
     limit: tokens of a rank in a round; only a sequence longer than that on all ranks has more. least: ranks of a group.
     """
@@ -87,7 +88,8 @@ def expanded(sizes: Ints, num_ranks: int) -> bool:
 
 @nb.njit(cache=True)
 def _placed(lengths, num_ranks, limit, least):  # type: ignore[no-untyped-def]
-    """(the group of every sequence, -1 where it waits for another round; ranks of every group), before expansion.
+    """Places sequences in groups for one round: returns (the group of every sequence, -1 where it waits for another
+    round; ranks of every group), before expansion.
 
     lengths: longest first. A sequence takes the first of the places that leave the busiest rank least busy, narrower
     groups before wider ones and those that are there before a new one.
@@ -131,7 +133,7 @@ def _placed(lengths, num_ranks, limit, least):  # type: ignore[no-untyped-def]
 
 
 def _on_all(lengths: Ints, num_ranks: int, limit: int) -> Ints:
-    """What a round takes whose only group is all ranks: 0 for every sequence, in order, that still fits, else -1."""
+    """Returns a round whose only group is all ranks: 0 for every sequence, in order, that still fits, else -1."""
     group, tokens = np.full(len(lengths), -1, np.int64), 0.0
     for i, share in enumerate((lengths / num_ranks).tolist()):
         if tokens + share <= limit:

@@ -4,7 +4,7 @@ Sequences are cut in blocks of a fixed size; a block is a bin-packing item with 
 (compute, more for later blocks of a sequence), and may go to any rank. Its queries need the keys of all earlier
 blocks of the sequence, which are sent from rank to rank in rounds in which nobody sends or receives twice. Tokens
 are reshuffled for the linear modules. Source: FCP (arXiv 2605.08524, MLSys 2026), whose code is not published;
-what is derived here is told apart in docs/systems.md. Pure: no torch.
+what is derived here is told apart in docs/systems.md.
 """
 
 from collections.abc import Iterator
@@ -35,9 +35,10 @@ KV_MOVES = 2  # in the backward: kv again, and its gradient home
 
 @dataclass(frozen=True, slots=True)
 class FCP:
-    """block_tokens: size of a block; None: the best estimate of SIZES. coalesce: rounds after which a rank attends
-    to what they brought. reshuffle: balance tokens for the linear modules to `tolerance` tokens, where that is
-    predicted to gain. backward: what becomes of received kv.
+    """FCP as a system: sequences are cut into blocks, which bin packing places on any ranks. block_tokens: size of a
+    block; None: the best estimate of SIZES. coalesce: rounds after which a rank attends to what they brought.
+    reshuffle: balance tokens for the linear modules to `tolerance` tokens, where that is predicted to gain. backward:
+    what becomes of received kv.
 
     Raises:
         ValueError: block_tokens or coalesce is not a whole number of at least 1, tolerance not one of at least 0.
@@ -65,9 +66,11 @@ class FCP:
         return fitting(batch.lengths, self.cost, lambda seqs: self._plans(batch.lengths, seqs))
 
     def _plans(self, lengths: Ints, sequences: Ints) -> Iterator[Plan]:
-        """Of every size, with and without the reshuffle where that is on, the fastest predicted first."""
+        """Yields a plan of every block size, with and without the reshuffle where that is on, the fastest predicted
+        first."""
         sizes = SIZES if self.block_tokens is None else (self.block_tokens,)
         mine, ways = lengths[sequences], (True, False) if self.reshuffle else (False,)
+        # Blocks of every size, bin packing of each, and an estimate: the best few are built and played.
         blocks = [Blocks.cut(mine, size, self.cost) for size in sizes]
         tries = [(self.placed(one, way), way) for one in blocks for way in ways]
         estimates = [self.estimate(*one, blocks[i // len(ways)].seconds) for i, one in enumerate(tries)]
@@ -75,7 +78,7 @@ class FCP:
         return best_first(seconds, num_ops, lambda i: self._laid(mine, sequences, *tries[i]), self.cost, NEAR, PLAYED)
 
     def placed(self, blocks: "Blocks", reshuffle: bool) -> Pieces:
-        """Every block on the rank that bin packing gives it."""
+        """Places every block on the rank that bin packing gives it."""
         tokens, ranks = blocks.stop - blocks.start, self.cost.cluster.num_ranks
         load = blocks.seconds if reshuffle else blocks.seconds + _linear_seconds(tokens, self.cost)
         room = max(capacity_tokens(self.cost), int(tokens.max()))
@@ -83,8 +86,8 @@ class FCP:
         return Pieces(blocks.seq, blocks.start, blocks.stop, rank, rank)
 
     def estimate(self, pieces: Pieces, reshuffle: bool, attention: Floats) -> tuple[float, int]:
-        """(seconds of one layer, about how many operations): linear modules, the longer of attention and transfers,
-        and the reshuffle, whose q, kv and o are waited for. Infinite where a rank has more tokens than fit.
+        """Estimates a plan of blocks: (seconds of one layer, about how many operations). Infinite where a rank has more
+        tokens than fit.
 
         attention: seconds of every piece.
         """
@@ -94,6 +97,7 @@ class FCP:
         linear = np.bincount(pieces.home, _linear_seconds(tokens, cost), ranks)
         piece, rank = needed(pieces, model.mask)
         q, kv, o = (model.message_bytes_per_token(tensor, 0, model.num_heads) for tensor in (Q, KV, O))
+        # A key goes to every rank that needs it once, forward; backward, KV_MOVES times more.
         moved = (1 + KV_MOVES) * busiest(pieces.home[piece], rank, (tokens[piece] * kv).astype(np.float64), cost)
         held = np.bincount(pieces.home, tokens, ranks).astype(np.int64)
         if not reshuffle:
@@ -116,8 +120,8 @@ class FCP:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """int64 [n] each: tokens [start, stop) of sequence seq, which is `length` tokens long; seconds: float64 [n], of
-    its attention."""
+    """Blocks of consecutive tokens that sequences are cut into, and the attention of each. int64 [n] each: tokens
+    [start, stop) of sequence seq, which is `length` tokens long; seconds: float64 [n], of its attention."""
 
     seq: Ints
     start: Ints
@@ -127,7 +131,7 @@ class Blocks:
 
     @staticmethod
     def cut(lengths: Ints, size: int, cost: Cost) -> "Blocks":
-        """Of `size` tokens each; a sequence's last one is shorter."""
+        """Cuts sequences into blocks of `size` tokens each; a sequence's last one is shorter."""
         count = -(-lengths // size)
         seq = np.repeat(np.arange(len(lengths), dtype=np.int64), count)
         start = size * (np.arange(len(seq)) - np.repeat(np.cumsum(count) - count, count))
@@ -136,7 +140,7 @@ class Blocks:
 
 
 def neighbours(rank: Ints, length: Ints, num_ranks: int) -> Ints:
-    """`rank` renamed: bins are alike, so those that share a long sequence become neighbours, most in the same node.
+    """Renames ranks: bins are alike, so those that share a long sequence become neighbours, most in the same node.
 
     length: int64 [n], of the sequence that each item is of.
     """
@@ -148,16 +152,18 @@ def neighbours(rank: Ints, length: Ints, num_ranks: int) -> Ints:
 
 
 def block_seconds(start: Ints, stop: Ints, length: Ints, cost: Cost) -> np.ndarray:
-    """Attention of queries [start, stop) of a sequence of `length` to all keys they see, one layer, both directions."""
+    """Returns the seconds of attention of queries [start, stop) of a sequence of `length` to all keys they see, one
+    layer, both directions."""
     return np.asarray(sum(cost.piece_seconds(start, stop, length, back) for back in (False, True)))
 
 
 def _linear_seconds(tokens: Ints, cost: Cost) -> np.ndarray:
-    """Of one layer, both directions, as part of a rank's tokens."""
+    """Returns the seconds of one layer's linear modules, both directions, for `tokens` that are a part of a rank's:
+    without what a call costs however many there are."""
     return 3 * (cost.linear_seconds(tokens) - cost.linear_seconds(np.ones_like(tokens)))
 
 
 def _leading_kv(ops: Ops) -> int:
-    """How many transfers of kv remapping put first: those before the first of q, which only it sends here."""
+    """Returns how many transfers of kv remapping put first: those before the first of q, which only it sends here."""
     queries = np.flatnonzero(ops.tensor == Q)
     return int((ops.tensor[: queries[0]] == KV).sum()) if len(queries) else 0

@@ -1,4 +1,4 @@
-"""FlexSP-BatchAda: all-to-all groups of one degree, the best for each batch. Pure: no torch.
+"""FlexSP-BatchAda: all-to-all groups of one degree, the best for each batch.
 
 The baseline of FlexSP's paper between one degree for all of training and groups of different degrees; with
 `degree` given it is the former (DeepSpeed-Ulysses with data parallelism beside it). Objective, micro-batches and
@@ -26,7 +26,8 @@ from zbench.systems.flexsp.search import Found, equal_counts
 
 @dataclass(frozen=True, slots=True)
 class FlexSPBatchAda:
-    """degree: ranks of every group of every batch; null: the best for each batch. packing: "search" takes FlexSP's
+    """FlexSP's baseline BatchAda as a system: one degree for all groups of a batch, the best one for each batch.
+    degree: ranks of every group of every batch; null: the best for each batch. packing: "search" takes FlexSP's
     micro-batches and packs by predicted time; "published" packs by best fit into the fewest micro-batches, as FlexSP's
     public code does for its baseline. trials (of "search"), backward: as FlexSP's.
 
@@ -53,12 +54,13 @@ class FlexSPBatchAda:
         object.__setattr__(self, "objective", objective(self.cost, self.backward))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        """One plan a micro-batch: the slowest first, or, as published, in the order in which they were packed."""
+        """Returns one plan a micro-batch: the slowest first, or, as published, in the order in which they were
+        packed."""
         parts = self.micro_batches(batch.lengths)
         return tuple(laid(part, batch, self.cost, self.objective, self.backward) for part in parts)
 
     def micro_batches(self, lengths: Ints) -> tuple[MicroBatch, ...]:
-        """Those of the degree with the least predicted seconds. lengths: int64 [n]."""
+        """Returns the micro-batches of the degree whose predicted seconds are least. lengths: int64 [n]."""
         longest = int(lengths.max())
         allowed = [k for k, degree in enumerate(self.objective.degree.tolist()) if self.degree in (None, degree)]
         of = self.objective.holding(longest, allowed[-1])
@@ -67,7 +69,7 @@ class FlexSPBatchAda:
         return min(able, key=lambda parts: total_seconds((part.found for part in parts), of))
 
     def _parts(self, lengths: Ints, index: int, of: Objective) -> tuple[MicroBatch, ...] | None:
-        """The best micro-batches with all groups of one degree, or the published ones."""
+        """Returns the best micro-batches with all groups of one degree, or the published ones."""
         if self.packing == "published":
             return published(lengths, index, of)
         counts = equal_counts(of)[index]

@@ -5,7 +5,7 @@ next power of two of length / tokens per rank ranks; its work is length^2 / rank
 to groups of ranks so that loads balance, in as many rounds as it takes. A group runs its sequences of
 a round in micro-batches of at most as many tokens as a rank takes.
 Source: Megatron-LM, megatron/core/pipeline_parallel/hybrid_cp_schedule.py, re-implemented from its
-described policy. Pure: no torch.
+described policy.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ BALANCED = 0.05  # a round may end early once (max - min) / max load is below th
 
 @dataclass(slots=True)
 class Group:
-    """Ranks that share a ring in one round: how many, the sequences they run, their work (tokens^2 per rank)."""
+    """A ring of ranks in one round: how many ranks, the sequences they run, their work (tokens^2 per rank)."""
 
     size: int
     seqs: list[int] = field(default_factory=list)
@@ -40,7 +40,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class HybridDP:
-    """tokens_per_rank: longest stretch of a sequence a rank takes before it is cut wider; None: for every batch the
+    """Hybrid data parallelism as a system: every sequence has a ring as wide as it needs, and rounds have equal work.
+    tokens_per_rank: longest stretch of a sequence a rank takes before it is cut wider; None: for every batch the
     fastest predicted of `stretches`. backward: what becomes of received kv; Transformer Engine carries it round again.
 
     Raises:
@@ -73,7 +74,8 @@ def check_tokens_per_rank(value: int | None) -> None:
 def fastest(
     tokens_per_rank: int | None, batch: Batch, cost: Cost, plans_at: Callable[[int], tuple[Plan, ...]]
 ) -> tuple[Plan, ...]:
-    """The plans at that stretch of a sequence a rank; None: of all `stretches` those predicted fastest that fit memory.
+    """Returns the plans at that stretch of a sequence a rank; None: of all `stretches` those predicted fastest that fit
+    memory.
 
     Predicted is a layer of every micro-batch, played by itself. Where none fits, it is the one that needs least.
     """
@@ -89,7 +91,7 @@ def fastest(
 
 
 def stretches(batch: Batch, cost: Cost) -> list[int]:
-    """The batch's tokens over the ranks, and multiples of it as far as a GPU holds them."""
+    """Lists the stretches to try: the batch's tokens over the ranks, and multiples of it as far as a GPU holds them."""
     even = -(-batch.num_tokens // cost.cluster.num_ranks)
     return [even, *(wide for wide in (int(times * even) for times in MULTIPLES) if wide <= fitting_tokens(cost))]
 
@@ -97,7 +99,8 @@ def stretches(batch: Batch, cost: Cost) -> list[int]:
 def micro_batches(
     lengths: Ints, schedule: list[list[Group]], limit: int, cost: Cost, backward: Mode
 ) -> tuple[Plan, ...]:
-    """Plans of a schedule: in each round every group runs its sequences packed to at most `limit` tokens a rank."""
+    """Returns the plans of a schedule: in each round every group runs its sequences packed to at most `limit` tokens a
+    rank."""
     plans: list[Plan] = []
     for groups in schedule:
         packs = [_packs(group, lengths, limit) for group in groups]
@@ -109,7 +112,7 @@ def micro_batches(
 
 
 def side_by_side(lengths: Ints, groups: list[tuple[int, list[int]]], cost: Cost, backward: Mode) -> Plan:
-    """A micro-batch of rings: groups (ranks, sequences) on consecutive ranks, the widest first."""
+    """Makes one micro-batch of rings side by side: groups (ranks, sequences) on consecutive ranks, the widest first."""
     groups = sorted(groups, key=lambda group: -group[0])
     sizes = np.array([size for size, _ in groups])
     begin = np.cumsum(sizes) - sizes
@@ -125,7 +128,7 @@ def side_by_side(lengths: Ints, groups: list[tuple[int, list[int]]], cost: Cost,
 
 
 def _packs(group: Group, lengths: Ints, limit: int) -> list[list[int]]:
-    """The group's sequences in runs of at most `limit` tokens a rank (or one sequence, if that is more)."""
+    """Returns the group's sequences in runs of at most `limit` tokens a rank (or one sequence, if that is more)."""
     out: list[list[int]] = []
     room = 0
     for seq in group.seqs:
@@ -138,7 +141,7 @@ def _packs(group: Group, lengths: Ints, limit: int) -> list[list[int]]:
 
 
 def rounds(lengths: Ints, degree: Ints, num_ranks: int) -> list[list[Group]]:
-    """Rounds of groups that together run every sequence once; degree: ranks each sequence needs."""
+    """Forms rounds of groups that together run every sequence once; degree: ranks each sequence needs."""
     work = lengths.astype(np.float64) ** 2 / degree
     left = sorted(range(len(lengths)), key=lambda seq: (-int(lengths[seq]), seq))
     out = []
@@ -149,7 +152,7 @@ def rounds(lengths: Ints, degree: Ints, num_ranks: int) -> list[list[Group]]:
 
 
 def _next_round(seqs: list[int], degree: Ints, work: np.ndarray, num_ranks: int) -> tuple[list[Group], list[int]]:
-    """(groups of one round, the sequences left for later ones: longest first, then what was handed back)."""
+    """Returns (groups of one round, the sequences left for later ones: longest first, then what was handed back)."""
     buckets = _buckets(seqs, degree, work)
     groups: list[Group] = []
     free, narrower = num_ranks, False
@@ -172,7 +175,7 @@ def _next_round(seqs: list[int], degree: Ints, work: np.ndarray, num_ranks: int)
 
 
 def _buckets(seqs: list[int], degree: Ints, work: np.ndarray) -> list[deque[int]]:
-    """The sequences in runs of about equal work, about as many as there are degrees.
+    """Returns the sequences in runs of about equal work, about as many as there are degrees.
 
     A bucket also closes while only as many sequences are left as buckets are to come; Megatron counts those
     that are closed twice.
@@ -191,13 +194,13 @@ def _buckets(seqs: list[int], degree: Ints, work: np.ndarray) -> list[deque[int]
 
 
 def _fitting(buckets: list[deque[int]], degree: Ints, groups: list[Group], free: int) -> deque[int] | None:
-    """The first bucket whose next sequence has a group of its width or free ranks; None ends the round."""
+    """Returns the first bucket whose next sequence has a group of its width or free ranks; None ends the round."""
     sizes = {group.size for group in groups}
     return next((b for b in buckets if b and (degree[b[0]] <= free or int(degree[b[0]]) in sizes)), None)
 
 
 def _balanced(groups: list[Group], free: int) -> bool:
-    """Whether the least loaded rank, an idle one if there is, is within 5 % of the most loaded one."""
+    """Returns whether the least loaded rank, an idle one if there is, is within 5 % of the most loaded one."""
     loads = [group.load for group in groups] + [0.0] * (free > 0)
     return max(loads) - min(loads) <= BALANCED * max(loads)
 

@@ -25,8 +25,9 @@ MODULE = "megatron.core.pipeline_parallel.hybrid_cp_schedule"
 
 @dataclass(frozen=True, slots=True)
 class HybridDPMegatron:
-    """tokens_per_rank: longest stretch of a sequence a rank takes before it is cut wider; None: for every batch the
-    fastest predicted, as in systems/hybrid_dp.py. backward: what becomes of received kv.
+    """Megatron-LM's hybrid data parallelism as a system: the rounds are those of its own scheduler. tokens_per_rank:
+    longest stretch of a sequence a rank takes before it is cut wider; None: for every batch the fastest predicted, as
+    in systems/hybrid_dp.py. backward: what becomes of received kv.
 
     Raises:
         ValueError: tokens_per_rank is not a whole number of at least 1, or megatron-core is not there.
@@ -51,7 +52,8 @@ class HybridDPMegatron:
 
 
 def rounds(lengths: Ints, limit: int, num_ranks: int) -> list[list[Group]]:
-    """The scheduler's rounds of groups, in order of their ranks; a group's load is sum of length^2 over its ranks."""
+    """Returns the scheduler's rounds of groups, in order of their ranks; a group's load is sum of length^2 over its
+    ranks."""
     world = 1 << (num_ranks.bit_length() - 1)
     samples = [(seq, int(length)) for seq, length in enumerate(lengths)]
     _, schedule = _scheduler()(limit, _Ranks(world)).get_groups_and_subsamples(samples, None)
@@ -59,7 +61,7 @@ def rounds(lengths: Ints, limit: int, num_ranks: int) -> list[list[Group]]:
 
 
 def _groups(seqs_of_rank: list[list[int]], lengths: Ints, free: int) -> list[Group]:
-    """Neighbouring ranks with the same sequences are a group."""
+    """Forms groups of neighbouring ranks with the same sequences."""
     groups = []
     for seqs, members in groupby(seqs_of_rank):
         assert seqs, "the scheduler left a rank idle"
@@ -80,7 +82,7 @@ class _Ranks:
 
 
 def _scheduler() -> Any:
-    """BalancedCPScheduler, with a sequence's ranks limited to those there are (as MagiAttention limits them).
+    """Returns BalancedCPScheduler, with a sequence's ranks limited to those there are (as MagiAttention limits them).
 
     Importing it takes seconds, and it warns of every accelerated package it does without.
     """

@@ -5,7 +5,7 @@ fits no GPU cannot be trained. The baseline that context parallelism has to beat
 
 Packs are made by best-fit decreasing: the longest sequence first, into the fullest pack that still has room, else
 into a new one. Their size is the smallest with which the fewest micro-batches are enough (bisected, as MULTIFIT
-does): Coffman, Garey and Johnson 1978, doi 10.1137/0207001. Pure: no torch.
+does): Coffman, Garey and Johnson 1978, doi 10.1137/0207001.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,9 @@ from zbench.systems.common.micro_batches import fitting_tokens
 
 @dataclass(frozen=True, slots=True)
 class LocalPacking:
-    """pack_tokens: size of a pack, at most what fits a GPU; None: the smallest that needs the fewest micro-batches.
-    A longer sequence has a pack of its own.
+    """Data parallelism alone as a system: whole sequences, packed to ranks by best fit. pack_tokens: size of a pack, at
+    most what fits a GPU; None: the smallest that needs the fewest micro-batches. A longer sequence has a pack of its
+    own.
 
     Raises:
         ValueError: pack_tokens is not a whole number of at least 1.

@@ -3,7 +3,7 @@
 2D-Attention exchanges heads between d_hp ranks and passes kv round the d_cp others. Head-first placement makes
 neighbours exchange heads, context-first makes them pass kv on. The ring is double: inner rings of `inner` ranks
 go round in turn with one hop of the outer ring, whose messages all inner positions send at once - over every NIC
-where an inner ring is a node. Source: Gu et al. 2024 (arXiv 2406.18485). Pure: no torch.
+where an inner ring is a node. Source: Gu et al. 2024 (arXiv 2406.18485).
 """
 
 from dataclasses import dataclass, field
@@ -22,8 +22,9 @@ PLACEMENTS = {"head": head_first, "context": context_first}
 
 @dataclass(frozen=True, slots=True)
 class LoongTrain:
-    """degree: ranks that exchange heads (d_hp). placement: "head" or "context" first. inner: ranks of an inner
-    ring, a divisor of the ring's ranks. None of any: what is predicted fastest, for every batch.
+    """LoongTrain as a system: a grid of heads x context, with a ring of rings. degree: ranks that exchange heads
+    (d_hp). placement: "head" or "context" first. inner: ranks of an inner ring, a divisor of the ring's ranks. None of
+    any: what is predicted fastest, for every batch.
 
     Raises:
         ValueError: degree as for USP; an unknown placement; an inner ring that divides the ring of no degree allowed.
@@ -49,7 +50,7 @@ class LoongTrain:
         object.__setattr__(self, "candidates", priced(self.grids(), self.cost))
 
     def grids(self) -> list[Grid]:
-        """Every grid that the settings leave open; where both placements are the same one, only one of them."""
+        """Lists every grid that the settings leave open; where both placements are the same one, only one of them."""
         ranks, heads = self.cost.cluster.num_ranks, self.cost.model.num_heads
         found = []
         for degree in degrees(ranks, heads) if self.degree is None else [self.degree]:

@@ -7,7 +7,7 @@ micro-batch; packs are as large as memory allows, and as small as the fewest mic
 Sources: Megatron-LM's context_parallel_size, torchtitan's context_parallel_degree and DeepSpeed's sequence
 parallelism are such meshes of one degree; the methods are those of zbench.plans.patterns. Packs by order of arrival are
 what data loaders make (Megatron-LM's GPTDataset); best-fit decreasing is Coffman, Garey and Johnson 1978 (doi
-10.1137/0207001); balanced packs are longest processing time first (zbench.systems.common.bins). Pure: no torch.
+10.1137/0207001); balanced packs are longest processing time first (zbench.systems.common.bins).
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,10 @@ from zbench.systems.common.mesh_plans import check_keys, fitting_plans, holding_
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """method: ring, allgather or ulysses. degree: ranks of a group; None: the fewest that hold a sequence of
-    `context_limit` tokens in memory. batching: arrival, best_fit or balanced. pack_tokens: of a group's rank at most;
-    None: what fits a GPU. context_limit: tokens of the longest sequence; the run gives its workload's.
+    """A static mesh as a system: groups of ranks of one size, each with one method of context parallelism. method:
+    ring, allgather or ulysses. degree: ranks of a group; None: the fewest that hold a sequence of `context_limit`
+    tokens in memory. batching: arrival, best_fit or balanced. pack_tokens: of a group's rank at most; None: what fits a
+    GPU. context_limit: tokens of the longest sequence; the run gives its workload's.
 
     Raises:
         ValueError: a key has no such value, or degree does not divide the ranks.

@@ -3,7 +3,7 @@
 Every sequence, however short, is cut in 2N zigzag chunks over all N ranks, and kv goes once round.
 Balanced to a token, but a short sequence pays N - 1 messages and N tiny kernel calls.
 Source: Transformer Engine's `AttnFuncWithCPAndKVP2P` (variable-length, "p2p"); Liu et al. 2023
-(arXiv 2310.01889). Pure: no torch.
+(arXiv 2310.01889).
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ from zbench.plans.plan import Ints, Plan
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """backward: what becomes of received kv (zbench.passes.reverse); Transformer Engine carries it round again."""
+    """Ring attention as a system: one zigzag ring over all ranks. backward: what becomes of received kv
+    (zbench.passes.reverse); Transformer Engine carries it round again."""
 
     cost: Cost
     backward: Mode = "carry"
@@ -31,7 +32,8 @@ class Ring:
         check_mode("system.backward", self.backward)
 
     def size(self, lengths: Ints, count: int) -> Size:
-        """Every rank attends to and passes on every chunk of keys; a sequence is cut in as many pieces as it can be."""
+        """Estimates the size of a step's plans: every rank attends to and passes on every chunk of keys; a sequence is
+        cut in as many pieces as it can be."""
         chunks = np.minimum(lengths, 2 * self.cost.cluster.num_ranks)
         ranks = min(self.cost.cluster.num_ranks, count * int(chunks.max()))
         return Size(operations=4 * ranks**2, pieces=int(count * float(chunks.mean())))

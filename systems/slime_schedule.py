@@ -7,7 +7,7 @@ equal (the largest differencing method, systems/common/differencing.py). With `b
 equal operations to begin with, and of as many tokens as that brings. A group is a ring of `degree` ranks
 (context_parallel_size).
 
-Source: slime, slime/utils/dp_schedule.py, seqlen_balancing.py and flops_utils.py (624b824a). Pure: no torch.
+Source: slime, slime/utils/dp_schedule.py, seqlen_balancing.py and flops_utils.py (624b824a).
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,11 @@ from zbench.systems.common.mesh_plans import check_keys, fitting_plans, holding_
 
 @dataclass(frozen=True, slots=True)
 class SlimeSchedule:
-    """degree: ranks of a ring; None: the fewest that hold a sequence of `context_limit` tokens in memory. pack_tokens:
-    of a group's rank at most (max_tokens_per_gpu); None: a run chooses it before (zbench.run.fastest), and without a
-    run it is what fits a GPU. balance_data, balance_by_flops: slime's switches; the second has the first on.
-    context_limit: tokens of the longest sequence; the run gives its workload's.
+    """slime's dynamic batch schedule as a system: packs first, then data-parallel groups of rings. degree: ranks of a
+    ring; None: the fewest that hold a sequence of `context_limit` tokens in memory. pack_tokens: of a group's rank at
+    most (max_tokens_per_gpu); None: a run chooses it before (zbench.run.fastest), and without a run it is what fits a
+    GPU. balance_data, balance_by_flops: slime's switches; the second has the first on. context_limit: tokens of the
+    longest sequence; the run gives its workload's.
 
     Raises:
         ValueError: a key has no such value, or degree does not divide the ranks.
@@ -47,7 +48,7 @@ class SlimeSchedule:
                 raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes true or false")
 
     def limits(self, tokens: int) -> list[dict[str, int]]:
-        """Limits of a pack, for batches of so many tokens (zbench.interfaces.protocols)."""
+        """Lists the limits of a pack to choose from, for batches of so many tokens (zbench.interfaces.protocols)."""
         return pack_limits(self.cost, tokens, self.pack_tokens)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
@@ -64,7 +65,8 @@ class SlimeSchedule:
 def schedule(
     lengths: list[int], flops: list[int], num_groups: int, most: int, balance_data: bool, balance_by_flops: bool
 ) -> Ints:
-    """int64 [num_sequences, 2]: micro-batch and group of every sequence, in packs of `most` tokens; flops: of each."""
+    """Returns int64 [num_sequences, 2]: micro-batch and group of every sequence, in packs of `most` tokens; flops: of
+    each."""
     packs = even_packs(lengths, flops, most) if balance_by_flops else first_fit(lengths, most)
     halve(packs, -(-len(packs) // num_groups) * num_groups, lengths)
     packs += [[] for _ in range(-len(packs) % num_groups)]  # fewer sequences than packs wanted: groups without one
@@ -79,7 +81,8 @@ def schedule(
 
 
 def forward_flops(model: Model, length: int) -> int:
-    """slime's estimate for one sequence: projections, causal attention, SwiGLU of every active expert, logits."""
+    """Returns slime's estimate of the FLOPs of one sequence: projections, causal attention, SwiGLU of every active
+    expert, logits."""
     hidden, width = model.hidden, model.head_dim
     projections = 2 * hidden * width * model.num_heads + 4 * hidden * width * model.num_kv_heads + 2 * hidden * hidden
     feed_forward = 6 * hidden * model.ffn_hidden * model.experts_per_token
@@ -88,7 +91,7 @@ def forward_flops(model: Model, length: int) -> int:
 
 
 def first_fit(lengths: list[int], most: int) -> list[list[int]]:
-    """Every sequence, in order, into the first pack with room for it; a longer one than `most` has its own."""
+    """Packs every sequence, in order, into the first pack with room for it; a longer one than `most` has its own."""
     packs: list[list[int]] = []
     room: list[int] = []
     for seq, length in enumerate(lengths):
@@ -102,7 +105,8 @@ def first_fit(lengths: list[int], most: int) -> list[list[int]]:
 
 
 def even_packs(lengths: list[int], flops: list[int], most: int) -> list[list[int]]:
-    """As many packs as the tokens fill, of about equal operations; a pack may then have more than `most` tokens."""
+    """Makes as many packs as the tokens fill, of about equal operations; a pack may then have more than `most`
+    tokens."""
     count = max(-(-sum(lengths) // max(most, 1)), 1)
     if count >= len(lengths):
         return [[seq] for seq in range(len(lengths))]
@@ -130,5 +134,5 @@ def halve(packs: list[list[int]], count: int, lengths: list[int]) -> None:
 
 
 def strided(count: int, num_groups: int) -> list[list[int]]:
-    """The numbers of every group's packs: they take them in turn."""
+    """Returns the numbers of every group's packs: groups take packs in turn."""
     return [list(range(group, count, num_groups)) for group in range(num_groups)]

@@ -6,7 +6,7 @@ groups of as many ranks as there are heads (or the largest divisor of the ranks 
 all-to-all, and kv goes round a ring of groups (USP, Fang and Zhao 2024, arXiv 2405.07719). Heads
 that do not divide evenly are dealt out unevenly, as DeepSpeed's uneven all-to-all does; with fewer
 kv heads than ranks, kv heads are sent to every rank that reads them.
-Source: Jacobs et al. 2023 (arXiv 2309.14509). Pure: no torch.
+Source: Jacobs et al. 2023 (arXiv 2309.14509).
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,8 @@ from zbench.plans.plan import Ints, Plan
 
 @dataclass(frozen=True, slots=True)
 class Ulysses:
-    """degree: ranks of an all-to-all; None: as many as heads allow.
+    """Ulysses as a system: groups exchange sequence shards for heads, and where heads are too few, groups form a ring.
+    degree: ranks of an all-to-all; None: as many as heads allow.
 
     backward: what becomes of received kv; Ulysses keeps it, as its inputs to attention are local.
 
@@ -57,7 +58,8 @@ class Ulysses:
         return self.degree or max(d for d in range(1, min(ranks, heads) + 1) if ranks % d == 0)
 
     def size(self, lengths: Ints, count: int) -> Size:
-        """Every rank exchanges q, kv and o with its group, and keys and values go round a ring of all groups.
+        """Estimates the size of a step's plans: every rank exchanges q, kv and o with its group, and keys and values go
+        round a ring of all groups.
 
         A batch of few tokens leaves ranks without any, and operations out.
         """

@@ -4,7 +4,7 @@ The all-to-all of systems/ulysses.py over as many ranks as there are heads for (
 more ranks than heads are data parallel): groups of neighbours, of the largest size that divides the ranks and leaves
 each a head, and whole sequences dealt to them by tokens, the longest first. The plan says that the package `deepspeed`
 (of the extra `peers`) runs attention; a simulated run does without it.
-Source: Jacobs et al. 2023 (arXiv 2309.14509); deepspeed 0.19, deepspeed/sequence/layer.py. Pure: no torch.
+Source: Jacobs et al. 2023 (arXiv 2309.14509); deepspeed 0.19, deepspeed/sequence/layer.py.
 """
 
 from dataclasses import dataclass
@@ -24,6 +24,9 @@ from zbench.systems.common.grids import degrees
 
 @dataclass(frozen=True, slots=True)
 class UlyssesDeepSpeed:
+    """DeepSpeed's Ulysses as a system: data-parallel groups of as many ranks as heads allow, each with its share of
+    sequences."""
+
     packages: ClassVar[tuple[str, ...]] = ("deepspeed",)  # a run's fingerprint has their versions
     cost: Cost
 

@@ -2,7 +2,7 @@
 
 Of N ranks, groups of U exchange heads (Ulysses) and kv goes round rings of N / U such groups. Every U that
 divides the ranks and leaves each a head is a candidate; zbench.systems.common.grids predicts which is fastest.
-Neighbours exchange heads, as in USP's default. Source: Fang and Zhao 2024 (arXiv 2405.07719). Pure: no torch.
+Neighbours exchange heads, as in USP's default. Source: Fang and Zhao 2024 (arXiv 2405.07719).
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,8 @@ from zbench.systems.common.micro_batches import fitting
 
 @dataclass(frozen=True, slots=True)
 class USP:
-    """degree: ranks that exchange heads; None: the fastest predicted. backward: what becomes of received kv.
+    """USP as a system: heads and context in two dimensions over all ranks. degree: ranks that exchange heads; None: the
+    fastest predicted. backward: what becomes of received kv.
 
     Raises:
         ValueError: degree is above the number of heads or does not divide the ranks.

@@ -6,7 +6,7 @@ method (systems/common/differencing.py) on 24,576 L + L^2 for a sequence of L to
 ranks (ulysses_sequence_parallel_size), which exchange heads.
 
 Source: verl, verl/utils/seqlen_balancing.py and the trainers' _balance_batch (1dda039b and release 0.9.1), Ulysses:
-Jacobs et al. 2023 (arXiv 2309.14509). Pure: no torch.
+Jacobs et al. 2023 (arXiv 2309.14509).
 """
 
 from dataclasses import dataclass
@@ -25,10 +25,11 @@ LINEAR = 24576  # verl's calculate_workload: 6 x 4,096, a dense 7B model's work 
 
 @dataclass(frozen=True, slots=True)
 class VerlBalance:
-    """degree: ranks of a group; None: the fewest that hold a sequence of `context_limit` tokens in memory. pack_tokens:
-    of a group's rank at most (ppo_max_token_len_per_gpu); None: a run chooses it before (zbench.run.fastest), and
-    without a run it is what fits a GPU. within_limit: micro-batches are made smaller until none has more, as from verl
-    0.9.1 on; else only their number is reckoned by it. context_limit: tokens of the longest sequence; the run gives its
+    """verl's balancing as a system: whole sequences dealt to data-parallel groups by work, with Ulysses inside a group.
+    degree: ranks of a group; None: the fewest that hold a sequence of `context_limit` tokens in memory. pack_tokens: of
+    a group's rank at most (ppo_max_token_len_per_gpu); None: a run chooses it before (zbench.run.fastest), and without
+    a run it is what fits a GPU. within_limit: micro-batches are made smaller until none has more, as from verl 0.9.1
+    on; else only their number is reckoned by it. context_limit: tokens of the longest sequence; the run gives its
     workload's.
 
     Raises:
@@ -53,7 +54,7 @@ class VerlBalance:
             )
 
     def limits(self, tokens: int) -> list[dict[str, int]]:
-        """Limits of a pack, for batches of so many tokens (zbench.interfaces.protocols)."""
+        """Lists the limits of a pack to choose from, for batches of so many tokens (zbench.interfaces.protocols)."""
         return pack_limits(self.cost, tokens, self.pack_tokens)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
@@ -69,12 +70,13 @@ class VerlBalance:
 
 
 def work(length: int) -> int:
-    """What verl takes a sequence's work for, in its own unit: the work of a visible pair of tokens."""
+    """Returns what verl takes a sequence's work for, in its own unit: the work of a visible pair of tokens."""
     return LINEAR * length + length * length
 
 
 def dealt(lengths: list[int], num_groups: int) -> list[list[int]]:
-    """The sequences of every group: as many each, up to one, light ones at both ends.
+    """Deals sequences to groups: as many each, up to one, light ones at both ends; returns the sequences of every
+    group.
 
     verl fills batches up to a multiple of the groups; here what is missing is sequences without tokens, and left out.
     """
@@ -88,7 +90,7 @@ def dealt(lengths: list[int], num_groups: int) -> list[list[int]]:
 
 
 def packed(lengths: list[int], shares: list[list[int]], most: int, within_limit: bool) -> Ints:
-    """int64 [num_sequences, 2]: micro-batch and group of every sequence. shares: the sequences of every group.
+    """Returns int64 [num_sequences, 2]: micro-batch and group of every sequence. shares: the sequences of every group.
 
     As many micro-batches as the group with the most tokens needs at least, and more as long as one has above `most`
     tokens (`within_limit`), or above the longest sequence's; but no more than a group has sequences.
@@ -111,8 +113,8 @@ def packed(lengths: list[int], shares: list[list[int]], most: int, within_limit:
 
 
 def micro_batches(lengths: list[int], count: int) -> list[list[int]]:
-    """A group's sequences in `count` micro-batches of about equal work, the lighter ones at both ends; some may be
-    empty."""
+    """Divides a group's sequences into `count` micro-batches of about equal work, the lighter ones at both ends; some
+    may be empty."""
     works = [work(length) for length in lengths]
     sets = balanced_sets(works, count, equal_counts=False)
     falling = sorted(sets, key=lambda one: (sum(works[i] for i in one), one[:1]), reverse=True)

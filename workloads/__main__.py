@@ -28,6 +28,7 @@ _NEED_PATH = ("corpus", "lengths_file")
 
 
 def main() -> int:
+    """Runs the command and returns its exit code."""
     return ran(_main, "nothing was written")
 
 
@@ -50,11 +51,12 @@ def _main() -> int:
 
 
 def workload_names() -> list[str]:
+    """Lists the names of conf/workload's yamls."""
     return sorted(path.stem for path in _CONF.glob("*.yaml"))
 
 
 def load(name: str, seed: int, tokens: int, settings: list[str]) -> Workload:
-    """The workload of conf/workload/NAME.yaml, with settings such as "context_limit=65536"."""
+    """Makes the workload of conf/workload/NAME.yaml, with settings such as "context_limit=65536"."""
     try:
         return loader(name, settings)(seed=seed, tokens=tokens)
     except TypeError as error:  # a key that its class does not know, or a value of a type it does not check itself
@@ -62,7 +64,8 @@ def load(name: str, seed: int, tokens: int, settings: list[str]) -> Workload:
 
 
 def loader(name: str, settings: list[str]) -> Callable[..., Workload]:
-    """Makes such workloads, each from its `seed` and `tokens`: composing the yaml takes longer than all of them."""
+    """Returns a function that makes such workloads, each from its `seed` and `tokens`: composing the yaml takes longer
+    than all of them."""
     if name not in workload_names():
         raise ValueError(f"workload is {name!r}; it must be one of {', '.join(workload_names())}")
     with initialize_config_dir(str(_CONF.parent), version_base="1.3"):
@@ -72,7 +75,7 @@ def loader(name: str, settings: list[str]) -> Callable[..., Workload]:
 
 
 def _draw(workload: Workload, steps: int) -> tuple[IntArray, float]:
-    """(lengths of all steps, seconds of the slowest batch)."""
+    """Returns (lengths of all steps, seconds of the slowest batch)."""
     lengths, slowest = [], 0.0
     for step in range(steps):
         begin = time.perf_counter()

@@ -20,7 +20,7 @@ from zbench.workloads.fill import FloatArray, IntArray, check_batch, fill, gener
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
-    """Batches of real documents; Batch.documents says which, and tokens_of reads them.
+    """A workload of real documents; Batch.documents says which, and tokens_of reads them.
 
     path: a folder, or a .jsonl or .parquet file whose `field` is the text.
     pattern, exclude: of a folder, the file names taken (as in "*.py"), and folder names not entered.
@@ -65,7 +65,7 @@ class Corpus:
         object.__setattr__(self, "_lengths", lengths)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled without its documents: whoever unpickles it opens them again, on its own machine."""
+        """Pickles the corpus without its documents: whoever unpickles it opens them again, on its own machine."""
         told = [field.name for field in dataclasses.fields(self) if field.init]
         return Corpus, tuple(getattr(self, name) for name in told)
 
@@ -81,7 +81,8 @@ class Corpus:
         return Batch(lengths=lengths, seed=self.seed, step=step, documents=documents)
 
     def tokens_of(self, batch: Batch, which: IntArray | None = None) -> list[IntArray]:
-        """The token ids of sequences of one of this corpus's batches (None: all), each the head of its document."""
+        """Returns the token ids of sequences of one of this corpus's batches (None: all), each the head of its
+        document."""
         assert batch.documents is not None, "a batch of a corpus names its documents"
         wanted = slice(None) if which is None else which
         pairs = zip(batch.documents[wanted].tolist(), batch.lengths[wanted].tolist(), strict=True)
@@ -89,7 +90,7 @@ class Corpus:
 
     @property
     def vocab(self) -> int | None:
-        """Token ids are below this; None where a tokenizer alone knows."""
+        """The bound that token ids are below; None where a tokenizer alone knows."""
         return 256 if self.tokenizer is None else None
 
     def draw(self, rng: np.random.Generator, num: int) -> IntArray:

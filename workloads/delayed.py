@@ -25,7 +25,7 @@ class Inner(Workload, Lengths, Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delayed:
-    """The documents of another workload, the long ones in other batches of the same window.
+    """A workload of another one's documents, the long ones in other batches of the same window.
 
     lengths: any workload that draws lengths, with `_partial_: true`; its seed, tokens and limit are this one's.
     outliers: lengths, rising; documents of at least the first are held back, each of these begins a queue of its own.
@@ -75,11 +75,11 @@ class Delayed:
         return self._inner.draw(rng, num)
 
     def cdf(self, length: IntArray) -> FloatArray:
-        """Of documents; what a batch's end splits makes a few more shorter sequences."""
+        """Returns the share of documents; what a batch's end splits makes a few more shorter sequences."""
         return self._inner.cdf(length)
 
     def _batches(self, arrivals: list[IntArray]) -> list[IntArray]:
-        """A window: what arrives at every step, in batches of the same number of tokens."""
+        """Returns a window: what arrives at every step, in batches of the same number of tokens."""
         shorter = deque(np.concatenate([some[some < self.outliers[0]] for some in arrivals]).tolist())
         queues = [deque[int]() for _ in self.outliers]
         out = []
@@ -102,7 +102,7 @@ class Delayed:
         return out
 
     def _released(self, queues: list[deque[int]], everything: bool) -> list[int]:
-        """What leaves the queues for one batch, the longest documents' queue first."""
+        """Returns what leaves the queues for one batch, the longest documents' queue first."""
         out: list[int] = []
         room = self.tokens
         for queue in reversed(queues):

@@ -1,4 +1,4 @@
-"""Where a corpus's documents lie: their sizes at once, their bytes when asked. Pure; pyarrow only for parquet.
+"""Finds a corpus's documents: their sizes at once, their bytes when asked. Pure; pyarrow only for parquet.
 
 Documents of no bytes are left out, since a sequence has at least one token.
 """
@@ -18,7 +18,8 @@ from zbench.workloads.tables import jsonl_rows, jsonl_value, need_path, parquet_
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Documents:
-    """sizes: int64 [num_documents], bytes of each. read, name: a document's bytes, and what to call it."""
+    """The documents of a corpus. sizes: int64 [num_documents], bytes of each. read, name: a document's bytes, and what
+    to call it."""
 
     sizes: IntArray
     read: Callable[[int], bytes]
@@ -26,7 +27,7 @@ class Documents:
 
 
 def open_documents(path: str | None, field: str, pattern: str, exclude: Sequence[str]) -> Documents:
-    """The documents of a folder, a .jsonl or a .parquet file."""
+    """Opens the documents of a folder, a .jsonl or a .parquet file."""
     found = need_path(path, "a folder of documents, or a .jsonl or .parquet file (workload.path=FOLDER)")
     if found.is_dir():
         return _open_folder(found, pattern, exclude)
@@ -49,7 +50,7 @@ def _open_folder(root: Path, pattern: str, exclude: Sequence[str]) -> Documents:
 
 
 def _scan(root: Path, inside: str, pattern: str, exclude: frozenset[str]) -> Iterator[tuple[str, int]]:
-    """(path inside root, bytes) of every file; linked folders are not entered, they may lead back."""
+    """Yields (path inside root, bytes) of every file; linked folders are not entered, they may lead back."""
     with os.scandir(root / inside) as entries:
         for entry in entries:
             name = f"{inside}/{entry.name}" if inside else entry.name

@@ -1,4 +1,4 @@
-"""From document lengths to a batch of exactly the asked number of tokens. Pure.
+"""Fills a batch of exactly the asked number of tokens with documents of given lengths. Pure.
 
 What all workloads share: draw documents until the batch is full, cut the last one, and let
 nothing over the context limit through (cut to the limit, or dropped). A workload only says
@@ -28,23 +28,30 @@ class Lengths(Protocol):
     """A distribution of document lengths, before any context limit."""
 
     def draw(self, rng: np.random.Generator, num: int) -> IntArray:
-        """The lengths of `num` documents."""
+        """Draws the lengths of `num` documents."""
 
     def cdf(self, length: IntArray) -> FloatArray:
-        """The share of documents no longer than `length`."""
+        """Returns the share of documents no longer than `length`."""
 
 
 class Drawn(Lengths, Protocol):
     """A workload whose batches are independent draws of lengths."""
 
     @property
-    def seed(self) -> int: ...
+    def seed(self) -> int:
+        """The seed of the draws."""
+
     @property
-    def tokens(self) -> int: ...
+    def tokens(self) -> int:
+        """The tokens of a batch."""
+
     @property
-    def context_limit(self) -> int: ...
+    def context_limit(self) -> int:
+        """The most tokens of a sequence."""
+
     @property
-    def over_limit(self) -> str: ...
+    def over_limit(self) -> str:
+        """The treatment of a document over the limit: "cut" or "drop"."""
 
 
 def check_batch(seed: int, tokens: int, context_limit: int, over_limit: str) -> None:
@@ -56,13 +63,13 @@ def check_batch(seed: int, tokens: int, context_limit: int, over_limit: str) -> 
 
 
 def generator(seed: int, step: int) -> np.random.Generator:
-    """The only source of randomness: a function of (seed, step)."""
+    """Returns the only source of randomness: a function of (seed, step)."""
     whole("step", step, 0)
     return np.random.default_rng(np.random.SeedSequence([seed, step]))
 
 
 def drawn_batch(workload: Drawn, step: int) -> Batch:
-    """The batch of `step` of a workload that draws lengths."""
+    """Returns the batch of `step` of a workload that draws lengths."""
     rng = generator(workload.seed, step)
     lengths, _ = fill(lambda num: workload.draw(rng, num), workload.tokens, workload.context_limit, workload.over_limit)
     return Batch(lengths=lengths, seed=workload.seed, step=step)
@@ -71,7 +78,8 @@ def drawn_batch(workload: Drawn, step: int) -> Batch:
 def fill(
     draw: Callable[[int], IntArray], tokens: int, context_limit: int, over_limit: str, sizes: IntArray | None = None
 ) -> tuple[IntArray, IntArray]:
-    """(lengths, documents) of a batch of exactly `tokens` tokens, in the order they were drawn.
+    """Draws documents until they hold exactly `tokens` tokens; returns (lengths, documents), in the order they were
+    drawn.
 
     draw(num) gives the next documents: their numbers if `sizes` (the length of every document of
     a corpus) is given, else their lengths; documents then just repeats the uncut lengths.
@@ -99,14 +107,14 @@ def fill(
 
 
 def _next_draw(missing: int, filled: int, num_drawn: int) -> int:
-    """How many documents to draw next: a tenth more than the mean so far asks for, so few rounds are needed."""
+    """Returns how many documents to draw next: a tenth more than the mean so far asks for, so few rounds are needed."""
     if filled == 0:
         return min(2 * num_drawn, _LARGEST_DRAW)
     return min(int(1.1 * missing * num_drawn / filled) + 16, _LARGEST_DRAW)
 
 
 def _cut_last(lengths: IntArray, documents: IntArray, tokens: int) -> tuple[IntArray, IntArray]:
-    """The first documents that together hold `tokens`, the last one cut to fit."""
+    """Returns the first documents that together hold `tokens`, the last one cut to fit."""
     ends = np.cumsum(lengths)
     last = int(np.searchsorted(ends, tokens))
     kept = lengths[: last + 1].copy()

@@ -11,7 +11,7 @@ from zbench.workloads.fill import FloatArray, IntArray, check_batch, drawn_batch
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Every document has `length` tokens; only the last of a batch may be shorter."""
+    """A workload whose documents all have `length` tokens; only the last of a batch may be shorter."""
 
     seed: int
     tokens: int

@@ -19,7 +19,8 @@ _ROUNDING = 0.01
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Histogram:
-    """bins: rows (low, high, fraction): that fraction of documents has low <= length < high.
+    """A workload whose lengths follow a published histogram. bins: rows (low, high, fraction): that fraction of
+    documents has low <= length < high.
 
     A low of 0 counts as 1. A bin of one length (65536, 65537) is a spike.
     """

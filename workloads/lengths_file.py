@@ -13,7 +13,7 @@ from zbench.workloads.read_lengths import read_lengths
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthsFile:
-    """Lengths drawn at random from a file (order="random"), or taken as they stand (order="file").
+    """A workload of lengths drawn at random from a file (order="random"), or taken as they stand (order="file").
 
     path: .txt (one length a line), .npy, .npz, .jsonl or .parquet; the last three with a `field`.
     order: "file" takes the lengths in order, round and round; step 1 goes on where step 0 stopped,
@@ -71,7 +71,7 @@ class LengthsFile:
         return Batch(lengths=lengths, seed=self.seed, step=step)
 
     def _start(self, step: int) -> int:
-        """The document that `step` begins with: one search a step, remembered only to be quick."""
+        """Returns the document that `step` begins with: one search a step, remembered only to be quick."""
         total = int(self._begins[-1] + self._usable[-1])
         while len(self._starts) <= step:
             target = (int(self._begins[self._starts[-1]]) + self.tokens) % total

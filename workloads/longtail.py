@@ -20,7 +20,8 @@ _SMALLEST_BODY = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Longtail:
-    """Lengths are whole parts of a real x: lognormal(mu, sigma) in [1, tail_start), or a power law above.
+    """A workload with a lognormal body and a Pareto tail. Lengths are whole parts of a real x: lognormal(mu, sigma) in
+    [1, tail_start), or a power law above.
 
     mu, sigma: mean and standard deviation of the body's ln(length), before it is truncated.
     tail_share: the share of documents in [tail_start, max_length].
@@ -74,7 +75,8 @@ class Longtail:
         return np.asarray((1 - self.tail_share) * body + self.tail_share * tail, dtype=np.float64)
 
     def _draw_body(self, rng: np.random.Generator, num: int) -> IntArray:
-        """Rejection: exact, and with a body of a few thousand tokens nearly nothing is rejected."""
+        """Draws lengths of the body by rejection: exact, and with a body of a few thousand tokens nearly nothing is
+        rejected."""
         low, high = self._body_range()
         found = np.empty(0, dtype=np.float64)
         while found.size < num:
@@ -84,17 +86,17 @@ class Longtail:
         return np.clip(np.exp(found[:num]).astype(np.int64), 1, self.tail_start - 1)
 
     def _draw_tail(self, rng: np.random.Generator, num: int) -> IntArray:
-        """The inverse of the truncated power law's cdf: exact, whatever the truncation cuts off."""
+        """Returns the inverse of the truncated power law's cdf: exact, whatever the truncation cuts off."""
         left = 1 - rng.random(num) * (1 - self._tail_left())
         return np.clip((self.tail_start * left ** (-1 / self.alpha)).astype(np.int64), self.tail_start, self.max_length)
 
     def _tail_left(self) -> float:
-        """The share of an endless power law that the truncation takes away."""
+        """Returns the share of an endless power law that the truncation takes away."""
         return float(((self.max_length + 1) / self.tail_start) ** -self.alpha)
 
     def _body_range(self) -> tuple[float, float]:
         return self._normal(1.0), self._normal(float(self.tail_start))
 
     def _normal(self, x: float) -> float:
-        """The share of the whole lognormal below x."""
+        """Returns the share of the whole lognormal below x."""
         return 0.5 * math.erfc((self.mu - math.log(x)) / (self.sigma * math.sqrt(2)))

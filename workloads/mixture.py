@@ -18,7 +18,7 @@ from zbench.workloads.fill import FloatArray, IntArray, Lengths, check_batch, dr
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixture:
-    """components: name -> {weight, lengths}, weights relative to their sum.
+    """A workload that mixes several others. components: name -> {weight, lengths}, weights relative to their sum.
 
     lengths: any other workload with `_partial_: true`; its seed, tokens and limit are the mixture's.
     by: "documents" or "tokens", what the weights are shares of. Document weights are those before
@@ -68,7 +68,7 @@ class Mixture:
 
 
 def _kept_tokens(part: Lengths, context_limit: int, over_limit: str) -> float:
-    """Mean tokens that one document drawn from `part` adds to a batch (none if it is dropped)."""
+    """Returns how many tokens one document drawn from `part` adds to a batch on average (none if it is dropped)."""
     below = part.cdf(np.arange(context_limit, dtype=np.int64))
     # The mean of a whole number is the sum of P(length > n); a dropped length adds nothing to any term.
     top = 1.0 if over_limit == "cut" else float(part.cdf(np.array([context_limit]))[0])

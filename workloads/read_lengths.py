@@ -27,7 +27,7 @@ _SUFFIXES = (".txt", ".npy", ".npz", ".jsonl", ".parquet")
 
 
 def read_lengths(path: str | None, field: str) -> IntArray:
-    """Every length of the file, in order, each checked to be a whole number of at least 1."""
+    """Reads every length of the file, in order, each checked to be a whole number of at least 1."""
     text("workload.field", field)
     found = need_path(path, "a file of lengths, .txt, .npy, .npz, .jsonl or .parquet (workload.path=FILE)")
     if found.suffix not in _SUFFIXES or not found.is_file():
@@ -91,7 +91,7 @@ def _read_numpy(path: Path, field: str) -> Any:
 
 
 def _whole(path: Path, values: Sequence[Any], kind: str, places: Sequence[int]) -> IntArray:
-    """The values as int64; the first that is no length is named by its place in the file."""
+    """Returns the values as int64; the first that is no length is named by its place in the file."""
     for place, value in zip(places, values, strict=True):
         # 12.0 is a whole number (numpy's savetxt writes such); True and "12" are not numbers.
         is_number = type(value) is int or (type(value) is float and value.is_integer())

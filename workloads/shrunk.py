@@ -12,7 +12,8 @@ from zbench.workloads.fill import FloatArray, IntArray, Lengths, check_batch, dr
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shrunk:
-    """lengths: any workload that draws lengths, with `_partial_: true`; its limit is this one's times `by`.
+    """A workload of another one's documents, each a fraction as long. lengths: any workload that draws lengths, with
+    `_partial_: true`; its limit is this one's times `by`.
 
     by: what every length is divided by, rounded up: no document is lost.
     """

@@ -1,4 +1,4 @@
-"""Reading one field of every row of a .jsonl or .parquet file. Pure; pyarrow only for parquet.
+"""Reads one field of every row of a .jsonl or .parquet file. Pure; pyarrow only for parquet.
 
 Shared by lengths_file, whose field is a number, and corpus, whose field is a text.
 """
@@ -13,7 +13,7 @@ from zbench.console.extras import need
 
 
 def need_path(path: str | None, takes: str) -> Path:
-    """`path` as a Path that exists, or a ValueError; `takes` says what the workload reads."""
+    """Returns `path` as a Path that exists, or raises a ValueError; `takes` says what the workload reads."""
     if path is None or path == "":
         raise ValueError(f"workload.path is needed and not given; it must be {takes}")
     found = Path(str(path)).expanduser()  # yaml makes a number of a name such as 2024
@@ -25,7 +25,7 @@ def need_path(path: str | None, takes: str) -> Path:
 
 
 def jsonl_rows(path: Path, field: str) -> Iterator[tuple[int, int, Any]]:
-    """(line number from 1, byte offset, value of `field`) of every line that is not blank."""
+    """Yields (line number from 1, byte offset, value of `field`) of every line that is not blank."""
     offset = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -35,7 +35,7 @@ def jsonl_rows(path: Path, field: str) -> Iterator[tuple[int, int, Any]]:
 
 
 def jsonl_value(path: Path, offset: int, field: str) -> Any:
-    """The value of `field` in the line that begins at `offset`."""
+    """Returns the value of `field` in the line that begins at `offset`."""
     with path.open("rb") as lines:
         lines.seek(offset)
         return json.loads(lines.readline())[field]
@@ -58,7 +58,7 @@ def _json_field(path: Path, number: int, line: bytes, field: str) -> Any:
 
 
 def parquet_column(path: Path, field: str) -> Any:
-    """The column `field` as a pyarrow ChunkedArray."""
+    """Returns the column `field` as a pyarrow ChunkedArray."""
     need("pyarrow", f"workload.path='{path}', a parquet file,")
     parquet = importlib.import_module("pyarrow.parquet")
     try:

@@ -1,4 +1,5 @@
-"""zbench: one benchmark for training on sequences of very different lengths."""
+"""One benchmark for training on sequences of very different lengths: systems plan, zbench verifies, simulates, runs,
+compares."""
 
 import os
 from pathlib import Path

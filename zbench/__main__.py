@@ -46,7 +46,7 @@ class ChildFailed(Exception):
 
 @dataclass(slots=True)
 class Outcome:
-    """What the jobs of one command came to.
+    """The outcome of one command: what its jobs came to.
 
     group: its id, by which trackers know its runs. runs: by id, as a baseline may serve many. sweep: if it is one.
     presets: what its jobs have composed so far.
@@ -62,11 +62,12 @@ class Outcome:
 
     @property
     def kept(self) -> str:
-        """What a stop leaves."""
+        """A sentence's end that says what a stop leaves."""
         return f"finished steps are kept{f' in {self.out}' if self.out else ''}"
 
 
 def main() -> int:
+    """Runs the command line and returns its exit code."""
     outcome = Outcome(f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}")
     return ran(lambda: _led(outcome), lambda: outcome.kept)
 
@@ -122,7 +123,7 @@ def _main(outcome: Outcome) -> int:
 
 
 def _print_sweep(sweep: "Sweep", runs: "list[Run]") -> None:
-    """The one table of a sweep, and what its runs had to say."""
+    """Prints the one table of a sweep, and what its runs had to say."""
     from zbench.console.table import print_comparison
     from zbench.record.rows import rows
 
@@ -136,7 +137,8 @@ def _print_sweep(sweep: "Sweep", runs: "list[Run]") -> None:
 
 
 def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bool, is_here: bool) -> None:
-    """One run. Its error is told here: hydra would hold it back until the sweep ends, and tell only the first.
+    """Runs one job of the command. Its error is told here: hydra would hold it back until the sweep ends, and tell only
+    the first.
 
     is_here: in the command's own process, and not in one of a launcher's, whose runs have tables of their own.
     """
@@ -195,7 +197,8 @@ def _full_errors(wanted: bool) -> Iterator[None]:
 
 
 def _settings_last(arguments: list[str]) -> list[str]:
-    """Flags may stand between settings; argparse would refuse what follows them."""
+    """Moves settings behind the flags: flags may stand between settings, and argparse would refuse what follows
+    them."""
     return sorted(arguments, key=lambda argument: "=" in argument and not argument.startswith("-"))
 
 

@@ -1,1 +1,1 @@
-"""ByteScale."""
+"""ByteScale: hybrid data parallelism over any number of ranks a sequence."""

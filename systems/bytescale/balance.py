@@ -1,10 +1,11 @@
-"""ByteScale's balance: how wide each sequence is cut, and on which ranks, so that the busiest rank has least to do.
+"""ByteScale's balance: over how many ranks each sequence is cut, and which ones, so that the busiest rank has least to
+do.
 
 A sequence of s tokens is cut over ceil(s / C) ranks, any whole number, for one C a batch; each of them has the same
 share of it. Ranks meet only when gradients are summed, or, with ZeRO-3, in every micro-batch: what counts is each
 rank's seconds over all that is dealt at once. The largest shares are dealt first, to the ranks with least; then single
 shares move, or change places with lighter ones, while that relieves the busiest rank. Source: ByteScale (arXiv
-2502.21231, section 5 and algorithm 2); what differs is told in docs/systems.md. Pure: no torch.
+2502.21231, section 5 and algorithm 2); what differs is told in docs/systems.md.
 """
 
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ NEAR = 1.05  # rings wait for their slowest rank, which loads do not show: less 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """degree: int64 [n], ranks of every sequence. ranks: int64 [sum of degree], one sequence after another.
+    """Every sequence's ranks, as the balance lays them. degree: int64 [n], ranks of every sequence. ranks: int64 [sum
+    of degree], one sequence after another.
 
     cut: C, tokens. busiest, mean: predicted seconds of a layer, forward and backward, over all micro-batches, of
     the busiest rank and on average.
@@ -44,13 +46,14 @@ class Layout:
 
     @property
     def sets(self) -> list[Ints]:
-        """The ranks of every sequence."""
+        """Returns the ranks of every sequence."""
         ends = np.cumsum(self.degree)
         return [self.ranks[end - size : end] for size, end in zip(self.degree.tolist(), ends.tolist(), strict=True)]
 
 
 def share_seconds(lengths: Ints, degree: Ints, cost: Cost, backward: Mode) -> Floats:
-    """float64 [n]: what a sequence takes of each of its `degree` ranks, one layer, forward and backward.
+    """Returns float64 [n]: the seconds that a sequence takes on each of its `degree` ranks, one layer, forward and
+    backward.
 
     Linear modules, and in either direction the longer of attention (whole, or `degree` calls of a zigzag ring, all
     but the first joined to an earlier result) and the ring's hops. What ranks of a call share is left out.
@@ -64,7 +67,8 @@ def share_seconds(lengths: Ints, degree: Ints, cost: Cost, backward: Mode) -> Fl
 
 
 def _ring_seconds(lengths: Ints, degree: Ints, cost: Cost, backward: Mode) -> Floats:
-    """Attention of sequences that are cut, and what of their kv it does not hide."""
+    """Returns the seconds of attention over sequences that are cut into rings, and of the kv transfers that it does not
+    hide."""
     model = cost.model
     steps, work = Work.ring(lengths, degree, model.mask)
     ones = np.ones_like(steps)
@@ -81,14 +85,14 @@ def _ring_seconds(lengths: Ints, degree: Ints, cost: Cost, backward: Mode) -> Fl
 
 
 def kv_moves(backward: Mode) -> tuple[int, int]:
-    """How often kv or its gradient goes round, in the forward and in the backward."""
+    """Returns how often kv or its gradient goes round a ring, in the forward and in the backward."""
     return 1, 1 if backward == "keep" else 2
 
 
 def nic_seconds(lengths: Ints, degree: Ints, ranks: Ints, cost: Cost, backward: Mode) -> float:
-    """Of the busiest node's NICs, one layer, both directions: every ring that leaves a node passes all kv but its own
-    through one of them, and rings take turns with the NICs: together they have all channels (what one ring's messages
-    to one peer take is in share_seconds)."""
+    """Returns the seconds for which the busiest node's NICs are busy, one layer, both directions: every ring that
+    leaves a node passes all kv but its own through one of them, and rings take turns with the NICs: together they have
+    all channels (what one ring's messages to one peer take is in share_seconds)."""
     cluster = cost.cluster
     owner = np.repeat(np.arange(len(lengths)), degree)
     touched = np.unique(owner * cluster.num_nodes + cluster.node_of[ranks])
@@ -101,7 +105,8 @@ def nic_seconds(lengths: Ints, degree: Ints, ranks: Ints, cost: Cost, backward: 
 
 
 def cuts(lengths: Ints, num_ranks: int, most: int) -> Ints:
-    """Values of C to try, ascending: from what spreads the longest sequence over all ranks to `most` tokens.
+    """Lists the values of C to try, ascending: from the one that spreads the longest sequence over all ranks to `most`
+    tokens.
 
     For few sequences and ranks these are the values at which some sequence's number of ranks changes, all of them
     or CUTS evenly spread ones; else FEWER values in a geometric row.
@@ -117,18 +122,19 @@ def cuts(lengths: Ints, num_ranks: int, most: int) -> Ints:
 
 
 def _fullest(lengths: Ints, degree: Ints, places: Ints, ranks: int) -> float:
-    """Tokens of the rank with most."""
+    """Returns how many tokens the rank with most of them has."""
     return float(np.bincount(places, np.repeat(lengths / degree, degree), ranks).max())
 
 
 def balanced(
     lengths: Ints, tokens: Ints | list[int], cost: Cost, backward: Mode, near: float = NEAR, room: float = np.inf
 ) -> Layout:
-    """The layout that is done first, busiest rank and busiest node's NICs, among the values of C in `tokens`; of those
-    within `near` times that the one with least to do in all. Where some leave every rank at most `room` tokens, one
-    of them."""
+    """Returns the layout that is done first, busiest rank and busiest node's NICs, among the values of C in `tokens`;
+    of those within `near` times that the one with least to do in all. Where some leave every rank at most `room`
+    tokens, one of them."""
     ranks, node = cost.cluster.num_ranks, cost.cluster.gpus_per_node
     dealt = []
+    # Deal the shares for every C, the largest first.
     for cut in np.asarray(tokens).tolist():
         degree = np.minimum(-(-lengths // cut), ranks)
         load = share_seconds(lengths, degree, cost, backward)
@@ -137,9 +143,11 @@ def balanced(
         full = _fullest(lengths, degree, places, ranks) > room
         dealt.append((full, max(float(total.max()), network), cut, network, degree, load, places, total))
     dealt = sorted(dealt, key=lambda one: one[:3])[:IMPROVED]
+    # In the best few, move and swap shares of the busiest rank.
     for _, _, _, _, degree, load, places, total in dealt:
         _improve(load, degree, places, total, node, TRIES)  # rings stay in the nodes where they are: `network` holds
     dealt = [one for one in dealt if _fullest(lengths, one[4], one[6], ranks) <= room] or dealt
+    # Of those near the best take the one with least to do in all: cutting less costs less.
     seconds = [max(float(total.max()), network) for _, _, _, network, _, _, _, total in dealt]
     close = [one for one, it in zip(dealt, seconds, strict=True) if it <= near * min(seconds)]
     _, _, cut, network, degree, _, places, total = min(close, key=lambda one: (one[7].sum(), one[2]))
@@ -151,8 +159,8 @@ def balanced(
 
 @nb.njit(cache=True)
 def _deal(load, width, order, num_ranks, per_node):  # type: ignore[no-untyped-def]
-    """(the ranks of every item, one item after another; seconds of every rank). An item goes to as few nodes as can
-    be, those with least to do in all, and in them to the ranks with least."""
+    """Deals items to ranks; returns (the ranks of every item, one item after another; seconds of every rank). An item
+    goes to as few nodes as can be, those with least to do in all, and in them to the ranks with least."""
     offsets = np.cumsum(width) - width
     places = np.empty(width.sum(), np.int64)
     total = np.zeros(num_ranks)
@@ -214,7 +222,8 @@ def _improve(load, width, places, total, per_node, tries):  # type: ignore[no-un
 
 @nb.njit(cache=True)
 def _may(width, has, item, rank, per_node):  # type: ignore[no-untyped-def]
-    """Whether a share may go to `rank`: of a whole sequence always, of a cut one where the node has some of it."""
+    """Returns whether a share may go to `rank`: of a whole sequence always, of a cut one where the node has some of
+    it."""
     if width[item] == 1:
         return True
     first = rank - rank % per_node

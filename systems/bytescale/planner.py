@@ -5,7 +5,6 @@ ranks, all at once; a rank that is done with its part of a long sequence early h
 another number of micro-batches than its neighbours. With pipeline stages micro-batches are of equal work besides
 (PP-balance, zbench.systems.bytescale.slots). Source: ByteScale (arXiv 2502.21231, SIGCOMM 2025), whose code is not
 published; what is left out (offloading) and what is derived is told in docs/systems.md.
-Pure: no torch.
 """
 
 from collections.abc import Iterator
@@ -32,8 +31,9 @@ from zbench.systems.zeppelin.zones import capacity_tokens
 
 @dataclass(frozen=True, slots=True)
 class ByteScale:
-    """tokens_per_rank: C, the longest stretch of a sequence a rank takes before it is cut over more; None: the one
-    whose busiest rank is done first, or without `balance` what fits a GPU.
+    """ByteScale's hybrid data parallelism as a system: long sequences over rings of many ranks, short ones whole.
+    tokens_per_rank: C, the longest stretch of a sequence a rank takes before it is cut over more; None: the one whose
+    busiest rank is done first, or without `balance` what fits a GPU.
     balance: "dp", of ranks, by predicted seconds over all micro-batches; "pp", of every micro-batch by itself, all of
     them alike; true: what the job asks for, "pp" where it has stages, else "dp"; false: none, micro-batches filled in
     turn, longest first (the paper's naive HDP).
@@ -63,7 +63,7 @@ class ByteScale:
 
     @property
     def _one_by_one(self) -> bool:
-        """In every micro-batch, so that what is balanced is one; else all of them."""
+        """Whether every micro-batch is balanced by itself; else all of them are balanced together."""
         return bool(self.balance) and (self.cost.model.sharding == "zero3" or self._by_stages)
 
     @property
@@ -71,13 +71,15 @@ class ByteScale:
         return self.cost.pp > 1 and self.balance in (True, "pp")
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        """As few plans as memory asks for, with stages more. A rank with nothing in one of them goes on to the next.
+        """Returns as few plans as memory asks for, and with stages more. A rank with nothing in one of them goes on to
+        the next.
 
         The largest shares run last: what the last backward takes hides the reduction of gradients, and stages wait
         least for what becomes longer step by step. With ZeRO-3, where ranks meet in every micro-batch, each micro-batch
         is balanced by itself.
         """
         room = capacity_tokens(self.cost)
+        # PP-balance; then balance of every micro-batch by itself; then DP-balance over all micro-batches.
         if self._by_stages:
             return self._evened(batch.lengths, room)
         if self._one_by_one:
@@ -87,7 +89,7 @@ class ByteScale:
         return tuple(reversed(self._fitting(batch.lengths, every, room)))
 
     def _evened(self, lengths: Ints, room: int) -> tuple[Plan, ...]:
-        """Micro-batches that take all ranks about the same time."""
+        """Returns the micro-batches that take all ranks about the same time."""
         way, found = even(lengths, lambda mine: self.layout(mine, room), self.cost, self.backward)
         plans = [plan for part in found for plan in self._alone(lengths, part, room)]
         plans.sort(key=lambda plan: float(plan.notes["busiest_seconds"]))
@@ -99,8 +101,8 @@ class ByteScale:
         return [plan.with_(sequences=part[plan.sequences]) for plan in found]
 
     def _staged_room(self, lengths: Ints, room: int) -> int:
-        """Tokens of a rank's micro-batch: an even share of the job's number of micro-batches, or with balance of the
-        number that is done first."""
+        """Returns the tokens of a rank's micro-batch: an even share of the job's number of micro-batches, or with
+        balance of the number that is done first."""
         counts = numbers(lengths, self.cost) if self.balance else [self.cost.model.micro_batches]
         rooms = [min(room, -(-int(lengths.sum()) // (count * self.cost.cluster.num_ranks))) for count in counts]
         seconds = [
@@ -109,7 +111,8 @@ class ByteScale:
         return rooms[int(np.argmin(seconds))]
 
     def layout(self, lengths: Ints, room: int) -> Layout:
-        """Ranks of every sequence; no rank gets more than `room` tokens of one, as far as there are ranks."""
+        """Returns the ranks of every sequence; no rank gets more than `room` tokens of one, as far as there are
+        ranks."""
         most = max(min(self.tokens_per_rank or room, room), -(-int(lengths.max()) // self.cost.cluster.num_ranks))
         if not self.balance:
             return self._in_turn(lengths, most)
@@ -124,6 +127,7 @@ class ByteScale:
             yield self._laid(lengths, seqs, layout.sets, layout)
             if layout.degree.min() >= min(self.cost.cluster.num_ranks, int(lengths[seqs].min())) or room == 1:
                 return
+            # What a ring receives is not in `room`: with less of it sequences are cut over more ranks.
             room = max(room // 2, 1)
 
     def _fitting(self, lengths: Ints, seqs: Ints, room: int) -> list[Plan]:
@@ -139,11 +143,13 @@ class ByteScale:
             if over <= free or free <= 0 or widest:
                 out.append(plan)
             else:
+                # Less room by as much as memory was exceeded, between 0.3 and 0.9 of it.
                 out += self._fitting(lengths, seqs[part], max(int(room * np.clip(free / over, 0.3, 0.9)), 1))
         return out
 
     def _laid(self, lengths: Ints, seqs: Ints, ranks: list[Ints], layout: Layout) -> Plan:
-        """Rings, the widest first, then what is local; sequences on the same ranks share a ring."""
+        """Makes the plan of a layout: rings, the widest first, then what is local; sequences on the same ranks share a
+        ring."""
         mine = lengths[seqs]
         builder = Builder(
             mine, self.cost.cluster.num_ranks, self.cost.model.num_heads, self.cost.model.mask, sequences=seqs
@@ -157,13 +163,14 @@ class ByteScale:
         return reverse(builder.build(), self.backward).with_(notes=notes)
 
     def _turned(self, rows: Ints) -> Ints:
-        """Rings [K, G], node by node, each beginning with another GPU of its nodes: so they leave by different NICs."""
+        """Orders the ranks of rings [K, G] node by node, each ring beginning with another GPU of its nodes: so they
+        leave by different NICs."""
         node = self.cost.cluster.gpus_per_node
         place = rows - rows % node + (rows + np.arange(len(rows))[:, None]) % node
         return np.take_along_axis(rows, np.argsort(place, axis=1), axis=1)
 
     def _in_turn(self, lengths: Ints, cut: int) -> Layout:
-        """Long sequences and best-fit packs of the others, `cut` tokens a rank, on the next free ranks in turn."""
+        """Lays long sequences and best-fit packs of the others, `cut` tokens a rank, on the next free ranks in turn."""
         ranks = self.cost.cluster.num_ranks
         degree = np.minimum(-(-lengths // cut), ranks)
         short = np.flatnonzero(degree == 1)

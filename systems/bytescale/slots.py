@@ -1,4 +1,4 @@
-"""ByteScale's micro-batches: filled within memory, or with pipeline stages of equal work. Pure: no torch.
+"""ByteScale's micro-batches: filled within memory, or with pipeline stages of equal work.
 
 Stages are at work on different micro-batches at a time (zbench.cost.stacks), so one that takes longer than its
 neighbours has the other stages wait. PP-balance makes micro-batches that take the same time on every rank: buckets of
@@ -20,7 +20,8 @@ NUMBERS = (1, 2, 3, 4, 8)  # times the stages: of micro-batches, tried
 
 
 def parts(lengths: Ints, layout: Layout, num_ranks: int, room: int) -> list[Ints]:
-    """Sequences in micro-batches of at most `room` tokens a rank (or a larger share alone), the largest first.
+    """Divides sequences into micro-batches of at most `room` tokens a rank (or a larger share alone), the largest
+    first.
 
     Each goes into the first micro-batch where all its ranks have room, so ranks with more to do are in more of them.
     """
@@ -50,13 +51,14 @@ def _first_fit(order, share, degree, ranks, num_ranks, room):  # type: ignore[no
 
 
 def numbers(lengths: Ints, cost: Cost) -> list[int]:
-    """Of micro-batches, tried."""
+    """Lists the numbers of micro-batches that are tried, ascending: the factors NUMBERS times the number of stages."""
     return sorted({min(times * cost.pp, len(lengths)) for times in NUMBERS})
 
 
 def even(lengths: Ints, lay: Callable[[Ints], Layout], cost: Cost, backward: Mode) -> tuple[str, list[Ints]]:
-    """(which way, the sequences of every micro-batch): of all numbers of them, and both ways, those that are done
-    first, each laid by `lay`."""
+    """Divides sequences into micro-batches of about equal work, so that they are done first: returns (which way, the
+    sequences of every micro-batch). All numbers of micro-batches and both ways, `alike` and `mixed`, are tried, each
+    laid by `lay`."""
     work = share_seconds(lengths, np.ones_like(lengths), cost, backward)
     ways = (("similar lengths", alike), ("all lengths", mixed))
     tried = [(name, way(lengths, work, count)) for count in numbers(lengths, cost) for name, way in ways]
@@ -65,7 +67,7 @@ def even(lengths: Ints, lay: Callable[[Ints], Layout], cost: Cost, backward: Mod
 
 
 def alike(lengths: Ints, work: Floats, count: int) -> list[Ints]:
-    """Buckets of similar lengths and about equal work, at most `count`."""
+    """Returns buckets of similar lengths and about equal work, at most `count`."""
     order = np.argsort(lengths, kind="stable")
     middle = np.cumsum(work[order]) - work[order] / 2
     bucket = np.minimum((middle / work.sum() * count).astype(np.int64), count - 1)
@@ -73,7 +75,7 @@ def alike(lengths: Ints, work: Floats, count: int) -> list[Ints]:
 
 
 def mixed(lengths: Ints, work: Floats, count: int) -> list[Ints]:
-    """`count` parts of about equal work, the longest first, each to the part with the least."""
+    """Returns `count` parts of about equal work, the longest sequences dealt first, each to the part with the least."""
     part, held = np.zeros(len(lengths), np.int64), np.zeros(count)
     for seq in np.argsort(-lengths, kind="stable").tolist():
         part[seq] = held.argmin()
@@ -82,7 +84,7 @@ def mixed(lengths: Ints, work: Floats, count: int) -> list[Ints]:
 
 
 def filled_seconds(lengths: Ints, layout: Layout, room: int, cost: Cost, backward: Mode) -> float:
-    """staged_seconds of what `parts` makes of a layout."""
+    """Returns the seconds of a layout whose sequences are divided by `parts`, as `staged_seconds` counts them."""
     ranks, load = cost.cluster.num_ranks, share_seconds(lengths, layout.degree, cost, backward)
     found = parts(lengths, layout, ranks, room)
     turn = np.zeros(len(lengths), np.int64)
@@ -94,6 +96,6 @@ def filled_seconds(lengths: Ints, layout: Layout, room: int, cost: Cost, backwar
 
 
 def staged_seconds(busiest: Floats, cost: Cost) -> float:
-    """What a layer takes of the last stage to be done, if ranks wait for each other in every micro-batch, as rings have
-    them do. busiest: seconds of every micro-batch's busiest rank."""
+    """Returns the seconds of a layer until the last stage is done, if ranks wait for each other in every micro-batch,
+    as rings have them do. busiest: seconds of every micro-batch's busiest rank."""
     return float(busiest.sum() + (cost.pp - 1) * busiest.max())

@@ -1,1 +1,2 @@
-"""What several systems use."""
+"""Parts that several systems share: packing, balancing, grids of ranks, rounds of messages, micro-batches that fit
+memory."""

@@ -1,4 +1,4 @@
-"""Candidates by their estimates, the best few of them built and played on the cluster's clock. Pure: no torch."""
+"""Candidates by their estimates, the best few of them built and played on the cluster's clock."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,4 @@
-"""Packs of sequences by best-fit decreasing: Coffman, Garey and Johnson 1978 (doi 10.1137/0207001). Pure: no torch."""
+"""Packs of sequences by best-fit decreasing: Coffman, Garey and Johnson 1978 (doi 10.1137/0207001)."""
 
 import numba as nb
 import numpy as np
@@ -7,7 +7,7 @@ from zbench.plans.plan import Ints
 
 
 def packs(lengths: Ints, num_ranks: int, most: int) -> Ints:
-    """The pack of every sequence, int64 [num_sequences]: as small as the fewest micro-batches allow.
+    """Returns the pack of every sequence, int64 [num_sequences]: as small as the fewest micro-batches allow.
 
     most: tokens that a pack may hold at most (where no single sequence is longer).
     """
@@ -23,7 +23,8 @@ def packs(lengths: Ints, num_ranks: int, most: int) -> Ints:
 
 
 def best_fit(lengths: Ints, size: int) -> Ints:
-    """Best-fit decreasing: int64 [num_sequences], packs of at most `size` tokens (or of one longer sequence)."""
+    """Packs sequences by best-fit decreasing: int64 [num_sequences], packs of at most `size` tokens (or of one longer
+    sequence)."""
     order = np.argsort(-lengths, kind="stable")
     out = np.empty(len(lengths), np.int64)
     out[order] = best_fit_sorted(lengths[order], size)
@@ -32,7 +33,8 @@ def best_fit(lengths: Ints, size: int) -> Ints:
 
 @nb.njit(cache=True)
 def best_fit_sorted(lengths, size):  # type: ignore[no-untyped-def]
-    """lengths: sorted, longest first. A scan of the packs: their number times that of the sequences, compiled."""
+    """Packs sequences that are sorted, longest first, by best-fit decreasing: returns int64 [num_sequences], the pack
+    of each. lengths: sorted, longest first. A scan of the packs: their number times that of the sequences, compiled."""
     pack = np.empty(len(lengths), np.int64)
     room = np.empty(len(lengths), np.int64)
     count = 0

@@ -1,4 +1,4 @@
-"""Items into bins of ranks: least loaded first, then moves and swaps, within each rank's memory. Pure: no torch.
+"""Items into bins of ranks: least loaded first, then moves and swaps, within each rank's memory.
 
 Longest processing time first (Graham 1969, doi 10.1137/0117039) leaves at most 4/3 - 1/(3 ranks) of the best
 largest load where memory does not bind; moving or swapping items of the fullest rank then takes most of the rest.
@@ -15,7 +15,8 @@ TRIES = 400  # most moves and swaps: each lowers the fullest rank, and a batch o
 
 
 def bins(load: Floats, tokens: Ints, num_ranks: int, capacity: int) -> Ints:
-    """int64 [n], the rank of every item: the largest summed load small, no rank above `capacity` tokens.
+    """Deals items to ranks so that the largest summed load is small and no rank is above `capacity` tokens; returns
+    int64 [n], the rank of every item.
 
     Where that is impossible an item goes to the rank with the fewest tokens: the batch does not fit, and shows it.
     """

@@ -1,4 +1,4 @@
-"""Numbers dealt to k sets of about equal sums: the largest differencing method. Pure: no torch.
+"""Numbers dealt to k sets of about equal sums: the largest differencing method.
 
 Karmarkar and Karp 1982 (The differencing method of set partitioning, UCB/CSD 82/113), for k sets as verl and slime
 have it: every number, or every run of k numbers, begins as k sets of its own; the two collections whose largest and
@@ -22,7 +22,8 @@ class _Sets:
         self._order()
 
     def __lt__(self, other: "_Sets") -> bool:
-        """The wider spread comes first, of equally wide ones that with the larger set."""
+        """Orders partial solutions for the heap: the wider spread comes first, of equally wide ones that with the
+        larger set."""
         return (self.spread, self.sets[0]) > (other.spread, other.sets[0])
 
     def join(self, other: "_Sets") -> None:
@@ -42,7 +43,8 @@ class _Sets:
 
 
 def balanced_sets(values: Sequence[int], k: int, equal_counts: bool) -> list[list[int]]:
-    """k sets of indices of `values` (none negative), the largest sum first, every set ascending.
+    """Deals `values` (none negative) to k sets of about equal sums; returns the sets of indices, the largest sum first,
+    every set ascending.
 
     equal_counts: as many numbers in every set; their number has to be a multiple of k. Else sets may be empty.
     """

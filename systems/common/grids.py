@@ -1,4 +1,4 @@
-"""Heads x context: which grid of ranks, and which of them is fastest for a batch. Pure: no torch.
+"""Grids of heads x context: which grid of ranks there can be, and which is fastest for a batch.
 
 A grid has R rows, around which kv goes, and U columns, between which heads are exchanged: Ulysses x ring
 (USP, arXiv 2405.07719; LoongTrain's 2D-Attention, arXiv 2406.18485). What it costs is estimated from the
@@ -28,40 +28,41 @@ NEAR = 1.3  # times the best estimate: estimates of grids are off by -10 to +25 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grid:
-    """ranks: int64 [R, U]. inner: rows of an inner ring, a divisor of R; R itself: one ring."""
+    """A grid of R x U ranks: the U ranks of a row exchange heads, and the R ranks of a column pass kv round a ring.
+    ranks: int64 [R, U]. inner: rows of an inner ring, a divisor of R; R itself: one ring."""
 
     ranks: Ints
     inner: int
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(R, U)."""
+        """Rows and columns of the grid, (R, U)."""
         return self.ranks.shape[0], self.ranks.shape[1]
 
     @property
     def num_ops(self) -> int:
-        """About how many operations its forward has."""
+        """About how many operations the forward of a plan on this grid has."""
         rows, cols = self.shape
         return rows * cols * (2 * rows - 1 + 3 * (cols - 1))
 
 
 def degrees(num_ranks: int, num_heads: int) -> list[int]:
-    """Every U that divides the ranks and leaves each a head."""
+    """Lists every U that divides the ranks and leaves each a head."""
     return [degree for degree in range(1, min(num_ranks, num_heads) + 1) if num_ranks % degree == 0]
 
 
 def head_first(num_ranks: int, degree: int) -> Ints:
-    """[R, U] with neighbours (the ranks of a node) exchanging heads."""
+    """Returns the grid [R, U] in which neighbours (the ranks of a node) exchange heads."""
     return np.arange(num_ranks, dtype=np.int64).reshape(-1, degree)
 
 
 def context_first(num_ranks: int, degree: int) -> Ints:
-    """[R, U] with neighbours (the ranks of a node) passing kv on."""
+    """Returns the grid [R, U] in which neighbours (the ranks of a node) pass kv on."""
     return np.arange(num_ranks, dtype=np.int64).reshape(degree, -1).T
 
 
 def plan_of(lengths: Ints, sequences: Ints, grid: Grid, cost: Cost, backward: Mode) -> Plan:
-    """All of `sequences` over all ranks in `grid`."""
+    """Makes the plan of all of `sequences` over all ranks in `grid`."""
     mine = lengths[sequences]
     builder = Builder(mine, cost.cluster.num_ranks, cost.model.num_heads, cost.model.mask, sequences=sequences)
     seqs = np.arange(len(mine), dtype=np.int64)
@@ -71,7 +72,8 @@ def plan_of(lengths: Ints, sequences: Ints, grid: Grid, cost: Cost, backward: Mo
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A grid and what its links take, which no batch changes.
+    """A grid and the times of its links, which no batch changes. A grid and what its links take, which no batch
+    changes.
 
     exchange: seconds of an all-to-all of a byte from each rank to each other of its row. passing: seconds of the
     busiest link when a byte a rank and hop goes once round. hops: of the ring, (how many, seconds a byte, latency).
@@ -83,13 +85,14 @@ class Priced:
     hops: tuple[tuple[int, float, float], ...]
 
     def ring_seconds(self, size: float) -> float:
-        """Of kv (size bytes a rank and hop) once round: its busiest link, or hop after hop."""
+        """Returns the seconds of kv (`size` bytes a rank and hop) once round the ring: its busiest link's, or those of
+        hop after hop."""
         chain = max((count * (size * each + latency) for count, each, latency in self.hops), default=0.0)
         return max(size * self.passing, chain)
 
 
 def priced(grids: list[Grid], cost: Cost) -> list[Priced]:
-    """What the links of every grid take; the exchange is the same for all with one shape and placement."""
+    """Returns every grid with the times of its links; the exchange is the same for all with one shape and placement."""
     exchanges: dict[tuple[tuple[int, int], int], float] = {}
     for grid in grids:
         key = (grid.shape, int(grid.ranks[0, -1]))
@@ -102,7 +105,7 @@ def priced(grids: list[Grid], cost: Cost) -> list[Priced]:
 
 
 def best_grids(lengths: Ints, sequences: Ints, grids: list[Priced], cost: Cost, backward: Mode) -> Iterator[Plan]:
-    """Plans of the grids, the fastest predicted first."""
+    """Yields plans on the grids, the fastest predicted first."""
     seconds = estimates(lengths[sequences], grids, cost, backward)
     sizes = np.array([priced.grid.num_ops for priced in grids], np.int64)
 
@@ -113,8 +116,8 @@ def best_grids(lengths: Ints, sequences: Ints, grids: list[Priced], cost: Cost, 
 
 
 def estimates(lengths: Ints, grids: list[Priced], cost: Cost, backward: Mode) -> Floats:
-    """float64 [len(grids)], seconds of one layer, forward and backward: linear modules, the exchange of heads, and
-    the longer of attention and the ring's transfers in either direction."""
+    """Returns float64 [len(grids)], seconds of one layer, forward and backward: linear modules, the exchange of heads,
+    and the longer of attention and the ring's transfers in either direction."""
     attends = {shape: _attend_seconds(lengths, *shape, cost) for shape in {priced.grid.shape for priced in grids}}
     tokens = lengths.sum() / cost.cluster.num_ranks
     sizes = {cols: _message_sizes(float(tokens), cols, cost) for cols in {cols for _, cols in attends}}
@@ -124,7 +127,7 @@ def estimates(lengths: Ints, grids: list[Priced], cost: Cost, backward: Mode) ->
 
 
 def _message_sizes(tokens: float, cols: int, cost: Cost) -> tuple[float, float, float]:
-    """Bytes of q, kv and o that a rank sends to each other of its row, on average."""
+    """Returns the bytes of q, kv and o that a rank sends to each other of its row, on average."""
     bounds = (cost.model.num_heads * np.arange(cols + 1) // cols).tolist()
     parts = list(pairwise(bounds))
     q, kv, o = (tokens * sum(cost.model.message_bytes_per_token(t, *part) for part in parts) / cols for t in (Q, KV, O))
@@ -134,7 +137,8 @@ def _message_sizes(tokens: float, cols: int, cost: Cost) -> tuple[float, float, 
 def _around_seconds(
     priced: Priced, sizes: tuple[float, float, float], attend: tuple[float, float], backward: Mode
 ) -> float:
-    """Between the linear modules; attend: seconds of a rank's attends, forward and backward."""
+    """Returns the seconds between the linear modules: the exchange of heads, and the longer of attention and the ring.
+    attend: seconds of a rank's attends, forward and backward."""
     q, kv, o = sizes
     passing = priced.ring_seconds(priced.grid.shape[1] * kv)
     total = 0.0
@@ -146,8 +150,8 @@ def _around_seconds(
 
 
 def _attend_seconds(lengths: Ints, rows: int, cols: int, cost: Cost) -> tuple[float, float]:
-    """Of a rank, (forward, backward): R calls over all sequences, each on half of a block's queries (or keys), all
-    but the first joined to an earlier result."""
+    """Returns the seconds of a rank's attends, (forward, backward): R calls over all sequences, each on half of a
+    block's queries (or keys), all but the first joined to an earlier result."""
     if rows == 1:
         work, present, steps = Work.whole(lengths, cost.model.mask), np.ones(len(lengths)), 1
     else:
@@ -167,8 +171,8 @@ def _attend_seconds(lengths: Ints, rows: int, cols: int, cost: Cost) -> tuple[fl
 
 
 def busiest(src: Ints, dst: Ints, size: Floats, cost: Cost) -> float:
-    """Seconds of the busiest link (a GPU's port or a NIC, either direction), or of the busiest pair of ranks, when src
-    send dst `size` bytes."""
+    """Returns the seconds of the busiest link (a GPU's port or a NIC, either direction), or of the busiest pair of
+    ranks, when src send dst `size` bytes."""
     cluster = cost.cluster
     link, port = cluster.link_of(src, dst), ports(cluster)
     seconds = cost.transfer_seconds(size, link)
@@ -179,7 +183,7 @@ def busiest(src: Ints, dst: Ints, size: Floats, cost: Cost) -> float:
 
 
 def _exchange_seconds(grid: Grid, cost: Cost) -> float:
-    """Of an all-to-all in every row, for one byte from each rank to each other of its row."""
+    """Returns the seconds of an all-to-all in every row, for one byte from each rank to each other of its row."""
     rows, cols = grid.shape
     if cols == 1:
         return 0.0
@@ -190,7 +194,8 @@ def _exchange_seconds(grid: Grid, cost: Cost) -> float:
 
 
 def _ring_links(grid: Grid, cost: Cost) -> tuple[float, tuple[tuple[int, float, float], ...]]:
-    """(seconds of the busiest link when a byte a rank and hop goes once round, the hops that follow each other)."""
+    """Returns (seconds of the busiest link when a byte a rank and hop goes once round, the hops that follow each
+    other)."""
     rows, cols = grid.shape
     if rows == 1:
         return 0.0, ()

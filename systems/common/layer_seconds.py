@@ -1,7 +1,6 @@
 """A layer's seconds, with its share of what parameters and gradients add to a step: what planners compare plans by.
 
 Their traffic takes the NICs as well, so a plan that keeps NICs busy may have faster layers and a longer step.
-Pure: no torch.
 """
 
 from zbench.cost.collective import Collectives
@@ -11,8 +10,9 @@ from zbench.simulator.totals import Carried
 
 
 def with_collectives(parts: Programs, forward: float, backward: float, cost: Cost) -> float:
-    """Seconds of a layer that takes `forward` and `backward`, and of gathers and reductions that layers do not hide, as
-    zbench.simulator.simulate charges them where a step is one micro-batch. parts: the plan's programs."""
+    """Returns the seconds of a layer that takes `forward` and `backward`, together with its share of gathers and
+    reductions that layers do not hide, as zbench.simulator.simulate charges them where a step is one micro-batch.
+    parts: the plan's programs."""
     again = 1 if cost.model.recompute == "full" else 0
     ahead, back = (Carried.of(part, cost) for part in parts)
     of, layers = Collectives.of(cost), cost.layers

@@ -1,4 +1,4 @@
-"""A mesh's groups: sequences laid over groups of ranks by one of three methods. Pure: no torch."""
+"""A mesh's groups: sequences laid over groups of ranks by one of three methods."""
 
 from typing import Literal, Protocol, get_args
 
@@ -40,12 +40,13 @@ def lay(builder: Builder, *, method: Method, group: Ints, groups: Ints, gpus_per
 
 
 def exchanged(degree: int, num_heads: int) -> int:
-    """Ranks of an all-to-all in a group: the most that divide it and leave each a head. kv goes round the others."""
+    """Returns the number of ranks of an all-to-all in a group: the most that divide it and leave each a head. kv goes
+    round the others."""
     return max(width for width in range(1, min(degree, num_heads) + 1) if degree % width == 0)
 
 
 def gathered(builder: Builder, seqs: Ints, pieces: tuple[Ints, ...], ranks: Ints, gpus_per_node: int) -> None:
-    """One group, whose ranks gather the keys of its whole pack; inside nodes first, where it has several.
+    """Lays one group whose ranks gather the keys of its whole pack; inside nodes first, where it has several.
 
     seqs: the pack's sequences. pieces: int64 [n] each, which of them, start, stop, and which of the ranks owns it.
     """

@@ -1,4 +1,4 @@
-"""A mesh's packs: which micro-batch and which group every sequence goes to. Pure: no torch."""
+"""A mesh's packs: which micro-batch and which group every sequence goes to."""
 
 from typing import Literal
 
@@ -14,7 +14,7 @@ Batching = Literal["arrival", "best_fit", "balanced"]
 
 
 def packed(batching: Batching, lengths: Ints, num_groups: int, most: int, cost: Cost) -> Ints:
-    """int64 [num_sequences, 2]: micro-batch and group of every sequence, in packs of at most `most` tokens.
+    """Returns int64 [num_sequences, 2]: micro-batch and group of every sequence, in packs of at most `most` tokens.
 
     A longer sequence has a pack of its own. arrival: packs are filled in order, and the groups take them in turn.
     best_fit: the smallest packs that make the fewest micro-batches; packs of about as many tokens run together.
@@ -31,13 +31,14 @@ def packed(batching: Batching, lengths: Ints, num_groups: int, most: int, cost: 
 
 
 def sequence_seconds(lengths: Ints, cost: Cost) -> np.ndarray:
-    """Forward and backward of a layer for whole sequences [n], as if alone on a GPU."""
+    """Returns the seconds of a layer, forward and backward, for whole sequences [n], as if alone on a GPU."""
     attention = cost.whole_seconds(lengths, False) + cost.whole_seconds(lengths, True)
     return np.asarray(attention + 3 * cost.linear_seconds(lengths), np.float64)
 
 
 def _together(pack: Ints, load: np.ndarray, num_groups: int) -> Ints:
-    """The heaviest packs in one micro-batch, then the next: groups that wait for each other have about as much."""
+    """Puts the heaviest packs in one micro-batch, then the next ones: groups that wait for each other have about as
+    much."""
     names, pack = np.unique(pack, return_inverse=True)
     total = np.bincount(pack, weights=load, minlength=len(names))
     place = np.empty(len(names), np.int64)
@@ -47,7 +48,7 @@ def _together(pack: Ints, load: np.ndarray, num_groups: int) -> Ints:
 
 @nb.njit(cache=True)
 def _filled(lengths, most):  # type: ignore[no-untyped-def]
-    """Next fit: the pack of every sequence; one that does not fit begins the next pack."""
+    """Packs sequences by next fit and returns the pack of each: one that does not fit begins the next pack."""
     pack = np.empty(len(lengths), np.int64)
     at, held = 0, 0
     for i in range(len(lengths)):

@@ -1,4 +1,4 @@
-"""What systems with static groups of ranks share: their keys, plans of packs, and packs that fit. Pure: no torch."""
+"""Parts that systems with static groups of ranks share: their keys, plans of packs, and packs that fit."""
 
 from collections.abc import Callable
 from functools import partial
@@ -31,8 +31,8 @@ def check_keys(cost: Cost, degree: int | None, pack_tokens: int | None, context_
 
 
 def pack_limits(cost: Cost, tokens: int, pack_tokens: int | None) -> list[dict[str, int]]:
-    """Limits of a pack, as tokens of a rank, that a user may try before a run whose batches have so many tokens: from
-    an even share on, up to what fits a GPU. pack_tokens: the one that is given; then none is tried."""
+    """Lists the limits of a pack, as tokens of a rank, that a user may try before a run whose batches have so many
+    tokens: from an even share on, up to what fits a GPU. pack_tokens: the one that is given; then none is tried."""
     if pack_tokens is not None:
         return []
     even, free = tokens / cost.cluster.num_ranks, fitting_tokens(cost)
@@ -41,19 +41,21 @@ def pack_limits(cost: Cost, tokens: int, pack_tokens: int | None) -> list[dict[s
 
 
 def least_degree(longest: int, free: int, num_ranks: int) -> int:
-    """The least divisor of the ranks whose ranks hold a sequence of `longest` tokens, `free` each; else all of them."""
+    """Returns the least divisor of the ranks whose ranks hold a sequence of `longest` tokens, `free` each; else all of
+    them."""
     return next((n for n in range(1, num_ranks + 1) if num_ranks % n == 0 and n * free >= longest), num_ranks)
 
 
 def holding_degree(longest: int, method: Method, most: int, cost: Cost) -> int:
-    """The least divisor of `most` whose groups have room for a sequence of `longest` tokens, with all that its ranks
-    receive; else `most`, which divides the ranks."""
+    """Returns the least divisor of `most` whose groups have room for a sequence of `longest` tokens, with all that its
+    ranks receive; else `most`, which divides the ranks."""
     pack = np.zeros((1, 2), np.int64)
     return holding(longest, most, cost, lambda alone, degree: plans_of(alone, method, degree, cost, pack)[0])
 
 
 def holding(longest: int, most: int, cost: Cost, plan_of: Callable[[Batch, int], Plan]) -> int:
-    """As holding_degree. plan_of: the plan of a batch of one sequence on one group of that many ranks."""
+    """Returns the least degree that holds the longest sequence, as holding_degree does, for plans of any kind. plan_of:
+    the plan of a batch of one sequence on one group of that many ranks."""
     alone = Batch(np.array([longest], np.int64), seed=0, step=0)
     degree = least_degree(longest, fitting_tokens(cost), most)
     for wider in (n for n in range(degree, most) if most % n == 0):
@@ -65,7 +67,7 @@ def holding(longest: int, most: int, cost: Cost, plan_of: Callable[[Batch, int],
 def fitting_plans(
     batch: Batch, method: Method, degree: int, pack_tokens: int | None, cost: Cost, packed: Callable[[int], Ints]
 ) -> tuple[Plan, ...]:
-    """A plan for every micro-batch, with packs as large as memory allows.
+    """Returns a plan for every micro-batch, with packs as large as memory allows.
 
     packed: of the tokens that a group's pack may hold at most, the micro-batch and the group of every sequence, int64
     [num_sequences, 2]. pack_tokens: of a rank of a group, at most.
@@ -78,7 +80,8 @@ def fitting_plans(
 def largest_fitting(
     batch: Batch, degree: int, pack_tokens: int | None, cost: Cost, plans_at: Callable[[int], tuple[Plan, ...]]
 ) -> tuple[Plan, ...]:
-    """The plans whose packs are as large as memory allows. plans_at: of the tokens a group's pack may hold at most.
+    """Returns the plans whose packs are as large as memory allows. plans_at: of the tokens a group's pack may hold at
+    most.
 
     It is asked for smaller packs until the micro-batches fit, or a pack could not hold the longest sequence any more:
     then the executor's verdict is out of memory. pack_tokens: of a rank of a group, at most.
@@ -93,12 +96,12 @@ def largest_fitting(
 
 
 def plans_of(batch: Batch, method: Method, degree: int, cost: Cost, pack: Ints) -> tuple[Plan, ...]:
-    """A plan for every micro-batch. pack: int64 [num_sequences, 2], micro-batch and group of every sequence."""
+    """Returns a plan for every micro-batch. pack: int64 [num_sequences, 2], micro-batch and group of every sequence."""
     return laid_plans(batch, partial(lay, method=method), BACKWARD[method], degree, cost, pack)
 
 
 def laid_plans(batch: Batch, laid: Lay, backward: Mode, degree: int, cost: Cost, pack: Ints) -> tuple[Plan, ...]:
-    """As plans_of, with any way to lay sequences over groups."""
+    """Returns a plan for every micro-batch, as plans_of does, with any way to lay sequences over groups."""
     return tuple(_plan(batch, laid, backward, degree, cost, pack, turn) for turn in np.unique(pack[:, 0]))
 
 
@@ -111,5 +114,5 @@ def _plan(batch: Batch, laid: Lay, backward: Mode, degree: int, cost: Cost, pack
 
 
 def fits(plan: Plan, cost: Cost) -> bool:
-    """Whether the fullest rank has room for it."""
+    """Returns whether the fullest rank of the plan has room for it."""
     return need_bytes(plan, cost) <= cost.cluster.device.memory_bytes

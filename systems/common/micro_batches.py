@@ -1,4 +1,4 @@
-"""As few micro-batches as memory asks for. Pure: no torch.
+"""Divides a batch into as few micro-batches as memory asks for.
 
 A system says how it would plan some of a batch's sequences; `fitting` has it plan all of them, and where
 that does not fit a GPU, parts of them. A sequence that fits by itself nowhere is planned all the same: the
@@ -52,7 +52,8 @@ def _parts(seqs: Ints, lengths: Ints, cost: Cost, planner: Planner) -> list[Plan
 
 
 def _plan(seqs: Ints, lengths: Ints, cost: Cost, planner: Planner) -> tuple[Plan | None, int]:
-    """(the first plan that fits, or none, bytes that one needs at least). Of a single sequence always a plan."""
+    """Returns (the first plan that fits, or none, bytes that one needs at least). Of a single sequence always a
+    plan."""
     memory, alone = int(cost.cluster.device.memory_bytes), len(seqs) == 1
     least = least_bytes(cost, int(lengths[seqs].sum()))  # of any plan: tokens spread evenly, nothing received
     tried: list[tuple[int, Plan]] = []
@@ -73,25 +74,27 @@ def _plan(seqs: Ints, lengths: Ints, cost: Cost, planner: Planner) -> tuple[Plan
 
 
 def fitting_tokens(cost: Cost) -> int:
-    """Tokens of a micro-batch that fit a GPU which receives nothing; at least 1, so that there is always a plan."""
+    """Returns how many tokens of a micro-batch fit a GPU which receives nothing; at least 1, so that there is always a
+    plan."""
     free = int(cost.cluster.device.memory_bytes) - static_bytes(cost)
     return max(free // token_bytes(cost), 1)
 
 
 def need_bytes(plan: Plan, cost: Cost) -> int:
-    """Bytes of the fullest rank: an upper bound where that fits already, else exact (which takes longer)."""
+    """Returns the bytes of the fullest rank: an upper bound where that fits already, else exact (which takes
+    longer)."""
     _, most = need_range(plan, cost)
     return most if most <= cost.cluster.device.memory_bytes else exact_bytes(plan, cost)
 
 
 def exact_bytes(plan: Plan, cost: Cost) -> int:
-    """Bytes of the fullest rank at its fullest moment."""
+    """Returns the bytes of the fullest rank at its fullest moment."""
     return int(step_bytes(plan, cost).max())
 
 
 def need_range(plan: Plan, cost: Cost) -> tuple[int, int]:
-    """Bytes between which those of the fullest rank lie: nothing, or all that ever comes and goes, held at once. With
-    stages, whose fullest one is not known beforehand, exact ones."""
+    """Returns bounds of the bytes of the fullest rank: nothing received, and all that ever comes and goes, held at
+    once. With stages, whose fullest one is not known beforehand, exact ones."""
     if cost.pp > 1:
         exact = exact_bytes(plan, cost)
         return exact, exact
@@ -103,7 +106,8 @@ def need_range(plan: Plan, cost: Cost) -> tuple[int, int]:
 
 
 def _away_bytes(plan: Plan, ops: Ops, cost: Cost) -> Ints:
-    """int64 [num_ranks]: every copy that ever arrives and every sum that ever leaves, as if held all at once."""
+    """Returns int64 [num_ranks]: every copy that ever arrives and every sum that ever leaves, as if held all at
+    once."""
     size, moves = cost.message_bytes(plan, ops), ops.kind == TRANSFER
     leaves = moves & np.isin(ops.tensor, (O, DQ, DKV))
     total = np.bincount(ops.dst[moves], weights=size[moves], minlength=plan.num_ranks)

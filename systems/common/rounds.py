@@ -1,7 +1,7 @@
 """Congestion-free rounds: transfers arranged so that in a round every rank sends and receives at most one.
 
 Transfers are the edges of a bipartite multigraph (senders, receivers); a round is a matching, and by König's
-theorem as many rounds as the busiest rank has messages to send or to receive are enough. Pure: no torch.
+theorem as many rounds as the busiest rank has messages to send or to receive are enough.
 """
 
 import numba as nb
@@ -11,7 +11,7 @@ from zbench.plans.plan import Ints
 
 
 def rounds(src: Ints, dst: Ints, num_ranks: int) -> Ints:
-    """int64 [n], the round of every transfer: an edge colouring with as few colours as there can be.
+    """Returns int64 [n], the round of every transfer: an edge colouring with as few colours as there can be.
 
     Earlier transfers get earlier rounds as far as possible, so give the urgent ones first.
     """
@@ -24,8 +24,9 @@ def rounds(src: Ints, dst: Ints, num_ranks: int) -> Ints:
 
 @nb.njit(cache=True)
 def _colours(src, dst, num_ranks, most):  # type: ignore[no-untyped-def]
-    """Edge by edge: the first colour free at both ends; if there is none, the path that alternates between a colour
-    free at the sender and one free at the receiver is turned over, which frees the sender's at the receiver too."""
+    """Colours edges one by one: each gets the first colour free at both ends; if there is none, the path that
+    alternates between a colour free at the sender and one free at the receiver is turned over, which frees the sender's
+    at the receiver too."""
     colour = np.full(len(src), -1, np.int64)
     at = np.full((2, num_ranks, most), -1, np.int64)  # the edge of a colour at each sender, and at each receiver
     path = np.empty(2 * num_ranks, np.int64)

@@ -3,7 +3,7 @@
 A piece has a home (linear modules) and a worker (attention). Its q goes to its worker and o comes back, where
 these differ; the kv of a piece goes to every other rank that works on a piece of its sequence which sees it, once.
 Transfers stand in congestion-free rounds (rounds). A worker attends to what it has at home first, then to
-what the rounds of a stage brought, all of a stage in one call. Pure: no torch.
+what the rounds of a stage brought, all of a stage in one call.
 """
 
 from dataclasses import dataclass, replace
@@ -38,8 +38,8 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Messages:
-    """blocks: what each carries, as a builder's name of a list. round: int64 [n]. unit, message: every (block, the
-    message that carries it)."""
+    """Messages of kv between ranks, in rounds. blocks: what each carries, as a builder's name of a list. round: int64
+    [n]. unit, message: every (block, the message that carries it)."""
 
     src: Ints
     dst: Ints
@@ -50,8 +50,8 @@ class Messages:
 
 
 def needed(pieces: Pieces, mask: Mask = CAUSAL) -> tuple[Ints, Ints]:
-    """(piece, rank) of every kv copy: ranks other than its home that work on a piece of its sequence which sees it,
-    which causally are it and all later ones."""
+    """Returns (piece, rank) of every kv copy: ranks other than its home that work on a piece of its sequence which sees
+    it, which causally are it and all later ones."""
     count = np.int64(max(int(pieces.worker.max(initial=0)), int(pieces.home.max(initial=0))) + 1)
     first = np.searchsorted(pieces.seq, pieces.seq)
     key = pieces.seq * count + pieces.worker
@@ -105,13 +105,14 @@ def scatter(builder: Builder, pieces: Pieces, blocks_per_message: int, rounds_pe
 
 
 def _turn(stage: Ints, within: Ints, attend: int) -> Ints:
-    """Place in the plan: a stage's transfers in their rounds, then the attends that they do not feed."""
+    """Returns the place of operations in the plan: a stage's transfers in their rounds, then the attends that they do
+    not feed."""
     return (2 * stage + attend) * (1 << 32) + within
 
 
 def with_backward(plan: Plan, mode: Mode, leading: int = 0) -> Plan:
-    """`plan` reversed. Where kv is fetched again it comes in the order in which the backward needs it: last first,
-    after the `leading` ones that the others pass on."""
+    """Returns `plan` reversed. Where kv is fetched again it comes in the order in which the backward needs it: last
+    first, after the `leading` ones that the others pass on."""
     plan = reverse(plan, mode)
     if mode != "regather":
         return plan
@@ -148,7 +149,8 @@ def add_units(builder: Builder, pieces: Pieces) -> tuple[Ints, Pieces]:
 
 
 def _messages(builder: Builder, block: Ints, unit: Ints, src: Ints, dst: Ints, most: int) -> Messages:
-    """Blocks of the same way in messages of at most `most`, in rounds; long sequences' blocks come first in `unit`."""
+    """Gathers the blocks that go the same way into messages of at most `most`, in rounds; long sequences' blocks come
+    first in `unit`."""
     way = src * builder.num_ranks + dst
     order = np.argsort(way, kind="stable")
     way = way[order]
@@ -168,7 +170,8 @@ def _messages(builder: Builder, block: Ints, unit: Ints, src: Ints, dst: Ints, m
 def attends(
     builder: Builder, block: Ints, units: Pieces, asks: Ints, unit: Ints, rank: Ints, stage: Ints, wide: int
 ) -> tuple[Ops, Ints]:
-    """(attends, the stage of each): a rank's queries among `asks` with the kv of `unit` that is there since `stage`.
+    """Returns (attends, the stage of each): a rank's queries among `asks` with the kv of `unit` that is there since
+    `stage`.
 
     One attend for each (stage, rank); its queries are those that see any of its keys. wide: at least the ranks.
     """

@@ -1,4 +1,4 @@
-"""FlexSP's micro-batches: where to cut a batch, longest sequence first, into parts that memory allows. Pure: no torch.
+"""FlexSP's micro-batches: where to cut a batch, longest sequence first, into parts that memory allows.
 
 FlexSP sorts by length and cuts so that the largest micro-batch has as few tokens as possible, for every
 number of micro-batches from the least that can hold the tokens to a few more; the number with the least time
@@ -23,7 +23,8 @@ SHIFTS = (0.2, 0.1, 0.05, 0.025)  # by how much of a micro-batch's share of the 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """sequences: int64 [n], of the batch, longest first. found: their groups."""
+    """A micro-batch and the groups found for it. sequences: int64 [n], of the batch, longest first. found: their
+    groups."""
 
     sequences: Ints
     found: Found
@@ -32,7 +33,7 @@ class MicroBatch:
 def micro_batches(
     lengths: Ints, of: Objective, trials: int, glance: Choose, choose: Choose
 ) -> tuple[MicroBatch, ...] | None:
-    """The micro-batches with the least time in all, the slowest first; None if `glance` finds none at all.
+    """Returns the micro-batches with the least time in all, the slowest first; None if `glance` finds none at all.
 
     trials: how many numbers of micro-batches are tried, from the least that memory allows. glance: what cuts are
     compared by; choose: the groups in the end, where it finds any better.
@@ -50,13 +51,13 @@ def micro_batches(
 
 
 def total_seconds(parts: Iterable[Found | None], of: Objective) -> float:
-    """Of micro-batches one after another, infinite if one has no groups."""
+    """Returns the seconds of micro-batches one after another, infinite if one has no groups."""
     each = of.collectives.micro_batch_seconds
     return sum(np.inf if part is None else each(part.packed.seconds) for part in parts)
 
 
 def _better(one: Found | None, other: Found | None) -> Found:
-    """The groups that end first, and the bound of `other`, which looked for one."""
+    """Returns the groups that end first, and the bound of `other`, which looked for one."""
     assert one is not None
     if other is None or other.packed.seconds <= one.packed.seconds:
         return other or one
@@ -64,7 +65,7 @@ def _better(one: Found | None, other: Found | None) -> Found:
 
 
 def _best_numbers(cutter: "_Cutter", of: Objective, trials: int) -> list[list[int]]:
-    """Where to cut, for the best few numbers of micro-batches; more than `trials` are tried until one fits."""
+    """Returns where to cut, for the best few numbers of micro-batches; more than `trials` are tried until one fits."""
     room = int((of.capacity // of.degree).max()) * of.num_ranks
     most = len(cutter.lengths)
     least = min(-(-int(cutter.ends[-1]) // room), most)
@@ -100,7 +101,8 @@ class _Cutter:
         return total_seconds(parts, self.of)
 
     def even(self, count: int) -> list[int]:
-        """At most `count` stretches, the largest with as few tokens as possible (the optimum of FlexSP's DP)."""
+        """Cuts the batch into at most `count` stretches, the largest with as few tokens as possible (the optimum of
+        FlexSP's DP)."""
         ends = self.ends
         low, high = max(int(self.lengths[0]), -(-int(ends[-1]) // count)), int(ends[-1])
         while low < high:
@@ -109,7 +111,7 @@ class _Cutter:
         return _filled(ends, low, count)
 
     def shifted(self, edges: list[int]) -> list[int]:
-        """`edges` with the inner ones moved, one at a time, for as long as that gains."""
+        """Returns `edges` after its inner ones were moved, one at a time, for as long as that gains."""
         ends = np.concatenate([[0], self.ends])
         for share in SHIFTS:
             step = share * ends[-1] / (len(edges) - 1)
@@ -125,7 +127,7 @@ class _Cutter:
 
 
 def _filled(ends: Ints, room: int, count: int) -> list[int]:
-    """Stretches of at most `room` tokens, each as long as it can be; stops after one more than `count`."""
+    """Cuts stretches of at most `room` tokens, each as long as it can be; stops after one more than `count`."""
     edges, done = [0], 0
     while edges[-1] < len(ends) and len(edges) <= count + 1:
         edges.append(int(np.searchsorted(ends, done + room, side="right")))

@@ -1,4 +1,4 @@
-"""The seconds that no choice of groups can beat: the certificate of FlexSP's search. Pure: no torch.
+"""The seconds that no choice of groups can beat: the certificate of FlexSP's search.
 
 The integer programme with groups of one degree put together and sequences allowed to be cut: only the number
 of groups is whole. For all to end within C seconds, a sequence needs a group that holds it and finishes it
@@ -20,7 +20,8 @@ SHARES = (1.0, 0.0, 0.5, 0.25, 0.75)  # of time in the mixture of time and memor
 
 
 def bound_seconds(lengths: Ints, of: Objective, most: float) -> float:
-    """At most `most`, which some choice reaches. lengths: int64 [n], longest first, of one micro-batch.
+    """Returns the seconds, at most `most`, that no choice of groups can beat; `most` is what some choice reaches.
+    lengths: int64 [n], longest first, of one micro-batch.
 
     Time has to suffice, memory has to, and so has any mixture of the two; the best of a few is taken.
     """
@@ -34,7 +35,8 @@ def bound_seconds(lengths: Ints, of: Objective, most: float) -> float:
 
 
 def likely_counts(lengths: Ints, of: Objective, most: float, slower: float) -> Ints:
-    """int64 [num_degrees]: groups of each degree if sequences could be cut; GPUs left over are groups of one.
+    """Returns int64 [num_degrees]: the number of groups of each degree if sequences could be cut; GPUs left over are
+    groups of one.
 
     slower: by how much, relatively, all may end later than they then could. Here time and memory both have to
     suffice in every degree. That is no bound (how memory is filled best is not settled by the argument above) but
@@ -63,7 +65,7 @@ def _least(
 
 
 def _counts(lengths: Ints, seconds: float, of: Objective, rates: Objective, one: float, two: float) -> tuple[int, Ints]:
-    """(GPUs, groups of each degree) needed to end within `seconds`.
+    """Returns (GPUs, groups of each degree) needed to end within `seconds`.
 
     of: what a sequence takes alone; rates: what it adds to a group. one, two: the share of time, the rest being
     memory, in either of two resources that a group's sequences may not exceed.
@@ -75,7 +77,7 @@ def _counts(lengths: Ints, seconds: float, of: Objective, rates: Objective, one:
 
 
 def _ordered(of: Objective, longest: int) -> Objective:
-    """`of` with costs lowered where the argument needs it; what it makes dearer than they are would be no bound.
+    """Returns `of` with costs lowered where the argument needs it; a change that made them dearer would give no bound.
 
     Square over linear may not rise with the degree; GPU seconds (square s + linear) a token may not fall, up to
     `longest`, nor a GPU hold more tokens in a larger group; groups of all degrees start equally cheaply.
@@ -97,7 +99,8 @@ def _ordered(of: Objective, longest: int) -> Objective:
 
 @nb.njit(cache=True)
 def _fill(lengths, seconds, one, two, degree, alone, capacity, rates, counts):  # type: ignore[no-untyped-def]
-    """GPUs needed, and the groups of each degree in `counts`; more GPUs than there can be if a sequence fits none."""
+    """Fills groups within `seconds` as if sequences could be cut: returns the GPUs needed, and writes the groups of
+    each degree to `counts`; more GPUs than there can be if a sequence fits none."""
     square, linear, fixed = alone
     too_many = 1 << 40
     i, left, gpus = 0, 1.0, 0  # the next sequence and what is left of it

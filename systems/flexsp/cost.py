@@ -1,4 +1,4 @@
-"""FlexSP's objective on a described cluster: seconds and memory of a group of every degree. Pure: no torch.
+"""FlexSP's objective on a described cluster: seconds and memory of a group of every degree.
 
 A group of d ranks with sequences s takes square_d sum(s^2) + linear_d sum(s) + fixed_d seconds: FlexSP's
 (alpha1 sum(s^2) + alpha2 sum(s)) / d + beta1 + alpha3 sum(s) / (d v_d) + beta2 (arXiv 2412.01523, equations
@@ -31,7 +31,8 @@ SLACK = 4  # tokens a rank may have above an even share, by rounding in rows, co
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What groups cost; arrays [num_degrees], ascending by degree.
+    """FlexSP's objective, the seconds and the capacity of groups of every degree; arrays [num_degrees], ascending by
+    degree.
 
     degree: ranks. square, linear, fixed: seconds a token^2, a token, a group and micro-batch.
     capacity: tokens a group holds. num_ranks: of the cluster; groups of a micro-batch have no more in all.
@@ -47,23 +48,25 @@ class Objective:
     collectives: Collectives
 
     def seconds(self, lengths: Ints, index: int) -> float:
-        """Of one group of degree[index] with sequences of `lengths`."""
+        """Returns the seconds of one group of degree[index] with sequences of `lengths`."""
         s = lengths.astype(np.float64)
         return float(self.square[index] * (s * s).sum() + self.linear[index] * s.sum() + self.fixed[index])
 
     def holding(self, longest: int, index: int = -1) -> "Objective":
-        """With room for `longest` tokens in groups of degree[index], at least: a sequence that no group can hold is
-        planned all the same, and the executor's verdict is out of memory, as with every other system."""
+        """Returns the objective with room for at least `longest` tokens in groups of degree[index]: a sequence that no
+        group can hold is planned all the same, and the executor's verdict is out of memory, as with every other
+        system."""
         capacity = self.capacity.copy()
         capacity[index] = max(int(capacity[index]), longest)
         return self.with_(capacity=capacity)
 
     def with_(self, **changes: object) -> "Objective":
+        """Returns a copy with these fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
 def degrees(cost: Cost) -> list[int]:
-    """Group sizes, each dividing the next: powers of two where GPUs and nodes are.
+    """Lists the sizes of groups, each dividing the next: powers of two where GPUs and nodes are.
 
     Products of the prime factors of a node's GPUs, then of the nodes, smallest first: groups laid largest
     first then never leave a gap, and one that fits a node stays inside it.
@@ -86,13 +89,13 @@ def _prime_factors(number: int) -> list[int]:
 
 
 def shape(degree: int, cost: Cost) -> tuple[int, int]:
-    """(rows, columns) of a group: a ring of rows of as many columns as heads allow, exchanging heads."""
+    """Returns (rows, columns) of a group: a ring of rows of as many columns as heads allow, exchanging heads."""
     columns = max(d for d in degrees(cost) if d <= cost.model.num_heads and degree % d == 0)
     return degree // columns, columns
 
 
 def objective(cost: Cost, backward: Mode) -> Objective:
-    """The constants of every degree."""
+    """Returns the objective with the constants of every degree on the described cluster."""
     sizes = degrees(cost)
     size = np.array(sizes, np.int64)
     tokens, piece = TILE * TILES * size.astype(np.float64), 2 * TILE
@@ -107,7 +110,8 @@ def objective(cost: Cost, backward: Mode) -> Objective:
 
 
 def _profiles(sizes: list[int], cost: Cost, backward: Mode) -> Floats:
-    """[num_degrees, 4]: seconds of one long sequence, of many short ones, of half as many; bytes of the fullest rank.
+    """Returns [num_degrees, 4]: seconds of one long sequence, of many short ones, of half as many; bytes of the fullest
+    rank.
 
     All with as many tokens a rank. Of rings that cross nodes only the three with the fewest rows are played, a
     thousand ranks would take seconds: each further row is one more equal hop, so the numbers go on in a line.
@@ -130,7 +134,7 @@ def _profile(degree: int, cost: Cost, backward: Mode) -> Floats:
 
 
 def _group(lengths: Ints, degree: int, cost: Cost, backward: Mode) -> tuple[Plan, Cost]:
-    """One group on as many nodes as it needs."""
+    """Plans one group on as many nodes as it needs; returns the plan and the cost of those nodes."""
     nodes = -(-degree // cost.cluster.gpus_per_node)
     small = replace(cost, cluster=replace(cost.cluster, num_nodes=nodes))
     builder = Builder(lengths, small.cluster.num_ranks, cost.model.num_heads, cost.model.mask)
@@ -140,7 +144,8 @@ def _group(lengths: Ints, degree: int, cost: Cost, backward: Mode) -> tuple[Plan
 
 
 def _seconds(plan: Plan, cost: Cost) -> float:
-    """Forward and backward of the whole model for one group, all its ranks starting together, nothing overlapped."""
+    """Returns the seconds, forward and backward, of the whole model for one group, all its ranks starting together,
+    nothing overlapped."""
     model = cost.model
     again = 1 if model.recompute == "full" else 0
     forward, backward = (_slowest(program, cost) for program in programs(plan, cost))

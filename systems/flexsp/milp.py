@@ -1,4 +1,4 @@
-"""FlexSP's own way to choose groups: a mixed-integer programme over buckets of lengths, by HiGHS. Pure: no torch.
+"""FlexSP's own way to choose groups: a mixed-integer programme over buckets of lengths, by HiGHS.
 
 For every group that could exist (as many of each degree as there are ranks for) whether it does, and how many
 sequences of each bucket it gets; the slowest group's seconds are minimised under memory and the number of ranks
@@ -23,8 +23,8 @@ from zbench.systems.flexsp.pack import Packed
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """nodes: of the branch and bound; seconds: of the clock, for when nodes take long - a run that reaches it
-    may end differently elsewhere. buckets: of lengths.
+    """Limits of the solver. nodes: of the branch and bound; seconds: of the clock, for when nodes take long - a run
+    that reaches it may end differently elsewhere. buckets: of lengths.
     """
 
     nodes: int
@@ -34,8 +34,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """packed: what the solver found, None if nothing within the upper limit. ended: "optimal" (of the bucketed
-    programme), "infeasible" (nothing is better than the start), "nodes" or "seconds". took: seconds of this machine.
+    """The outcome of one call of the solver. packed: what the solver found, None if nothing within the upper limit.
+    ended: "optimal" (of the bucketed programme), "infeasible" (nothing is better than the start), "nodes" or "seconds".
+    took: seconds of this machine.
     """
 
     packed: Packed | None
@@ -44,7 +45,8 @@ class Solved:
 
 
 def buckets(lengths: Ints, count: int) -> Ints:
-    """int64 [at most count]: upper ends, longest first, with the fewest tokens if every length counts as its end.
+    """Chooses the buckets of lengths with the fewest tokens if every length counts as its bucket's upper end: returns
+    int64 [at most count], these ends, longest first.
 
     lengths: longest first. err[k][q] = min_j err[j][q - 1] + sum_{i in (j, k]} (s_k - s_i), FlexSP's recursion.
     """
@@ -76,7 +78,8 @@ def _ends(values, number, count):  # type: ignore[no-untyped-def]
 
 
 def solve(lengths: Ints, of: Objective, start: Packed, limits: Limits) -> Solved:
-    """Groups for `lengths` (longest first) that end no later than `start`, if the solver finds any in its limits."""
+    """Returns groups for `lengths` (longest first) that end no later than `start`, if the solver finds any in its
+    limits."""
     from scipy.optimize import milp  # half a second to import, for those who ask for it
 
     began = perf_counter()
@@ -96,7 +99,7 @@ def solve(lengths: Ints, of: Objective, start: Packed, limits: Limits) -> Solved
 
 
 def _bucketed(lengths: Ints, start: Packed, of: Objective) -> float:
-    """The seconds of `start` with lengths rounded up; infinite where they then break its memory."""
+    """Returns the seconds of `start` with lengths rounded up; infinite where they then break its memory."""
     seconds = [0.0]
     for g in np.unique(start.group):
         own, k = lengths[start.group == g], int(start.index[g])
@@ -105,7 +108,8 @@ def _bucketed(lengths: Ints, start: Packed, of: Objective) -> float:
 
 
 def _programme(ends: Ints, size: Ints, index: Ints, of: Objective, upper: float) -> dict[str, Any]:
-    """Columns: the seconds, whether each group exists, sequences of each bucket in each group (bucket by bucket)."""
+    """Writes the mixed-integer programme for scipy's `milp`; its columns are the seconds, whether each group exists,
+    and the sequences of each bucket in each group (bucket by bucket)."""
     from scipy.optimize import Bounds, LinearConstraint
     from scipy.sparse import coo_matrix
 
@@ -141,7 +145,7 @@ def _programme(ends: Ints, size: Ints, index: Ints, of: Objective, upper: float)
 
 
 def _unpacked(lengths: Ints, bucket: Ints, held: Ints, index: Ints, of: Objective) -> Packed:
-    """Real sequences for the bucketed ones: of a bucket the longest first to the groups in order."""
+    """Puts real sequences in the place of the bucketed ones: of a bucket the longest first to the groups in order."""
     group = np.zeros(len(lengths), np.int64)
     for q in range(len(held)):
         group[bucket == q] = np.repeat(np.arange(len(index)), held[q])

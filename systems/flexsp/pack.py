@@ -1,4 +1,4 @@
-"""Packs sequences into given groups so that the slowest group ends as early as it can. Pure: no torch.
+"""Packs sequences into given groups so that the slowest group ends as early as it can.
 
 Longest first, each sequence to the group that would end first with it (the rule for machines of different
 speeds, Graham's for equal ones), as far as the group's memory allows. To improve on that: best fit below an end
@@ -21,9 +21,9 @@ BISECTIONS = 12  # of the end that best fit has to keep
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """seconds: of the slowest group. index: int64 [num_groups], each group's place in Objective.degree, the largest
-    groups first. group: int64 [num_sequences], the group of every sequence. Infinite seconds: memory did not
-    suffice, and `group` is -1 where a sequence found no place.
+    """Sequences packed into groups. seconds: of the slowest group. index: int64 [num_groups], each group's place in
+    Objective.degree, the largest groups first. group: int64 [num_sequences], the group of every sequence. Infinite
+    seconds: memory did not suffice, and `group` is -1 where a sequence found no place.
     """
 
     seconds: float
@@ -32,7 +32,7 @@ class Packed:
 
 
 def pack(lengths: Ints, counts: Ints, of: Objective, improve: bool) -> Packed:
-    """`lengths`, longest first, in counts[i] groups of of.degree[i] ranks; improve: also by moves and swaps."""
+    """Packs `lengths`, longest first, into counts[i] groups of of.degree[i] ranks; improve: also by moves and swaps."""
     index = np.repeat(np.arange(len(counts)), counts)[::-1].copy()
     group, load, used = _place(lengths, index, of.square, of.linear, of.fixed, of.capacity)
     seconds = float("inf") if (group < 0).any() else float(load.max())
@@ -44,7 +44,7 @@ def pack(lengths: Ints, counts: Ints, of: Objective, improve: bool) -> Packed:
 def _improved(
     lengths: Ints, seconds: float, group: Ints, load: Floats, used: Ints, index: Ints, of: Objective
 ) -> tuple[float, Ints]:
-    """The better of the placement at hand and the best fit, each after moves and swaps."""
+    """Returns the better of the placement at hand and the best fit, each after moves and swaps."""
     costs = (index, of.square, of.linear, of.fixed, of.capacity)
     best = seconds, group
     if seconds < np.inf:
@@ -65,7 +65,8 @@ def _improved(
 
 @nb.njit(cache=True)
 def _place(lengths, index, square, linear, fixed, capacity):  # type: ignore[no-untyped-def]
-    """Longest first, to the group that ends first; groups of a degree stand in a heap by their load."""
+    """Places sequences, longest first, each in the group that ends first; groups of a degree stand in a heap by their
+    load."""
     load, used = np.zeros(len(index)), np.zeros(len(index), np.int64)
     group = np.full(len(lengths), -1, np.int64)
     first = np.searchsorted(-index, -np.arange(len(square)))  # index falls: groups of degree k from first[k] on
@@ -116,7 +117,8 @@ def _sink(heap, load, place, first, stop):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _fit(lengths, end, index, square, linear, fixed, capacity):  # type: ignore[no-untyped-def]
-    """Longest first, into the group of the smallest degree, among these the fullest, that still ends by `end`."""
+    """Places sequences, longest first, each in the group of the smallest degree, among these the fullest, that still
+    ends by `end`."""
     load, used = np.zeros(len(index)), np.zeros(len(index), np.int64)
     group = np.full(len(lengths), -1, np.int64)
     for i in range(len(lengths)):

@@ -1,4 +1,4 @@
-"""FlexSP: Ulysses groups of different sizes side by side, chosen for every batch. Pure: no torch.
+"""FlexSP: Ulysses groups of different sizes side by side, chosen for every batch.
 
 Short sequences go to small groups, whose all-to-all stays inside a node (or to a single GPU, which needs none),
 long ones to groups large enough for their memory and their time; the slowest group is made as fast as possible.
@@ -26,7 +26,8 @@ from zbench.systems.flexsp.search import Found, glance, search
 
 @dataclass(frozen=True, slots=True)
 class FlexSP:
-    """trials: numbers of micro-batches that are tried, from the least that memory allows.
+    """FlexSP as a system: its search, or its mixed-integer programme, chooses the groups of every micro-batch. trials:
+    numbers of micro-batches that are tried, from the least that memory allows.
 
     solver: "search" (zbench.systems.flexsp.search), or "milp": after it the paper's programme for each micro-batch, by
     HiGHS, within `nodes` nodes and `seconds` (of this machine's clock: a run that reaches it may end differently
@@ -58,15 +59,16 @@ class FlexSP:
         object.__setattr__(self, "objective", objective(self.cost, self.backward))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        """One plan a micro-batch, the slowest first. Its notes: what the objective says of it, what none can beat, and
-        by how much it misses that."""
+        """Returns one plan a micro-batch, the slowest first. Its notes: what the objective says of it, what none can
+        beat, and by how much it misses that."""
         of = self.objective.holding(int(batch.lengths.max()))
+        # Micro-batches: cuts are compared by a glance at their groups; groups are searched (or solved) for the best.
         parts = micro_batches(batch.lengths, of, self.trials, lambda x: glance(x, of), lambda x: self._chosen(x, of))
         assert parts is not None  # every sequence fits a group by itself
         return tuple(laid(part, batch, self.cost, of, self.backward) for part in parts)
 
     def _chosen(self, lengths: Ints, of: Objective) -> Found | None:
-        """The groups of a micro-batch: the search's, or the solver's where asked for and better."""
+        """Returns the groups of a micro-batch: the search's, or the solver's where asked for and better."""
         found = search(lengths, of)
         if self.solver == "search" or found is None:
             return found
@@ -77,12 +79,14 @@ class FlexSP:
 
 
 def check_whole(name: str, value: object) -> None:
+    """Raises ValueError unless the key `name` is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} is {value!r}; it takes a whole number of at least 1")
 
 
 def laid(part: MicroBatch, batch: Batch, cost: Cost, of: Objective, backward: Mode) -> Plan:
-    """The micro-batch as a plan: groups on ranks in order, the largest first, so that small ones stay inside nodes."""
+    """Returns the micro-batch as a plan: groups on ranks in order, the largest first, so that small ones stay inside
+    nodes."""
     sequences = np.sort(part.sequences)
     group = part.found.packed.group[np.argsort(part.sequences)]
     index = part.found.packed.index

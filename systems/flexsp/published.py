@@ -1,4 +1,4 @@
-"""FlexSP's baseline as its public code packs it: best fit to nine tenths of a group. Pure: no torch.
+"""FlexSP's baseline as its public code packs it: best fit to nine tenths of a group.
 
 Sequences go by best-fit decreasing into as few groups of one degree as they fill to FILL of what memory allows, and
 every num_ranks / degree groups are a micro-batch: the fewest micro-batches, whatever the time of their slowest group.
@@ -23,7 +23,8 @@ EVENED = 16  # ranks of a group; as in the public code, whose nodes have 8
 
 
 def published(lengths: Ints, index: int, of: Objective) -> tuple[MicroBatch, ...]:
-    """The micro-batches of groups of of.degree[index] ranks, in order. lengths: int64 [n], in the batch's order."""
+    """Returns the micro-batches of groups of of.degree[index] ranks, in order. lengths: int64 [n], in the batch's
+    order."""
     degree, size = int(of.degree[index]), max(int(FILL * of.capacity[index]), int(lengths.max()))
     number = of.num_ranks // degree
     group = best_fit(lengths, size)
@@ -68,7 +69,7 @@ def _even(lengths: Ints, group: Ints, first: int, size: int) -> None:
 
 
 def _micro_batch(lengths: Ints, group: Ints, number: int, index: int, of: Objective) -> MicroBatch:
-    """The sequences whose `group` is below `number` and not negative."""
+    """Returns the sequences whose `group` is below `number` and not negative."""
     sequences = np.flatnonzero((group >= 0) & (group < number))
     mine = group[sequences]
     seconds = max(of.seconds(lengths[sequences[mine == one]], index) for one in np.unique(mine).tolist())

@@ -1,4 +1,4 @@
-"""FlexSP's choice of groups for one micro-batch: a search over the number of groups of each degree. Pure: no torch.
+"""FlexSP's choice of groups for one micro-batch: a search over the number of groups of each degree.
 
 The integer programme of the paper has a copy of every variable for each possible group, and groups of one
 degree are interchangeable. Here only their numbers are searched: from where a relaxation puts them, and from
@@ -29,7 +29,8 @@ CLOSE = 1e-3  # relative to the bound; nearer is near enough
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """packed: the groups of a micro-batch. bound_seconds: no packing of it ends earlier (0: unknown).
+    """The groups found for a micro-batch, and how they were found. packed: the groups of a micro-batch. bound_seconds:
+    no packing of it ends earlier (0: unknown).
 
     method: how they were found, in words. solver_seconds: of this machine's clock, 0 where no solver was asked.
     """
@@ -41,13 +42,14 @@ class Found:
 
 
 def equal_counts(of: Objective) -> list[Ints]:
-    """As many groups of one degree as there are ranks for, for each degree."""
+    """Returns, for each degree, the counts of a choice with groups of that degree alone: as many as there are ranks
+    for."""
     one = np.eye(len(of.degree), dtype=np.int64)
     return [one[i] * (of.num_ranks // int(of.degree[i])) for i in range(len(of.degree))]
 
 
 def glance(lengths: Ints, of: Objective) -> Found | None:
-    """Good groups for `lengths`, quickly: what cutting a batch compares stretches of it by."""
+    """Returns good groups for `lengths`, quickly found, by which stretches are compared when a batch is cut."""
     tried, best = _started(lengths, of, GLANCE)
     for start in [best, *tried.starts]:
         tried.explored(start, GLANCED)
@@ -58,13 +60,16 @@ def glance(lengths: Ints, of: Objective) -> Found | None:
 
 
 def search(lengths: Ints, of: Objective) -> Found | None:
-    """The best groups found for `lengths` (int64 [n], longest first); None if none were found that memory allows."""
+    """Returns the best groups found for `lengths` (int64 [n], longest first); None if none were found that memory
+    allows."""
+    # Numbers of groups of each degree, by a packing without moves; more are tried by splitting and merging.
     tried, best = _started(lengths, of, WORK)
     for start in [best, *tried.starts]:
         tried.explored(start, EXPANDED)
     best = tried.best(1)[0]
     if tried.seconds(best) == np.inf:
         return None
+    # Certificate; then full packings of the best few, until one is as good as proven.
     bound = bound_seconds(lengths, of, tried.seconds(best))
     packed = pack(lengths, best, of, True)
     kept = min(KEPT, 1 + FITTING // (len(lengths) * int(best.sum())))
@@ -76,7 +81,7 @@ def search(lengths: Ints, of: Objective) -> Found | None:
 
 
 def _started(lengths: Ints, of: Objective, work: int) -> tuple["_Tried", Ints]:
-    """Equal groups and those of the relaxation, tried; and the best of them."""
+    """Tries equal groups and those of the relaxation; returns all that was tried and the best of them."""
     tried = _Tried(lengths, of, {}, [], work)
     equal = min(equal_counts(of), key=tried.seconds)
     most = tried.seconds(equal) if tried.seconds(equal) < np.inf else of.seconds(lengths, len(of.degree) - 1)
@@ -119,7 +124,8 @@ class _Tried:
                     heappush(queue, (self.seconds(near), key))
 
     def _changed(self, counts: Ints) -> list[Ints]:
-        """Every choice with one group fewer and its ranks in equal groups of a smaller degree, or the other way."""
+        """Returns every choice with one group fewer and its ranks in equal groups of a smaller degree, or the other
+        way."""
         found = []
         for j in range(len(counts)):
             for k in range(j + 1, len(counts)):

@@ -1,4 +1,4 @@
-"""Hydraulis' ways of batching: which pipeline, and which of its micro-batches, has which sequence. Pure: no torch.
+"""Hydraulis' ways of batching: which pipeline, and which of its micro-batches, has which sequence.
 
 search: dispatch and packing with moves and swaps (zbench.systems.hydraulis.dispatch, hydraulis_pack). published: the
 two stages of the public code. fixed: its dispatch, then greedy packs of one size. first_fit: packs of one size dealt in
@@ -23,8 +23,8 @@ WORK = 30_000_000  # places that a candidate's trials look at, and its moves: le
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequences:
-    """lengths: int64 [n], ascending. seconds: [num_schemes, n], of each on a stage. arrival: int64 [n], their places
-    here in the batch's order."""
+    """The sequences of a batch, sorted by length, with their seconds on every scheme. lengths: int64 [n], ascending.
+    seconds: [num_schemes, n], of each on a stage. arrival: int64 [n], their places here in the batch's order."""
 
     lengths: Ints
     seconds: Floats
@@ -32,16 +32,16 @@ class Sequences:
 
     @staticmethod
     def of(lengths: Ints, schemes: Schemes) -> "Sequences":
-        """Of a batch."""
+        """Sorts a batch's sequences and works out their seconds on every scheme."""
         order = np.argsort(lengths, kind="stable")
         return Sequences(lengths[order], schemes.seconds(lengths[order]), np.argsort(order, kind="stable"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batched:
-    """pipeline, micro: int64 [n], of every sequence, in the order of Sequences. each: seconds of a stage, without what
-    is fixed, [num_pipelines, micro_batches]. played: [num_pipelines], of all micro-batches and pp - 1 times the
-    longest; seconds: likewise, as the way of batching reckons it."""
+    """Sequences dealt to pipelines and micro-batches. pipeline, micro: int64 [n], of every sequence, in the order of
+    Sequences. each: seconds of a stage, without what is fixed, [num_pipelines, micro_batches]. played: [num_pipelines],
+    of all micro-batches and pp - 1 times the longest; seconds: likewise, as the way of batching reckons it."""
 
     pipeline: Ints
     micro: Ints
@@ -51,8 +51,9 @@ class Batched:
 
 
 def batched(way: str, given: Sequences, scheme: Ints, of: Schemes, trials: int, pack_tokens: int | None) -> Batched:
-    """Sequences on pipelines. scheme: int64 [num_pipelines], the widest first. trials: orders of a dispatch.
-    pack_tokens: of a pack of fixed and first_fit, where a pipeline holds so many; None: what it holds."""
+    """Deals sequences to pipelines and their micro-batches. scheme: int64 [num_pipelines], the widest first. trials:
+    orders of a dispatch. pack_tokens: of a pack of fixed and first_fit, where a pipeline holds so many; None: what it
+    holds."""
     has = room(given.lengths, given.seconds, scheme, of)
     if way == "first_fit":
         return _first_fit(given, has, scheme, of, pack_tokens)
@@ -102,7 +103,8 @@ def _fixed(given: Sequences, pipeline: Ints, has: Room, scheme: Ints, of: Scheme
 
 
 def _first_fit(given: Sequences, has: Room, scheme: Ints, of: Schemes, pack_tokens: int | None) -> Batched:
-    """Sequences that need a pipeline nearly to themselves have micro-batches of their own, the first ones."""
+    """Packs by first fit; sequences that need a pipeline nearly to themselves have micro-batches of their own, the
+    first ones."""
     count = len(given.lengths)
     pipeline, micro = has.pin.copy(), np.zeros(count, np.int64)
     held = np.zeros(len(scheme), np.int64)
@@ -125,7 +127,8 @@ def _first_fit(given: Sequences, has: Room, scheme: Ints, of: Schemes, pack_toke
 
 
 def _size(lengths: Ints, capacity: int, pack_tokens: int | None) -> int:
-    """Of packs: `pack_tokens`, or the longest of `lengths` where that is more, as far as `capacity` goes."""
+    """Returns the tokens of a pack: `pack_tokens`, or the longest of `lengths` where that is more, as far as `capacity`
+    goes."""
     longest = int(lengths.max(initial=1))
     return min(max(pack_tokens, longest), capacity) if pack_tokens else capacity
 

@@ -1,4 +1,4 @@
-"""What sequences cost on pipelines of every (tp, pp) scheme: Hydraulis' objective. Pure: no torch.
+"""Hydraulis' objective: the seconds of sequences on pipelines of every (tp, pp) scheme.
 
 A sequence takes a stage a s^2 + b s seconds, a micro-batch c besides. Hydraulis profiles the three for every scheme;
 here they are the described cluster's (zbench.cost.stage), with whole tiles in place of s^2. A pipeline with
@@ -23,7 +23,8 @@ MOST_STAGES = 8  # of a scheme that is offered by itself
 
 @dataclass(frozen=True, slots=True)
 class Schemes:
-    """Arrays [num_schemes]; tps divide one another, so that pipelines laid by falling tp leave no gaps in nodes.
+    """The schemes (tp, pp) that pipelines may have, and their constants, arrays [num_schemes]; tps divide one another,
+    so that pipelines laid by falling tp leave no gaps in nodes.
 
     size: ranks. token: seconds of a stage a token, without attention; nic: of them, in which each of its NICs is busy
     with its gathers. fixed: a micro-batch. capacity: tokens of a micro-batch with pp of them under way; alone: of the
@@ -47,12 +48,14 @@ class Schemes:
         return len(self.stages)
 
     def take(self, index: Ints) -> "Schemes":
+        """Returns the schemes at `index` alone."""
         stages = tuple(self.stages[i] for i in index.tolist())
         names = ("tp", "pp", "size", "token", "nic", "fixed", "capacity", "alone", "window", "working")
         return replace(self, stages=stages, **{name: getattr(self, name)[index] for name in names})
 
     def seconds(self, lengths: Ints) -> Floats:
-        """float64 [num_schemes, n]: of every sequence on a stage of every scheme, forward and backward."""
+        """Returns float64 [num_schemes, n]: the seconds of every sequence on a stage of every scheme, forward and
+        backward."""
         again = 1 if self.cost.model.recompute == "full" else 0
         of = {(stage.heads, stage.kv_heads): np.zeros(0) for stage in self.stages}
         whole, one = Work.whole(lengths, self.cost.model.mask), np.ones_like(lengths)
@@ -63,12 +66,13 @@ class Schemes:
         return np.stack(rows) + self.token[:, None] * lengths
 
     def is_long(self, lengths: Ints) -> Flags:
-        """Which sequences are above the capacity of every scheme: they need a pipeline with little else under way."""
+        """Returns which sequences are above the capacity of every scheme: they need a pipeline with little else under
+        way."""
         return np.asarray(lengths > self.capacity.max())
 
     def fits(self, lengths: Ints) -> Flags:
-        """Whether a scheme can have a sequence, [num_schemes, n]: by its capacity, a long one by what is alone. The
-        schemes with most room have what fits none: it is out of memory, and the verdict says so."""
+        """Returns whether a scheme can have a sequence, [num_schemes, n]: by its capacity, a long one by what is alone.
+        The schemes with most room have what fits none: it is out of memory, and the verdict says so."""
         found, is_long = lengths <= self.capacity[:, None], self.is_long(lengths)
         found[:, is_long] = lengths[is_long] <= self.alone[:, None]
         found[:, ~found.any(axis=0)] = (self.alone == self.alone.max())[:, None]
@@ -76,7 +80,7 @@ class Schemes:
 
 
 def offered(cost: Cost) -> list[tuple[int, int]]:
-    """Every scheme that the cluster and the model can have: tp as zbench.cost.stage.refusal says, pp up to
+    """Lists every scheme that the cluster and the model can have: tp as zbench.cost.stage.refusal says, pp up to
     MOST_STAGES."""
     if not cost.pipelines:
         return [(1, 1)]
@@ -85,7 +89,8 @@ def offered(cost: Cost) -> list[tuple[int, int]]:
 
 
 def schemes(cost: Cost, shapes: list[tuple[int, int]]) -> Schemes:
-    """The constants of every scheme of `shapes` that has memory for a token; of the one with most, if none has."""
+    """Returns the constants of every scheme of `shapes` that has memory for a token; of the one with most, if none
+    has."""
     stages = tuple(Stage.of(cost, tp, pp) for tp, pp in shapes)
     tp, pp = (np.array(column, np.int64) for column in zip(*shapes, strict=True))
     small, large = (np.array([_seconds(stage, n * stage.tp) for stage in stages]) for n in (1024, 2048))
@@ -102,7 +107,8 @@ def schemes(cost: Cost, shapes: list[tuple[int, int]]) -> Schemes:
 
 
 def _seconds(stage: Stage, tokens: int) -> float:
-    """Of a micro-batch on the last stage, without the work of attention: its kernels' starts are in it.
+    """Returns the seconds of a micro-batch on the last stage, without the work of attention: its kernels' starts are in
+    it.
 
     A micro-batch makes the round of 2 (pp - 1) messages while pp are under way, so each costs that share of its own.
     """
@@ -117,7 +123,7 @@ def _seconds(stage: Stage, tokens: int) -> float:
 
 
 def _bytes(stage: Stage) -> tuple[float, float, float, float]:
-    """(Bytes of a rank that are left for activations; those of zbench.cost.memory.stage_bytes, a token.)"""
+    """Returns (Bytes of a rank that are left for activations; those of zbench.cost.memory.stage_bytes, a token.)"""
     cost = stage.cost
     static = pipeline_static_bytes(cost, stage.tp, stage.pp) if cost.pipelines else static_bytes(cost)
     return max(cost.cluster.device.memory_bytes - static - 1, 0), *stage_bytes(cost, stage.tp, stage.pp)

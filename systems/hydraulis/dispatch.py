@@ -1,4 +1,4 @@
-"""Hydraulis' first stage: sequences to pipelines, so that the slowest one is done early. Pure: no torch.
+"""Hydraulis' first stage: sequences to pipelines, so that the slowest one is done early.
 
 A pipeline's seconds are the sum of its sequences' and pp - 1 times its longest one's: what micro-batches will make of
 them is not known yet. As in Hydraulis' code sequences go one by one, in random orders, to the pipeline that then ends
@@ -19,7 +19,8 @@ BISECTED = 12  # ends tried, from half of what the trials found: to a four thous
 
 
 def dispatch(seconds: Floats, fits: Flags, scheme: Ints, stages: Ints, orders: Ints, moves: int) -> tuple[Ints, float]:
-    """(int64 [n], the pipeline of every sequence; seconds of the slowest one, as above).
+    """Deals sequences to pipelines so that the slowest one is done early: returns (int64 [n], the pipeline of every
+    sequence; seconds of the slowest one, as above).
 
     seconds, fits: [num_schemes, n], of every sequence on a stage of every scheme, and whether it may be there.
     scheme, stages: int64 [num_pipelines], those of a scheme side by side, the widest first. orders: int64
@@ -30,7 +31,8 @@ def dispatch(seconds: Floats, fits: Flags, scheme: Ints, stages: Ints, orders: I
 
 
 def orders(seconds: Floats, fits: Flags, trials: int) -> Ints:
-    """int64 [trials, n]: by falling seconds, then random ones, always the same; those that fit fewest first."""
+    """Returns orders of the sequences, int64 [trials, n]: by falling seconds, then random ones, always the same; those
+    that fit fewest first."""
     rng, count = np.random.default_rng(0), seconds.shape[1]
     narrow = fits.sum(axis=0)
     lightest = np.where(fits, seconds, np.inf).min(axis=0)
@@ -72,7 +74,8 @@ def _dispatch(seconds, fits, scheme, stages, orders, moves):  # type: ignore[no-
 
 @nb.njit(cache=True)
 def _filled(seconds, fits, scheme, stages, order, end):  # type: ignore[no-untyped-def]
-    """The pipeline of every sequence, the longest ones on the first pipelines, all done by `end`; -1 if that fails."""
+    """Deals sequences, the longest ones to the first pipelines, so that all are done by `end`: returns the pipeline of
+    every sequence, -1 if that fails."""
     total, longest = np.zeros(len(scheme)), np.zeros(len(scheme))
     found = np.full(seconds.shape[1], -1, np.int64)
     for i in order:
@@ -97,7 +100,7 @@ def _filled(seconds, fits, scheme, stages, order, end):  # type: ignore[no-untyp
 
 @nb.njit(cache=True)
 def _measure(seconds, scheme, place, p, total, longest, second):  # type: ignore[no-untyped-def]
-    """Sum, longest and second longest of pipeline p's sequences, in place."""
+    """Writes sum, longest and second longest of pipeline p's sequences, in place."""
     total[p], longest[p], second[p] = 0.0, 0.0, 0.0
     for i in range(len(place)):
         if place[i] == p:

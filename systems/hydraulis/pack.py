@@ -1,4 +1,4 @@
-"""Hydraulis' second stage: a pipeline's sequences into micro-batches. Pure: no torch.
+"""Hydraulis' second stage: a pipeline's sequences into micro-batches.
 
 Of v micro-batches the slowest, m, costs a bubble of (pp - 1) m, every one a constant; v runs from the least that
 memory allows, as long as it can pay and at most MORE further. For each v the slowest is made fast by longest
@@ -20,7 +20,8 @@ PLACES = 200_000  # looked at by them
 
 @nb.njit(cache=True)
 def pack(seconds, tokens, fixed, stages, capacity):  # type: ignore[no-untyped-def]
-    """(int64 [n], the micro-batch of each of a pipeline's sequences; the pipeline's seconds).
+    """Packs a pipeline's sequences into micro-batches: returns (int64 [n], the micro-batch of each; the pipeline's
+    seconds).
 
     seconds: of the sequences on a stage. A sequence above `capacity` has a micro-batch of its own.
     """
@@ -59,7 +60,7 @@ def _fits(tokens, micro, count, capacity):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _total(seconds, micro, count, fixed, stages):  # type: ignore[no-untyped-def]
-    """What a pipeline takes: micro-batches one after another, and the longest pp - 1 times more."""
+    """Returns the seconds of a pipeline: micro-batches one after another, and the longest pp - 1 times more."""
     each = np.zeros(count)
     for i in range(len(seconds)):
         each[micro[i]] += seconds[i]
@@ -72,7 +73,8 @@ def _total(seconds, micro, count, fixed, stages):  # type: ignore[no-untyped-def
 def packed(
     seconds: Floats, tokens: Ints, pipeline: Ints, fixed: Floats, stages: Ints, capacity: Ints
 ) -> tuple[Ints, Floats]:
-    """(int64 [n], the micro-batch of every sequence in its pipeline, in order; seconds [num_pipelines]).
+    """Packs the sequences of every pipeline: returns (int64 [n], the micro-batch of every sequence in its pipeline, in
+    order; seconds [num_pipelines]).
 
     seconds: [n], of every sequence on its pipeline's stages. fixed, stages, capacity: [num_pipelines]. A pipeline's
     micro-batches run lightest first: the last backward hides the reduction of gradients.

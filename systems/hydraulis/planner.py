@@ -1,4 +1,4 @@
-"""Hydraulis: pipelines of different (tp, pp) side by side, another list of them for every batch. Pure: no torch.
+"""Hydraulis: pipelines of different (tp, pp) side by side, another list of them for every batch.
 
 Short sequences run on single GPUs, long ones where tensor parallelism makes room for them; nothing is cut along the
 sequence. zbench.systems.hydraulis.strategies proposes lists of pipelines, hydraulis_dispatch deals sequences to them,
@@ -50,7 +50,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Hydraulis:
-    """schemes: pairs (tp, pp) that pipelines may have; None: all that model, cluster and executor can have.
+    """Hydraulis as a system: for every batch a strategy of pipelines, and a dispatch of its sequences to them. schemes:
+    pairs (tp, pp) that pipelines may have; None: all that model, cluster and executor can have.
     batching: "search"; "published", the two stages of the public code; "fixed", its dispatch with greedy packs; or
     "first_fit", packs dealt in turn to pipelines of one kind (zbench.systems.hydraulis.batching). pack_tokens: of a
     pack of the last two, at most; None: what a pipeline holds. trials: orders in which sequences are dealt.
@@ -83,33 +84,39 @@ class Hydraulis:
         object.__setattr__(self, "objective", schemes(self.cost, shapes))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        """As many plans as the pipeline with most micro-batches has; one with fewer is idle in the first ones."""
+        """Returns as many plans as the pipeline with most micro-batches has; one with fewer is idle in the first
+        ones."""
         of, given = self.objective, Sequences.of(batch.lengths, self.objective)
         ranks = self.cost.cluster.num_ranks
+        # Strategies, the dynamic programme over (GPUs x length), in units of ranks that keep its table small.
         unit = next(degree for degree in degrees(self.cost) if ranks <= STEPS * degree)
         every = strategies(given.lengths, given.seconds, of, ranks, unit)
         if self.batching == "first_fit":
             every = [one for one in every if (one.copies > 0).sum() == 1]
+        # Long sequences: candidates without room for all of them are dropped, then two kinds of pipelines are tried.
         proposed, over = self._roomiest(every, given)
         if over and given.lengths[-1] <= of.alone.max() and self.batching != "first_fit":
             more, without = self._roomiest(pairs(given.lengths, given.seconds, of, ranks), given)
             proposed = more if without < over else proposed
+        # Dispatch and packing, for the candidates that are left; the best one by the objective stays.
         found = self._best(proposed, given)
         notes: dict[str, float | str] = {"strategy": told(found.copies, of), "candidates": len(proposed)}
         notes |= {"objective_seconds": found.seconds, "step_seconds": found.step_seconds}
         return self._laid(batch, found.copies, found.pipeline[given.arrival], found.micro[given.arrival], notes)
 
     def _roomiest(self, proposed: list[Strategy], given: Sequences) -> tuple[list[Strategy], int]:
-        """The candidates with room for most tokens, and how many tokens of sequences they have no room for."""
+        """Returns the candidates with room for most tokens, and how many tokens of sequences they have no room for."""
         of = self.objective
         over = [room(given.lengths, given.seconds, _pipelines(one.copies, of), of).over for one in proposed]
         least = min(over, default=int(given.lengths.sum()))
         return [one for one, without in zip(proposed, over, strict=True) if without == least], least
 
     def _best(self, proposed: list[Strategy], given: Sequences) -> Found:
-        """The candidate whose slowest pipeline is done first, once sequences are dealt and packed; see `whole_step`."""
+        """Returns the candidate whose slowest pipeline is done first, once sequences are dealt and packed; see
+        `whole_step`."""
         one_kind = [one for one in proposed[GLANCED:] if (one.copies > 0).sum() == 1]
         first = [*proposed[:GLANCED], *one_kind[:UNIFORM]]
+        # One order of dispatch for each at first, then all orders for the best few.
         tried = sorted((self._assigned(one.copies, given, 1) for one in first), key=self._price)
         tried = tried[:COMPARED]
         again = [self._assigned(one.copies, given, self.trials) for one in tried]
@@ -126,9 +133,10 @@ class Hydraulis:
         return Found(copies, found.pipeline, found.micro, float(found.seconds.max()), end)
 
     def _step_seconds(self, copies: Ints, each: Floats, tokens: Ints, total: Floats) -> float:
-        """Of the step. each: seconds [num_pipelines, micro_batches] of a stage, without what is fixed. tokens, total:
-        [num_pipelines], total in seconds with what is fixed and bubbles. zbench.simulator.simulate does likewise with
-        what it played."""
+        """Returns the seconds of the whole step with a strategy: its slowest pipeline, and the collectives and
+        optimizer beside it. each: seconds [num_pipelines, micro_batches] of a stage, without what is fixed. tokens,
+        total: [num_pipelines], total in seconds with what is fixed and bubbles. zbench.simulator.simulate does likewise
+        with what it played."""
         cost, of = self.cost, self.objective
         slowest = int(total.argmax())
         busy, first, last = float(total[slowest]), float(each[:, 0].max()), float(each[slowest].max())
@@ -163,20 +171,20 @@ class Hydraulis:
 
 
 def _pipelines(copies: Ints, of: Schemes) -> Ints:
-    """The scheme of every pipeline, by falling tp: each then begins where a stage of its kind may."""
+    """Returns the scheme of every pipeline, by falling tp: each then begins where a stage of its kind may."""
     index = np.lexsort((-of.pp, -of.tp))
     return np.repeat(index, copies[index])
 
 
 def _grouped(copies: Ints, of: Schemes) -> Pipelines:
-    """The strategy on ranks."""
+    """Returns the strategy's pipelines, laid on ranks."""
     scheme = _pipelines(copies, of)
     size = of.size[scheme]
     return Pipelines(np.cumsum(size) - size, of.tp[scheme], of.pp[scheme])
 
 
 def told(copies: Ints, of: Schemes) -> str:
-    """A strategy in words."""
+    """Describes a strategy in words."""
     index = np.lexsort((-of.pp, -of.tp))
     return ", ".join(f"{copies[k]} x (tp {of.tp[k]}, pp {of.pp[k]})" for k in index.tolist() if copies[k])
 

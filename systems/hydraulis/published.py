@@ -1,4 +1,4 @@
-"""Hydraulis' dispatch and packing as its public code has them, and the packs of its baselines. Pure: no torch.
+"""Hydraulis' dispatch and packing as its public code has them, and the packs of its baselines.
 
 Dispatch: sequences that a single pipeline can have go there first; the others follow in random orders, each to the
 pipeline with which the slowest one is done first, where pipelines tie to the last empty one, else to the first. The
@@ -21,7 +21,8 @@ from zbench.systems.hydraulis.pack import MORE, PLACES, TRIES, _fits
 
 
 def dispatched(seconds: Floats, fits: Flags, scheme: Ints, stages: Ints, trials: int) -> Ints:
-    """int64 [n], the pipeline of every sequence; arguments as zbench.systems.hydraulis.dispatch.dispatch has them."""
+    """Deals sequences to pipelines as the public code does: int64 [n], the pipeline of every sequence; arguments as
+    zbench.systems.hydraulis.dispatch.dispatch has them."""
     rng, count = np.random.default_rng(0), seconds.shape[1]
     several = fits[scheme].sum(axis=0) > 1
     orders = np.stack([np.lexsort((rng.random(count), several)) for _ in range(trials)])
@@ -55,7 +56,8 @@ def _dispatched(seconds, fits, scheme, stages, orders):  # type: ignore[no-untyp
 
 @nb.njit(cache=True)
 def pack_evenly(seconds, tokens, fixed, stages, capacity):  # type: ignore[no-untyped-def]
-    """(int64 [n], the micro-batch of each of a pipeline's sequences; (slowest + fixed) (stages - 1 + micro-batches)).
+    """Packs a pipeline's sequences evenly: returns (int64 [n], the micro-batch of each; (slowest + fixed) (stages - 1 +
+    micro-batches)).
 
     seconds: of the sequences on a stage. A sequence above `capacity` has a micro-batch of its own.
     """
@@ -87,7 +89,8 @@ def _bound(seconds, micro, fixed, stages):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def greedy_packs(tokens, size):  # type: ignore[no-untyped-def]
-    """int64 [n], the pack of every sequence: the shortest left, then the longest that fit. tokens: ascending."""
+    """Packs greedily: the shortest sequence left, then the longest that fit; returns int64 [n], the pack of every
+    sequence. tokens: ascending."""
     pack, number = np.full(len(tokens), -1, np.int64), 0
     for i in range(len(tokens)):
         if pack[i] >= 0:
@@ -103,7 +106,8 @@ def greedy_packs(tokens, size):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def first_fit(tokens, size):  # type: ignore[no-untyped-def]
-    """int64 [n], the pack of every sequence, each in the first with room; a longer one than `size` has its own."""
+    """Packs every sequence into the first pack with room; a longer one than `size` has its own. Returns int64 [n], the
+    pack of each."""
     pack, room, number = np.empty(len(tokens), np.int64), np.empty(len(tokens), np.int64), 0
     for i in range(len(tokens)):
         to = 0
@@ -118,7 +122,7 @@ def first_fit(tokens, size):  # type: ignore[no-untyped-def]
 
 
 def in_turn(tokens: Ints, capacity: Ints, start: Ints) -> Ints:
-    """int64 [num_packs], the pipeline of every pack: the next in turn that has room.
+    """Deals packs to pipelines, each to the next in turn that has room; returns int64 [num_packs].
 
     tokens: [num_packs]. capacity: [num_pipelines]; the largest has room for every pack. start: micro-batches that
     pipelines have already, [num_pipelines]; who has fewest is next.

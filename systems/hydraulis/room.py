@@ -1,4 +1,4 @@
-"""Hydraulis gives long sequences a pipeline with little else under way. Pure: no torch.
+"""Room for Hydraulis' long sequences, each on a pipeline with little else under way.
 
 pp micro-batches of a pipeline are under way together, so its capacity is about a pp-th of what it has room for. A
 sequence above that gets a micro-batch of its own on one pipeline, and that pipeline's capacity falls: what is left of
@@ -66,7 +66,7 @@ def room(lengths: Ints, seconds: Floats, scheme: Ints, of: Schemes) -> Room:
 
 @nb.njit(cache=True)
 def _pinned(lengths, seconds, scheme, tp, pp, rooms, snug):  # type: ignore[no-untyped-def]
-    """(pin, capacity, over) of Room."""
+    """Gives long sequences their pipelines, from the longest on; returns the fields (pin, capacity, over) of Room."""
     capacity, alone, window, working = rooms
     number = len(scheme)
     pin, level, over = np.full(len(lengths), -1, np.int64), capacity[scheme], 0
@@ -102,7 +102,7 @@ def _pinned(lengths, seconds, scheme, tp, pp, rooms, snug):  # type: ignore[no-u
 
 @nb.njit(cache=True)
 def _rest(left, pins, tokens, tp, working):  # type: ignore[no-untyped-def]
-    """Tokens that a pipeline has left for others under way with one more sequence. It is worked on, too, if it is the
-    longest, which is the first."""
+    """Returns how many tokens a pipeline has left for others under way with one more sequence. It is worked on, too, if
+    it is the longest, which is the first."""
     rows = (tokens + tp - 1) // tp * tp
     return left - rows - (working * rows if pins == 0 else 0.0)

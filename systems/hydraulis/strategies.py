@@ -1,4 +1,4 @@
-"""Hydraulis' strategies: heterogeneous lists of pipelines, by dynamic programming over (GPUs x length). Pure: no torch.
+"""Hydraulis' strategies: heterogeneous lists of pipelines, by dynamic programming over (GPUs x length).
 
 Short sequences go to one kind of pipeline, longer ones to the next: t[n][s], the least seconds of the slowest
 pipeline for all sequences up to length s on n GPUs, is the least over scheme k, copies d and interval l of
@@ -21,14 +21,15 @@ LENGTHS = 32  # of the table: sequences in so many groups of about equal work, a
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Strategy:
-    """copies: int64 [num_schemes], pipelines of every scheme. seconds: of the slowest one, as the table has it."""
+    """A list of pipelines: how many of every scheme. copies: int64 [num_schemes], pipelines of every scheme. seconds:
+    of the slowest one, as the table has it."""
 
     copies: Ints
     seconds: float
 
 
 def strategies(lengths: Ints, seconds: Floats, of: Schemes, num_ranks: int, unit: int) -> list[Strategy]:
-    """Distinct candidates, the best first; each has a scheme that can have the longest sequence.
+    """Returns distinct candidates, the best first; each has a scheme that can have the longest sequence.
 
     lengths: ascending. seconds: [num_schemes, n], of them. unit: ranks of a step, a divisor of num_ranks.
     """
@@ -54,8 +55,10 @@ def strategies(lengths: Ints, seconds: Floats, of: Schemes, num_ranks: int, unit
 
 
 def pairs(lengths: Ints, seconds: Floats, of: Schemes, num_ranks: int) -> list[Strategy]:
-    """Two kinds of pipelines, 1, 2, 4 ... of one that can have the longest sequence and others on all further ranks:
-    for batches whose long sequences have room in no strategy above. In order of what all work takes at their rates.
+    """Lists strategies of two kinds of pipelines, for batches whose long sequences have room in no strategy above: 1,
+    2, 4 ... of one that can have the longest sequence, and others on all further ranks. of one that can have the
+    longest sequence and others on all further ranks: for batches whose long sequences have room in no strategy above.
+    In order of what all work takes at their rates.
     """
     work, found = seconds.sum(axis=1), []
     for k in np.flatnonzero(of.fits(lengths[-1:])[:, 0]).tolist():
@@ -71,7 +74,7 @@ def pairs(lengths: Ints, seconds: Floats, of: Schemes, num_ranks: int) -> list[S
 
 
 def _filled(copies: Ints, of: Schemes, num_ranks: int) -> Ints:
-    """With more of its smallest pipelines on ranks that the table found no use for."""
+    """Adds pipelines of the smallest scheme in use on ranks that the table found no use for."""
     used = np.flatnonzero(copies)
     smallest = int(used[of.size[used].argmin()])
     more = (num_ranks - int(copies @ of.size)) // int(of.size[smallest])
@@ -79,8 +82,8 @@ def _filled(copies: Ints, of: Schemes, num_ranks: int) -> Ints:
 
 
 def bounds(seconds: Floats, is_long: Flags) -> list[int]:
-    """Where the groups of sequences end (the longest last): as many as LENGTHS, of about equal work in all, and one
-    more where long sequences begin; is_long: those, the last ones."""
+    """Divides sequences into groups by length and returns where they end (the longest last): as many as LENGTHS, of
+    about equal work in all, and one more where long sequences begin; is_long: those, the last ones."""
     total = np.cumsum(seconds)
     ends = np.searchsorted(total, total[-1] * np.arange(1, LENGTHS + 1) / LENGTHS * (1 - 1e-12)) + 1
     if len(seconds) <= LENGTHS:
@@ -91,8 +94,9 @@ def bounds(seconds: Floats, is_long: Flags) -> list[int]:
 
 @nb.njit(cache=True)
 def interval(work, longest, tokens, copies, fixed, stages, capacity):  # type: ignore[no-untyped-def]
-    """Seconds of the slowest of `copies` pipelines that share sequences of `work` seconds and `tokens` in all: an even
-    share in as many micro-batches as it needs, or as make the bubble cheapest, but no less than the longest one."""
+    """Returns the seconds of the slowest of `copies` pipelines that share sequences of `work` seconds and `tokens` in
+    all: an even share in as many micro-batches as it needs, or as make the bubble cheapest, but no less than the
+    longest one."""
     share = max(work / copies, longest)
     count = max(np.ceil(tokens / (copies * capacity)), 1.0)
     if stages > 1:
@@ -102,8 +106,8 @@ def interval(work, longest, tokens, copies, fixed, stages, capacity):  # type: i
 
 @nb.njit(cache=True)
 def _table(intervals, size, fixed, stages, capacity, steps, unit):  # type: ignore[no-untyped-def]
-    """(copies [num_schemes, num_schemes], seconds [num_schemes]): the best strategy whose longest sequences are on
-    each scheme; infinite where there is none.
+    """Finds the best strategy whose longest sequences are on each scheme, by dynamic programming: returns (copies
+    [num_schemes, num_schemes], seconds [num_schemes]); infinite where there is none.
 
     intervals: work [num_schemes, groups + 1] and tokens [groups + 1] of all groups before; the longest sequence's
     seconds and whether the scheme can have it, [num_schemes, groups]; of an interval that ends with a group, the first

@@ -1,1 +1,1 @@
-"""MagiAttention's dispatch of chunks."""
+"""MagiAttention: its dispatch of chunks to ranks, and its stages of communication."""

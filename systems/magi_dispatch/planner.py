@@ -5,7 +5,7 @@ are of. A dispatch solver deals the chunks to the ranks (systems/magi_dispatch/s
 modules and attention alike. The ranks then fetch the keys that their chunks' masks need, and send gradients back, in
 stages that overlap with attention (systems/magi_dispatch/stages.py).
 
-Source: MagiAttention 2c641357 (after release 1.1.1), magi_attention/api, meta and functional. Pure: no torch.
+Source: MagiAttention 2c641357 (after release 1.1.1), magi_attention/api, meta and functional.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,9 @@ from zbench.systems.magi_dispatch.stages import staged_plan
 
 @dataclass(frozen=True, slots=True)
 class MagiDispatch:
-    """degree: ranks of a group; None: all. batching: how groups and micro-batches get sequences (systems/mesh.py).
-    pack_tokens: of a group's rank at most; None: what fits a GPU. chunk_tokens: of a chunk at most; None: a rank gets
+    """MagiAttention as a system: chunks of a pack are dealt to ranks, and keys are sent where chunks need them. degree:
+    ranks of a group; None: all. batching: how groups and micro-batches get sequences (systems/mesh.py). pack_tokens: of
+    a group's rank at most; None: what fits a GPU. chunk_tokens: of a chunk at most; None: a rank gets
     `chunks_per_rank`, as it does where chunks would be larger. algorithm: of the dispatch. top_p: with topp, of which
     share of the ranks the nearest is taken. overlap_stages: of the keys that come from others; 0: attention waits for
     all. hierarchical: keys cross to each other node once.
@@ -79,8 +80,8 @@ class MagiDispatch:
         return largest_fitting(batch, degree, self.pack_tokens, cost, plans_with)
 
     def laid(self, lengths: Ints, seqs: Ints, group: Ints, degree: int, mask: Mask | None = None) -> Plan:
-        """The plan of sequences `seqs`, whose groups of `degree` neighbouring ranks are `group`: int64 [n] each. mask:
-        None: the model's."""
+        """Returns the plan of sequences `seqs`, whose groups of `degree` neighbouring ranks are `group`: int64 [n]
+        each. mask: None: the model's."""
         cluster, mask = self.cost.cluster, self.cost.model.mask if mask is None else mask
         parts = [self._dealt(lengths[seqs], np.flatnonzero(group == one), one * degree, degree, mask.causal)
                  for one in np.unique(group)]  # fmt: skip
@@ -92,7 +93,8 @@ class MagiDispatch:
         return staged_plan(builder, pieces, self.overlap_stages, degree, per_node)
 
     def _dealt(self, lengths: Ints, members: Ints, first: int, degree: int, causal: bool) -> Ints:
-        """int64 [4, n], sequence, start, stop and rank of every piece of a group's pack; its ranks begin at `first`."""
+        """Returns int64 [4, n], sequence, start, stop and rank of every piece of a group's pack; its ranks begin at
+        `first`."""
         own = lengths[members]
         total = int(own.sum())  # a rank by itself has one chunk, as theirs
         size = chunk_size(total, degree, self.chunks_per_rank, self.chunk_tokens) if degree > 1 else total

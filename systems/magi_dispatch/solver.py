@@ -1,8 +1,8 @@
-"""Which rank of a group gets which chunk of a pack, as MagiAttention's dispatch solver decides it.
+"""MagiAttention's dispatch solver: it decides which rank of a group gets which chunk of a pack.
 
 A pack is cut in chunks of equal tokens, the last one shorter. The area of a chunk under the document mask is its work,
 and chunks go to ranks so that the largest sum is small. Source: MagiAttention 2c641357,
-magi_attention/meta/solver/dispatch_solver.py and meta/_make_dispatch_meta.py. Pure: no torch.
+magi_attention/meta/solver/dispatch_solver.py and meta/_make_dispatch_meta.py.
 """
 
 import heapq
@@ -22,8 +22,9 @@ SEARCHED = 200_000  # ranks looked at for one limit: milliseconds (a judgement; 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunks:
-    """seq, start, stop, chunk: int64 [num_pieces], tokens [start, stop) of sequence seq are in that chunk; in the order
-    of the pack. area: int64 [num_chunks], the visible pairs of each. causal: what is visible."""
+    """Chunks of a pack, in pieces of single sequences. seq, start, stop, chunk: int64 [num_pieces], tokens [start,
+    stop) of sequence seq are in that chunk; in the order of the pack. area: int64 [num_chunks], the visible pairs of
+    each. causal: what is visible."""
 
     seq: Ints
     start: Ints
@@ -34,7 +35,7 @@ class Chunks:
 
     @staticmethod
     def cut(lengths: Ints, size: int, causal: bool = True) -> "Chunks":
-        """Chunks of `size` tokens of a pack of sequences of these lengths, one behind the other."""
+        """Cuts a pack of sequences of these lengths, one behind the other, into chunks of `size` tokens."""
         ends = np.cumsum(lengths)
         begins, total = ends - lengths, int(ends[-1])
         first = np.unique(np.concatenate([begins, np.arange(0, total, size)]))
@@ -48,13 +49,15 @@ class Chunks:
 
 
 def chunk_size(total: int, num_ranks: int, chunks_per_rank: int, chunk_tokens: int | None) -> int:
-    """Tokens of a chunk of a pack of `total`: `chunk_tokens`, or fewer, so that a rank gets `chunks_per_rank`."""
+    """Returns the tokens of a chunk of a pack of `total`: `chunk_tokens`, or fewer, so that a rank gets
+    `chunks_per_rank`."""
     most = -(-total // (chunks_per_rank * num_ranks))
     return min(most, chunk_tokens or most)
 
 
 def dispatched(chunks: Chunks, num_ranks: int, algorithm: Algorithm, top_p: float) -> Ints:
-    """int64 [num_chunks]: the rank of every chunk, at most ceil(n / num_ranks) on each, but with binary_search."""
+    """Deals chunks to ranks: int64 [num_chunks], the rank of every chunk, at most ceil(n / num_ranks) on each, but with
+    binary_search."""
     if algorithm == "lpt":
         return longest_first(chunks.area, num_ranks)
     if algorithm == "topp":
@@ -63,7 +66,7 @@ def dispatched(chunks: Chunks, num_ranks: int, algorithm: Algorithm, top_p: floa
 
 
 def longest_first(area: Ints, num_ranks: int) -> Ints:
-    """Largest chunk first, to the rank with the least so far that has room for one more: int64 [num_chunks].
+    """Deals the largest chunk first, to the rank with the least so far that has room for one more: int64 [num_chunks].
 
     Of equal chunks the last one is first; of equal ranks the one with the lowest number.
     """
@@ -80,8 +83,8 @@ def longest_first(area: Ints, num_ranks: int) -> Ints:
 
 
 def nearest(chunks: Chunks, num_ranks: int, top_p: float) -> Ints:
-    """As longest_first, but of the ranks with the least so far, a share `top_p` of all, the one that needs most of the
-    chunk's keys for other chunks already: int64 [num_chunks].
+    """Deals the largest chunk first, as longest_first does, but of the ranks with the least so far, a share `top_p` of
+    all, to the one that needs most of the chunk's keys for other chunks already: int64 [num_chunks].
 
     Keys that a rank needs for several of its chunks count as often. Of equal chunks the first one is first.
     """
@@ -109,7 +112,7 @@ def nearest(chunks: Chunks, num_ranks: int, top_p: float) -> Ints:
 
 
 def _keys(chunks: Chunks) -> list[list[tuple[int, int]]]:
-    """Of every chunk: (sequence, how many of its first tokens are visible to the chunk's)."""
+    """Returns, for every chunk, pairs (sequence, how many of its first tokens are visible to the chunk's)."""
     length: Ints = np.zeros(int(chunks.seq[-1]) + 1, np.int64)
     np.maximum.at(length, chunks.seq, chunks.stop)
     reach = chunks.stop if chunks.causal else length[chunks.seq]
@@ -120,7 +123,7 @@ def _keys(chunks: Chunks) -> list[list[tuple[int, int]]]:
 
 
 def least_maximum(area: Ints, num_ranks: int, equal_counts: bool) -> Ints:
-    """Chunks on ranks with the least largest sum, by binary search of it: int64 [num_chunks].
+    """Deals chunks to ranks so that the largest sum is least, by binary search of it: int64 [num_chunks].
 
     equal_counts: at most ceil(n / num_ranks) chunks a rank, else any number. A limit for which neither a placement is
     found nor its absence shown within SEARCHED looks is taken for too low: the result is the best for tens of chunks,
@@ -144,7 +147,8 @@ def least_maximum(area: Ints, num_ranks: int, equal_counts: bool) -> Ints:
 
 @nb.njit(cache=True)
 def _placed(area, num_ranks, limit, most, looks):  # type: ignore[no-untyped-def]
-    """(whether chunks of falling area are placed with no rank above `limit`, the rank of each), by backtracking.
+    """Places chunks of falling area by backtracking: returns (whether there is a way with no rank above `limit`, the
+    rank of each).
 
     Of ranks without chunks one is tried. Where numbers are free, a chunk that fills a rank to the limit stays there:
     whatever else it could hold can take the chunk's place.

@@ -1,4 +1,4 @@
-"""MagiAttention's schedule: a rank attends to its own keys while those of others come, stage by stage. Pure: no torch.
+"""MagiAttention's schedule: a rank attends to its own keys while those of others come, stage by stage.
 
 A group-cast sends every piece of kv from its home to each rank whose mask needs it, once. What a rank receives comes in
 stages; it attends to its own keys first, then to each stage's. The backward does the same in the same order, with kv
@@ -23,8 +23,9 @@ NEVER = 1 << 40  # a stage after all others
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Casts:
-    """Copies of kv, int64 [n] each: of which unit, from which rank to which, in which stage at the earliest and its
-    gradient at the latest, from which other rank it came to src (src itself at home), and hops from its home."""
+    """Copies of kv sent between ranks, int64 [n] each: of which unit, from which rank to which, in which stage at the
+    earliest and its gradient at the latest, from which other rank it came to src (src itself at home), and hops from
+    its home."""
 
     unit: Ints
     src: Ints
@@ -35,15 +36,17 @@ class Casts:
     hop: Ints
 
     def take(self, index: Ints) -> "Casts":
+        """Returns the copies at `index` alone."""
         return Casts(*(getattr(self, name)[index] for name in Casts.__dataclass_fields__))
 
     @staticmethod
     def concatenate(parts: list["Casts"]) -> "Casts":
+        """Returns the copies of all `parts`, one after another."""
         return Casts(*(np.concatenate([getattr(one, name) for one in parts]) for name in Casts.__dataclass_fields__))
 
 
 def staged_plan(builder: Builder, pieces: Pieces, stages: int, group: int, per_node: int | None) -> Plan:
-    """The plan of `pieces`, none empty, which all work where they live.
+    """Returns the plan of `pieces`, none empty, which all work where they live.
 
     stages: of what a rank receives; 0: one attend, when all is there. group: ranks of a group, which are neighbours.
     per_node: GPUs of a node if a piece crosses to each other node once and is spread from there by the GPU with the
@@ -71,8 +74,9 @@ def staged_plan(builder: Builder, pieces: Pieces, stages: int, group: int, per_n
 
 
 def _messages(builder: Builder, block: Ints, casts: Casts, stage: Ints, group: int) -> tuple[Ops, Ints]:
-    """(transfers, the stage of each): what a rank sends another in a stage is one message, but what is passed on waits
-    for its first sender alone. In the order of an all-to-all: everybody sends and receives one message a turn."""
+    """Returns (transfers, the stage of each): what a rank sends another in a stage is one message, but what is passed
+    on waits for its first sender alone. In the order of an all-to-all: everybody sends and receives one message a
+    turn."""
     columns = (casts.came, casts.dst, casts.src, turns(casts.src, casts.dst, group), casts.hop, stage)
     order = np.lexsort(columns)
     rows = np.stack(columns)[:, order]
@@ -83,7 +87,8 @@ def _messages(builder: Builder, block: Ints, casts: Casts, stage: Ints, group: i
 
 
 def turns(src: Ints, dst: Ints, group: int) -> Ints:
-    """In which turn of an all-to-all each sends, as zbench.plans.patterns.partner pairs the ranks of a group off."""
+    """Returns in which round of an all-to-all inside its group of `group` ranks each src sends to its dst, as
+    zbench.plans.patterns.partner pairs ranks off."""
     here, there = src % group, dst % group
     return here ^ there if group & (group - 1) == 0 else (there - here) % group
 
@@ -94,7 +99,7 @@ def _ordered(parts: list[tuple[Ops, Ints]]) -> Ops:
 
 
 def _with_backward(builder: Builder, forward: Ops, mirrored: Ops) -> Plan:
-    """The plan whose backward sends kv again as `forward` does, and else is `mirrored` in reverse."""
+    """Returns the plan whose backward sends kv again as `forward` does, and else is `mirrored` in reverse."""
     builder.add_ops(forward, mirrored)
     both = builder.build()
     assert len(both.forward) == len(forward) + len(mirrored), "no block is empty, so nothing is left out"
@@ -105,7 +110,8 @@ def _with_backward(builder: Builder, forward: Ops, mirrored: Ops) -> Plan:
 
 
 def stages_of(tokens: Ints, rank: Ints, stages: int) -> Ints:
-    """int64 [n], from 1: the stage of every copy, given its tokens and the rank that receives it; in pack order.
+    """Returns int64 [n], from 1: the stage of every copy, given its tokens and the rank that receives it; in pack
+    order.
 
     What a rank receives counts as parts of at least PART tokens, at most MOST_PARTS; parts, with the rank's own keys as
     one before the others, are dealt to the stages in order. A copy is in the stage of the part that its middle is in.
@@ -126,7 +132,8 @@ def stages_of(tokens: Ints, rank: Ints, stages: int) -> Ints:
 
 
 def by_node(casts: Casts, per_node: int) -> Casts:
-    """Every unit crosses to each other node once, to the GPU with its home's place there, which passes it on.
+    """Routes copies so that every unit crosses to each other node once, to the GPU with its home's place there, which
+    passes it on.
 
     It crosses before the first stage that needs it there, and its gradient comes back after the last one.
     """

@@ -1,1 +1,1 @@
-"""The static configuration that a careful user would choose."""
+"""A static configuration, chosen once before a run as a careful user would."""

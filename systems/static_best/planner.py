@@ -1,4 +1,4 @@
-"""The static configuration that a careful user would put in a launch script. Pure: no torch.
+"""A static configuration, chosen once before a run, that a careful user would put in a launch script.
 
 It is chosen once, before the run, from the distribution of lengths alone: batches of another seed are drawn, and
 candidates are played on the simulated clock (zbench.systems.static_best.search). Then it stays as it is, whatever a
@@ -21,8 +21,8 @@ from zbench.systems.static_best.search import search
 
 @dataclass(frozen=True, slots=True)
 class StaticBest:
-    """free: keys of the model that are chosen too, of sharding and recompute; else they stay the run's, unless all
-    systems choose them (the run's own `free`).
+    """The static configuration that is fastest over the workload's lengths. free: keys of the model that are chosen
+    too, of sharding and recompute; else they stay the run's, unless all systems choose them (the run's own `free`).
 
     batching: how sequences are packed (zbench.systems.mesh).
 
@@ -41,7 +41,7 @@ class StaticBest:
             raise ValueError(f"system.batching is {self.batching!r}; it takes {', '.join(get_args(Batching))}")
 
     def choose(self, study: Study) -> Choice:
-        """The fastest of the candidates that fit.
+        """Returns the fastest of the candidates that fit.
 
         Raises:
             ValueError: none does.

@@ -1,4 +1,4 @@
-"""Which static configuration is fastest over a distribution of lengths. Pure: no torch.
+"""A search for the static configuration that is fastest over a distribution of lengths.
 
 Candidates are played on few batches, the better ones on more, the best on all (successive halving, Jamieson and
 Talwalkar 2016, arXiv 1502.07943). Of a method, degrees are tried upwards from the least that holds the longest
@@ -37,7 +37,7 @@ class Candidate:
     mesh: Mesh
 
     def seconds(self, batches: Sequence[Batch]) -> float:
-        """Plays a step of each batch: the mean of their seconds, infinite where one does not fit memory."""
+        """Plays a step of each batch and returns the mean of their seconds, infinite where one does not fit memory."""
         executor, total = Simulated(self.mesh.cost), 0.0
         for batch in batches:
             result = executor.step(batch, self.mesh.plan(batch))
@@ -47,6 +47,7 @@ class Candidate:
         return total / len(batches)
 
     def choice(self, num_gpus: int) -> Choice:
+        """Returns the keys of the model and of the mesh that this candidate sets, and both in words."""
         mesh, model = self.mesh, self.model
         assert mesh.degree is not None
         keys = {name: getattr(mesh, name) for name in ("method", "degree", "batching", "pack_tokens")}
@@ -62,7 +63,7 @@ class Candidate:
 
 
 def search(study: Study, free: Sequence[str], batching: Batching) -> Choice:
-    """The fastest candidate that fits.
+    """Returns the fastest candidate that fits.
 
     Raises:
         ValueError: none does.
@@ -91,7 +92,7 @@ def search(study: Study, free: Sequence[str], batching: Batching) -> Choice:
 
 
 def layouts(study: Study, free: Sequence[str]) -> Iterator[tuple[Model, Cost]]:
-    """Models with every parallelism that divides, and the cost models of what is left."""
+    """Yields models with every parallelism that divides the cluster, and the cost models of what is left."""
     cluster, model = study.cluster, study.model
     tensor = [1] if study.trains else divisors(cluster.gpus_per_node)
     stages = [1] if study.trains else divisors(cluster.num_nodes)
@@ -108,7 +109,7 @@ def layouts(study: Study, free: Sequence[str]) -> Iterator[tuple[Model, Cost]]:
 def grown(
     model: Model, cost: Cost, batching: Batching, hard: Batch, batches: Sequence[Batch]
 ) -> Iterator[tuple[float, Candidate]]:
-    """Meshes of every method, of degrees from the least on, with their seconds on `batches`."""
+    """Yields meshes of every method, of degrees from the least on, with their seconds on `batches`."""
     ranks, tokens = cost.cluster.num_ranks, fitting_tokens(cost)
     least = least_degree(int(hard.lengths.max()), tokens, ranks)
     for method in METHODS:
@@ -123,7 +124,7 @@ def grown(
 
 
 def sized(candidate: Candidate, batch: Batch) -> Iterator[Candidate]:
-    """The same with smaller micro-batches, too, where a batch is then more of them."""
+    """Yields the candidate and the same with smaller micro-batches, where a batch is then more of them."""
     mesh = candidate.mesh
     assert mesh.pack_tokens is not None
     yield candidate
@@ -138,4 +139,5 @@ def ranked(timed: Sequence[tuple[float, Candidate]]) -> list[Candidate]:
 
 
 def divisors(number: int) -> list[int]:
+    """Lists the divisors of a number, ascending."""
     return [one for one in range(1, number + 1) if number % one == 0]

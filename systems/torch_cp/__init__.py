@@ -1,1 +1,1 @@
-"""PyTorch's context parallelism."""
+"""PyTorch's context parallelism, with its load balancers."""

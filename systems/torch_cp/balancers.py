@@ -5,7 +5,7 @@ pack of a multiple of 2W tokens (head-tail), documents of such (per document), o
 ranks. Here everything is cut as if padding had been added at the end of the pack, or of each document, to the next
 multiple; then the padding is left out: whoever would own it has fewer tokens.
 
-Source: PyTorch 2.13, torch/distributed/tensor/experimental/_context_parallel/_load_balancer.py. Pure: no torch.
+Source: PyTorch 2.13, torch/distributed/tensor/experimental/_context_parallel/_load_balancer.py.
 """
 
 from typing import Literal, get_args
@@ -20,22 +20,23 @@ Pieces = tuple[Ints, Ints, Ints, Ints]  # int64 [n] each: sequence, start, stop,
 
 
 def pieces(balancer: Balancer, lengths: Ints, num_ranks: int, tile: int) -> Pieces:
-    """What every rank owns of a pack of documents of `lengths`, in PyTorch's order. tile: the mask's, in tokens."""
+    """Returns what every rank owns of a pack of documents of `lengths`, in PyTorch's order. tile: the mask's, in
+    tokens."""
     if balancer == "headtail":
         return head_tail(lengths, num_ranks)
     return per_document(lengths, num_ranks) if balancer == "per_document" else ptrr(lengths, num_ranks, tile)
 
 
 def head_tail(lengths: Ints, num_ranks: int) -> Pieces:
-    """Of 2W chunks of the pack rank r owns chunks r and 2W-1-r, whatever documents they cut."""
+    """Cuts the pack into 2W chunks, of which rank r owns chunks r and 2W-1-r, whatever documents they cut."""
     chunk = -(-int(lengths.sum()) // (2 * num_ranks))
     start = chunk * _head_tail_order(num_ranks)
     return _of_documents(lengths, start, start + chunk, np.repeat(np.arange(num_ranks), 2))
 
 
 def per_document(lengths: Ints, num_ranks: int) -> Pieces:
-    """Documents one after another, each in 2W chunks in the order 0, 2W-1, 1, 2W-2, and so on; of all this rank r owns
-    the r-th part. A rank thus owns whole documents, not a share of each, as PyTorch's class has it in fact."""
+    """Orders documents one after another, each in 2W chunks in the order 0, 2W-1, 1, 2W-2, and so on; of all this rank
+    r owns the r-th part. A rank thus owns whole documents, not a share of each, as PyTorch's class has it in fact."""
     chunk, number = -(-lengths // (2 * num_ranks)), _head_tail_order(num_ranks)
     seq = np.repeat(np.arange(len(lengths)), len(number))
     start, size = (chunk[:, None] * number).reshape(-1), np.repeat(chunk, len(number))
@@ -48,7 +49,7 @@ def per_document(lengths: Ints, num_ranks: int) -> Pieces:
 
 
 def ptrr(lengths: Ints, num_ranks: int, tile: int) -> Pieces:
-    """Tiles of the pack dealt by processing time, round-robin: rows of the mask's tiles, those with most of them first,
+    """Deals tiles of the pack by processing time, round-robin: rows of the mask's tiles, those with most of them first,
     in turns of W, every second turn backwards."""
     ends = np.cumsum(lengths)
     first = np.arange(0, ends[-1], tile)
@@ -63,7 +64,7 @@ def ptrr(lengths: Ints, num_ranks: int, tile: int) -> Pieces:
 
 
 def _head_tail_order(num_ranks: int) -> Ints:
-    """Chunks 0, 2W-1, 1, 2W-2, and so on."""
+    """Returns the chunks 0, 2W-1, 1, 2W-2, and so on."""
     head = np.arange(num_ranks, dtype=np.int64)
     return np.stack([head, 2 * num_ranks - 1 - head], axis=1).reshape(-1)
 

@@ -6,7 +6,7 @@ of its whole pack and attend with the queries they own, to what each may see alo
 Which tokens a rank owns is the balancer's choice (systems/torch_cp/balancers.py).
 
 Sources: PyTorch 2.13, torch/distributed/tensor/experimental/_context_parallel; torchtitan,
-torchtitan/distributed/context_parallel/api.py (b5bcd76c). Pure: no torch.
+torchtitan/distributed/context_parallel/api.py (b5bcd76c).
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ from zbench.systems.torch_cp.balancers import BALANCERS, Balancer, pieces
 
 @dataclass(frozen=True, slots=True)
 class TorchCP:
-    """balancer: headtail, per_document or ptrr. degree: ranks of a group; None: the fewest that hold a sequence of
+    """PyTorch's context parallelism as a system: keys are gathered, and a load balancer decides who owns which queries.
+    balancer: headtail, per_document or ptrr. degree: ranks of a group; None: the fewest that hold a sequence of
     `context_limit` tokens in memory. pack_tokens: of a group's rank, up to which packs are filled; None: the fewest
     with which there are no more micro-batches than memory asks for. tile: tokens of a tile of ptrr's mask. backward:
     what becomes of gathered kv. context_limit: tokens of the longest sequence; the run gives its workload's.
@@ -58,7 +59,7 @@ class TorchCP:
         return largest_fitting(batch, degree, self.pack_tokens, cost, lambda most: self._plans(batch, degree, most))
 
     def _plans(self, batch: Batch, degree: int, most: int) -> tuple[Plan, ...]:
-        """A plan for every micro-batch of packs of at most `most` tokens."""
+        """Returns a plan for every micro-batch of packs of at most `most` tokens."""
         groups = self.cost.cluster.num_ranks // degree
         limit = most if self.pack_tokens else least_limit(batch.lengths, groups, most, self.cost)
         pack = packed("arrival", batch.lengths, groups, limit, self.cost)
@@ -76,7 +77,8 @@ class TorchCP:
 
 
 def least_limit(lengths: Ints, num_groups: int, most: int, cost: Cost) -> int:
-    """The fewest tokens of a pack with which packs, filled in order, make no more micro-batches than with `most`."""
+    """Returns the fewest tokens of a pack with which packs, filled in order, make no more micro-batches than with
+    `most`."""
 
     def turns(limit: int) -> int:
         return int(packed("arrival", lengths, num_groups, limit, cost)[-1, 0]) + 1

@@ -4,7 +4,7 @@ Groups of G ranks gather keys and values (context parallelism as in Llama 3's tr
 different numbers of tokens, so that attention and linear work together are the same; each pack is cut in the way its
 attention kernels take less time with. The third idea, holding very long documents back, changes which samples a
 batch has and so is a workload here (workloads/delayed.py). Source: WLB-LLM (arXiv 2503.17924, OSDI 2025), whose code
-is not published; what differs is told in docs/systems.md. Pure: no torch.
+is not published; what differs is told in docs/systems.md.
 """
 
 from collections.abc import Iterator
@@ -34,8 +34,9 @@ Shard = Literal["adaptive", "sequence", "document"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packing:
-    """degree: ranks of a group. pack: int64 [num_sequences]. busiest: predicted seconds of the pack with most work if
-    its ranks share it evenly. fits: whether no pack has more tokens than its ranks hold."""
+    """Sequences packed for groups of one degree. degree: ranks of a group. pack: int64 [num_sequences]. busiest:
+    predicted seconds of the pack with most work if its ranks share it evenly. fits: whether no pack has more tokens
+    than its ranks hold."""
 
     degree: int
     pack: Ints
@@ -45,8 +46,8 @@ class Packing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """pieces: what every rank owns. seconds: float64 [num_packs], predicted, of one layer, forward and backward.
-    by_document: share of the packs that are cut per document."""
+    """A packing whose packs are cut over their groups. pieces: what every rank owns. seconds: float64 [num_packs],
+    predicted, of one layer, forward and backward. by_document: share of the packs that are cut per document."""
 
     packing: Packing
     pieces: Pieces
@@ -56,9 +57,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class WLBLLM:
-    """degree: ranks of a group (a divisor of a node's, or whole nodes); None: the best for each batch. by_work: packs
-    of equal work; off: of equal tokens. shard: how packs are cut; "adaptive": as their kernels take less time.
-    backward: Llama 3's context parallelism gathers keys and values again.
+    """WLB-LLM as a system: packs of equal work, and for each the way to cut it that its kernels prefer. degree: ranks
+    of a group (a divisor of a node's, or whole nodes); None: the best for each batch. by_work: packs of equal work;
+    off: of equal tokens. shard: how packs are cut; "adaptive": as their kernels take less time. backward: Llama 3's
+    context parallelism gathers keys and values again.
 
     Raises:
         ValueError: degree is not one of the cluster's, by_work not true or false, shard an unknown one.
@@ -81,8 +83,10 @@ class WLBLLM:
             raise ValueError(f"system.degree is {self.degree!r}; it takes null or one of {', '.join(map(str, sizes))}")
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        """As few micro-batches as the groups' memory asks for, each packed by itself; more where that is too few."""
+        """Returns as few micro-batches as the groups' memory asks for, each packed by itself; more where that is too
+        few."""
         lengths, ranks = batch.lengths, self.cost.cluster.num_ranks
+        # Micro-batches by equal tokens, as few as the degree with most memory needs; each is packed by itself.
         sizes = [self.degree] if self.degree else degrees(self.cost)
         most = max(ranks // size * capacity(size, self.cost, self.backward) for size in sizes)
         count = min(-(-batch.num_tokens // most), len(lengths))
@@ -93,12 +97,13 @@ class WLBLLM:
         return fitting(lengths[part], self.cost, lambda seqs: self._plans(lengths, part[seqs]))
 
     def _plans(self, lengths: Ints, sequences: Ints) -> Iterator[Plan]:
-        """One of every degree, what fits and has the fastest slowest pack first.
+        """Yields a plan of every degree: what fits and has the fastest slowest pack first.
 
         Degrees are cut in the order of what their packs take if all ranks of a group have the same to do, until that
         alone is more than the best found; the others are cut only where a caller asks on, for memory.
         """
         mine = lengths[sequences]
+        # Packing, for every degree; then cutting, while a packing's even share could still be the best.
         packings = [self.packed(mine, degree) for degree in ([self.degree] if self.degree else degrees(self.cost))]
         packings.sort(key=lambda one: (not one.fits, one.busiest if one.fits else -one.degree))
         found: list[Cut] = []
@@ -114,7 +119,7 @@ class WLBLLM:
             yield self._laid(mine, sequences, self.cut(mine, packing))
 
     def packed(self, lengths: Ints, degree: int) -> Packing:
-        """A pack for each group of `degree` ranks."""
+        """Packs sequences, a pack for each group of `degree` ranks."""
         cost, count = self.cost, self.cost.cluster.num_ranks // degree
         room, longest = capacity(degree, cost, self.backward), int(lengths.max())
         work = work_seconds(lengths, degree, cost, self.backward)
@@ -123,9 +128,10 @@ class WLBLLM:
         return Packing(degree, pack, float(np.bincount(pack, work).max()), fits)
 
     def cut(self, lengths: Ints, packing: Packing) -> Cut:
-        """Every pack over its group, per sequence or per document."""
+        """Cuts every pack over its group, per sequence or per document."""
         cost, degree, pack = self.cost, packing.degree, packing.pack
         count = cost.cluster.num_ranks // degree
+        # Cutting: both ways for every pack, and for each the one whose slowest rank is done first.
         document, sequence = (cut(lengths, pack, degree, cost.model.mask) for cut in (per_document, per_sequence))
         times = [attend_seconds(pieces, lengths, count, degree, cost) for pieces in (document, sequence)]
         first = times[0] < times[1] if self.shard == "adaptive" else np.full(count, self.shard == "document")
@@ -156,15 +162,15 @@ class WLBLLM:
 
 
 def degrees(cost: Cost) -> list[int]:
-    """Every size of a group that divides a node, or is made of nodes and divides the cluster."""
+    """Lists every size of a group that divides a node, or is made of nodes and divides the cluster."""
     node, nodes = cost.cluster.gpus_per_node, cost.cluster.num_nodes
     inside = [size for size in range(1, node + 1) if node % size == 0]
     return inside + [node * size for size in range(2, nodes + 1) if nodes % size == 0]
 
 
 def capacity(degree: int, cost: Cost, backward: Mode) -> int:
-    """Tokens of a pack that fit its group: each rank's share, and keys and values of all (with their gradients) of the
-    layer under way, or of every layer where they are kept."""
+    """Returns how many tokens of a pack fit its group: each rank's share, and keys and values of all (with their
+    gradients) of the layer under way, or of every layer where they are kept."""
     model = cost.model
     layers = 1 if model.recompute == "full" else model.num_layers
     copies = 1 + layers if backward == "keep" else 2
@@ -174,12 +180,14 @@ def capacity(degree: int, cost: Cost, backward: Mode) -> int:
 
 
 def linear_seconds(tokens: Floats, degree: int, cost: Cost, backward: Mode) -> Floats:
-    """What grows with a pack's tokens [n], one layer, both directions: linear modules and the gathers."""
+    """Returns the seconds that grow with a pack's tokens [n], one layer, both directions: linear modules and the
+    gathers."""
     return np.asarray(3 * cost.linear_seconds(tokens / degree) + gather_seconds(tokens, degree, cost, backward))
 
 
 def work_seconds(lengths: Ints, degree: int, cost: Cost, backward: Mode) -> Floats:
-    """float64 [n]: a document's attention and linear work, of each rank of its group; what a pack adds up."""
+    """Returns float64 [n]: the seconds of a document's attention and linear work on each rank of its group; a pack's
+    are their sum."""
     attention = np.asarray(sum(cost.whole_seconds(lengths, back) for back in (False, True))) / degree
     linear = linear_seconds(lengths.astype(np.float64), degree, cost, backward)
     return (

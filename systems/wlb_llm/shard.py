@@ -1,9 +1,9 @@
-"""WLB-LLM's two ways to cut a pack over a group of ranks, and which of them its kernels prefer.
+"""WLB-LLM's two ways to cut a pack over a group of ranks, and the choice that its kernels prefer.
 
 Per sequence: the pack is cut in 2G chunks as if it were one document, and rank i owns chunks i and 2G-1-i; documents
 stay nearly whole, but ranks with the ends of long ones have more to do. Per document: every document is cut so by
 itself; ranks have the same to do to a token, in pieces that may be shorter than a kernel's tile.
-Source: WLB-LLM (arXiv 2503.17924, section 5). Pure: no torch.
+Source: WLB-LLM (arXiv 2503.17924, section 5).
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """int64 [n] each: tokens [start, stop) of sequence seq on rank owner, which counts over the packs' groups."""
+    """Pieces of sequences and who owns them, int64 [n] each: tokens [start, stop) of sequence seq on rank owner, which
+    counts over the packs' groups."""
 
     seq: Ints
     start: Ints
@@ -38,12 +39,13 @@ class Pieces:
 
 
 def per_document(lengths: Ints, pack: Ints, degree: int, mask: Mask = CAUSAL) -> Pieces:
+    """Cuts every document of a pack by itself, in zigzag chunks over the pack's group."""
     seq, start, stop, owner = sequence_zigzag(lengths, degree, mask)
     return Pieces(seq, start, stop, pack[seq] * degree + owner)
 
 
 def per_sequence(lengths: Ints, pack: Ints, degree: int, mask: Mask = CAUSAL) -> Pieces:
-    """Documents of a pack in the batch's order."""
+    """Cuts every pack as one sequence, in zigzag chunks over its group, its documents in the batch's order."""
     found: list[tuple[Ints, ...]] = []
     for number in np.unique(pack).tolist():
         mine = np.flatnonzero(pack == number)
@@ -53,7 +55,7 @@ def per_sequence(lengths: Ints, pack: Ints, degree: int, mask: Mask = CAUSAL) ->
 
 
 def mixed(one: Pieces, other: Pieces, pack: Ints, first: NDArray[np.bool_]) -> Pieces:
-    """The pieces of `one` for packs where `first`, else of `other`."""
+    """Returns the pieces of `one` for packs where `first`, else of `other`."""
     a, b = first[pack[one.seq]], ~first[pack[other.seq]]
     return Pieces(
         *(np.concatenate([getattr(one, name)[a], getattr(other, name)[b]]) for name in Pieces.__dataclass_fields__)
@@ -61,7 +63,8 @@ def mixed(one: Pieces, other: Pieces, pack: Ints, first: NDArray[np.bool_]) -> P
 
 
 def attend_seconds(pieces: Pieces, lengths: Ints, num_packs: int, degree: int, cost: Cost) -> Floats:
-    """float64 [num_packs]: of a pack's slowest rank, one layer, forward and backward; a rank's pieces are one call.
+    """Returns float64 [num_packs]: the seconds of a pack's slowest rank, one layer, forward and backward; a rank's
+    pieces are one call.
 
     A piece is whole tiles: as zbench.plans.area counts them. lengths: of the sequences.
     """
@@ -80,7 +83,8 @@ def attend_seconds(pieces: Pieces, lengths: Ints, num_packs: int, degree: int, c
 
 
 def gather_seconds(tokens: Floats, degree: int, cost: Cost, backward: Mode) -> Floats:
-    """Of keys and values of packs of `tokens` [n], gathered and their gradients sent home, and copied into a buffer.
+    """Returns the seconds in which keys and values of packs of `tokens` [n] are gathered and their gradients sent home,
+    and copied into a buffer.
 
     Gathered hierarchically, so a node's NICs take in what the other nodes of the group hold once; collectives have all
     of a link's channels.

@@ -1,1 +1,1 @@
-"""Zeppelin."""
+"""Zeppelin: hierarchical partitioning, three queues, routing and remapping."""

@@ -1,6 +1,6 @@
-"""Zeppelin's partitioner inside a node: which of its GPUs share which of its sequences. Pure: no torch.
+"""Zeppelin's partitioner inside a node: it decides which of the node's GPUs share which of its sequences.
 
-Compiled; sequences are dealt for every threshold that zeppelin_partition tries.
+Compiled; sequences are dealt for every threshold that zbench.systems.zeppelin.partition tries.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ PATIENCE = 6  # numbers of sequences cut inside a node that are tried after the 
 
 
 class Sequences(NamedTuple):
-    """Longest first, [num_sequences]; seconds are of one layer.
+    """Sequences to partition, longest first, [num_sequences]; seconds are of one layer.
 
     attention, linear, inside, across: as in zbench.systems.zeppelin.zones.Curves, whole and alone.
     inner, outer: attention seconds per rank of the longest in a ring, [num_long, width - 1]: over as many GPUs of a
@@ -33,7 +33,8 @@ class Sequences(NamedTuple):
 
 
 class Room(NamedTuple):
-    """capacity: tokens a GPU holds. forward, moved: the forward's share of attention's time, and of kv's transfers."""
+    """Room and shape of the cluster, as the partitioner sees it. capacity: tokens a GPU holds. forward, moved: the
+    forward's share of attention's time, and of kv's transfers."""
 
     capacity: int
     num_nodes: int
@@ -44,7 +45,7 @@ class Room(NamedTuple):
 
 @nb.njit(cache=True)
 def least_with_room(load, held, tokens, capacity):  # type: ignore[no-untyped-def]
-    """The least loaded bucket that has room for `tokens`, -1 if none has."""
+    """Returns the least loaded bucket that has room for `tokens`, -1 if none has."""
     best = -1
     for bucket in range(len(load)):
         if held[bucket] + tokens <= capacity and (best < 0 or load[bucket] < load[best]):
@@ -57,8 +58,8 @@ def inside_node(of, room, node, mine, base, nic, first, size, members, used):  #
     """Tries every number of sequences to cut inside the node, writes the best. Returns (used, seconds, least).
 
     mine: the sequences that are in the node whole. base: what rings across nodes put on each of its GPUs (attention,
-    linear, tokens, NVLink), nic: on each of its NICs. first, size, members: zeppelin_partition.Partition; used: members
-    written so far.
+    linear, tokens, NVLink), nic: on each of its NICs. first, size, members: as in
+    zbench.systems.zeppelin.partition.Partition; used: members written so far.
     """
     long, total = 0, (base[0] + base[1]) * room.per_node
     for s in mine:
@@ -129,7 +130,8 @@ def _place(load, held, tokens, wide, capacity, ranks):  # type: ignore[no-untype
 
 @nb.njit(cache=True)
 def _phases(room, attention, linear, moved):  # type: ignore[no-untyped-def]
-    """Linear time hides nothing; in either direction attention and transfers hide each other."""
+    """Returns the seconds of a layer: linear time hides nothing; in either direction attention and transfers hide each
+    other."""
     return (
         linear
         + max(room.forward * attention, room.moved * moved)

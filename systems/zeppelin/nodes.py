@@ -1,4 +1,5 @@
-"""Zeppelin's partitioner across nodes: which nodes share which sequence, and then each node's GPUs. Pure: no torch."""
+"""Zeppelin's partitioner across nodes: it decides which nodes share which sequence, and then partitions inside each
+node."""
 
 import numba as nb
 import numpy as np
@@ -10,8 +11,9 @@ from zbench.systems.zeppelin.gpus import inside_node, least_with_room
 def deal(of, room, cut, slack):  # type: ignore[no-untyped-def]
     """Cuts the first `cut` sequences over nodes and gives the others to one node each.
 
-    of, room: zeppelin.gpus.Sequences and Room. slack: how far above its share of the work a node may go.
-    Returns (first, size, members, seconds, least) of zeppelin_partition.Partition; seconds are inf: does not fit.
+    of, room: zbench.systems.zeppelin.gpus.Sequences and Room. slack: how far above its share of the work a node may go.
+    Returns (first, size, members, seconds, least) of zbench.systems.zeppelin.partition.Partition; seconds are infinite
+    where it does not fit.
     """
     count = len(of.tokens)
     first, size = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -36,8 +38,8 @@ def deal(of, room, cut, slack):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _rings(of, room, cut, slack, first, size, members, load, held, nic, base):  # type: ignore[no-untyped-def]
-    """The rings across nodes: each over the least loaded nodes, as many as its work and memory need. Returns how many
-    members they have.
+    """Lays the rings across nodes, each over the least loaded nodes, as many as its work and memory need. Returns how
+    many members they have.
 
     load, held, nic: seconds, tokens and seconds of its NICs of every node, [num_nodes], to which the rings are added.
     """

@@ -1,4 +1,4 @@
-"""Zeppelin's hierarchical partitioner: which ranks share which sequence. Pure: no torch.
+"""Zeppelin's hierarchical partitioner: it decides which ranks share which sequence.
 
 Two levels of the same move. Across nodes, the longest sequences are cut over just enough nodes and
 the others go whole to the least loaded node; inside each node, the longest of its sequences are cut
@@ -31,7 +31,8 @@ FORWARD = 1 / 3.5  # share of attention time in the forward: its FLOPs are 1 of 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition:
-    """first, size: int64 [num_sequences], the sequence's ranks are members[first : first + size], in ring order.
+    """A partition of a batch: the ranks of every sequence, and the estimate of its time. first, size: int64
+    [num_sequences], the sequence's ranks are members[first : first + size], in ring order.
 
     seconds: estimate for one layer; least: what one layer takes at least, by the compute of
     its fullest rank and by its busiest link.
@@ -49,21 +50,23 @@ class Partition:
 
     @property
     def likely(self) -> float:
-        """What a built plan is likely to take: estimates miss the moves of remapping, and little else."""
+        """The seconds that a built plan is likely to take: estimates miss the moves of remapping, and little else."""
         return self.seconds * (REMAP_LIKELY if self.remap else PLAIN_MISS)
 
     @property
     def floor(self) -> float:
-        """Not worth building unless the best plan so far takes longer: what a simple partition takes at least; for
-        others a judgement, which can miss a plan better by a per cent or two but never rules out a simpler one."""
+        """The seconds from which on a partition is worth building, if the best plan so far takes longer: what a simple
+        partition takes at least; for others a judgement, which can miss a plan better by a per cent or two but never
+        rules out a simpler one."""
         return self.least if self.simple else self.seconds * (REMAP_LEAST if self.remap else PLAIN_MISS)
 
 
 def partitions(lengths: Ints, cost: Cost, kv_moves: int, lanes: int, may_remap: bool) -> list[Partition]:
-    """With and without remapping, the best estimate and the partition that cuts least; the likely best first."""
+    """Lists, with and without remapping, the best estimate and the partition that cuts least; the likely best first."""
     cluster = cost.cluster
     order = np.argsort(-lengths, kind="stable")
     sizes = lengths[order]
+    # Zones: what may be cut across nodes and inside one; `least` sequences fit no node and have to be.
     c = curves(sizes, cost, kv_moves)
     inside_border, across_border = zones(cost, kv_moves, lanes)
     capacity = max(capacity_tokens(cost), -(-int(lengths.sum()) // cluster.num_ranks))
@@ -74,7 +77,9 @@ def partitions(lengths: Ints, cost: Cost, kv_moves: int, lanes: int, may_remap: 
     outer = ring_seconds(sizes[:most], cluster.gpus_per_node * np.arange(1, cluster.num_nodes + 1), cost)
     room = Room(capacity, cluster.num_nodes, cluster.gpus_per_node, FORWARD, 1 / kv_moves)
     found = []
+    # Every number of sequences cut across nodes; inside each node `deal` tries numbers, too.
     for remap in (True, False) if may_remap else (False,):
+        # With remapping every rank has the mean of linear time, so it decides nothing and is added in the end.
         mean = c.linear.sum() / cluster.num_ranks if remap else 0.0
         linear = c.linear * (0.0 if remap else 1.0)
         sequences = Sequences(sizes, c.attention, linear, c.inside, c.across / lanes, inner, outer)
@@ -89,7 +94,8 @@ def partitions(lengths: Ints, cost: Cost, kv_moves: int, lanes: int, may_remap: 
 
 
 def _compared(found: list[Partition]) -> list[Partition]:
-    """Of those with and those without remapping: the one that cuts least, which comes first, and the best estimate."""
+    """Picks, of the partitions with and of those without remapping, the one that cuts least, which comes first, and the
+    best estimate."""
     out: list[Partition] = []
     for remap in (True, False):
         same = [one for one in found if one.remap == remap]

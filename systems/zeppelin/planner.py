@@ -5,7 +5,7 @@ a GPU, longer ones go round a ring inside a node, the longest round a ring acros
 engine starts the slowest communication first: inter-node, intra-node, local. Transfers between nodes
 are spread over all NICs, and the tokens' homes are evened out for the linear modules.
 Source: Zeppelin, arXiv 2509.21841 (EuroSys 2026); its pseudo-code is not published, so what is
-derived here is told apart in docs/systems.md. Pure: no torch.
+derived here is told apart in docs/systems.md.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ MOST_ORDERED = 200_000  # operations; list-scheduling more takes seconds, too lo
 
 @dataclass(frozen=True, slots=True)
 class Zeppelin:
-    """Each part of the system by itself, so that an ablation is a matter of switches.
+    """Zeppelin as a system, each of its parts a switch, so that an ablation is a matter of switches.
 
     partition: off, every sequence goes round a ring of all ranks. partitioner: "search" compares partitions by
     predicted time; "published" takes what the paper's thresholds come to, over all NICs; nothing is played but to
@@ -69,16 +69,18 @@ class Zeppelin:
             raise ValueError(f"system.tolerance is {self.tolerance!r}; it takes a whole number of tokens, at least 0")
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        """One micro-batch."""
+        """Returns the plan of the whole batch as one micro-batch."""
+        # The steps have the names that docs/systems.md gives them. Partitioner "search" plays what it compares.
         if self.partitioner == "search":
             return (self._improved(self._best(batch)),)
+        # Partitioner "published" plays nothing, but to order the queues.
         cluster = self.cost.cluster
         parts = published(batch.lengths, cluster.num_nodes, cluster.gpus_per_node)
         plan = self._laid(batch, replace(parts, remap=self.remap) if self.partition else self._ring(batch))
         return (self._ordered(Timed.of(plan, self.cost)) if self.order else plan,)
 
     def _best(self, batch: Batch) -> Timed:
-        """The partition with the best estimate, unless a simpler one is predicted to be faster.
+        """Returns the partition with the best estimate, unless a simpler one is predicted to be faster.
 
         The simpler ones are cutting as little as memory allows (all local, if it fits), with and without
         remapping, and a ring over all ranks. Each is built and timed only if it could win: if what it
@@ -87,10 +89,12 @@ class Zeppelin:
         cost = self.cost
         moves, lanes = KV_MOVES[self.backward], cost.cluster.nics_per_node if self.route else 1
         tries = partitions(batch.lengths, cost, moves, lanes, self.remap) if self.partition else []
+        # Never worse than a ring over all ranks; where the likely best is one already, another need not be tried.
         if not tries or (tries[0].size < cost.cluster.num_ranks).any():
             tries.append(self._ring(batch))
         best: Timed | None = None
         for one in tries:
+            # Only what could win by its least or likely seconds is built and played.
             if best is None or one.floor < best.seconds:
                 timed = self._proxied(self._laid(batch, one))
                 best = timed if best is None or timed.seconds < best.seconds else best
@@ -98,7 +102,7 @@ class Zeppelin:
         return best
 
     def _ring(self, batch: Batch) -> Partition:
-        """Every sequence round all ranks."""
+        """Lays every sequence over a ring of all ranks."""
         ranks, count = self.cost.cluster.num_ranks, len(batch.lengths)
         lanes = self.cost.cluster.nics_per_node if self.route else 1
         least = ring_bound(batch.lengths, self.cost, KV_MOVES[self.backward], lanes) if self.partition else 0.0
@@ -106,7 +110,8 @@ class Zeppelin:
         return Partition(first, size, np.arange(ranks), least=least, remap=not self.partition, simple=True)
 
     def _proxied(self, plan: Plan) -> "Timed":
-        """Transfers over all NICs, or over half as many, again and again while that helps: proxies take NVLink time."""
+        """Narrows routed transfers from all NICs to half as many, again and again while that helps: proxies take NVLink
+        time."""
         best, lanes = Timed.of(plan, self.cost), self.cost.cluster.nics_per_node // 2
         while lanes > 1 and routed(plan):
             fewer = Timed.of(narrowed(plan, self.cost, lanes), self.cost)
@@ -116,14 +121,15 @@ class Zeppelin:
         return best
 
     def _improved(self, best: "Timed") -> Plan:
-        """`best` unrouted where detours turn out to cost more than they gain, and list-scheduled where that helps."""
+        """Returns `best` unrouted where detours turn out to cost more than they gain, and list-scheduled where that
+        helps."""
         if self.route and busiest_nic_seconds(best.plan, self.cost) < best.seconds:
             direct = Timed.of(unrouted(best.plan), self.cost)
             best = direct if direct.seconds < best.seconds else best
         return self._ordered(best) if self.order else best.plan
 
     def _ordered(self, best: Timed) -> Plan:
-        """`best` list-scheduled, where that is not too much work and helps."""
+        """Returns `best` list-scheduled, where that is not too much work and helps."""
         if len(best.plan.forward) + len(best.plan.backward) <= MOST_ORDERED:
             plan, _, parts = scheduled(best.plan, self.cost, best.parts)
             if Timed.of(plan, self.cost, parts).seconds < best.seconds:
@@ -131,8 +137,10 @@ class Zeppelin:
         return best.plan
 
     def _laid(self, batch: Batch, parts: Partition) -> Plan:
-        """The partition as a plan, remapped and routed if these are switched on; its queues one after another."""
+        """Returns the partition as a plan, remapped and routed if these are switched on; its queues one after
+        another."""
         builder = Builder(batch.lengths, self.cost.cluster.num_ranks, self.cost.model.num_heads, self.cost.model.mask)
+        # Attention engine: rings, widest first, then what is local. Remapping. The backward. Routing.
         _lay(builder, parts)
         plan = builder.build()
         plan = remap(plan, self.cost, self.tolerance) if self.remap and parts.remap else plan
@@ -150,7 +158,7 @@ def _lay(builder: Builder, parts: Partition) -> None:
 
 
 def _distinct(rows: Ints) -> tuple[Ints, Ints]:
-    """Distinct rows, and which of them each row is."""
+    """Returns the distinct rows, and which of them each row is."""
     if rows.shape[1] == 1:
         values, group = np.unique(rows[:, 0], return_inverse=True)
         return values[:, None], group

@@ -1,4 +1,4 @@
-"""Zeppelin's partitioner with the paper's thresholds: no estimate of time, nothing played. Pure: no torch.
+"""Zeppelin's partitioner with the paper's thresholds: no estimate of time, nothing played.
 
 Two levels of one move (arXiv 2509.21841, algorithms 1 and 2). Sequences come longest first. Those of at least the
 threshold are cut, each in as many chunks as it weighs averages of its zone, to the least loaded buckets; the others go
@@ -17,7 +17,8 @@ from zbench.systems.zeppelin.partition import Partition
 
 
 def published(lengths: Ints, num_nodes: int, per_node: int) -> Partition:
-    """Who shares which sequence. Rings across nodes have all GPUs of their nodes. lengths: int64 [num_sequences]."""
+    """Returns the partition: which ranks share which sequence. Rings across nodes have all GPUs of their nodes.
+    lengths: int64 [num_sequences]."""
     order = np.argsort(-lengths, kind="stable")
     capacity = -(-int(lengths.sum()) // (num_nodes * per_node))
     first, size, members = _parted(lengths[order], num_nodes, per_node, capacity)
@@ -27,7 +28,9 @@ def published(lengths: Ints, num_nodes: int, per_node: int) -> Partition:
 
 @nb.njit(cache=True)
 def _parted(tokens, num_nodes, per_node, capacity):  # type: ignore[no-untyped-def]
-    """tokens: longest first. Returns (first, size, members) of zeppelin_partition.Partition."""
+    """Partitions as the paper does, level by level: returns (first, size, members) of
+    zbench.systems.zeppelin.partition.Partition. tokens: longest first. Returns (first, size, members) of
+    zeppelin_partition.Partition."""
     count = len(tokens)
     weight = tokens.astype(np.float64)
     empty = np.zeros(num_nodes)
@@ -58,7 +61,8 @@ def _parted(tokens, num_nodes, per_node, capacity):  # type: ignore[no-untyped-d
 
 @nb.njit(cache=True)
 def level(tokens, weight, held, load, capacity):  # type: ignore[no-untyped-def]
-    """One level: (int64 [count] chunks of every sequence, int64 [count, buckets] the buckets of them).
+    """Cuts and deals sequences on one level: returns (int64 [count] chunks of every sequence, int64 [count, buckets]
+    the buckets of them).
 
     tokens: longest first; weight: what is balanced. held, load: [buckets], tokens and weight that buckets have already.
     """

@@ -1,4 +1,4 @@
-"""What Zeppelin's search compares its plans by. Pure: no torch."""
+"""A plan with the predicted seconds by which Zeppelin's search compares it."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class Timed:
 
     @staticmethod
     def of(plan: Plan, cost: Cost, parts: Programs | None = None) -> "Timed":
-        """parts: the plan's programs, where they are at hand."""
+        """Predicts the seconds of a plan. parts: the plan's programs, where they are at hand."""
         parts = parts or programs(plan, cost)
         forward, backward = pass_seconds(plan, cost, LAYERS, parts)
         return Timed(plan, parts, with_collectives(parts, forward, backward, cost))

@@ -1,4 +1,4 @@
-"""Zeppelin's zones: from which length a sequence is worth cutting, and what cutting it costs. Pure: no torch."""
+"""Zeppelin's zones: the lengths from which on a sequence is worth cutting, and what cutting it costs."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Seconds of one layer, forward and backward, for sequences of given lengths [n], whole and alone.
+    """The four curves that zones come from: seconds of one layer, forward and backward, for sequences of given lengths
+    [n], whole and alone.
 
     attention, linear: on one GPU. inside, across: their kv to one peer, through a GPU's NVLink port and through a NIC.
     """
@@ -28,7 +29,7 @@ class Curves:
 
 
 def curves(lengths: Ints, cost: Cost, kv_moves: int) -> Curves:
-    """The four curves; kv_moves: how often kv (or its gradient) travels in forward and backward together."""
+    """Returns the four curves; kv_moves: how often kv (or its gradient) travels in forward and backward together."""
     attention = cost.whole_seconds(lengths, backward=False) + cost.whole_seconds(lengths, backward=True)
     size = kv_moves * lengths * cost.model.message_bytes_per_token(KV, 0, cost.model.num_heads)
     no, yes = np.zeros(len(lengths), bool), np.ones(len(lengths), bool)
@@ -37,7 +38,8 @@ def curves(lengths: Ints, cost: Cost, kv_moves: int) -> Curves:
 
 
 def ring_seconds(lengths: Ints, widths: Ints, cost: Cost) -> Floats:
-    """Attention seconds per rank of one layer, forward and backward, in a zigzag ring [len(lengths), len(widths)].
+    """Returns the attention seconds per rank of one layer, forward and backward, in a zigzag ring [len(lengths),
+    len(widths)].
 
     Each of G steps is a call of half a block's queries against a block's keys (or the reverse), and all
     but the first join an earlier result: short pieces cost tiles, joins and calls that a whole sequence does not.
@@ -51,7 +53,7 @@ def ring_seconds(lengths: Ints, widths: Ints, cost: Cost) -> Floats:
 
 
 def ring_bound(lengths: Ints, cost: Cost, kv_moves: int, lanes: int) -> float:
-    """Seconds that one layer of a ring over all ranks takes at least: its compute spread evenly, or its kv
+    """Returns the seconds that one layer of a ring over all ranks takes at least: its compute spread evenly, or its kv
     through the link between two nodes (or two GPUs)."""
     c, ranks = curves(lengths, cost, kv_moves), cost.cluster.num_ranks
     link = c.across.sum() / lanes if cost.cluster.num_nodes > 1 else c.inside.sum()
@@ -59,7 +61,7 @@ def ring_bound(lengths: Ints, cost: Cost, kv_moves: int, lanes: int) -> float:
 
 
 def zones(cost: Cost, kv_moves: int, lanes: int) -> tuple[int, int]:
-    """(first length of the intra-node zone, first of the inter-node zone), tokens.
+    """Returns (first length of the intra-node zone, first of the inter-node zone), tokens.
 
     A ring over G ranks computes 1/G of the attention on each and passes (G-1)/G of kv through each; with
     G = 2, the first cut, attention hides it where the curves of attention and of the link cross.
@@ -76,6 +78,6 @@ def zones(cost: Cost, kv_moves: int, lanes: int) -> tuple[int, int]:
 
 
 def capacity_tokens(cost: Cost) -> int:
-    """Tokens whose activations fit a GPU; a tenth is left for received blocks."""
+    """Returns how many tokens' activations fit a GPU; a tenth is left for received blocks."""
     free = cost.cluster.device.memory_bytes - static_bytes(cost)
     return max(int(0.9 * free / token_bytes(cost)), 1)

@@ -34,12 +34,14 @@ GROUPS = {
 
 
 def anchors() -> list[Anchor]:
+    """Returns all published numbers that this project predicts, each beside its prediction."""
     modules = (flexsp, nccl, attention, ring_flash_attention, training, long_context)
     found = [anchor for module in modules for anchor in module.anchors(cluster)]
     return found + attention.anchors(cluster, "magi") + steps.anchors(cluster, workload)
 
 
 def main() -> int:
+    """Runs the command and returns its exit code."""
     return ran(_anchors, "nothing was written")
 
 
@@ -85,7 +87,8 @@ def _published(as_json: bool) -> None:
 
 
 def _own_rows(path: Path, group: attention.Group, as_json: bool) -> None:
-    """Rows of one group of methods: of two, no error or order would be told of both together."""
+    """Predicts and shows a user's rows of one group of methods: of two, no error or order would be told of both
+    together."""
     rows = read(path)
     left_out = _left_out(rows, group)
     with Meter(attention.num_plays(rows, group), unit="pack") as meter:
@@ -116,13 +119,13 @@ def _show_rows(
 
 
 def _left_out(rows: Sequence[MeasuredRow], group: attention.Group) -> list[str]:
-    """Why rows have no prediction, a line for every reason."""
+    """Returns why rows have no prediction, a line for every reason."""
     reasons = Counter(reason for row in rows if (reason := attention.missing(row, group)))
     return [f"{number(count, 'row')} of {reason}" for reason, count in reasons.items()]
 
 
 def _line(row: MeasuredRow, rate: float | None, known: bool) -> dict[str, Any]:
-    """A row of --json."""
+    """Returns a measured row and its prediction as a row of --json."""
     predicted = None if rate is None else rate / 1e12
     error = None if predicted is None else predicted / row.tflops_per_gpu - 1
     return {**row.columns(), "measured": row.tflops_per_gpu, "predicted": predicted, "error": error, "known": known}

@@ -38,12 +38,12 @@ class Anchor:
 
 
 def published(name: str) -> list[Row]:
-    """The rows of data/NAME.csv, by column name."""
+    """Returns the rows of data/NAME.csv, by column name."""
     text = files("zbench.anchors").joinpath("data", f"{name}.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
 
 def is_known(row: Row) -> bool:
-    """Whether a published row is marked as one that constants were chosen with."""
+    """Returns whether a published row is marked as one that constants were chosen with."""
     assert row["known"] in ("yes", "no"), row
     return row["known"] == "yes"

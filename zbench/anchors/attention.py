@@ -44,6 +44,7 @@ METHODS: dict[Group, tuple[str, ...]] = {
 
 
 def anchors(get_cluster: GetCluster, group: Group = "attention") -> list[Anchor]:
+    """Returns the published rows of a group that can be predicted, each beside its prediction."""
     sources = published(group)
     rows = [measured_row(source) for source in sources]
     return [
@@ -54,7 +55,7 @@ def anchors(get_cluster: GetCluster, group: Group = "attention") -> list[Anchor]
 
 
 def compared(row: MeasuredRow, rate: float, source: str, group: str, known: bool) -> Anchor:
-    """A row and its predicted FLOP/s as an anchor; the rows of one configuration are one family."""
+    """Makes an anchor of a row and its predicted FLOP/s; the rows of one configuration are one family."""
     case = f"{row.configuration} {row.method}, TFLOP/s/GPU"
     plain = row.plain()
     family, method = plain.configuration, plain.method
@@ -62,14 +63,15 @@ def compared(row: MeasuredRow, rate: float, source: str, group: str, known: bool
 
 
 def are_known(rows: Sequence[MeasuredRow]) -> list[bool]:
-    """Which rows are of a configuration and method that constants were chosen with, whoever measured them again."""
+    """Returns which rows are of a configuration and method that constants were chosen with, whoever measured them
+    again."""
     chosen = [measured_row(row) for group in GROUPS for row in published(group) if is_known(row)]
     known = {(row.configuration, row.method) for row in chosen}
     return [(row.configuration, row.method) in known for row in map(MeasuredRow.plain, rows)]
 
 
 def missing(row: MeasuredRow, group: Group) -> str:
-    """Why a row has no prediction in a group; "" where it has one."""
+    """Returns why a row has no prediction in a group; "" where it has one."""
     given, row = row, row.plain()
     if row.hw not in CLUSTERS:
         return f"hw {given.hw}: no cluster is described with it; there are {', '.join(CLUSTERS)}"
@@ -90,7 +92,8 @@ def predict(
     tell: Callable[[int], None] = lambda done: None,
     group: Group = "attention",
 ) -> list[float | None]:
-    """FLOP/s a GPU of every row, None where `missing` says why; tell is told how many of `num_plays` are done.
+    """Predicts the FLOP/s a GPU of every row, None where `missing` says why; tell is told how many of `num_plays` are
+    done.
 
     Rows of one pack share its lengths, and the two passes of a method its plans.
     """
@@ -114,12 +117,12 @@ def predict(
 
 
 def num_plays(rows: Sequence[MeasuredRow], group: Group = "attention") -> int:
-    """How many packs `predict` plays, each method's once for both passes."""
+    """Returns how many packs `predict` plays, each method's once for both passes."""
     return sum(len(methods) * _num_batches(mask) for (_, mask, _, _), methods in _by_pack(rows, group).items())
 
 
 def _by_pack(rows: Sequence[MeasuredRow], group: Group) -> dict[tuple[str, str, int, int], dict[str, list[int]]]:
-    """The numbers of the rows with a prediction, by what their packs depend on and by method."""
+    """Returns the numbers of the rows with a prediction, by what their packs depend on and by method."""
     found: dict[tuple[str, str, int, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for at, row in enumerate(map(MeasuredRow.plain, rows)):
         if not missing(row, group):
@@ -128,7 +131,7 @@ def _by_pack(rows: Sequence[MeasuredRow], group: Group) -> dict[tuple[str, str, 
 
 
 def cluster_of(preset: Cluster, num_gpus: int) -> Cluster:
-    """`num_gpus` GPUs in equal nodes as large as the preset's, or smaller where those do not divide them.
+    """Returns `num_gpus` GPUs in equal nodes as large as the preset's, or smaller where those do not divide them.
 
     Every GPU keeps the preset's share of a NIC, as far as a node has a whole number of them.
     """
@@ -138,7 +141,7 @@ def cluster_of(preset: Cluster, num_gpus: int) -> Cluster:
 
 
 def layouts(rows: Sequence[MeasuredRow], get_cluster: GetCluster, group: Group) -> list[str]:
-    """The nodes that the rows with a prediction are played on, a line for every number of GPUs."""
+    """Returns the nodes that the rows with a prediction are played on, a line for every number of GPUs."""
     sizes = sorted({(hw, num_gpus) for hw, _, num_gpus, _ in _by_pack(rows, group)})
     found = []
     for hw, num_gpus in sizes:
@@ -149,7 +152,7 @@ def layouts(rows: Sequence[MeasuredRow], get_cluster: GetCluster, group: Group) 
 
 
 def batches_of(mask: str, total: int) -> list[Ints]:
-    """The packs of `total` tokens that a mask is measured on, or one sequence of them."""
+    """Returns the packs of `total` tokens that a mask is measured on, or one sequence of them."""
     return packs(total, _num_batches(mask), SEED) if mask.startswith("varlen") else [np.array([total], np.int64)]
 
 
@@ -158,7 +161,7 @@ def _num_batches(mask: str) -> int:
 
 
 def rates(method: str, lengths: Ints, causal: bool, cost: Cost) -> tuple[float, float]:
-    """FLOP/s per GPU over one pack, of (forward, backward)."""
+    """Returns the FLOP/s per GPU over one pack, of (forward, backward)."""
     sizes = lengths.astype(float)
     pairs = float((sizes * (sizes + 1) / 2 if causal else sizes**2).sum())
     work = pairs * MODEL.num_heads * MODEL.head_dim / cost.cluster.num_ranks
@@ -175,7 +178,8 @@ def rates(method: str, lengths: Ints, causal: bool, cost: Cost) -> tuple[float, 
 
 
 def unhidden_seconds(lengths: Ints, cost: Cost) -> float:
-    """What the benchmark's LoongTrain waits for dkv between nodes, each GPU having a share of a node's heads."""
+    """Returns the seconds that the benchmark's LoongTrain waits for dkv between nodes, each GPU having a share of a
+    node's heads."""
     cluster, across = cost.cluster, np.ones(1, bool)
     per_token = MODEL.message_bytes_per_token(DKV, 0, -(-MODEL.num_heads // cluster.gpus_per_node))
     size = np.array([lengths.sum() / cluster.num_nodes * per_token])
@@ -184,7 +188,7 @@ def unhidden_seconds(lengths: Ints, cost: Cost) -> float:
 
 
 def slowest_rank_seconds(program: Program, cost: Cost) -> float:
-    """When the last rank has everything it attended and was sent, all ranks starting together."""
+    """Returns when the last rank has everything it attended and was sent, all ranks starting together."""
     ready = np.zeros(cost.cluster.num_ranks)
     timeline = run(program, ready, Free.zero(cost.cluster))
     return float(finished(program, timeline, ready).max())

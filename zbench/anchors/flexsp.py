@@ -30,6 +30,7 @@ WIDE = Model(name="wide", num_layers=1, hidden=4096, num_heads=64, num_kv_heads=
 
 
 def anchors(get_cluster: GetCluster) -> list[Anchor]:
+    """Returns FlexSP's bandwidths and coefficients beside their predictions."""
     cluster = get_cluster("a100_8x8")
     out = []
     for row in published("all_to_all"):
@@ -44,7 +45,8 @@ def anchors(get_cluster: GetCluster) -> list[Anchor]:
 
 
 def bandwidth(cluster: Cluster, degree: int) -> float:
-    """Bytes/s per GPU of an all-to-all of q in every group of `degree` ranks at once: transfers and a repack."""
+    """Returns the bytes/s per GPU of an all-to-all of q in every group of `degree` ranks at once: transfers and a
+    repack."""
     cost, num_groups = Cost(cluster, WIDE), cluster.num_ranks // degree
     builder = Builder(np.full(num_groups, TOKENS * degree), cluster.num_ranks, WIDE.num_heads)
     groups = np.arange(num_groups, dtype=np.int64)
@@ -60,14 +62,15 @@ def bandwidth(cluster: Cluster, degree: int) -> float:
 
 
 def coefficients(cost: Cost) -> tuple[float, float]:
-    """(seconds a token^2, seconds a token): of a parabola through lengths of whole tiles, causal, on one GPU."""
+    """Returns (seconds a token^2, seconds a token) of a parabola through lengths of whole tiles, causal, on one GPU."""
     lengths = TILE * np.array([64, 256, 1024, 1536], np.int64)  # 8K to the 192K of FlexSP's runs
     a, b, _ = np.polyfit(lengths, step_seconds(cost, lengths), 2)
     return float(a), float(b)
 
 
 def step_seconds(cost: Cost, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Forward and backward of the whole model for one sequence of each length (a multiple of TILE)."""
+    """Returns the seconds, forward and backward, of the whole model for one sequence of each length (a multiple of
+    TILE)."""
     model, work, one = cost.model, Work.whole(lengths), np.ones_like(lengths)
     heads, kv_heads = model.num_heads * one, model.num_kv_heads * one
     attention = cost.kernel_seconds(work, heads, kv_heads, False) + cost.kernel_seconds(work, heads, kv_heads, True)

@@ -25,7 +25,7 @@ TOKENS_PER_RANK = 8192  # max_seqlen_per_rank in the benchmark's hybrid_dcp.py, 
 
 
 def plans(lengths: Ints, causal: bool, cluster: Cluster, model: Model) -> list[Plan]:
-    """One plan a round; consecutive ranks form the groups, the widest first."""
+    """Returns one plan a round; consecutive ranks form the groups, the widest first."""
     needed = -(-lengths // TOKENS_PER_RANK)
     degree = np.minimum(2 ** np.ceil(np.log2(needed)).astype(np.int64), cluster.num_ranks)
     return [_round(groups, lengths, causal, cluster, model) for groups in rounds(lengths, degree, cluster.num_ranks)]
@@ -46,7 +46,7 @@ def _round(groups: list[Group], lengths: Ints, causal: bool, cluster: Cluster, m
 
 
 def mixed_programs(plan: Plan, cost: Cost) -> tuple[Program, Program]:
-    """The plan's programs, documents of a single rank without the wrapper's staging."""
+    """Returns the plan's programs, documents of a single rank without the wrapper's staging."""
     found = []
     bare = programs(plan, replace(cost, staged=""))
     for ops, staged, plain in zip((plan.forward, plan.backward), programs(plan, cost), bare, strict=True):

@@ -42,6 +42,7 @@ CLUSTERS = {
 
 
 def anchors(get_cluster: GetCluster) -> list[Anchor]:
+    """Returns the published steps beside their predictions."""
     return [_anchor(row, get_cluster) for row in published("long_context")]
 
 
@@ -60,7 +61,7 @@ def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
 
 
 def _plan(scheme: str, lengths: Ints, cost: Cost) -> Plan:
-    """One sequence over all ranks, or one on each."""
+    """Plans one sequence over all ranks ("ring"), or one on each ("data_parallel")."""
     num_ranks = cost.cluster.num_ranks
     builder = Builder(lengths, num_ranks, cost.model.num_heads)
     seqs = np.arange(len(lengths), dtype=np.int64)

@@ -24,7 +24,8 @@ MOST_TOKENS = 1 << 24  # of a pack: 16K tokens on each of 1,024 GPUs, whose plan
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRow:
-    """One layer's attention was measured at `tflops_per_gpu`, the slowest rank's time, over `cp_size` GPUs.
+    """A row of a table of measurements: one layer's attention took `tflops_per_gpu`, the slowest rank's time, over
+    `cp_size` GPUs.
 
     pass_: "fwd" or "bwd". seqlen_per_rank: tokens of a GPU; a pack has cp_size times as many.
     """
@@ -39,22 +40,22 @@ class MeasuredRow:
 
     @property
     def configuration(self) -> str:
-        """What methods are compared within."""
+        """The configuration within which methods are compared, in words."""
         return f"{self.hw} {self.mask} {self.pass_} {number(self.cp_size, 'GPU')} x {self.seqlen_per_rank}"
 
     def plain(self) -> "MeasuredRow":
-        """The row with its names in lower case, in which they are looked up."""
+        """Returns the row with its names in lower case, in which they are looked up."""
         names = {name: getattr(self, name).lower() for name in ("hw", "mask", "pass_", "method")}
         return replace(self, **names)
 
     def columns(self) -> dict[str, Any]:
-        """The values by the names of the CSV's columns."""
+        """Returns the values by the names of the CSV's columns."""
         values = (self.hw, self.mask, self.pass_, self.cp_size, self.seqlen_per_rank, self.method, self.tflops_per_gpu)
         return dict(zip(COLUMNS, values, strict=True))
 
 
 def measured_row(row: Row) -> MeasuredRow:
-    """A row of strings as numbers and names.
+    """Returns a row of strings with its numbers and names read.
 
     Raises:
         ValueError: a value is not what its column takes; the message begins with the column.
@@ -75,7 +76,7 @@ def measured_row(row: Row) -> MeasuredRow:
 
 
 def read(path: Path) -> list[MeasuredRow]:
-    """The rows of a CSV file, in order; columns with other names are not read.
+    """Returns the rows of a CSV file, in order; columns with other names are not read.
 
     Raises:
         ValueError: the file cannot be read or a value is wrong; one sentence with file, line, column and value.
@@ -92,7 +93,7 @@ def read(path: Path) -> list[MeasuredRow]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Row]]:
-    """(line, fields by column) of every row that is not blank."""
+    """Yields (line, fields by column) of every row that is not blank."""
     reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
     header: list[str] = []
     while True:
@@ -158,5 +159,5 @@ def _number(name: str, text: str) -> float:
 
 
 def _short(text: str) -> str:
-    """The text as it is shown in an error, cut where it is long."""
+    """Returns the text as it is shown in an error, cut where it is long."""
     return repr(text if len(text) <= 40 else text[:40] + "...")

@@ -27,6 +27,7 @@ PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}  # of zbench.co
 
 
 def anchors(get_cluster: GetCluster) -> list[Anchor]:
+    """Returns the published bus bandwidths beside their predictions."""
     return [_anchor(row, get_cluster) for row in published("nccl")]
 
 
@@ -44,7 +45,7 @@ def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
 
 
 def cluster_of(name: str, num_gpus: int, get_cluster: GetCluster) -> Cluster:
-    """The cluster of a report: nodes of 8 GPUs, or fewer where the report has fewer."""
+    """Returns the cluster of a report: nodes of 8 GPUs, or fewer where the report has fewer."""
     if name == "a100":  # 4 NICs of 200 Gb/s a node in both reports of two nodes
         found = get_cluster("a100_8x8", num_nodes=max(1, num_gpus // 8))
         return replace(found, nics_per_node=4, nic_bandwidth=25e9, nic_channels=1)
@@ -56,7 +57,7 @@ def cluster_of(name: str, num_gpus: int, get_cluster: GetCluster) -> Cluster:
 
 
 def neighbour_seconds(cost: Cost, size: int) -> float:
-    """Every rank sends `size` bytes to the next one, all at once: when the last rank has received."""
+    """Returns when the last rank has received, if every rank sends `size` bytes to the next one, all at once."""
     num_ranks = cost.cluster.num_ranks
     per_token = cost.model.message_bytes_per_token(KV, 0, cost.model.num_heads)
     tokens = size // per_token

@@ -1,4 +1,5 @@
-"""Batches as MagiAttention's benchmark draws them, from its published table of document lengths. Pure: no torch.
+"""Packs of documents as MagiAttention's benchmark draws them, from its published table of document lengths. Pure: no
+torch.
 
 A document's length is the middle of its bin. Longer than a quarter of the pack, it is cut in pieces of
 a quarter and a tail. Pieces fill packs in order; the last one goes on in the next pack. The benchmark
@@ -13,7 +14,7 @@ from zbench.plans.plan import Ints
 
 
 def packs(total: int, count: int, seed: int) -> list[Ints]:
-    """`count` packs of exactly `total` tokens each: arrays of document lengths."""
+    """Draws `count` packs of exactly `total` tokens each: arrays of document lengths."""
     rng = np.random.default_rng((seed, total))
     lengths, weights = _pieces(max(total // 4, 1))
     out: list[Ints] = []
@@ -31,7 +32,7 @@ def packs(total: int, count: int, seed: int) -> list[Ints]:
 
 
 def _pieces(limit: int) -> tuple[Ints, NDArray[np.float64]]:
-    """(lengths, probabilities) of the pieces that documents of the table are cut in."""
+    """Returns (lengths, probabilities) of the pieces that documents of the table are cut in."""
     lengths, counts = [], []
     for row in published("documents"):
         middle, count = (int(row["low"]) + int(row["high"])) // 2, int(row["documents"])

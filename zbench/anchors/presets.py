@@ -9,7 +9,7 @@ from zbench.workloads.fill import Lengths
 
 
 def cluster(name: str, num_nodes: int | None = None, device: str | None = None) -> Cluster:
-    """The preset `name`, with another number of nodes or another device of conf/cluster/device."""
+    """Returns the preset `name`, with another number of nodes or another device of conf/cluster/device."""
     overrides = [f"+cluster={name}"]
     overrides += [] if num_nodes is None else [f"cluster.num_nodes={num_nodes}"]
     overrides += [] if device is None else [f"cluster/device={device}"]
@@ -20,7 +20,7 @@ def cluster(name: str, num_nodes: int | None = None, device: str | None = None) 
 
 
 def workload(name: str) -> Lengths:
-    """The length distribution of the preset `name`."""
+    """Returns the length distribution of the preset `name`."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(overrides=[f"+workload={name}"])
     found: Lengths = instantiate(config.workload, seed=0, tokens=1, _convert_="all")

@@ -29,6 +29,7 @@ CLUSTERS = {"a100": ("a100_8x8", "a100_80g"), "h800": ("h800_4x8", "h100_80g_fla
 
 
 def anchors(get_cluster: GetCluster) -> list[Anchor]:
+    """Returns the benchmark's published iterations beside their predictions."""
     return [_anchor(row, get_cluster) for row in published("ring_flash_attention")]
 
 
@@ -44,12 +45,14 @@ def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
 
 
 def iteration_seconds(plan: Plan, cost: Cost, passes: str) -> float:
+    """Returns the seconds of one iteration: of the slowest rank's forward or, where `passes` is not "fwd", of both
+    passes."""
     forward, backward = (slowest_rank_seconds(one, cost) for one in programs(plan, cost))
     return forward if passes == "fwd" else forward + backward
 
 
 def plan_of(method: str, lengths: Ints, cost: Cost) -> Plan:
-    """The plan of one of the benchmark's functions, on all ranks."""
+    """Returns the plan of one of the benchmark's functions, on all ranks."""
     num_ranks = cost.cluster.num_ranks
     builder = Builder(lengths, num_ranks, cost.model.num_heads)
     ranks = np.arange(num_ranks, dtype=np.int64).reshape(1, -1)
@@ -63,7 +66,8 @@ def plan_of(method: str, lengths: Ints, cost: Cost) -> Plan:
 
 
 def _shares(lengths: Ints, num_ranks: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Pieces (seq, start, stop, owner): the documents one after another, cut in `num_ranks` equal shares."""
+    """Returns the pieces (seq, start, stop, owner): the documents one after another, cut in `num_ranks` equal
+    shares."""
     ends = np.cumsum(lengths)
     share = int(ends[-1]) // num_ranks
     edges = np.union1d(np.concatenate([[0], ends]), share * np.arange(num_ranks + 1))

@@ -27,7 +27,7 @@ MAGI_CHUNK, MAGI_STAGES = 2048, 2
 
 
 def plan_of(method: str, lengths: Ints, causal: bool, cluster: Cluster) -> Plan:
-    """The plan of the benchmark's method `method`, on all ranks of `cluster`."""
+    """Returns the plan of the benchmark's method `method`, on all ranks of `cluster`."""
     num_ranks, seqs = cluster.num_ranks, np.arange(len(lengths), dtype=np.int64)
     group, ranks = np.zeros_like(seqs), np.arange(num_ranks, dtype=np.int64)
     if method in MAGI:
@@ -53,13 +53,13 @@ def plan_of(method: str, lengths: Ints, causal: bool, cluster: Cluster) -> Plan:
 
 
 def inner_ring(num_rows: int) -> int:
-    """Ranks of an inner ring of LoongTrain's double ring over `num_rows`."""
+    """Returns how many ranks an inner ring of LoongTrain's double ring over `num_rows` has."""
     windows = max(count for count in range(1, num_rows + 1) if num_rows % count == 0 and count**2 <= num_rows)
     return num_rows // windows
 
 
 def unhidden_hops(num_rows: int) -> int:
-    """Messages of dkv in the backward of the benchmark's LoongTrain that nothing hides, one after another.
+    """Returns how many messages of dkv, one after another, nothing hides in the backward of the benchmark's LoongTrain.
 
     dkv goes once round every inner ring, back to where it began, before it goes on to the next window, and compute
     waits for its last hop (loongtrain.py there), and with several windows for the last hop between them. That is the
@@ -70,7 +70,8 @@ def unhidden_hops(num_rows: int) -> int:
 
 
 def _gather_halves(builder: Builder, cluster: Cluster) -> Plan:
-    """An all-gather of the whole kv, then one attend for each half of a rank's zigzag q, as Transformer Engine does.
+    """Returns an all-gather of the whole kv, then one attend for each half of a rank's zigzag q, as Transformer Engine
+    does.
 
     The pattern has one block and one attend a rank. Here each rank stands in its grid twice, with one
     zigzag half each; what a rank would send to itself, or get twice, is left out.

@@ -16,8 +16,8 @@ _WIDE = 160  # columns where nobody watches a terminal
 
 
 def show_groups(found: Sequence[Anchor], titles: dict[str, str], apart: str) -> None:
-    """Every group's known and blind anchors apart, a table each with its errors summed up, and then all of a kind but
-    those of the group `apart`."""
+    """Prints every group's known and blind anchors apart, a table each with its errors summed up, and then all of a
+    kind but those of the group `apart`."""
     console = _console()
     for group, title in titles.items():
         members = [anchor for anchor in found if anchor.anchor == group]
@@ -40,8 +40,8 @@ def show_groups(found: Sequence[Anchor], titles: dict[str, str], apart: str) -> 
 
 
 def show_rows(found: Sequence[Anchor], left_out: Sequence[str], layouts: Sequence[str]) -> None:
-    """A user's rows in one table, the nodes they were played on, what was left out, and the errors of all, and of known
-    and blind rows apart."""
+    """Prints a user's rows in one table, the nodes they were played on, what was left out, and the errors of all, and
+    of known and blind rows apart."""
     console = _console()
     if found:
         _show(console, found, "measured rows", "rows", sources=False)
@@ -58,14 +58,14 @@ def show_rows(found: Sequence[Anchor], left_out: Sequence[str], layouts: Sequenc
 
 
 def words(name: str, members: Sequence[Anchor]) -> str:
-    """The summary line of some anchors, and under it every pair that is not in the measured order."""
+    """Returns the summary line of some anchors, and under it every pair that is not in the measured order."""
     broken = summary(members).broken
     lines = [f"  predicted in the wrong order: measured {high} above {low}" for high, low in broken]
     return "\n".join([errors_and_orders(name, members), *lines])
 
 
 def errors_and_orders(name: str, members: Sequence[Anchor]) -> str:
-    """The number of cases, the sizes of their errors, and how many pairs are in the measured order."""
+    """Returns the number of cases, the sizes of their errors, and how many pairs are in the measured order."""
     s = summary(members)
     errors = f"error median {s.median:.1%}, 9 in 10 within {s.p90:.1%}, worst {s.worst:.1%}"
     orders = f"; {s.pairs - len(s.broken)} of {s.pairs} orders kept" if s.pairs else ""

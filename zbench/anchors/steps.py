@@ -30,12 +30,13 @@ STATIC = 64
 
 
 class GetWorkload(Protocol):
-    """A preset of conf/workload."""
+    """A function that returns a preset of conf/workload by name."""
 
     def __call__(self, name: str) -> Lengths: ...
 
 
 def anchors(get_cluster: GetCluster, get_workload: GetWorkload) -> list[Anchor]:
+    """Returns FlexSP's published steps beside their predictions."""
     cost = cost_of(get_cluster)
     systems: dict[str, System] = {
         "static": FlexSPBatchAda(cost, degree=STATIC, packing="published"),
@@ -57,18 +58,20 @@ def anchors(get_cluster: GetCluster, get_workload: GetWorkload) -> list[Anchor]:
 
 
 def seconds(batch: Batch, system: System, cost: Cost) -> tuple[float, float]:
-    """(simulated, with nothing hidden) of a step: of two gathers and a reduction in every micro-batch."""
+    """Returns the seconds of a step, (simulated, with nothing hidden); with nothing hidden, two gathers and a reduction
+    of every micro-batch are waited for."""
     plans, unhidden = system.plan(batch), replace(cost, model=replace(cost.model, overlap_collectives=False))
     hidden, shown = (Simulated(one).step(batch, plans).seconds for one in (cost, unhidden))
     return hidden, shown
 
 
 def cost_of(get_cluster: GetCluster) -> Cost:
+    """Returns the cost model of GPT-7B on 64 A100 whose memory is the paper's budget."""
     cluster = get_cluster("a100_8x8")
     return Cost(replace(cluster, device=replace(cluster.device, memory_bytes=BUDGET)), GPT_7B)
 
 
 def batch(lengths: Lengths, step: int) -> Batch:
-    """The first SEQUENCES of the drawn documents that are short enough."""
+    """Returns the batch of the first SEQUENCES of the drawn documents that are short enough."""
     drawn = lengths.draw(np.random.default_rng((step, 7)), 2 * SEQUENCES)
     return Batch(drawn[drawn <= LONGEST][:SEQUENCES], seed=0, step=step)

@@ -1,4 +1,4 @@
-"""How far a group of predictions is off, in four numbers. Pure: no torch."""
+"""Four numbers that say how far a group of predictions is off. Pure: no torch."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,7 +14,8 @@ APART = 1.1  # measurements within 10 % of each other have no order to keep
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """median, p90, worst: of the errors' sizes. broken: pairs of one family in the wrong order, of `pairs` apart.
+    """The errors of a group of predictions. median, p90, worst: of the errors' sizes. broken: pairs of one family in
+    the wrong order, of `pairs` apart.
 
     A pair is of two methods; of one that was measured several times it is the mean that has a place.
     """
@@ -27,6 +28,7 @@ class Summary:
 
 
 def summary(anchors: Sequence[Anchor]) -> Summary:
+    """Sums up the errors of anchors, and the pairs of one family that they put in the wrong order."""
     errors = np.abs([anchor.error for anchor in anchors])
     apart = [
         (a, b) if a.measured > b.measured else (b, a) for a, b in combinations(_merged(anchors), 2) if _apart(a, b)
@@ -36,7 +38,7 @@ def summary(anchors: Sequence[Anchor]) -> Summary:
 
 
 def _merged(anchors: Sequence[Anchor]) -> list[Anchor]:
-    """An anchor for each method of a family, the mean of its repeats."""
+    """Returns an anchor for each method of a family, the mean of its repeats."""
     found: dict[tuple[str, str], list[Anchor]] = defaultdict(list)
     for anchor in anchors:
         found[anchor.family, anchor.method or anchor.case].append(anchor)

@@ -39,7 +39,7 @@ GPT_2_7B = Model(name="gpt_2.7b", num_layers=32, hidden=2560, num_heads=20, num_
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A published run.
+    """A published training run: its model, batch and cluster.
 
     preset, device: as in conf/cluster and conf/cluster/device. sequences: of one GPU in a micro-batch, each `length`
     tokens. rerun: share of the layers' matmuls that the backward runs again. nics: (number of a node, bytes/s of
@@ -73,6 +73,7 @@ SETUPS = {
 
 
 def anchors(get_cluster: GetCluster) -> list[Anchor]:
+    """Returns the published training steps beside their predictions."""
     return [_anchor(row, get_cluster) for row in published("training")]
 
 
@@ -93,6 +94,7 @@ def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
 
 
 def step_seconds(setup: Setup, cluster: Cluster) -> float:
+    """Returns the simulated seconds of a training step of `setup` on the cluster."""
     in_one = cluster.num_ranks * setup.sequences
     lengths = np.full(in_one * setup.micro_batches, setup.length, np.int64)
     cost = Cost(cluster, setup.model)
@@ -105,7 +107,7 @@ def step_seconds(setup: Setup, cluster: Cluster) -> float:
 
 
 def _plan(lengths: Ints, seqs: Ints, cost: Cost) -> Plan:
-    """The micro-batch of `seqs`, each whole on one rank, in order."""
+    """Returns the micro-batch of `seqs`, each whole on one rank, in order."""
     num_ranks = cost.cluster.num_ranks
     builder = Builder(lengths[seqs], num_ranks, cost.model.num_heads, sequences=seqs)
     places = np.arange(len(seqs), dtype=np.int64)
@@ -114,5 +116,6 @@ def _plan(lengths: Ints, seqs: Ints, cost: Cost) -> Plan:
 
 
 def megatron_flops(model: Model, length: int) -> int:
-    """FLOPs of a token, forward and backward, as Megatron-LM counted in mid-2024: attention without the causal half."""
+    """Returns the FLOPs of a token, forward and backward, as Megatron-LM counted in mid-2024: attention without the
+    causal half."""
     return 6 * model.active_matmul_params + 12 * model.num_layers * model.num_heads * model.head_dim * length

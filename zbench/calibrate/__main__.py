@@ -40,6 +40,7 @@ TARGET = "zbench.calibrate.measure:Measure"
 
 
 def main() -> int:
+    """Runs the command and returns its exit code."""
     return ran(_main, "nothing is written")
 
 
@@ -122,7 +123,7 @@ def _calibrate(asked: argparse.Namespace, world: World | None) -> int:
 
 
 def _shape(asked: argparse.Namespace, world: World | None) -> tuple[int, int]:
-    """(nodes, GPUs a node), given or, of processes already started, found."""
+    """Returns (nodes, GPUs a node), given or, of processes already started, found."""
     nodes, gpus = asked.nodes, asked.gpus_per_node
     if asked.only_device:
         if (nodes, gpus, world) != (None, None, None):
@@ -193,7 +194,7 @@ def _check_out(asked: argparse.Namespace) -> None:
 
 
 def _check_cuda(device: str) -> None:
-    """Told here in one sentence, and not by every rank; the driver imports torch for nothing else."""
+    """Refuses a device that torch does not find; told here in one sentence, and not by every rank."""
     if device == "cuda":
         import torch
 

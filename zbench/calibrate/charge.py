@@ -1,4 +1,4 @@
-"""What the cost model charges for an attention call, on a device as far as it is known. Pure: no torch."""
+"""The seconds that the cost model charges for an attention call, on a device as far as it is known. Pure: no torch."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +18,7 @@ _FAST = 1e30  # a rate at which work takes no time
 def charge(
     constants: Mapping[str, float], model: Model, call: Call, backward: bool, curves: Mapping[str, Curve] | None = None
 ) -> float:
-    """Seconds of a call, all heads. constants: by field of Device, NEEDED and, with curves, call_seconds.
+    """Returns the seconds of a call, all heads. constants: by field of Device, NEEDED and, with curves, call_seconds.
 
     curves: of zbench.describe.cluster.CURVES, by which its tiles take their time. None: aside from its tiles, and from
     the least that a call takes.

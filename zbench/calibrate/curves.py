@@ -1,5 +1,4 @@
-"""Rates of attention and of a layer's matmuls over the sizes of their pieces, as curves of
-zbench.describe.cluster.Device.
+"""Curves of attention's and matmuls' rates over the sizes of their pieces, as zbench.describe.cluster.Device has them.
 
 Attention's calls are of three kinds: causal ones of whole sequences and full ones of squares, from both of which the
 curves come, and others that the curves then have to predict: the two rectangles of a ring's step, and the same pieces
@@ -27,7 +26,7 @@ FEW = (1, 4, 16)  # segments of the calls that are not full
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A call and its seconds. predicted: by the curves; None for those they come from."""
+    """An attention call and its measured seconds. predicted: by the curves; None for those they come from."""
 
     call: Call
     backward: bool
@@ -35,6 +34,7 @@ class Point:
     predicted: float | None = None
 
     def line(self) -> dict[str, Any]:
+        """Returns the point as a mapping for a file, with the prediction's relative error."""
         off = None if self.predicted is None else self.predicted / self.seconds - 1
         return {**asdict(self.call), "backward": self.backward, "seconds": self.seconds, "predicted": self.predicted,
                 "error": off}  # fmt: skip
@@ -42,7 +42,8 @@ class Point:
 
 @dataclass(slots=True)
 class Curves:
-    """constants: of the device, in SI units, measured before (zbench.calibrate.survey). models: whose matmuls.
+    """The curves of one device, measured and checked. constants: of the device, in SI units, measured before
+    (zbench.calibrate.survey). models: whose matmuls.
 
     found: by field of Device, rates by size, FLOP/s.
     """
@@ -56,10 +57,11 @@ class Curves:
     points: list[Point] = field(default_factory=list)
 
     def take(self) -> None:
-        """
+        """Measures the curves, and calls that they have to predict.
+
         Raises:
-            ValueError: a call took no longer than its rows should. zbench.runtime.processes.fleet.RankFailed: a rank
-            failed.
+            ValueError: a call took no longer than its rows should.
+            zbench.runtime.processes.fleet.RankFailed: a rank failed.
         """
         for model in self.models:
             self.matmuls[model.name] = self._matmuls(model)
@@ -69,11 +71,11 @@ class Curves:
         self._others()
 
     def errors(self) -> list[float]:
-        """Of what the curves predict, absolute and relative."""
+        """Returns the absolute relative errors of what the curves predict."""
         return [abs(p.predicted / p.seconds - 1) for p in self.points if p.predicted is not None]
 
     def _fill(self, length: int) -> int:
-        """Segments of a call of as many rows as the subject's tokens."""
+        """Returns how many segments a call of as many rows as the subject's tokens has."""
         return max(1, self.subject.tokens // length)
 
     def _matmuls(self, model: Model) -> dict[int, float]:
@@ -84,7 +86,7 @@ class Curves:
         )  # fmt: skip
 
     def _curve(self, backward: bool, make: Callable[[int], Call]) -> dict[int, float]:
-        """Rate of whole tiles by the keys that a row of them sees."""
+        """Returns the rate of whole tiles by the keys that a row of them sees."""
         rates, window, model = {}, self.gauge.window, self.subject.model
         per_tile = (BACKWARD_FLOPS if backward else FORWARD_FLOPS) * TILE**2 * model.num_heads * model.head_dim
         for length in LENGTHS:
@@ -104,7 +106,7 @@ class Curves:
         return rates
 
     def _others(self) -> None:
-        """Calls that the curves have to predict, within the lengths that they have."""
+        """Lists the calls that the curves have to predict, within the lengths that they have."""
         curves = {name: Curve.of(name, rates) for name, rates in self.found.items()}
         for backward in (False, True):
             longest = max(p.call.queries for p in self.points if p.backward == backward)
@@ -125,7 +127,8 @@ class Curves:
 
 
 def _others(longest: int, fill: Callable[[int], int]) -> list[Call]:
-    """A ring's steps (half of the queries against all keys, all queries against half of the keys), and few segments."""
+    """Lists a ring's steps (half of the queries against all keys, all queries against half of the keys), and calls of
+    few segments."""
     lengths = [length for length in LENGTHS if 2 * TILE <= length <= longest]
     steps = [(n // 2, n) for n in lengths[::2]] + [(n, n // 2) for n in lengths[::2]]
     rings = [Call(m, n, False, fill(max(m, n))) for m, n in steps]

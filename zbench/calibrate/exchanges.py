@@ -14,13 +14,14 @@ from zbench.runtime.processes.board import Board
 
 
 class Exchanges:
-    """One rank."""
+    """One rank's part of the messages that a calibration times."""
 
     def __init__(self, rank: int, subject: Subject, board: Board, device: torch.device) -> None:
         self.rank, self.subject, self.board, self.device = rank, subject, board, device
 
     def exchange(self, across: bool, alone: bool, size: int, rounds: int) -> float | None:
-        """Seconds of a message of `size` bytes while every rank sends one and receives one; mean over partners.
+        """Returns the seconds of a message of `size` bytes while every rank sends one and receives one; mean over
+        partners.
 
         A round is a message each way with each partner (Subject.partners), all ranks with the same distance at a time.
         alone: only the first rank of each NIC, so that none has more than one peer at a time; None on the others.
@@ -37,7 +38,8 @@ class Exchanges:
         return (perf_counter() - began) / rounds / len(pairs)
 
     def together(self, across: bool, size: int, rounds: int) -> float:
-        """Seconds in which every rank sends `size` bytes, as many to each peer (Subject.peers), and receives them."""
+        """Returns the seconds in which every rank sends `size` bytes, as many to each peer (Subject.peers), and
+        receives them."""
         pairs = self.subject.peers(self.rank, across)
         each = -(-size // len(pairs))
         data, into = self._bytes(each), [self._bytes(each) for _ in pairs]
@@ -49,8 +51,9 @@ class Exchanges:
         return (perf_counter() - began) / rounds
 
     def routed(self, size: int, rounds: int) -> float | None:
-        """Seconds of a message of `size` bytes from the first rank of every node to that of the next, in shares through
-        all NICs: handed to the proxies of its node, sent to those of the other, and handed on. None on other ranks.
+        """Returns the seconds of a message of `size` bytes from the first rank of every node to that of the next, in
+        shares through all NICs: handed to the proxies of its node, sent to those of the other, and handed on. None on
+        other ranks.
 
         As zbench.passes.route has it. A proxy passes a share on when all of it has come.
         """
@@ -81,7 +84,8 @@ class Exchanges:
         return torch.zeros(size, dtype=torch.uint8, device=self.device)
 
     def _move(self, sent: list[tuple[Tensor, int]], received: list[tuple[Tensor, int]]) -> None:
-        """Messages with who gets them, or whose they are, all at once, until they are there."""
+        """Sends and receives messages, given with who gets them or whose they are, all at once, and waits until they
+        are there."""
         moves = [dist.P2POp(dist.irecv, into, source) for into, source in received]
         moves += [dist.P2POp(dist.isend, data, to) for data, to in sent]
         for work in dist.batch_isend_irecv(moves):
@@ -95,6 +99,6 @@ class Exchanges:
         self.board.resume()
 
     def _finish(self) -> None:
-        """Until what was asked of the device is done."""
+        """Waits until what was asked of the device is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

@@ -1,4 +1,4 @@
-"""Times of single operations, as all ranks have them at once. The driver's side; imports no torch."""
+"""Times of single operations, measured on all ranks at once. The driver's side; imports no torch."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,8 +13,8 @@ WINDOWS = 5  # that each operation is measured in; what counts is their median
 
 
 class Gauge:
-    """fleet: of zbench.calibrate.measure.Measure. window: seconds of one measurement. tell: shown progress, a line
-    each.
+    """A fleet of ranks as a clock for single operations. fleet: of zbench.calibrate.measure.Measure. window: seconds of
+    one measurement. tell: shown progress, a line each.
 
     Calls raise zbench.runtime.processes.fleet.RankFailed when a rank fails.
     """
@@ -26,12 +26,13 @@ class Gauge:
         self.abouts: list[About] = fleet.call("about")
 
     def seconds(self, method: str, *arguments: Any) -> float:
-        """Of one call on a rank while all ranks make it: from the mean rate of the ranks, the median of the windows."""
+        """Returns the seconds of one call on a rank while all ranks make it: from the mean rate of the ranks, the
+        median of the windows."""
         return 1.0 / median(fmean(self._fleet.call(method, *arguments, self.window)) for _ in range(WINDOWS))
 
     def transfer(self, method: str, *arguments: Any) -> float:
-        """Seconds of what a method of Measure does between ranks in one of its rounds, which it takes last; the mean of
-        the ranks that take part and the median of the windows."""
+        """Returns the seconds of what a method of Measure does between ranks in one of its rounds, which it takes last;
+        the mean of the ranks that take part and the median of the windows."""
 
         def once(rounds: int) -> float:
             return fmean(one for one in self._fleet.call(method, *arguments, rounds) if one is not None)
@@ -51,7 +52,8 @@ class Gauge:
         seconds: Callable[[int], float],
         unit: str = "FLOP/s",
     ) -> dict[int, float]:
-        """Rate by size: work over seconds. Sizes rise until the next, `growth` times as long, would outgrow a window.
+        """Returns rates by size, work over seconds. Sizes rise until the next, `growth` times as long, would outgrow a
+        window.
 
         words: what is measured, "{}" for the size.
         """

@@ -43,6 +43,7 @@ class Measure(Exchanges):
         torch.manual_seed(rank)
 
     def about(self) -> About:
+        """Returns what this rank says of itself and its machine."""
         cuda = self.device.type == "cuda"
         return About(
             host=socket.gethostname(),
@@ -57,11 +58,13 @@ class Measure(Exchanges):
         )
 
     def used(self) -> Used:
+        """Returns how much of the machine's processors was used so far."""
         return Used(socket.gethostname(), os.cpu_count() or 1, perf_counter(), _busy_seconds(), process_time())
 
     # -- on a rank: calls a second -----------------------------------------------------------------------------------
     def matmul(self, shapes: Sequence[tuple[int, int, int]], backward: bool, seconds: float) -> float:
-        """x [rows, inputs] times w [outputs, inputs] transposed, for every shape; `backward`: both gradients too."""
+        """Times x [rows, inputs] times w [outputs, inputs] transposed, for every shape, and returns calls a second;
+        `backward`: both gradients too."""
         made = [(self._draw(rows, ins), self._draw(outs, ins), self._draw(rows, outs)) for rows, ins, outs in shapes]
 
         def call() -> None:
@@ -74,7 +77,7 @@ class Measure(Exchanges):
         return self._pace(call, seconds)
 
     def attention(self, call: Call, backward: bool, seconds: float) -> float:
-        """One layer's attention, all heads."""
+        """Times one layer's attention, all heads, and returns calls a second."""
         model, kernel, num = self.subject.model, self.kernel, call.segments
         q, do = (self._draw(num * call.queries, model.num_heads, model.head_dim) for _ in range(2))
         kv = self._draw(num * call.keys, 2, model.num_kv_heads, model.head_dim)
@@ -87,28 +90,30 @@ class Measure(Exchanges):
         return self._pace(lambda: kernel.forward(q, k, v, cuts), seconds)
 
     def multiply(self, rows: int, columns: int, seconds: float) -> float:
-        """An elementwise product: two arrays read, one written."""
+        """Times an elementwise product, two arrays read and one written, and returns calls a second."""
         a, b, c = (self._draw(rows, columns) for _ in range(3))
         return self._pace(lambda: torch.mul(a, b, out=c), seconds)
 
     def permute(self, rows: int, seconds: float) -> float:
-        """q [rows, heads, dim] copied into [heads, rows, dim]."""
+        """Times copying q [rows, heads, dim] into [heads, rows, dim], and returns calls a second."""
         model = self.subject.model
         q = self._draw(rows, model.num_heads, model.head_dim)
         turned = torch.empty_like(q.transpose(0, 1), memory_format=torch.contiguous_format)
         return self._pace(lambda: turned.copy_(q.transpose(0, 1)), seconds)
 
     def smallest(self, seconds: float) -> float:
-        """The smallest kernel there is: one addition."""
+        """Times the smallest kernel there is, one addition, and returns calls a second."""
         x = self._draw(1)
         return self._pace(lambda: x.add_(1), seconds)
 
     def close(self) -> None:
+        """Leaves the group of ranks."""
         self.rendezvous.close()
 
     # -- inside ---------------------------------------------------------------------------------------
     def _pace(self, call: Callable[[], Any], seconds: float) -> float:
-        """Calls a second, over about `seconds`; the shorter a call, the more of them between looks at the clock.
+        """Returns calls a second, over about `seconds`; the shorter a call, the more of them between looks at the
+        clock.
 
         By the device's clock: on a GPU events in its stream, so that what counts is from the first of a batch of calls
         to the last, however long the host takes to hear of it.
@@ -133,13 +138,13 @@ class Measure(Exchanges):
 
 
 def _busy_seconds() -> float:
-    """Of all processors of this machine together, since it started, stolen by a hypervisor too; not of interrupts,
-    which no process is charged for and messages cause."""
+    """Returns the busy seconds of all processors of this machine together, since it started, stolen by a hypervisor
+    too; not of interrupts, which no process is charged for and messages cause."""
     with Path("/proc/stat").open() as lines:
         user, nice, system, _idle, _wait, _irq, _softirq, stolen = map(int, lines.readline().split()[1:9])
     return float(user + nice + system + stolen) / os.sysconf("SC_CLK_TCK")
 
 
 def _memory_bytes() -> int:
-    """Of this machine."""
+    """Returns the bytes of this machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

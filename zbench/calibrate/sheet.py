@@ -1,4 +1,4 @@
-"""A calibration as a yaml of conf/cluster, every constant with what it was measured of. Pure."""
+"""Writes a calibration as a yaml of conf/cluster, every constant with what it was measured of. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,8 @@ DEVICE = (
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """others: share of all cores that other processes used while something was measured, where that is known."""
+    """The circumstances of a calibration, as its yaml's head tells them. others: share of all cores that other
+    processes used while something was measured, where that is known."""
 
     command: str
     date: str
@@ -29,7 +30,7 @@ class Circumstances:
 
 
 def sheet(name: str, subject: Subject, figures: Mapping[str, Figure], where: Circumstances) -> str:
-    """The yaml of the cluster `name`; figures: by the names of zbench.describe.cluster's fields."""
+    """Returns the yaml of the cluster `name`; figures: by the names of zbench.describe.cluster's fields."""
     lines = [f"# {line}" for line in _head(subject, where)]
     lines += [
         "_target_: zbench.describe.cluster.Cluster",
@@ -48,7 +49,7 @@ def sheet(name: str, subject: Subject, figures: Mapping[str, Figure], where: Cir
 
 
 def device_sheet(subject: Subject, figures: Mapping[str, Figure], curves: Curves, where: Circumstances) -> str:
-    """The yaml of the device alone, for conf/cluster/device, with its curves."""
+    """Returns the yaml of the device alone, for conf/cluster/device, with its curves."""
     lines = [f"# {line}" for line in _head(subject, where)]
     if errors := curves.errors():
         lines.append(
@@ -102,6 +103,7 @@ def _head(subject: Subject, where: Circumstances) -> list[str]:
 
 
 def others_words(others: Mapping[str, float]) -> str:
+    """Says which share of all cores other processes used during the measurements."""
     shares = " and ".join(f"{share:.0%} while {what} were measured" for what, share in others.items())
     return f"Other processes used {shares} (of all cores)"
 

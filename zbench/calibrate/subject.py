@@ -1,4 +1,5 @@
-"""What a calibration is of, and what its ranks say of themselves and their machines. Imports no torch."""
+"""The subject of a calibration: its ranks and shapes, and what ranks say of themselves and their machines. Imports no
+torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,8 @@ ELEMENT_BYTES = {2: "bfloat16", 4: "float32", 8: "float64"}
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """num_nodes x gpus_per_node ranks with nics_per_node NICs a node, shapes and element size of `model`.
+    """The subject of a calibration: num_nodes x gpus_per_node ranks with nics_per_node NICs a node, shapes and element
+    size of `model`.
 
     tokens: on a rank, of the largest matmuls and elementwise operations. kernel, device: of
     zbench.runtime.job.job.KERNELS and DEVICES. peak_flops: of the device, where its maker says it; None: measured.
@@ -52,16 +54,17 @@ class Subject:
 
     @property
     def num_ranks(self) -> int:
+        """The number of ranks."""
         return self.num_nodes * self.gpus_per_node
 
     @property
     def ranks_per_nic(self) -> int:
-        """Of the NIC that serves most."""
+        """The number of ranks that share a NIC, of the one that serves most."""
         return -(-self.gpus_per_node // self.nics_per_node)
 
     def partners(self, rank: int, across: bool) -> list[tuple[int, int]]:
-        """(rank to send to, rank to receive from), one of each distance: across nodes those of the same place in their
-        node, else those of the same node."""
+        """Returns (rank to send to, rank to receive from), one of each distance: across nodes those of the same place
+        in their node, else those of the same node."""
         gpus, nodes = self.gpus_per_node, self.num_nodes
         node, place = divmod(rank, gpus)
         if across:
@@ -69,7 +72,7 @@ class Subject:
         return [(node * gpus + (place + d) % gpus, node * gpus + (place - d) % gpus) for d in range(1, gpus)]
 
     def peers(self, rank: int, across: bool) -> list[tuple[int, int]]:
-        """(rank to send to, rank to receive from) of all that are on other nodes, or else on the same one."""
+        """Returns (rank to send to, rank to receive from) of all that are on other nodes, or else on the same one."""
         if not across:
             return self.partners(rank, False)
         gpus, nodes = self.gpus_per_node, self.num_nodes
@@ -81,13 +84,14 @@ class Subject:
         ]
 
     def proxies(self, node: int) -> list[int]:
-        """The first rank that is tied to each NIC of a node."""
+        """Returns the first rank that is tied to each NIC of a node."""
         gpus, nics = self.gpus_per_node, self.nics_per_node
         return [node * gpus + -(-nic * gpus // nics) for nic in range(nics)]
 
 
 def layer_shapes(model: Model, tokens: int) -> list[tuple[int, int, int]]:
-    """(rows, inputs, outputs) of the matmuls of a layer's linear modules for so many tokens, experts one by one."""
+    """Returns (rows, inputs, outputs) of the matmuls of a layer's linear modules for so many tokens, experts one by
+    one."""
     m = model
     heads, kv_heads = m.head_dim * m.num_heads, m.head_dim * m.num_kv_heads
     rows = max(1, tokens * m.experts_per_token // m.num_experts)
@@ -108,12 +112,12 @@ class Call:
 
     @staticmethod
     def whole(length: int, segments: int = 1) -> "Call":
-        """Causal, of whole sequences."""
+        """Returns a causal call of whole sequences of one length."""
         return Call(length, length, True, segments)
 
     @property
     def work(self) -> Work:
-        """For one head. A causal call is of whole sequences."""
+        """The work of the call for one head. A causal call is of whole sequences."""
         m, n, num, ones = self.queries, self.keys, self.segments, np.ones(1, np.int64)
         assert m == n or not self.causal
         rows, columns = -(-m // TILE), -(-n // TILE)
@@ -127,7 +131,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """One rank. cores: that its process may use. threads: of torch. memory_bytes: its share of the machine's.
+    """Facts that one rank tells of itself and its machine. cores: that its process may use. threads: of torch.
+    memory_bytes: its share of the machine's.
     driver: of its GPU and CUDA's version; "" on a CPU."""
 
     host: str
@@ -143,7 +148,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What a rank knows of the processors of its machine at a moment: seconds, since some moment.
+    """A rank's knowledge of the processors of its machine at a moment: seconds, since some moment.
 
     busy: of all its cores together. own: of the rank's process. now: of a clock on the wall.
     """
@@ -156,7 +161,7 @@ class Used:
 
 
 def others(before: Sequence[Used], after: Sequence[Used]) -> float:
-    """Share of all cores of all machines that was used by other processes than the ranks."""
+    """Returns the share of all cores of all machines that was used by other processes than the ranks."""
     used = offered = 0.0
     for host in {one.host for one in before}:
         pairs = [(b, a) for b, a in zip(before, after, strict=True) if b.host == host]

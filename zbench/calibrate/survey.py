@@ -1,4 +1,4 @@
-"""Which operations a calibration measures, and how the constants of zbench.describe.cluster follow from their times.
+"""A survey measures a calibration's operations and derives the constants of zbench.describe.cluster from their times.
 
 Nothing is fitted: a constant comes from the time of the operation that its definition names, whatever the simulator
 then makes of it. The driver's side; imports no torch.
@@ -25,7 +25,8 @@ SMALL_MESSAGE, SHORT_SEQUENCE = 8, 16  # bytes, tokens
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A constant in SI units, and of what it was measured. measured: False where there was nothing to measure."""
+    """A constant in SI units, and words that say of what it was measured. measured: False where there was nothing to
+    measure."""
 
     value: float
     of: str
@@ -41,7 +42,7 @@ class Survey:
     figures: dict[str, Figure] = field(default_factory=dict)
 
     def take(self, links: bool = True) -> dict[str, Figure]:
-        """links: between ranks too.
+        """Measures all constants; links: between ranks too.
 
         Raises:
             ValueError: times contradict each other. zbench.runtime.processes.fleet.RankFailed: a rank failed.
@@ -56,6 +57,7 @@ class Survey:
         return self.figures
 
     def matmuls(self) -> None:
+        """Measures the rates of matmuls: the best one, and those of a layer's shapes."""
         gauge, subject, model = self.gauge, self.subject, self.subject.model
         rates = gauge.rising(
             "matmul {0} x {0} x {0}", SQUARES, 8,
@@ -78,6 +80,8 @@ class Survey:
         self._set("matmul_flops", rates[max(rates)], of)
 
     def memory(self) -> None:
+        """Measures a rank's memory: its size, the rates of elementwise work and of strided copies, and the smallest
+        kernel."""
         gauge, model, rows = self.gauge, self.subject.model, self.subject.tokens
         share = min(about.memory_bytes for about in gauge.abouts)
         self._set("memory_bytes", share, "a rank's share of its machine's memory, or its GPU's")
@@ -91,6 +95,7 @@ class Survey:
         self._set("kernel_seconds", gauge.seconds("smallest"), "addition to one number, many in a row")
 
     def attention(self) -> None:
+        """Measures attention: the least time of a call, and the rates of whole tiles, forward and backward."""
         calls = [self.gauge.seconds("attention", Call.whole(SHORT_SEQUENCE), backward) for backward in (False, True)]
         of = f"attention of {SHORT_SEQUENCE} tokens, forward (backward: {quantity(calls[1], 's')})"
         self._set("call_seconds", calls[0], of)
@@ -98,7 +103,8 @@ class Survey:
         self._tiles("attention_backward_flops", True)
 
     def _tiles(self, name: str, backward: bool) -> None:
-        """Rate of whole tiles: of the longest sequence's call, less what the cost model gives its rows and starts."""
+        """Measures the rate of whole tiles: of the longest sequence's call, less what the cost model gives its rows and
+        starts."""
         model, way = self.subject.model, "backward" if backward else "forward"
         per_tile = (BACKWARD_FLOPS if backward else FORWARD_FLOPS) * TILE * TILE * model.num_heads * model.head_dim
         rates = self.gauge.rising(
@@ -119,6 +125,7 @@ class Survey:
         self._set(name, flops / (call - rest), of)
 
     def links(self) -> None:
+        """Measures the links between nodes and inside a node, as far as there are any."""
         subject = self.subject
         if subject.num_nodes > 1:
             self._link("nic", True, subject.ranks_per_nic)
@@ -128,7 +135,7 @@ class Survey:
         self._stand_in("nvlink", "nic", "one GPU a node")
 
     def _link(self, name: str, across: bool, ranks: int) -> None:
-        """ranks: that share one."""
+        """Measures latency, bandwidth and channels of one kind of link."""
         gauge, subject, where = self.gauge, self.subject, "between nodes" if across else "inside a node"
         of = f"{where}, all ranks sending and receiving at once"
         latency = gauge.transfer("exchange", across, False, SMALL_MESSAGE)
@@ -154,14 +161,15 @@ class Survey:
         self._set(f"{name}_channels", min(max(round(all_peers / one_peer), 1), MOST_CHANNELS), told)
 
     def _rates(self, words: str, ranks: int, method: str, *arguments: bool) -> dict[int, float]:
-        """Bytes a second through a link that so many ranks share, by the bytes that each moves."""
+        """Returns bytes a second through a link that so many ranks share, by the bytes that each moves."""
         return self.gauge.rising(
             f"{{}} {words}", MESSAGES, 8,
             lambda size: float(size * ranks), lambda size: self.gauge.transfer(method, *arguments, size), "B/s",
         )  # fmt: skip
 
     def _stand_in(self, name: str, other: str, missing: str) -> None:
-        """For a link that is not there, the other one; with one rank its memory. No plan uses it."""
+        """Gives a link that is not there the constants of the other one; with one rank those of its memory. No plan
+        uses it."""
         if f"{name}_channels" not in self.figures:
             self.figures[f"{name}_channels"] = Figure(1, f"there is {missing}", measured=False)
         for kind, memory in (("latency", "kernel_seconds"), ("bandwidth", "copy_bandwidth")):
@@ -177,12 +185,12 @@ class Survey:
 
 
 def written(name: str, value: float) -> str:
-    """A constant as a yaml has it."""
+    """Writes a constant as a yaml has it."""
     return f"{value:.0f}" if name.endswith("_channels") else quantity(value, unit(name))
 
 
 def unit(name: str) -> str:
-    """Of a constant that has one, by its name."""
+    """Returns the unit of a constant that has one, by its name."""
     units = {"flops": "FLOP/s", "seconds": "s", "latency": "s", "bytes": "B"}
     return units.get(name.rpartition("_")[2], "B/s")
 

@@ -19,6 +19,7 @@ with loading(__name__):
 
 
 def main() -> int:
+    """Runs the command and returns its exit code."""
     return ran(_main, "nothing was written")
 
 

@@ -1,4 +1,4 @@
-"""Recorded runs against a baseline of them: what became worse. Pure: no torch.
+"""Compares recorded runs with a baseline of them, and tells what became worse. Pure: no torch.
 
 Runs are paired by what their figures are of (system, workload, cluster, model, executor, as the tables name them) and
 compared on the batches both have. A system's own settings may differ: they are what a change is about. Everything else
@@ -30,7 +30,7 @@ Place = tuple[str, ...]  # labels of GROUPS, the nominal world aside
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A metric that became worse.
+    """A metric that became worse than in the baseline.
 
     place: a Place. share: by how much of `before`; None where that is 0 or no number.
     """
@@ -48,7 +48,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """worse: what is over the limit. compared: pairs of runs. added: places of the new record alone."""
+    """The outcome of a comparison with a baseline. worse: what is over the limit. compared: pairs of runs. added:
+    places of the new record alone."""
 
     worse: tuple[Change, ...]
     compared: int
@@ -56,7 +57,7 @@ class Outcome:
 
 
 def percentage(text: str) -> float:
-    """'2%' as 0.02.
+    """Reads '2%' as 0.02.
 
     Raises:
         ValueError: it is no percentage, or one below 0.
@@ -74,7 +75,8 @@ def check_metrics(names: Sequence[str]) -> None:
 
 
 def gate(base: Sequence[Run], new: Sequence[Run], limit: float, metrics: Sequence[str] = DEFAULT) -> Outcome:
-    """What of `metrics` is more than `limit` (a share) above the baseline; of several runs of a place the last counts.
+    """Returns which of `metrics` are more than `limit` (a share) worse than the baseline; of several runs of a place
+    the last counts.
 
     A run that is missing, did not finish or ran out of memory where the baseline's did not is worse whatever the limit.
 
@@ -133,7 +135,7 @@ def _check_same(place: Place, base: Mapping[str, Any], new: Mapping[str, Any]) -
 
 
 def _difference(name: str, a: Any, b: Any) -> tuple[str, Any, Any] | None:
-    """The first key (dotted) in which two configurations differ, and its values."""
+    """Returns the first key (dotted) in which two configurations differ, and its values."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         found = (_difference(f"{name}.{key}", a.get(key), b.get(key)) for key in dict.fromkeys((*a, *b)))
         return next((one for one in found if one is not None), None)
@@ -141,7 +143,7 @@ def _difference(name: str, a: Any, b: Any) -> tuple[str, Any, Any] | None:
 
 
 def _matched(place: Place, base: Run, new: Run) -> list[tuple[Line, Line]]:
-    """Steps of both, by number."""
+    """Returns the steps that both runs have, matched by number."""
     of = {step["step"]: step for step in new.steps}
     pairs = [(step, of[step["step"]]) for step in base.steps if step["step"] in of]
     if not pairs and new.status == "finished":
@@ -156,7 +158,8 @@ def _matched(place: Place, base: Run, new: Run) -> list[tuple[Line, Line]]:
 
 
 def _place(run: Run) -> Place:
-    """What a run is of; its world, what planners knew of it, its mask, what was free, where not the usual."""
+    """Returns the place of a run, within which runs are compared: what it is of; its world, what planners knew of it,
+    its mask, what was free, where not the usual."""
     config = run.start["config"]
     of = {
         **{group: label(run.start, group) for group in GROUPS},

@@ -1,4 +1,4 @@
-"""Markdown of rows: systems down, workloads across, one table for each of whatever else differs. Pure."""
+"""Tables of runs as Markdown: systems down, workloads across, one table for each of whatever else differs. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -38,9 +38,9 @@ def check_figures(names: Sequence[str]) -> None:
 
 
 def pivot(found: Sequence[Row], names: Sequence[str]) -> str:
-    """Tables of the figures `names`, in the order of the rows; of several runs of a kind the last one counts. Runs of
-    other settings or sources are in tables of their own. Of other worlds than the nominal one, where that is there,
-    only the range of speed-ups is shown, beside the interval over batches.
+    """Writes tables of the figures `names`, in the order of the rows; of several runs of a kind the last one counts.
+    Runs of other settings or sources are in tables of their own. Of other worlds than the nominal one, where that is
+    there, only the range of speed-ups is shown, beside the interval over batches.
 
     A run without figures shows its verdict: out of memory (in how many steps), or how it ended, with what it
     said below the table. A dash: there is no such run, or it lacks the figure.
@@ -72,7 +72,7 @@ def pivot(found: Sequence[Row], names: Sequence[str]) -> str:
 
 
 def _table(members: Sequence[Row], names: Sequence[str]) -> list[str]:
-    """The table, and a list of what failed, if anything did."""
+    """Returns the table, and a list of what failed, if anything did."""
     last = {(str(row["system"]), str(row["workload"])): row for row in members}
     systems, workloads = (list(dict.fromkeys(key[axis] for key in last)) for axis in (0, 1))
     lines = ["| | " + " | ".join(workloads) + " |", "|---" * (len(workloads) + 1) + "|"]
@@ -94,7 +94,7 @@ def _cell(row: Row | None, names: Sequence[str]) -> str:
 
 
 def _beside(row: Row, name: str) -> str:
-    """What stands behind a speed-up: a doubt; where there are other worlds, its interval and its range."""
+    """Returns what stands behind a speed-up: a doubt; where there are other worlds, its interval and its range."""
     if name != "speedup":
         return ""
     doubt = " ?" if row["speedup_told"] is False else ""

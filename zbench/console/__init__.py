@@ -1,1 +1,1 @@
-"""What commands share: options, signals, sentences for mistakes, tables, progress."""
+"""The parts that commands share: options, signals, sentences for mistakes, tables, progress."""

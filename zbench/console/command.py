@@ -28,9 +28,10 @@ FULL = "HYDRA_FULL_ERROR"  # in the environment: 1 shows tracebacks of errors th
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells a mistake in one sentence."""
+    """A parser of options that tells a mistake in one sentence."""
 
     def error(self, message: str) -> NoReturn:
+        """Raises ValueError with argparse's message, so that it is told in one sentence."""
         raise ValueError(f"{message} (see --help)")
 
 
@@ -47,7 +48,8 @@ def loading(name: str) -> Iterator[None]:
 
 
 def ran(work: Callable[[], int], stopped: str | Callable[[], str]) -> int:
-    """What work() returns; else the exit code of what went wrong, which is told. stopped: what a stop has left."""
+    """Runs `work` and returns what it returns; else the exit code of what went wrong, which is told. stopped: what a
+    stop has left."""
     try:
         with raised():
             try:
@@ -71,6 +73,6 @@ def ran(work: Callable[[], int], stopped: str | Callable[[], str]) -> int:
 
 
 def say(words: str) -> None:
-    """Tells the user, and torchrun, which prints it last."""
+    """Tells the user a sentence on stderr, and torchrun, which prints it last."""
     print(f"zbench: {words}", file=sys.stderr, flush=True)
     tell(os.environ, words)

@@ -1,4 +1,4 @@
-"""Where tables and sentences are printed: a terminal as wide as it is, anything else as wide as what is printed."""
+"""Prints tables and sentences: on a terminal as wide as it is, elsewhere as wide as what is printed."""
 
 import sys
 
@@ -11,20 +11,20 @@ _ANY_WIDTH = 100_000
 
 
 def width_of(shown: RenderableType) -> tuple[int, int]:
-    """(least, most): columns that it needs if words are wrapped, and if nothing is."""
+    """Returns the columns that a table needs, (least, most): if words are wrapped, and if nothing is."""
     console = Console(width=_ANY_WIDTH)
     found = Measurement.get(console, console.options, shown)
     return found.minimum, found.maximum
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that standard output is; None where it is none."""
+    """Returns the columns of the terminal that standard output is; None where it is none."""
     return Console().width if sys.stdout.isatty() else None
 
 
 def show(shown: RenderableType) -> None:
-    """Prints it. Where nobody watches a terminal nothing is wrapped, so that a line of a file is one of the table; on a
-    terminal too narrow for a table its words are, and nothing is cut off."""
+    """Prints a table. Where nobody watches a terminal nothing is wrapped, so that a line of a file is one of the table;
+    on a terminal too narrow for a table its words are, and nothing is cut off."""
     if isinstance(shown, Table):
         for column in shown.columns:
             column.overflow = "fold"

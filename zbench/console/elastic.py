@@ -1,4 +1,4 @@
-"""What torchrun prints of a process that failed. Torch-free.
+"""Passes a sentence about a process that failed to torchrun, which prints it last. Torch-free.
 
 torchrun names a file to each process (TORCHELASTIC_ERROR_FILE, of torch.distributed.elastic.multiprocessing.errors)
 and ends its own report, some thirty lines, with what the process that failed first wrote there.

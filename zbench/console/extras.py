@@ -16,7 +16,7 @@ EXTRAS = {
 
 
 def installed(package: str) -> bool:
-    """Whether `import package` would find one; a folder of that name that happens to lie here is none."""
+    """Returns whether `import package` would find one; a folder of that name that happens to lie here is none."""
     if package in sys.modules:
         return sys.modules[package] is not None
     try:
@@ -27,7 +27,7 @@ def installed(package: str) -> bool:
 
 
 def need(package: str, job: str) -> None:
-    """Returns if `package` can be imported, without importing it.
+    """Raises an error that names the extra to install unless `package` can be imported; imports nothing.
 
     job: what needs it, as the user asked for it ("executor=torch").
 

@@ -13,7 +13,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 @dataclass(slots=True)
 class Sweep:
-    """Where a sweep stands, and what its runs have to say below its table.
+    """The progress of a sweep, and what its runs have to say below its table.
 
     jobs: how many there are; None where only hydra's sweeper knows. job: the number of the one that runs, from 1.
     said, files: sentences about the runs' figures and about files written, each once. not_again: runs not made again.
@@ -28,7 +28,7 @@ class Sweep:
     not_again: int = 0
 
     def told(self) -> str:
-        """'3 of 15, about 40 s left: ', by the mean of the jobs so far."""
+        """Tells how far the sweep is, such as '3 of 15, about 40 s left: ', by the mean of the jobs so far."""
         if self.jobs is None:
             return f"job {self.job}: "
         done, left = self.job - 1, self.jobs - self.job + 1
@@ -45,7 +45,7 @@ def _duration(seconds: float) -> str:
 
 @dataclass(slots=True)
 class Meter:
-    """Progress of one job: a bar a system on a terminal; elsewhere a line now and then."""
+    """The progress of one job: a bar a system on a terminal; elsewhere a line now and then."""
 
     total: int
     sweep: Sweep | None = None
@@ -75,7 +75,8 @@ class Meter:
             self.sweep.spoke = self._spoke
 
     def show(self, system: str, done: int, loss: float | None = None, doing: str = "") -> None:
-        """done: steps. doing: what the next one is at, as steps of thousands of ranks take minutes."""
+        """Shows how far a system is. done: steps. doing: what the next one is at, as steps of thousands of ranks take
+        minutes."""
         told = f", {doing}" if doing else "" if loss is None else f", loss {loss:.4f}"
         name = system if self.sweep is None else f"{self.sweep.told()}{system}"
         if self._bars is not None:

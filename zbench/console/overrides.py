@@ -12,7 +12,7 @@ _KEY = re.compile(r"[+~]*[A-Za-z_][\w./@:-]*")
 
 
 def unreadable(override: str) -> str:
-    """What to tell about a setting that the grammar refuses."""
+    """Returns what to tell about a setting that the grammar refuses."""
     override = typed(override)
     key, equals, value = override.partition("=")
     if not equals or not _KEY.fullmatch(key):
@@ -28,7 +28,7 @@ def unreadable(override: str) -> str:
 
 
 def several(argument: str) -> str:
-    """What to tell about a setting with commas in a command that is no sweep."""
+    """Returns what to tell about a setting with commas in a command that is no sweep."""
     argument = typed(argument)
     key, _, value = argument.partition("=")
     is_words = re.fullmatch(r"[\w,-]+", value) is not None  # choices or numbers; anything else may be a file's name
@@ -37,7 +37,7 @@ def several(argument: str) -> str:
 
 
 def added(argument: str) -> str:
-    """The same setting as hydra takes it, where it is a key of the baseline's system.
+    """Returns a setting as hydra takes it, where it is a key of the baseline's system.
 
     Which keys that has is known when it is composed, apart from the run's own (zbench.run.request); the configuration's
     own baseline_system is empty, and hydra sets no key that is not there unless it is told to add it.
@@ -46,7 +46,7 @@ def added(argument: str) -> str:
 
 
 def typed(argument: str) -> str:
-    """A setting as the user typed it, of what `added` made of it."""
+    """Returns a setting as the user typed it, of what `added` made of it."""
     return argument.removeprefix("++") if argument.startswith(f"++{BASELINE_KEYS}") else argument
 
 
@@ -75,7 +75,7 @@ def check_choices(overrides: Iterable[str], groups: Iterable[str]) -> None:
 
 
 def quoted(key: str, value: str) -> str:
-    """A setting as it is typed in a shell, so that hydra takes all of `value` as one text."""
+    """Returns a setting as it is typed in a shell, so that hydra takes all of `value` as one text."""
     mark = '"' if "'" in value and '"' not in value else "'"
     inner = value.replace(mark, f"\\{mark}")
     text = re.sub(r'([\\"$`])', r"\\\1", f"{key}={mark}{inner}{mark}")

@@ -39,7 +39,8 @@ _OF_PLANS = ("zbench.run.contract", "zbench.proof.verify")
 
 
 def sentence(error: BaseException) -> tuple[str, int] | None:
-    """What to tell the user, and the exit code; None for an error that is the program's own: show its traceback."""
+    """Returns what to tell the user about an error, and the exit code; None for an error that is the program's own:
+    show its traceback."""
     while isinstance(error, InstantiationException) and error.__cause__ is not None:
         if isinstance(error.__cause__, (ImportError, AttributeError, TypeError)):  # hydra says of which target and key
             return _target(error), BAD_INPUT
@@ -68,7 +69,7 @@ def sentence(error: BaseException) -> tuple[str, int] | None:
 
 
 def _limit(error: BaseException) -> tuple[str, int] | None:
-    """Errors in which the machine, or Python, met a limit: of a file, of memory, of a number, of nesting."""
+    """Tells of errors in which the machine, or Python, met a limit: of a file, of memory, of a number, of nesting."""
     if isinstance(error, OSError):
         named = error.filename is not None and error.errno not in _DISK_FULL
         told = f"{error.filename}: " if error.filename is not None else ""
@@ -83,7 +84,7 @@ def _limit(error: BaseException) -> tuple[str, int] | None:
 
 
 def not_among(field: str, value: str, options: Iterable[str]) -> str:
-    """'system is 'rign'; it takes one of allgather, ring (did you mean ring?)'"""
+    """Writes a sentence like 'system is 'rign'; it takes one of allgather, ring (did you mean ring?)'."""
     options = sorted(options)
     close = difflib.get_close_matches(value, options, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
@@ -91,7 +92,7 @@ def not_among(field: str, value: str, options: Iterable[str]) -> str:
 
 
 def no_key(given: str, kind: str, known: Iterable[str], without: str = "there are none") -> str:
-    """'system.degre is not a key of system; did you mean degree?'
+    """Writes a sentence like 'system.degre is not a key of system; did you mean degree?'.
 
     given: the dotted key. known: those there are. without: what is told where there are none.
     """
@@ -102,12 +103,12 @@ def no_key(given: str, kind: str, known: Iterable[str], without: str = "there ar
 
 
 def _line(text: str) -> str:
-    """All of a message on one line."""
+    """Puts all of a message on one line."""
     return " ".join(text.split())
 
 
 def _target(error: InstantiationException) -> str:
-    """A `_target_` that cannot be found, or that does not take what its yaml gives it."""
+    """Tells of a `_target_` that cannot be found, or that does not take what its yaml gives it."""
     named = re.search(r"target '(.+?)'", str(error))
     key = re.search(r"full_key: (\S+)", str(error))
     reason = error.__cause__.__cause__ or error.__cause__ if error.__cause__ else error
@@ -138,7 +139,7 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
 
 
 def _optional(parent: str) -> set[str]:
-    """The keys that `parent` takes though its yaml may leave them out: those of its class."""
+    """Returns the keys that `parent` takes though its yaml may leave them out: those of its class."""
     made = _DESCRIBED.get(re.sub(r"^(cluster\.domains)\..*", r"\1", parent))
     return set() if made is None else {one.name for one in fields(made) if one.init}
 

@@ -23,7 +23,7 @@ class Ended(KeyboardInterrupt):
 
 
 def leave_at_once() -> None:
-    """From now on such a signal ends the process, without a word.
+    """Makes such a signal end the process, without a word, from now on.
 
     For imports: an exception would come out of somebody's module as a traceback, or as another exception.
     """
@@ -42,19 +42,21 @@ def raised() -> Iterator[None]:
 
 
 def stop_in(error: BaseException | None) -> KeyboardInterrupt | None:
-    """The Ctrl-C or other signal that `error` is, or that it came of: compiled code makes a SystemError of it."""
+    """Returns the Ctrl-C or other signal that `error` is, or that it came of: compiled code makes a SystemError of
+    it."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:
-    """The exit code that shells give to a process that the signal killed: 130 after Ctrl-C, 143 after SIGTERM."""
+    """Returns the exit code that shells give to a process that the signal killed: 130 after Ctrl-C, 143 after
+    SIGTERM."""
     return 128 + (stop.number if isinstance(stop, Ended) else signal.SIGINT)
 
 
 def stopped_by(stop: KeyboardInterrupt) -> str:
-    """Who stopped the work, for records."""
+    """Says who stopped the work, for records."""
     return f"stopped by {stop}" if isinstance(stop, Ended) else "stopped by the user"
 
 

@@ -14,7 +14,8 @@ _OUT, _ERROR = 1, 2  # descriptors
 
 
 def prepare() -> None:
-    """Exchanges sys.stdout and sys.stderr for streams that bear this. Call it once, before anything is opened.
+    """Exchanges sys.stdout and sys.stderr for streams that bear being closed, full, or left by their reader. Call it
+    once, before anything is opened.
 
     A closed descriptor becomes /dev/null: the next file to be opened, a record for instance, would get its number.
     """
@@ -38,7 +39,7 @@ def finish() -> None:
 
 
 def _stream(descriptor: int, like: TextIO | None) -> TextIO:
-    """A stream that shows text as `like` does; what its encoding lacks is shown as an escape."""
+    """Returns a stream that shows text as `like` does; what its encoding lacks is shown as an escape."""
     shown = like.encoding if like is not None else "utf-8"
     raw = _Raw(descriptor, "wb", closefd=False)
     whole = isinstance(like, io.TextIOWrapper) and like.write_through

@@ -22,7 +22,8 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of a row. title: with its unit. weight: figures of the least are the last to leave a narrow table.
+    """A figure of a row, as a line or column of a table. title: with its unit. weight: figures of the least are the
+    last to leave a narrow table.
 
     brief_title, brief: what a narrow table has in place of title and `show`. measured: only shown where some run was
     measured; others train and sample nothing, and their bytes are in the utilisation.
@@ -37,6 +38,7 @@ class Figure:
     measured: bool = False
 
     def briefly(self) -> "Figure":
+        """Returns the figure as a narrow table has it."""
         return replace(self, title=self.brief_title or self.title, show=self.brief or self.show)
 
 
@@ -45,7 +47,7 @@ def _number(name: str, form: str, scale: float = 1.0) -> Callable[[Row], str]:
 
 
 def _spread(name: str, form: str, scale: float = 1.0) -> Callable[[Row], str]:
-    """Mean over NICs, and the lowest and the highest of them."""
+    """Returns the mean over NICs, and the lowest and the highest of them."""
 
     def told(row: Row) -> str:
         mean, low, high = (_number(f"{name}{end}", form, scale)(row) for end in ("", "_min", "_max"))
@@ -99,14 +101,15 @@ FIGURES = (
 
 
 def _shown(found: Sequence[Row]) -> list[Figure]:
-    """Figures that say something of these rows."""
+    """Returns the figures that say something of these rows."""
     simulated = all(row["simulated"] for row in found)
     kept = [figure for figure in FIGURES if not (figure.measured and simulated)]
     return [figure for figure in kept if {figure.show(row) for row in found} != {"-"}]
 
 
 def print_run(found: Sequence[Row]) -> None:
-    """The systems of one run side by side, a figure a line; without explanations where there is no room for them."""
+    """Prints the systems of one run side by side, a figure a line; without explanations where there is no room for
+    them."""
     figures = _shown(found)
     for explained in (True, False):
         table = Table("", *([""] if explained else []))
@@ -152,7 +155,7 @@ _SETTINGS = (
 
 
 def print_comparison(found: Sequence[Row], said: Sequence[str] = ()) -> None:
-    """A run a line; what all runs have in common stands above, what is `said` of them below.
+    """Prints a run a line; what all runs have in common stands above, what is `said` of them below.
 
     said: sentences about the runs; without any, whether they are simulated.
     """
@@ -179,7 +182,7 @@ def print_comparison(found: Sequence[Row], said: Sequence[str] = ()) -> None:
 
 
 def _print_narrow(found: Sequence[Row], differing: Sequence[str], figures: Sequence[Figure], room: int) -> None:
-    """A table for each of the settings, all with the same figures: as many as there is room for."""
+    """Prints a table for each of the settings, all with the same figures: as many as there is room for."""
     tables: dict[str, list[Row]] = {}
     for row in found:
         tables.setdefault(", ".join(_settings(row, differing)), []).append(row)

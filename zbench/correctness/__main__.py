@@ -1,4 +1,4 @@
-"""python -m zbench.correctness [SUBCOMMAND] ...: is what is computed right? An edge.
+"""python -m zbench.correctness [SUBCOMMAND] ...: checks that what is computed is right. An edge.
 
 Without a subcommand: what a device computes (zbench.correctness.devices). Exit codes: 0; 1 something is not right;
 2 bad input; 130 stopped by Ctrl-C.
@@ -20,6 +20,7 @@ SUBCOMMANDS = {
 
 
 def main() -> int:
+    """Runs the subcommand that the arguments name, and returns the exit code."""
     arguments = sys.argv[1:]
     name = arguments[0] if arguments and not arguments[0].startswith("-") else ""
     if name and name not in SUBCOMMANDS:

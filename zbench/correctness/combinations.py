@@ -25,9 +25,10 @@ _SENTENCE = re.compile(r"(system|model|cluster)[\w.]* is [^\n]+[;,] [^\n]+")
 
 @dataclass(frozen=True, slots=True)
 class CombinationVerdict:
-    """A combination was checked. fitting, too_large: how many batches were as they should be, and fitted the
-    described GPUs' memory or did not. refused: the sentence with which zbench says that it cannot be, "" if it can.
-    skipped: the package that the system needs and that is not installed. failures: what is wrong, batch by batch."""
+    """The verdict on a combination that was checked. fitting, too_large: how many batches were as they should be, and
+    fitted the described GPUs' memory or did not. refused: the sentence with which zbench says that it cannot be, "" if
+    it can. skipped: the package that the system needs and that is not installed. failures: what is wrong, batch by
+    batch."""
 
     combination: Combination
     fitting: int = 0
@@ -65,10 +66,11 @@ class Combinations:
         self.costs = {(model, cluster): _cost(a, b) for (model, a), (cluster, b) in pairs}
 
     def can_be(self, model: str, cluster: str) -> bool:
+        """Returns whether there is a cost model of this model on this cluster."""
         return isinstance(self.costs[model, cluster], Cost)
 
     def check(self, combination: Combination, kinds: Sequence[str] = KINDS) -> CombinationVerdict:
-        """Tries a batch of each of `kinds`."""
+        """Tries a batch of each of `kinds` on a combination, and returns the verdict."""
         cost = self.costs[combination.model, combination.cluster]
         if isinstance(cost, str):
             return _refused(combination, cost)

@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, order=True)
 class Combination:
-    """A system, a model and a cluster are named."""
+    """A combination of a system, a model and a cluster, by their names."""
 
     system: str
     model: str

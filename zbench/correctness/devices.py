@@ -1,4 +1,5 @@
-"""python -m zbench.correctness --device cuda --out results/gpu/correctness.jsonl: is what this device computes right?
+"""python -m zbench.correctness --device cuda --out results/gpu/correctness.jsonl: checks that this device computes
+right.
 
 Kernels against float64, then every system's plans run by four ranks against the dense model and the CPU's losses. What
 the file holds already, of the same sources, device and torch, is not computed again.
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _device(asked: str) -> tuple[str, str, str]:
-    """(cpu or cuda, its name, torch's version).
+    """Returns three facts about the device: (cpu or cuda, its name, torch's version).
 
     Raises:
         ValueError: cuda was asked for, and there is none.

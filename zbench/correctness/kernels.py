@@ -38,7 +38,7 @@ Pieces = Sequence[tuple[slice, slice, bool]]  # rows of queries, rows of keys, w
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Data and layout that kernels are tried on. shrink: what lengths are divided by."""
+    """A problem that kernels are tried on: data and layout. shrink: what lengths are divided by."""
 
     dtype: torch.dtype
     head_dim: int
@@ -48,16 +48,18 @@ class Problem:
 
     @property
     def dtype_name(self) -> str:
+        """The name of the dtype without "torch."."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
     def name(self) -> str:
+        """The problem in words."""
         grouped = "/".join(map(str, self.heads))
         return f"{self.dtype_name}, dim {self.head_dim}, heads {grouped}, {self.layout}"
 
     @property
     def ring(self) -> Sequence[int]:
-        """Tokens of each chunk of the ring."""
+        """The tokens of each chunk of the ring."""
         return _shrunk(RING, self.shrink)
 
     def segments(self) -> tuple[Ints, Ints, Flags]:
@@ -68,7 +70,7 @@ class Problem:
         return np.array(_shrunk(queries, self.shrink)), np.array(_shrunk(before, self.shrink)), np.array(diagonal)
 
     def draw(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(do [M, H, D], q [M, H, D], kv [N, 2, K, D]), on the CPU; kv as blocks of it lie in memory."""
+        """Returns (do [M, H, D], q [M, H, D], kv [N, 2, K, D]), on the CPU; kv as blocks of it lie in memory."""
         queries, before, diagonal = self.segments()
         rows, keys = int(queries.sum()), int((before + np.where(diagonal, queries, 0)).sum())
         generator = torch.Generator().manual_seed(0)
@@ -79,7 +81,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """A kernel's errors of o, lse, dq, dk and dv (NAMES), relative; NaN where a kernel made one.
+    """A kernel's relative errors of o, lse, dq, dk and dv (NAMES); NaN where a kernel made one.
 
     norm: the difference's over the value's (Frobenius). largest: the largest difference over the largest value.
     """
@@ -89,12 +91,13 @@ class Errors:
 
 
 def problems(shrink: int = 1) -> Iterator[Problem]:
+    """Yields a problem for every dtype, head size, number of heads and layout."""
     for dtype, head_dim, heads, layout in product(LIMITS, HEAD_DIMS, HEADS, (*LAYOUTS, "ring")):
         yield Problem(dtype, head_dim, heads, layout, shrink)
 
 
 def reference(problem: Problem) -> tuple[Tensor, ...]:
-    """o, lse, dq, dk, dv in float64, on the CPU, of the data as `problem.dtype` has it."""
+    """Computes o, lse, dq, dk, dv in float64, on the CPU, of the data as `problem.dtype` has it."""
     do, q, kv = (x.to(torch.float64) for x in problem.draw())
     return _run(Matmul(), do, q, kv[:, 0], kv[:, 1], problem.segments())
 
@@ -111,7 +114,7 @@ def errors(problem: Problem, kernel: Kernel, device: torch.device, wanted: Seque
 
 
 def _shrunk(counts: Sequence[int], by: int) -> list[int]:
-    """What was odd stays so, as far as it can; nothing but 0 becomes 0."""
+    """Divides lengths, so that what was odd stays so, as far as it can; nothing but 0 becomes 0."""
     return [count if by == 1 or count == 0 else 2 * (count // by // 2) + 1 for count in counts]
 
 
@@ -124,7 +127,7 @@ def _run(
 
 
 def _ring(kernel: Kernel, do: Tensor, q: Tensor, k: Tensor, v: Tensor, chunks: Sequence[int]) -> tuple[Tensor, ...]:
-    """Every chunk of queries against every chunk of keys up to its own; the backward has the joined o and lse."""
+    """Runs every chunk of queries against every chunk of keys up to its own; the backward has the joined o and lse."""
     o = torch.zeros_like(q)
     lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
@@ -146,6 +149,6 @@ def _pieces(chunks: Sequence[int]) -> Pieces:
 
 
 def _cut(kernel: Kernel, rows: slice, keys: slice, own: bool) -> object:
-    """The cuts of one segment."""
+    """Returns the cuts of one segment."""
     before = 0 if own else keys.stop - keys.start
     return kernel.cut(np.array([rows.stop - rows.start]), np.array([before]), np.array([own]))

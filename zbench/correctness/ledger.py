@@ -15,8 +15,9 @@ _KEY = "case"
 
 @dataclass
 class Ledger:
-    """The lines of `path`. A line is of a `case`, found under `circumstances` (sources, device, versions); only lines
-    with the same ones count. A line that was torn when its writer was killed, or is none, counts as none.
+    """Findings that are kept in a file. The lines of `path`. A line is of a `case`, found under `circumstances`
+    (sources, device, versions); only lines with the same ones count. A line that was torn when its writer was killed,
+    or is none, counts as none.
 
     Raises:
         ValueError: `path` is another kind of file, or cannot be read or written.
@@ -54,10 +55,11 @@ class Ledger:
             raise ValueError(f"--out is {str(self.path)!r}; it cannot be a file: {error.strerror}") from error
 
     def has(self, case: str) -> bool:
-        """Whether a case was found; what failed is tried again."""
+        """Returns whether a case was found; what failed is tried again."""
         return case in self.found and self.found[case].get("failed") is False
 
     def add(self, case: str, failed: bool, **values: Any) -> Finding:
+        """Appends a finding about a case to the file and returns it."""
         verdict = {_KEY: case, "failed": failed, **values, **self.circumstances}
         torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n") and self.path.stat().st_size > 0
         with self.path.open("a") as file:

@@ -1,4 +1,5 @@
-"""python -m zbench.correctness matrix: does every system plan every model on every cluster as it should? An edge.
+"""python -m zbench.correctness matrix: checks that every system plans every model on every cluster as it should. An
+edge.
 
 Every combination of conf/ plans adversarial and long-tailed batches, which are verified and simulated
 (zbench.correctness.step_check). A combination that cannot be has to be refused in a sentence, and a batch that is too
@@ -24,7 +25,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command with the words that follow its name; the exit code."""
+    """Runs the command with the words that follow its name; returns the exit code."""
     parser = Parser(prog="python -m zbench.correctness matrix", description="Every system, model and cluster.")
     for group in GROUPS:
         parser.add_argument(f"--{group}s", default=",".join(choices(group)), help=f"{group}s of conf (default all)")

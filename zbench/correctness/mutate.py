@@ -1,4 +1,4 @@
-"""python -m zbench.correctness mutate: does the verifier reject every wrong plan? An edge.
+"""python -m zbench.correctness mutate: checks that the verifier rejects every wrong plan. An edge.
 
 Plans of every system are broken in every way there is, and judged by code that shares nothing with the verifier and by
 the verifier. The score is the share of wrong ones that it rejects, by system and by kind of mutation (docs/proof.md).
@@ -75,7 +75,7 @@ def _collect(found: list[Judged], names: Share, jobs: int, verify: Verifier) -> 
 
 
 def _print(found: Sequence[Judged], told: Sequence[str], as_markdown: bool) -> None:
-    """told: what is not as it has to be."""
+    """Prints the tables, and what is not as it has to be. told: what is not as it has to be."""
     for first, by in (("system", lambda one: one.name.system), ("kind of mutation", lambda one: one.kind)):
         table = rows(found, by)
         if as_markdown:

@@ -1,5 +1,5 @@
-"""Every system's plans, run for real by several ranks: loss and gradients against the dense model, losses against the
-CPU's. Where there are fewer GPUs than ranks, the ranks share them (zbench.runtime.processes.rendezvous).
+"""Runs every system's plans for real by several ranks: loss and gradients are compared with the dense model's, losses
+with the CPU's. Where there are fewer GPUs than ranks, the ranks share them (zbench.runtime.processes.rendezvous).
 
 The driver's side: imports no torch.
 """
@@ -50,6 +50,7 @@ class Precision:
     loss: float
 
     def model(self) -> Model:
+        """Returns the small model with elements of this format."""
         return replace(MODEL, element_bytes=self.element_bytes, lse_bytes=max(4, self.element_bytes))
 
 
@@ -64,7 +65,7 @@ REFERENCE = PRECISIONS[1]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one system's step ended.
+    """The outcome of one system's step.
 
     loss: None where it did not come to one, which `message` tells. worst: relative difference to the dense model, None
     where that was not asked for. about: what the ranks said of themselves. skipped: the system needs a package that is
@@ -79,7 +80,7 @@ class Outcome:
 
 
 def outcomes(names: Sequence[str], precision: Precision, device: str) -> Iterator[tuple[str, Outcome]]:
-    """One step of each system, on the same batch and the same initial weights; device: of
+    """Yields the outcome of one step of each system, on the same batch and the same initial weights; device: of
     zbench.runtime.job.job.DEVICES.
 
     A system that fails ends nobody else's step: the others go on with ranks of their own.
@@ -98,7 +99,8 @@ def outcomes(names: Sequence[str], precision: Precision, device: str) -> Iterato
 
 @contextmanager
 def _running(cost: Cost, precision: Precision, device: str) -> Iterator[tuple[Torch, Any]]:
-    """An executor, with what its ranks say. Its learning rate is 0: every step is at the initial weights."""
+    """Starts an executor and yields it with what its ranks say. Its learning rate is 0: every step is at the initial
+    weights."""
     workload = Fixed(seed=0, tokens=64, length=64)  # only its tokens are taken, made ones
     executor = Torch(
         cost, workload, parameters="replicated", optimizer={"lr": 0.0}, timeout=TIMEOUT, warmup=0,
@@ -112,7 +114,7 @@ def _running(cost: Cost, precision: Precision, device: str) -> Iterator[tuple[To
 
 
 def _outcome(name: str, executor: Torch, precision: Precision, batch: Batch, about: Any) -> tuple[Outcome, bool]:
-    """(what came of the system's step, whether the ranks are still there)."""
+    """Takes one step of a system: returns (what came of it, whether the ranks are still there)."""
     if package := missing(name):
         return Outcome(None, None, f"{package}, of the extra 'peers', is not installed", about, skipped=True), True
     plans = make_system(_config(f"system={name}"), executor.cost).plan(batch)
@@ -130,7 +132,7 @@ def _outcome(name: str, executor: Torch, precision: Precision, batch: Batch, abo
 
 
 def _cluster() -> Cluster:
-    """Any that plans can be made for: its constants decide nothing that is compared."""
+    """Returns a cluster that plans can be made for: its constants decide nothing that is compared."""
     config = _config("cluster=h200_4x8", *(f"cluster.{key}={value}" for key, value in SHAPE.items()))
     cluster = instantiate(config.cluster, _convert_="all")
     assert isinstance(cluster, Cluster)

@@ -22,7 +22,8 @@ _PER_RANK = ("attention_seconds", "linear_seconds", "communication_seconds", "ex
 
 @dataclass(frozen=True, slots=True)
 class StepCheck:
-    """A batch was checked. memory: the sentence that says it does not fit, "" where it does. faults: what is wrong."""
+    """The findings about a batch that was checked. memory: the sentence that says it does not fit, "" where it does.
+    faults: what is wrong."""
 
     memory: str
     faults: tuple[str, ...]

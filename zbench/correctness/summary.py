@@ -9,7 +9,8 @@ from zbench.correctness.ledger import Finding
 
 
 def summary(found: Sequence[Finding], device: str) -> int:
-    """Prints it; the exit code. Findings have `group`, `ok` (None: skipped), `limit` and `worst` or `off`."""
+    """Prints the findings and returns the exit code. Findings have `group`, `ok` (None: skipped), `limit` and `worst`
+    or `off`."""
     table = Table(title=f"correctness on {device}")
     for title in ("what", "cases", "within", "skipped", "worst error", "largest element", "loss against CPU", "limit"):
         table.add_column(title, justify="left" if title == "what" else "right")

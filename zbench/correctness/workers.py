@@ -30,7 +30,7 @@ MEMORY = 8 << 30  # bytes of addresses, so that an array of a wild size ends one
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A mutant is a function of its seed, system and number."""
+    """The name of a mutant: a mutant is a function of its seed, system and number."""
 
     seed: int
     system: str
@@ -38,7 +38,7 @@ class Name:
 
     @property
     def kind(self) -> str:
-        """The kind of mutation: all kinds in turn, of every system from another one on."""
+        """The mutant's kind of mutation: all kinds in turn, of every system from another one on."""
         return KINDS[(self.number + zlib.crc32(self.system.encode())) % len(KINDS)]
 
 
@@ -59,10 +59,12 @@ class Judged:
 
     @property
     def is_wrong(self) -> bool:
+        """Whether the step is wrong, or nobody could judge it."""
         return bool(self.wrong or self.died)
 
     @property
     def is_missed(self) -> bool:
+        """Whether the step is wrong and the verifier accepts it, or died over it."""
         return self.is_wrong and (not self.rejected or bool(self.died))
 
 

@@ -1,1 +1,2 @@
-"""What operations cost on a described cluster: seconds, bytes, memory, and the bound that no plan can beat."""
+"""The cost model: seconds, bytes and memory of operations on a described cluster, and the bound that no plan can
+beat."""

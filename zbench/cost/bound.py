@@ -1,4 +1,4 @@
-"""The times no plan can beat under the same cost model: the bound, and the ceiling. Pure: no torch.
+"""The times no plan can beat under the same cost model: the bound, and the ceiling.
 
 The bound is all work, perfectly balanced, nothing ever waiting for a message: linear modules on an even share of
 the tokens, attention of whole sequences (cutting one only adds tiles and launches) spread evenly,
@@ -23,8 +23,8 @@ from zbench.plans.plan import Ints
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """Seconds that computing takes at least. forward: of the forward's layers. backward: of the head, the backward's
-    layers and, with recomputation, the forward's again. both: of all that, never less than their sum."""
+    """The seconds that computing a step takes at least. forward: of the forward's layers. backward: of the head, the
+    backward's layers and, with recomputation, the forward's again. both: of all that, never less than their sum."""
 
     forward: float
     backward: float
@@ -32,6 +32,8 @@ class Least:
 
     @staticmethod
     def of(batch: Batch, cost: Cost) -> "Least":
+        """Works out the least seconds of a batch from its work, perfectly balanced, and from what one rank cannot
+        share."""
         ranks, model = cost.cluster.num_ranks, cost.model
         passes = 3 + (1 if model.recompute == "full" else 0)  # forward, twice that backward, recomputation
         even = batch.num_tokens / ranks
@@ -48,13 +50,13 @@ class Least:
 
 
 def bound_seconds(batch: Batch, cost: Cost) -> float:
-    """Seconds of a step that any plan of `batch` needs."""
+    """Returns the seconds of a step that no plan of `batch` can beat."""
     return Least.of(batch, cost).both + cost.optimizer_seconds()
 
 
 def ceiling_seconds(batch: Batch, cost: Cost, of: Collectives, pipelines: bool = False) -> float:
-    """Seconds of a step that any plan of `batch` needs whose parameters are gathered, and gradients reduced, as `of`
-    has it. pipelines: the plan has pipelines, which need not begin and end together."""
+    """Returns the seconds of a step that no plan of `batch` can beat if parameters are gathered, and gradients reduced,
+    as `of` has it. pipelines: the plan has pipelines, which need not begin and end together."""
     least, gather = Least.of(batch, cost), of.gather if of.every_step else 0.0
     if not of.overlap:
         again = of.gather if of.every_micro_batch else 0.0
@@ -73,14 +75,16 @@ def ceiling_seconds(batch: Batch, cost: Cost, of: Collectives, pipelines: bool =
 
 
 def _linear_seconds(tokens: float, passes: int, cost: Cost, head: bool = True) -> float:
-    """The linear modules of a stage's layers and, with `head`, the head for `tokens` on a rank."""
+    """Returns the seconds of the linear modules of a stage's layers and, with `head`, of the head for `tokens` on a
+    rank."""
     count = np.array([tokens], np.float64)
     layers = float(cost.linear_seconds(count)[0]) * cost.layers * passes
     return layers + float(cost.head_seconds(count)[0]) if head else layers
 
 
 def least_seconds(lengths: Ints, cost: Cost, backward: bool) -> Floats:
-    """Attention of whole sequences, [n], all heads, one layer: no plan spends less on them on all ranks together.
+    """Returns the seconds of attention over whole sequences, [n], all heads, one layer: no plan spends less on them on
+    all ranks together.
 
     Cutting adds tiles and rows (under a window tiles are as many as the visible pairs fill), and where rates are curves
     no piece is faster than the best of them. Head by head, as with one head a rank, kv is read more often in the

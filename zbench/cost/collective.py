@@ -1,4 +1,4 @@
-"""What data parallelism adds to a step: parameters gathered, gradients reduced. Pure: no torch.
+"""The collectives that data parallelism adds to a step: parameters gathered, gradients reduced.
 
 Both collectives run hierarchically (inside a node domain by domain, across nodes with every NIC taking
 an equal share) in a stream of their own beside the layers, or with model.overlap_collectives=false before and after
@@ -38,12 +38,13 @@ class Held:
 
 
 def everything(cost: Cost) -> Held:
-    """Data and context parallelism: every rank has all layers."""
+    """Returns the shares of data and context parallelism: every rank has all layers."""
     return Held(1.0, np.ones(cost.cluster.num_nodes))
 
 
 def gather_seconds(cost: Cost, size: float, held: Held | None = None) -> float:
-    """All-gather (or reduce-scatter) of what is `held` of `size` bytes (None: all) over every rank."""
+    """Returns the seconds of an all-gather (or reduce-scatter) of what is `held` of `size` bytes (None: all) over every
+    rank."""
     c = cost.cluster
     if c.num_ranks == 1:
         return 0.0
@@ -54,27 +55,28 @@ def gather_seconds(cost: Cost, size: float, held: Held | None = None) -> float:
 
 
 def hop_seconds(cost: Cost) -> float:
-    """Latencies of a gather: ranks of a domain in turn, domains of a node, and nodes."""
+    """Returns the latencies of a gather, added up: ranks of a domain in turn, domains of a node, and nodes."""
     c = cost.cluster
     inside = sum(c.links[link].latency * hops for link, _, hops in gathering(c.levels, c.gpus_per_node))
     return inside + c.nic_latency * (c.num_nodes - 1)
 
 
 def nic_bytes(cost: Cost, size: float) -> int:
-    """What each NIC sends (and receives) in an all-gather or reduce-scatter of `size` bytes."""
+    """Returns how many bytes each NIC sends (and receives) in an all-gather or reduce-scatter of `size` bytes."""
     c = cost.cluster
     return int(size * (c.num_nodes - 1) / c.num_nodes / c.nics_per_node)
 
 
 def every_nic(cost: Cost, size: float, held: Held) -> Ints:
-    """int64 [num_nics]: nic_bytes where nodes hold different shares of `size` bytes."""
+    """Returns int64 [num_nics]: the bytes of `nic_bytes` where nodes hold different shares of `size` bytes."""
     each = [nic_bytes(cost, share * size) for share in held.node.tolist()]
     return np.repeat(np.array(each, np.int64), cost.cluster.nics_per_node)
 
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """One gather of parameters and one reduction of gradients, all layers, and what layers beside them do not hide.
+    """A step's collectives by kind: one gather of parameters and one reduction of gradients, all layers, and what
+    layers beside them do not hide.
 
     gather, reduce: seconds. gather_bytes, reduce_bytes: int64 [num_nics], each way. passes: how many forwards the
     forward and backward of a layer take. every_step: parameters are gathered at all, as they are not where every rank
@@ -94,8 +96,8 @@ class Collectives:
 
     @staticmethod
     def of(cost: Cost, held: Held | None = None) -> "Collectives":
-        """held: what the layers of pipelines need of the parameters, for the whole step; None: ranks need all of them,
-        and with ZeRO-3 let them go again."""
+        """Works out the collectives of a cost model. held: what the layers of pipelines need of the parameters, for the
+        whole step; None: ranks need all of them, and with ZeRO-3 let them go again."""
         model, every_micro_batch = cost.model, cost.model.sharding == "zero3" and held is None
         held = held or everything(cost)
         of_stage = float(model.total_params) / cost.pp  # stages gather and reduce theirs at the same time
@@ -114,7 +116,8 @@ class Collectives:
         )
 
     def forward(self, span: float, nic: float) -> float:
-        """Seconds that a forward of `span` seconds, whose layers keep the busiest NIC busy for `nic`, takes longer.
+        """Returns the seconds by which a forward of `span` seconds, whose layers keep the busiest NIC busy for `nic`,
+        is late.
 
         The gather runs ahead of the layers, the last of which cannot begin before it ends.
         """
@@ -148,8 +151,9 @@ class Collectives:
 
 @dataclass(slots=True)
 class Sharing:
-    """The collectives of one step. gathers, reductions: how many. exposed: seconds that nothing hid, `moving` of them
-    because parameters had to be in other places than in the step before. Its methods return what they add to that."""
+    """The collectives of one step so far, added up. gathers, reductions: how many. exposed: seconds that nothing hid,
+    `moving` of them because parameters had to be in other places than in the step before. Its methods return what they
+    add to that."""
 
     of: Collectives
     gathers: int = 0
@@ -159,16 +163,18 @@ class Sharing:
 
     @property
     def seconds(self) -> float:
+        """Seconds of all gathers and reductions, hidden or not."""
         return self.gathers * self.of.gather + self.reductions * self.of.reduce
 
     @property
     def nic_bytes(self) -> Ints:
-        """int64 [num_nics], each way."""
+        """Bytes through every NIC, int64 [num_nics], each way."""
         return self.gathers * self.of.gather_bytes + self.reductions * self.of.reduce_bytes
 
     def forward(self, span: float, nic: float, moved: bool) -> float:
-        """moved: parameters were in other places in the step before; then nothing of the gather is hidden, as the
-        buffers that it fills are laid out anew before the first layer can begin."""
+        """Adds a forward's gather and returns the seconds that nothing hides of it. moved: parameters were in other
+        places in the step before; then nothing of the gather is hidden, as the buffers that it fills are laid out anew
+        before the first layer can begin."""
         if not (self.of.every_step or moved):
             return 0.0
         late = self.of.forward(span, nic)
@@ -177,6 +183,8 @@ class Sharing:
         return self._add(1, 0, late + moving)
 
     def backward(self, span: float, nic: float) -> float:
+        """Adds a backward's reduction (with ZeRO-3 its gather too) and returns the seconds that nothing hides of
+        them."""
         return self._add(int(self.of.every_micro_batch), 1, self.of.backward(span, nic))
 
     def _add(self, gathers: int, reductions: int, exposed: float) -> float:

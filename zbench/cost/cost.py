@@ -1,4 +1,4 @@
-"""How long operations take and how many bytes they move, on a described cluster. Pure: no torch.
+"""The cost model: how long operations take and how many bytes they move, on a described cluster.
 
 The only module that turns work into seconds; who waits for whom is zbench.simulator.clock's. Each term is a
 cause, and docs/cost.md derives it:
@@ -68,12 +68,12 @@ class Cost:
         return self.cluster if self.pp == 1 else replace(self.cluster, num_nodes=self.cluster.num_nodes * self.pp)
 
     def message_bytes(self, plan: Plan, ops: Ops) -> Ints:
-        """int64 [num_ops]: bytes of every transfer, 0 for attends."""
+        """Returns int64 [num_ops]: the bytes of every transfer, 0 for attends."""
         per_token = self.model.message_bytes(ops.tensor, ops.head_lo, ops.head_hi)
         return np.asarray(per_token * plan.list_tokens[ops.blocks], np.int64)
 
     def transfer_seconds(self, size: Floats | Ints, link: Column | Flags) -> Floats:
-        """Seconds a link is busy with `size` bytes to and from all.
+        """Returns the seconds for which a link is busy with `size` bytes to and from all.
 
         link: its class (Cluster.link_of), or whether it is a NIC, across nodes, or what joins all of a node.
         """
@@ -81,12 +81,14 @@ class Cost:
         return np.asarray(size / rates[np.asarray(link, np.intp)], np.float64)
 
     def message_seconds(self, size: Floats | Ints, link: Column | Flags) -> Floats:
-        """As transfer_seconds, of one message between two ranks: it has one of the link's channels."""
+        """Returns the seconds of one message of `size` bytes between two ranks, which has one of the link's
+        channels."""
         channels = np.array([one.channels for one in self.cluster.links])[np.asarray(link, np.intp)]
         return np.asarray(channels * self.transfer_seconds(size, link), np.float64)
 
     def gather_seconds(self, size: Floats | Ints, num_ranks: int) -> Floats:
-        """Seconds of a rank's busiest port inside its node while `num_ranks` in a row gather `size` bytes together."""
+        """Returns the seconds of a rank's busiest port inside its node while `num_ranks` in a row gather `size` bytes
+        together."""
         seconds = np.zeros(np.shape(size))
         for link, within, _ in gathering(self.cluster.levels, num_ranks):
             taken = size * (num_ranks - within) / num_ranks / within
@@ -94,16 +96,18 @@ class Cost:
         return seconds
 
     def spread_seconds(self, size: Floats | Ints, link: Column | Flags, peers: int) -> Floats:
-        """As transfer_seconds, of `size` bytes evenly to so many peers: all of the link if it has no more channels."""
+        """Returns the seconds for which a link is busy with `size` bytes evenly to so many peers: all of the link is
+        used if it has no more channels."""
         return np.maximum(self.transfer_seconds(size, link), self.message_seconds(size / max(peers, 1), link))
 
     def latency_seconds(self, link: Column | Flags) -> Floats:
+        """Returns the latency of every link."""
         return np.array([one.latency for one in self.cluster.links])[np.asarray(link, np.intp)]
 
     def attend_seconds(
         self, plan: Plan, ops: Ops, attend: Ints, work: Work, backward: bool, known: Repeats | None = None
     ) -> Floats:
-        """float64 [num_attends]: seconds of the operations `attend`, whose work for one head is `work`.
+        """Returns float64 [num_attends]: the seconds of the operations `attend`, whose work for one head is `work`.
 
         known: the repeats among all attends of the list, where `attend` are some of them.
         """
@@ -123,13 +127,14 @@ class Cost:
         return self.model.head_dim * self.model.element_bytes
 
     def kernel_seconds(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Floats:
-        """One flash-attention call each: its work, the start of its kernels, and no less than a call takes."""
+        """Returns the seconds of flash-attention calls, one each: its work, the start of its kernels, and no less than
+        a call takes."""
         device = self.cluster.device
         starts = (8 if backward else 1) * device.kernel_seconds + (self._empty_seconds(work, heads) if backward else 0)
         return np.maximum(self.stream_seconds(work, heads, kv_heads, backward) + starts, device.call_seconds)
 
     def _empty_seconds(self, work: Work, heads: Ints) -> Floats:
-        """Blocks of a variable-length backward that find nothing to do.
+        """Returns the seconds of those blocks of a variable-length backward that find nothing to do.
 
         FlashAttention-3 launches a block for every TILE keys of the longest segment, every segment and every head, and
         a block past its segment's end leaves at once (hopper/flash_bwd_launch_template.h). Its forward has a scheduler
@@ -139,7 +144,7 @@ class Cost:
         return np.asarray(empty * heads * self.cluster.device.empty_block_seconds, np.float64)
 
     def stream_seconds(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Floats:
-        """The work of flash-attention calls: tiles at the kernel's rate, rows through memory.
+        """Returns the seconds of the work of flash-attention calls: tiles at the kernel's rate, rows through memory.
 
         Memory traffic in bytes per row element of 2 bytes. Forward: q and o once, k and v once. Backward:
         o and do for the row sums, q and do, dq zeroed, summed in float32 and converted (18 a q row); k, v
@@ -160,7 +165,7 @@ class Cost:
         return np.asarray(compute + traffic / device.copy_bandwidth, np.float64)
 
     def _tiles(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Ints | Floats:
-        """Tiles, less the parts of them without a query that the kernel leaves out.
+        """Counts tiles, less the parts of them without a query that the kernel leaves out.
 
         FlashAttention-3's backward has tiles of 64 queries (80 where all see all). Its forward lays the g query heads
         of a kv head side by side in the rows of a tile, which then has 128 / g queries; between 1 and 8 heads the
@@ -176,11 +181,13 @@ class Cost:
         return np.asarray(work.tiles - share * work.spare_strips * (STRIP / TILE), np.float64)
 
     def whole_seconds(self, lengths: Ints, backward: bool) -> Floats:
-        """Attention of whole sequences, [n], all heads, one layer, as part of calls that others share."""
+        """Returns the seconds of attention over whole sequences, [n], all heads, one layer, as part of calls that
+        others share."""
         return self.work_seconds(Work.whole(lengths, self.model.mask), backward)
 
     def piece_seconds(self, start: Ints, stop: Ints, length: Ints, backward: bool) -> Floats:
-        """As whole_seconds, of queries [start, stop), [n], of a sequence of `length` and all keys that they see.
+        """Returns the seconds of attention of queries [start, stop), [n], of a sequence of `length` to all keys that
+        they see, as whole_seconds does.
 
         Under the causal mask it is what they add to the prefix before them, so that pieces add up to their sequence.
         """
@@ -189,7 +196,7 @@ class Cost:
         return self.work_seconds(Work.pieces(start, stop, length, self.model.mask), backward)
 
     def work_seconds(self, work: Work, backward: bool) -> Floats:
-        """Attention of all heads, one layer, as part of calls that others share."""
+        """Returns the seconds of attention with this work, all heads, one layer, as part of calls that others share."""
         one = np.ones_like(work.queries)
         heads, kv_heads = self.model.num_heads * one, self.model.num_kv_heads * one
         return self.stream_seconds(work, heads, kv_heads, backward)
@@ -199,13 +206,15 @@ class Cost:
         return -(-hi // group) - lo // group
 
     def join_seconds(self, work: Work, heads: Ints, kv_heads: Ints, backward: bool) -> Floats:
-        """Adding a partial result to an earlier one: read it, read and write the sum (o; or dq, dk and dv)."""
+        """Returns the seconds of adding a partial result to an earlier one: read it, read and write the sum (o; or dq,
+        dk and dv)."""
         row = self._row
         size = 3 * work.queries * heads * row + (6 * work.keys * kv_heads * row if backward else 0)
         return size / self.cluster.device.copy_bandwidth + 3 * self.cluster.device.kernel_seconds
 
     def _sum_seconds(self, work: Work, use: Use, backward: bool) -> Floats:
-        """Joining the partial results of attends that share queries; backward also of those that share keys.
+        """Returns the seconds of joining the partial results of attends that share queries; backward also of those that
+        share keys.
 
         Staged, as Transformer Engine does it: the first partial result is added too, to zeros.
         """
@@ -221,7 +230,7 @@ class Cost:
         return seconds
 
     def _arrange_seconds(self, work: Work, use: Use, backward: bool) -> Floats:
-        """Bringing blocks into the order the kernel reads.
+        """Returns the seconds of bringing blocks into the order the kernel reads.
 
         Head ranges (all-to-all): one strided copy of q, o, k and v each. Several whole blocks (all-gather):
         k and v copied into one buffer, and dk and dv out of it, once for all attends that use it. Part of
@@ -240,7 +249,8 @@ class Cost:
         return np.where(use.cut & ~use.again_q, self.repack_seconds(size), 0.0)
 
     def repacking_seconds(self, plan: Plan, ops: Ops, attend: Ints) -> Floats:
-        """float64 [num_attends]: of attend_seconds what an all-to-all's repacking takes, which is communication's.
+        """Returns float64 [num_attends]: the seconds in attend_seconds that an all-to-all's repacking takes, which is
+        communication's.
 
         attend: all of the list.
         """
@@ -249,11 +259,11 @@ class Cost:
         return self._strided_seconds(given(plan, ops, attend, self._kv_heads(ops.head_lo[attend], ops.head_hi[attend])))
 
     def repack_seconds(self, size: Floats | Ints) -> Floats:
-        """One strided copy of `size` bytes, as between the two layouts of an all-to-all."""
+        """Returns the seconds of a strided copy of `size` bytes, as between the two layouts of an all-to-all."""
         return np.asarray(size / self.cluster.device.strided_rate, np.float64)
 
     def linear_seconds(self, tokens: Ints | Floats, matmul_share: float = 1.0) -> Floats:
-        """Forward seconds of one layer's linear modules, norms and activations for `tokens` on a rank.
+        """Returns the forward seconds of one layer's linear modules, norms and activations for `tokens` on a rank.
 
         matmul_share: the share of the matmuls that runs (selective recomputation runs some of them again).
         """
@@ -266,7 +276,8 @@ class Cost:
         return np.asarray(matmul + elementwise + launches + self.exchange_seconds(tokens), np.float64)
 
     def group_gather_seconds(self, tokens: Ints | Floats) -> Floats:
-        """One gather (or reduction) of hidden states inside a tensor-parallel group: each GPU's share to all others."""
+        """Returns the seconds of one gather (or reduction) of hidden states inside a tensor-parallel group: each GPU's
+        share to all others."""
         tokens, size, c = np.asarray(tokens, np.float64), self.model.hidden * self.model.element_bytes, self.cluster
         node = (c.links[NVLINK].rate / self.tp, c.nvlink_latency), self.tp
         levels = [*(((one.link.rate, one.latency), one.gpus) for one in self.inner), node]
@@ -277,7 +288,8 @@ class Cost:
         return np.asarray(seconds + latency * (tokens > 0), np.float64)
 
     def exchange_seconds(self, tokens: Ints | Floats) -> Floats:
-        """What a layer's linear modules wait for inside a tensor-parallel group, in each of a step's passes.
+        """Returns the seconds that a layer's linear modules wait for inside a tensor-parallel group, in each of a
+        step's passes.
 
         An even share for each pass, as the backward is two times the forward to whoever plans and plays linear
         modules: a layer's sum is exact, its forward takes a little too little and its backward as much too much.
@@ -286,13 +298,13 @@ class Cost:
         return SHOWN * (2 + again) / (3 + again) * self.group_gather_seconds(tokens)
 
     def head_seconds(self, tokens: Ints | Floats) -> Floats:
-        """Output projection and loss, forward and backward."""
+        """Returns the seconds of output projection and loss, forward and backward."""
         device, model, tokens = self.cluster.device, self.model, np.asarray(tokens, np.float64)
         matmul = 6 * model.head_params * tokens / device.matmul_flops
         return np.asarray(matmul + moved_bytes(model, tokens) / device.copy_bandwidth, np.float64)
 
     def optimizer_seconds(self) -> float:
-        """Adam on a rank's share of the parameters."""
+        """Returns the seconds of Adam on a rank's share of the parameters."""
         share = self.model.total_params / (self.pp if self.model.sharding == "none" else self.whole.num_ranks)
         return OPTIMIZER_BYTES * share / self.cluster.device.copy_bandwidth
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism inside a node: a plan's rank stands for a group of GPUs. Pure: no torch.
+"""Tensor parallelism inside a node: a plan's rank stands for a group of GPUs.
 
 Megatron-LM's tensor with sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198) splits heads, matmuls and,
 between them, tokens evenly over the GPUs of a group, which all do the same at the same time. So a group is a rank with
@@ -25,7 +25,7 @@ _RATES = (
 
 
 def grouped(cost: Cost, tp: int) -> Cost:
-    """`cost`, of GPUs, as that of groups of `tp` GPUs that follow one another in a node.
+    """Returns the cost model of groups of `tp` GPUs that follow one another in a node, given `cost`, of GPUs.
 
     Raises:
         ValueError: groups cannot be alike: tp divides neither GPUs of a node, nor heads, or NICs do not divide.
@@ -60,17 +60,19 @@ def grouped(cost: Cost, tp: int) -> Cost:
 
 
 def of_gpu(size: Ints, tp: int) -> Ints:
-    """Bytes on each GPU of a rank that holds `size`."""
+    """Returns the bytes on each GPU of a rank that holds `size`."""
     return -(-size // tp)
 
 
 def of_nics(size: Ints, bonded: int) -> Ints:
-    """Bytes through every NIC, where `bonded` of them in order are one that carries `size`; [num_nics x bonded]."""
+    """Returns the bytes through every NIC, where `bonded` of them in order are one that carries `size`; [num_nics x
+    bonded]."""
     return (np.repeat(size, bonded) + np.tile(np.arange(bonded), len(size))) // bonded
 
 
 def _cluster(cluster: Cluster, tp: int, groups: int, nics: int) -> Cluster:
-    """Every GPU of a group sends its share by its own port and NIC: together one of their sum.
+    """Returns the cluster of groups: every GPU of a group sends its share by its own port and NIC, together one of
+    their sum.
 
     To its own peer: of a NIC that some of the group share, one message of theirs has as many channels as they are.
     """
@@ -95,7 +97,8 @@ def _cluster(cluster: Cluster, tp: int, groups: int, nics: int) -> Cluster:
 
 
 def _model(model: Model, tp: int) -> Model:
-    """Parameters, FLOPs and bytes of a token are the model's; heads come in bundles of one on every GPU."""
+    """Returns the model as a group computes it: parameters, FLOPs and bytes of a token are the model's; heads come in
+    bundles of one on every GPU."""
     return replace(
         model,
         num_heads=model.num_heads // tp,

@@ -1,4 +1,4 @@
-"""What the loss over a vocabulary holds and moves, with whole logits or a chunk of tokens at a time. Pure: no torch.
+"""Memory and traffic of the loss over a vocabulary, with whole logits or a chunk of tokens at a time.
 
 In chunks is how the torch executor does it (zbench.runtime.training.blocks.CrossEntropy): gradients are made where the
 logits are, so no logits are kept; each chunk adds a [vocab, hidden] array to the gradient of the weights. Whole logits
@@ -19,20 +19,21 @@ Floats = NDArray[np.float64]
 
 
 def chunk_rows(tokens: int, hidden: int, vocab: int) -> int:
-    """Tokens of a chunk."""
+    """Returns how many tokens a chunk has."""
     rows = CHUNK_SHARE * tokens * hidden // vocab
     return max(LEAST_CHUNK, rows - rows % TILE)
 
 
 def chunked_bytes(model: Model, tokens: int) -> int:
-    """Held by the loss of `tokens` tokens in chunks: the norm's output, its gradient; a chunk's logits, their softmax
-    (in the wide dtype first, where nothing is compiled)."""
+    """Returns the bytes that the loss of `tokens` tokens holds in chunks: the norm's output, its gradient; a chunk's
+    logits, their softmax (in the wide dtype first, where nothing is compiled)."""
     e, rows = model.element_bytes, min(tokens, chunk_rows(tokens, model.hidden, model.vocab))
     return 2 * e * model.hidden * tokens + rows * model.vocab * (2 * e + wide_bytes(model))
 
 
 def held_bytes(model: Model) -> int:
-    """Held per token: whole logits with their float32 gradient, or as chunked_bytes of more than a few thousand."""
+    """Returns the bytes that the loss holds per token: whole logits with their float32 gradient, or as chunked_bytes of
+    more than a few thousand."""
     e, whole = model.element_bytes, model.vocab * (model.element_bytes + 4)
     if model.loss == "whole":
         return whole
@@ -40,7 +41,7 @@ def held_bytes(model: Model) -> int:
 
 
 def moved_bytes(model: Model, tokens: Floats) -> Floats:
-    """Through memory, beside the matmuls' own, of a loss of so many tokens.
+    """Returns the bytes that the loss of so many tokens moves through memory, beside the matmuls' own.
 
     In chunks: logits are read twice and their gradient written, fused; or the softmax is written in float32, read and
     written as exponentials, read, and written narrow. Each chunk reads its [vocab, hidden] and adds it to the sum.
@@ -55,5 +56,5 @@ def moved_bytes(model: Model, tokens: Floats) -> Floats:
 
 
 def wide_bytes(model: Model) -> int:
-    """Bytes of a number in the dtype of parameters and sums."""
+    """Returns the bytes of a number in the dtype of parameters and sums."""
     return max(4, model.element_bytes)

@@ -1,4 +1,4 @@
-"""Bytes each rank needs at its fullest. Pure: no torch.
+"""Bytes each rank needs at its fullest.
 
 Static: parameters, gradients, optimizer state. Per token at home: what each layer keeps for its
 backward, and the logits (model.loss). Per layer: received q and kv that stay until the backward. At one moment:
@@ -20,7 +20,7 @@ ADAM_BYTES = 12  # per parameter: float32 master weight and two moments
 
 
 def static_bytes(cost: Cost) -> int:
-    """Parameters, gradients and optimizer state on every rank."""
+    """Returns the bytes of parameters, gradients and optimizer state on every rank."""
     model, ranks = cost.model, cost.cluster.num_ranks
     if model.sharding == "zero3":
         share = (model.element_bytes + GRADIENT_BYTES + ADAM_BYTES) / ranks
@@ -29,8 +29,9 @@ def static_bytes(cost: Cost) -> int:
 
 
 def pipeline_static_bytes(cost: Cost, tp: int, pp: int) -> int:
-    """The same on every rank of a pipeline, all tensors evenly on its ranks, for the whole step also with ZeRO-3: other
-    pipelines have other numbers of micro-batches, so none could gather from all ranks for one of its own."""
+    """Returns the bytes of parameters, gradients and optimizer state on every rank of a pipeline, all tensors evenly on
+    its ranks, for the whole step also with ZeRO-3: other pipelines have other numbers of micro-batches, so none could
+    gather from all ranks for one of its own."""
     model = cost.model
     held = (model.element_bytes + GRADIENT_BYTES) / (tp * pp)
     state = ADAM_BYTES / (tp * pp if model.sharding == "none" else cost.whole.num_ranks)
@@ -38,7 +39,7 @@ def pipeline_static_bytes(cost: Cost, tp: int, pp: int) -> int:
 
 
 def layer_activation_bytes(model: Model) -> int:
-    """Bytes per token that one layer keeps for its backward, without recomputation.
+    """Returns the bytes per token that one layer keeps for its backward, without recomputation.
 
     Two norm inputs, q, k, v, o, the o projection's and the norm's outputs (4 hidden in all with their
     inputs shared), gate, up and their product of every active expert, log-sum-exp.
@@ -49,7 +50,7 @@ def layer_activation_bytes(model: Model) -> int:
 
 
 def activation_bytes(model: Model) -> int:
-    """Bytes per token at home: every layer's, and the loss's."""
+    """Returns the bytes per token at home: every layer's, and the loss's."""
     layer = layer_activation_bytes(model)
     if model.recompute == "full":
         kept = model.num_layers * model.element_bytes * model.hidden + layer
@@ -59,8 +60,8 @@ def activation_bytes(model: Model) -> int:
 
 
 def token_bytes(cost: Cost) -> int:
-    """Bytes per token at home on the stage that needs most, with as many micro-batches under way, all like this one, as
-    it holds (zbench.simulator.one_f_one_b); without stages those of `activation_bytes`."""
+    """Returns the bytes per token at home on the stage that needs most, with as many micro-batches under way, all like
+    this one, as it holds (zbench.simulator.one_f_one_b); without stages those of `activation_bytes`."""
     if cost.pp == 1:
         return activation_bytes(cost.model)
     kept, working, logits = stage_bytes(cost, 1, cost.pp)
@@ -68,7 +69,8 @@ def token_bytes(cost: Cost) -> int:
 
 
 def least_bytes(cost: Cost, num_tokens: int) -> int:
-    """What a rank needs if a micro-batch's tokens are spread evenly and nothing is received: none needs less."""
+    """Returns the bytes that a rank needs if a micro-batch's tokens are spread evenly and nothing is received: none
+    needs less."""
     return static_bytes(cost) + token_bytes(cost) * -(-num_tokens // cost.cluster.num_ranks)
 
 
@@ -90,7 +92,8 @@ def check_memory(cost: Cost) -> None:
 
 
 def peak_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
-    """int64 [num_ranks], of all stages: the fullest moment of every rank over all micro-batches."""
+    """Returns int64 [num_ranks], of all stages: the bytes of every rank at its fullest moment over all
+    micro-batches."""
     if cost.pp > 1:
         return _staged_bytes(plans, cost)
     if plans[0].pipelines is not None:
@@ -106,8 +109,9 @@ def peak_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
 
 
 def stage_bytes(cost: Cost, tp: int, pp: int) -> tuple[float, float, float]:
-    """Activations on each rank of a stage, bytes a token of all its ranks: kept for every micro-batch under way; while
-    the stage is at work on one; on the last stage besides, logits. Kv heads that are replicated are counted."""
+    """Returns the bytes of activations on each rank of a stage, a token of all its ranks: kept for every micro-batch
+    under way; while the stage is at work on one; on the last stage besides, logits. Kv heads that are replicated are
+    counted."""
     model = cost.model
     copies = max(tp - model.num_kv_heads, 0) / tp  # k and v that this rank has and another has too
     layer = layer_activation_bytes(model) / tp + 2 * copies * model.head_dim * model.element_bytes
@@ -118,7 +122,8 @@ def stage_bytes(cost: Cost, tp: int, pp: int) -> tuple[float, float, float]:
 
 
 def _pipelined_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
-    """int64 [num_ranks]: stage s of pp holds the activations of pp - s micro-batches that follow one another."""
+    """Returns the bytes of every rank, int64 [num_ranks]: stage s of pp holds the activations of pp - s micro-batches
+    that follow one another."""
     pipelines = plans[0].pipelines
     assert pipelines is not None
     peak = np.full(cost.cluster.num_ranks, pipeline_static_bytes(cost, cost.cluster.num_ranks, 1), np.int64)
@@ -136,7 +141,7 @@ def _pipelined_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
 
 
 def _staged_bytes(plans: tuple[Plan, ...], cost: Cost, copies: int = 1) -> Ints:
-    """int64 [stages x ranks of a stage]: stage s of pp holds pp - s micro-batches that follow one another, with
+    """Returns int64 [stages x ranks of a stage]: stage s of pp holds pp - s micro-batches that follow one another, with
     activations of its layers and kv that it received and keeps. copies: of every plan."""
     kept, working, logits = stage_bytes(cost, 1, cost.pp)
     full = cost.model.recompute == "full"
@@ -161,14 +166,14 @@ def step_bytes(plan: Plan, cost: Cost) -> Ints:
 
 
 def _window(rows: Floats, width: int) -> float:
-    """The largest sum of `width` successive ones, or of all."""
+    """Returns the largest sum of `width` successive values, or of all."""
     total = np.concatenate([[0.0], np.cumsum(rows)])
     width = min(width, len(rows))
     return float((total[width:] - total[: len(total) - width]).max())
 
 
 def kept_bytes(plan: Plan, cost: Cost) -> Ints:
-    """int64 [num_ranks]: received q and kv that one layer keeps until its backward."""
+    """Returns int64 [num_ranks]: the bytes of received q and kv that one layer keeps until its backward."""
     ops = plan.forward.take(np.flatnonzero(plan.forward.keep == 1))
     kept = (ops.kind == TRANSFER) & ((ops.tensor == Q) | (ops.tensor == KV))
     size = cost.message_bytes(plan, ops)
@@ -176,7 +181,8 @@ def kept_bytes(plan: Plan, cost: Cost) -> Ints:
 
 
 def moment_bytes(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Ints:
-    """int64 [num_ranks]: copies and partial sums away from home at the fullest moment of one layer, in plan order.
+    """Returns int64 [num_ranks]: the bytes of copies and partial sums away from home at the fullest moment of one
+    layer, in plan order.
 
     A copy lives from its arrival to its last use, a sum from its first contribution to its departure.
     """

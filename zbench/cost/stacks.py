@@ -1,4 +1,4 @@
-"""Pipeline parallelism of a whole job: a plan's rank stands for a GPU of every stage. Pure: no torch.
+"""Pipeline parallelism of a whole job: a plan's rank stands for a GPU of every stage.
 
 Stages are equal parts of the layers on equal parts of the nodes, in order. The ranks with one place in every stage are
 a stack: they have the same tokens of every micro-batch, one stage after the other. So a plan is one of a stage, rings
@@ -15,7 +15,7 @@ from zbench.cost.cost import Cost
 
 
 def stacked(cost: Cost, pp: int) -> Cost:
-    """`cost`, of a cluster, as that of a stage of `pp`.
+    """Returns the cost model of one of `pp` stages, given `cost`, of the whole cluster.
 
     Raises:
         ValueError: stages cannot be alike (pp does not divide nodes or layers), or with ZeRO-3.

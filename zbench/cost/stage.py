@@ -1,4 +1,4 @@
-"""What a stage of a tp x pp pipeline costs, and what pipelines need of the parameters. Pure: no torch.
+"""Costs of a stage of a tp x pp pipeline, and the parameters that pipelines need.
 
 In a stage heads, matmuls and tokens are split over tp ranks as in Megatron-LM's tensor parallelism with sequence
 parallelism (Korthikanti et al. 2022, arXiv 2205.05198): a layer gathers [tokens, hidden] before attention and before
@@ -17,7 +17,7 @@ from zbench.plans.plan import Ints
 
 
 def refusal(tp: int, pp: int, cost: Cost) -> str:
-    """Why no pipeline of the cluster can be so; "" if one can."""
+    """Returns why the cluster and the model can have no pipeline of this shape; "" if they can."""
     model, cluster = cost.model, cost.cluster
     if tp < 1 or pp < 1 or tp * pp > cluster.num_ranks:
         return f"it has to have 1 to {cluster.num_ranks} ranks"
@@ -52,6 +52,7 @@ class Stage:
 
     @staticmethod
     def of(cost: Cost, tp: int, pp: int) -> "Stage":
+        """Works out a stage's constants from a cost model."""
         model, cluster = cost.model, cost.cluster
         nodes = -(-tp // cluster.gpus_per_node)
         gpus = tp // nodes
@@ -63,16 +64,17 @@ class Stage:
         return Stage(cost, tp, pp, model.num_layers // pp, model.num_heads // tp, kv_heads, per_byte, hops, nodes)
 
     def hidden_bytes(self, tokens: Floats | Ints) -> Floats:
-        """Gives the bytes that the stage's ranks gather together: a hidden state of every token."""
+        """Returns the bytes that the stage's ranks gather together: a hidden state of every token."""
         model = self.cost.model
         return np.asarray(tokens, np.float64) * (model.hidden * model.element_bytes)
 
     def gather_seconds(self, tokens: Floats | Ints) -> Floats:
-        """One gather (or reduction) of a layer; 0 without tokens."""
+        """Returns the seconds of one gather (or reduction) of a layer; 0 without tokens."""
         return self.per_byte * self.hidden_bytes(tokens) + self.hops * (np.asarray(tokens) > 0)
 
     def nic_seconds(self) -> float:
-        """The seconds that a token's gathers, both ways, in all layers, keep each of the stage's NICs busy.
+        """Returns the seconds for which a token's gathers, both ways, in all layers, keep each of the stage's NICs
+        busy.
 
         They are collectives, which have all of a link's channels.
         """
@@ -81,21 +83,23 @@ class Stage:
         return float(self.cost.transfer_seconds(size, np.array([True]))[0])
 
     def linear_seconds(self, tokens: Ints) -> Floats:
-        """A layer's linear modules, forward: every rank has 1 / tp of the matmuls and of the tokens."""
+        """Returns the seconds of a layer's linear modules, forward: every rank has 1 / tp of the matmuls and of the
+        tokens."""
         return self.cost.linear_seconds(-(-tokens // self.tp))
 
     def head_seconds(self, tokens: Ints) -> Floats:
-        """Output projection and loss, split over the vocabulary, forward and backward."""
+        """Returns the seconds of output projection and loss, split over the vocabulary, forward and backward."""
         return np.asarray(self.cost.head_seconds(-(-tokens // self.tp)), np.float64)
 
     def gathers(self) -> tuple[int, int, int]:
-        """(forward, backward, behind matmuls in the backward) of a layer; a forward that runs again is backward's."""
+        """Returns the numbers of a layer's gathers, (forward, backward, behind matmuls in the backward); a forward that
+        runs again is backward's."""
         again = 1 if self.cost.model.recompute == "full" else 0
         return SHOWN, (1 + again) * SHOWN, HIDDEN
 
 
 def held(pipelines: Pipelines, cost: Cost) -> collective.Held:
-    """What ranks and nodes need of the parameters: their pipelines' stages and shares of tensors."""
+    """Returns the shares of the parameters that ranks and nodes need: their pipelines' stages and shares of tensors."""
     cluster, layers = cost.cluster, cost.model.num_layers
     rank = float((1 / (pipelines.tp * pipelines.pp)).max())
     shares = int(np.lcm.reduce(pipelines.tp))  # those of every pipeline are unions of these

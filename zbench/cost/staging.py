@@ -1,4 +1,4 @@
-"""What MagiAttention's benchmark does around attention calls that no trainer needs to. Pure: no torch.
+"""Work that MagiAttention's benchmark does around attention calls and that no trainer needs.
 
 It calls every context-parallel method through one wrapper (exps/dist_attn/baselines), with one of two backends:
 
@@ -28,19 +28,19 @@ OFFSETS, RAGGED = 28, 4
 
 
 def repeated(use: Use) -> NDArray[np.bool_]:
-    """Whether FUSED repeats k and v: in all calls but Ulysses' one a rank."""
+    """Returns whether FUSED repeats k and v: in all calls but Ulysses' one a rank."""
     return np.asarray(~use.cut | use.shares_q | use.shares_kv, np.bool_)
 
 
 def seconds(device: Device, row: int, work: Work, use: Use, backward: bool, backend: Backend) -> Floats:
-    """What the wrapper adds to attends, float64 [n]. row: bytes of a token's head."""
+    """Returns the seconds that the wrapper adds to attends, float64 [n]. row: bytes of a token's head."""
     if backend == FUSED:
         return _fused(device, row, work, use, backward)
     return _flash(device, row, work, use, backward)
 
 
 def join_more_seconds(device: Device, row: int, work: Work, use: Use, backward: bool) -> Floats:
-    """What joining partial results takes beyond one pass over them, float64 [n].
+    """Returns the seconds that joining partial results takes beyond one pass over them, float64 [n].
 
     Forward: the log-sum-exp, in float32, seven unfused operations. Backward: dk and dv side by side.
     """
@@ -49,7 +49,8 @@ def join_more_seconds(device: Device, row: int, work: Work, use: Use, backward: 
 
 
 def _flash(device: Device, row: int, work: Work, use: Use, backward: bool) -> Floats:
-    """Real tokens gathered out of padded buffers (2 passes), results scattered into zeros element by element."""
+    """Returns the seconds that FLASH's wrapper adds: real tokens are gathered out of padded buffers (2 passes), results
+    scattered into zeros element by element."""
     q, kv = work.queries * use.heads * row, 2 * work.keys * use.kv_heads * row
     read, written = (3 * q + kv, q + kv) if backward else (q + kv, q)
     zeros = q + 2 * use.buffer * use.kv_heads * row if backward else q
@@ -59,7 +60,8 @@ def _flash(device: Device, row: int, work: Work, use: Use, backward: bool) -> Fl
 
 
 def _fused(device: Device, row: int, work: Work, use: Use, backward: bool) -> Floats:
-    """Results zeroed; backward also k and v repeated (read and written), dk and dv summed (read and written)."""
+    """Returns the seconds that FUSED's wrapper adds: results are zeroed; backward also k and v repeated (read and
+    written), dk and dv summed (read and written)."""
     q, kv = work.queries * use.heads * row, 2 * use.buffer * use.kv_heads * row
     again = repeated(use)
     small = RAGGED + np.where(again, 0 if backward else OFFSETS, 0)

@@ -1,4 +1,4 @@
-"""How attends use their blocks: whole or in part, for the first time or again. Pure: no torch."""
+"""Says how attends use their blocks: whole or in part, for the first time or again."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What attends are given (arrays over the attends of a list).
+    """The blocks that attends are given (arrays over the attends of a list).
 
     heads, kv_heads: of the call. q_tokens, kv_tokens: of the blocks. cut: some of the heads only. again_q, again_kv: an
     earlier attend on the rank had the same q blocks (kv blocks) and heads; shares_q, shares_kv: another attend has,
@@ -34,7 +34,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Use(Given):
-    """How attends use what they are given.
+    """The use that attends make of what they are given.
 
     buffer: kv tokens that the kernel is given. many: several whole blocks of kv, which are copied into one buffer.
     """
@@ -44,7 +44,7 @@ class Use(Given):
 
     @staticmethod
     def of(plan: Plan, ops: Ops, attend: Ints, work: Work, kv_heads: Column, known: "Repeats | None" = None) -> "Use":
-        """known: as in given()."""
+        """Works out how the attends of a plan use their blocks."""
         one = given(plan, ops, attend, kv_heads, known)
         many = (plan.lists.lengths[ops.kv_blocks[attend]] > 1) & ~one.cut
         buffer = np.where(many, one.kv_tokens, np.minimum(work.keys, one.kv_tokens))
@@ -52,7 +52,8 @@ class Use(Given):
 
 
 def given(plan: Plan, ops: Ops, attend: Ints, kv_heads: Column, known: "Repeats | None" = None) -> Given:
-    """What attends are given; known: the repeats among all attends of the list, where `attend` are some of them."""
+    """Returns the blocks that attends are given; known: the repeats among all attends of the list, where `attend` are
+    some of them."""
     heads = (ops.head_hi - ops.head_lo)[attend].astype(np.int64)
     flags = known or Repeats.of(plan, ops, attend)
     again = (flags.again_q, flags.again_kv, flags.shares_q, flags.shares_kv)
@@ -62,7 +63,7 @@ def given(plan: Plan, ops: Ops, attend: Ints, kv_heads: Column, known: "Repeats 
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """Which attends have blocks that others on their rank have, as in Use."""
+    """Flags of the attends that have blocks which others on their rank have too, as in Use."""
 
     again_q: Flags
     shares_q: Flags
@@ -71,17 +72,19 @@ class Repeats:
 
     @staticmethod
     def of(plan: Plan, ops: Ops, attend: Ints) -> "Repeats":
+        """Finds the repeats among attends."""
         order = np.argsort(ops.src[attend], kind="stable")
         place = (ops.src, ops.head_lo, attend, order, len(plan.lists), plan.num_heads + 1)
         return Repeats(*_repeats(ops.blocks, *place), *_repeats(ops.kv_blocks, *place))
 
     def part(self, where: slice) -> "Repeats":
+        """Returns the repeats of a slice of the attends."""
         return Repeats(self.again_q[where], self.shares_q[where], self.again_kv[where], self.shares_kv[where])
 
 
 @nb.njit(cache=True)
 def _repeats(lists, src, head_lo, attend, order, num_lists, width):  # type: ignore[no-untyped-def]
-    """(whether an earlier attend of the rank has the same list and first head, whether any other one has)."""
+    """Returns (whether an earlier attend of the rank has the same list and first head, whether any other one has)."""
     again, shares = np.zeros(len(order), np.bool_), np.zeros(len(order), np.bool_)
     first = np.full(num_lists * width, -1, np.int32)  # by list and head, the rank's first one
     begin = 0

@@ -1,1 +1,2 @@
-"""What a run is about: batches, models, clusters and their links, worlds, quantities with units. Imports numpy only."""
+"""Descriptions of a run's subject: batches, models, clusters and their links, worlds, quantities with units. Imports
+numpy only."""

@@ -1,4 +1,4 @@
-"""A batch: the sequence lengths of one training step. Pure: no torch.
+"""A batch: the sequence lengths of one training step.
 
 A batch is a function of (seed, step) alone, so that every system is compared on the same
 sequences whatever it does with them.
@@ -27,6 +27,7 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
+        """The tokens of all sequences."""
         return int(self.lengths.sum())
 
     @property
@@ -35,7 +36,8 @@ class Batch:
         return int((self.lengths.astype(object) ** 2).sum())
 
     def octaves(self) -> dict[str, list[int]]:
-        """Sequences and tokens by length: entry i of each is of lengths from 2^i to below 2^(i + 1)."""
+        """Returns the numbers of sequences and of tokens by length: entry i of each is of lengths from 2^i to below
+        2^(i + 1)."""
         octave = np.frexp(self.lengths)[1] - 1  # exact: a length is far below 2^53
         tokens = np.zeros(octave.max() + 1, np.int64)
         np.add.at(tokens, octave, self.lengths)

@@ -1,4 +1,4 @@
-"""A described cluster: nodes, GPUs, NICs and their constants. Pure: no torch.
+"""A described cluster: nodes, GPUs, NICs and their constants.
 
 Constants come from `conf/cluster` and `conf/cluster/device`, each with its source beside it.
 """
@@ -48,7 +48,8 @@ CURVES = ("attention_forward_causal", "attention_forward_full", "attention_backw
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU. Numbers are FLOP/s, bytes/s, bytes and seconds; text carries its unit (zbench.describe.units).
+    """One GPU, described by its constants. Numbers are FLOP/s, bytes/s, bytes and seconds; text carries its unit
+    (zbench.describe.units).
 
     peak_flops: dense bf16 matmul peak, the denominator of MFU.
     memory_bytes: what the program can use. copy_bandwidth: bytes/s, read plus written, of elementwise kernels.
@@ -123,12 +124,13 @@ class Device:
         object.__setattr__(self, "matmul_by_tokens", curves)
 
     def attention(self, backward: bool) -> tuple[Curve, Curve] | None:
-        """(of causal segments, of rectangles), where there are curves."""
+        """Returns the curves of attention, (of causal segments, of rectangles), where there are curves."""
         way = "backward" if backward else "forward"
         causal, full = (getattr(self, f"attention_{way}_{mask}") for mask in ("causal", "full"))
         return None if causal is None else (causal, full)
 
     def without_curves(self) -> "Device":
+        """Returns the device with single rates alone."""
         return replace(
             self, attention_forward_causal=None, attention_forward_full=None, attention_backward_causal=None,
             attention_backward_full=None, matmul_by_tokens={},
@@ -147,13 +149,15 @@ class Device:
 
 
 def usual_channels(nic_bandwidth: float) -> int:
-    """What nic_channels: auto comes to; above 400 Gbit/s, where nothing was measured, it is extrapolated."""
+    """Returns the number of channels that nic_channels: auto comes to; above 400 Gbit/s, where nothing was measured, it
+    is extrapolated."""
     return 1 if nic_bandwidth <= NARROW_NIC else 2
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """num_nodes x gpus_per_node ranks; rank r is GPU r % gpus_per_node of node r // gpus_per_node.
+    """A described cluster of num_nodes x gpus_per_node ranks; rank r is GPU r % gpus_per_node of node r //
+    gpus_per_node.
 
     nvlink_bandwidth: bytes/s of one GPU's port to its node's switch, each direction; NVLink or what a node has for it.
     nic_bandwidth: bytes/s of one NIC, each direction; GPUs are tied to NICs in order, evenly.
@@ -234,26 +238,29 @@ class Cluster:
 
     @property
     def levels(self) -> tuple[tuple[int, int], ...]:
-        """(class of links, ranks that it connects) of every domain, nearest first, and of the node."""
+        """The levels of links, (class of links, ranks that it connects), of every domain, nearest first, and of the
+        node."""
         inner = [(FIRST_DOMAIN + place, domain.gpus) for place, domain in enumerate(self.domains)]
         return tuple((link, min(gpus, self.gpus_per_node)) for link, gpus in (*inner, (NVLINK, self.gpus_per_node)))
 
     def link_of(self, src: Ranks, dst: Ranks) -> NDArray[np.int64]:
-        """int64: the class of links that a message from rank `src` to rank `dst` takes, element by element."""
+        """Returns int64: the class of links that a message from rank `src` to rank `dst` takes, element by element."""
         found = np.full(np.broadcast(src, dst).shape, NIC, np.int64)
         for link, gpus in reversed(self.levels):
             found[src // gpus == dst // gpus] = link
         return found
 
     def link_among(self, num_ranks: Ranks) -> NDArray[np.int64]:
-        """int64 [n]: the class of links that so many ranks in a row need to reach each other, the farthest ones."""
+        """Returns int64 [n]: the class of links that so many ranks in a row need to reach each other, the farthest
+        ones."""
         found = np.full(len(num_ranks), NIC, np.int64)
         for link, gpus in reversed(self.levels):
             found[num_ranks <= gpus] = link
         return found
 
     def part(self, num_nodes: int, gpus_per_node: int, nics_per_node: int) -> "Cluster":
-        """Nodes of fewer GPUs and NICs; without domains that such a node cannot be divided into."""
+        """Returns a cluster of fewer nodes with fewer GPUs and NICs each; without domains that such a node cannot be
+        divided into."""
         fitting = tuple(one for one in self.domains if one.gpus >= gpus_per_node or gpus_per_node % one.gpus == 0)
         return replace(
             self, num_nodes=num_nodes, gpus_per_node=gpus_per_node, nics_per_node=nics_per_node, domains=fitting
@@ -261,19 +268,21 @@ class Cluster:
 
     @property
     def num_ranks(self) -> int:
+        """The number of ranks."""
         return self.num_nodes * self.gpus_per_node
 
     @property
     def num_nics(self) -> int:
+        """The number of NICs of all nodes."""
         return self.num_nodes * self.nics_per_node
 
     @property
     def node_of(self) -> NDArray[np.int64]:
-        """int64 [num_ranks]: the node of every rank."""
+        """The node of every rank, int64 [num_ranks]."""
         return np.arange(self.num_ranks, dtype=np.int64) // self.gpus_per_node
 
     @property
     def nic_of(self) -> NDArray[np.int64]:
-        """int64 [num_ranks]: the NIC (counted over the whole cluster) every rank is tied to."""
+        """The NIC (counted over the whole cluster) that every rank is tied to, int64 [num_ranks]."""
         local = np.arange(self.num_ranks, dtype=np.int64) % self.gpus_per_node
         return self.node_of * self.nics_per_node + local * self.nics_per_node // self.gpus_per_node

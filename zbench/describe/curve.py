@@ -1,4 +1,4 @@
-"""A rate that was measured at several sizes, and what it is between them. Pure: no torch."""
+"""A rate that was measured at several sizes, and what it is between them."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """sizes: ascending. rates: in SI units, one a size.
+    """A rate that was measured at several sizes. sizes: ascending. rates: in SI units, one a size.
 
     Between two sizes the seconds of a unit of work are linear in 1 / size, beyond the first and the last they are
     as there. So work that has a fixed cost besides its units (the start of a row, of a call) comes out right between

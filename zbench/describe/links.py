@@ -1,4 +1,4 @@
-"""The classes of links that a cluster has: who is in one domain, and what a link of it carries. Pure: no torch.
+"""Classes of links that a cluster has: who is in one domain, and what a link of it carries.
 
 A message goes over the innermost domain that holds both of its ends. Each domain's links are ports of their own, one a
 GPU: those of a pair of GPUs on one card, say, beside those to the rest of the node. Groups of nodes are no domains: a
@@ -32,7 +32,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """`gpus` ranks that follow one another in a node and have links among themselves beside the node's.
+    """A domain of `gpus` ranks that follow one another in a node and have links among themselves beside the node's.
 
     Where a node has fewer, as in a part of a cluster, the domain is the node.
     bandwidth: bytes/s of one GPU's port to the domain, each direction. efficiency: share of it that large messages
@@ -57,11 +57,12 @@ class Domain:
 
     @property
     def link(self) -> Link:
+        """The link of the domain, at the rate that large messages reach."""
         return Link(self.name, self.bandwidth * self.efficiency, self.latency, self.channels)
 
 
 def domains_of(given: Any, gpus_per_node: int) -> tuple[Domain, ...]:
-    """The domains of nodes of so many GPUs, nearest first; given: domains, or by name what a yaml says of each.
+    """Returns the domains of nodes of so many GPUs, nearest first; given: domains, or by name what a yaml says of each.
 
     Raises:
         ValueError: something that is no domain, or domains that do not lie in one another and in the node.
@@ -83,7 +84,8 @@ def domains_of(given: Any, gpus_per_node: int) -> tuple[Domain, ...]:
 
 
 def gathering(levels: Iterable[tuple[Level, int]], num_ranks: int) -> Iterator[tuple[Level, int, int]]:
-    """How `num_ranks` ranks in a row gather what each has: (level, n, hops) of every level of links that they need.
+    """Yields the levels by which `num_ranks` ranks in a row gather what each has: (level, n, hops) of every level of
+    links that they need.
 
     levels: with the ranks that each connects, nearest first. What the n ranks of the level before lack comes in by
     their ports to this one, an even share each, and is passed on inside; hops: messages that follow one another.
@@ -110,7 +112,7 @@ def _domain(name: Any, given: Any) -> Domain:
 
 
 def quantity(key: str, given: Any, kind: str) -> float:
-    """An SI number of `kind`, above 0 unless it is of seconds.
+    """Reads an SI number of `kind`, above 0 unless it is of seconds.
 
     Raises:
         ValueError: it is none.
@@ -123,16 +125,19 @@ def quantity(key: str, given: Any, kind: str) -> float:
 
 
 def check_count(key: str, value: Any, least: int) -> None:
+    """Raises ValueError unless `value` of the field `key` is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{key} is {value!r}; it takes a whole number of at least {least}")
 
 
 def check_share(key: str, value: Any) -> None:
+    """Raises ValueError unless `value` of the field `key` is a share above 0 and at most 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
         raise ValueError(f"{key} is {value!r}; it takes a share above 0 and at most 1")
 
 
 def check_channels(key: str, value: Any, words: str = "") -> None:
+    """Raises ValueError unless `value` of the field `key` is a number of channels that a link may have."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_CHANNELS:
         given = "null" if value is None else repr(value)
         raise ValueError(f"{key} is {given}; it takes a whole number from 1 to {MOST_CHANNELS}{words}")

@@ -1,4 +1,4 @@
-"""What a query sees of its sequence: `causal`, `full` or `window:N`. Pure: no torch.
+"""A mask says what a query sees of its sequence: `causal`, `full` or `window:N`.
 
 A query at position i sees the keys j of its sequence with
 
@@ -24,7 +24,8 @@ LONGEST = 2**40  # tokens: more than any sequence has, and far from what int64 s
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """causal: a query sees no key after itself. window: keys that it sees at most, itself among them; 0: no limit."""
+    """The mask of a model or a plan. causal: a query sees no key after itself. window: keys that it sees at most,
+    itself among them; 0: no limit."""
 
     causal: bool = True
     window: int = 0
@@ -38,7 +39,7 @@ class Mask:
 
     @staticmethod
     def of(words: Any) -> "Mask":
-        """The mask that a user names.
+        """Returns the mask that a user names.
 
         Raises:
             ValueError: it is none.
@@ -56,11 +57,13 @@ class Mask:
         return "causal" if self.causal else "full"
 
     def for_lengths(self, lengths: Ints) -> "Mask":
-        """The mask itself, or the causal one where its window is as long as the longest sequence: they are the same."""
+        """Returns the mask itself, or the causal one where its window is as long as the longest sequence: they are the
+        same."""
         return Mask() if self.window and self.window >= lengths.max(initial=0) else self
 
     def between(self, q_start: Ints, q_stop: Ints, k_start: Ints, k_stop: Ints) -> Ints:
-        """Visible pairs of queries [q_start, q_stop) and keys [k_start, k_stop) of one sequence, int64 [n] each.
+        """Counts the visible pairs of queries [q_start, q_stop) and keys [k_start, k_stop) of one sequence, int64 [n]
+        each.
 
         Of queries below q and keys below k there are T(q) - T(q - k) with j <= i, where T(x) = x (x + 1) / 2 for x > 0:
         a triangle, less that of the queries past the last key. Those with j <= i - N are as many as of q - N queries.
@@ -74,18 +77,18 @@ class Mask:
         return total
 
     def pairs(self, lengths: Ints) -> int:
-        """Visible (query, key) pairs of whole sequences, int64 [n]."""
+        """Counts the visible (query, key) pairs of whole sequences of these lengths, int64 [n]."""
         if self == CAUSAL:  # asked for of every plan
             return int(_triangle(lengths).sum())
         return int(self.between(0 * lengths, lengths, 0 * lengths, lengths).sum())
 
     def reach(self, start: Ints) -> Ints:
-        """Keys before position `start` that the query there sees, where the mask is causal."""
+        """Returns how many keys before position `start` the query there sees, where the mask is causal."""
         return np.minimum(start, self.window - 1) if self.window else start
 
 
 def _below(q: Ints, k: Ints) -> Ints:
-    """Pairs with j <= i of queries i < q and keys j < k."""
+    """Counts the pairs with j <= i of queries i < q and keys j < k."""
     return _triangle(q) - _triangle(q - k)
 
 

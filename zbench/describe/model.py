@@ -1,4 +1,4 @@
-"""A transformer as the cost model sees it: shapes, parameters, message sizes. Pure: no torch.
+"""A transformer as the cost model sees it: shapes, parameters, message sizes.
 
 Not the network that trains (that is the torch executor's); this is its arithmetic.
 """
@@ -115,6 +115,7 @@ class Model:
 
     @property
     def router_params(self) -> int:
+        """Parameters of one layer's router; 0 without experts."""
         return self.hidden * self.num_experts if self.num_experts > 1 else 0
 
     @property
@@ -139,6 +140,7 @@ class Model:
 
     @property
     def total_params(self) -> int:
+        """Parameters of the whole model, embeddings among them."""
         embeddings = self.head_params * (1 if self.tied_embeddings else 2)
         return self.num_layers * self.layer_params + embeddings + self.hidden
 
@@ -157,7 +159,7 @@ class Model:
 
     # -- messages ---------------------------------------------------------------------------------
     def message_bytes_per_token(self, tensor: Tensor, head_lo: int, head_hi: int) -> int:
-        """Bytes of one token's `tensor` for query heads [head_lo, head_hi).
+        """Returns the bytes of one token's `tensor` for query heads [head_lo, head_hi).
 
         kv and dkv hold the kv heads that those query heads read (grouped-query attention), k and v;
         o travels with its log-sum-exp; do with the log-sum-exp and the row sum of do * o that the
@@ -167,12 +169,13 @@ class Model:
         return int(one[0])
 
     def message_bytes(self, tensor: Ints, head_lo: Ints, head_hi: Ints) -> Ints:
-        """`message_bytes_per_token` of many messages, [n]; 0 where tensor is -1."""
+        """Returns the bytes of many messages, [n], as `message_bytes_per_token` has them; 0 where tensor is -1."""
         sizes: Ints = np.asarray(message_size(tensor, head_lo, head_hi, *self.message_rows()), np.int64)
         return sizes
 
     def message_rows(self) -> tuple[Ints, Ints, int]:
-        """(bytes by tensor a query head, bytes a kv head, query heads to a kv head): of one token's message."""
+        """Returns a token's bytes for message_size: (bytes by tensor a query head, bytes a kv head, query heads to a kv
+        head)."""
         row = self.head_dim * self.element_bytes
         per_head, per_kv_head = np.zeros((2, len(TENSOR_NAMES) + 1), np.int64)  # the last one is tensor -1
         per_head[[Q, O, DO, DQ]] = row, row + self.lse_bytes, row + 2 * self.lse_bytes, row
@@ -181,6 +184,6 @@ class Model:
 
 
 def message_size(tensor, lo, hi, per_head, per_kv_head, group):  # type: ignore[no-untyped-def]
-    """Bytes of a token's messages: of arrays of them, or of one in a compiled loop."""
+    """Returns the bytes of a token's messages: of arrays of them, or of one in a compiled loop."""
     kv_heads = -(-hi // group) - lo // group
     return per_head[tensor] * (hi - lo) + per_kv_head[tensor] * kv_heads

@@ -1,8 +1,8 @@
-"""The names of clusters, devices and models, which records have as text. Pure: no torch."""
+"""The names of clusters, devices and models, which records have as text."""
 
 
 def check_name(field: str, value: object) -> None:
-    """Refuses what is no text, as the number that a yaml makes of name: 4090.
+    """Refuses a name that is no text, as the number that a yaml makes of name: 4090.
 
     Raises:
         ValueError: the message names `field`.

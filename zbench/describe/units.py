@@ -1,4 +1,4 @@
-"""Quantities with units, as people write them in yaml, to SI numbers. Pure.
+"""Reads quantities with units, as people write them in yaml, as SI numbers.
 
 Inside the program everything is in seconds, bytes, FLOP/s and bytes/s; only yaml and tables
 speak of Gbit/s or TFLOP/s.
@@ -24,12 +24,12 @@ _EXAMPLES = {"bytes": "80 GiB", "bytes/s": "200 Gbit/s", "FLOP/s": "312 TFLOP/s"
 
 
 def number(count: int, noun: str) -> str:
-    """'1 GPU', '2 GPUs'."""
+    """Writes a number with its noun: '1 GPU', '2 GPUs'."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def parse(field: str, value: float | int | str, kind: str) -> float:
-    """`value` as an SI number of `kind` ("bytes", "bytes/s", "FLOP/s" or "seconds").
+    """Returns `value` as an SI number of `kind` ("bytes", "bytes/s", "FLOP/s" or "seconds").
 
     A number is a program's and SI already; text is a person's and carries its unit ("200 Gbit/s", "80 GiB").
 
@@ -52,7 +52,7 @@ def parse(field: str, value: float | int | str, kind: str) -> float:
 
 
 def _example(field: str, kind: str) -> str:
-    """How a quantity may be written: of networks' rates in bits, of all others in bytes."""
+    """Returns how a quantity may be written: of networks' rates in bits, of all others in bytes."""
     return "200 GB/s" if kind == "bytes/s" and "nic" not in field else _EXAMPLES[kind]
 
 

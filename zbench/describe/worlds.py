@@ -1,4 +1,4 @@
-"""A world: the described machine with a cause changed, all else as its yaml has it. Pure: no torch.
+"""A world: the described machine with a cause changed, all else as its yaml has it.
 
 What is told of machines is partly measured and partly guessed (docs/cost.md). A ratio of two systems that holds in
 every world in which the machine may be has not got it from a guess. `conf/world` has the worlds, each with where its
@@ -32,7 +32,7 @@ class Machine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What is changed; without any, the nominal world.
+    """A world: the changes made to the described machine; without any, the nominal world.
 
     nic_channels, nvlink_channels: in place of the cluster's, so that one peer reaches bandwidth / channels.
     nic_bandwidth, nvlink_bandwidth: times the cluster's. latency: times the cluster's, of every class of links.
@@ -76,7 +76,7 @@ class World:
         object.__setattr__(self, "nics_above", above)
 
     def of(self, machine: Machine) -> Machine:
-        """The machine in this world; in the nominal one itself."""
+        """Returns the machine in this world; in the nominal one itself."""
         if self == World():
             return machine
         cluster, model = machine
@@ -105,7 +105,8 @@ class World:
         )
 
     def missing(self, machine: Machine) -> str | None:
-        """Why the machine has no such world, as a sentence goes on; None where it has, and in the nominal one."""
+        """Returns why the machine has no such world, as a sentence goes on; None where it has, and in the nominal
+        one."""
         if self == World():
             return None
         cluster = machine.cluster
@@ -124,7 +125,7 @@ class World:
         return None
 
     def told(self, machine: Machine) -> str:
-        """What is changed of this machine: `words`, but of channels those of the links that had others."""
+        """Tells what is changed of this machine: `words`, but of channels those of the links that had others."""
         cluster, count = machine.cluster, self.nvlink_channels
         if count is None or count != cluster.nvlink_channels:
             return self.words
@@ -135,7 +136,7 @@ class World:
 
     @property
     def words(self) -> str:
-        """What is changed, as tables say it: 'latencies x 3'."""
+        """The changes as tables tell them: 'latencies x 3'."""
         told = [_times(words, getattr(self, name)) for name, words in _FACTORS.items() if getattr(self, name) != 1]
         given = {words: getattr(self, name) for name, words in _CHANNELS.items()}
         told += [f"{words} channels {count}" for words, count in given.items() if count is not None]
@@ -145,7 +146,8 @@ class World:
 
 
 def _used(machine: Machine, nominal: Cluster) -> Machine:
-    """The machine with links that nothing is sent over as they are in `nominal`: one node's NICs, one GPU's ports."""
+    """Returns the machine with links that nothing is sent over as they are in `nominal`: one node's NICs, one GPU's
+    ports."""
     cluster = machine.cluster
     same: dict[str, Any] = {}
     if cluster.num_nodes == 1:
@@ -157,7 +159,7 @@ def _used(machine: Machine, nominal: Cluster) -> Machine:
 
 
 def _faster(device: Device, attention: float, matmul: float) -> Device:
-    """The device with its rates of attention and of matmuls times these."""
+    """Returns the device with its rates of attention and of matmuls times these."""
     curves: dict[str, Any] = {
         name: _times_rates(curve, attention) for name in CURVES if (curve := getattr(device, name)) is not None
     }
@@ -176,7 +178,7 @@ def _times_rates(curve: Curve, factor: float) -> Curve:
 
 
 def _times(words: str, factor: float) -> str:
-    """'NIC bandwidth +20 %' up to twice as much, 'latencies x 3' beyond."""
+    """Writes a factor as 'NIC bandwidth +20 %' up to twice as much, 'latencies x 3' beyond."""
     return f"{words} {100 * (factor - 1):+.4g} %" if 0.5 < factor < 2 else f"{words} x {factor:.4g}"
 
 

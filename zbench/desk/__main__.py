@@ -35,6 +35,7 @@ UNITS = {"bandwidth": "B/s", "latency": "s", "seconds": "s", "flops": "FLOP/s", 
 
 
 def main() -> int:
+    """Runs the command and returns its exit code."""
     return ran(_main, "nothing is left")
 
 

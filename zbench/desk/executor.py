@@ -33,7 +33,8 @@ MOST_LATE = 0.10
 
 @dataclass(slots=True)
 class Desk(Torch):
-    """zbench.runtime.executor.Torch on a desk cluster (zbench.runtime.network.wiring); settings as there.
+    """Executes plans as zbench.runtime.executor.Torch does, on a desk cluster (zbench.runtime.network.wiring); settings
+    as there.
 
     fault: what is to happen to a NIC, by fields of zbench.runtime.network.fault.Fault; None: nothing.
 
@@ -73,7 +74,8 @@ class Desk(Torch):
         self._fault()
 
     def start(self) -> Ready:
-        """
+        """Starts the ranks on emulated nodes, and checks that this machine is fast enough for them.
+
         Raises:
             ValueError: this machine takes longer for the ranks' work than their devices would.
             what zbench.runtime.executor.Torch.start raises.
@@ -92,6 +94,7 @@ class Desk(Torch):
         return replace(ready, about={**ready.about, "burst": {"real_seconds": real, "device_seconds": modelled}})
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
+        """Runs a step as Torch does, and marks it invalid where the machine was too busy for it."""
         result = Torch.traced_step(self, batch, plans, trace)
         overrun, late = (result.phases[name] / result.seconds for name in ("overrun", "late"))
         return replace(result, valid=overrun <= MOST_OVERRUN and late <= MOST_LATE)
@@ -123,7 +126,7 @@ class Desk(Torch):
 
 
 def _apart(cost: Cost, tokens: int) -> Plan:
-    """A sequence of `tokens` on every rank: work without messages."""
+    """Returns a batch of one sequence of `tokens` on every rank: work without messages."""
     ranks = cost.cluster.num_ranks
     builder = Builder(np.full(ranks, tokens, np.int64), ranks, cost.model.num_heads, cost.model.mask)
     local(builder, np.arange(ranks), np.arange(ranks))

@@ -1,5 +1,5 @@
-"""What a desk's limited links give: the share of their rate that payload gets, to all peers at once and to one, and the
-latency of a small message.
+"""Measures what a desk's limited links give: the share of their rate that payload gets, to all peers at once and to
+one, and the latency of a small message.
 
 Measured by the ranks of the desk themselves, with gloo's messages as plans send them, by what zbench.calibrate measures
 links with (zbench.calibrate.exchanges). The driver's side; imports no torch.
@@ -27,8 +27,9 @@ ROUNDS, TIMES = 3, 5  # messages in one measurement, and of how many the median 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """efficiency: what all peers together get of the link, one: what one of them alone does, shares of the rate; where
-    there are fewer peers than channels, nobody can have all. latency: seconds. bandwidth: the rate, bytes/s."""
+    """The measured properties of one kind of link. efficiency: what all peers together get of the link, one: what one
+    of them alone does, shares of the rate; where there are fewer peers than channels, nobody can have all. latency:
+    seconds. bandwidth: the rate, bytes/s."""
 
     efficiency: float
     one: float
@@ -37,7 +38,8 @@ class Link:
 
 
 def measure(cluster: Cluster, model: Model, tell: Callable[[str], None]) -> tuple[dict[str, Link], float]:
-    """Links by name ("nic", "nvlink"), those that there are; and the share of the processors that others used.
+    """Measures the links that there are; returns them by name ("nic", "nvlink"), and the share of the processors that
+    others used.
 
     tell: gets a line of progress each.
 
@@ -60,7 +62,8 @@ def measure(cluster: Cluster, model: Model, tell: Callable[[str], None]) -> tupl
 
 
 def _check_memory(cluster: Cluster) -> None:
-    """Every rank sends and receives a large message at once, all of them in this machine's memory."""
+    """Refuses links too fast for this machine's memory: every rank sends and receives a large message at once, all of
+    them in it."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     links = {"nic": cluster.num_nics if cluster.num_nodes > 1 else 0}
     links["nvlink"] = cluster.num_ranks if cluster.gpus_per_node > 1 else 0
@@ -75,10 +78,11 @@ def _check_memory(cluster: Cluster) -> None:
 
 
 def _link(fleet: Fleet, across: bool, ranks: int, bandwidth: float) -> Link:
-    """ranks: that share one."""
+    """Measures one kind of link. ranks: that share one."""
 
     def seconds(method: str, *arguments: Any) -> float:
-        """On the slowest rank that takes part: those that share a link may have uneven shares of it."""
+        """Returns the seconds on the slowest rank that takes part: those that share a link may have uneven shares of
+        it."""
         calls = (fleet.call(method, *arguments, ROUNDS) for _ in range(TIMES))
         return float(median(max(one for one in call if one is not None) for call in calls))
 

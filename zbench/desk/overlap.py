@@ -1,4 +1,5 @@
-"""How much of attention's messages hides behind attention's arithmetic, of recorded runs on a desk. Pure: no torch.
+"""Works out how much of attention's messages hides behind attention's arithmetic, of recorded runs on a desk. Pure: no
+torch.
 
 What a step has left for attention (its seconds less linear modules, the reduction of gradients, the optimizer) is set
 beside the larger of two things that it cannot be shorter than: the arithmetic of the busiest rank, and the time of the
@@ -23,7 +24,8 @@ from zbench.simulator.legs import legs
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Of a run, mean seconds a step: attention took `attention`; its arithmetic `compute`, its NICs `transfer`."""
+    """The overlap in a run, mean seconds a step: attention took `attention`; its arithmetic `compute`, its NICs
+    `transfer`."""
 
     system: str
     attention: float
@@ -32,11 +34,12 @@ class Overlap:
 
     @property
     def ratio(self) -> float:
+        """The seconds of attention over the larger of arithmetic and transfers; 1 is complete overlap."""
         return self.attention / max(self.compute, self.transfer)
 
 
 def overlap(run: Run, cost: Cost, plans: Callable[[Line], tuple[Plan, ...]]) -> Overlap:
-    """cost: of the run's cluster and model. plans: of a step.
+    """Works out the overlap of a recorded run. cost: of the run's cluster and model. plans: of a step.
 
     Raises:
         ValueError: no step of it counts, or it was simulated.
@@ -53,7 +56,7 @@ def overlap(run: Run, cost: Cost, plans: Callable[[Line], tuple[Plan, ...]]) -> 
 
 
 def nic_seconds(plan: Plan, cost: Cost) -> float:
-    """The busiest NIC's time for what attention sends, one direction, forward and backward of all layers.
+    """Returns the busiest NIC's seconds for what attention sends, one direction, forward and backward of all layers.
 
     What one rank sends to one other has one of the NIC's channels.
     """
@@ -72,7 +75,7 @@ def nic_seconds(plan: Plan, cost: Cost) -> float:
 
 
 def _left(step: Line) -> float:
-    """On the rank that has most linear work."""
+    """Returns the seconds of a step that are left for attention, on the rank that has most linear work."""
     phases = step.get("phases", {})
     if lacking := [name for name in ("reduction", "optimizer") if name not in phases]:
         raise ValueError(f"phases of step {step['step']} of run {step['run']} has no {lacking[0]}; training has it")

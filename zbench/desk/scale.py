@@ -19,8 +19,9 @@ MEMORY_BYTES = 2e9  # of a rank: its share of a small machine; it is not scaled
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """shrink: s, by which lengths and hidden size shrink. flops: F', matmul FLOP/s of a rank. num_nodes,
-    gpus_per_node, nics_per_node: of the desk. tokens_per_gpu: of the job that is shrunk."""
+    """A scale by which a job is shrunk to a desk cluster. shrink: s, by which lengths and hidden size shrink. flops:
+    F', matmul FLOP/s of a rank. num_nodes, gpus_per_node, nics_per_node: of the desk. tokens_per_gpu: of the job that
+    is shrunk."""
 
     shrink: int
     flops: float
@@ -37,11 +38,11 @@ class Scale:
             raise ValueError(f"tokens_per_gpu is {tokens!r}; it takes a whole number of at least 1")
 
     def tokens(self, cluster: Cluster) -> int:
-        """Tokens a rank of the desk: those of the whole batch shrink with lengths."""
+        """Returns how many tokens a rank of the desk has: those of the whole batch shrink with lengths."""
         return self.tokens_per_gpu * cluster.num_ranks // (self.shrink * self.num_nodes * self.gpus_per_node)
 
     def cluster(self, cluster: Cluster, model: Model, desk: Model) -> Cluster:
-        """The desk cluster that is to `desk` what `cluster` is to `model`.
+        """Returns the desk cluster that is to `desk` what `cluster` is to `model`.
 
         Raises:
             ValueError: a desk has no links like the cluster's.

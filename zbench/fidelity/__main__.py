@@ -55,6 +55,7 @@ class Fidelity:
 
     @property
     def error(self) -> float:
+        """The relative error of the simulated seconds."""
         return self.simulated / self.measured - 1
 
 
@@ -92,7 +93,7 @@ def _late(steps: Sequence[Line]) -> float | None:
 
 
 def order(found: Sequence[Fidelity]) -> str:
-    """Whether systems come out in the measured order, in words; of a system's several runs the means count."""
+    """Says in words whether systems come out in the measured order; of a system's several runs the means count."""
     seconds: dict[str, list[tuple[float, float]]] = {}
     for one in found:
         seconds.setdefault(one.of["system"], []).append((one.measured, one.simulated))
@@ -107,6 +108,7 @@ def order(found: Sequence[Fidelity]) -> str:
 
 
 def main() -> int:
+    """Runs the command and returns its exit code."""
     return ran(_main, "what was measured is in the record")
 
 

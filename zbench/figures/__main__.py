@@ -25,6 +25,7 @@ ASKED = ("desk_systems", "desk_parts")  # made for those only who name them: the
 
 
 def main() -> int:
+    """Runs the command and returns its exit code."""
     return ran(lambda: _main(sys.argv[1:]), "figures drawn so far are kept, and records are as they were")
 
 
@@ -86,7 +87,7 @@ def _make(experiments: Mapping[str, Sequence[str]]) -> None:
 
 
 def _record(name: str, figure: ModuleType) -> str:
-    """The name of a figure's record: its own, or that of the figure whose record it draws, too."""
+    """Returns the name of a figure's record: its own, or that of the figure whose record it draws, too."""
     return str(getattr(figure, "RECORD", name))
 
 

@@ -31,7 +31,8 @@ PARTS: Mapping[tuple[bool, bool, bool], tuple[str, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """gpus: None for the published value, whose number of GPUs is not known."""
+    """A bar of the figure: the speed-up of some of Zeppelin's parts. gpus: None for the published value, whose number
+    of GPUs is not known."""
 
     form: str
     parts: str
@@ -40,7 +41,7 @@ class Bar:
 
 
 def table(records: Records) -> list[Bar]:
-    """Raises ValueError where a combination is missing or has no speed-up."""
+    """Returns the figure's bars. Raises ValueError where a combination is missing or has no speed-up."""
     found = {}
     for run, row in zip(records.runs, records.rows, strict=True):
         if choice(run, "system") == "zeppelin":
@@ -61,6 +62,7 @@ def table(records: Records) -> list[Bar]:
 
 
 def draw(axes: Sequence[Axes], table: Sequence[Bar]) -> None:
+    """Draws the bars."""
     most = max(bar.speedup for bar in table)
     for panel, form in zip(axes, FORMS, strict=True):
         _draw(panel, [bar for bar in table if bar.form == form])

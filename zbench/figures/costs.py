@@ -1,4 +1,4 @@
-"""What a sequence costs by its length, and Zeppelin's zones, which begin where these curves cross."""
+"""The costs of a sequence by its length, and Zeppelin's zones, which begin where these curves cross."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +23,9 @@ _LINES = {"attention": BLUE, "linear": GREEN, "intra-node": ORANGE, "inter-node"
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """lengths [n]; seconds of a layer, forward and backward. zones: first lengths of the intra-node zone, and of the
-    inter-node zone with transfers over all of a node's NICs and over one."""
+    """The costs of sequences on one cluster and model. lengths [n]; seconds of a layer, forward and backward. zones:
+    first lengths of the intra-node zone, and of the inter-node zone with transfers over all of a node's NICs and over
+    one."""
 
     cluster: str
     model: str
@@ -37,6 +38,7 @@ class Costs:
 
 
 def table(records: Records) -> list[Costs]:
+    """Returns the curves and zones of every recorded run's cluster and model."""
     out = []
     for run in records.runs:
         cost = cost_of(run)
@@ -48,6 +50,7 @@ def table(records: Records) -> list[Costs]:
 
 
 def draw(axes: Sequence[Axes], table: Sequence[Costs]) -> None:
+    """Draws the curves and where zones begin."""
     for panel, one in zip(axes, table, strict=True):
         of = {
             "attention": one.curves.attention, "linear": one.curves.linear,

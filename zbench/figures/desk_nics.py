@@ -1,4 +1,4 @@
-"""How busy emulated NICs were, as their counters say, while one training step ran: every system on one batch."""
+"""Utilisation of emulated NICs, as their counters say, while one training step ran: every system on one batch."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ WORKLOAD = "prolong64k_2k"  # on the others little crosses nodes but gradients
 
 
 def table(records: Records) -> list[Busy]:
-    """Of each measured run's first step that counts, or its first where none does.
+    """Returns NICs' utilisation in each measured run's first step that counts, or its first where none does.
 
     Raises:
         ValueError: nothing was sampled.
@@ -40,7 +40,8 @@ def table(records: Records) -> list[Busy]:
 
 
 def _binned(curve: NDArray[np.float64], interval: float, longest: float) -> NDArray[np.float64]:
-    """[num_nics, samples] of `interval` seconds each as [num_nics, BINS] of equal spans of `longest` seconds."""
+    """Returns [num_nics, samples] of `interval` seconds each as [num_nics, BINS] of equal spans of `longest`
+    seconds."""
     edges = np.linspace(0, longest, BINS + 1)
     moments = interval * np.arange(curve.shape[1] + 1)
     sums = np.concatenate([np.zeros((len(curve), 1)), np.cumsum(curve, axis=1)], axis=1) * interval

@@ -18,8 +18,8 @@ SIZE = (WIDTH, 7.4)
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """speedup: over ring on the same batches; None: no step counts. goal: of routing alone, a node's NICs, which it
-    cannot pass."""
+    """A bar of the figure: a measured speed-up. speedup: over ring on the same batches; None: no step counts. goal: of
+    routing alone, a node's NICs, which it cannot pass."""
 
     panel: str
     parts: str
@@ -28,6 +28,7 @@ class Gain:
 
 
 def table(records: Records) -> list[Gain]:
+    """Returns the recorded speed-ups."""
     out = []
     for run, row in zip(records.runs, records.rows, strict=True):
         if choice(run, "system") != "zeppelin":
@@ -42,6 +43,7 @@ def table(records: Records) -> list[Gain]:
 
 
 def draw(axes: Sequence[Axes], table: Sequence[Gain]) -> None:
+    """Draws the speed-ups."""
     furthest = max(max(one.speedup or 1, one.goal or 0) for one in table)
     for panel, title in zip(axes, dict.fromkeys(one.panel for one in table), strict=True):
         mine = [one for one in table if one.panel == title]

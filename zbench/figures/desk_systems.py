@@ -32,11 +32,13 @@ class Pair:
 
     @property
     def error(self) -> float | None:
+        """The relative error of the simulated seconds; None without measured ones."""
         return None if self.measured is None else self.simulated / self.measured - 1
 
 
 def table(records: Records) -> list[Pair]:
-    """Raises ValueError where a measured run has no simulated one, or the other way round."""
+    """Returns the pairs of measured and simulated runs. Raises ValueError where a measured run has no simulated one, or
+    the other way round."""
     found: dict[tuple[str, str], dict[bool, Row]] = {}
     for run, row in zip(records.runs, records.rows, strict=True):
         found.setdefault((choice(run, "workload"), choice(run, "system")), {})[row["simulated"]] = row
@@ -51,6 +53,7 @@ def table(records: Records) -> list[Pair]:
 
 
 def draw(axes: Sequence[Axes], table: Sequence[Pair]) -> None:
+    """Draws the speed-ups, and how far the simulator is off."""
     gains, fidelity = axes
     workloads = list(dict.fromkeys(one.workload for one in table))
     systems = [name for name in dict.fromkeys(one.system for one in table) if name != "ring"]
@@ -74,7 +77,7 @@ def draw(axes: Sequence[Axes], table: Sequence[Pair]) -> None:
 
 
 def _fidelity(panel: Axes, found: Sequence[tuple[str, float, float]]) -> None:
-    """How far the simulator is off: (system, measured seconds a step, error) of every run."""
+    """Draws how far the simulator is off: (system, measured seconds a step, error) of every run."""
     if not found:
         panel.set_title("no step counts: the machine was too busy")
         return

@@ -31,8 +31,8 @@ _BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """system: its name, or AS_PUBLISHED. speedup: over one degree for all batches; None where either ran out of
-    memory."""
+    """A bar of the figure: a system's speed-up on a workload. system: its name, or AS_PUBLISHED. speedup: over one
+    degree for all batches; None where either ran out of memory."""
 
     context: int
     workload: str
@@ -41,7 +41,7 @@ class Gain:
 
 
 def table(records: Records) -> list[Gain]:
-    """Raises ValueError where the baseline is missing."""
+    """Returns the speed-ups. Raises ValueError where the baseline is missing."""
     static = {_kind(run): run for run in records.runs if _is_static(run)}
     out = []
     for run in records.runs:
@@ -64,6 +64,7 @@ def _is_static(run: Run) -> bool:
 
 
 def draw(axes: Sequence[Axes], table: Sequence[Gain]) -> None:
+    """Draws the speed-ups."""
     systems = sorted(dict.fromkeys(one.system for one in table), key=lambda system: system != AS_PUBLISHED)
     high = 0.84 / len(systems)
     furthest = max(one.speedup for one in table if one.speedup is not None)

@@ -1,4 +1,4 @@
-"""How near the fastest possible step every system comes on every workload."""
+"""The headroom of every system on every workload: how near the fastest possible step it comes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +18,9 @@ SIZE = (WIDTH + 0.6, 6.4)
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """ratio: [len(systems), len(workloads)] of bound over step; nan where a step ran out of memory or there is no run.
-    Systems by their mean over workloads, the best first; one that misses a workload after those that do not."""
+    """The table that is drawn. ratio: [len(systems), len(workloads)] of bound over step; nan where a step ran out of
+    memory or there is no run. Systems by their mean over workloads, the best first; one that misses a workload after
+    those that do not."""
 
     systems: list[str]
     workloads: list[str]
@@ -27,6 +28,7 @@ class Grid:
 
 
 def table(records: Records) -> Grid:
+    """Returns the bound's share of the step, of every system on every workload."""
     found = {}
     for run, row in zip(records.runs, records.rows, strict=True):
         ratio = row["bound_ratio"]
@@ -40,6 +42,7 @@ def table(records: Records) -> Grid:
 
 
 def draw(axes: Sequence[Axes], table: Grid) -> None:
+    """Draws the table."""
     (panel,) = axes
     panel.imshow(table.ratio, aspect="auto", cmap="cividis", vmin=0, vmax=1)
     for row, column in np.ndindex(table.ratio.shape):

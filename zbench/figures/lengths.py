@@ -26,6 +26,7 @@ class Shares:
 
 
 def table(records: Records) -> list[Shares]:
+    """Returns the shares of every recorded workload."""
     out = []
     for run in records.runs:
         width = max(len(step["octaves"]["tokens"]) for step in run.steps)
@@ -40,6 +41,7 @@ def table(records: Records) -> list[Shares]:
 
 
 def draw(axes: Sequence[Axes], table: Sequence[Shares]) -> None:
+    """Draws the shares."""
     most = max(len(one.tokens) for one in table)
     for index, (panel, one) in enumerate(zip(axes, table, strict=True)):
         at = np.arange(len(one.tokens))
@@ -59,4 +61,5 @@ def draw(axes: Sequence[Axes], table: Sequence[Shares]) -> None:
 
 
 def where(records: Records) -> str:
+    """Says for the stamp where the numbers come from."""
     return f"drawn by the workloads in runs {simulated(records)}"

@@ -1,4 +1,4 @@
-"""How busy attention's messages keep every NIC during two layers: ring, zeppelin without routing, zeppelin."""
+"""Utilisation of every NIC by attention's messages during two layers: ring, zeppelin without routing, zeppelin."""
 
 import re
 from collections import Counter
@@ -23,8 +23,9 @@ BINS = 200
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """share: [num_nics, BINS], of each of BINS equal spans of `longest` seconds in which a NIC moves something, mean
-    of both directions. seconds: when this system's last event ends; mean: over NICs until then."""
+    """The utilisation of NICs under one system. share: [num_nics, BINS], of each of BINS equal spans of `longest`
+    seconds in which a NIC moves something, mean of both directions. seconds: when this system's last event ends; mean:
+    over NICs until then."""
 
     name: str
     share: NDArray[np.float64]
@@ -35,6 +36,7 @@ class Busy:
 
 
 def table(records: Records) -> list[Busy]:
+    """Returns NICs' utilisation under every recorded system, the slowest first."""
     traces = [[one for one in records.trace(run) if one["name"] not in SHARED] for run in records.runs]
     ends = [max(event["ts"] + event["dur"] for event in trace if event["ph"] == "X") * 1e-6 for trace in traces]
     longest = max(ends)
@@ -53,7 +55,8 @@ def _name(system: dict[str, object], name: str) -> str:
 
 
 def _shares(events: Sequence[Event], num_nics: int, longest: float) -> NDArray[np.float64]:
-    """Of every span, the part that NIC n sends or receives, halved: [num_nics, BINS]. A channel is its share of it."""
+    """Returns, for every span of time, the part that NIC n sends or receives, halved: [num_nics, BINS]. A channel is
+    its share of it."""
     channels: Counter[int] = Counter()  # of both directions
     nic_of: dict[tuple[int, int], int] = {}
     for event in events:
@@ -72,6 +75,7 @@ def _shares(events: Sequence[Event], num_nics: int, longest: float) -> NDArray[n
 
 
 def draw(axes: Sequence[Axes], table: Sequence[Busy]) -> None:
+    """Draws the utilisation over time."""
     for panel, one in zip(axes, table, strict=True):
         count = len(one.share)
         image = panel.imshow(

@@ -1,4 +1,4 @@
-"""How long planners take, and how near the bound their plans come, by number of GPUs."""
+"""Planners' seconds, and how near the bound their plans come, by number of GPUs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ SIZE = (WIDTH, 7.4)
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """plan_seconds: median of the steps, as measured. bound_ratio: None where memory did not suffice."""
+    """A point of the figure: a planner on some number of GPUs. plan_seconds: median of the steps, as measured.
+    bound_ratio: None where memory did not suffice."""
 
     system: str
     gpus: int
@@ -25,6 +26,7 @@ class Point:
 
 
 def table(records: Records) -> list[Point]:
+    """Returns the points."""
     return [
         Point(choice(run, "system"), row["num_ranks"], row["plan_seconds"], row["bound_ratio"])
         for run, row in zip(records.runs, records.rows, strict=True)
@@ -32,6 +34,7 @@ def table(records: Records) -> list[Point]:
 
 
 def draw(axes: Sequence[Axes], table: Sequence[Point]) -> None:
+    """Draws the points."""
     time, quality = axes
     sizes = sorted({one.gpus for one in table})
     names = list(dict.fromkeys(one.system for one in table))
@@ -66,6 +69,7 @@ def draw(axes: Sequence[Axes], table: Sequence[Point]) -> None:
 
 
 def where(records: Records) -> str:
+    """Says for the stamp where the numbers come from: measured seconds, simulated bounds."""
     prints = [run.start["fingerprint"] for run in records.runs]
     machines = dict.fromkeys(f"{one['processor']}, {one['cores']} cores" for one in prints)
     return f"above: measured on {', '.join(machines)}\nbelow: {simulated(records)}"

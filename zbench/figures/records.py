@@ -28,30 +28,34 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Records:
-    """Finished runs, in order; the events (zbench.trace) of those that left a trace, by its path."""
+    """The record of a figure: finished runs, in order; the events (zbench.trace) of those that left a trace, by its
+    path."""
 
     runs: Sequence[Run]
     traces: Mapping[str, Sequence[Event]] = field(default_factory=dict)
 
     @cached_property
     def rows(self) -> list[Row]:
-        """What zbench.record.rows derives from the runs, one for each."""
+        """The rows that zbench.record.rows derives from the runs, one for each."""
         return rows(self.runs)
 
     def trace(self, run: Run) -> Sequence[Event]:
+        """Returns the events of a run that left a trace."""
         return self.traces[run.start["config"]["trace"]]
 
     @property
     def clusters(self) -> list[str]:
+        """The names of the runs' clusters, each once."""
         return list(dict.fromkeys(str(run.start["facts"]["cluster"]) for run in self.runs))
 
 
 def choice(run: Run, group: str) -> str:
+    """Returns which of a group's yamls (system, workload, ...) a run chose."""
     return str(run.start["config"]["choices"][group])
 
 
 def cost_of(run: Run) -> Cost:
-    """The cost model of a run, from the constants in its record."""
+    """Returns the cost model of a run, from the constants in its record."""
     config = run.start["config"]
     cluster, model = _plain(config["cluster"]), Model(**_plain(config["model"]))
     device = Device(**_plain(cluster.pop("device")))
@@ -64,7 +68,8 @@ def _plain(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load(name: str, folder: Path = FOLDER) -> Records:
-    """
+    """Reads a figure's record and the traces that it names.
+
     Raises:
         ValueError: there is no record, it is not whole, or a trace that it names is missing.
     """
@@ -94,7 +99,8 @@ def _events(path: Path, remedy: str) -> list[Event]:
 
 
 def check_experiments(name: str, records: Records, experiments: Sequence[str]) -> None:
-    """
+    """Checks that a record is of the figure's experiments.
+
     Raises:
         ValueError: a run is of another experiment than the figure's.
     """
@@ -107,7 +113,7 @@ def check_experiments(name: str, records: Records, experiments: Sequence[str]) -
 
 
 def is_current(records: Records) -> bool:
-    """Whether these very sources made all of it."""
+    """Returns whether these very sources made all of the record."""
     return {run.start["fingerprint"]["sources"] for run in records.runs} == {source_digest()}
 
 

@@ -1,4 +1,4 @@
-"""Tokens a second by number of GPUs."""
+"""Throughput, in tokens a second, by number of GPUs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ PUBLISHED = 128  # GPUs: where the paper's figure ends
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """tokens_per_second: None where a step ran out of memory."""
+    """A point of the figure: a system on some number of GPUs. tokens_per_second: None where a step ran out of
+    memory."""
 
     system: str
     gpus: int
@@ -28,11 +29,13 @@ class Point:
 
 
 def table(records: Records) -> list[Point]:
+    """Returns the points."""
     both = zip(records.runs, records.rows, strict=True)
     return [Point(choice(run, "system"), row["num_ranks"], row["tokens_per_second"]) for run, row in both]
 
 
 def draw(axes: Sequence[Axes], table: Sequence[Point]) -> None:
+    """Draws the points."""
     (panel,) = axes
     sizes = sorted({one.gpus for one in table})
     ends = {}

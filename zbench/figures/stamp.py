@@ -1,9 +1,10 @@
-"""What a picture says of where its numbers come from. Pure: no torch."""
+"""Writes into a picture where its numbers come from. Pure: no torch."""
 
 from zbench.figures.records import Records, choice
 
 
 def simulated(records: Records) -> str:
+    """Says that the numbers are simulated, on which clusters and how many GPUs."""
     facts = [run.start["facts"] for run in records.runs]
     sizes = sorted({one["num_gpus"] for one in facts})
     gpus = ", ".join(map(str, sizes)) if len(sizes) < 4 else f"{sizes[0]} to {sizes[-1]}"
@@ -11,7 +12,7 @@ def simulated(records: Records) -> str:
 
 
 def measured(records: Records) -> str:
-    """Of runs on emulated nodes, and simulated ones beside them."""
+    """Says of runs on emulated nodes, and simulated ones beside them, on which machines they were measured."""
     real = [run for run in records.runs if not run.start["facts"]["simulated"]]
     prints = [run.start["fingerprint"] for run in real]
     machines = dict.fromkeys(f"{one['processor']}, {one['cores']} cores" for one in prints)
@@ -20,7 +21,7 @@ def measured(records: Records) -> str:
 
 
 def stamp(records: Records, where: str) -> str:
-    """where; the commit that made the records, and the commands that did."""
+    """Returns the stamp: `where`; the commit that made the records, and the commands that did."""
     commands = dict.fromkeys(f"python -m zbench experiment={choice(run, 'experiment')}" for run in records.runs)
     commits = dict.fromkeys(_commit(run.start["fingerprint"]) for run in records.runs)
     return "\n".join([where, f"commit {', '.join(commits)}", *commands])

@@ -1,4 +1,4 @@
-"""How all figures look: sizes, colours, labels, and files that are the same bytes for the same numbers. An edge.
+"""The style of all figures: sizes, colours, labels, and files that are the same bytes for the same numbers. An edge.
 
 Figures are narrow, so that a phone shows them 1:1. Colours are Okabe and Ito's (2008, "Color Universal Design"), which
 colour-blind readers can tell apart; where lines cross, markers differ too.
@@ -54,18 +54,19 @@ SETTINGS: Mapping[str, Any] = {
 
 
 def panels(size: tuple[float, float], shape: tuple[int, int]) -> tuple[Figure, list[Axes]]:
-    """An empty figure of `shape` panels, row by row, with room for its stamp below."""
+    """Makes an empty figure of `shape` panels, row by row, with room for its stamp below."""
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(*shape, squeeze=False)
     return figure, [one for row in axes for one in row]
 
 
 def stamped(figure: Figure, words: str) -> None:
+    """Writes the stamp below the panels."""
     figure.supxlabel(words, fontsize=7, color="#555555", x=0.01, ha="left")
 
 
 def save(figure: Figure, path: Path) -> None:
-    """SVG and PNG beside each other, without dates and versions.
+    """Saves a figure as SVG and PNG beside each other, without dates and versions.
 
     Raises:
         ValueError: one cannot be written, or is a file of another kind.
@@ -77,13 +78,13 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def looks() -> Any:
-    """A context with all settings; what the user's matplotlibrc says does not count."""
+    """Returns a context with all settings; what the user's matplotlibrc says does not count."""
     settings: dict[Any, Any] = {**mpl.rcParamsDefault, **SETTINGS, "backend": "agg"}
     return mpl.rc_context(settings)
 
 
 def spread(values: Sequence[float], least: float) -> list[float]:
-    """Places as near to `values` as can be, in the same order, `least` apart: of labels that would overlap."""
+    """Returns places as near to `values` as can be, in the same order, `least` apart: of labels that would overlap."""
     order = np.argsort(values, kind="stable")
     groups: list[list[float]] = []  # [mean of places, number of labels]
     for value in np.asarray(values, float)[order].tolist():
@@ -101,7 +102,8 @@ def spread(values: Sequence[float], least: float) -> list[float]:
 
 
 def end_labels(axes: Axes, ends: Mapping[str, tuple[float, float]], colours: Mapping[str, str]) -> None:
-    """Names of lines right of where they end, {name: (x, y)}, moved apart and tied to it. After limits are set."""
+    """Writes names of lines right of where they end, {name: (x, y)}, moved apart and tied to it. After limits are
+    set."""
     if not ends:
         return
     right = axes.get_xlim()[1]
@@ -117,12 +119,12 @@ def end_labels(axes: Axes, ends: Mapping[str, tuple[float, float]], colours: Map
 
 
 def early_label(axes: Axes, words: str, end: tuple[float, float], colour: str) -> None:
-    """Beside the end of a line that does not reach the right edge."""
+    """Writes a name beside the end of a line that does not reach the right edge."""
     axes.annotate(words, end, (6, 3), textcoords="offset points", color=colour, fontsize=8.5, va="bottom")
 
 
 def tokens(value: float) -> str:
-    """4096 as 4K."""
+    """Writes a number of tokens: 4096 as 4K."""
     for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
         if value >= size:
             return f"{value / size:g}{unit}"

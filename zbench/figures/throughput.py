@@ -22,7 +22,8 @@ LINES = ((1.0, "-", "ring"), (2.80, "--", "published\nmean 2.80"), (6.60, ":", "
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """speedup: over ring on the same batches; None where either ran out of memory."""
+    """A bar of the figure: a system's speed-up on a workload. speedup: over ring on the same batches; None where either
+    ran out of memory."""
 
     cluster: str
     model: str
@@ -32,10 +33,12 @@ class Gain:
 
 
 def table(records: Records) -> list[Gain]:
+    """Returns the speed-ups."""
     return [Gain(*(row[key] for key in ("cluster", "model", "workload", "system", "speedup"))) for row in records.rows]
 
 
 def draw(axes: Sequence[Axes], table: Sequence[Gain]) -> None:
+    """Draws the speed-ups."""
     systems = [name for name in dict.fromkeys(one.system for one in table) if name != "ring"]
     clusters = sorted({one.cluster for one in table}, key=list(CLUSTERS).index)
     furthest = max(one.speedup for one in table if one.speedup is not None)

@@ -32,7 +32,7 @@ _KINDS = {  # of an event's name: colour, what it is
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A GPU, or a direction of a NIC: (kind, begin, seconds) of what it does."""
+    """One line of the timeline, a GPU or a direction of a NIC: (kind, begin, seconds) of what it does."""
 
     name: str
     spans: list[tuple[str, float, float]]
@@ -50,7 +50,7 @@ class Step:
 
 
 def table(records: Records) -> list[Step]:
-    """Steps of one length side by side, the longest length first."""
+    """Returns the steps of one length side by side, the longest length first."""
     out = []
     for run in records.runs:
         lanes = _lanes(records.trace(run))
@@ -75,6 +75,7 @@ def _order(name: str) -> int:
 
 
 def draw(axes: Sequence[Axes], table: Sequence[Step]) -> None:
+    """Draws the timelines."""
     for panel, step in zip(axes, table, strict=True):
         orders = [_order(lane.name) for lane in step.lanes]
         height = len(orders) + 2

@@ -1,1 +1,1 @@
-"""What a system, a workload, an executor and a tracker have to offer, and what passes between them."""
+"""The interfaces of a system, a workload, an executor and a tracker, and what passes between them."""

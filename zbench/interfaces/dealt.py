@@ -1,4 +1,4 @@
-"""A batch in parts, for systems that do not choose a number of micro-batches themselves. Pure: no torch."""
+"""A batch in parts, for systems that do not choose a number of micro-batches themselves."""
 
 from dataclasses import dataclass, replace
 
@@ -11,19 +11,20 @@ from zbench.plans.plan import Ints, Plan
 
 @dataclass(frozen=True, slots=True)
 class Dealt:
-    """`system`, given a batch in `count` parts of about equal tokens, one after the other; in fewer where there are
-    fewer sequences. What it needs more micro-batches for, as memory, it still decides."""
+    """A system that is given a batch in `count` parts of about equal tokens, one after the other; in fewer where there
+    are fewer sequences. What it needs more micro-batches for, as memory, it still decides."""
 
     system: System
     count: int
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """Those of `system` (zbench.interfaces.protocols)."""
+        """The packages of `system` (zbench.interfaces.protocols)."""
         names: tuple[str, ...] = getattr(self.system, "packages", ())
         return names
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
+        """Returns the plans of all parts, one part after the other."""
         every = np.arange(len(batch.lengths), dtype=np.int64)
         plans: list[Plan] = []
         for part in dealt(every, batch.lengths, min(self.count, len(every))):
@@ -34,12 +35,13 @@ class Dealt:
 
 
 def undealt(system: System) -> System:
-    """The system itself, without Dealt around it."""
+    """Returns the system itself, without Dealt around it."""
     return system.system if isinstance(system, Dealt) else system
 
 
 def dealt(seqs: Ints, lengths: Ints, count: int) -> list[Ints]:
-    """`seqs` in `count` parts of about equal tokens, the longest first, each to the part with the fewest tokens."""
+    """Deals `seqs` to `count` parts of about equal tokens, the longest first, each to the part with the fewest
+    tokens."""
     parts: list[list[int]] = [[] for _ in range(count)]
     held = np.zeros(count, np.int64)
     for seq in seqs[np.argsort(-lengths[seqs], kind="stable")]:

@@ -1,4 +1,4 @@
-"""The four things a run is put together from. Pure: no torch.
+"""The four protocols that a run is put together from: workload, system, executor, tracker.
 
 A system and a workload have one method each, an executor three, a tracker six; each is a class and a yaml.
 """
@@ -13,23 +13,23 @@ from zbench.plans.plan import Plan
 
 
 class Workload(Protocol):
-    """Made with `seed` and `tokens` besides its yaml's keys."""
+    """A source of batches. Made with `seed` and `tokens` besides its yaml's keys."""
 
     def batch(self, step: int) -> Batch:
-        """The batch of `step`: a function of (the workload's seed, step) alone, of exactly `tokens` tokens."""
+        """Returns the batch of `step`: a function of (the workload's seed, step) alone, of exactly `tokens` tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large the plans of a step are: operations of both lists; pieces that sequences are cut into."""
+    """The size of a step's plans: operations of both lists; pieces that sequences are cut into."""
 
     operations: int
     pieces: int
 
 
 class System(Protocol):
-    """May have `packages`, a tuple of names of distributions: other projects' code that its plans or their attention
-    come from. Their versions go into the record.
+    """A planner: it turns a batch into plans. May have `packages`, a tuple of names of distributions: other projects'
+    code that its plans or their attention come from. Their versions go into the record.
 
     May have `plans_stages`, True: it chooses the number of micro-batches of a job with stages (zbench.cost.stacks)
     itself. To others zbench.interfaces.dealt gives a batch in parts.
@@ -46,31 +46,33 @@ class System(Protocol):
     planned (zbench.run.price)."""
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        """One plan per micro-batch, in the order they run; gradients are summed."""
+        """Returns one plan per micro-batch, in the order they run; gradients are summed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What an executor says when it is ready: the first step to run, and facts about itself for the record."""
+    """An executor's answer when it is ready: the first step to run, and facts about itself for the record."""
 
     first_step: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Executor(Protocol):
+    """An executor of plans, which trains or simulates."""
+
     def start(self) -> Ready:
-        """Before a run's first step: starts what it needs, with nothing left of an earlier run."""
+        """Starts, before a run's first step, what the executor needs, with nothing left of an earlier run."""
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Runs (or simulates) one training step."""
 
     def stop(self) -> None:
-        """After a run, however it ended."""
+        """Ends what `start` started, after a run, however it ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """What a tracker is told of a run that starts.
+    """The facts that a tracker is told of a run that starts.
 
     group: the runs of one command have it in common, or those of one experiment. kind: the executor. tags: the run's
     system, workload, cluster and model. config: the configuration, and what else the numbers depend on.
@@ -85,19 +87,22 @@ class Tracked:
 
 
 class Tracker(Protocol):
-    def start(self, run: Tracked) -> None: ...
+    """A place to which a run's figures are sent while it runs."""
+
+    def start(self, run: Tracked) -> None:
+        """Begins a run."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step's figures, by the names of docs/tracking.md."""
+        """Takes a step's figures, by the names of docs/tracking.md."""
 
     def curves(self, step: int, title: str, interval: float, lines: Mapping[str, Sequence[float]]) -> None:
         """Takes lines by name: numbers of a step, one every `interval` seconds."""
 
     def attach(self, name: str, path: str) -> None:
-        """A file of the run, which may be gone afterwards."""
+        """Takes a file of the run, which may be gone afterwards."""
 
     def finish(self, status: str, figures: Mapping[str, float]) -> None:
-        """After the last step, or in place of one that failed. figures: of the whole run."""
+        """Ends a run after the last step, or in place of one that failed. figures: of the whole run."""
 
     def where(self) -> str:
         """Tells people where the runs sent so far are."""

@@ -1,4 +1,4 @@
-"""What one step yields: raw quantities only. Pure: no torch.
+"""The result of one step: raw quantities only.
 
 Throughput, MFU, utilisation and every other ratio are derived from these when a record is read
 (zbench.record.metrics), so that a formula can be corrected without running again.

@@ -1,4 +1,4 @@
-"""What a configuration that is chosen before a run may be chosen by, and what was chosen. Pure: no torch."""
+"""The study before a run: what a configuration may be chosen by, and what was chosen."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,8 @@ PLAYED = 20  # batches, evenly from those drawn by longest sequence
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """cluster, model: as configured. batch: gives batch number 0, 1, ...; none of them is one of the run's.
+    """The study that a system is given which chooses a configuration before a run. cluster, model: as configured.
+    batch: gives batch number 0, 1, ...; none of them is one of the run's.
 
     cost_of: the cost model that planners see, of a model with some parallelism (ValueError: it does not divide).
     trains: whether plans are run for real; then the model stays as configured.
@@ -36,7 +37,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was chosen before a run: keys of the model, keys of whatever makes the plans, and both in words."""
+    """The choice made before a run: keys of the model, keys of whatever makes the plans, and both in words."""
 
     model: Mapping[str, Any]
     keys: Mapping[str, Any]
@@ -45,14 +46,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a distribution of lengths is judged by. hard: a batch that has to fit memory, as its longest sequence is
-    exceeded in one batch of a thousand alone. played: batches whose steps are played, by longest sequence."""
+    """The batches by which a distribution of lengths is judged. hard: a batch that has to fit memory, as its longest
+    sequence is exceeded in one batch of a thousand alone. played: batches whose steps are played, by longest
+    sequence."""
 
     hard: Batch
     played: Sequence[Batch]
 
     @staticmethod
     def of(study: Study) -> "Sample":
+        """Draws batches and picks those that are judged by."""
         study.tell(f"drawing {DRAWN:,} batches")
         drawn = sorted((study.batch(number) for number in range(DRAWN)), key=lambda batch: int(batch.lengths.max()))
         return Sample(drawn[int(HARD * DRAWN)], spread(drawn, PLAYED))

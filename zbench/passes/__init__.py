@@ -1,4 +1,5 @@
-"""Plan -> Plan, pure: reverse (add the backward), remap (balance homes), route (spread over NICs), order (when)."""
+"""Passes from plan to plan, pure: reverse (add the backward), remap (balance homes), route (spread over NICs), order
+(when)."""
 
 from zbench.passes.order import order
 from zbench.passes.remap import remap

@@ -1,4 +1,4 @@
-"""Order: list-schedule transfers and attends together by predicted time. Pure: no torch.
+"""Order: list-schedule transfers and attends together by predicted time.
 
 Lanes serve their operations in plan order, so an operation that waits for late data blocks those
 behind it. This rewrite replays both lists on the described cluster with free choice: of all legs
@@ -24,12 +24,12 @@ from zbench.simulator.simulate import Programs, prepare, programs
 
 
 def order(plan: Plan, cost: Cost) -> Plan:
-    """`plan` with both lists in list-scheduled order."""
+    """Returns `plan` with both lists in list-scheduled order."""
     return scheduled(plan, cost, programs(plan, cost))[0]
 
 
 def scheduled(plan: Plan, cost: Cost, given: Programs) -> tuple[Plan, float, Programs]:
-    """(`plan` in list-scheduled order, seconds predicted for one layer in both directions, its programs).
+    """Returns (`plan` in list-scheduled order, seconds predicted for one layer in both directions, its programs).
 
     given: the programs of `plan` as it is.
 
@@ -64,7 +64,7 @@ def _program(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Program:
 
 
 def _end(of: Program, ready: np.ndarray, cost: Cost) -> float:
-    """When the clock has played it."""
+    """Returns the time at which the clock has played the list."""
     timeline = run(of, ready, Free.zero(cost.cluster))
     return max(float(timeline.done.max()), float(ready.max()))
 

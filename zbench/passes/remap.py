@@ -1,4 +1,4 @@
-"""Remapping: give every rank the same number of tokens for the linear modules. Pure: no torch.
+"""Remapping: give every rank the same number of tokens for the linear modules.
 
 A plan made for balanced attention leaves some ranks with more tokens than others. This moves the
 homes of surplus tokens to ranks with a deficit; their q and kv travel to the rank that attends with
@@ -23,7 +23,7 @@ from zbench.plans.plan import ATTEND, Blocks, Ints, Lists, Ops, Plan
 
 
 def remap(plan: Plan, cost: Cost, tolerance: int = 128) -> Plan:
-    """`plan` (forward only) with homes balanced to within `tolerance` tokens of the mean.
+    """Returns `plan` (forward only) with homes balanced to within `tolerance` tokens of the mean.
 
     Moving a handful of tokens costs more than it gains, hence the tolerance.
     """
@@ -35,7 +35,7 @@ def remap(plan: Plan, cost: Cost, tolerance: int = 128) -> Plan:
 
 
 def flows(tokens: Ints, cost: Cost, tolerance: int) -> tuple[Ints, Ints, Ints]:
-    """Who sends how many tokens to whom: (source, target, amount) int64 [num_flows]; tokens: [num_ranks]."""
+    """Returns who sends how many tokens to whom: (source, target, amount) int64 [num_flows]; tokens: [num_ranks]."""
     cluster = cost.cluster
     total, ranks = int(tokens.sum()), len(tokens)
     excess = tokens - (total // ranks + (np.arange(ranks) < total % ranks))
@@ -59,7 +59,7 @@ def flows(tokens: Ints, cost: Cost, tolerance: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _split(amounts: Ints, crossing: Ints, per_node: int, inside_weight: float) -> Ints:
-    """How much of each rank's `amounts` crosses nodes, `crossing` [num_nodes] in all from each node.
+    """Returns how much of each rank's `amounts` crosses nodes, `crossing` [num_nodes] in all from each node.
 
     Rank r's weighted volume is w (a_r - x_r) + x_r with w < 1; the largest is least when x_r is
     (T - w a_r) / (1 - w), clipped to [0, a_r], for the T at which they sum up to `crossing`.
@@ -161,7 +161,7 @@ def _expanded(lists: Lists, child_old: Ints, num_old: int) -> Lists:
 
 
 def _touching(ops: Ops, lists: Lists) -> tuple[Ints, Ints]:
-    """(operation, block) for every block that an operation moves, or attends with."""
+    """Returns (operation, block) for every block that an operation moves, or attends with."""
     counts = lists.lengths[ops.blocks]
     op = np.repeat(np.arange(len(ops)), counts)
     begin = np.repeat(lists.offsets[ops.blocks] - (np.cumsum(counts) - counts), counts)
@@ -169,7 +169,8 @@ def _touching(ops: Ops, lists: Lists) -> tuple[Ints, Ints]:
 
 
 def _done_at_home(ops: Ops, lists: Lists, home: Ints) -> tuple[Ints, Ints]:
-    """Per block the heads [lo, hi) of o that were sent from the rank that is now its home; 0:0 where none were."""
+    """Returns per block the heads [lo, hi) of o that were sent from the rank that is now its home; 0:0 where none
+    were."""
     op, block = _touching(ops, lists)
     here = (ops.tensor[op] == O) & (ops.src[op] == home[block])
     lo, hi = np.zeros(len(home), np.int64), np.zeros(len(home), np.int64)
@@ -178,7 +179,7 @@ def _done_at_home(ops: Ops, lists: Lists, home: Ints) -> tuple[Ints, Ints]:
 
 
 def _without_returns(ops: Ops, lists: Lists, home: Ints, num_ranks: int) -> tuple[Lists, Ops]:
-    """Transfers without the blocks that moved to where a copy is sent, or an output sent from: at home there now."""
+    """Drops from transfers the blocks that moved to where a copy is sent, or an output sent from: at home there now."""
     end = np.where(ops.kind == ATTEND, -1, np.where(ops.tensor == O, ops.src, ops.dst))
     op, block = _touching(ops, lists)
     returns = np.unique(op[home[block] == end[op]])
@@ -197,7 +198,7 @@ def _without_returns(ops: Ops, lists: Lists, home: Ints, num_ranks: int) -> tupl
 
 
 def _with_lists(lists: Lists, rows: list[Ints]) -> tuple[Lists, Ints]:
-    """`lists` with `rows` appended, and the new lists' indices."""
+    """Returns `lists` with `rows` appended, and the new lists' indices."""
     extra = Lists.of(rows)
     offsets = np.concatenate([lists.offsets, lists.offsets[-1] + extra.offsets[1:]])
     names = len(lists) + np.arange(len(rows), dtype=np.int64)

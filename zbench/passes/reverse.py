@@ -1,4 +1,4 @@
-"""The backward list of a plan, made by running its forward list in reverse. Pure: no torch.
+"""The backward list of a plan, made by running its forward list in reverse.
 
 An attend stays where it is; o's way home becomes the way out of do; the ways out of q and kv become
 the ways home of dq and dkv, which add up on every rank they pass. What differs is where a rank
@@ -35,7 +35,7 @@ def check_mode(field: str, mode: object) -> None:
 
 
 def reverse(plan: Plan, mode: Mode) -> Plan:
-    """`plan` with its backward list, and with the forward copies marked that stay until then.
+    """Returns `plan` with its backward list, and with the forward copies marked that stay until then.
 
     Raises:
         ValueError: unknown mode.
@@ -61,7 +61,7 @@ def reverse(plan: Plan, mode: Mode) -> Plan:
 
 
 def _mirrored(forward: Ops) -> Ops:
-    """Every attend, and the gradient of every transfer on its way back, last first."""
+    """Returns every attend, and the gradient of every transfer on its way back, last first."""
     tensor = np.where(forward.kind == TRANSFER, _GRADIENT[forward.tensor], np.int8(-1))
     back = forward.take(slice(None, None, -1))
     none, nothing = np.full(len(forward), -1, np.int16), np.zeros(len(forward), np.int8)
@@ -69,7 +69,8 @@ def _mirrored(forward: Ops) -> Ops:
 
 
 def _merged(again: Ops, before: Ints, mirrored: Ops) -> Ops:
-    """`mirrored` with each operation of `again` in front of the one at `before` (int64 [len(again)], ascending)."""
+    """Merges operations into `mirrored`, each operation of `again` in front of the one at `before` (int64 [len(again)],
+    ascending)."""
     place = before + np.arange(len(before))
     others = np.ones(len(again) + len(mirrored), bool)
     others[place] = False
@@ -102,8 +103,9 @@ def _carried(plan: Plan) -> tuple[Column, Column, Ints]:
 
 @nb.njit(cache=True)
 def _chains(columns, rows, num_lists, width):  # type: ignore[no-untyped-def]
-    """Per kv transfer, int32 [num_ops], -1 where there is none: the last one that takes the copy on from where it
-    arrives, the last one that brought it to where it leaves from, and the last attend that uses it."""
+    """Links the kv transfers of a copy: returns per kv transfer, int32 [num_ops], -1 where there is none: the last one
+    that takes the copy on from where it arrives, the last one that brought it to where it leaves from, and the last
+    attend that uses it."""
     kind, tensor, dst, head_lo, head_hi, blocks, kv_blocks = columns
     offsets, index = rows
     onward = np.full(len(kind), -1, np.int32)
@@ -148,8 +150,8 @@ def _chains(columns, rows, num_lists, width):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _turns(onward, brought_by, use):  # type: ignore[no-untyped-def]
-    """Per kv transfer, int32 [num_ops]: in front of which forward operation's mirror the copy is returned (-1: it is
-    kept), and how deep in its chain it is."""
+    """Returns per kv transfer, int32 [num_ops]: in front of which forward operation's mirror the copy is returned (-1:
+    it is kept), and how deep in its chain it is."""
     turn, depth = np.full(len(use), -1, np.int32), np.zeros(len(use), np.int32)
     for i in range(len(use)):
         if use[i] >= 0 and onward[i] > i:

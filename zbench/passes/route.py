@@ -1,4 +1,4 @@
-"""Routing: spread a transfer between nodes over all NICs of both. Pure: no torch.
+"""Routing: spread a transfer between nodes over all NICs of both.
 
 The source hands shares to ranks tied to the node's other NICs, these send in parallel to their
 counterparts, which hand on to the destination (Zeppelin, arXiv 2509.21841, communication routing
@@ -14,7 +14,7 @@ from zbench.plans.plan import TRANSFER, Lists, Ops, Plan
 
 
 def route(plan: Plan, cost: Cost) -> Plan:
-    """`plan` with `via` set on the transfers between nodes that gain from it, forward and backward.
+    """Returns `plan` with `via` set on the transfers between nodes that gain from it, forward and backward.
 
     A list of operations is routed only if its busiest NIC then has less to carry, and a transfer
     only if it alone gets faster: where every NIC is busy already, detours only cost.
@@ -47,9 +47,9 @@ def _routed(plan: Plan, ops: Ops, cost: Cost) -> Ops:
 
 
 def _routed_seconds(size: np.ndarray, cost: Cost) -> np.ndarray:
-    """Dispatch, NICs and combine one after another, all lanes at once:
-    b_in n (x-1)/x + b_across n / x + b_in n (x-1)/x, and a latency each. Dispatch goes to x-1 proxies, which have all
-    of a port; each NIC sends its share to one peer."""
+    """Returns the seconds of routed messages: dispatch, NICs and combine one after another, all lanes at once: b_in n
+    (x-1)/x + b_across n / x + b_in n (x-1)/x, and a latency each. Dispatch goes to x-1 proxies, which have all of a
+    port; each NIC sends its share to one peer."""
     lanes = cost.cluster.nics_per_node
     inside, across = np.zeros(len(size), bool), np.ones(len(size), bool)
     dispatch = cost.spread_seconds(size * (lanes - 1) / lanes, inside, lanes - 1)
@@ -57,12 +57,13 @@ def _routed_seconds(size: np.ndarray, cost: Cost) -> np.ndarray:
 
 
 def routed(plan: Plan) -> bool:
-    """Whether any transfer of the plan is spread over NICs."""
+    """Returns whether any transfer of the plan is spread over NICs."""
     return any(bool((ops.via >= 0).any()) for ops in (plan.forward, plan.backward))
 
 
 def narrowed(plan: Plan, cost: Cost, count: int) -> Plan:
-    """A routed plan with every share of a transfer over `count` NICs only, its sender's and others evenly apart.
+    """Returns a routed plan with every share of a transfer over `count` NICs only, its sender's and others evenly
+    apart.
 
     Fewer proxies leave each NIC more to carry, and NVLink ports less. count: a divisor of a node's NICs.
     """
@@ -77,13 +78,14 @@ def narrowed(plan: Plan, cost: Cost, count: int) -> Plan:
 
 
 def unrouted(plan: Plan) -> Plan:
-    """`plan` with every transfer sent directly."""
+    """Returns `plan` with every transfer sent directly."""
     forward, backward = (replace(ops, via=np.full(len(ops), -1, np.int64)) for ops in (plan.forward, plan.backward))
     return plan.with_(forward=forward, backward=backward)
 
 
 def busiest_nic_seconds(plan: Plan, cost: Cost) -> float:
-    """What the busiest NIC, or pair of ranks, needs for one layer, forward and backward, were every transfer direct.
+    """Returns the seconds that the busiest NIC, or pair of ranks, needs for one layer, forward and backward, were every
+    transfer direct.
 
     A NIC has all of its channels for all that it sends, and one of them for what one rank sends to one other.
     """

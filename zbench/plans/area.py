@@ -1,4 +1,4 @@
-"""How much attention an attend computes, and in what pieces. Pure: no torch.
+"""Counts how much attention an attend computes, and in what pieces.
 
 Blocks are disjoint, so the keys that a piece of queries sees in a list of blocks are a prefix of that list's pieces
 within the sequence. Query pieces whose keys line up are merged into one **segment**, which is
@@ -23,7 +23,7 @@ STRIP, HALF = 16, 64  # rows of a tile's parts that kernels leave out, where no 
 
 @dataclass(frozen=True)
 class Work:
-    """Per attend (arrays over the attends of a list), for one head.
+    """The work of attends for one head (arrays over the attends of a list).
 
     area: visible (query, key) pairs. tiles: tiles of TILE x TILE that hold a visible pair.
     queries, keys: tokens of q that see anything, and tokens of kv they see, summed over segments.
@@ -47,7 +47,7 @@ class Work:
 
     @staticmethod
     def whole(lengths: Ints, mask: Mask = CAUSAL) -> "Work":
-        """Whole sequences, [n], each by itself."""
+        """Returns the work of whole sequences, [n], each by itself."""
         if mask != CAUSAL:
             return Work.pieces(0 * lengths, lengths, lengths, mask)
         rows = -(-lengths // TILE)
@@ -58,7 +58,8 @@ class Work:
 
     @staticmethod
     def pieces(start: Ints, stop: Ints, length: Ints, mask: Mask = CAUSAL) -> "Work":
-        """Queries [start, stop) of a sequence of `length` against all keys that they see, [n], a segment each."""
+        """Returns the work of queries [start, stop) of a sequence of `length` against all keys that they see, [n], a
+        segment each."""
         m, one = stop - start, np.ones_like(start)
         rows, before = -(-m // TILE), mask.reach(start) if mask.causal else length
         last = -(-(before + m) // TILE) if mask.causal else -(-before // TILE)  # tiles of the last row, and of keys
@@ -77,7 +78,7 @@ class Work:
 
     @staticmethod
     def least(lengths: Ints, mask: Mask = CAUSAL) -> "Work":
-        """What no way to cut whole sequences, [n], has less of, each by itself.
+        """Returns the least work of whole sequences, [n], each by itself: no way to cut them has less.
 
         Under a window pieces may lie better in tiles than whole sequences, but no tile has more than TILE^2 pairs.
         """
@@ -91,8 +92,8 @@ class Work:
 
     @staticmethod
     def ring_step(chunk: Ints) -> "Work":
-        """A step of a zigzag ring, [n]: a block's two chunks of `chunk` queries against one of keys, all of which they
-        see (or one of queries against two of keys), each sequence by itself."""
+        """Returns the work of a step of a zigzag ring, [n]: a block's two chunks of `chunk` queries against one of
+        keys, all of which they see (or one of queries against two of keys), each sequence by itself."""
         half, full = -(-chunk // TILE), -(-2 * chunk // TILE)
         one, empty = np.ones_like(chunk), TILE * full - 2 * chunk
         spare = half * (empty // STRIP), half * (empty // HALF)
@@ -100,7 +101,8 @@ class Work:
 
     @staticmethod
     def ring(lengths: Ints, width: Ints, mask: Mask = CAUSAL) -> tuple[Ints, "Work"]:
-        """(attends of a rank, work of one of them on average): sequences in rings over `width` ranks, which broadcast.
+        """Returns (attends of a rank, work of one of them on average) of sequences in rings over `width` ranks, which
+        broadcast.
 
         Of a band's (`is_band`) it is about: a chunk in the middle, evenly over the hops in which it is seen.
         """
@@ -126,7 +128,8 @@ class Work:
 
 
 def is_band(lengths: Ints, mask: Mask) -> NDArray[np.bool_]:
-    """Of which sequences a window makes so much of a band that consecutive chunks are balanced: of two windows on.
+    """Returns of which sequences a window makes so much of a band that consecutive chunks are balanced: of two windows
+    on.
 
     There a chunk of the band has 4/3 of the mean, as have those in the middle of a zigzag; of longer ones it has less.
     """
@@ -137,7 +140,7 @@ COLUMNS = len(Work.__dataclass_fields__)
 
 
 def work(plan: Plan, ops: Ops) -> tuple[Ints, Work]:
-    """(indices of the attends in ops, their work). `ops`: any operations over the plan's lists."""
+    """Returns (indices of the attends in ops, their work). `ops`: any operations over the plan's lists."""
     attend = np.flatnonzero(ops.kind == ATTEND)
     q_list, kv_list = ops.blocks[attend], ops.kv_blocks[attend]
     pairs = plan.pairs

@@ -1,4 +1,4 @@
-"""Puts a plan together from groups of sequences. Pure: no torch.
+"""Puts a plan together from groups of sequences.
 
 A `Builder` collects blocks, lists of blocks and operations from patterns (zbench.plans.patterns) that
 know nothing of each other; laying several over one another is calling several patterns. Blocks that
@@ -56,9 +56,12 @@ class Builder:
         return names
 
     def add_ops(self, *ops: Ops) -> None:
+        """Appends operations to the forward list."""
         self._ops.extend(ops)
 
     def build(self) -> Plan:
+        """Returns the plan of what was added: empty blocks are dropped with what moves or attends to them alone, and
+        pieces are sorted."""
         seq, start, stop, block = (
             column[0] if len(column) == 1 else np.concatenate(column) for column in zip(*self._pieces, strict=True)
         )
@@ -98,7 +101,7 @@ class Builder:
         return _seen(plan) if self.mask.window else plan
 
     def _renamed_lists(self, alive: Ints, new_id: Ints) -> tuple[Lists, Ints]:
-        """The plan's lists (first one per block), and final names by building name; -1 where nothing is left.
+        """Returns the plan's lists (first one per block), and final names by building name; -1 where nothing is left.
 
         The second array is indexed by building name directly: block ids from the front, list names
         from the back (numpy's negative indices, -1 being unused).
@@ -119,7 +122,8 @@ class Builder:
 
 
 def _seen(plan: Plan) -> Plan:
-    """The forward without attends in which nothing is visible, as under a window, and without copies only for them."""
+    """Returns the forward without attends in which nothing is visible, as under a window, and without copies only for
+    them."""
     attend, amount = work(plan, plan.forward)
     if (amount.area > 0).all():
         return plan
@@ -128,7 +132,7 @@ def _seen(plan: Plan) -> Plan:
 
 
 def without_unused(ops: Ops, lists: Lists, num_ranks: int, num_blocks: int) -> Ops:
-    """Forward operations without copies that no later attend reads, on the rank they reach or one they go on to."""
+    """Drops forward operations whose copies no later attend reads, on the rank they reach or one they go on to."""
     return ops.take(_used(ops.kind, ops.tensor, ops.src, ops.dst, ops.blocks, ops.kv_blocks,
                           lists.offsets, lists.items, num_ranks, num_blocks))  # fmt: skip
 

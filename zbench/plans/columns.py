@@ -1,4 +1,4 @@
-"""What a plan holds as columns: its blocks, lists of them, and its operations. Pure: no torch.
+"""A plan's columns: its blocks, lists of them, and its operations.
 
 A ring over 4,096 ranks is 84 million operations: too many for an object each, and for eight bytes a column.
 """
@@ -37,22 +37,24 @@ class Lists:
 
     @cached_property
     def lengths(self) -> Ints:
+        """The number of items of every list."""
         return np.diff(self.offsets)
 
     @staticmethod
     def of(rows: list[Ints] | list[list[int]]) -> "Lists":
+        """Makes lists of rows."""
         sizes = np.array([len(row) for row in rows], np.int64)
         items = np.concatenate([np.asarray(row, np.int64) for row in rows]) if len(rows) else np.zeros(0, np.int64)
         return Lists(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), items.astype(np.int64))
 
     @staticmethod
     def singletons(count: int) -> "Lists":
-        """List i holds just i."""
+        """Makes `count` lists, of which list i holds just i."""
         return Lists(np.arange(count + 1, dtype=np.int64), np.arange(count, dtype=np.int64))
 
 
 def in_order(seq: Ints, start: Ints) -> bool:
-    """Whether pieces are sorted by (sequence, start)."""
+    """Returns whether pieces are sorted by (sequence, start)."""
     ahead = seq[1:] > seq[:-1]
     ahead |= (seq[1:] == seq[:-1]) & (start[1:] >= start[:-1])
     return bool(ahead.all())
@@ -78,18 +80,18 @@ class Blocks:
 
     @cached_property
     def tokens(self) -> Ints:
-        """int64 [num_blocks]: tokens of each block."""
+        """The tokens of each block, int64 [num_blocks]."""
         return np.bincount(self.block, weights=self.stop - self.start, minlength=len(self)).astype(np.int64)
 
     @cached_property
     def pieces(self) -> Lists:
-        """Per block its piece indices, in (seq, start) order."""
+        """The indices of every block's pieces, in (seq, start) order."""
         return Lists(*_rows(self.block, len(self)))
 
 
 @nb.njit(cache=True)
 def _rows(row, count):  # type: ignore[no-untyped-def]
-    """(offsets, indices) of what is in each row, in order: a counting sort."""
+    """Sorts by counting: returns (offsets, indices) of what is in each row, in order."""
     offsets = np.zeros(count + 1, np.int64)
     for at in range(len(row)):
         offsets[row[at] + 1] += 1
@@ -103,8 +105,8 @@ def _rows(row, count):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class Ops:
-    """Operations in order, as columns [num_ops] of the types in TYPES; wider integers that fit are converted,
-    and columns with others are left as they are, which zbench.proof.verify refuses.
+    """The operations of a list in order, as columns [num_ops] of the types in TYPES; wider integers that fit are
+    converted, and columns with others are left as they are, which zbench.proof.verify refuses.
 
     Numbers made of several columns (a list's times a rank's) may need more bits than a column has: convert first.
 
@@ -140,15 +142,17 @@ class Ops:
         return len(self.kind)
 
     def take(self, index: Ints | slice | NDArray[np.bool_]) -> "Ops":
+        """Returns the operations at `index` alone."""
         return Ops(**{name: getattr(self, name)[index] for name in COLUMNS})
 
     def chunks(self) -> Iterator[tuple[int, "Ops"]]:
-        """Views of CHUNK operations at a time, each with the index of its first one."""
+        """Yields views of CHUNK operations at a time, each with the index of its first one."""
         for begin in range(0, len(self), CHUNK):
             yield begin, self.take(slice(begin, begin + CHUNK))
 
     @staticmethod
     def concatenate(parts: list["Ops"]) -> "Ops":
+        """Returns the operations of all `parts`, one after another."""
         if len(parts) == 1:
             return parts[0]
         if not parts:
@@ -164,11 +168,12 @@ class Ops:
         blocks: Column,
         collective: bool = False,
     ) -> "Ops":
-        """Direct transfers; scalars are broadcast to the length of src."""
+        """Makes direct transfers; scalars are broadcast to the length of src."""
         return _columns(len(src), TRANSFER, tensor, src, dst, heads, blocks, -1, collective)
 
     @staticmethod
     def attends(rank: Column, heads: tuple[Column | int, Column | int], q_blocks: Column, kv_blocks: Column) -> "Ops":
+        """Makes attends, one a rank of `rank`; heads are broadcast to their number."""
         return _columns(len(rank), ATTEND, -1, rank, rank, heads, q_blocks, kv_blocks)
 
 
@@ -187,7 +192,8 @@ def is_array(value: object) -> TypeGuard[NDArray[Any]]:
 
 
 def _narrow(column: Column, wanted: Any) -> Column:
-    """The column in the type wanted, side by side in memory, if its values fit; else as it is, for verify to tell."""
+    """Returns the column in the type wanted, side by side in memory, if its values fit; else as it is, for verify to
+    tell."""
     if not is_array(column) or column.ndim != 1 or column.dtype.kind != "i":
         return column
     narrow = np.ascontiguousarray(column, wanted)
@@ -195,7 +201,8 @@ def _narrow(column: Column, wanted: Any) -> Column:
 
 
 def _full(n: int, value: Any, wanted: Any) -> Column:
-    """A column of one value, in the type wanted if it fits; else as wide as it has to be, for verify to tell."""
+    """Returns a column of one value, in the type wanted if it fits; else as wide as it has to be, for verify to
+    tell."""
     limits = np.iinfo(wanted)
     fits = isinstance(value, int | np.integer) and limits.min <= value <= limits.max
     return np.full(n, value, wanted if fits else None)

@@ -1,4 +1,4 @@
-"""Who makes what an operation uses: the data edges of a list of operations. Pure: no torch.
+"""The data edges of a list of operations: who makes what an operation uses.
 
 An item is (tensor, block, rank). Copies (q, kv, do) are there from the start on the block's home
 and come elsewhere by transfer; sums (o, dq, dkv) collect what attends and arrivals add, and a
@@ -21,7 +21,7 @@ _OK, _MISSING, _TWICE, _NOTHING, _SPLIT, _LEFT = range(6)
 
 @dataclass(frozen=True)
 class Fault:
-    """The first rule an operation breaks: what, at which operation (-1: before any), block and rank."""
+    """A rule that an operation breaks first: what, at which operation (-1: before any), block and rank."""
 
     reason: str
     op: int
@@ -31,21 +31,22 @@ class Fault:
 
 @dataclass(frozen=True)
 class Edges:
-    """producer[i] has to be complete before consumer[i] starts; both int32 [num_edges], operation indices."""
+    """The data edges of a list: producer[i] has to be complete before consumer[i] starts; both int32 [num_edges],
+    operation indices."""
 
     producer: Column
     consumer: Column
 
 
 def edges(plan: Plan, ops: Ops, backward: bool) -> Edges | Fault:
-    """The data edges of `ops`, or the first rule they break: of the first item by tensor, block and rank."""
+    """Returns the data edges of `ops`, or the first rule they break: of the first item by tensor, block and rank."""
     room = 2 * len(ops) + 16
     found = _followed(plan, ops, backward, room)
     return found if isinstance(found, Fault) else Edges(*found)
 
 
 def fault(plan: Plan, ops: Ops, backward: bool) -> Fault | None:
-    """The first rule that `ops` break, without the edges."""
+    """Returns the first rule that `ops` break, without the edges."""
     found = _followed(plan, ops, backward, 0)
     return found if isinstance(found, Fault) else None
 
@@ -71,7 +72,8 @@ def _fault(plan: Plan, code: int, tensor: int, block: int, rank: int, op: int) -
 
 @nb.njit(cache=True)
 def _follow(of, work, home, room):  # type: ignore[no-untyped-def]
-    """Every rank's items: (the first fault, producers, consumers); no edges where there is room for none.
+    """Follows every rank's items: returns (the first fault, producers, consumers); no edges where there is room for
+    none.
 
     A fault is (code, tensor, block, rank, operation).
     """
@@ -149,7 +151,7 @@ def _match(rank, items, table, order, runs, keys, home, taken, mine, producer, c
 
 @nb.njit(cache=True)
 def _overlaps(table, order, begin, turn):  # type: ignore[no-untyped-def]
-    """Whether a copy that is there already has some of the heads that arrive."""
+    """Returns whether a copy that is there already has some of the heads that arrive."""
     at = order[turn]
     for before in range(begin, turn):
         other = order[before]
@@ -160,7 +162,7 @@ def _overlaps(table, order, begin, turn):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _take(table, order, begin, turn, taken, mine, producer, consumer, count):  # type: ignore[no-untyped-def]
-    """A transfer takes all of its heads that was added before: (fault, number of edges so far)."""
+    """Lets a transfer take all of its heads that was added before: returns (fault, number of edges so far)."""
     at = order[turn]
     lo, hi = table[at, LO], table[at, HI]
     reach = lo

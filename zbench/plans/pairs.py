@@ -1,4 +1,4 @@
-"""Every distinct pair of lists that attends have, and its work, counted once. Pure: no torch.
+"""Counts every distinct pair of lists that attends have, and its work, once.
 
 Pairs of a ring are counted together (zbench.plans.ring_area), all others one by one (zbench.plans.walk).
 """
@@ -26,7 +26,7 @@ CHUNK = 1 << 15  # pairs a thread takes at a time
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs, compressed rows by q list.
+    """Pairs of lists (q, kv) and the work of each, compressed rows by q list.
 
     offsets: int64 [num_lists + 1]. kv: int32 [num_pairs], ascending in a row. work: of each pair, int32 if it can be.
     """
@@ -36,7 +36,7 @@ class Pairs:
     work: Work
 
     def find(self, q_list: Column, kv_list: Column) -> Ints:
-        """Index of every pair, int64 [n]; -1 for one that is not there."""
+        """Returns the index of every pair, int64 [n]; -1 for one that is not there."""
         found: Ints = _find(q_list, kv_list, self.offsets, self.kv)
         return found
 
@@ -54,7 +54,7 @@ class Pairs:
 
 
 def _counted(plan: "Plan", offsets: Ints, kv: NDArray[np.int32]) -> Iterator[tuple[Ints | slice, Ints]]:
-    """(some pairs, int64 [their number, columns] as in Work) until all pairs were there."""
+    """Yields (some pairs, int64 [their number, columns] as in Work) until all pairs were there."""
     count = np.diff(offsets)
     used = count > 0
     used[kv] = True
@@ -92,7 +92,7 @@ def _counted(plan: "Plan", offsets: Ints, kv: NDArray[np.int32]) -> Iterator[tup
 def _windowed(
     plan: "Plan", window: int, offsets: Ints, kv: NDArray[np.int32], lists: tuple[Ints, Ints]
 ) -> Iterator[tuple[slice, Ints]]:
-    """All pairs under a window, some at a time, which threads walk beside each other as in `_walked`."""
+    """Yields all pairs under a window, some at a time, which threads walk beside each other as in `_walked`."""
     blocks, q_list = plan.blocks, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     bounds = np.searchsorted(blocks.seq, np.arange(len(plan.lengths) + 1)).astype(np.int64)
     arguments = (*lists, blocks.seq, blocks.start, blocks.stop, bounds, plan.lengths, window)
@@ -117,7 +117,8 @@ def _walked(q_list: Ints, kv_list: Ints, arguments: tuple[Ints | bool, ...]) -> 
 
 
 def _distinct(ops: Ops, more: Ops, num_lists: int) -> tuple[Ints, NDArray[np.int32]]:
-    """Rows by q list of the kv lists that the attends of both lists of operations have it with, each once."""
+    """Returns, compressed by q list, the kv lists that the attends of both lists of operations have it with, each
+    once."""
     offsets, kv = _bucketed(ops.kind, ops.blocks, ops.kv_blocks, more.kind, more.blocks, more.kv_blocks, num_lists)
     return offsets, kv
 

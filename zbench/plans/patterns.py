@@ -1,4 +1,4 @@
-"""The attention schemes, as blocks and operations. Pure: no torch.
+"""The attention schemes, as blocks and operations.
 
 Two functions make them all. `ulysses_ring` runs groups of R x U ranks: all-to-all over U ranks
 (each then holds a range of heads, Ulysses) and a zigzag ring over R such groups; U = 1 is ring
@@ -57,12 +57,12 @@ def ulysses_ring(builder: Builder, seqs: Ints, group: Ints, ranks: Ints, inner: 
 
 
 def local(builder: Builder, seqs: Ints, rank: Ints) -> None:
-    """Every sequence whole on its rank (int64 [n]), one attend a rank."""
+    """Lays every sequence whole on its rank (int64 [n]), one attend a rank."""
     ulysses_ring(builder, seqs, rank, np.arange(builder.num_ranks, dtype=np.int64).reshape(-1, 1, 1))
 
 
 def ring(builder: Builder, seqs: Ints, group: Ints, ranks: Ints) -> None:
-    """Zigzag rings; ranks: int64 [K, G]."""
+    """Lays sequences over zigzag rings of ranks: int64 [K, G]."""
     ulysses_ring(builder, seqs, group, ranks[:, :, None])
 
 
@@ -85,7 +85,8 @@ def _zigzag(
 
 @nb.njit(cache=True)
 def _chunks(lengths, seqs, group, num_rows, bands):  # type: ignore[no-untyped-def]
-    """(sequence, start, stop, row) of every chunk that holds a token; bands: which are cut in R chunks, not 2R."""
+    """Cuts sequences: returns (sequence, start, stop, row) of every chunk that holds a token; bands: which are cut in R
+    chunks, not 2R."""
     count = 0
     for i in range(len(lengths)):
         count += min(lengths[i], num_rows if bands[i] else 2 * num_rows)
@@ -129,7 +130,8 @@ def _cut_rows(
 
 
 def _ring(rows: Ints, ranks: Ints, bounds: Ints, inner: int) -> Ops:
-    """R steps: kv moves on one row while each rank attends to what it has. rows: [K, R] lists, ranks: [K, R, U].
+    """Returns the operations of R steps: kv moves on one row while each rank attends to what it has. rows: [K, R]
+    lists, ranks: [K, R, U].
 
     The rows are windows of `inner`. Inside a window kv goes round an inner ring; when it has been round, the
     window goes on with the kv that the same row of the window before began with, sent at the start of that round.
@@ -156,7 +158,7 @@ def _ring(rows: Ints, ranks: Ints, bounds: Ints, inner: int) -> Ops:
 def _step_columns(
     due: Ints, steps: Ints, rows: Ints, ranks: Ints, bounds: Ints, inner: int
 ) -> dict[str, NDArray[np.signedinteger[Any]]]:
-    """Columns of the transfers that bring what the steps `due` attend to, and of the attends of `steps`."""
+    """Returns the columns of the transfers that bring what the steps `due` attend to, and of the attends of `steps`."""
     num_groups, num_rows, num_cols = ranks.shape
     both = np.concatenate([due, steps])
     shape = (len(both), num_groups, num_rows, num_cols)
@@ -187,7 +189,8 @@ def _step_columns(
 
 
 def _exchange(ids: Ints, ranks: Ints, bounds: Ints, tensor: int) -> Ops:
-    """All-to-all inside rows: each block's head range u to the row's rank u, in rounds of shifted partners."""
+    """Returns the transfers of an all-to-all inside rows: each block's head range u to the row's rank u, in rounds of
+    shifted partners."""
     shift, group, row, col = (axis.reshape(-1) for axis in np.indices((ranks.shape[2] - 1, *ranks.shape)))
     to = partner(col, shift + 1, ranks.shape[2])
     return Ops.transfers(
@@ -196,7 +199,7 @@ def _exchange(ids: Ints, ranks: Ints, bounds: Ints, tensor: int) -> Ops:
 
 
 def _return(ids: Ints, ranks: Ints, bounds: Ints) -> Ops:
-    """The way back: rank u's heads of o to the home of every block of its row."""
+    """Returns the transfers of the way back: rank u's heads of o to the home of every block of its row."""
     shift, group, row, col = (axis.reshape(-1) for axis in np.indices((ranks.shape[2] - 1, *ranks.shape)))
     to = partner(col, shift + 1, ranks.shape[2])
     return Ops.transfers(
@@ -205,13 +208,14 @@ def _return(ids: Ints, ranks: Ints, bounds: Ints) -> Ops:
 
 
 def sequence_zigzag(lengths: Ints, num_rows: int, mask: Mask = CAUSAL) -> tuple[Ints, Ints, Ints, Ints]:
-    """Pieces (seq, start, stop, owner): every sequence in 2R zigzag chunks (under a window as _zigzag says)."""
+    """Cuts every sequence in 2R zigzag chunks (under a window as _zigzag says); returns the pieces (seq, start, stop,
+    owner)."""
     seqs = np.arange(len(lengths), dtype=np.int64)
     return _zigzag(lengths, seqs, np.zeros_like(seqs), num_rows, mask)
 
 
 def pack_zigzag(lengths: Ints, num_rows: int, mask: Mask = CAUSAL) -> tuple[Ints, Ints, Ints, Ints]:
-    """Pieces (seq, start, stop, owner): the sequences one after another, cut as a single one would be."""
+    """Cuts the sequences, one after another, as a single one would be; returns the pieces (seq, start, stop, owner)."""
     whole = np.zeros(1, np.int64)
     _, left, right, owner = _zigzag(lengths.sum()[None], whole, whole, num_rows, mask)
     ends = np.cumsum(lengths)
@@ -223,7 +227,7 @@ def pack_zigzag(lengths: Ints, num_rows: int, mask: Mask = CAUSAL) -> tuple[Ints
 
 
 def all_gather(builder: Builder, seq: Ints, start: Ints, stop: Ints, owner: Ints, ranks: Ints) -> None:
-    """Every rank gets the kv of all blocks, then attends once with its own q.
+    """Lays pieces so that every rank gets the kv of all blocks, then attends once with its own q.
 
     seq, start, stop, owner: int64 [n] pieces and the index (into ranks.reshape(-1)) of the rank that
     owns each. ranks: int64 [N, P], P ranks in each of N nodes. A block crosses to each other node
@@ -254,7 +258,7 @@ def all_gather(builder: Builder, seq: Ints, start: Ints, stop: Ints, owner: Ints
 
 
 def partner(col: Ints, turn: Ints, count: int) -> Ints:
-    """Whom each of `count` ranks sends to in round `turn`: everybody sends and receives one message a round.
+    """Returns whom each of `count` ranks sends to in round `turn`: everybody sends and receives one message a round.
 
     Powers of two pair ranks off (exclusive or), so that a round's partners are all in the same node or all
     in another: rounds of shifted partners have all ranks of a node call on the same rank of the next one first.

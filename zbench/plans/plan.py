@@ -1,4 +1,4 @@
-"""The plan: which rank owns which tokens, and which attends and transfers in what order. Pure: no torch.
+"""The plan: which rank owns which tokens, and which attends and transfers in what order.
 
 A plan is one micro-batch on all ranks. Tokens are grouped into disjoint **blocks** that live and
 move together; an operation is a **transfer** (blocks of one tensor, a range of query heads, from a
@@ -33,7 +33,7 @@ __all__ = ["ATTEND", "COLUMNS", "TRANSFER", "Attend", "Blocks", "Column", "Ints"
 
 @dataclass(frozen=True)
 class Plan:
-    """One micro-batch on all ranks.
+    """A plan of one micro-batch on all ranks.
 
     lengths: int64 [num_sequences] of this micro-batch; sequences: int64 [num_sequences], which of the
         batch's sequences they are. num_ranks; num_heads: query heads every operation's range lies in.
@@ -68,11 +68,12 @@ class Plan:
     notes: Mapping[str, float | str] = field(default_factory=dict)
 
     def with_(self, **changes: object) -> "Plan":
+        """Returns a copy with these fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
     @cached_property
     def tokens_per_rank(self) -> Ints:
-        """int64 [num_ranks]: tokens every rank is home of."""
+        """The tokens that every rank is home of, int64 [num_ranks]."""
         return np.bincount(self.blocks.home, weights=self.blocks.tokens, minlength=self.num_ranks).astype(np.int64)
 
     @property
@@ -82,18 +83,19 @@ class Plan:
 
     @cached_property
     def list_tokens(self) -> Ints:
-        """int64 [num_lists]: tokens of each list of blocks."""
+        """The tokens of each list of blocks, int64 [num_lists]."""
         total = np.concatenate([[0], np.cumsum(self.blocks.tokens[self.lists.items])])
         return np.asarray(total[self.lists.offsets[1:]] - total[self.lists.offsets[:-1]], np.int64)
 
     @cached_property
     def pairs(self) -> "Pairs":
-        """Every distinct (q list, kv list) that an attend of the plan has, and its work."""
+        """All distinct (q list, kv list) that attends of the plan have, and their work."""
         from zbench.plans.pairs import Pairs  # which is about plans, and so imports this module
 
         return Pairs.of(self, self.forward, self.backward)
 
     def view(self, ops: Ops, index: int) -> Transfer | Attend:
+        """Returns one operation of a list, for reading and printing."""
         heads = (int(ops.head_lo[index]), int(ops.head_hi[index]))
         blocks = tuple(self.lists[int(ops.blocks[index])].tolist())
         if ops.kind[index] == ATTEND:
@@ -111,6 +113,7 @@ class Plan:
         )
 
     def views(self, ops: Ops) -> Iterator[Transfer | Attend]:
+        """Returns an iterator over the operations of a list, for reading and printing."""
         return (self.view(ops, index) for index in range(len(ops)))
 
     def __str__(self) -> str:

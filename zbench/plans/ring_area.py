@@ -1,4 +1,4 @@
-"""The work of all pairs of lists of a ring at once. Pure: no torch.
+"""Counts the work of all pairs of lists of a ring at once.
 
 Where every one of n lists attends to every other, walking n x n pairs of lists piece by piece (zbench.plans.walk) is
 most of what a plan costs. In a ring the walk can be spared: every sequence visits the lists in ascending and then in
@@ -25,7 +25,7 @@ AREA, TILES, QUERIES, KEYS, SEGMENTS, LONGEST, ROWS, TRIANGLES, STRIPS, HALVES =
 
 @dataclass(frozen=True)
 class Rectangles:
-    """Pairs (i, j) of a ring's lists to which one sequence contributes the same.
+    """Rectangles of a ring's pairs: pairs (i, j) of its lists to which one sequence contributes the same.
 
     table: int64 [num, 7]: rows i0:i1, columns j0:j1, queries m, keys n seen by all of them, and whether it is of the
         pairs with j < i (0) or j > i (1). own: int64 [num_lists, COLUMNS], the work of every list with itself.
@@ -35,7 +35,8 @@ class Rectangles:
     own: Ints
 
     def rows(self) -> Iterator[tuple[int, Ints]]:
-        """All rows, some at a time: the first of them, and their pairs' work, int64 [rows x num_lists, COLUMNS]."""
+        """Yields all rows, some at a time: the first of them, and their pairs' work, int64 [rows x num_lists,
+        COLUMNS]."""
         count = len(self.own)
         starts, ends = (np.argsort(self.table[:, column], kind="stable") for column in (0, 1))
         sums = np.zeros((2, count + 1, COLUMNS), np.int64)
@@ -51,7 +52,8 @@ class Rectangles:
 
 
 def rectangles(members: Ints, lists: tuple[Ints, Ints], seq: Ints, sizes: Ints, causal: bool) -> Rectangles | None:
-    """Those of all pairs of the lists `members`, or None where the lists are no ring or walking costs less.
+    """Returns the rectangles of all pairs of the lists `members`, or None where the lists are no ring or walking costs
+    less.
 
     lists: offsets and, in (sequence, start) order, pieces of every list. seq, sizes: of every piece.
     """
@@ -71,7 +73,8 @@ def rectangles(members: Ints, lists: tuple[Ints, Ints], seq: Ints, sizes: Ints, 
 
 @nb.njit(cache=True)
 def _visits(members, offsets, items, num_pieces):  # type: ignore[no-untyped-def]
-    """The pieces of the lists in order, and the place in `members` of the list each is in; nothing if one is in two."""
+    """Returns the pieces of the lists in order, and the place in `members` of the list each is in; nothing if one is in
+    two."""
     count = 0
     for member in members:
         count += offsets[member + 1] - offsets[member]
@@ -103,7 +106,7 @@ def _visits(members, offsets, items, num_pieces):  # type: ignore[no-untyped-def
 
 @nb.njit(cache=True)
 def _cut(piece, owner, seq, sizes, causal, own, table, fill):  # type: ignore[no-untyped-def]
-    """Rectangles of every sequence; returns how many, or -1 if one visits the lists in another order.
+    """Cuts every sequence's pairs into rectangles; returns how many, or -1 if one visits the lists in another order.
 
     own: gets the work of every list with itself. table: gets the rectangles, if `fill`.
     """
@@ -147,7 +150,8 @@ def _cut(piece, owner, seq, sizes, causal, own, table, fill):  # type: ignore[no
 
 @nb.njit(cache=True)
 def _runs(up, down, low, high, with_up, with_down, out):  # type: ignore[no-untyped-def]
-    """Stretches low:high of lists with the same size, (begin, end, size) without those of none; returns how many."""
+    """Finds stretches low:high of lists with the same size, (begin, end, size) without those of none; returns how
+    many."""
     count, begin, size = 0, low, 0
     for i in range(low, high + 1):
         here = 0
@@ -163,7 +167,7 @@ def _runs(up, down, low, high, with_up, with_down, out):  # type: ignore[no-unty
 
 @nb.njit(cache=True)
 def _pairs(q_runs, kv_runs, above, table, count, fill):  # type: ignore[no-untyped-def]
-    """The rectangles that have pairs on their side of the diagonal."""
+    """Writes the rectangles that have pairs on their side of the diagonal; returns how many there are now."""
     for q in range(len(q_runs)):
         for kv in range(len(kv_runs)):
             i0, i1, m = q_runs[q]
@@ -196,7 +200,7 @@ def _with_itself(row, m, causal):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _add(sums, rectangle, sign):  # type: ignore[no-untyped-def]
-    """A rectangle begins (sign 1) or ends (-1): its work is added from its first column on, and taken away after."""
+    """Begins a rectangle (sign 1) or ends it (-1): its work is added from its first column on, and taken away after."""
     _, _, j0, j1, m, n, above = rectangle
     q_tiles, kv_tiles = -(-m // TILE), -(-n // TILE)
     empty = q_tiles * TILE - m
@@ -241,7 +245,7 @@ def _rows(table, starts, ends, place, sums, own, begin, out):  # type: ignore[no
 
 @nb.njit(cache=True)
 def _longest(long, begin, end, count, out):  # type: ignore[no-untyped-def]
-    """The longest row of tiles, from the rectangles with keys in more than a tile."""
+    """Writes the longest row of tiles, from the rectangles with keys in more than a tile."""
     for at in range(len(long)):
         i0, i1, j0, j1, _, n, above = long[at]
         tiles = -(-n // TILE)

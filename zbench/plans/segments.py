@@ -1,4 +1,4 @@
-"""Which rows an attend gives its kernel, and how they are cut into segments. Pure: no torch.
+"""Lists the rows that an attend gives its kernel, and how they are cut into segments.
 
 zbench.plans.area counts an attend's segments; this module lists them. A segment is m queries of one sequence
 against n keys that all of them see, and causally each other where it is `diagonal` (its keys are then the
@@ -39,7 +39,7 @@ class Segments:
 
     @property
     def keys(self) -> Ints:
-        """int64 [num_segments]: keys of each segment."""
+        """The keys of each segment, int64 [num_segments]."""
         return np.asarray(self.before + np.where(self.diagonal, self.queries, 0), np.int64)
 
 
@@ -68,7 +68,7 @@ def segments(plan: Plan, q_list: Ints, kv_list: Ints) -> list[Segments]:
 
 
 def whole_sequences(lengths: Ints, mask: Mask) -> tuple[Ints, Ints, Flags, Ints]:
-    """(queries, before, diagonal, left) of whole sequences, [n], each by itself, as in Segments."""
+    """Returns (queries, before, diagonal, left) of whole sequences, [n], each by itself, as in Segments."""
     causal, none = np.full(len(lengths), mask.causal), 0 * lengths
     left = np.where((mask.window > 0) & (lengths > mask.window), mask.window - 1, -1)
     return lengths, none if mask.causal else lengths, causal, left
@@ -77,7 +77,8 @@ def whole_sequences(lengths: Ints, mask: Mask) -> tuple[Ints, Ints, Flags, Ints]
 def _windowed(
     plan: Plan, window: int, pairs: tuple[Ints, Ints], lists: tuple[Ints, Ints, Ints], bounds: Ints
 ) -> list[Segments]:
-    """As `segments`, under a window. pairs: (q, kv) rows of `lists`, as _pieces gives them."""
+    """Cuts the rows of pairs under a window, as `segments` does. pairs: (q, kv) rows of `lists`, as _pieces gives
+    them."""
     blocks = plan.blocks
     table, spans = cut(*pairs, *lists[:2], blocks.seq, blocks.start, blocks.stop, bounds, plan.lengths, window)
     q_rows, kv_rows = rows(table, spans, *pairs, *lists, blocks.start, blocks.stop, bounds)
@@ -94,7 +95,8 @@ def _windowed(
 
 
 def _pieces(plan: Plan, used: Ints) -> tuple[Ints, Ints, Ints]:
-    """(offsets, pieces, rows): of each used list the pieces by (sequence, start), and where each begins in the list."""
+    """Returns (offsets, pieces, rows): of each used list the pieces by (sequence, start), and where each begins in the
+    list."""
     lists, pieces = plan.lists, plan.blocks.pieces
     counts = lists.lengths[used]
     block = lists.items[_runs(lists.offsets[used], counts)]
@@ -111,7 +113,7 @@ def _pieces(plan: Plan, used: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _runs(starts: Ints, counts: Ints) -> Ints:
-    """The numbers start, start + 1, ... of every run, one run after another."""
+    """Returns the numbers start, start + 1, ... of every run, one run after another."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     return np.asarray(np.arange(total) + np.repeat(starts - (ends - counts), counts), np.int64)

@@ -1,4 +1,4 @@
-"""The touches of items by a list of operations, a rank at a time: compiled, for zbench.plans.dataflow. Pure: no torch.
+"""Lists the touches of items by a list of operations, a rank at a time: compiled, for zbench.plans.dataflow.
 
 An item never leaves its rank, so ranks can be looked at one by one, and what is held at a time is one rank's.
 """
@@ -22,7 +22,7 @@ Source = tuple[tuple[Column, ...], Rows, tuple[Column, ...], Rows, tuple[Ints, I
 
 
 def source(plan: Plan, ops: Ops, backward: bool) -> Source:
-    """What `touches` reads of `ops`, the plan's forward or backward list.
+    """Returns the arrays that `touches` reads of `ops`, the plan's forward or backward list.
 
     (copies that are there before the first operation, theirs by rank, operations, theirs by rank, lists, backward)
     """
@@ -39,7 +39,7 @@ def source(plan: Plan, ops: Ops, backward: bool) -> Source:
 
 @nb.njit(cache=True)
 def by_rank(alone, src, dst, num_ranks):  # type: ignore[no-untyped-def]
-    """(offsets, int32 indices) of the operations that each rank takes part in, in order; alone: src is dst."""
+    """Returns (offsets, int32 indices) of the operations that each rank takes part in, in order; alone: src is dst."""
     offsets = np.zeros(num_ranks + 1, np.int64)
     for i in range(len(src)):
         offsets[src[i] + 1] += 1
@@ -58,8 +58,8 @@ def by_rank(alone, src, dst, num_ranks):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def scratch(of, num_blocks):  # type: ignore[no-untyped-def]
-    """What `touches` works in, for any rank: (touches, their numbers by item, where items begin, an item's tensor and
-    block as one number, an item's number by tensor and block: -1 outside of `touches`)."""
+    """Makes the arrays that `touches` works in, for any rank: (touches, their numbers by item, where items begin, an
+    item's tensor and block as one number, an item's number by tensor and block: -1 outside of `touches`)."""
     (_, _, _, kept), (kept_offsets, kept_index), ops, (offsets, index), (lists, _), backward = of
     kind, blocks, kv_blocks = ops[0], ops[6], ops[7]
     most = 0
@@ -135,7 +135,7 @@ def touches(rank, of, work, home):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _add(work, size, touch, tensor, index, rank, lists, home):  # type: ignore[no-untyped-def]
-    """One touch for every block of a list; returns how many touches and items there are now."""
+    """Adds one touch for every block of a list; returns how many touches and items there are now."""
     found, _, _, keys, number = work
     count, items = size
     silent = touch[1] == READ and IS_COPY[tensor]

@@ -1,11 +1,11 @@
-"""One operation of a plan, for reading and printing: zbench.plans.columns holds them as columns. Pure: no torch."""
+"""Views of a plan's operations, for reading and printing: zbench.plans.columns holds them as columns."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One transfer, for reading: see zbench.plans.columns.Ops for the fields."""
+    """A transfer, for reading: see zbench.plans.columns.Ops for the fields."""
 
     tensor: str
     blocks: tuple[int, ...]
@@ -27,7 +27,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """One attend, for reading: see zbench.plans.columns.Ops for the fields."""
+    """An attend, for reading: see zbench.plans.columns.Ops for the fields."""
 
     rank: int
     q_blocks: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Pairs of lists of blocks walked piece by piece: compiled, for zbench.plans.pairs. Pure: no torch.
+"""Walks pairs of lists of blocks piece by piece: compiled, for zbench.plans.pairs.
 
 For one piece of queries the keys it sees in a list of blocks are a prefix of that list's pieces within the sequence: a
 difference of two prefix sums, and whether the piece itself is in the list.
@@ -12,7 +12,8 @@ from zbench.plans.area import COLUMNS, HALF, STRIP, TILE
 
 @nb.njit(cache=True)
 def gather(used, list_offsets, list_items, piece_offsets, piece_items):  # type: ignore[no-untyped-def]
-    """(offsets, pieces) of the lists, in (sequence, start) order; nothing of lists that are not `used`."""
+    """Gathers the pieces of the lists, in (sequence, start) order: returns (offsets, pieces), with nothing of lists
+    that are not `used`."""
     offsets = np.zeros(len(used) + 1, np.int64)
     for row in range(len(used)):
         offsets[row + 1] = offsets[row]
@@ -37,7 +38,7 @@ def gather(used, list_offsets, list_items, piece_offsets, piece_items):  # type:
 
 @nb.njit(cache=True)
 def seek(items, begin, end, value):  # type: ignore[no-untyped-def]
-    """First index in items[begin:end] with items[index] >= value: doubling steps, then bisection."""
+    """Finds the first index in items[begin:end] with items[index] >= value: doubling steps, then bisection."""
     step, low = 1, begin
     while low + step < end and items[low + step] < value:
         low += step
@@ -54,6 +55,7 @@ def seek(items, begin, end, value):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True, nogil=True)
 def walk(q_rows, kv_rows, offsets, items, prefix, seq, sizes, bounds, causal):  # type: ignore[no-untyped-def]
+    """Counts the work of pairs of lists, int64 [num_pairs, COLUMNS], as in zbench.plans.area.Work."""
     out = np.zeros((len(q_rows), COLUMNS), np.int64)
     for pair in range(len(q_rows)):
         k, k_end = offsets[kv_rows[pair]], offsets[kv_rows[pair] + 1]

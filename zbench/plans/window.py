@@ -1,4 +1,4 @@
-"""What attends compute under a window: segments of whole runs of queries. Compiled; pure: no torch.
+"""Works out what attends compute under a window: segments of whole runs of queries. Compiled.
 
 Under a mask `window:N` (zbench.describe.mask) a query sees the last N tokens up to itself, so positions matter, which
 the causal walk (zbench.plans.walk) does not look at. Queries that follow one another are cut where the window leaves a
@@ -26,7 +26,7 @@ PAIR, QUERIES, BEFORE, DIAGONAL, LEFT = range(5)
 
 @nb.njit(cache=True)
 def work_of(table, num_pairs):  # type: ignore[no-untyped-def]
-    """int64 [num_pairs, COLUMNS], as in zbench.plans.area.Work, of the segments in `table`."""
+    """Returns int64 [num_pairs, COLUMNS], as in zbench.plans.area.Work: the work of the segments in `table`."""
     out = np.zeros((num_pairs, COLUMNS), np.int64)
     for i in range(len(table)):
         row = out[table[i, PAIR]]
@@ -59,7 +59,8 @@ def work_of(table, num_pairs):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True, nogil=True)
 def cut(q_rows, kv_rows, offsets, items, seq, start, stop, bounds, lengths, window):  # type: ignore[no-untyped-def]
-    """(segments, spans): int64 [n, 5] each. A span: the sequence, positions [from, to) of its queries, and of its keys.
+    """Cuts pairs of lists under a window: returns (segments, spans), int64 [n, 5] each. A span: the sequence, positions
+    [from, to) of its queries, and of its keys.
 
     Queries of a span are all that lie in it, and keys, too: gaps are in neither. A span of keys is backwards where
     its end is before its beginning, and then so are its queries.
@@ -98,7 +99,7 @@ def _grown(table, least):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _causal(queries, keys, start, stop, pair, s, table, spans, count):  # type: ignore[no-untyped-def]
-    """A sequence's segments as zbench.plans.segments cuts them: queries join while their keys line up."""
+    """Cuts a sequence's segments as zbench.plans.segments does: queries join while their keys line up."""
     at = 0
     while at < len(queries):
         own = seek(keys, 0, len(keys), queries[at])
@@ -127,7 +128,7 @@ def _causal(queries, keys, start, stop, pair, s, table, spans, count):  # type: 
 
 @nb.njit(cache=True)
 def _banded(queries, keys, start, stop, window, pair, s, table, spans, count):  # type: ignore[no-untyped-def]
-    """A sequence's segments under the window: each run of queries that are all among the keys, or none of them."""
+    """Cuts a sequence's segments under the window: each run of queries that are all among the keys, or none of them."""
     at = 0
     while at < len(queries):
         a, b = start[queries[at]], stop[queries[at]]
@@ -149,7 +150,7 @@ def _banded(queries, keys, start, stop, window, pair, s, table, spans, count):  
 
 @nb.njit(cache=True)
 def _run(a, b, own, keys, start, stop, window, pair, s, table, spans, count):  # type: ignore[no-untyped-def]
-    """The segments of queries [a, b), whose keys are `keys`, the last of them their own where `own`."""
+    """Cuts the segments of queries [a, b), whose keys are `keys`, the last of them their own where `own`."""
     piece, x = 0, a
     while x < b:
         edge = x - window + 1  # the first position that query x sees
@@ -185,7 +186,7 @@ def _run(a, b, own, keys, start, stop, window, pair, s, table, spans, count):  #
 
 @nb.njit(cache=True)
 def rows(table, spans, q_rows, kv_rows, offsets, items, base, start, stop, bounds):  # type: ignore[no-untyped-def]
-    """(rows of the q list, rows of the kv list) of all segments in turn; base: row of each item's first token."""
+    """Lists the rows of all segments in turn, (of the q list, of the kv list); base: row of each item's first token."""
     queries = keys = 0
     for i in range(len(table)):
         queries += table[i, QUERIES]

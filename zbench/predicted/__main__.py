@@ -59,6 +59,7 @@ class Row:
 
     @property
     def error(self) -> float:
+        """The relative error of the simulated step."""
         return error(self.seconds)
 
 
@@ -88,6 +89,7 @@ def row(name: str, run: Run, trust: bool = False) -> Row:
 
 
 def main() -> int:
+    """Runs the command and returns its exit code."""
     return ran(_main, "what was measured is in the records, and the same command goes on")
 
 
@@ -126,7 +128,7 @@ def _main() -> int:
 
 
 def _measure(path: Path, words: Sequence[str]) -> int:
-    """A run of its own, and its exit code; what went wrong it has told.
+    """Measures in a run of its own; returns it, and its exit code; what went wrong it has told.
 
     Raises:
         ValueError: there is no GPU, and nobody said that a CPU is to do.
@@ -147,7 +149,7 @@ def _has_gpu() -> bool:
 
 
 def _finished(path: Path, words: Sequence[str]) -> Run | None:
-    """The last whole run of the record with exactly these words, by the sources that are here."""
+    """Returns the last whole run of the record with exactly these words, by the sources that are here."""
     if not path.exists():
         return None
     sources = source_digest()

@@ -1,4 +1,4 @@
-"""What a plan's arrays have to be before anything reads them. Pure: no torch.
+"""The rules that a plan's arrays have to follow before anything reads them.
 
 Compiled loops follow offsets and ids without looking whether they lead outside of an array, so these rules come
 before all others: types, shapes, lengths of columns that belong together, offsets, and plain values. Ids that name
@@ -57,7 +57,8 @@ def _tables(plan: Plan) -> Iterator[tuple[str, object, Sequence[str]]]:
 
 
 def _table_faults(where: str, columns: Mapping[str, Any], types: Mapping[str, Any]) -> Iterator[str]:
-    """types: of columns that are not int64."""
+    """Yields a sentence for every column of a table that is not as it has to be. types: of columns that are not
+    int64."""
     for name, column in columns.items():
         wanted = types.get(name, np.dtype(np.int64))
         if is_array(column) and column.dtype.kind == "i" and column.ndim == 1 and column.dtype != wanted:
@@ -72,7 +73,7 @@ def _table_faults(where: str, columns: Mapping[str, Any], types: Mapping[str, An
 
 
 def _beyond(where: str, column: Any, wanted: Any) -> Iterator[str]:
-    """A column that is wider than it has to be, for values that do not fit."""
+    """Yields a sentence about values that do not fit, of a column that is wider than it has to be."""
     low, high = np.iinfo(wanted).min, np.iinfo(wanted).max
     outside = (column < low) | (column > high)
     if outside.any():
@@ -131,7 +132,7 @@ def _is_number(value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    """A plain value as Python writes it, which it does not do for integers of thousands of digits."""
+    """Returns a plain value as Python writes it, which it does not do for integers of thousands of digits."""
     if isinstance(value, int) and abs(value) > sys.float_info.max:
         return f"an integer of {value.bit_length()} bits"
     return _told(value) if is_array(value) else repr(value)

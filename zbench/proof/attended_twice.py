@@ -1,4 +1,4 @@
-"""Finds two attends that share a pair of blocks and a head: compiled, for zbench.proof.coverage. Pure: no torch.
+"""Finds two attends that share a pair of blocks and a head: compiled, for zbench.proof.coverage.
 
 Query blocks are looked at one by one, so that only one block's pairs are held at a time.
 """
@@ -10,7 +10,8 @@ from zbench.plans.plan import ATTEND, Ops, Plan
 
 
 def attended_twice(plan: Plan, ops: Ops) -> tuple[int, int, int] | None:
-    """(operation, query block, kv block): the first pair of blocks with a head that an earlier attend has too.
+    """Finds the first pair of blocks with a head that an earlier attend has too: returns (operation, query block, kv
+    block).
 
     Of the pair's attends, by their first heads, it is the first that begins before the one before it ends; an attend
     whose lists hold a block twice is one by itself.
@@ -31,7 +32,7 @@ def attended_twice(plan: Plan, ops: Ops) -> tuple[int, int, int] | None:
 
 @nb.njit(cache=True)
 def _first_pair(kind, blocks, kv_blocks, head_lo, head_hi, offsets, items, num_blocks):  # type: ignore[no-untyped-def]
-    """The first (query block, kv block) with two attends that share a head, (-1, -1) if there is none."""
+    """Finds the first (query block, kv block) with two attends that share a head, (-1, -1) if there is none."""
     begin, attend = _by_query(kind, blocks, offsets, items, num_blocks)
     most = 0
     for query in range(num_blocks):
@@ -66,7 +67,7 @@ def _first_pair(kind, blocks, kv_blocks, head_lo, head_hi, offsets, items, num_b
 
 @nb.njit(cache=True)
 def _by_query(kind, blocks, offsets, items, num_blocks):  # type: ignore[no-untyped-def]
-    """(offsets, attends) of every query block, in order."""
+    """Sorts attends by query block: returns (offsets, attends), those of a block in order."""
     begin = np.zeros(num_blocks + 1, np.int64)
     for i in range(len(kind)):
         if kind[i] == ATTEND:

@@ -1,4 +1,4 @@
-"""Every token of every sequence belongs to exactly one block, and every block has a home. Pure: no torch.
+"""The rules of blocks: every token of every sequence belongs to exactly one block, and every block has a home.
 
 Arrays are as zbench.proof.array_rules wants them.
 """

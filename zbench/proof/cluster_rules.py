@@ -1,4 +1,4 @@
-"""What a plan has to have in common with the cluster and the model it is made for. Pure: no torch.
+"""The rules that a plan follows for its cluster and model: ranks, heads and lanes are theirs.
 
 A rank, a head or a lane that the plan names and the cluster has not would be charged to somebody else, or to nobody:
 an operation routed over no lane is never sent.

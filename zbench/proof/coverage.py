@@ -1,4 +1,4 @@
-"""Every visible (query, key, head) triple is attended exactly once. Pure: no torch.
+"""The rule of coverage: every visible (query, key, head) triple is attended exactly once.
 
 Blocks are disjoint, so this takes no look at tokens: no two attends share a pair of blocks and a head, and the visible
 pairs of all attends add up to those of all sequences.
@@ -55,7 +55,7 @@ def _missing(plan: Plan, ops: Ops, attend: Ints) -> str:
 
 
 def _block_pairs(plan: Plan, ops: Ops, attend: Ints) -> tuple[Ints, Ints, Ints]:
-    """(index into attend, query block, kv block) for all pairs of blocks of all attends."""
+    """Returns (index into attend, query block, kv block) for all pairs of blocks of all attends."""
     lists = plan.lists
     q_count, kv_count = lists.lengths[ops.blocks[attend]], lists.lengths[ops.kv_blocks[attend]]
     pairs = q_count * kv_count

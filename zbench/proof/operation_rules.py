@@ -1,4 +1,4 @@
-"""What the columns of a plan's operations may hold. Pure: no torch.
+"""The rules of operations: what the columns of a plan's operations may hold.
 
 Arrays are as zbench.proof.array_rules wants them.
 """

@@ -1,4 +1,4 @@
-"""What a plan's pipelines have to be. Pure: no torch."""
+"""The rules of a plan's pipelines."""
 
 import numpy as np
 
@@ -8,8 +8,8 @@ from zbench.plans.plan import ATTEND, Plan
 
 
 def pipeline_fault(plan: Plan, cost: Cost | None) -> str:
-    """The first rule that the plan's pipelines break, "" if none: those of zbench.proof.verify's docstring, number
-    7."""
+    """Returns the first rule that the plan's pipelines break, "" if none: those of zbench.proof.verify's docstring,
+    number 7."""
     if plan.pipelines is None:
         return ""
     times = np.zeros(plan.num_ranks, np.int64)

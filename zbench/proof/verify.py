@@ -1,4 +1,4 @@
-"""Proves a plan correct before anything runs it. Pure: no torch.
+"""Proves a plan correct before anything runs it.
 
 Proven, for the forward and the backward list, each before what relies on it:
 
@@ -41,15 +41,15 @@ _LISTS = (("forward", False), ("backward", True))
 
 
 class PlanError(ValueError):
-    """A plan that must not run; the message names the operation, rank and block."""
+    """A plan must not run; the message names the operation, rank and block."""
 
 
 class OutOfMemory(PlanError):
-    """A plan that is correct but does not fit; the message names the rank and both sizes."""
+    """A plan is correct but does not fit; the message names the rank and both sizes."""
 
 
 def verify(plan: Plan, cost: Cost | None = None, memory: bool = True) -> None:
-    """Returns if `plan` is correct.
+    """Returns if `plan` is correct; else raises an error that names what is wrong.
 
     cost: what the plan is made for; whoever runs a plan gives it. Without it the plan is proven for any cluster of as
         many ranks, but for its routes and pipelines.

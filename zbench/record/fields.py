@@ -17,7 +17,7 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a field takes, in words and as a test.
+    """A kind of values that a field takes.
 
     each: of the elements of a list, or of the values of an object. quick: whether all of them hold, where there is a
     faster way to tell than one by one.
@@ -29,6 +29,7 @@ class Kind:
     quick: Callable[[Any], bool] = lambda _: False
 
     def fault(self, name: str, value: Any) -> str | None:
+        """Returns what is wrong with the value of the field `name`; None where it is of this kind."""
         if not self.holds(value):
             return f"{name} is {shown(value)}; it takes {self.words}"
         if self.each is None or value in (None, _MISSING) or self.quick(value):
@@ -39,17 +40,17 @@ class Kind:
 
     @property
     def nullable(self) -> "Kind":
-        """It, or null."""
+        """This kind, or null."""
         return replace(self, words=f"{self.words}, or null", holds=lambda value: value is None or self.holds(value))
 
     @property
     def optional(self) -> "Kind":
-        """It, or nothing at all."""
+        """This kind, or a field that is not there."""
         return replace(self, holds=lambda value: value is _MISSING or self.holds(value))
 
 
 def shown(value: Any) -> str:
-    """A value for a sentence, cut where it is long."""
+    """Returns a value for a sentence, cut where it is long."""
     if value is _MISSING:
         return "missing"
     text = repr(value)
@@ -57,13 +58,13 @@ def shown(value: Any) -> str:
 
 
 def fault(line: Mapping[str, Any]) -> str | None:
-    """What is wrong with a line whose kind is known; None for a whole one."""
+    """Returns what is wrong with a line whose kind is known; None for a whole one."""
     faults = (kind.fault(name, _at(line, name)) for name, kind in FIELDS[line["kind"]].items())
     return next((told for told in faults if told is not None), None)
 
 
 def _at(line: Mapping[str, Any], name: str) -> Any:
-    """The value of a name with dots; objects on the way have been looked at before."""
+    """Returns the value of a name with dots; objects on the way have been looked at before."""
     value: Any = line
     for part in name.split("."):
         value = value.get(part, _MISSING) if isinstance(value, Mapping) else _MISSING
@@ -75,7 +76,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _number(low: float, whole: bool = False) -> Kind:
-    """A number from `low` to MOST."""
+    """Makes the kind of numbers from `low` to MOST."""
     types = (int,) if whole else (int, float)
     words = f"a {'whole ' * whole}number {'above 0' if low == LEAST else f'of at least {low:g}'} (at most {MOST:g})"
     return Kind(words, lambda value: type(value) in types and _is_number(value) and value >= low)
@@ -87,7 +88,7 @@ def _list(each: Kind, least: int = 1, quick: Callable[[Any], bool] = lambda _: F
 
 
 def _object(each: Kind, *keys: str) -> Kind:
-    """keys: what it has to have."""
+    """Makes the kind of objects whose values are of one kind. keys: what it has to have."""
     needed = f" with {', '.join(keys)}" if keys else ""
     words = f"an object{needed}, each value {each.words}"
     return Kind(words, lambda value: isinstance(value, dict) and set(keys) <= value.keys(), each)

@@ -1,4 +1,5 @@
-"""What a run's numbers depend on besides its configuration: sources and versions. No torch, no hydra."""
+"""The fingerprint of a run: what its numbers depend on besides its configuration, sources and versions. No torch, no
+hydra."""
 
 import hashlib
 import os
@@ -17,7 +18,7 @@ _SOURCES = ("zbench/**/*.py", "zbench/systems/**/*.py", "zbench/workloads/**/*.p
 
 
 def fingerprint(root: Path = ROOT) -> dict[str, Any]:
-    """Commit (None outside a git checkout), whether sources were changed since, source digest, versions."""
+    """Returns the commit (None outside a git checkout), whether sources were changed since, source digest, versions."""
     commit = _commit(root)
     return {
         "commit": commit,
@@ -49,7 +50,7 @@ def source_digest(root: Path = ROOT) -> str:
 
 
 def _commit(root: Path) -> str | None:
-    """The commit checked out at `root`; None if `root` merely lies inside somebody else's checkout."""
+    """Returns the commit checked out at `root`; None if `root` merely lies inside somebody else's checkout."""
     answer = (_git(root, "rev-parse", "--show-toplevel", "HEAD") or "").split("\n")
     return answer[1] if len(answer) == 2 and Path(answer[0]).resolve() == root.resolve() else None
 

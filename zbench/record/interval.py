@@ -14,7 +14,7 @@ LEAST = 3  # batches: of two the interval of anything measured reaches from next
 
 
 def interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """(mean, half the width of its interval by Student's t); None for the width of fewer than LEAST values."""
+    """Returns (mean, half the width of its interval by Student's t); None for the width of fewer than LEAST values."""
     mean = float(np.mean(values))
     if len(values) < LEAST:
         return mean, None
@@ -23,6 +23,7 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def log_ratio(mine: Sequence[float], other: Sequence[float]) -> tuple[float, float | None]:
-    """(logarithm of the sum of `other` over that of `mine`, half the width of the interval of the pairs' ratios)."""
+    """Returns (logarithm of the sum of `other` over that of `mine`, half the width of the interval of the pairs'
+    ratios)."""
     _, half = interval(np.log(np.array(other) / np.array(mine)).tolist())
     return float(np.log(sum(other) / sum(mine))), half

@@ -10,7 +10,8 @@ HEAD = 1 << 20  # bytes of a file that are looked at
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of file. name: with its article. fits: whether a file that begins so, which is not empty, is one."""
+    """A kind of file that commands write. name: with its article. fits: whether a file that begins so, which is not
+    empty, is one."""
 
     name: str
     fits: Callable[[bytes], bool]

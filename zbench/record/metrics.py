@@ -37,7 +37,7 @@ IDLE = 0.05  # of a NIC's rate: acknowledgements of what the other direction car
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What metrics need to know of the cluster and the model, from a run's start line.
+    """The facts of the cluster and the model that metrics need, from a run's start line.
 
     num_ranks: of a plan, fewer than GPUs where there is tensor parallelism; all else is of GPUs and NICs as configured.
     active_params: parameters a token meets, embedding, norms and active experts included.
@@ -78,7 +78,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a run (or one step) amounts to; None where it cannot be said, out of memory for instance."""
+    """The figures of a run (or of one step); None where one cannot be said, out of memory for instance."""
 
     tokens_per_second: float | None = None
     step_seconds: float | None = None
@@ -109,7 +109,8 @@ T = TypeVar("T", bound=Mapping[str, Any])
 
 
 def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> Figures:
-    """Figures over those of `steps` that count. Rates are total over total: long steps weigh more than short ones."""
+    """Returns the figures over those of `steps` that count. Rates are total over total: long steps weigh more than
+    short ones."""
     invalid, steps = len(steps) - len(counted(steps)), counted(steps)
     if not steps:
         return Figures(invalid_steps=invalid)
@@ -148,25 +149,26 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
 
 
 def ceiling_ratio(steps: Sequence[Step]) -> float | None:
-    """How near a step with the same gathers and reductions could be; None where a record has no ceiling."""
+    """Returns how near a step with the same gathers and reductions could be; None where a record has no ceiling."""
     if any(step.get("ceiling_seconds") is None for step in steps):
         return None
     return float(sum(step["ceiling_seconds"] for step in steps) / sum(step["seconds"] for step in steps))
 
 
 def bubble(steps: Sequence[Step]) -> float | None:
-    """Share of the time for which other stages of a rank's stack are at work and it is not; None without stages."""
+    """Returns the share of the time for which other stages of a rank's stack are at work and it is not; None without
+    stages."""
     waited = [step.get("phases", {}).get("bubble") for step in steps]
     return None if None in waited else sum(waited) / sum(step["seconds"] for step in steps)
 
 
 def counted(steps: Sequence[T]) -> list[T]:
-    """Steps that count: those that an executor did not mark invalid (zbench.interfaces.result)."""
+    """Returns the steps that count: those that an executor did not mark invalid (zbench.interfaces.result)."""
     return [step for step in steps if step.get("valid", True)]
 
 
 def mfu(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> float:
-    """Model FLOPs utilisation: needed FLOPs over what all GPUs could have done in the same time."""
+    """Returns the model FLOPs utilisation: needed FLOPs over what all GPUs could have done in the same time."""
     longest = max(step["max_length"] for step in steps)
     limit = longest if facts.context_limit is None else facts.context_limit
     needed = sum(
@@ -184,7 +186,7 @@ def flops(
     convention: str = "zbench",
     pairs: int | None = None,
 ) -> float:
-    """FLOPs a batch needs, as `convention` counts them; the module docstring derives the constants.
+    """Returns how many FLOPs a batch needs, as `convention` counts them; the module docstring derives the constants.
 
     context_limit: only torchtitan's convention asks for it. pairs: visible (query, key) pairs, None for a causal mask;
     only zbench's convention asks for it, the others count what they count whatever is visible.
@@ -207,7 +209,7 @@ def flops(
 
 
 def nic_bytes(steps: Sequence[Step]) -> list[float]:
-    """Per NIC: bytes a step, sent and received."""
+    """Returns the bytes that every NIC sent and received, a step."""
     moved = [0] * len(steps[0]["nic_tx_bytes"])
     for step in steps:
         both = zip(moved, step["nic_tx_bytes"], step["nic_rx_bytes"], strict=True)
@@ -216,13 +218,14 @@ def nic_bytes(steps: Sequence[Step]) -> list[float]:
 
 
 def nic_utilization(facts: Facts, steps: Sequence[Step]) -> list[float]:
-    """Per NIC: bytes over what it could have carried in the time of all steps, mean of both directions."""
+    """Returns every NIC's bytes over what it could have carried in the time of all steps, mean of both directions."""
     seconds = sum(step["seconds"] for step in steps)
     return [total * len(steps) / (2 * facts.nic_bandwidth * seconds) for total in nic_bytes(steps)]
 
 
 def nic_idle(facts: Facts, steps: Sequence[Step]) -> float | None:
-    """Share of all NICs' time, both directions, in which one carried less than IDLE of its rate; None: not sampled."""
+    """Returns the share of all NICs' time, both directions, in which one carried less than IDLE of its rate; None: not
+    sampled."""
     quiet = whole = 0
     for step in steps:
         if series := step.get("nic_series"):
@@ -244,20 +247,21 @@ def nic_curves(facts: Facts, step: Step) -> dict[str, list[float]]:
 
 
 def imbalance(step: Step) -> float:
-    """Compute of the busiest rank over the mean of all (attention and linear modules): 1 is balanced, or idle."""
+    """Returns the busiest rank's compute over the mean of all (attention and linear modules): 1 is balanced, or
+    idle."""
     busy = [a + b for a, b in zip(step["attention_seconds"], step["linear_seconds"], strict=True)]
     return float(max(busy) * len(busy) / sum(busy)) if sum(busy) else 1.0
 
 
 def exposed_communication(steps: Sequence[Step]) -> float:
-    """Share of the time under way that no compute hides, over all ranks; 0 where nothing is sent."""
+    """Returns the share of the time under way that no compute hides, over all ranks; 0 where nothing is sent."""
     under_way = sum(sum(step["communication_seconds"]) for step in steps)
     exposed = sum(sum(step["exposed_seconds"]) for step in steps)
     return float(exposed / under_way) if under_way else 0.0
 
 
 def memory_verdict(figures: Figures) -> str | None:
-    """The sentence that stands in place of a throughput; None where memory sufficed."""
+    """Returns the sentence that stands in place of a throughput; None where memory sufficed."""
     if not figures.out_of_memory or figures.peak_bytes is None or figures.capacity_bytes is None:
         return None
     return f"out of memory: needs {figures.peak_bytes / 2**30:.1f} GiB of {figures.capacity_bytes / 2**30:.1f} GiB"

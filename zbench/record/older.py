@@ -1,4 +1,4 @@
-"""Older records, as records are today. Pure: no torch.
+"""Converts older records to what records are today. Pure: no torch.
 
 Before there were worlds (zbench.describe.worlds), all was nominal; before there were masks (zbench.describe.mask), all
 was causal; and no key of the model was free (zbench.run.fastest). Before
@@ -20,8 +20,8 @@ _BEFORE: dict[str, Any] = {"free": [], "mask": "causal"}
 
 
 def with_all_keys(config: Any) -> Any:
-    """A configuration with the mask and the world it is of, and what its systems chose of the model; what is none stays
-    as it is."""
+    """Returns a configuration with the mask and the world it is of, and what its systems chose of the model; what is
+    none stays as it is."""
     if not isinstance(config, Mapping):
         return config
     config = {**_BEFORE, **config}
@@ -33,7 +33,7 @@ def with_all_keys(config: Any) -> Any:
 
 
 def as_today(start: Line, steps: Sequence[Line]) -> tuple[Line, list[Line]]:
-    """A run's start line and steps, with the facts of GPUs and NICs as they were configured.
+    """Returns a run's start line and steps, with the facts of GPUs and NICs as they were configured.
 
     Raises:
         ValueError: facts that have to be of a number of GPUs are not.
@@ -63,7 +63,7 @@ def as_today(start: Line, steps: Sequence[Line]) -> tuple[Line, list[Line]]:
 
 
 def _step(line: Line, tp: int, bonded: int) -> Line:
-    """The line with the memory of one GPU of every rank, and the bytes of every NIC."""
+    """Returns the line with the memory of one GPU of every rank, and the bytes of every NIC."""
     nics = {name: of_nics(np.array(line[name]), bonded).tolist() for name in ("nic_tx_bytes", "nic_rx_bytes")}
     peak = of_gpu(np.array(line["peak_bytes"]), tp).tolist()
     return {**line, **nics, "peak_bytes": peak, "capacity_bytes": line["capacity_bytes"] // tp}

@@ -94,7 +94,8 @@ def check_outside(written: Mapping[str, str | Path | None], folders: Iterable[st
 
 @contextlib.contextmanager
 def whole(field: str, path: str | Path, kind: Kind) -> Iterator[IO[bytes]]:
-    """A stream to write; it becomes the file `path` when the block ends well. A link stays, and its file is replaced.
+    """Opens a stream to write; it becomes the file `path` when the block ends well. A link stays, and its file is
+    replaced.
 
     Raises:
         ValueError: as check_output, or writing failed; the file is as it was.
@@ -115,7 +116,7 @@ def whole(field: str, path: str | Path, kind: Kind) -> Iterator[IO[bytes]]:
 
 
 def _found(told: str, path: str | Path) -> tuple[Path, int | None]:
-    """The file that a name leads to through all links, and its mode; None where there is none yet."""
+    """Returns the file that a name leads to through all links, and its mode; None where there is none yet."""
     try:
         real = Path(os.path.realpath(path))
     except ValueError as error:  # a NUL in the name
@@ -129,7 +130,7 @@ def _found(told: str, path: str | Path) -> tuple[Path, int | None]:
 
 
 def _same(one: str | Path, other: str | Path) -> bool:
-    """Whether two names are of the same file, or would be once it is made."""
+    """Returns whether two names are of the same file, or would be once it is made."""
     if os.path.realpath(one) == os.path.realpath(other):
         return True
     try:

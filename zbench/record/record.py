@@ -31,7 +31,7 @@ _NAMES = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # of a run: trackers make fold
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a file holds of one run: its start line, its steps in order, its end line if it came so far."""
+    """A recorded run: its start line, its steps in order, its end line if it came so far."""
 
     start: Line
     steps: list[Line] = field(default_factory=list)
@@ -42,12 +42,12 @@ class Run:
 
     @property
     def status(self) -> str:
-        """A run without an end was killed - or is still running."""
+        """The status of the run: one without an end was killed - or is still running."""
         return "interrupted" if self.end is None else str(self.end["status"])
 
 
 def read(path: str, wanted: Callable[[Line], bool] | None = None) -> tuple[list[Run], list[str]]:
-    """The whole runs of a file, in the order they started, and a sentence for each line or run that is left out.
+    """Reads the whole runs of a file, in the order they started, and a sentence for each line or run that is left out.
 
     wanted: of a start line, whether its run is of interest; lines of other runs are not parsed.
 
@@ -92,7 +92,7 @@ def _today(runs: Iterable[Run], problems: list[str]) -> list[Run]:
 
 
 def _owner(raw: bytes) -> bytes:
-    """The run of a line as Writer lays it out, {"kind":"step","run":"ID",..., without parsing the rest."""
+    """Returns the run of a line as Writer lays it out, {"kind":"step","run":"ID",..., without parsing the rest."""
     parts = raw.split(b'"', 8)
     return parts[7] if len(parts) == 9 and parts[5] == b"run" else b""
 
@@ -143,7 +143,8 @@ class _Known:
 
 @dataclass(slots=True)
 class _Reading:
-    """A file that is being read. left_out: runs of which a line cannot be. repeated: lines that are there once more."""
+    """The state of reading a file. left_out: runs of which a line cannot be. repeated: lines that are there once
+    more."""
 
     path: str
     problems: list[str] = field(default_factory=list)
@@ -189,7 +190,7 @@ class _Reading:
         return _uneven(line, first)
 
     def _again(self, before: Line, line: Line, number: int, otherwise: str) -> str | None:
-        """A line that says the same as one before counts once; one that does not cannot be."""
+        """Handles a line that was there before: one that says the same counts once; one that does not cannot be."""
         if before != line:
             return f"{otherwise}, with other values"
         self.repeated.setdefault(line["run"], number)
@@ -212,7 +213,7 @@ class _Reading:
 
 
 def _uneven(line: Line, first: Line) -> str | None:
-    """What is wrong with the lengths of a step's lists; first: the run's first step."""
+    """Returns what is wrong with the lengths of a step's lists; first: the run's first step."""
     for one, *others in ALIKE:
         for other in others:
             if len(line[other]) != len(line[one]):

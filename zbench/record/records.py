@@ -12,7 +12,7 @@ _MOST_PROBLEMS = 10  # named at once
 
 
 def read_all(paths: Sequence[str]) -> list[Run]:
-    """The whole runs of all files; one that is in several of them counts once.
+    """Reads the whole runs of all files; one that is in several of them counts once.
 
     Raises:
         ValueError: a file cannot be read, or holds no whole run.
@@ -34,7 +34,7 @@ def read_all(paths: Sequence[str]) -> list[Run]:
 
 
 def each(runs: Sequence[Run], of: Callable[[Run], T]) -> list[T]:
-    """What `of` finds of every run; of a run for which that is a ValueError, the sentence is told.
+    """Returns what `of` finds of every run; of a run for which that is a ValueError, the sentence is told.
 
     Raises:
         ValueError: it is one for all of them.

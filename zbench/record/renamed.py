@@ -1,4 +1,4 @@
-"""Names that older records give to parts, as today's names. Pure.
+"""Replaces names that older records give to parts by today's names. Pure.
 
 The folders of systems and workloads were packages of their own once, workload=pystdlib found the standard library by a
 function of Python's, and modules lay in zbench/ itself. Records are read under today's names, so that old and new runs
@@ -31,7 +31,7 @@ _STDLIB = {"_target_": "zbench.workloads.stdlib.folder"}
 
 
 def renamed(config: Any, level: int = 0) -> Any:
-    """The configuration with today's names of what zbench itself once called otherwise.
+    """Returns the configuration with today's names of what zbench itself once called otherwise.
 
     Raises:
         ValueError: it is nested more deeply than any configuration is.

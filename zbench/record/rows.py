@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 
 def rows(runs: Sequence[Run], convention: str = "zbench") -> list[Row]:
-    """One row a run, in the given order."""
+    """Returns one row a run, in the given order."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
         alike.setdefault(_kind(run.start, run.start["config"].get("system"), run.start["fingerprint"]), []).append(run)
@@ -33,14 +33,15 @@ def rows(runs: Sequence[Run], convention: str = "zbench") -> list[Row]:
 
 
 def label(start: Line, group: str) -> str:
-    """A group's choice and what was changed in it: 'a800_4x8 num_nodes=16'."""
+    """Writes a group's choice and what was changed in it: 'a800_4x8 num_nodes=16'."""
     config = start["config"]
     changed = config.get("changes", {}).get(group, {})
     return " ".join([str(config.get("choices", {}).get(group)), *(f"{key}={value}" for key, value in changed.items())])
 
 
 def setting(start: Line) -> dict[str, str]:
-    """Everything but system and workload that has to be equal for runs to be averaged, or one to rank above another."""
+    """Returns everything but system and workload that has to be equal for runs to be averaged, or one to rank above
+    another."""
     config = start["config"]
     return {
         **{group: label(start, group) for group in GROUPS[2:]},
@@ -53,7 +54,8 @@ def setting(start: Line) -> dict[str, str]:
 
 
 def _baseline_of(run: Run, alike: dict[str, list[Run]]) -> Run | None:
-    """The run of `run`'s baseline on the same batches, by the same sources: the last one started before it, if any."""
+    """Returns the run of `run`'s baseline on the same batches, by the same sources: the last one started before it, if
+    any."""
     baseline = run.start.get("baseline")
     if baseline is None:
         return None
@@ -66,7 +68,7 @@ def _baseline_of(run: Run, alike: dict[str, list[Run]]) -> Run | None:
 
 
 def _gain(run: Run, reference: Run | None) -> Row:
-    """The speed-up over `reference`, its interval, and whether it can be told from none.
+    """Returns the speed-up over `reference`, its interval, and whether it can be told from none.
 
     What was simulated is what it is on those batches. What was measured is told where its interval leaves out 1.
     """
@@ -79,7 +81,8 @@ def _gain(run: Run, reference: Run | None) -> Row:
 
 
 def _over_worlds(runs: Sequence[Run], found: Sequence[Row]) -> list[Row]:
-    """Of every row the least and the greatest speed-up over all worlds of the same run, and how many worlds those are.
+    """Returns, for every row, the least and the greatest speed-up over all worlds of the same run, and how many worlds
+    those are.
 
     None but for nominal runs of which there are other worlds. Of several runs in a world the last counts; it has to
     have finished, on the same batches.

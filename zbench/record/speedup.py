@@ -1,4 +1,4 @@
-"""How many times faster a run is than another, over the same batches, and how sure that is. Pure: no torch."""
+"""Compares two runs over the same batches: how many times faster one is, and how sure that is. Pure: no torch."""
 
 from collections.abc import Mapping, Sequence
 from math import exp
@@ -12,7 +12,8 @@ T = TypeVar("T", bound=Step)
 
 
 def speedup(steps: Sequence[Step], baseline: Sequence[Step]) -> float | None:
-    """How many times faster than the baseline on the same batches, by sums of seconds; None where `pairs` is."""
+    """Returns how many times faster a run is than the baseline on the same batches, by sums of seconds; None where
+    `pairs` is."""
     paired = pairs(steps, baseline)
     if paired is None:
         return None
@@ -20,7 +21,7 @@ def speedup(steps: Sequence[Step], baseline: Sequence[Step]) -> float | None:
 
 
 def speedup_interval(steps: Sequence[Step], baseline: Sequence[Step]) -> tuple[float, float] | None:
-    """(lowest, highest): the speed-up's 95 % interval over batches; None where there are too few
+    """Returns (lowest, highest): the speed-up's 95 % interval over batches; None where there are too few
     (zbench.record.interval)."""
     paired = pairs(steps, baseline)
     if paired is None:
@@ -30,7 +31,7 @@ def speedup_interval(steps: Sequence[Step], baseline: Sequence[Step]) -> tuple[f
 
 
 def pairs(steps: Sequence[T], baseline: Sequence[T]) -> list[tuple[T, T]] | None:
-    """Every step beside the baseline's on the same batch, told by step and digest, if both count.
+    """Returns every step beside the baseline's on the same batch, told by step and digest, if both count.
 
     None where the baseline lacks one of the batches, none is left, or either ran out of memory.
     """

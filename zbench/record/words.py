@@ -13,27 +13,30 @@ _USUAL = {"world": "nominal", "planners": "world", "mask": "causal", "free": []}
 
 
 def told_settings(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Those settings of `names` that are told of runs which have them in common: all but the usual world and mask."""
+    """Returns those settings of `names` that are told of runs which have them in common: all but the usual world and
+    mask."""
     return [name for name in names if name not in _USUAL or row[name] != _USUAL[name]]
 
 
 def typed(value: Any) -> str:
-    """A setting's value; lists as a command line takes them."""
+    """Writes a setting's value; lists as a command line takes them."""
     return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
 def convention_words(convention: str) -> str:
+    """Says by which convention MFU is counted."""
     return f"MFU by convention {convention}: {CONVENTIONS[convention]}."
 
 
 def doubt_words(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the question mark behind a speed-up means, if one of these rows has it."""
+    """Explains the question mark behind a speed-up, if one of these rows has it."""
     doubt = f"?: too few steps to tell: fewer than {LEAST}, or the 95 % interval of the speed-up has 1 in it."
     return [doubt] if any(row["speedup_told"] is False for row in found) else []
 
 
 def link_words(cluster: Cluster) -> str:
-    """The domains, and channels that are not the usual ones (NICs' `auto`, one of NVLink's); "" without any."""
+    """Describes the domains, and channels that are not the usual ones (NICs' `auto`, one of NVLink's); "" without
+    any."""
     told = [
         f"{one.gpus} GPUs a {one.name} with {one.bandwidth / 1e9:g} GB/s and {number(one.channels, 'channel')}"
         + (", which is the whole node: nothing uses the node's own links" if one.gpus >= cluster.gpus_per_node else "")
@@ -47,7 +50,8 @@ def link_words(cluster: Cluster) -> str:
 
 
 def cluster_words(facts: Mapping[str, Any]) -> str:
-    """The cluster as configured; how many of its GPUs are a rank, and how many stages there are, if not one."""
+    """Describes the cluster as configured; how many of its GPUs are a rank, and how many stages there are, if not
+    one."""
     words = (
         f"{facts['cluster']}: {number(facts['num_nodes'], 'node')} x {facts['gpus_per_node']} {facts['device']}, "
         f"{number(facts['nics_per_node'], 'NIC')} of {facts['nic_bandwidth'] * 8 / 1e9:g} Gbit/s a node"

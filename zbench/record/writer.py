@@ -62,6 +62,7 @@ class Writer:
                 ) from error
 
     def close(self) -> None:
+        """Closes the file."""
         os.close(self.descriptor)
 
 
@@ -92,7 +93,7 @@ def _take_back(descriptor: int, size: int, written: int) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """numpy scalars and arrays as plain numbers and lists."""
+    """Turns numpy scalars and arrays into plain numbers and lists."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} does not belong in a record")

@@ -37,6 +37,7 @@ _SAME = 1e-9  # relative: a step simulated again by the same sources
 
 
 def main() -> int:
+    """Runs the command and returns its exit code."""
     return ran(_main, "no page was written")
 
 
@@ -73,7 +74,7 @@ def _main() -> int:
 
 
 def worlds_told(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Of every place with several worlds the ranges, as a table, and what survives, in sentences
+    """Returns, for every place with several worlds, the ranges, as a table, and what survives, in sentences
     (zbench.standing.survival)."""
     out = []
     try:
@@ -86,7 +87,8 @@ def worlds_told(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def chosen(runs: Sequence[Run], steps: str) -> list[tuple[Run, Line]]:
-    """The steps to look into: every run's first, then every run's next, so that a page too large lacks late ones.
+    """Returns the steps to look into: every run's first, then every run's next, so that a page too large lacks late
+    ones.
 
     Raises:
         ValueError: `steps` is neither first, all nor numbers, or no run has a step of such a number.
@@ -109,7 +111,8 @@ def chosen(runs: Sequence[Run], steps: str) -> list[tuple[Run, Line]]:
 def looked_into(
     runs: Sequence[Run], wanted: Sequence[tuple[Run, Line]], trust: bool = False
 ) -> tuple[dict[str, Any], list[str]]:
-    """(what the page has of each step, by 'RUN/STEP'; what had to be left out, in sentences). trust: as of Replay."""
+    """Returns (what the page has of each step, by 'RUN/STEP'; what had to be left out, in sentences). trust: as of
+    Replay."""
     out: dict[str, Any] = {}
     left_out, size = [], 0
     replays: dict[str, Replay | ValueError] = {}
@@ -135,8 +138,8 @@ def looked_into(
 
 
 def inside(run: Run, line: Line, replays: dict[str, Replay | ValueError], trust: bool = False) -> dict[str, Any]:
-    """A step: what the record says, and its plans, made again; where that fails, why, in `problem`. Of a measured step
-    that was traced the timeline is its trace; where that is gone, why, in `untraced`.
+    """Looks into a step: returns what the record says, and its plans, made again; where that fails, why, in `problem`.
+    Of a measured step that was traced the timeline is its trace; where that is gone, why, in `untraced`.
 
     replays: by run, those made so far. trust: as of Replay.
     """

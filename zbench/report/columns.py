@@ -26,6 +26,8 @@ class _Names:
 
 @dataclass(slots=True)
 class Columns:
+    """The events of a timeline, as columns."""
+
     columns: dict[str, list[Any]] = field(default_factory=lambda: {key: [] for key in _KEYS})
     names: _Names = field(default_factory=_Names)
     lists: _Names = field(default_factory=_Names)
@@ -45,20 +47,22 @@ class Columns:
         size: int = 0,
         route: Sequence[int] = (),
     ) -> None:
-        """begin, length: microseconds. micro, layer: -1 for what is of none. what: lists of blocks, each a micro-batch
-        and a number in its plan: those that move or ask, and an attend's keys. size: bytes. route: ranks, from, to."""
+        """Adds an event. begin, length: microseconds. micro, layer: -1 for what is of none. what: lists of blocks, each
+        a micro-batch and a number in its plan: those that move or ask, and an attend's keys. size: bytes. route: ranks,
+        from, to."""
         lists = [self.lists.of(one) for one in what]
         values = (track, self.names.of(name), begin, length, micro, layer, lists, size, list(route))
         for column, value in zip(self.columns.values(), values, strict=True):
             column.append(value)
 
     def table(self, plans: Sequence[Plan]) -> Table:
+        """Returns the columns as plain values, with the lists of blocks that they name described."""
         lists = [_described(plans[micro], number) for micro, number in self.lists.number]
         return {"names": list(self.names.number), "lists": lists, **self.columns}
 
 
 def blocks_of(ops: Ops, op: int) -> list[int]:
-    """The lists of blocks that an attend or transfer is about: (what moves or asks, keys of an attend)."""
+    """Returns the lists of blocks that an attend or transfer is about: (what moves or asks, keys of an attend)."""
     keys = int(ops.kv_blocks[op])
     return [int(ops.blocks[op])] + ([keys] if keys >= 0 else [])
 

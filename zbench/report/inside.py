@@ -1,4 +1,4 @@
-"""A recorded step looked into: planned and simulated again, as columns for the page. Pure: no torch.
+"""Looks into a recorded step: planned and simulated again, as columns for the page. Pure: no torch.
 
 A plan is a function of batch and configuration, so a record need not hold it. The timeline is the simulator's, of a
 step of LAYERS layers in place of all (they are equal), whatever the run's executor was: what was measured is not made
@@ -22,7 +22,7 @@ _DRAWN = 48  # sequences drawn on a rank, the longest; the others of the rank ar
 
 
 def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
-    """Events as columns (zbench.report.columns); None where there are more than MOST_EVENTS."""
+    """Returns the events as columns (zbench.report.columns); None where there are more than MOST_EVENTS."""
     pipelines = plans[0].pipelines is not None or cost.pp > 1
     layers = cost.model.num_layers if pipelines else min(LAYERS, cost.model.num_layers)
     short = replace(cost, model=replace(cost.model, num_layers=layers))
@@ -44,7 +44,7 @@ def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
 
 
 def _tracks(cost: Cost) -> list[str]:
-    """Node by node."""
+    """Lists the timeline's tracks, node by node."""
     nodes = range(cost.whole.num_nodes)
     return [name for node in nodes for name in titles(cost.whole, node, gpus=cost.tp, nics=cost.bonded_nics)]
 
@@ -54,13 +54,13 @@ def _track(event: Event, cost: Cost) -> int:
 
 
 def _titled(event: Event) -> str:
-    """'attend forward', 'kv backward': what is done, and in which pass."""
+    """Writes what is done, and in which pass: 'attend forward', 'kv backward'."""
     name, passing = event["name"], event["args"].get("pass", "")
     return name if not passing or passing in name else f"{name} {passing}"
 
 
 def _way(plans: tuple[Plan, ...], event: Event) -> list[int]:
-    """The lists of blocks that an attend or transfer is about: (what moves or asks, keys of an attend)."""
+    """Returns the lists of blocks that an attend or transfer is about: (what moves or asks, keys of an attend)."""
     if "operation" not in event["args"]:
         return []
     plan, op = plans[event["args"]["micro_batch"]], event["args"]["operation"]

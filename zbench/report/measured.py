@@ -33,14 +33,15 @@ class _Runs:
 
     @staticmethod
     def among(events: Sequence[Event], plans: Sequence[Plan], cost: Cost) -> "_Runs | None":
-        """None where the number of runs is not the plans' (other sources made them)."""
+        """Finds the runs of programs among a step's events; None where their number is not the plans' (other sources
+        made them)."""
         count = 1 + max((event["args"]["run"] for event in events if "run" in event.get("args", {})), default=-1)
         of, rest = divmod(count, len(plans))
         layers = cost.model.num_layers
         return _Runs(plans, cost, of) if not rest and of in (2 * layers, 3 * layers) else None
 
     def place(self, run: int) -> tuple[int, int, bool]:
-        """(micro-batch, layer, whether it is a backward)."""
+        """Returns (micro-batch, layer, whether it is a backward)."""
         micro, turn = divmod(run, self.of)
         layers = self.cost.model.num_layers
         if turn < layers:
@@ -103,6 +104,6 @@ def _message(columns: Columns, number: Mapping[str, int], begin: Event, length: 
 
 
 def _messages(events: Sequence[Event]) -> Iterator[tuple[Event, Event]]:
-    """Beginnings and ends of asynchronous events, paired."""
+    """Yields the beginnings and ends of asynchronous events, paired."""
     ends = {one["id"]: one for one in events if one["ph"] == "e"}
     return ((one, ends[one["id"]]) for one in events if one["ph"] == "b")

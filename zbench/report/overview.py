@@ -1,4 +1,4 @@
-"""What records say of their runs, as plain values for the page. Pure: no torch.
+"""The overview of recorded runs, as plain values for the page. Pure: no torch.
 
 Rows are those of zbench.record.rows, series and shares of time are derived from the raw steps; nothing is simulated
 again.
@@ -36,7 +36,7 @@ Table = dict[str, Any]
 
 
 def overview(runs: Sequence[Run], convention: str) -> list[Table]:
-    """A table a run: its row, its series, and where its time went (seconds a step, mean over ranks)."""
+    """Returns a table for every run: its row, its series, and where its time went (seconds a step, mean over ranks)."""
     out = []
     for run, row in zip(runs, rows(runs, convention), strict=True):
         facts = Facts.of(run.start["facts"])
@@ -68,7 +68,7 @@ def _same(run: Run) -> str:
 
 
 def shares_of(step: Mapping[str, Any]) -> np.ndarray:
-    """[len(SHARES), num_ranks] seconds; a rank's add up to the step.
+    """Returns [len(SHARES), num_ranks]: the seconds of every share; a rank's add up to the step.
 
     Exposed communication is told apart by link where the record does so, else it is one share ("communication, not
     hidden"). It is counted layer by layer, and layers of a rank that runs ahead overlap: it is cut to what the step
@@ -92,7 +92,7 @@ def shares_of(step: Mapping[str, Any]) -> np.ndarray:
 
 
 def of_step(facts: Facts, step: Line) -> Table:
-    """What the record itself says of one step, rank by rank and NIC by NIC."""
+    """Returns what the record itself says of one step, rank by rank and NIC by NIC."""
     names = ("tokens", "num_sequences", "max_length", "num_micro_batches", "seconds", "bound_seconds", "nvlink_bytes")
     return {
         **{name: step.get(name) for name in names},
@@ -108,7 +108,7 @@ def of_step(facts: Facts, step: Line) -> Table:
 
 
 def _curves(facts: Facts, step: Line) -> Table | None:
-    """Measured utilisation of NICs over time; None where they were not sampled."""
+    """Returns the measured utilisation of NICs over time; None where they were not sampled."""
     if not step.get("nic_series"):
         return None
     lines = {name: rounded(values) for name, values in nic_curves(facts, step).items()}
@@ -116,7 +116,7 @@ def _curves(facts: Facts, step: Line) -> Table | None:
 
 
 def rounded(values: Any) -> Any:
-    """Numbers to _DIGITS significant digits, as plain lists; None stays."""
+    """Rounds numbers to _DIGITS significant digits, as plain lists; None stays."""
     if values is None:
         return None
     if isinstance(values, (list, tuple, np.ndarray)):

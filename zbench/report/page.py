@@ -42,7 +42,7 @@ def page(data: dict[str, Any]) -> str:
 
 
 def encoded(data: Any) -> str:
-    """JSON that may stand inside a script element and in what plotly draws: no tag can begin in it.
+    """Encodes data as JSON that may stand inside a script element and in what plotly draws: no tag can begin in it.
 
     plotly makes links of tags in text, and a record's text must make none: "<" becomes a sign that looks like it.
     """

@@ -1,5 +1,4 @@
-"""Whether this machine can take a job, asked before it starts: memory, cores and disk against zbench.run.price. An
-edge.
+"""Checks before a job starts that this machine can take it: memory, cores and disk against zbench.run.price. An edge.
 
 A job whose ranks are processes of this machine needs what a rank holds (zbench.runtime.job.footprint), for each of
 them; one that torchrun or Slurm started knows its machines better than this.
@@ -82,7 +81,8 @@ def _smaller(model: str) -> str:
 
 
 def rank_bytes(cost: Cost, executor: Torch, tokens: int) -> tuple[float, float]:
-    """(state, activations of that many tokens) of a rank, with the recomputation that keeps least of what is asked for.
+    """Returns the bytes of a rank, (state, activations of that many tokens), with the recomputation that keeps least of
+    what is asked for.
 
     Activations are no more than the described device has left: systems know its memory, and divide a batch by it.
     """

@@ -1,4 +1,4 @@
-"""What a run plays: its system and its baseline, each with the start line of its record. An edge: no torch."""
+"""The cases of a run: its system and its baseline, each with the start line of its record. An edge: no torch."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -26,11 +26,12 @@ class Case:
 
     @property
     def name(self) -> str:
+        """The system's name and what was changed in it."""
         return label(self.start, "system")
 
 
 def cases(request: Request, parts: Parts, tell: Callable[[str, str], None]) -> tuple[Case, Case | None]:
-    """The run's own system and its baseline; None for the baseline if there is none or the system is it.
+    """Returns the run's own system and its baseline; None for the baseline if there is none or the system is it.
 
     tell: takes a system's name and what it does, where it chooses its configuration first.
     """
@@ -67,7 +68,7 @@ def _case(start: Line, settled: Settled) -> Case:
 
 
 def _compared(request: Request, parts: Parts, tell: Callable[[str], None]) -> Settled:
-    """The baseline's system; whatever is wrong with it is told as the baseline's.
+    """Returns the baseline's system; whatever is wrong with it is told as the baseline's.
 
     Raises:
         ValueError: it cannot be made.
@@ -81,7 +82,7 @@ def _compared(request: Request, parts: Parts, tell: Callable[[str], None]) -> Se
 
 
 def _packages(system: System) -> Line:
-    """{"packages": {name: version}} where a system says that it uses other projects' code; else nothing.
+    """Returns {"packages": {name: version}} where a system says that it uses other projects' code; else nothing.
 
     Raises:
         PlugInError: what it says is no tuple of names.
@@ -97,7 +98,7 @@ def _packages(system: System) -> Line:
 
 
 def reusable(case: Case, settings: Settings, parts: Parts, earlier: Iterable[Run]) -> Run | None:
-    """A finished run that a new one of `case` could only repeat: same sources, settings and batches.
+    """Finds a finished run that a new one of `case` could only repeat: same sources, settings and batches.
 
     Simulated ones are looked for in the record. What was measured depends on the day, so it has to be of the same
     command (a sweep) unless `settings.again` is false, and not have gone on from a checkpoint, which a job in between
@@ -119,7 +120,7 @@ def reusable(case: Case, settings: Settings, parts: Parts, earlier: Iterable[Run
 
 
 def _is_same(theirs: Line, ours: Line) -> bool:
-    """Whether two start lines are of the same system, settings, sources and packages."""
+    """Returns whether two start lines are of the same system, settings, sources and packages."""
     same = ("system", "steps", "check", *SAME)
     return all(theirs["config"].get(key) == ours["config"].get(key) for key in same) and all(
         theirs["fingerprint"].get(key) == ours["fingerprint"].get(key) for key in ("sources", "packages")

@@ -1,4 +1,5 @@
-"""What conf/ offers to be checked, and which systems need a package that may be missing. Pure: no torch."""
+"""The choices that conf/ offers to be checked, and the systems that need a package which may be missing. Pure: no
+torch."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""What is chosen before a run: once, and the choice kept for the next run. An edge.
+"""Makes what is chosen before a run, once, and keeps the choice for the next run. An edge.
 
 Systems may choose their configuration (`choose`), or have limits that are tried (`limits`); keys of the model may be
 free (the run's `free`), so that every system has its best of them. A choice depends on cluster, model, workload, batch
@@ -47,7 +47,7 @@ def settled(
     recorded: Mapping[str, Any] | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Settled:
-    """The system of `config`, after what is chosen before a run has been (zbench.interfaces.protocols,
+    """Returns the system of `config`, after what is chosen before a run has been (zbench.interfaces.protocols,
     zbench.run.fastest).
 
     recorded: the choice that a record has, in place of a new one; empty where it has none.
@@ -76,7 +76,7 @@ def settled(
 def _chosen(
     config: Mapping[str, Any], parts: Parts, system: System, make: Make, tell: Callable[[str], None]
 ) -> Choice | None:
-    """What is chosen for a system before a run; None where nothing is to be chosen.
+    """Returns what is chosen for a system before a run; None where nothing is to be chosen.
 
     Raises:
         ValueError: nothing that a system could choose fits.
@@ -97,7 +97,7 @@ def _chosen(
 
 
 def _limits(system: System, tokens: int) -> Sequence[Keys]:
-    """The keys that a system wants to have tried, with batches of so many tokens."""
+    """Returns the keys that a system wants to have tried, with batches of so many tokens."""
     limits = getattr(undealt(system), "limits", None)
     if limits is None:
         return [{}]
@@ -106,7 +106,7 @@ def _limits(system: System, tokens: int) -> Sequence[Keys]:
 
 
 def _with_keys(config: Mapping[str, Any], keys: Keys) -> Mapping[str, Any]:
-    """The configuration with other values of its system's keys."""
+    """Returns the configuration with other values of its system's keys."""
     if not isinstance(config, DictConfig):
         return {**config, "system": {**config["system"], **keys}}
     changed = config.copy()
@@ -124,14 +124,14 @@ def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[
 
 
 def _name(config: Mapping[str, Any], parts: Parts) -> str:
-    """All that a choice depends on, as one name."""
+    """Returns one name for all that a choice depends on."""
     plain: Any = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else config
     told = {key: plain.get(key) for key in CONFIGURED} | {"trains": not parts.simulated, "sources": source_digest()}
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def kept(name: str, choose: Callable[[], Choice]) -> Choice:
-    """The choice of that name, from the cache folder if it is there; else a new one, which is put there.
+    """Returns the choice of that name, from the cache folder if it is there; else a new one, which is put there.
 
     Without a folder to write to, or with a file there that is no choice, it is made anew.
     """
@@ -149,6 +149,6 @@ def kept(name: str, choose: Callable[[], Choice]) -> Choice:
 
 
 def folder() -> Path:
-    """Where choices are kept: zbench/choices of the user's cache folder."""
+    """Returns the folder where choices are kept: zbench/choices of the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "zbench" / "choices"

@@ -1,4 +1,4 @@
-"""What a workload and a system have to give, checked where they give it: a mistake of theirs is one sentence. An edge.
+"""Checks what a workload and a system give, where they give it: a mistake of theirs is one sentence. An edge.
 
 zbench.interfaces.protocols says what a part is; here is what is refused. Whether a plan is correct is
 zbench.proof.verify's.
@@ -35,7 +35,7 @@ class PlugInError(ValueError):
 
 
 def batch_of(workload: Workload, step: int, tokens: int) -> Batch:
-    """The batch of `step`, which has exactly `tokens` tokens: systems and steps are compared at one size.
+    """Returns the batch of `step`, which has exactly `tokens` tokens: systems and steps are compared at one size.
 
     Its arrays are copies: whatever becomes of the workload's own, and however they lie in memory, these stay.
 
@@ -51,7 +51,8 @@ def batch_of(workload: Workload, step: int, tokens: int) -> Batch:
 
 
 def plans_of(system: System, batch: Batch, cost: Cost) -> tuple[Plan, ...]:
-    """The plans of a batch, with what executors take for granted before zbench.proof.verify looks at them.
+    """Returns the plans of a batch, checked for what executors take for granted before zbench.proof.verify looks at
+    them.
 
     A system must not change its batch, which it is measured on. The arrays are writable for all that: compiled
     planners would be compiled once more for read-only ones.
@@ -87,7 +88,7 @@ class _Checked:
 
 
 def gives(part: object, method: str, given: str, kind: type[Given], call: Callable[[], object]) -> Given:
-    """What call() of a part returns, as of guarded(), which has to be a `kind`.
+    """Calls a part as guarded() does, and returns what it returns, which has to be a `kind`.
 
     Raises:
         PlugInError: the part failed, or gave something else.
@@ -100,7 +101,8 @@ def gives(part: object, method: str, given: str, kind: type[Given], call: Callab
 
 
 def guarded(part: object, method: str, given: str, call: Callable[[], Given]) -> Given:
-    """What call() of a part returns; an error of a part that is not zbench's own is told with where in its code it was.
+    """Calls a part and returns what it returns; an error of a part that is not zbench's own is told with where in its
+    code it was.
 
     given: what the part is called with, in words. A ValueError that zbench raises, or a raise statement of the part's
     own code, passes: it is a sentence already. So does an error of zbench's classes, and whatever its own parts raise.
@@ -132,7 +134,7 @@ def guarded(part: object, method: str, given: str, call: Callable[[], Given]) ->
 
 
 def _content(batch: Batch) -> dict[str, bytes]:
-    """The arrays of a batch by name, as they are now."""
+    """Returns the arrays of a batch by name, as they are now."""
     return {name: np.asarray(getattr(batch, name)).tobytes() for name in ("lengths", "documents")}
 
 
@@ -196,7 +198,7 @@ def _plans_fault(plans: Any, cost: Cost) -> str | None:
 
 
 def _kind(value: Any) -> str:
-    """A list, an array of float64 [2, 3], None."""
+    """Describes the kind of a value: a list, an array of float64 [2, 3], None."""
     if is_array(value):
         return f"an array of {value.dtype} {list(value.shape)}"
     if value is None:

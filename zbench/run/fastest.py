@@ -1,4 +1,4 @@
-"""Which of a few settings of a system is fastest over a distribution of lengths. Pure: no torch.
+"""Finds out which of a few settings of a system is fastest over a distribution of lengths. Pure: no torch.
 
 What a user sets once, before a run, from what they know of their data: how parameters are sharded and whether layers
 are recomputed (`free`), and limits that a system has its user set (its `limits`, zbench.interfaces.protocols). It is
@@ -38,7 +38,7 @@ class Setting:
     system: System
 
     def verdict(self, batches: Sequence[Batch]) -> Verdict:
-        """Plays a step of each batch."""
+        """Plays a step of each batch; returns how many are out of memory, and the mean seconds of the others."""
         executor, seconds = Simulated(self.cost), []
         for batch in batches:
             result = executor.step(batch, self.system.plan(batch))
@@ -47,13 +47,14 @@ class Setting:
         return len(batches) - len(seconds), sum(seconds) / max(len(seconds), 1)
 
     def choice(self) -> Choice:
+        """Returns the keys that the setting sets, and both kinds in words."""
         told = {**self.model, **self.keys}
         words = (f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}" for name, value in told.items())
         return Choice(self.model, self.keys, ", ".join(words))
 
 
 def fastest(study: Study, made: Made, limits: Limits) -> Choice:
-    """The setting that is out of memory in the fewest batches, and then the fastest."""
+    """Returns the setting that is out of memory in the fewest batches, and then the fastest."""
     sample = Sample.of(study)
     settings = list(_settings(study, made, limits, sample.hard.num_tokens))
     if len(settings) > BETTER:
@@ -65,7 +66,7 @@ def fastest(study: Study, made: Made, limits: Limits) -> Choice:
 
 
 def free_models(model: Model, free: Sequence[str]) -> Iterator[tuple[Keys, Model]]:
-    """Every combination of the values that the free keys of a model may have, and the model with it."""
+    """Yields every combination of the values that the free keys of a model may have, and the model with it."""
     for values in product(*(FREE[name] for name in free)):
         keys = dict(zip(free, values, strict=True))
         yield keys, replace(model, **keys)  # type: ignore[arg-type]

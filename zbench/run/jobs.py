@@ -1,4 +1,4 @@
-"""How many jobs a sweep has. An edge: hydra's basic sweeper lists them all, then tells them one at a time."""
+"""Counts the jobs of a sweep. An edge: hydra's basic sweeper lists them all, then tells them one at a time."""
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
@@ -14,7 +14,8 @@ MOST = 100_000  # jobs of a sweep; the largest experiment of zbench has some hun
 
 
 def count(arguments: Sequence[str]) -> int | None:
-    """Jobs of the sweep that hydra runs with these arguments; None where another sweeper chooses them as it goes."""
+    """Counts the jobs of the sweep that hydra runs with these arguments; None where another sweeper chooses them as it
+    goes."""
     sweeper = HydraConfig.get().sweeper
     if not str(sweeper._target_).endswith(".BasicSweeper"):
         return None
@@ -43,20 +44,21 @@ def check_few(arguments: Sequence[str]) -> None:
 
 
 def _given(arguments: Iterable[str]) -> list[str]:
-    """The settings among the arguments."""
+    """Returns the settings among the arguments."""
     return [word for word in arguments if "=" in word and not word.startswith("-")]
 
 
 def _values(settings: list[str]) -> dict[str, int]:
-    """How many values each key has: the last word on it counts, as the command line's stands for an experiment's."""
+    """Returns how many values each key has: the last word on it counts, as the command line's stands for an
+    experiment's."""
     hydra = GlobalHydra.instance()
     parser = OverridesParser.create(hydra.config_loader() if hydra.is_initialized() else None)
     return {one.get_key_element(): _count(one) for one in parser.parse_overrides(settings)}
 
 
 def _count(setting: Override) -> int:
-    """How many values a setting has, without a list of a range. A pattern of names, as in system=glob(*), counts as
-    one before hydra knows the folders to look in."""
+    """Returns how many values a setting has, without a list of a range. A pattern of names, as in system=glob(*),
+    counts as one before hydra knows the folders to look in."""
     value = setting.value()
     if not isinstance(value, RangeSweep):
         is_list = setting.is_choice_sweep() and not (isinstance(value, Glob) and setting.config_loader is None)

@@ -33,13 +33,13 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 @cache
 def known(group: str) -> frozenset[str]:
-    """The classes that zbench's own yaml of a group (system, workload, ...) names, inner ones included."""
+    """Returns the classes that zbench's own yaml of a group (system, workload, ...) names, inner ones included."""
     plain = [OmegaConf.to_container(OmegaConf.load(path)) for path in (CONF / group).rglob("*.yaml")]
     return frozenset(str(node[_NAMED]) for choice in plain for node in _nodes(choice) if _NAMED in node)
 
 
 def from_record(config: Mapping[str, Any], group: str) -> Make:
-    """The part that a record names for a group, with the record's keys; called, it is made.
+    """Returns the part that a record names for a group, with the record's keys; called, it is made.
 
     Raises:
         Unknown: it, or something inside it, is none of zbench's.
@@ -54,7 +54,7 @@ def from_record(config: Mapping[str, Any], group: str) -> Make:
 
 
 def from_trusted_record(config: Mapping[str, Any], group: str) -> Make:
-    """The part that a record names for a group, whatever it is."""
+    """Returns the part that a record names for a group, whatever it is."""
     return _factory(config, group)
 
 
@@ -65,7 +65,7 @@ def _factory(config: Mapping[str, Any], group: str) -> Make:
 
 
 def _made(node: Any) -> Any:
-    """A node of a configuration: parts made, innermost first; anything else as it is."""
+    """Returns a node of a configuration: parts made, innermost first; anything else as it is."""
     if isinstance(node, list):
         return [_made(value) for value in node]
     if not isinstance(node, Mapping):
@@ -79,7 +79,7 @@ def _made(node: Any) -> Any:
 
 
 def _nodes(node: Any) -> Iterator[Mapping[str, Any]]:
-    """Every mapping in a configuration, itself included."""
+    """Yields every mapping in a configuration, itself included."""
     if isinstance(node, Mapping):
         yield node
     for value in node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ():
@@ -87,5 +87,5 @@ def _nodes(node: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _shown(name: Any) -> str:
-    """A name as a sentence may have it: a record's text must not play with the terminal."""
+    """Returns a name as a sentence may have it: a record's text must not play with the terminal."""
     return name if isinstance(name, str) and _PLAIN.fullmatch(name) else f"{name!r:.100}"

@@ -1,4 +1,4 @@
-"""What this machine has for a job: cores, free memory, room for a file. Linux; no torch."""
+"""Resources that this machine has for a job: cores, free memory, room for a file. Linux; no torch."""
 
 import os
 from pathlib import Path
@@ -7,12 +7,12 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Counts the cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:
-    """Bytes that new work can have: the system's estimate, and no more than a container's limit leaves."""
+    """Returns the bytes that new work can have: the system's estimate, and no more than a container's limit leaves."""
     lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
     free = 1024 * int(lines["MemAvailable"].split()[0])
     try:

@@ -75,6 +75,7 @@ class Settings:
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> "Settings":
+        """Reads the settings of a composed configuration."""
         given = {name: config[name] for name in Settings.__dataclass_fields__}
         check = given["check"]
         given["check"] = () if check is None else tuple(check) if OmegaConf.is_list(check) else (check,)
@@ -85,8 +86,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything but the system. cluster, model: as configured, in their world, where `cost` is of a stage, of groups
-    of GPUs.
+    """The parts that a run is put together from: everything but the system. cluster, model: as configured, in their
+    world, where `cost` is of a stage, of groups of GPUs.
 
     nominal: the machine as configured, whatever the world. seen: the cost that planners see, which is of the nominal
     machine where that is all they are told. tokens: of a batch. free: keys of the model that every system chooses.
@@ -107,7 +108,7 @@ class Parts:
 
     @staticmethod
     def of(config: Mapping[str, Any], settings: Settings, make: Make = from_yaml) -> "Parts":
-        """make: how a part is made of the configuration."""
+        """Makes the parts of a configuration. make: how a part is made of the configuration."""
         simulated = config["executor"].get("_target_") == SIMULATED
         nominal = _machine(config, settings, make, simulated)
         world = _world(config, make, simulated)
@@ -147,11 +148,12 @@ class Parts:
         return Machine(self.cluster, self.model) if self.seen == self.cost else self.nominal
 
     def batch(self, step: int) -> Batch:
-        """The workload's batch of `step`, checked."""
+        """Returns the workload's batch of `step`, checked."""
         return batch_of(self.workload, step, self.tokens)
 
     def facts(self) -> dict[str, Any]:
-        """What metrics and tables need to know of the cluster and the model (zbench.record.metrics.Facts among it)."""
+        """Returns the facts of the cluster and the model that metrics and tables need (zbench.record.metrics.Facts
+        among them)."""
         cluster, model, device = self.cluster, self.model, self.cluster.device
         idle_experts = model.num_experts - model.experts_per_token
         changed = {} if self.world == World() else {"world": self.world.told(self.nominal)}
@@ -187,19 +189,20 @@ class Parts:
         }
 
     def aside(self) -> Executor:
-        """The executor for a baseline: checkpoints are the run's own system's."""
+        """Returns the executor for a baseline: checkpoints are the run's own system's."""
         if getattr(self.executor, "checkpoint_every", None) is None:
             return self.executor
         return replace(self.executor, checkpoint_every=None)  # type: ignore[type-var]
 
     def repeats(self, system: System) -> bool:
-        """Whether a recorded run of `system` can stand for a new one: simulated, by sources the fingerprint covers."""
+        """Returns whether a recorded run of `system` can stand for a new one: simulated, by sources the fingerprint
+        covers."""
         parts = (self.cluster, self.model, self.world, self.executor, undealt(system))
         return self.simulated and all(type(part).__module__.partition(".")[0] == "zbench" for part in parts)
 
 
 def _machine(config: Mapping[str, Any], settings: Settings, make: Make, simulated: bool) -> Machine:
-    """The cluster and the model as configured.
+    """Returns the cluster and the model as configured.
 
     Raises:
         ValueError: one of them cannot be, or the executor cannot train so.
@@ -224,7 +227,7 @@ def _machine(config: Mapping[str, Any], settings: Settings, make: Make, simulate
 
 
 def _world(config: Mapping[str, Any], make: Make, simulated: bool) -> World:
-    """The world that is played.
+    """Returns the world that is played.
 
     Raises:
         ValueError: it is none, or there is no clock to play it.
@@ -242,7 +245,7 @@ def _world(config: Mapping[str, Any], make: Make, simulated: bool) -> World:
 
 
 def make_cost(cluster: Cluster, model: Model, simulated: bool = True) -> Cost:
-    """The cost model that planners see: of groups of GPUs and of stages, where the model has such parallelism.
+    """Makes the cost model that planners see: of groups of GPUs and of stages, where the model has such parallelism.
 
     Raises:
         ValueError: the cluster or the model cannot be divided so.
@@ -264,7 +267,7 @@ def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:
-    """The configuration as plain values, every interpolation resolved."""
+    """Returns the configuration as plain values, every interpolation resolved."""
     plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}

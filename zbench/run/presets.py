@@ -1,4 +1,4 @@
-"""What the choices of groups are as their yamls have them, each composed once a command. An edge: hydra.
+"""Configurations of groups' choices as their yamls have them, each composed once a command. An edge: hydra.
 
 Composing takes a tenth of a second, and a sweep has a few choices of every group in hundreds of combinations.
 """
@@ -18,12 +18,13 @@ _OF_GROUPS = re.compile(rf"\$\{{\s*(?:oc\.select:\s*)?(?:{'|'.join(GROUPS)})\b")
 
 @dataclass(slots=True)
 class Presets:
-    """composed: configurations, by what chose them."""
+    """The configurations that a command has composed so far. composed: configurations, by what chose them."""
 
     composed: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)
 
     def plain(self, name: str, group: str, choices: Mapping[str, str | None]) -> tuple[Any, dict[str, str | None]]:
-        """(a group's choice, with those inside of it; those of the latter that are not the yaml's own, by group).
+        """Returns the configurations (a group's choice, with those inside of it; those of the latter that are not the
+        yaml's own, by group).
 
         name: of the primary configuration. A yaml that refers to other groups is composed beside their choices.
         """
@@ -39,11 +40,11 @@ class Presets:
         return self._config(name, *overrides, *(f"{one}={choice}" for one, choice in inner.items())).get(group), inner
 
     def system(self, name: str, system: str) -> Any:
-        """The system of that name as its yaml has it, from any folder hydra searches."""
+        """Returns the system of that name as its yaml has it, from any folder hydra searches."""
         return self._config(name, f"system={system}")["system"]
 
     def _config(self, *words: str) -> DictConfig:
-        """words: the primary configuration's name, and overrides."""
+        """Composes a configuration, once. words: the primary configuration's name, and overrides."""
         if words not in self.composed:
             self.composed[words] = hydra.compose(words[0], list(words[1:]), return_hydra_config=True)
         return self.composed[words]

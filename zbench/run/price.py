@@ -1,4 +1,4 @@
-"""What a job takes of this machine, estimated before anything large is made: memory of plans, room for the record.
+"""Estimates what a job takes of this machine, before anything large is made: memory of plans, room for the record.
 
 Pure. The estimate is a floor, so that what works is never refused. Systems with a method `size` say what their plans
 have at least: ring, allgather and ulysses. All others are priced by sequences and ranks only, a piece and a few bytes
@@ -29,7 +29,8 @@ _SAMPLE = 4096  # documents that are drawn to know a batch's number of sequences
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """sequences: of a batch, about. size: of a step's plans, at least. ranks: of the cluster."""
+    """The size of a job, from which its price is estimated. sequences: of a batch, about. size: of a step's plans, at
+    least. ranks: of the cluster."""
 
     sequences: int
     size: Size
@@ -37,12 +38,13 @@ class Price:
 
     @property
     def memory_bytes(self) -> int:
-        """What planning, proving and playing a step needs at least."""
+        """The bytes that planning, proving and playing a step needs at least."""
         held = OPERATION * self.size.operations + PIECE * self.size.pieces
         return held + SEQUENCE * self.sequences + RANK * self.ranks
 
     @property
     def words(self) -> str:
+        """The size in words."""
         return (
             f"{self.sequences:,} sequences on {self.ranks:,} ranks, in plans of at least {self.size.operations:,} "
             f"operations and {self.size.pieces:,} pieces of sequences"
@@ -69,7 +71,7 @@ def check_size(num_nodes: int, gpus_per_node: int, tokens_per_gpu: int) -> None:
 
 
 def priced(system: System, workload: Workload, tokens: int, ranks: int) -> Price:
-    """What a step of `system` costs. ranks: of its plans.
+    """Prices a step of `system`. ranks: of its plans.
 
     Raises:
         zbench.run.contract.PlugInError: the system's size() failed, or gave no Size.
@@ -85,7 +87,8 @@ def priced(system: System, workload: Workload, tokens: int, ranks: int) -> Price
 
 
 def drawn(workload: Workload, tokens: int) -> Ints:
-    """Lengths like those of the workload's batches: some documents of one that draws them, else one of all tokens."""
+    """Draws lengths like those of the workload's batches: some documents of one that draws them, else one of all
+    tokens."""
     draw = getattr(workload, "draw", None)
     if draw is None or not type(workload).__module__.startswith("zbench."):
         return np.array([tokens], np.int64)

@@ -24,8 +24,8 @@ _QUOTING = ("workload.path", "workload.field")
 
 @dataclass(frozen=True)
 class Replay:
-    """parts: all but the system; the executor is the simulated one, whatever the run's was. cost: what plans are played
-    with, in the run's world."""
+    """A recorded run, made again to be played. parts: all but the system; the executor is the simulated one, whatever
+    the run's was. cost: what plans are played with, in the run's world."""
 
     parts: Parts
     cost: Cost
@@ -63,7 +63,7 @@ class Replay:
             raise ValueError(f"run {run.start['run']} cannot be made again from its record: {reason}") from error
 
     def step(self, line: Line) -> tuple[Batch, tuple[Plan, ...]]:
-        """The batch of a recorded step, and its plans.
+        """Returns the batch of a recorded step, and its plans.
 
         Raises:
             ValueError: the workload makes another batch now than when the record was written, the step is of another

@@ -1,4 +1,4 @@
-"""What one job of the command line asks for: its composed configuration, and how it came about. An edge: hydra."""
+"""The request of one job of the command line: its composed configuration, and how it came about. An edge: hydra."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from zbench.track.default import installed_choice
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the command line asks for, composed.
+    """A job as the command line asks for it, composed.
 
     settings: the top-level keys, checked. choices: chosen option of every group.
     changes: per group the keys that differ from that option's yaml.
@@ -96,12 +96,12 @@ def _check_keys(given: Sequence[str], chosen: Mapping[str, Any]) -> None:
 
 
 def _chosen(told: Any) -> dict[str, Any]:
-    """The chosen option of every group but hydra's own."""
+    """Returns the chosen option of every group but hydra's own."""
     return {str(group): choice for group, choice in told.runtime.choices.items() if not str(group).startswith("hydra/")}
 
 
 def _with_tracker(config: DictConfig, config_name: str, name: str) -> DictConfig:
-    """`config` with that choice for a tracker, and those of its keys that tracker=auto has too."""
+    """Returns `config` with that choice for a tracker, and those of its keys that tracker=auto has too."""
     chosen = hydra.compose(config_name, [f"tracker={name}"])["tracker"]
     own = {key: config["tracker"][key] for key in chosen if key != "_target_" and key in config["tracker"]}
     config = config.copy()
@@ -114,7 +114,8 @@ def _with_tracker(config: DictConfig, config_name: str, name: str) -> DictConfig
 def _baseline(
     config: DictConfig, presets: Presets, config_name: str, name: str | None
 ) -> tuple[DictConfig | None, Mapping[str, Any]]:
-    """(the configuration with the baseline's system for a system, None without one; what is changed of its yaml).
+    """Returns (the configuration with the baseline's system for a system, None without one; what is changed of its
+    yaml).
 
     Raises:
         ValueError: there is no such system, or it has not the keys that are set.
@@ -141,7 +142,7 @@ def _baseline(
 
 
 def _system(presets: Presets, config_name: str, name: str) -> Any:
-    """The system of that name as its yaml has it.
+    """Returns the system of that name as its yaml has it.
 
     Raises:
         ValueError: there is none.
@@ -155,8 +156,8 @@ def _system(presets: Presets, config_name: str, name: str) -> Any:
 
 
 def _differences(ours: Any, plain: Any) -> dict[str, Any]:
-    """Keys (dotted) of `ours` with other values than in `plain`, as the choice's yaml has them; what both take from the
-    same place of another group is none, whatever that group has there."""
+    """Returns the keys (dotted) of `ours` with other values than in `plain`, as the choice's yaml has them; what both
+    take from the same place of another group is none, whatever that group has there."""
     flat, flat_plain = dict(_flat(ours)), dict(_flat(plain))
     written, written_plain = dict(_flat(ours, resolve=False)), dict(_flat(plain, resolve=False))
     taken = {

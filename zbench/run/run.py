@@ -104,7 +104,7 @@ def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = Non
 
 
 def _left_out(request: Request, parts: Parts, sweep: Sweep | None) -> bool:
-    """Whether a sweep goes on without this job, as its machine has no such world; the sweep is told.
+    """Returns whether a sweep goes on without this job, as its machine has no such world; the sweep is told.
 
     Raises:
         ValueError: it is no job of a sweep.
@@ -123,7 +123,7 @@ def _play(
     case: Case, settings: Settings, executor: Executor, writer: Writer, meter: Meter, trace: str | None,
     earlier: Sequence[Run],
 ) -> Run:  # fmt: skip
-    """All steps of one system; the record gets its start, every step, and how it ended.
+    """Runs all steps of one system; the record gets its start, every step, and how it ended.
 
     earlier: its baseline, if that was run.
     """
@@ -229,12 +229,12 @@ def _step(case: Case, executor: Executor, step: int, trace: str | None, meter: M
 
 
 def _visible(batch: Batch, mask: Mask) -> dict[str, int]:
-    """Visible pairs, where lengths alone do not tell them to whoever reads the record."""
+    """Returns the visible pairs, where lengths alone do not tell them to whoever reads the record."""
     return {} if mask == CAUSAL else {"pairs": mask.pairs(batch.lengths)}
 
 
 def _about(own: Case, parts: Parts, done: Sequence[Run]) -> list[str]:
-    """Where the runs' figures come from, and whether they count."""
+    """Says where the runs' figures come from, and whether they count."""
     where = cluster_words(own.start["facts"])
     if own.start["config"].get("planners") == NOMINAL:
         where += "; planners know the nominal machine alone"
@@ -249,7 +249,7 @@ def _about(own: Case, parts: Parts, done: Sequence[Run]) -> list[str]:
 
 
 def _words(own: Case, settings: Settings, reused: Run | None, known: Run | None) -> list[str]:
-    """How to read the figures of a run, and where they are."""
+    """Says how to read the figures of a run, and where they are."""
     lines = [convention_words("zbench")]
     if reused and reused.line:
         lines.append(f"Baseline {settings.baseline} was not run again: the record has it, from line {reused.line} on.")
@@ -266,7 +266,7 @@ def _files(settings: Settings) -> list[str]:
 
 
 def _invalid(done: Sequence[Run]) -> list[str]:
-    """Which runs have steps that do not count."""
+    """Says which runs have steps that do not count."""
     counts = [(label(run.start, "system"), len(run.steps) - len(counted(run.steps)), len(run.steps)) for run in done]
     return [
         f"INVALID: {bad} of {all_} steps of {name}, in which this machine was too busy for ranks' work or messages; "
@@ -277,7 +277,7 @@ def _invalid(done: Sequence[Run]) -> list[str]:
 
 
 def _checks(done: Sequence[Run]) -> list[str]:
-    """What the checks of every step found, over all runs."""
+    """Says what the checks of every step found, over all runs."""
     found = [step["checks"] for run in done for step in run.steps if step.get("checks")]
     lines = []
     for check, limit in LIMITS.items():

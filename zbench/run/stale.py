@@ -37,7 +37,7 @@ class Provided(_Stamped, caching.UserProvidedCacheLocator):
 
 
 class InTree(_Stamped, caching.InTreeCacheLocator):
-    """Beside the sources."""
+    """Keeps compiled functions beside the sources."""
 
 
 class UserWide(_Stamped, caching.UserWideCacheLocator):
@@ -68,7 +68,8 @@ def sources(package: Path) -> dict[Path, set[Path]]:
 
 
 def _imported(text: str, modules: Mapping[str, Path], compiled: Container[Path]) -> set[Path]:
-    """`from a import b` may mean the module a.b, or what a has; what is in capitals is a constant."""
+    """Lists what an import may bring: `from a import b` may mean the module a.b, or what a has; what is in capitals is
+    a constant."""
     found: set[Path] = set()
     for module, names, plain in _IMPORT.findall(text):
         known = [name.split(" as ")[0].strip() for name in names.split(",")]
@@ -81,7 +82,7 @@ def _imported(text: str, modules: Mapping[str, Path], compiled: Container[Path])
 
 
 def reached(path: Path, known: Mapping[Path, set[Path]]) -> set[Path]:
-    """The file itself and all that it depends on."""
+    """Returns the file itself and all that it depends on."""
     found, left = {path}, [path]
     while left:
         new = known.get(left.pop(), set()) - found

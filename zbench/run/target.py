@@ -18,7 +18,7 @@ _SET = {
 
 
 def from_yaml(config: Mapping[str, Any], group: str) -> Callable[..., Any]:
-    """The part that a group's yaml names, whatever that is, with the yaml's keys.
+    """Makes the part that a group's yaml names, whatever that is, with the yaml's keys.
 
     It is a partial, which keeps hydra from copying what it is called with into its own containers.
 
@@ -36,7 +36,8 @@ def from_yaml(config: Mapping[str, Any], group: str) -> Callable[..., Any]:
 
 
 def part(make: Make, config: Mapping[str, Any], group: str, **arguments: Any) -> Any:
-    """The object that a group's `_target_` names, made by `make` and called with the group's keys and `arguments`.
+    """Makes the object that a group's `_target_` names: `make` resolves it, and it is called with the group's keys and
+    `arguments`.
 
     Raises:
         ValueError: there is no such target, its yaml has one of `arguments`, it does not take what it is called with,

@@ -46,6 +46,6 @@ def warm(system: System, trains: bool = False) -> None:
 
 
 def _compile(plan: Plan, cost: Cost) -> None:
-    """One rank's programs, as zbench.runtime.training.trainer makes them, for no kernel and no memory."""
+    """Compiles one rank's programs, as zbench.runtime.training.trainer makes them, for no kernel and no memory."""
     pair = Compiler(plan, 0, cost, index=lambda rows: rows, cut=lambda *_: None).compile()
     batched(plan, cost, pair)

@@ -1,4 +1,5 @@
-"""Numbers that people write in yamls and on the command line: those that are quantities carry their unit. An edge.
+"""Checks numbers that people write in yamls and on the command line: those that are quantities carry their unit. An
+edge.
 
 Inside the program numbers are SI, so the classes take them as they are; a record may hold them too. Only where a
 person's text comes in, a number without a unit is a mistake: nic_bandwidth=400 would be 400 bytes/s.
@@ -26,7 +27,7 @@ def check_units(cluster: Any, world: Any = None) -> None:
 
 
 def _quantities(cluster: Any) -> Iterator[tuple[str, Any, str]]:
-    """(key, value, kind) of everything in `cluster` that has a unit."""
+    """Yields (key, value, kind) of everything in `cluster` that has a unit."""
     given = _mapping(cluster)
     device = _mapping(given.get("device"))
     yield from ((f"cluster.{name}", given.get(name), kind) for name, kind in CLUSTER_KINDS.items())
@@ -40,6 +41,6 @@ def _quantities(cluster: Any) -> Iterator[tuple[str, Any, str]]:
 
 
 def _mapping(node: Any) -> Mapping[Any, Any]:
-    """Plain keys and values; none of what is no mapping, which the classes refuse themselves."""
+    """Returns plain keys and values; none of what is no mapping, which the classes refuse themselves."""
     plain = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     return plain if isinstance(plain, Mapping) else {}

@@ -47,7 +47,7 @@ class Diverged(Exception):
 
 @dataclass(slots=True)
 class Torch:
-    """Executor that trains. One run at a time: start(), steps in order, stop().
+    """The executor that trains. One run at a time: start(), steps in order, stop().
 
     kernel: of zbench.runtime.job.job.KERNELS; "auto" is the fastest there is. parameters: "replicated" or "sharded";
     None: as the model says (zero3 is sharded). device: "auto" (a GPU if there is one), "cpu" or "cuda".
@@ -122,12 +122,13 @@ class Torch:
 
     @property
     def first_step(self) -> int:
-        """0, or where the checkpoint goes on."""
+        """The first step to run: 0, or where the checkpoint goes on."""
         return 0 if self.resume is None else int(told(self.resume)["next_step"])
 
     # -- Executor -------------------------------------------------------------------------------------
     def start(self) -> Ready:
-        """
+        """Starts the ranks, and loads a checkpoint where there is one.
+
         Raises:
             ValueError: other than the cluster's number of ranks were started.
             zbench.runtime.processes.fleet.RankFailed: a rank could not start.
@@ -150,14 +151,16 @@ class Torch:
         return Ready(self.first_step, {**self._about(job), "ranks": [json.loads(one) for one in ranks]})
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
-        """
+        """Runs a step without a trace.
+
         Raises:
             as traced_step.
         """
         return self.traced_step(batch, plans, None)
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
-        """trace: a file that gets what every rank did and when (zbench.runtime.measured_trace).
+        """Runs a step on all ranks. trace: a file that gets what every rank did and when
+        (zbench.runtime.measured_trace).
 
         Raises:
             Diverged: the loss is not finite. CheckFailed: a check did. zbench.runtime.processes.fleet.RankFailed: a
@@ -190,6 +193,7 @@ class Torch:
         return step_result(batch, len(plans), self.cost, reports, kind, self.nic_counters, checked, choice)
 
     def stop(self) -> None:
+        """Ends the ranks and gives the checkpoint's folder back."""
         fleet, self._fleet = self._fleet, None
         hold, self._hold = self._hold, None
         try:
@@ -209,7 +213,7 @@ class Torch:
         )  # fmt: skip
 
     def _about(self, job: Job) -> dict[str, Any]:
-        """Facts for the record."""
+        """Returns the facts for the record."""
         source = COUNTERS if self.nic_counters else COUNTED
         return {"nic_bytes": source, "parameters": job.parameters, "optimizer_state": STATE[job.parameters]}
 
@@ -234,12 +238,12 @@ class Torch:
         return JoinedFleet(world, TARGET, job, timeout=self.timeout)
 
     def _choice(self, plans: tuple[Plan, ...]) -> Choice:
-        """What runs again in this step's backward."""
+        """Chooses what runs again in this step's backward."""
         levels = LEVELS if self.recompute == "auto" else (self.recompute or self.cost.model.recompute,)
         return choose(plans, self.cost, self._job().parameters, self._capacity, levels)
 
     def _checked(self, batch: Batch, plans: tuple[Plan, ...], reports: list[Report], level: str) -> dict[str, float]:
-        """What the checks found, by name. level: of recomputation."""
+        """Returns what the checks found, by name. level: of recomputation."""
         told: dict[str, float] = {}
         for check in (one for one in self.check if one in LIMITS):
             assert reports[0].worst is not None

@@ -1,4 +1,4 @@
-"""The reports of all ranks as one StepResult, and where its bytes come from. The driver's side: no torch."""
+"""Makes one StepResult of the reports of all ranks, and says where its bytes come from. The driver's side: no torch."""
 
 from dataclasses import asdict
 from statistics import fmean
@@ -25,7 +25,8 @@ def step_result(
     batch: Batch, num_micro_batches: int, cost: Cost, reports: list[Report], parameters: str, nic_counters: bool,
     checks: dict[str, float], choice: Choice,
 ) -> StepResult:  # fmt: skip
-    """
+    """Makes the result of a step of all ranks' reports.
+
     Raises:
         ValueError: with nic_counters, a node has another number of NICs than the cluster.
     """
@@ -59,7 +60,8 @@ def step_result(
 
 
 def _parameter_bytes(cost: Cost, parameters: str, num_micro_batches: int) -> int:
-    """What each NIC sends (and receives) for gradients and parameters, if collectives run node by node.
+    """Returns the bytes that each NIC sends (and receives) for gradients and parameters, if collectives run node by
+    node.
 
     Replicated: one all-reduce of gradients. Sharded: layers are gathered for every forward and every backward,
     the rest for every forward, and gradients are reduced and scattered once. Sums are float32 or wider.
@@ -74,7 +76,7 @@ def _parameter_bytes(cost: Cost, parameters: str, num_micro_batches: int) -> int
 
 
 def counted(reports: list[Report], gpus_per_node: int, nics_per_node: int) -> tuple[list[int], list[int]]:
-    """Bytes (sent, received) of every NIC of every node, as the first rank of each node read them."""
+    """Returns the bytes (sent, received) of every NIC of every node, as the first rank of each node read them."""
     tx, rx = [], []
     for node, report in enumerate(reports[::gpus_per_node]):
         if len(report.nic) != nics_per_node:
@@ -86,7 +88,7 @@ def counted(reports: list[Report], gpus_per_node: int, nics_per_node: int) -> tu
 
 
 def _series(reports: list[Report], gpus_per_node: int) -> dict[str, Any]:
-    """Of all nodes' NICs, as zbench.interfaces.result.StepResult has it."""
+    """Joins the curves of all nodes' NICs, as zbench.interfaces.result.StepResult has them."""
     told = [report.nic_series for report in reports[::gpus_per_node]]
     if not told[0]:
         return {}
@@ -96,7 +98,8 @@ def _series(reports: list[Report], gpus_per_node: int) -> dict[str, Any]:
 
 
 def _paced(reports: list[Report]) -> dict[str, float]:
-    """Of paced devices: the most that the work of any rank was late, and how late a rank's messages were on average."""
+    """Returns of paced devices the most that the work of any rank was late, and how late a rank's messages were on
+    average."""
     phases = [one.phases for one in reports if "overrun" in one.phases]
     if not phases:
         return {}

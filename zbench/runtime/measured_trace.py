@@ -1,4 +1,4 @@
-"""One measured step as a Chrome trace, for Perfetto or chrome://tracing. No torch.
+"""Writes one measured step as a Chrome trace, for Perfetto or chrome://tracing. No torch.
 
 A track for every rank: its attends, where it waited for messages, gradients' reduction and the optimizer (linear
 modules fill the rest); every message, from when it was posted to when the receiver found it arrived, which is late
@@ -47,7 +47,7 @@ def _events(cluster: Cluster, reports: Sequence[Report], starts: Sequence[float]
 
 
 def _messages(cluster: Cluster, noted: Sequence[Events], starts: Sequence[float]) -> Iterator[Event]:
-    """Asynchronous events, as those of a rank overlap; on the receiver's node."""
+    """Yields messages as asynchronous events, as those of a rank overlap; on the receiver's node."""
     posted = {
         (rank, one.peer, one.run, one.leg): one.moment - starts[rank]
         for rank, events in enumerate(noted)

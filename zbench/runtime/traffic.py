@@ -1,4 +1,5 @@
-"""Attention's bytes per rank, and per NIC and direction: as sent, and as the simulator charges them. No torch."""
+"""Counts attention's bytes per rank, and per NIC and direction: as sent, and as the simulator charges them. No
+torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -14,7 +15,8 @@ from zbench.simulator.simulate import programs
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """rank_tx, rank_rx: [num_ranks], inside nodes and across; nic_tx, nic_rx: [num_nics]; bytes."""
+    """The bytes that were sent and received. rank_tx, rank_rx: [num_ranks], inside nodes and across; nic_tx, nic_rx:
+    [num_nics]; bytes."""
 
     rank_tx: list[int]
     rank_rx: list[int]
@@ -23,14 +25,14 @@ class Sent:
 
     @staticmethod
     def of(cluster: Cluster, inside: Sequence[tuple[int, int]], across: Sequence[tuple[int, int]]) -> "Sent":
-        """inside, across: (sent, received) of every rank."""
+        """Adds up the bytes of every rank and NIC. inside, across: (sent, received) of every rank."""
         nics = cluster.nic_of
         tx, rx = (np.bincount(nics, [pair[way] for pair in across], cluster.num_nics) for way in (0, 1))
         ranks = [[a[way] + b[way] for a, b in zip(inside, across, strict=True)] for way in (0, 1)]
         return Sent(ranks[0], ranks[1], tx.astype(np.int64).tolist(), rx.astype(np.int64).tolist())
 
     def differs(self, other: "Sent") -> str:
-        """The first difference in words; "" if there is none."""
+        """Names the first difference in words; "" if there is none."""
         words = {"rank_tx": ("rank", "sent"), "rank_rx": ("rank", "received"),
                  "nic_tx": ("NIC", "sent"), "nic_rx": ("NIC", "received")}  # fmt: skip
         for name in (field.name for field in fields(Sent)):
@@ -42,7 +44,7 @@ class Sent:
 
 
 def expected(plans: tuple[Plan, ...], cost: Cost) -> Sent:
-    """What the simulator charges for all layers of all micro-batches of a step."""
+    """Returns the bytes that the simulator charges for all layers of all micro-batches of a step."""
     cluster, model = cost.cluster, cost.model
     rank_tx, rank_rx = np.zeros((2, cluster.num_ranks), np.int64)
     nic_tx, nic_rx = np.zeros((2, cluster.num_nics), np.int64)

@@ -1,4 +1,4 @@
-"""When every leg runs on a described cluster. Pure: no torch.
+"""The clock: when every leg runs on a described cluster.
 
 A leg (zbench.simulator.legs) waits for its data, for its **lanes** and for its **links**:
 
@@ -32,7 +32,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Timeline:
-    """start, release, done: seconds [num_legs]: taken lanes and links, freed them, data arrived."""
+    """When every leg runs: start, release, done: seconds [num_legs]: taken lanes and links, freed them, data
+    arrived."""
 
     start: Floats
     release: Floats
@@ -41,7 +42,7 @@ class Timeline:
 
 @dataclass(slots=True)
 class Free:
-    """When channels are free: seconds, lanes [num_lanes, most channels], links [num_links, most channels].
+    """When channels are free, in seconds: lanes [num_lanes, most channels], links [num_links, most channels].
 
     A lane or link with fewer channels than the most has its first ones.
     """
@@ -51,10 +52,12 @@ class Free:
 
     @staticmethod
     def zero(cluster: Cluster) -> "Free":
+        """Returns channels that are all free at 0."""
         most = max(link.channels for link in cluster.links)
         return Free(np.zeros((cluster.num_ranks * num_lanes(cluster), most)), np.zeros((num_links(cluster), most)))
 
     def copy(self) -> "Free":
+        """Returns a copy that goes on by itself."""
         return Free(self.lanes.copy(), self.links.copy())
 
 
@@ -80,12 +83,12 @@ class Program:
 
     @property
     def slot(self) -> Ints:
-        """int64 [num_legs]: the channel, in the order in which they get free, that has to be free for the leg."""
+        """The channel, in the order in which they get free, that has to be free for the leg, int64 [num_legs]."""
         return np.where(self.legs.whole, self.legs.channels - 1, 0)
 
 
 def program(parts: Legs, busy: Floats, latency: Floats, edges: Edges) -> Program:
-    """Lanes in plan order and data edges, from operations to legs."""
+    """Puts legs into a program: lanes in plan order and data edges, from operations to legs."""
     next_a, next_b, lane_waits = _lane_order(parts.lane_a, parts.lane_b)
     pair, next_pair = _pairs(parts)
     lane_waits[next_pair[next_pair >= 0]] += 1
@@ -95,7 +98,8 @@ def program(parts: Legs, busy: Floats, latency: Floats, edges: Edges) -> Program
 
 
 def _pairs(parts: Legs) -> tuple[Ints, Ints]:
-    """Program.pair and Program.next_pair. Legs that take all of their lanes go one after another without them."""
+    """Returns Program.pair and Program.next_pair. Legs that take all of their lanes go one after another without
+    them."""
     pair, following = np.full(len(parts.op), -1, np.int64), np.full(len(parts.op), -1, np.int64)
     several = np.flatnonzero((parts.channels > 1) & (parts.lane_b >= 0))
     if len(several):
@@ -109,7 +113,7 @@ def _pairs(parts: Legs) -> tuple[Ints, Ints]:
 
 @nb.njit(cache=True)
 def _rows(num_legs, producer, consumer):  # type: ignore[no-untyped-def]
-    """Edges as compressed rows by producer, and the number of edges into each leg (a counting sort)."""
+    """Sorts edges by producer, as compressed rows, and counts the edges into each leg (a counting sort)."""
     offsets, waits = np.zeros(num_legs + 1, np.int64), np.zeros(num_legs, np.int64)
     for edge in range(len(producer)):
         offsets[producer[edge] + 1] += 1
@@ -145,7 +149,8 @@ def _lane_order(lane_a, lane_b):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _leg_edges(producer, consumer, first, last, after):  # type: ignore[no-untyped-def]
-    """An operation starts (all legs with nothing before them) when its producers' last legs are complete."""
+    """Returns the data edges of legs: an operation starts (all legs with nothing before them) when its producers' last
+    legs are complete."""
     count = 0
     for fill in range(2):
         if fill:
@@ -181,7 +186,7 @@ def run(of: Program, rank_ready: Floats, free: Free) -> Timeline:
 
 @nb.njit(cache=True)
 def take(free, at, channels, slot, until):  # type: ignore[no-untyped-def]
-    """Row `at` of free times after a leg that ends at `until` took one channel (slot 0), or all of them.
+    """Updates row `at` of free times after a leg that ends at `until` took one channel (slot 0), or all of them.
 
     Returns the place that the channel (of all, the last) has then.
     """

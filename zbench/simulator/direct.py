@@ -1,4 +1,4 @@
-"""Lists of operations of which no two wait for the same link, played in plan order. Pure: no torch.
+"""Plays in plan order lists of operations of which no two wait for the same link.
 
 Where every transfer is sent directly and every link serves the legs of one lane only, as in a ring, nobody has to be
 asked who comes first at a link: an operation starts when its data is there and its lanes and links have a channel that
@@ -54,7 +54,8 @@ class Direct:
     received: Ints
 
     def run(self, ready: Floats, free: Free) -> tuple[Floats, Floats]:
-        """(seconds at which each operation starts; at which each rank has all it attended and all sent to it).
+        """Plays the list: returns (seconds at which each operation starts; at which each rank has all it attended and
+        all sent to it).
 
         ready: [num_ranks], before which a rank starts nothing. free: when lanes and links are; changed in place.
         """
@@ -66,7 +67,7 @@ class Direct:
         return start, ended
 
     def occupancy(self, start: Floats, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        """Does what zbench.simulator.layers.occupancy does, for a layer that began at `begin`.
+        """Returns what zbench.simulator.layers.occupancy does, for a layer that began at `begin`.
 
         linear: seconds on every rank.
         """
@@ -76,7 +77,7 @@ class Direct:
 
 
 def direct(plan: Plan, ops: Ops, waits: tuple[Column, Column], cost: Cost, backward: bool) -> Direct:
-    """A plan's forward or backward list that `is_direct` on the cluster; waits: its edges as `by_consumer`."""
+    """Returns a plan's forward or backward list that `is_direct` on the cluster; waits: its edges as `by_consumer`."""
     cluster = cost.cluster
     offsets, producers = waits
     where = places(ops, cluster)
@@ -98,7 +99,8 @@ def direct(plan: Plan, ops: Ops, waits: tuple[Column, Column], cost: Cost, backw
 
 
 def _attended(plan: Plan, ops: Ops) -> Iterator[tuple[int, Ops, Repeats]]:
-    """Some operations at a time, the index of the first one, and how their attends repeat others of the whole list."""
+    """Yields some operations at a time, the index of the first one, and how their attends repeat others of the whole
+    list."""
     known = Repeats.of(plan, ops, np.flatnonzero(ops.kind == ATTEND))
     first = 0
     for begin, part in ops.chunks():
@@ -108,19 +110,19 @@ def _attended(plan: Plan, ops: Ops) -> Iterator[tuple[int, Ops, Repeats]]:
 
 
 def by_consumer(num_ops: int, found: Edges) -> tuple[Column, Column]:
-    """The operations that each one waits for, compressed rows: int32 offsets and operations."""
+    """Returns the operations that each one waits for, compressed rows: int32 offsets and operations."""
     offsets, producers = _producers(num_ops, found.producer, found.consumer)
     return offsets, producers
 
 
 def places(ops: Ops, cluster: Cluster) -> NDArray[np.int8]:
-    """HERE of every attend, 1 + the class of its links of every transfer."""
+    """Returns the place of every operation: HERE of every attend, 1 + the class of its links of every transfer."""
     found: NDArray[np.int8] = _places(ops.kind, ops.src, ops.dst, *members(cluster))
     return found
 
 
 def is_direct(ops: Ops, cluster: Cluster) -> bool:
-    """Whether nothing is routed and every link serves the legs of one lane."""
+    """Returns whether nothing is routed and every link serves the legs of one lane."""
     nobody = np.full(2 * cluster.num_nics, -1, np.int64)
     return bool(_alone(ops.kind, ops.src, ops.dst, ops.via, cluster.node_of, cluster.nic_of, nobody))
 
@@ -135,7 +137,8 @@ def _places(kind, src, dst, classes, member):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _alone(kind, src, dst, via, node, nic, user):  # type: ignore[no-untyped-def]
-    """Whether each direction of each NIC has one rank, as a GPU's own port has. user: int64 [2 x num_nics], all -1."""
+    """Returns whether each direction of each NIC has one rank, as a GPU's own port has. user: int64 [2 x num_nics], all
+    -1."""
     for i in range(len(src)):
         if via[i] >= 0:
             return False
@@ -156,7 +159,7 @@ def _count(src, dst, where, size, sent, received):  # type: ignore[no-untyped-de
 
 @nb.njit(cache=True)
 def _producers(num_ops, producer, consumer):  # type: ignore[no-untyped-def]
-    """The edges as compressed rows by consumer: a counting sort."""
+    """Sorts the edges by consumer, as compressed rows: a counting sort."""
     offsets = np.zeros(num_ops + 1, np.int32)
     for edge in range(len(consumer)):
         offsets[consumer[edge] + 1] += 1
@@ -177,7 +180,8 @@ def _run(  # type: ignore[no-untyped-def]
     src, dst, where, busy, latency, channels, collective, offsets, producers, port, start, ready, ended, lane_free,
     link_free, begun, peers,
 ):  # fmt: skip
-    """begun: when each lane started its last leg. peers: to whom a lane's channels carried what they last did, -1."""
+    """Plays the list operation by operation. begun: when each lane started its last leg. peers: to whom a lane's
+    channels carried what they last did, -1."""
     lanes = 1 + 4 * len(port)
     for i in range(len(start)):
         s, d = np.int64(src[i]), np.int64(dst[i])

@@ -1,5 +1,4 @@
-"""How long ranks attend and transfer, of a list played in plan order: compiled, for zbench.simulator.direct. Pure: no
-torch."""
+"""Times ranks' attending and transferring, of a list played in plan order: compiled, for zbench.simulator.direct."""
 
 import numba as nb
 import numpy as np
@@ -11,7 +10,7 @@ HERE, ACROSS = 0, 1 + NIC  # where an operation's data ends: an attend's; a tran
 
 @nb.njit(cache=True)
 def occupied(offsets, index, src, where, busy, start, begin, linear, lanes, out):  # type: ignore[no-untyped-def]
-    """Rank by rank: attending, transferring, transferring uncovered, of that across nodes.
+    """Writes, rank by rank, the seconds of attending, transferring, transferring uncovered, and of that across nodes.
 
     lanes: for transfers, of a rank: one a direction of every class of links.
     """
@@ -40,7 +39,7 @@ def occupied(offsets, index, src, where, busy, start, begin, linear, lanes, out)
 
 @nb.njit(cache=True)
 def _merged(served, count, start, busy, where, moves):  # type: ignore[no-untyped-def]
-    """A rank's transfers by when they start (ties: plan order); each lane's are in that order already."""
+    """Merges a rank's transfers by when they start (ties: plan order); each lane's are in that order already."""
     place, total = np.zeros(len(count), np.int64), count.sum()
     for at in range(total):
         best = -1
@@ -61,7 +60,7 @@ def _merged(served, count, start, busy, where, moves):  # type: ignore[no-untype
 
 @nb.njit(cache=True)
 def _uncovered(moves, attends, across):  # type: ignore[no-untyped-def]
-    """(length of the union of transfers, of what of it no compute covers); across: only of those across nodes.
+    """Returns (length of the union of transfers, of what of it no compute covers); across: only of those across nodes.
 
     attends: the rank's compute in time order, its linear modules first.
     """

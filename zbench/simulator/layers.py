@@ -1,4 +1,4 @@
-"""Plays a layer's attention over and over, with each rank's linear time between. Pure: no torch.
+"""Plays a layer's attention over and over, with each rank's linear time between.
 
 Layers are equal, so after a few the ranks move in step: each layer ends the same time after the one
 before, on every rank, and the rest is a multiplication. Where transfers compete for links the order
@@ -32,15 +32,16 @@ class State:
 
     @staticmethod
     def zero(cluster: Cluster) -> "State":
+        """Returns clocks at 0."""
         return State(np.zeros(cluster.num_ranks), Free.zero(cluster))
 
     def since(self, old: "State") -> "State":
-        """How much later everything is."""
+        """Returns clocks that show how much later everything is."""
         free = Free(self.free.lanes - old.free.lanes, self.free.links - old.free.links)
         return State(self.ready - old.ready, free)
 
     def meet(self) -> None:
-        """Every rank waits for all others."""
+        """Makes every rank wait for all others."""
         self.ready = np.full_like(self.ready, self.ready.max())
 
 
@@ -57,7 +58,7 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """num_layers layers of `linear` seconds per rank, then `attention`."""
+    """Layers to be played: num_layers layers of `linear` seconds per rank, then `attention`."""
 
     attention: Program | Direct
     linear: Floats
@@ -84,7 +85,7 @@ class Layers:
         return Played(sums[0], count * linear, *sums[1:])
 
     def one(self, state: State) -> Timeline:
-        """One layer: linear modules on every rank, then attention; only of legs."""
+        """Plays one layer, whose attention is a program of legs: linear modules on every rank, then attention."""
         assert isinstance(self.attention, Program)
         ready = state.ready + self.linear
         timeline = run(self.attention, ready, state.free)
@@ -105,7 +106,7 @@ def _equal(a: Floats, b: Floats) -> bool:
 
 
 def finished(of: Program, timeline: Timeline, ready: Floats) -> Floats:
-    """When each rank has everything it attended, and every message sent to it, [num_ranks]."""
+    """Returns when each rank has everything it attended, and every message sent to it, [num_ranks]."""
     out = ready.copy()
     _finished(of.legs.lane_a, of.legs.lane_b, of.legs.last, timeline.done, of.legs.lanes, out)
     return out
@@ -120,8 +121,8 @@ def _finished(lane_a, lane_b, last, done, lanes, out):  # type: ignore[no-untype
 
 
 def occupancy(of: Program, timeline: Timeline, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Seconds of one layer, [num_ranks] each: (attending, transferring, transferring with the compute lane idle, of
-    that across nodes)."""
+    """Returns the seconds of one layer, [num_ranks] each: (attending, transferring, transferring with the compute lane
+    idle, of that across nodes)."""
     parts, num_ranks = of.legs, len(linear)
     attend = np.flatnonzero(parts.link_a < 0)
     rank = parts.lane_a[attend] // parts.lanes
@@ -140,7 +141,8 @@ def occupancy(of: Program, timeline: Timeline, begin: Floats, linear: Floats) ->
 
 @nb.njit(cache=True)
 def _transferring(moves, lane_a, lane_b, start, release, lanes, attends, bounds, begin, linear):  # type: ignore[no-untyped-def]
-    """Per rank the length of the union of its transfers, and of what of it no compute covers; moves by start."""
+    """Returns per rank the length of the union of its transfers, and of what of it no compute covers; moves by
+    start."""
     ranks = len(linear)
     moved, shown = np.zeros(ranks), np.zeros(ranks)
     left, right = np.zeros(ranks), np.zeros(ranks)  # the union's open interval

@@ -1,4 +1,4 @@
-"""Operations as legs: what each occupies while it runs. Pure: no torch.
+"""Expands operations into legs: what each occupies while it runs.
 
 An attend is one leg on its rank's compute lane. A direct transfer is one leg, over the ports that two GPUs of a node
 have to the innermost domain they share (zbench.describe.links), or over the NICs of two nodes. A routed transfer is cut
@@ -23,7 +23,7 @@ COMPUTE, TX, RX, THROUGH_TX, THROUGH_RX = range(5)
 
 @dataclass(frozen=True)
 class Legs:
-    """Legs in plan order (arrays [num_legs]).
+    """The legs of a list, in plan order (arrays [num_legs]).
 
     op: the operation. rank: whose program starts it. lane_a, lane_b: lanes it occupies (b = -1: only one).
     link_a, link_b: sending and receiving link, -1 for an attend; of a copy to or from the host, a only.
@@ -52,21 +52,23 @@ class Legs:
 
     @property
     def receiver(self) -> Ints:
-        """int64 [num_legs]: the rank that a leg ends at, -1 of attends and of copies to the host."""
+        """The rank that a leg ends at, int64 [num_legs], -1 of attends and of copies to the host."""
         return self.lane_b // self.lanes
 
 
 def num_lanes(cluster: Cluster) -> int:
-    """Of one rank."""
+    """Returns the number of lanes of one rank."""
     return 1 + 4 * len(cluster.links)
 
 
 def num_links(cluster: Cluster) -> int:
+    """Returns the number of links of the cluster, each direction by itself."""
     return 2 * (cluster.num_nics + (len(cluster.links) - 1) * cluster.num_ranks)
 
 
 def ports(cluster: Cluster) -> Ints:
-    """int64 [num_classes, num_ranks]: the link that a rank sends by in each class; the next one is that it receives by.
+    """Returns int64 [num_classes, num_ranks]: the link that a rank sends by in each class; the next one is that it
+    receives by.
 
     Every class has a port of each rank's own, but for NICs, which ranks may share. NVLink's ports come first.
     """
@@ -77,7 +79,8 @@ def ports(cluster: Cluster) -> Ints:
 
 
 def members(cluster: Cluster) -> tuple[Ints, Ints]:
-    """(int64 [levels]: class of links, int64 [levels, num_ranks]: the domain each rank is in), the node's last."""
+    """Returns (int64 [levels]: class of links, int64 [levels, num_ranks]: the domain each rank is in), the node's
+    last."""
     ranks = np.arange(cluster.num_ranks)
     return np.array([link for link, _ in cluster.levels]), np.stack([ranks // gpus for _, gpus in cluster.levels])
 
@@ -99,7 +102,7 @@ def legs(plan: Plan, ops: Ops, op_bytes: Ints, cluster: Cluster) -> Legs:
 
 
 def copies(rank: Ints, size: Ints, sends: NDArray[np.bool_], cluster: Cluster) -> Legs:
-    """Copies of `size` bytes between GPUs and their node's host memory, an operation each; sends: to the host.
+    """Returns copies of `size` bytes between GPUs and their node's host memory, an operation each; sends: to the host.
 
     The link is the GPU's own, each direction by itself. Copies of a direction begin in order, as many at a time as
     the link has queues, which share it evenly.
@@ -122,7 +125,7 @@ def copies(rank: Ints, size: Ints, sends: NDArray[np.bool_], cluster: Cluster) -
 
 @nb.njit(cache=True)
 def class_of(src, dst, classes, member):  # type: ignore[no-untyped-def]
-    """The class of links that a message takes: of the innermost domain that both ranks are in (`members`)."""
+    """Returns the class of links that a message takes: of the innermost domain that both ranks are in (`members`)."""
     for level in range(len(classes)):
         if member[level, src] == member[level, dst]:
             return classes[level]
@@ -196,7 +199,7 @@ def _expand(kind, src, dst, size, via, route_offsets, route_items, classes, memb
 
 @nb.njit(cache=True)
 def proxy(rank, lane, nic, node, per_node, nics):  # type: ignore[no-untyped-def]
-    """The rank that carries lane `lane` (a NIC of the node) for `rank`: itself if tied to that NIC, else the
+    """Returns the rank that carries lane `lane` (a NIC of the node) for `rank`: itself if tied to that NIC, else the
     one tied to it that has `rank`'s place among its own NIC's ranks, so that proxies share the work."""
     begin = node[rank] * per_node
     if nic[rank] == node[rank] * nics + lane:

@@ -1,4 +1,4 @@
-"""One forward, one backward: when the stages of a pipeline run each micro-batch. Pure: no torch.
+"""One forward, one backward: when the stages of a pipeline run each micro-batch.
 
 Narayanan et al. 2019 (PipeDream, doi 10.1145/3341301.3359646), as flushed at the end of a step (Megatron-LM's
 schedule without interleaving). Stage s of pp begins with pp - s - 1 forwards and then takes turns, so it holds the
@@ -17,8 +17,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """forward, backward: [stages, micro_batches], when each starts. ready: [stages], when the last backward ends.
-    waited: [stages], seconds for which a stage idled only because a message was on its way."""
+    """The schedule of a pipeline, one forward and one backward in turn. forward, backward: [stages, micro_batches],
+    when each starts. ready: [stages], when the last backward ends. waited: [stages], seconds for which a stage idled
+    only because a message was on its way."""
 
     forward: Floats
     backward: Floats
@@ -27,14 +28,14 @@ class Schedule:
 
 
 def schedule(forward: Floats, backward: Floats, hops: Floats) -> Schedule:
-    """forward, backward: seconds [stages, micro_batches]. hops: [stages - 1, micro_batches], of what passes between
-    a stage and the next, in either direction."""
+    """Schedules the micro-batches of a pipeline. forward, backward: seconds [stages, micro_batches]. hops: [stages - 1,
+    micro_batches], of what passes between a stage and the next, in either direction."""
     return Schedule(*_schedule(forward, backward, hops))
 
 
 def turns(stages: int, count: int) -> Iterator[tuple[int, bool, int]]:
-    """(stage, whether backward, micro-batch) of `count` micro-batches, every stage's in its order and each after the
-    one of the neighbouring stage that it waits for."""
+    """Lists every stage's work on `count` micro-batches, (stage, whether backward, micro-batch), each stage's in its
+    order and each piece after the one of the neighbouring stage that it waits for."""
     done = np.zeros((2, stages), np.int64)  # forwards and backwards of every stage
     while done[1, 0] < count:
         for s in range(stages):

@@ -1,4 +1,4 @@
-"""Plays a step whose plans have pipelines. Pure: no torch.
+"""Plays a step whose plans have pipelines.
 
 Pipelines meet only when gradients are summed, so each is played by itself: its micro-batches' forwards and backwards
 one after another on every stage (zbench.simulator.one_f_one_b), their seconds those of zbench.cost.stage. What a
@@ -23,8 +23,8 @@ from zbench.simulator.totals import Carried, Totals
 
 @dataclass(frozen=True, slots=True)
 class Micro:
-    """A pipeline's micro-batches, arrays [v]: which plans they are; tokens; seconds of a layer's attention and linear
-    modules, forward and backward, of a layer's gathers, shown, and of the head, on every rank of a stage."""
+    """The micro-batches of a pipeline, arrays [v]: which plans they are; tokens; seconds of a layer's attention and
+    linear modules, forward and backward, of a layer's gathers, shown, and of the head, on every rank of a stage."""
 
     index: Ints
     tokens: Ints
@@ -52,16 +52,17 @@ class Line:
     across: Flags
 
     def crosses(self, stage: int) -> bool:
-        """Whether the stage before or the one after is on another node."""
+        """Returns whether the stage before or the one after is on another node."""
         return bool(self.across[max(stage - 1, 0) : stage + 1].any())
 
     def ranks(self, stage: int) -> slice:
+        """Returns the ranks of a stage."""
         first = self.lead + stage * self.stage.tp
         return slice(first, first + self.stage.tp)
 
 
 def lines(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Line]:
-    """Every pipeline that has tokens, played."""
+    """Yields every pipeline that has tokens, played."""
     pipelines = plans[0].pipelines
     assert pipelines is not None
     shapes = {shape: Stage.of(cost, *shape) for shape in zip(pipelines.tp.tolist(), pipelines.pp.tolist(), strict=True)}
@@ -78,7 +79,7 @@ def lines(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Line]:
 
 
 def _attention(plan: Plan, cost: Cost, tp: Ints, backward: bool) -> Floats:
-    """[num_ranks]: seconds of a layer's attends of every lead, on each rank of its stage."""
+    """Returns [num_ranks]: seconds of a layer's attends of every lead, on each rank of its stage."""
     ops = plan.backward if backward else plan.forward
     attend, amount = work(plan, ops)
     lead, model = ops.src[attend], cost.model
@@ -106,7 +107,8 @@ def _line(lead: int, stage: Stage, micro: Micro) -> Line:
 
 
 def hop_seconds(lead: int, stage: Stage, tokens: Ints) -> tuple[Floats, Flags]:
-    """(seconds [pp - 1, v], whether it leaves the node [pp - 1]) of the messages between a stage and the next.
+    """Returns the seconds of messages between a stage and the next, (seconds [pp - 1, v], whether it leaves the node
+    [pp - 1]).
 
     Every rank sends its share of the hidden states to the rank with its place in the next stage, over the slowest of
     the links that those of a stage take; those of a node that are tied to one NIC take turns with it.
@@ -128,8 +130,8 @@ def hop_seconds(lead: int, stage: Stage, tokens: Ints) -> tuple[Floats, Flags]:
 
 
 def play(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool) -> Totals:
-    """All pipelines of the plans, which are the step's micro-batches. The backward begins where it does in the last
-    micro-batch of the pipeline that ends last."""
+    """Plays all pipelines of the plans, which are the step's micro-batches. The backward begins where it does in the
+    last micro-batch of the pipeline that ends last."""
     out = Totals.zero(cost.cluster.num_ranks, cost.cluster.num_nics)
     backward_begin = 0.0
     for line in lines(plans, cost):
@@ -147,7 +149,7 @@ def play(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool) -> 
 
 
 def shared_seconds(sharing: Sharing, times: tuple[float, float, float], busy: float, moved: bool) -> float:
-    """What parameters and gradients add to a step of pipelines.
+    """Returns the seconds that parameters and gradients add to a step of pipelines.
 
     times: when the first forward ends, the last backward begins, and ends. busy: the share of the time in which layers
     keep the busiest NIC busy.
@@ -158,7 +160,7 @@ def shared_seconds(sharing: Sharing, times: tuple[float, float, float], busy: fl
 
 
 def _add(out: Totals, line: Line, cost: Cost) -> None:
-    """Seconds of every stage's ranks."""
+    """Adds the seconds of every stage's ranks."""
     stage, micro = line.stage, line.micro
     again = 1 if cost.model.recompute == "full" else 0
     attention = stage.layers * float(((1 + again) * micro.attention[0] + micro.attention[1]).sum())
@@ -178,7 +180,7 @@ def _add(out: Totals, line: Line, cost: Cost) -> None:
 
 
 def _carried(line: Line, cost: Cost) -> Carried:
-    """Bytes: gathers go node by node (as in zbench.cost.collective), hops rank by rank."""
+    """Counts the bytes of a pipeline: gathers go node by node (as in zbench.cost.collective), hops rank by rank."""
     stage, cluster, tokens = line.stage, cost.cluster, line.micro.tokens
     size = stage.hidden_bytes(tokens)
     times = stage.layers * sum(stage.gathers())

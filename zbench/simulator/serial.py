@@ -1,4 +1,4 @@
-"""Routed transfers of a rank one after another. Pure: no torch.
+"""Makes routed transfers of a rank run one after another.
 
 A routed transfer is dispatched, sent and combined, each share as soon as it has arrived where that is done next. Here
 a rank begins to dispatch a message only when its last one has been combined: the three steps of successive messages
@@ -13,7 +13,7 @@ from zbench.plans.plan import Ops
 
 
 def in_turn(found: Edges, ops: Ops) -> Edges:
-    """`found`, and from every routed transfer to the next one of the same source in plan order."""
+    """Returns `found` with an edge from every routed transfer to the next one of the same source in plan order."""
     routed = np.flatnonzero(ops.via >= 0)
     routed = routed[np.argsort(ops.src[routed], kind="stable")]
     same = ops.src[routed[1:]] == ops.src[routed[:-1]]

@@ -1,4 +1,4 @@
-"""The simulated executor: one training step on a described cluster's clock. Pure: no torch.
+"""The simulated executor: one training step on a described cluster's clock.
 
 A step is, per micro-batch: layers x (linear modules, attention) forward, the head and the loss,
 layers x (attention, linear modules) backward; what they do not hide of parameters' gathers and gradients'
@@ -39,7 +39,7 @@ Programs = tuple[Program, Program]  # of a plan's forward and backward list
 
 
 def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> Program:
-    """The plan's forward or backward list as legs with their times and waits."""
+    """Prepares the plan's forward or backward list: legs with their times and waits."""
     parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
     attend, amount = work(plan, ops)
     moves = parts.link_a >= 0
@@ -54,7 +54,7 @@ def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> P
 
 
 def programs(plan: Plan, cost: Cost) -> Programs:
-    """(forward, backward) of one layer's attention.
+    """Returns the programs (forward, backward) of one layer's attention.
 
     Raises:
         ValueError: the plan breaks a rule of zbench.plans.dataflow (verify says which, with its context).
@@ -64,7 +64,7 @@ def programs(plan: Plan, cost: Cost) -> Programs:
 
 
 def playable(plan: Plan, cost: Cost) -> tuple[Program | Direct, Program | Direct]:
-    """(forward, backward) as `programs`, in plan order where that is the same and needs less.
+    """Returns (forward, backward) as `programs`, in plan order where that is the same and needs less.
 
     Raises:
         ValueError: as `programs`.
@@ -87,13 +87,14 @@ def _edges(plan: Plan, ops: Ops, backward: bool) -> Edges:
 
 
 def pass_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs) -> tuple[float, float]:
-    """Seconds of one layer forward, and of one backward, as the means over `layers`."""
+    """Returns the seconds of one layer forward, and of one backward, as the means over `layers`."""
     forward, backward = (ends[-1] / layers for ends in _layer_ends(plan, cost, layers, parts))
     return forward, backward
 
 
 def layer_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs | None = None) -> float:
-    """Seconds of one layer, forward and backward, as the mean over `layers`: what planners compare plans by.
+    """Returns the seconds of one layer, forward and backward, as the mean over `layers`: what planners compare plans
+    by.
 
     parts: the plan's programs, where they are at hand.
     """
@@ -101,8 +102,8 @@ def layer_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs | None = 
 
 
 def steady_seconds(plan: Plan, cost: Cost, parts: Programs) -> tuple[float, float]:
-    """Seconds of one layer forward, and of one backward, as the means over all layers: two are played, and each further
-    one takes as long as the second."""
+    """Returns the seconds of one layer forward, and of one backward, as the means over all layers: two are played, and
+    each further one takes as long as the second."""
     count = cost.layers
     forward, backward = (
         (first + (count - 1) * (second - first)) / count for first, second in _layer_ends(plan, cost, 2, parts)
@@ -128,8 +129,8 @@ def _layer_ends(plan: Plan, cost: Cost, layers: int, parts: Programs) -> list[li
 
 @dataclass(slots=True)
 class Simulated:
-    """Executor over `cost`: a step's result is a function of (batch, plans, cost), and of whether its pipelines are
-    those of the step before: parameters that have to be elsewhere are waited for."""
+    """Simulates plans on the cluster of `cost`: a step's result is a function of (batch, plans, cost), and of whether
+    its pipelines are those of the step before: parameters that have to be elsewhere are waited for."""
 
     cost: Cost
     _layout: Layout | None = field(default=None, init=False, repr=False, compare=False)

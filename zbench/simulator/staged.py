@@ -1,4 +1,4 @@
-"""Plays a step of a job with stages (zbench.cost.stacks). Pure: no torch.
+"""Plays a step of a job with stages (zbench.cost.stacks).
 
 Every stage has clocks, lanes and links of its own, on which a micro-batch's layers are played like those of a job
 without stages: leg by leg, every rank waiting for its data alone. Before that a rank waits for its tokens' hidden
@@ -28,7 +28,7 @@ Programs = tuple[Program, Program]  # of a plan's forward and backward list
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A stage's forward or backward of a micro-batch, all of its layers. Seconds, [ranks of the stage].
+    """A turn of a stage: its forward or backward of a micro-batch, all of its layers. Seconds, [ranks of the stage].
 
     begin, end: the same on a rank that has nothing to do in it. idle: waited before for the other stage's work; late:
     for its message.
@@ -45,12 +45,14 @@ class Turn:
 
 
 def hop_bytes(plan: Plan, cost: Cost) -> Floats:
-    """[ranks]: hidden states that a rank hands on to the next stage; backward their gradients, as many."""
+    """Returns [ranks]: the bytes of hidden states that a rank hands on to the next stage; backward their gradients, as
+    many."""
     return np.asarray(plan.tokens_per_rank * (cost.model.hidden * cost.model.element_bytes), np.float64)
 
 
 def hop_seconds(plan: Plan, cost: Cost) -> Floats:
-    """[ranks]: until they are there. Ranks that are tied to one NIC take turns; 0 without tokens."""
+    """Returns [ranks]: the seconds until the hidden states are there. Ranks that are tied to one NIC take turns; 0
+    without tokens."""
     nic, yes = cost.cluster.nic_of, np.ones(plan.num_ranks, bool)
     alone = hop_bytes(plan, cost)
     size = np.bincount(nic, alone, cost.cluster.num_nics)[nic]
@@ -59,7 +61,8 @@ def hop_seconds(plan: Plan, cost: Cost) -> Floats:
 
 
 def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost) -> Iterator[Turn]:
-    """Every turn of every stage, each after those it waits for. parts: of every plan, its forward and backward."""
+    """Yields every turn of every stage, each after those it waits for. parts: of every plan, its forward and
+    backward."""
     count, ranks = len(plans), cost.cluster.num_ranks
     stages = [State.zero(cost.cluster) for _ in range(cost.pp)]
     made = np.zeros((2, cost.pp, count, ranks))  # when a rank's forward, or backward, of a micro-batch is done
@@ -83,7 +86,7 @@ def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost) -> Iterato
 
 
 def _play(state: State, plan: Plan, parts: Programs, backward: bool, cost: Cost) -> tuple[Played, ...]:
-    """The stage's layers; of a backward with recomputation, the forward once more first."""
+    """Returns the stage's layers; of a backward with recomputation, the forward once more first."""
     linear = cost.linear_seconds(plan.tokens_per_rank)
     forward = Layers(parts[0], linear, cost.layers)
     if not backward:
@@ -93,7 +96,7 @@ def _play(state: State, plan: Plan, parts: Programs, backward: bool, cost: Cost)
 
 
 def play(plans: tuple[Plan, ...], parts: Sequence[Programs], cost: Cost, sharing: Sharing) -> tuple[Totals, float]:
-    """(the step, of all stages; the bubble). parts: of every plan, its forward and backward.
+    """Plays the step: returns (the step, of all stages; the bubble). parts: of every plan, its forward and backward.
 
     bubble: mean seconds for which a rank has nothing to do because other stages of its stack are at work: before its
     first turn, between turns, and after its last one.
@@ -132,8 +135,8 @@ def play(plans: tuple[Plan, ...], parts: Sequence[Programs], cost: Cost, sharing
 
 
 def _send(total: Totals, stage: int, plan: Plan, used: Carried, cost: Cost) -> None:
-    """A micro-batch's messages on a stage: `used`, attention's; with the stages beside it, hidden states one way and
-    their gradients the other; of a tensor-parallel group."""
+    """Adds a micro-batch's messages on a stage: `used`, attention's; with the stages beside it, hidden states one way
+    and their gradients the other; of a tensor-parallel group."""
     sides = int(stage > 0) + int(stage < cost.pp - 1)
     size = sides * np.bincount(cost.cluster.nic_of, hop_bytes(plan, cost), cost.cluster.num_nics).astype(np.int64)
     total.carried = total.carried.plus(used).plus(Carried(size, size, 0))

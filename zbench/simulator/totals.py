@@ -1,4 +1,4 @@
-"""Sums over a simulated step, as they are played. Pure: no torch."""
+"""Sums over a simulated step, as they are played."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from zbench.simulator.layers import Played
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Bytes of attention's messages: tx, rx [num_nics]; nvlink, on all links inside nodes."""
+    """The bytes of attention's messages: tx, rx [num_nics]; nvlink, on all links inside nodes."""
 
     tx: Ints
     rx: Ints
@@ -23,7 +23,7 @@ class Carried:
 
     @staticmethod
     def of(program: Program | Direct, cost: Cost) -> "Carried":
-        """All layers, of a stage, of a forward or backward list."""
+        """Counts the bytes of a forward or backward list, over all layers of a stage."""
         cluster, layers = cost.cluster, cost.layers
         if isinstance(program, Direct):
             tx, rx = np.zeros((2, cluster.num_nics), np.int64)
@@ -39,22 +39,24 @@ class Carried:
         return Carried(tx, rx, int(size[~nic].sum()))
 
     def times(self, count: int) -> "Carried":
+        """Returns the bytes of `count` such lists."""
         return Carried(count * self.tx, count * self.rx, count * self.nvlink)
 
     def plus(self, other: "Carried") -> "Carried":
+        """Returns the bytes of both."""
         return Carried(self.tx + other.tx, self.rx + other.rx, self.nvlink + other.nvlink)
 
     def busiest(self, cost: Cost) -> float:
-        """Seconds that the busiest direction of a NIC needs for its bytes, all channels together: what collectives
-        beside the layers cannot have."""
+        """Returns the seconds that the busiest direction of a NIC needs for its bytes, all channels together: what
+        collectives beside the layers cannot have."""
         most = np.array([max(self.tx.max(), self.rx.max())])
         return float(cost.transfer_seconds(most, np.array([True]))[0])
 
 
 @dataclass(slots=True)
 class Totals:
-    """Arrays per rank or per NIC, as in zbench.interfaces.result; without what parameters and gradients add, but for
-    `end`.
+    """The sums over a step, arrays per rank or per NIC, as in zbench.interfaces.result; without what parameters and
+    gradients add, but for `end`.
 
     end: seconds, when all there is before the optimizer has ended. forward_end: of the first micro-batch.
     """
@@ -70,12 +72,13 @@ class Totals:
 
     @staticmethod
     def zero(num_ranks: int, num_nics: int) -> "Totals":
+        """Returns totals of nothing."""
         a, b, c, d, e = (np.zeros(num_ranks) for _ in range(5))
         return Totals(a, b, c, d, e, Carried(np.zeros(num_nics, np.int64), np.zeros(num_nics, np.int64), 0))
 
     @staticmethod
     def joined(parts: "list[Totals]") -> "Totals":
-        """Those of parts of a cluster that follow one another, without `end` and `forward_end`."""
+        """Joins the totals of parts of a cluster that follow one another, without `end` and `forward_end`."""
         names = ("attention", "linear", "communication", "exposed", "exposed_nic")
         a, b, c, d, e = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
         carried = [part.carried for part in parts]
@@ -83,6 +86,7 @@ class Totals:
         return Totals(a, b, c, d, e, Carried(tx, rx, sum(one.nvlink for one in carried)))
 
     def add(self, *played: Played) -> None:
+        """Adds layers that were played."""
         for part in played:
             self.attention += part.attention
             self.linear += part.linear

@@ -1,1 +1,1 @@
-"""How fast one device trains: python -m zbench.speed."""
+"""Measures how fast one device trains: python -m zbench.speed."""

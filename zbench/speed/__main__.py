@@ -47,7 +47,8 @@ DEEP = MAIN  # of which as many layers are trained as fit at all
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """tokens: of a batch. steps: that count. chunk: a ring's, tokens. workloads: of WORKLOADS."""
+    """The size of what is measured. tokens: of a batch. steps: that count. chunk: a ring's, tokens. workloads: of
+    WORKLOADS."""
 
     model: str = "llama3_8b"
     tokens: int = 65536
@@ -60,6 +61,7 @@ TINY = Size("tiny", 512, 1, 64, ("longtail_32k",))
 
 
 def main() -> int:
+    """Runs the command and returns its exit code."""
     return ran(_main, "what was measured is in the file, and the same command goes on")
 
 
@@ -94,7 +96,7 @@ def _main() -> int:
 
 
 def _ledger(device: str, out: Path, also: Mapping[str, str]) -> Ledger:
-    """also: what else measurements depend on.
+    """Opens the file of findings. also: what else measurements depend on.
 
     Raises:
         ValueError: cuda is asked for, and there is none.
@@ -117,13 +119,14 @@ def _ledger(device: str, out: Path, also: Mapping[str, str]) -> Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What is measured, and where it is written. cluster: of conf/cluster, one GPU of it."""
+    """A session of measurements: what is measured, and where it is written. cluster: of conf/cluster, one GPU of it."""
 
     size: Size
     cluster: str
     ledger: Ledger
 
     def attention(self) -> None:
+        """Measures the attention kernels on every batch that is not in the file yet."""
         from zbench.speed.kernels import on_batch
 
         for name in BATCHES:
@@ -136,6 +139,7 @@ class Session:
                 _go_on_if_broken()
 
     def ring(self, kernel: str | None) -> None:
+        """Measures a ring's step, unless it is in the file."""
         from zbench.speed.kernels import ring_step
 
         subject = self._subject()
@@ -191,7 +195,8 @@ class Session:
                     self.ledger.add(f"{part} {name}", False, **asdict(found))
 
     def _kernel(self, asked: str | None) -> str | None:
-        """The one asked for, or the fastest that agreed with the others on a measured batch; None where none was."""
+        """Returns the one asked for, or the fastest that agreed with the others on a measured batch; None where none
+        was."""
         if asked is not None:
             return asked
         lines = [self.ledger.found.get(f"attention {name}") for name in BATCHES]
@@ -208,7 +213,7 @@ class Session:
         return Subject(self.parts(BATCHES[0]).model, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
     def parts(self, workload: str, layers: int | None = None) -> Parts:
-        """One GPU of the cluster, the model with that many layers, and batches for it."""
+        """Returns one GPU of the cluster, the model with that many layers, and batches for it."""
         one = ["cluster.num_nodes=1", "cluster.gpus_per_node=1", "cluster.nics_per_node=1", "tracker=none"]
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
             config = compose(
@@ -220,7 +225,7 @@ class Session:
 
 
 def _go_on_if_broken() -> None:
-    """A kernel that wrote where it may not leaves a process that can use the GPU no more: another one takes over."""
+    """Starts a new process where a kernel wrote where it may not, and so left one that can use the GPU no more."""
     import torch
 
     try:

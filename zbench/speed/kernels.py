@@ -1,4 +1,5 @@
-"""Attention kernels of this device on the same batches, and a ring's step against one causal call of the same area.
+"""Measures attention kernels of this device on the same batches, and a ring's step against one causal call of the same
+area.
 
 Shapes: as in zbench.runtime.kernels.kernels, of one layer of the model, on random data in its dtype.
 """
@@ -31,17 +32,18 @@ Calls = tuple[Callable[[], Any], Callable[[], Any], tuple[Tensor, ...]]  # forwa
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One layer's attention of `model` on `device`."""
+    """The subject of measurements: one layer's attention of `model` on `device`."""
 
     model: Model
     device: torch.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the model's activations."""
         return DTYPES[self.model.element_bytes]
 
     def draw(self, queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """do, q [queries, H, D], and k, v [keys, K, D] as blocks of kv lie."""
+        """Draws do, q [queries, H, D], and k, v [keys, K, D] as blocks of kv lie."""
         model = self.model
         generator = torch.Generator(self.device).manual_seed(0)
 
@@ -52,12 +54,12 @@ class Subject:
         return make(queries, model.num_heads), make(queries, model.num_heads), kv[:, 0], kv[:, 1]
 
     def rivals(self) -> dict[str, Kernel]:
-        """By name, all variable-length kernels that there are; the first one is what kernel=auto takes."""
+        """Returns, by name, all variable-length kernels that there are; the first one is what kernel=auto takes."""
         kernels = offered(self.device, self.model.head_dim, self.dtype)
         return {name: kernel for name, kernel in reversed(kernels.items()) if name != REFERENCE}
 
     def seconds(self, call: Callable[[], Any], repeats: int = REPEATS) -> float:
-        """Of one call, by the device's clock."""
+        """Returns the seconds of one call, by the device's clock."""
         clock = Times.on(self.device).clock
         spans = []
         for _ in range(2 * repeats):
@@ -70,8 +72,8 @@ class Subject:
 
 
 def on_batch(subject: Subject, lengths: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """Of every kernel: forward and backward seconds of whole causal sequences, the rates of the pairs that are visible,
-    and how far what is farthest of o, dq, dk and dv is from the first kernel's; or why it did not run."""
+    """Measures every kernel: forward and backward seconds of whole causal sequences, the rates of the pairs that are
+    visible, and how far what is farthest of o, dq, dk and dv is from the first kernel's; or why it did not run."""
     do, q, k, v = subject.draw(sum(lengths), sum(lengths))
     queries = np.array(lengths)
     cut = (queries, np.zeros_like(queries), np.ones(len(lengths), bool))
@@ -114,12 +116,13 @@ def _kernel_calls(kernel: Kernel, tensors: tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _difference(some: Tensor, first: Tensor) -> float:
-    """The norm of the difference over the norm."""
+    """Returns the norm of the difference over the norm."""
     return float((some.double() - first.double()).norm() / first.double().norm())
 
 
 def _sdpa_calls(tensors: tuple[Tensor, Tensor, Tensor, Tensor], lengths: Sequence[int]) -> Calls:
-    """torch's own attention by cuDNN, sequences of one length in one call. Calls keep their graph for the backward."""
+    """Returns calls of torch's own attention by cuDNN, sequences of one length in one call. Calls keep their graph for
+    the backward."""
     order = np.argsort(lengths, kind="stable")
     ends = np.cumsum(lengths)
     groups = [(length, order[np.array(lengths)[order] == length]) for length in sorted(set(lengths))]
@@ -156,8 +159,9 @@ def _sdpa_calls(tensors: tuple[Tensor, Tensor, Tensor, Tensor], lengths: Sequenc
 
 
 def ring_step(subject: Subject, kernel: Kernel, chunk: int) -> dict[str, Any]:
-    """Seconds of a ring's step, `chunk` queries against as many keys that all of them see, its results added to what
-    there is already; of the kernel in it alone; and of one causal sequence with the same number of visible pairs.
+    """Measures the seconds of a ring's step, `chunk` queries against as many keys that all of them see, its results
+    added to what there is already; of the kernel in it alone; and of one causal sequence with the same number of
+    visible pairs.
 
     shares: what the step does in a second over what the causal call does, forward and backward.
     """

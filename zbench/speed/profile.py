@@ -1,4 +1,4 @@
-"""Where a device's time goes, of a profiler's trace (Chrome's format, as torch.profiler writes it). No torch.
+"""Sums up where a device's time goes, of a profiler's trace (Chrome's format, as torch.profiler writes it). No torch.
 
 Work on a GPU counts where it was asked for: a kernel has the number of the call that launched it, and that call lies
 inside operations and named spans (zbench.runtime.kernels.span) of its thread. Names of kernels, which change with every
@@ -22,7 +22,8 @@ _MICROSECOND = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """seconds: device time by what it was spent on. busy: of all, what is at the same time once. launches: how many."""
+    """The shares of a device's time. seconds: device time by what it was spent on. busy: of all, what is at the same
+    time once. launches: how many."""
 
     seconds: dict[str, float]
     busy: float
@@ -30,7 +31,7 @@ class Shares:
 
 
 def shares(events: Iterable[Event]) -> Shares:
-    """Of a trace's events."""
+    """Returns the shares of time in a trace's events."""
     complete = [one for one in events if one.get("ph") == "X"]
     device = [one for one in complete if one.get("cat") in _ON_DEVICE]
     outer = _outer(one for one in complete if one.get("cat") in ("user_annotation", "cpu_op", *_CALLS))
@@ -49,7 +50,8 @@ def shares(events: Iterable[Event]) -> Shares:
 
 
 def _outer(events: Iterable[Event]) -> list[tuple[Event, tuple[str, ...], bool]]:
-    """Every event with the names of those around it on its thread, outermost first; and whether none is inside it."""
+    """Returns every event with the names of those around it on its thread, outermost first; and whether none is inside
+    it."""
     found: list[tuple[Event, tuple[str, ...], bool]] = []
     stack: list[int] = []
     for one in sorted(events, key=lambda one: (one["pid"], one["tid"], one["ts"], -one["dur"])):
@@ -80,7 +82,7 @@ def _group(path: list[str]) -> str:
 
 
 def _union(spans: list[tuple[float, float]]) -> float:
-    """Length of what the spans cover."""
+    """Returns the length of what the spans cover."""
     covered, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         covered += max(0.0, end - max(begin, until))

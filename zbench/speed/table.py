@@ -1,4 +1,4 @@
-"""What zbench.speed measured, as a short table. Pure."""
+"""Shows what zbench.speed measured, as a short table. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,17 +13,18 @@ MAIN = "longtail_32k"
 
 
 def agreeing(kernels: Mapping[str, Line]) -> list[str]:
-    """Names of those that ran, and gave what the first one gave."""
+    """Returns the names of those kernels that ran, and gave what the first one gave."""
     return [name for name, one in kernels.items() if "seconds" in one and one["difference"] <= AGREE]
 
 
 def table(lines: Sequence[Line]) -> str:
+    """Returns the findings as a table, and a last line that compares them with the goals."""
     parts = [*_attention(lines), *_ring(lines), *_steps(lines), *_short(lines)]
     return "\n".join([*parts, "speed: " + (", ".join(_goals(lines)) or "nothing was measured")])
 
 
 def _goals(lines: Sequence[Line]) -> list[str]:
-    """What is wanted and what came out, as far as it is measured; of attention the batch where it is worst."""
+    """Returns what is wanted and what came out, as far as it is measured; of attention the batch where it is worst."""
     out = [f"MFU {one['mfu']:.1%} on {MAIN} (wanted {MFU:.0%})" for one in lines if one["case"] == f"step {MAIN}"]
     batches = {one["case"]: share for one in lines if (share := _share(one.get("kernels", {})))}
     if batches:
@@ -35,7 +36,7 @@ def _goals(lines: Sequence[Line]) -> list[str]:
 
 
 def _share(kernels: Mapping[str, Line]) -> float | None:
-    """Of the best kernel, what the best one of those that training steps can have reaches."""
+    """Returns the part of the best kernel's speed that the best of those reaches which training steps can have."""
     seconds = {name: sum(kernels[name]["seconds"]) for name in agreeing(kernels)}
     ours = [spent for name, spent in seconds.items() if name != SDPA]
     return min(seconds.values()) / min(ours) if ours else None

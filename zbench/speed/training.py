@@ -1,4 +1,4 @@
-"""One rank's training steps, timed and profiled: the torch executor's own rank, in this process and alone.
+"""Times and profiles one rank's training steps: the torch executor's own rank, in this process and alone.
 
 A batch is one plan, all of its sequences on the rank: what executor=torch does with any system on one GPU, whose
 planner's micro-batches would follow the cost model's memory instead of the executor's.
@@ -39,10 +39,10 @@ PATIENCE = 600.0  # seconds for a collective of one rank: never needed
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """seconds, loss: of each step. mfu: of all of them, causal FLOPs that the result needs over the peak's.
-    attention_seconds: of all. peak_bytes: of tensors. taken_bytes: of the device, after all steps; what that is more
-    are the context and the allocator's fragments. profile: device seconds by what they were spent on, and idle ones,
-    of a further step."""
+    """The measured steps of one training. seconds, loss: of each step. mfu: of all of them, causal FLOPs that the
+    result needs over the peak's. attention_seconds: of all. peak_bytes: of tensors. taken_bytes: of the device, after
+    all steps; what that is more are the context and the allocator's fragments. profile: device seconds by what they
+    were spent on, and idle ones, of a further step."""
 
     layers: int
     choice: Choice
@@ -59,11 +59,12 @@ class Measured:
     profile: dict[str, float]
 
     def told(self) -> dict[str, Any]:
+        """Returns the measurements as plain values."""
         return asdict(self)
 
 
 def plan_of(batch: Batch, num_heads: int) -> Plan:
-    """All sequences on one rank, one attend."""
+    """Plans all sequences on one rank, one attend."""
     builder = Builder(batch.lengths, 1, num_heads)
     everyone = np.arange(len(batch.lengths))
     local(builder, everyone, np.zeros_like(everyone))
@@ -71,7 +72,7 @@ def plan_of(batch: Batch, num_heads: int) -> Plan:
 
 
 def most_layers(cost: Cost, tokens: int, capacity_bytes: int, levels: tuple[str, ...]) -> int:
-    """Of the model's layers, as many as are predicted to fit with one of `levels`; 0 where not even one does."""
+    """Returns as many of the model's layers as are predicted to fit with one of `levels`; 0 where not even one does."""
     batch = Batch(np.array([tokens]), 0, 0)
     for layers in range(cost.model.num_layers, 0, -1):
         fewer = replace(cost, model=replace(cost.model, num_layers=layers))
@@ -83,7 +84,7 @@ def most_layers(cost: Cost, tokens: int, capacity_bytes: int, levels: tuple[str,
 
 @contextmanager
 def trainer_of(cost: Cost, workload: Workload, kernel: str, compiled: bool | None) -> Iterator[Trainer]:
-    """A rank that is all ranks, on this process's GPU if there is one."""
+    """Makes a rank that is all ranks, on this process's GPU if there is one."""
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     board = Board(bytearray(SLOT_BYTES), 0)
     rendezvous = Rendezvous(0, 1, 0, 1, HOST, store.port, "speed", PATIENCE, False, board)
@@ -96,7 +97,7 @@ def trainer_of(cost: Cost, workload: Workload, kernel: str, compiled: bool | Non
 
 
 def train(trainer: Trainer, workload: Workload, facts: Facts, steps: int, levels: tuple[str, ...]) -> Measured:
-    """`steps` steps of the workload's batches, and one more under a profiler.
+    """Trains `steps` steps of the workload's batches, and one more under a profiler.
 
     Each was run once before, which does not count: kernels that are made for a shape are made then.
     """

@@ -30,6 +30,7 @@ with loading(__name__):
 
 
 def main() -> int:
+    """Runs the command and returns its exit code."""
     return ran(_main, "nothing was written")
 
 
@@ -75,7 +76,7 @@ def _print(sheet: Sheet, markdown: bool) -> None:
 
 
 def _tell(found: Survival, markdown: bool) -> None:
-    """What survives the worlds of a place: a table of ranges, the orders, and the pairs that turn."""
+    """Prints what survives the worlds of a place: a table of ranges, the orders, and the pairs that turn."""
     _print(Sheet(found.title, *found.ranges()), markdown)
     for line in found.lines():
         print(f"- {line}") if markdown else say(line)
@@ -83,7 +84,8 @@ def _tell(found: Survival, markdown: bool) -> None:
 
 
 def tables(found: Mapping[Place, Worlds], over: str) -> list[Sheet]:
-    """A table of every place, nominal or, where that is not recorded, of each world; then of all places of a model."""
+    """Returns a table of every place, nominal or, where that is not recorded, of each world; then of all places of a
+    model."""
     out = []
     for place, worlds in found.items():
         if NOMINAL in worlds:
@@ -97,7 +99,8 @@ def tables(found: Mapping[Place, Worlds], over: str) -> list[Sheet]:
 
 
 def shown(title: str, systems: Systems, over: str, worlds: Worlds | None = None) -> Sheet:
-    """The systems of one cluster and size, nearest the bound first. worlds: those that ranges are over."""
+    """Returns the systems of one cluster and size as a table, nearest the bound first. worlds: those that ranges are
+    over."""
     workloads = sorted({name for cells in systems.values() for name in cells})
     means, rows = {name: _mean(cells) for name, cells in systems.items()}, []
     for name in sorted(systems, key=lambda one: -_place(systems[one], len(workloads))):
@@ -113,7 +116,7 @@ def _ranged(worlds: Worlds | None) -> str:
 
 
 def together(found: Mapping[Place, Worlds], over: str) -> Sheet:
-    """Geometric means of all places in their nominal worlds, and over all of their cells.
+    """Returns the geometric means of all places in their nominal worlds, and over all of their cells.
 
     A world that a place has not (zbench.describe.worlds) is nominal there.
     """
@@ -135,7 +138,7 @@ def together(found: Mapping[Place, Worlds], over: str) -> Sheet:
 
 
 def _merged(places: Mapping[Place, Systems]) -> dict[str, dict[str, Cell]]:
-    """By system the cells of all places."""
+    """Merges the cells of all places, by system."""
     out: dict[str, dict[str, Cell]] = {}
     for place, systems in places.items():
         for name, cells in systems.items():
@@ -144,7 +147,8 @@ def _merged(places: Mapping[Place, Systems]) -> dict[str, dict[str, Cell]]:
 
 
 def _place(cells: Mapping[str, Cell], workloads: int) -> float:
-    """What tables are in the order of: the arithmetic mean; a workload that does not fit memory adds nothing."""
+    """Returns the value by which tables are ordered: the arithmetic mean; a workload that does not fit memory adds
+    nothing."""
     return sum(cell.ratio for cell in cells.values() if not cell.out_of_memory) / workloads
 
 
@@ -161,7 +165,7 @@ def _told(systems: Systems, name: str, over: str, worlds: Worlds | None) -> str:
 
 
 def _mean(cells: Mapping[str, Cell]) -> float:
-    """Geometric mean of bound ratios over the workloads that fit memory; 0 where none does."""
+    """Returns the geometric mean of bound ratios over the workloads that fit memory; 0 where none does."""
     ratios = [cell.ratio for cell in cells.values() if not cell.out_of_memory]
     return float(np.exp(np.mean(np.log(ratios)))) if ratios else 0.0
 

@@ -22,6 +22,7 @@ class Cell:
 
     @staticmethod
     def of(run: Run) -> "Cell":
+        """Makes the cell of a recorded run."""
         column = {name: tuple(step[name] for step in run.steps) for name in ("seconds", "bound_seconds", "batch")}
         full = any(step["out_of_memory"] for step in run.steps)
         chosen, model = (run.start.get("chosen") or {}).get("model", {}), run.start["config"].get("model", {})
@@ -30,6 +31,7 @@ class Cell:
 
     @property
     def ratio(self) -> float:
+        """The bound's seconds over the steps' seconds."""
         return sum(self.bound) / sum(self.seconds)
 
 
@@ -39,7 +41,8 @@ Worlds = Mapping[str, Systems]  # by label
 
 
 def table(runs: Sequence[Run], mix_sources: bool = False) -> Mapping[Place, Worlds]:
-    """The last complete run of every system and workload in every world, runs of other settings in other places.
+    """Returns the last complete run of every system and workload in every world, runs of other settings in other
+    places.
 
     mix_sources: runs that other sources made may stand in one place.
     """
@@ -56,7 +59,8 @@ def table(runs: Sequence[Run], mix_sources: bool = False) -> Mapping[Place, Worl
 
 
 def gain(mine: Mapping[str, Cell], other: Mapping[str, Cell]) -> tuple[float, float | None] | None:
-    """(how many times as fast as `other`, the factor that its interval reaches either way), over workloads of both.
+    """Returns the speed over another system's, (how many times as fast as `other`, the factor that its interval reaches
+    either way), over workloads of both.
 
     It is the geometric mean. The interval is of log ratios over batches, paired, workload by workload, errors added in
     squares; None where a workload has too few batches for one (zbench.record.interval).
@@ -78,5 +82,5 @@ def gain(mine: Mapping[str, Cell], other: Mapping[str, Cell]) -> tuple[float, fl
 
 
 def fitting(mine: Mapping[str, Cell], other: Mapping[str, Cell]) -> list[str]:
-    """The workloads of both on which neither was out of memory."""
+    """Returns the workloads of both on which neither was out of memory."""
     return [name for name in mine if name in other and not mine[name].out_of_memory and not other[name].out_of_memory]

@@ -1,4 +1,4 @@
-"""What worlds leave of ratios: ranges, the order of systems that survives, and the pairs that turn. Pure: no torch.
+"""Ratios over worlds: their ranges, the order of systems that survives, and the pairs that turn. Pure: no torch.
 
 A ratio is nominal, its range the least and the greatest over all worlds, the nominal one among them. All systems of an
 order are compared on the same batches of the same workloads in every world (zbench.describe.worlds).
@@ -17,7 +17,7 @@ SAME = 1e-9  # of a ratio's logarithm: nearer to each other than that are two sy
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A ratio over worlds, and the worlds of its ends."""
+    """The range of a ratio over worlds, and the worlds of its ends."""
 
     least: float
     least_world: str
@@ -39,7 +39,8 @@ class Turn:
 
 
 def over_worlds(worlds: Worlds, system: str, over: str) -> Range | None:
-    """The range of how many times as fast as `over` a system is; None without a nominal ratio or without other worlds.
+    """Returns the range of how many times as fast as `over` a system is; None without a nominal ratio or without other
+    worlds.
 
     A world in which one of the two lacks a workload that the nominal ratio has, or its memory, is not counted.
     """
@@ -51,7 +52,7 @@ def over_worlds(worlds: Worlds, system: str, over: str) -> Range | None:
 
 
 def uncounted(worlds: Worlds, over: str) -> list[str]:
-    """'SYSTEM in WORLD' for what over_worlds does not count of systems that have a nominal ratio."""
+    """Lists, as 'SYSTEM in WORLD', what over_worlds does not count of systems that have a nominal ratio."""
     nominal = [name for name in worlds.get(NOMINAL, {}) if _ratio(worlds, NOMINAL, name, over) is not None]
     return [f"{name} in {world}" for world in worlds for name in nominal if _ratio(worlds, world, name, over) is None]
 
@@ -71,7 +72,7 @@ def _ratio(worlds: Worlds, world: str, system: str, over: str) -> float | None:
 
 
 def scores(worlds: Worlds, workloads: Sequence[str]) -> dict[str, dict[str, float]]:
-    """By world and system, the mean over workloads of the logarithm of summed seconds: who has less is ahead.
+    """Returns, by world and system, the mean over workloads of the logarithm of summed seconds: who has less is ahead.
 
     Of systems that fit the memory on all `workloads` in every world.
     """
@@ -88,8 +89,8 @@ def _fits(systems: Systems, name: str, workloads: Sequence[str]) -> bool:
 
 
 def order(found: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
-    """The order that survives every world, first ahead: groups, each system of which is ahead of all in later groups
-    whatever the world. In a group, in nominal order, are systems of which pairs turn or are level.
+    """Returns the order that survives every world, first ahead: groups, each system of which is ahead of all in later
+    groups whatever the world. In a group, in nominal order, are systems of which pairs turn or are level.
 
     found: as of `scores`.
     """
@@ -108,7 +109,7 @@ def order(found: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
 
 
 def turns(found: Mapping[str, Mapping[str, float]]) -> list[Turn]:
-    """Every pair that does not keep its order in all worlds. found: as of `scores`."""
+    """Returns every pair that does not keep its order in all worlds. found: as of `scores`."""
     names = sorted(found[NOMINAL], key=found[NOMINAL].__getitem__)
     out = []
     for ahead, behind in combinations(names, 2):

@@ -1,4 +1,4 @@
-"""What survives all worlds of a place, in words: ranges, orders of systems, pairs that turn. Pure: no torch."""
+"""Tells what survives all worlds of a place: ranges, orders of systems, pairs that turn. Pure: no torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ _NEAR = 0.005  # what two decimals do not show of a ratio near 1
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """worlds: what each changes, by name. gains: by system (ratio, factor of its interval, range), best first.
+    """The findings about the worlds of one place. worlds: what each changes, by name. gains: by system (ratio, factor
+    of its interval, range), best first.
 
     orders, turned: on each workload, and first on all of them where there are several. uncounted: what no range has.
     left_out: systems that lack a workload or memory somewhere, which no order has.
@@ -32,7 +33,7 @@ class Survival:
 
     @staticmethod
     def of(title: str, worlds: Worlds, over: str, words: Mapping[str, str]) -> "Survival":
-        """words: what each world changes."""
+        """Works out what survives the worlds of a place. words: what each world changes."""
         nominal = worlds[NOMINAL]
         gains = {}
         for name, cells in nominal.items():
@@ -50,7 +51,8 @@ class Survival:
         )  # fmt: skip
 
     def ranges(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-        """(columns, rows) of a table: how many times as fast as `over`; the least and greatest, with their worlds."""
+        """Returns (columns, rows) of a table: how many times as fast as `over`; the least and greatest, with their
+        worlds."""
         rows = [
             (name, gain_words(ratio, factor, None), *(_end(over_all, end) for end in ("least", "greatest")))
             for name, (ratio, factor, over_all) in self.gains.items()
@@ -58,7 +60,7 @@ class Survival:
         return ("system", f"x {self.over}", "least", "greatest"), tuple(rows)
 
     def lines(self) -> list[str]:
-        """Sentences: which worlds, which order survives them, which pairs turn, and what is in neither."""
+        """Writes sentences: which worlds, which order survives them, which pairs turn, and what is in neither."""
         changed = [f"{name} ({words})" for name, words in self.worlds.items() if name != words]
         out = [f"Worlds: {', '.join([NOMINAL, *changed])}."]
         for on, groups in self.orders.items():
@@ -76,7 +78,7 @@ def _end(over_all: Range | None, end: str) -> str:
 
 
 def survivals(runs: Sequence[Run], found: Mapping[Place, Worlds], over: str | None = None) -> list[Survival]:
-    """What survives, of every place with a nominal and other worlds.
+    """Returns what survives, of every place with a nominal and other worlds.
 
     over: the system that ranges are over; None for the recorded baseline, or, where a place has none, its first system.
     """
@@ -90,32 +92,33 @@ def survivals(runs: Sequence[Run], found: Mapping[Place, Worlds], over: str | No
 
 
 def place_words(place: Place) -> str:
+    """Describes a place in words."""
     cluster, model, *rest = place
     return f"{model} on {cluster}, {', '.join(rest)}"
 
 
 def words_of(runs: Sequence[Run]) -> dict[str, str]:
-    """What each recorded world changes, by its label."""
+    """Returns what each recorded world changes, by its label."""
     return {label(run.start, "world"): run.start["facts"].get("world", NOMINAL) for run in runs}
 
 
 def in_line(groups: Sequence[Sequence[str]]) -> str:
-    """An order that survives: 'a > (b, c) > d', with those in brackets whose order does not."""
+    """Writes an order that survives: 'a > (b, c) > d', with those in brackets whose order does not."""
     return " > ".join(group[0] if len(group) == 1 else f"({', '.join(group)})" for group in groups)
 
 
 def turned_words(turn: Turn) -> str:
-    """'a over b is 1.31, and 0.86 in nvlink_7, 0.97 in nvlink_3'."""
+    """Writes a pair that turns: 'a over b is 1.31, and 0.86 in nvlink_7, 0.97 in nvlink_3'."""
     there = ", ".join(f"{_digits(ratio)} in {world}" for world, ratio in turn.worlds.items())
     return f"{turn.ahead} over {turn.behind} is {_digits(turn.nominal)}, and {there}"
 
 
 def _digits(ratio: float) -> str:
-    """Two decimals, and four where those would not tell it from 1."""
+    """Writes two decimals, and four where those would not tell it from 1."""
     return f"{ratio:.2f}" if abs(ratio - 1) >= _NEAR or abs(ratio - 1) <= SAME else f"{ratio:.4f}"
 
 
 def gain_words(ratio: float, factor: float | None, over_all: Range | None) -> str:
-    """'1.31 (1.25-1.37) [0.86-1.40]': a ratio, its interval over batches, its range over worlds."""
+    """Writes a ratio, its interval over batches, its range over worlds: '1.31 (1.25-1.37) [0.86-1.40]'."""
     interval = "" if factor is None else f" ({ratio / factor:.2f}-{ratio * factor:.2f})"
     return f"{ratio:.2f}{interval}" + ("" if over_all is None else f" [{over_all.least:.2f}-{over_all.greatest:.2f}]")

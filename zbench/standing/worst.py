@@ -1,4 +1,4 @@
-"""A system's cells beside the fastest other system's, the worst first. Pure: no torch.
+"""Sets a system's cells beside the fastest other system's, the worst first. Pure: no torch.
 
 Systems that chose other keys of the model than the run has (a layout of their own) are told of beside, as no planner of
 sequences could have their plans.
@@ -29,12 +29,12 @@ class Beside:
 
     @property
     def won(self) -> bool:
-        """Whether it is as fast as the other, or may be by the interval of the batches' ratios."""
+        """Whether the system is as fast as the other, or may be by the interval of the batches' ratios."""
         return self.ratio * (self.factor or 1.0) >= LEAST
 
 
 def beside(worlds: Worlds, place: str, name: str, layouts: bool) -> list[Beside]:
-    """Every cell of the nominal world (or of the only one) in which the system and another fit memory.
+    """Returns every cell of the nominal world (or of the only one) in which the system and another fit memory.
 
     layouts: beside those with layouts of their own, else beside the others.
     """
@@ -56,7 +56,7 @@ def beside(worlds: Worlds, place: str, name: str, layouts: bool) -> list[Beside]
 
 
 def worst(found: Mapping[Place, Worlds], name: str) -> Sheet:
-    """A row a cell, the least ratio first; below what the title says of all."""
+    """Returns a row for every cell, the least ratio first; below what the title says of all."""
     cells = [one for place, worlds in found.items() for one in beside(worlds, place_words(place), name, False)]
     apart = {
         (one.place, one.workload): one

@@ -48,12 +48,12 @@ def read_events(path: Path) -> list[Event]:
 
 
 def told(path: str) -> Line:
-    """What a step's line of a record has of its trace: the file, and what tells it from another."""
+    """Returns what a step's line of a record has of its trace: the file, and what tells it from another."""
     return {"file": path, "digest": _digest(Path(path))}
 
 
 def recorded(trace: Line, folder: Path) -> list[Event]:
-    """Events of a trace that a record tells of, from where it was written, or from `folder` (the record's).
+    """Reads the events of a trace that a record tells of, from where it was written, or from `folder` (the record's).
 
     Raises:
         ValueError: it is in neither place, or is another than that of the record.
@@ -72,7 +72,8 @@ def recorded(trace: Line, folder: Path) -> list[Event]:
 
 
 def _is_data(path: Path) -> bool:
-    """Whether a path, which a record may have made up, is of a file that ends: no device, no pipe, nothing of /proc."""
+    """Returns whether a path, which a record may have made up, is of a file that ends: no device, no pipe, nothing of
+    /proc."""
     try:
         return path.is_file() and 0 < path.stat().st_size <= MOST_BYTES
     except OSError:

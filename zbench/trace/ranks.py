@@ -23,7 +23,7 @@ from zbench.trace.tracks import GATHER, SHOWN, collective, nic_lane, port_classe
 
 
 def rank_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
-    """Micro-batch after micro-batch: forward, head and backward of all layers, then the optimizer."""
+    """Yields the events micro-batch after micro-batch: forward, head and backward of all layers, then the optimizer."""
     cluster, model = cost.cluster, cost.model
     state, channels = State.zero(cluster), Channels()
     sharing = Sharing(Collectives.of(cost))
@@ -49,7 +49,7 @@ def rank_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
 def _layers(
     name: str, plan: Plan, of: Program, state: State, channels: Channels, cost: Cost, place: Event
 ) -> Iterator[Event]:
-    """One pass, forward, recompute or backward, over all layers."""
+    """Yields the events of one pass, forward, recompute or backward, over all layers."""
     ops, linear = plan.backward if name == "backward" else plan.forward, cost.linear_seconds(plan.tokens_per_rank)
     times = 2 * linear if name == "backward" else linear
     for layer in range(cost.model.num_layers):
@@ -62,8 +62,8 @@ def _layers(
 def _sharing(
     name: str, sharing: Sharing, begin: float, used: Carried, state: State, cost: Cost, place: Event
 ) -> Iterator[Event]:
-    """What parameters and gradients add, as zbench.simulator.simulate has it, to a pass from `begin` whose layers have
-    ended."""
+    """Yields what parameters and gradients add, as zbench.simulator.simulate has it, to a pass from `begin` whose
+    layers have ended."""
     of, end, busiest = sharing.of, float(state.ready.max()), used.busiest(cost)
     if name == "forward":
         shown = sharing.forward(end - begin, busiest, moved=False)
@@ -118,7 +118,7 @@ def _legs(
 
 
 def _drawn(moves: Ints, of: Program, timeline: Timeline, channels: Channels) -> dict[int, tuple[int, int]]:
-    """The channels of the links, sending and receiving, that each of `moves` is drawn on."""
+    """Returns the channels of the links, sending and receiving, that each of `moves` is drawn on."""
     parts, found = of.legs, {}
     for leg in moves[np.argsort(timeline.start[moves], kind="stable")].tolist():
         given = float(timeline.start[leg]), float(timeline.release[leg]), bool(parts.whole[leg])

@@ -22,7 +22,8 @@ from zbench.trace.tracks import GATHER, SHOWN, collective, span, spans
 
 
 def pipeline_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
-    """Of pipelines: every micro-batch's forward and backward on every rank of a stage, its layers in one."""
+    """Yields the events of pipelines: every micro-batch's forward and backward on every rank of a stage, its layers in
+    one."""
     pipelines = plans[0].pipelines
     assert pipelines is not None
     for line in lines(plans, cost):
@@ -40,7 +41,8 @@ def pipeline_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
 
 
 def stage_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
-    """Of jobs with stages: every micro-batch's forward and backward on every rank of a stage, its layers in one."""
+    """Yields the events of jobs with stages: every micro-batch's forward and backward on every rank of a stage, its
+    layers in one."""
     cluster, parts, last = cost.cluster, [programs(plan, cost) for plan in plans], 0.0
     for turn in run(plans, parts, cost):
         args, last = {"micro_batch": turn.micro, "stage": turn.stage}, max(last, float(turn.end.max()))
@@ -55,7 +57,8 @@ def stage_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
 
 
 def _after(layers: float, end: float, of: Collectives, cost: Cost) -> Iterator[Event]:
-    """Beside and after the layers of pipelines and stages, which end at `layers`; the optimizer begins at `end`."""
+    """Yields the collectives beside and after the layers of pipelines and stages, which end at `layers`; the optimizer
+    begins at `end`."""
     if of.every_step:
         start = 0.0 if of.overlap else layers
         yield from collective(GATHER, start, of.gather, of.gather_bytes, cost, {})

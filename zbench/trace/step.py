@@ -29,7 +29,7 @@ def write_trace(path: str | Path, cost: Cost, plans: tuple[Plan, ...]) -> int:
 
 
 def events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
-    """Every event of the step, micro-batch after micro-batch: what `args` says depends on its name."""
+    """Yields every event of the step, micro-batch after micro-batch: what `args` says depends on its name."""
     if cost.pp > 1:
         yield from stage_events(plans, cost)
     else:

@@ -26,12 +26,13 @@ SHARED = frozenset((GATHER, REDUCE, OPTIMIZER, *SHOWN.values()))  # names of eve
 
 
 def numbered(kind: str, index: int, each: int = 1) -> str:
-    """'GPU 3', or where there are `each` of a kind to one of a plan's cluster (zbench.cost.groups) 'GPUs 12-15'."""
+    """Names a track: 'GPU 3', or where there are `each` of a kind to one of a plan's cluster (zbench.cost.groups) 'GPUs
+    12-15'."""
     return f"{kind} {index}" if each == 1 else f"{kind}s {index * each}-{(index + 1) * each - 1}"
 
 
 def names(cluster: Cluster, with_nics: bool = True, gpus: int = 1, nics: int = 1) -> Iterator[Event]:
-    """Names of processes (nodes) and threads (GPUs and, if asked for, NIC directions).
+    """Yields names of processes (nodes) and threads (GPUs and, if asked for, NIC directions).
 
     gpus, nics: how many are one rank and one NIC of `cluster`.
     """
@@ -42,8 +43,8 @@ def names(cluster: Cluster, with_nics: bool = True, gpus: int = 1, nics: int = 1
 
 
 def titles(cluster: Cluster, node: int, with_nics: bool = True, gpus: int = 1, nics: int = 1) -> list[str]:
-    """Of a node's threads, in their order: its GPUs, what each channel of its NICs and of GPUs' ports sends and
-    receives, and what all share. The other arguments are those of `names`."""
+    """Lists the titles of a node's threads, in their order: its GPUs, what each channel of its NICs and of GPUs' ports
+    sends and receives, and what all share. The other arguments are those of `names`."""
     tracks = [numbered("GPU", node * cluster.gpus_per_node + local, gpus) for local in range(cluster.gpus_per_node)]
     if not with_nics:
         return tracks
@@ -62,37 +63,37 @@ def _channels(count: int) -> list[str]:
 
 
 def port_classes(cluster: Cluster) -> list[int]:
-    """The classes of links inside a node that have tracks: none where there is one only, which would double them all
-    and show little."""
+    """Returns the classes of links inside a node that have tracks: none where there is one only, which would double
+    them all and show little."""
     return [NVLINK, *range(FIRST_DOMAIN, FIRST_DOMAIN + len(cluster.domains))] if cluster.domains else []
 
 
 def nic_lane(cluster: Cluster, local: int, way: int, channel: int) -> int:
-    """The thread of a channel of NIC `local` of a node; way: 0 sends, 1 receives."""
+    """Returns the thread of a channel of NIC `local` of a node; way: 0 sends, 1 receives."""
     return cluster.gpus_per_node + (2 * local + way) * cluster.nic_channels + channel
 
 
 def port_lane(cluster: Cluster, local: int, link: int, way: int, channel: int) -> int:
-    """The thread of a channel of GPU `local`'s port to links of a class; way: 0 sends, 1 receives."""
+    """Returns the thread of a channel of GPU `local`'s port to links of a class; way: 0 sends, 1 receives."""
     widths = {one: 2 * cluster.links[one].channels for one in port_classes(cluster)}
     before = local * sum(widths.values()) + sum(width for one, width in widths.items() if one < link)
     return nic_lane(cluster, cluster.nics_per_node, 0, 0) + before + way * cluster.links[link].channels + channel
 
 
 def sharing_lane(cluster: Cluster) -> int:
-    """The thread of a node on which parameters' gathers and gradients' reductions are: its last."""
+    """Returns the thread of a node on which parameters' gathers and gradients' reductions are: its last."""
     return port_lane(cluster, cluster.gpus_per_node, NVLINK, 0, 0)
 
 
 def spans(name: str, begin: Floats, seconds: Floats, cost: Cost, args: Event) -> Iterator[Event]:
-    """One on every rank for which it takes any time; begin, seconds: [num_ranks]."""
+    """Yields an event on every rank for which it takes any time; begin, seconds: [num_ranks]."""
     per_node = cost.cluster.gpus_per_node
     for rank in np.flatnonzero(seconds > 0).tolist():
         yield span(name, rank // per_node, rank % per_node, begin[rank], seconds[rank], args)
 
 
 def collective(name: str, begin: float, seconds: float, size: Ints, cost: Cost, place: Event) -> Iterator[Event]:
-    """One on every node; size: bytes of every NIC, each way, [num_nics]."""
+    """Yields an event on every node; size: bytes of every NIC, each way, [num_nics]."""
     cluster = cost.cluster
     for node in range(cost.whole.num_nodes if seconds else 0):
         args = {**place, "bytes": int(size[node % cluster.num_nodes * cluster.nics_per_node])}
@@ -100,7 +101,7 @@ def collective(name: str, begin: float, seconds: float, size: Ints, cost: Cost, 
 
 
 def span(name: str, pid: int, tid: int, start: float, seconds: float, args: Event) -> Event:
-    """A complete event; Chrome traces count in microseconds."""
+    """Makes a complete event; Chrome traces count in microseconds."""
     return {
         "ph": "X",
         "name": name,

@@ -28,6 +28,7 @@ with loading(__name__):
 
 
 def main() -> int:
+    """Runs the command and returns its exit code."""
     return ran(_main, "runs sent before are kept; sync sends a run again without doubling it")
 
 

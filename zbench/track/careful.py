@@ -9,7 +9,7 @@ from zbench.interfaces.protocols import Tracked, Tracker
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """tracker=none."""
+    """The tracker of tracker=none, which does nothing."""
 
     def start(self, run: Tracked) -> None: ...
 
@@ -27,7 +27,7 @@ class Nothing:
 
 @dataclass(slots=True)
 class Careful:
-    """Any tracker, its failures turned into one warning."""
+    """A tracker around any other, whose failures become one warning."""
 
     tracker: Tracker
     _failed: bool = field(default=False, init=False)
@@ -61,4 +61,5 @@ class Careful:
 
 
 def first_line(error: Exception) -> str:
+    """Returns the first line of an error's message."""
     return (str(error).strip().splitlines() or ["no reason given"])[0]

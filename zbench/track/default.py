@@ -7,17 +7,17 @@ from zbench.track.wandb import Wandb
 
 
 def installed_choice() -> str:
-    """The choice of conf/tracker that tracker=auto comes to on this machine."""
+    """Returns the choice of conf/tracker that tracker=auto comes to on this machine."""
     return "wandb" if installed("wandb") else "none"
 
 
 def auto(project: str, dir: str) -> Tracker:
-    """The tracker of that choice."""
+    """Makes the tracker that tracker=auto comes to."""
     return Wandb(project, dir) if installed_choice() == "wandb" else Nothing()
 
 
 def tracker_words(tracker: Tracker) -> str:
-    """What tracker=auto came to."""
+    """Says what tracker=auto came to."""
     if isinstance(tracker, Nothing):
         return "Tracker: none, as wandb is not installed (pip install 'zbench[track]')."
     return f"Tracker: wandb, {tracker.where()}."

@@ -1,4 +1,4 @@
-"""What trackers are told of a run, under the names of `compare --json` (docs/metrics.md). Pure: no torch."""
+"""Names for trackers what they are told of a run, as `compare --json` does (docs/metrics.md). Pure: no torch."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -18,7 +18,7 @@ _TAG = 64  # characters of a tag, at most what wandb takes
 
 
 def tracked(start: Line) -> Tracked:
-    """What a tracker is told of the run of a start line."""
+    """Returns what a tracker is told of the run of a start line."""
     choices = start["config"].get("choices", {})
     tags = [str(choices[group])[:_TAG] for group in GROUPS[:4] if choices.get(group)]
     settings = {"world": label(start, "world"), **{key: start["config"].get(key) for key in ("planners", "mask")}}
@@ -29,13 +29,14 @@ def tracked(start: Line) -> Tracked:
 
 
 def _group(start: Line) -> str:
-    """As recorded. Runs from before records had groups have their experiment, or their command, in common."""
+    """Returns the group of a run as recorded. Runs from before records had groups have their experiment, or their
+    command, in common."""
     told = start.get("group") or start["config"].get("choices", {}).get("experiment")
     return str(told) if told else f"command {sha256(str(start.get('command')).encode()).hexdigest()[:8]}"
 
 
 def of_step(facts: Facts, line: Line) -> dict[str, float]:
-    """A step's figures and raw counts; what it has not is left out."""
+    """Returns a step's figures and raw counts; what it has not is left out."""
     derived = figures(facts, [line])
     found = {**asdict(derived), **{name: line.get(name) for name in RAW}}
     nics = {} if derived.nic_utilization is None else of_nics(facts, line)
@@ -43,7 +44,8 @@ def of_step(facts: Facts, line: Line) -> dict[str, float]:
 
 
 def of_nics(facts: Facts, line: Line) -> dict[str, float]:
-    """By NIC and direction, the share of what it could have carried in the step: {"nic/node0/nic1/tx": 0.25, ...}."""
+    """Returns, by NIC and direction, the share of what it could have carried in the step: {"nic/node0/nic1/tx": 0.25,
+    ...}."""
     whole = facts.nic_bandwidth * line["seconds"]
     return {
         f"nic/node{nic // facts.nics_per_node}/nic{nic % facts.nics_per_node}/{way}": size / whole
@@ -53,7 +55,7 @@ def of_nics(facts: Facts, line: Line) -> dict[str, float]:
 
 
 def of_run(row: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a whole run: a row of zbench.record.rows."""
+    """Returns the figures of a whole run: a row of zbench.record.rows."""
     gain = ("speedup", "speedup_low", "speedup_high")
     names = (*Figures.__dataclass_fields__, *gain, "micro_batches", "steps", "steps_out_of_memory")
     return {name: float(row[name]) for name in names if row[name] is not None}

@@ -51,7 +51,7 @@ class TensorBoard:
         self._add(step, [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()])
 
     def curves(self, step: int, title: str, interval: float, lines: Mapping[str, Sequence[float]]) -> None:
-        """Microseconds of the step stand where steps do elsewhere."""
+        """Writes lines as scalars: microseconds of the step stand where steps do elsewhere."""
         for name, values in lines.items():
             for at, value in enumerate(values):
                 self.log(round(1e6 * interval * at), {f"{title}, step {step}/{name}": value})
@@ -70,7 +70,7 @@ class TensorBoard:
         return f"in {self.dir}; tensorboard --logdir {self.dir} shows them"
 
     def _text(self, tag: str, words: str) -> None:
-        """Markdown, as TensorBoard's text plugin takes it."""
+        """Writes Markdown, as TensorBoard's text plugin takes it."""
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.text.metadata import create_summary_metadata
         from tensorboard.util.tensor_util import make_tensor_proto

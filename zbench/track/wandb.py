@@ -27,7 +27,7 @@ _FINISH_SECONDS = 20.0  # to take the last metrics; what it has not taken stays 
 
 @dataclass(slots=True)
 class Wandb:
-    """One wandb run a run, under the run's own id: what is sent twice is not there twice."""
+    """A tracker that makes one wandb run a run, under the run's own id: what is sent twice is not there twice."""
 
     project: str
     dir: str
@@ -89,7 +89,8 @@ class Wandb:
 
 
 def _mode() -> str:
-    """wandb's own WANDB_MODE where set, except that it must not make wandb ask for a login or wait for a network."""
+    """Returns wandb's own WANDB_MODE where set, except that it must not make wandb ask for a login or wait for a
+    network."""
     asked = os.environ.get("WANDB_MODE") or "online"
     if asked != "online":
         return asked
@@ -98,7 +99,7 @@ def _mode() -> str:
 
 
 def _logged_in(server: str) -> bool:
-    """Whether wandb would find a key: in its variable or in the netrc file. Touches no network."""
+    """Returns whether wandb would find a key: in its variable or in the netrc file. Touches no network."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     names = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
@@ -110,7 +111,7 @@ def _logged_in(server: str) -> bool:
 
 
 def _answers(server: str) -> bool:
-    """Whether the server says anything at all within a few seconds (name lookup included, hence the thread)."""
+    """Returns whether the server says anything at all within a few seconds (name lookup included, hence the thread)."""
     answers: list[bool] = []
 
     def ask() -> None:

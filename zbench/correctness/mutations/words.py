@@ -1,4 +1,4 @@
-"""What a mutation has changed, in words. Pure: no torch."""
+"""Names in words what a mutation has changed. Pure: no torch."""
 
 from collections.abc import Sequence
 

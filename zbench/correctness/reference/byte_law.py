@@ -34,11 +34,13 @@ class Bytes:
 
     @staticmethod
     def none(cluster: Cluster) -> "Bytes":
+        """Returns zeros for every NIC and port of the cluster."""
         nics = np.zeros((2, cluster.num_nics), np.int64)
         ports = np.zeros((2, 1 + len(cluster.domains), cluster.num_ranks), np.int64)
         return Bytes(nics[0], nics[1], ports[0], ports[1])
 
     def add(self, other: "Bytes", times: int) -> None:
+        """Adds `times` another count to this one, in place."""
         for name in Bytes.__dataclass_fields__:
             total = getattr(self, name)
             total += times * getattr(other, name)

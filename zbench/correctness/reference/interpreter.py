@@ -31,7 +31,8 @@ class Broken(Exception):
 
 @dataclass
 class Tensors:
-    """Per query head and token of the batch (sequences one after another): [num_heads, num_tokens, D] each."""
+    """Inputs of attention per query head and token of the batch (sequences one after another): [num_heads, num_tokens,
+    D] each."""
 
     q: Array
     k: Array
@@ -40,6 +41,7 @@ class Tensors:
 
     @staticmethod
     def random(num_heads: int, num_kv_heads: int, num_tokens: int, head_dim: int, seed: int = 0) -> "Tensors":
+        """Draws standard normal inputs; grouped heads' keys and values are repeated to one a query head."""
         rng = np.random.default_rng(seed)
         q, do = (rng.standard_normal((num_heads, num_tokens, head_dim)) for _ in range(2))
         k, v = (rng.standard_normal((num_kv_heads, num_tokens, head_dim)) for _ in range(2))
@@ -57,13 +59,13 @@ class Results:
     dv: Array
 
     def difference(self, other: "Results") -> float:
-        """The largest difference in any of the four tensors, relative to the largest value or 1."""
+        """Returns the largest difference in any of the four tensors, relative to the largest value or 1."""
         pairs = [(getattr(self, name), getattr(other, name)) for name in ("o", "dq", "dk", "dv")]
         return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1.0)) for a, b in pairs)
 
 
 def dense(lengths: Ints, given: Tensors, mask: Mask = CAUSAL) -> Results:
-    """The single-process answer: every sequence by itself, all of its scores at once."""
+    """Computes the single-process answer: every sequence by itself, all of its scores at once."""
     out = Results(*(np.zeros_like(given.q) for _ in range(4)))
     stop = np.cumsum(lengths)
     for begin, end in zip(stop - lengths, stop, strict=True):
@@ -81,7 +83,8 @@ def dense(lengths: Ints, given: Tensors, mask: Mask = CAUSAL) -> Results:
 
 
 def _seen(rows: Ints, columns: Ints, mask: Mask) -> NDArray[np.bool_]:
-    """Whether the queries of one sequence at positions `rows` see the keys at `columns`, bool [rows, columns]."""
+    """Returns whether the queries of one sequence at positions `rows` see the keys at `columns`, bool [rows,
+    columns]."""
     back = rows[:, None] - columns
     seen: NDArray[np.bool_] = back == back
     if mask.causal:
@@ -93,7 +96,8 @@ def _seen(rows: Ints, columns: Ints, mask: Mask) -> NDArray[np.bool_]:
 
 @dataclass
 class Interpreter:
-    """tokens[b]: the block's tokens as indices into the batch; ranks[r][tensor, block, head]: what rank r holds."""
+    """Executes a plan on tensors that ranks hold. tokens[b]: the block's tokens as indices into the batch;
+    ranks[r][tensor, block, head]: what rank r holds."""
 
     plan: Plan
     given: Tensors
@@ -120,7 +124,7 @@ class Interpreter:
                 self.ranks[home]["kv", block, head] = np.stack([self.given.k[head, mine], self.given.v[head, mine]])
 
     def run(self) -> Results:
-        """Forward, then backward; what every home then has.
+        """Runs the forward, then the backward; returns what every home then has.
 
         Raises:
             Broken: an operation used what was not there, or something did not come home.
@@ -175,7 +179,7 @@ class Interpreter:
         return [rank[tensor, block, head] for block in blocks]
 
     def _scores(self, op: Attend, head: int) -> tuple[Array, Array, Array, Array]:
-        """(scores with -inf where nothing is seen, q, k, v)."""
+        """Returns (scores with -inf where nothing is seen, q, k, v)."""
         q = np.concatenate(self._read(op, "q", op.q_blocks, head))
         k, v = np.concatenate(self._read(op, "kv", op.kv_blocks, head), axis=1)
         rows = np.concatenate([self.tokens[block] for block in op.q_blocks])
@@ -234,7 +238,8 @@ class Interpreter:
         return final
 
     def _forget_all_but(self, kept: list[tuple[int, str, int, int]]) -> None:
-        """Between forward and backward a rank holds its own blocks and the copies marked `keep`."""
+        """Drops, between forward and backward, all that a rank holds but its own blocks and the copies marked
+        `keep`."""
         homes = self.plan.blocks.home
         allowed = set(kept)
         for index, rank in self.ranks.items():
@@ -244,4 +249,5 @@ class Interpreter:
 
 
 def execute(plan: Plan, given: Tensors) -> Results:
+    """Executes the plan on the given inputs and returns what comes of it."""
     return Interpreter(plan, given).run()

@@ -41,13 +41,15 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class PlanVerdict:
-    """wrong: why the step is wrong, "" if it is right. rejected: what the verifier says, "" if it accepts the step."""
+    """The verdicts on a step's plans. wrong: why the step is wrong, "" if it is right. rejected: what the verifier
+    says, "" if it accepts the step."""
 
     wrong: str
     rejected: str
 
     @property
     def missed(self) -> bool:
+        """Whether the step is wrong and the verifier accepts it."""
         return bool(self.wrong) and not self.rejected
 
 
@@ -148,7 +150,8 @@ def charged_bytes(plans: Plans, cost: Cost) -> Bytes:
 
 
 def _charge(total: Bytes, legs: Legs, times: int) -> None:
-    """Links are numbered in pairs, sending and receiving: NVLink ports of all ranks, NICs, ports to each domain."""
+    """Adds the bytes of legs to the links that carry them; links are numbered in pairs, sending and receiving: NVLink
+    ports of all ranks, NICs, ports to each domain."""
     ranks, nics = total.inside_tx.shape[1], len(total.nic_tx)
     counters = ((legs.link_a, total.inside_tx, total.nic_tx), (legs.link_b, total.inside_rx, total.nic_rx))
     for links, port, nic in counters:

@@ -28,7 +28,8 @@ _BYTES = {"kind": 1, "tensor": 1, "src": 4, "dst": 4, "head_lo": 2, "head_hi": 2
 
 
 def check_step(batch: Batch, plans: Sequence[Plan], mask: Mask) -> None:
-    """Every sequence of the batch is in one micro-batch, with its length and mask; pipelines are the same in all.
+    """Checks that every sequence of the batch is in one micro-batch, with its length and mask, and that pipelines are
+    the same in all.
 
     Raises:
         Broken: a rule is broken.
@@ -49,7 +50,7 @@ def check_step(batch: Batch, plans: Sequence[Plan], mask: Mask) -> None:
 
 
 def check_plan(plan: Plan, cost: Cost) -> None:
-    """Arrays are sound, and every entry is in its range.
+    """Checks that arrays are sound, and that every entry is in its range.
 
     Raises:
         Broken: a rule is broken.
@@ -86,7 +87,7 @@ def _need(holds: object, rule: str) -> None:
 
 
 def _sound(array: Any, size: int = 8) -> None:
-    """size: bytes of an entry."""
+    """Checks one array. size: bytes of an entry."""
     _need(type(array) in (np.ndarray, np.memmap), "an array is one")
     _need(
         array.dtype.kind == "i" and array.dtype.isnative and array.ndim == 1, "an array has one dimension of integers"

@@ -19,15 +19,17 @@ _META_BYTES = 1 << 28  # far more than any manifest has
 
 
 def unfinished(path: str) -> Path:
+    """Returns the folder in which a checkpoint is written, until it is whole."""
     return Path(f"{path}.unfinished")
 
 
 def aside(path: str) -> Path:
+    """Returns the folder to which the checkpoint before steps aside."""
     return Path(f"{path}.old")
 
 
 def whole(path: str) -> Path:
-    """The folder that holds the checkpoint `path`: the one that stepped aside where a run died in between."""
+    """Returns the folder that holds the checkpoint `path`: the one that stepped aside where a run died in between."""
     return aside(path) if not (Path(path) / META).is_file() and (aside(path) / META).is_file() else Path(path)
 
 
@@ -106,7 +108,8 @@ def check_free(path: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The right to write the checkpoint of a folder: two runs at once would mix their files. Ends with the process.
+    """A hold on a folder, the right to write its checkpoint: two runs at once would mix their files. Ends with the
+    process.
 
     A lock on a file beside the folder; a file system without locks gives it to all.
     """
@@ -148,12 +151,13 @@ class Hold:
             os.close(hold.descriptor)  # whoever had it removed it just then
 
     def end(self) -> None:
+        """Gives the right back."""
         self.path.unlink(missing_ok=True)
         os.close(self.descriptor)
 
 
 def strangers(folder: Path) -> list[str]:
-    """Names in a folder that no checkpoint has."""
+    """Lists names in a folder that no checkpoint has."""
     ours = {path.name for pattern in _OURS for path in folder.glob(pattern)}
     return sorted(path.name for path in folder.iterdir() if path.name not in ours)
 
@@ -186,7 +190,8 @@ def remove(folder: Path) -> None:
 
 
 def _replaceable(folder: Path) -> bool:
-    """Whether a folder is not there, is empty, or holds a checkpoint of zbench's, old and unfinished ones included."""
+    """Returns whether a folder is not there, is empty, or holds a checkpoint of zbench's, old and unfinished ones
+    included."""
     if not folder.exists() or not any(folder.iterdir()) or (folder / PART).is_file():
         return True
     try:
@@ -197,7 +202,7 @@ def _replaceable(folder: Path) -> bool:
 
 
 def _text(path: Path) -> str:
-    """A manifest's text; of a pipe or a device, which would not end, nothing is read."""
+    """Reads a manifest's text; of a pipe or a device, which would not end, nothing is read."""
     if not path.is_file() or path.stat().st_size > _META_BYTES:
         raise ValueError(f"{path} is no file")
     return path.read_text()

@@ -1,4 +1,4 @@
-"""Where a checkpoint's tensors lie in its files, as JSON. Ranks' side.
+"""Writes and reads where a checkpoint's tensors lie in its files, as JSON. Ranks' side.
 
 torch.distributed.checkpoint keeps this in a pickle, .metadata, and opening a stranger's pickle runs what it says. So
 zbench writes it once more as plain data and reads that alone. The tensors themselves, and the optimizer's settings
@@ -34,6 +34,7 @@ class Writer(FileSystemWriter):
     """Writes a checkpoint's files, and the layout beside torch's own."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Writes torch's metadata, and beside it the layout as JSON."""
         super().finish(metadata, results)
         with (Path(self.path) / LAYOUT).open("w") as stream:
             json.dump(told(metadata), stream)
@@ -66,6 +67,7 @@ class Planner(DefaultLoadPlanner):
     """Takes plain values from a checkpoint and no objects of any class."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Takes plain values and refuses objects of any class."""
         plain = io.BytesIO()
         torch.save(torch.load(value, weights_only=True), plain)  # torch's own next step opens anything
         plain.seek(0)
@@ -73,7 +75,7 @@ class Planner(DefaultLoadPlanner):
 
 
 def told(metadata: Metadata) -> dict[str, Any]:
-    """The layout as JSON has it."""
+    """Returns the layout as JSON has it."""
     entries = metadata.state_dict_metadata
     tensors = {
         name: {
@@ -92,7 +94,7 @@ def told(metadata: Metadata) -> dict[str, Any]:
 
 
 def made(layout: dict[str, Any], names: Collection[str]) -> Metadata:
-    """The layout as torch has it. names: the files it may speak of.
+    """Makes the layout that torch has of the one that JSON has. names: the files it may speak of.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError: it is none.

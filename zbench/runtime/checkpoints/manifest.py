@@ -23,20 +23,20 @@ class Changed(ValueError):
 
 
 def entries(folder: Path, names: Iterable[str]) -> dict[str, Entry]:
-    """What a manifest says of files: their sizes and digests."""
+    """Returns the entries of a manifest for files: their sizes and digests."""
     names = list(names)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return dict(zip(names, pool.map(lambda name: _entry(folder / name), names), strict=True))
 
 
 def sealed(meta: Mapping[str, Any], files: Mapping[str, Entry]) -> str:
-    """The text of a manifest: `meta`, the files, and the digest of both."""
+    """Returns the text of a manifest: `meta`, the files, and the digest of both."""
     whole = json.loads(json.dumps({**meta, FILES: files}))  # as it is read again: keys are text, tuples are lists
     return json.dumps({**whole, SEAL: _seal(whole)})
 
 
 def opened(text: str) -> dict[str, Any]:
-    """A manifest's content, as sealed() took it, with "files".
+    """Returns a manifest's content, as sealed() took it, with "files".
 
     Raises:
         ValueError: it is no manifest. Changed: it is not as it was written.

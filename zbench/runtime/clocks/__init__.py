@@ -1,1 +1,1 @@
-"""What ranks wait for and note of a step's time."""
+"""Clocks and notes of ranks: what they wait for and note of a step's time."""

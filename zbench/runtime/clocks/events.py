@@ -1,4 +1,4 @@
-"""What a rank did in a step and when, to be drawn (zbench.runtime.measured_trace): attends, waits and messages.
+"""Notes what a rank did in a step and when, to be drawn (zbench.runtime.measured_trace): attends, waits and messages.
 
 Nothing is noted unless asked for. Moments are the host's (seconds of time.perf_counter, which on Linux all processes of
 a machine share), so on a GPU, where calls return early, they say when work was asked for.
@@ -14,8 +14,8 @@ REDUCE, OPTIMIZER = "reduce gradients", "optimizer"  # names of spans
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """name: "attend forward", "waiting", ... began, ended: moments. run: of a program, as in Message; op: of an attend,
-    in its list of operations; -1 where it is of none."""
+    """A stretch of time in which a rank did one thing. name: "attend forward", "waiting", ... began, ended: moments.
+    run: of a program, as in Message; op: of an attend, in its list of operations; -1 where it is of none."""
 
     name: str
     began: float
@@ -40,6 +40,8 @@ class Message:
 
 @dataclass(slots=True)
 class Events:
+    """The events that a rank notes in a step."""
+
     is_on: bool = False
     spans: list[Span] = field(default_factory=list)
     sent: list[Message] = field(default_factory=list)
@@ -47,25 +49,27 @@ class Events:
     _runs: int = 0
 
     def begin(self, is_on: bool) -> None:
-        """A step begins, to be noted or not."""
+        """Begins a step, to be noted or not."""
         self.is_on, self._runs = is_on, 0
         self.spans, self.sent, self.arrived = [], [], []
 
     def run(self) -> int:
-        """The number of a run of a program that begins."""
+        """Returns the number of a run of a program that begins."""
         self._runs += 1
         return self._runs - 1
 
     def span(self, name: str, began: float, run: int = -1, op: int = -1) -> None:
-        """From `began` until now."""
+        """Notes what lasted from `began` until now."""
         if self.is_on:
             self.spans.append(Span(name, began, perf_counter(), run, op))
 
     def send(self, run: int, peer: int, leg: int, size: int) -> None:
+        """Notes that a message was posted."""
         if self.is_on:
             self.sent.append(Message(peer, run, leg, size, perf_counter()))
 
     def arrive(self, run: int, receive: Receive) -> None:
+        """Notes that a message was found arrived."""
         if self.is_on:
             size = receive.end - receive.begin
             self.arrived.append(Message(receive.peer, run, receive.leg, size, perf_counter()))

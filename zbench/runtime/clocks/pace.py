@@ -18,26 +18,28 @@ _TIMER_ABSTIME = 1  # time.h
 
 
 class Pace(Protocol):
-    """overrun: seconds since begin() by which real work took longer than its modelled time, `modelled`."""
+    """A device whose work takes as long as it is modelled, or as it takes. overrun: seconds since begin() by which real
+    work took longer than its modelled time, `modelled`."""
 
     overrun: float
     modelled: float
 
     def begin(self, hurries: bool = False) -> None:
-        """The device is free from now on. hurries: nothing is waited for, modelled seconds are only summed."""
+        """Begins a step: the device is free from now on. hurries: nothing is waited for, modelled seconds are only
+        summed."""
 
     def came(self) -> None:
-        """Data came that the device had to wait for."""
+        """Notes that data came that the device had to wait for."""
 
     def work(self) -> None:
-        """Arithmetic begins; it goes on until spend()."""
+        """Begins arithmetic; it goes on until spend()."""
 
     def spend(self, seconds: float) -> None:
-        """The work done since then takes that long on the device; returns when it has passed."""
+        """Makes the work done since then take that long on the device; returns when it has passed."""
 
 
 class Unpaced:
-    """Work takes as long as it takes."""
+    """A device whose work takes as long as it takes on this machine."""
 
     overrun = modelled = 0.0
 
@@ -90,7 +92,7 @@ class Paced:
         self._free = until
 
     def _sleep(self, until: float) -> None:
-        """To an absolute time; ctypes releases the interpreter meanwhile, so that messages go on."""
+        """Sleeps until an absolute time; ctypes releases the interpreter meanwhile, so that messages go on."""
         whole = int(until)
         moment = _Timespec(whole, int((until - whole) * 1e9))
         while self._nanosleep(CLOCK_MONOTONIC, _TIMER_ABSTIME, ctypes.byref(moment), None) != 0:

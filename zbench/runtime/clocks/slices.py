@@ -1,4 +1,4 @@
-"""For how long a thread is run before others that wait for the processor get their turn, where the kernel lets one ask.
+"""Asks the kernel for how long a thread is run before others that wait for the processor get their turn.
 
 Linux (6.12 and later) runs the thread first that asked for the shorter slice. Earlier kernels, and processors whose
 number of the system call is not known here, go on as they did. It takes no rights. No torch.
@@ -18,7 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def ask(seconds: float) -> None:
-    """For the calling thread, and those that it starts from now on; between 0.1 and 100 ms.
+    """Asks for the slice of the calling thread, and those that it starts from now on; between 0.1 and 100 ms.
 
     Raises:
         OSError: the kernel refused.
@@ -32,7 +32,8 @@ def ask(seconds: float) -> None:
 
 
 def asked(thread: int = 0) -> float | None:
-    """Seconds that a thread of this process has (0: the calling one); None where that cannot be asked for."""
+    """Returns the seconds of the slice that a thread of this process has (0: the calling one); None where that cannot
+    be asked for."""
     if _GET is None:
         return None
     told = ctypes.create_string_buffer(_ATTRIBUTES.size)

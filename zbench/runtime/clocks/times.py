@@ -1,4 +1,4 @@
-"""What a step's attention takes, measured where it runs: by the host's clock on a CPU, by events on a GPU.
+"""Times of a step's attention, measured where it runs: by the host's clock on a CPU, by events on a GPU.
 
 On a GPU calls return before their work has begun, and waiting for a message holds up the compute stream, not the host.
 So a moment there is an event on the current stream, and how far two are apart is known once the stream has got there.
@@ -13,14 +13,18 @@ KINDS = ("kernel", "repacking", "waiting", "total", "under_way")
 
 
 class Clock(Protocol):
+    """A clock of the work on a device."""
+
     def now(self) -> Any:
-        """This moment of the work under way."""
+        """Returns this moment of the work under way."""
 
     def between(self, began: Any, ended: Any) -> float:
-        """Seconds between two moments, both of which are past."""
+        """Returns the seconds between two moments, both of which are past."""
 
 
 class HostClock:
+    """The host's clock, for work on a CPU."""
+
     def now(self) -> float:
         return perf_counter()
 
@@ -29,6 +33,8 @@ class HostClock:
 
 
 class StreamClock:
+    """Events in the compute stream of a GPU."""
+
     def now(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
@@ -39,6 +45,7 @@ class StreamClock:
 
 
 def clock_on(device: torch.device) -> Clock:
+    """Returns the clock of a device."""
     return StreamClock() if device.type == "cuda" else HostClock()
 
 
@@ -55,9 +62,11 @@ class Times:
 
     @staticmethod
     def on(device: torch.device) -> "Times":
+        """Returns times on a device's clock."""
         return Times(clock_on(device))
 
     def clear(self) -> None:
+        """Forgets all times, for the next step."""
         for spans in self._spans.values():
             spans.clear()
 
@@ -67,22 +76,27 @@ class Times:
 
     @property
     def kernel(self) -> float:
+        """Seconds in kernels."""
         return self._seconds("kernel")
 
     @property
     def repacking(self) -> float:
+        """Seconds of repacking heads for messages and after them."""
         return self._seconds("repacking")
 
     @property
     def waiting(self) -> float:
+        """Seconds of waiting for messages."""
         return self._seconds("waiting")
 
     @property
     def total(self) -> float:
+        """Seconds of attention in all."""
         return self._seconds("total")
 
     @property
     def under_way(self) -> float:
+        """Seconds with messages to come."""
         return self._seconds("under_way")
 
     def _seconds(self, kind: str) -> float:

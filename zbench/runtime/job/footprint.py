@@ -30,7 +30,8 @@ RESERVE = 0.06
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """level: of LEVELS. predicted_bytes: of the fullest rank. capacity_bytes: what it was to fit in."""
+    """A choice of what is recomputed, and the memory that it needs. level: of LEVELS. predicted_bytes: of the fullest
+    rank. capacity_bytes: what it was to fit in."""
 
     level: str
     predicted_bytes: int
@@ -38,13 +39,14 @@ class Choice:
 
     @property
     def fits(self) -> bool:
+        """Whether the fullest rank fits, with the reserve left free."""
         return self.predicted_bytes <= self.capacity_bytes * (1 - RESERVE)
 
 
 def choose(
     plans: tuple[Plan, ...], cost: Cost, parameters: str, capacity_bytes: int, levels: tuple[str, ...] = LEVELS
 ) -> Choice:
-    """The first of `levels` that fits the capacity on every rank; the last one where none does."""
+    """Chooses the first of `levels` that fits the capacity on every rank; the last one where none does."""
     for level in levels:
         choice = Choice(level, int(peak_bytes(plans, cost, parameters, level).max()), capacity_bytes)
         if choice.fits:
@@ -53,7 +55,8 @@ def choose(
 
 
 def peak_bytes(plans: tuple[Plan, ...], cost: Cost, parameters: str, level: str) -> Ints:
-    """int64 [num_ranks]: the fullest moment of every rank. parameters: zbench.runtime.job.job.PARAMETERS."""
+    """Returns int64 [num_ranks]: the bytes of every rank at its fullest moment. parameters:
+    zbench.runtime.job.job.PARAMETERS."""
     model = cost.model
     peak = np.zeros(cost.cluster.num_ranks, np.int64)
     for plan in plans:
@@ -70,7 +73,8 @@ def peak_bytes(plans: tuple[Plan, ...], cost: Cost, parameters: str, level: str)
 
 
 def static_bytes(cost: Cost, parameters: str, level: str, num_micro_batches: int = 1) -> int:
-    """Weights, gradients, both moments, in the wide dtype; and copies of weights in the activations' dtype.
+    """Returns the bytes of weights, gradients, both moments, in the wide dtype; and of copies of weights in the
+    activations' dtype.
 
     Without recomputation every layer's copy stays from its forward to its backward. Sharded ranks gather a layer and
     the next one, and hold whole gradients from one micro-batch to the next.
@@ -89,7 +93,7 @@ def static_bytes(cost: Cost, parameters: str, level: str, num_micro_batches: int
 
 
 def layer_bytes(model: Model, level: str) -> int:
-    """Bytes per token that one layer keeps from its forward to its backward."""
+    """Returns the bytes per token that one layer keeps from its forward to its backward."""
     e, h = model.element_bytes, model.hidden
     if level == "full":
         return e * h
@@ -104,8 +108,8 @@ def layer_bytes(model: Model, level: str) -> int:
 
 
 def working_bytes(model: Model, level: str) -> int:
-    """Bytes per token while one layer's backward runs: what it makes again; gradients of x twice, of gate and up, of
-    the product, and the product."""
+    """Returns the bytes per token while one layer's backward runs: what it makes again; gradients of x twice, of gate
+    and up, of the product, and the product."""
     e, width = model.element_bytes, model.ffn_hidden * model.experts_per_token
     made_again = layer_bytes(model, "none") - layer_bytes(model, level)
     return made_again + 2 * e * model.hidden + 4 * e * width

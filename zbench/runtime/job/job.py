@@ -1,4 +1,5 @@
-"""What every rank of a run is told before its first step, and what it answers after each. Imports no torch."""
+"""The job that every rank of a run is told before its first step, and the reports that it answers with after each.
+Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,7 +22,7 @@ ATTENTIONS = ("", "deepspeed")  # zbench.plans.plan.Plan.attention
 
 @dataclass(frozen=True, slots=True)
 class AdamW:
-    """AdamW (arXiv 1711.05101) with a constant learning rate; only matrices decay, norms do not.
+    """The optimizer AdamW (arXiv 1711.05101) with a constant learning rate; only matrices decay, norms do not.
 
     The defaults are LLaMA 7B's (arXiv 2302.13971, section 2.3 and table 2), epsilon torch's; there is neither
     a schedule nor gradient clipping.
@@ -44,7 +45,8 @@ class AdamW:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """cost: the cluster (whose nodes and NICs plans route over) and the model. seed: of the initial weights.
+    """The job of a run's ranks. cost: the cluster (whose nodes and NICs plans route over) and the model. seed: of the
+    initial weights.
 
     kernel: one of KERNELS. parameters: one of PARAMETERS. device: one of DEVICES. exact: compare each step with the
     dense model.
@@ -68,7 +70,8 @@ class Job:
     compile: bool | None = None
 
     def told(self) -> dict[str, Any]:
-        """What a run that goes on from a checkpoint has to have in common with the one that wrote it."""
+        """Returns the facts that a run which goes on from a checkpoint has to have in common with the one that wrote
+        it."""
         model = {name: value for name, value in asdict(self.cost.model).items() if name not in _FREE}
         return {
             **model,
@@ -81,7 +84,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """How a rank runs: what it found. device: its name; kernel: the one chosen; backend: gloo or nccl.
+    """A rank's findings about how it runs. device: its name; kernel: the one chosen; backend: gloo or nccl.
 
     sharing: ranks on its GPU. staged: whether messages go through host memory, as gloo takes no other.
     elementwise: how that work is computed. memory_bytes: what the rank may use of its device, at most.

@@ -1,4 +1,4 @@
-"""What the torch executor accepts, told before any process is started. Imports no torch."""
+"""Checks what the torch executor accepts, before any process is started. Imports no torch."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,17 +14,19 @@ _MODULES = {"flash-attn-2": "flash_attn", "flash-attn-3": "flash_attn_interface"
 
 
 def one_of(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raises ValueError unless the setting `name` has one of `choices`."""
     if value not in choices:
         raise ValueError(f"{name} is {value!r}; it takes {', '.join(choices)}")
 
 
 def at_least(name: str, value: Any, least: float, kinds: type | tuple[type, ...] = int) -> None:
+    """Raises ValueError unless the setting `name` is a number of at least `least`."""
     if not isinstance(value, kinds) or isinstance(value, bool) or not least <= value < math.inf:  # type: ignore[operator]
         raise ValueError(f"{name} is {value!r}; it takes a number of at least {least}")
 
 
 def known(name: str, given: Any, fields: Iterable[str]) -> dict[str, float]:
-    """`given`, a mapping with no other keys than `fields`."""
+    """Returns `given`, a mapping with no other keys than `fields`."""
     if not isinstance(given, dict):
         raise ValueError(f"{name} is {given!r}; it takes keys among {', '.join(fields)}")
     for key in given:
@@ -34,7 +36,8 @@ def known(name: str, given: Any, fields: Iterable[str]) -> dict[str, float]:
 
 
 def check_model(model: Model, vocab: int | None) -> None:
-    """What the network would refuse. vocab: what the workload's tokens need, None where it makes them to fit."""
+    """Refuses models that the network would refuse. vocab: what the workload's tokens need, None where it makes them to
+    fit."""
     if model.element_bytes not in (2, 4, 8):
         raise ValueError(
             f"model.element_bytes is {model.element_bytes}; training takes 2 (bfloat16), 4 (float32) or 8 (float64)"
@@ -51,7 +54,7 @@ def check_model(model: Model, vocab: int | None) -> None:
 
 
 def check_kernel(kernel: Any, element_bytes: int, environment: Mapping[str, str], devices: Path = Path("/dev")) -> None:
-    """What is known of a kernel without torch; the rest (compute capability, versions) ranks find out.
+    """Refuses a kernel as far as that is known without torch; the rest (compute capability, versions) ranks find out.
 
     environment: os.environ. devices: where the system lists its GPUs.
     """
@@ -71,19 +74,20 @@ def check_kernel(kernel: Any, element_bytes: int, environment: Mapping[str, str]
 
 
 def no_gpu(environment: Mapping[str, str], devices: Path = Path("/dev")) -> str | None:
-    """Why there is no GPU, as far as that is known without torch; None where there seems to be one."""
+    """Returns why there is no GPU, as far as that is known without torch; None where there seems to be one."""
     if environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return "CUDA_VISIBLE_DEVICES hides all"
     return None if any((devices / name).exists() for name in _GPUS) else "this machine has none"
 
 
 def kind_of(parameters: str | None, model: Model) -> str:
-    """How ranks hold parameters (zbench.runtime.job.job.PARAMETERS) where the setting leaves it to the model."""
+    """Returns how ranks hold parameters (zbench.runtime.job.job.PARAMETERS) where the setting leaves it to the
+    model."""
     return parameters or ("sharded" if model.sharding == "zero3" else "replicated")
 
 
 def check_package(package: str, check: Sequence[str]) -> None:
-    """Of a package that computes attention in the plan's place."""
+    """Refuses a package, to compute attention in the plan's place, that is missing or cannot be checked."""
     one_of("plan.attention", package, ATTENTIONS)
     if find_spec(package) is None:
         raise ValueError(f"system has {package} compute attention, and it is missing; the extra 'peers' installs it")

@@ -1,1 +1,1 @@
-"""What a rank computes with: attention kernels, elementwise work, rows and partial sums."""
+"""Kernels that a rank computes with: attention, elementwise work, rows and partial sums."""

@@ -1,5 +1,5 @@
-"""torch's fused CPU flash attention as a kernel (zbench.runtime.kernels.kernels), a segment or several short ones a
-call.
+"""Runs torch's fused CPU flash attention as a kernel (zbench.runtime.kernels.kernels), a segment or several short ones
+a call.
 
 Shapes: as in zbench.runtime.kernels.kernels; the operators take and give [batch, heads, rows, D] and [batch, heads,
 rows].
@@ -37,22 +37,22 @@ class Padded:
     longest: int
 
     def put(self, x: Tensor, rows: Tensor) -> Tensor:
-        """[rows, H, ...] -> [num, H, longest, ...], zeros in the padding."""
+        """Puts [rows, H, ...] into [num, H, longest, ...], with zeros in the padding."""
         out = x.new_zeros(self.num * self.longest, *x.shape[1:])
         out.index_copy_(0, self.places, x.index_select(0, rows))
         padded: Tensor = out.unflatten(0, (self.num, self.longest))
         return padded.transpose(1, 2)
 
     def take(self, x: Tensor) -> Tensor:
-        """[num, H, longest, ...] -> [rows, H, ...]."""
+        """Takes [rows, H, ...] out of [num, H, longest, ...]."""
         return x.transpose(1, 2).flatten(0, 1).index_select(0, self.places)
 
 
 @dataclass(frozen=True, slots=True)
 class FlashCPU:
-    """torch's fused flash attention for CPU. It takes one segment a call, and no keys before a triangle: such a
-    segment is a rectangle and a triangle, joined. Short whole sequences share padded calls; what a window cuts is one
-    call with a mask."""
+    """The kernel of torch's fused flash attention for CPU. It takes one segment a call, and no keys before a triangle:
+    such a segment is a rectangle and a triangle, joined. Short whole sequences share padded calls; what a window cuts
+    is one call with a mask."""
 
     name: str = "torch-flash-cpu"
 
@@ -115,7 +115,7 @@ class FlashCPU:
         return dq, dk, dv
 
     def _segment(self, q: Tensor, k: Tensor, v: Tensor, s: Segment) -> tuple[Tensor, Tensor]:
-        """(o [m, H, D], lse [m, H]) of one segment."""
+        """Returns (o [m, H, D], lse [m, H]) of one segment."""
         rows, group = per_kv_head(q[s.q0 : s.q1], k.shape[1]), q.shape[1] // k.shape[1]
         parts = []
         for begin, end, causal, mask in _calls(s, q):
@@ -143,7 +143,8 @@ class FlashCPU:
 
 
 def _calls(s: Segment, q: Tensor) -> Iterator[tuple[int, int, bool, Tensor | None]]:
-    """(from which key, to which, causal?, mask) of a segment's calls; a mask is added to scores, in their dtype."""
+    """Yields the calls of a segment, (from which key, to which, causal?, mask); a mask is added to scores, in their
+    dtype."""
     if s.left >= 0:
         yield s.k0, s.k2, False, q.new_zeros(s.q1 - s.q0, s.k2 - s.k0).masked_fill_(s.hidden(q.device), -torch.inf)
         return
@@ -154,7 +155,7 @@ def _calls(s: Segment, q: Tensor) -> Iterator[tuple[int, int, bool, Tensor | Non
 
 
 def joined(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """(o, lse) over the keys of both; o [..., D], lse [...]."""
+    """Joins partial results: returns (o, lse) over the keys of both; o [..., D], lse [...]."""
     o, lse = one
     weight = torch.sigmoid(other[1] - lse)
     return torch.lerp(o, other[0], weight[..., None].to(o.dtype)), torch.logaddexp(lse, other[1])
@@ -165,6 +166,6 @@ def _lse_dtype(q: Tensor) -> torch.dtype:
 
 
 def _ranges(counts: Ints) -> Ints:
-    """0 ... count - 1 of every count, one after another."""
+    """Returns 0 ... count - 1 of every count, one after another."""
     ends = np.cumsum(counts)
     return np.asarray(np.arange(int(ends[-1])) - np.repeat(ends - counts, counts), np.int64)

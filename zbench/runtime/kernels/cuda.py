@@ -1,4 +1,5 @@
-"""Flash attention on CUDA as kernels (zbench.runtime.kernels.kernels): all segments of an attend in at most two calls.
+"""Runs flash attention on CUDA as kernels (zbench.runtime.kernels.kernels): all segments of an attend in at most two
+calls.
 
 A variable-length call has many segments one after another. Those with a triangle at their end are one causal call:
 flash attention aligns its mask to the bottom right (since 2.1), which is just our `before` keys and then a triangle;
@@ -35,9 +36,9 @@ TORCH_OF_CUDNN = "2.14"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Some of an attend's segments. q_rows, k_rows: theirs among all of it. cu_q, cu_k: int32 [num_segments + 1],
-    where each begins among these. max_q, max_k: rows of the longest. left: keys before itself that a query of a causal
-    call sees, -1: all."""
+    """A call of flash attention, for some of an attend's segments. q_rows, k_rows: theirs among all of it. cu_q, cu_k:
+    int32 [num_segments + 1], where each begins among these. max_q, max_k: rows of the longest. left: keys before itself
+    that a query of a causal call sees, -1: all."""
 
     causal: bool
     q_rows: Rows
@@ -50,19 +51,19 @@ class Call:
 
     @property
     def window(self) -> dict[str, int]:
-        """As parameters of flash attention, whose window is aligned to the bottom right as its causal mask is; nothing
-        without one."""
+        """The parameters of flash attention for the window, which is aligned to the bottom right as its causal mask is;
+        nothing without one."""
         return {"window_size_left": self.left, "window_size_right": 0} if self.left >= 0 else {}
 
 
 class Op(Protocol):
-    """Variable-length attention of some package; the mask of a causal call is aligned to the bottom right."""
+    """A package's variable-length attention; the mask of a causal call is aligned to the bottom right."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """(o [M, H, D], lse [H, M])."""
+        """Returns (o [M, H, D], lse [H, M]) of a call."""
 
     def backward(self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: Call) -> Triple:
-        """(dq, dk, dv); lse [H, M], contiguous."""
+        """Returns (dq, dk, dv) of a call; lse [H, M], contiguous."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class Flash:
         return dq, dk, dv
 
     def _call(self, causal: bool, queries: Ints, keys: Ints, which: Ints, left: int) -> Call:
-        """The call for the segments `which`."""
+        """Returns the call for the segments `which`."""
         starts = (np.cumsum(queries) - queries, np.cumsum(keys) - keys)
         q_rows, cu_q = part(starts[0][which], queries[which], self.device)
         k_rows, cu_k = part(starts[1][which], keys[which], self.device)
@@ -119,7 +120,8 @@ class Flash:
 
 
 def part(starts: Ints, counts: Ints, device: torch.device) -> tuple[Rows, Tensor]:
-    """Of runs of rows, from `starts` on: all their rows, and where each begins among these, int32 [num_runs + 1]."""
+    """Selects runs of rows, from `starts` on: returns all their rows, and where each begins among these, int32
+    [num_runs + 1]."""
     ends = np.cumsum(counts)
     bounds = np.concatenate([[0], ends]).astype(np.int32)
     rows: Rows = slice(int(starts[0]), int(starts[0] + ends[-1]))
@@ -134,7 +136,8 @@ def _rows(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Triple:
 
 
 def available(device: torch.device, head_dim: int) -> dict[str, Kernel]:
-    """What this GPU and the packages that are here have for bfloat16 and float16, from slowest to fastest."""
+    """Returns the kernels that this GPU and the packages that are here have for bfloat16 and float16, from slowest to
+    fastest."""
     major, _ = torch.cuda.get_device_capability(device)
     if major < 8 or head_dim % 8 or head_dim > HEAD_DIM:
         return {}
@@ -153,7 +156,7 @@ def available(device: torch.device, head_dim: int) -> dict[str, Kernel]:
 
 @dataclass(frozen=True, slots=True)
 class TorchFlash:
-    """torch's own; without dropout the state of its random numbers is not read."""
+    """The flash attention of torch itself; without dropout the state of its random numbers is not read."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         sizes = (call.cu_q, call.cu_k, call.max_q, call.max_k)
@@ -171,14 +174,15 @@ class TorchFlash:
 
 @dataclass(frozen=True, slots=True)
 class Flash2:
-    """The package flash_attn from 2.7 on: before, these functions had other parameters."""
+    """The flash attention of the package flash_attn, from 2.7 on: before, these functions had other parameters."""
 
     run: Callable[..., tuple[Tensor, ...]]
     run_back: Callable[..., Tensor]
 
     @staticmethod
     def of() -> "Flash2 | None":
-        """None if the package is not here, is older, or was built for another torch."""
+        """Returns the package's operators; None if the package is not here, is older, or was built for another
+        torch."""
         if find_spec("flash_attn") is None:
             return None
         try:
@@ -218,7 +222,8 @@ class Flash3:
 
     @staticmethod
     def of() -> "Flash3 | None":
-        """None if the package is not here, was built for another torch, or is from before its parameters were final."""
+        """Returns the package's operators; None if the package is not here, was built for another torch, or is from
+        before its parameters were final."""
         if find_spec("flash_attn_interface") is None:
             return None
         try:
@@ -251,5 +256,5 @@ def _named(q: Tensor, call: Call) -> dict[str, Tensor | float | bool]:
 
 
 def _like(q: Tensor, k: Tensor, v: Tensor) -> Triple:
-    """Memory for their gradients, contiguous whatever they are."""
+    """Returns memory for the gradients of q, k and v, contiguous whatever they are."""
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)

@@ -1,4 +1,5 @@
-"""cuDNN's variable-length attention on CUDA as a kernel (zbench.runtime.kernels.kernels), by torch's private operators.
+"""Runs cuDNN's variable-length attention on CUDA as a kernel (zbench.runtime.kernels.kernels), by torch's private
+operators.
 
 Its causal mask begins at the top left, so that it fits queries and their own keys alone: keys before them are a call of
 their own, all pairs visible, and the two are joined. Whatever the segments, an attend is at most two calls.
@@ -31,7 +32,7 @@ from zbench.runtime.kernels.memory import add, copy, rows_of
 
 @dataclass(frozen=True, slots=True)
 class Cudnn:
-    """On `device`. run, run_back: torch's operators."""
+    """The kernel of cuDNN's attention on `device`. run, run_back: torch's operators."""
 
     device: torch.device
     run: Callable[..., Any] = torch.ops.aten._cudnn_attention_forward
@@ -102,5 +103,5 @@ class Cudnn:
 
 
 def _power(count: int) -> int:
-    """The next power of two."""
+    """Returns the next power of two."""
     return 1 << (count - 1).bit_length()

@@ -1,4 +1,4 @@
-"""The network's elementwise work and its gradients, as functions of tensors: nothing here is differentiated by torch.
+"""Elementwise work of the network and its gradients, as functions of tensors: nothing here is differentiated by torch.
 
 Each reads its inputs once and writes its results once where it is compiled (torch.compile makes one or two kernels of
 it); uncompiled it is the same function, operation by operation. Inside, everything is computed in the wide dtype.
@@ -28,20 +28,21 @@ SMALL_HINT = 64  # likewise, on a CPU
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """What parameters are kept in, and sums and softmaxes computed in, where activations are `dtype`."""
+    """Returns the dtype that parameters are kept in, and sums and softmaxes computed in, where activations are
+    `dtype`."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @told(ELEMENTWISE)
 def normed(x: Tensor, weight: Tensor) -> Tensor:
-    """RMSNorm: x [T, h], weight [h] -> [T, h]."""
+    """Computes RMSNorm: x [T, h], weight [h] -> [T, h]."""
     values = x.to(wide(x.dtype))
     return F.rms_norm(values, weight.shape, weight.to(values.dtype), NORM_EPSILON).to(x.dtype)
 
 
 @told(ELEMENTWISE)
 def normed_back(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(dx [T, h], dweight [h] in the wide dtype)."""
+    """Returns the gradients of RMSNorm, (dx [T, h], dweight [h] in the wide dtype)."""
     values, given = x.to(wide(x.dtype)), dy.to(wide(x.dtype))
     scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + NORM_EPSILON)
     unit, weighted = values * scale, given * weight
@@ -50,7 +51,7 @@ def normed_back(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE: turns the neighbours (2i, 2i + 1) of every head; x [T, H, D], cos and sin [T, D / 2] wide."""
+    """Applies RoPE, which turns the neighbours (2i, 2i + 1) of every head; x [T, H, D], cos and sin [T, D / 2] wide."""
     wide_x, cos, sin = x.to(cos.dtype), cos[:, None], sin[:, None]
     # Complex numbers are neighbours in memory; what an attention's backward makes of few tokens need not be.
     pairs = (wide_x if wide_x.stride(2) == 1 else wide_x.contiguous()).unflatten(2, (-1, 2))
@@ -62,27 +63,28 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @told(ELEMENTWISE)
 def split(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q [T, heads, D] and k [T, kv_heads, D] turned, and v, of the joint projection [T, heads + 2 kv_heads, D]."""
+    """Returns q [T, heads, D] and k [T, kv_heads, D] turned, and v, of the joint projection [T, heads + 2 kv_heads,
+    D]."""
     q, k, v = qkv.split((heads, kv_heads, kv_heads), 1)
     return turned(q, cos, sin), turned(k, cos, sin), v.clone(memory_format=torch.contiguous_format)
 
 
 @told(ELEMENTWISE)
 def split_back(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The gradient of the joint projection: turned back."""
+    """Returns the gradient of the joint projection, turned back."""
     return torch.cat((turned(dq, cos, -sin), turned(dk, cos, -sin), dv), 1)
 
 
 @told(ELEMENTWISE)
 def gated(gate_up: Tensor) -> Tensor:
-    """SwiGLU's product: gate and up [T, 2 F] -> silu(gate) * up [T, F]."""
+    """Computes SwiGLU's product: gate and up [T, 2 F] -> silu(gate) * up [T, F]."""
     gate, up = gate_up.to(wide(gate_up.dtype)).chunk(2, 1)
     return (F.silu(gate) * up).to(gate_up.dtype)
 
 
 @told(ELEMENTWISE)
 def gated_back(dproduct: Tensor, gate_up: Tensor) -> tuple[Tensor, Tensor]:
-    """(the gradient of gate and up [T, 2 F], the product again [T, F])."""
+    """Returns (the gradient of gate and up [T, 2 F], the product again [T, F])."""
     gate, up = gate_up.to(wide(gate_up.dtype)).chunk(2, 1)
     given, share = dproduct.to(gate.dtype), gate.sigmoid()
     active = gate * share
@@ -92,14 +94,14 @@ def gated_back(dproduct: Tensor, gate_up: Tensor) -> tuple[Tensor, Tensor]:
 
 @told(ELEMENTWISE)
 def softmaxed(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """(log softmax at the targets, wide [T, 1]; softmax [T, V]) of logits [T, V] and targets int64 [T, 1]."""
+    """Returns (log softmax at the targets, wide [T, 1]; softmax [T, V]) of logits [T, V] and targets int64 [T, 1]."""
     logs = F.log_softmax(logits, 1, dtype=wide(logits.dtype))
     return logs.gather(1, targets), logs.exp_().to(logits.dtype)
 
 
 @dataclass(frozen=True)
 class Elementwise:
-    """These functions, as they are or compiled. lacks: why they are not, where nobody asked for that."""
+    """The functions of this module, as they are or compiled. lacks: why they are not, where nobody asked for that."""
 
     lacks: str = ""
     normed: Callable[[Tensor, Tensor], Tensor] = normed
@@ -112,18 +114,19 @@ class Elementwise:
 
     @property
     def is_compiled(self) -> bool:
+        """Whether the functions are compiled."""
         return self.normed is not normed
 
     @property
     def name(self) -> str:
-        """For the record."""
+        """The name for the record."""
         if self.is_compiled:
             return "compiled"
         return f"uncompiled: {self.lacks}" if self.lacks else "uncompiled"
 
     @staticmethod
     def compiled(backend: str = "inductor") -> "Elementwise":
-        """By torch.compile, in this process: no other one is started that could outlive it."""
+        """Compiles the functions by torch.compile, in this process: no other one is started that could outlive it."""
         import torch._inductor.config
 
         torch._inductor.config.compile_threads = 1  # of this thread; in others _compiled says it again
@@ -154,7 +157,7 @@ class Elementwise:
 
 
 def _compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    """`function` compiled for any number of rows: that of its first argument, which others may share."""
+    """Returns `function` compiled for any number of rows: that of its first argument, which others may share."""
     # A backward on a GPU is in a thread of torch's own, and from torch 2.12 on each has a configuration of its own.
     options: dict[str, Any] | None = {"compile_threads": 1} if backend == "inductor" else None
     run = torch.compile(inspect.unwrap(function), fullgraph=True, backend=backend, options=options)
@@ -176,7 +179,8 @@ def _compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
 
 
 def choose(asked: bool | None, device: torch.device) -> Elementwise:
-    """asked: executor.compile; None: compiled on a GPU where there is a compiler.
+    """Chooses between the functions as they are and compiled ones. asked: executor.compile; None: compiled on a GPU
+    where there is a compiler.
 
     Raises:
         ValueError: it is asked for, and there is no compiler.
@@ -192,7 +196,7 @@ def choose(asked: bool | None, device: torch.device) -> Elementwise:
 
 
 def lacks(device: torch.device) -> str | None:
-    """What torch.compile misses on this machine; None where it has all."""
+    """Returns what torch.compile misses on this machine; None where it has all."""
     if device.type == "cuda" and find_spec("triton") is None:
         return "the package triton"
     variable, names = ("CC", ("gcc", "clang", "cc")) if device.type == "cuda" else ("CXX", ("g++", "clang++"))

@@ -25,22 +25,27 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 
 class Kernel(Protocol):
+    """An attention kernel."""
+
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The kernel's name, one of zbench.runtime.job.job.KERNELS."""
 
     def cut(self, queries: Ints, before: Ints, diagonal: Flags, left: Ints | None = None) -> Any:
-        """Segments ([num_segments] each) as forward and backward want them; left: None where there is no window."""
+        """Returns segments ([num_segments] each) as forward and backward want them; left: None where there is no
+        window."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, cuts: Any) -> tuple[Tensor, Tensor]:
-        """(o, lse) over the keys given."""
+        """Returns (o, lse) over the keys given."""
 
     def backward(self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cuts: Any) -> Triple:
-        """(dq, dk, dv): what the keys given contribute."""
+        """Returns (dq, dk, dv), the part of the gradients that the keys given contribute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows [q0, q1) of the queries; keys [k0, k1) that all of them see; keys [k1, k2) = the queries themselves.
+    """A segment of an attend: rows [q0, q1) of the queries; keys [k0, k1) that all of them see; keys [k1, k2) = the
+    queries themselves.
 
     left: under a window, how many keys before itself a query sees of these, -1: all.
     """
@@ -53,13 +58,15 @@ class Segment:
     left: int = -1
 
     def hidden(self, device: torch.device) -> Tensor:
-        """Bool [queries, keys] of all keys [k0, k2), where the segment ends causally: which a query does not see."""
+        """Returns which of all keys [k0, k2) a query does not see, where the segment ends causally: bool [queries,
+        keys]."""
         queries, keys = torch.arange(self.q1 - self.q0, device=device), torch.arange(self.k2 - self.k0, device=device)
         back = queries[:, None] + (self.k1 - self.k0) - keys
         return (back < 0) | (back > self.left) if self.left >= 0 else back < 0
 
 
 def listed(queries: Ints, before: Ints, diagonal: Flags, left: Ints | None = None) -> list[Segment]:
+    """Lists the segments of an attend one by one."""
     left = 0 * queries - 1 if left is None else left
     keys = before + np.where(diagonal, queries, 0)
     q1, k2 = np.cumsum(queries), np.cumsum(keys)
@@ -69,19 +76,19 @@ def listed(queries: Ints, before: Ints, diagonal: Flags, left: Ints | None = Non
 
 
 def per_kv_head(x: Tensor, kv_heads: int) -> Tensor:
-    """[M, H, D] -> [K, G, M, D], a view."""
+    """Views [M, H, D] as [K, G, M, D]."""
     heads: Tensor = x.unflatten(1, (kv_heads, -1))
     return heads.permute(1, 2, 0, 3)
 
 
 def per_query_head(x: Tensor, group: int) -> Tensor:
-    """[N, K, D] -> [K, G, N, D], a view that repeats each kv head."""
+    """Views [N, K, D] as [K, G, N, D], which repeats each kv head."""
     return x.permute(1, 0, 2).unsqueeze(1).expand(-1, group, -1, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """The reference: scores as one matrix per segment and head. For tests and small lengths; memory is M x N.
+    """The reference kernel: scores as one matrix per segment and head. For tests and small lengths; memory is M x N.
 
     What is narrower than float32 is computed in float32, as flash attention does."""
 
@@ -120,7 +127,7 @@ class Matmul:
         return dq.to(dtype), dk.to(dtype), dv.to(dtype)
 
     def _scores(self, q: Tensor, k: Tensor, s: Segment) -> Tensor:
-        """[K, G, m, n] with -inf where nothing is seen."""
+        """Returns scores [K, G, m, n] with -inf where nothing is seen."""
         rows, group = per_kv_head(q[s.q0 : s.q1], k.shape[1]), q.shape[1] // k.shape[1]
         scores: Tensor = rows @ per_query_head(k[s.k0 : s.k2], group).mT * q.shape[2] ** -0.5
         return scores.masked_fill_(s.hidden(q.device), -torch.inf) if s.k2 > s.k1 else scores
@@ -131,7 +138,7 @@ def _wide(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def offered(device: torch.device, head_dim: int, dtype: torch.dtype) -> dict[str, Kernel]:
-    """By name, the kernels that this device and these packages have for `dtype`, from slowest to fastest."""
+    """Returns, by name, the kernels that this device and these packages have for `dtype`, from slowest to fastest."""
     found: dict[str, Kernel] = {"matmul": Matmul()}
     if device.type != "cuda":
         from zbench.runtime.kernels.cpu import FlashCPU
@@ -145,7 +152,7 @@ def offered(device: torch.device, head_dim: int, dtype: torch.dtype) -> dict[str
 
 
 def choose(name: str, device: torch.device, head_dim: int, dtype: torch.dtype, mask: Mask = CAUSAL) -> Kernel:
-    """The kernel of that name, or for "auto" the fastest that this device and these packages have for `dtype`.
+    """Returns the kernel of that name, or for "auto" the fastest that this device and these packages have for `dtype`.
 
     Raises:
         ValueError: it cannot run here.

@@ -1,4 +1,4 @@
-"""What ranks hold and send: blocks of one tensor for some query heads, and how partial sums join.
+"""Memory that ranks hold and send: blocks of one tensor for some query heads, and how partial sums join.
 
 Shapes: T rows, h query heads, k kv heads of theirs, D head_dim. Fields by tensor, each [T, ...]:
 q, dq: [T, h, D]. kv, dkv: [T, 2, k, D] (key, then value). o: [T, h, D] and its log-sum-exp [T, h].
@@ -20,7 +20,7 @@ DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 
 
 def keep_freed_memory() -> None:
-    """From now on memory that this process frees is used again, instead of being given back.
+    """Makes this process use memory again that it frees, from now on, instead of giving it back.
 
     Every layer frees what the next one takes. glibc returns much of it to the system in between, and each page then
     costs a fault and its zeros when it is touched next. With another C library nothing happens. The numbers are
@@ -34,18 +34,19 @@ def keep_freed_memory() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a model's tensors lie in memory, on `device`."""
+    """The shape of a model's tensors in memory, on `device`."""
 
     model: Model
     device: torch.device
 
     def kv_heads(self, lo: int, hi: int) -> tuple[int, int]:
-        """kv heads that query heads [lo, hi) read."""
+        """Returns the kv heads [first, last) that query heads [lo, hi) read."""
         group = self.model.num_heads // self.model.num_kv_heads
         return lo // group, -(-hi // group)
 
     def empty(self, tensor: int, lo: int, hi: int, rows: int, start: bool = False) -> "Memory":
-        """Memory for one message. start: as a sum of nothing, zeros with a log-sum-exp of minus infinity."""
+        """Returns memory for one message.
+        start: as a sum of nothing, zeros with a log-sum-exp of minus infinity."""
         model, make = self.model, torch.zeros if start else torch.empty
         first, last = self.kv_heads(lo, hi)
         heads = (2, last - first) if tensor in (KV, DKV) else (hi - lo,)
@@ -64,13 +65,15 @@ class Shape:
         return Memory(tensor, lo, hi, tuple(fields), whole)
 
     def taken(self, tensor: int, lo: int, hi: int, fields: tuple[Tensor, ...]) -> "Memory | None":
-        """Results of a kernel as they lie, as the memory of what they are; None where they would have to be copied."""
+        """Takes the results of a kernel as they lie, as the memory of what they are; None where they would have to be
+        copied."""
         dtypes = (DTYPES[self.model.element_bytes], DTYPES[self.model.lse_bytes])
         if all(x.is_contiguous() and x.dtype == dtype for x, dtype in zip(fields, dtypes, strict=False)):
             return Memory(tensor, lo, hi, fields, bytes_of(fields[0]) if len(fields) == 1 else None)
         return None
 
     def in_one_piece(self, memory: "Memory") -> "Memory":
+        """Returns the memory with all of its bytes in one piece, copied if they are not."""
         if memory.whole is not None:
             return memory
         one = self.empty(memory.tensor, memory.lo, memory.hi, len(memory.fields[0]))
@@ -78,7 +81,7 @@ class Shape:
         return one
 
     def heads(self, memory: "Memory", lo: int, hi: int) -> tuple[Tensor, ...]:
-        """The fields of `memory` for query heads [lo, hi), as views."""
+        """Returns the fields of `memory` for query heads [lo, hi), as views."""
         if (lo, hi) == (memory.lo, memory.hi):
             return memory.fields
         if memory.tensor in (KV, DKV):
@@ -90,7 +93,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Fields of `tensor` for query heads [lo, hi). whole: all of their bytes in one piece, None if they are not."""
+    """The memory of `tensor` for query heads [lo, hi), field by field. whole: all of their bytes in one piece, None if
+    they are not."""
 
     tensor: int
     lo: int
@@ -99,21 +103,23 @@ class Memory:
     whole: Tensor | None
 
     def part(self, start: int, rows: int) -> "Memory":
-        """Some rows of a tensor of one field."""
+        """Returns some rows of a tensor of one field."""
         field = self.fields[0][start : start + rows]
         return Memory(self.tensor, self.lo, self.hi, (field,), bytes_of(field))
 
 
 def bytes_of(field: Tensor) -> Tensor:
+    """Views a contiguous field as bytes."""
     return field.view(-1).view(torch.uint8)
 
 
 def rows_of(field: Tensor, rows: Rows) -> Tensor:
+    """Returns some rows of a field."""
     return field[rows] if isinstance(rows, slice) else field.index_select(0, rows)
 
 
 def copy(target: tuple[Tensor, ...], rows: Rows, source: tuple[Tensor, ...]) -> None:
-    """source becomes the `rows` of target, field by field."""
+    """Copies `source` to the `rows` of `target`, field by field."""
     for to, given in zip(target, source, strict=True):
         if isinstance(rows, slice):
             to[rows].copy_(given)
@@ -146,7 +152,8 @@ def _merge(o: Tensor, lse: Tensor, rows: Rows, other: Tensor, other_lse: Tensor)
 
 
 def output_of(do: Tensor, delta: Tensor) -> Tensor:
-    """Something [T, h, D] whose row sums of its product with `do` are `delta` [T, h]: all that a backward takes o for.
+    """Returns a tensor [T, h, D] whose row sums of its product with `do` are `delta` [T, h]: all that a backward takes
+    o for.
 
     do x delta / |do|^2, computed from do over its largest element so that no square under- or overflows.
     """
@@ -159,13 +166,14 @@ def output_of(do: Tensor, delta: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class KvHeads:
-    """Which kv head each query head reads; None where each of them has the same number of query heads, in order."""
+    """The kv head that each query head reads; None where each of them has the same number of query heads, in order."""
 
     index: Tensor | None
     num: int
 
     @staticmethod
     def of(shape: Shape, lo: int, hi: int) -> "KvHeads":
+        """Returns the kv heads of query heads [lo, hi)."""
         group = shape.model.num_heads // shape.model.num_kv_heads
         first, last = shape.kv_heads(lo, hi)
         even = last - first == 1 or (lo % group == 0 and hi % group == 0)
@@ -173,11 +181,11 @@ class KvHeads:
         return KvHeads(index, last - first)
 
     def spread(self, x: Tensor) -> Tensor:
-        """kv heads [N, k, D] as a kernel takes them."""
+        """Returns kv heads [N, k, D] as a kernel takes them."""
         return x if self.index is None else x.index_select(1, self.index)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Gradients of what `spread` gave, summed by kv head."""
+        """Sums the gradients of what `spread` gave by kv head."""
         if self.index is None:
             return x
         return x.new_zeros(x.shape[0], self.num, x.shape[2]).index_add_(1, self.index, x)

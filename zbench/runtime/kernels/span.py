@@ -16,11 +16,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def span(name: str) -> record_function:
+    """Names for a profiler what the device works on inside a block."""
     return record_function(PREFIX + name)
 
 
 def told(name: str) -> Callable[[Function], Function]:
-    """Decorator: all that the function asks of the device is `name`."""
+    """Decorates a function: all that it asks of the device is `name`."""
 
     def of(function: Function) -> Function:
         @wraps(function)

@@ -11,8 +11,9 @@ from zbench.runtime.network.wiring import SWITCH, degraded
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """executor.fault. nic: counted over the whole cluster. step: when it begins, `after` seconds from the step's start.
-    share: of its rate that is left, 0: the link is down. seconds: until all is as before; None: for good."""
+    """A fault of one NIC, as executor.fault describes it. nic: counted over the whole cluster. step: when it begins,
+    `after` seconds from the step's start. share: of its rate that is left, 0: the link is down. seconds: until all is
+    as before; None: for good."""
 
     nic: int
     step: int
@@ -21,7 +22,8 @@ class Fault:
     seconds: float | None = None
 
     def check(self, cluster: Cluster) -> None:
-        """
+        """Checks the fault against the cluster.
+
         Raises:
             ValueError: there is no such NIC, or a number cannot be.
         """
@@ -38,7 +40,7 @@ class Fault:
                 raise ValueError(f"executor.fault.{name} is {value!r}; it takes a number {bound}")
 
     def begin(self, cluster: Cluster, place: Place) -> None:
-        """Called on the first rank of the NIC's node when the step begins."""
+        """Begins the fault; called on the first rank of the NIC's node when the step begins."""
         _later(self.after, self._turn, cluster, place, self.share)
         if self.seconds is not None:
             _later(self.after + self.seconds, self._turn, cluster, place, 1.0)

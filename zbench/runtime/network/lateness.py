@@ -1,4 +1,4 @@
-"""By how long messages were late because processors were busy, says the kernel's scheduler.
+"""Measures by how long messages were late because processors were busy, as the kernel's scheduler says.
 
 A message between nodes of one machine takes a thread of gloo at each end. While such a thread could run and waits for a
 processor, the message stands still, which no link and no device explains. No torch.
@@ -12,7 +12,7 @@ _THREADS = "gloo_tcp_loop"  # the name that gloo gives to them
 
 
 class Lateness:
-    """Of this process's messages, from begin() on. Once gloo is open."""
+    """The lateness of this process's messages, from begin() on. Once gloo is open."""
 
     def __init__(self) -> None:
         self._tasks = [task for task in _TASKS.iterdir() if (task / "comm").read_text().strip() == _THREADS]
@@ -20,12 +20,14 @@ class Lateness:
         self._before = 0.0
 
     def begin(self) -> None:
+        """Counts from now on."""
         self._before = self._waited()
 
     def seconds(self) -> float:
-        """That all of these threads together waited for a processor."""
+        """Returns the seconds that all of these threads together waited for a processor."""
         return self._waited() - self._before
 
     def _waited(self) -> float:
-        """The second number counts nanoseconds (Documentation/scheduler/sched-stats.rst of Linux)."""
+        """Sums the seconds that threads waited so far; the second number counts nanoseconds
+        (Documentation/scheduler/sched-stats.rst of Linux)."""
         return 1e-9 * sum(int((task / "schedstat").read_text().split()[1]) for task in self._tasks)

@@ -51,26 +51,27 @@ class Network:
             raise
 
     def close(self) -> None:
+        """Takes the network down."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors = []
 
     def run(self, place: int, command: Sequence[str], text: str = "") -> "subprocess.CompletedProcess[str]":
-        """A command inside a namespace, `text` on its standard input."""
+        """Runs a command inside a namespace, `text` on its standard input."""
         return run_inside(self.descriptors[place], command, text, self.descriptors)
 
     def watched(self) -> "Links":
-        """All NICs, to be looked at."""
+        """Returns all NICs, to be looked at."""
         places = [self.wiring.uplink(nic) for nic in range(self.wiring.num_nodes * self.wiring.nics_per_node)]
         return Links([(self.descriptors[place], name) for place, name in places], self.wiring.nics_per_node)
 
     def bytes(self, place: int, interface: str) -> tuple[int, int]:
-        """(sent, received) by an interface, from the kernel's counters."""
+        """Returns the bytes (sent, received) by an interface, from the kernel's counters."""
         listed = self.run(place, ["cat", "/proc/net/dev"]).stdout
         return counted(listed)[interface]
 
     def nic_bytes(self) -> list[tuple[int, int]]:
-        """(sent, received) by every NIC."""
+        """Returns the bytes (sent, received) by every NIC."""
         wiring = self.wiring
         listed = [counted(self.run(wiring.node(n), ["cat", "/proc/net/dev"]).stdout) for n in range(wiring.num_nodes)]
         uplinks = [wiring.uplink(nic) for nic in range(wiring.num_nodes * wiring.nics_per_node)]
@@ -92,14 +93,15 @@ class Network:
 
 
 class Links:
-    """Whether NICs are up; asked through a socket in each one's namespace, so by whichever thread."""
+    """A watch over NICs that says whether they are up; asked through a socket in each one's namespace, so by whichever
+    thread."""
 
     def __init__(self, uplinks: Sequence[tuple[int, str]], nics_per_node: int) -> None:
         self._nics_per_node = nics_per_node
         self._sockets = [(_socket_in(descriptor), name) for descriptor, name in uplinks]
 
     def down(self) -> list[str]:
-        """Those that are not, in words."""
+        """Names in words the NICs that are down."""
         return [
             f"NIC {nic} (of node {nic // self._nics_per_node}) is down"
             for nic, (inside, name) in enumerate(self._sockets)
@@ -108,7 +110,7 @@ class Links:
 
 
 def _socket_in(descriptor: int) -> socket.socket:
-    """A socket that belongs to a namespace, whoever uses it."""
+    """Makes a socket that belongs to a namespace, whoever uses it."""
 
     def inside() -> socket.socket:
         enter(descriptor)
@@ -127,13 +129,13 @@ def _is_up(inside: socket.socket, name: str) -> bool:
 def run_inside(
     descriptor: int, command: Sequence[str], text: str = "", passed: Sequence[int] = ()
 ) -> "subprocess.CompletedProcess[str]":
-    """A command inside a namespace, `text` on its standard input, with the descriptors `passed` open."""
+    """Runs a command inside a namespace, `text` on its standard input, with the descriptors `passed` open."""
     inside = ["nsenter", f"--net=/proc/self/fd/{descriptor}", *command]
     return subprocess.run(inside, input=text, capture_output=True, text=True, pass_fds={descriptor, *passed})
 
 
 def made() -> int:
-    """A new network namespace, as a descriptor.
+    """Makes a new network namespace and returns its descriptor.
 
     Raises:
         NoDesk: not allowed.
@@ -157,7 +159,7 @@ def made() -> int:
 
 
 def as_root() -> list[str]:
-    """What a command begins with to run as root, in a user namespace of its own if need be.
+    """Returns the words that a command begins with to run as root, in a user namespace of its own if need be.
 
     Raises:
         NoDesk: this user is not root and gets no user namespace.
@@ -181,7 +183,7 @@ def enter(descriptor: int) -> None:
 
 
 def counted(listed: str) -> dict[str, tuple[int, int]]:
-    """(sent, received) bytes by interface, of the text of /proc/net/dev."""
+    """Reads the bytes (sent, received) by interface of the text of /proc/net/dev."""
     out = {}
     for line in listed.splitlines()[2:]:
         name, _, numbers = line.partition(":")
@@ -203,5 +205,5 @@ def _system(name: str, *arguments: int) -> None:
 
 
 def _line(text: str) -> str:
-    """The first line that says something."""
+    """Returns the first line that says something."""
     return next((line for line in text.splitlines() if line.strip()), "nothing")

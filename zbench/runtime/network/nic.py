@@ -22,17 +22,19 @@ class Counter:
     unit: int
 
     def read(self) -> tuple[int, int]:
+        """Returns the bytes (sent, received) so far."""
         return int(self.tx.read_text()) * self.unit, int(self.rx.read_text()) * self.unit
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Every physical NIC's counters; InfiniBand's alone where there is any."""
+    """The counters of every physical NIC; InfiniBand's alone where there is any."""
 
     counters: tuple[Counter, ...]
 
     @staticmethod
     def of(infiniband: Path = INFINIBAND, net: Path = NET) -> "Counters":
+        """Finds the counters of this machine's NICs."""
         found = [
             Counter(f"{port.parent.parent.name}:{port.name}", port / "counters" / "port_xmit_data",
                     port / "counters" / "port_rcv_data", _WORD)
@@ -47,5 +49,5 @@ class Counters:
         return Counters(tuple(found))
 
     def read(self) -> dict[str, tuple[int, int]]:
-        """Per NIC (bytes sent, bytes received) since it came up."""
+        """Returns the bytes of every NIC since it came up, (sent, received) by name."""
         return {counter.name: counter.read() for counter in self.counters}

@@ -1,4 +1,4 @@
-"""What a node's NICs carry while a step runs: in all, and as a time series. No torch."""
+"""Samples what a node's NICs carry while a step runs: in all, and as a time series. No torch."""
 
 import threading
 from time import perf_counter
@@ -10,12 +10,15 @@ Read = dict[str, tuple[int, int]]
 
 
 class Counters(Protocol):
+    """Counters of NICs."""
+
     def read(self) -> Read:
-        """Per NIC (bytes sent, bytes received) since it came up."""
+        """Returns the bytes of every NIC since it came up, (sent, received) by name."""
 
 
 class Sampler:
-    """Reads `counters` when a step begins and ends and, if there is an `interval` (seconds), so often in between.
+    """A sampler that reads `counters` when a step begins and ends and, if there is an `interval` (seconds), so often in
+    between.
 
     begin() and end() are called in turn; between them a thread reads.
     """
@@ -28,6 +31,7 @@ class Sampler:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
+        """Begins a step."""
         self._moments, self._reads = [], []
         self._look()
         self._over.clear()
@@ -36,7 +40,7 @@ class Sampler:
             self._thread.start()
 
     def end(self) -> Read:
-        """Per NIC (bytes sent, bytes received) since begin()."""
+        """Ends a step; returns the bytes of every NIC since begin(), (sent, received) by name."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -46,8 +50,8 @@ class Sampler:
         return {name: (last[name][0] - tx, last[name][1] - rx) for name, (tx, rx) in first.items()}
 
     def series(self) -> dict[str, Any]:
-        """After end(): {"interval": seconds, "tx": per NIC the bytes sent in each interval, "rx": received}; {} without
-        an interval.
+        """Returns the curves after end(): {"interval": seconds, "tx": per NIC the bytes sent in each interval, "rx":
+        received}; {} without an interval.
 
         Looks come late by as much as the thread does; in between bytes are taken to come evenly.
         """

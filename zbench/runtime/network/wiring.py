@@ -1,4 +1,4 @@
-"""Which namespaces a desk cluster consists of, and what is in each: names, addresses, links, rates. Pure.
+"""The wiring of a desk cluster: its namespaces, and what is in each, names, addresses, links, rates. Pure.
 
     rank 0   rank 1  ...              a namespace each: `nic` (to other nodes), `nvl` (to its own node)
       |  \\     |  \\
@@ -28,7 +28,8 @@ _LEAST_WINDOW = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """name: for messages. ip, tc: lines for `ip -batch` and `tc -batch`, run in this order, all ip's first.
+    """A network namespace of the wiring. name: for messages. ip, tc: lines for `ip -batch` and `tc -batch`, run in this
+    order, all ip's first.
     sysctl: (path below /proc/sys, value)."""
 
     name: str
@@ -39,7 +40,7 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """A cluster's namespaces: the switch, then nodes, then ranks.
+    """The wiring of a cluster's namespaces: the switch, then nodes, then ranks.
 
     In `ip` lines '{3}' stands for the namespace at place 3, however it is named where they run.
     """
@@ -50,18 +51,22 @@ class Wiring:
     nics_per_node: int
 
     def node(self, node: int) -> int:
+        """Returns the place of a node's namespace."""
         return 1 + node
 
     def rank(self, rank: int) -> int:
+        """Returns the place of a rank's namespace."""
         return 1 + self.num_nodes + rank
 
     def uplink(self, nic: int) -> tuple[int, str]:
-        """(place of the namespace, interface) whose counters are those of a NIC, counted over the whole cluster."""
+        """Returns the uplink of a NIC, counted over the whole cluster: (place of the namespace, interface) whose
+        counters are the NIC's."""
         return self.node(nic // self.nics_per_node), f"up{nic % self.nics_per_node}"
 
     @staticmethod
     def of(cluster: Cluster) -> "Wiring":
-        """
+        """Wires a cluster.
+
         Raises:
             ValueError: more nodes or GPUs than there are addresses for, or links of a domain.
         """
@@ -78,7 +83,8 @@ class Wiring:
 
 
 def degraded(cluster: Cluster, nic: int, share: float) -> tuple[tuple[int, tuple[str, ...]], ...]:
-    """(place of a namespace, command to run there) that leaves a NIC `share` of its rate both ways; 0: takes it down.
+    """Returns the command that leaves a NIC `share` of its rate both ways, (place of a namespace, command to run
+    there); 0 takes it down.
 
     1 brings back one that was slow or down. Channels are ranks' own and stay as they are: what one peer gets is the
     lesser of a channel and what is left of the NIC.
@@ -95,6 +101,7 @@ def degraded(cluster: Cluster, nic: int, share: float) -> tuple[tuple[int, tuple
 
 
 def address(cluster: Cluster, rank: int) -> str:
+    """Returns the address of a rank between nodes."""
     node, local = divmod(rank, cluster.gpus_per_node)
     return f"10.77.{node}.{local + 1}"
 
@@ -111,7 +118,7 @@ def _switch(cluster: Cluster) -> Namespace:
 
 
 def _node(cluster: Cluster, node: int) -> Namespace:
-    """After the switch, which made the uplinks."""
+    """Wires a node; it comes after the switch, which made the uplinks."""
     ip, tc = _bridge("nvs"), []
     for nic in range(cluster.nics_per_node):
         ip += _bridge(f"c{nic}") + _into(f"c{nic}", f"up{nic}")
@@ -126,7 +133,7 @@ def _node(cluster: Cluster, node: int) -> Namespace:
 
 
 def _rank(cluster: Cluster, rank: int) -> Namespace:
-    """After its node. One address, on `nic`; ranks of the same node are reached by `nvl`."""
+    """Wires a rank; it comes after its node. One address, on `nic`; ranks of the same node are reached by `nvl`."""
     own = address(cluster, rank)
     node = rank // cluster.gpus_per_node
     across, inside = (window(one / count) for one, count in _links(cluster))  # of a connection: it has one channel
@@ -160,7 +167,7 @@ def _rank(cluster: Cluster, rank: int) -> Namespace:
 
 
 def _links(cluster: Cluster) -> tuple[tuple[float, int], tuple[float, int]]:
-    """(bytes/s, channels) of a NIC, and of a rank's NVLink."""
+    """Returns (bytes/s, channels) of a NIC, and of a rank's NVLink."""
     return (cluster.nic_bandwidth, cluster.nic_channels), (cluster.nvlink_bandwidth, cluster.nvlink_channels)
 
 
@@ -169,7 +176,7 @@ def _bridge(name: str) -> list[str]:
 
 
 def _pair(port: str, other: str, place: int) -> list[str]:
-    """Two ends of a cable: `port` here, `other` in another namespace."""
+    """Writes the line that makes two ends of a cable: `port` here, `other` in another namespace."""
     return [f"link add {port} mtu {MTU} type veth peer name {other} mtu {MTU} netns {{{place}}}"]
 
 
@@ -178,19 +185,20 @@ def _into(bridge: str, port: str) -> list[str]:
 
 
 def window(rate: float) -> int:
-    """Bytes of a connection that may be under way on a link of `rate` bytes/s, most of them waiting for it. A wider one
-    keeps others waiting behind them: messages that a step needs, and the small ones that gloo sends ahead of each."""
+    """Returns how many bytes of a connection may be under way on a link of `rate` bytes/s, most of them waiting for it.
+    A wider one keeps others waiting behind them: messages that a step needs, and the small ones that gloo sends ahead
+    of each."""
     return max(_LEAST_WINDOW, int(rate * _WINDOW_SECONDS))
 
 
 def burst(rate: float) -> int:
-    """Bytes that a link of `rate` bytes/s lets through at once after a rest."""
+    """Returns how many bytes a link of `rate` bytes/s lets through at once after a rest."""
     return max(int(rate * _BURST_SECONDS), 2 * MTU)
 
 
 def _channelled(port: str, rate: float, channels: int, peers: list[str]) -> list[str]:
-    """A hierarchical token bucket: `rate` for all peers, a channel's share of it for each; what goes to nobody of them
-    (the kernel's own packets) passes by."""
+    """Returns a hierarchical token bucket: `rate` for all peers, a channel's share of it for each; what goes to nobody
+    of them (the kernel's own packets) passes by."""
     each = rate / channels
     lines = [f"qdisc add dev {port} root handle 1: htb", _class(port, "1:", 1, rate, rate)]
     for number, peer in enumerate(peers, start=2):
@@ -200,11 +208,12 @@ def _channelled(port: str, rate: float, channels: int, peers: list[str]) -> list
 
 
 def _class(port: str, parent: str, number: int, rate: float, most: float) -> str:
-    """rate: that it has whatever others send; most: with what they leave. Classes take turns packet by packet."""
+    """Writes the line of a class of traffic. rate: that it has whatever others send; most: with what they leave.
+    Classes take turns packet by packet."""
     bits = f"rate {round(rate * 8)}bit ceil {round(most * 8)}bit burst {burst(rate)} cburst {burst(most)}"
     return f"class add dev {port} parent {parent} classid 1:{number:x} htb {bits} quantum {MTU}"
 
 
 def _limited(port: str, rate: float, verb: str = "add") -> str:
-    """Token bucket; a packet may be as large as its burst, which large ones are cut to."""
+    """Writes the line of a token bucket; a packet may be as large as its burst, which large ones are cut to."""
     return f"qdisc {verb} dev {port} root tbf rate {round(rate * 8)}bit burst {burst(rate)} limit {LIMIT}"

@@ -20,37 +20,40 @@ _STATE = struct.Struct("<QB")
 
 
 class Board:
-    """One rank's slot, to write to. Every word is progress: say nothing in a loop that gets nowhere."""
+    """A slot of the board, for one rank to write to. Every word is progress: say nothing in a loop that gets
+    nowhere."""
 
     __slots__ = ("_counter", "_memory", "_offset")
 
     def __init__(self, memory: Any, slot: int) -> None:
-        """memory: writable, of SLOT_BYTES for each slot (an mmap, a bytearray)."""
+        """Takes a slot of the memory. memory: writable, of SLOT_BYTES for each slot (an mmap, a bytearray)."""
         self._memory, self._offset, self._counter = memory, slot * SLOT_BYTES, 0
 
     def say(self, place: str, state: int = WORKING) -> None:
-        """The rank works at `place`, such as "step 14, layer 1, forward attention"."""
+        """Says that the rank works at `place`, such as "step 14, layer 1, forward attention"."""
         text = place.encode()[:_TEXT_BYTES]
         self._counter += 1
         _SLOT.pack_into(self._memory, self._offset, self._counter, state, len(text), text)
 
     def wait(self, place: str = "") -> None:
-        """The rank is about to block until others have done something; at `place`, or where it is."""
+        """Says that the rank is about to block until others have done something; at `place`, or where it is."""
         if place:
             self.say(place, WAITING)
         else:
             self._turn(WAITING)
 
     def resume(self) -> None:
-        """What the rank waited for has come; it works on where it is. (`say` does the same at a new place.)"""
+        """Says that what the rank waited for has come; it works on where it is. (`say` does the same at a new
+        place.)"""
         self._turn(WORKING)
 
     def rest(self) -> None:
-        """The rank has nothing to do until it is called again."""
+        """Says that the rank has nothing to do until it is called again."""
         self.say("", IDLE)
 
     @property
     def place(self) -> str:
+        """The place that the rank said last."""
         return sight(self._memory, self._offset // SLOT_BYTES).place
 
     def _turn(self, state: int) -> None:
@@ -60,7 +63,7 @@ class Board:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a slot says. counter: words so far. place: "" where nothing was said."""
+    """The content of a slot as it is read. counter: words so far. place: "" where nothing was said."""
 
     counter: int
     state: int
@@ -68,12 +71,13 @@ class Sight:
 
 
 def sight(memory: Any, slot: int) -> Sight:
+    """Reads a slot of the board."""
     counter, state, length, text = _SLOT.unpack_from(memory, slot * SLOT_BYTES)
     return Sight(counter, state, text[:length].decode(errors="ignore"))
 
 
 class Watch:
-    """How long each rank has made no progress, as seen by who looks at the board every now and then."""
+    """A watch over the board: how long each rank has made no progress, as seen by who looks every now and then."""
 
     def __init__(self, memory: Any, num_ranks: int) -> None:
         self._memory = memory
@@ -83,12 +87,12 @@ class Watch:
         self.begin()
 
     def begin(self) -> None:
-        """From now on: nobody is to blame for what was before."""
+        """Begins a watch: nobody is to blame for what was before."""
         self._looked = time.monotonic()
         self._since = [self._looked] * len(self._since)
 
     def look(self) -> float:
-        """Seconds since any rank made progress."""
+        """Looks at the board and returns the seconds since any rank made progress."""
         now = time.monotonic()
         if now - self._looked > 2.0:  # we did not run ourselves: stopped by Ctrl-Z, like the ranks, or starved
             self.begin()
@@ -100,6 +104,6 @@ class Watch:
         return now - max(self._since)
 
     def suspects(self, pending: Collection[int]) -> list[int]:
-        """Of the `pending` ranks, whom to blame first: who does not wait for others, then who stands longest."""
+        """Orders the `pending` ranks by whom to blame first: who does not wait for others, then who stands longest."""
         state = {rank: sight(self._memory, rank).state for rank in pending}
         return sorted(pending, key=lambda rank: (state[rank] == WAITING, self._since[rank], rank))

@@ -18,10 +18,11 @@ _OF_PEERS = ("gloo", "nccl", "closed by peer", "reset by peer", "broken pipe", "
 
 
 class Fleet(Protocol):
-    """One object per rank. A context manager: leaving it closes the fleet."""
+    """A fleet of ranks with one object each. A context manager: leaving it closes the fleet."""
 
     @property
-    def num_ranks(self) -> int: ...
+    def num_ranks(self) -> int:
+        """The number of ranks."""
 
     def call(self, method: str, *arguments: Any, per_rank: Sequence[Any] | None = None) -> list[Any]:
         """Runs `method(*arguments)` on the object of every rank, and returns what they return, in rank order.
@@ -61,7 +62,7 @@ class RankFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a rank sends to the driver when a call of its object fails.
+    """A message of a rank to the driver that a call of its object failed.
 
     place: what the rank was doing, as it said itself. where: "file.py:12", the innermost line of ours.
     of_peers: it reads like the consequence of another rank's end, so another cause is to be preferred.
@@ -76,7 +77,8 @@ class Failure:
 
     @staticmethod
     def of(error: BaseException, place: str, package: str) -> "Failure":
-        """package: the one that the rank's object comes from; its lines count as ours."""
+        """Makes the message of an error. package: the one that the rank's object comes from; its lines count as
+        ours."""
         kind, message = type(error).__name__, one_line(str(error))
         what = "ran out of memory" if is_out_of_memory(error) else f"raised {kind}"
         of_peers = isinstance(error, (RuntimeError, ConnectionError)) and any(
@@ -87,13 +89,14 @@ class Failure:
 
 
 def sentence(who: str, what: str, at: str = "", message: str = "", where: str = "") -> str:
-    """ "rank 1 raised ValueError in step 3, backward: it is odd (trainer.py:12)"; at: "in step 3, backward"."""
+    """Writes a sentence like "rank 1 raised ValueError in step 3, backward: it is odd (trainer.py:12)"; at: "in step 3,
+    backward"."""
     told = f"{who} {what}{f' {at}' if at else ''}"
     return f"{told}{f': {message}' if message else ''}{f' ({where})' if where else ''}"
 
 
 def ending(status: int) -> str:
-    """How a process ended, from what waitpid or subprocess say: negative for a signal, else an exit code."""
+    """Says how a process ended, from what waitpid or subprocess say: negative for a signal, else an exit code."""
     if status >= 0:
         return f"ended with exit code {status}"
     try:
@@ -105,7 +108,8 @@ def ending(status: int) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of Python, of CUDA (torch.OutOfMemoryError), or of torch's CPU allocator (a RuntimeError)."""
+    """Returns whether an error is of Python's memory, of CUDA's (torch.OutOfMemoryError), or of torch's CPU allocator
+    (a RuntimeError)."""
     text = str(error)
     return type(error).__name__ in ("MemoryError", "OutOfMemoryError") or (
         isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in text or "can't allocate memory" in text)
@@ -113,13 +117,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def one_line(text: str) -> str:
-    """All of a message on one line, cut where it goes on too long."""
+    """Puts all of a message on one line, cut where it goes on too long."""
     line = " ".join(text.split())
     return line if len(line) <= LONGEST_MESSAGE else f"{line[: LONGEST_MESSAGE - 3]}..."
 
 
 def _innermost(error: BaseException, packages: set[str]) -> str:
-    """ "file.py:12" of the innermost frame of `packages`, this folder's plumbing aside; "" if there is none."""
+    """Returns a place like "file.py:12", of the innermost frame of `packages`, this folder's plumbing aside; "" if
+    there is none."""
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         module = frame.f_globals.get("__name__", "")

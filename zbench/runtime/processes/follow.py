@@ -1,4 +1,4 @@
-"""A fleet of processes that torchrun or Slurm started: the part of the ranks above 0. See
+"""The part of the ranks above 0 in a fleet of processes that torchrun or Slurm started. See
 zbench.runtime.processes.join."""
 
 import json
@@ -26,7 +26,7 @@ _FOREVER = timedelta(days=365)
 
 
 def follow(world: World) -> int:
-    """Serves the fleets of rank 0, one after another; what the process exits with: 0 when rank 0 is done.
+    """Serves the fleets of rank 0, one after another; returns what the process exits with: 0 when rank 0 is done.
 
     If rank 0 goes, or ends a fleet because a rank failed (it tells, we do not), the process exits with 1 at once.
     Ctrl-C is left to rank 0 during a fleet, and ends us silently otherwise; SIGTERM does at any time.
@@ -53,7 +53,8 @@ def follow(world: World) -> int:
 
 
 def _told(store: Any, number: int) -> Any:
-    """What rank 0 says of its next fleet, however long that takes; None if the store is gone, and rank 0 with it."""
+    """Returns what rank 0 says of its next fleet, however long that takes; None if the store is gone, and rank 0 with
+    it."""
     try:
         store.wait([str(number)], _FOREVER)
         return bytes(store.get(str(number)))
@@ -69,7 +70,7 @@ def _serve_one(world: World, told: dict[str, Any]) -> None:
 
 
 class Post:
-    """This end of the wire to the driver, served by a thread of its own while the main thread works.
+    """The rank's end of the wire to the driver, served by a thread of its own while the main thread works.
 
     The thread hands on what comes, and while a call is under way sends a pulse (what the rank says on its board) five
     times a second. It ends the process when the driver is gone, and when the driver, who beats every second while it
@@ -86,9 +87,11 @@ class Post:
         self._thread.start()
 
     def receive(self) -> bytes:
+        """Waits for the driver's next message."""
         return self._inbox.get()
 
     def send(self, message: bytes) -> None:
+        """Sends a message to the driver, after what the board says."""
         self._is_busy = False
         self._wire.put(PULSE, bytes(self._memory))
         self._wire.put(message)

@@ -1,4 +1,5 @@
-"""A fleet of processes that torchrun or Slurm started: rank 0's part. zbench.runtime.processes.follow has the others'.
+"""The part of rank 0 in a fleet of processes that torchrun or Slurm started. zbench.runtime.processes.follow has the
+others'.
 
     world = found(os.environ)
     if world and world.rank > 0: exit(follow(world))
@@ -37,7 +38,7 @@ BEAT_SECONDS = 1.0
 
 @contextlib.contextmanager
 def lead(world: World) -> Iterator[None]:
-    """Rank 0's frame around all its fleets: serves the store where nobody else does, and lets the others go."""
+    """Frames all fleets of rank 0: serves the store where nobody else does, and lets the others go."""
     assert world.rank == 0
     store = store_of(world, is_server=not world.is_hosted)
     try:
@@ -53,7 +54,8 @@ def lead(world: World) -> Iterator[None]:
 
 
 class JoinedFleet(Wired):
-    """An object target(rank, num_ranks, rendezvous, argument) in every process of `world`; rank 0 makes it, in `lead`.
+    """A fleet of an object target(rank, num_ranks, rendezvous, argument) in every process of `world`; rank 0 makes it,
+    in `lead`.
 
     target: "module:Class". argument: anything that can be pickled. timeout: seconds without progress on the board after
     which a call has failed. start_timeout: likewise for joining and making the objects.
@@ -101,7 +103,8 @@ class JoinedFleet(Wired):
 
     # -- what Wired asks ----------------------------------------------------------------------------
     def _stillness(self, rank: int) -> str:
-        """Others send what they say five times a second, as long as their process runs at all."""
+        """Says why a rank cannot move: others send what they say five times a second, as long as their process runs at
+        all."""
         is_silent = rank > 0 and time.monotonic() - self._heard[rank] > 2.0
         return "does not answer (it is stopped, or its machine is gone)" if is_silent else ""
 
@@ -117,7 +120,7 @@ class JoinedFleet(Wired):
         super()._hear(rank)
 
     def _end(self) -> None:
-        """Orderly, all have left. Else the others end when this process does, and not before.
+        """Ends the fleet; orderly, all have left. Else the others end when this process does, and not before.
 
         For our own rank may be stuck in a collective with them: it would wake up with an error while this process,
         which has a sentence to tell and a record to write, takes itself apart. Likewise the launcher, when it sees
@@ -141,8 +144,8 @@ class JoinedFleet(Wired):
             signal.signal(signal.SIGTERM, handler)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        """Most likely a rank failed and the launcher ends the job: then to say so comes first. Does not return in vain:
-        what it interrupted is not gone on with."""
+        """Handles SIGTERM: most likely a rank failed and the launcher ends the job, then to say so comes first. Does
+        not return in vain: what it interrupted is not gone on with."""
         if self._ended:
             return
         deadline = time.monotonic() + GRACE
@@ -163,6 +166,6 @@ def _raise_in(thread: threading.Thread) -> None:
 
 
 def _be_rank_0(connection: socket.socket, board: Board) -> None:
-    """Rank 0's thread. Its socket is closed however it ends: so the driver knows."""
+    """Serves as rank 0, in a thread. Its socket is closed however it ends: so the driver knows."""
     with connection, contextlib.suppress(EOFError, OSError):
         serve(partial(receive, connection), partial(send, connection), board)

@@ -36,7 +36,8 @@ HOST = "127.0.0.1"
 
 
 class LocalFleet(Wired):
-    """num_ranks processes on this machine, each with an object target(rank, num_ranks, rendezvous, argument).
+    """A fleet of num_ranks processes on this machine, each with an object target(rank, num_ranks, rendezvous,
+    argument).
 
     target: "module:Class"; the module is imported before the ranks are forked, so importing it starts no thread and
     touches no GPU. prepare(), a static method of the class if it has one, is called then, for what every object would
@@ -103,11 +104,12 @@ class LocalFleet(Wired):
 
     @property
     def pids(self) -> Sequence[int]:
-        """The process of each rank."""
+        """The process id of each rank."""
         return tuple(self._pids)
 
     @property
     def launcher_pid(self) -> int:
+        """The process id of the launcher."""
         return self._launcher.pid
 
     # -- what Wired asks ----------------------------------------------------------------------------
@@ -213,13 +215,14 @@ def _spawn(setup: Setup, words: int) -> "subprocess.Popen[bytes]":
 
 
 def _num_threads(num_ranks: int) -> int:
-    """Of torch, in each rank: as the user says by OMP_NUM_THREADS, else this process's cores shared out."""
+    """Returns the number of torch's threads in each rank: as the user says by OMP_NUM_THREADS, else this process's
+    cores shared out."""
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return int(asked) if asked.isdecimal() and int(asked) else max(1, len(os.sched_getaffinity(0)) // num_ranks)
 
 
 def _rendezvous(num_ranks: int, port: int, timeout: float) -> list[dict[str, Any]]:
-    """The fields of each rank's Rendezvous."""
+    """Returns the fields of each rank's Rendezvous."""
     common = {"num_ranks": num_ranks, "num_local": num_ranks, "host": HOST, "port": port, "prefix": "fleet"}
     common |= {"seconds": 2 * timeout + 60, "may_be_bound": False}
     return [{"rank": rank, "local_rank": rank, **common} for rank in range(num_ranks)]

@@ -43,7 +43,7 @@ _LOOK_SECONDS = 0.5  # between looks at an emulated cluster's links
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the driver hands over: numbers, and descriptors.
+    """The setup that the driver hands over: numbers, and descriptors.
 
     path: its sys.path. driver: its process id. target: "module:Class". num_threads: of torch in each rank.
     control: a socket to the driver. store: a socket that listens, for the store. board: memory for all slots.
@@ -63,15 +63,17 @@ class Setup:
     wiring: str = ""
 
     def command(self) -> list[str]:
-        """What the driver runs."""
+        """Returns the command that the driver runs."""
         return [sys.executable, "-c", _PROGRAM, json.dumps(asdict(self))]
 
     def descriptors(self) -> set[int]:
+        """Returns the descriptors that the launcher inherits."""
         return {self.control, self.store, self.board, *self.wires, *self.words}
 
 
 def main(setup: Setup) -> NoReturn:
-    """The launcher's whole life. It leaves at once: tearing torch down takes a while, and there is nothing to save."""
+    """Runs the launcher's whole life. It leaves at once: tearing torch down takes a while, and there is nothing to
+    save."""
     code = 1
     try:
         code = _launch(setup)
@@ -164,7 +166,7 @@ def _rank(setup: Setup, rank: int, network: Network | None) -> None:
 
 
 def _serve_store(descriptor: int) -> Any:
-    """The server of the store, as an object to keep: it runs in a thread, so only after all forks."""
+    """Serves the store; returns the server as an object to keep: it runs in a thread, so only after all forks."""
     listener = socket.socket(fileno=descriptor)
     host, port = listener.getsockname()
     return store_at(host, port, "", is_master=True, master_listen_fd=listener.detach())

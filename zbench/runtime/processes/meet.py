@@ -1,4 +1,4 @@
-"""How the processes of a joined fleet find each other: by a store, where rank 0 says where it listens.
+"""Lets the processes of a joined fleet find each other: by a store, where rank 0 says where it listens.
 
 The store is torchrun's, else rank 0's own. Who calls has to know a secret that only who reads the store knows.
 Imports torch only when used.
@@ -24,7 +24,7 @@ OVER = b"over"
 
 
 def store_of(world: World, is_server: bool = False) -> Any:
-    """The world's store.
+    """Opens the world's store.
 
     Raises:
         RankFailed: nobody serves it, or it cannot be served here.
@@ -38,13 +38,14 @@ def store_of(world: World, is_server: bool = False) -> Any:
 
 
 def use_loopback(world: World) -> None:
-    """Where all ranks are on this machine, gloo need not ask a resolver for this host's address."""
+    """Sets gloo to the loopback where all ranks are on this machine: it need not ask a resolver for this host's
+    address."""
     if world.is_one_machine:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Small messages go at once, and a machine that is gone is noticed after about half a minute."""
+    """Makes a connection send small messages at once, and notice after about half a minute a machine that is gone."""
     for level, option, value in (
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -88,7 +89,7 @@ def gather(
 
 
 def _greet(connection: socket.socket, secret: str) -> tuple[int, int] | None:
-    """Rank and local rank of who calls; None, and closed, for who does not know the secret."""
+    """Greets who calls and returns its rank and local rank; None, and closed, for who does not know the secret."""
     connection.settimeout(HELLO_SECONDS)
     try:
         hello = exactly(connection, HELLO_BYTES).decode(errors="replace")
@@ -124,7 +125,7 @@ def _hosts(world: World) -> list[str]:
 
 
 def call(world: World, told: dict[str, Any]) -> socket.socket:
-    """A connection to rank 0. told: what `gather` wrote into the store.
+    """Connects to rank 0. told: what `gather` wrote into the store.
 
     Raises:
         RankFailed: there is no way.

@@ -1,4 +1,4 @@
-"""Where the ranks of a fleet find each other: what an object on a rank needs for torch.distributed.
+"""The place where the ranks of a fleet find each other: what an object on a rank needs for torch.distributed.
 
 The same whether zbench.runtime.processes.launch started the ranks or zbench.runtime.processes.join found them. Imports
 torch only when used.
@@ -40,11 +40,11 @@ class Rendezvous:
     place: "Place | None" = None
 
     def store(self) -> Any:
-        """A torch.distributed.Store: a connection of this rank's own."""
+        """Opens a torch.distributed.Store, a connection of this rank's own."""
         return store_at(self.host, self.port, self.prefix)
 
     def device(self, asked: str = "auto") -> "torch.device":
-        """A GPU if there is CUDA, else the CPU; asked: of zbench.runtime.job.job.DEVICES.
+        """Returns the rank's device, a GPU if there is CUDA, else the CPU; asked: of zbench.runtime.job.job.DEVICES.
 
         Ranks of one machine that has fewer GPUs than ranks share them.
 
@@ -72,7 +72,7 @@ class Rendezvous:
         )
 
     def sharing(self, device: "torch.device") -> int:
-        """Ranks on the GPU `device`, this one's; 1 on a CPU."""
+        """Returns how many ranks share the GPU `device`, this one's; 1 on a CPU."""
         import torch
 
         if device.type != "cuda" or not self._share(num_gpus := torch.cuda.device_count()):
@@ -107,11 +107,11 @@ class Rendezvous:
         return device
 
     def _is_bound(self, num_gpus: int) -> bool:
-        """Whether the one GPU that this process sees is its own."""
+        """Returns whether the one GPU that this process sees is its own."""
         return self.may_be_bound and num_gpus == 1
 
     def _share(self, num_gpus: int) -> bool:
-        """Whether ranks share GPUs: the same on all ranks, as they are all on one machine."""
+        """Returns whether ranks share GPUs: the same on all ranks, as they are all on one machine."""
         return self.num_local == self.num_ranks > num_gpus and not self._is_bound(num_gpus)
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class Rendezvous:
 
 
 def store_at(host: str, port: int, prefix: str, **options: Any) -> Any:
-    """A TCPStore's client, or its server with is_master=True; keys begin with `prefix`. A server listens at once.
+    """Opens a TCPStore's client, or its server with is_master=True; keys begin with `prefix`. A server listens at once.
 
     Raises:
         torch.distributed.DistError: nobody serves there, or the port is taken.

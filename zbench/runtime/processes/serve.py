@@ -1,4 +1,4 @@
-"""What a rank does: make its object, call its methods as told, answer. And the messages for it.
+"""A rank's main loop: it makes its object, calls its methods as told, answers. And the messages for it.
 
 A message is one byte that says its kind, then pickles. To a rank: START (the object's class, its argument, the
 rendezvous), CALL (method, arguments; then, if there is one, the rank's own), CLOSE, BEAT (the driver is alive).
@@ -22,19 +22,20 @@ _NOTHING = object()
 
 
 def start_message(target: str, argument: bytes, rendezvous: dict[str, Any]) -> tuple[bytes, ...]:
-    """target: "module:Class", called as target(rank, num_ranks, rendezvous, argument) on every rank.
+    """Packs the message that makes a rank's object. target: "module:Class", called as target(rank, num_ranks,
+    rendezvous, argument) on every rank.
     argument: pickled. rendezvous: the fields of Rendezvous, less its board."""
     return START, pickle.dumps((target, argument, rendezvous))
 
 
 def call_message(method: str, arguments: bytes, own: Any = _NOTHING) -> tuple[bytes, ...]:
-    """arguments: pickled once for all ranks."""
+    """Packs the message that calls a method. arguments: pickled once for all ranks."""
     head = (CALL, pickle.dumps(method), arguments)
     return head if own is _NOTHING else (*head, pickle.dumps(own))
 
 
 def resolve(target: str) -> Any:
-    """The class that "module:Class" names."""
+    """Returns the class that "module:Class" names."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
 

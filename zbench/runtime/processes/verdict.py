@@ -1,4 +1,5 @@
-"""Of many failures the cause; of many ranks that stand still the one to blame. And the sentence for it.
+"""Finds of many failures the cause, and of many ranks that stand still the one to blame; and writes the sentence for
+it.
 
 Failures come in swarms: a rank dies, and the others raise because their connections to it closed. So after the first
 sign of trouble there is a moment to listen, and then the likeliest cause is named: a rank killed by a signal, then
@@ -17,7 +18,7 @@ GRACE = 0.3  # seconds from the first sign of trouble to the verdict
 
 
 class Troubles:
-    """What has gone wrong so far, rank by rank, in the order it showed; only the first of each rank."""
+    """The troubles so far, rank by rank, in the order in which they showed; only the first of each rank."""
 
     def __init__(self) -> None:
         self._found: dict[int, Failure | str] = {}
@@ -27,21 +28,22 @@ class Troubles:
         return bool(self._found)
 
     def raised(self, rank: int, failure: Failure) -> None:
+        """Notes that a call raised on a rank."""
         self._found.setdefault(rank, failure)
 
     def lost(self, rank: int, at: str) -> None:
-        """The rank's wire closed. at: where it was, "in step 3, backward"."""
+        """Notes that a rank's wire closed. at: where it was, "in step 3, backward"."""
         self._found.setdefault(rank, at)
 
     def is_ripe(self) -> bool:
-        """Whether it is time for the verdict; first asked when the first trouble shows."""
+        """Returns whether it is time for the verdict; first asked when the first trouble shows."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
         return now - self._since >= GRACE
 
     def cause(self, status: Callable[[int], int | None], words: Callable[[int], Sequence[str]]) -> RankFailed:
-        """The likeliest. status: how a rank's process ended (a signal is negative), None where not known.
+        """Returns the likeliest cause. status: how a rank's process ended (a signal is negative), None where not known.
         words: the last lines that a rank printed."""
 
         def unlikeliness(rank: int) -> int:
@@ -64,7 +66,7 @@ class Troubles:
 def stuck(
     suspects: Sequence[int], stillness: Callable[[int], str], is_waiting: bool, at: Callable[[int], str], seconds: float
 ) -> RankFailed:
-    """No rank made progress for `seconds`.
+    """Returns the failure to raise where no rank made progress for `seconds`.
 
     suspects: whom to blame, first the likeliest. stillness: why a rank cannot move, where that can be seen from
     outside ("is stopped"), else "". is_waiting: all suspects wait for others. at: where a rank is.

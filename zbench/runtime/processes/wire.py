@@ -1,4 +1,4 @@
-"""Whole messages over a stream socket: blocking for a rank, which does one thing at a time, or not for a driver.
+"""Sends whole messages over a stream socket: blocking for a rank, which does one thing at a time, or not for a driver.
 
 A message is its length (8 bytes) and its bytes. Torch-free.
 """
@@ -22,7 +22,7 @@ def send(connection: socket.socket, message: bytes) -> None:
 
 
 def receive(connection: socket.socket) -> bytearray:
-    """Blocks until a message has come.
+    """Blocks until a message has come, and returns it.
 
     Raises:
         EOFError: the other end is gone.
@@ -33,7 +33,7 @@ def receive(connection: socket.socket) -> bytearray:
 
 
 def exactly(connection: socket.socket, size: int) -> bytearray:
-    """`size` bytes; raises as `receive`."""
+    """Reads `size` bytes; raises as `receive`."""
     data = bytearray(size)
     view, done = memoryview(data), 0
     while done < size:
@@ -48,7 +48,7 @@ def exactly(connection: socket.socket, size: int) -> bytearray:
 
 
 class Wire:
-    """One end of a socket that never blocks: messages to send are queued, those that came are handed out.
+    """A wire, one end of a socket that never blocks: messages to send are queued, those that came are handed out.
 
     The queue may be filled by several threads and served by one.
     """
@@ -61,6 +61,7 @@ class Wire:
 
     @property
     def is_sending(self) -> bool:
+        """Whether messages wait to be sent."""
         return bool(self._out)
 
     def put(self, *parts: bytes) -> None:
@@ -85,7 +86,7 @@ class Wire:
                 self._out[0] = part[sent:]
 
     def take(self) -> tuple[list[bytes], bool]:
-        """The whole messages that have come, and whether the other end is still there."""
+        """Returns the whole messages that have come, and whether the other end is still there."""
         is_open = True
         while True:
             try:
@@ -113,6 +114,7 @@ class Wire:
         return messages
 
     def close(self) -> None:
+        """Closes this end."""
         self.connection.close()
 
     def abandon(self) -> None:

@@ -23,7 +23,8 @@ CLOSE_SECONDS = 5.0
 
 
 class Wired(ABC):
-    """memory: of the board, a slot per rank, filled by the ranks or by the pulses they send.
+    """A fleet of ranks that are called over wires. memory: of the board, a slot per rank, filled by the ranks or by the
+    pulses they send.
     timeout: seconds without progress of any rank after which a call has failed."""
 
     def __init__(self, wires: Sequence[Wire], memory: Any, timeout: float) -> None:
@@ -44,19 +45,19 @@ class Wired(ABC):
         """Ends all ranks now. Called once."""
 
     def _status(self, rank: int) -> int | None:
-        """How the process of a rank ended: negative for a signal, else its exit code; None while not known."""
+        """Returns how the process of a rank ended: negative for a signal, else its exit code; None while not known."""
         return None
 
     def _stillness(self, rank: int) -> str:
-        """Why a rank cannot make progress, where that can be seen from outside: "is stopped"."""
+        """Returns why a rank cannot make progress, where that can be seen from outside: "is stopped"."""
         return ""
 
     def _fault(self) -> RankFailed | None:
-        """A failure that is no rank's."""
+        """Returns a failure that is no rank's."""
         return None
 
     def _last_words(self, rank: int) -> list[str]:
-        """The last lines that a rank printed."""
+        """Returns the last lines that a rank printed."""
         return []
 
     # -- a fleet ------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""What the processes of a local fleet print: shown line by line under their name, the last lines kept. Torch-free."""
+"""Shows what the processes of a local fleet print, line by line under their name, and keeps the last lines.
+Torch-free."""
 
 import math
 import os
@@ -10,7 +11,8 @@ LAST_LINES = 20
 
 
 class Words:
-    """The reading end of the pipe that one process prints to. Lines are taken first and shown later, or not."""
+    """The words of one process: the reading end of the pipe that it prints to. Lines are taken first and shown later,
+    or not."""
 
     def __init__(self, name: str, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
@@ -20,7 +22,7 @@ class Words:
         self._unshown: deque[tuple[float, str]] = deque()  # with the time it came
 
     def take(self) -> bool:
-        """Takes what has come; whether anything had (if not where it seemed so, it was the end)."""
+        """Takes what has come; returns whether anything had (if not where it seemed so, it was the end)."""
         try:
             data = os.read(self.descriptor, 1 << 16)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Whether torchrun or Slurm started this process as one of many, read from the environment. Torch-free.
+"""Finds out from the environment whether torchrun or Slurm started this process as one of many. Torch-free.
 
 torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (other launchers set the same
 names), and serves a store at that address itself (TORCHELASTIC_USE_AGENT_STORE). srun sets SLURM_PROCID,
@@ -17,7 +17,7 @@ _PORTS = range(20_000, 30_000)  # below what systems hand out by themselves
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process's place among those that were started together.
+    """The place of this process among those that were started together.
 
     num_local: processes on this machine, None where unknown. address, port: where the store is served: by the
     launcher if is_hosted, else by rank 0. attempt: which start of the same job this is (torchrun restarts).
@@ -36,11 +36,12 @@ class World:
 
     @property
     def is_one_machine(self) -> bool:
+        """Whether all processes are on this machine."""
         return self.num_local == self.num_ranks
 
 
 def found(environment: Mapping[str, str]) -> World | None:
-    """The world that `environment` (os.environ) tells of; None where this process was started alone.
+    """Finds the world that `environment` (os.environ) tells of; None where this process was started alone.
 
     Raises:
         ValueError: variables are missing, no numbers, or contradict each other.
@@ -107,7 +108,7 @@ def _slurm(environment: Mapping[str, str]) -> World:
 
 
 def first_node(nodes: str) -> str:
-    """The first host of a Slurm list: "gpu01" of "gpu[01-04,07],big3"; "" of ""."""
+    """Returns the first host of a Slurm list: "gpu01" of "gpu[01-04,07],big3"; "" of ""."""
     head, bracket, rest = nodes.partition(",")[0].partition("[")
     if not bracket:
         return head
@@ -116,7 +117,8 @@ def first_node(nodes: str) -> str:
 
 
 def _tasks_here(environment: Mapping[str, str]) -> int | None:
-    """Of "4(x2),3" (two nodes of 4 tasks, one of 3), that of this node; None where Slurm does not say."""
+    """Returns how many tasks this node has, of "4(x2),3" (two nodes of 4 tasks, one of 3); None where Slurm does not
+    say."""
     listed = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE")
     if listed is None or "SLURM_NODEID" not in environment:
         return None
@@ -132,7 +134,7 @@ def _tasks_here(environment: Mapping[str, str]) -> int | None:
 
 
 def _job_port(environment: Mapping[str, str]) -> int:
-    """The same on all tasks of a step, different for most steps."""
+    """Returns a port that is the same on all tasks of a step, and different for most steps."""
     job, step = (_number(environment, name, 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return _PORTS[(job * 101 + step) % len(_PORTS)]
 

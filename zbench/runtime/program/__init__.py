@@ -1,1 +1,1 @@
-"""A plan as one rank's instructions. No torch."""
+"""The program of a rank: its part of a plan, as instructions. No torch."""

@@ -32,7 +32,7 @@ Cut = Callable[[Ints, Ints, Flags, Ints], Any]  # what a kernel makes of segment
 
 
 class Compiler:
-    """For one plan and rank: `compile()` gives (forward, backward). One object a plan and rank.
+    """A compiler of one plan for one rank: `compile()` gives (forward, backward). One object a plan and rank.
 
     is_paced: attends and linear modules are told their modelled seconds.
     """
@@ -44,6 +44,7 @@ class Compiler:
         self.rows = Numbering(plan.blocks.tokens, index)
 
     def compile(self) -> tuple[Program, Program]:
+        """Returns the rank's programs, (forward, backward)."""
         nothing = Kept((), (), (), {})
         forward, state = self._list(self.plan.forward, False, nothing)
         return forward, self._list(self.plan.backward, True, kept_of(self.plan, self.rank, forward, state))[0]
@@ -95,7 +96,7 @@ class Compiler:
         return float(self.cost.linear_seconds(tokens)[0]) * (2 if backward else 1) if self.is_paced else 0.0
 
     def _modelled(self, ops: Ops, backward: bool) -> dict[int, tuple[float, float]]:
-        """(seconds, of these repacking) of attends on the cluster's device, by operation."""
+        """Returns the seconds of attends on the cluster's device, (in all, of these repacking), by operation."""
         attend, amount = work(self.plan, ops)
         seconds = self.cost.attend_seconds(self.plan, ops, attend, amount, backward)
         repacking = self.cost.repacking_seconds(self.plan, ops, attend)
@@ -109,7 +110,7 @@ class Compiler:
 
     # -- copies ---------------------------------------------------------------------------------------
     def _arrive(self, state: State, tensor: int, heads: Heads, row: int) -> int:
-        """A new slot for a message; it holds copies, or sums that nobody took yet."""
+        """Makes a new slot for a message; it holds copies, or sums that nobody took yet."""
         blocks = self.plan.lists[row]
         first, rows = self.rows.firsts(blocks)
         state.slots.append(Slot(tensor, *heads, rows))
@@ -126,7 +127,7 @@ class Compiler:
             table.setdefault((tensor, block), []).append((holder, at))
 
     def _read(self, state: State, tensor: int, heads: Heads, row: int, rows: Ints) -> tuple[Read, list[Fill]]:
-        """Rows (of the list) as one place that has them all; fills a slot where they are in several."""
+        """Returns the rows (of the list) as one place that has them all; fills a slot where they are in several."""
         blocks = self.plan.lists[row]
         at_home = self.layout.row[blocks] >= 0
         if at_home.all():
@@ -147,7 +148,7 @@ class Compiler:
         return Read(tensor, state.made[key], self.rows.index(rows), *heads), fills
 
     def _copy_parts(self, state: State, tensor: int, heads: Heads, blocks: Ints) -> list[Part]:
-        """All places that together have `blocks` for these heads."""
+        """Returns all places that together have `blocks` for these heads."""
         first, _ = self.rows.firsts(blocks)
         home = np.flatnonzero(self.layout.row[blocks] >= 0)
         parts = []
@@ -180,7 +181,7 @@ class Compiler:
         return Attend(op, *heads, q, kv, do, cuts, tuple(fills), adds, *self._seconds.get(op, (0.0, 0.0)))
 
     def _add(self, state: State, tensor: int, heads: Heads, row: int, rows: Ints) -> Add:
-        """The rank's own rows where all blocks are at home; else a slot of partial sums for the whole list."""
+        """Returns the rank's own rows where all blocks are at home; else a slot of partial sums for the whole list."""
         blocks = self.plan.lists[row]
         once = tensor != DKV or int(np.bincount(rows).max()) == 1  # keys that several segments see come several times
         if (self.layout.row[blocks] >= 0).all():
@@ -225,7 +226,7 @@ class Compiler:
         return Send(op, tensor, *heads, count, whole, tuple(parts), (), after, start)
 
     def _take(self, state: State, tensor: int, heads: Heads, blocks: Ints) -> tuple[list[Part], bool]:
-        """Every partial sum of `blocks` within these heads; none of them is there any more afterwards.
+        """Takes every partial sum of `blocks` within these heads; none of them is there any more afterwards.
 
         Also whether they need zeros to begin with: what nobody has added to is a sum of nothing.
         """
@@ -244,7 +245,7 @@ class Compiler:
         return parts, afresh != count * (heads[1] - heads[0])
 
     def _collect(self, state: State, tensor: int) -> Collect:
-        """Partial sums of the rank's own blocks that lie in slots."""
+        """Collects partial sums of the rank's own blocks that lie in slots."""
         parts = []
         for holder in state.order.get(tensor, ()):
             mine = np.flatnonzero((self.layout.row[holder.blocks] >= 0) & holder.live)

@@ -1,4 +1,4 @@
-"""Where things are while a rank's operations are walked: who holds which blocks. No torch: numpy only."""
+"""Keeps track, while a rank's operations are walked, of who holds which blocks. No torch: numpy only."""
 
 from dataclasses import dataclass, field
 
@@ -15,13 +15,15 @@ Place = tuple["Holder", int]  # a holder, and which of its blocks
 
 @dataclass(frozen=True)
 class Layout:
-    """A rank's own tokens: `row[b]` is the first of block b's rows, -1 if it is at home elsewhere. num_tokens."""
+    """The layout of a rank's own tokens: `row[b]` is the first of block b's rows, -1 if it is at home elsewhere;
+    num_tokens: their number."""
 
     row: Ints
     num_tokens: int
 
     @staticmethod
     def of(plan: Plan, rank: int) -> "Layout":
+        """Returns the layout of a rank's own tokens under a plan."""
         tokens, mine = plan.blocks.tokens, plan.blocks.home == rank
         row = np.where(mine, np.cumsum(np.where(mine, tokens, 0)) - tokens, -1)
         return Layout(row.astype(np.int64), int(tokens[mine].sum()))
@@ -41,7 +43,7 @@ class Holder:
 
 @dataclass
 class State:
-    """Where things are while a list of operations is walked."""
+    """The state of things while a list of operations is walked: slots, and who holds copies and sums."""
 
     slots: list[Slot] = field(default_factory=list)
     copies: dict[tuple[int, int], list[Place]] = field(default_factory=dict)  # by (tensor, block)
@@ -55,7 +57,8 @@ class State:
 def held(
     table: dict[tuple[int, int], list[Place]], tensor: int, blocks: Ints, wanted: Ints, heads: Heads
 ) -> list[tuple[Holder, Ints, Ints]]:
-    """Who has live heads among `heads` of blocks[wanted]: (holder, which of `blocks`, where among the holder's)."""
+    """Finds who has live heads among `heads` of blocks[wanted]: (holder, which of `blocks`, where among the
+    holder's)."""
     found: dict[int, tuple[Holder, list[int], list[int]]] = {}
     for at in wanted.tolist():
         for holder, place in table.get((tensor, int(blocks[at])), ()):
@@ -67,6 +70,6 @@ def held(
 
 
 def lookup(holder: Holder, blocks: Ints) -> Ints:
-    """First rows of `blocks` in a holder that has them all."""
+    """Returns the first rows of `blocks` in a holder that has them all."""
     order = np.argsort(holder.blocks, kind="stable")
     return np.asarray(holder.row[order[np.searchsorted(holder.blocks[order], blocks)]], np.int64)

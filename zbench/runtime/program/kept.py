@@ -11,7 +11,7 @@ from zbench.runtime.program.program import HOME, Program, Slot
 
 @dataclass(frozen=True)
 class Kept:
-    """What the forward leaves for the backward: its slots, and where they have which copies."""
+    """The slots that the forward leaves for the backward, and where they have which copies."""
 
     slots: tuple[Slot, ...]
     number: tuple[int, ...]
@@ -20,7 +20,7 @@ class Kept:
 
 
 def kept_of(plan: Plan, rank: int, forward: Program, state: State) -> Kept:
-    """Received copies marked `keep`, and filled slots made of nothing else."""
+    """Returns the received copies marked `keep`, and filled slots made of nothing else."""
     ops = plan.forward
     kept = np.flatnonzero((ops.keep == 1) & (ops.dst == rank))
     wanted = {(int(ops.tensor[op]), int(ops.blocks[op]), int(ops.head_lo[op]), int(ops.head_hi[op])) for op in kept}

@@ -1,4 +1,4 @@
-"""Which messages travel together: every leg's batch, and what a rank posts when. No torch: numpy only.
+"""Decides which messages travel together: every leg's batch, and what a rank posts when. No torch: numpy only.
 
 Where messages have no names (NCCL), all ranks have to post what they send and receive in an order that they agree on.
 So the legs of transfers are numbered, the same on all ranks, and those of one number are a **batch**: a rank posts its
@@ -33,7 +33,7 @@ AHEAD = 8  # attends by which copies may come early: enough to overlap with them
 
 
 def batched(plan: Plan, cost: Cost, pair: tuple[Program, Program]) -> tuple[Program, Program]:
-    """A rank's programs of `plan` (zbench.runtime.program.compiler) with their batches."""
+    """Returns a rank's programs of `plan` (zbench.runtime.program.compiler) with their batches."""
     forward, backward = (
         _with_batches(plan, cost, ops, is_backward, program)
         for program, ops, is_backward in zip(pair, (plan.forward, plan.backward), (False, True), strict=True)
@@ -47,7 +47,7 @@ def _with_batches(plan: Plan, cost: Cost, ops: Ops, backward: bool, program: Pro
 
 
 def numbers(plan: Plan, ops: Ops, parts: Legs, backward: bool) -> Ints:
-    """int64 [num_legs]: the batch of every leg of a transfer, -1 for attends."""
+    """Returns int64 [num_legs]: the batch of every leg of a transfer, -1 for attends."""
     found = edges(plan, ops, backward)
     assert isinstance(found, Edges)
     moves = ops.kind == TRANSFER
@@ -64,7 +64,8 @@ def numbers(plan: Plan, ops: Ops, parts: Legs, backward: bool) -> Ints:
 
 @nb.njit(cache=True)
 def _phases(moves, sums, src, dst, producer, first, num_ranks):  # type: ignore[no-untyped-def]
-    """int64 [num_ops]: of every transfer, -1 for attends. first: where an operation's producers begin."""
+    """Returns int64 [num_ops]: the phase of every transfer, -1 for attends. first: where an operation's producers
+    begin."""
     phases = np.full(len(moves), -1, np.int64)
     read = np.full(num_ranks, -1, np.int64)  # latest phase that attends of a rank read
     sent = np.full(num_ranks, -1, np.int64)  # phase of the last sum that a rank sent
@@ -85,7 +86,7 @@ def _phases(moves, sums, src, dst, producer, first, num_ranks):  # type: ignore[
 
 
 def batches(program: Program, number: Ints, op: Ints) -> tuple[Batch, ...]:
-    """What one rank posts, in order. number: int64 [num_legs], the batch of every leg; op: its operation."""
+    """Lists what one rank posts, in order. number: int64 [num_legs], the batch of every leg; op: its operation."""
     receives: dict[int, list[int]] = {}
     sends: dict[int, list[int]] = {}
     listed: dict[int, int] = {}  # operation of a batch's first message here
@@ -117,7 +118,7 @@ def _after(send: Send | Relay) -> int:
 
 
 def _readers(program: Program) -> dict[int, int]:
-    """Of receives that attends read: the first attend that does."""
+    """Returns, for receives that attends read, the first attend that does."""
     found: dict[int, int] = {}
     for number, step in enumerate(program.attends):
         for slot in _slots(step):

@@ -1,4 +1,4 @@
-"""What a program is made of: one rank's part of a list of operations, as data. No torch: numpy only.
+"""The parts that a program is made of: one rank's part of a list of operations, as data. No torch: numpy only.
 
 zbench.runtime.program.compiler makes programs of plans, zbench.runtime.training.attention runs them. **Rows** of a
 rank's own tokens are numbered block after block (`home`); what comes from other ranks, or is on its way to them, lives
@@ -14,13 +14,14 @@ Rows = slice | Any  # a run of rows, or whatever index the runtime made of an ar
 
 
 def is_run(rows: Rows, run: slice) -> bool:
-    """Whether rows are this run; an index made of an array is none, and would compare element by element."""
+    """Returns whether rows are this run; an index made of an array is none, and would compare element by element."""
     return isinstance(rows, slice) and rows == run
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """tensor; query heads [lo, hi); rows. inside: the slot of which this one is a part, and its first row there."""
+    """A slot of memory for `tensor`; query heads [lo, hi); rows. inside: the slot of which this one is a part, and its
+    first row there."""
 
     tensor: int
     lo: int
@@ -31,7 +32,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of `slot` and query heads [lo, hi), which go to the rows `to` of something else."""
+    """A part of a slot: rows of `slot` and query heads [lo, hi), which go to the rows `to` of something else."""
 
     slot: int
     rows: Rows
@@ -43,7 +44,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Puts a slot together from parts, before its first use."""
+    """An instruction to put a slot together from parts, before its first use."""
 
     slot: int
     parts: tuple[Part, ...]
@@ -62,7 +63,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Where an attend's result goes: rows of `slot`. fresh: nothing is there yet.
+    """The place where an attend's result goes: rows of `slot`. fresh: nothing is there yet.
     whole: these are all that the slot has (all of the rank's own rows and heads, where it is HOME), in order."""
 
     tensor: int
@@ -76,9 +77,9 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """One kernel call, of query heads [lo, hi). do: None in the forward. cuts: the segments as the kernel wants them.
-    adds: of o in the forward; of dq and of dkv in the backward. seconds: modelled, of the
-    cluster's device; 0 where nobody asked. repacking: of these, an all-to-all's."""
+    """An instruction for one kernel call, of query heads [lo, hi). do: None in the forward. cuts: the segments as the
+    kernel wants them. adds: of o in the forward; of dq and of dkv in the backward. seconds: modelled, of the cluster's
+    device; 0 where nobody asked. repacking: of these, an all-to-all's."""
 
     op: int
     lo: int
@@ -106,7 +107,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Transfer `op`'s message and its legs (leg, peer, begin, end), in bytes of the message.
+    """An instruction to send transfer `op`'s message and its legs (leg, peer, begin, end), in bytes of the message.
 
     whole: the slot that is the message as it stands (with `parts` added to it), HOME if it has to be put together.
     after: attends of the program that have to be done before. start: parts leave rows or heads of it out, or add.
@@ -152,7 +153,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One rank's part of a plan's forward or backward.
+    """A program: one rank's part of a plan's forward or backward.
 
     uses: how often each slot is read. imported: the forward program's slots that are this one's first slots
     (received copies that were kept).

@@ -1,4 +1,4 @@
-"""What is known of a program's slots when all operations have been walked. No torch."""
+"""Facts about a program's slots that are known when all operations have been walked. No torch."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from zbench.runtime.program.program import HOME, Attend, Collect, Fill, Relay, S
 
 
 def received_in_place(state: State, attends: list[Attend], arrivals: set[int]) -> list[Attend]:
-    """Messages that fill a run of rows of a filled slot, all heads of it, arrive there; no part copies them."""
+    """Lets messages that fill a run of rows of a filled slot, all heads of it, arrive there; no part copies them."""
     out = []
     for step in attends:
         fills = []
@@ -32,7 +32,7 @@ def received_in_place(state: State, attends: list[Attend], arrivals: set[int]) -
 def uses_of(
     slots: list[Slot], attends: list[Attend], sends: tuple[Send | Relay, ...], collects: tuple[Collect, ...]
 ) -> tuple[int, ...]:
-    """How often each slot is read, so that its memory can go after the last time."""
+    """Returns how often each slot is read, so that its memory can go after the last time."""
     uses = [0] * len(slots)
     parts = [part for step in attends for fill in step.fills for part in fill.parts]
     parts += [part for send in sends if isinstance(send, Send) for part in send.parts]

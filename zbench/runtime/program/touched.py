@@ -1,4 +1,4 @@
-"""Which rows and heads of a rank's own sums something was added to. No torch: numpy only."""
+"""Keeps track of the rows and heads of a rank's own sums that something was added to. No torch: numpy only."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,8 @@ from zbench.runtime.program.holders import Flags, Heads
 
 @dataclass
 class Touched:
-    """num_tokens: the rank's own. group: query heads to a kv head. afresh: per tensor, rows x heads added to first."""
+    """The rows and heads that something was added to. num_tokens: the rank's own. group: query heads to a kv head.
+    afresh: per tensor, rows x heads added to first."""
 
     num_tokens: int
     group: int
@@ -19,7 +20,7 @@ class Touched:
     _seen: dict[int, list[tuple[Heads, Flags]]] = field(default_factory=dict)
 
     def is_fresh(self, tensor: int, heads: Heads, rows: Ints, once: bool = True) -> bool:
-        """Whether nothing was added to these rows of the rank's own yet; they count as touched from now on.
+        """Returns whether nothing was added to these rows of the rank's own yet; they count as touched from now on.
 
         once: no row is there twice; else they are not fresh. Query heads that share a kv head share its gradient.
         """

@@ -1,4 +1,4 @@
-"""What arrives at a rank and what leaves it: the legs of a list of operations, seen from one rank. No torch.
+"""The legs of a list of operations, seen from one rank: what arrives at it and what leaves it. No torch.
 
 A message may travel in shares (a routed transfer); a share is the bytes [begin, end) of it. A rank that only
 passes a share on receives it into no slot and sends it further.
@@ -24,6 +24,7 @@ class Ways:
 
     @staticmethod
     def of(parts: Legs, rank: int) -> "Ways":
+        """Returns the legs with the bytes that each carries."""
         starts = (parts.after < 0) & (parts.link_a >= 0)
         chain = np.cumsum(starts) - 1
         size = parts.bytes[starts]
@@ -35,7 +36,7 @@ class Ways:
         return Ways(rank, parts, begin, parts.receiver)
 
     def out(self, op: int) -> tuple[tuple[int, int, int, int], ...]:
-        """(leg, peer, begin, end) of every leg that leaves this rank with a share of its own message `op`."""
+        """Returns (leg, peer, begin, end) of every leg that leaves this rank with a share of its own message `op`."""
         part = range(int(self.legs.first[op]), int(self.legs.first[op + 1]))
         return tuple(
             (leg, int(self.to[leg]), int(self.begin[leg]), int(self.begin[leg] + self.legs.bytes[leg]))
@@ -46,7 +47,7 @@ class Ways:
     def receives(
         self, arrivals: dict[int, int], slots: list[Slot]
     ) -> tuple[tuple[Receive, ...], tuple[tuple[int, ...], ...]]:
-        """What arrives here in plan order, and per slot which of it."""
+        """Returns what arrives here in plan order, and per slot which of it."""
         out: list[Receive] = []
         arrives: list[list[int]] = [[] for _ in slots]
         for leg in np.flatnonzero((self.to == self.rank) & (self.legs.link_a >= 0)).tolist():
@@ -60,7 +61,7 @@ class Ways:
         return tuple(out), tuple(map(tuple, arrives))
 
     def sends(self, own: dict[int, Send], receives: tuple[Receive, ...]) -> tuple[Send | Relay, ...]:
-        """Own messages and shares passed on, in the order of their first legs."""
+        """Lists own messages and shares passed on, in the order of their first legs."""
         index = {receive.leg: at for at, receive in enumerate(receives)}
         out: list[Send | Relay] = []
         done: set[int] = set()

@@ -1,1 +1,1 @@
-"""One rank of a training run."""
+"""Training on one rank: the network, its attention, parameters and steps."""

@@ -66,7 +66,7 @@ class Attention(torch.autograd.Function):
 
 
 def _kept(program: Program, outer: list[Tensor]) -> list[Memory]:
-    """Memory of the imported slots, from that of those which are no part of another."""
+    """Returns the memory of the imported slots, from that of those which are no part of another."""
     slots = program.slots[: len(program.imported)]
     tensors = iter(outer)
     made = [None if slot.inside else _one_field(slot, next(tensors)) for slot in slots]

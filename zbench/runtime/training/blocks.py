@@ -19,7 +19,7 @@ from zbench.runtime.kernels.span import LOSS, told
 
 
 class Norm(torch.autograd.Function):
-    """RMSNorm of x [T, h]."""
+    """Applies RMSNorm to x [T, h], differentiably."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, fused: Elementwise) -> Tensor:
@@ -36,7 +36,7 @@ class Norm(torch.autograd.Function):
 
 
 class NormLinear(torch.autograd.Function):
-    """RMSNorm and a projection: x [T, in] -> [T, out]. Keeps x."""
+    """Applies RMSNorm and a projection, differentiably: x [T, in] -> [T, out]. Keeps x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, norm: Tensor, weight: Tensor, fused: Elementwise) -> Tensor:
@@ -54,7 +54,8 @@ class NormLinear(torch.autograd.Function):
 
 
 class Split(torch.autograd.Function):
-    """q [T, H, D], k and v [T, K, D] of the joint projection [T, H + 2 K, D], q and k turned by RoPE. Keeps nothing."""
+    """Splits the joint projection [T, H + 2 K, D], differentiably: q [T, H, D], k and v [T, K, D], q and k turned by
+    RoPE. Keeps nothing."""
 
     @staticmethod
     def forward(
@@ -71,7 +72,8 @@ class Split(torch.autograd.Function):
 
 
 class GatedLinear(torch.autograd.Function):
-    """SwiGLU's product and a projection, added to `base` if there is one: gate and up [T, 2 F], base [T, h] -> [T, h].
+    """Applies SwiGLU's product and a projection, added to `base` if there is one: gate and up [T, 2 F], base [T, h] ->
+    [T, h].
 
     Keeps gate and up.
     """
@@ -92,7 +94,7 @@ class GatedLinear(torch.autograd.Function):
 
 
 class CrossEntropy(torch.autograd.Function):
-    """Sum over tokens of -log softmax(x W^T)[target]: x [T, h], W [V, h], targets [T] -> scalar in the wide dtype.
+    """Sums -log softmax(x W^T)[target] over tokens: x [T, h], W [V, h], targets [T] -> scalar in the wide dtype.
 
     A chunk of tokens at a time, so that no [T, V] is ever there; gradients are made in the forward, where the logits
     are, so that no logits are kept nor computed twice. They are consumed by the one backward.

@@ -1,5 +1,5 @@
-"""check=exact, check=float32: a step's loss and gradients against the dense model of the same weights and tokens, in
-one process and in float64."""
+"""Checks a step against the dense model (check=exact, check=float32): loss and gradients of the same weights and
+tokens, in one process and in float64."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,7 +21,8 @@ def worst_difference(
     gradients: Mapping[str, Tensor],
     tell: Callable[[str], None],
 ) -> tuple[float, str]:
-    """(largest relative difference, where): of the loss, and of each gradient's largest element over its largest value.
+    """Returns (largest relative difference, where): of the loss, and of each gradient's largest element over its
+    largest value.
 
     weights, gradients: whole, by parameter name, on the CPU. tell: is told of progress.
     """

@@ -23,7 +23,7 @@ from zbench.runtime.training.parameters import Parameters
 
 
 def save(path: str, parameters: Parameters, meta: Mapping[str, Any]) -> None:
-    """Writes the folder `path`. meta: what zbench.runtime.checkpoints.folder.told gives back."""
+    """Writes a checkpoint into the folder `path`. meta: what zbench.runtime.checkpoints.folder.told gives back."""
     final, new, old = Path(path), unfinished(path), aside(path)
     if dist.get_rank() == 0:
         if new.exists():
@@ -50,7 +50,8 @@ def save(path: str, parameters: Parameters, meta: Mapping[str, Any]) -> None:
 
 
 def _manifest(folder: Path) -> dict[str, Entry]:
-    """Of all files that ranks have written: each reads its own, and rank 0 the rest. Collective."""
+    """Returns the manifest of all files that ranks have written: each reads its own, and rank 0 the rest.
+    Collective."""
     rank = dist.get_rank()
     names = {path.name for path in folder.glob(f"__{rank}_*.distcp")}
     if rank == 0:

@@ -47,7 +47,7 @@ class DeepSpeed:
         self.layer.dist = Counted(self.layer.dist, engine, self.first, self.place)
 
     def attend(self, plan: Plan) -> Attend:
-        """Attention of a plan's rows; collective, as is its backward: every rank has to come there."""
+        """Returns the attention of a plan's rows; collective, as is its backward: every rank has to come there."""
         engine, stream = self.engine, Stream.of(plan, range(self.first, self.first + self.degree))
         tokens, lengths = stream.tokens.tolist(), stream.lengths
         cuts = engine.kernel.cut(*whole_sequences(lengths, plan.mask))
@@ -57,7 +57,7 @@ class DeepSpeed:
         copies = _copies(model.num_heads, model.num_kv_heads, self.degree)
 
         def padded(x: Tensor) -> Tensor:
-            """[T, h, D] -> [longest, 1, h, D]."""
+            """Pads [T, h, D] to [longest, 1, h, D]."""
             return (pad(x, (0, 0, 0, 0, 0, longest - mine)) if mine < longest else x).unsqueeze(1)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, where: str) -> Tensor:
@@ -75,7 +75,7 @@ class DeepSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The sequences of a group of ranks, packed one after another over them.
+    """A stream: the sequences of a group of ranks, packed one after another over them.
 
     tokens: int64 [P], rows of each rank. lengths: int64 [num_sequences], of the group's sequences in order.
     """
@@ -85,6 +85,7 @@ class Stream:
 
     @staticmethod
     def of(plan: Plan, ranks: range) -> "Stream":
+        """Returns the stream of a group of ranks under a plan."""
         blocks = plan.blocks
         home = blocks.home[blocks.block]
         mine = np.flatnonzero((home >= ranks.start) & (home < ranks.stop))
@@ -98,7 +99,7 @@ class Stream:
 
 
 def _copies(num_heads: int, num_kv_heads: int, ranks: int) -> int:
-    """How often each kv head is repeated: the least with which every rank has one and query heads are dealt as
+    """Returns how often each kv head is repeated: the least with which every rank has one and query heads are dealt as
     evenly as they can be (DeepSpeed deals kv heads, and query heads follow)."""
     group = num_heads // num_kv_heads
     fitting = [c for c in range(1, group + 1) if group % c == 0 and num_kv_heads * c >= ranks]
@@ -118,7 +119,7 @@ class _Unpadded(torch.nn.Module):
         self.rows = torch.cat(rows).to(device)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """[P x longest, 1, h, D]; likewise o."""
+        """Returns the output, [P x longest, 1, h, D]."""
         q, k, v = (x[:, 0] if len(self.rows) == self.total else x[:, 0].index_select(0, self.rows) for x in (q, k, v))
         o = self.local(q, k, v)
         if len(self.rows) < self.total:
@@ -128,7 +129,7 @@ class _Unpadded(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What DeepSpeed asks where heads are uneven."""
+    """The place in a group that DeepSpeed asks for where heads are uneven."""
 
     place: int
 
@@ -137,7 +138,7 @@ class _Place:
 
 
 def opened(place: int) -> Any:
-    """DeepSpeed's module, ready to use torch.distributed as it stands. torch.distributed has to be open.
+    """Opens DeepSpeed's module, ready to use torch.distributed as it stands. torch.distributed has to be open.
 
     On a CPU its communicator would first compile a shared-memory all-reduce (a minute and a half, under a lock file
     that a killed process leaves behind), which attention never calls; it is told not to.

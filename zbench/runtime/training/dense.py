@@ -1,4 +1,4 @@
-"""The reference of check=exact: the same network in one process, whole sequences, plain attention under its mask.
+"""The dense reference of check=exact: the same network in one process, whole sequences, plain attention under its mask.
 
 Sequences of one length run together, each in a row of its own: one after another, hundreds of short ones would take
 longer than all the rest of a step and its check.
@@ -34,7 +34,7 @@ def dense(
     device: torch.device | str = "cpu",
     tell: Callable[[str], None] = lambda place: None,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Loss of a batch and its gradient by parameter name, on the CPU, in the dtype of the parameters.
+    """Returns the loss of a batch and its gradient by parameter name, on the CPU, in the dtype of the parameters.
 
     weights: every whole parameter by name. sequences: the token ids of each. The loss is the mean over
     all tokens of the next-token cross-entropy; the target of a sequence's last token is token 0.
@@ -60,7 +60,8 @@ def dense(
 
 
 def _alike(sequences: Sequence[NDArray[np.integer]]) -> Iterator[NDArray[np.int64]]:
-    """int64 [sequences of one length, length], of up to MATH_TOKENS tokens where there is more than one."""
+    """Yields groups of sequences of one length, int64 [sequences, length], of up to MATH_TOKENS tokens where there is
+    more than one."""
     for length, group in groupby(sorted(sequences, key=len), key=len):
         rows = np.array([*group], np.int64)
         most = max(1, MATH_TOKENS // max(1, length))
@@ -68,7 +69,8 @@ def _alike(sequences: Sequence[NDArray[np.integer]]) -> Iterator[NDArray[np.int6
 
 
 def attention(layer: int, q: Tensor, k: Tensor, v: Tensor, count: int = 1, mask: Mask = CAUSAL) -> Tensor:
-    """Attention of `count` sequences of one length, one after another: q [T, H, D], k, v [T, Hkv, D] -> [T, H, D].
+    """Returns the attention of `count` sequences of one length, one after another: q [T, H, D], k, v [T, Hkv, D] -> [T,
+    H, D].
 
     Of up to MATH_TOKENS tokens by its definition.
     """

@@ -27,7 +27,7 @@ from zbench.runtime.transport.transport import Post, Transport
 
 @dataclass(frozen=True)
 class Engine:
-    """What every run on a rank shares."""
+    """The parts that every run on a rank shares."""
 
     shape: Shape
     kernel: Kernel
@@ -38,11 +38,12 @@ class Engine:
 
     @cached_property
     def times(self) -> Times:
+        """The times of this rank's device."""
         return Times.on(self.shape.device)
 
 
 class Run:
-    """One run of a program: one layer of one micro-batch, forward or backward.
+    """A run of a program: one layer of one micro-batch, forward or backward.
 
     home: the rank's own tensors, all heads; those that the program adds to are there from the start.
     kept: memory of the program's imported slots. keep: slots whose memory outlives the run.
@@ -120,7 +121,8 @@ class Run:
         return tuple(rows_of(x, read.rows) for x in self._source(read.tensor, read.slot, read.lo, read.hi))
 
     def _read_do(self, read: Read) -> tuple[Tensor, Tensor, Tensor]:
-        """(do, lse, o). Away from home there is no o; anything with the right row sums of do * o serves as well."""
+        """Returns (do, lse, o). Away from home there is no o; anything with the right row sums of do * o serves as
+        well."""
         do, lse, *_ = self._source(DO, read.slot, read.lo, read.hi)
         if read.slot == HOME:
             o = self.engine.shape.heads(self.home[O], read.lo, read.hi)[0]
@@ -147,7 +149,7 @@ class Run:
 
     # -- messages: what the transport asks for, from whichever thread -----------------------------------
     def place(self, receive: Receive) -> Tensor:
-        """The bytes that a message arrives in."""
+        """Returns the bytes that a message arrives in."""
         if receive.slot == HOME:
             return torch.empty(receive.end - receive.begin, dtype=torch.uint8, device=self.engine.shape.device)
         whole = self._memory(receive.slot).whole
@@ -155,7 +157,7 @@ class Run:
         return whole[receive.begin : receive.end]
 
     def message(self, send: Send) -> Tensor:
-        """The bytes of a message, put together if need be."""
+        """Returns the bytes of a message, put together if need be."""
         if send.whole != HOME:
             if send.parts or not self.messages.in_order:
                 self._arrived(send.whole)
@@ -174,7 +176,7 @@ class Run:
         return memory.whole
 
     def _direct(self, send: Send) -> Tensor | None:
-        """Rows of the rank's own or of a slot as they lie, where these are the message."""
+        """Returns the rows of the rank's own or of a slot as they lie, where these are the message."""
         if send.start or len(send.parts) != 1:
             return None
         (part,) = send.parts
@@ -202,14 +204,14 @@ class Run:
         self._used(part.slot)
 
     def _source(self, tensor: int, slot: int, lo: int, hi: int) -> tuple[Tensor, ...]:
-        """Fields of a slot, once all of it has arrived, or of the rank's own rows."""
+        """Returns the fields of a slot, once all of it has arrived, or of the rank's own rows."""
         if slot == HOME:
             return self.engine.shape.heads(self.home[tensor], lo, hi)
         self._arrived(slot)
         return self.engine.shape.heads(self._memory(slot), lo, hi)
 
     def _memory(self, number: int, start: bool = False) -> Memory:
-        """A slot's memory, made when first asked for."""
+        """Returns a slot's memory, made when first asked for."""
         with self.lock:
             memory = self.slots[number]
             if memory is None:
@@ -250,7 +252,7 @@ class Run:
         self._waiting(partial(self.messages.wait, index))
 
     def _waiting(self, call: Callable[[], None]) -> None:
-        """Something that only other ranks can end."""
+        """Waits for something that only other ranks can end."""
         began, stopped = self.engine.times.clock.now(), perf_counter()
         self.engine.board.wait()
         call()

@@ -1,4 +1,4 @@
-"""What attention that another package runs needs of the runtime: its kernel, and its time and bytes counted.
+"""Parts of the runtime for attention that another package runs: its kernel, and its time and bytes counted.
 
 Shapes: T of the rank's own tokens, N tokens of whole sequences, h query heads, h' kv heads, D head_dim.
 """
@@ -14,7 +14,7 @@ from zbench.runtime.training.interpreter import Engine
 
 
 class Whole(torch.autograd.Function):
-    """The runtime's kernel over sequences that are here whole: q [N, h, D], k and v [N, h', D] -> o [N, h, D]."""
+    """Runs the runtime's kernel over sequences that are here whole: q [N, h, D], k and v [N, h', D] -> o [N, h, D]."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, engine: Engine, cuts: Any) -> Tensor:
@@ -51,7 +51,7 @@ class Counted:
         self, output: Tensor, given: Tensor, output_split_sizes: Any = None, input_split_sizes: Any = None,
         group: Any = None, async_op: bool = False,
     ) -> None:  # fmt: skip
-        """Blocks, or on a GPU holds up the stream."""
+        """Exchanges, and blocks, or on a GPU holds up the stream, until that is done."""
         assert not async_op
         board, times, post = self._engine.board, self._engine.times, self._engine.post
         for count, data, splits in (
@@ -73,22 +73,24 @@ class Counted:
 
 @dataclass(slots=True)
 class Span:
-    """From where attention begins to where it ends, in the forward and again in the backward."""
+    """The stretch from where attention begins to where it ends, in the forward and again in the backward."""
 
     engine: Engine
     where: str
     began: Any = None
 
     def begin(self, way: str) -> None:
+        """Begins attention's time."""
         self.engine.board.say(f"{self.where}, {way} attention")
         self.began = self.engine.times.clock.now()
 
     def end(self) -> None:
+        """Ends attention's time."""
         self.engine.times.add("total", self.began)
 
 
 class Enter(torch.autograd.Function):
-    """Where the backward of attention ends."""
+    """Marks where the backward of attention ends."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, span: Span) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,7 +104,7 @@ class Enter(torch.autograd.Function):
 
 
 class Leave(torch.autograd.Function):
-    """Where the backward of attention begins."""
+    """Marks where the backward of attention begins."""
 
     @staticmethod
     def forward(ctx: Any, o: Tensor, span: Span) -> Tensor:

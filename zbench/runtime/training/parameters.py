@@ -1,4 +1,4 @@
-"""How a Transformer's parameters, gradients and optimizer state live on ranks. Not the network, nor when it runs.
+"""Keeps a Transformer's parameters, gradients and optimizer state on ranks. Not the network, nor when it runs.
 
 Replicated: every rank holds all of them (the state too: ZeRO-1's split of it is not done). Sharded: every rank
 holds 1/ranks of each parameter, with its gradient and state (torch's fully_shard). In both, parameters are
@@ -31,7 +31,7 @@ from zbench.runtime.training.transformer import Transformer
 
 
 def build(settings: AdamW, network: nn.Module) -> torch.optim.AdamW:
-    """The optimizer of `network`'s parameters as they are now, its state made (zeros), in one fused kernel."""
+    """Makes the optimizer of `network`'s parameters as they are now, its state made (zeros), in one fused kernel."""
     parameters = list(network.parameters())
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
@@ -48,7 +48,7 @@ def build(settings: AdamW, network: nn.Module) -> torch.optim.AdamW:
 
 
 class Parameters(ABC):
-    """What a trainer needs of the parameters, wherever they live; made from a network on any device, "meta" too.
+    """The parameters as a trainer needs them, wherever they live; made from a network on any device, "meta" too.
 
     A network on "meta" gets its initial weights here, so that no rank ever holds more than its share of them
     and one whole parameter.
@@ -60,34 +60,35 @@ class Parameters(ABC):
 
     @abstractmethod
     def begin(self, last: bool) -> None:
-        """Before a micro-batch's forward; `last`: it is the step's last one."""
+        """Prepares a micro-batch's forward; `last`: it is the step's last one."""
 
     @abstractmethod
     def finish(self) -> None:
-        """After the last backward: gradients are the sums over all ranks (on a GPU: once its queue is done)."""
+        """Ends the reduction after the last backward: gradients are the sums over all ranks (on a GPU: once its queue
+        is done)."""
 
     @abstractmethod
     def step(self) -> None:
-        """One step of the optimizer, and no gradients any more."""
+        """Takes one step of the optimizer, and drops gradients."""
 
     @abstractmethod
     def drop(self) -> None:
-        """No gradients any more."""
+        """Drops gradients."""
 
     @abstractmethod
     def close(self) -> None:
         """Ends threads, where there are any."""
 
     def gradients(self) -> dict[str, Tensor]:
-        """After finish(): every whole gradient by parameter name, on the CPU of every rank. Collective."""
+        """Returns, after finish(), every whole gradient by parameter name, on the CPU of every rank. Collective."""
         return {name: whole(p.grad) for name, p in self.network.named_parameters() if p.grad is not None}
 
     def weights(self) -> dict[str, Tensor]:
-        """Every whole parameter by name, a copy on the CPU of every rank. Collective."""
+        """Returns every whole parameter by name, a copy on the CPU of every rank. Collective."""
         return {name: whole(p.detach()) for name, p in self.network.named_parameters()}
 
     def state(self) -> dict[str, Any]:
-        """Parameters and optimizer state for torch.distributed.checkpoint to save, or to load into."""
+        """Returns parameters and optimizer state for torch.distributed.checkpoint to save, or to load into."""
         model, optimizer = get_state_dict(self.network, self.optimizer)
         return {"model": model, "optimizer": optimizer}
 
@@ -102,7 +103,7 @@ class Parameters(ABC):
 
 
 class Replicated(Parameters):
-    """All on every rank; gradients are summed by `reduction` while the last backward goes on.
+    """Parameters that are all on every rank; gradients are summed by `reduction` while the last backward goes on.
 
     Every gradient is a piece of one flat buffer, and parts of that are what is reduced: nothing is copied. A part is a
     layer's, or those before or after all layers; it leaves once the backward is done with it and with all behind it, in
@@ -133,7 +134,7 @@ class Replicated(Parameters):
         self._missing = [count for count, _ in self._parts]
 
     def _added(self, part: int, _: Tensor) -> None:
-        """The backward is done with a parameter's gradient."""
+        """Notes that the backward is done with a parameter's gradient."""
         if self._last:
             self._missing[part] -= 1
             self._reduce()
@@ -162,7 +163,8 @@ class Replicated(Parameters):
 
 
 def _parts(network: Transformer) -> list[list[nn.Parameter]]:
-    """Parameters of each layer, and those before and after all, in the order in which a backward is done with them."""
+    """Returns the parameters of each layer, and those before and after all, in the order in which a backward is done
+    with them."""
     layer_of = {p: at for at, layer in enumerate(network.layers) for p in layer.parameters()}
     groups: list[list[nn.Parameter]] = []
     before: int | None = -1
@@ -175,7 +177,7 @@ def _parts(network: Transformer) -> list[list[nn.Parameter]]:
 
 
 class Sharded(Parameters):
-    """1/ranks of every parameter on each rank of `group`: torch's fully_shard, a unit a layer and one for the rest.
+    """Parameters of which each rank of `group` has 1/ranks: torch's fully_shard, a unit a layer and one for the rest.
 
     A unit's parameters are gathered before its forward and before its backward (the rest's before the forward
     only). Gradients are reduced unit by unit inside the last micro-batch's backward, whose time has theirs
@@ -227,5 +229,5 @@ def materialise(network: Transformer, device: torch.device) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A copy on the CPU, gathered from all ranks where it is sharded."""
+    """Returns a copy on the CPU, gathered from all ranks where it is sharded."""
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).to("cpu", copy=True)

@@ -1,4 +1,4 @@
-"""One rank's forward and backward of a micro-batch: how its attention runs, and how long its device takes.
+"""Runs one rank's forward and backward of a micro-batch: how its attention runs, and how long its device takes.
 
 Not gradients' sums, nor the optimizer (zbench.runtime.training.trainer).
 """
@@ -26,6 +26,8 @@ BURSTS = 3  # the first warms up
 
 @dataclass
 class Passes:
+    """One rank's forward and backward passes."""
+
     job: Job
     rank: int
     engine: Engine
@@ -40,19 +42,20 @@ class Passes:
             self.deepspeed = DeepSpeed(self.rank, dist.get_world_size(), self.engine)
 
     def attends(self, plans: tuple[Plan, ...], where: str) -> list[Attend]:
-        """How attention runs, of every plan."""
+        """Returns, for every plan, a function that runs its attention."""
         self.engine.board.say(f"{where}, compiling plans")
         return [self._attend(plan) for plan in plans]
 
     def run(self, one: Text, attend: Attend, num_tokens: int, where: str) -> Tensor:
-        """Forward and backward; the rank's part of the loss. num_tokens: that the loss is the mean of."""
+        """Runs forward and backward; returns the rank's part of the loss. num_tokens: that the loss is the mean of."""
         part = self._forward(one, attend, num_tokens, where)
         self.engine.pace.spend(float(self.job.cost.head_seconds(np.array([len(one.tokens)]))[0]))
         part.backward()
         return part.detach()
 
     def burst(self, plan: Plan) -> tuple[float, float]:
-        """(seconds that this rank's work takes here, all ranks at it at once; seconds that it takes its device).
+        """Returns (seconds that this rank's work takes here, all ranks at it at once; seconds that it takes its
+        device).
 
         plan: without messages; a sequence a rank. Gradients are left as they come out.
         """

@@ -1,4 +1,4 @@
-"""Sums of gradients over all ranks, started while a backward goes on. Not when, nor of what.
+"""Sums gradients over all ranks, started while a backward goes on. Not when, nor of what.
 
 Flat: one all-reduce each over all ranks; NCCL's own finds the nodes and takes every NIC. Gloo's does not: it goes round
 one ring of ranks, which leaves a node, and enters it, through a single NIC. TwoLevel therefore reduces inside nodes
@@ -19,12 +19,12 @@ LEAST = 1 << 16  # elements of one of those: smaller messages are headers and ac
 
 
 class Reduction(Protocol):
-    """unit: what the number of elements of a piece has to be a multiple of."""
+    """A way to sum tensors over all ranks. unit: what the number of elements of a piece has to be a multiple of."""
 
     unit: int
 
     def start(self, piece: Tensor) -> None:
-        """`piece`, one-dimensional, is to become its sum over ranks; all start the same ones in the same order."""
+        """Starts to make `piece`, one-dimensional, its sum over ranks; all start the same ones in the same order."""
 
     def finish(self) -> None:
         """Returns when all that was started is summed (on a GPU: before what its queue is given from now on)."""
@@ -33,7 +33,7 @@ class Reduction(Protocol):
 
 
 class Flat:
-    """One all-reduce over `group`."""
+    """A reduction by one all-reduce over `group`."""
 
     unit = 1
 
@@ -53,7 +53,8 @@ class Flat:
 
 
 class TwoLevel:
-    """Reduce-scatter in the node, all-reduce between ranks of the same place in their nodes, all-gather in the node.
+    """A reduction on two levels: reduce-scatter in the node, all-reduce between ranks of the same place in their nodes,
+    all-gather in the node.
 
     Each has a thread and a process group of its own, in which pieces follow one another in order: while one piece is
     between nodes the next is inside. A job waits for the same piece's job of the thread before only, so the
@@ -76,7 +77,8 @@ class TwoLevel:
             self._gathers.append(self._threads[2].submit(self._gather, part, between))
 
     def finish(self) -> None:
-        """
+        """Waits until all that was started is summed.
+
         Raises:
             what a collective raised.
         """
@@ -89,11 +91,12 @@ class TwoLevel:
             thread.shutdown()
 
     def _scatter(self, part: Tensor) -> Tensor:
-        """Gloo's own reduce-scatter is an all-reduce."""
+        """Scatters sums in the node by an all-to-all: gloo's own reduce-scatter is an all-reduce."""
         return _scattered(part, self._groups[0])
 
     def _between(self, scatter: "Future[Tensor]") -> Tensor:
-        """Whole messages: gloo's all-reduce cuts them small, and headers are then 4 % of what a desk's NIC carries."""
+        """Sums between nodes in whole messages: gloo's all-reduce cuts them small, and headers are then 4 % of what a
+        desk's NIC carries."""
         share = scatter.result()
         _gathered(share, _scattered(share, self._groups[1]), self._groups[1])
         return share
@@ -103,7 +106,7 @@ class TwoLevel:
 
 
 def _scattered(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """This rank's share of `whole`, [its elements / ranks], summed over the group in the order of its ranks."""
+    """Returns this rank's share of `whole`, [its elements / ranks], summed over the group in the order of its ranks."""
     theirs = torch.empty_like(whole)
     dist.all_to_all_single(theirs, whole, group=group)
     return theirs.view(group.size(), -1).sum(0)

@@ -1,4 +1,4 @@
-"""What a rank's trainer is made of, as its job and its device have it. Collective: every rank makes the same."""
+"""Sets up the parts of a rank's trainer, as its job and its device have it. Collective: every rank makes the same."""
 
 import sys
 from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def parameters_of(job: Job, rank: int, device: torch.device, sharing: int, say: Callable[[str], None]) -> Parameters:
-    """The network with its first weights, and its optimizer. sharing: ranks on this rank's GPU.
+    """Makes the network with its first weights, and its optimizer. sharing: ranks on this rank's GPU.
 
     Raises:
         ValueError: sharded parameters on a GPU that ranks share.
@@ -58,7 +58,8 @@ def _placed(job: Job, network: Transformer, device: torch.device, sharing: int) 
 
 
 def engine_of(job: Job, rank: int, num_ranks: int, device: torch.device, board: Board, pace: Pace) -> Engine:
-    """What runs plans: the kernel, and messages on a group of their own, so that collectives cannot come between."""
+    """Makes the engine that runs plans: the kernel, and messages on a group of their own, so that collectives cannot
+    come between."""
     model, node = job.cost.model, job.cost.cluster.node_of
     elsewhere = [bool(node[other] != node[rank]) for other in range(num_ranks)]
     group = dist.new_group()
@@ -68,7 +69,8 @@ def engine_of(job: Job, rank: int, num_ranks: int, device: torch.device, board: 
 
 
 def sampler_of(job: Job, rank: int, place: "Place | None") -> Sampler:
-    """Looks at the NICs of the node or, where it is emulated, of its `place`; in a step on its first rank alone."""
+    """Makes the sampler of the node's NICs or, where the node is emulated, of its `place`; in a step it looks on the
+    node's first rank alone."""
     counters = Counters.of() if place is None else place.counters()
     is_first = rank % job.cost.cluster.gpus_per_node == 0
     return Sampler(counters, job.nic_interval if is_first else None)

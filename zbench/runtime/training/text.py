@@ -19,7 +19,8 @@ _SURPRISES = 0.25  # share of made tokens that do not follow from the one before
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """tokens, positions (inside the sequence), targets (the next token): int64 [T], in the rank's order of rows."""
+    """The tokens of a rank: tokens, positions (inside the sequence), targets (the next token): int64 [T], in the rank's
+    order of rows."""
 
     tokens: Ints
     positions: Ints
@@ -27,11 +28,12 @@ class Text:
 
 
 def is_real(workload: Workload) -> bool:
+    """Returns whether a workload has token ids of its own."""
     return hasattr(workload, "tokens_of")
 
 
 def sequences(workload: Workload, batch: Batch, which: Ints, vocab: int) -> list[Ints]:
-    """Token ids of the batch's sequences `which`.
+    """Returns the token ids of the batch's sequences `which`.
 
     Raises:
         ValueError: a token id is outside the model's vocabulary.
@@ -47,7 +49,7 @@ def sequences(workload: Workload, batch: Batch, which: Ints, vocab: int) -> list
 
 
 def text(plan: Plan, rank: int, workload: Workload, batch: Batch, vocab: int) -> Text:
-    """Of the blocks that `rank` is home of, block after block, their pieces by (sequence, start)."""
+    """Returns the tokens of the blocks that `rank` is home of, block after block, their pieces by (sequence, start)."""
     blocks = plan.blocks
     pieces = blocks.pieces.items[np.isin(blocks.block[blocks.pieces.items], np.flatnonzero(blocks.home == rank))]
     which, place = np.unique(blocks.seq[pieces], return_inverse=True)

@@ -57,13 +57,14 @@ class Trainer:
 
     @staticmethod
     def prepare() -> None:
-        """Before ranks are forked: loads what each would load in its first step, some 0.8 s of a core."""
+        """Loads, before ranks are forked, what each would load in its first step, some 0.8 s of a core."""
         import torch._dynamo  # noqa: F401 - torch's optimizers do
 
         nowhere = np.zeros(1, np.int64)
         proxy(0, 0, nowhere, nowhere, 1, 1)  # numba's own parts come with the first call of anything it compiled
 
     def about(self) -> About:
+        """Returns what the rank found out about how it runs."""
         cuda = self.device.type == "cuda"
         return About(
             device=torch.cuda.get_device_name(self.device) if cuda else cpu_name(),
@@ -106,13 +107,14 @@ class Trainer:
         return self._report(value, worst, Moments(compiling, began, ran, reduced, checked, ended), noted)
 
     def _tokens(self, batch: Batch, plans: tuple[Plan, ...], where: str) -> list[Text]:
-        """This rank's tokens of every micro-batch."""
+        """Returns this rank's tokens of every micro-batch."""
         self.board.say(f"{where}, reading tokens")
         vocab = self.job.cost.model.vocab
         return [text(plan, self.rank, self.job.workload, batch, vocab) for plan in plans]
 
     def _programs(self, plans: tuple[Plan, ...], where: str) -> tuple[list[Attend], float]:
-        """How attention runs, of every plan, and the seconds that finding out took: ahead of the step, like planning.
+        """Returns how attention runs, of every plan, and the seconds that finding out took: ahead of the step, like
+        planning.
 
         Collective where a package is opened.
         """
@@ -137,7 +139,7 @@ class Trainer:
         return began
 
     def _run(self, texts: list[Text], attends: list[Attend], batch: Batch, where: str) -> Tensor:
-        """Forward and backward of every micro-batch; this rank's share of the loss, float64 []."""
+        """Runs forward and backward of every micro-batch; returns this rank's share of the loss, float64 []."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for number, (one, attend) in enumerate(zip(texts, attends, strict=True)):
             self.parameters.begin(last=number == len(texts) - 1)
@@ -145,14 +147,14 @@ class Trainer:
         return loss
 
     def _reduce(self, loss: Tensor, where: str) -> None:
-        """Gradients and loss become sums over all ranks. Collective."""
+        """Makes gradients and loss sums over all ranks. Collective."""
         self.board.wait(f"{where}, gradient reduction")
         self.parameters.finish()
         self.engine.transport.settle()
         dist.all_reduce(loss)
 
     def _update(self, wanted: bool) -> None:
-        """The optimizer's step; without `wanted`, gradients are dropped."""
+        """Takes the optimizer's step; without `wanted`, gradients are dropped."""
         self.pace.came()
         with span(OPTIMIZER):
             if wanted:
@@ -191,27 +193,29 @@ class Trainer:
         )
 
     def burst(self, plan: Plan) -> tuple[float, float]:
-        """zbench.runtime.training.passes.Passes.burst."""
+        """Times a plan's work as zbench.runtime.training.passes.Passes.burst does, and drops the gradients."""
         found = self.passes.burst(plan)
         self.parameters.drop()
         return found
 
     def save(self, path: str, step: int) -> None:
-        """step: the first one that is not in the checkpoint."""
+        """Writes a checkpoint. step: the first one that is not in the checkpoint."""
         self.board.say(f"checkpoint after step {step - 1}")
         checkpoint.save(path, self.parameters, {"next_step": step, "run": self.job.told()})
 
     def load(self, path: str) -> None:
+        """Takes over the checkpoint `path`."""
         self.board.say(f"loading the checkpoint {path}")
         checkpoint.load(path, self.parameters)
 
     def close(self) -> None:
+        """Ends threads, the transport and the group of ranks."""
         self.parameters.close()
         self.engine.transport.close()
         self.rendezvous.close()
 
     def _now(self) -> float:
-        """The time, once the device has done all that it was given."""
+        """Returns the time, once the device has done all that it was given."""
         if self.device.type == "cuda":
             self.board.wait()  # work on the device waits for other ranks, and this for it
             torch.cuda.synchronize(self.device)
@@ -227,7 +231,8 @@ class Trainer:
             fault.begin(cluster, place)
 
     def _check(self, batch: Batch, loss: float, where: str) -> tuple[float, str] | None:
-        """Collective; the answer is rank 0's, and the others wait for it at the next collective."""
+        """Compares a step with the dense model. Collective; the answer is rank 0's, and the others wait for it at the
+        next collective."""
         self.board.wait(f"{where}, gathering gradients")
         weights, gradients = self.parameters.weights(), self.parameters.gradients()
         if self.rank != 0:

@@ -68,7 +68,7 @@ class Transformer(nn.Module):
                     parameter.copy_(self.draw(name))
 
     def draw(self, name: str) -> Tensor:
-        """The whole initial value of a parameter, float32 on the CPU: the same on every rank and for every dtype.
+        """Draws the whole initial value of a parameter, float32 on the CPU: the same on every rank and for every dtype.
 
         Projections into the residual stream are drawn smaller by sqrt(2 layers), so that its variance does
         not grow with depth (GPT-2, Radford et al. 2019, section 2.3).
@@ -82,7 +82,8 @@ class Transformer(nn.Module):
         return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)).mul_(std)
 
     def forward(self, tokens: Tensor, positions: Tensor, targets: Tensor, attend: Attend, num_tokens: int) -> Tensor:
-        """Sum of the next-token cross-entropy of these tokens over `num_tokens`, those of the whole global batch.
+        """Returns the sum of the next-token cross-entropy of these tokens over `num_tokens`, those of the whole global
+        batch.
 
         tokens, positions (inside the sequence), targets: int64 [T]. Returns a scalar, float32 or float64.
         `attend` is called once a layer, in order, and its backward runs once a layer, in reverse order,
@@ -115,6 +116,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, turns: tuple[Tensor, Tensor], attend: LocalAttend, fused: Elementwise, recompute: str
     ) -> Tensor:
+        """Returns the layer's output, [T, h]; `recompute` says what runs again in the backward."""
         if not torch.is_grad_enabled():
             recompute = "none"
         if recompute == "none":
@@ -131,7 +133,7 @@ class Layer(nn.Module):
         return self._after(x, attend(*self._project(x, turns, fused)), fused)
 
     def _project(self, x: Tensor, turns: tuple[Tensor, Tensor], fused: Elementwise) -> tuple[Tensor, Tensor, Tensor]:
-        """What attends: q [T, H, D], k and v [T, Hkv, D]."""
+        """Returns what attends: q [T, H, D], k and v [T, Hkv, D]."""
         heads, kv_heads = self.model.num_heads, self.model.num_kv_heads
         qkv: Tensor = NormLinear.apply(x, self.attention_norm, self.qkv.to(x.dtype), fused)
         parts: tuple[Tensor, Tensor, Tensor] = Split.apply(
@@ -140,7 +142,7 @@ class Layer(nn.Module):
         return parts
 
     def _after(self, x: Tensor, o: Tensor, fused: Elementwise) -> Tensor:
-        """The layer's output, of its input and what was attended to, o [T, H, D]."""
+        """Returns the layer's output, of its input and what was attended to, o [T, H, D]."""
         x = torch.addmm(x, o.flatten(1), self.out.to(x.dtype).T)
         if self.router is not None:
             return x + self._experts(Norm.apply(x, self.ffn_norm, fused), self.router, fused)
@@ -149,7 +151,7 @@ class Layer(nn.Module):
         return out
 
     def _experts(self, x: Tensor, router: Tensor, fused: Elementwise) -> Tensor:
-        """Rows sorted by expert, one SwiGLU an expert, back in order and weighted.
+        """Returns the experts' output: rows sorted by expert, one SwiGLU an expert, back in order and weighted.
 
         An expert without tokens runs on no rows, so that its weights get a gradient of zeros.
         """
@@ -167,7 +169,7 @@ class Layer(nn.Module):
 
 
 def again(run: Callable[..., Any], *arguments: Any) -> Any:
-    """run(*arguments), of which only the arguments are kept: it runs again in the backward.
+    """Calls run(*arguments) and keeps only the arguments: it runs again in the backward.
 
     Never stopped early: where it could stop depends on what autograd saved, and all ranks have to run attend's
     messages again alike. The cost model counts the whole forward too.
@@ -176,12 +178,13 @@ def again(run: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x [T, in], weight [out, in] of any dtype -> [T, out] in x's."""
+    """Multiplies x [T, in] by weight [out, in] of any dtype -> [T, out] in x's."""
     return F.linear(x, weight.to(x.dtype))
 
 
 def rope(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the turn of every pair, float64 [T, D/2]: float32 angles are off by 1e-3 at 64K tokens."""
+    """Returns cosine and sine of the turn of every pair, float64 [T, D/2]: float32 angles are off by 1e-3 at 64K
+    tokens."""
     pairs = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device)
     angles = positions.to(torch.float64)[:, None] * ROPE_BASE ** (-pairs / head_dim)
     return angles.cos(), angles.sin()

@@ -1,4 +1,4 @@
-"""Messages of a running program over gloo: receives posted ahead, sends from threads of their own.
+"""Moves messages of a running program over gloo: receives posted ahead, sends from threads of their own.
 
 Every leg of every transfer is one message, named by its leg number. A rank posts its receives in plan order, those from
 inside the node apart from those across nodes, and has three lanes that send, each in plan order, as the simulator's
@@ -58,7 +58,7 @@ class Arrivals:
             self._post_until(side, AHEAD)
 
     def _post_until(self, side: int, count: int) -> None:
-        """The first `count` of a side, or as many as there are."""
+        """Posts the first `count` receives of a side, or as many as there are."""
         with self._posting:
             for index in self._queues[side][self._posted[side] : count]:
                 receive = self.receives[index]
@@ -67,6 +67,7 @@ class Arrivals:
                 self._posted[side] += 1
 
     def is_done(self, index: int) -> bool:
+        """Returns whether receive `index` was waited for."""
         return self._done[index]
 
     def wait(self, index: int) -> None:
@@ -88,7 +89,7 @@ class Arrivals:
 
 
 class Parcels:
-    """What the sends of a run carry, each put together once, by whichever lane comes to it first."""
+    """The parcels that the sends of a run carry, each put together once, by whichever lane comes to it first."""
 
     def __init__(self, job: Job, progress: threading.Condition) -> None:
         self.job, self.progress = job, progress
@@ -99,7 +100,7 @@ class Parcels:
         self._legs = [0 if isinstance(send, Relay) else len(send.legs) for send in sends]  # that are to take it yet
 
     def take(self, number: int, send: Send) -> Tensor:
-        """Of send `number`, for one of its legs; once the attends that it needs have run."""
+        """Returns the data of send `number`, for one of its legs; once the attends that it needs have run."""
         with self.progress:
             while self.attended < send.after:
                 self.progress.wait()
@@ -140,7 +141,7 @@ class Threaded:
             self.sender.finish(lane)
 
     def _legs(self, lane: int) -> Iterator[tuple[int, Send | Relay, Leg]]:
-        """(number of the send, the send, its leg) of all that a lane sends, in plan order."""
+        """Yields (number of the send, the send, its leg) of all that a lane sends, in plan order."""
         across = self.post.peers
         for number, send in enumerate(self.job.program.sends):
             if isinstance(send, Relay):
@@ -152,7 +153,7 @@ class Threaded:
                     yield number, send, leg
 
     def _send_all(self, lane: int) -> None:
-        """In the lane's thread."""
+        """Sends all of a lane's messages, in the lane's thread."""
         works = []
         for number, send, (leg, peer, begin, end) in self._legs(lane):
             data = self._received(send) if isinstance(send, Relay) else self.parcels.take(number, send)[begin:end]
@@ -180,10 +181,12 @@ class Sender:
         return Threaded(self, post, job)
 
     def start(self, lane: int, job: Callable[[], None]) -> None:
+        """Queues a job for a lane's thread."""
         self._lanes[lane].jobs.put(job)
 
     def left(self, lane: int, works: Works) -> None:
-        """In the lane's thread: sends that are under way, with what they carry; waits for those of the run before."""
+        """Notes, in the lane's thread, the sends that are under way, with what they carry; waits for those of the run
+        before."""
         for work, _ in self._lanes[lane].left:
             work.wait()
         self._lanes[lane].left = works
@@ -211,7 +214,7 @@ class Sender:
 
 
 class _Lane:
-    """left: its last run's sends."""
+    """A lane's thread and its jobs. left: its last run's sends."""
 
     def __init__(self, name: str) -> None:
         self.jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

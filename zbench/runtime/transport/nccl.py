@@ -1,4 +1,4 @@
-"""Messages of a running program over NCCL: what a rank sends and receives, one batch after another.
+"""Moves messages of a running program over NCCL: what a rank sends and receives, one batch after another.
 
 NCCL's messages have no names: between two ranks they are matched in the order they were posted in, and what is posted
 as one is under way until all of its partners have joined. So a rank posts its batches (zbench.runtime.program.phases)
@@ -26,7 +26,7 @@ Issue = Callable[[list[Any]], list[Any]]  # posts dist.P2POps, returns what to w
 
 
 def transport_of(group: dist.ProcessGroup) -> Transport:
-    """The transport for the group's backend. Collective: every rank of the group has to come there."""
+    """Returns the transport for the group's backend. Collective: every rank of the group has to come there."""
     if dist.get_backend(group) != "nccl":
         return Sender()
     dist.barrier(group)  # makes the communicator, which takes all ranks; a batch is only some ranks'
@@ -46,10 +46,10 @@ class Batches:
         return Batched(self.issue, post, job)
 
     def settle(self) -> None:
-        """Runs waited for their own."""
+        """Returns at once: runs waited for their own messages."""
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Does nothing, as there is nothing to end."""
 
 
 class Batched:
@@ -87,13 +87,14 @@ class Batched:
             self.waited[at], self.under_way[at] = True, ([], [])
 
     def _operations(self, batch: Batch) -> list[dist.P2POp]:
-        """Of the batch's messages, by leg: those between two ranks come in the same order on both."""
+        """Lists the operations of the batch's messages, by leg: those between two ranks come in the same order on
+        both."""
         legs = [leg for index in batch.sends for leg in self._sends(index)]
         legs += [self._receive(index) for index in batch.receives]
         return [op for _, op in sorted(legs, key=lambda pair: pair[0])]
 
     def _sends(self, index: int) -> list[tuple[int, dist.P2POp]]:
-        """(leg, operation) of what leaves of one message."""
+        """Returns (leg, operation) of what leaves of one message."""
         send = self.job.program.sends[index]
         if isinstance(send, Relay):
             if not self.in_order:

@@ -1,4 +1,4 @@
-"""What a run asks of a transport, what a transport asks of a run, and how messages are posted and counted.
+"""The interface of transports: what a run asks of one, what it asks of a run, and how messages are posted and counted.
 
 zbench.runtime.transport.gloo and zbench.runtime.transport.nccl (NCCL) are the two there are.
 """
@@ -20,7 +20,8 @@ Pair = tuple[Program, Program]
 
 @dataclass
 class Traffic:
-    """Bytes this rank sent and received, inside its node and across nodes, counted where messages are posted."""
+    """The bytes that this rank sent and received, inside its node and across nodes, counted where messages are
+    posted."""
 
     inside_tx: int = 0
     inside_rx: int = 0
@@ -29,6 +30,7 @@ class Traffic:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def sent(self, across: bool, size: int) -> None:
+        """Counts bytes that were sent."""
         with self._lock:
             if across:
                 self.across_tx += size
@@ -36,6 +38,7 @@ class Traffic:
                 self.inside_tx += size
 
     def received(self, across: bool, size: int) -> None:
+        """Counts bytes that were received."""
         with self._lock:
             if across:
                 self.across_rx += size
@@ -59,11 +62,12 @@ class Post:
     staged: bool = False
 
     def send(self, data: Tensor, peer: int, tag: int) -> Any:
+        """Posts a send of `data`; returns what to wait for."""
         self.traffic.sent(self.peers[peer], data.numel() * data.element_size())
         return self.group.send([data.to("cpu", copy=True) if self.staged else data], peer, tag)
 
     def receive(self, data: Tensor, peer: int, tag: int) -> Any:
-        """What to wait for; `data` may be read after that."""
+        """Posts a receive; returns what to wait for; `data` may be read after that."""
         self.traffic.received(self.peers[peer], data.numel() * data.element_size())
         if not self.staged:
             return self.group.recv([data], peer, tag)
@@ -89,18 +93,19 @@ class _Staged:
 
 
 class Job(Protocol):
-    """What a transport asks of a run. tag: tells the forward's messages from the backward's. number: of the run in its
-    step (zbench.runtime.clocks.events)."""
+    """The part of a run that a transport asks for. tag: tells the forward's messages from the backward's. number: of
+    the run in its step (zbench.runtime.clocks.events). tag: tells the forward's messages from the backward's. number:
+    of the run in its step (zbench.runtime.clocks.events)."""
 
     program: Program
     tag: int
     number: int
 
     def place(self, receive: Receive) -> Tensor:
-        """The bytes that a message arrives in."""
+        """Returns the bytes that a message arrives in."""
 
     def message(self, send: Send) -> Tensor:
-        """The bytes of a message, put together from what is there; waits for the receives it needs."""
+        """Returns the bytes of a message, put together from what is there; waits for the receives it needs."""
 
 
 class Messages(Protocol):
@@ -112,10 +117,10 @@ class Messages(Protocol):
     in_order: bool
 
     def before(self, attended: int) -> None:
-        """The run is about to go on, with so many attends started."""
+        """Prepares for the run to go on, with so many attends started."""
 
     def is_done(self, index: int) -> bool:
-        """Whether receive `index` was waited for."""
+        """Returns whether receive `index` was waited for."""
 
     def wait(self, index: int) -> None:
         """Returns when receive `index` can be read by what is started from now on; any number of times."""
@@ -125,14 +130,16 @@ class Messages(Protocol):
 
 
 class Transport(Protocol):
-    """How the messages of all runs on a rank travel."""
+    """The way in which the messages of all runs on a rank travel."""
 
     def prepare(self, plan: Plan, cost: Cost, pair: Pair) -> Pair:
-        """A plan's programs with what else this transport needs to know of the plan."""
+        """Returns a plan's programs with what else this transport needs to know of the plan."""
 
-    def open(self, post: Post, job: Job) -> Messages: ...
+    def open(self, post: Post, job: Job) -> Messages:
+        """Opens the messages of one run."""
 
     def settle(self) -> None:
         """Returns when all that was sent may be changed."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the transport."""
