@@ -5,7 +5,7 @@ a GPU, longer ones go round a ring inside a node, the longest round a ring acros
 engine starts the slowest communication first: inter-node, intra-node, local. Transfers between nodes
 are spread over all NICs, and the tokens' homes are evened out for the linear modules.
 Source: Zeppelin, arXiv 2509.21841 (EuroSys 2026); its pseudo-code is not published, so what is
-derived here is told apart in docs/systems.md. Pure: no torch.
+derived here is told apart in docs/systems/zeppelin.md. Pure: no torch.
 """
 
 from dataclasses import dataclass, replace
