@@ -72,7 +72,7 @@ def test_the_published_partition_knows_no_link_and_no_kernel() -> None:
 
 
 def test_published_squares_beside_every_assignment() -> None:
-    """Largest sum of squares of a node's GPUs, of sequences kept whole; docs/systems/zeppelin.md has the figures."""
+    """Largest sum of squares of a node's GPUs, of sequences kept whole; results/docs/oracles.md has the figures."""
     gaps = []
     for seed, buckets in product(range(40), (2, 3, 4)):
         tokens = np.sort(np.random.default_rng(seed).integers(50, 1000, 6))[::-1].copy()
