@@ -1,7 +1,7 @@
-"""A hook of mkdocs (mkdocs.yml): what lies under results is made a part of the site, although it is not under docs. An edge.
+"""A hook of mkdocs (mkdocs.yml) that makes pictures and tables under results, which is not docs, part of the site. An edge.
 
-The pictures of results/paper become pictures/, the tables of results/docs become tables/. Pages link to these files where
-they lie in the repository, so that the links work there, too; on the site they lead to the copies.
+The pictures of results/paper become pictures/, the tables of results/docs become tables/. Pages link to these files
+where they lie in the repository, so that the links work there, too; on the site they lead to the copies.
 """
 
 import re
@@ -23,7 +23,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in sorted((results / "paper").glob("*.svg")):
         files.append(File.generated(config, f"pictures/{path.name}", abs_src_path=str(path)))
     for path in sorted((results / "docs").glob("*.md")):
-        files.append(File.generated(config, f"tables/{path.name}", abs_src_path=str(path), inclusion=InclusionLevel.NOT_IN_NAV))
+        files.append(
+            File.generated(config, f"tables/{path.name}", abs_src_path=str(path), inclusion=InclusionLevel.NOT_IN_NAV)
+        )
     return files
 
 
