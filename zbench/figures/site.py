@@ -1,4 +1,4 @@
-"""A hook of mkdocs (mkdocs.yml) that makes pictures and tables under results, which is not docs, part of the site. An edge.
+"""A hook of mkdocs (mkdocs.yml): pictures and tables under results, outside of docs, are part of the site. An edge.
 
 The pictures of results/paper become pictures/, the tables of results/docs become tables/. Pages link to these files
 where they lie in the repository, so that the links work there, too; on the site they lead to the copies.
