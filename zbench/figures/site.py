@@ -19,6 +19,7 @@ _RULES = (  # what a link in the repository is on the site; dots are the way up,
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pictures of results/paper and the tables of results/docs to the site's files."""
     results = Path(config.config_file_path).parent / "results"
     for path in sorted((results / "paper").glob("*.svg")):
         files.append(File.generated(config, f"pictures/{path.name}", abs_src_path=str(path)))
@@ -30,6 +31,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Replaces links to results/paper and results/docs by links to the site's copies."""
     for rule, on_site in _RULES:
         markdown = rule.sub(on_site, markdown)
     return markdown
