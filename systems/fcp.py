@@ -4,7 +4,7 @@ Sequences are cut in blocks of a fixed size; a block is a bin-packing item with 
 (compute, more for later blocks of a sequence), and may go to any rank. Its queries need the keys of all earlier
 blocks of the sequence, which are sent from rank to rank in rounds in which nobody sends or receives twice. Tokens
 are reshuffled for the linear modules. Source: FCP (arXiv 2605.08524, MLSys 2026), whose code is not published;
-what is derived here is told apart in docs/systems.md.
+what is derived here is told apart in docs/systems/fcp.md.
 """
 
 from collections.abc import Iterator

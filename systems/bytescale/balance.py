@@ -5,7 +5,7 @@ A sequence of s tokens is cut over ceil(s / C) ranks, any whole number, for one 
 share of it. Ranks meet only when gradients are summed, or, with ZeRO-3, in every micro-batch: what counts is each
 rank's seconds over all that is dealt at once. The largest shares are dealt first, to the ranks with least; then single
 shares move, or change places with lighter ones, while that relieves the busiest rank. Source: ByteScale (arXiv
-2502.21231, section 5 and algorithm 2); what differs is told in docs/systems.md.
+2502.21231, section 5 and algorithm 2); what differs is told in docs/systems/bytescale.md.
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ One ring over all ranks for the longest sequence, a few ranks for a shorter one,
 ranks, all at once; a rank that is done with its part of a long sequence early has more packs, and so may have
 another number of micro-batches than its neighbours. With pipeline stages micro-batches are of equal work besides
 (PP-balance, zbench.systems.bytescale.slots). Source: ByteScale (arXiv 2502.21231, SIGCOMM 2025), whose code is not
-published; what is left out (offloading) and what is derived is told in docs/systems.md.
+published; what is left out (offloading) and what is derived is told in docs/systems/bytescale.md.
 """
 
 from collections.abc import Iterator

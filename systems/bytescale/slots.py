@@ -3,7 +3,7 @@
 Stages are at work on different micro-batches at a time (zbench.cost.stacks), so one that takes longer than its
 neighbours has the other stages wait. PP-balance makes micro-batches that take the same time on every rank: buckets of
 similar lengths and equal work, as ByteScale has them (arXiv 2502.21231, section 5 and algorithm 2), or equal work of
-all lengths. What differs is told in docs/systems.md.
+all lengths. What differs is told in docs/systems/bytescale.md.
 """
 
 from collections.abc import Callable

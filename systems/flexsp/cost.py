@@ -36,7 +36,7 @@ class Objective:
 
     degree: ranks. square, linear, fixed: seconds a token^2, a token, a group and micro-batch.
     capacity: tokens a group holds. num_ranks: of the cluster; groups of a micro-batch have no more in all.
-    collectives: of data parallelism, which the paper's fixed constants may hold (see docs/systems.md).
+    collectives: of data parallelism, which the paper's fixed constants may hold (see docs/systems/flexsp.md).
     """
 
     degree: Ints

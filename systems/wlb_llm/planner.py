@@ -4,7 +4,7 @@ Groups of G ranks gather keys and values (context parallelism as in Llama 3's tr
 different numbers of tokens, so that attention and linear work together are the same; each pack is cut in the way its
 attention kernels take less time with. The third idea, holding very long documents back, changes which samples a
 batch has and so is a workload here (workloads/delayed.py). Source: WLB-LLM (arXiv 2503.17924, OSDI 2025), whose code
-is not published; what differs is told in docs/systems.md.
+is not published; what differs is told in docs/systems/wlb_llm.md.
 """
 
 from collections.abc import Iterator

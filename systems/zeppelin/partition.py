@@ -7,7 +7,7 @@ threshold. `zones` says from which length a cut can be free because attention hi
 of the thresholds that the batch offers above it, the one with the least estimated time is taken. A
 bucket (node or GPU) never takes more tokens than its memory holds: where whole sequences do not
 fit, the threshold falls. zeppelin.nodes deals to nodes, zeppelin.gpus inside one; here are the thresholds
-and what is made of them. docs/systems.md tells which of this is the paper's.
+and what is made of them. docs/systems/zeppelin.md tells which of this is the paper's.
 """
 
 from dataclasses import dataclass, replace

@@ -5,7 +5,7 @@ a GPU, longer ones go round a ring inside a node, the longest round a ring acros
 engine starts the slowest communication first: inter-node, intra-node, local. Transfers between nodes
 are spread over all NICs, and the tokens' homes are evened out for the linear modules.
 Source: Zeppelin, arXiv 2509.21841 (EuroSys 2026); its pseudo-code is not published, so what is
-derived here is told apart in docs/systems.md.
+derived here is told apart in docs/systems/zeppelin.md.
 """
 
 from dataclasses import dataclass, replace
@@ -70,7 +70,7 @@ class Zeppelin:
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns the plan of the whole batch as one micro-batch."""
-        # The steps have the names that docs/systems.md gives them. Partitioner "search" plays what it compares.
+        # The steps have the names that docs/systems/zeppelin.md gives them. Partitioner "search" plays what it compares.
         if self.partitioner == "search":
             return (self._improved(self._best(batch)),)
         # Partitioner "published" plays nothing, but to order the queues.

@@ -6,7 +6,7 @@ whole to the least loaded bucket. Where one overflows its bucket, the threshold 
 and the level starts again. Across nodes a sequence weighs its tokens and the threshold begins at what a node holds;
 inside a node it weighs its squared length and the threshold begins at what a GPU holds.
 The text says this much; that a bucket holds the batch's mean of tokens, averages are of the zone that is cut, and
-cut sequences may overflow, is derived (docs/systems.md).
+cut sequences may overflow, is derived (docs/systems/zeppelin.md).
 """
 
 import numba as nb

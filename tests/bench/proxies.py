@@ -1,4 +1,4 @@
-"""Zeppelin's plans of docs/systems.md, On H800: `python tests/bench/proxies.py` (simulated milliseconds of a layer).
+"""Zeppelin's plans on H800 (docs/systems/zeppelin.md): `python tests/bench/proxies.py`, simulated ms of a layer.
 
 The first prolong64k batch on h800_4x8: every partition that zeppelin compares, by its estimate and played over all NICs
 of a node, over fewer, directly, with received kv kept, and with links that take no time.

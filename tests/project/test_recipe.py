@@ -1,4 +1,4 @@
-"""docs/systems.md, "Adding one", done by a new user: its files written to an empty folder, its commands run there."""
+"""docs/systems/adding.md, done by a new user: its files written to an empty folder, its commands run there."""
 
 import os
 import re
@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def recipe() -> tuple[dict[str, str], list[str]]:
-    """(files by the path in their first line, command lines) of the section."""
-    section = (ROOT / "docs" / "systems.md").read_text().split("## Adding one\n")[1].split("\n## ")[0]
+    """(files by the path in their first line, command lines) of the page."""
+    section = (ROOT / "docs" / "systems" / "adding.md").read_text()
     files, commands = {}, []
     for kind, text in re.findall(r"```(\w*)\n(.*?)```", section, re.DOTALL):
         if kind in ("python", "yaml"):

@@ -53,7 +53,7 @@ def total(parts: tuple, of: Objective) -> float:
 
 # -- the objective --------------------------------------------------------------------------------
 def test_constants_are_close_to_those_flexsp_measured(cost: Cost) -> None:
-    """Linear time of a token: compute and 8 transfers of its hidden state, in 64 A100's groups; docs/systems.md."""
+    """Linear time of a token: compute and 8 transfers of its hidden state, on 64 A100 (docs/systems/flexsp.md)."""
     of = objective(cost, "keep")
     alpha = {row["coefficient"]: float(row["value"]) / 1e3 for row in published("compute")}
     bandwidth = {int(row["degree"]): float(row["gigabytes_per_second"]) * 1e9 for row in published("all_to_all")}

@@ -72,7 +72,7 @@ def test_the_published_partition_knows_no_link_and_no_kernel() -> None:
 
 
 def test_published_squares_beside_every_assignment() -> None:
-    """Largest sum of squares of a node's GPUs, of sequences kept whole; docs/systems.md has the figures."""
+    """Largest sum of squares of a node's GPUs, of sequences kept whole; results/docs/oracles.md has the figures."""
     gaps = []
     for seed, buckets in product(range(40), (2, 3, 4)):
         tokens = np.sort(np.random.default_rng(seed).integers(50, 1000, 6))[::-1].copy()
@@ -102,7 +102,7 @@ def every_partition(count: int, nodes: int, gpus: int) -> list[Partition]:
 
 @pytest.mark.parametrize("device", [A100, H100], ids=lambda device: device.name)
 def test_the_search_beside_every_partition(device: object) -> None:
-    """Two nodes of two GPUs, without remapping, in the order of queues; docs/systems.md has the figures."""
+    """Two nodes of two GPUs, without remapping, in the order of queues; docs/systems/zeppelin.md has the figures."""
     cost, gaps = small(2, 2, device), []  # type: ignore[arg-type]
     for batch in batches(5, most=3):
         zeppelin = Zeppelin(cost, remap=False, order=False)

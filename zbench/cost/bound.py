@@ -7,7 +7,7 @@ pipeline, layer after layer. With stages (zbench.cost.stacks) it is the work of 
 it begins late is left out, as a micro-batch may be as small as a token.
 
 The ceiling knows gathers of parameters and reductions of gradients too (zbench.cost.collective), which no plan can do
-without: what of them no layer can hide. Attention sends nothing in it. docs/metrics.md proves both.
+without: what of them no layer can hide. Attention sends nothing in it. results/docs/ceiling.md has the proof.
 """
 
 from dataclasses import dataclass, replace
