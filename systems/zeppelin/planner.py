@@ -70,7 +70,7 @@ class Zeppelin:
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns the plan of the whole batch as one micro-batch."""
-        # The steps have the names that docs/systems/zeppelin.md gives them. Partitioner "search" plays what it compares.
+        # The steps are named as in docs/systems/zeppelin.md. Partitioner "search" plays what it compares.
         if self.partitioner == "search":
             return (self._improved(self._best(batch)),)
         # Partitioner "published" plays nothing, but to order the queues.

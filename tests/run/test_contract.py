@@ -205,7 +205,9 @@ def test_an_error_of_zbenchs_classes_is_left_as_it_is(uneven: Cost) -> None:
 def test_a_method_has_to_give_its_kind(uneven: Cost) -> None:
     part = Mine(uneven, list)
     assert gives(part, ".count", "nothing", int, lambda: 5) == 5
-    with pytest.raises(PlugInError, match=r"^tests\.run\.test_contract\.Mine\.start gave None; it has to give a zbench.*\.Ready$"):
+    with pytest.raises(
+        PlugInError, match=r"^tests\.run\.test_contract\.Mine\.start gave None; it has to give a zbench.*\.Ready$"
+    ):
         gives(part, ".start", "nothing", Ready, lambda: None)
     with pytest.raises(
         PlugInError, match=r"^tests\.run\.test_contract\.Mine\.start failed with KeyError: 3 \(.*; HYDRA_FULL_ERROR"

@@ -229,7 +229,10 @@ def test_versions_of_packages_are_recorded_and_another_one_is_another_run(
 @pytest.mark.parametrize(
     ("baseline", "told"),
     [
-        (target(Lengths), r"tests\.run\.test_run\.Lengths is called with the keys of its yaml and cost, and does not take that: "),
+        (
+            target(Lengths),
+            r"tests\.run\.test_run\.Lengths is called with the keys of its yaml and cost, and does not take that: ",
+        ),
         ({"_target_": "tests.run.test_run.nothing"}, r"system: NoneType has no plan "),
         ({}, r"system has no _target_; "),
     ],
