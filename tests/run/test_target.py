@@ -44,7 +44,7 @@ def test_keys_and_arguments_reach_the_class() -> None:
         ({"depth": "???"}, r"^system.depth has to be given, as in system.depth=\.\.\.$"),
         (
             {"depth": 1, "width": 2},
-            r"^tests\.run\.test_target.Mine is called with the keys of its yaml and cost, and does not take .* 'width'$",
+            r"^tests\.run\.test_target.Mine is called with the keys of its yaml and cost, and does not .* 'width'$",
         ),
         ({"depth": 1, "cost": 5}, r"^system.cost is given by the run; set the keys of cluster and model$"),
         ({"depth": 1, "_recursive_": 5}, r"^system cannot be made from its yaml: .*_recursive_ flag must be a bool"),
