@@ -79,6 +79,7 @@ def test_a_step_is_sound_and_repeats_itself(which: Variant, data: st.DataObject)
 
 
 @every_variant
+@settings(max_examples=15)
 @given(st.data())
 def test_bytes_are_those_of_the_plan_s_transfers(which: Variant, data: st.DataObject) -> None:
     """By the law of bytes: of every NIC and port, in and out; parameters and gradients are NICs' even share."""
