@@ -16,6 +16,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_boolean
 from zbench.describe.model import Model
 from zbench.plans.plan import Ints, Plan
 from zbench.systems.common.differencing import balanced_sets
@@ -42,9 +43,8 @@ class SlimeSchedule:
 
     def __post_init__(self) -> None:
         check_keys(self.cost, self.degree, self.pack_tokens, self.context_limit)
-        for name in ("balance_data", "balance_by_flops"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes true or false")
+        check_boolean("system.balance_data", self.balance_data)
+        check_boolean("system.balance_by_flops", self.balance_by_flops)
 
     def limits(self, tokens: int) -> list[dict[str, int]]:
         """Limits of a pack, for batches of so many tokens (zbench.interfaces.protocols)."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_whole_number
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.build import Builder
@@ -50,7 +51,7 @@ class FlexSP:
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
         for name in ("trials", "nodes", "buckets"):
-            check_whole(f"system.{name}", getattr(self, name))
+            check_whole_number(f"system.{name}", getattr(self, name), 1)
         if self.solver not in ("search", "milp"):
             raise ValueError(f"system.solver is {self.solver!r}; it takes search or milp")
         if isinstance(self.seconds, bool) or not isinstance(self.seconds, (int, float)) or not self.seconds > 0:
@@ -74,11 +75,6 @@ class FlexSP:
         if solved.packed is not None and solved.packed.seconds < found.packed.seconds:
             return replace(found, packed=solved.packed, method=f"milp ({solved.ended})", solver_seconds=solved.took)
         return replace(found, method=f"search, not bettered by milp ({solved.ended})", solver_seconds=solved.took)
-
-
-def check_whole(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}; it takes a whole number of at least 1")
 
 
 def laid(part: MicroBatch, batch: Batch, cost: Cost, of: Objective, backward: Mode) -> Plan:

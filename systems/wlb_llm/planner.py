@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from zbench.cost.cost import Cost
 from zbench.cost.memory import static_bytes, token_bytes
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_boolean
 from zbench.describe.model import KV
 from zbench.interfaces.dealt import dealt
 from zbench.passes import reverse
@@ -72,8 +73,7 @@ class WLBLLM:
 
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
-        if not isinstance(self.by_work, bool):
-            raise ValueError(f"system.by_work is {self.by_work!r}; it takes true or false")
+        check_boolean("system.by_work", self.by_work)
         if self.shard not in ("adaptive", "sequence", "document"):
             raise ValueError(f"system.shard is {self.shard!r}; it takes adaptive, sequence or document")
         sizes = degrees(self.cost)

@@ -79,10 +79,10 @@ def test_the_yaml_delays_its_own_documents() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"hold": 0}, r"workload\.hold is 0; it must be a whole number of at least 1"),
+        ({"hold": 0}, r"workload\.hold is 0; it takes a whole number of at least 1"),
         ({"window": 0}, r"workload\.window is 0"),
         ({"outliers": []}, r"workload\.outliers is \[\]; it must be at least one length"),
-        ({"outliers": [9000, 8000]}, r"workload\.outliers\[1\] is 8000; it must be a whole number of at least 9001"),
+        ({"outliers": [9000, 8000]}, r"workload\.outliers\[1\] is 8000; it takes a whole number of at least 9001"),
         ({"lengths": 5}, r"workload\.lengths is 5; it must be a workload with _partial_"),
         ({"lengths": dict}, r"workload\.lengths is a dict; it must be a workload that draws lengths"),
     ],

@@ -7,6 +7,7 @@ Exit codes: 0; 1 a rank failed; 2 bad input; 130 stopped by Ctrl-C. Only a whole
 import sys
 
 from zbench.console.command import Parser, loading, ran
+from zbench.describe.checks import check_whole_number
 
 with loading(__name__):
     import argparse
@@ -137,8 +138,8 @@ def _shape(asked: argparse.Namespace, world: World | None) -> tuple[int, int]:
         gpus = world.num_local if gpus is None else gpus
         nodes = world.num_ranks // gpus if nodes is None and gpus else nodes
     for flag, value in (("--nodes", nodes), ("--gpus-per-node", gpus)):
-        if value is not None and value < 1:
-            raise ValueError(f"{flag} is {value}; it takes a whole number of at least 1")
+        if value is not None:
+            check_whole_number(flag, value, 1)
     for flag, value in (("--nodes", nodes), ("--gpus-per-node", gpus)):
         if value is None:
             raise ValueError(f"{flag} has to be given, as in {flag} 2")

@@ -17,6 +17,7 @@ from zbench.console.extras import need
 from zbench.correctness.ledger import Finding, Ledger
 from zbench.correctness.plans import PRECISIONS, REFERENCE, Precision, outcomes
 from zbench.correctness.summary import summary
+from zbench.describe.checks import check_whole_number
 from zbench.record.fingerprint import source_digest
 from zbench.run.choices import choices
 from zbench.runtime.job.job import DEVICES
@@ -50,8 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     ):
         if wrong := [one for one in given if one not in known]:
             raise ValueError(f"{flag} has {wrong[0]!r}; it takes {', '.join(known)}")
-    if asked.shrink < 1:
-        raise ValueError(f"--shrink is {asked.shrink}; it takes a whole number of at least 1")
+    check_whole_number("--shrink", asked.shrink, 1)
     kind, name, version = _device(asked.device)
     circumstances = {"sources": source_digest(), "torch": version}
     ledger = Ledger(asked.out, {**circumstances, "device": name})

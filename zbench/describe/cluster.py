@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.curve import Curve
 from zbench.describe.links import (
     FIRST_DOMAIN,
@@ -18,7 +19,6 @@ from zbench.describe.links import (
     Domain,
     Link,
     check_channels,
-    check_count,
     check_share,
     domains_of,
     quantity,
@@ -91,8 +91,7 @@ class Device:
         check_name("cluster.device.name", self.name)
         if self.tile not in (1, 128):
             raise ValueError(f"cluster.device.tile is {self.tile!r}; it takes 128 or 1")
-        if not isinstance(self.packed_rows, bool):
-            raise ValueError(f"cluster.device.packed_rows is {self.packed_rows!r}; it takes true or false")
+        check_boolean("cluster.device.packed_rows", self.packed_rows)
         if self.backward_rows not in (64, 128):
             raise ValueError(f"cluster.device.backward_rows is {self.backward_rows!r}; it takes 64 or 128")
         for name, kind in DEVICE_KINDS.items():
@@ -193,7 +192,7 @@ class Cluster:
     def __post_init__(self) -> None:
         check_name("cluster.name", self.name)
         for name in ("num_nodes", "gpus_per_node", "nics_per_node"):
-            check_count(f"cluster.{name}", getattr(self, name), 1)
+            check_whole_number(f"cluster.{name}", getattr(self, name), 1)
         if not isinstance(self.device, Device):
             raise ValueError(f"cluster.device is {self.device!r}; it takes a device, as in cluster/device=h100_80g")
         if self.nics_per_node > self.gpus_per_node:

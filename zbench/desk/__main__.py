@@ -10,6 +10,7 @@ Ctrl-C.
 import sys
 
 from zbench.console.command import Parser, loading, ran
+from zbench.describe.checks import check_whole_number
 
 with loading(__name__):
     import argparse
@@ -99,8 +100,7 @@ def _scale(asked: argparse.Namespace) -> int:
     cluster: Cluster = instantiate(config.cluster)
     model: Model = instantiate(config.model)
     for name in ("shrink", "nodes", "gpus_per_node", "nics_per_node"):
-        if getattr(asked, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is {getattr(asked, name)}; it takes a number of at least 1")
+        check_whole_number(f"--{name.replace('_', '-')}", getattr(asked, name), 1)
     scale = Scale(
         asked.shrink, parse("--flops", asked.flops, "FLOP/s"), asked.nodes, asked.gpus_per_node, asked.nics_per_node,
         config.tokens_per_gpu,

@@ -10,6 +10,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.groups import grouped
 from zbench.cost.stacks import stacked
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.cluster import Cluster
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
@@ -47,9 +48,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("seed", 0), ("tokens_per_gpu", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} is {value!r}; it takes a whole number of at least {least}")
+            check_whole_number(name, getattr(self, name), least)
         for check in self.check:
             if check not in CHECKS:
                 raise ValueError(f"check is {check!r}; it takes {' or '.join(CHECKS)}, a list of them, or null")
@@ -65,8 +64,7 @@ class Settings:
             if not (isinstance(value, str) and value) and not (value is None and kind.endswith("null")):
                 raise ValueError(f"{name} is {value!r}; it takes the name of {kind}")
 
-        if not isinstance(self.again, bool):
-            raise ValueError(f"again is {self.again!r}; it takes true or false")
+        check_boolean("again", self.again)
         if set(self.free) - set(FREE) or len(set(self.free)) < len(self.free):
             raise ValueError(f"free is {list(self.free)}; it takes a list of {' and '.join(FREE)}, or []")
         if self.planners not in PLANNERS:

@@ -15,6 +15,7 @@ from typing import Any
 from zbench.console.extras import need
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
@@ -92,16 +93,14 @@ class Torch:
         if self.parameters is not None:
             one_of("executor.parameters", self.parameters, PARAMETERS)
         one_of("executor.device", self.device, DEVICES)
-        at_least("executor.timeout", self.timeout, 1, (int, float))
-        at_least("executor.warmup", self.warmup, 0)
-        if self.checkpoint_every is not None:
-            at_least("executor.checkpoint_every", self.checkpoint_every, 1)
+        at_least("executor.timeout", self.timeout, 1)
+        check_whole_number("executor.warmup", self.warmup, 0)
+        check_whole_number("executor.checkpoint_every", self.checkpoint_every, 1, or_null=True)
         AdamW(**known("executor.optimizer", self.optimizer, AdamW.__dataclass_fields__))
         check_model(model, getattr(self.workload, "vocab", None))
-        if not isinstance(self.nic_counters, bool):
-            raise ValueError(f"executor.nic_counters is {self.nic_counters!r}; it takes true or false")
+        check_boolean("executor.nic_counters", self.nic_counters)
         if self.nic_interval is not None:
-            at_least("executor.nic_interval", self.nic_interval, LEAST_INTERVAL, (int, float))
+            at_least("executor.nic_interval", self.nic_interval, LEAST_INTERVAL)
             if not self.nic_counters:
                 raise ValueError(
                     f"executor.nic_interval is {self.nic_interval}; it needs the NICs' counters, executor.nic_counters"
@@ -111,8 +110,7 @@ class Torch:
             raise ValueError(f"executor.compile is {self.compile!r}; it takes true, false or null")
         if self.recompute is not None:
             one_of("executor.recompute", self.recompute, ("auto", *LEVELS))
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"executor.seed is {self.seed!r}; it takes a whole number of at least 0")
+        check_whole_number("executor.seed", self.seed, 0)
         if self.checkpoint_every is not None:
             check_free(self.checkpoint)
             Hold.of(self.checkpoint).end()  # told now, and not when the baseline has run

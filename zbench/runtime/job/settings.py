@@ -18,8 +18,8 @@ def one_of(name: str, value: Any, choices: Sequence[str]) -> None:
         raise ValueError(f"{name} is {value!r}; it takes {', '.join(choices)}")
 
 
-def at_least(name: str, value: Any, least: float, kinds: type | tuple[type, ...] = int) -> None:
-    if not isinstance(value, kinds) or isinstance(value, bool) or not least <= value < math.inf:  # type: ignore[operator]
+def at_least(name: str, value: Any, least: float) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value < math.inf:
         raise ValueError(f"{name} is {value!r}; it takes a number of at least {least}")
 
 
