@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.model import KV, O, Q
@@ -21,7 +22,7 @@ from zbench.passes.remap import flows
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.build import Builder
 from zbench.plans.plan import Ints, Ops, Plan
-from zbench.systems.common.best_first import Floats, best_first
+from zbench.systems.common.best_first import best_first
 from zbench.systems.common.bins import bins
 from zbench.systems.common.grids import busiest
 from zbench.systems.common.micro_batches import fitting, fitting_tokens

@@ -13,10 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import Workload
 from zbench.workloads.check import whole
-from zbench.workloads.fill import FloatArray, IntArray, Lengths, check_batch
+from zbench.workloads.fill import Lengths, check_batch
 
 
 class Inner(Workload, Lengths, Protocol):
@@ -71,14 +72,14 @@ class Delayed:
         arrivals = [self._inner.batch(first + at).lengths for at in range(self.window)]
         return Batch(self._batches(arrivals)[index], seed=self.seed, step=step)
 
-    def draw(self, rng: np.random.Generator, num: int) -> IntArray:
+    def draw(self, rng: np.random.Generator, num: int) -> Ints:
         return self._inner.draw(rng, num)
 
-    def cdf(self, length: IntArray) -> FloatArray:
+    def cdf(self, length: Ints) -> Floats:
         """Of documents; what a batch's end splits makes a few more shorter sequences."""
         return self._inner.cdf(length)
 
-    def _batches(self, arrivals: list[IntArray]) -> list[IntArray]:
+    def _batches(self, arrivals: list[Ints]) -> list[Ints]:
         """A window: what arrives at every step, in batches of the same number of tokens."""
         shorter = deque(np.concatenate([some[some < self.outliers[0]] for some in arrivals]).tolist())
         queues = [deque[int]() for _ in self.outliers]

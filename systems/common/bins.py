@@ -6,11 +6,10 @@ largest load where memory does not bind; moving or swapping items of the fullest
 
 import numba as nb
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints
 
-Floats = NDArray[np.float64]
 TRIES = 400  # most moves and swaps: each lowers the fullest rank, and a batch of a few thousand items needs far fewer
 
 

@@ -8,7 +8,7 @@ processing time first, then moves and swaps (zbench.systems.common.bins), where 
 import numba as nb
 import numpy as np
 
-from zbench.cost.cost import Floats
+from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints
 from zbench.systems.common.best_fit import best_fit_sorted
 from zbench.systems.common.bins import _bins

@@ -15,8 +15,9 @@ from itertools import pairwise
 import numpy as np
 
 from zbench.cost.collective import Collectives, Sharing
-from zbench.cost.cost import Cost, Floats
+from zbench.cost.cost import Cost
 from zbench.cost.stage import held, refusal
+from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean, check_whole_number, is_whole
 from zbench.passes import reverse

@@ -13,7 +13,7 @@ Source: lhy101/Hydraulis (4489487e), examples/strategy/dynamic_pulp.py and examp
 import numba as nb
 import numpy as np
 
-from zbench.cost.cost import Flags, Floats
+from zbench.describe.arrays import Flags, Floats
 from zbench.plans.plan import Ints
 from zbench.systems.common.best_fit import best_fit_sorted
 from zbench.systems.common.bins import _bins

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.cost.collective import Collectives
-from zbench.cost.cost import Cost, Floats
+from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats
 from zbench.describe.model import KV, O, Q
 from zbench.plans.area import TILE
 from zbench.plans.plan import Ints

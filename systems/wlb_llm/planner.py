@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zbench.cost.cost import Cost
 from zbench.cost.memory import static_bytes, token_bytes
+from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean
 from zbench.describe.model import KV
@@ -29,7 +29,6 @@ from zbench.systems.common.bins import bins
 from zbench.systems.common.micro_batches import fitting
 from zbench.systems.wlb_llm.shard import Pieces, attend_seconds, gather_seconds, mixed, per_document, per_sequence
 
-Floats = NDArray[np.float64]
 Shard = Literal["adaptive", "sequence", "document"]
 
 

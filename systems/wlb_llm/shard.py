@@ -9,17 +9,15 @@ Source: WLB-LLM (arXiv 2503.17924, section 5). Pure: no torch.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Flags, Floats
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import KV
 from zbench.passes.reverse import Mode
 from zbench.plans.area import Work
 from zbench.plans.patterns import pack_zigzag, sequence_zigzag
 from zbench.plans.plan import Ints
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +50,7 @@ def per_sequence(lengths: Ints, pack: Ints, degree: int, mask: Mask = CAUSAL) ->
     return Pieces(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
-def mixed(one: Pieces, other: Pieces, pack: Ints, first: NDArray[np.bool_]) -> Pieces:
+def mixed(one: Pieces, other: Pieces, pack: Ints, first: Flags) -> Pieces:
     """The pieces of `one` for packs where `first`, else of `other`."""
     a, b = first[pack[one.seq]], ~first[pack[other.seq]]
     return Pieces(

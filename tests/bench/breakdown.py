@@ -15,8 +15,9 @@ import numpy as np
 from hydra import compose, initialize_config_dir
 
 from zbench.cost.bound import bound_seconds, least_seconds
-from zbench.cost.cost import Cost, Floats
+from zbench.cost.cost import Cost
 from zbench.cost.use import Use
+from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.plans.area import work
 from zbench.plans.plan import ATTEND, Plan

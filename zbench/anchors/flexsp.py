@@ -6,10 +6,10 @@ a s^2 + b s + c of a whole model, forward and backward, on one GPU.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zbench.anchors.anchor import Anchor, GetCluster, is_known, published
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model, Q
 from zbench.plans.area import TILE, Work
@@ -66,7 +66,7 @@ def coefficients(cost: Cost) -> tuple[float, float]:
     return float(a), float(b)
 
 
-def step_seconds(cost: Cost, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+def step_seconds(cost: Cost, lengths: Ints) -> Floats:
     """Forward and backward of the whole model for one sequence of each length (a multiple of TILE)."""
     model, work, one = cost.model, Work.whole(lengths), np.ones_like(lengths)
     heads, kv_heads = model.num_heads * one, model.num_kv_heads * one

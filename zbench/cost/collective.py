@@ -15,13 +15,11 @@ different shapes (zbench.plans.pipelines) keep theirs for the step in either cas
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.links import gathering
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 GRADIENT_BYTES = 4  # per parameter: gradients are summed in float32 (Megatron's and torchtitan's default)
 
 

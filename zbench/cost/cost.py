@@ -12,20 +12,17 @@ cause, and docs/cost.md derives it:
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zbench.cost import staging
 from zbench.cost.loss import moved_bytes
 from zbench.cost.use import Given, Repeats, Use, given
+from zbench.describe.arrays import Flags, Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.curve import Curve
 from zbench.describe.links import NVLINK, Domain, gathering
 from zbench.describe.model import Model
 from zbench.plans.area import HALF, STRIP, TILE, Work
 from zbench.plans.plan import Column, Ints, Ops, Plan
-
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 FORWARD_FLOPS = 4  # of a visible pair, per head and head dimension: q.k and p.v, a multiply and an add each
 BACKWARD_FLOPS = 10  # five matmuls for the forward's two: flash attention computes q.k again

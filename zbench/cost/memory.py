@@ -9,8 +9,9 @@ import numba as nb
 import numpy as np
 
 from zbench.cost.collective import GRADIENT_BYTES
-from zbench.cost.cost import Cost, Floats
+from zbench.cost.cost import Cost
 from zbench.cost.loss import held_bytes
+from zbench.describe.arrays import Floats
 from zbench.describe.model import KV, Model, Q, message_size
 from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
 from zbench.plans.touches import ACTION, ADD, HI, IS_COPY, LO, PLACE, WRITE, scratch, source, touches

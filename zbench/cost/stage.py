@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.cost import collective
-from zbench.cost.cost import HIDDEN, SHOWN, Cost, Floats
+from zbench.cost.cost import HIDDEN, SHOWN, Cost
+from zbench.describe.arrays import Floats
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Ints
 

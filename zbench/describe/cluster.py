@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zbench.describe.arrays import Ints
 from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.curve import Curve
 from zbench.describe.links import (
@@ -237,14 +238,14 @@ class Cluster:
         inner = [(FIRST_DOMAIN + place, domain.gpus) for place, domain in enumerate(self.domains)]
         return tuple((link, min(gpus, self.gpus_per_node)) for link, gpus in (*inner, (NVLINK, self.gpus_per_node)))
 
-    def link_of(self, src: Ranks, dst: Ranks) -> NDArray[np.int64]:
+    def link_of(self, src: Ranks, dst: Ranks) -> Ints:
         """int64: the class of links that a message from rank `src` to rank `dst` takes, element by element."""
         found = np.full(np.broadcast(src, dst).shape, NIC, np.int64)
         for link, gpus in reversed(self.levels):
             found[src // gpus == dst // gpus] = link
         return found
 
-    def link_among(self, num_ranks: Ranks) -> NDArray[np.int64]:
+    def link_among(self, num_ranks: Ranks) -> Ints:
         """int64 [n]: the class of links that so many ranks in a row need to reach each other, the farthest ones."""
         found = np.full(len(num_ranks), NIC, np.int64)
         for link, gpus in reversed(self.levels):
@@ -267,12 +268,12 @@ class Cluster:
         return self.num_nodes * self.nics_per_node
 
     @property
-    def node_of(self) -> NDArray[np.int64]:
+    def node_of(self) -> Ints:
         """int64 [num_ranks]: the node of every rank."""
         return np.arange(self.num_ranks, dtype=np.int64) // self.gpus_per_node
 
     @property
-    def nic_of(self) -> NDArray[np.int64]:
+    def nic_of(self) -> Ints:
         """int64 [num_ranks]: the NIC (counted over the whole cluster) every rank is tied to."""
         local = np.arange(self.num_ranks, dtype=np.int64) % self.gpus_per_node
         return self.node_of * self.nics_per_node + local * self.nics_per_node // self.gpus_per_node

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Ints
 from zbench.describe.checks import is_whole
 
-Ints = NDArray[np.int64]
 TAKES = "causal, full, or window:N with N tokens, at least 1, that a query sees up to and with itself"
 LONGEST = 2**40  # tokens: more than any sequence has, and far from what int64 squares hold
 

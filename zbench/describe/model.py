@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Ints
 from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.named import check_name
 
-Ints = NDArray[np.int64]
 Tensor = int
 Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, named as in the papers; see zbench.plans.plan
 TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Floats
 from zbench.figures.records import Event, Records, choice
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import WIDTH
@@ -27,7 +27,7 @@ class Busy:
     of both directions. seconds: when this system's last event ends; mean: over NICs until then."""
 
     name: str
-    share: NDArray[np.float64]
+    share: Floats
     seconds: float
     longest: float
     mean: float
@@ -52,7 +52,7 @@ def _name(system: dict[str, object], name: str) -> str:
     return f"{name} without routing" if system.get("route") is False else name
 
 
-def _shares(events: Sequence[Event], num_nics: int, longest: float) -> NDArray[np.float64]:
+def _shares(events: Sequence[Event], num_nics: int, longest: float) -> Floats:
     """Of every span, the part that NIC n sends or receives, halved: [num_nics, BINS]. A channel is its share of it."""
     channels: Counter[int] = Counter()  # of both directions
     nic_of: dict[tuple[int, int], int] = {}

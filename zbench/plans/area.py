@@ -11,8 +11,8 @@ module says what is counted.
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Flags
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.plans.columns import Column
 from zbench.plans.plan import ATTEND, Ints, Ops, Plan
@@ -125,7 +125,7 @@ class Work:
         return Work(*(getattr(self, name)[index].astype(np.int64) for name in Work.__dataclass_fields__))
 
 
-def is_band(lengths: Ints, mask: Mask) -> NDArray[np.bool_]:
+def is_band(lengths: Ints, mask: Mask) -> Flags:
     """Of which sequences a window makes so much of a band that consecutive chunks are balanced: of two windows on.
 
     There a chunk of the band has 4/3 of the mean, as have those in the middle of a zigzag; of longer ones it has less.

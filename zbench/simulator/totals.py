@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zbench.cost.cost import HIDDEN, SHOWN, Cost, Floats
+from zbench.cost.cost import HIDDEN, SHOWN, Cost
+from zbench.describe.arrays import Floats
 from zbench.describe.links import NIC
 from zbench.plans.plan import ATTEND, Ints, Plan
 from zbench.simulator.clock import Program

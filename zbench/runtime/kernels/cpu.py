@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zbench.describe.arrays import Flags
 from zbench.plans.plan import Ints
-from zbench.plans.segments import Flags
 from zbench.runtime.kernels.kernels import Segment, Triple, listed, per_kv_head, per_query_head
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

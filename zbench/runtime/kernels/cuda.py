@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zbench.describe.arrays import Flags
 from zbench.plans.plan import Ints
-from zbench.plans.segments import Flags
 from zbench.runtime.kernels.kernels import Kernel, Triple
 from zbench.runtime.kernels.memory import copy, rows_of
 from zbench.runtime.program.program import Rows

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zbench.describe.arrays import Flags
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.plans.plan import Ints
-from zbench.plans.segments import Flags
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
