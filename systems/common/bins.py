@@ -19,12 +19,13 @@ def bins(load: Floats, tokens: Ints, num_ranks: int, capacity: int) -> Ints:
     Where that is impossible an item goes to the rank with the fewest tokens: the batch does not fit, and shows it.
     """
     order = np.lexsort((-tokens, -load))
-    found: Ints = _bins(load, tokens, order, num_ranks, capacity, TRIES)
+    found: Ints = balanced_bins(load, tokens, order, num_ranks, capacity, TRIES)
     return found
 
 
 @nb.njit(cache=True)
-def _bins(load, tokens, order, num_ranks, capacity, tries):  # type: ignore[no-untyped-def]
+def balanced_bins(load, tokens, order, num_ranks, capacity, tries):  # type: ignore[no-untyped-def]
+    """As bins, compiled: items in `order` go to the lightest bin with room, then `tries` moves or swaps at most."""
     rank = np.empty(len(load), np.int64)
     total, held = np.zeros(num_ranks), np.zeros(num_ranks, np.int64)
     for item in order:

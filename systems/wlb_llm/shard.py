@@ -12,6 +12,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Flags, Floats
+from zbench.describe.links import NIC
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import KV
 from zbench.passes.reverse import Mode
@@ -83,12 +84,12 @@ def gather_seconds(tokens: Floats, degree: int, cost: Cost, backward: Mode) -> F
     Gathered hierarchically, so a node's NICs take in what the other nodes of the group hold once; collectives have all
     of a link's channels.
     """
-    cluster, yes = cost.cluster, np.array([True])
+    cluster = cost.cluster
     size = tokens * cost.model.message_bytes_per_token(KV, 0, cost.model.num_heads)
     if degree == 1:
         return np.zeros(len(size))
     nodes = max(degree // cluster.gpus_per_node, 1)
     inside = cost.gather_seconds(size, degree)
-    across = cost.transfer_seconds(size * (nodes - 1) / nodes / cluster.nics_per_node, yes)
+    across = cost.transfer_seconds(size * (nodes - 1) / nodes / cluster.nics_per_node, NIC)
     moves = 2 if backward == "keep" else 3
     return np.asarray(moves * np.maximum(inside, across) + 6 * size / cluster.device.copy_bandwidth, np.float64)

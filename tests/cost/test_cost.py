@@ -74,6 +74,7 @@ def test_transfers_take_bytes_over_what_links_reach(cost: Cost, size: int) -> No
     both = cost.transfer_seconds(np.array([size, size]), np.array([False, True]))
     assert both[0] == pytest.approx(size / (c.nvlink_bandwidth * c.nvlink_efficiency))
     assert both[1] == pytest.approx(size / (c.nic_bandwidth * c.nic_efficiency))
+    assert both[1] == cost.nic_transfer_seconds(size) == cost.transfer_seconds(np.array([float(size)]), 1)[0]
     assert cost.latency_seconds(np.array([False, True])).tolist() == [c.nvlink_latency, c.nic_latency]
 
 

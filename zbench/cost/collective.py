@@ -47,7 +47,7 @@ def gather_seconds(cost: Cost, size: float, held: Held | None = None) -> float:
         return 0.0
     held = held or everything(cost)
     inside = cost.gather_seconds(np.array([held.rank * size]), c.num_ranks)[0]
-    nic = cost.transfer_seconds(np.array([nic_bytes(cost, float(held.node.max()) * size)]), np.array([True]))[0]
+    nic = cost.nic_transfer_seconds(nic_bytes(cost, float(held.node.max()) * size))
     return float(max(inside, nic) + hop_seconds(cost))
 
 

@@ -19,7 +19,7 @@ from zbench.cost.use import Given, Repeats, Use, given
 from zbench.describe.arrays import Flags, Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.curve import Curve
-from zbench.describe.links import NVLINK, Domain, gathering
+from zbench.describe.links import NIC, NVLINK, Domain, gathering
 from zbench.describe.model import Model
 from zbench.plans.area import HALF, STRIP, TILE, Work
 from zbench.plans.plan import Column, Ints, Ops, Plan
@@ -69,15 +69,20 @@ class Cost:
         per_token = self.model.message_bytes(ops.tensor, ops.head_lo, ops.head_hi)
         return np.asarray(per_token * plan.list_tokens[ops.blocks], np.int64)
 
-    def transfer_seconds(self, size: Floats | Ints, link: Column | Flags) -> Floats:
+    def transfer_seconds(self, size: Floats | Ints, link: Column | Flags | int) -> Floats:
         """Seconds a link is busy with `size` bytes to and from all.
 
-        link: its class (Cluster.link_of), or whether it is a NIC, across nodes, or what joins all of a node.
+        link: its class (Cluster.link_of), or whether it is a NIC, across nodes, or what joins all of a node; one number
+            is every transfer's.
         """
         rates = np.array([one.rate for one in self.cluster.links])
         return np.asarray(size / rates[np.asarray(link, np.intp)], np.float64)
 
-    def message_seconds(self, size: Floats | Ints, link: Column | Flags) -> Floats:
+    def nic_transfer_seconds(self, size: float) -> float:
+        """Seconds a NIC is busy with `size` bytes to and from all: transfer_seconds of a single transfer."""
+        return float(self.transfer_seconds(np.asarray(size, np.float64), NIC))
+
+    def message_seconds(self, size: Floats | Ints, link: Column | Flags | int) -> Floats:
         """As transfer_seconds, of one message between two ranks: it has one of the link's channels."""
         channels = np.array([one.channels for one in self.cluster.links])[np.asarray(link, np.intp)]
         return np.asarray(channels * self.transfer_seconds(size, link), np.float64)
@@ -87,14 +92,14 @@ class Cost:
         seconds = np.zeros(np.shape(size))
         for link, within, _ in gathering(self.cluster.levels, num_ranks):
             taken = size * (num_ranks - within) / num_ranks / within
-            seconds = np.maximum(seconds, self.transfer_seconds(taken, np.array(link)))
+            seconds = np.maximum(seconds, self.transfer_seconds(taken, link))
         return seconds
 
-    def spread_seconds(self, size: Floats | Ints, link: Column | Flags, peers: int) -> Floats:
+    def spread_seconds(self, size: Floats | Ints, link: Column | Flags | int, peers: int) -> Floats:
         """As transfer_seconds, of `size` bytes evenly to so many peers: all of the link if it has no more channels."""
         return np.maximum(self.transfer_seconds(size, link), self.message_seconds(size / max(peers, 1), link))
 
-    def latency_seconds(self, link: Column | Flags) -> Floats:
+    def latency_seconds(self, link: Column | Flags | int) -> Floats:
         return np.array([one.latency for one in self.cluster.links])[np.asarray(link, np.intp)]
 
     def attend_seconds(

@@ -79,7 +79,7 @@ class Stage:
         """
         passing = (self.nodes - 1) / self.nodes / self.cost.cluster.nics_per_node
         size = self.layers * sum(self.gathers()) * passing * self.hidden_bytes(np.array([1]))
-        return float(self.cost.transfer_seconds(size, np.array([True]))[0])
+        return self.cost.nic_transfer_seconds(float(size[0]))
 
     def linear_seconds(self, tokens: Ints) -> Floats:
         """A layer's linear modules, forward: every rank has 1 / tp of the matmuls and of the tokens."""

@@ -115,7 +115,7 @@ class Torch:
             check_free(self.checkpoint)
             Hold.of(self.checkpoint).end()  # told now, and not when the baseline has run
         if self.resume is not None:
-            check_same(self.resume, self._job().told())
+            check_same(self.resume, self.job().told())
             check_whole(self.resume)
 
     @property
@@ -130,7 +130,7 @@ class Torch:
             ValueError: other than the cluster's number of ranks were started.
             zbench.runtime.processes.fleet.RankFailed: a rank could not start.
         """
-        job = self._job()
+        job = self.job()
         try:
             pickle.dumps(job)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -145,7 +145,7 @@ class Torch:
         if self.resume is not None:
             self._fleet.call("load", self.resume)
         ranks = sorted({json.dumps(asdict(one), sort_keys=True) for one in about})
-        return Ready(self.first_step, {**self._about(job), "ranks": [json.loads(one) for one in ranks]})
+        return Ready(self.first_step, {**self.about(job), "ranks": [json.loads(one) for one in ranks]})
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """
@@ -181,7 +181,7 @@ class Torch:
         checked = self._checked(batch, plans, reports, choice.level)
         if self.checkpoint_every and (batch.step + 1) % self.checkpoint_every == 0:
             self._fleet.call("save", self.checkpoint, batch.step + 1)
-        kind = self._job().parameters
+        kind = self.job().parameters
         if trace is not None:
             world = found(environ)
             write_measured(trace, self.cost.cluster, reports, world is None or world.is_one_machine)
@@ -197,8 +197,8 @@ class Torch:
             if hold is not None:
                 hold.end()
 
-    # -- inside ---------------------------------------------------------------------------------------
-    def _job(self) -> Job:
+    def job(self) -> Job:
+        """What every rank is told: the cost model, the workload and how to train."""
         kind = kind_of(self.parameters, self.cost.model)
         return Job(
             self.cost, self.workload, self.seed, self.kernel, kind, AdamW(**self.optimizer),
@@ -206,11 +206,12 @@ class Torch:
             compile=self.compile,
         )  # fmt: skip
 
-    def _about(self, job: Job) -> dict[str, Any]:
-        """Facts for the record."""
+    def about(self, job: Job) -> dict[str, Any]:
+        """Facts about this executor for the record."""
         source = COUNTERS if self.nic_counters else COUNTED
         return {"nic_bytes": source, "parameters": job.parameters, "optimizer_state": STATE[job.parameters]}
 
+    # -- inside ---------------------------------------------------------------------------------------
     def _open(self, job: Job) -> Fleet:
         world = found(environ)
         nodes = self.cost.cluster.num_nodes
@@ -234,7 +235,7 @@ class Torch:
     def _choice(self, plans: tuple[Plan, ...]) -> Choice:
         """What runs again in this step's backward."""
         levels = LEVELS if self.recompute == "auto" else (self.recompute or self.cost.model.recompute,)
-        return choose(plans, self.cost, self._job().parameters, self._capacity, levels)
+        return choose(plans, self.cost, self.job().parameters, self._capacity, levels)
 
     def _checked(self, batch: Batch, plans: tuple[Plan, ...], reports: list[Report], level: str) -> dict[str, float]:
         """What the checks found, by name. level: of recomputation."""

@@ -48,8 +48,7 @@ class Carried:
     def busiest(self, cost: Cost) -> float:
         """Seconds that the busiest direction of a NIC needs for its bytes, all channels together: what collectives
         beside the layers cannot have."""
-        most = np.array([max(self.tx.max(), self.rx.max())])
-        return float(cost.transfer_seconds(most, np.array([True]))[0])
+        return cost.nic_transfer_seconds(float(max(self.tx.max(), self.rx.max())))
 
 
 @dataclass(slots=True)
