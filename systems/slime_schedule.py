@@ -47,7 +47,7 @@ class SlimeSchedule:
         check_boolean("system.balance_by_flops", self.balance_by_flops)
 
     def limits(self, tokens: int) -> list[dict[str, int]]:
-        """Limits of a pack, for batches of so many tokens (zbench.interfaces.protocols)."""
+        """Limits of a pack, for batches of so many tokens (zbench.interfaces.abilities)."""
         return pack_limits(self.cost, tokens, self.pack_tokens)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:

@@ -53,7 +53,7 @@ class VerlBalance:
             )
 
     def limits(self, tokens: int) -> list[dict[str, int]]:
-        """Limits of a pack, for batches of so many tokens (zbench.interfaces.protocols)."""
+        """Limits of a pack, for batches of so many tokens (zbench.interfaces.abilities)."""
         return pack_limits(self.cost, tokens, self.pack_tokens)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:

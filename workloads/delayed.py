@@ -15,6 +15,7 @@ import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
+from zbench.interfaces.abilities import DrawsLengths
 from zbench.interfaces.protocols import Workload
 from zbench.workloads.check import whole
 from zbench.workloads.fill import Lengths, check_batch
@@ -61,7 +62,7 @@ class Delayed:
             raise ValueError(f"workload.lengths is {self.lengths!r}; it must be a workload with _partial_: true")
         limits = {"context_limit": self.context_limit, "over_limit": self.over_limit}
         inner = self.lengths(seed=self.seed, tokens=self.tokens, **limits)
-        if not hasattr(inner, "draw"):
+        if not isinstance(inner, DrawsLengths):
             raise ValueError(f"workload.lengths is a {type(inner).__name__}; it must be a workload that draws lengths")
         object.__setattr__(self, "_inner", inner)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.describe.batch import Batch
+from zbench.interfaces.abilities import UsesPackages
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import Ints, Plan
 
@@ -19,9 +20,8 @@ class Dealt:
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """Those of `system` (zbench.interfaces.protocols)."""
-        names: tuple[str, ...] = getattr(self.system, "packages", ())
-        return names
+        """Those of `system`; none where it names none."""
+        return self.system.packages if isinstance(self.system, UsesPackages) else ()
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         every = np.arange(len(batch.lengths), dtype=np.int64)

@@ -15,6 +15,7 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
 from zbench.describe.worlds import NOMINAL, Machine, World
+from zbench.interfaces.abilities import Chooses, HasContextLimit, PlansStages, SavesCheckpoints
 from zbench.interfaces.dealt import Dealt, undealt
 from zbench.interfaces.protocols import Executor, System, Tracker, Workload
 from zbench.record.words import link_words
@@ -181,12 +182,12 @@ class Parts:
             "embedding_params": 0 if model.tied_embeddings else model.head_params,
             "tensor_parallel": self.cost.tp,
             "pipeline_parallel": self.cost.pp,
-            "context_limit": getattr(self.workload, "context_limit", None),
+            "context_limit": self.workload.context_limit if isinstance(self.workload, HasContextLimit) else None,
         }
 
     def aside(self) -> Executor:
         """The executor for a baseline: checkpoints are the run's own system's."""
-        if getattr(self.executor, "checkpoint_every", None) is None:
+        if not isinstance(self.executor, SavesCheckpoints) or self.executor.checkpoint_every is None:
             return self.executor
         return replace(self.executor, checkpoint_every=None)  # type: ignore[type-var]
 
@@ -252,11 +253,10 @@ def make_cost(cluster: Cluster, model: Model, simulated: bool = True) -> Cost:
 def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -> System:
     """Makes the system; make: as of Parts.of. One that chooses before a run plans after that (zbench.run.chosen)."""
     system: System = part(make, config, "system", cost=cost)
-    if callable(getattr(system, "choose", None)):
-        expect("system", system, "planner")
+    if isinstance(system, Chooses):
         return system
-    expect("system", system, "plan")
-    if cost.pp == 1 or getattr(system, "plans_stages", False):
+    expect("system", system, "planner" if callable(getattr(system, "choose", None)) else "plan")
+    if cost.pp == 1 or (isinstance(system, PlansStages) and system.plans_stages):
         return system
     return Dealt(system, cost.model.micro_batches)
 

@@ -16,6 +16,7 @@ from zbench.console.extras import need
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean, check_whole_number
+from zbench.interfaces.abilities import HasVocabulary
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
@@ -97,7 +98,7 @@ class Torch:
         check_whole_number("executor.warmup", self.warmup, 0)
         check_whole_number("executor.checkpoint_every", self.checkpoint_every, 1, or_null=True)
         AdamW(**known("executor.optimizer", self.optimizer, AdamW.__dataclass_fields__))
-        check_model(model, getattr(self.workload, "vocab", None))
+        check_model(model, self.workload.vocab if isinstance(self.workload, HasVocabulary) else None)
         check_boolean("executor.nic_counters", self.nic_counters)
         if self.nic_interval is not None:
             at_least("executor.nic_interval", self.nic_interval, LEAST_INTERVAL)
