@@ -46,9 +46,11 @@ class HybridDPMegatron:
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks, lengths = self.cost.cluster.num_ranks, batch.lengths
         return fastest(
-            self.tokens_per_rank, batch, self.cost,
+            self.tokens_per_rank,
+            batch,
+            self.cost,
             lambda limit: micro_batches(lengths, rounds(lengths, limit, ranks), limit, self.cost, self.backward),
-        )  # fmt: skip
+        )
 
 
 def rounds(lengths: Ints, limit: int, num_ranks: int) -> list[list[Group]]:

@@ -56,9 +56,13 @@ class SlimeSchedule:
         lengths, groups = [int(length) for length in batch.lengths], ranks // degree
         flops = [forward_flops(self.cost.model, length) for length in lengths]
         return fitting_plans(
-            batch, "ring", degree, self.pack_tokens, self.cost,
+            batch,
+            "ring",
+            degree,
+            self.pack_tokens,
+            self.cost,
             lambda most: schedule(lengths, flops, groups, most, self.balance_data, self.balance_by_flops),
-        )  # fmt: skip
+        )
 
 
 def schedule(

@@ -63,9 +63,13 @@ class VerlBalance:
         lengths = [int(length) for length in batch.lengths]
         shares = dealt(lengths, ranks // degree)
         return fitting_plans(
-            batch, "ulysses", degree, self.pack_tokens, self.cost,
+            batch,
+            "ulysses",
+            degree,
+            self.pack_tokens,
+            self.cost,
             lambda most: packed(lengths, shares, most, self.within_limit),
-        )  # fmt: skip
+        )
 
 
 def work(length: int) -> int:

@@ -78,8 +78,10 @@ class MagiDispatch:
         """The plan of sequences `seqs`, whose groups of `degree` neighbouring ranks are `group`: int64 [n] each. mask:
         None: the model's."""
         cluster, mask = self.cost.cluster, self.cost.model.mask if mask is None else mask
-        parts = [self._dealt(lengths[seqs], np.flatnonzero(group == one), one * degree, degree, mask.causal)
-                 for one in np.unique(group)]  # fmt: skip
+        parts = [
+            self._dealt(lengths[seqs], np.flatnonzero(group == one), one * degree, degree, mask.causal)
+            for one in np.unique(group)
+        ]
         seq, start, stop, rank = np.concatenate(parts, axis=1)
         order = np.lexsort((start, seq))
         pieces = Pieces(seq[order], start[order], stop[order], rank[order], rank[order])

@@ -27,9 +27,11 @@ from zbench.simulator.simulate import Simulated
 
 CONF = Path(__file__).parents[2] / "conf"
 DRAWN = ("longtail_128k", "arxiv", "github", "wikipedia", "prolong64k", "byted_2m", "pystdlib")
-WORKLOADS = {**{name: [f"workload={name}"] for name in DRAWN},
-             "one giant": ["workload=fixed", "workload.length=131072"],
-             "all short": ["workload=fixed", "workload.length=512"]}  # fmt: skip
+WORKLOADS = {
+    **{name: [f"workload={name}"] for name in DRAWN},
+    "one giant": ["workload=fixed", "workload.length=131072"],
+    "all short": ["workload=fixed", "workload.length=512"],
+}
 COLUMNS = ("tiles", "starts", "joins", "copies", "imbalance", "NVLink", "NIC", "tail")
 
 

@@ -136,8 +136,10 @@ def test_a_backward_pays_for_blocks_that_find_nothing_to_do(cost: Cost, lengths:
     call = replace(call, longest=np.array([whole.longest.max()]))
     of = np.array([heads])
     blocks = [-(-length // 128) for length in lengths]
-    extra = [float((paid.kernel_seconds(call, of, of, back) - cost.kernel_seconds(call, of, of, back))[0])
-             for back in (False, True)]  # fmt: skip
+    extra = [
+        float((paid.kernel_seconds(call, of, of, back) - cost.kernel_seconds(call, of, of, back))[0])
+        for back in (False, True)
+    ]
     empty = heads * (len(blocks) * max(blocks) - sum(blocks))
     assert extra[0] == 0
     # What exists is taken from the keys of all sequences together: less by up to one block of each.

@@ -22,11 +22,20 @@ from zbench.simulator.simulate import prepare
 TOKENS = 8192  # of one GPU: 64 MiB a tensor, large enough for its size not to matter
 # FlexSP's GPT-7B (table 3). Its GELU feed-forward of 4 x hidden has the matmul parameters and the
 # elementwise traffic of a SwiGLU one of 8/3 x hidden: two matrices for three, two passes of 4 for three of 8/3.
-GPT_7B = Model(name="gpt_7b", num_layers=32, hidden=4096, num_heads=32, num_kv_heads=32, head_dim=128,
-               ffn_hidden=10923, vocab=50257, tied_embeddings=True, sharding="zero3")  # fmt: skip
+GPT_7B = Model(
+    name="gpt_7b",
+    num_layers=32,
+    hidden=4096,
+    num_heads=32,
+    num_kv_heads=32,
+    head_dim=128,
+    ffn_hidden=10923,
+    vocab=50257,
+    tied_embeddings=True,
+    sharding="zero3",
+)
 # A tensor as wide with a head for each of 64 ranks, for its messages only.
-WIDE = Model(name="wide", num_layers=1, hidden=4096, num_heads=64, num_kv_heads=64, head_dim=64,
-             ffn_hidden=1, vocab=1)  # fmt: skip
+WIDE = Model(name="wide", num_layers=1, hidden=4096, num_heads=64, num_kv_heads=64, head_dim=64, ffn_hidden=1, vocab=1)
 
 
 def anchors(get_cluster: GetCluster) -> list[Anchor]:

@@ -65,11 +65,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.2, help="of one measurement window (default 0.2)")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="a GPU if there is one (auto), cpu or cuda")
     parser.add_argument("--peak", help="the device's own peak, as in --peak '989 TFLOP/s' (default: as measured)")
-    parser.add_argument("--only-device", action="store_true",
-                        help="one rank; the yaml is one of conf/cluster/device, with curves of its rates")  # fmt: skip
+    parser.add_argument(
+        "--only-device",
+        action="store_true",
+        help="one rank; the yaml is one of conf/cluster/device, with curves of its rates",
+    )
     parser.add_argument("--matmuls", help="with --only-device: models whose matmuls are measured (default --model)")
-    parser.add_argument("--points", type=Path, metavar="FILE",
-                        help="with --only-device: every attention call that was measured, as JSON lines")  # fmt: skip
+    parser.add_argument(
+        "--points",
+        type=Path,
+        metavar="FILE",
+        help="with --only-device: every attention call that was measured, as JSON lines",
+    )
     parser.add_argument("-o", dest="out", type=Path, metavar="FILE", help="the yaml; left out, it is printed")
     asked = parser.parse_args()
     need("torch", "python -m zbench.calibrate")

@@ -145,9 +145,15 @@ def _steps(ledger: Ledger, device: str, precision: Precision, names: Sequence[st
     case = {name: f"plans on {device}, {precision.name}, {name}" for name in names}
     for name, one in outcomes([name for name in names if not ledger.has(case[name])], precision, device):
         ledger.add(
-            case[name], one.loss is None and not one.skipped, group=f"plans, {precision.name}", loss=one.loss,
-            worst=one.worst, message=one.message, skipped=one.skipped, ranks=one.about,
-        )  # fmt: skip
+            case[name],
+            one.loss is None and not one.skipped,
+            group=f"plans, {precision.name}",
+            loss=one.loss,
+            worst=one.worst,
+            message=one.message,
+            skipped=one.skipped,
+            ranks=one.about,
+        )
         _tell(f"{case[name]}: {one.message or f'loss {one.loss:.9g}'}")
     return {name: ledger.found[case[name]] for name in names}
 

@@ -23,7 +23,7 @@ from zbench.describe.links import (
     check_share,
     domains_of,
     quantity,
-)  # fmt: skip
+)
 from zbench.describe.named import check_name
 from zbench.describe.units import parse
 
@@ -130,9 +130,13 @@ class Device:
 
     def without_curves(self) -> "Device":
         return replace(
-            self, attention_forward_causal=None, attention_forward_full=None, attention_backward_causal=None,
-            attention_backward_full=None, matmul_by_tokens={},
-        )  # fmt: skip
+            self,
+            attention_forward_causal=None,
+            attention_forward_full=None,
+            attention_backward_causal=None,
+            attention_backward_full=None,
+            matmul_by_tokens={},
+        )
 
     def at_best(self) -> "Device":
         """Gives the device with attention at the highest rates of its curves, whatever the pieces.

@@ -43,8 +43,16 @@ def table(records: Records) -> list[Busy]:
         facts = run.start["facts"]
         share = _shares(trace, facts["num_nics"], longest)
         mean = float(share.sum() * longest / BINS / facts["num_nics"] / end)
-        out.append(Busy(_name(run.start["config"]["system"], choice(run, "system")), share, end, longest, mean,
-                        facts["nics_per_node"]))  # fmt: skip
+        out.append(
+            Busy(
+                _name(run.start["config"]["system"], choice(run, "system")),
+                share,
+                end,
+                longest,
+                mean,
+                facts["nics_per_node"],
+            )
+        )
     return sorted(out, key=lambda one: -one.seconds)
 
 
@@ -75,9 +83,14 @@ def draw(axes: Sequence[Axes], table: Sequence[Busy]) -> None:
     for panel, one in zip(axes, table, strict=True):
         count = len(one.share)
         image = panel.imshow(
-            100 * one.share, aspect="auto", interpolation="nearest", cmap="cividis", vmin=0, vmax=100,
+            100 * one.share,
+            aspect="auto",
+            interpolation="nearest",
+            cmap="cividis",
+            vmin=0,
+            vmax=100,
             extent=(0, 1e3 * one.longest, count - 0.5, -0.5),
-        )  # fmt: skip
+        )
         if one.seconds < one.longest:
             panel.axvspan(1e3 * one.seconds, 1e3 * one.longest, color="white", lw=0)
         for node in range(1, count // one.nics_per_node):

@@ -119,9 +119,13 @@ def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[
     seed = SEED + (config["seed"] == SEED)
     workload = part(make, config, "workload", seed=seed, tokens=parts.tokens)
     return Study(
-        *parts.told, lambda number: batch_of(workload, number, parts.tokens),
-        lambda model: make_cost(parts.told.cluster, model, parts.simulated), not parts.simulated, tell, parts.free,
-    )  # fmt: skip
+        *parts.told,
+        lambda number: batch_of(workload, number, parts.tokens),
+        lambda model: make_cost(parts.told.cluster, model, parts.simulated),
+        not parts.simulated,
+        tell,
+        parts.free,
+    )
 
 
 def _name(config: Mapping[str, Any], parts: Parts) -> str:

@@ -121,9 +121,14 @@ def _left_out(request: Request, parts: Parts, sweep: Sweep | None) -> bool:
 
 
 def _play(
-    case: Case, settings: Settings, executor: Executor, writer: Writer, meter: Meter, trace: str | None,
+    case: Case,
+    settings: Settings,
+    executor: Executor,
+    writer: Writer,
+    meter: Meter,
+    trace: str | None,
     earlier: Sequence[Run],
-) -> Run:  # fmt: skip
+) -> Run:
     """All steps of one system; the record gets its start, every step, and how it ended.
 
     earlier: its baseline, if that was run.

@@ -202,10 +202,17 @@ class Torch:
         """What every rank is told: the cost model, the workload and how to train."""
         kind = kind_of(self.parameters, self.cost.model)
         return Job(
-            self.cost, self.workload, self.seed, self.kernel, kind, AdamW(**self.optimizer),
-            exact=any(check in LIMITS for check in self.check), nic_interval=self.nic_interval, device=self.device,
+            self.cost,
+            self.workload,
+            self.seed,
+            self.kernel,
+            kind,
+            AdamW(**self.optimizer),
+            exact=any(check in LIMITS for check in self.check),
+            nic_interval=self.nic_interval,
+            device=self.device,
             compile=self.compile,
-        )  # fmt: skip
+        )
 
     def about(self, job: Job) -> dict[str, Any]:
         """Facts about this executor for the record."""

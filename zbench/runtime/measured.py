@@ -22,9 +22,15 @@ COUNTERS = "counters of the machines' NICs"
 
 
 def step_result(
-    batch: Batch, num_micro_batches: int, cost: Cost, reports: list[Report], parameters: str, nic_counters: bool,
-    checks: dict[str, float], choice: Choice,
-) -> StepResult:  # fmt: skip
+    batch: Batch,
+    num_micro_batches: int,
+    cost: Cost,
+    reports: list[Report],
+    parameters: str,
+    nic_counters: bool,
+    checks: dict[str, float],
+    choice: Choice,
+) -> StepResult:
     """
     Raises:
         ValueError: with nic_counters, a node has another number of NICs than the cluster.

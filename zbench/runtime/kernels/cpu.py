@@ -94,9 +94,15 @@ class FlashCPU:
         return o, lse
 
     def backward(
-        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+        self,
+        do: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        o: Tensor,
+        lse: Tensor,
         cuts: tuple[list[Segment], list[Padded]],
-    ) -> Triple:  # fmt: skip
+    ) -> Triple:
         segments, padded = cuts
         if len(segments) == 1 and not padded:
             return self._segment_backward(do, q, k, v, o, lse, segments[0])

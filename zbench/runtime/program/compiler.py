@@ -87,9 +87,18 @@ class Compiler:
         uses = uses_of(state.slots, attends, leaving, collects)
         deltas = DO in {one.tensor for one in sends.values()} | {one.tensor for one in state.slots}
         return Program(
-            tuple(state.slots), uses, kept.number, tuple(attends), receives, arrives, leaving, collects, covered,
-            deltas, self._linear(backward),
-        ), state  # fmt: skip
+            tuple(state.slots),
+            uses,
+            kept.number,
+            tuple(attends),
+            receives,
+            arrives,
+            leaving,
+            collects,
+            covered,
+            deltas,
+            self._linear(backward),
+        ), state
 
     def _linear(self, backward: bool) -> float:
         tokens = np.array([self.layout.num_tokens])
