@@ -14,6 +14,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_whole_number
 from zbench.describe.model import KV, O, Q
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.build import Builder
@@ -51,8 +52,7 @@ class DistCA:
         value = self.tolerance
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):
             raise ValueError(f"system.tolerance is {value!r}; it takes a share of the mean, at least 0, or null")
-        if isinstance(self.coalesce, bool) or not isinstance(self.coalesce, int) or self.coalesce < 1:
-            raise ValueError(f"system.coalesce is {self.coalesce!r}; it takes a whole number of at least 1")
+        check_whole_number("system.coalesce", self.coalesce, 1)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         return fitting(batch.lengths, self.cost, lambda seqs: self._plans(batch.lengths, seqs))

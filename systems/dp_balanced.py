@@ -39,7 +39,7 @@ class DpBalanced:
         check_keys(self.cost, self.degree, self.pack_tokens, self.context_limit)
 
     def limits(self, tokens: int) -> list[dict[str, int]]:
-        """Limits of a pack, for batches of so many tokens (zbench.interfaces.protocols)."""
+        """Limits of a pack, for batches of so many tokens (zbench.interfaces.abilities)."""
         return pack_limits(self.cost, tokens, self.pack_tokens)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:

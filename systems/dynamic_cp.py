@@ -16,6 +16,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_whole_number, is_whole
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.plan import Ints, Plan
 from zbench.systems.hybrid_dp import Group, fastest, side_by_side
@@ -41,10 +42,9 @@ class DynamicCP:
 
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
-        tokens, least, ranks = self.pack_tokens, self.least_degree, self.cost.cluster.num_ranks
-        if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1):
-            raise ValueError(f"system.pack_tokens is {tokens!r}; it takes a whole number of at least 1, or null")
-        if isinstance(least, bool) or not isinstance(least, int) or not 1 <= least <= ranks or least & (least - 1):
+        check_whole_number("system.pack_tokens", self.pack_tokens, 1, or_null=True)
+        least, ranks = self.least_degree, self.cost.cluster.num_ranks
+        if not is_whole(least) or not 1 <= least <= ranks or least & (least - 1):
             raise ValueError(f"system.least_degree is {least!r}; it takes a power of two of at most the {ranks} ranks")
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:

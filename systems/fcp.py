@@ -13,14 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.model import KV, O, Q
 from zbench.passes import remap
 from zbench.passes.remap import flows
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.build import Builder
 from zbench.plans.plan import Ints, Ops, Plan
-from zbench.systems.common.best_first import Floats, best_first
+from zbench.systems.common.best_first import best_first
 from zbench.systems.common.bins import bins
 from zbench.systems.common.grids import busiest
 from zbench.systems.common.micro_batches import fitting, fitting_tokens
@@ -53,14 +55,10 @@ class FCP:
 
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
-        if not isinstance(self.reshuffle, bool):
-            raise ValueError(f"system.reshuffle is {self.reshuffle!r}; it takes true or false")
-        for name, least in (("block_tokens", 1), ("coalesce", 1), ("tolerance", 0)):
-            value = getattr(self, name)
-            if value is None and name == "block_tokens":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"system.{name} is {value!r}; it takes a whole number of at least {least}")
+        check_boolean("system.reshuffle", self.reshuffle)
+        check_whole_number("system.block_tokens", self.block_tokens, 1, or_null=True)
+        check_whole_number("system.coalesce", self.coalesce, 1)
+        check_whole_number("system.tolerance", self.tolerance, 0)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         return fitting(batch.lengths, self.cost, lambda seqs: self._plans(batch.lengths, seqs))

@@ -14,12 +14,13 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_whole_number
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.plan import Ints, Plan
 from zbench.systems.flexsp.batches import MicroBatch, micro_batches, total_seconds
 from zbench.systems.flexsp.cost import Objective, degrees, objective
 from zbench.systems.flexsp.pack import pack
-from zbench.systems.flexsp.planner import check_whole, laid
+from zbench.systems.flexsp.planner import laid
 from zbench.systems.flexsp.published import published
 from zbench.systems.flexsp.search import Found, equal_counts
 
@@ -45,7 +46,7 @@ class FlexSPBatchAda:
 
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
-        check_whole("system.trials", self.trials)
+        check_whole_number("system.trials", self.trials, 1)
         if self.packing not in ("search", "published"):
             raise ValueError(f"system.packing is {self.packing!r}; it takes search or published")
         sizes = degrees(self.cost)

@@ -16,6 +16,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_whole_number
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.build import Builder
@@ -54,7 +55,7 @@ class HybridDP:
 
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
-        check_tokens_per_rank(self.tokens_per_rank)
+        check_whole_number("system.tokens_per_rank", self.tokens_per_rank, 1, or_null=True)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         return fastest(self.tokens_per_rank, batch, self.cost, lambda limit: self._plans(batch, limit))
@@ -63,12 +64,6 @@ class HybridDP:
         ranks, needed = self.cost.cluster.num_ranks, -(-batch.lengths // limit)
         degree = np.minimum(2 ** np.ceil(np.log2(needed)).astype(np.int64), ranks)
         return micro_batches(batch.lengths, rounds(batch.lengths, degree, ranks), limit, self.cost, self.backward)
-
-
-def check_tokens_per_rank(value: int | None) -> None:
-    """Raises ValueError unless it is None or a whole number of at least 1."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ValueError(f"system.tokens_per_rank is {value!r}; it takes a whole number of at least 1, or null")
 
 
 def fastest(

@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_whole_number
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.plan import Ints, Plan
-from zbench.systems.hybrid_dp import Group, check_tokens_per_rank, fastest, fill, micro_batches
+from zbench.systems.hybrid_dp import Group, fastest, fill, micro_batches
 
 MODULE = "megatron.core.pipeline_parallel.hybrid_cp_schedule"
 
@@ -40,15 +41,17 @@ class HybridDPMegatron:
 
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
-        check_tokens_per_rank(self.tokens_per_rank)
+        check_whole_number("system.tokens_per_rank", self.tokens_per_rank, 1, or_null=True)
         _scheduler()
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks, lengths = self.cost.cluster.num_ranks, batch.lengths
         return fastest(
-            self.tokens_per_rank, batch, self.cost,
+            self.tokens_per_rank,
+            batch,
+            self.cost,
             lambda limit: micro_batches(lengths, rounds(lengths, limit, ranks), limit, self.cost, self.backward),
-        )  # fmt: skip
+        )
 
 
 def rounds(lengths: Ints, limit: int, num_ranks: int) -> list[list[Group]]:

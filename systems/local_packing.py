@@ -14,6 +14,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_whole_number
 from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
@@ -36,9 +37,7 @@ class LocalPacking:
     pack_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        value = self.pack_tokens
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"system.pack_tokens is {value!r}; it takes a whole number of at least 1, or null")
+        check_whole_number("system.pack_tokens", self.pack_tokens, 1, or_null=True)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks, lengths = self.cost.cluster.num_ranks, batch.lengths

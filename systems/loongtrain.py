@@ -11,6 +11,7 @@ from typing import Literal
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import is_whole
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.plan import Plan
 from zbench.systems.common.grids import Grid, Priced, best_grids, context_first, degrees, head_first, priced
@@ -43,7 +44,7 @@ class LoongTrain:
         if self.placement is not None and self.placement not in PLACEMENTS:
             raise ValueError(f"system.placement is {self.placement!r}; it takes head, context or null")
         inner, ranks = self.inner, self.cost.cluster.num_ranks
-        if inner is not None and (isinstance(inner, bool) or not isinstance(inner, int) or not self.grids()):
+        if inner is not None and (not is_whole(inner) or not self.grids()):
             raise ValueError(
                 f"system.inner is {inner!r}; it takes a divisor of a ring's ranks ({ranks} over the degree), or null"
             )

@@ -50,6 +50,10 @@ class Mesh:
         longest = self.context_limit or batch.num_tokens
         degree = self.degree or holding_degree(longest, self.method, ranks, self.cost)
         return fitting_plans(
-            batch, self.method, degree, self.pack_tokens, self.cost,
+            batch,
+            self.method,
+            degree,
+            self.pack_tokens,
+            self.cost,
             lambda most: packed(self.batching, batch.lengths, ranks // degree, most, self.cost),
-        )  # fmt: skip
+        )

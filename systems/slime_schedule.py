@@ -16,6 +16,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_boolean
 from zbench.describe.model import Model
 from zbench.plans.plan import Ints, Plan
 from zbench.systems.common.differencing import balanced_sets
@@ -43,9 +44,8 @@ class SlimeSchedule:
 
     def __post_init__(self) -> None:
         check_keys(self.cost, self.degree, self.pack_tokens, self.context_limit)
-        for name in ("balance_data", "balance_by_flops"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes true or false")
+        check_boolean("system.balance_data", self.balance_data)
+        check_boolean("system.balance_by_flops", self.balance_by_flops)
 
     def limits(self, tokens: int) -> list[dict[str, int]]:
         """Lists the limits of a pack to choose from, for batches of so many tokens (zbench.interfaces.protocols)."""
@@ -57,9 +57,13 @@ class SlimeSchedule:
         lengths, groups = [int(length) for length in batch.lengths], ranks // degree
         flops = [forward_flops(self.cost.model, length) for length in lengths]
         return fitting_plans(
-            batch, "ring", degree, self.pack_tokens, self.cost,
+            batch,
+            "ring",
+            degree,
+            self.pack_tokens,
+            self.cost,
             lambda most: schedule(lengths, flops, groups, most, self.balance_data, self.balance_by_flops),
-        )  # fmt: skip
+        )
 
 
 def schedule(

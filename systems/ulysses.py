@@ -15,6 +15,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import is_whole
 from zbench.interfaces.protocols import Size
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode, check_mode
@@ -42,10 +43,7 @@ class Ulysses:
         check_mode("system.backward", self.backward)
         ranks, heads = self.cost.cluster.num_ranks, self.cost.model.num_heads
         if self.degree is not None and not (
-            isinstance(self.degree, int)
-            and not isinstance(self.degree, bool)
-            and 1 <= self.degree <= heads
-            and ranks % self.degree == 0
+            is_whole(self.degree) and 1 <= self.degree <= heads and ranks % self.degree == 0
         ):
             raise ValueError(
                 f"system.degree is {self.degree!r}; it takes a divisor of the {ranks} ranks of at most {heads}, "

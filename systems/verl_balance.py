@@ -16,6 +16,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_boolean
 from zbench.plans.plan import Ints, Plan
 from zbench.systems.common.differencing import balanced_sets
 from zbench.systems.common.mesh_plans import check_keys, fitting_plans, holding_degree, pack_limits
@@ -44,8 +45,7 @@ class VerlBalance:
 
     def __post_init__(self) -> None:
         check_keys(self.cost, self.degree, self.pack_tokens, self.context_limit)
-        if not isinstance(self.within_limit, bool):
-            raise ValueError(f"system.within_limit is {self.within_limit!r}; it takes true or false")
+        check_boolean("system.within_limit", self.within_limit)
         heads = self.cost.model.num_heads
         if self.degree is not None and heads % self.degree:
             raise ValueError(
@@ -64,9 +64,13 @@ class VerlBalance:
         lengths = [int(length) for length in batch.lengths]
         shares = dealt(lengths, ranks // degree)
         return fitting_plans(
-            batch, "ulysses", degree, self.pack_tokens, self.cost,
+            batch,
+            "ulysses",
+            degree,
+            self.pack_tokens,
+            self.cost,
             lambda most: packed(lengths, shares, most, self.within_limit),
-        )  # fmt: skip
+        )
 
 
 def work(length: int) -> int:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from zbench.console.command import Parser, loading, ran
+from zbench.describe.arrays import Ints
 
 with loading(__name__):
     import time
@@ -20,7 +21,6 @@ with loading(__name__):
     from zbench import CONF
     from zbench.interfaces.protocols import Workload
     from zbench.workloads.check import whole
-    from zbench.workloads.fill import IntArray
 
 _CONF = CONF / "workload"
 _QUANTILES = (0.5, 0.9, 0.99, 0.999)
@@ -74,7 +74,7 @@ def loader(name: str, settings: list[str]) -> Callable[..., Workload]:
     return made
 
 
-def _draw(workload: Workload, steps: int) -> tuple[IntArray, float]:
+def _draw(workload: Workload, steps: int) -> tuple[Ints, float]:
     """Returns (lengths of all steps, seconds of the slowest batch)."""
     lengths, slowest = [], 0.0
     for step in range(steps):
@@ -84,7 +84,7 @@ def _draw(workload: Workload, steps: int) -> tuple[IntArray, float]:
     return np.concatenate(lengths), slowest
 
 
-def _row(name: str, lengths: IntArray, seconds: float) -> str:
+def _row(name: str, lengths: Ints, seconds: float) -> str:
     points = [*np.quantile(lengths, _QUANTILES), lengths.max()]
     long_share = lengths[lengths >= 32768].sum() / lengths.sum()
     numbers = "".join(f"{point:9.0f}" for point in points)

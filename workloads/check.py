@@ -3,15 +3,16 @@
 import math
 from typing import Any
 
+from zbench.describe.checks import check_whole_number
+
 MOST = 1 << 40  # tokens: far above any document or batch, far below where sums of them overflow
 
 
 def whole(field: str, value: Any, low: int, high: float = MOST) -> None:
     """Raises ValueError unless `value` is a whole number of at least `low` and at most `high`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ValueError(f"{field} is {value!r}; it must be a whole number of at least {low}")
+    check_whole_number(field, value, low)
     if value > high:
-        raise ValueError(f"{field} is {value}; it must be a whole number of at most {high}")
+        raise ValueError(f"{field} is {value}; it takes a whole number of at most {high}")
 
 
 def text(field: str, value: Any) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.workloads.check import text
 from zbench.workloads.documents import Documents, open_documents
-from zbench.workloads.fill import FloatArray, IntArray, check_batch, fill, generator
+from zbench.workloads.fill import check_batch, fill, generator
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +38,7 @@ class Corpus:
     context_limit: int = 131072
     over_limit: str = "cut"
     _documents: Documents = dataclasses.field(init=False, repr=False)
-    _lengths: IntArray = dataclasses.field(init=False, repr=False)
+    _lengths: Ints = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_batch(self.seed, self.tokens, self.context_limit, self.over_limit)
@@ -80,7 +81,7 @@ class Corpus:
         )
         return Batch(lengths=lengths, seed=self.seed, step=step, documents=documents)
 
-    def tokens_of(self, batch: Batch, which: IntArray | None = None) -> list[IntArray]:
+    def tokens_of(self, batch: Batch, which: Ints | None = None) -> list[Ints]:
         """Returns the token ids of sequences of one of this corpus's batches (None: all), each the head of its
         document."""
         assert batch.documents is not None, "a batch of a corpus names its documents"
@@ -93,13 +94,13 @@ class Corpus:
         """The bound that token ids are below; None where a tokenizer alone knows."""
         return 256 if self.tokenizer is None else None
 
-    def draw(self, rng: np.random.Generator, num: int) -> IntArray:
+    def draw(self, rng: np.random.Generator, num: int) -> Ints:
         return self._lengths[rng.integers(self._lengths.size, size=num)]
 
-    def cdf(self, length: IntArray) -> FloatArray:
+    def cdf(self, length: Ints) -> Floats:
         return np.asarray(np.searchsorted(np.sort(self._lengths), length, side="right") / self._lengths.size)
 
-    def _head(self, document: int, length: int) -> IntArray:
+    def _head(self, document: int, length: int) -> Ints:
         content = self._documents.read(document)
         ids = np.frombuffer(content, dtype=np.uint8) if self.tokenizer is None else np.asarray(self.tokenizer(content))
         if ids.size < length:

@@ -13,10 +13,12 @@ from typing import Protocol
 
 import numpy as np
 
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
+from zbench.interfaces.abilities import DrawsLengths
 from zbench.interfaces.protocols import Workload
 from zbench.workloads.check import whole
-from zbench.workloads.fill import FloatArray, IntArray, Lengths, check_batch
+from zbench.workloads.fill import Lengths, check_batch
 
 
 class Inner(Workload, Lengths, Protocol):
@@ -60,7 +62,7 @@ class Delayed:
             raise ValueError(f"workload.lengths is {self.lengths!r}; it must be a workload with _partial_: true")
         limits = {"context_limit": self.context_limit, "over_limit": self.over_limit}
         inner = self.lengths(seed=self.seed, tokens=self.tokens, **limits)
-        if not hasattr(inner, "draw"):
+        if not isinstance(inner, DrawsLengths):
             raise ValueError(f"workload.lengths is a {type(inner).__name__}; it must be a workload that draws lengths")
         object.__setattr__(self, "_inner", inner)
 
@@ -71,14 +73,14 @@ class Delayed:
         arrivals = [self._inner.batch(first + at).lengths for at in range(self.window)]
         return Batch(self._batches(arrivals)[index], seed=self.seed, step=step)
 
-    def draw(self, rng: np.random.Generator, num: int) -> IntArray:
+    def draw(self, rng: np.random.Generator, num: int) -> Ints:
         return self._inner.draw(rng, num)
 
-    def cdf(self, length: IntArray) -> FloatArray:
+    def cdf(self, length: Ints) -> Floats:
         """Returns the share of documents; what a batch's end splits makes a few more shorter sequences."""
         return self._inner.cdf(length)
 
-    def _batches(self, arrivals: list[IntArray]) -> list[IntArray]:
+    def _batches(self, arrivals: list[Ints]) -> list[Ints]:
         """Returns a window: what arrives at every step, in batches of the same number of tokens."""
         shorter = deque(np.concatenate([some[some < self.outliers[0]] for some in arrivals]).tolist())
         queues = [deque[int]() for _ in self.outliers]

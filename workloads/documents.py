@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from zbench.workloads.fill import IntArray
+from zbench.describe.arrays import Ints
 from zbench.workloads.tables import jsonl_rows, jsonl_value, need_path, parquet_column
 
 
@@ -21,7 +21,7 @@ class Documents:
     """The documents of a corpus. sizes: int64 [num_documents], bytes of each. read, name: a document's bytes, and what
     to call it."""
 
-    sizes: IntArray
+    sizes: Ints
     read: Callable[[int], bytes]
     name: Callable[[int], str]
 

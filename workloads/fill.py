@@ -10,13 +10,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.workloads.check import choice, whole
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 _FIRST_DRAW = 1024
 _LARGEST_DRAW = 1 << 20
@@ -27,10 +24,10 @@ _PATIENCE = 1 << 16
 class Lengths(Protocol):
     """A distribution of document lengths, before any context limit."""
 
-    def draw(self, rng: np.random.Generator, num: int) -> IntArray:
+    def draw(self, rng: np.random.Generator, num: int) -> Ints:
         """Draws the lengths of `num` documents."""
 
-    def cdf(self, length: IntArray) -> FloatArray:
+    def cdf(self, length: Ints) -> Floats:
         """Returns the share of documents no longer than `length`."""
 
 
@@ -76,15 +73,15 @@ def drawn_batch(workload: Drawn, step: int) -> Batch:
 
 
 def fill(
-    draw: Callable[[int], IntArray], tokens: int, context_limit: int, over_limit: str, sizes: IntArray | None = None
-) -> tuple[IntArray, IntArray]:
+    draw: Callable[[int], Ints], tokens: int, context_limit: int, over_limit: str, sizes: Ints | None = None
+) -> tuple[Ints, Ints]:
     """Draws documents until they hold exactly `tokens` tokens; returns (lengths, documents), in the order they were
     drawn.
 
     draw(num) gives the next documents: their numbers if `sizes` (the length of every document of
     a corpus) is given, else their lengths; documents then just repeats the uncut lengths.
     """
-    parts: list[tuple[IntArray, IntArray]] = []
+    parts: list[tuple[Ints, Ints]] = []
     filled = num_drawn = 0
     num = min(_FIRST_DRAW, tokens)
     while filled < tokens:
@@ -113,7 +110,7 @@ def _next_draw(missing: int, filled: int, num_drawn: int) -> int:
     return min(int(1.1 * missing * num_drawn / filled) + 16, _LARGEST_DRAW)
 
 
-def _cut_last(lengths: IntArray, documents: IntArray, tokens: int) -> tuple[IntArray, IntArray]:
+def _cut_last(lengths: Ints, documents: Ints, tokens: int) -> tuple[Ints, Ints]:
     """Returns the first documents that together hold `tokens`, the last one cut to fit."""
     ends = np.cumsum(lengths)
     last = int(np.searchsorted(ends, tokens))

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.workloads.check import whole
-from zbench.workloads.fill import FloatArray, IntArray, check_batch, drawn_batch
+from zbench.workloads.fill import check_batch, drawn_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,8 @@ class Fixed:
     def batch(self, step: int) -> Batch:
         return drawn_batch(self, step)
 
-    def draw(self, rng: np.random.Generator, num: int) -> IntArray:
+    def draw(self, rng: np.random.Generator, num: int) -> Ints:
         return np.full(num, self.length, dtype=np.int64)
 
-    def cdf(self, length: IntArray) -> FloatArray:
+    def cdf(self, length: Ints) -> Floats:
         return (length >= self.length).astype(np.float64)

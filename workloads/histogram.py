@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.workloads.check import number, whole
-from zbench.workloads.fill import FloatArray, IntArray, check_batch, drawn_batch
+from zbench.workloads.fill import check_batch, drawn_batch
 
 # Published fractions are rounded; a sum further from 1 than this is a wrong table.
 _ROUNDING = 0.01
@@ -30,8 +31,8 @@ class Histogram:
     bins: Sequence[Sequence[float]]
     context_limit: int = 131072
     over_limit: str = "cut"
-    _edges: FloatArray = field(init=False, repr=False)  # [2, num_bins]: low, high
-    _fractions: FloatArray = field(init=False, repr=False)
+    _edges: Floats = field(init=False, repr=False)  # [2, num_bins]: low, high
+    _fractions: Floats = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_batch(self.seed, self.tokens, self.context_limit, self.over_limit)
@@ -43,13 +44,13 @@ class Histogram:
     def batch(self, step: int) -> Batch:
         return drawn_batch(self, step)
 
-    def draw(self, rng: np.random.Generator, num: int) -> IntArray:
+    def draw(self, rng: np.random.Generator, num: int) -> Ints:
         which = rng.choice(self._fractions.size, num, p=self._fractions)
         low, high = self._edges[0][which], self._edges[1][which]
         lengths = low * (high / low) ** rng.random(num)
         return np.asarray(np.clip(lengths, low, high - 1), dtype=np.int64)
 
-    def cdf(self, length: IntArray) -> FloatArray:
+    def cdf(self, length: Ints) -> Floats:
         # A whole length n stands for every real x in [n, n + 1); ln x rises evenly inside a bin, not between bins.
         so_far = np.cumsum(self._fractions)
         reached = np.stack([so_far - self._fractions, so_far])

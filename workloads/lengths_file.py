@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.workloads.check import choice, whole
-from zbench.workloads.fill import FloatArray, IntArray, check_batch, drawn_batch, fill
+from zbench.workloads.fill import check_batch, drawn_batch, fill
 from zbench.workloads.read_lengths import read_lengths
 
 
@@ -27,9 +28,9 @@ class LengthsFile:
     order: str = "random"
     context_limit: int = 131072
     over_limit: str = "cut"
-    _lengths: IntArray = dataclasses.field(init=False, repr=False)
-    _usable: IntArray = dataclasses.field(init=False, repr=False)  # as order="file" takes them: cut or dropped
-    _begins: IntArray = dataclasses.field(init=False, repr=False)  # tokens before each usable document
+    _lengths: Ints = dataclasses.field(init=False, repr=False)
+    _usable: Ints = dataclasses.field(init=False, repr=False)  # as order="file" takes them: cut or dropped
+    _begins: Ints = dataclasses.field(init=False, repr=False)  # tokens before each usable document
     _starts: list[int] = dataclasses.field(init=False, repr=False)  # each step's first document, once known
 
     def __post_init__(self) -> None:
@@ -51,17 +52,17 @@ class LengthsFile:
     def batch(self, step: int) -> Batch:
         return drawn_batch(self, step) if self.order == "random" else self._in_order(step)
 
-    def draw(self, rng: np.random.Generator, num: int) -> IntArray:
+    def draw(self, rng: np.random.Generator, num: int) -> Ints:
         return self._lengths[rng.integers(self._lengths.size, size=num)]
 
-    def cdf(self, length: IntArray) -> FloatArray:
+    def cdf(self, length: Ints) -> Floats:
         return np.asarray(np.searchsorted(np.sort(self._lengths), length, side="right") / self._lengths.size)
 
     def _in_order(self, step: int) -> Batch:
         whole("step", step, 0)
         position = self._start(step)
 
-        def following(num: int) -> IntArray:
+        def following(num: int) -> Ints:
             nonlocal position
             numbers = (position + np.arange(num, dtype=np.int64)) % self._usable.size
             position += num

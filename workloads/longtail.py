@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.workloads.check import number, whole
-from zbench.workloads.fill import FloatArray, IntArray, check_batch, drawn_batch
+from zbench.workloads.fill import check_batch, drawn_batch
 
 # Below this share of the lognormal inside [1, tail_start) rejection is slow and the body a mere sliver.
 _SMALLEST_BODY = 0.01
@@ -57,13 +58,13 @@ class Longtail:
     def batch(self, step: int) -> Batch:
         return drawn_batch(self, step)
 
-    def draw(self, rng: np.random.Generator, num: int) -> IntArray:
+    def draw(self, rng: np.random.Generator, num: int) -> Ints:
         num_tail = int(rng.binomial(num, self.tail_share))
         lengths = np.concatenate([self._draw_body(rng, num - num_tail), self._draw_tail(rng, num_tail)])
         rng.shuffle(lengths)
         return lengths
 
-    def cdf(self, length: IntArray) -> FloatArray:
+    def cdf(self, length: Ints) -> Floats:
         # A whole length n stands for every real x in [n, n + 1).
         x = np.asarray(length, dtype=np.float64) + 1
         body = np.clip(x - 1, 0, 1)  # 0 below the first length, 1 from tail_start on
@@ -74,7 +75,7 @@ class Longtail:
         tail = (1 - ratio**-self.alpha) / (1 - self._tail_left())
         return np.asarray((1 - self.tail_share) * body + self.tail_share * tail, dtype=np.float64)
 
-    def _draw_body(self, rng: np.random.Generator, num: int) -> IntArray:
+    def _draw_body(self, rng: np.random.Generator, num: int) -> Ints:
         """Draws lengths of the body by rejection: exact, and with a body of a few thousand tokens nearly nothing is
         rejected."""
         low, high = self._body_range()
@@ -85,7 +86,7 @@ class Longtail:
             found = np.concatenate([found, x])
         return np.clip(np.exp(found[:num]).astype(np.int64), 1, self.tail_start - 1)
 
-    def _draw_tail(self, rng: np.random.Generator, num: int) -> IntArray:
+    def _draw_tail(self, rng: np.random.Generator, num: int) -> Ints:
         """Returns the inverse of the truncated power law's cdf: exact, whatever the truncation cuts off."""
         left = 1 - rng.random(num) * (1 - self._tail_left())
         return np.clip((self.tail_start * left ** (-1 / self.alpha)).astype(np.int64), self.tail_start, self.max_length)

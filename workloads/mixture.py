@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.workloads.check import choice, number
-from zbench.workloads.fill import FloatArray, IntArray, Lengths, check_batch, drawn_batch
+from zbench.workloads.fill import Lengths, check_batch, drawn_batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +33,7 @@ class Mixture:
     context_limit: int = 131072
     over_limit: str = "cut"
     _parts: tuple[Lengths, ...] = field(init=False, repr=False)
-    _shares: FloatArray = field(init=False, repr=False)  # of documents, one per component
+    _shares: Floats = field(init=False, repr=False)  # of documents, one per component
 
     def __post_init__(self) -> None:
         check_batch(self.seed, self.tokens, self.context_limit, self.over_limit)
@@ -55,7 +56,7 @@ class Mixture:
     def batch(self, step: int) -> Batch:
         return drawn_batch(self, step)
 
-    def draw(self, rng: np.random.Generator, num: int) -> IntArray:
+    def draw(self, rng: np.random.Generator, num: int) -> Ints:
         which = rng.choice(len(self._parts), num, p=self._shares)
         lengths = np.empty(num, dtype=np.int64)
         for i, part in enumerate(self._parts):
@@ -63,7 +64,7 @@ class Mixture:
             lengths[chosen] = part.draw(rng, int(chosen.sum()))
         return lengths
 
-    def cdf(self, length: IntArray) -> FloatArray:
+    def cdf(self, length: Ints) -> Floats:
         return np.asarray(sum(s * p.cdf(length) for s, p in zip(self._shares, self._parts, strict=True)))
 
 

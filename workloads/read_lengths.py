@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from zbench.describe.arrays import Ints
 from zbench.workloads.check import MOST, text
-from zbench.workloads.fill import IntArray
 from zbench.workloads.tables import jsonl_rows, need_path, parquet_column
 
 _UNREADABLE = (
@@ -26,7 +26,7 @@ _UNREADABLE = (
 _SUFFIXES = (".txt", ".npy", ".npz", ".jsonl", ".parquet")
 
 
-def read_lengths(path: str | None, field: str) -> IntArray:
+def read_lengths(path: str | None, field: str) -> Ints:
     """Reads every length of the file, in order, each checked to be a whole number of at least 1."""
     text("workload.field", field)
     found = need_path(path, "a file of lengths, .txt, .npy, .npz, .jsonl or .parquet (workload.path=FILE)")
@@ -90,7 +90,7 @@ def _read_numpy(path: Path, field: str) -> Any:
     return array
 
 
-def _whole(path: Path, values: Sequence[Any], kind: str, places: Sequence[int]) -> IntArray:
+def _whole(path: Path, values: Sequence[Any], kind: str, places: Sequence[int]) -> Ints:
     """Returns the values as int64; the first that is no length is named by its place in the file."""
     for place, value in zip(places, values, strict=True):
         # 12.0 is a whole number (numpy's savetxt writes such); True and "12" are not numbers.

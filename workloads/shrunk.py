@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.workloads.check import whole
-from zbench.workloads.fill import FloatArray, IntArray, Lengths, check_batch, drawn_batch
+from zbench.workloads.fill import Lengths, check_batch, drawn_batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,8 +39,8 @@ class Shrunk:
     def batch(self, step: int) -> Batch:
         return drawn_batch(self, step)
 
-    def draw(self, rng: np.random.Generator, num: int) -> IntArray:
+    def draw(self, rng: np.random.Generator, num: int) -> Ints:
         return -(-self._inner.draw(rng, num) // self.by)
 
-    def cdf(self, length: IntArray) -> FloatArray:
+    def cdf(self, length: Ints) -> Floats:
         return self._inner.cdf(length * self.by)

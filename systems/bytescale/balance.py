@@ -12,15 +12,14 @@ from dataclasses import dataclass
 
 import numba as nb
 import numpy as np
-from numpy.typing import NDArray
 
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats
 from zbench.describe.model import KV
 from zbench.passes.reverse import Mode
 from zbench.plans.area import Work
 from zbench.plans.plan import Ints
 
-Floats = NDArray[np.float64]
 CUTS = 24  # values of C tried; where that is many ranks and sequences, FEWER
 FEWER = 12
 ENUMERATED = 2048  # sequences x ranks up to which CUTS of all values of C that differ are taken

@@ -16,6 +16,7 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.cost.memory import static_bytes
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_whole_number
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.build import Builder
@@ -25,7 +26,6 @@ from zbench.systems.bytescale.balance import Layout, balanced, cuts, share_secon
 from zbench.systems.bytescale.slots import even, filled_seconds, numbers, parts
 from zbench.systems.common.best_fit import best_fit
 from zbench.systems.common.micro_batches import fitting, need_bytes
-from zbench.systems.hybrid_dp import check_tokens_per_rank
 from zbench.systems.zeppelin.zones import capacity_tokens
 
 
@@ -53,7 +53,7 @@ class ByteScale:
 
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
-        check_tokens_per_rank(self.tokens_per_rank)
+        check_whole_number("system.tokens_per_rank", self.tokens_per_rank, 1, or_null=True)
         if not isinstance(self.balance, bool) and self.balance not in ("dp", "pp"):
             raise ValueError(f"system.balance is {self.balance!r}; it takes true, false, dp or pp")
         if self.balance == "pp" and self.cost.pp == 1:

@@ -12,9 +12,10 @@ import numba as nb
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats
 from zbench.passes.reverse import Mode
 from zbench.plans.plan import Ints
-from zbench.systems.bytescale.balance import Floats, Layout, share_seconds
+from zbench.systems.bytescale.balance import Layout, share_seconds
 
 NUMBERS = (1, 2, 3, 4, 8)  # times the stages: of micro-batches, tried
 

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints, Plan
 from zbench.simulator.simulate import layer_seconds
-
-Floats = NDArray[np.float64]
 
 LAYERS = 2  # played to compare plans: in one, ranks that run ahead into the next layer look idle
 OVER = (

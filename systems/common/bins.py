@@ -6,11 +6,10 @@ largest load where memory does not bind; moving or swapping items of the fullest
 
 import numba as nb
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints
 
-Floats = NDArray[np.float64]
 TRIES = 400  # most moves and swaps: each lowers the fullest rank, and a batch of a few thousand items needs far fewer
 
 
@@ -21,12 +20,13 @@ def bins(load: Floats, tokens: Ints, num_ranks: int, capacity: int) -> Ints:
     Where that is impossible an item goes to the rank with the fewest tokens: the batch does not fit, and shows it.
     """
     order = np.lexsort((-tokens, -load))
-    found: Ints = _bins(load, tokens, order, num_ranks, capacity, TRIES)
+    found: Ints = balanced_bins(load, tokens, order, num_ranks, capacity, TRIES)
     return found
 
 
 @nb.njit(cache=True)
-def _bins(load, tokens, order, num_ranks, capacity, tries):  # type: ignore[no-untyped-def]
+def balanced_bins(load, tokens, order, num_ranks, capacity, tries):  # type: ignore[no-untyped-def]
+    """Deals items in `order` to the lightest bin with room, then moves or swaps them `tries` times at most; compiled."""
     rank = np.empty(len(load), np.int64)
     total, held = np.zeros(num_ranks), np.zeros(num_ranks, np.int64)
     for item in order:

@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats
 from zbench.describe.model import KV, O, Q
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode
@@ -20,7 +21,7 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import ulysses_ring
 from zbench.plans.plan import Ints, Plan
 from zbench.simulator.legs import ports
-from zbench.systems.common.best_first import Floats, best_first
+from zbench.systems.common.best_first import best_first
 
 PLAYED = 3  # most candidates that are built and played
 NEAR = 1.3  # times the best estimate: estimates of grids are off by -10 to +25 %

@@ -8,6 +8,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_whole_number
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode
 from zbench.plans.build import Builder
@@ -23,8 +24,7 @@ SMALLER = 0.9  # of a pack's tokens, where a micro-batch of such packs does not 
 def check_keys(cost: Cost, degree: int | None, pack_tokens: int | None, context_limit: int | None) -> None:
     """Raises ValueError unless each is None or a whole number of at least 1, and degree divides the ranks."""
     for name, value in (("degree", degree), ("pack_tokens", pack_tokens), ("context_limit", context_limit)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"system.{name} is {value!r}; it takes a whole number of at least 1, or null")
+        check_whole_number(f"system.{name}", value, 1, or_null=True)
     ranks = cost.cluster.num_ranks
     if degree is not None and ranks % degree:
         raise ValueError(f"system.degree is {degree}; it takes a divisor of the {ranks} ranks, or null")

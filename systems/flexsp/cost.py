@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.cost.collective import Collectives
-from zbench.cost.cost import Cost, Floats
+from zbench.cost.cost import Cost
 from zbench.cost.memory import static_bytes, step_bytes
+from zbench.describe.arrays import Floats
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode
 from zbench.plans.area import TILE

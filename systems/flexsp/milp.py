@@ -15,7 +15,7 @@ from typing import Any
 import numba as nb
 import numpy as np
 
-from zbench.cost.cost import Floats
+from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints
 from zbench.systems.flexsp.cost import Objective
 from zbench.systems.flexsp.pack import Packed

@@ -13,6 +13,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_whole_number
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.build import Builder
@@ -51,7 +52,7 @@ class FlexSP:
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
         for name in ("trials", "nodes", "buckets"):
-            check_whole(f"system.{name}", getattr(self, name))
+            check_whole_number(f"system.{name}", getattr(self, name), 1)
         if self.solver not in ("search", "milp"):
             raise ValueError(f"system.solver is {self.solver!r}; it takes search or milp")
         if isinstance(self.seconds, bool) or not isinstance(self.seconds, (int, float)) or not self.seconds > 0:
@@ -62,7 +63,6 @@ class FlexSP:
         """Returns one plan a micro-batch, the slowest first. Its notes: what the objective says of it, what none can
         beat, and by how much it misses that."""
         of = self.objective.holding(int(batch.lengths.max()))
-        # Micro-batches: cuts are compared by a glance at their groups; groups are searched (or solved) for the best.
         parts = micro_batches(batch.lengths, of, self.trials, lambda x: glance(x, of), lambda x: self._chosen(x, of))
         assert parts is not None  # every sequence fits a group by itself
         return tuple(laid(part, batch, self.cost, of, self.backward) for part in parts)
@@ -76,12 +76,6 @@ class FlexSP:
         if solved.packed is not None and solved.packed.seconds < found.packed.seconds:
             return replace(found, packed=solved.packed, method=f"milp ({solved.ended})", solver_seconds=solved.took)
         return replace(found, method=f"search, not bettered by milp ({solved.ended})", solver_seconds=solved.took)
-
-
-def check_whole(name: str, value: object) -> None:
-    """Raises ValueError unless the key `name` is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}; it takes a whole number of at least 1")
 
 
 def laid(part: MicroBatch, batch: Batch, cost: Cost, of: Objective, backward: Mode) -> Plan:

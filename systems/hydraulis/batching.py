@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zbench.cost.cost import Flags, Floats
+from zbench.describe.arrays import Flags, Floats
 from zbench.plans.plan import Ints
 from zbench.systems.hydraulis.cost import Schemes
 from zbench.systems.hydraulis.dispatch import dispatch, orders

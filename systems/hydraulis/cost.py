@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zbench.cost.cost import Cost, Flags, Floats
+from zbench.cost.cost import Cost
 from zbench.cost.memory import pipeline_static_bytes, stage_bytes, static_bytes
 from zbench.cost.stage import Stage, refusal
+from zbench.describe.arrays import Flags, Floats
 from zbench.plans.area import Work
 from zbench.plans.plan import Ints
 from zbench.simulator.pipelined import hop_seconds

@@ -11,7 +11,7 @@ while that relieves it.
 import numba as nb
 import numpy as np
 
-from zbench.cost.cost import Flags, Floats
+from zbench.describe.arrays import Flags, Floats
 from zbench.plans.plan import Ints
 
 MOVES = 300  # moves and swaps at most

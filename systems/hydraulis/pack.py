@@ -8,10 +8,10 @@ processing time first, then moves and swaps (zbench.systems.common.bins), where 
 import numba as nb
 import numpy as np
 
-from zbench.cost.cost import Floats
+from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints
 from zbench.systems.common.best_fit import best_fit_sorted
-from zbench.systems.common.bins import _bins
+from zbench.systems.common.bins import balanced_bins
 
 MORE = 20  # micro-batches above the least that memory allows, as in Hydraulis' code
 TRIES = 30  # moves and swaps for one v; fewer above 80 sequences, whose share of a micro-batch is small
@@ -40,17 +40,18 @@ def pack(seconds, tokens, fixed, stages, capacity):  # type: ignore[no-untyped-d
         slowest = max(seconds.max(), seconds.sum() / v)
         if v > count or seconds.sum() + v * fixed + (stages - 1) * (slowest + fixed) >= goal * (1 - 1e-12):
             continue
-        found = _bins(seconds, tokens, by_seconds, v, capacity, tries)
-        if v < most and not _fits(tokens, found, v, capacity):
-            found = _bins(tokens.astype(np.float64), tokens, by_tokens, v, capacity, tries)
+        found = balanced_bins(seconds, tokens, by_seconds, v, capacity, tries)
+        if v < most and not within_capacity(tokens, found, v, capacity):
+            found = balanced_bins(tokens.astype(np.float64), tokens, by_tokens, v, capacity, tries)
         total = _total(seconds, found, v, fixed, stages)
-        if total < goal and _fits(tokens, found, v, capacity):
+        if total < goal and within_capacity(tokens, found, v, capacity):
             goal, best = total, found
     return best, goal
 
 
 @nb.njit(cache=True)
-def _fits(tokens, micro, count, capacity):  # type: ignore[no-untyped-def]
+def within_capacity(tokens, micro, count, capacity):  # type: ignore[no-untyped-def]
+    """Tells whether every micro-batch of more than one sequence has at most `capacity` tokens."""
     held, number = np.zeros(count, np.int64), np.zeros(count, np.int64)
     for i in range(len(tokens)):
         held[micro[i]] += tokens[i]

@@ -15,9 +15,11 @@ from itertools import pairwise
 import numpy as np
 
 from zbench.cost.collective import Collectives, Sharing
-from zbench.cost.cost import Cost, Floats
+from zbench.cost.cost import Cost
 from zbench.cost.stage import held, refusal
+from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_boolean, check_whole_number, is_whole
 from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
@@ -25,7 +27,6 @@ from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Ints, Plan
 from zbench.simulator.pipelined import shared_seconds
 from zbench.systems.flexsp.cost import degrees
-from zbench.systems.flexsp.planner import check_whole
 from zbench.systems.hydraulis.batching import WAYS, Sequences, batched
 from zbench.systems.hydraulis.cost import Schemes, offered, schemes
 from zbench.systems.hydraulis.room import room
@@ -73,13 +74,11 @@ class Hydraulis:
     objective: Schemes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_whole("system.trials", self.trials)
-        if self.pack_tokens is not None:
-            check_whole("system.pack_tokens", self.pack_tokens)
+        check_whole_number("system.trials", self.trials, 1)
+        check_whole_number("system.pack_tokens", self.pack_tokens, 1, or_null=True)
         if self.batching not in WAYS:
             raise ValueError(f"system.batching is {self.batching!r}; it takes {', '.join(WAYS[:-1])} or {WAYS[-1]}")
-        if not isinstance(self.whole_step, bool):
-            raise ValueError(f"system.whole_step is {self.whole_step!r}; it takes true or false")
+        check_boolean("system.whole_step", self.whole_step)
         shapes = offered(self.cost) if self.schemes is None else _checked(self.schemes, self.cost)
         object.__setattr__(self, "objective", schemes(self.cost, shapes))
 
@@ -193,7 +192,7 @@ def _checked(given: object, cost: Cost) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for pair in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:
         numbers = list(pair) if isinstance(pair, Sequence) and not isinstance(pair, str) else []
-        if len(numbers) != 2 or any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
+        if len(numbers) != 2 or not all(is_whole(number) for number in numbers):
             raise ValueError(f"system.schemes has {pair!r}; it takes a list of pairs [tp, pp], as in [[8,1],[1,1]]")
         reason = refusal(numbers[0], numbers[1], cost)
         if not reason and not cost.pipelines and numbers != [1, 1]:

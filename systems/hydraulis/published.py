@@ -13,11 +13,11 @@ Source: lhy101/Hydraulis (4489487e), examples/strategy/dynamic_pulp.py and examp
 import numba as nb
 import numpy as np
 
-from zbench.cost.cost import Flags, Floats
+from zbench.describe.arrays import Flags, Floats
 from zbench.plans.plan import Ints
 from zbench.systems.common.best_fit import best_fit_sorted
-from zbench.systems.common.bins import _bins
-from zbench.systems.hydraulis.pack import MORE, PLACES, TRIES, _fits
+from zbench.systems.common.bins import balanced_bins
+from zbench.systems.hydraulis.pack import MORE, PLACES, TRIES, within_capacity
 
 
 def dispatched(seconds: Floats, fits: Flags, scheme: Ints, stages: Ints, trials: int) -> Ints:
@@ -70,11 +70,11 @@ def pack_evenly(seconds, tokens, fixed, stages, capacity):  # type: ignore[no-un
     least = max(is_long.sum() + (tokens[~is_long].sum() + capacity - 1) // capacity, 1)
     tries = min(TRIES, PLACES // count**2)
     for v in range(least, min(least + MORE, count + 1)):
-        found = _bins(seconds, tokens, by_seconds, v, capacity, tries)
-        if not _fits(tokens, found, v, capacity):
-            found = _bins(tokens.astype(np.float64), tokens, by_tokens, v, capacity, tries)
+        found = balanced_bins(seconds, tokens, by_seconds, v, capacity, tries)
+        if not within_capacity(tokens, found, v, capacity):
+            found = balanced_bins(tokens.astype(np.float64), tokens, by_tokens, v, capacity, tries)
         bound = _bound(seconds, found, fixed, stages)
-        if bound < goal and _fits(tokens, found, v, capacity):
+        if bound < goal and within_capacity(tokens, found, v, capacity):
             goal, best = bound, found
     return best, goal
 

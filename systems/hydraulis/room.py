@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
-from zbench.cost.cost import Flags, Floats
+from zbench.describe.arrays import Flags, Floats
 from zbench.plans.plan import Ints
 from zbench.systems.hydraulis.cost import Schemes
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.mask import Mask
 from zbench.plans.build import Builder
 from zbench.plans.plan import Ints, Plan
@@ -54,17 +55,12 @@ class MagiDispatch:
         for name, choices in (("batching", get_args(Batching)), ("algorithm", get_args(Algorithm))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes {', '.join(choices)}")
-        for name, least in (("chunk_tokens", 1), ("chunks_per_rank", 1), ("overlap_stages", 0)):
-            value = getattr(self, name)
-            if value is None and name == "chunk_tokens":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                or_null = ", or null" if name == "chunk_tokens" else ""
-                raise ValueError(f"system.{name} is {value!r}; it takes a whole number of at least {least}{or_null}")
+        check_whole_number("system.chunk_tokens", self.chunk_tokens, 1, or_null=True)
+        check_whole_number("system.chunks_per_rank", self.chunks_per_rank, 1)
+        check_whole_number("system.overlap_stages", self.overlap_stages, 0)
         if isinstance(self.top_p, bool) or not isinstance(self.top_p, int | float) or not 0 <= self.top_p <= 1:
             raise ValueError(f"system.top_p is {self.top_p!r}; it takes a number from 0 to 1")
-        if not isinstance(self.hierarchical, bool):
-            raise ValueError(f"system.hierarchical is {self.hierarchical!r}; it takes true or false")
+        check_boolean("system.hierarchical", self.hierarchical)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks, cost = self.cost.cluster.num_ranks, self.cost
@@ -83,8 +79,10 @@ class MagiDispatch:
         """Returns the plan of sequences `seqs`, whose groups of `degree` neighbouring ranks are `group`: int64 [n]
         each. mask: None: the model's."""
         cluster, mask = self.cost.cluster, self.cost.model.mask if mask is None else mask
-        parts = [self._dealt(lengths[seqs], np.flatnonzero(group == one), one * degree, degree, mask.causal)
-                 for one in np.unique(group)]  # fmt: skip
+        parts = [
+            self._dealt(lengths[seqs], np.flatnonzero(group == one), one * degree, degree, mask.causal)
+            for one in np.unique(group)
+        ]
         seq, start, stop, rank = np.concatenate(parts, axis=1)
         order = np.lexsort((start, seq))
         pieces = Pieces(seq[order], start[order], stop[order], rank[order], rank[order])

@@ -58,9 +58,15 @@ def staged_plan(builder: Builder, pieces: Pieces, stages: int, group: int, per_n
     home = np.arange(len(units.seq), dtype=np.int64)
     own = np.full(len(home), 0 if stages else 1, np.int64)
     attended, when = attends(
-        builder, block, units, np.ones(len(home), bool), np.concatenate([home, unit]),
-        np.concatenate([units.home, rank]), np.concatenate([own, stage]), builder.num_ranks,
-    )  # fmt: skip
+        builder,
+        block,
+        units,
+        np.ones(len(home), bool),
+        np.concatenate([home, unit]),
+        np.concatenate([units.home, rank]),
+        np.concatenate([own, stage]),
+        builder.num_ranks,
+    )
     source = units.home[unit]
     casts = Casts(unit, source, rank, stage, stage, source, 0 * unit)
     if per_node is not None:

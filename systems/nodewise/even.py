@@ -7,7 +7,7 @@ left of the sequence: both can be had, as long as neither piece would be less th
 
 import numpy as np
 
-from zbench.cost.cost import Floats
+from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints
 from zbench.systems.nodewise.cuts import Bins, Placement, groups, placement
 from zbench.systems.nodewise.fill import aligned

@@ -14,6 +14,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.passes import reverse
 from zbench.passes.order import scheduled
 from zbench.plans.plan import Ints, Ops, Plan
@@ -80,15 +81,12 @@ class Nodewise:
     simpler: Rivals = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_whole("system.tries", self.tries)
-        _check_whole("system.operations", self.operations)
-        _check_whole("system.groups", self.groups)
-        _check_whole("system.chunks", self.chunks)
-        if self.chunks > CHUNKS:
-            raise ValueError(f"system.chunks is {self.chunks}; it takes a whole number from 1 to {CHUNKS}")
+        check_whole_number("system.tries", self.tries, 1)
+        check_whole_number("system.operations", self.operations, 1)
+        check_whole_number("system.groups", self.groups, 1)
+        check_whole_number("system.chunks", self.chunks, 1, CHUNKS)
         for name in SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes true or false")
+            check_boolean(f"system.{name}", getattr(self, name))
         object.__setattr__(self, "simpler", Rivals(self.cost))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
@@ -183,8 +181,3 @@ class Nodewise:
 def _instead(other: Layout, best: Played) -> tuple[Layout, bool]:
     """Whatever was best so far."""
     return other, False
-
-
-def _check_whole(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}; it takes a whole number of at least 1")

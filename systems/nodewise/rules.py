@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import product
 
-from zbench.cost.cost import Floats
+from zbench.describe.arrays import Floats
 from zbench.systems.nodewise.cuts import Bins, Rule
 
 MORE = 4  # most sequences that are cut beyond those too long for a node

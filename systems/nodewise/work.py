@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.cost.collective import Collectives
-from zbench.cost.cost import Cost, Floats
+from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats
 from zbench.describe.model import KV, O, Q
 from zbench.plans.area import TILE
 from zbench.plans.plan import Ints
@@ -52,7 +53,7 @@ class Rates:
             float(square),
             float((one - square * near**2) / near),
             float(cost.repack_seconds(np.array([(passes - 1) * (2 * q + kv)]))[0]),
-            float(cost.transfer_seconds(np.array([kv]), np.array([True]))[0]) / cost.cluster.nics_per_node,
+            cost.nic_transfer_seconds(kv) / cost.cluster.nics_per_node,
             max(cost.cluster.nic_channels * cost.cluster.nics_per_node / cost.cluster.gpus_per_node, 1.0),
             forward,
             _pace(cost, passes, forward, (q, kv, o)),

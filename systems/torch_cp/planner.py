@@ -15,6 +15,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_whole_number
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
@@ -49,8 +50,7 @@ class TorchCP:
         check_mode("system.backward", self.backward)
         if self.balancer not in BALANCERS:
             raise ValueError(f"system.balancer is {self.balancer!r}; it takes {', '.join(BALANCERS)}")
-        if isinstance(self.tile, bool) or not isinstance(self.tile, int) or self.tile < 1:
-            raise ValueError(f"system.tile is {self.tile!r}; it takes a whole number of at least 1")
+        check_whole_number("system.tile", self.tile, 1)
         check_keys(self.cost, self.degree, self.pack_tokens, self.context_limit)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zbench.cost.cost import Cost
 from zbench.cost.memory import static_bytes, token_bytes
+from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_boolean
 from zbench.describe.model import KV
 from zbench.interfaces.dealt import dealt
 from zbench.passes import reverse
@@ -28,7 +29,6 @@ from zbench.systems.common.bins import bins
 from zbench.systems.common.micro_batches import fitting
 from zbench.systems.wlb_llm.shard import Pieces, attend_seconds, gather_seconds, mixed, per_document, per_sequence
 
-Floats = NDArray[np.float64]
 Shard = Literal["adaptive", "sequence", "document"]
 
 
@@ -74,8 +74,7 @@ class WLBLLM:
 
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
-        if not isinstance(self.by_work, bool):
-            raise ValueError(f"system.by_work is {self.by_work!r}; it takes true or false")
+        check_boolean("system.by_work", self.by_work)
         if self.shard not in ("adaptive", "sequence", "document"):
             raise ValueError(f"system.shard is {self.shard!r}; it takes adaptive, sequence or document")
         sizes = degrees(self.cost)

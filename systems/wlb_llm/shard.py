@@ -9,17 +9,16 @@ Source: WLB-LLM (arXiv 2503.17924, section 5).
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Flags, Floats
+from zbench.describe.links import NIC
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import KV
 from zbench.passes.reverse import Mode
 from zbench.plans.area import Work
 from zbench.plans.patterns import pack_zigzag, sequence_zigzag
 from zbench.plans.plan import Ints
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +53,7 @@ def per_sequence(lengths: Ints, pack: Ints, degree: int, mask: Mask = CAUSAL) ->
     return Pieces(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
-def mixed(one: Pieces, other: Pieces, pack: Ints, first: NDArray[np.bool_]) -> Pieces:
+def mixed(one: Pieces, other: Pieces, pack: Ints, first: Flags) -> Pieces:
     """Returns the pieces of `one` for packs where `first`, else of `other`."""
     a, b = first[pack[one.seq]], ~first[pack[other.seq]]
     return Pieces(
@@ -89,12 +88,12 @@ def gather_seconds(tokens: Floats, degree: int, cost: Cost, backward: Mode) -> F
     Gathered hierarchically, so a node's NICs take in what the other nodes of the group hold once; collectives have all
     of a link's channels.
     """
-    cluster, yes = cost.cluster, np.array([True])
+    cluster = cost.cluster
     size = tokens * cost.model.message_bytes_per_token(KV, 0, cost.model.num_heads)
     if degree == 1:
         return np.zeros(len(size))
     nodes = max(degree // cluster.gpus_per_node, 1)
     inside = cost.gather_seconds(size, degree)
-    across = cost.transfer_seconds(size * (nodes - 1) / nodes / cluster.nics_per_node, yes)
+    across = cost.transfer_seconds(size * (nodes - 1) / nodes / cluster.nics_per_node, NIC)
     moves = 2 if backward == "keep" else 3
     return np.asarray(moves * np.maximum(inside, across) + 6 * size / cluster.device.copy_bandwidth, np.float64)

@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import numba as nb
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints
 
-Floats = NDArray[np.float64]
 PATIENCE = 6  # numbers of sequences cut inside a node that are tried after the best so far
 
 

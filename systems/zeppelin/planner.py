@@ -15,6 +15,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.passes import remap, reverse, route
 from zbench.passes.order import scheduled
 from zbench.passes.reverse import Mode, check_mode
@@ -60,13 +61,11 @@ class Zeppelin:
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
         for name in ("partition", "route", "remap", "order"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes true or false")
+            check_boolean(f"system.{name}", getattr(self, name))
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes {' or '.join(choices)}")
-        if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int) or self.tolerance < 0:
-            raise ValueError(f"system.tolerance is {self.tolerance!r}; it takes a whole number of tokens, at least 0")
+        check_whole_number("system.tolerance", self.tolerance, 0)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns the plan of the whole batch as one micro-batch."""

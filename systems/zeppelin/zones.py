@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zbench.cost.cost import Cost
 from zbench.cost.memory import static_bytes, token_bytes
+from zbench.describe.arrays import Flags, Floats
 from zbench.describe.model import KV
 from zbench.plans.area import TILE, Work
 from zbench.plans.plan import Ints
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ def zones(cost: Cost, kv_moves: int, lanes: int) -> tuple[int, int]:
     lengths = np.unique(np.geomspace(2 * TILE, 2**24, 400).astype(np.int64))
     c = curves(lengths, cost, kv_moves)
 
-    def first(hidden: NDArray[np.bool_]) -> int:
+    def first(hidden: Flags) -> int:
         return int(lengths[np.argmax(hidden)]) if hidden.any() else int(lengths[-1])
 
     inside = first(c.attention >= c.inside)

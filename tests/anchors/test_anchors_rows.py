@@ -93,8 +93,13 @@ def test_a_row_is_known_by_its_configuration_and_method(
 def test_rows_without_a_plan_are_named_and_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = ("h100,full,fwd,8,8192,magi_native,662.6", "mi300x,full,fwd,8,16384,ulysses,900", GOOD,
-             "h100,sliding,bwd,8,8192,usp,100", "h100,full,bwd,128,8192,ulysses,100")  # fmt: skip
+    lines = (
+        "h100,full,fwd,8,8192,magi_native,662.6",
+        "mi300x,full,fwd,8,16384,ulysses,900",
+        GOOD,
+        "h100,sliding,bwd,8,8192,usp,100",
+        "h100,full,bwd,128,8192,ulysses,100",
+    )
     path = file_of(tmp_path, *lines)
     assert called(monkeypatch, "--rows", str(path), "--json") == 0
     said = capsys.readouterr()

@@ -15,8 +15,9 @@ import numpy as np
 from hydra import compose, initialize_config_dir
 
 from zbench.cost.bound import bound_seconds, least_seconds
-from zbench.cost.cost import Cost, Floats
+from zbench.cost.cost import Cost
 from zbench.cost.use import Use
+from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.plans.area import work
 from zbench.plans.plan import ATTEND, Plan
@@ -26,9 +27,11 @@ from zbench.simulator.simulate import Simulated
 
 CONF = Path(__file__).parents[2] / "conf"
 DRAWN = ("longtail_128k", "arxiv", "github", "wikipedia", "prolong64k", "byted_2m", "pystdlib")
-WORKLOADS = {**{name: [f"workload={name}"] for name in DRAWN},
-             "one giant": ["workload=fixed", "workload.length=131072"],
-             "all short": ["workload=fixed", "workload.length=512"]}  # fmt: skip
+WORKLOADS = {
+    **{name: [f"workload={name}"] for name in DRAWN},
+    "one giant": ["workload=fixed", "workload.length=131072"],
+    "all short": ["workload=fixed", "workload.length=512"],
+}
 COLUMNS = ("tiles", "starts", "joins", "copies", "imbalance", "NVLink", "NIC", "tail")
 
 

@@ -75,8 +75,10 @@ def main() -> None:
     lines = [line for line in known(asked.out) if line["limit"] == asked.seconds]
     better = np.array([line["search"] / line["solver"] - 1 for line in lines])  # type: ignore[operator]
     given = sum(bool(line["ended"]) for line in lines)
-    print(f"{len(lines)} batches, {given} of them given to the solver: it is better by more than 1 % on "
-          f"{int((better > 0.01).sum())}, by {better.max():.2%} at most")  # fmt: skip
+    print(
+        f"{len(lines)} batches, {given} of them given to the solver: it is better by more than 1 % on "
+        f"{int((better > 0.01).sum())}, by {better.max():.2%} at most"
+    )
 
 
 if __name__ == "__main__":

@@ -51,10 +51,12 @@ def figures(overrides: Sequence[str], judge: str = "nominal", told: bool = False
 def constants(of: Cluster) -> dict[str, Cluster]:
     device = of.device
     slow = replace(
-        device, kernel_seconds=2 * device.kernel_seconds, call_seconds=2 * device.call_seconds,
+        device,
+        kernel_seconds=2 * device.kernel_seconds,
+        call_seconds=2 * device.call_seconds,
         attention_forward_flops=device.attention_forward_flops / 2,
         attention_backward_flops=device.attention_backward_flops / 2,
-    )  # fmt: skip
+    )
     return {
         "nominal": of,
         "NIC x 1.5": replace(of, nic_bandwidth=1.5 * of.nic_bandwidth),

@@ -23,8 +23,15 @@ LIMIT = 196_608
 
 
 def setting(name: str, workload: str, ranks: int) -> tuple[System, Parts]:
-    overrides = ["cluster=a100_8x8", f"cluster.num_nodes={ranks // 8}", "model=llama_7b", f"workload={workload}",
-                 "tokens_per_gpu=4096", f"system={name}", "tracker=none"]  # fmt: skip
+    overrides = [
+        "cluster=a100_8x8",
+        f"cluster.num_nodes={ranks // 8}",
+        "model=llama_7b",
+        f"workload={workload}",
+        "tokens_per_gpu=4096",
+        f"system={name}",
+        "tracker=none",
+    ]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", overrides)
         parts = Parts.of(config, Settings.of(config))

@@ -34,8 +34,17 @@ from zbench.describe.model import Model
 from zbench.describe.units import parse
 from zbench.runtime.processes.world import World
 
-MODEL = Model("small", num_layers=2, hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, ffn_hidden=192, vocab=256,
-              element_bytes=4)  # fmt: skip
+MODEL = Model(
+    "small",
+    num_layers=2,
+    hidden=64,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    ffn_hidden=192,
+    vocab=256,
+    element_bytes=4,
+)
 EXPERTS = replace(MODEL, num_experts=8, experts_per_token=2)
 DEVICE = Device("made up", 9e10, 8e9, 5e9, 2e9, 4e10, 3e10, 2e10, 3e-6, 2e-4)
 CLUSTER = Cluster("made up", 2, 4, 2, 1e9, 1.0, 4e-4, 2e9, 1.0, 1e-4, DEVICE, nic_channels=4, nvlink_channels=2)
@@ -121,8 +130,9 @@ def test_the_constants_of_a_described_machine_are_found_again() -> None:
     assert {name: found[name] for name in exact} == pytest.approx({name: getattr(DEVICE, name) for name in exact})
     links = ("nic_latency", "nvlink_latency", "nic_bandwidth", "nvlink_bandwidth")
     assert {name: found[name] for name in links} == pytest.approx(
-        {name: getattr(CLUSTER, name) for name in links}, rel=0.01  # messages of 8 bytes; bandwidth with its latency
-    )  # fmt: skip
+        {name: getattr(CLUSTER, name) for name in links},
+        rel=0.01,  # messages of 8 bytes; bandwidth with its latency
+    )
     assert (found["nic_channels"], found["nvlink_channels"]) == (4, 2)
     # A NIC's channel has a quarter of 1 GB/s. Shares are a half: 2 x 1/2 at 1 GB/s (NVLink's channel), 1/2 at 250 MB/s.
     assert rates_told(survey.figures["nic_channels"].of) == pytest.approx((250e6, 1e9, 1e9 / 3), rel=0.01)
@@ -195,8 +205,12 @@ def test_every_rank_sends_to_all_and_receives_from_them(nodes: int, gpus: int) -
         found = [subject.peers(rank, across) for rank in range(subject.num_ranks)]
         sent = {(rank, to) for rank, pairs in enumerate(found) for to, _ in pairs}
         assert sent == {(source, rank) for rank, pairs in enumerate(found) for _, source in pairs}
-        assert sent == {(a, b) for a in range(len(found)) for b in range(len(found))
-                        if a != b and (a // gpus != b // gpus) == across}  # fmt: skip
+        assert sent == {
+            (a, b)
+            for a in range(len(found))
+            for b in range(len(found))
+            if a != b and (a // gpus != b // gpus) == across
+        }
         assert len(sent) == sum(map(len, found))
 
 
@@ -233,17 +247,28 @@ def test_the_sheet_is_the_cluster() -> None:
 
 
 CURVED = replace(
-    DEVICE, **{name: {128: 1e10, 512: 2e10 - at * 1e9, 4096: 4e10} for at, name in enumerate(CURVES)},
+    DEVICE,
+    **{name: {128: 1e10, 512: 2e10 - at * 1e9, 4096: 4e10} for at, name in enumerate(CURVES)},
     matmul_by_tokens={"small": {64: 1e10, 4096: 4e10}},
-)  # fmt: skip
+)
 
 
 def test_the_curves_of_a_described_machine_are_found_again() -> None:
     subject = Subject(MODEL, 1, 1, 1, 4096, "auto")
     fleet = Described(Cost(replace(CLUSTER, device=CURVED), MODEL), subject, num_ranks=1)
     gauge = Gauge(fleet, 5.0, lambda line: None)  # type: ignore[arg-type]
-    known = {name: getattr(CURVED, name) for name in ("peak_flops", "memory_bytes", "copy_bandwidth", "strided_rate",
-             "matmul_flops", "kernel_seconds", "call_seconds")}  # fmt: skip
+    known = {
+        name: getattr(CURVED, name)
+        for name in (
+            "peak_flops",
+            "memory_bytes",
+            "copy_bandwidth",
+            "strided_rate",
+            "matmul_flops",
+            "kernel_seconds",
+            "call_seconds",
+        )
+    }
     curves = Curves(gauge, subject, known, [MODEL])
     curves.take()
     for name in CURVES:
@@ -277,8 +302,9 @@ def test_the_device_sheet_is_the_device() -> None:
     assert "NOT measured: as given by --peak; measured were 90 GFLOP/s" in text
     assert "driver 1.2, CUDA 3" in text
     for name in CURVES:
-        assert getattr(made, name).rates == pytest.approx([curves.found[name][int(size)] for size in
-                                                           getattr(made, name).sizes], rel=0.006)  # fmt: skip
+        assert getattr(made, name).rates == pytest.approx(
+            [curves.found[name][int(size)] for size in getattr(made, name).sizes], rel=0.006
+        )
     assert list(made.matmul_by_tokens) == ["small"]
 
 
@@ -351,8 +377,9 @@ def test_one_rank_measures_a_device_with_curves(
     assert set(made.matmul_by_tokens) == {"tiny", "desk"}
     assert made.attention(True) is not None
     points = [json.loads(line) for line in Path("points.jsonl").read_text().splitlines()]
-    assert {(point["causal"], point["backward"]) for point in points} >= {(a, b) for a in (True, False)
-                                                                          for b in (True, False)}  # fmt: skip
+    assert {(point["causal"], point["backward"]) for point in points} >= {
+        (a, b) for a in (True, False) for b in (True, False)
+    }
 
 
 def test_a_rank_that_fails_leaves_the_old_file(

@@ -10,8 +10,19 @@ from zbench.calibrate.subject import Call, Subject, layer_shapes, others
 from zbench.describe.model import Model
 from zbench.runtime.processes.launch import LocalFleet
 
-MODEL = Model("small", num_layers=2, hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, ffn_hidden=192, vocab=256,
-              num_experts=3, experts_per_token=2, element_bytes=4)  # fmt: skip
+MODEL = Model(
+    "small",
+    num_layers=2,
+    hidden=64,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    ffn_hidden=192,
+    vocab=256,
+    num_experts=3,
+    experts_per_token=2,
+    element_bytes=4,
+)
 WINDOW = 0.02
 
 

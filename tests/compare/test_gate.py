@@ -46,8 +46,9 @@ def test_worlds_and_what_planners_know_of_them_are_kept_apart() -> None:
     unknown = run_of(start("u", RING, choices=choices, world={"latency": 3}, planners="nominal"), 9.0, 9.0)
     assert gate([RAN], [RAN, slow, unknown], 0.02).worse == ()
     assert [place[5:] for place in gate([RAN], [RAN, slow, unknown], 0.02).added] == [
-        ("world slow",), ("world slow", "planners nominal")
-    ]  # fmt: skip
+        ("world slow",),
+        ("world slow", "planners nominal"),
+    ]
     (change,) = gate(
         [RAN, slow], [RAN, run_of(start("t", RING, choices=choices, world={"latency": 3}), 4.0, 5.0)], 0.02
     ).worse
@@ -216,11 +217,24 @@ def recorded(folder: Path, name: str, body: str, *settings: str) -> str:
     (conf / "mine.yaml").write_text("_target_: mine.Mine\n")
     (folder / "mine.py").write_text(_PLANNER.format(body=body))
     subprocess.run(
-        [sys.executable, "-m", "zbench", "--config-dir", str(conf.parent), "system=mine", "tracker=none",
-         "baseline=null", f"out={name}.jsonl", *settings],
-        cwd=folder, env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"},
-        check=True, capture_output=True, timeout=120,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "zbench",
+            "--config-dir",
+            str(conf.parent),
+            "system=mine",
+            "tracker=none",
+            "baseline=null",
+            f"out={name}.jsonl",
+            *settings,
+        ],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"},
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
     return str(folder / f"{name}.jsonl")
 
 

@@ -127,8 +127,9 @@ def test_what_planners_know_keeps_ranges_apart() -> None:
     found = lines(rows([*known, *unknown]), "speedup")
     assert [line for line in found if line.startswith("**")] == ["**planners world**", "**planners nominal**"]
     assert [line for line in found if line.startswith("| mine")] == [
-        "| mine | 3.00 (3.00 - 3.00) [1.50 - 3.00] |", "| mine | 3.00 (3.00 - 3.00) [1.00 - 3.00] |"
-    ]  # fmt: skip
+        "| mine | 3.00 (3.00 - 3.00) [1.50 - 3.00] |",
+        "| mine | 3.00 (3.00 - 3.00) [1.00 - 3.00] |",
+    ]
 
 
 def test_a_run_that_did_not_finish_or_saw_other_batches_is_in_no_range() -> None:
@@ -165,13 +166,16 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_runs_of_other_settings_or_sources_have_tables_of_their_own() -> None:
     runs = [
-        *both("w", 2.0), run_of(named("x", "mine", "w", steps=3), 3.0, 3.0, 3.0),
+        *both("w", 2.0),
+        run_of(named("x", "mine", "w", steps=3), 3.0, 3.0, 3.0),
         run_of(named("y", "mine", "w", sources="newer"), 4.0, 4.0),
-    ]  # fmt: skip
+    ]
     found = lines(rows(runs), "step_seconds")
     assert [line for line in found if line.startswith("**")] == [
-        "**steps 2, sources s**", "**steps 3, sources s**", "**steps 2, sources newer**"
-    ]  # fmt: skip
+        "**steps 2, sources s**",
+        "**steps 3, sources s**",
+        "**steps 2, sources newer**",
+    ]
     assert [line for line in found if "mine" in line] == ["| mine | 2 s |", "| mine | 3 s |", "| mine | 4 s |"]
 
 

@@ -12,8 +12,15 @@ import pytest
 from tests.helpers.bad_inputs import LONG, Bad, make_files, table
 from tests.record.test_record import FAULTS
 
-SMALL = ("steps=1", "tracker=none", "baseline=null", "model=tiny", "tokens_per_gpu=64", "cluster.num_nodes=1",
-         "out=r.jsonl")  # fmt: skip
+SMALL = (
+    "steps=1",
+    "tracker=none",
+    "baseline=null",
+    "model=tiny",
+    "tokens_per_gpu=64",
+    "cluster.num_nodes=1",
+    "out=r.jsonl",
+)
 READERS = ("compare @", "compare @ --json", "compare @ --pivot mfu", "compare @ @ --fail-over 2%", "standing @",
            "report @", "fidelity --out @", "desk overlap @", "track sync @ --tracker tensorboard")  # fmt: skip
 MOST_LINES = 3  # on stderr

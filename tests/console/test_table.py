@@ -28,8 +28,14 @@ def runs(systems: int, simulated: bool = True, workloads: int = 1, seconds: floa
             choices = {**LONG["choices"], "workload": f"workload_number_{workload}"}
             choices["system"] = "ring" if system == 0 else "hybrid_dp_megatron"[: 3 + system]
             changes = {"system": {"partition": "paper"} if system == 4 else {}}
-            one = start(f"{workload}.{system}", MINE if system else RING, choices=choices, time=f"{system}",
-                        workload={"of": workload}, changes=changes)  # fmt: skip
+            one = start(
+                f"{workload}.{system}",
+                MINE if system else RING,
+                choices=choices,
+                time=f"{system}",
+                workload={"of": workload},
+                changes=changes,
+            )
             one["facts"] |= {"simulated": simulated}
             found.append(run_of(one, *(seconds + system for _ in range(4)), loss=3.25))
     return rows(found)
@@ -68,8 +74,9 @@ def test_a_comparison_fits_its_terminal_and_nothing_is_cut_off(
 def test_two_narrow_tables_have_the_same_figures_and_their_settings_above(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = on_terminal(monkeypatch, 80, print_comparison, runs(2, workloads=2))
     assert [line for line in lines if line.startswith("workload ")] == [
-        "workload workload_number_0", "workload workload_number_1"
-    ]  # fmt: skip
+        "workload workload_number_0",
+        "workload workload_number_1",
+    ]
     heads = [line for line in lines if line.startswith("system")]
     assert heads[0] == heads[1]
     assert [line.split()[-1] for line in lines if line.startswith("hybr")] == ["x"] * 2

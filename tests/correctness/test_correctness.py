@@ -157,9 +157,13 @@ def test_what_was_found_is_not_run_again(
 
 @pytest.mark.parametrize(("off", "code"), [(0.04, 0), (0.06, 1), (float("nan"), 1)])
 def test_losses_are_compared_with_the_cpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ranks: type[Ranks],
-    off: float, code: int,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ranks: type[Ranks],
+    off: float,
+    code: int,
+) -> None:
     ranks.off = off
     out = str(tmp_path / "found.jsonl")
     assert call(monkeypatch, "--device", "cpu", "--parts", "plans", "--systems", "ring", "--out", out) == code

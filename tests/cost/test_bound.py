@@ -128,9 +128,20 @@ def test_a_token_is_on_one_rank() -> None:
 
 # -- the ceiling ------------------------------------------------------------------------------------
 SYSTEMS = (
-    Ring, AllGather, Ulysses, FlexSP, Zeppelin, Nodewise, Hydraulis, ByteScale, Mesh, HybridDP, LocalPacking, WLBLLM,
+    Ring,
+    AllGather,
+    Ulysses,
+    FlexSP,
+    Zeppelin,
+    Nodewise,
+    Hydraulis,
+    ByteScale,
+    Mesh,
+    HybridDP,
+    LocalPacking,
+    WLBLLM,
     DpBalanced,
-)  # fmt: skip
+)
 
 
 @st.composite

@@ -74,6 +74,7 @@ def test_transfers_take_bytes_over_what_links_reach(cost: Cost, size: int) -> No
     both = cost.transfer_seconds(np.array([size, size]), np.array([False, True]))
     assert both[0] == pytest.approx(size / (c.nvlink_bandwidth * c.nvlink_efficiency))
     assert both[1] == pytest.approx(size / (c.nic_bandwidth * c.nic_efficiency))
+    assert both[1] == cost.nic_transfer_seconds(size) == cost.transfer_seconds(np.array([float(size)]), 1)[0]
     assert cost.latency_seconds(np.array([False, True])).tolist() == [c.nvlink_latency, c.nic_latency]
 
 
@@ -135,8 +136,10 @@ def test_a_backward_pays_for_blocks_that_find_nothing_to_do(cost: Cost, lengths:
     call = replace(call, longest=np.array([whole.longest.max()]))
     of = np.array([heads])
     blocks = [-(-length // 128) for length in lengths]
-    extra = [float((paid.kernel_seconds(call, of, of, back) - cost.kernel_seconds(call, of, of, back))[0])
-             for back in (False, True)]  # fmt: skip
+    extra = [
+        float((paid.kernel_seconds(call, of, of, back) - cost.kernel_seconds(call, of, of, back))[0])
+        for back in (False, True)
+    ]
     empty = heads * (len(blocks) * max(blocks) - sum(blocks))
     assert extra[0] == 0
     # What exists is taken from the keys of all sequences together: less by up to one block of each.

@@ -55,8 +55,12 @@ def laid(
     plans, every = [], []
     for one in micro:
         lengths = np.array([length for length, _ in one])
-        builder = Builder(lengths, cost.cluster.num_ranks, cost.model.num_heads,
-                          sequences=np.arange(len(every), len(every) + len(one)))  # fmt: skip
+        builder = Builder(
+            lengths,
+            cost.cluster.num_ranks,
+            cost.model.num_heads,
+            sequences=np.arange(len(every), len(every) + len(one)),
+        )
         every += lengths.tolist()
         for seq, (_, ranks) in enumerate(one):
             if len(ranks) > 1:

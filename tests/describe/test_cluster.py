@@ -106,8 +106,14 @@ def test_a_message_takes_the_links_of_the_innermost_domain_with_both_ranks() -> 
     found = cluster.link_of(np.array([0, 1, 1, 3, 2, 4, 7, 8]), np.array([1, 0, 2, 0, 3, 3, 8, 9]))
     assert [names[link] for link in found] == ["card", "card", "quad", "quad", "card", "node", "NIC", "card"]
     assert [names[link] for link in cluster.link_among(np.array([1, 2, 3, 4, 5, 8, 9]))] == [
-        "card", "card", "quad", "quad", "node", "node", "NIC"
-    ]  # fmt: skip
+        "card",
+        "card",
+        "quad",
+        "quad",
+        "node",
+        "node",
+        "NIC",
+    ]
     cost = Cost(cluster, MODELS["mha"])
     link = np.array([NVLINK, NIC, 2])
     assert cost.transfer_seconds(np.full(3, 1e9), link) == pytest.approx([1e9 / 120e9, 1e9 / 20e9, 1e9 / 200e9])

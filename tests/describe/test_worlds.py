@@ -58,8 +58,10 @@ def test_the_nominal_world_is_the_machine_itself(cluster: Cluster, model: Model)
 def test_each_cause_changes_its_own_and_nothing_else(cluster: Cluster, model: Model) -> None:
     """Against clusters written down by hand."""
     device = cluster.device
-    rates = {"attention_forward_flops": 1.2 * device.attention_forward_flops,
-             "attention_backward_flops": 1.2 * device.attention_backward_flops}  # fmt: skip
+    rates = {
+        "attention_forward_flops": 1.2 * device.attention_forward_flops,
+        "attention_backward_flops": 1.2 * device.attention_backward_flops,
+    }
     host = None if cluster.host_latency is None else 3 * cluster.host_latency
     later = {"nic_latency": 3 * cluster.nic_latency, "nvlink_latency": 3 * cluster.nvlink_latency, "host_latency": host}
     domains = cluster.domains

@@ -66,9 +66,14 @@ def test_nics_are_sampled_and_all_that_is_measured_can_be_drawn(tmp_path: Path) 
 @pytest.mark.usefixtures("namespaces")
 def test_a_device_that_this_machine_cannot_be_is_refused_before_the_first_step(tmp_path: Path) -> None:
     out = tmp_path / "runs.jsonl"
-    fast = ("cluster.device.matmul_flops='1 PFLOP/s'", "cluster.device.attention_forward_flops='1 PFLOP/s'",
-            "cluster.device.attention_backward_flops='1 PFLOP/s'", "cluster.device.copy_bandwidth='1 PB/s'",
-            "cluster.device.kernel_seconds='1e-12 s'", "cluster.device.call_seconds='1e-12 s'")  # fmt: skip
+    fast = (
+        "cluster.device.matmul_flops='1 PFLOP/s'",
+        "cluster.device.attention_forward_flops='1 PFLOP/s'",
+        "cluster.device.attention_backward_flops='1 PFLOP/s'",
+        "cluster.device.copy_bandwidth='1 PB/s'",
+        "cluster.device.kernel_seconds='1e-12 s'",
+        "cluster.device.call_seconds='1e-12 s'",
+    )
     done = command(out, "steps=2", *fast)
     assert done.returncode == 2, done.stdout
     assert "this machine cannot hold its rates for 4 ranks" in done.stderr

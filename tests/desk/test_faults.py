@@ -59,9 +59,13 @@ def peak(step: dict[str, dict[str, list[list[int]]]], nic: int) -> int:
     return max(step["nic_series"]["tx"][nic] + step["nic_series"]["rx"][nic])
 
 
-@pytest.mark.parametrize(("number", "told"), [
-    (signal.SIGSTOP, "rank 1 is stopped"), (signal.SIGKILL, "rank 1 was killed by signal 9"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (signal.SIGSTOP, "rank 1 is stopped"),
+        (signal.SIGKILL, "rank 1 was killed by signal 9"),
+    ],
+)
 def test_a_rank_that_stops_or_dies_is_named(tmp_path: Path, number: signal.Signals, told: str) -> None:
     started, launcher, ranks = running(tmp_path / "runs.jsonl")
     os.kill(ranks[1], number)

@@ -27,7 +27,7 @@ from zbench.figures import (
     scaling,
     throughput,
     timeline,
-)  # fmt: skip
+)
 from zbench.figures.__main__ import NAMES, main
 from zbench.figures.records import Records, cost_of, is_current, load, make
 from zbench.figures.stamp import stamp

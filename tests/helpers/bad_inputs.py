@@ -100,9 +100,10 @@ def _json(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text(f"{text}\n")
     (folder / "bin.jsonl").write_bytes(b"\xff\xfe\n")
     others = {  # that are no record of zbench's, though they begin as one might
-        "pretty": '{\n  "kind": "step",\n  "run": "r"\n}\n', "log": '{"kind":"step","service":"my app log"}\n',
+        "pretty": '{\n  "kind": "step",\n  "run": "r"\n}\n',
+        "log": '{"kind":"step","service":"my app log"}\n',
         "broken": '{"kind": "Deployment", "metadata": {\n',
-    }  # fmt: skip
+    }
     for name, text in others.items():
         (folder / f"{name}.json").write_text(text)
 

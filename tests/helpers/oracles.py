@@ -29,8 +29,10 @@ def batches(count: int, most: int = 8, seed: int = 0) -> list[Batch]:
     """Up to `most` sequences each, log-uniform from 64 to 32K tokens: often one that dwarfs the others."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(2, most + 1, count)
-    return [Batch(np.exp(rng.uniform(np.log(64), np.log(32768), n)).astype(np.int64), 0, step)
-            for step, n in enumerate(sizes)]  # fmt: skip
+    return [
+        Batch(np.exp(rng.uniform(np.log(64), np.log(32768), n)).astype(np.int64), 0, step)
+        for step, n in enumerate(sizes)
+    ]
 
 
 def assignments(items: int, ranks: int) -> np.ndarray:

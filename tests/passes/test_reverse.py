@@ -58,8 +58,9 @@ def test_gradients_mirror_what_was_sent(data: st.DataObject, cost: Cost) -> None
         assert plan.backward_mode == mode
         for tensor, gradient in MIRROR.items():
             assert volume(plan, plan.backward, gradient) == volume(plan, plan.forward, tensor)
-        out, back = ([view for view in plan.views(ops) if isinstance(view, Transfer)]
-                     for ops in (plan.forward, plan.backward))  # fmt: skip
+        out, back = (
+            [view for view in plan.views(ops) if isinstance(view, Transfer)] for ops in (plan.forward, plan.backward)
+        )
         names = {"q": "dq", "kv": "dkv", "o": "do"}
         sent = [(view.tensor, view.src, view.dst, view.blocks, view.heads) for view in back]
         due = [(names[view.tensor], view.dst, view.src, view.blocks, view.heads) for view in out]
@@ -106,8 +107,10 @@ def test_a_gather_is_regathered_with_the_same_crossings() -> None:
     builder = Builder(np.array([640]), 6, 2)
     all_gather(builder, *pack_zigzag(np.array([640]), 6), np.arange(6).reshape(2, 3))
     plan = reverse(builder.build(), "regather")
-    pairs = [sorted((v.src, v.dst) for v in plan.views(ops) if getattr(v, "tensor", "") == "kv")
-             for ops in (plan.forward, plan.backward)]  # fmt: skip
+    pairs = [
+        sorted((v.src, v.dst) for v in plan.views(ops) if getattr(v, "tensor", "") == "kv")
+        for ops in (plan.forward, plan.backward)
+    ]
     assert pairs[0] == pairs[1]
 
 

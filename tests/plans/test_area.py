@@ -30,17 +30,27 @@ def scattered(draw: st.DrawFn) -> Plan:
             seq.append(index), start.append(begin), stop.append(end)
             block.append(draw(st.integers(0, num_blocks - 1)))
     names = sorted(set(block))
-    blocks = Blocks(*(np.array(column, np.int64) for column in (seq, start, stop, [names.index(b) for b in block])),
-                    np.zeros(len(names), np.int64))  # fmt: skip
+    blocks = Blocks(
+        *(np.array(column, np.int64) for column in (seq, start, stop, [names.index(b) for b in block])),
+        np.zeros(len(names), np.int64),
+    )
     row = st.lists(st.integers(0, len(names) - 1), min_size=1, max_size=4, unique=True)
     lists = Lists.of(draw(st.lists(row, min_size=1, max_size=5)))
     pairs = draw(st.lists(st.tuples(*[st.integers(0, len(lists) - 1)] * 2), min_size=1, max_size=6))
     q, kv = (np.array(column, np.int64) for column in zip(*pairs, strict=True))
     ops = Ops.attends(np.zeros(len(q), np.int64), (0, 1), q, kv)
     return Plan(
-        lengths=np.array(lengths, np.int64), sequences=np.arange(len(lengths)), num_ranks=1, num_heads=1, blocks=blocks,
-        lists=lists, forward=ops, backward=Ops.concatenate([]), lanes=Lists.of([]), mask=draw(MASKS),
-    )  # fmt: skip
+        lengths=np.array(lengths, np.int64),
+        sequences=np.arange(len(lengths)),
+        num_ranks=1,
+        num_heads=1,
+        blocks=blocks,
+        lists=lists,
+        forward=ops,
+        backward=Ops.concatenate([]),
+        lanes=Lists.of([]),
+        mask=draw(MASKS),
+    )
 
 
 def held(plan: Plan, index: int) -> list[int]:
@@ -89,8 +99,10 @@ def literal(plan: Plan, q_list: int, kv_list: int) -> list[int]:
 def visible(plan: Plan, q_list: int, kv_list: int) -> int:
     """Visible (query, key) pairs, one by one."""
     b = plan.blocks
-    tokens = [[(int(b.seq[p]), t) for p in held(plan, index) for t in range(b.start[p], b.stop[p])]
-              for index in (q_list, kv_list)]  # fmt: skip
+    tokens = [
+        [(int(b.seq[p]), t) for p in held(plan, index) for t in range(b.start[p], b.stop[p])]
+        for index in (q_list, kv_list)
+    ]
     rows, columns = (np.array(part) for part in tokens)
     same = rows[:, None, 0] == columns[None, :, 0]
     return int((same & seen(rows[:, 1], columns[:, 1], plan.mask)).sum())

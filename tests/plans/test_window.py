@@ -33,9 +33,13 @@ def rows_of(plan: Plan, index: int) -> np.ndarray:
     """int64 [rows, 2]: (sequence, position) of a list's rows, in list order."""
     b = plan.blocks
     return np.array(
-        [(b.seq[p], t) for block in plan.lists[index] for p in np.flatnonzero(b.block == block)
-         for t in range(b.start[p], b.stop[p])]
-    )  # fmt: skip
+        [
+            (b.seq[p], t)
+            for block in plan.lists[index]
+            for p in np.flatnonzero(b.block == block)
+            for t in range(b.start[p], b.stop[p])
+        ]
+    )
 
 
 @given(scattered())
@@ -67,10 +71,12 @@ def test_work_under_a_window_is_that_of_its_segments(plan: Plan) -> None:
         for visible, diagonal in zip(shown(one), one.diagonal, strict=True):
             m, n = visible.shape
             rows, columns = -(-m // TILE), -(-n // TILE)
-            tiles = np.array([
-                [visible[r * TILE : (r + 1) * TILE, c * TILE : (c + 1) * TILE].any() for c in range(columns)]
-                for r in range(rows)
-            ])  # fmt: skip
+            tiles = np.array(
+                [
+                    [visible[r * TILE : (r + 1) * TILE, c * TILE : (c + 1) * TILE].any() for c in range(columns)]
+                    for r in range(rows)
+                ]
+            )
             spare = [tiles[-1].sum() * ((rows * TILE - m) // part) for part in (STRIP, HALF)]
             wanted[[0, 1, 2, 3, 4, 6, 7, 8, 9]] += [visible.sum(), tiles.sum(), m, n, 1, rows, int(diagonal), *spare]
             wanted[5] = max(wanted[5], columns)

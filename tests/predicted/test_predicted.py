@@ -83,8 +83,11 @@ def test_a_run_that_failed_is_told_and_tried_again(
 ) -> None:
     ranks.fails = ("pystdlib",)
     assert call(monkeypatch, "--workloads", "fixed_4k,pystdlib") == 1
-    assert capsys.readouterr().out.splitlines()[-1].endswith("1 of 1 measured workloads are within 7%; not measured: "
-                                                             "pystdlib")  # fmt: skip
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .endswith("1 of 1 measured workloads are within 7%; not measured: pystdlib")
+    )
     ranks.fails = ()
     assert call(monkeypatch, "--workloads", "fixed_4k,pystdlib") == 0
     assert ranks.ran == ["fixed_4k", "pystdlib", "pystdlib"]

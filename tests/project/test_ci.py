@@ -19,8 +19,11 @@ SHORT = {
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """With the planner of the tutorial as system=mine."""
-    files = dict(text.split("\n", 1) for kind, text in blocks(ROOT / "docs" / "tutorial" / "system.md")
-                 if kind in ("python", "yaml"))  # fmt: skip
+    files = dict(
+        text.split("\n", 1)
+        for kind, text in blocks(ROOT / "docs" / "tutorial" / "system.md")
+        if kind in ("python", "yaml")
+    )
     (tmp_path / "mine" / "conf" / "system").mkdir(parents=True)
     (tmp_path / "mine" / "node_rings.py").write_text(files["# mine/node_rings.py"])
     (tmp_path / "mine" / "conf" / "system" / "mine.yaml").write_text(files["# mine/conf/system/node_rings.yaml"])
@@ -42,8 +45,15 @@ def done(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run where the folder `zbench` is a repository, not the package, which comes later on the path."""
     path = os.pathsep.join(("mine", str(ROOT)))
     words = [sys.executable if word == "python" else SHORT.get(word, word) for word in command.split()]
-    return subprocess.run(words, cwd=folder, env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
-                          capture_output=True, text=True, check=False, timeout=120)  # fmt: skip
+    return subprocess.run(
+        words,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
 
 
 def test_the_workflow_passes_as_it_was_and_fails_on_a_slower_planner(repository: Path) -> None:
@@ -54,8 +64,9 @@ def test_the_workflow_passes_as_it_was_and_fails_on_a_slower_planner(repository:
     assert done(run, repository).returncode == 0
     same = done(compare, repository)
     assert (same.returncode, same.stdout.splitlines()[-1]) == (
-        0, "2 runs compared by step_seconds, peak_bytes; worse by more than 2%: 0",
-    )  # fmt: skip
+        0,
+        "2 runs compared by step_seconds, peak_bytes; worse by more than 2%: 0",
+    )
     yaml_file = repository / "mine" / "conf" / "system" / "mine.yaml"
     yaml_file.write_text(yaml_file.read_text().replace("power: 1.0", "power: 2.0"))
     assert done(run, repository).returncode == 0

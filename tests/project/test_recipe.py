@@ -38,8 +38,15 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """As typed, with this project and this interpreter found as if installed."""
     command = command.replace("PYTHONPATH=mine", f"PYTHONPATH=mine:{ROOT}")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return subprocess.run(command, shell=True, cwd=folder, env={**os.environ, "PATH": path, "COLUMNS": "120"},
-                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    return subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        env={**os.environ, "PATH": path, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 def test_it_is_one_short_file_and_one_yaml() -> None:

@@ -52,8 +52,15 @@ def test_every_command_of_a_page_works(page: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_the_site_builds_without_a_warning_and_loads_nothing(tmp_path: Path) -> None:
-    done = subprocess.run([*SITE, "--site-dir", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False,
-                          env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, timeout=120)  # fmt: skip
+    done = subprocess.run(
+        [*SITE, "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     pages = sorted(tmp_path.rglob("*.html"))
     assert len(pages) > len(list((ROOT / "docs").rglob("*.md")))

@@ -39,8 +39,21 @@ TINY = Facts(
 
 
 def facts_of(model: Model, context_limit: int | None = None) -> Facts:
-    return Facts(1, 1, 1, 1.0, 1.0, model.num_layers, model.num_heads, model.head_dim, model.total_params,
-                 model.active_matmul_params, model.head_params, model.head_params, context_limit)  # fmt: skip
+    return Facts(
+        1,
+        1,
+        1,
+        1.0,
+        1.0,
+        model.num_layers,
+        model.num_heads,
+        model.head_dim,
+        model.total_params,
+        model.active_matmul_params,
+        model.head_params,
+        model.head_params,
+        context_limit,
+    )
 
 
 def step(number: int = 0, **changes: object) -> dict[str, object]:
@@ -144,8 +157,10 @@ def test_idle_nics_are_those_that_carry_next_to_nothing() -> None:
 
 
 def test_torchtitan_takes_the_longest_sequence_where_the_workload_has_no_limit() -> None:
-    free = Facts(**{name: getattr(TINY, name) for name in Facts.__dataclass_fields__ if name != "context_limit"},
-                 context_limit=None)  # fmt: skip
+    free = Facts(
+        **{name: getattr(TINY, name) for name in Facts.__dataclass_fields__ if name != "context_limit"},
+        context_limit=None,
+    )
     limited, longest = figures(TINY, [step()], "torchtitan").mfu, figures(free, [step()], "torchtitan").mfu
     assert limited is not None
     assert longest is not None

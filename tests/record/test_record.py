@@ -93,9 +93,30 @@ def test_lines_that_are_none_are_named_and_the_rest_is_read(tmp_path: Path) -> N
 
 
 NO_NAMES = [
-    "", "..", ".", "../../x", "/etc/passwd", "a/b", "a\\b", "a b", "-rf", ".hidden", "a\0b", "a\nb", "a\n", "\x1b[2J",
-    "é", "x" * 101, "a:b", "~", "$HOME", 7, None, ["r1"], {"r1": 1},
-]  # fmt: skip
+    "",
+    "..",
+    ".",
+    "../../x",
+    "/etc/passwd",
+    "a/b",
+    "a\\b",
+    "a b",
+    "-rf",
+    ".hidden",
+    "a\0b",
+    "a\nb",
+    "a\n",
+    "\x1b[2J",
+    "é",
+    "x" * 101,
+    "a:b",
+    "~",
+    "$HOME",
+    7,
+    None,
+    ["r1"],
+    {"r1": 1},
+]
 
 
 @pytest.mark.parametrize("run", NO_NAMES, ids=repr)
@@ -256,9 +277,16 @@ VALUES = (..., None, True, "nan", "", [], [None], [[]], [1], [-1.0, 2], [1e300, 
           2.5, -1, 1e-320, 1e300, 10**400)  # fmt: skip
 SERIES = {"interval": 0.5, "tx": [[1, 2], [3, 4]], "rx": [[1, 2], [3, 4]]}
 SAMPLED = step_line(
-    phases={"optimizer": 0.1, "late": 0.1}, loss=5.0, valid=True, nic_series=SERIES, exposed_nic_seconds=[0.1, 0.0],
-    plan_notes=[{"a": 1}], octaves={"tokens": [1]}, trace={"file": "f", "digest": "d"}, checks={"exact": 1e-13},
-)  # fmt: skip
+    phases={"optimizer": 0.1, "late": 0.1},
+    loss=5.0,
+    valid=True,
+    nic_series=SERIES,
+    exposed_nic_seconds=[0.1, 0.0],
+    plan_notes=[{"a": 1}],
+    octaves={"tokens": [1]},
+    trace={"file": "f", "digest": "d"},
+    checks={"exact": 1e-13},
+)
 
 
 def test_undecodable_bytes_are_a_broken_line(tmp_path: Path) -> None:

@@ -23,13 +23,17 @@ def start(run: str, system: dict[str, str], time: str = "1", sources: str = "s",
         "choices": {**{group: f"the_{group}" for group in GROUPS}, "world": "nominal"},
         "changes": {"cluster": {"num_nodes": 16}}, **config,
     }  # fmt: skip
-    return {**start_line(run, config=whole, time=time, baseline={"name": "ring", "system": RING}),
-            "fingerprint": {"sources": sources}}  # fmt: skip
+    return {
+        **start_line(run, config=whole, time=time, baseline={"name": "ring", "system": RING}),
+        "fingerprint": {"sources": sources},
+    }
 
 
 def run_of(start: Line, *seconds: float, batch: str = "b", **changes: Any) -> Run:
-    steps = [step_line(start["run"], number, seconds=value, batch=f"{batch}{number}", **changes)
-             for number, value in enumerate(seconds)]  # fmt: skip
+    steps = [
+        step_line(start["run"], number, seconds=value, batch=f"{batch}{number}", **changes)
+        for number, value in enumerate(seconds)
+    ]
     return Run(start, steps, end_line(start["run"]), "r.jsonl", 1)
 
 
@@ -134,7 +138,8 @@ def test_of_two_measured_steps_no_speedup_is_told_and_of_simulated_ones_it_is() 
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=3, max_size=8))
 def test_the_interval_has_the_speedup_in_it_and_turns_with_it(pairs: list[tuple[float, float]]) -> None:
     mine, ring = zip(*pairs, strict=True)
-    forward, back = (rows([run_of(start("a", RING), *b), run_of(start("b", MINE), *a)])[1]
-                     for a, b in ((mine, ring), (ring, mine)))  # fmt: skip
+    forward, back = (
+        rows([run_of(start("a", RING), *b), run_of(start("b", MINE), *a)])[1] for a, b in ((mine, ring), (ring, mine))
+    )
     assert forward["speedup_low"] * (1 - 1e-9) <= forward["speedup"] <= forward["speedup_high"] * (1 + 1e-9)
     assert forward["speedup_low"] == pytest.approx(1 / back["speedup_high"])

@@ -25,9 +25,14 @@ from zbench.trace.step import events
 from zbench.trace.tracks import SHARED, SHOWN
 
 SMALL = [
-    "tracker=none", "baseline=ring", "cluster=a800_2x8", "model=llama_3b", "model.num_layers=2", "tokens_per_gpu=1024",
+    "tracker=none",
+    "baseline=ring",
+    "cluster=a800_2x8",
+    "model=llama_3b",
+    "model.num_layers=2",
+    "tokens_per_gpu=1024",
     "steps=2",
-]  # fmt: skip
+]
 
 
 def made(folder: Path, *settings: str) -> str:
@@ -69,8 +74,13 @@ def part(step: Line, name: str) -> list[float]:
 
 
 def test_exposed_communication_is_told_apart_by_link_where_the_record_does() -> None:
-    step = step_line(seconds=10.0, attention_seconds=[1.0, 1.0], linear_seconds=[2.0, 2.0], exposed_seconds=[5.0, 3.0],
-                     phases={"gradients": 1.0, "optimizer": 0.5})  # fmt: skip
+    step = step_line(
+        seconds=10.0,
+        attention_seconds=[1.0, 1.0],
+        linear_seconds=[2.0, 2.0],
+        exposed_seconds=[5.0, 3.0],
+        phases={"gradients": 1.0, "optimizer": 0.5},
+    )
     assert part(step, "communication, not hidden") == [4.0, 2.0]
     assert part(step, "parameters and gradients, not hidden") == [1.0, 1.0]
     assert part(step, "waiting") == [1.5, 3.5]
@@ -216,8 +226,10 @@ def test_what_does_not_fit_is_left_out_and_told(record: str, monkeypatch: pytest
     monkeypatch.setattr(report, "MOST_BYTES", size + 1)
     steps, told = report.looked_into(runs, wanted)
     assert list(steps) == [f"{runs[0].start['run']}/0"]
-    assert told == ["5 of 6 steps are left out: the page would be larger than "
-                    f"{(size + 1) / 1e6:.0f} MB. Fewer runs or --steps have room for others."]  # fmt: skip
+    assert told == [
+        "5 of 6 steps are left out: the page would be larger than "
+        f"{(size + 1) / 1e6:.0f} MB. Fewer runs or --steps have room for others."
+    ]
 
 
 def test_a_timeline_too_dense_is_left_out_and_told(record: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,8 +237,9 @@ def test_a_timeline_too_dense_is_left_out_and_told(record: str, monkeypatch: pyt
     monkeypatch.setattr(report, "MOST_EVENTS", 10)
     runs = read(record)[0]
     steps, told = report.looked_into(runs, report.chosen(runs, "first"))
-    assert told == ["The timelines of 3 steps are left out: they have more than 10 events. trace=FILE writes one for "
-                    "Perfetto."]  # fmt: skip
+    assert told == [
+        "The timelines of 3 steps are left out: they have more than 10 events. trace=FILE writes one for Perfetto."
+    ]
     assert all(step["timeline"] is None and step["homes"] for step in steps.values())
 
 

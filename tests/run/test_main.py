@@ -123,8 +123,11 @@ def test_an_experiment_sets_and_sweeps_over_the_baselines_keys(
     words = [word for word in mine if not word.startswith("baseline=")]
     assert call(monkeypatch, *words, "experiment=b") == 0
     assert [row["system"] for row in rows(recorded())] == [
-        "mesh method=ulysses degree=2", "ring", "mesh method=ulysses degree=8", "ring"
-    ]  # fmt: skip
+        "mesh method=ulysses degree=2",
+        "ring",
+        "mesh method=ulysses degree=8",
+        "ring",
+    ]
 
 
 @pytest.mark.parametrize(

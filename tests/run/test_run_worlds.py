@@ -149,8 +149,16 @@ def test_a_world_that_the_machine_has_not_is_left_out_of_a_sweep_and_refused_alo
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("worlds") / "r.jsonl"
-    less = ["cluster=a800_4x8", "cluster.num_nodes=2", "workload=prolong64k", "system=ring,ulysses,zeppelin",
-            "world=nominal,nic_3,nvlink_7,latency_3", "tokens_per_gpu=512", "baseline=ring", f"out={path}"]  # fmt: skip
+    less = [
+        "cluster=a800_4x8",
+        "cluster.num_nodes=2",
+        "workload=prolong64k",
+        "system=ring,ulysses,zeppelin",
+        "world=nominal,nic_3,nvlink_7,latency_3",
+        "tokens_per_gpu=512",
+        "baseline=ring",
+        f"out={path}",
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path.parent)
         patch.setattr(sys, "argv", ["zbench", "experiment=worlds", *less])

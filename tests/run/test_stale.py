@@ -49,9 +49,14 @@ def printed(root: Path, before: str) -> list[int]:
     """Result and cache hits of the program in a process of its own, which first imports something."""
     known = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CACHE")}
     found = subprocess.run(
-        [sys.executable, "-B", "-c", f"import {before}, zbench.systems.mine"], cwd=root, capture_output=True, text=True,
-        timeout=100, check=True, env={**known, "PYTHONPATH": str(root)},
-    )  # fmt: skip
+        [sys.executable, "-B", "-c", f"import {before}, zbench.systems.mine"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+        env={**known, "PYTHONPATH": str(root)},
+    )
     return [int(word) for word in found.stdout.split()]
 
 

@@ -60,9 +60,11 @@ class Attending:
                 worst = max(worst, float((whole[mine] - part).abs().max() / whole.abs().max().clamp_min(1e-300)))
         traffic, times = self.post.traffic, engine.times
         return Seen(
-            worst, (traffic.inside_tx, traffic.across_tx), (traffic.inside_rx, traffic.across_rx),
+            worst,
+            (traffic.inside_tx, traffic.across_tx),
+            (traffic.inside_rx, traffic.across_rx),
             {kind: getattr(times, kind) for kind in ("kernel", "waiting", "total", "under_way")},
-        )  # fmt: skip
+        )
 
     def _twice(self, attend: Any, given: list[Tensor]) -> list[Tensor]:
         """[o, dq, dk, dv] of two layers that are one query apart."""

@@ -15,9 +15,14 @@ from zbench.record.record import read
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
-    "executor=torch", "model=tiny", "cluster=local_2x2", "workload=pystdlib", "steps=2", "tokens_per_gpu=100",
+    "executor=torch",
+    "model=tiny",
+    "cluster=local_2x2",
+    "workload=pystdlib",
+    "steps=2",
+    "tokens_per_gpu=100",
     "tracker=none",
-)  # fmt: skip
+)
 
 
 def command(*words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -46,8 +51,12 @@ def test_two_systems_train_alike_and_pass_both_checks(tmp_path: Path) -> None:
 
 
 TORCHRUN = (
-    "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0",
-)  # fmt: skip
+    "-m",
+    "torch.distributed.run",
+    "--nproc-per-node=2",
+    "--rdzv-backend=c10d",
+    "--rdzv-endpoint=127.0.0.1:0",
+)
 
 
 def test_torchrun_joins(tmp_path: Path) -> None:

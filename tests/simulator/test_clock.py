@@ -96,8 +96,23 @@ def test_one_message_has_a_channel_and_a_collective_the_link() -> None:
 @given(st.data(), st.integers(1, 3))
 def test_copies_to_and_from_the_host_share_a_link_a_direction(data: st.DataObject, queues: int) -> None:
     """Against one GPU and direction after another: a copy begins when a queue is free, and no sooner than the last."""
-    cluster = Cluster("one", 1, 2, 1, 1e9, 1.0, 0.0, 1e11, 1.0, 0.0, REAL, host_bandwidth=2e9, host_efficiency=0.5,
-                      host_latency=1e-5, host_queues=queues)  # fmt: skip
+    cluster = Cluster(
+        "one",
+        1,
+        2,
+        1,
+        1e9,
+        1.0,
+        0.0,
+        1e11,
+        1.0,
+        0.0,
+        REAL,
+        host_bandwidth=2e9,
+        host_efficiency=0.5,
+        host_latency=1e-5,
+        host_queues=queues,
+    )
     count = data.draw(st.integers(1, 12))
     draw = st.lists(st.integers(0, 1), min_size=count, max_size=count)
     rank, sends = np.array(data.draw(draw)), np.array(data.draw(draw)) == 1

@@ -74,8 +74,10 @@ def test_messages_in_any_order_to_any_peer_are_the_event_loop(
     builder = Builder(np.array([1, 40, 300, 301, 2000, 40000]), ranks, 32)
     local(builder, np.arange(6), np.arange(6) % ranks)
     plan = builder.build()
-    sent = [Ops.transfers(KV, *_between(rng, ranks), (0, heads), rng.integers(0, len(plan.lists), 1), heads > 28)
-            for heads in rng.integers(1, 33, 60).tolist()]  # fmt: skip
+    sent = [
+        Ops.transfers(KV, *_between(rng, ranks), (0, heads), rng.integers(0, len(plan.lists), 1), heads > 28)
+        for heads in rng.integers(1, 33, 60).tolist()
+    ]
     ops = Ops.concatenate([plan.forward, *sent])
     waits = np.unique(np.sort(rng.integers(0, len(ops), (20, 2)), axis=1), axis=0)
     waits = waits[waits[:, 0] < waits[:, 1]]

@@ -200,8 +200,15 @@ def test_the_table_against_all_of_its_choices() -> None:
         for begin in range(end):
             for k in range(len(of)):
                 for copies in range(1, n // int(of.size[k]) + 1 if lengths[end - 1] <= of.capacity[k] else 1):
-                    own = interval(work[k, begin:end].sum(), work[k, end - 1], int(lengths[begin:end].sum()), copies,
-                                   of.fixed[k], of.pp[k], of.capacity[k])  # fmt: skip
+                    own = interval(
+                        work[k, begin:end].sum(),
+                        work[k, end - 1],
+                        int(lengths[begin:end].sum()),
+                        copies,
+                        of.fixed[k],
+                        of.pp[k],
+                        of.capacity[k],
+                    )
                     if own < best:
                         rest = least(of, lengths, work, n - copies * int(of.size[k]), begin)
                         best = min(best, max(own, rest))

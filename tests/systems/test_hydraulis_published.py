@@ -89,8 +89,10 @@ def test_first_fit_packs_in_the_batch_s_order_and_deals_in_turn() -> None:
     plans = Hydraulis(cost, [[2, 1]], batching="first_fit", pack_tokens=6000).plan(batch)
     of = plans[0].pipelines
     assert of is not None
-    assert [sorted(plan.lengths.tolist()) for plan in plans] in ([[2000, 4000], [1000, 3000, 5000]],
-                                                                   [[1000, 2000, 3000, 4000], [5000]])  # fmt: skip
+    assert [sorted(plan.lengths.tolist()) for plan in plans] in (
+        [[2000, 4000], [1000, 3000, 5000]],
+        [[1000, 2000, 3000, 4000], [5000]],
+    )
     tokens = [plan.tokens_per_rank[of.lead].tolist() for plan in plans]
     assert sorted(map(sorted, np.array(tokens).T.tolist())) == [[0, 4000], [5000, 6000]]
 

@@ -36,8 +36,10 @@ def test_best_fit_takes_the_fullest_pack_with_room() -> None:
 
 def test_the_largest_pack_is_the_best_there_is() -> None:
     """Up to 8 sequences on 4 ranks, against every assignment: median 0, worst 3 %."""
-    gaps = [np.bincount(packs(b.lengths, 4, b.num_tokens), b.lengths).max() / least(b.lengths, 4) - 1
-            for b in batches(80, seed=2)]  # fmt: skip
+    gaps = [
+        np.bincount(packs(b.lengths, 4, b.num_tokens), b.lengths).max() / least(b.lengths, 4) - 1
+        for b in batches(80, seed=2)
+    ]
     rng = np.random.default_rng(4)
     for _ in range(80):  # of like lengths: harder
         lengths = rng.integers(1000, 3000, int(rng.integers(5, 9)))

@@ -159,8 +159,12 @@ def test_every_rank_gets_the_keys_it_needs_and_no_others(
             home[int(plan.blocks.seq[piece]), at] = int(plan.blocks.home[block])
     names = [(seq, at) for seq, length in enumerate(lengths) for at in range(length)]
     mask, where = visible(lengths, causal), np.array([home[name] for name in names])
-    want = sorted((names[key], where[key], rank) for rank in range(4)
-                  for key in np.flatnonzero(mask[where == rank].any(axis=0)) if where[key] != rank)  # fmt: skip
+    want = sorted(
+        (names[key], where[key], rank)
+        for rank in range(4)
+        for key in np.flatnonzero(mask[where == rank].any(axis=0))
+        if where[key] != rank
+    )
     for ops, tensor, out in ((plan.forward, KV, True), (plan.backward, KV, True), (plan.backward, DKV, False)):
         sent = [
             (name, int((ops.src if out else ops.dst)[op]), int((ops.dst if out else ops.src)[op]))

@@ -64,8 +64,10 @@ def test_what_is_sent_is_what_is_needed_once(case: tuple[Ints, int, Pieces]) -> 
     sent = plan.forward.take(plan.forward.kind == TRANSFER)
     away = int((pieces.home != pieces.worker).sum())
     assert {int(tensor): int((sent.tensor == tensor).sum()) for tensor in (Q, KV, O)} == {
-        Q: away, KV: len(wanted), O: away
-    }  # fmt: skip
+        Q: away,
+        KV: len(wanted),
+        O: away,
+    }
 
 
 def test_kv_comes_in_rounds_and_attends_follow_their_stage() -> None:

@@ -142,9 +142,12 @@ def test_a_system_that_gains_a_faster_network_is_no_slower(which: Variant, data:
     plans = system.plan(batch)
     cluster = cost.cluster
     faster = replace(
-        cluster, nic_latency=0.0, nvlink_latency=0.0,
-        nic_bandwidth=100 * cluster.nic_bandwidth, nvlink_bandwidth=100 * cluster.nvlink_bandwidth,
-    )  # fmt: skip
+        cluster,
+        nic_latency=0.0,
+        nvlink_latency=0.0,
+        nic_bandwidth=100 * cluster.nic_bandwidth,
+        nvlink_bandwidth=100 * cluster.nvlink_bandwidth,
+    )
     slow = Simulated(cost).step(batch, plans).seconds
     assert Simulated(replace(cost, cluster=faster)).step(batch, plans).seconds <= 1.02 * slow
 

@@ -78,8 +78,13 @@ def test_ptrr_is_torch_s(counts: list[int], ranks: int) -> None:
     total, document = int(lengths.sum()), torch.tensor(np.repeat(np.arange(len(lengths)), lengths))
     mask = create_block_mask(
         lambda _batch, _head, q, kv: (q >= kv) & (document[q] == document[kv]),
-        1, 1, total, total, device="cpu", BLOCK_SIZE=tile,
-    )  # fmt: skip
+        1,
+        1,
+        total,
+        total,
+        device="cpu",
+        BLOCK_SIZE=tile,
+    )
     places, owner = in_order(ptrr(lengths, ranks, tile), lengths)
     assert places.tolist() == _PTRRLoadBalancer(mask, ranks)._generate_indices()[0].tolist()
     assert_ranks_take_it_in_turn(owner, ranks)

@@ -140,9 +140,10 @@ def test_no_gpu_takes_more_tokens_than_its_memory_holds(seed: int) -> None:
     tokens = np.concatenate([rng.integers(8000, 30_000, 3), rng.integers(100, 3000, 40)])
     roomy = small(2, 4, memory=40e9)
     most = next(
-        cost for memory in np.arange(4e9, 40e9, 1e9)
+        cost
+        for memory in np.arange(4e9, 40e9, 1e9)
         if capacity_tokens(cost := small(2, 4, memory=float(memory))) > 1.2 * tokens.sum() / 8
-    )  # fmt: skip
+    )
     assert capacity_tokens(most) < capacity_tokens(roomy)
     for one in partitions(tokens, most, 3, 1, True):
         held = np.zeros(8)

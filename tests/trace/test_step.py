@@ -87,8 +87,15 @@ def test_no_two_events_of_a_track_overlap(system: str, channels: int, tmp_path: 
 @pytest.mark.parametrize("system", ["ring", "ulysses", "zeppelin"])
 def test_links_inside_nodes_with_domains_have_tracks_with_all_of_their_bytes(system: str, tmp_path: Path) -> None:
     """Two nodes of two cards: three channels to the node, one inside a card, each in two directions."""
-    settings = [f"system={system}", "cluster=frontier_48x8", "cluster.num_nodes=2", "cluster.gpus_per_node=4",
-                "cluster.nics_per_node=2", "model=desk", "tokens_per_gpu=256"]  # fmt: skip
+    settings = [
+        f"system={system}",
+        "cluster=frontier_48x8",
+        "cluster.num_nodes=2",
+        "cluster.gpus_per_node=4",
+        "cluster.nics_per_node=2",
+        "model=desk",
+        "tokens_per_gpu=256",
+    ]
     (run,) = read(made(tmp_path, *settings, "workload=prolong64k_2k", "baseline=null", "steps=1"))[0]
     replay = Replay.of(run)
     _, plans = replay.step(run.steps[0])

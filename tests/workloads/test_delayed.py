@@ -50,8 +50,12 @@ def test_long_documents_come_together() -> None:
 
 
 def test_a_held_document_is_late_but_not_beyond_its_window() -> None:
-    workload = make(lengths=partial(Longtail, mu=6.1, sigma=1.0, tail_share=0.0, tail_start=4096, alpha=1.0,
-                                    max_length=4096), outliers=[3000], hold=1000, window=3)  # fmt: skip
+    workload = make(
+        lengths=partial(Longtail, mu=6.1, sigma=1.0, tail_share=0.0, tail_start=4096, alpha=1.0, max_length=4096),
+        outliers=[3000],
+        hold=1000,
+        window=3,
+    )
     long = [int((workload.batch(step).lengths >= 3000).sum()) for step in range(6)]
     assert long[0] == long[1] == long[3] == long[4] == 0
     assert min(long[2], long[5]) > 3
@@ -79,10 +83,10 @@ def test_the_yaml_delays_its_own_documents() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"hold": 0}, r"workload\.hold is 0; it must be a whole number of at least 1"),
+        ({"hold": 0}, r"workload\.hold is 0; it takes a whole number of at least 1"),
         ({"window": 0}, r"workload\.window is 0"),
         ({"outliers": []}, r"workload\.outliers is \[\]; it must be at least one length"),
-        ({"outliers": [9000, 8000]}, r"workload\.outliers\[1\] is 8000; it must be a whole number of at least 9001"),
+        ({"outliers": [9000, 8000]}, r"workload\.outliers\[1\] is 8000; it takes a whole number of at least 9001"),
         ({"lengths": 5}, r"workload\.lengths is 5; it must be a workload with _partial_"),
         ({"lengths": dict}, r"workload\.lengths is a dict; it must be a workload that draws lengths"),
     ],

@@ -92,15 +92,15 @@ def test_the_generator_is_a_function_of_seed_and_step() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("tokens", 0, r"workload\.tokens is 0; it must be a whole number of at least 1"),
+        ("tokens", 0, r"workload\.tokens is 0; it takes a whole number of at least 1"),
         ("tokens", -5, r"workload\.tokens is -5"),
         ("tokens", 1.5, r"workload\.tokens is 1\.5"),
         ("tokens", True, r"workload\.tokens is True"),
-        ("context_limit", 0, r"workload\.context_limit is 0; it must be a whole number of at least 1"),
+        ("context_limit", 0, r"workload\.context_limit is 0; it takes a whole number of at least 1"),
         ("context_limit", "64K", r"workload\.context_limit is '64K'"),
         ("over_limit", "pad", r"workload\.over_limit is 'pad'; it must be one of cut, drop"),
-        ("seed", -1, r"^seed is -1; it must be a whole number of at least 0"),
-        ("length", 0, r"workload\.length is 0; it must be a whole number of at least 1"),
+        ("seed", -1, r"^seed is -1; it takes a whole number of at least 0"),
+        ("length", 0, r"workload\.length is 0; it takes a whole number of at least 1"),
     ],
 )
 def test_bad_fields_are_named(field: str, value: object, said: str) -> None:
@@ -110,7 +110,7 @@ def test_bad_fields_are_named(field: str, value: object, said: str) -> None:
 
 
 def test_a_negative_step_is_an_error() -> None:
-    with pytest.raises(ValueError, match="step is -1; it must be a whole number of at least 0"):
+    with pytest.raises(ValueError, match="step is -1; it takes a whole number of at least 0"):
         Fixed(seed=0, tokens=10, length=5).batch(-1)
 
 

@@ -31,8 +31,8 @@ def test_it_takes_names_and_settings(monkeypatch: pytest.MonkeyPatch, capsys: py
     [
         (["nothing"], "workload is 'nothing'; it must be one of"),
         (["lengths_file"], "workload.path is needed and not given"),
-        (["fixed", "--tokens", "0"], "workload.tokens is 0; it must be a whole number of at least 1"),
-        (["fixed", "--steps", "0"], "--steps is 0; it must be a whole number of at least 1"),
+        (["fixed", "--tokens", "0"], "workload.tokens is 0; it takes a whole number of at least 1"),
+        (["fixed", "--steps", "0"], "--steps is 0; it takes a whole number of at least 1"),
         (["fixed", "--set", "lenght=5"], "lenght"),
     ],
 )

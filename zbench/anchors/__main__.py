@@ -105,9 +105,13 @@ def _own_rows(path: Path, group: attention.Group, as_json: bool) -> None:
 
 
 def _show_rows(
-    path: Path, group: attention.Group, rows: Sequence[MeasuredRow], rates: Sequence[float | None],
-    known: Sequence[bool], left_out: Sequence[str],
-) -> None:  # fmt: skip
+    path: Path,
+    group: attention.Group,
+    rows: Sequence[MeasuredRow],
+    rates: Sequence[float | None],
+    known: Sequence[bool],
+    left_out: Sequence[str],
+) -> None:
     from zbench.anchors.show import show_rows
 
     compared = [

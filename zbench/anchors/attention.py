@@ -24,6 +24,7 @@ from zbench.anchors.schemes import MAGI, MODEL, plan_of, unhidden_hops
 from zbench.cost.cost import BACKWARD_FLOPS, FORWARD_FLOPS, Cost
 from zbench.cost.staging import FLASH, FUSED, Backend
 from zbench.describe.cluster import Cluster
+from zbench.describe.links import NIC
 from zbench.describe.model import DKV
 from zbench.describe.units import number
 from zbench.plans.plan import Ints
@@ -180,10 +181,10 @@ def rates(method: str, lengths: Ints, causal: bool, cost: Cost) -> tuple[float, 
 def unhidden_seconds(lengths: Ints, cost: Cost) -> float:
     """Returns the seconds that the benchmark's LoongTrain waits for dkv between nodes, each GPU having a share of a
     node's heads."""
-    cluster, across = cost.cluster, np.ones(1, bool)
+    cluster = cost.cluster
     per_token = MODEL.message_bytes_per_token(DKV, 0, -(-MODEL.num_heads // cluster.gpus_per_node))
     size = np.array([lengths.sum() / cluster.num_nodes * per_token])
-    hop = cost.message_seconds(size, across) + cost.latency_seconds(across)
+    hop = cost.message_seconds(size, NIC) + cost.latency_seconds(NIC)
     return unhidden_hops(cluster.num_nodes) * float(hop[0])
 
 

@@ -6,10 +6,10 @@ a s^2 + b s + c of a whole model, forward and backward, on one GPU.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zbench.anchors.anchor import Anchor, GetCluster, is_known, published
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model, Q
 from zbench.plans.area import TILE, Work
@@ -22,11 +22,20 @@ from zbench.simulator.simulate import prepare
 TOKENS = 8192  # of one GPU: 64 MiB a tensor, large enough for its size not to matter
 # FlexSP's GPT-7B (table 3). Its GELU feed-forward of 4 x hidden has the matmul parameters and the
 # elementwise traffic of a SwiGLU one of 8/3 x hidden: two matrices for three, two passes of 4 for three of 8/3.
-GPT_7B = Model(name="gpt_7b", num_layers=32, hidden=4096, num_heads=32, num_kv_heads=32, head_dim=128,
-               ffn_hidden=10923, vocab=50257, tied_embeddings=True, sharding="zero3")  # fmt: skip
+GPT_7B = Model(
+    name="gpt_7b",
+    num_layers=32,
+    hidden=4096,
+    num_heads=32,
+    num_kv_heads=32,
+    head_dim=128,
+    ffn_hidden=10923,
+    vocab=50257,
+    tied_embeddings=True,
+    sharding="zero3",
+)
 # A tensor as wide with a head for each of 64 ranks, for its messages only.
-WIDE = Model(name="wide", num_layers=1, hidden=4096, num_heads=64, num_kv_heads=64, head_dim=64,
-             ffn_hidden=1, vocab=1)  # fmt: skip
+WIDE = Model(name="wide", num_layers=1, hidden=4096, num_heads=64, num_kv_heads=64, head_dim=64, ffn_hidden=1, vocab=1)
 
 
 def anchors(get_cluster: GetCluster) -> list[Anchor]:
@@ -68,7 +77,7 @@ def coefficients(cost: Cost) -> tuple[float, float]:
     return float(a), float(b)
 
 
-def step_seconds(cost: Cost, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+def step_seconds(cost: Cost, lengths: Ints) -> Floats:
     """Returns the seconds, forward and backward, of the whole model for one sequence of each length (a multiple of
     TILE)."""
     model, work, one = cost.model, Work.whole(lengths), np.ones_like(lengths)

@@ -21,12 +21,34 @@ from zbench.plans.patterns import local, ring
 from zbench.plans.plan import Ints, Plan
 from zbench.simulator.simulate import Simulated
 
-LLAMA2_7B = Model(name="llama2_7b", num_layers=32, hidden=4096, num_heads=32, num_kv_heads=32, head_dim=128,
-                  ffn_hidden=11008, vocab=32000, recompute="full", sharding="zero3", kernels="eager")  # fmt: skip
+LLAMA2_7B = Model(
+    name="llama2_7b",
+    num_layers=32,
+    hidden=4096,
+    num_heads=32,
+    num_kv_heads=32,
+    head_dim=128,
+    ffn_hidden=11008,
+    vocab=32000,
+    recompute="full",
+    sharding="zero3",
+    kernels="eager",
+)
 # Qwen3's technical report (arXiv 2505.09388), table 1, and the models' published configurations; TRL's chunked loss.
-QWEN3_8B = Model(name="qwen3_8b", num_layers=36, hidden=4096, num_heads=32, num_kv_heads=8, head_dim=128,
-                 ffn_hidden=12288, vocab=151936, recompute="full", sharding="zero3", kernels="eager",
-                 loss="chunked")  # fmt: skip
+QWEN3_8B = Model(
+    name="qwen3_8b",
+    num_layers=36,
+    hidden=4096,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    ffn_hidden=12288,
+    vocab=151936,
+    recompute="full",
+    sharding="zero3",
+    kernels="eager",
+    loss="chunked",
+)
 MODELS = {
     "llama2_7b": LLAMA2_7B,
     "qwen3_8b": QWEN3_8B,

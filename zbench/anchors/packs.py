@@ -7,9 +7,9 @@ shuffles its whole table; here every draw is independent, which for its 13 milli
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zbench.anchors.anchor import published
+from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints
 
 
@@ -31,7 +31,7 @@ def packs(total: int, count: int, seed: int) -> list[Ints]:
     return out
 
 
-def _pieces(limit: int) -> tuple[Ints, NDArray[np.float64]]:
+def _pieces(limit: int) -> tuple[Ints, Floats]:
     """Returns (lengths, probabilities) of the pieces that documents of the table are cut in."""
     lengths, counts = [], []
     for row in published("documents"):

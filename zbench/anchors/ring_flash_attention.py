@@ -21,8 +21,9 @@ from zbench.plans.plan import Ints, Plan
 from zbench.simulator.simulate import programs
 
 TOKENS = 8192  # of a GPU
-LLAMA = Model(name="llama3_8b_layer", num_layers=1, hidden=4096, num_heads=32, num_kv_heads=8, head_dim=128,
-              ffn_hidden=1, vocab=1)  # fmt: skip
+LLAMA = Model(
+    name="llama3_8b_layer", num_layers=1, hidden=4096, num_heads=32, num_kv_heads=8, head_dim=128, ffn_hidden=1, vocab=1
+)
 # Ends of the documents on one GPU's share, as the benchmark's script has them; times the number of GPUs.
 ENDS = {"batch": [[8192]], "varlen": [[8192], [256, 7648, 8192], [4096, 8192], [3104, 6304, 7904, 8064, 8192]]}
 CLUSTERS = {"a100": ("a100_8x8", "a100_80g"), "h800": ("h800_4x8", "h100_80g_flash2")}

@@ -19,8 +19,9 @@ from zbench.plans.patterns import all_gather, ring, sequence_zigzag, ulysses_rin
 from zbench.plans.plan import ATTEND, Ints, Plan
 from zbench.systems.magi_dispatch.planner import MagiDispatch
 
-MODEL = Model(name="attention", num_layers=1, hidden=8192, num_heads=64, num_kv_heads=8, head_dim=128,
-              ffn_hidden=1, vocab=1)  # fmt: skip
+MODEL = Model(
+    name="attention", num_layers=1, hidden=8192, num_heads=64, num_kv_heads=8, head_dim=128, ffn_hidden=1, vocab=1
+)
 # Whether keys cross to a node once: they do by MagiAttention's own kernels, by an all-to-all they do not.
 MAGI = {"magi_a2av": False, "magi_native": True}
 MAGI_CHUNK, MAGI_STAGES = 2048, 2
@@ -32,9 +33,12 @@ def plan_of(method: str, lengths: Ints, causal: bool, cluster: Cluster) -> Plan:
     group, ranks = np.zeros_like(seqs), np.arange(num_ranks, dtype=np.int64)
     if method in MAGI:
         system = MagiDispatch(
-            Cost(cluster, MODEL), chunk_tokens=MAGI_CHUNK, chunks_per_rank=1, overlap_stages=MAGI_STAGES,
+            Cost(cluster, MODEL),
+            chunk_tokens=MAGI_CHUNK,
+            chunks_per_rank=1,
+            overlap_stages=MAGI_STAGES,
             hierarchical=MAGI[method],
-        )  # fmt: skip
+        )
         return system.laid(lengths, seqs, group, num_ranks, Mask(causal))
     builder = Builder(lengths, num_ranks, MODEL.num_heads, Mask(causal))
     by_node = ranks.reshape(1, -1, cluster.gpus_per_node)

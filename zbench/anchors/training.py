@@ -21,20 +21,65 @@ from zbench.simulator.simulate import Simulated
 
 # Megatron's table names 7.1B parameters, a vocabulary of 131,072 (not tied) and sequences of 4,096; 30 layers of
 # 4,096 are what makes 7.11B. A GELU feed-forward of 4 x hidden counts as a SwiGLU one of 8/3 (see flexsp.GPT_7B).
-MEGATRON = Model(name="megatron_7b", num_layers=30, hidden=4096, num_heads=32, num_kv_heads=32, head_dim=128,
-                 ffn_hidden=10923, vocab=131072, sharding="zero1")  # fmt: skip
-LLAMA = Model(name="llama3_8b", num_layers=32, hidden=4096, num_heads=32, num_kv_heads=8, head_dim=128,
-              ffn_hidden=14336, vocab=128256, sharding="zero3")  # fmt: skip
+MEGATRON = Model(
+    name="megatron_7b",
+    num_layers=30,
+    hidden=4096,
+    num_heads=32,
+    num_kv_heads=32,
+    head_dim=128,
+    ffn_hidden=10923,
+    vocab=131072,
+    sharding="zero1",
+)
+LLAMA = Model(
+    name="llama3_8b",
+    num_layers=32,
+    hidden=4096,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    ffn_hidden=14336,
+    vocab=128256,
+    sharding="zero3",
+)
 
 
 # InternLM 7B as InternEvo's configs/7B_sft.py has it; optimizer state over all GPUs (zero1=-1).
-INTERNLM = Model(name="internlm_7b", num_layers=32, hidden=4096, num_heads=32, num_kv_heads=32, head_dim=128,
-                 ffn_hidden=11008, vocab=103168, sharding="zero1")  # fmt: skip
+INTERNLM = Model(
+    name="internlm_7b",
+    num_layers=32,
+    hidden=4096,
+    num_heads=32,
+    num_kv_heads=32,
+    head_dim=128,
+    ffn_hidden=11008,
+    vocab=103168,
+    sharding="zero1",
+)
 # GPT-3's XL and 2.7B with heads of 128, as FlashAttention-2 benchmarks them; whether anything was sharded is not said.
-GPT_1_3B = Model(name="gpt_1.3b", num_layers=24, hidden=2048, num_heads=16, num_kv_heads=16, head_dim=128,
-                 ffn_hidden=5461, vocab=50257, sharding="zero1")  # fmt: skip
-GPT_2_7B = Model(name="gpt_2.7b", num_layers=32, hidden=2560, num_heads=20, num_kv_heads=20, head_dim=128,
-                 ffn_hidden=6827, vocab=50257, sharding="zero1")  # fmt: skip
+GPT_1_3B = Model(
+    name="gpt_1.3b",
+    num_layers=24,
+    hidden=2048,
+    num_heads=16,
+    num_kv_heads=16,
+    head_dim=128,
+    ffn_hidden=5461,
+    vocab=50257,
+    sharding="zero1",
+)
+GPT_2_7B = Model(
+    name="gpt_2.7b",
+    num_layers=32,
+    hidden=2560,
+    num_heads=20,
+    num_kv_heads=20,
+    head_dim=128,
+    ffn_hidden=6827,
+    vocab=50257,
+    sharding="zero1",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ Exit codes: 0; 1 a rank failed; 2 bad input; 130 stopped by Ctrl-C. Only a whole
 import sys
 
 from zbench.console.command import Parser, loading, ran
+from zbench.describe.checks import check_whole_number
 
 with loading(__name__):
     import argparse
@@ -65,11 +66,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.2, help="of one measurement window (default 0.2)")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="a GPU if there is one (auto), cpu or cuda")
     parser.add_argument("--peak", help="the device's own peak, as in --peak '989 TFLOP/s' (default: as measured)")
-    parser.add_argument("--only-device", action="store_true",
-                        help="one rank; the yaml is one of conf/cluster/device, with curves of its rates")  # fmt: skip
+    parser.add_argument(
+        "--only-device",
+        action="store_true",
+        help="one rank; the yaml is one of conf/cluster/device, with curves of its rates",
+    )
     parser.add_argument("--matmuls", help="with --only-device: models whose matmuls are measured (default --model)")
-    parser.add_argument("--points", type=Path, metavar="FILE",
-                        help="with --only-device: every attention call that was measured, as JSON lines")  # fmt: skip
+    parser.add_argument(
+        "--points",
+        type=Path,
+        metavar="FILE",
+        help="with --only-device: every attention call that was measured, as JSON lines",
+    )
     parser.add_argument("-o", dest="out", type=Path, metavar="FILE", help="the yaml; left out, it is printed")
     asked = parser.parse_args()
     need("torch", "python -m zbench.calibrate")
@@ -138,8 +146,8 @@ def _shape(asked: argparse.Namespace, world: World | None) -> tuple[int, int]:
         gpus = world.num_local if gpus is None else gpus
         nodes = world.num_ranks // gpus if nodes is None and gpus else nodes
     for flag, value in (("--nodes", nodes), ("--gpus-per-node", gpus)):
-        if value is not None and value < 1:
-            raise ValueError(f"{flag} is {value}; it takes a whole number of at least 1")
+        if value is not None:
+            check_whole_number(flag, value, 1)
     for flag, value in (("--nodes", nodes), ("--gpus-per-node", gpus)):
         if value is None:
             raise ValueError(f"{flag} has to be given, as in {flag} 2")

@@ -80,10 +80,12 @@ class Curves:
 
     def _matmuls(self, model: Model) -> dict[int, float]:
         return self.gauge.rising(
-            f"linear modules of a layer of {model.name}, {{}} tokens", MATMUL_TOKENS, 4,
+            f"linear modules of a layer of {model.name}, {{}} tokens",
+            MATMUL_TOKENS,
+            4,
             lambda n: 6.0 * sum(rows * ins * outs for rows, ins, outs in layer_shapes(model, n)),
             lambda n: self.gauge.seconds("matmul", layer_shapes(model, n), True),
-        )  # fmt: skip
+        )
 
     def _curve(self, backward: bool, make: Callable[[int], Call]) -> dict[int, float]:
         """Returns the rate of whole tiles by the keys that a row of them sees."""
@@ -121,8 +123,9 @@ class Curves:
     def _measure(self, call: Call, backward: bool) -> float:
         taken = self.gauge.seconds("attention", call, backward)
         mask, way = "causal" if call.causal else "full", "backward" if backward else "forward"
-        self.gauge.tell(f"attention {way}, {mask}, {call.segments} x {call.queries} x {call.keys}: "
-                        f"{quantity(taken, 's')}")  # fmt: skip
+        self.gauge.tell(
+            f"attention {way}, {mask}, {call.segments} x {call.queries} x {call.keys}: {quantity(taken, 's')}"
+        )
         return taken
 
 

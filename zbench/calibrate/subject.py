@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from zbench.describe.checks import check_whole_number
 from zbench.describe.model import Model
 from zbench.plans.area import HALF, STRIP, TILE, Work
 
@@ -40,8 +41,7 @@ class Subject:
             ("nics_per_node", "--nics-per-node"),
             ("tokens", "--tokens"),
         ):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{flag} is {getattr(self, field)}; it takes a whole number of at least 1")
+            check_whole_number(flag, getattr(self, field), 1)
         if self.nics_per_node > self.gpus_per_node:
             raise ValueError(
                 f"--nics-per-node is {self.nics_per_node}; at most one per GPU, --gpus-per-node={self.gpus_per_node}"

@@ -60,10 +60,12 @@ class Survey:
         """Measures the rates of matmuls: the best one, and those of a layer's shapes."""
         gauge, subject, model = self.gauge, self.subject, self.subject.model
         rates = gauge.rising(
-            "matmul {0} x {0} x {0}", SQUARES, 8,
+            "matmul {0} x {0} x {0}",
+            SQUARES,
+            8,
             lambda n: 2.0 * n**3,
             lambda n: gauge.seconds("matmul", [(n, n, n)], False),
-        )  # fmt: skip
+        )
         best = max(rates, key=rates.__getitem__)
         of = f"{ELEMENT_BYTES[model.element_bytes]} matmul {best} x {best} x {best}, best of {_flops(rates)}"
         if subject.peak_flops is None:
@@ -72,10 +74,12 @@ class Survey:
             of = f"as given by --peak; measured were {quantity(rates[best], 'FLOP/s')}, {of}"
             self.figures["peak_flops"] = Figure(subject.peak_flops, of, measured=False)
         rates = gauge.rising(
-            "a layer's linear modules, {} tokens", [*(n for n in TOKENS if n < subject.tokens), subject.tokens], 4,
+            "a layer's linear modules, {} tokens",
+            [*(n for n in TOKENS if n < subject.tokens), subject.tokens],
+            4,
             lambda n: 6.0 * sum(rows * ins * outs for rows, ins, outs in layer_shapes(model, n)),
             lambda n: gauge.seconds("matmul", layer_shapes(model, n), True),
-        )  # fmt: skip
+        )
         of = f"matmuls of a layer's linear modules, forward and backward, by tokens on a rank: {_flops(rates)}"
         self._set("matmul_flops", rates[max(rates)], of)
 
@@ -108,10 +112,12 @@ class Survey:
         model, way = self.subject.model, "backward" if backward else "forward"
         per_tile = (BACKWARD_FLOPS if backward else FORWARD_FLOPS) * TILE * TILE * model.num_heads * model.head_dim
         rates = self.gauge.rising(
-            f"attention {way}, {{}} tokens", LENGTHS, 4,
+            f"attention {way}, {{}} tokens",
+            LENGTHS,
+            4,
             lambda n: float(per_tile * _whole(n).tiles[0]),
             lambda n: self.gauge.seconds("attention", Call.whole(n), backward),
-        )  # fmt: skip
+        )
         longest = max(rates)
         flops = float(per_tile * _whole(longest).tiles[0])
         known = {name: figure.value for name, figure in self.figures.items()}
@@ -163,9 +169,13 @@ class Survey:
     def _rates(self, words: str, ranks: int, method: str, *arguments: bool) -> dict[int, float]:
         """Returns bytes a second through a link that so many ranks share, by the bytes that each moves."""
         return self.gauge.rising(
-            f"{{}} {words}", MESSAGES, 8,
-            lambda size: float(size * ranks), lambda size: self.gauge.transfer(method, *arguments, size), "B/s",
-        )  # fmt: skip
+            f"{{}} {words}",
+            MESSAGES,
+            8,
+            lambda size: float(size * ranks),
+            lambda size: self.gauge.transfer(method, *arguments, size),
+            "B/s",
+        )
 
     def _stand_in(self, name: str, other: str, missing: str) -> None:
         """Gives a link that is not there the constants of the other one; with one rank those of its memory. No plan

@@ -28,16 +28,28 @@ def _main() -> int:
     parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="a JSON list instead of a table")
-    form.add_argument("--pivot", metavar="FIGURES", type=lambda text: text.split(","),
-                      help="markdown, systems down and workloads across, with these figures in every cell "
-                      f"(separated by commas, of {', '.join(FIGURES)})")  # fmt: skip
-    form.add_argument("--fail-over", metavar="SHARE",
-                      help="of two records, a baseline and a new one: name what is more than SHARE (2%%) worse in the "
-                      "new one and exit with 1 if anything is")  # fmt: skip
-    parser.add_argument("--metrics", metavar="NAMES", type=lambda text: text.split(","),
-                        help="with --fail-over: what to compare, separated by commas (docs/ci.md)")  # fmt: skip
-    parser.add_argument("--convention", choices=list(CONVENTIONS), default="zbench",
-                        help="how MFU counts FLOPs (docs/metrics.md)")  # fmt: skip
+    form.add_argument(
+        "--pivot",
+        metavar="FIGURES",
+        type=lambda text: text.split(","),
+        help="markdown, systems down and workloads across, with these figures in every cell "
+        f"(separated by commas, of {', '.join(FIGURES)})",
+    )
+    form.add_argument(
+        "--fail-over",
+        metavar="SHARE",
+        help="of two records, a baseline and a new one: name what is more than SHARE (2%%) worse in the "
+        "new one and exit with 1 if anything is",
+    )
+    parser.add_argument(
+        "--metrics",
+        metavar="NAMES",
+        type=lambda text: text.split(","),
+        help="with --fail-over: what to compare, separated by commas (docs/ci.md)",
+    )
+    parser.add_argument(
+        "--convention", choices=list(CONVENTIONS), default="zbench", help="how MFU counts FLOPs (docs/metrics.md)"
+    )
     arguments = parser.parse_args()
     if arguments.fail_over is not None:
         return _gate(arguments.files, arguments.fail_over, arguments.metrics)

@@ -25,8 +25,9 @@ def adversarial_batches(cost: Cost, tokens_per_gpu: int, seed: int) -> dict[str,
     gpus = cost.whole.num_ranks * cost.tp
     tokens = min(tokens_per_gpu * gpus, most * cost.cluster.num_ranks)
     rng = np.random.default_rng(seed)
-    return {kind: Batch(_lengths(kind, tokens, cost.cluster.num_ranks, rng), seed, step)
-            for step, kind in enumerate(KINDS)}  # fmt: skip
+    return {
+        kind: Batch(_lengths(kind, tokens, cost.cluster.num_ranks, rng), seed, step) for step, kind in enumerate(KINDS)
+    }
 
 
 def _lengths(kind: str, tokens: int, ranks: int, rng: np.random.Generator) -> Ints:

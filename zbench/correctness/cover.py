@@ -19,9 +19,12 @@ class Combination:
 
 
 def pairwise_cover(
-    systems: Sequence[str], models: Sequence[str], clusters: Sequence[str], can_be: Callable[[str, str], bool],
+    systems: Sequence[str],
+    models: Sequence[str],
+    clusters: Sequence[str],
+    can_be: Callable[[str, str], bool],
     seed: int = 0,
-) -> list[Combination]:  # fmt: skip
+) -> list[Combination]:
     """Chooses combinations that have every pair of a system, a model and a cluster.
 
     Of a pair with a system one combination at least is of a model on a cluster that it can be on, where there is one.

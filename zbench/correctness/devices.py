@@ -18,6 +18,7 @@ from zbench.console.extras import need
 from zbench.correctness.ledger import Finding, Ledger
 from zbench.correctness.plans import PRECISIONS, REFERENCE, Precision, outcomes
 from zbench.correctness.summary import summary
+from zbench.describe.checks import check_whole_number
 from zbench.record.fingerprint import source_digest
 from zbench.run.choices import choices
 from zbench.runtime.job.job import DEVICES
@@ -51,8 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     ):
         if wrong := [one for one in given if one not in known]:
             raise ValueError(f"{flag} has {wrong[0]!r}; it takes {', '.join(known)}")
-    if asked.shrink < 1:
-        raise ValueError(f"--shrink is {asked.shrink}; it takes a whole number of at least 1")
+    check_whole_number("--shrink", asked.shrink, 1)
     kind, name, version = _device(asked.device)
     circumstances = {"sources": source_digest(), "torch": version}
     ledger = Ledger(asked.out, {**circumstances, "device": name})
@@ -146,9 +146,15 @@ def _steps(ledger: Ledger, device: str, precision: Precision, names: Sequence[st
     case = {name: f"plans on {device}, {precision.name}, {name}" for name in names}
     for name, one in outcomes([name for name in names if not ledger.has(case[name])], precision, device):
         ledger.add(
-            case[name], one.loss is None and not one.skipped, group=f"plans, {precision.name}", loss=one.loss,
-            worst=one.worst, message=one.message, skipped=one.skipped, ranks=one.about,
-        )  # fmt: skip
+            case[name],
+            one.loss is None and not one.skipped,
+            group=f"plans, {precision.name}",
+            loss=one.loss,
+            worst=one.worst,
+            message=one.message,
+            skipped=one.skipped,
+            ranks=one.about,
+        )
         _tell(f"{case[name]}: {one.message or f'loss {one.loss:.9g}'}")
     return {name: ledger.found[case[name]] for name in names}
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zbench.describe.arrays import Flags
 from zbench.plans.plan import Ints
-from zbench.plans.segments import Flags
 from zbench.runtime.kernels.kernels import Kernel, Matmul
 from zbench.runtime.kernels.memory import add
 

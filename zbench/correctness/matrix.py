@@ -19,6 +19,7 @@ from zbench.console.command import Parser
 from zbench.correctness.adversarial import KINDS
 from zbench.correctness.combinations import GROUPS, Combinations, CombinationVerdict
 from zbench.correctness.cover import Combination, pairwise_cover
+from zbench.describe.checks import check_whole_number
 from zbench.run.choices import choices
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -43,8 +44,7 @@ def main(arguments: list[str]) -> int:
         if wrong := [name for name in names if name not in known]:
             raise ValueError(f"{flag} has {wrong[0]!r}; it takes {', '.join(known)}")
     for flag, value, least in (("--tokens-per-gpu", asked.tokens_per_gpu, 1), ("--seed", asked.seed, 0)):
-        if value < least:
-            raise ValueError(f"{flag} is {value}; it takes a whole number of at least {least}")
+        check_whole_number(flag, value, least)
     combinations = Combinations(asked.tokens_per_gpu, asked.seed, [given[group] for group in GROUPS])
     every = [Combination(*names) for names in product(*given.values())]
     if asked.pairs:

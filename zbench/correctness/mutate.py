@@ -18,6 +18,7 @@ from zbench.console.meter import Meter
 from zbench.correctness.reference.judge import Verifier, verifier
 from zbench.correctness.score import TITLES, Score, failures, markdown, rows
 from zbench.correctness.workers import UNBROKEN, Judged, Name, Share, judged, shares
+from zbench.describe.checks import check_whole_number
 from zbench.run.choices import choices, missing
 
 MUTANTS = 5400  # 300 of each of 18 systems
@@ -43,8 +44,7 @@ def main(arguments: Sequence[str], verify: Verifier = verifier) -> int:
         ("--seed", asked.seed, 0),
         ("--jobs", asked.jobs, 1),
     ):
-        if value < least:
-            raise ValueError(f"{flag} is {value}; it takes a whole number of at least {least}")
+        check_whole_number(flag, value, least)
     here = [name for name in names if not missing(name)]
     for name in sorted(set(names) - set(here)):
         print(f"{name} is left out: it needs {missing(name)}, of the extra `peers`")

@@ -28,8 +28,9 @@ from zbench.runtime.processes.fleet import RankFailed
 from zbench.workloads.fixed import Fixed
 
 # Two nodes of two ranks, as far as plans are concerned; grouped heads of 64, fewer kv heads than some plans have ranks.
-MODEL = Model("correctness", num_layers=2, hidden=256, num_heads=4, num_kv_heads=2, head_dim=64, ffn_hidden=384,
-              vocab=256)  # fmt: skip
+MODEL = Model(
+    "correctness", num_layers=2, hidden=256, num_heads=4, num_kv_heads=2, head_dim=64, ffn_hidden=384, vocab=256
+)
 SHAPE = {"num_nodes": 2, "gpus_per_node": 2, "nics_per_node": 2}
 # One sequence that every system cuts, others around a kernel's tile, some below it; nothing divides by the ranks.
 LENGTHS = (701, 257, 130, 129, 127, 64, 33, 17, 5, 1)
@@ -103,9 +104,15 @@ def _running(cost: Cost, precision: Precision, device: str) -> Iterator[tuple[To
     weights."""
     workload = Fixed(seed=0, tokens=64, length=64)  # only its tokens are taken, made ones
     executor = Torch(
-        cost, workload, parameters="replicated", optimizer={"lr": 0.0}, timeout=TIMEOUT, warmup=0,
-        check=precision.check, device=device,
-    )  # fmt: skip
+        cost,
+        workload,
+        parameters="replicated",
+        optimizer={"lr": 0.0},
+        timeout=TIMEOUT,
+        warmup=0,
+        check=precision.check,
+        device=device,
+    )
     ready = executor.start()
     try:
         yield executor, ready.about["ranks"]

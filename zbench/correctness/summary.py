@@ -18,9 +18,13 @@ def summary(found: Sequence[Finding], device: str) -> int:
         some = [one for one in found if one["group"] == group]
         judged = [one for one in some if one["ok"] is not None]
         table.add_row(
-            group, f"{len(judged)}", f"{sum(one['ok'] for one in judged)}", f"{len(some) - len(judged)}",
-            *(_worst(judged, key) for key in ("worst", "largest", "off")), f"{judged[0]['limit']:g}" if judged else "",
-        )  # fmt: skip
+            group,
+            f"{len(judged)}",
+            f"{sum(one['ok'] for one in judged)}",
+            f"{len(some) - len(judged)}",
+            *(_worst(judged, key) for key in ("worst", "largest", "off")),
+            f"{judged[0]['limit']:g}" if judged else "",
+        )
     show(table)
     judged = [one for one in found if one["ok"] is not None]
     wrong = [one for one in judged if not one["ok"]]

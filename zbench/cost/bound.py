@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.cost.collective import Collectives
-from zbench.cost.cost import Cost, Floats
+from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.plans.area import Work
 from zbench.plans.plan import Ints

@@ -15,13 +15,11 @@ different shapes (zbench.plans.pipelines) keep theirs for the step in either cas
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.links import gathering
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 GRADIENT_BYTES = 4  # per parameter: gradients are summed in float32 (Megatron's and torchtitan's default)
 
 
@@ -50,7 +48,7 @@ def gather_seconds(cost: Cost, size: float, held: Held | None = None) -> float:
         return 0.0
     held = held or everything(cost)
     inside = cost.gather_seconds(np.array([held.rank * size]), c.num_ranks)[0]
-    nic = cost.transfer_seconds(np.array([nic_bytes(cost, float(held.node.max()) * size)]), np.array([True]))[0]
+    nic = cost.nic_transfer_seconds(nic_bytes(cost, float(held.node.max()) * size))
     return float(max(inside, nic) + hop_seconds(cost))
 
 

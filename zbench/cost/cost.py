@@ -12,20 +12,17 @@ cause, and docs/cost.md derives it:
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zbench.cost import staging
 from zbench.cost.loss import moved_bytes
 from zbench.cost.use import Given, Repeats, Use, given
+from zbench.describe.arrays import Flags, Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.curve import Curve
-from zbench.describe.links import NVLINK, Domain, gathering
+from zbench.describe.links import NIC, NVLINK, Domain, gathering
 from zbench.describe.model import Model
 from zbench.plans.area import HALF, STRIP, TILE, Work
 from zbench.plans.plan import Column, Ints, Ops, Plan
-
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 FORWARD_FLOPS = 4  # of a visible pair, per head and head dimension: q.k and p.v, a multiply and an add each
 BACKWARD_FLOPS = 10  # five matmuls for the forward's two: flash attention computes q.k again
@@ -72,15 +69,21 @@ class Cost:
         per_token = self.model.message_bytes(ops.tensor, ops.head_lo, ops.head_hi)
         return np.asarray(per_token * plan.list_tokens[ops.blocks], np.int64)
 
-    def transfer_seconds(self, size: Floats | Ints, link: Column | Flags) -> Floats:
+    def transfer_seconds(self, size: Floats | Ints, link: Column | Flags | int) -> Floats:
         """Returns the seconds for which a link is busy with `size` bytes to and from all.
 
-        link: its class (Cluster.link_of), or whether it is a NIC, across nodes, or what joins all of a node.
+        link: its class (Cluster.link_of), or whether it is a NIC, across nodes, or what joins all of a node; one number
+            is every transfer's.
         """
         rates = np.array([one.rate for one in self.cluster.links])
         return np.asarray(size / rates[np.asarray(link, np.intp)], np.float64)
 
-    def message_seconds(self, size: Floats | Ints, link: Column | Flags) -> Floats:
+    def nic_transfer_seconds(self, size: float) -> float:
+        """Returns the seconds a NIC is busy with `size` bytes to and from all: transfer_seconds of a single
+        transfer."""
+        return float(self.transfer_seconds(np.asarray(size, np.float64), NIC))
+
+    def message_seconds(self, size: Floats | Ints, link: Column | Flags | int) -> Floats:
         """Returns the seconds of one message of `size` bytes between two ranks, which has one of the link's
         channels."""
         channels = np.array([one.channels for one in self.cluster.links])[np.asarray(link, np.intp)]
@@ -92,15 +95,15 @@ class Cost:
         seconds = np.zeros(np.shape(size))
         for link, within, _ in gathering(self.cluster.levels, num_ranks):
             taken = size * (num_ranks - within) / num_ranks / within
-            seconds = np.maximum(seconds, self.transfer_seconds(taken, np.array(link)))
+            seconds = np.maximum(seconds, self.transfer_seconds(taken, link))
         return seconds
 
-    def spread_seconds(self, size: Floats | Ints, link: Column | Flags, peers: int) -> Floats:
+    def spread_seconds(self, size: Floats | Ints, link: Column | Flags | int, peers: int) -> Floats:
         """Returns the seconds for which a link is busy with `size` bytes evenly to so many peers: all of the link is
         used if it has no more channels."""
         return np.maximum(self.transfer_seconds(size, link), self.message_seconds(size / max(peers, 1), link))
 
-    def latency_seconds(self, link: Column | Flags) -> Floats:
+    def latency_seconds(self, link: Column | Flags | int) -> Floats:
         """Returns the latency of every link."""
         return np.array([one.latency for one in self.cluster.links])[np.asarray(link, np.intp)]
 

@@ -6,16 +6,14 @@ are what a trainer without such a loss has.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Floats
 from zbench.describe.model import Model
 
 WHOLE_BYTES = 30  # moved per token and vocabulary entry: logits, float32 softmax, gradient (a count)
 LEAST_CHUNK = 1024  # tokens of the loss at a time, at least: fewer would read the head's weights too often
 CHUNK_SHARE = 4  # memory of a chunk's logits over that of x: every chunk adds [V, h] to the weights' gradient
 TILE = 128  # rows of a matmul's tile; a chunk is whole tiles where it has several
-
-Floats = NDArray[np.float64]
 
 
 def chunk_rows(tokens: int, hidden: int, vocab: int) -> int:

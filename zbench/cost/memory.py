@@ -9,8 +9,9 @@ import numba as nb
 import numpy as np
 
 from zbench.cost.collective import GRADIENT_BYTES
-from zbench.cost.cost import Cost, Floats
+from zbench.cost.cost import Cost
 from zbench.cost.loss import held_bytes
+from zbench.describe.arrays import Floats
 from zbench.describe.model import KV, Model, Q, message_size
 from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
 from zbench.plans.touches import ACTION, ADD, HI, IS_COPY, LO, PLACE, WRITE, scratch, source, touches
@@ -147,10 +148,12 @@ def _staged_bytes(plans: tuple[Plan, ...], cost: Cost, copies: int = 1) -> Ints:
     full = cost.model.recompute == "full"
     tokens = np.stack([plan.tokens_per_rank for plan in plans])
     received = np.stack([kept_bytes(plan, cost) for plan in plans]) * (1 if full else cost.layers)
-    moment = np.stack([
-        np.maximum(moment_bytes(plan, plan.forward, False, cost), moment_bytes(plan, plan.backward, True, cost))
-        for plan in plans
-    ])  # fmt: skip
+    moment = np.stack(
+        [
+            np.maximum(moment_bytes(plan, plan.forward, False, cost), moment_bytes(plan, plan.backward, True, cost))
+            for plan in plans
+        ]
+    )
     lasting = np.repeat(kept * tokens + (0 if full else received), copies, axis=0)
     at_work = working * tokens + moment + (received if full else 0)
     peak = []

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.cost import collective
-from zbench.cost.cost import HIDDEN, SHOWN, Cost, Floats
+from zbench.cost.cost import HIDDEN, SHOWN, Cost
+from zbench.describe.arrays import Floats
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Ints
 
@@ -80,7 +81,7 @@ class Stage:
         """
         passing = (self.nodes - 1) / self.nodes / self.cost.cluster.nics_per_node
         size = self.layers * sum(self.gathers()) * passing * self.hidden_bytes(np.array([1]))
-        return float(self.cost.transfer_seconds(size, np.array([True]))[0])
+        return self.cost.nic_transfer_seconds(float(size[0]))
 
     def linear_seconds(self, tokens: Ints) -> Floats:
         """Returns the seconds of a layer's linear modules, forward: every rank has 1 / tp of the matmuls and of the

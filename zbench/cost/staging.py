@@ -13,13 +13,12 @@ unfused operations, dk and dv are copied side by side first. zbench.anchors comp
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zbench.cost.use import Use
+from zbench.describe.arrays import Flags, Floats
 from zbench.describe.cluster import Device
 from zbench.plans.area import Work
 
-Floats = NDArray[np.float64]
 Backend = Literal["", "flash", "fused"]  # "": no wrapper
 FLASH: Backend = "flash"
 FUSED: Backend = "fused"
@@ -27,7 +26,7 @@ FUSED: Backend = "fused"
 OFFSETS, RAGGED = 28, 4
 
 
-def repeated(use: Use) -> NDArray[np.bool_]:
+def repeated(use: Use) -> Flags:
     """Returns whether FUSED repeats k and v: in all calls but Ulysses' one a rank."""
     return np.asarray(~use.cut | use.shares_q | use.shares_kv, np.bool_)
 

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 
 import numba as nb
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Flags
 from zbench.plans.area import Work
 from zbench.plans.plan import Column, Ints, Ops, Plan
-
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

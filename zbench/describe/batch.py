@@ -8,7 +8,8 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+
+from zbench.describe.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +21,10 @@ class Batch:
         None where the workload draws lengths only.
     """
 
-    lengths: NDArray[np.int64]
+    lengths: Ints
     seed: int
     step: int
-    documents: NDArray[np.int64] | None = None
+    documents: Ints | None = None
 
     @property
     def num_tokens(self) -> int:

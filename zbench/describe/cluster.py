@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zbench.describe.arrays import Ints
+from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.curve import Curve
 from zbench.describe.links import (
     FIRST_DOMAIN,
@@ -18,11 +20,10 @@ from zbench.describe.links import (
     Domain,
     Link,
     check_channels,
-    check_count,
     check_share,
     domains_of,
     quantity,
-)  # fmt: skip
+)
 from zbench.describe.named import check_name
 from zbench.describe.units import parse
 
@@ -92,8 +93,7 @@ class Device:
         check_name("cluster.device.name", self.name)
         if self.tile not in (1, 128):
             raise ValueError(f"cluster.device.tile is {self.tile!r}; it takes 128 or 1")
-        if not isinstance(self.packed_rows, bool):
-            raise ValueError(f"cluster.device.packed_rows is {self.packed_rows!r}; it takes true or false")
+        check_boolean("cluster.device.packed_rows", self.packed_rows)
         if self.backward_rows not in (64, 128):
             raise ValueError(f"cluster.device.backward_rows is {self.backward_rows!r}; it takes 64 or 128")
         for name, kind in DEVICE_KINDS.items():
@@ -132,9 +132,13 @@ class Device:
     def without_curves(self) -> "Device":
         """Returns the device with single rates alone."""
         return replace(
-            self, attention_forward_causal=None, attention_forward_full=None, attention_backward_causal=None,
-            attention_backward_full=None, matmul_by_tokens={},
-        )  # fmt: skip
+            self,
+            attention_forward_causal=None,
+            attention_forward_full=None,
+            attention_backward_causal=None,
+            attention_backward_full=None,
+            matmul_by_tokens={},
+        )
 
     def at_best(self) -> "Device":
         """Gives the device with attention at the highest rates of its curves, whatever the pieces.
@@ -197,7 +201,7 @@ class Cluster:
     def __post_init__(self) -> None:
         check_name("cluster.name", self.name)
         for name in ("num_nodes", "gpus_per_node", "nics_per_node"):
-            check_count(f"cluster.{name}", getattr(self, name), 1)
+            check_whole_number(f"cluster.{name}", getattr(self, name), 1)
         if not isinstance(self.device, Device):
             raise ValueError(f"cluster.device is {self.device!r}; it takes a device, as in cluster/device=h100_80g")
         if self.nics_per_node > self.gpus_per_node:
@@ -243,14 +247,14 @@ class Cluster:
         inner = [(FIRST_DOMAIN + place, domain.gpus) for place, domain in enumerate(self.domains)]
         return tuple((link, min(gpus, self.gpus_per_node)) for link, gpus in (*inner, (NVLINK, self.gpus_per_node)))
 
-    def link_of(self, src: Ranks, dst: Ranks) -> NDArray[np.int64]:
+    def link_of(self, src: Ranks, dst: Ranks) -> Ints:
         """Returns int64: the class of links that a message from rank `src` to rank `dst` takes, element by element."""
         found = np.full(np.broadcast(src, dst).shape, NIC, np.int64)
         for link, gpus in reversed(self.levels):
             found[src // gpus == dst // gpus] = link
         return found
 
-    def link_among(self, num_ranks: Ranks) -> NDArray[np.int64]:
+    def link_among(self, num_ranks: Ranks) -> Ints:
         """Returns int64 [n]: the class of links that so many ranks in a row need to reach each other, the farthest
         ones."""
         found = np.full(len(num_ranks), NIC, np.int64)
@@ -277,12 +281,12 @@ class Cluster:
         return self.num_nodes * self.nics_per_node
 
     @property
-    def node_of(self) -> NDArray[np.int64]:
+    def node_of(self) -> Ints:
         """The node of every rank, int64 [num_ranks]."""
         return np.arange(self.num_ranks, dtype=np.int64) // self.gpus_per_node
 
     @property
-    def nic_of(self) -> NDArray[np.int64]:
+    def nic_of(self) -> Ints:
         """The NIC (counted over the whole cluster) that every rank is tied to, int64 [num_ranks]."""
         local = np.arange(self.num_ranks, dtype=np.int64) % self.gpus_per_node
         return self.node_of * self.nics_per_node + local * self.nics_per_node // self.gpus_per_node

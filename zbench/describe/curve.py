@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Floats
 from zbench.describe.units import parse
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

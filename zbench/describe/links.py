@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from zbench.describe.checks import check_whole_number, is_whole
 from zbench.describe.named import check_name
 from zbench.describe.units import parse
 
@@ -49,7 +50,7 @@ class Domain:
     def __post_init__(self) -> None:
         check_name("cluster.domains", self.name)
         key = f"cluster.domains.{self.name}"
-        check_count(f"{key}.gpus", self.gpus, 2)
+        check_whole_number(f"{key}.gpus", self.gpus, 2)
         for name, kind in DOMAIN_KINDS.items():
             object.__setattr__(self, name, quantity(f"{key}.{name}", getattr(self, name), kind))
         check_share(f"{key}.efficiency", self.efficiency)
@@ -124,12 +125,6 @@ def quantity(key: str, given: Any, kind: str) -> float:
     return value
 
 
-def check_count(key: str, value: Any, least: int) -> None:
-    """Raises ValueError unless `value` of the field `key` is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{key} is {value!r}; it takes a whole number of at least {least}")
-
-
 def check_share(key: str, value: Any) -> None:
     """Raises ValueError unless `value` of the field `key` is a share above 0 and at most 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
@@ -138,6 +133,6 @@ def check_share(key: str, value: Any) -> None:
 
 def check_channels(key: str, value: Any, words: str = "") -> None:
     """Raises ValueError unless `value` of the field `key` is a number of channels that a link may have."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_CHANNELS:
+    if not is_whole(value) or not 1 <= value <= MOST_CHANNELS:
         given = "null" if value is None else repr(value)
         raise ValueError(f"{key} is {given}; it takes a whole number from 1 to {MOST_CHANNELS}{words}")

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from zbench.describe.arrays import Ints
+from zbench.describe.checks import is_whole
+
 TAKES = "causal, full, or window:N with N tokens, at least 1, that a query sees up to and with itself"
 LONGEST = 2**40  # tokens: more than any sequence has, and far from what int64 squares hold
 
@@ -31,8 +32,7 @@ class Mask:
     window: int = 0
 
     def __post_init__(self) -> None:
-        number = isinstance(self.window, int) and not isinstance(self.window, bool)
-        if not isinstance(self.causal, bool) or not number or not 0 <= self.window <= LONGEST:
+        if not isinstance(self.causal, bool) or not is_whole(self.window) or not 0 <= self.window <= LONGEST:
             raise ValueError(f"a mask of causal={self.causal!r}, window={self.window!r}; it takes {TAKES}")
         if self.window and not self.causal:
             raise ValueError("a mask with a window that is not causal; a window is of keys up to the query")

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Ints
+from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.named import check_name
 
-Ints = NDArray[np.int64]
 Tensor = int
 Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, named as in the papers; see zbench.plans.plan
 TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
@@ -80,9 +80,7 @@ class Model:
             "pipeline_parallel",
             "micro_batches",
         ):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"model.{field} is {value!r}; it takes a whole number of at least 1")
+            check_whole_number(f"model.{field}", getattr(self, field), 1)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"model.num_kv_heads is {self.num_kv_heads}; it has to divide num_heads={self.num_heads}")
         if self.experts_per_token > self.num_experts:
@@ -99,8 +97,7 @@ class Model:
                 raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")
         if not isinstance(self.mask, Mask):
             raise ValueError(f"model.mask is {self.mask!r}; it is a key of the run, as in mask=window:4096")
-        if not isinstance(self.overlap_collectives, bool):
-            raise ValueError(f"model.overlap_collectives is {self.overlap_collectives!r}; it takes true or false")
+        check_boolean("model.overlap_collectives", self.overlap_collectives)
 
     # -- parameters -------------------------------------------------------------------------------
     @property

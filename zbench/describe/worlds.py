@@ -8,6 +8,7 @@ bound comes from; docs/worlds.md says how they are read.
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from zbench.describe.checks import check_whole_number
 from zbench.describe.cluster import CURVES, Cluster, Device
 from zbench.describe.curve import Curve
 from zbench.describe.links import MOST_CHANNELS, Domain
@@ -54,12 +55,7 @@ class World:
 
     def __post_init__(self) -> None:
         for name in _CHANNELS:
-            value = getattr(self, name)
-            is_whole = isinstance(value, int) and not isinstance(value, bool)
-            if value is not None and not (is_whole and 1 <= value <= MOST_CHANNELS):
-                raise ValueError(
-                    f"world.{name} is {value!r}; it takes a whole number from 1 to {MOST_CHANNELS}, or null"
-                )
+            check_whole_number(f"world.{name}", getattr(self, name), 1, MOST_CHANNELS, or_null=True)
         for name in _FACTORS:
             value = getattr(self, name)
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)

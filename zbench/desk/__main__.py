@@ -10,6 +10,7 @@ Ctrl-C.
 import sys
 
 from zbench.console.command import Parser, loading, ran
+from zbench.describe.checks import check_whole_number
 
 with loading(__name__):
     import argparse
@@ -74,8 +75,10 @@ def _measure(asked: argparse.Namespace) -> int:
     if others > BUSY:
         print(f"desk: {others:.0%} of the processors was used by others; measure again when they are idle")
     for name, link in found.items():
-        print(f"{name}: payload to all peers gets {link.efficiency:.1%} of {quantity(link.bandwidth, 'B/s')}, to one "
-              f"alone {link.one:.1%}; a message of 8 bytes takes {quantity(link.latency, 's')}")  # fmt: skip
+        print(
+            f"{name}: payload to all peers gets {link.efficiency:.1%} of {quantity(link.bandwidth, 'B/s')}, to one "
+            f"alone {link.one:.1%}; a message of 8 bytes takes {quantity(link.latency, 's')}"
+        )
     return 0
 
 
@@ -87,8 +90,10 @@ def _overlap(asked: argparse.Namespace) -> int:
         return overlap(run, replay.cost, replay.plans)
 
     for one in each(read_all([asked.file]), of):
-        print(f"{one.system}: attention took {one.attention:.3f} s; arithmetic {one.compute:.3f} s, busiest NIC "
-              f"{one.transfer:.3f} s: {one.ratio:.2f} x the larger")  # fmt: skip
+        print(
+            f"{one.system}: attention took {one.attention:.3f} s; arithmetic {one.compute:.3f} s, busiest NIC "
+            f"{one.transfer:.3f} s: {one.ratio:.2f} x the larger"
+        )
     return 0
 
 
@@ -100,12 +105,15 @@ def _scale(asked: argparse.Namespace) -> int:
     cluster: Cluster = instantiate(config.cluster)
     model: Model = instantiate(config.model)
     for name in ("shrink", "nodes", "gpus_per_node", "nics_per_node"):
-        if getattr(asked, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is {getattr(asked, name)}; it takes a number of at least 1")
+        check_whole_number(f"--{name.replace('_', '-')}", getattr(asked, name), 1)
     scale = Scale(
-        asked.shrink, parse("--flops", asked.flops, "FLOP/s"), asked.nodes, asked.gpus_per_node, asked.nics_per_node,
+        asked.shrink,
+        parse("--flops", asked.flops, "FLOP/s"),
+        asked.nodes,
+        asked.gpus_per_node,
+        asked.nics_per_node,
         config.tokens_per_gpu,
-    )  # fmt: skip
+    )
     desk = scale.cluster(cluster, model, small)
     print(f"# {cluster.name} and {model.name} shrunk by {asked.shrink} (docs/desk.md), as printed by")
     print(f"#   python -m zbench.desk {shlex.join(sys.argv[1:])}")

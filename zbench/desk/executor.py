@@ -99,11 +99,11 @@ class Desk(Torch):
         overrun, late = (result.phases[name] / result.seconds for name in ("overrun", "late"))
         return replace(result, valid=overrun <= MOST_OVERRUN and late <= MOST_LATE)
 
-    def _about(self, job: Job) -> dict[str, Any]:
-        return {**Torch._about(self, job), "nic_bytes": "counters of the emulated NICs", "device": "paced"}
+    def about(self, job: Job) -> dict[str, Any]:
+        return {**Torch.about(self, job), "nic_bytes": "counters of the emulated NICs", "device": "paced"}
 
-    def _job(self) -> Job:
-        return replace(Torch._job(self), is_paced=True, fault=self._fault())
+    def job(self) -> Job:
+        return replace(Torch.job(self), is_paced=True, fault=self._fault())
 
     def _fault(self) -> Fault | None:
         if self.fault is None:

@@ -69,7 +69,7 @@ def nic_seconds(plan: Plan, cost: Cost) -> float:
         carried = np.bincount(ends, weights=np.tile(size, 2), minlength=1)
         alone = np.where(parts.whole[across], cost.transfer_seconds(size, yes), cost.message_seconds(size, yes))
         pair = np.unique(np.stack([parts.lane_a[across], parts.lane_b[across]]), axis=1, return_inverse=True)[1]
-        busiest = float(cost.transfer_seconds(carried.max(keepdims=True), np.array([True]))[0])
+        busiest = cost.nic_transfer_seconds(float(carried.max()))
         seconds += max(busiest, float(np.bincount(pair, alone, 1).max()))
     return cost.model.num_layers * seconds
 

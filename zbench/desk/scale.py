@@ -10,6 +10,7 @@ GPU: latencies and what a kernel's start costs grow as much. docs/desk.md derive
 import math
 from dataclasses import dataclass, replace
 
+from zbench.describe.checks import check_whole_number
 from zbench.describe.cluster import Cluster, Device
 from zbench.describe.model import Model
 
@@ -33,9 +34,7 @@ class Scale:
     def __post_init__(self) -> None:
         if not 0 < self.flops < math.inf:
             raise ValueError(f"--flops is {self.flops:g}; it has to be above 0 and finite")
-        tokens = self.tokens_per_gpu
-        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
-            raise ValueError(f"tokens_per_gpu is {tokens!r}; it takes a whole number of at least 1")
+        check_whole_number("tokens_per_gpu", self.tokens_per_gpu, 1)
 
     def tokens(self, cluster: Cluster) -> int:
         """Returns how many tokens a rank of the desk has: those of the whole batch shrink with lengths."""

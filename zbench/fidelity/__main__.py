@@ -71,8 +71,10 @@ def fidelity(run: Run, trust: bool = False) -> Fidelity:
     replay = Replay.of(run)
     predicted = [replay.parts.executor.step(*replay.step(step)) for step in steps]
     facts = Facts.of(run.start["facts"])
-    again = [{"seconds": one.seconds, "nic_tx_bytes": one.nic_tx_bytes, "nic_rx_bytes": one.nic_rx_bytes}
-             for one in predicted]  # fmt: skip
+    again = [
+        {"seconds": one.seconds, "nic_tx_bytes": one.nic_tx_bytes, "nic_rx_bytes": one.nic_rx_bytes}
+        for one in predicted
+    ]
     seconds = [(step["seconds"], one.seconds) for step, one in zip(steps, predicted, strict=True)]
     return Fidelity(
         {**{group: label(run.start, group) for group in ("system", "workload")}, **setting(run.start)},
@@ -145,13 +147,20 @@ def _print(found: Sequence[Fidelity], markdown: bool) -> None:
               "simulated", "bytes", "late", "do not count"]  # fmt: skip
     rows = [
         [
-            *(one.of[group] for group in several), one.of["system"], f"{one.measured:.3f}", f"{one.simulated:.3f}",
-            f"{one.error:+.1%}", f"{median(one.errors):.1%}, {max(one.errors):.1%}", f"{one.nic_measured:.1%}",
-            f"{one.nic_simulated:.1%}", f"{one.bytes_error:+.1%}", "-" if one.late is None else f"{one.late:.1%}",
+            *(one.of[group] for group in several),
+            one.of["system"],
+            f"{one.measured:.3f}",
+            f"{one.simulated:.3f}",
+            f"{one.error:+.1%}",
+            f"{median(one.errors):.1%}, {max(one.errors):.1%}",
+            f"{one.nic_measured:.1%}",
+            f"{one.nic_simulated:.1%}",
+            f"{one.bytes_error:+.1%}",
+            "-" if one.late is None else f"{one.late:.1%}",
             f"{one.invalid}",
         ]
         for one in found
-    ]  # fmt: skip
+    ]
     if markdown:
         for row in (titles, ["---"] * len(titles), *rows):
             print(f"| {' | '.join(row)} |")

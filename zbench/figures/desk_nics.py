@@ -1,8 +1,8 @@
 """Utilisation of emulated NICs, as their counters say, while one training step ran: every system on one batch."""
 
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Floats
 from zbench.figures.nics import BINS, Busy, draw
 from zbench.figures.records import Records, choice
 from zbench.figures.stamp import measured as where
@@ -39,7 +39,7 @@ def table(records: Records) -> list[Busy]:
     return sorted(found, key=lambda one: -one.seconds)
 
 
-def _binned(curve: NDArray[np.float64], interval: float, longest: float) -> NDArray[np.float64]:
+def _binned(curve: Floats, interval: float, longest: float) -> Floats:
     """Returns [num_nics, samples] of `interval` seconds each as [num_nics, BINS] of equal spans of `longest`
     seconds."""
     edges = np.linspace(0, longest, BINS + 1)

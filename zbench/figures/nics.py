@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Floats
 from zbench.figures.records import Event, Records, choice
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import WIDTH
@@ -28,7 +28,7 @@ class Busy:
     over NICs until then."""
 
     name: str
-    share: NDArray[np.float64]
+    share: Floats
     seconds: float
     longest: float
     mean: float
@@ -45,8 +45,16 @@ def table(records: Records) -> list[Busy]:
         facts = run.start["facts"]
         share = _shares(trace, facts["num_nics"], longest)
         mean = float(share.sum() * longest / BINS / facts["num_nics"] / end)
-        out.append(Busy(_name(run.start["config"]["system"], choice(run, "system")), share, end, longest, mean,
-                        facts["nics_per_node"]))  # fmt: skip
+        out.append(
+            Busy(
+                _name(run.start["config"]["system"], choice(run, "system")),
+                share,
+                end,
+                longest,
+                mean,
+                facts["nics_per_node"],
+            )
+        )
     return sorted(out, key=lambda one: -one.seconds)
 
 
@@ -54,7 +62,7 @@ def _name(system: dict[str, object], name: str) -> str:
     return f"{name} without routing" if system.get("route") is False else name
 
 
-def _shares(events: Sequence[Event], num_nics: int, longest: float) -> NDArray[np.float64]:
+def _shares(events: Sequence[Event], num_nics: int, longest: float) -> Floats:
     """Returns, for every span of time, the part that NIC n sends or receives, halved: [num_nics, BINS]. A channel is
     its share of it."""
     channels: Counter[int] = Counter()  # of both directions
@@ -79,9 +87,14 @@ def draw(axes: Sequence[Axes], table: Sequence[Busy]) -> None:
     for panel, one in zip(axes, table, strict=True):
         count = len(one.share)
         image = panel.imshow(
-            100 * one.share, aspect="auto", interpolation="nearest", cmap="cividis", vmin=0, vmax=100,
+            100 * one.share,
+            aspect="auto",
+            interpolation="nearest",
+            cmap="cividis",
+            vmin=0,
+            vmax=100,
             extent=(0, 1e3 * one.longest, count - 0.5, -0.5),
-        )  # fmt: skip
+        )
         if one.seconds < one.longest:
             panel.axvspan(1e3 * one.seconds, 1e3 * one.longest, color="white", lw=0)
         for node in range(1, count // one.nics_per_node):

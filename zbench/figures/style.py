@@ -113,9 +113,7 @@ def end_labels(axes: Axes, ends: Mapping[str, tuple[float, float]], colours: Map
     edge = axes.transAxes.inverted().transform(axes.transData.transform((right, 1)))[0]
     for (name, (x, y)), place in zip(points.items(), places, strict=True):
         axes.plot([x, edge + 0.03], [y, place], color=colours[name], lw=0.6, transform=axes.transAxes, clip_on=False)
-        axes.text(
-            edge + 0.04, place, name, color=colours[name], fontsize=8.5, va="center", transform=axes.transAxes
-        )  # fmt: skip
+        axes.text(edge + 0.04, place, name, color=colours[name], fontsize=8.5, va="center", transform=axes.transAxes)
 
 
 def early_label(axes: Axes, words: str, end: tuple[float, float], colour: str) -> None:

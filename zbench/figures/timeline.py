@@ -93,9 +93,11 @@ def draw(axes: Sequence[Axes], table: Sequence[Step]) -> None:
         panel.set_ylim(height, 0)
         panel.set_yticks(middles, ["GPUs", "NICs,\nsend and\nreceive", "collectives"])
         panel.tick_params(axis="y", length=0)
-        what = f"one document of {tokens(step.length)}" if step.sequences == 1 else (
-            f"{step.sequences} documents of {tokens(step.length)}"
-        )  # fmt: skip
+        what = (
+            f"one document of {tokens(step.length)}"
+            if step.sequences == 1
+            else (f"{step.sequences} documents of {tokens(step.length)}")
+        )
         panel.set_title(f"{step.system}, {what}: {1e3 * step.seconds:.0f} ms")
     axes[-1].set_xlabel("ms")
     handles = [Patch(color=colour, label=word) for colour, word in _KINDS.values()]

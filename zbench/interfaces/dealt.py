@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.describe.batch import Batch
+from zbench.interfaces.abilities import UsesPackages
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import Ints, Plan
 
@@ -20,8 +21,7 @@ class Dealt:
     @property
     def packages(self) -> tuple[str, ...]:
         """The packages of `system` (zbench.interfaces.protocols)."""
-        names: tuple[str, ...] = getattr(self.system, "packages", ())
-        return names
+        return self.system.packages if isinstance(self.system, UsesPackages) else ()
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns the plans of all parts, one part after the other."""

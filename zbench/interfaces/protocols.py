@@ -1,6 +1,7 @@
 """The four protocols that a run is put together from: workload, system, executor, tracker.
 
-A system and a workload have one method each, an executor three, a tracker six; each is a class and a yaml.
+A system and a workload have one method each, an executor three, a tracker six; each is a class and a yaml. What
+some have besides is in zbench.interfaces.abilities.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,8 @@ from zbench.plans.plan import Plan
 
 
 class Workload(Protocol):
-    """A source of batches. Made with `seed` and `tokens` besides its yaml's keys."""
+    """A source of batches. Made with `seed` and `tokens` besides its yaml's keys. It may have a context limit, a
+    vocabulary and lengths to draw from (zbench.interfaces.abilities)."""
 
     def batch(self, step: int) -> Batch:
         """Returns the batch of `step`: a function of (the workload's seed, step) alone, of exactly `tokens` tokens."""
@@ -28,22 +30,9 @@ class Size:
 
 
 class System(Protocol):
-    """A planner: it turns a batch into plans. May have `packages`, a tuple of names of distributions: other projects'
-    code that its plans or their attention come from. Their versions go into the record.
-
-    May have `plans_stages`, True: it chooses the number of micro-batches of a job with stages (zbench.cost.stacks)
-    itself. To others zbench.interfaces.dealt gives a batch in parts.
-
-    May have `choose(study)` and `planner(choice, cost)` in place of `plan`: it chooses a configuration once, before a
-    run, from batches like the run's (zbench.interfaces.study), and what plans is made of that (zbench.run.chosen).
-
-    May have `limits(tokens)`, sequences of keys to be tried where its yaml leaves a limit open that its users set once,
-    before a run, with batches of so many tokens (zbench.run.fastest). What is fastest on other batches is set; `plan`
-    of a system that is made without that has to do without.
-
-    May have `size(lengths, count)`, the Size that its plans of `count` sequences with lengths like these have at least,
-    where that grows faster than ranks and sequences do: a job too large for this machine is then refused before it is
-    planned (zbench.run.price)."""
+    """A planner: it turns a batch into plans. Plans every batch. What it may offer besides, as a configuration chosen
+    before a run, is a protocol each in zbench.interfaces.abilities; one that chooses (`Chooses`) has no `plan`
+    itself."""
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns one plan per micro-batch, in the order they run; gradients are summed."""
@@ -58,7 +47,7 @@ class Ready:
 
 
 class Executor(Protocol):
-    """An executor of plans, which trains or simulates."""
+    """Runs steps or plays them. It may trace them and keep checkpoints (zbench.interfaces.abilities)."""
 
     def start(self) -> Ready:
         """Starts, before a run's first step, what the executor needs, with nothing left of an earlier run."""
@@ -87,10 +76,10 @@ class Tracked:
 
 
 class Tracker(Protocol):
-    """A place to which a run's figures are sent while it runs."""
+    """Sends the figures of runs somewhere. All six methods are asked for; one that has nothing to do returns."""
 
     def start(self, run: Tracked) -> None:
-        """Begins a run."""
+        """Begins a run, before its first step."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Takes a step's figures, by the names of docs/tracking.md."""

@@ -11,8 +11,8 @@ module says what is counted.
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Flags
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.plans.columns import Column
 from zbench.plans.plan import ATTEND, Ints, Ops, Plan
@@ -127,7 +127,7 @@ class Work:
         return Work(*(getattr(self, name)[index].astype(np.int64) for name in Work.__dataclass_fields__))
 
 
-def is_band(lengths: Ints, mask: Mask) -> NDArray[np.bool_]:
+def is_band(lengths: Ints, mask: Mask) -> Flags:
     """Returns of which sequences a window makes so much of a band that consecutive chunks are balanced: of two windows
     on.
 

@@ -133,8 +133,20 @@ def _seen(plan: Plan) -> Plan:
 
 def without_unused(ops: Ops, lists: Lists, num_ranks: int, num_blocks: int) -> Ops:
     """Drops forward operations whose copies no later attend reads, on the rank they reach or one they go on to."""
-    return ops.take(_used(ops.kind, ops.tensor, ops.src, ops.dst, ops.blocks, ops.kv_blocks,
-                          lists.offsets, lists.items, num_ranks, num_blocks))  # fmt: skip
+    return ops.take(
+        _used(
+            ops.kind,
+            ops.tensor,
+            ops.src,
+            ops.dst,
+            ops.blocks,
+            ops.kv_blocks,
+            lists.offsets,
+            lists.items,
+            num_ranks,
+            num_blocks,
+        )
+    )
 
 
 @nb.njit(cache=True)

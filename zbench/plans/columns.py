@@ -13,7 +13,8 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from zbench.describe.arrays import Flags, Ints
+
 Column = NDArray[np.signedinteger[Any]]
 TRANSFER, ATTEND = 0, 1
 CHUNK = 1 << 20  # operations that are looked at together where arrays over all of them would be large
@@ -141,7 +142,7 @@ class Ops:
     def __len__(self) -> int:
         return len(self.kind)
 
-    def take(self, index: Ints | slice | NDArray[np.bool_]) -> "Ops":
+    def take(self, index: Ints | slice | Flags) -> "Ops":
         """Returns the operations at `index` alone."""
         return Ops(**{name: getattr(self, name)[index] for name in COLUMNS})
 

@@ -12,8 +12,9 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
+from zbench.describe.arrays import Ints
 from zbench.plans.area import Work
-from zbench.plans.columns import ATTEND, Column, Ints, Ops
+from zbench.plans.columns import ATTEND, Column, Ops
 from zbench.plans.ring_area import CELLS, LEAST, rectangles
 from zbench.plans.walk import gather, walk
 from zbench.plans.window import cut, work_of

@@ -9,9 +9,9 @@ holds for the group. A stage is tp consecutive ranks with 1 / pp of the layers, 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from zbench.describe.arrays import Ints
+
 Layout = tuple[tuple[int, ...], ...]
 
 

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zbench.describe.arrays import Ints
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import TENSOR_NAMES
-from zbench.plans.columns import ATTEND, COLUMNS, TRANSFER, Blocks, Column, Ints, Lists, Ops
+from zbench.plans.columns import ATTEND, COLUMNS, TRANSFER, Blocks, Column, Lists, Ops
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.views import Attend, Transfer
 

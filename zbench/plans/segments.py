@@ -10,14 +10,12 @@ from dataclasses import dataclass
 
 import numba as nb
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Flags
 from zbench.describe.mask import Mask
 from zbench.plans.plan import Ints, Plan
 from zbench.plans.walk import seek
 from zbench.plans.window import cut, rows
-
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

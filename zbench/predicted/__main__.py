@@ -80,12 +80,13 @@ def row(name: str, run: Run, trust: bool = False) -> Row:
     replay = Replay.of(run, trust)
     again: list[StepResult] = [replay.parts.executor.step(*replay.step(step)) for step in steps]
     return Row(
-        name, len(steps),
+        name,
+        len(steps),
         (fmean(step["seconds"] for step in steps), fmean(one.seconds for one in again)),
         (fmean(max(step["attention_seconds"]) for step in steps), fmean(max(one.attention_seconds) for one in again)),
         (fmean(max(step["linear_seconds"]) for step in steps), fmean(max(one.linear_seconds) for one in again)),
         max(abs(error((step["seconds"], one.seconds))) for step, one in zip(steps, again, strict=True)),
-    )  # fmt: skip
+    )
 
 
 def main() -> int:
@@ -153,9 +154,13 @@ def _finished(path: Path, words: Sequence[str]) -> Run | None:
     if not path.exists():
         return None
     sources = source_digest()
-    same = [run for run in read(str(path))[0] if run.status == "finished"
-            and run.start["fingerprint"]["sources"] == sources
-            and run.start.get("command") == shlex.join(["python", "-m", "zbench", *words])]  # fmt: skip
+    same = [
+        run
+        for run in read(str(path))[0]
+        if run.status == "finished"
+        and run.start["fingerprint"]["sources"] == sources
+        and run.start.get("command") == shlex.join(["python", "-m", "zbench", *words])
+    ]
     return same[-1] if same else None
 
 
@@ -166,10 +171,17 @@ def _print(rows: Sequence[Row], failed: Sequence[str]) -> None:
         table.add_column(title, justify="left" if title == "workload" else "right")
     for one in rows:
         table.add_row(
-            one.workload, f"{one.steps}", f"{one.seconds[0]:.4g}", f"{one.seconds[1]:.4g}", f"{one.error:+.1%}",
-            f"{one.worst:.1%}", f"{one.attention[0]:.4g}", f"{error(one.attention):+.1%}", f"{one.linear[0]:.4g}",
+            one.workload,
+            f"{one.steps}",
+            f"{one.seconds[0]:.4g}",
+            f"{one.seconds[1]:.4g}",
+            f"{one.error:+.1%}",
+            f"{one.worst:.1%}",
+            f"{one.attention[0]:.4g}",
+            f"{error(one.attention):+.1%}",
+            f"{one.linear[0]:.4g}",
             f"{error(one.linear):+.1%}",
-        )  # fmt: skip
+        )
     told = "nothing was measured"
     if rows:
         show(table)

@@ -17,13 +17,19 @@ def attended_twice(plan: Plan, ops: Ops) -> tuple[int, int, int] | None:
     whose lists hold a block twice is one by itself.
     """
     lists = plan.lists
-    query, kv = _first_pair(ops.kind, ops.blocks, ops.kv_blocks, ops.head_lo, ops.head_hi, lists.offsets, lists.items,
-                            len(plan.blocks))  # fmt: skip
+    query, kv = _first_pair(
+        ops.kind, ops.blocks, ops.kv_blocks, ops.head_lo, ops.head_hi, lists.offsets, lists.items, len(plan.blocks)
+    )
     if query < 0:
         return None
     attends = np.flatnonzero(ops.kind == ATTEND)
-    times = np.array([(lists[q] == query).sum() * (lists[k] == kv).sum()
-                      for q, k in zip(ops.blocks[attends], ops.kv_blocks[attends], strict=True)], np.int64)  # fmt: skip
+    times = np.array(
+        [
+            (lists[q] == query).sum() * (lists[k] == kv).sum()
+            for q, k in zip(ops.blocks[attends], ops.kv_blocks[attends], strict=True)
+        ],
+        np.int64,
+    )
     mine = np.repeat(attends, times)
     mine = mine[np.argsort(ops.head_lo[mine], kind="stable")]
     again = ops.head_lo[mine[1:]] < ops.head_hi[mine[:-1]]

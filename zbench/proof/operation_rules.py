@@ -6,12 +6,11 @@ Arrays are as zbench.proof.array_rules wants them.
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Flags
 from zbench.describe.model import DKV, DO, DQ, KV, TENSOR_NAMES, O, Q
 from zbench.plans.plan import ATTEND, TRANSFER, Column, Ops, Plan
 
-Flags = NDArray[np.bool_]
 _ALLOWED = {"forward": (Q, KV, O), "backward": (KV, DO, DQ, DKV)}
 
 

@@ -118,8 +118,9 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
     peak = max(max(step["peak_bytes"]) for step in steps)
     capacity = min(step["capacity_bytes"] for step in steps)
     if any(step["out_of_memory"] for step in steps):  # a real run would have died: it has no throughput
-        return Figures(plan_seconds=planning, peak_bytes=peak, capacity_bytes=capacity, out_of_memory=True,
-                       invalid_steps=invalid)  # fmt: skip
+        return Figures(
+            plan_seconds=planning, peak_bytes=peak, capacity_bytes=capacity, out_of_memory=True, invalid_steps=invalid
+        )
     seconds = sum(step["seconds"] for step in steps)
     nics = nic_utilization(facts, steps)
     carried = nic_bytes(steps)

@@ -208,8 +208,10 @@ class _Reading:
         if not repeated:
             return self.problems
         whose = next(iter(repeated)) + (f" and {len(repeated) - 1} more" if len(repeated) > 1 else "")
-        return [*self.problems, f"{self.path}:{min(repeated.values())}: lines of run {whose} are here a second time; "
-                "they count once"]  # fmt: skip
+        return [
+            *self.problems,
+            f"{self.path}:{min(repeated.values())}: lines of run {whose} are here a second time; they count once",
+        ]
 
 
 def _uneven(line: Line, first: Line) -> str | None:

@@ -45,10 +45,15 @@ def _main() -> int:
     parser = Parser(prog="python -m zbench.report", description="Recorded runs as one page for a browser.")
     parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
     parser.add_argument("-o", "--out", default="report.html", metavar="FILE", help="the page (default report.html)")
-    parser.add_argument("--steps", default="first", metavar="STEPS",
-                        help="steps of every run to look into: first (default), all, or numbers as in 0,5")  # fmt: skip
-    parser.add_argument("--convention", choices=list(CONVENTIONS), default="zbench",
-                        help="how MFU counts FLOPs (docs/metrics.md)")  # fmt: skip
+    parser.add_argument(
+        "--steps",
+        default="first",
+        metavar="STEPS",
+        help="steps of every run to look into: first (default), all, or numbers as in 0,5",
+    )
+    parser.add_argument(
+        "--convention", choices=list(CONVENTIONS), default="zbench", help="how MFU counts FLOPs (docs/metrics.md)"
+    )
     add_trust(parser)
     arguments = parser.parse_args()
     check_output("--out", arguments.out, PAGE)

@@ -99,8 +99,17 @@ def _message(columns: Columns, number: Mapping[str, int], begin: Event, length: 
         micro, layer, backward = runs.place(args["run"])
         ops, op = runs.ops(micro, backward), runs.operation(micro, backward, args["leg"])
         name, lists = f"{name}: {TENSOR_NAMES[int(ops.tensor[op])]}", [int(ops.blocks[op])]
-    columns.add(number[f"GPU {receiver} receives"], name, begin["ts"], length, micro, layer,
-                [(micro, one) for one in lists], args["bytes"], [int(sender), int(receiver)])  # fmt: skip
+    columns.add(
+        number[f"GPU {receiver} receives"],
+        name,
+        begin["ts"],
+        length,
+        micro,
+        layer,
+        [(micro, one) for one in lists],
+        args["bytes"],
+        [int(sender), int(receiver)],
+    )
 
 
 def _messages(events: Sequence[Event]) -> Iterator[tuple[Event, Event]]:

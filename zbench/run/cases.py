@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from zbench.interfaces.abilities import UsesPackages
 from zbench.interfaces.dealt import undealt
 from zbench.interfaces.protocols import System
 from zbench.record.fingerprint import fingerprint, versions
@@ -87,7 +88,7 @@ def _packages(system: System) -> Line:
     Raises:
         PlugInError: what it says is no tuple of names.
     """
-    names: Sequence[str] = getattr(system, "packages", ())
+    names: Sequence[str] = system.packages if isinstance(system, UsesPackages) else ()
     if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
         kind = type(undealt(system))
         raise PlugInError(

@@ -18,6 +18,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from zbench.interfaces.abilities import Chooses, HasLimits
 from zbench.interfaces.dealt import undealt
 from zbench.interfaces.protocols import System
 from zbench.interfaces.study import Choice, Study
@@ -68,8 +69,8 @@ def settled(
         seen = make_cost(parts.told.cluster, replace(parts.told.model, **choice.model), parts.simulated)
         executor = replace(parts.executor, cost=cost)  # type: ignore[type-var]
         parts = replace(parts, model=model, cost=cost, seen=seen, executor=executor)
-    if hasattr(system, "choose"):
-        return Settled(system.planner(choice, parts.seen), parts, choice)  # type: ignore[attr-defined]
+    if isinstance(system, Chooses):
+        return Settled(system.planner(choice, parts.seen), parts, choice)
     return Settled(make_system(_with_keys(config, choice.keys), parts.seen, make), parts, choice)
 
 
@@ -81,7 +82,7 @@ def _chosen(
     Raises:
         ValueError: nothing that a system could choose fits.
     """
-    choose = getattr(system, "choose", None)
+    choose = system.choose if isinstance(system, Chooses) else None
     if choose is None and not parts.free and _limits(system, parts.tokens) == [{}]:
         return None
     study = _study(config, parts, make, tell)
@@ -98,10 +99,10 @@ def _chosen(
 
 def _limits(system: System, tokens: int) -> Sequence[Keys]:
     """Returns the keys that a system wants to have tried, with batches of so many tokens."""
-    limits = getattr(undealt(system), "limits", None)
-    if limits is None:
+    own = undealt(system)
+    if not isinstance(own, HasLimits):
         return [{}]
-    found: Sequence[Keys] = gives(system, ".limits", "the tokens of a batch", list, lambda: limits(tokens))
+    found: Sequence[Keys] = gives(system, ".limits", "the tokens of a batch", list, lambda: own.limits(tokens))
     return found or [{}]
 
 
@@ -118,9 +119,13 @@ def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[
     seed = SEED + (config["seed"] == SEED)
     workload = part(make, config, "workload", seed=seed, tokens=parts.tokens)
     return Study(
-        *parts.told, lambda number: batch_of(workload, number, parts.tokens),
-        lambda model: make_cost(parts.told.cluster, model, parts.simulated), not parts.simulated, tell, parts.free,
-    )  # fmt: skip
+        *parts.told,
+        lambda number: batch_of(workload, number, parts.tokens),
+        lambda model: make_cost(parts.told.cluster, model, parts.simulated),
+        not parts.simulated,
+        tell,
+        parts.free,
+    )
 
 
 def _name(config: Mapping[str, Any], parts: Parts) -> str:

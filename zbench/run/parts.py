@@ -10,10 +10,12 @@ from zbench.cost.cost import Cost
 from zbench.cost.groups import grouped
 from zbench.cost.stacks import stacked
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.cluster import Cluster
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
 from zbench.describe.worlds import NOMINAL, Machine, World
+from zbench.interfaces.abilities import Chooses, HasContextLimit, PlansStages, SavesCheckpoints
 from zbench.interfaces.dealt import Dealt, undealt
 from zbench.interfaces.protocols import Executor, System, Tracker, Workload
 from zbench.record.words import link_words
@@ -47,9 +49,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("seed", 0), ("tokens_per_gpu", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} is {value!r}; it takes a whole number of at least {least}")
+            check_whole_number(name, getattr(self, name), least)
         for check in self.check:
             if check not in CHECKS:
                 raise ValueError(f"check is {check!r}; it takes {' or '.join(CHECKS)}, a list of them, or null")
@@ -65,8 +65,7 @@ class Settings:
             if not (isinstance(value, str) and value) and not (value is None and kind.endswith("null")):
                 raise ValueError(f"{name} is {value!r}; it takes the name of {kind}")
 
-        if not isinstance(self.again, bool):
-            raise ValueError(f"again is {self.again!r}; it takes true or false")
+        check_boolean("again", self.again)
         if set(self.free) - set(FREE) or len(set(self.free)) < len(self.free):
             raise ValueError(f"free is {list(self.free)}; it takes a list of {' and '.join(FREE)}, or []")
         if self.planners not in PLANNERS:
@@ -185,12 +184,12 @@ class Parts:
             "embedding_params": 0 if model.tied_embeddings else model.head_params,
             "tensor_parallel": self.cost.tp,
             "pipeline_parallel": self.cost.pp,
-            "context_limit": getattr(self.workload, "context_limit", None),
+            "context_limit": self.workload.context_limit if isinstance(self.workload, HasContextLimit) else None,
         }
 
     def aside(self) -> Executor:
         """Returns the executor for a baseline: checkpoints are the run's own system's."""
-        if getattr(self.executor, "checkpoint_every", None) is None:
+        if not isinstance(self.executor, SavesCheckpoints) or self.executor.checkpoint_every is None:
             return self.executor
         return replace(self.executor, checkpoint_every=None)  # type: ignore[type-var]
 
@@ -257,11 +256,10 @@ def make_cost(cluster: Cluster, model: Model, simulated: bool = True) -> Cost:
 def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -> System:
     """Makes the system; make: as of Parts.of. One that chooses before a run plans after that (zbench.run.chosen)."""
     system: System = part(make, config, "system", cost=cost)
-    if callable(getattr(system, "choose", None)):
-        expect("system", system, "planner")
+    if isinstance(system, Chooses):
         return system
-    expect("system", system, "plan")
-    if cost.pp == 1 or getattr(system, "plans_stages", False):
+    expect("system", system, "planner" if callable(getattr(system, "choose", None)) else "plan")
+    if cost.pp == 1 or (isinstance(system, PlansStages) and system.plans_stages):
         return system
     return Dealt(system, cost.model.micro_batches)
 

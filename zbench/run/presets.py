@@ -34,9 +34,10 @@ class Presets:
             overrides = [f"{one}={choices[one]}" for one in GROUPS if choices.get(one)]
         usual = self._config(name, *overrides).hydra.runtime.choices
         inner = {
-            one: choice for one, choice in choices.items()
+            one: choice
+            for one, choice in choices.items()
             if one.startswith(f"{group}/") and usual.get(one, choice) != choice
-        }  # fmt: skip
+        }
         return self._config(name, *overrides, *(f"{one}={choice}" for one, choice in inner.items())).get(group), inner
 
     def system(self, name: str, system: str) -> Any:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.describe.cluster import MOST_RANKS
-from zbench.interfaces.dealt import Dealt
+from zbench.interfaces.abilities import DrawsLengths, HasContextLimit, HasSize
+from zbench.interfaces.dealt import undealt
 from zbench.interfaces.protocols import Size, System, Workload
 from zbench.plans.plan import Ints
 from zbench.run.contract import gives
@@ -78,22 +79,21 @@ def priced(system: System, workload: Workload, tokens: int, ranks: int) -> Price
     """
     lengths = drawn(workload, tokens)
     sequences = max(1, round(tokens / float(lengths.mean())))
-    whole = system.system if isinstance(system, Dealt) else system
-    told = getattr(whole, "size", None)
-    if told is None:
+    whole = undealt(system)
+    if not isinstance(whole, HasSize):
         return Price(sequences, Size(operations=2, pieces=sequences), ranks)  # an attend, forward and backward
-    size = gives(whole, ".size", "lengths and a number of sequences", Size, lambda: told(lengths, sequences))
+    size = gives(whole, ".size", "lengths and a number of sequences", Size, lambda: whole.size(lengths, sequences))
     return Price(sequences, size, ranks)
 
 
 def drawn(workload: Workload, tokens: int) -> Ints:
     """Draws lengths like those of the workload's batches: some documents of one that draws them, else one of all
     tokens."""
-    draw = getattr(workload, "draw", None)
-    if draw is None or not type(workload).__module__.startswith("zbench."):
+    if not isinstance(workload, DrawsLengths) or not type(workload).__module__.startswith("zbench."):
         return np.array([tokens], np.int64)
-    lengths = np.asarray(draw(np.random.default_rng(0), _SAMPLE), np.int64)
-    return np.minimum(lengths, min(tokens, getattr(workload, "context_limit", tokens)))
+    lengths = np.asarray(workload.draw(np.random.default_rng(0), _SAMPLE), np.int64)
+    limit = workload.context_limit if isinstance(workload, HasContextLimit) else tokens
+    return np.minimum(lengths, min(tokens, limit))
 
 
 def check_memory_here(price: Price, free_bytes: int, key: str, cluster: str, tokens: str) -> None:

@@ -161,13 +161,15 @@ def _differences(ours: Any, plain: Any) -> dict[str, Any]:
     flat, flat_plain = dict(_flat(ours)), dict(_flat(plain))
     written, written_plain = dict(_flat(ours, resolve=False)), dict(_flat(plain, resolve=False))
     taken = {
-        key for key, value in written.items()
+        key
+        for key, value in written.items()
         if isinstance(value, str) and value.startswith("${") and written_plain.get(key) == value
-    }  # fmt: skip
+    }
     return {
-        key: value for key, value in flat.items()
+        key: value
+        for key, value in flat.items()
         if key not in taken and (key not in flat_plain or flat_plain[key] != value)
-    }  # fmt: skip
+    }
 
 
 def _flat(node: Any, prefix: str = "", resolve: bool = True) -> Iterator[tuple[str, Any]]:

@@ -17,6 +17,7 @@ from zbench.cost.memory import check_memory
 from zbench.describe.batch import Batch
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.worlds import NOMINAL
+from zbench.interfaces.abilities import SavesCheckpoints, TracesSteps
 from zbench.interfaces.protocols import Executor, Ready
 from zbench.interfaces.result import StepResult
 from zbench.proof.verify import PlanError, verify_step
@@ -66,8 +67,8 @@ def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = Non
     parts = Parts.of(request.config, settings)
     if _left_out(request, parts, sweep):
         return []
-    saves = getattr(parts.executor, "checkpoint_every", None) is not None
-    folders = (settings.resume, getattr(parts.executor, "checkpoint", None) if saves else None)
+    saver = parts.executor if isinstance(parts.executor, SavesCheckpoints) else None
+    folders = (settings.resume, None if saver is None or saver.checkpoint_every is None else saver.checkpoint)
     check_outside({"out": settings.out, "trace": settings.trace}, folders)
     check_memory(parts.cost)
     with Meter(settings.steps, sweep) as meter:
@@ -120,9 +121,14 @@ def _left_out(request: Request, parts: Parts, sweep: Sweep | None) -> bool:
 
 
 def _play(
-    case: Case, settings: Settings, executor: Executor, writer: Writer, meter: Meter, trace: str | None,
+    case: Case,
+    settings: Settings,
+    executor: Executor,
+    writer: Writer,
+    meter: Meter,
+    trace: str | None,
     earlier: Sequence[Run],
-) -> Run:  # fmt: skip
+) -> Run:
     """Runs all steps of one system; the record gets its start, every step, and how it ended.
 
     earlier: its baseline, if that was run.
@@ -202,7 +208,7 @@ def _step(case: Case, executor: Executor, step: int, trace: str | None, meter: M
         raise PlanError(f"{case.name} made a wrong plan in step {step}: {error}") from error
     verified = perf_counter()
     meter.show(case.name, step, doing="playing" if parts.simulated else "running")
-    traced = getattr(executor, "traced_step", None) if trace is not None else None
+    traced = executor.traced_step if trace is not None and isinstance(executor, TracesSteps) else None
     play = partial(executor.step, batch, plans) if traced is None else partial(traced, batch, plans, trace)
     result = gives(executor, ".step", "a batch and its plans", StepResult, play)
     executed = perf_counter()

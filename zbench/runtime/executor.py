@@ -15,6 +15,8 @@ from typing import Any
 from zbench.console.extras import need
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_boolean, check_whole_number
+from zbench.interfaces.abilities import HasVocabulary
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
@@ -92,16 +94,14 @@ class Torch:
         if self.parameters is not None:
             one_of("executor.parameters", self.parameters, PARAMETERS)
         one_of("executor.device", self.device, DEVICES)
-        at_least("executor.timeout", self.timeout, 1, (int, float))
-        at_least("executor.warmup", self.warmup, 0)
-        if self.checkpoint_every is not None:
-            at_least("executor.checkpoint_every", self.checkpoint_every, 1)
+        at_least("executor.timeout", self.timeout, 1)
+        check_whole_number("executor.warmup", self.warmup, 0)
+        check_whole_number("executor.checkpoint_every", self.checkpoint_every, 1, or_null=True)
         AdamW(**known("executor.optimizer", self.optimizer, AdamW.__dataclass_fields__))
-        check_model(model, getattr(self.workload, "vocab", None))
-        if not isinstance(self.nic_counters, bool):
-            raise ValueError(f"executor.nic_counters is {self.nic_counters!r}; it takes true or false")
+        check_model(model, self.workload.vocab if isinstance(self.workload, HasVocabulary) else None)
+        check_boolean("executor.nic_counters", self.nic_counters)
         if self.nic_interval is not None:
-            at_least("executor.nic_interval", self.nic_interval, LEAST_INTERVAL, (int, float))
+            at_least("executor.nic_interval", self.nic_interval, LEAST_INTERVAL)
             if not self.nic_counters:
                 raise ValueError(
                     f"executor.nic_interval is {self.nic_interval}; it needs the NICs' counters, executor.nic_counters"
@@ -111,13 +111,12 @@ class Torch:
             raise ValueError(f"executor.compile is {self.compile!r}; it takes true, false or null")
         if self.recompute is not None:
             one_of("executor.recompute", self.recompute, ("auto", *LEVELS))
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"executor.seed is {self.seed!r}; it takes a whole number of at least 0")
+        check_whole_number("executor.seed", self.seed, 0)
         if self.checkpoint_every is not None:
             check_free(self.checkpoint)
             Hold.of(self.checkpoint).end()  # told now, and not when the baseline has run
         if self.resume is not None:
-            check_same(self.resume, self._job().told())
+            check_same(self.resume, self.job().told())
             check_whole(self.resume)
 
     @property
@@ -133,7 +132,7 @@ class Torch:
             ValueError: other than the cluster's number of ranks were started.
             zbench.runtime.processes.fleet.RankFailed: a rank could not start.
         """
-        job = self._job()
+        job = self.job()
         try:
             pickle.dumps(job)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -148,7 +147,7 @@ class Torch:
         if self.resume is not None:
             self._fleet.call("load", self.resume)
         ranks = sorted({json.dumps(asdict(one), sort_keys=True) for one in about})
-        return Ready(self.first_step, {**self._about(job), "ranks": [json.loads(one) for one in ranks]})
+        return Ready(self.first_step, {**self.about(job), "ranks": [json.loads(one) for one in ranks]})
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Runs a step without a trace.
@@ -186,7 +185,7 @@ class Torch:
         checked = self._checked(batch, plans, reports, choice.level)
         if self.checkpoint_every and (batch.step + 1) % self.checkpoint_every == 0:
             self._fleet.call("save", self.checkpoint, batch.step + 1)
-        kind = self._job().parameters
+        kind = self.job().parameters
         if trace is not None:
             world = found(environ)
             write_measured(trace, self.cost.cluster, reports, world is None or world.is_one_machine)
@@ -203,20 +202,28 @@ class Torch:
             if hold is not None:
                 hold.end()
 
-    # -- inside ---------------------------------------------------------------------------------------
-    def _job(self) -> Job:
+    def job(self) -> Job:
+        """Returns what every rank is told: the cost model, the workload and how to train."""
         kind = kind_of(self.parameters, self.cost.model)
         return Job(
-            self.cost, self.workload, self.seed, self.kernel, kind, AdamW(**self.optimizer),
-            exact=any(check in LIMITS for check in self.check), nic_interval=self.nic_interval, device=self.device,
+            self.cost,
+            self.workload,
+            self.seed,
+            self.kernel,
+            kind,
+            AdamW(**self.optimizer),
+            exact=any(check in LIMITS for check in self.check),
+            nic_interval=self.nic_interval,
+            device=self.device,
             compile=self.compile,
-        )  # fmt: skip
+        )
 
-    def _about(self, job: Job) -> dict[str, Any]:
-        """Returns the facts for the record."""
+    def about(self, job: Job) -> dict[str, Any]:
+        """Returns the facts about this executor for the record."""
         source = COUNTERS if self.nic_counters else COUNTED
         return {"nic_bytes": source, "parameters": job.parameters, "optimizer_state": STATE[job.parameters]}
 
+    # -- inside ---------------------------------------------------------------------------------------
     def _open(self, job: Job) -> Fleet:
         world = found(environ)
         nodes = self.cost.cluster.num_nodes
@@ -240,7 +247,7 @@ class Torch:
     def _choice(self, plans: tuple[Plan, ...]) -> Choice:
         """Chooses what runs again in this step's backward."""
         levels = LEVELS if self.recompute == "auto" else (self.recompute or self.cost.model.recompute,)
-        return choose(plans, self.cost, self._job().parameters, self._capacity, levels)
+        return choose(plans, self.cost, self.job().parameters, self._capacity, levels)
 
     def _checked(self, batch: Batch, plans: tuple[Plan, ...], reports: list[Report], level: str) -> dict[str, float]:
         """Returns what the checks found, by name. level: of recomputation."""

@@ -22,9 +22,15 @@ COUNTERS = "counters of the machines' NICs"
 
 
 def step_result(
-    batch: Batch, num_micro_batches: int, cost: Cost, reports: list[Report], parameters: str, nic_counters: bool,
-    checks: dict[str, float], choice: Choice,
-) -> StepResult:  # fmt: skip
+    batch: Batch,
+    num_micro_batches: int,
+    cost: Cost,
+    reports: list[Report],
+    parameters: str,
+    nic_counters: bool,
+    checks: dict[str, float],
+    choice: Choice,
+) -> StepResult:
     """Makes the result of a step of all ranks' reports.
 
     Raises:

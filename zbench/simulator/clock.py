@@ -20,14 +20,12 @@ from dataclasses import dataclass
 
 import numba as nb
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
 from zbench.plans.dataflow import Edges
 from zbench.plans.plan import Ints
 from zbench.simulator.legs import Legs, num_lanes, num_links
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from zbench.cost.cost import Cost
 from zbench.cost.use import Repeats
+from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
 from zbench.plans.area import work
 from zbench.plans.dataflow import Edges
@@ -24,8 +25,6 @@ from zbench.plans.touches import by_rank
 from zbench.simulator.clock import Free, take
 from zbench.simulator.direct_occupancy import HERE, occupied
 from zbench.simulator.legs import COMPUTE, RX, TX, class_of, members, ports
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

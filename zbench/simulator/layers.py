@@ -10,15 +10,14 @@ from dataclasses import dataclass
 
 import numba as nb
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC
 from zbench.simulator.clock import Free, Program, Timeline, run
 from zbench.simulator.direct import Direct
 from zbench.simulator.legs import COMPUTE
 
-Floats = NDArray[np.float64]
 _SETTLED = 1e-9  # relative: the rounding of sums of a few thousand terms, well below any time of interest
 PLAYED, AVERAGED = 12, 8
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numba as nb
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Flags
 from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC
 from zbench.plans.plan import ATTEND, Ints, Ops, Plan
@@ -44,10 +44,10 @@ class Legs:
     link_class: Ints
     bytes: Ints
     channels: Ints
-    whole: NDArray[np.bool_]
+    whole: Flags
     after: Ints
     first: Ints
-    last: NDArray[np.bool_]
+    last: Flags
     lanes: int
 
     @property
@@ -101,7 +101,7 @@ def legs(plan: Plan, ops: Ops, op_bytes: Ints, cluster: Cluster) -> Legs:
     return Legs(op, rank, lane_a, lane_b, link_a, link_b, link_class, size, channels, whole, after, first, last, lanes)
 
 
-def copies(rank: Ints, size: Ints, sends: NDArray[np.bool_], cluster: Cluster) -> Legs:
+def copies(rank: Ints, size: Ints, sends: Flags, cluster: Cluster) -> Legs:
     """Returns copies of `size` bytes between GPUs and their node's host memory, an operation each; sends: to the host.
 
     The link is the GPU's own, each direction by itself. Copies of a direction begin in order, as many at a time as

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numba as nb
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from zbench.describe.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True)

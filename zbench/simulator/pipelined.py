@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.cost.collective import Sharing
-from zbench.cost.cost import Cost, Flags, Floats
+from zbench.cost.cost import Cost
 from zbench.cost.stage import Stage
+from zbench.describe.arrays import Flags, Floats
 from zbench.describe.links import NIC
 from zbench.plans.area import work
 from zbench.plans.plan import Ints, Plan

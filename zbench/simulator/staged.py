@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.cost.collective import Sharing
-from zbench.cost.cost import Cost, Floats
+from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats
 from zbench.plans.plan import Plan
 from zbench.simulator.clock import Program
 from zbench.simulator.layers import Layers, Played, State

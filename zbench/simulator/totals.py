@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zbench.cost.cost import HIDDEN, SHOWN, Cost, Floats
+from zbench.cost.cost import HIDDEN, SHOWN, Cost
+from zbench.describe.arrays import Floats
 from zbench.describe.links import NIC
 from zbench.plans.plan import ATTEND, Ints, Plan
 from zbench.simulator.clock import Program
@@ -49,8 +50,7 @@ class Carried:
     def busiest(self, cost: Cost) -> float:
         """Returns the seconds that the busiest direction of a NIC needs for its bytes, all channels together: what
         collectives beside the layers cannot have."""
-        most = np.array([max(self.tx.max(), self.rx.max())])
-        return float(cost.transfer_seconds(most, np.array([True]))[0])
+        return cost.nic_transfer_seconds(float(max(self.tx.max(), self.rx.max())))
 
 
 @dataclass(slots=True)

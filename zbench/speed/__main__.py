@@ -218,9 +218,15 @@ class Session:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
             config = compose(
                 "config",
-                [f"cluster={self.cluster}", f"model={self.size.model}", f"tokens_per_gpu={self.size.tokens}", *one,
-                 *WORKLOADS[workload], *([] if layers is None else [f"model.num_layers={layers}"])],
-            )  # fmt: skip
+                [
+                    f"cluster={self.cluster}",
+                    f"model={self.size.model}",
+                    f"tokens_per_gpu={self.size.tokens}",
+                    *one,
+                    *WORKLOADS[workload],
+                    *([] if layers is None else [f"model.num_layers={layers}"]),
+                ],
+            )
         return Parts.of(config, Settings.of(config))
 
 

@@ -45,10 +45,15 @@ class Survival:
         asked = {**({ALL: names} if len(names) > 1 else {}), **{name: [name] for name in names}}
         found = {on: scores(worlds, workloads) for on, workloads in asked.items()}
         return Survival(
-            title, over, {name: words[name] for name in worlds}, {name: gains[name] for name in best},
-            {on: order(one) for on, one in found.items()}, {on: turns(one) for on, one in found.items()},
-            uncounted(worlds, over), [name for name in nominal if name not in next(iter(found.values()))[NOMINAL]],
-        )  # fmt: skip
+            title,
+            over,
+            {name: words[name] for name in worlds},
+            {name: gains[name] for name in best},
+            {on: order(one) for on, one in found.items()},
+            {on: turns(one) for on, one in found.items()},
+            uncounted(worlds, over),
+            [name for name in nominal if name not in next(iter(found.values()))[NOMINAL]],
+        )
 
     def ranges(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
         """Returns (columns, rows) of a table: how many times as fast as `over`; the least and greatest, with their

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zbench.cost.cost import Cost, Floats
+from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.links import FIRST_DOMAIN, NVLINK
 from zbench.plans.plan import Ints

@@ -39,8 +39,9 @@ def _main() -> int:
     parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
     parser.add_argument("--tracker", choices=names, default="wandb", help="a choice of conf/tracker (default wandb)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of that choice's yaml")
-    parser.add_argument("--timeline", action="store_true",
-                        help="simulate the first step of every run again and send its timeline, too")  # fmt: skip
+    parser.add_argument(
+        "--timeline", action="store_true", help="simulate the first step of every run again and send its timeline, too"
+    )
     add_trust(parser)
     arguments = parser.parse_args()
     runs = read_all(arguments.files)

@@ -49,9 +49,16 @@ def attention(
 
 
 def gradients(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, bounds: tuple[Tensor, Tensor], causal: bool,
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    bounds: tuple[Tensor, Tensor],
+    causal: bool,
     left: int = -1,
-) -> Triple:  # fmt: skip
+) -> Triple:
     """Partial ones, of the keys given, by the final o and lse [H, M]."""
     group = q.shape[1] // k.shape[1]
     assert lse.shape == (q.shape[1], q.shape[0])
@@ -102,9 +109,13 @@ def draw(queries: list[int], before: list[int], diagonal: list[bool], heads: tup
 
 
 def check(
-    op: Op | None, queries: list[int], before: list[int], diagonal: list[bool], heads: tuple[int, int],
+    op: Op | None,
+    queries: list[int],
+    before: list[int],
+    diagonal: list[bool],
+    heads: tuple[int, int],
     left: list[int] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """op: None for the CPU's kernel."""
     do, q, k, v = draw(queries, before, diagonal, heads)
     columns = (np.array(queries), np.array(before), np.array(diagonal), None if left is None else np.array(left))
@@ -187,24 +198,56 @@ def flash_attn() -> ModuleType:
     """The package's two private functions as version 2.8 declares them, computing in plain torch."""
 
     def forward(
-        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
-        max_seqlen_k: int, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int = -1,
-        window_size_right: int = -1, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
-        return_softmax: bool = False, block_table: Tensor | None = None, leftpad_k: Tensor | None = None,
-        seqused_k: Tensor | None = None, zero_tensors: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        dropout_p: float,
+        softmax_scale: float,
+        causal: bool,
+        window_size_left: int = -1,
+        window_size_right: int = -1,
+        softcap: float = 0.0,
+        alibi_slopes: Tensor | None = None,
+        return_softmax: bool = False,
+        block_table: Tensor | None = None,
+        leftpad_k: Tensor | None = None,
+        seqused_k: Tensor | None = None,
+        zero_tensors: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         assert (dropout_p, softmax_scale) == (0.0, q.shape[2] ** -0.5)
         assert window_size_right == (0 if window_size_left >= 0 else -1)
         o, lse = attention(q, k, v, (cu_seqlens_q, cu_seqlens_k), causal, window_size_left)
         return o, lse, q.new_empty(0), q.new_empty(2)
 
     def backward(
-        dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor | None,
-        dk: Tensor | None, dv: Tensor | None, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
-        max_seqlen_k: int, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int,
-        window_size_right: int, softcap: float, alibi_slopes: Tensor | None, deterministic: bool,
-        rng_state: Tensor | None = None, zero_tensors: bool = False,
-    ) -> Tensor:  # fmt: skip
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        softmax_lse: Tensor,
+        dq: Tensor | None,
+        dk: Tensor | None,
+        dv: Tensor | None,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        dropout_p: float,
+        softmax_scale: float,
+        causal: bool,
+        window_size_left: int,
+        window_size_right: int,
+        softcap: float,
+        alibi_slopes: Tensor | None,
+        deterministic: bool,
+        rng_state: Tensor | None = None,
+        zero_tensors: bool = False,
+    ) -> Tensor:
         assert (dropout_p, softmax_scale) == (0.0, q.shape[2] ** -0.5)
         assert (window_size_right, softcap) == (0 if window_size_left >= 0 else -1, 0.0)
         grads = gradients(dout, q, k, v, out, softmax_lse, (cu_seqlens_q, cu_seqlens_k), causal, window_size_left)
@@ -259,19 +302,58 @@ def flash_attn_3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     )
 
     def forward(
-        q: Tensor, k: Tensor, v: Tensor, k_new: None, v_new: None, q_v: None, out: None, cu_q: Tensor, cu_k: Tensor,
-        cu_k_new: None, used_q: None, used_k: None, max_q: int, max_k: int, page_table: None, kv_batch_idx: None,
-        leftpad_k: None, cos: None, sin: None, rotary: None, q_scale: None, k_scale: None, v_scale: None,
-        softmax_scale: float, causal: bool = False, left: int = -1, *rest: object,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        k_new: None,
+        v_new: None,
+        q_v: None,
+        out: None,
+        cu_q: Tensor,
+        cu_k: Tensor,
+        cu_k_new: None,
+        used_q: None,
+        used_k: None,
+        max_q: int,
+        max_k: int,
+        page_table: None,
+        kv_batch_idx: None,
+        leftpad_k: None,
+        cos: None,
+        sin: None,
+        rotary: None,
+        q_scale: None,
+        k_scale: None,
+        v_scale: None,
+        softmax_scale: float,
+        causal: bool = False,
+        left: int = -1,
+        *rest: object,
+    ) -> tuple[Tensor, ...]:
         assert (softmax_scale, max_q) == (q.shape[2] ** -0.5, int(cu_q.diff().max()))
         return *attention(q, k, v, (cu_q, cu_k), causal, left), q.new_empty(0), q.new_empty(0)
 
     def backward(
-        do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-        cu_q: Tensor, cu_k: Tensor, used_q: None, used_k: None, max_q: int, max_k: int, scale: float,
-        causal: bool = False, left: int = -1, *rest: object,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
+        do: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        o: Tensor,
+        lse: Tensor,
+        dq: Tensor,
+        dk: Tensor,
+        dv: Tensor,
+        cu_q: Tensor,
+        cu_k: Tensor,
+        used_q: None,
+        used_k: None,
+        max_q: int,
+        max_k: int,
+        scale: float,
+        causal: bool = False,
+        left: int = -1,
+        *rest: object,
+    ) -> tuple[Tensor, ...]:
         assert (scale, max_k) == (q.shape[2] ** -0.5, int(cu_k.diff().max()))
         for target, grad in zip((dq, dk, dv), gradients(do, q, k, v, o, lse, (cu_q, cu_k), causal, left), strict=True):
             target.copy_(grad)
@@ -313,9 +395,13 @@ def test_packages_that_are_not_here_are_not_offered() -> None:
     ],
 )
 def test_auto_is_the_fastest_that_the_gpu_has_for_a_dtype(
-    monkeypatch: pytest.MonkeyPatch, version: str, capability: tuple[int, int], head_dim: int, dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    capability: tuple[int, int],
+    head_dim: int,
+    dtype: torch.dtype,
     names: list[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)

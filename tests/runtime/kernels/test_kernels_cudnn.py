@@ -34,18 +34,41 @@ def filled(bounds: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def run(
-    q: Tensor, k: Tensor, v: Tensor, bias: None, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, lse: bool,
-    dropout: float, causal: bool, debug: bool,
-) -> tuple[Any, ...]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: None,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    lse: bool,
+    dropout: float,
+    causal: bool,
+    debug: bool,
+) -> tuple[Any, ...]:
     checked((q, k, v), (cu_q, cu_k), (max_q, max_k), causal)
     o, top = attention(q, k, v, filled((cu_q, cu_k)), causal)
     return o, top.T[..., None].contiguous(), cu_q, cu_k, max_q, max_k, None, None, None
 
 
 def run_back(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, seed: Tensor, offset: Tensor, bias: None,
-    cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, dropout: float, causal: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    bias: None,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    dropout: float,
+    causal: bool,
+) -> tuple[Tensor, ...]:
     checked((do, q, k, v, o, lse), (cu_q, cu_k), (max_q, max_k), causal)
     assert lse.shape == (*q.shape[:2], 1)
     return gradients(do, q, k, v, o, lse[..., 0].T.contiguous(), filled((cu_q, cu_k)), causal)

@@ -223,9 +223,12 @@ def test_a_stopped_launcher_leaves_nobody() -> None:
 def driven() -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
     """A driver in a session of its own, its launcher and ranks; in a loop by now. A test that fails leaves nobody."""
     with subprocess.Popen(
-        [sys.executable, str(HERE / "driver.py")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, str(HERE / "driver.py")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    ) as driver:  # fmt: skip
+    ) as driver:
         try:
             assert driver.stdout is not None
             *pids, has_torch = driver.stdout.readline().split()

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.helpers.strategies import batches, costs
 from tests.helpers.variants import VARIANTS, Variant
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Flags, Ints
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
-from zbench.plans.segments import Flags, Ints
 from zbench.runtime.kernels.cuda import Flash, TorchFlash
 from zbench.runtime.program.compiler import Compiler
 from zbench.runtime.program.program import HOME, Program, Relay, Send

@@ -160,7 +160,7 @@ def test_a_byte_too_many_fails_the_check() -> None:
         ({"compile": "yes"}, "executor.compile is 'yes'; it takes true, false or null"),
         ({"recompute": "some"}, "executor.recompute is 'some'; it takes auto, none, linear, full"),
         ({"timeout": 0}, "executor.timeout is 0; it takes a number of at least 1"),
-        ({"warmup": 1.5}, "executor.warmup is 1.5; it takes a number of at least 0"),
+        ({"warmup": 1.5}, "executor.warmup is 1.5; it takes a whole number of at least 0"),
         ({"checkpoint_every": 0}, "executor.checkpoint_every is 0"),
         ({"optimizer": {"lr": -1}}, "executor.optimizer.lr is -1; it takes a number of at least 0 and finite"),
         ({"optimizer": {"rate": 1}}, "executor.optimizer.rate is no key; there are lr, beta1"),

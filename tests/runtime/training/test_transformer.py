@@ -164,9 +164,18 @@ def test_parameters_are_counted_as_by_the_model(data: st.DataObject) -> None:
     draw: Callable[[int], int] = lambda most: data.draw(st.integers(1, most))  # noqa: E731
     kv_heads, experts = draw(3), draw(4)
     model = Model(
-        "any", draw(3), draw(20), kv_heads * draw(3), kv_heads, 2 * draw(4), draw(30), draw(40),
-        tied_embeddings=data.draw(st.booleans()), num_experts=experts, experts_per_token=draw(experts),
-    )  # fmt: skip
+        "any",
+        draw(3),
+        draw(20),
+        kv_heads * draw(3),
+        kv_heads,
+        2 * draw(4),
+        draw(30),
+        draw(40),
+        tied_embeddings=data.draw(st.booleans()),
+        num_experts=experts,
+        experts_per_token=draw(experts),
+    )
     network = Transformer(model, 0, "meta")
     assert sum(p.numel() for p in network.parameters()) == model.total_params
 

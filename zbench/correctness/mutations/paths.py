@@ -14,12 +14,13 @@ from zbench.plans.plan import COLUMNS, Plan
 Mutation = Callable[[Generator, Plan, Cost], Plan]
 OPERATIONS = ("forward", "backward")
 PATHS = (
-    "lengths", "sequences",
+    "lengths",
+    "sequences",
     *(f"blocks.{name}" for name in ("seq", "start", "stop", "block", "home")),
     *(f"{part}.{name}" for part in ("lists", "lanes") for name in ("offsets", "items")),
     *(f"{part}.{name}" for part in OPERATIONS for name in COLUMNS),
     *(f"pipelines.{name}" for name in ("lead", "tp", "pp")),
-)  # fmt: skip
+)
 # Values that mean nothing anywhere; the largest make sums and products leave 64 bits.
 WILD = (-1, -2, -7, 10**9, -(10**9), 2**31, 2**62, -(2**62), 2**63 - 1, -(2**63))
 

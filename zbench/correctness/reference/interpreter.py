@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Flags, Floats
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.plans.plan import Attend, Ints, Plan, Transfer
 
-Array = NDArray[np.float64]
 Key = tuple[str, int, int]  # tensor, block, head
 Rank = dict[Key, Any]  # an array of a copied tensor, a list of partial sums of a summed one
 
@@ -34,10 +33,10 @@ class Tensors:
     """Inputs of attention per query head and token of the batch (sequences one after another): [num_heads, num_tokens,
     D] each."""
 
-    q: Array
-    k: Array
-    v: Array
-    do: Array
+    q: Floats
+    k: Floats
+    v: Floats
+    do: Floats
 
     @staticmethod
     def random(num_heads: int, num_kv_heads: int, num_tokens: int, head_dim: int, seed: int = 0) -> "Tensors":
@@ -53,10 +52,10 @@ class Tensors:
 class Results:
     """Outputs and gradients, shaped as the inputs; dk and dv per query head (sum over a group for grouped queries)."""
 
-    o: Array
-    dq: Array
-    dk: Array
-    dv: Array
+    o: Floats
+    dq: Floats
+    dk: Floats
+    dv: Floats
 
     def difference(self, other: "Results") -> float:
         """Returns the largest difference in any of the four tensors, relative to the largest value or 1."""
@@ -82,11 +81,11 @@ def dense(lengths: Ints, given: Tensors, mask: Mask = CAUSAL) -> Results:
     return out
 
 
-def _seen(rows: Ints, columns: Ints, mask: Mask) -> NDArray[np.bool_]:
+def _seen(rows: Ints, columns: Ints, mask: Mask) -> Flags:
     """Returns whether the queries of one sequence at positions `rows` see the keys at `columns`, bool [rows,
     columns]."""
     back = rows[:, None] - columns
-    seen: NDArray[np.bool_] = back == back
+    seen: Flags = back == back
     if mask.causal:
         seen &= back >= 0
     if mask.window:
@@ -178,7 +177,7 @@ class Interpreter:
                 raise Broken(f"{op}: {tensor} of block {block}, head {head}, is not on rank {op.rank}")
         return [rank[tensor, block, head] for block in blocks]
 
-    def _scores(self, op: Attend, head: int) -> tuple[Array, Array, Array, Array]:
+    def _scores(self, op: Attend, head: int) -> tuple[Floats, Floats, Floats, Floats]:
         """Returns (scores with -inf where nothing is seen, q, k, v)."""
         q = np.concatenate(self._read(op, "q", op.q_blocks, head))
         k, v = np.concatenate(self._read(op, "kv", op.kv_blocks, head), axis=1)
@@ -188,7 +187,7 @@ class Interpreter:
         seen &= _seen(rows, columns, self.plan.mask)
         return np.where(seen, q @ k.T / np.sqrt(q.shape[1]), -np.inf), q, k, v
 
-    def _add(self, op: Attend, tensor: str, blocks: tuple[int, ...], head: int, columns: tuple[Array, ...]) -> None:
+    def _add(self, op: Attend, tensor: str, blocks: tuple[int, ...], head: int, columns: tuple[Floats, ...]) -> None:
         """Cuts token-indexed arrays by block and adds each part to the rank's sums."""
         cuts = np.cumsum([len(self.tokens[block]) for block in blocks])[:-1]
         for block, *parts in zip(blocks, *(np.split(column, cuts) for column in columns), strict=True):
@@ -210,7 +209,7 @@ class Interpreter:
         self._add(op, "dq", op.q_blocks, head, (ds @ k,))
         self._add(op, "dkv", op.kv_blocks, head, (ds.T @ q, p.T @ do))
 
-    def _collect(self, tensor: str, out: Results) -> dict[tuple[int, int], tuple[Array, Array]]:
+    def _collect(self, tensor: str, out: Results) -> dict[tuple[int, int], tuple[Floats, Floats]]:
         """Merges every home's partial sums into `out`; for o also returns (o, lse) by (block, head)."""
         final = {}
         for block, home in enumerate(self.plan.blocks.home):

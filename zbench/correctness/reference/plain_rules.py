@@ -183,6 +183,8 @@ def _pipelines(plan: Plan, cost: Cost) -> None:
     _need(len(set(taken)) == len(taken), "a rank is in one pipeline")
     _need(set(plan.blocks.home.tolist()) <= set(layout[0]), "tokens are at leads")
     for ops in (plan.forward, plan.backward):
-        for kind, q, kv, lo, hi in zip(*(getattr(ops, name).tolist() for name in (
-            "kind", "blocks", "kv_blocks", "head_lo", "head_hi")), strict=True):  # fmt: skip
+        for kind, q, kv, lo, hi in zip(
+            *(getattr(ops, name).tolist() for name in ("kind", "blocks", "kv_blocks", "head_lo", "head_hi")),
+            strict=True,
+        ):
             _need(kind == 1 and q == kv and (lo, hi) == (0, plan.num_heads), "pipelines attend to whole sequences")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zbench.describe.checks import is_whole
 from zbench.record.fields import shown
 from zbench.runtime.checkpoints.manifest import FILES, Changed, check, opened
 
@@ -46,7 +47,7 @@ def told(path: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"resume is {path!r}; it takes the folder of a checkpoint") from error
     files, step = meta[FILES], meta.get("next_step")
-    if type(step) is not int or step < 0:  # a bool is an int, too
+    if not is_whole(step) or step < 0:
         raise ValueError(
             f"resume is {path!r}; next_step in its {META} is {shown(step)}; it has to be a whole number of at least 0"
         )

@@ -19,9 +19,9 @@ def one_of(name: str, value: Any, choices: Sequence[str]) -> None:
         raise ValueError(f"{name} is {value!r}; it takes {', '.join(choices)}")
 
 
-def at_least(name: str, value: Any, least: float, kinds: type | tuple[type, ...] = int) -> None:
+def at_least(name: str, value: Any, least: float) -> None:
     """Raises ValueError unless the setting `name` is a number of at least `least`."""
-    if not isinstance(value, kinds) or isinstance(value, bool) or not least <= value < math.inf:  # type: ignore[operator]
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value < math.inf:
         raise ValueError(f"{name} is {value!r}; it takes a number of at least {least}")
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zbench.describe.arrays import Flags
 from zbench.plans.plan import Ints
-from zbench.plans.segments import Flags
 from zbench.runtime.kernels.kernels import Segment, Triple, listed, per_kv_head, per_query_head
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -94,9 +94,15 @@ class FlashCPU:
         return o, lse
 
     def backward(
-        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+        self,
+        do: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        o: Tensor,
+        lse: Tensor,
         cuts: tuple[list[Segment], list[Padded]],
-    ) -> Triple:  # fmt: skip
+    ) -> Triple:
         segments, padded = cuts
         if len(segments) == 1 and not padded:
             return self._segment_backward(do, q, k, v, o, lse, segments[0])

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zbench.describe.arrays import Flags
 from zbench.plans.plan import Ints
-from zbench.plans.segments import Flags
 from zbench.runtime.kernels.kernels import Kernel, Triple
 from zbench.runtime.kernels.memory import copy, rows_of
 from zbench.runtime.program.program import Rows
@@ -197,19 +197,31 @@ class Flash2:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         sizes = (call.cu_q, call.cu_k, call.max_q, call.max_k)
         scale = q.shape[2] ** -0.5
-        o, lse, *_ = self.run(
-            q, k, v, *sizes, dropout_p=0.0, softmax_scale=scale, causal=call.causal, **call.window
-        )  # fmt: skip
+        o, lse, *_ = self.run(q, k, v, *sizes, dropout_p=0.0, softmax_scale=scale, causal=call.causal, **call.window)
         return o, lse
 
     def backward(self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: Call) -> Triple:
         dq, dk, dv = _like(q, k, v)
         sizes = (call.cu_q, call.cu_k, call.max_q, call.max_k)
         self.run_back(
-            do, q, k, v, o, lse, dq, dk, dv, *sizes, dropout_p=0.0, softmax_scale=q.shape[2] ** -0.5,
-            causal=call.causal, softcap=0.0, alibi_slopes=None, deterministic=False,
+            do,
+            q,
+            k,
+            v,
+            o,
+            lse,
+            dq,
+            dk,
+            dv,
+            *sizes,
+            dropout_p=0.0,
+            softmax_scale=q.shape[2] ** -0.5,
+            causal=call.causal,
+            softcap=0.0,
+            alibi_slopes=None,
+            deterministic=False,
             **(call.window or {"window_size_left": -1, "window_size_right": -1}),
-        )  # fmt: skip
+        )
         return dq, dk, dv
 
 

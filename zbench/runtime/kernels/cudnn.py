@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zbench.describe.arrays import Flags
 from zbench.plans.plan import Ints
-from zbench.plans.segments import Flags
 from zbench.runtime.kernels.cuda import Call, part
 from zbench.runtime.kernels.elementwise import wide
 from zbench.runtime.kernels.kernels import Triple

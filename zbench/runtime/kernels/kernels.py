@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zbench.describe.arrays import Flags
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.plans.plan import Ints
-from zbench.plans.segments import Flags
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
@@ -70,8 +70,15 @@ def listed(queries: Ints, before: Ints, diagonal: Flags, left: Ints | None = Non
     left = 0 * queries - 1 if left is None else left
     keys = before + np.where(diagonal, queries, 0)
     q1, k2 = np.cumsum(queries), np.cumsum(keys)
-    rows = zip((q1 - queries).tolist(), q1.tolist(), (k2 - keys).tolist(), (k2 - keys + before).tolist(), k2.tolist(),
-               left.tolist(), strict=True)  # fmt: skip
+    rows = zip(
+        (q1 - queries).tolist(),
+        q1.tolist(),
+        (k2 - keys).tolist(),
+        (k2 - keys + before).tolist(),
+        k2.tolist(),
+        left.tolist(),
+        strict=True,
+    )
     return [Segment(*row) for row in rows]
 
 

@@ -36,11 +36,15 @@ class Counters:
     def of(infiniband: Path = INFINIBAND, net: Path = NET) -> "Counters":
         """Finds the counters of this machine's NICs."""
         found = [
-            Counter(f"{port.parent.parent.name}:{port.name}", port / "counters" / "port_xmit_data",
-                    port / "counters" / "port_rcv_data", _WORD)
+            Counter(
+                f"{port.parent.parent.name}:{port.name}",
+                port / "counters" / "port_xmit_data",
+                port / "counters" / "port_rcv_data",
+                _WORD,
+            )
             for port in sorted(infiniband.glob("*/ports/*"))
             if (port / "counters" / "port_xmit_data").is_file()
-        ]  # fmt: skip
+        ]
         found = found or [
             Counter(nic.name, nic / "statistics" / "tx_bytes", nic / "statistics" / "rx_bytes", 1)
             for nic in sorted(net.glob("*"))

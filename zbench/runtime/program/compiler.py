@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Flags
 from zbench.describe.model import DKV, DO, DQ, KV, O, Q
 from zbench.plans.area import work
 from zbench.plans.plan import ATTEND, Ints, Ops, Plan
 from zbench.plans.segments import Segments, segments
 from zbench.plans.touches import IS_COPY
-from zbench.runtime.program.holders import Flags, Heads, Holder, Layout, Place, State, held, lookup
+from zbench.runtime.program.holders import Heads, Holder, Layout, Place, State, held, lookup
 from zbench.runtime.program.kept import Kept, kept_of
 from zbench.runtime.program.numbering import Numbering, is_all
 from zbench.runtime.program.program import HOME, Add, Attend, Collect, Fill, Part, Program, Read, Send, Slot, is_run
@@ -87,9 +88,18 @@ class Compiler:
         uses = uses_of(state.slots, attends, leaving, collects)
         deltas = DO in {one.tensor for one in sends.values()} | {one.tensor for one in state.slots}
         return Program(
-            tuple(state.slots), uses, kept.number, tuple(attends), receives, arrives, leaving, collects, covered,
-            deltas, self._linear(backward),
-        ), state  # fmt: skip
+            tuple(state.slots),
+            uses,
+            kept.number,
+            tuple(attends),
+            receives,
+            arrives,
+            leaving,
+            collects,
+            covered,
+            deltas,
+            self._linear(backward),
+        ), state
 
     def _linear(self, backward: bool) -> float:
         tokens = np.array([self.layout.num_tokens])

@@ -3,12 +3,11 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from zbench.describe.arrays import Flags
 from zbench.plans.plan import Ints, Plan
 from zbench.runtime.program.program import Slot
 
-Flags = NDArray[np.bool_]
 Heads = tuple[int, int]
 Place = tuple["Holder", int]  # a holder, and which of its blocks
 

@@ -33,8 +33,9 @@ def kept_of(plan: Plan, rank: int, forward: Program, state: State) -> Kept:
     stays = {holder.slot for _, holder in arrived}
     made = {}
     for key, slot in state.made.items():
-        sources = {part.slot for step in forward.attends for fill in step.fills if fill.slot == slot
-                   for part in fill.parts} - {HOME}  # fmt: skip
+        sources = {
+            part.slot for step in forward.attends for fill in step.fills if fill.slot == slot for part in fill.parts
+        } - {HOME}
         inner = {at for at, one in enumerate(state.slots) if one.inside and one.inside[0] == slot}
         if sources | inner and sources | inner <= stays:
             made[key] = slot

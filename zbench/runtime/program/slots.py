@@ -17,10 +17,14 @@ def received_in_place(state: State, attends: list[Attend], arrivals: set[int]) -
             for part in fill.parts:
                 slot = state.slots[part.slot] if part.slot != HOME else None
                 if (
-                    slot and slot.inside is None and part.slot in arrivals and slot.tensor in (Q, KV)
+                    slot
+                    and slot.inside is None
+                    and part.slot in arrivals
+                    and slot.tensor in (Q, KV)
                     and (slot.lo, slot.hi) == (target.lo, target.hi)
-                    and is_run(part.rows, slice(0, slot.rows)) and isinstance(part.to, slice)
-                ):  # fmt: skip
+                    and is_run(part.rows, slice(0, slot.rows))
+                    and isinstance(part.to, slice)
+                ):
                     state.slots[part.slot] = replace(slot, inside=(fill.slot, part.to.start))
                 else:
                     parts.append(part)

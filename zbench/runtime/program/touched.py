@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from zbench.describe.arrays import Flags
 from zbench.describe.model import DKV
 from zbench.plans.plan import Ints
-from zbench.runtime.program.holders import Flags, Heads
+from zbench.runtime.program.holders import Heads
 
 
 @dataclass

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from zbench.describe.arrays import Ints
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
 from zbench.runtime.training.transformer import Transformer
@@ -59,7 +60,7 @@ def dense(
     return loss, {name: p.grad.cpu() for name, p in network.named_parameters() if p.grad is not None}
 
 
-def _alike(sequences: Sequence[NDArray[np.integer]]) -> Iterator[NDArray[np.int64]]:
+def _alike(sequences: Sequence[NDArray[np.integer]]) -> Iterator[Ints]:
     """Yields groups of sequences of one length, int64 [sequences, length], of up to MATH_TOKENS tokens where there is
     more than one."""
     for length, group in groupby(sorted(sequences, key=len), key=len):

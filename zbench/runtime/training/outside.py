@@ -48,9 +48,14 @@ class Counted:
         return getattr(self._comm, name)
 
     def all_to_all_single(
-        self, output: Tensor, given: Tensor, output_split_sizes: Any = None, input_split_sizes: Any = None,
-        group: Any = None, async_op: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        output: Tensor,
+        given: Tensor,
+        output_split_sizes: Any = None,
+        input_split_sizes: Any = None,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> None:
         """Exchanges, and blocks, or on a GPU holds up the stream, until that is done."""
         assert not async_op
         board, times, post = self._engine.board, self._engine.times, self._engine.post

@@ -1,0 +1,31 @@
+"""Checks of values that people write in yaml or on a command line: one sentence with field, value and what it takes."""
+
+from typing import TypeGuard
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Tells whether `value` is a whole number of Python; true and false, which Python counts as 1 and 0, are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_whole_number(field: str, value: object, least: int, most: int | None = None, or_null: bool = False) -> None:
+    """Refuses what is no whole number of at least `least` (and at most `most`); with `or_null` None is fine as well.
+
+    Raises:
+        ValueError: the message names `field` and `value` and says what it takes.
+    """
+    if or_null and value is None:
+        return
+    if not is_whole(value) or value < least or (most is not None and value > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{field} is {value!r}; it takes a whole number {bounds}{', or null' * or_null}")
+
+
+def check_boolean(field: str, value: object) -> None:
+    """Refuses what is neither True nor False; 1 and "yes" are not.
+
+    Raises:
+        ValueError: the message names `field` and `value`.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{field} is {value!r}; it takes true or false")

@@ -1,0 +1,132 @@
+"""Abilities that a system, a workload or an executor may have, besides what zbench.interfaces.protocols asks of all.
+
+Each ability is a protocol with one purpose. A class has it by having its attributes and methods, without inheriting
+from it; zbench asks with isinstance, which looks at names alone.
+"""
+
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.describe.arrays import Ints
+from zbench.describe.batch import Batch
+from zbench.interfaces.protocols import Size, System
+from zbench.interfaces.result import StepResult
+from zbench.interfaces.study import Choice, Study
+from zbench.plans.plan import Plan
+
+# -- of a system ------------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class UsesPackages(Protocol):
+    """A system whose plans, or their attention, come from other projects' code.
+
+    packages: names of distributions; their versions go into the record.
+    """
+
+    @property
+    def packages(self) -> tuple[str, ...]: ...
+
+
+@runtime_checkable
+class PlansStages(Protocol):
+    """A system that chooses the number of micro-batches of a job with stages (zbench.cost.stacks) itself.
+
+    plans_stages: True where it does. To others zbench.interfaces.dealt gives a batch in parts.
+    """
+
+    @property
+    def plans_stages(self) -> bool: ...
+
+
+@runtime_checkable
+class Chooses(Protocol):
+    """A system that chooses a configuration once, before a run, from batches like the run's (zbench.run.chosen).
+
+    It has `choose` and `planner` in place of `plan`.
+    """
+
+    def choose(self, study: Study) -> Choice:
+        """Chooses by what the study allows to look at."""
+
+    def planner(self, choice: Choice, cost: Cost) -> System:
+        """Makes what plans the run's batches; cost: of the model as it was chosen."""
+
+
+@runtime_checkable
+class HasLimits(Protocol):
+    """A system whose yaml leaves a limit open that its users set once, before a run (zbench.run.fastest).
+
+    What is fastest on other batches is set; `plan` of a system that is made without that has to do without.
+    """
+
+    def limits(self, tokens: int) -> list[dict[str, Any]]:
+        """Lists the keys that are to be tried, with batches of so many tokens."""
+
+
+@runtime_checkable
+class HasSize(Protocol):
+    """A system whose plans grow faster than ranks and sequences do.
+
+    A job too large for this machine is then refused before it is planned (zbench.run.price).
+    """
+
+    def size(self, lengths: Ints, count: int) -> Size:
+        """Returns the Size that plans of `count` sequences with lengths like these have at least."""
+
+
+# -- of a workload ----------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class HasContextLimit(Protocol):
+    """A workload that makes no sequence longer than `context_limit` tokens; the limit goes into the record."""
+
+    @property
+    def context_limit(self) -> int: ...
+
+
+@runtime_checkable
+class HasVocabulary(Protocol):
+    """A workload that may have tokens of its own.
+
+    vocab: entries that a model has to have for them; None where tokens are made to fit the model, as without it.
+    """
+
+    @property
+    def vocab(self) -> int | None: ...
+
+
+@runtime_checkable
+class DrawsLengths(Protocol):
+    """A workload that draws documents from a distribution: others can be made of it, and a step's price estimated."""
+
+    def draw(self, rng: np.random.Generator, num: int) -> Ints:
+        """Draws lengths of documents, int64 [num], neither cut nor dropped."""
+
+
+# -- of an executor ---------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class TracesSteps(Protocol):
+    """An executor that traces what it ran itself; of others zbench.trace writes what the cost model predicts."""
+
+    def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
+        """Runs one step and writes its trace into the file `trace`; None: writes none."""
+
+
+@runtime_checkable
+class SavesCheckpoints(Protocol):
+    """An executor, a dataclass, that keeps checkpoints of what it trains.
+
+    checkpoint_every: steps between them, None for none; a run's baseline is given None. checkpoint: their folder.
+    """
+
+    @property
+    def checkpoint_every(self) -> int | None: ...
+
+    @property
+    def checkpoint(self) -> str: ...
