@@ -63,6 +63,7 @@ class FlexSP:
         """Returns one plan a micro-batch, the slowest first. Its notes: what the objective says of it, what none can
         beat, and by how much it misses that."""
         of = self.objective.holding(int(batch.lengths.max()))
+        # Micro-batches: cuts are compared by a glance at their groups; groups are searched (or solved) for the best.
         parts = micro_batches(batch.lengths, of, self.trials, lambda x: glance(x, of), lambda x: self._chosen(x, of))
         assert parts is not None  # every sequence fits a group by itself
         return tuple(laid(part, batch, self.cost, of, self.backward) for part in parts)
