@@ -60,11 +60,11 @@ class DistCA:
     def _plans(self, lengths: Ints, sequences: Ints) -> Iterator[Plan]:
         """Yields a plan of every tolerance that is tried, the fastest predicted first."""
         mine, cost = lengths[sequences], self.cost
-        start = packed(mine, cost.cluster.num_ranks)
+        start = pieces_in_order(mine, cost.cluster.num_ranks)
         values = TOLERANCES if self.tolerance is None else (float(self.tolerance),)
-        tries = [moved(start, mine, cost, value) for value in values]
+        tries = [move_attention(start, mine, cost, value) for value in values]
         seconds, num_ops = (
-            np.array(column) for column in zip(*(estimate(one, mine, cost) for one in tries), strict=True)
+            np.array(column) for column in zip(*(_estimate(one, mine, cost) for one in tries), strict=True)
         )
         return best_first(seconds, num_ops, lambda i: self._laid(mine, sequences, tries[i]), cost, NEAR, PLAYED)
 
@@ -76,7 +76,7 @@ class DistCA:
         return with_backward(builder.build(), self.backward)
 
 
-def estimate(pieces: Pieces, lengths: Ints, cost: Cost) -> tuple[float, int]:
+def _estimate(pieces: Pieces, lengths: Ints, cost: Cost) -> tuple[float, int]:
     """Returns (seconds of one layer without its linear modules, about how many operations): the longer of attention and
     transfers."""
     model, ranks = cost.model, cost.cluster.num_ranks
@@ -90,7 +90,7 @@ def estimate(pieces: Pieces, lengths: Ints, cost: Cost) -> tuple[float, int]:
     return float(max(attend, busiest(src, dst, size, cost))), ranks + len(np.unique(src * ranks + dst))
 
 
-def packed(lengths: Ints, num_ranks: int) -> Pieces:
+def pieces_in_order(lengths: Ints, num_ranks: int) -> Pieces:
     """Returns the sequences one after another, cut only where a rank has its share of the tokens; attended at home."""
     ends = np.cumsum(lengths)
     borders = int(ends[-1]) * np.arange(num_ranks + 1) // num_ranks
@@ -102,7 +102,7 @@ def packed(lengths: Ints, num_ranks: int) -> Pieces:
     return Pieces(seq, left - offset, right - offset, home, home)
 
 
-def moved(pieces: Pieces, lengths: Ints, cost: Cost, tolerance: float) -> Pieces:
+def move_attention(pieces: Pieces, lengths: Ints, cost: Cost, tolerance: float) -> Pieces:
     """Returns `pieces` cut and given other workers until no rank attends for longer than 1 + tolerance times the mean,
     or nothing can be moved away from those that do."""
     model = cost.model

@@ -47,19 +47,19 @@ class DpBalanced:
         degree = self.degree or holding_degree(longest, "ring", ranks, self.cost)
         groups = ranks // degree
         return fitting_plans(
-            batch, "ring", degree, self.pack_tokens, self.cost, lambda most: packed(batch.lengths, groups, most)
+            batch, "ring", degree, self.pack_tokens, self.cost, lambda most: assign_packs(batch.lengths, groups, most)
         )
 
 
-def packed(lengths: Ints, num_groups: int, most: int) -> Ints:
+def assign_packs(lengths: Ints, num_groups: int, most: int) -> Ints:
     """Returns int64 [num_sequences, 2]: micro-batch and group of every sequence. most: tokens of a pack."""
     number = np.empty(len(lengths), np.int64)
-    for index, pack in enumerate(packs([int(length) for length in lengths], num_groups, most)):
+    for index, pack in enumerate(balanced_packs([int(length) for length in lengths], num_groups, most)):
         number[pack] = index
     return np.stack(np.divmod(number, num_groups), axis=1)
 
 
-def packs(lengths: list[int], num_groups: int, most: int) -> list[list[int]]:
+def balanced_packs(lengths: list[int], num_groups: int, most: int) -> list[list[int]]:
     """Returns the sequences of every pack, in order; a longer sequence than `most` has a pack of its own.
 
     A multiple of `num_groups`, as far as there are sequences: where all packs are single ones, some are missing.

@@ -19,7 +19,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.checks import check_whole_number, is_whole
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.plan import Ints, Plan
-from zbench.systems.hybrid_dp import Group, fastest, side_by_side
+from zbench.systems.hybrid_dp import Group, fastest_stretch, side_by_side
 
 CAP = 1.05  # times the longest sequence x pack_tokens is the most work of a rank (_DYNAMIC_CP_WORKLOAD_CAP_DELTA)
 
@@ -48,16 +48,16 @@ class DynamicCP:
             raise ValueError(f"system.least_degree is {least!r}; it takes a power of two of at most the {ranks} ranks")
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        return fastest(self.pack_tokens, batch, self.cost, lambda limit: self._plans(batch, limit))
+        return fastest_stretch(self.pack_tokens, batch, self.cost, lambda limit: self._plans(batch, limit))
 
     def _plans(self, batch: Batch, limit: int) -> tuple[Plan, ...]:
         return tuple(
             side_by_side(batch.lengths, [(group.size, group.seqs) for group in groups], self.cost, self.backward)
-            for groups in rounds(batch.lengths, self.cost.cluster.num_ranks, limit, self.least_degree)
+            for groups in dynamic_rounds(batch.lengths, self.cost.cluster.num_ranks, limit, self.least_degree)
         )
 
 
-def rounds(lengths: Ints, num_ranks: int, limit: int, least: int = 1) -> list[list[Group]]:
+def dynamic_rounds(lengths: Ints, num_ranks: int, limit: int, least: int = 1) -> list[list[Group]]:
     """Forms rounds of groups, the widest first, that together run every sequence once and leave no rank without any.
 
     limit: tokens of a rank in a round; only a sequence longer than that on all ranks has more. least: ranks of a group.

@@ -69,13 +69,13 @@ class FCP:
         sizes = SIZES if self.block_tokens is None else (self.block_tokens,)
         mine, ways = lengths[sequences], (True, False) if self.reshuffle else (False,)
         # Blocks of every size, bin packing of each, and an estimate: the best few are built and played.
-        blocks = [Blocks.cut(mine, size, self.cost) for size in sizes]
+        blocks = [SequenceBlocks.cut(mine, size, self.cost) for size in sizes]
         tries = [(self.placed(one, way), way) for one in blocks for way in ways]
         estimates = [self.estimate(*one, blocks[i // len(ways)].seconds) for i, one in enumerate(tries)]
         seconds, num_ops = (np.array(column) for column in zip(*estimates, strict=True))
         return best_first(seconds, num_ops, lambda i: self._laid(mine, sequences, *tries[i]), self.cost, NEAR, PLAYED)
 
-    def placed(self, blocks: "Blocks", reshuffle: bool) -> Pieces:
+    def placed(self, blocks: "SequenceBlocks", reshuffle: bool) -> Pieces:
         """Places every block on the rank that bin packing gives it."""
         tokens, ranks = blocks.stop - blocks.start, self.cost.cluster.num_ranks
         load = blocks.seconds if reshuffle else blocks.seconds + _linear_seconds(tokens, self.cost)
@@ -117,7 +117,7 @@ class FCP:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Blocks:
+class SequenceBlocks:
     """Blocks of consecutive tokens that sequences are cut into, and the attention of each. int64 [n] each: tokens
     [start, stop) of sequence seq, which is `length` tokens long; seconds: float64 [n], of its attention."""
 
@@ -128,13 +128,13 @@ class Blocks:
     seconds: Floats
 
     @staticmethod
-    def cut(lengths: Ints, size: int, cost: Cost) -> "Blocks":
+    def cut(lengths: Ints, size: int, cost: Cost) -> "SequenceBlocks":
         """Cuts sequences into blocks of `size` tokens each; a sequence's last one is shorter."""
         count = -(-lengths // size)
         seq = np.repeat(np.arange(len(lengths), dtype=np.int64), count)
         start = size * (np.arange(len(seq)) - np.repeat(np.cumsum(count) - count, count))
         stop = np.minimum(start + size, lengths[seq])
-        return Blocks(seq, start, stop, lengths[seq], block_seconds(start, stop, lengths[seq], cost))
+        return SequenceBlocks(seq, start, stop, lengths[seq], block_seconds(start, stop, lengths[seq], cost))
 
 
 def neighbours(rank: Ints, length: Ints, num_ranks: int) -> Ints:

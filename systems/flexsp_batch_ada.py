@@ -17,12 +17,12 @@ from zbench.describe.batch import Batch
 from zbench.describe.checks import check_whole_number
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.plan import Ints, Plan
-from zbench.systems.flexsp.batches import MicroBatch, micro_batches, total_seconds
-from zbench.systems.flexsp.cost import Objective, degrees, objective
-from zbench.systems.flexsp.pack import pack
-from zbench.systems.flexsp.planner import laid
-from zbench.systems.flexsp.published import published
-from zbench.systems.flexsp.search import Found, equal_counts
+from zbench.systems.flexsp.batches import MicroBatch, split_batch, total_seconds
+from zbench.systems.flexsp.cost import Objective, group_degrees, objective
+from zbench.systems.flexsp.pack import pack_groups
+from zbench.systems.flexsp.planner import micro_batch_plan
+from zbench.systems.flexsp.published import published_groups
+from zbench.systems.flexsp.search import FoundGroups, equal_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class FlexSPBatchAda:
         check_whole_number("system.trials", self.trials, 1)
         if self.packing not in ("search", "published"):
             raise ValueError(f"system.packing is {self.packing!r}; it takes search or published")
-        sizes = degrees(self.cost)
+        sizes = group_degrees(self.cost)
         if self.degree is not None and (isinstance(self.degree, bool) or self.degree not in sizes):
             raise ValueError(f"system.degree is {self.degree!r}; it takes null or one of {', '.join(map(str, sizes))}")
         object.__setattr__(self, "objective", objective(self.cost, self.backward))
@@ -58,7 +58,7 @@ class FlexSPBatchAda:
         """Returns one plan a micro-batch: the slowest first, or, as published, in the order in which they were
         packed."""
         parts = self.micro_batches(batch.lengths)
-        return tuple(laid(part, batch, self.cost, self.objective, self.backward) for part in parts)
+        return tuple(micro_batch_plan(part, batch, self.cost, self.objective, self.backward) for part in parts)
 
     def micro_batches(self, lengths: Ints) -> tuple[MicroBatch, ...]:
         """Returns the micro-batches of the degree whose predicted seconds are least. lengths: int64 [n]."""
@@ -72,11 +72,11 @@ class FlexSPBatchAda:
     def _parts(self, lengths: Ints, index: int, of: Objective) -> tuple[MicroBatch, ...] | None:
         """Returns the best micro-batches with all groups of one degree, or the published ones."""
         if self.packing == "published":
-            return published(lengths, index, of)
+            return published_groups(lengths, index, of)
         counts = equal_counts(of)[index]
 
-        def choose(some: Ints, improve: bool) -> Found | None:
-            packed = pack(some, counts, of, improve)
-            return Found(packed, 0.0, f"degree {of.degree[index]}") if packed.seconds < np.inf else None
+        def choose(some: Ints, improve: bool) -> FoundGroups | None:
+            packed = pack_groups(some, counts, of, improve)
+            return FoundGroups(packed, 0.0, f"degree {of.degree[index]}") if packed.seconds < np.inf else None
 
-        return micro_batches(lengths, of, self.trials, lambda x: choose(x, False), lambda x: choose(x, True))
+        return split_batch(lengths, of, self.trials, lambda x: choose(x, False), lambda x: choose(x, True))

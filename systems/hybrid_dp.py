@@ -58,15 +58,15 @@ class HybridDP:
         check_whole_number("system.tokens_per_rank", self.tokens_per_rank, 1, or_null=True)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        return fastest(self.tokens_per_rank, batch, self.cost, lambda limit: self._plans(batch, limit))
+        return fastest_stretch(self.tokens_per_rank, batch, self.cost, lambda limit: self._plans(batch, limit))
 
     def _plans(self, batch: Batch, limit: int) -> tuple[Plan, ...]:
         ranks, needed = self.cost.cluster.num_ranks, -(-batch.lengths // limit)
         degree = np.minimum(2 ** np.ceil(np.log2(needed)).astype(np.int64), ranks)
-        return micro_batches(batch.lengths, rounds(batch.lengths, degree, ranks), limit, self.cost, self.backward)
+        return schedule_plans(batch.lengths, rounds(batch.lengths, degree, ranks), limit, self.cost, self.backward)
 
 
-def fastest(
+def fastest_stretch(
     tokens_per_rank: int | None, batch: Batch, cost: Cost, plans_at: Callable[[int], tuple[Plan, ...]]
 ) -> tuple[Plan, ...]:
     """Returns the plans at that stretch of a sequence a rank; None: of all `stretches` those predicted fastest that fit
@@ -91,7 +91,7 @@ def stretches(batch: Batch, cost: Cost) -> list[int]:
     return [even, *(wide for wide in (int(times * even) for times in MULTIPLES) if wide <= fitting_tokens(cost))]
 
 
-def micro_batches(
+def schedule_plans(
     lengths: Ints, schedule: list[list[Group]], limit: int, cost: Cost, backward: Mode
 ) -> tuple[Plan, ...]:
     """Returns the plans of a schedule: in each round every group runs its sequences packed to at most `limit` tokens a
@@ -165,7 +165,7 @@ def _next_round(seqs: list[int], degree: Ints, work: np.ndarray, num_ranks: int)
         if narrower and _balanced(groups, free):
             break
     later = [seq for bucket in buckets for seq in bucket] + _trim(groups, free, work)
-    fill(groups, free)
+    fill_idle_ranks(groups, free)
     return groups, later
 
 
@@ -214,7 +214,7 @@ def _trim(groups: list[Group], free: int, work: np.ndarray) -> list[int]:
     return out
 
 
-def fill(groups: list[Group], free: int) -> None:
+def fill_idle_ranks(groups: list[Group], free: int) -> None:
     """Leaves no rank idle: doubles the narrowest group, as far as free ranks go, until none is left."""
     while free:
         narrow = min(groups, key=lambda group: group.size)

@@ -19,7 +19,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.checks import check_whole_number
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.plan import Ints, Plan
-from zbench.systems.hybrid_dp import Group, fastest, fill, micro_batches
+from zbench.systems.hybrid_dp import Group, fastest_stretch, fill_idle_ranks, schedule_plans
 
 MODULE = "megatron.core.pipeline_parallel.hybrid_cp_schedule"
 
@@ -46,15 +46,17 @@ class HybridDPMegatron:
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks, lengths = self.cost.cluster.num_ranks, batch.lengths
-        return fastest(
+        return fastest_stretch(
             self.tokens_per_rank,
             batch,
             self.cost,
-            lambda limit: micro_batches(lengths, rounds(lengths, limit, ranks), limit, self.cost, self.backward),
+            lambda limit: schedule_plans(
+                lengths, scheduler_rounds(lengths, limit, ranks), limit, self.cost, self.backward
+            ),
         )
 
 
-def rounds(lengths: Ints, limit: int, num_ranks: int) -> list[list[Group]]:
+def scheduler_rounds(lengths: Ints, limit: int, num_ranks: int) -> list[list[Group]]:
     """Returns the scheduler's rounds of groups, in order of their ranks; a group's load is sum of length^2 over its
     ranks."""
     world = 1 << (num_ranks.bit_length() - 1)
@@ -70,7 +72,7 @@ def _groups(seqs_of_rank: list[list[int]], lengths: Ints, free: int) -> list[Gro
         assert seqs, "the scheduler left a rank idle"
         size = len(list(members))
         groups.append(Group(size, list(seqs), sum(float(lengths[seq]) ** 2 for seq in seqs) / size))
-    fill(groups, free)
+    fill_idle_ranks(groups, free)
     return groups
 
 

@@ -19,7 +19,7 @@ from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.plan import Ints, Plan
-from zbench.systems.common.best_fit import best_fit, packs
+from zbench.systems.common.best_fit import best_fit, best_fit_packs
 from zbench.systems.common.micro_batches import fitting_tokens
 
 
@@ -42,7 +42,7 @@ class LocalPacking:
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks, lengths = self.cost.cluster.num_ranks, batch.lengths
         most = min(fitting_tokens(self.cost), self.pack_tokens or batch.num_tokens)
-        pack = packs(lengths, ranks, most) if self.pack_tokens is None else best_fit(lengths, most)
+        pack = best_fit_packs(lengths, ranks, most) if self.pack_tokens is None else best_fit(lengths, most)
         # The fullest packs together, so that the ranks of a micro-batch have about the same to do.
         tokens = np.bincount(pack, weights=lengths)
         place = np.empty(len(tokens), np.int64)

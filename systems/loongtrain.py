@@ -14,7 +14,15 @@ from zbench.describe.batch import Batch
 from zbench.describe.checks import is_whole
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.plan import Plan
-from zbench.systems.common.grids import Grid, Priced, best_grids, context_first, degrees, head_first, priced
+from zbench.systems.common.grids import (
+    Grid,
+    Priced,
+    best_grids,
+    context_first,
+    exchange_degrees,
+    grid_prices,
+    head_first,
+)
 from zbench.systems.common.micro_batches import fitting
 from zbench.systems.usp import check_degree
 
@@ -48,13 +56,13 @@ class LoongTrain:
             raise ValueError(
                 f"system.inner is {inner!r}; it takes a divisor of a ring's ranks ({ranks} over the degree), or null"
             )
-        object.__setattr__(self, "candidates", priced(self.grids(), self.cost))
+        object.__setattr__(self, "candidates", grid_prices(self.grids(), self.cost))
 
     def grids(self) -> list[Grid]:
         """Lists every grid that the settings leave open; where both placements are the same one, only one of them."""
         ranks, heads = self.cost.cluster.num_ranks, self.cost.model.num_heads
         found = []
-        for degree in degrees(ranks, heads) if self.degree is None else [self.degree]:
+        for degree in exchange_degrees(ranks, heads) if self.degree is None else [self.degree]:
             rows = ranks // degree
             names = [self.placement] if self.placement else ["head", "context"]
             for name in names[:1] if min(degree, rows) == 1 else names:

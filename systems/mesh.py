@@ -17,7 +17,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
 from zbench.systems.common.mesh_groups import METHODS, Method
-from zbench.systems.common.mesh_packs import Batching, packed
+from zbench.systems.common.mesh_packs import Batching, pack_batch
 from zbench.systems.common.mesh_plans import check_keys, fitting_plans, holding_degree
 
 
@@ -55,5 +55,5 @@ class Mesh:
             degree,
             self.pack_tokens,
             self.cost,
-            lambda most: packed(self.batching, batch.lengths, ranks // degree, most, self.cost),
+            lambda most: pack_batch(self.batching, batch.lengths, ranks // degree, most, self.cost),
         )

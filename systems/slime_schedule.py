@@ -62,16 +62,16 @@ class SlimeSchedule:
             degree,
             self.pack_tokens,
             self.cost,
-            lambda most: schedule(lengths, flops, groups, most, self.balance_data, self.balance_by_flops),
+            lambda most: slime_packs(lengths, flops, groups, most, self.balance_data, self.balance_by_flops),
         )
 
 
-def schedule(
+def slime_packs(
     lengths: list[int], flops: list[int], num_groups: int, most: int, balance_data: bool, balance_by_flops: bool
 ) -> Ints:
     """Returns int64 [num_sequences, 2]: micro-batch and group of every sequence, in packs of `most` tokens; flops: of
     each."""
-    packs = even_packs(lengths, flops, most) if balance_by_flops else first_fit(lengths, most)
+    packs = even_packs(lengths, flops, most) if balance_by_flops else _first_fit(lengths, most)
     halve(packs, -(-len(packs) // num_groups) * num_groups, lengths)
     packs += [[] for _ in range(-len(packs) % num_groups)]  # fewer sequences than packs wanted: groups without one
     loads = [sum(flops[seq] for seq in pack) for pack in packs]
@@ -94,7 +94,7 @@ def forward_flops(model: Model, length: int) -> int:
     return model.num_layers * layer + 2 * length * hidden * model.vocab
 
 
-def first_fit(lengths: list[int], most: int) -> list[list[int]]:
+def _first_fit(lengths: list[int], most: int) -> list[list[int]]:
     """Packs every sequence, in order, into the first pack with room for it; a longer one than `most` has its own."""
     packs: list[list[int]] = []
     room: list[int] = []

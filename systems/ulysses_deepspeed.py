@@ -19,7 +19,7 @@ from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ulysses_ring
 from zbench.plans.plan import Plan
-from zbench.systems.common.grids import degrees
+from zbench.systems.common.grids import exchange_degrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class UlyssesDeepSpeed:
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         ranks, heads = self.cost.cluster.num_ranks, self.cost.model.num_heads
-        groups = np.arange(ranks, dtype=np.int64).reshape(-1, 1, max(degrees(ranks, heads)))
+        groups = np.arange(ranks, dtype=np.int64).reshape(-1, 1, max(exchange_degrees(ranks, heads)))
         seqs = np.arange(len(batch.lengths), dtype=np.int64)
         group = np.empty_like(seqs)
         for number, mine in enumerate(dealt(seqs, batch.lengths, len(groups))):

@@ -11,7 +11,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.plan import Plan
-from zbench.systems.common.grids import Grid, Priced, best_grids, degrees, head_first, priced
+from zbench.systems.common.grids import Grid, Priced, best_grids, exchange_degrees, grid_prices, head_first
 from zbench.systems.common.micro_batches import fitting
 
 
@@ -33,9 +33,9 @@ class USP:
         check_mode("system.backward", self.backward)
         check_degree(self.degree, self.cost)
         ranks, heads = self.cost.cluster.num_ranks, self.cost.model.num_heads
-        chosen = degrees(ranks, heads) if self.degree is None else [self.degree]
+        chosen = exchange_degrees(ranks, heads) if self.degree is None else [self.degree]
         grids = [Grid(head_first(ranks, degree), ranks // degree) for degree in chosen]
-        object.__setattr__(self, "candidates", priced(grids, self.cost))
+        object.__setattr__(self, "candidates", grid_prices(grids, self.cost))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         lengths, grids = batch.lengths, self.candidates
@@ -45,7 +45,7 @@ class USP:
 def check_degree(degree: object, cost: Cost) -> None:
     """Raises ValueError unless `degree` is None or one of the degrees that fit."""
     ranks, heads = cost.cluster.num_ranks, cost.model.num_heads
-    if degree is not None and (isinstance(degree, bool) or degree not in degrees(ranks, heads)):
+    if degree is not None and (isinstance(degree, bool) or degree not in exchange_degrees(ranks, heads)):
         raise ValueError(
             f"system.degree is {degree!r}; it takes a divisor of the {ranks} ranks of at most {heads} "
             f"(every rank needs a head), or null"

@@ -62,30 +62,30 @@ class VerlBalance:
         widest = gcd(ranks, self.cost.model.num_heads)
         degree = self.degree or holding_degree(longest, "ulysses", widest, self.cost)
         lengths = [int(length) for length in batch.lengths]
-        shares = dealt(lengths, ranks // degree)
+        shares = group_sequences(lengths, ranks // degree)
         return fitting_plans(
             batch,
             "ulysses",
             degree,
             self.pack_tokens,
             self.cost,
-            lambda most: packed(lengths, shares, most, self.within_limit),
+            lambda most: pack_shares(lengths, shares, most, self.within_limit),
         )
 
 
-def work(length: int) -> int:
+def sequence_work(length: int) -> int:
     """Returns what verl takes a sequence's work for, in its own unit: the work of a visible pair of tokens."""
     return LINEAR * length + length * length
 
 
-def dealt(lengths: list[int], num_groups: int) -> list[list[int]]:
+def group_sequences(lengths: list[int], num_groups: int) -> list[list[int]]:
     """Deals sequences to groups: as many each, up to one, light ones at both ends; returns the sequences of every
     group.
 
     verl fills batches up to a multiple of the groups; here what is missing is sequences without tokens, and left out.
     """
     missing = -len(lengths) % num_groups
-    works = [work(length) for length in lengths] + [0] * missing
+    works = [sequence_work(length) for length in lengths] + [0] * missing
     out = []
     for share in balanced_sets(works, num_groups, equal_counts=True):
         rising = sorted((seq for seq in share if seq < len(lengths)), key=lambda seq: (works[seq], seq))
@@ -93,7 +93,7 @@ def dealt(lengths: list[int], num_groups: int) -> list[list[int]]:
     return out
 
 
-def packed(lengths: list[int], shares: list[list[int]], most: int, within_limit: bool) -> Ints:
+def pack_shares(lengths: list[int], shares: list[list[int]], most: int, within_limit: bool) -> Ints:
     """Returns int64 [num_sequences, 2]: micro-batch and group of every sequence. shares: the sequences of every group.
 
     As many micro-batches as the group with the most tokens needs at least, and more as long as one has above `most`
@@ -103,7 +103,7 @@ def packed(lengths: list[int], shares: list[list[int]], most: int, within_limit:
     fewest = max(-(-sum(lengths[seq] for seq in share) // max(most, 1)) for share in shares)
     count = min(fewest, largest)
     while True:
-        groups = [micro_batches([lengths[seq] for seq in share], count) for share in shares]
+        groups = [split_group([lengths[seq] for seq in share], count) for share in shares]
         made = [[[share[i] for i in one] for one in group] for share, group in zip(shares, groups, strict=True)]
         fullest = max(sum(lengths[seq] for seq in one) for group in made for one in group)
         if fullest <= limit or not within_limit:
@@ -116,10 +116,10 @@ def packed(lengths: list[int], shares: list[list[int]], most: int, within_limit:
     return out
 
 
-def micro_batches(lengths: list[int], count: int) -> list[list[int]]:
+def split_group(lengths: list[int], count: int) -> list[list[int]]:
     """Divides a group's sequences into `count` micro-batches of about equal work, the lighter ones at both ends; some
     may be empty."""
-    works = [work(length) for length in lengths]
+    works = [sequence_work(length) for length in lengths]
     sets = balanced_sets(works, count, equal_counts=False)
     falling = sorted(sets, key=lambda one: (sum(works[i] for i in one), one[:1]), reverse=True)
     return falling[::2][::-1] + falling[1::2]

@@ -44,7 +44,7 @@ def _main() -> int:
     names = args.name or [name for name in workload_names() if name not in _NEED_PATH]
     columns = ["p50", "p90", "p99", "p99.9", "max", ">=32K"]
     whole("--steps", args.steps, 1)
-    rows = [_row(name, *_draw(load(name, args.seed, args.tokens, args.set), args.steps)) for name in names]
+    rows = [_row(name, *_draw(load_workload(name, args.seed, args.tokens, args.set), args.steps)) for name in names]
     print(f"{'workload':18}{'documents':>10}{'mean':>9}" + "".join(f"{c:>9}" for c in columns) + f"{'batch':>10}")
     print("\n".join(rows))
     return 0
@@ -55,7 +55,7 @@ def workload_names() -> list[str]:
     return sorted(path.stem for path in _CONF.glob("*.yaml"))
 
 
-def load(name: str, seed: int, tokens: int, settings: list[str]) -> Workload:
+def load_workload(name: str, seed: int, tokens: int, settings: list[str]) -> Workload:
     """Makes the workload of conf/workload/NAME.yaml, with settings such as "context_limit=65536"."""
     try:
         return loader(name, settings)(seed=seed, tokens=tokens)

@@ -6,7 +6,7 @@ job, so that --help and typos answer at once.
 
 import sys
 
-from zbench.console.command import FULL, loading, ran, say
+from zbench.console.command import FULL, loading, ran, tell_user
 
 with loading(__name__):
     import contextlib
@@ -25,7 +25,7 @@ with loading(__name__):
     from omegaconf import DictConfig
 
     from zbench import CONF, __version__
-    from zbench.console.overrides import added, check_choices, typed
+    from zbench.console.overrides import added, as_typed, check_choices
     from zbench.console.signals import stop_in
     from zbench.run.jobs import check_few, count
 
@@ -45,7 +45,7 @@ class ChildFailed(Exception):
 
 
 @dataclass(slots=True)
-class Outcome:
+class JobsOutcome:
     """The outcome of one command: what its jobs came to.
 
     group: its id, by which trackers know its runs. runs: by id, as a baseline may serve many. sweep: if it is one.
@@ -68,11 +68,11 @@ class Outcome:
 
 def main() -> int:
     """Runs the command line and returns its exit code."""
-    outcome = Outcome(f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}")
+    outcome = JobsOutcome(f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}")
     return ran(lambda: _led(outcome), lambda: outcome.kept)
 
 
-def _led(outcome: Outcome) -> int:
+def _led(outcome: JobsOutcome) -> int:
     """Runs what the command line asks for. Where torchrun or Slurm started this process as one of many, rank 0 does,
     and the others serve it."""
     from zbench.runtime.processes.world import found
@@ -90,7 +90,7 @@ def _led(outcome: Outcome) -> int:
         return _main(outcome)
 
 
-def _main(outcome: Outcome) -> int:
+def _main(outcome: JobsOutcome) -> int:
     command = shlex.join(["python", "-m", "zbench", *sys.argv[1:]])
     wants_traceback = os.environ.get(FULL) == "1"
     here = os.getpid()
@@ -129,14 +129,14 @@ def _print_sweep(sweep: "Sweep", runs: "list[Run]") -> None:
 
     if not runs:
         for line in sweep.said:
-            say(line)
+            tell_user(line)
         return
     were, they = ("runs were", "they were") if sweep.not_again > 1 else ("run was", "it was")
     again = [f"{sweep.not_again} {were} not made again, as {they} made or recorded before."] if sweep.not_again else []
     print_comparison(rows(runs), [*sweep.said, *again, *sweep.files])
 
 
-def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bool, is_here: bool) -> None:
+def _job(config: DictConfig, command: str, outcome: JobsOutcome, wants_traceback: bool, is_here: bool) -> None:
     """Runs one job of the command. Its error is told here: hydra would hold it back until the sweep ends, and tell only
     the first.
 
@@ -150,17 +150,19 @@ def _job(config: DictConfig, command: str, outcome: Outcome, wants_traceback: bo
     try:
         from zbench.run.presets import Presets
         from zbench.run.request import request
-        from zbench.run.run import run
+        from zbench.run.run import run_with_baseline
 
         outcome.presets = outcome.presets or Presets()
         asked = request(config, command, outcome.group, outcome.presets)
         outcome.out = asked.settings.out
-        outcome.runs |= {done.start["run"]: done for done in run(asked, outcome.runs.values(), outcome.sweep)}
+        outcome.runs |= {
+            done.start["run"]: done for done in run_with_baseline(asked, outcome.runs.values(), outcome.sweep)
+        }
     except Exception as error:
         _tell(error, outcome, wants_traceback)
 
 
-def _tell(error: Exception, outcome: Outcome, wants_traceback: bool) -> None:
+def _tell(error: Exception, outcome: JobsOutcome, wants_traceback: bool) -> None:
     """Prints the sentence for `error`, or raises it again where there is none or the user wants a traceback."""
     from zbench.console.sentence import sentence
 
@@ -176,9 +178,9 @@ def _tell(error: Exception, outcome: Outcome, wants_traceback: bool) -> None:
         raise error
     job = ""
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
-        job = f"{' '.join(map(typed, HydraConfig.get().overrides.task))}: "
+        job = f"{' '.join(map(as_typed, HydraConfig.get().overrides.task))}: "
     outcome.told = f"{job}{told[0]}"
-    say(outcome.told)
+    tell_user(outcome.told)
     outcome.code = max(outcome.code, told[1])
 
 

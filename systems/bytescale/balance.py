@@ -29,7 +29,7 @@ NEAR = 1.05  # rings wait for their slowest rank, which loads do not show: less 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class RingAssignment:
     """Every sequence's ranks, as the balance lays them. degree: int64 [n], ranks of every sequence. ranks: int64 [sum
     of degree], one sequence after another.
 
@@ -127,7 +127,7 @@ def _fullest(lengths: Ints, degree: Ints, places: Ints, ranks: int) -> float:
 
 def balanced(
     lengths: Ints, tokens: Ints | list[int], cost: Cost, backward: Mode, near: float = NEAR, room: float = np.inf
-) -> Layout:
+) -> RingAssignment:
     """Returns the layout that is done first, busiest rank and busiest node's NICs, among the values of C in `tokens`;
     of those within `near` times that the one with least to do in all. Where some leave every rank at most `room`
     tokens, one of them."""
@@ -151,7 +151,7 @@ def balanced(
     close = [one for one, it in zip(dealt, seconds, strict=True) if it <= near * min(seconds)]
     _, _, cut, network, degree, _, places, total = min(close, key=lambda one: (one[7].sum(), one[2]))
     owner = np.repeat(np.arange(len(lengths)), degree)
-    return Layout(
+    return RingAssignment(
         degree, places[np.lexsort((places, owner))], cut, max(float(total.max()), network), float(total.mean())
     )
 

@@ -22,8 +22,8 @@ from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ring
 from zbench.plans.plan import Ints, Plan
-from zbench.systems.bytescale.balance import Layout, balanced, cuts, share_seconds
-from zbench.systems.bytescale.slots import even, filled_seconds, numbers, parts
+from zbench.systems.bytescale.balance import RingAssignment, balanced, cuts, share_seconds
+from zbench.systems.bytescale.slots import even, filled_seconds, micro_batch_counts, split_by_room
 from zbench.systems.common.best_fit import best_fit
 from zbench.systems.common.micro_batches import fitting, need_bytes
 from zbench.systems.zeppelin.zones import capacity_tokens
@@ -103,14 +103,14 @@ class ByteScale:
     def _staged_room(self, lengths: Ints, room: int) -> int:
         """Returns the tokens of a rank's micro-batch: an even share of the job's number of micro-batches, or with
         balance of the number that is done first."""
-        counts = numbers(lengths, self.cost) if self.balance else [self.cost.model.micro_batches]
+        counts = micro_batch_counts(lengths, self.cost) if self.balance else [self.cost.model.micro_batches]
         rooms = [min(room, -(-int(lengths.sum()) // (count * self.cost.cluster.num_ranks))) for count in counts]
         seconds = [
             filled_seconds(lengths, self.layout(lengths, most), most, self.cost, self.backward) for most in rooms
         ]
         return rooms[int(np.argmin(seconds))]
 
-    def layout(self, lengths: Ints, room: int) -> Layout:
+    def layout(self, lengths: Ints, room: int) -> RingAssignment:
         """Returns the ranks of every sequence; no rank gets more than `room` tokens of one, as far as there are
         ranks."""
         most = max(min(self.tokens_per_rank or room, room), -(-int(lengths.max()) // self.cost.cluster.num_ranks))
@@ -136,7 +136,7 @@ class ByteScale:
         layout = self.layout(lengths[seqs], room)
         free = cost.cluster.device.memory_bytes - static_bytes(cost)
         sets = layout.sets
-        for part in parts(lengths[seqs], layout, cost.cluster.num_ranks, room if self.balance else layout.cut):
+        for part in split_by_room(lengths[seqs], layout, cost.cluster.num_ranks, room if self.balance else layout.cut):
             plan = self._laid(lengths, seqs[part], [sets[s] for s in part], layout)
             over = need_bytes(plan, cost) - static_bytes(cost)
             widest = len(part) == 1 and layout.degree[part[0]] >= min(cost.cluster.num_ranks, lengths[seqs[part[0]]])
@@ -147,7 +147,7 @@ class ByteScale:
                 out += self._fitting(lengths, seqs[part], max(int(room * np.clip(free / over, 0.3, 0.9)), 1))
         return out
 
-    def _laid(self, lengths: Ints, seqs: Ints, ranks: list[Ints], layout: Layout) -> Plan:
+    def _laid(self, lengths: Ints, seqs: Ints, ranks: list[Ints], layout: RingAssignment) -> Plan:
         """Makes the plan of a layout: rings, the widest first, then what is local; sequences on the same ranks share a
         ring."""
         mine = lengths[seqs]
@@ -169,7 +169,7 @@ class ByteScale:
         place = rows - rows % node + (rows + np.arange(len(rows))[:, None]) % node
         return np.take_along_axis(rows, np.argsort(place, axis=1), axis=1)
 
-    def _in_turn(self, lengths: Ints, cut: int) -> Layout:
+    def _in_turn(self, lengths: Ints, cut: int) -> RingAssignment:
         """Lays long sequences and best-fit packs of the others, `cut` tokens a rank, on the next free ranks in turn."""
         ranks = self.cost.cluster.num_ranks
         degree = np.minimum(-(-lengths // cut), ranks)
@@ -188,4 +188,4 @@ class ByteScale:
         load = share_seconds(lengths, degree, self.cost, self.backward)
         flat = np.concatenate(places)
         total = np.bincount(flat, weights=np.repeat(load, degree), minlength=ranks)
-        return Layout(degree, flat, cut, float(total.max()), float(total.mean()))
+        return RingAssignment(degree, flat, cut, float(total.max()), float(total.mean()))

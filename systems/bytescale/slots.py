@@ -15,12 +15,12 @@ from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.passes.reverse import Mode
 from zbench.plans.plan import Ints
-from zbench.systems.bytescale.balance import Layout, share_seconds
+from zbench.systems.bytescale.balance import RingAssignment, share_seconds
 
 NUMBERS = (1, 2, 3, 4, 8)  # times the stages: of micro-batches, tried
 
 
-def parts(lengths: Ints, layout: Layout, num_ranks: int, room: int) -> list[Ints]:
+def split_by_room(lengths: Ints, layout: RingAssignment, num_ranks: int, room: int) -> list[Ints]:
     """Divides sequences into micro-batches of at most `room` tokens a rank (or a larger share alone), the largest
     first.
 
@@ -51,18 +51,18 @@ def _first_fit(order, share, degree, ranks, num_ranks, room):  # type: ignore[no
     return turn
 
 
-def numbers(lengths: Ints, cost: Cost) -> list[int]:
+def micro_batch_counts(lengths: Ints, cost: Cost) -> list[int]:
     """Lists the numbers of micro-batches that are tried, ascending: the factors NUMBERS times the number of stages."""
     return sorted({min(times * cost.pp, len(lengths)) for times in NUMBERS})
 
 
-def even(lengths: Ints, lay: Callable[[Ints], Layout], cost: Cost, backward: Mode) -> tuple[str, list[Ints]]:
+def even(lengths: Ints, lay: Callable[[Ints], RingAssignment], cost: Cost, backward: Mode) -> tuple[str, list[Ints]]:
     """Divides sequences into micro-batches of about equal work, so that they are done first: returns (which way, the
-    sequences of every micro-batch). All numbers of micro-batches and both ways, `alike` and `mixed`, are tried, each
+    sequences of every micro-batch). All numbers of micro-batches and both ways, `alike` and `even_parts`, are tried, each
     laid by `lay`."""
     work = share_seconds(lengths, np.ones_like(lengths), cost, backward)
-    ways = (("similar lengths", alike), ("all lengths", mixed))
-    tried = [(name, way(lengths, work, count)) for count in numbers(lengths, cost) for name, way in ways]
+    ways = (("similar lengths", alike), ("all lengths", even_parts))
+    tried = [(name, way(lengths, work, count)) for count in micro_batch_counts(lengths, cost) for name, way in ways]
     busiest = [np.array([lay(lengths[part]).busiest for part in found]) for _, found in tried]
     return tried[int(np.argmin([staged_seconds(seconds, cost) for seconds in busiest]))]
 
@@ -75,7 +75,7 @@ def alike(lengths: Ints, work: Floats, count: int) -> list[Ints]:
     return [order[bucket == b] for b in np.unique(bucket)]
 
 
-def mixed(lengths: Ints, work: Floats, count: int) -> list[Ints]:
+def even_parts(lengths: Ints, work: Floats, count: int) -> list[Ints]:
     """Returns `count` parts of about equal work, the longest sequences dealt first, each to the part with the least."""
     part, held = np.zeros(len(lengths), np.int64), np.zeros(count)
     for seq in np.argsort(-lengths, kind="stable").tolist():
@@ -84,10 +84,10 @@ def mixed(lengths: Ints, work: Floats, count: int) -> list[Ints]:
     return [np.flatnonzero(part == p) for p in range(count)]
 
 
-def filled_seconds(lengths: Ints, layout: Layout, room: int, cost: Cost, backward: Mode) -> float:
-    """Returns the seconds of a layout whose sequences are divided by `parts`, as `staged_seconds` counts them."""
+def filled_seconds(lengths: Ints, layout: RingAssignment, room: int, cost: Cost, backward: Mode) -> float:
+    """Returns the seconds of a layout whose sequences are divided by `split_by_room`, as `staged_seconds` counts them."""
     ranks, load = cost.cluster.num_ranks, share_seconds(lengths, layout.degree, cost, backward)
-    found = parts(lengths, layout, ranks, room)
+    found = split_by_room(lengths, layout, ranks, room)
     turn = np.zeros(len(lengths), np.int64)
     for number, seqs in enumerate(found):
         turn[seqs] = number

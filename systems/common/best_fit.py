@@ -6,7 +6,7 @@ import numpy as np
 from zbench.plans.plan import Ints
 
 
-def packs(lengths: Ints, num_ranks: int, most: int) -> Ints:
+def best_fit_packs(lengths: Ints, num_ranks: int, most: int) -> Ints:
     """Returns the pack of every sequence, int64 [num_sequences]: as small as the fewest micro-batches allow.
 
     most: tokens that a pack may hold at most (where no single sequence is longer).

@@ -47,7 +47,7 @@ class Grid:
         return rows * cols * (2 * rows - 1 + 3 * (cols - 1))
 
 
-def degrees(num_ranks: int, num_heads: int) -> list[int]:
+def exchange_degrees(num_ranks: int, num_heads: int) -> list[int]:
     """Lists every U that divides the ranks and leaves each a head."""
     return [degree for degree in range(1, min(num_ranks, num_heads) + 1) if num_ranks % degree == 0]
 
@@ -62,7 +62,7 @@ def context_first(num_ranks: int, degree: int) -> Ints:
     return np.arange(num_ranks, dtype=np.int64).reshape(degree, -1).T
 
 
-def plan_of(lengths: Ints, sequences: Ints, grid: Grid, cost: Cost, backward: Mode) -> Plan:
+def grid_plan(lengths: Ints, sequences: Ints, grid: Grid, cost: Cost, backward: Mode) -> Plan:
     """Makes the plan of all of `sequences` over all ranks in `grid`."""
     mine = lengths[sequences]
     builder = Builder(mine, cost.cluster.num_ranks, cost.model.num_heads, cost.model.mask, sequences=sequences)
@@ -92,7 +92,7 @@ class Priced:
         return max(size * self.passing, chain)
 
 
-def priced(grids: list[Grid], cost: Cost) -> list[Priced]:
+def grid_prices(grids: list[Grid], cost: Cost) -> list[Priced]:
     """Returns every grid with the times of its links; the exchange is the same for all with one shape and placement."""
     exchanges: dict[tuple[tuple[int, int], int], float] = {}
     for grid in grids:
@@ -111,7 +111,7 @@ def best_grids(lengths: Ints, sequences: Ints, grids: list[Priced], cost: Cost, 
     sizes = np.array([priced.grid.num_ops for priced in grids], np.int64)
 
     def build(index: int) -> Plan:
-        return plan_of(lengths, sequences, grids[index].grid, cost, backward)
+        return grid_plan(lengths, sequences, grids[index].grid, cost, backward)
 
     return best_first(seconds, sizes, build, cost, NEAR, PLAYED)
 

@@ -29,7 +29,7 @@ def lay(builder: Builder, *, method: Method, group: Ints, groups: Ints, gpus_per
     elif method == "ring":
         ring(builder, seqs, group, groups)
     elif method == "ulysses":
-        width = exchanged(degree, builder.num_heads)
+        width = exchange_degree(degree, builder.num_heads)
         ulysses_ring(builder, seqs, group, groups.reshape(len(groups), -1, width))
     else:
         for number in np.unique(group):
@@ -39,7 +39,7 @@ def lay(builder: Builder, *, method: Method, group: Ints, groups: Ints, gpus_per
             )
 
 
-def exchanged(degree: int, num_heads: int) -> int:
+def exchange_degree(degree: int, num_heads: int) -> int:
     """Returns the number of ranks of an all-to-all in a group: the most that divide it and leave each a head. kv goes
     round the others."""
     return max(width for width in range(1, min(degree, num_heads) + 1) if degree % width == 0)

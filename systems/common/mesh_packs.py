@@ -7,13 +7,13 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.plans.plan import Ints
-from zbench.systems.common.best_fit import packs
+from zbench.systems.common.best_fit import best_fit_packs
 from zbench.systems.common.bins import bins
 
 Batching = Literal["arrival", "best_fit", "balanced"]
 
 
-def packed(batching: Batching, lengths: Ints, num_groups: int, most: int, cost: Cost) -> Ints:
+def pack_batch(batching: Batching, lengths: Ints, num_groups: int, most: int, cost: Cost) -> Ints:
     """Returns int64 [num_sequences, 2]: micro-batch and group of every sequence, in packs of at most `most` tokens.
 
     A longer sequence has a pack of its own. arrival: packs are filled in order, and the groups take them in turn.
@@ -22,7 +22,7 @@ def packed(batching: Batching, lengths: Ints, num_groups: int, most: int, cost: 
     """
     if batching == "arrival":
         return np.stack(np.divmod(_filled(lengths, most), num_groups), axis=1)
-    pack = packs(lengths, num_groups, most)
+    pack = best_fit_packs(lengths, num_groups, most)
     if batching == "balanced":
         count = -(-int(pack.max() + 1) // num_groups) * num_groups
         pack = bins(sequence_seconds(lengths, cost), lengths, count, max(most, int(lengths.max())))

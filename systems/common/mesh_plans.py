@@ -50,7 +50,7 @@ def holding_degree(longest: int, method: Method, most: int, cost: Cost) -> int:
     """Returns the least divisor of `most` whose groups have room for a sequence of `longest` tokens, with all that its
     ranks receive; else `most`, which divides the ranks."""
     pack = np.zeros((1, 2), np.int64)
-    return holding(longest, most, cost, lambda alone, degree: plans_of(alone, method, degree, cost, pack)[0])
+    return holding(longest, most, cost, lambda alone, degree: mesh_plans(alone, method, degree, cost, pack)[0])
 
 
 def holding(longest: int, most: int, cost: Cost, plan_of: Callable[[Batch, int], Plan]) -> int:
@@ -73,7 +73,7 @@ def fitting_plans(
     [num_sequences, 2]. pack_tokens: of a rank of a group, at most.
     """
     return largest_fitting(
-        batch, degree, pack_tokens, cost, lambda most: plans_of(batch, method, degree, cost, packed(most))
+        batch, degree, pack_tokens, cost, lambda most: mesh_plans(batch, method, degree, cost, packed(most))
     )
 
 
@@ -95,7 +95,7 @@ def largest_fitting(
         most = int(SMALLER * most)
 
 
-def plans_of(batch: Batch, method: Method, degree: int, cost: Cost, pack: Ints) -> tuple[Plan, ...]:
+def mesh_plans(batch: Batch, method: Method, degree: int, cost: Cost, pack: Ints) -> tuple[Plan, ...]:
     """Returns a plan for every micro-batch. pack: int64 [num_sequences, 2], micro-batch and group of every sequence."""
     return laid_plans(batch, partial(lay, method=method), BACKWARD[method], degree, cost, pack)
 

@@ -10,7 +10,7 @@ import numpy as np
 from zbench.plans.plan import Ints
 
 
-def rounds(src: Ints, dst: Ints, num_ranks: int) -> Ints:
+def colour_rounds(src: Ints, dst: Ints, num_ranks: int) -> Ints:
     """Returns int64 [n], the round of every transfer: an edge colouring with as few colours as there can be.
 
     Earlier transfers get earlier rounds as far as possible, so give the urgent ones first.

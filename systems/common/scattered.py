@@ -16,7 +16,7 @@ from zbench.passes import reverse
 from zbench.passes.reverse import Mode
 from zbench.plans.build import Builder
 from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
-from zbench.systems.common.rounds import rounds
+from zbench.systems.common.rounds import colour_rounds
 
 FULL = 1 << 40  # blocks of a message: no limit
 LAST = 1 << 62  # a place in the plan after all others
@@ -37,7 +37,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Messages:
+class MessageTable:
     """Messages of kv between ranks, in rounds. blocks: what each carries, as a builder's name of a list. round: int64
     [n]. unit, message: every (block, the message that carries it)."""
 
@@ -148,7 +148,7 @@ def add_units(builder: Builder, pieces: Pieces) -> tuple[Ints, Pieces]:
     return base + order, sorted_units
 
 
-def _messages(builder: Builder, block: Ints, unit: Ints, src: Ints, dst: Ints, most: int) -> Messages:
+def _messages(builder: Builder, block: Ints, unit: Ints, src: Ints, dst: Ints, most: int) -> MessageTable:
     """Gathers the blocks that go the same way into messages of at most `most`, in rounds; long sequences' blocks come
     first in `unit`."""
     way = src * builder.num_ranks + dst
@@ -163,8 +163,8 @@ def _messages(builder: Builder, block: Ints, unit: Ints, src: Ints, dst: Ints, m
     turn = place[starts] // most  # a way's first message before any way's second
     urgent = np.argsort(turn, kind="stable")
     when = np.empty(len(urgent), np.int64)
-    when[urgent] = rounds(here[urgent], there[urgent], builder.num_ranks)
-    return Messages(here, there, names, when, unit[order], message)
+    when[urgent] = colour_rounds(here[urgent], there[urgent], builder.num_ranks)
+    return MessageTable(here, there, names, when, unit[order], message)
 
 
 def attends(

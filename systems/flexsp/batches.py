@@ -14,9 +14,9 @@ import numpy as np
 
 from zbench.plans.plan import Ints
 from zbench.systems.flexsp.cost import Objective
-from zbench.systems.flexsp.search import Found
+from zbench.systems.flexsp.search import FoundGroups
 
-Choose = Callable[[Ints], Found | None]  # groups for one micro-batch: lengths, longest first
+Choose = Callable[[Ints], FoundGroups | None]  # groups for one micro-batch: lengths, longest first
 SHIFTED = 2  # of the numbers of micro-batches tried, the best, whose cuts are shifted
 SHIFTS = (0.2, 0.1, 0.05, 0.025)  # by how much of a micro-batch's share of the tokens a cut is moved
 
@@ -27,10 +27,10 @@ class MicroBatch:
     groups."""
 
     sequences: Ints
-    found: Found
+    found: FoundGroups
 
 
-def micro_batches(
+def split_batch(
     lengths: Ints, of: Objective, trials: int, glance: Choose, choose: Choose
 ) -> tuple[MicroBatch, ...] | None:
     """Returns the micro-batches with the least time in all, the slowest first; None if `glance` finds none at all.
@@ -50,13 +50,13 @@ def micro_batches(
     return tuple(sorted(parts, key=lambda part: -part.found.packed.seconds))
 
 
-def total_seconds(parts: Iterable[Found | None], of: Objective) -> float:
+def total_seconds(parts: Iterable[FoundGroups | None], of: Objective) -> float:
     """Returns the seconds of micro-batches one after another, infinite if one has no groups."""
     each = of.collectives.micro_batch_seconds
     return sum(np.inf if part is None else each(part.packed.seconds) for part in parts)
 
 
-def _better(one: Found | None, other: Found | None) -> Found:
+def _better(one: FoundGroups | None, other: FoundGroups | None) -> FoundGroups:
     """Returns the groups that end first, and the bound of `other`, which looked for one."""
     assert one is not None
     if other is None or other.packed.seconds <= one.packed.seconds:
@@ -85,13 +85,13 @@ class _Cutter:
     lengths: Ints
     of: Objective
     choose: Choose
-    known: dict[tuple[int, int], Found | None]
+    known: dict[tuple[int, int], FoundGroups | None]
 
     @property
     def ends(self) -> Ints:
         return np.asarray(np.cumsum(self.lengths), np.int64)
 
-    def found(self, begin: int, end: int) -> Found | None:
+    def found(self, begin: int, end: int) -> FoundGroups | None:
         if (begin, end) not in self.known:
             self.known[begin, end] = self.choose(self.lengths[begin:end])
         return self.known[begin, end]

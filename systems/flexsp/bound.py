@@ -19,7 +19,7 @@ TOLERANCE = 1e-4  # relative, of the bisection; the bound is its lower end
 SHARES = (1.0, 0.0, 0.5, 0.25, 0.75)  # of time in the mixture of time and memory that has to suffice
 
 
-def bound_seconds(lengths: Ints, of: Objective, most: float) -> float:
+def micro_batch_bound(lengths: Ints, of: Objective, most: float) -> float:
     """Returns the seconds, at most `most`, that no choice of groups can beat; `most` is what some choice reaches.
     lengths: int64 [n], longest first, of one micro-batch.
 

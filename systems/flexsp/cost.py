@@ -21,7 +21,7 @@ from zbench.plans.area import TILE
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ulysses_ring
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.clock import Free, Program, run
+from zbench.simulator.clock import Free, LegGraph, run_legs
 from zbench.simulator.layers import finished
 from zbench.simulator.simulate import programs
 
@@ -66,7 +66,7 @@ class Objective:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
-def degrees(cost: Cost) -> list[int]:
+def group_degrees(cost: Cost) -> list[int]:
     """Lists the sizes of groups, each dividing the next: powers of two where GPUs and nodes are.
 
     Products of the prime factors of a node's GPUs, then of the nodes, smallest first: groups laid largest
@@ -89,15 +89,15 @@ def _prime_factors(number: int) -> list[int]:
     return found
 
 
-def shape(degree: int, cost: Cost) -> tuple[int, int]:
+def group_shape(degree: int, cost: Cost) -> tuple[int, int]:
     """Returns (rows, columns) of a group: a ring of rows of as many columns as heads allow, exchanging heads."""
-    columns = max(d for d in degrees(cost) if d <= cost.model.num_heads and degree % d == 0)
+    columns = max(d for d in group_degrees(cost) if d <= cost.model.num_heads and degree % d == 0)
     return degree // columns, columns
 
 
 def objective(cost: Cost, backward: Mode) -> Objective:
     """Returns the objective with the constants of every degree on the described cluster."""
-    sizes = degrees(cost)
+    sizes = group_degrees(cost)
     size = np.array(sizes, np.int64)
     tokens, piece = TILE * TILES * size.astype(np.float64), 2 * TILE
     one, many, half, occupied = _profiles(sizes, cost, backward).T
@@ -117,7 +117,7 @@ def _profiles(sizes: list[int], cost: Cost, backward: Mode) -> Floats:
     All with as many tokens a rank. Of rings that cross nodes only the three with the fewest rows are played, a
     thousand ranks would take seconds: each further row is one more equal hop, so the numbers go on in a line.
     """
-    rows = [shape(degree, cost)[0] for degree in sizes]
+    rows = [group_shape(degree, cost)[0] for degree in sizes]
     crossing = [i for i in range(len(sizes)) if rows[i] > 1 and sizes[i] > cost.cluster.gpus_per_node]
     found = [_profile(sizes[i], cost, backward) for i in range(len(sizes)) if i not in crossing[3:]]
     for i in crossing[3:]:
@@ -140,7 +140,7 @@ def _group(lengths: Ints, degree: int, cost: Cost, backward: Mode) -> tuple[Plan
     small = replace(cost, cluster=replace(cost.cluster, num_nodes=nodes))
     builder = Builder(lengths, small.cluster.num_ranks, cost.model.num_heads, cost.model.mask)
     seqs = np.arange(len(lengths), dtype=np.int64)
-    ulysses_ring(builder, seqs, 0 * seqs, np.arange(degree, dtype=np.int64).reshape(1, *shape(degree, cost)))
+    ulysses_ring(builder, seqs, 0 * seqs, np.arange(degree, dtype=np.int64).reshape(1, *group_shape(degree, cost)))
     return reverse(builder.build(), backward), small
 
 
@@ -156,7 +156,7 @@ def _seconds(plan: Plan, cost: Cost) -> float:
     return model.num_layers * layer + float(cost.head_seconds(tokens)[0])
 
 
-def _slowest(program: Program, cost: Cost) -> float:
+def _slowest(program: LegGraph, cost: Cost) -> float:
     ready = np.zeros(cost.cluster.num_ranks)
-    timeline = run(program, ready, Free.zero(cost.cluster))
+    timeline = run_legs(program, ready, Free.zero(cost.cluster))
     return float(finished(program, timeline, ready).max())

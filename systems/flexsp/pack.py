@@ -31,7 +31,7 @@ class Packed:
     group: Ints
 
 
-def pack(lengths: Ints, counts: Ints, of: Objective, improve: bool) -> Packed:
+def pack_groups(lengths: Ints, counts: Ints, of: Objective, improve: bool) -> Packed:
     """Packs `lengths`, longest first, into counts[i] groups of of.degree[i] ranks; improve: also by moves and swaps."""
     index = np.repeat(np.arange(len(counts)), counts)[::-1].copy()
     group, load, used = _place(lengths, index, of.square, of.linear, of.fixed, of.capacity)

@@ -19,10 +19,10 @@ from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ulysses_ring
 from zbench.plans.plan import Ints, Plan
-from zbench.systems.flexsp.batches import MicroBatch, micro_batches
-from zbench.systems.flexsp.cost import Objective, objective, shape
+from zbench.systems.flexsp.batches import MicroBatch, split_batch
+from zbench.systems.flexsp.cost import Objective, group_shape, objective
 from zbench.systems.flexsp.milp import Limits, solve
-from zbench.systems.flexsp.search import Found, glance, search
+from zbench.systems.flexsp.search import FoundGroups, glance, search_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ class FlexSP:
         beat, and by how much it misses that."""
         of = self.objective.holding(int(batch.lengths.max()))
         # Micro-batches: cuts are compared by a glance at their groups; groups are searched (or solved) for the best.
-        parts = micro_batches(batch.lengths, of, self.trials, lambda x: glance(x, of), lambda x: self._chosen(x, of))
+        parts = split_batch(batch.lengths, of, self.trials, lambda x: glance(x, of), lambda x: self._chosen(x, of))
         assert parts is not None  # every sequence fits a group by itself
-        return tuple(laid(part, batch, self.cost, of, self.backward) for part in parts)
+        return tuple(micro_batch_plan(part, batch, self.cost, of, self.backward) for part in parts)
 
-    def _chosen(self, lengths: Ints, of: Objective) -> Found | None:
+    def _chosen(self, lengths: Ints, of: Objective) -> FoundGroups | None:
         """Returns the groups of a micro-batch: the search's, or the solver's where asked for and better."""
-        found = search(lengths, of)
+        found = search_groups(lengths, of)
         if self.solver == "search" or found is None:
             return found
         solved = solve(lengths, of, found.packed, Limits(self.nodes, self.seconds, self.buckets))
@@ -79,7 +79,7 @@ class FlexSP:
         return replace(found, method=f"search, not bettered by milp ({solved.ended})", solver_seconds=solved.took)
 
 
-def laid(part: MicroBatch, batch: Batch, cost: Cost, of: Objective, backward: Mode) -> Plan:
+def micro_batch_plan(part: MicroBatch, batch: Batch, cost: Cost, of: Objective, backward: Mode) -> Plan:
     """Returns the micro-batch as a plan: groups on ranks in order, the largest first, so that small ones stay inside
     nodes."""
     sequences = np.sort(part.sequences)
@@ -93,7 +93,7 @@ def laid(part: MicroBatch, batch: Batch, cost: Cost, of: Objective, backward: Mo
         mine = np.flatnonzero(index[group] == k)
         used, place = np.unique(group[mine], return_inverse=True)
         ranks = first[used][:, None] + np.arange(of.degree[k])
-        ulysses_ring(builder, mine, place, ranks.reshape(len(used), *shape(int(of.degree[k]), cost)))
+        ulysses_ring(builder, mine, place, ranks.reshape(len(used), *group_shape(int(of.degree[k]), cost)))
     seconds, bound = part.found.packed.seconds, part.found.bound_seconds
     notes: dict[str, float | str] = {"method": part.found.method, "objective_seconds": seconds}
     notes |= {"bound_seconds": bound, "gap": seconds / bound - 1} if bound else {}

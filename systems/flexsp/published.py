@@ -16,13 +16,13 @@ from zbench.systems.common.best_fit import best_fit
 from zbench.systems.flexsp.batches import MicroBatch
 from zbench.systems.flexsp.cost import Objective
 from zbench.systems.flexsp.pack import Packed
-from zbench.systems.flexsp.search import Found
+from zbench.systems.flexsp.search import FoundGroups
 
 FILL = 0.9  # of a group's capacity; as in the public code
 EVENED = 16  # ranks of a group; as in the public code, whose nodes have 8
 
 
-def published(lengths: Ints, index: int, of: Objective) -> tuple[MicroBatch, ...]:
+def published_groups(lengths: Ints, index: int, of: Objective) -> tuple[MicroBatch, ...]:
     """Returns the micro-batches of groups of of.degree[index] ranks, in order. lengths: int64 [n], in the batch's
     order."""
     degree, size = int(of.degree[index]), max(int(FILL * of.capacity[index]), int(lengths.max()))
@@ -74,4 +74,4 @@ def _micro_batch(lengths: Ints, group: Ints, number: int, index: int, of: Object
     mine = group[sequences]
     seconds = max(of.seconds(lengths[sequences[mine == one]], index) for one in np.unique(mine).tolist())
     packed = Packed(seconds, np.full(number, index), mine)
-    return MicroBatch(sequences, Found(packed, 0.0, f"degree {of.degree[index]}, best fit at {FILL}"))
+    return MicroBatch(sequences, FoundGroups(packed, 0.0, f"degree {of.degree[index]}, best fit at {FILL}"))

@@ -13,9 +13,9 @@ from heapq import heappop, heappush
 import numpy as np
 
 from zbench.plans.plan import Ints
-from zbench.systems.flexsp.bound import bound_seconds, likely_counts
+from zbench.systems.flexsp.bound import likely_counts, micro_batch_bound
 from zbench.systems.flexsp.cost import Objective
-from zbench.systems.flexsp.pack import Packed, pack
+from zbench.systems.flexsp.pack import Packed, pack_groups
 
 SLOWER = (0.0, 0.05, 0.1, 0.2)  # starts: the relaxation's groups if all may end this much later than it says
 EXPANDED = 6  # choices, from each start, whose neighbours are tried
@@ -28,7 +28,7 @@ CLOSE = 1e-3  # relative to the bound; nearer is near enough
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundGroups:
     """The groups found for a micro-batch, and how they were found. packed: the groups of a micro-batch. bound_seconds:
     no packing of it ends earlier (0: unknown).
 
@@ -48,7 +48,7 @@ def equal_counts(of: Objective) -> list[Ints]:
     return [one[i] * (of.num_ranks // int(of.degree[i])) for i in range(len(of.degree))]
 
 
-def glance(lengths: Ints, of: Objective) -> Found | None:
+def glance(lengths: Ints, of: Objective) -> FoundGroups | None:
     """Returns good groups for `lengths`, quickly found, by which stretches are compared when a batch is cut."""
     tried, best = _started(lengths, of, GLANCE)
     for start in [best, *tried.starts]:
@@ -56,10 +56,10 @@ def glance(lengths: Ints, of: Objective) -> Found | None:
     best = tried.best(1)[0]
     if tried.seconds(best) == np.inf:
         return None
-    return Found(pack(lengths, best, of, len(lengths) * int(best.sum()) < GLANCE_FITTING), 0.0, "glance")
+    return FoundGroups(pack_groups(lengths, best, of, len(lengths) * int(best.sum()) < GLANCE_FITTING), 0.0, "glance")
 
 
-def search(lengths: Ints, of: Objective) -> Found | None:
+def search_groups(lengths: Ints, of: Objective) -> FoundGroups | None:
     """Returns the best groups found for `lengths` (int64 [n], longest first); None if none were found that memory
     allows."""
     # Numbers of groups of each degree, by a packing without moves; more are tried by splitting and merging.
@@ -70,14 +70,14 @@ def search(lengths: Ints, of: Objective) -> Found | None:
     if tried.seconds(best) == np.inf:
         return None
     # Certificate; then full packings of the best few, until one is as good as proven.
-    bound = bound_seconds(lengths, of, tried.seconds(best))
-    packed = pack(lengths, best, of, True)
+    bound = micro_batch_bound(lengths, of, tried.seconds(best))
+    packed = pack_groups(lengths, best, of, True)
     kept = min(KEPT, 1 + FITTING // (len(lengths) * int(best.sum())))
     for counts in tried.best(kept):
         if packed.seconds <= bound * (1 + CLOSE):
             break
-        packed = min(packed, pack(lengths, counts, of, True), key=lambda each: each.seconds)
-    return Found(packed, min(bound, packed.seconds), "search")
+        packed = min(packed, pack_groups(lengths, counts, of, True), key=lambda each: each.seconds)
+    return FoundGroups(packed, min(bound, packed.seconds), "search")
 
 
 def _started(lengths: Ints, of: Objective, work: int) -> tuple["_Tried", Ints]:
@@ -102,7 +102,7 @@ class _Tried:
     def seconds(self, counts: Ints) -> float:
         key = tuple(counts.tolist())
         if key not in self.known:
-            self.known[key] = pack(self.lengths, counts, self.of, False).seconds
+            self.known[key] = pack_groups(self.lengths, counts, self.of, False).seconds
             self.work -= len(self.lengths) * len(counts)
         return self.known[key]
 

@@ -13,16 +13,16 @@ from zbench.describe.arrays import Flags, Floats
 from zbench.plans.plan import Ints
 from zbench.systems.hydraulis.cost import Schemes
 from zbench.systems.hydraulis.dispatch import dispatch, orders
-from zbench.systems.hydraulis.pack import packed
-from zbench.systems.hydraulis.published import dispatched, first_fit, greedy_packs, in_turn, pack_evenly
-from zbench.systems.hydraulis.room import Room, room
+from zbench.systems.hydraulis.pack import pack_pipelines
+from zbench.systems.hydraulis.published import first_fit, greedy_packs, pack_evenly, packs_in_turn, published_dispatch
+from zbench.systems.hydraulis.room import LongPlacement, room
 
 WAYS = ("search", "published", "fixed", "first_fit")
 WORK = 30_000_000  # places that a candidate's trials look at, and its moves: less than a tenth of a second each
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sequences:
+class SchemeSequences:
     """The sequences of a batch, sorted by length, with their seconds on every scheme. lengths: int64 [n], ascending.
     seconds: [num_schemes, n], of each on a stage. arrival: int64 [n], their places here in the batch's order."""
 
@@ -31,14 +31,14 @@ class Sequences:
     arrival: Ints
 
     @staticmethod
-    def of(lengths: Ints, schemes: Schemes) -> "Sequences":
+    def of(lengths: Ints, schemes: Schemes) -> "SchemeSequences":
         """Sorts a batch's sequences and works out their seconds on every scheme."""
         order = np.argsort(lengths, kind="stable")
-        return Sequences(lengths[order], schemes.seconds(lengths[order]), np.argsort(order, kind="stable"))
+        return SchemeSequences(lengths[order], schemes.seconds(lengths[order]), np.argsort(order, kind="stable"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batched:
+class Assignment:
     """Sequences dealt to pipelines and micro-batches. pipeline, micro: int64 [n], of every sequence, in the order of
     Sequences. each: seconds of a stage, without what is fixed, [num_pipelines, micro_batches]. played: [num_pipelines],
     of all micro-batches and pp - 1 times the longest; seconds: likewise, as the way of batching reckons it."""
@@ -50,7 +50,9 @@ class Batched:
     seconds: Floats
 
 
-def batched(way: str, given: Sequences, scheme: Ints, of: Schemes, trials: int, pack_tokens: int | None) -> Batched:
+def place_on_pipelines(
+    way: str, given: SchemeSequences, scheme: Ints, of: Schemes, trials: int, pack_tokens: int | None
+) -> Assignment:
     """Deals sequences to pipelines and their micro-batches. scheme: int64 [num_pipelines], the widest first. trials:
     orders of a dispatch. pack_tokens: of a pack of fixed and first_fit, where a pipeline holds so many; None: what it
     holds."""
@@ -62,9 +64,9 @@ def batched(way: str, given: Sequences, scheme: Ints, of: Schemes, trials: int, 
     if way == "search":
         pipeline = _searched(of_kind, fits, kind, of.pp[scheme], trials)
         own, fullest = given.seconds[scheme[pipeline], np.arange(len(pipeline))], np.maximum(has.capacity, 1)
-        micro, total = packed(own, given.lengths, pipeline, of.fixed[scheme], of.pp[scheme], fullest)
-        return Batched(pipeline, micro, _each(own, pipeline, micro, len(scheme)), total, total)
-    pipeline = dispatched(of_kind, fits, kind, of.pp[scheme], _tries(fits, kind, trials))
+        micro, total = pack_pipelines(own, given.lengths, pipeline, of.fixed[scheme], of.pp[scheme], fullest)
+        return Assignment(pipeline, micro, _each(own, pipeline, micro, len(scheme)), total, total)
+    pipeline = published_dispatch(of_kind, fits, kind, of.pp[scheme], _tries(fits, kind, trials))
     if way == "fixed":
         return _fixed(given, pipeline, has, scheme, of, pack_tokens)
     return _published(given, pipeline, has, scheme, of)
@@ -81,7 +83,7 @@ def _searched(seconds: Floats, fits: Flags, kind: Ints, stages: Ints, trials: in
     return dispatch(seconds, fits, kind, stages, tries, moves)[0]
 
 
-def _published(given: Sequences, pipeline: Ints, has: Room, scheme: Ints, of: Schemes) -> Batched:
+def _published(given: SchemeSequences, pipeline: Ints, has: LongPlacement, scheme: Ints, of: Schemes) -> Assignment:
     micro, bound = np.zeros(len(pipeline), np.int64), np.zeros(len(scheme))
     own = given.seconds[scheme[pipeline], np.arange(len(pipeline))]
     for p, k in enumerate(scheme.tolist()):
@@ -93,7 +95,9 @@ def _published(given: Sequences, pipeline: Ints, has: Room, scheme: Ints, of: Sc
     return replace(_played(given, pipeline, micro, scheme, of), seconds=bound)
 
 
-def _fixed(given: Sequences, pipeline: Ints, has: Room, scheme: Ints, of: Schemes, pack_tokens: int | None) -> Batched:
+def _fixed(
+    given: SchemeSequences, pipeline: Ints, has: LongPlacement, scheme: Ints, of: Schemes, pack_tokens: int | None
+) -> Assignment:
     micro = np.zeros(len(pipeline), np.int64)
     for p in range(len(scheme)):
         mine = np.flatnonzero(pipeline == p)
@@ -102,7 +106,9 @@ def _fixed(given: Sequences, pipeline: Ints, has: Room, scheme: Ints, of: Scheme
     return _played(given, pipeline, micro, scheme, of)
 
 
-def _first_fit(given: Sequences, has: Room, scheme: Ints, of: Schemes, pack_tokens: int | None) -> Batched:
+def _first_fit(
+    given: SchemeSequences, has: LongPlacement, scheme: Ints, of: Schemes, pack_tokens: int | None
+) -> Assignment:
     """Packs by first fit; sequences that need a pipeline nearly to themselves have micro-batches of their own, the
     first ones."""
     count = len(given.lengths)
@@ -117,7 +123,7 @@ def _first_fit(given: Sequences, has: Room, scheme: Ints, of: Schemes, pack_toke
         pack = first_fit(lengths, _size(lengths, int(has.capacity.max()), pack_tokens))
         tokens = np.zeros(int(pack.max()) + 1, np.int64)
         np.add.at(tokens, pack, lengths)
-        of_pack = in_turn(tokens, has.capacity, held)
+        of_pack = packs_in_turn(tokens, has.capacity, held)
         place = np.empty(len(tokens), np.int64)
         for p in np.unique(of_pack).tolist():
             mine = np.flatnonzero(of_pack == p)
@@ -142,13 +148,13 @@ def _fullest_first(pack: Ints, tokens: Ints) -> Ints:
     return place[pack]
 
 
-def _played(given: Sequences, pipeline: Ints, micro: Ints, scheme: Ints, of: Schemes) -> Batched:
+def _played(given: SchemeSequences, pipeline: Ints, micro: Ints, scheme: Ints, of: Schemes) -> Assignment:
     own = given.seconds[scheme[pipeline], np.arange(len(pipeline))]
     each = _each(own, pipeline, micro, len(scheme))
     used, fixed = (each > 0).sum(axis=1), of.fixed[scheme]
     bubble = np.where(used > 0, (of.pp[scheme] - 1) * (each.max(axis=1) + fixed), 0.0)
     played = each.sum(axis=1) + used * fixed + bubble
-    return Batched(pipeline, micro, each, played, played)
+    return Assignment(pipeline, micro, each, played, played)
 
 
 def _each(own: Floats, pipeline: Ints, micro: Ints, number: int) -> Floats:

@@ -17,7 +17,7 @@ from zbench.describe.arrays import Flags, Floats
 from zbench.plans.area import Work
 from zbench.plans.plan import Ints
 from zbench.simulator.pipelined import hop_seconds
-from zbench.systems.flexsp.cost import degrees
+from zbench.systems.flexsp.cost import group_degrees
 
 MOST_STAGES = 8  # of a scheme that is offered by itself
 
@@ -80,13 +80,13 @@ class Schemes:
         return found
 
 
-def offered(cost: Cost) -> list[tuple[int, int]]:
+def offered_schemes(cost: Cost) -> list[tuple[int, int]]:
     """Lists every scheme that the cluster and the model can have: tp as zbench.cost.stage.refusal says, pp up to
     MOST_STAGES."""
     if not cost.pipelines:
         return [(1, 1)]
     pps = [pp for pp in range(1, MOST_STAGES + 1) if cost.model.num_layers % pp == 0]
-    return [(tp, pp) for tp in degrees(cost) for pp in pps if not refusal(tp, pp, cost)]
+    return [(tp, pp) for tp in group_degrees(cost) for pp in pps if not refusal(tp, pp, cost)]
 
 
 def schemes(cost: Cost, shapes: list[tuple[int, int]]) -> Schemes:

@@ -19,7 +19,7 @@ PLACES = 200_000  # looked at by them
 
 
 @nb.njit(cache=True)
-def pack(seconds, tokens, fixed, stages, capacity):  # type: ignore[no-untyped-def]
+def pack_pipeline(seconds, tokens, fixed, stages, capacity):  # type: ignore[no-untyped-def]
     """Packs a pipeline's sequences into micro-batches: returns (int64 [n], the micro-batch of each; the pipeline's
     seconds).
 
@@ -71,7 +71,7 @@ def _total(seconds, micro, count, fixed, stages):  # type: ignore[no-untyped-def
     return each.sum() + used * fixed + (stages - 1) * (each.max() + fixed)
 
 
-def packed(
+def pack_pipelines(
     seconds: Floats, tokens: Ints, pipeline: Ints, fixed: Floats, stages: Ints, capacity: Ints
 ) -> tuple[Ints, Floats]:
     """Packs the sequences of every pipeline: returns (int64 [n], the micro-batch of every sequence in its pipeline, in
@@ -89,7 +89,7 @@ def _packed(seconds, tokens, pipeline, fixed, stages, capacity):  # type: ignore
     micro, total = np.zeros(len(tokens), np.int64), np.zeros(len(fixed))
     for p in range(len(fixed)):
         mine = np.flatnonzero(pipeline == p)
-        found, total[p] = pack(seconds[mine], tokens[mine], fixed[p], stages[p], capacity[p])
+        found, total[p] = pack_pipeline(seconds[mine], tokens[mine], fixed[p], stages[p], capacity[p])
         if len(mine) == 0:
             continue
         each = np.zeros(found.max() + 1)

@@ -26,11 +26,11 @@ from zbench.plans.patterns import local
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Ints, Plan
 from zbench.simulator.pipelined import shared_seconds
-from zbench.systems.flexsp.cost import degrees
-from zbench.systems.hydraulis.batching import WAYS, Sequences, batched
-from zbench.systems.hydraulis.cost import Schemes, offered, schemes
+from zbench.systems.flexsp.cost import group_degrees
+from zbench.systems.hydraulis.batching import WAYS, SchemeSequences, place_on_pipelines
+from zbench.systems.hydraulis.cost import Schemes, offered_schemes, schemes
 from zbench.systems.hydraulis.room import room
-from zbench.systems.hydraulis.strategies import STEPS, Strategy, pairs, strategies
+from zbench.systems.hydraulis.strategies import STEPS, Strategy, strategies, two_kinds
 
 GLANCED = 8  # candidates that are tried with a single order, best estimates first; and the best UNIFORM of one scheme
 UNIFORM = 3
@@ -38,7 +38,7 @@ COMPARED = 3  # of those, how many are tried with all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class PlannedStrategy:
     """A strategy with its batch. pipeline, micro: int64 [n], of every sequence. seconds: of the slowest pipeline;
     step_seconds: of the step, with parameters, gradients and, of several kinds of pipelines, their change."""
 
@@ -79,38 +79,38 @@ class Hydraulis:
         if self.batching not in WAYS:
             raise ValueError(f"system.batching is {self.batching!r}; it takes {', '.join(WAYS[:-1])} or {WAYS[-1]}")
         check_boolean("system.whole_step", self.whole_step)
-        shapes = offered(self.cost) if self.schemes is None else _checked(self.schemes, self.cost)
+        shapes = offered_schemes(self.cost) if self.schemes is None else _checked(self.schemes, self.cost)
         object.__setattr__(self, "objective", schemes(self.cost, shapes))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns as many plans as the pipeline with most micro-batches has; one with fewer is idle in the first
         ones."""
-        of, given = self.objective, Sequences.of(batch.lengths, self.objective)
+        of, given = self.objective, SchemeSequences.of(batch.lengths, self.objective)
         ranks = self.cost.cluster.num_ranks
         # Strategies, the dynamic programme over (GPUs x length), in units of ranks that keep its table small.
-        unit = next(degree for degree in degrees(self.cost) if ranks <= STEPS * degree)
+        unit = next(degree for degree in group_degrees(self.cost) if ranks <= STEPS * degree)
         every = strategies(given.lengths, given.seconds, of, ranks, unit)
         if self.batching == "first_fit":
             every = [one for one in every if (one.copies > 0).sum() == 1]
         # Long sequences: candidates without room for all of them are dropped, then two kinds of pipelines are tried.
         proposed, over = self._roomiest(every, given)
         if over and given.lengths[-1] <= of.alone.max() and self.batching != "first_fit":
-            more, without = self._roomiest(pairs(given.lengths, given.seconds, of, ranks), given)
+            more, without = self._roomiest(two_kinds(given.lengths, given.seconds, of, ranks), given)
             proposed = more if without < over else proposed
         # Dispatch and packing, for the candidates that are left; the best one by the objective stays.
         found = self._best(proposed, given)
-        notes: dict[str, float | str] = {"strategy": told(found.copies, of), "candidates": len(proposed)}
+        notes: dict[str, float | str] = {"strategy": _told(found.copies, of), "candidates": len(proposed)}
         notes |= {"objective_seconds": found.seconds, "step_seconds": found.step_seconds}
         return self._laid(batch, found.copies, found.pipeline[given.arrival], found.micro[given.arrival], notes)
 
-    def _roomiest(self, proposed: list[Strategy], given: Sequences) -> tuple[list[Strategy], int]:
+    def _roomiest(self, proposed: list[Strategy], given: SchemeSequences) -> tuple[list[Strategy], int]:
         """Returns the candidates with room for most tokens, and how many tokens of sequences they have no room for."""
         of = self.objective
         over = [room(given.lengths, given.seconds, _pipelines(one.copies, of), of).over for one in proposed]
         least = min(over, default=int(given.lengths.sum()))
         return [one for one, without in zip(proposed, over, strict=True) if without == least], least
 
-    def _best(self, proposed: list[Strategy], given: Sequences) -> Found:
+    def _best(self, proposed: list[Strategy], given: SchemeSequences) -> PlannedStrategy:
         """Returns the candidate whose slowest pipeline is done first, once sequences are dealt and packed; see
         `whole_step`."""
         one_kind = [one for one in proposed[GLANCED:] if (one.copies > 0).sum() == 1]
@@ -121,15 +121,15 @@ class Hydraulis:
         again = [self._assigned(one.copies, given, self.trials) for one in tried]
         return min([*again, *tried], key=self._price)
 
-    def _price(self, found: Found) -> float:
+    def _price(self, found: PlannedStrategy) -> float:
         return found.step_seconds if self.whole_step else found.seconds
 
-    def _assigned(self, copies: Ints, given: Sequences, trials: int) -> Found:
+    def _assigned(self, copies: Ints, given: SchemeSequences, trials: int) -> PlannedStrategy:
         scheme = _pipelines(copies, self.objective)
-        found = batched(self.batching, given, scheme, self.objective, trials, self.pack_tokens)
+        found = place_on_pipelines(self.batching, given, scheme, self.objective, trials, self.pack_tokens)
         tokens = np.bincount(found.pipeline, given.lengths, len(scheme)).astype(np.int64)
         end = self._step_seconds(copies, found.each, tokens, found.played)
-        return Found(copies, found.pipeline, found.micro, float(found.seconds.max()), end)
+        return PlannedStrategy(copies, found.pipeline, found.micro, float(found.seconds.max()), end)
 
     def _step_seconds(self, copies: Ints, each: Floats, tokens: Ints, total: Floats) -> float:
         """Returns the seconds of the whole step with a strategy: its slowest pipeline, and the collectives and
@@ -182,7 +182,7 @@ def _grouped(copies: Ints, of: Schemes) -> Pipelines:
     return Pipelines(np.cumsum(size) - size, of.tp[scheme], of.pp[scheme])
 
 
-def told(copies: Ints, of: Schemes) -> str:
+def _told(copies: Ints, of: Schemes) -> str:
     """Describes a strategy in words."""
     index = np.lexsort((-of.pp, -of.tp))
     return ", ".join(f"{copies[k]} x (tp {of.tp[k]}, pp {of.pp[k]})" for k in index.tolist() if copies[k])

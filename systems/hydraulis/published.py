@@ -20,7 +20,7 @@ from zbench.systems.common.bins import balanced_bins
 from zbench.systems.hydraulis.pack import MORE, PLACES, TRIES, within_capacity
 
 
-def dispatched(seconds: Floats, fits: Flags, scheme: Ints, stages: Ints, trials: int) -> Ints:
+def published_dispatch(seconds: Floats, fits: Flags, scheme: Ints, stages: Ints, trials: int) -> Ints:
     """Deals sequences to pipelines as the public code does: int64 [n], the pipeline of every sequence; arguments as
     zbench.systems.hydraulis.dispatch.dispatch has them."""
     rng, count = np.random.default_rng(0), seconds.shape[1]
@@ -121,7 +121,7 @@ def first_fit(tokens, size):  # type: ignore[no-untyped-def]
     return pack
 
 
-def in_turn(tokens: Ints, capacity: Ints, start: Ints) -> Ints:
+def packs_in_turn(tokens: Ints, capacity: Ints, start: Ints) -> Ints:
     """Deals packs to pipelines, each to the next in turn that has room; returns int64 [num_packs].
 
     tokens: [num_packs]. capacity: [num_pipelines]; the largest has room for every pack. start: micro-batches that

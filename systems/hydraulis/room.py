@@ -17,7 +17,7 @@ from zbench.systems.hydraulis.cost import Schemes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Room:
+class LongPlacement:
     """The long sequences of a batch have pipelines of a strategy, and leave others some room.
 
     pin: int64 [n], the pipeline of every long sequence; -1: the others may be wherever they fit. capacity: int64
@@ -47,7 +47,7 @@ class Room:
         return np.asarray(found)
 
 
-def room(lengths: Ints, seconds: Floats, scheme: Ints, of: Schemes) -> Room:
+def room(lengths: Ints, seconds: Floats, scheme: Ints, of: Schemes) -> LongPlacement:
     """Gives long sequences their pipelines, one by one from the longest on.
 
     While the next one is above the capacity of every pipeline, it goes to the pipeline that then ends first or, if
@@ -57,10 +57,10 @@ def room(lengths: Ints, seconds: Floats, scheme: Ints, of: Schemes) -> Room:
     every pipeline.
     """
     rooms = (of.capacity, of.alone, of.window, of.working)
-    soonest = Room(*_pinned(lengths, seconds, scheme, of.tp, of.pp, rooms, False))
+    soonest = LongPlacement(*_pinned(lengths, seconds, scheme, of.tp, of.pp, rooms, False))
     if not soonest.over:
         return soonest
-    snug = Room(*_pinned(lengths, seconds, scheme, of.tp, of.pp, rooms, True))
+    snug = LongPlacement(*_pinned(lengths, seconds, scheme, of.tp, of.pp, rooms, True))
     return snug if snug.over < soonest.over else soonest
 
 

@@ -34,7 +34,7 @@ def strategies(lengths: Ints, seconds: Floats, of: Schemes, num_ranks: int, unit
     lengths: ascending. seconds: [num_schemes, n], of them. unit: ranks of a step, a divisor of num_ranks.
     """
     is_long = of.is_long(lengths)
-    ends = bounds(seconds.min(axis=0), is_long)
+    ends = _group_ends(seconds.min(axis=0), is_long)
     work = np.concatenate([np.zeros((len(of), 1)), np.cumsum(seconds, axis=1)], axis=1)[:, [0, *ends]]
     tokens = np.concatenate([[0], np.cumsum(lengths)])[[0, *ends]]
     last = np.array(ends) - 1
@@ -48,13 +48,15 @@ def strategies(lengths: Ints, seconds: Floats, of: Schemes, num_ranks: int, unit
              if np.isfinite(value)]  # fmt: skip
     for k in np.flatnonzero(able[:, -1]).tolist():
         copies = np.where(np.arange(len(of)) == k, num_ranks // of.size[k], 0)
-        value = interval(work[k, -1], longest[k, -1], tokens[-1], copies[k], of.fixed[k], of.pp[k], of.capacity[k])
+        value = seconds_interval(
+            work[k, -1], longest[k, -1], tokens[-1], copies[k], of.fixed[k], of.pp[k], of.capacity[k]
+        )
         found.append(Strategy(copies, float(value)))
     distinct = {tuple(one.copies.tolist()): one for one in sorted(found, key=lambda one: -one.seconds)}
     return sorted(distinct.values(), key=lambda one: (one.seconds, tuple(one.copies.tolist())))
 
 
-def pairs(lengths: Ints, seconds: Floats, of: Schemes, num_ranks: int) -> list[Strategy]:
+def two_kinds(lengths: Ints, seconds: Floats, of: Schemes, num_ranks: int) -> list[Strategy]:
     """Lists strategies of two kinds of pipelines, for batches whose long sequences have room in no strategy above: 1,
     2, 4 ... of one that can have the longest sequence, and others on all further ranks. of one that can have the
     longest sequence and others on all further ranks: for batches whose long sequences have room in no strategy above.
@@ -81,7 +83,7 @@ def _filled(copies: Ints, of: Schemes, num_ranks: int) -> Ints:
     return copies + np.where(np.arange(len(of)) == smallest, more, 0)
 
 
-def bounds(seconds: Floats, is_long: Flags) -> list[int]:
+def _group_ends(seconds: Floats, is_long: Flags) -> list[int]:
     """Divides sequences into groups by length and returns where they end (the longest last): as many as LENGTHS, of
     about equal work in all, and one more where long sequences begin; is_long: those, the last ones."""
     total = np.cumsum(seconds)
@@ -93,7 +95,7 @@ def bounds(seconds: Floats, is_long: Flags) -> list[int]:
 
 
 @nb.njit(cache=True)
-def interval(work, longest, tokens, copies, fixed, stages, capacity):  # type: ignore[no-untyped-def]
+def seconds_interval(work, longest, tokens, copies, fixed, stages, capacity):  # type: ignore[no-untyped-def]
     """Returns the seconds of the slowest of `copies` pipelines that share sequences of `work` seconds and `tokens` in
     all: an even share in as many micro-batches as it needs, or as make the bubble cheapest, but no less than the
     longest one."""
@@ -131,7 +133,7 @@ def _table(intervals, size, fixed, stages, capacity, steps, unit):  # type: igno
                     copies = step * unit // size[k]
                     if tokens[j] - tokens[i] > copies * window[k, j - 1]:
                         continue
-                    own = interval(work[k, j] - work[k, i], longest[k, j - 1], tokens[j] - tokens[i], copies,
+                    own = seconds_interval(work[k, j] - work[k, i], longest[k, j - 1], tokens[j] - tokens[i], copies,
                                    fixed[k], stages[k], capacity[k])  # fmt: skip
                     for n in range(step, steps + 1):
                         end = max(own, best[n - step, i])

@@ -19,10 +19,10 @@ from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.mask import Mask
 from zbench.plans.build import Builder
 from zbench.plans.plan import Ints, Plan
-from zbench.systems.common.mesh_packs import Batching, packed
+from zbench.systems.common.mesh_packs import Batching, pack_batch
 from zbench.systems.common.mesh_plans import check_keys, largest_fitting
 from zbench.systems.common.scattered import Pieces
-from zbench.systems.magi_dispatch.solver import Algorithm, Chunks, chunk_size, dispatched
+from zbench.systems.magi_dispatch.solver import Algorithm, Chunks, chunk_size, dispatch_chunks
 from zbench.systems.magi_dispatch.stages import staged_plan
 
 
@@ -67,7 +67,7 @@ class MagiDispatch:
         degree = self.degree or ranks
 
         def plans_with(most: int) -> tuple[Plan, ...]:
-            pack = packed(self.batching, batch.lengths, ranks // degree, most, cost)
+            pack = pack_batch(self.batching, batch.lengths, ranks // degree, most, cost)
             return tuple(
                 self.laid(batch.lengths, seqs, pack[seqs, 1], degree)
                 for seqs in (np.flatnonzero(pack[:, 0] == turn) for turn in np.unique(pack[:, 0]))
@@ -97,5 +97,5 @@ class MagiDispatch:
         total = int(own.sum())  # a rank by itself has one chunk, as theirs
         size = chunk_size(total, degree, self.chunks_per_rank, self.chunk_tokens) if degree > 1 else total
         chunks = Chunks.cut(own, size, causal)
-        rank = first + dispatched(chunks, degree, self.algorithm, self.top_p)[chunks.chunk]
+        rank = first + dispatch_chunks(chunks, degree, self.algorithm, self.top_p)[chunks.chunk]
         return np.stack([members[chunks.seq], chunks.start, chunks.stop, rank])

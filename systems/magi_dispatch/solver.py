@@ -55,7 +55,7 @@ def chunk_size(total: int, num_ranks: int, chunks_per_rank: int, chunk_tokens: i
     return min(most, chunk_tokens or most)
 
 
-def dispatched(chunks: Chunks, num_ranks: int, algorithm: Algorithm, top_p: float) -> Ints:
+def dispatch_chunks(chunks: Chunks, num_ranks: int, algorithm: Algorithm, top_p: float) -> Ints:
     """Deals chunks to ranks: int64 [num_chunks], the rank of every chunk, at most ceil(n / num_ranks) on each, but with
     binary_search."""
     if algorithm == "lpt":

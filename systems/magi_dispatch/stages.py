@@ -83,7 +83,7 @@ def _messages(builder: Builder, block: Ints, casts: Casts, stage: Ints, group: i
     """Returns (transfers, the stage of each): what a rank sends another in a stage is one message, but what is passed
     on waits for its first sender alone. In the order of an all-to-all: everybody sends and receives one message a
     turn."""
-    columns = (casts.came, casts.dst, casts.src, turns(casts.src, casts.dst, group), casts.hop, stage)
+    columns = (casts.came, casts.dst, casts.src, exchange_turns(casts.src, casts.dst, group), casts.hop, stage)
     order = np.lexsort(columns)
     rows = np.stack(columns)[:, order]
     starts = np.flatnonzero(np.concatenate([[True], (rows[:, 1:] != rows[:, :-1]).any(axis=0)])[: len(order)])
@@ -92,7 +92,7 @@ def _messages(builder: Builder, block: Ints, casts: Casts, stage: Ints, group: i
     return Ops.transfers(KV, casts.src[one], casts.dst[one], (0, builder.num_heads), names), stage[one]
 
 
-def turns(src: Ints, dst: Ints, group: int) -> Ints:
+def exchange_turns(src: Ints, dst: Ints, group: int) -> Ints:
     """Returns in which round of an all-to-all inside its group of `group` ranks each src sends to its dst, as
     zbench.plans.patterns.partner pairs ranks off."""
     here, there = src % group, dst % group

@@ -16,7 +16,7 @@ from zbench.interfaces.study import Choice, Study
 from zbench.run.fastest import FREE
 from zbench.systems.common.mesh_packs import Batching
 from zbench.systems.mesh import Mesh
-from zbench.systems.static_best.search import search
+from zbench.systems.static_best.search import search_layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class StaticBest:
             ValueError: none does.
         """
         free = [name for name in FREE if name in {*self.free, *study.free}]
-        return search(study, free, self.batching)
+        return search_layouts(study, free, self.batching)
 
     def planner(self, choice: Choice, cost: Cost) -> Mesh:
         """Makes the mesh that was chosen, which makes the plans. cost: of the model with the choice's keys."""

@@ -62,7 +62,7 @@ class Candidate:
         return Choice({name: getattr(model, name) for name in LAYOUT}, keys, words)
 
 
-def search(study: Study, free: Sequence[str], batching: Batching) -> Choice:
+def search_layouts(study: Study, free: Sequence[str], batching: Batching) -> Choice:
     """Returns the fastest candidate that fits.
 
     Raises:
@@ -74,7 +74,7 @@ def search(study: Study, free: Sequence[str], batching: Batching) -> Choice:
     few = max(1, min(few, ENOUGH // study.cluster.num_ranks))
     first, then = sample.some(few), sample.some(more)
     timed: list[tuple[float, Candidate]] = []
-    for model, cost in layouts(study, free):
+    for model, cost in parallel_layouts(study, free):
         study.tell(f"playing tensor parallelism {model.tensor_parallel}, stages {model.pipeline_parallel}")
         timed += grown(model, cost, batching, hard, first)
     study.tell("playing the better ones")
@@ -91,7 +91,7 @@ def search(study: Study, free: Sequence[str], batching: Batching) -> Choice:
     return candidates[0].choice(study.cluster.num_ranks)
 
 
-def layouts(study: Study, free: Sequence[str]) -> Iterator[tuple[Model, Cost]]:
+def parallel_layouts(study: Study, free: Sequence[str]) -> Iterator[tuple[Model, Cost]]:
     """Yields models with every parallelism that divides the cluster, and the cost models of what is left."""
     cluster, model = study.cluster, study.model
     tensor = [1] if study.trains else divisors(cluster.gpus_per_node)

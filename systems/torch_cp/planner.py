@@ -21,7 +21,7 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.plan import Ints, Plan
 from zbench.systems.common.mesh_groups import gathered
-from zbench.systems.common.mesh_packs import packed
+from zbench.systems.common.mesh_packs import pack_batch
 from zbench.systems.common.mesh_plans import check_keys, holding, laid_plans, largest_fitting
 from zbench.systems.torch_cp.balancers import BALANCERS, Balancer, pieces
 
@@ -62,7 +62,7 @@ class TorchCP:
         """Returns a plan for every micro-batch of packs of at most `most` tokens."""
         groups = self.cost.cluster.num_ranks // degree
         limit = most if self.pack_tokens else least_limit(batch.lengths, groups, most, self.cost)
-        pack = packed("arrival", batch.lengths, groups, limit, self.cost)
+        pack = pack_batch("arrival", batch.lengths, groups, limit, self.cost)
         return laid_plans(batch, self._lay, self.backward, degree, self.cost, pack)
 
     def _lay(self, builder: Builder, *, group: Ints, groups: Ints, gpus_per_node: int) -> None:
@@ -81,7 +81,7 @@ def least_limit(lengths: Ints, num_groups: int, most: int, cost: Cost) -> int:
     `most`."""
 
     def turns(limit: int) -> int:
-        return int(packed("arrival", lengths, num_groups, limit, cost)[-1, 0]) + 1
+        return int(pack_batch("arrival", lengths, num_groups, limit, cost)[-1, 0]) + 1
 
     fewest, low, high = turns(most), int(lengths.max()), most
     while low < high:

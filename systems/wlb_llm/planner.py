@@ -27,7 +27,14 @@ from zbench.plans.patterns import all_gather, local
 from zbench.plans.plan import Ints, Plan
 from zbench.systems.common.bins import bins
 from zbench.systems.common.micro_batches import fitting
-from zbench.systems.wlb_llm.shard import Pieces, attend_seconds, gather_seconds, mixed, per_document, per_sequence
+from zbench.systems.wlb_llm.shard import (
+    ShardPieces,
+    attend_seconds,
+    kv_gather_seconds,
+    mixed,
+    shard_per_document,
+    shard_per_sequence,
+)
 
 Shard = Literal["adaptive", "sequence", "document"]
 
@@ -50,7 +57,7 @@ class Cut:
     predicted, of one layer, forward and backward. by_document: share of the packs that are cut per document."""
 
     packing: Packing
-    pieces: Pieces
+    pieces: ShardPieces
     seconds: Floats
     by_document: float
 
@@ -77,7 +84,7 @@ class WLBLLM:
         check_boolean("system.by_work", self.by_work)
         if self.shard not in ("adaptive", "sequence", "document"):
             raise ValueError(f"system.shard is {self.shard!r}; it takes adaptive, sequence or document")
-        sizes = degrees(self.cost)
+        sizes = context_degrees(self.cost)
         if self.degree is not None and (isinstance(self.degree, bool) or self.degree not in sizes):
             raise ValueError(f"system.degree is {self.degree!r}; it takes null or one of {', '.join(map(str, sizes))}")
 
@@ -86,7 +93,7 @@ class WLBLLM:
         few."""
         lengths, ranks = batch.lengths, self.cost.cluster.num_ranks
         # Micro-batches by equal tokens, as few as the degree with most memory needs; each is packed by itself.
-        sizes = [self.degree] if self.degree else degrees(self.cost)
+        sizes = [self.degree] if self.degree else context_degrees(self.cost)
         most = max(ranks // size * capacity(size, self.cost, self.backward) for size in sizes)
         count = min(-(-batch.num_tokens // most), len(lengths))
         parts = dealt(np.arange(len(lengths), dtype=np.int64), lengths, count)
@@ -103,7 +110,9 @@ class WLBLLM:
         """
         mine = lengths[sequences]
         # Packing, for every degree; then cutting, while a packing's even share could still be the best.
-        packings = [self.packed(mine, degree) for degree in ([self.degree] if self.degree else degrees(self.cost))]
+        packings = [
+            self.packed(mine, degree) for degree in ([self.degree] if self.degree else context_degrees(self.cost))
+        ]
         packings.sort(key=lambda one: (not one.fits, one.busiest if one.fits else -one.degree))
         found: list[Cut] = []
         for packing in packings:
@@ -131,7 +140,9 @@ class WLBLLM:
         cost, degree, pack = self.cost, packing.degree, packing.pack
         count = cost.cluster.num_ranks // degree
         # Cutting: both ways for every pack, and for each the one whose slowest rank is done first.
-        document, sequence = (cut(lengths, pack, degree, cost.model.mask) for cut in (per_document, per_sequence))
+        document, sequence = (
+            cut(lengths, pack, degree, cost.model.mask) for cut in (shard_per_document, shard_per_sequence)
+        )
         times = [attend_seconds(pieces, lengths, count, degree, cost) for pieces in (document, sequence)]
         first = times[0] < times[1] if self.shard == "adaptive" else np.full(count, self.shard == "document")
         tokens = np.bincount(pack, lengths, count).astype(np.float64)
@@ -160,7 +171,7 @@ class WLBLLM:
         return reverse(builder.build(), self.backward if degree > 1 else "keep").with_(notes=notes)
 
 
-def degrees(cost: Cost) -> list[int]:
+def context_degrees(cost: Cost) -> list[int]:
     """Lists every size of a group that divides a node, or is made of nodes and divides the cluster."""
     node, nodes = cost.cluster.gpus_per_node, cost.cluster.num_nodes
     inside = [size for size in range(1, node + 1) if node % size == 0]
@@ -181,7 +192,7 @@ def capacity(degree: int, cost: Cost, backward: Mode) -> int:
 def linear_seconds(tokens: Floats, degree: int, cost: Cost, backward: Mode) -> Floats:
     """Returns the seconds that grow with a pack's tokens [n], one layer, both directions: linear modules and the
     gathers."""
-    return np.asarray(3 * cost.linear_seconds(tokens / degree) + gather_seconds(tokens, degree, cost, backward))
+    return np.asarray(3 * cost.linear_seconds(tokens / degree) + kv_gather_seconds(tokens, degree, cost, backward))
 
 
 def work_seconds(lengths: Ints, degree: int, cost: Cost, backward: Mode) -> Floats:

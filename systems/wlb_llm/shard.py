@@ -22,7 +22,7 @@ from zbench.plans.plan import Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
+class ShardPieces:
     """Pieces of sequences and who owns them, int64 [n] each: tokens [start, stop) of sequence seq on rank owner, which
     counts over the packs' groups."""
 
@@ -37,31 +37,31 @@ class Pieces:
         return self.seq[mine], self.start[mine], self.stop[mine], self.owner[mine] - number * degree
 
 
-def per_document(lengths: Ints, pack: Ints, degree: int, mask: Mask = CAUSAL) -> Pieces:
+def shard_per_document(lengths: Ints, pack: Ints, degree: int, mask: Mask = CAUSAL) -> ShardPieces:
     """Cuts every document of a pack by itself, in zigzag chunks over the pack's group."""
     seq, start, stop, owner = sequence_zigzag(lengths, degree, mask)
-    return Pieces(seq, start, stop, pack[seq] * degree + owner)
+    return ShardPieces(seq, start, stop, pack[seq] * degree + owner)
 
 
-def per_sequence(lengths: Ints, pack: Ints, degree: int, mask: Mask = CAUSAL) -> Pieces:
+def shard_per_sequence(lengths: Ints, pack: Ints, degree: int, mask: Mask = CAUSAL) -> ShardPieces:
     """Cuts every pack as one sequence, in zigzag chunks over its group, its documents in the batch's order."""
     found: list[tuple[Ints, ...]] = []
     for number in np.unique(pack).tolist():
         mine = np.flatnonzero(pack == number)
         seq, start, stop, owner = pack_zigzag(lengths[mine], degree, mask)
         found.append((mine[seq], start, stop, owner + number * degree))
-    return Pieces(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    return ShardPieces(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
-def mixed(one: Pieces, other: Pieces, pack: Ints, first: Flags) -> Pieces:
+def mixed(one: ShardPieces, other: ShardPieces, pack: Ints, first: Flags) -> ShardPieces:
     """Returns the pieces of `one` for packs where `first`, else of `other`."""
     a, b = first[pack[one.seq]], ~first[pack[other.seq]]
-    return Pieces(
-        *(np.concatenate([getattr(one, name)[a], getattr(other, name)[b]]) for name in Pieces.__dataclass_fields__)
+    return ShardPieces(
+        *(np.concatenate([getattr(one, name)[a], getattr(other, name)[b]]) for name in ShardPieces.__dataclass_fields__)
     )
 
 
-def attend_seconds(pieces: Pieces, lengths: Ints, num_packs: int, degree: int, cost: Cost) -> Floats:
+def attend_seconds(pieces: ShardPieces, lengths: Ints, num_packs: int, degree: int, cost: Cost) -> Floats:
     """Returns float64 [num_packs]: the seconds of a pack's slowest rank, one layer, forward and backward; a rank's
     pieces are one call.
 
@@ -81,7 +81,7 @@ def attend_seconds(pieces: Pieces, lengths: Ints, num_packs: int, degree: int, c
     return np.asarray(both.reshape(num_packs, degree).max(axis=1), np.float64)
 
 
-def gather_seconds(tokens: Floats, degree: int, cost: Cost, backward: Mode) -> Floats:
+def kv_gather_seconds(tokens: Floats, degree: int, cost: Cost, backward: Mode) -> Floats:
     """Returns the seconds in which keys and values of packs of `tokens` [n] are gathered and their gradients sent home,
     and copied into a buffer.
 

@@ -14,10 +14,10 @@ from zbench.plans.plan import Ints
 PATIENCE = 6  # numbers of sequences cut inside a node that are tried after the best so far
 
 
-class Sequences(NamedTuple):
+class SortedSequences(NamedTuple):
     """Sequences to partition, longest first, [num_sequences]; seconds are of one layer.
 
-    attention, linear, inside, across: as in zbench.systems.zeppelin.zones.Curves, whole and alone.
+    attention, linear, inside, across: as in zbench.systems.zeppelin.zones.SequenceSeconds, whole and alone.
     inner, outer: attention seconds per rank of the longest in a ring, [num_long, width - 1]: over as many GPUs of a
     node, and over as many nodes.
     """
@@ -31,7 +31,7 @@ class Sequences(NamedTuple):
     outer: Floats
 
 
-class Room(NamedTuple):
+class PartitionLimits(NamedTuple):
     """Room and shape of the cluster, as the partitioner sees it. capacity: tokens a GPU holds. forward, moved: the
     forward's share of attention's time, and of kv's transfers."""
 

@@ -11,7 +11,7 @@ from zbench.systems.zeppelin.gpus import inside_node, least_with_room
 def deal(of, room, cut, slack):  # type: ignore[no-untyped-def]
     """Cuts the first `cut` sequences over nodes and gives the others to one node each.
 
-    of, room: zbench.systems.zeppelin.gpus.Sequences and Room. slack: how far above its share of the work a node may go.
+    of, room: zbench.systems.zeppelin.gpus.SortedSequences and Room. slack: how far above its share of the work a node may go.
     Returns (first, size, members, seconds, least) of zbench.systems.zeppelin.partition.Partition; seconds are infinite
     where it does not fit.
     """

@@ -17,7 +17,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.plans.plan import Ints
-from zbench.systems.zeppelin.gpus import Room, Sequences
+from zbench.systems.zeppelin.gpus import PartitionLimits, SortedSequences
 from zbench.systems.zeppelin.nodes import deal
 from zbench.systems.zeppelin.zones import capacity_tokens, curves, ring_seconds, zones
 
@@ -75,14 +75,14 @@ def partitions(lengths: Ints, cost: Cost, kv_moves: int, lanes: int, may_remap: 
     long = int(max((sizes >= inside_border).sum(), (sizes > capacity).sum()))
     inner = ring_seconds(sizes[:long], np.arange(1, cluster.gpus_per_node + 1), cost)
     outer = ring_seconds(sizes[:most], cluster.gpus_per_node * np.arange(1, cluster.num_nodes + 1), cost)
-    room = Room(capacity, cluster.num_nodes, cluster.gpus_per_node, FORWARD, 1 / kv_moves)
+    room = PartitionLimits(capacity, cluster.num_nodes, cluster.gpus_per_node, FORWARD, 1 / kv_moves)
     found = []
     # Every number of sequences cut across nodes; inside each node `deal` tries numbers, too.
     for remap in (True, False) if may_remap else (False,):
         # With remapping every rank has the mean of linear time, so it decides nothing and is added in the end.
         mean = c.linear.sum() / cluster.num_ranks if remap else 0.0
         linear = c.linear * (0.0 if remap else 1.0)
-        sequences = Sequences(sizes, c.attention, linear, c.inside, c.across / lanes, inner, outer)
+        sequences = SortedSequences(sizes, c.attention, linear, c.inside, c.across / lanes, inner, outer)
         for cut, slack in product(range(least, most + 1), SLACKS):
             if cut == 0 and slack != SLACKS[0]:
                 continue  # nothing is cut across nodes

@@ -24,7 +24,7 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import ring
 from zbench.plans.plan import Ints, Plan
 from zbench.systems.zeppelin.partition import Partition, partitions
-from zbench.systems.zeppelin.published import published
+from zbench.systems.zeppelin.published import published_partition
 from zbench.systems.zeppelin.timed import Timed
 from zbench.systems.zeppelin.zones import ring_bound
 
@@ -74,7 +74,7 @@ class Zeppelin:
             return (self._improved(self._best(batch)),)
         # Partitioner "published" plays nothing, but to order the queues.
         cluster = self.cost.cluster
-        parts = published(batch.lengths, cluster.num_nodes, cluster.gpus_per_node)
+        parts = published_partition(batch.lengths, cluster.num_nodes, cluster.gpus_per_node)
         plan = self._laid(batch, replace(parts, remap=self.remap) if self.partition else self._ring(batch))
         return (self._ordered(Timed.of(plan, self.cost)) if self.order else plan,)
 

@@ -16,7 +16,7 @@ from zbench.plans.plan import Ints
 from zbench.systems.zeppelin.partition import Partition
 
 
-def published(lengths: Ints, num_nodes: int, per_node: int) -> Partition:
+def published_partition(lengths: Ints, num_nodes: int, per_node: int) -> Partition:
     """Returns the partition: which ranks share which sequence. Rings across nodes have all GPUs of their nodes.
     lengths: int64 [num_sequences]."""
     order = np.argsort(-lengths, kind="stable")
@@ -34,7 +34,7 @@ def _parted(tokens, num_nodes, per_node, capacity):  # type: ignore[no-untyped-d
     count = len(tokens)
     weight = tokens.astype(np.float64)
     empty = np.zeros(num_nodes)
-    chunks, node_of = level(tokens, weight, empty, empty, capacity * per_node)
+    chunks, node_of = partition_level(tokens, weight, empty, empty, capacity * per_node)
     first, size = np.zeros(count, np.int64), np.zeros(count, np.int64)
     members = np.empty(chunks.sum() * per_node, np.int64)
     held, load = np.zeros((num_nodes, per_node)), np.zeros((num_nodes, per_node))
@@ -50,7 +50,7 @@ def _parted(tokens, num_nodes, per_node, capacity):  # type: ignore[no-untyped-d
                     used += 1
     for node in range(num_nodes):
         mine = np.flatnonzero((chunks == 1) & (node_of[:, 0] == node))
-        cuts, gpu_of = level(tokens[mine], weight[mine] ** 2, held[node], load[node], capacity)
+        cuts, gpu_of = partition_level(tokens[mine], weight[mine] ** 2, held[node], load[node], capacity)
         for i in range(len(mine)):
             first[mine[i]], size[mine[i]] = used, cuts[i]
             for gpu in np.sort(gpu_of[i, : cuts[i]]):
@@ -60,7 +60,7 @@ def _parted(tokens, num_nodes, per_node, capacity):  # type: ignore[no-untyped-d
 
 
 @nb.njit(cache=True)
-def level(tokens, weight, held, load, capacity):  # type: ignore[no-untyped-def]
+def partition_level(tokens, weight, held, load, capacity):  # type: ignore[no-untyped-def]
     """Cuts and deals sequences on one level: returns (int64 [count] chunks of every sequence, int64 [count, buckets]
     the buckets of them).
 

@@ -13,7 +13,7 @@ from zbench.plans.plan import Ints
 
 
 @dataclass(frozen=True, slots=True)
-class Curves:
+class SequenceSeconds:
     """The four curves that zones come from: seconds of one layer, forward and backward, for sequences of given lengths
     [n], whole and alone.
 
@@ -26,13 +26,13 @@ class Curves:
     across: Floats
 
 
-def curves(lengths: Ints, cost: Cost, kv_moves: int) -> Curves:
+def curves(lengths: Ints, cost: Cost, kv_moves: int) -> SequenceSeconds:
     """Returns the four curves; kv_moves: how often kv (or its gradient) travels in forward and backward together."""
     attention = cost.whole_seconds(lengths, backward=False) + cost.whole_seconds(lengths, backward=True)
     size = kv_moves * lengths * cost.model.message_bytes_per_token(KV, 0, cost.model.num_heads)
     no, yes = np.zeros(len(lengths), bool), np.ones(len(lengths), bool)
     linear = 3 * (cost.linear_seconds(lengths) - cost.linear_seconds(np.ones_like(lengths)))
-    return Curves(attention, linear, cost.message_seconds(size, no), cost.message_seconds(size, yes))
+    return SequenceSeconds(attention, linear, cost.message_seconds(size, no), cost.message_seconds(size, yes))
 
 
 def ring_seconds(lengths: Ints, widths: Ints, cost: Cost) -> Floats:

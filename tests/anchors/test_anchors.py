@@ -9,9 +9,9 @@ import pytest
 
 from zbench.anchors import __main__, attention, flexsp, steps
 from zbench.anchors.__main__ import GROUPS, anchors
-from zbench.anchors.anchor import Anchor, published
+from zbench.anchors.anchor import Anchor, published_rows
 from zbench.anchors.presets import cluster, workload
-from zbench.anchors.summary import summary
+from zbench.anchors.summary import summary_rows
 
 # Errors in percent, in the order of the tables. A change of the cost model has to say here what it did to them.
 HELD = {
@@ -84,11 +84,11 @@ def test_every_published_number_is_predicted_once(found: list[Anchor]) -> None:
     names = ("all_to_all", "compute", "nccl", "attention", "magi", "ring_flash_attention", "training", "long_context",
              "steps")  # fmt: skip
     once = [anchor for anchor in found if anchor.anchor != "unhidden"]
-    assert len(once) == sum(len(published(name)) for name in names) == 191
+    assert len(once) == sum(len(published_rows(name)) for name in names) == 191
     assert len({anchor.case for anchor in once}) == len(once)
     assert [one.case for one in of(found, "unhidden")] == [one.case for one in of(found, "steps")]
     assert {anchor.anchor for anchor in found} == set(GROUPS)
-    assert all(row["source"] for name in (*names, "documents") for row in published(name))
+    assert all(row["source"] for name in (*names, "documents") for row in published_rows(name))
 
 
 def test_flexsp_is_within_its_bounds(found: list[Anchor]) -> None:
@@ -98,7 +98,7 @@ def test_flexsp_is_within_its_bounds(found: list[Anchor]) -> None:
 
 def test_attention_is_within_its_bounds(found: list[Anchor]) -> None:
     members = of(found, "attention")
-    s = summary(members)
+    s = summary_rows(members)
     assert s.median < 0.04
     assert s.p90 < 0.12
     assert s.worst < 0.30
@@ -109,7 +109,7 @@ def test_attention_is_within_its_bounds(found: list[Anchor]) -> None:
 def test_magi_attention_is_within_its_bounds(found: list[Anchor]) -> None:
     """On 8 GPUs its two ways to send are one plan: what an all-to-all costs beside its messages is not predicted."""
     members = of(found, "magi")
-    s = summary(members)
+    s = summary_rows(members)
     assert s.median < 0.08
     assert s.p90 < 0.17
     assert s.worst < 0.40
@@ -118,7 +118,7 @@ def test_magi_attention_is_within_its_bounds(found: list[Anchor]) -> None:
     for case in (case for case in by_case if "a2av" in case):
         other = by_case[case.replace("a2av", "native")]
         assert by_case[case] == other if " 8 GPUs" in case else by_case[case] < other
-    native = summary([anchor for anchor in members if "native" in anchor.case])
+    native = summary_rows([anchor for anchor in members if "native" in anchor.case])
     assert native.median < 0.06
     assert native.worst < 0.18
 
@@ -163,7 +163,7 @@ def test_what_is_known_is_what_the_page_says(found: list[Anchor]) -> None:
 @pytest.mark.parametrize("group", list(BLIND))
 def test_blind_errors_are_within_those_stated(found: list[Anchor], group: str) -> None:
     blind = [anchor for anchor in of(found, group) if not anchor.known]
-    s = summary(blind)
+    s = summary_rows(blind)
     median, worst = BLIND[group]
     assert s.median < median
     assert s.worst < worst
@@ -174,13 +174,13 @@ def test_steps_with_documents_keep_their_order(found: list[Anchor]) -> None:
     """Too short with collectives hidden behind layers, right with nothing hidden (docs/claims.md)."""
     for group, low, high in (("steps", -0.5, 0.0), ("unhidden", -0.15, 0.15)):
         members = of(found, group)
-        assert not summary(members).broken
-        assert summary(members).pairs == 3
+        assert not summary_rows(members).broken
+        assert summary_rows(members).pairs == 3
         assert all(low < anchor.error < high for anchor in members)
 
 
 def test_steps_are_of_the_published_set_up() -> None:
-    cost = steps.cost_of(cluster)
+    cost = steps.published_cost(cluster)
     assert (cost.cluster.num_ranks, cost.cluster.device.memory_bytes) == (64, 28e9)
     for step in range(2):
         one = steps.batch(workload("wikipedia"), step)
@@ -210,7 +210,7 @@ def test_predictions_are_a_function_of_the_sources_alone(found: list[Anchor]) ->
 @pytest.mark.parametrize("seed", [2, 3])
 def test_bounds_hold_for_other_packs(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(attention, "SEED", seed)
-    s = summary(attention.anchors(cluster))
+    s = summary_rows(attention.anchors(cluster))
     assert s.median < 0.05
     assert s.p90 < 0.15
     assert orders(s.broken) <= BROKEN
@@ -221,7 +221,7 @@ def test_orders_are_judged_inside_a_family_only() -> None:
         return Anchor("g", case, measured, predicted, "nowhere", False, family)
 
     near = made("d", 1.05, 1.5, "x")
-    s = summary([made("a", 1.0, 2.0, "x"), made("b", 2.0, 1.6, "x"), made("c", 9.0, 0.5, "y"), near])
+    s = summary_rows([made("a", 1.0, 2.0, "x"), made("b", 2.0, 1.6, "x"), made("c", 9.0, 0.5, "y"), near])
     assert s.broken == [("b", "a")]
     assert s.pairs == 2
     assert s.worst == pytest.approx(1.0)

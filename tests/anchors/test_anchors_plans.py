@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from zbench.anchors import attention, hybrid, nccl, ring_flash_attention, schemes
-from zbench.anchors.anchor import published
-from zbench.anchors.packs import packs
+from zbench.anchors.anchor import published_rows
+from zbench.anchors.packs import document_packs
 from zbench.anchors.presets import cluster
 from zbench.cost.cost import Cost
 from zbench.cost.staging import FLASH
@@ -17,10 +17,10 @@ from zbench.simulator.simulate import programs
 
 @pytest.mark.parametrize("total", [8192, 65536, 131072])
 def test_packs_follow_the_table(total: int) -> None:
-    drawn = packs(total, 200, seed=0)
+    drawn = document_packs(total, 200, seed=0)
     assert all(pack.sum() == total and pack.min() > 0 and pack.max() <= total // 4 for pack in drawn)
-    assert all((a == b).all() for a, b in zip(drawn, packs(total, 200, seed=0), strict=True))
-    rows = published("documents")
+    assert all((a == b).all() for a, b in zip(drawn, document_packs(total, 200, seed=0), strict=True))
+    rows = published_rows("documents")
     middle = np.array([(int(row["low"]) + int(row["high"])) // 2 for row in rows])
     count = np.array([int(row["documents"]) for row in rows], float)
     tail = middle % (total // 4)
@@ -34,8 +34,8 @@ def test_packs_follow_the_table(total: int) -> None:
 @pytest.mark.parametrize("method", [*attention.METHODS["attention"][:-1], *attention.METHODS["magi"]])
 def test_the_benchmarks_plans_are_correct(method: str, num_nodes: int, causal: bool) -> None:
     on = cluster("h100_4x8", num_nodes=num_nodes)
-    lengths = np.concatenate([packs(8192 * on.num_ranks, 1, seed=5)[0], [1, 3, 17, 40]])
-    plan = schemes.plan_of(method, lengths, causal, on)
+    lengths = np.concatenate([document_packs(8192 * on.num_ranks, 1, seed=5)[0], [1, 3, 17, 40]])
+    plan = schemes.scheme_plan(method, lengths, causal, on)
     verify(plan)
     attends = np.bincount(plan.forward.src[plan.forward.kind == ATTEND], minlength=on.num_ranks)
     if method in schemes.MAGI:  # its own keys, and two stages
@@ -91,7 +91,7 @@ def test_hybrid_rounds_are_correct_and_single_gpus_unstaged(causal: bool) -> Non
 def test_the_gathered_shares_are_contiguous_and_correct() -> None:
     """ring-flash-attention's llama3 function: every rank has 1 / 8 of the pack, and the last one sees most."""
     cost = Cost(cluster("a100_8x8", num_nodes=1), ring_flash_attention.LLAMA)
-    plan = ring_flash_attention.plan_of("llama3", np.array([2048, 59136, 4352]), cost)
+    plan = ring_flash_attention.ring_flash_plan("llama3", np.array([2048, 59136, 4352]), cost)
     verify(plan)
     assert (plan.tokens_per_rank == 8192).all()
     attend, amount = work(plan, plan.forward)
@@ -101,7 +101,7 @@ def test_the_gathered_shares_are_contiguous_and_correct() -> None:
 
 
 def test_a_message_round_the_ranks_takes_its_slowest_link() -> None:
-    one, two = (nccl.cluster_of("a100", num_gpus, cluster) for num_gpus in (8, 16))
+    one, two = (nccl.cluster_of_report("a100", num_gpus, cluster) for num_gpus in (8, 16))
     size = 1 << 30
     inside, across = (nccl.neighbour_seconds(Cost(on, nccl.WIDE), size) for on in (one, two))
     assert inside == pytest.approx(size / 180e9 + 10e-6)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from zbench.anchors import attention, measured
 from zbench.anchors.__main__ import main
-from zbench.anchors.anchor import published
-from zbench.anchors.measured import COLUMNS, MeasuredRow, read
+from zbench.anchors.anchor import published_rows
+from zbench.anchors.measured import COLUMNS, MeasuredRow, read_measured
 from zbench.anchors.presets import cluster
 
 HEADER = ",".join(COLUMNS)
@@ -61,13 +61,15 @@ def test_what_was_written_is_read(
         writer = csv.DictWriter(file, names)
         writer.writeheader()
         writer.writerows({**row.columns(), **({"note": "x,\ny"} if extra else {})} for row in rows)
-    assert read(path) == rows
+    assert read_measured(path) == rows
 
 
 def test_rows_are_predicted_as_the_anchors_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = [",".join(row[name] for name in COLUMNS) for row in published("attention") if "varlen" not in row["mask"]]
+    lines = [
+        ",".join(row[name] for name in COLUMNS) for row in published_rows("attention") if "varlen" not in row["mask"]
+    ]
     found = rows_of(monkeypatch, capsys, file_of(tmp_path, *lines))
     by_case = {anchor.case: anchor for anchor in attention.anchors(cluster)}
     assert len(found) == len(lines) == 48
@@ -182,7 +184,7 @@ def test_any_number_of_gpus_has_a_cluster_and_predictions(num_gpus: int, hw: str
         for methods in attention.METHODS.values()
         for method in methods
     ]
-    on = attention.cluster_of(cluster(attention.CLUSTERS[hw][0]), num_gpus)
+    on = attention.cluster_of_gpus(cluster(attention.CLUSTERS[hw][0]), num_gpus)
     assert on.num_ranks == num_gpus
     assert on.nics_per_node == on.gpus_per_node <= 8
     peak = on.device.peak_flops

@@ -28,10 +28,10 @@ from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.program.compiler import Compiler, Layout
 from zbench.runtime.training.attention import Attention
-from zbench.runtime.training.deepspeed import opened
+from zbench.runtime.training.deepspeed import open_deepspeed
 from zbench.runtime.training.interpreter import Engine
 from zbench.runtime.transport.gloo import Sender
-from zbench.runtime.transport.transport import Post
+from zbench.runtime.transport.transport import Endpoint
 from zbench.systems.ring import Ring
 from zbench.systems.ulysses import Ulysses
 
@@ -125,7 +125,7 @@ class Bench:
         keep_freed_memory()
         self.rank, self.tokens, self.board = rank, tokens, rendezvous.board
         node = COST.cluster.node_of
-        post = Post(dist.new_group(), [bool(node[r] != node[rank]) for r in range(num_ranks)])
+        post = Endpoint(dist.new_group(), [bool(node[r] != node[rank]) for r in range(num_ranks)])
         self.engine = Engine(Shape(MODEL, torch.device("cpu")), KERNEL, post, Sender(), rendezvous.board)
         batch = Batch(np.array([tokens]), 0, 0)
         self.plans = {"ring": Ring(COST).plan(batch)[0], "ulysses": Ulysses(COST).plan(batch)[0]}
@@ -139,7 +139,7 @@ class Bench:
         assert all(Layout.of(plan, rank).num_tokens == shape[0] for plan in self.plans.values())
         self.deepspeed: Any = None
         if find_spec("deepspeed") is not None:
-            self.deepspeed = opened(rank).DistributedAttention(self._local, dist.new_group())
+            self.deepspeed = open_deepspeed(rank).DistributedAttention(self._local, dist.new_group())
 
     def run(self, name: str) -> tuple[float, float] | None:
         """(seconds of forward and backward, those of them in neither kernel nor waiting)."""

@@ -12,15 +12,15 @@ from dataclasses import replace
 import numpy as np
 from test_flexsp import drawn
 
-from zbench.anchors.anchor import published
+from zbench.anchors.anchor import published_rows
 from zbench.anchors.flexsp import GPT_7B
 from zbench.anchors.presets import cluster
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.plans.plan import Ints
-from zbench.systems.flexsp.batches import micro_batches, total_seconds
+from zbench.systems.flexsp.batches import split_batch, total_seconds
 from zbench.systems.flexsp.cost import Objective
-from zbench.systems.flexsp.search import glance, search
+from zbench.systems.flexsp.search import glance, search_groups
 from zbench.systems.flexsp_batch_ada import FlexSPBatchAda
 
 # PKU-DAIR/Hetu-Galvatron, branch flexsp (b4666892), galvatron/flexsp_solver/solver.py, gpt-7b.
@@ -32,8 +32,8 @@ HIDDEN, LAYERS, GPUS = 4096, 32, 64
 
 def objective() -> Objective:
     """Theirs; ZeRO-3's collectives are in FIXED, so that none are charged beside it."""
-    alpha = {row["coefficient"]: float(row["value"]) / 1e3 for row in published("compute")}
-    rates = {int(row["degree"]): float(row["gigabytes_per_second"]) for row in published("all_to_all")}
+    alpha = {row["coefficient"]: float(row["value"]) / 1e3 for row in published_rows("compute")}
+    rates = {int(row["degree"]): float(row["gigabytes_per_second"]) for row in published_rows("all_to_all")}
     degree = np.array([1, *sorted(rates)], np.int64)
     # 8 moves of a token's hidden states; GB/s are taken as MiB a millisecond, as their code does.
     moved = np.array([0.0, *(8 * LAYERS * HIDDEN * 2 / 2**20 / rates[d] / 1e3 for d in sorted(rates))])
@@ -51,7 +51,7 @@ def ada(lengths: Ints, of: Objective, packing: str, degree: int | None) -> float
 
 
 def flexsp(lengths: Ints, of: Objective) -> float:
-    parts = micro_batches(lengths, of, 5, lambda x: glance(x, of), lambda x: search(x, of))
+    parts = split_batch(lengths, of, 5, lambda x: glance(x, of), lambda x: search_groups(x, of))
     assert parts is not None
     return total_seconds((part.found for part in parts), of)
 

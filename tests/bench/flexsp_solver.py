@@ -24,7 +24,7 @@ from zbench.anchors.presets import cluster
 from zbench.cost.cost import Cost
 from zbench.systems.flexsp.milp import Limits, solve
 from zbench.systems.flexsp.planner import FlexSP
-from zbench.systems.flexsp.search import search
+from zbench.systems.flexsp.search import search_groups
 
 NAMES = ("wikipedia", "github")
 CERTAIN = 0.01
@@ -41,7 +41,7 @@ def compared(number: int, seconds: float) -> dict[str, object]:
         least = own
         if float(plan.notes["gap"]) > CERTAIN:
             lengths = np.sort(batch.lengths[plan.sequences])[::-1].copy()
-            found = search(lengths, system.objective)
+            found = search_groups(lengths, system.objective)
             assert found is not None
             begun = time.process_time()
             solved = solve(lengths, system.objective, found.packed, Limits(10**9, seconds, 10**6))

@@ -18,7 +18,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.proof.verify import verify_step
 from zbench.simulator.simulate import Simulated
-from zbench.systems.hydraulis.batching import Sequences
+from zbench.systems.hydraulis.batching import SchemeSequences
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.hydraulis.strategies import strategies
 
@@ -85,7 +85,7 @@ def test_gap(benchmark: Callable, name: str) -> None:
         found = []
         for step in range(20):
             batch = drawn(name, step, 512)
-            given = Sequences.of(batch.lengths, system.objective)
+            given = SchemeSequences.of(batch.lengths, system.objective)
             proposed = strategies(given.lengths, given.seconds, system.objective, 64, 1)
             best = system._best(proposed, given)
             found.append(best.seconds / relaxed(system, given.lengths, best.copies) - 1)

@@ -26,13 +26,13 @@ from zbench.calibrate.curves import Curves
 from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.quantity import quantity
 from zbench.calibrate.sheet import Circumstances, device_sheet, sheet
-from zbench.calibrate.subject import About, Call, Subject, Used, layer_shapes
+from zbench.calibrate.subject import AttentionCall, RankResources, Subject, Used, layer_shapes
 from zbench.calibrate.survey import Survey, written
 from zbench.cost.cost import Cost
 from zbench.describe.cluster import CURVES, Cluster, Device
 from zbench.describe.model import Model
 from zbench.describe.units import parse
-from zbench.runtime.processes.world import World
+from zbench.runtime.processes.world import ProcessPlace
 
 MODEL = Model(
     "small",
@@ -63,9 +63,9 @@ class Described:
     def call(self, method: str, *arguments: Any, per_rank: Sequence[Any] | None = None) -> list[Any]:
         return [getattr(self, method)(*arguments) for _ in range(self.num_ranks)]
 
-    def about(self) -> About:
+    def about(self) -> RankResources:
         device = self.cost.cluster.device
-        return About(
+        return RankResources(
             "here", device.name, 4, 1, int(device.memory_bytes), "2.11", "gloo", "a kernel", "driver 1.2, CUDA 3"
         )
 
@@ -81,7 +81,7 @@ class Described:
         rate = device.matmul_flops if curve is None else 1 / curve.seconds(np.array([float(shapes[0][0])]))[0]
         return (rate if backward else device.peak_flops) / flops
 
-    def attention(self, call: Call, backward: bool, window: float) -> float:
+    def attention(self, call: AttentionCall, backward: bool, window: float) -> float:
         model = self.cost.model
         heads = np.array([model.num_heads]), np.array([model.num_kv_heads])
         return 1 / self.cost.kernel_seconds(call.work, *heads, backward)[0]
@@ -179,7 +179,7 @@ def test_attention_no_longer_than_its_rows_is_told() -> None:
     subject = Subject(MODEL, 2, 4, 2, 64, "auto")
 
     class Contradictory(Described):
-        def attention(self, call: Call, backward: bool, window: float) -> float:
+        def attention(self, call: AttentionCall, backward: bool, window: float) -> float:
             return 1e3
 
     with pytest.raises(ValueError, match="attention forward of 131072 tokens took 1 ms, no longer than its rows"):
@@ -462,7 +462,7 @@ def test_a_mistake_is_one_sentence(
 def test_processes_already_started_say_the_shape(
     nodes: int | None, gpus: int | None, num_local: int | None, shape: str
 ) -> None:
-    world = World(0, 8, 0, num_local, "host", 29500, True, "0", False)
+    world = ProcessPlace(0, 8, 0, num_local, "host", 29500, True, "0", False)
     asked = argparse.Namespace(nodes=nodes, gpus_per_node=gpus, only_device=False, matmuls=None, points=None)
     if shape.startswith("("):
         assert str(__main__._shape(asked, world)) == shape

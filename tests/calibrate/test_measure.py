@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from zbench.calibrate.subject import Call, Subject, layer_shapes, others
+from zbench.calibrate.subject import AttentionCall, Subject, layer_shapes, others
 from zbench.describe.model import Model
 from zbench.runtime.processes.launch import LocalFleet
 
@@ -68,8 +68,8 @@ def test_more_work_takes_longer(fleet: LocalFleet) -> None:
     assert rate(fleet, "matmul", shapes, False) > 0
     assert rate(fleet, "matmul", [(32, 32, 32)], False) > 2 * rate(fleet, "matmul", [(512, 512, 512)], True)
     for backward in (False, True):
-        assert rate(fleet, "attention", Call.whole(16), backward) > 2 * rate(
-            fleet, "attention", Call.whole(1024), backward
+        assert rate(fleet, "attention", AttentionCall.whole(16), backward) > 2 * rate(
+            fleet, "attention", AttentionCall.whole(1024), backward
         )
     assert rate(fleet, "multiply", 4, 8) > 2 * rate(fleet, "multiply", 4096, 512)
     assert rate(fleet, "permute", 4) > 2 * rate(fleet, "permute", 1 << 16)
@@ -102,5 +102,5 @@ def test_a_message_through_all_nics_is_timed_where_it_starts() -> None:
 def test_other_element_sizes(element_bytes: int) -> None:
     with fleet_of(Subject(replace(MODEL, element_bytes=element_bytes), 1, 1, 1, 64, "auto")) as fleet:
         for backward in (False, True):
-            assert rate(fleet, "attention", Call.whole(64), backward) > 0
+            assert rate(fleet, "attention", AttentionCall.whole(64), backward) > 0
             assert rate(fleet, "matmul", [(8, 8, 8)], backward) > 0

@@ -199,12 +199,12 @@ def test_kernels_that_cannot_run_are_told(
     few: Sequence[Problem] = [Problem(torch.float32, 64, (4, 4), "whole", 16)]
     monkeypatch.setattr(kernels, "problems", lambda shrink: few)
     monkeypatch.setattr(
-        "zbench.runtime.kernels.kernels.offered", lambda *given: {"matmul": Matmul(), "broken": Broken()}
+        "zbench.runtime.kernels.kernels.offered_kernels", lambda *given: {"matmul": Matmul(), "broken": Broken()}
     )
     assert call(monkeypatch, "--device", "cpu", "--parts", "kernels", "--out", str(tmp_path / "found")) == 1
     out = capsys.readouterr().out
     assert "kernel broken, float32, dim 64, heads 4/4, whole, lengths / 1: no kernel image is available\n" in out
-    monkeypatch.setattr("zbench.runtime.kernels.kernels.offered", lambda *given: {"matmul": Matmul()})
+    monkeypatch.setattr("zbench.runtime.kernels.kernels.offered_kernels", lambda *given: {"matmul": Matmul()})
     assert call(monkeypatch, "--device", "cpu", "--parts", "kernels", "--out", str(tmp_path / "found")) == 1
     assert "no kernel but matmul is offered" in capsys.readouterr().out
 
@@ -230,7 +230,7 @@ def test_what_nobody_has_seen_right_comes_after_all_else(
     few: Sequence[Problem] = [Problem(torch.float32, 64, (4, 4), layout, 16) for layout in ("whole", "mixed")]
     monkeypatch.setattr(kernels, "problems", lambda shrink: few)
     made = {"matmul": Matmul(), "cudnn": Breaking(), "sound": Sound()}
-    monkeypatch.setattr("zbench.runtime.kernels.kernels.offered", lambda *given: made)
+    monkeypatch.setattr("zbench.runtime.kernels.kernels.offered_kernels", lambda *given: made)
     assert call(monkeypatch, "--device", "cpu", "--parts", "kernels", "--out", str(tmp_path / "found")) == 1
     heard = capsys.readouterr()
     assert heard.out.splitlines()[-1].endswith("4 of 6 cases are within their limits")

@@ -11,14 +11,14 @@ from zbench.correctness import __main__, mutate
 from zbench.correctness.mutations.kinds import KINDS
 from zbench.correctness.reference.judge import Verifier, verifier
 from zbench.correctness.score import Score, failures
-from zbench.correctness.workers import UNBROKEN, Judged, Name, Share, judged, shares
-from zbench.run.choices import choices, missing
+from zbench.correctness.workers import UNBROKEN, Judged, Name, Share, judged, mutant_shares
+from zbench.run.choices import choices, missing_package
 
 
 def of(system: str, kinds: Sequence[str], verify: Verifier, rounds: int = 1, jobs: int = 1) -> list[Judged]:
     """Mutants of these kinds alone, so many of each."""
     names = [Name(3, system, at) for at in range(rounds * len(KINDS))]
-    return list(judged(shares([name for name in names if name.kind in kinds]), jobs, verify))
+    return list(judged(mutant_shares([name for name in names if name.kind in kinds]), jobs, verify))
 
 
 def broken(found: Iterable[Judged]) -> list[Judged]:
@@ -29,8 +29,8 @@ def test_every_wrong_plan_of_every_system_is_rejected(capsys: pytest.CaptureFixt
     assert mutate.main(["--mutants", str(20 * len(choices("system"))), "--seed", "7", "--jobs", "2", "--markdown"]) == 0
     out = capsys.readouterr().out
     table = dict(re.findall(r"^\| (\S+) \| (\d+) \|", out, re.MULTILINE))
-    assert {name for name in choices("system") if not missing(name)} <= set(table)
-    assert all(table[name] == "20" for name in choices("system") if not missing(name))
+    assert {name for name in choices("system") if not missing_package(name)} <= set(table)
+    assert all(table[name] == "20" for name in choices("system") if not missing_package(name))
     found = re.search(
         r"mutation score 100 %: verify rejects (\d+) of \1 wrong plans; of (\d+) .* unbroken ones 0\n", out
     )

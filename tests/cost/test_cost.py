@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.strategies import REAL, cases, costs
-from zbench.calibrate.subject import Call
+from zbench.calibrate.subject import AttentionCall
 from zbench.cost.cost import BACKWARD_FLOPS, FORWARD_FLOPS, Cost
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
@@ -151,7 +151,7 @@ def test_a_backward_pays_for_blocks_that_find_nothing_to_do(cost: Cost, lengths:
 def test_parts_of_tiles_without_a_query_are_left_out(queries: int, keys: int, group: int) -> None:
     """With 8 query heads a kv head a forward tile has 16 queries of each, with one 128; a backward's has 64."""
     rows, columns = -(-queries // 128), -(-keys // 128)
-    amount = Call(queries, keys, causal=False).work
+    amount = AttentionCall(queries, keys, causal=False).work
     kernel = replace(REAL, packed_rows=True, backward_rows=64)
     cost = Cost(Cluster("c", 1, 1, 1, 1e9, 1, 0, 1e9, 1, 0, kernel), Model("m", 1, 64, 64, 64, 64, 64, 64))
     heads, kv_heads = np.array([group]), np.array([1])

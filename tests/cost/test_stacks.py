@@ -28,7 +28,7 @@ from zbench.plans.patterns import local, ring
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Plan
 from zbench.proof.verify import OutOfMemory, verify, verify_step
-from zbench.simulator.layers import Layers, State
+from zbench.simulator.layers import ClockState, Layers
 from zbench.simulator.one_f_one_b import schedule, turns
 from zbench.simulator.simulate import Simulated, programs
 from zbench.simulator.staged import hop_bytes, hop_seconds, run
@@ -130,7 +130,7 @@ def test_equal_micro_batches_take_m_and_p_minus_1_of_a_stage(
     batch, plans = laid(cost, [[(16_384, ranks)] if rings else [(4096, [rank]) for rank in ranks]] * count)
     forward, backward = programs(plans[0], cost)
     linear = cost.linear_seconds(plans[0].tokens_per_rank)
-    state = State.zero(cost.cluster)
+    state = ClockState.zero(cost.cluster)
     for part, times in ((forward, 1), *([(forward, 1)] if recompute == "full" else []), (backward, 2)):
         Layers(part, times * linear, cost.layers).play(state)
     stage = state.ready.max()

@@ -4,12 +4,12 @@ import os
 
 import pytest
 
-from zbench.runtime.network.namespaces import NoDesk, made
+from zbench.runtime.network.namespaces import NoDesk, new_namespace
 
 
 @pytest.fixture
 def namespaces() -> None:
     try:
-        os.close(made())
+        os.close(new_namespace())
     except NoDesk as error:
         pytest.skip(str(error))

@@ -8,7 +8,7 @@ import pytest
 from tests.runtime.network.test_wiring import CLUSTER
 from zbench.cost.cost import Cost
 from zbench.describe.model import Model
-from zbench.desk.overlap import Overlap, nic_seconds
+from zbench.desk.overlap import Overlap, attention_nic_seconds
 from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ring
@@ -23,7 +23,7 @@ def test_a_ring_s_busiest_nic_carries_all_that_crosses_one_way() -> None:
     plan = reverse(builder.build(), "keep")
     hop = 100 * 2 * 2 * 8 * 4  # tokens, key and value, heads, head_dim, bytes
     # Seven hops of kv forward; backward as many of its gradient.
-    assert nic_seconds(plan, COST) == pytest.approx(3 * 2 * 7 * hop / CLUSTER.nic_bandwidth)
+    assert attention_nic_seconds(plan, COST) == pytest.approx(3 * 2 * 7 * hop / CLUSTER.nic_bandwidth)
 
 
 @pytest.mark.parametrize("channels", [2, 3])
@@ -33,13 +33,13 @@ def test_what_goes_to_one_peer_has_one_channel(channels: int) -> None:
     ring(builder, np.array([0]), np.array([0]), np.arange(8)[None])
     plan = reverse(builder.build(), "keep")
     several = replace(COST, cluster=replace(CLUSTER, nic_channels=channels))
-    assert nic_seconds(plan, several) == pytest.approx(channels * nic_seconds(plan, COST))
+    assert attention_nic_seconds(plan, several) == pytest.approx(channels * attention_nic_seconds(plan, COST))
 
 
 def test_without_messages_no_nic_carries_anything() -> None:
     builder = Builder(np.full(8, 10), 8, MODEL.num_heads)
     local(builder, np.arange(8), np.arange(8))
-    assert nic_seconds(reverse(builder.build(), "keep"), COST) == 0
+    assert attention_nic_seconds(reverse(builder.build(), "keep"), COST) == 0
 
 
 def test_the_larger_of_both_counts() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from zbench.fidelity.__main__ import Fidelity, order
+from zbench.fidelity.__main__ import Fidelity, order_in_words
 
 
 def one(system: str, measured: float, simulated: float) -> Fidelity:
@@ -10,23 +10,25 @@ def one(system: str, measured: float, simulated: float) -> Fidelity:
 
 
 def test_one_system_has_no_order() -> None:
-    assert order([one("ring", 2.0, 3.0)]) == "only ring was measured, which has no order"
-    assert order([one("ring", 2.0, 3.0), one("ring", 4.0, 1.0)]) == "only ring was measured, which has no order"
+    assert order_in_words([one("ring", 2.0, 3.0)]) == "only ring was measured, which has no order"
+    assert (
+        order_in_words([one("ring", 2.0, 3.0), one("ring", 4.0, 1.0)]) == "only ring was measured, which has no order"
+    )
 
 
 @pytest.mark.parametrize(("simulated", "said"), [(5.0, "simulated"), (1.0, "not simulated"), (3.0, "not simulated")])
 def test_of_two_systems_it_is_kept_or_not(simulated: float, said: str) -> None:
     found = [one("ring", 2.0, 3.0), one("usp", 4.0, simulated)]
-    assert order(found) == f"ring and usp are {said} in the measured order"
+    assert order_in_words(found) == f"ring and usp are {said} in the measured order"
 
 
 def test_of_more_it_is_a_correlation_of_ranks() -> None:
     """Order 1, 2, 3, 4 against 1, 2, 4, 3: 1 - 6 x 2 / (4 x 15) = 0.80."""
     found = [one(name, at, (1, 2, 4, 3)[at]) for at, name in enumerate("abcd")]
-    assert order(found) == "rank correlation of the order of 4 systems (Spearman): 0.80"
+    assert order_in_words(found) == "rank correlation of the order of 4 systems (Spearman): 0.80"
 
 
 def test_several_runs_of_a_system_are_one_system() -> None:
     found = [one("a", 1.0, 1.0), one("b", 2.0, 2.0), one("a", 5.0, 5.0)]  # a's mean is 3
-    assert order(found) == "a and b are simulated in the measured order"
-    assert order([*found, one("c", 9.0, 0.5)]).endswith("of 3 systems (Spearman): -0.50")
+    assert order_in_words(found) == "a and b are simulated in the measured order"
+    assert order_in_words([*found, one("c", 9.0, 0.5)]).endswith("of 3 systems (Spearman): -0.50")

@@ -29,11 +29,11 @@ from zbench.figures import (
     timeline,
 )
 from zbench.figures.__main__ import NAMES, main
-from zbench.figures.records import Records, cost_of, is_current, load, make
+from zbench.figures.records import Records, cost_of_run, is_current, load_records, make
 from zbench.figures.stamp import stamp
-from zbench.figures.style import spread, tokens
+from zbench.figures.style import spread_labels, tokens
 from zbench.record.fingerprint import source_digest
-from zbench.record.writer import RecordError, Writer
+from zbench.record.writer import RecordError, RecordWriter
 from zbench.systems.zeppelin.zones import zones
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def test_costs_has_the_curves_and_borders_of_the_recorded_constants() -> None:
     found = costs.table(SAMPLES["costs"])
     assert [one.cluster for one in found] == list(CLUSTERS)
     for one, run in zip(found, SAMPLES["costs"].runs, strict=True):
-        cost = cost_of(run)
+        cost = cost_of_run(run)
         assert (one.intra, one.routed) == zones(cost, 3, cost.cluster.nics_per_node)
         assert one.intra <= one.routed <= one.direct
         cross = np.interp(one.direct, one.lengths, one.curves.attention / one.curves.across)
@@ -197,7 +197,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, events in TRACES.items():
         Path(name).write_text(json.dumps({"traceEvents": events}))
     for name, records in SAMPLES.items():
-        writer = Writer.open(str(folder / f"{name}.jsonl"))
+        writer = RecordWriter.open(str(folder / f"{name}.jsonl"))
         for run in records.runs:
             for line in (run.start, *run.steps, run.end):
                 writer.append(line)
@@ -253,7 +253,7 @@ def test_the_projects_pictures_are_small_and_have_whole_records(name: str) -> No
         figure = importlib.import_module(f"zbench.figures.{name}")
         if name.startswith("desk_") and not (folder / f"{getattr(figure, 'RECORD', name)}.jsonl").is_file():
             pytest.skip("not measured on emulated nodes yet: make desk")
-        figure.table(load(getattr(figure, "RECORD", name), folder))
+        figure.table(load_records(getattr(figure, "RECORD", name), folder))
     assert (folder / f"{name}.svg").stat().st_size < 300_000
     assert (folder / f"{name}.png").is_file()
 
@@ -284,23 +284,23 @@ def test_records_that_are_not_whole_are_refused(here: Path) -> None:
     whole = path.read_text()
     path.write_text(whole.rpartition('{"kind":"end"')[0])
     with pytest.raises(ValueError, match=r"no whole record, .*: the run of line 13 is interrupted; python -m"):
-        load("scaling", here)
+        load_records("scaling", here)
     path.write_text(whole[:-20])
     with pytest.raises(ValueError, match=r"scaling\.jsonl:16: not a line of JSON"):
-        load("scaling", here)
+        load_records("scaling", here)
     path.write_text("")
     with pytest.raises(ValueError, match="it holds no run"):
-        load("scaling", here)
+        load_records("scaling", here)
     Path("inside.json").write_text("[")
     with pytest.raises(ValueError, match=r"trace inside\.json cannot be read"):
-        load("nics", here)
+        load_records("nics", here)
 
 
 def test_a_record_of_another_world_is_refused(here: Path) -> None:
     path = here / "scaling.jsonl"
     path.write_text(re.sub(r'"facts": ?{', '"facts":{"world":"latencies x 3",', path.read_text()))
     with pytest.raises(ValueError, match=r"of nominal machines, .*: the run of line 1 is of the world latencies x 3"):
-        load("scaling", here)
+        load_records("scaling", here)
 
 
 def test_a_record_is_made_once_and_kept_when_an_experiment_fails(
@@ -311,8 +311,8 @@ def test_a_record_is_made_once_and_kept_when_an_experiment_fails(
     assert call(monkeypatch, "costs", "--run") == 0
     assert "record 1 of 1: costs" in capsys.readouterr().err
     assert {path.name for path in record.parent.iterdir()} == {"costs.jsonl", "costs.svg", "costs.png"}
-    assert is_current(load("costs"))
-    assert {run.start["fingerprint"]["sources"] for run in load("costs").runs} == {source_digest()}
+    assert is_current(load_records("costs"))
+    assert {run.start["fingerprint"]["sources"] for run in load_records("costs").runs} == {source_digest()}
     made = record.read_bytes()
     assert call(monkeypatch, "costs", "--run") == 0
     assert record.read_bytes() == made
@@ -357,14 +357,14 @@ def test_pictures_that_cannot_be_written_are_one_sentence(
 # -- labels -----------------------------------------------------------------------------------------
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
 def test_labels_are_apart_and_in_order(values: list[float]) -> None:
-    placed = spread(values, 0.1)
+    placed = spread_labels(values, 0.1)
     order = np.argsort(values, kind="stable")
     assert (np.diff(np.array(placed)[order]) >= 0.1 - 1e-9).all()
     assert np.mean(placed) == pytest.approx(np.mean(values))
 
 
 def test_labels_that_are_apart_stay() -> None:
-    assert spread([0.9, 0.1, 0.5], 0.1) == [0.9, 0.1, 0.5]
+    assert spread_labels([0.9, 0.1, 0.5], 0.1) == [0.9, 0.1, 0.5]
 
 
 def test_tokens() -> None:

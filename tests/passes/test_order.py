@@ -17,7 +17,7 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ring
 from zbench.plans.plan import COLUMNS, Ops, Plan
 from zbench.proof.verify import verify
-from zbench.simulator.layers import Layers, State
+from zbench.simulator.layers import ClockState, Layers
 from zbench.simulator.simulate import Simulated, layer_seconds, programs
 
 
@@ -74,7 +74,7 @@ def test_the_prediction_is_what_the_clock_plays(data: st.DataObject, cost: Cost,
     found, predicted, _ = scheduled(plan, cost, programs(plan, cost))
     ends = []
     for times, part in zip((1, 2), programs(found, cost), strict=True):
-        state = State.zero(cost.cluster)
+        state = ClockState.zero(cost.cluster)
         Layers(part, times * cost.linear_seconds(plan.tokens_per_rank), 1).one(state)
         ends.append(float(state.ready.max()))
     assert predicted == pytest.approx(sum(ends), rel=1e-12)

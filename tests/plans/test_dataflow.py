@@ -10,7 +10,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.model import DKV, KV, O, Q
 from zbench.passes import reverse
 from zbench.plans.build import Builder
-from zbench.plans.dataflow import Edges, Fault, edges, fault
+from zbench.plans.dataflow import Edges, Violation, edges, first_violation
 from zbench.plans.patterns import ring
 from zbench.plans.plan import TRANSFER, Lists, Ops, Plan
 from zbench.plans.touches import ACTION, ADD, ITEM, PLACE, READ, TAKE, WRITE, scratch, source, touches
@@ -52,7 +52,7 @@ def test_touches_are_grouped_by_item_and_in_plan_order(case: tuple[Cost, Plan]) 
 def test_the_fault_told_is_the_first_by_tensor_block_and_rank() -> None:
     ops = [("attend", 2, 0, 2, 1, 0), ("attend", 1, 0, 2, 0, 0), (Q, 0, 1, 0, 2, 1)]
     plan = hand(ops)
-    found = fault(plan, plan.forward, False)
+    found = first_violation(plan, plan.forward, False)
     assert found is not None
     assert (found.op, found.block, found.rank) == (1, 0, 1)
     assert found.reason.startswith("uses q of block 0 on rank 1")
@@ -62,9 +62,9 @@ def test_the_fault_told_is_the_first_by_tensor_block_and_rank() -> None:
 def test_a_plan_without_fault_has_edges_and_one_with_has_none(case: tuple[Cost, Plan]) -> None:
     _, plan = case
     for ops, backward in ((plan.forward, False), (plan.backward, True)):
-        assert fault(plan, ops, backward) is None
+        assert first_violation(plan, ops, backward) is None
         rest = ops.take(np.arange(len(ops)) != np.argmax(ops.kind == TRANSFER))
-        assert isinstance(edges(plan, rest, backward), Fault) == (fault(plan, rest, backward) is not None)
+        assert isinstance(edges(plan, rest, backward), Violation) == (first_violation(plan, rest, backward) is not None)
 
 
 def hand(ops: list[tuple], num_heads: int = 2) -> Plan:
@@ -109,7 +109,7 @@ def hand(ops: list[tuple], num_heads: int = 2) -> Plan:
 def test_every_fault(ops: list[tuple], op: int, block: int, rank: int, words: str) -> None:
     plan = hand(ops)
     broken = edges(plan, plan.forward, False)
-    assert isinstance(broken, Fault)
+    assert isinstance(broken, Violation)
     assert (broken.op, broken.block, broken.rank) == (op, block, rank)
     assert words in broken.reason
 
@@ -129,7 +129,7 @@ def test_what_the_forward_kept_is_there_in_the_backward() -> None:
     assert isinstance(edges(plan, plan.backward, True), Edges)
     forgot = plan.with_(forward=Ops(**{**vars(plan.forward), "keep": np.zeros(len(plan.forward), np.int64)}))
     broken = edges(forgot, forgot.backward, True)
-    assert isinstance(broken, Fault)
+    assert isinstance(broken, Violation)
     assert "uses kv" in broken.reason
     assert not (plan.backward.tensor == KV).any()
     assert (plan.backward.tensor == DKV).any()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.strategies import SHARP, batches, cases, costs, forwards, masks
 from tests.helpers.variants import SYSTEMS, VARIANTS, Variant
-from zbench.correctness.reference.interpreter import Broken, Results, Tensors, dense, execute
+from zbench.correctness.reference.interpreter import Broken, Results, Tensors, dense_attention, execute
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
@@ -36,7 +36,7 @@ def tensors(model: Model, num_tokens: int) -> Tensors:
 def answer(lengths: tuple[int, ...], model: Model) -> tuple[Tensors, Results]:
     """Inputs and what dense attention makes of them: of every plan for these sequences, the same."""
     given = tensors(model, sum(lengths))
-    return given, dense(np.array(lengths), given, model.mask)
+    return given, dense_attention(np.array(lengths), given, model.mask)
 
 
 def check(plan: Plan, cost: Cost) -> Results:
@@ -49,14 +49,14 @@ def check(plan: Plan, cost: Cost) -> Results:
 def test_the_dense_gradients_are_finite_differences() -> None:
     lengths = np.array([5, 1, 7])
     given = Tensors.random(2, 1, 13, 3)
-    exact = dense(lengths, given)
+    exact = dense_attention(lengths, given)
     rng = np.random.default_rng(1)
     for name, gradient in (("q", exact.dq), ("k", exact.dk), ("v", exact.dv)):
         step = rng.standard_normal(given.q.shape)
         values = []
         for sign in (1, -1):
             moved = Tensors(**{**vars(given), name: getattr(given, name) + sign * 1e-5 * step})
-            values.append((dense(lengths, moved).o * given.do).sum())
+            values.append((dense_attention(lengths, moved).o * given.do).sum())
         assert (values[0] - values[1]) / 2e-5 == pytest.approx((gradient * step).sum(), rel=1e-7)
 
 
@@ -127,7 +127,7 @@ def _bidirectional(builder: Builder) -> Plan:
 def test_full_attention_is_exact_too(uneven: Cost) -> None:
     plan = _bidirectional(Builder(np.array([5, 9]), uneven.cluster.num_ranks, uneven.model.num_heads, mask=FULL))
     given = tensors(uneven.model, 14)
-    assert execute(plan, given).difference(dense(plan.lengths, given, mask=FULL)) < TOLERANCE
+    assert execute(plan, given).difference(dense_attention(plan.lengths, given, mask=FULL)) < TOLERANCE
 
 
 def test_the_interpreter_fails_loudly(uneven: Cost) -> None:
@@ -142,4 +142,4 @@ def test_the_interpreter_fails_loudly(uneven: Cost) -> None:
             found = execute(plan.with_(forward=plan.forward.take(rest)), given)
         except Broken:
             continue
-        assert found.difference(dense(plan.lengths, given)) > 1e-6
+        assert found.difference(dense_attention(plan.lengths, given)) > 1e-6

@@ -14,7 +14,7 @@ from zbench.plans.pairs import Pairs, rings
 from zbench.plans.patterns import local, ulysses_ring
 from zbench.plans.plan import Blocks, Plan
 from zbench.plans.ring_area import rectangles
-from zbench.plans.walk import gather
+from zbench.plans.walk import gather_pieces
 
 
 def both(plan: Plan) -> tuple[Pairs, Pairs]:
@@ -68,7 +68,7 @@ def test_chunks_of_several_tiles_and_rows_in_parts(monkeypatch: pytest.MonkeyPat
 def ring_of(blocks: Blocks, count: int) -> object:
     """The rectangles of lists 0..count - 1 of one block each."""
     members, pieces = np.arange(count), blocks.pieces
-    lists = gather(np.ones(count, bool), np.arange(count + 1), members, pieces.offsets, pieces.items)
+    lists = gather_pieces(np.ones(count, bool), np.arange(count + 1), members, pieces.offsets, pieces.items)
     return rectangles(members, lists, blocks.seq, blocks.stop - blocks.start, True)
 
 

@@ -9,7 +9,7 @@ from tests.run.test_run import MODEL, Measured, recorded, request
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
 from zbench.run.contract import PlugInError
-from zbench.run.run import run
+from zbench.run.run import run_with_baseline
 from zbench.systems.ring import Ring
 
 
@@ -70,7 +70,7 @@ def target(kind: type) -> dict[str, Any]:
 def test_a_system_is_refused_before_anything_is_written(kind: type, told: str, stages: int, tmp_path: Path) -> None:
     """Also in a job with pipeline stages, where the batch is dealt to it in parts."""
     with pytest.raises(PlugInError, match=rf"^tests\.project\.test_hooks\.{told}"):
-        run(request(tmp_path / "r.jsonl", target(kind), model=MODEL | {"pipeline_parallel": stages}))
+        run_with_baseline(request(tmp_path / "r.jsonl", target(kind), model=MODEL | {"pipeline_parallel": stages}))
     assert not (tmp_path / "r.jsonl").exists()
 
 
@@ -83,6 +83,6 @@ def test_a_system_is_refused_before_anything_is_written(kind: type, told: str, s
 )
 def test_an_executor_gives_what_its_protocol_says(kind: type, told: str, tmp_path: Path) -> None:
     with pytest.raises(PlugInError, match=rf"^tests\.project\.test_hooks\.{told}"):
-        run(request(tmp_path / "r.jsonl", executor=target(kind)))
+        run_with_baseline(request(tmp_path / "r.jsonl", executor=target(kind)))
     (failed,) = recorded(tmp_path / "r.jsonl")
     assert (failed.status, failed.steps) == ("failed", [])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.strategies import SHARP, costs, plans
-from zbench.correctness.reference.interpreter import Broken, Tensors, dense, execute
+from zbench.correctness.reference.interpreter import Broken, Tensors, dense_attention, execute
 from zbench.cost.cost import Cost
 from zbench.cost.memory import peak_bytes
 from zbench.describe.batch import Batch
@@ -33,7 +33,7 @@ LISTS = ("forward", "backward")
 def wrong(plan: Plan) -> bool:
     given = Tensors.random(plan.num_heads, 1, int(plan.lengths.sum()), 3)
     try:
-        return not execute(plan, given).difference(dense(plan.lengths, given)) < 1e-9
+        return not execute(plan, given).difference(dense_attention(plan.lengths, given)) < 1e-9
     except (Broken, KeyError, IndexError, ValueError):
         return True
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.record.test_record import start_line, step_line, write
 from zbench.record import kinds
-from zbench.record.kinds import PAGE, RECORD, TRACE, VERDICTS, Kind
-from zbench.record.outputs import check_apart, check_output, whole
+from zbench.record.kinds import PAGE, RECORD, TRACE, VERDICTS, FileKind
+from zbench.record.outputs import check_apart, check_output, whole_file
 
 CONTENTS = {
     "record": b'{"kind":"start","run":"r1"}\n',
@@ -113,7 +113,7 @@ def test_only_regular_files_are_written(make: Callable[[Path], None], what: str,
         with pytest.raises(ValueError, match=what):
             check_output("out", tmp_path / "file", kind, appended=kind is RECORD)
         with pytest.raises(ValueError, match=what):
-            whole("out", tmp_path / "file", kind).__enter__()
+            whole_file("out", tmp_path / "file", kind).__enter__()
     assert _known_by(tmp_path / "file") == before
     assert names(tmp_path) == ["file"]
 
@@ -171,7 +171,7 @@ def test_a_file_has_one_role_in_a_command(
 def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     for text in (CONTENTS["trace"], CONTENTS["trace"] + b"\n"):
-        with whole("trace", path, TRACE) as stream:
+        with whole_file("trace", path, TRACE) as stream:
             stream.write(text)
             assert not path.exists() or path.read_bytes() != text
         assert path.read_bytes() == text
@@ -184,7 +184,7 @@ def test_what_fails_leaves_the_file_as_it_was(error: BaseException, tmp_path: Pa
     path.write_bytes(CONTENTS["trace"])
 
     def fail() -> None:
-        with whole("trace", path, TRACE) as stream:
+        with whole_file("trace", path, TRACE) as stream:
             stream.write(b"half")
             raise error
 
@@ -203,7 +203,7 @@ def test_a_link_stays_a_link_and_a_mode_stays(tmp_path: Path) -> None:
     for mode in (None, 0o640):
         if mode:
             real.chmod(mode)
-        with whole("--out", link, PAGE) as stream:
+        with whole_file("--out", link, PAGE) as stream:
             stream.write(CONTENTS["page"])
         assert link.is_symlink()
         assert real.read_bytes() == CONTENTS["page"]
@@ -213,13 +213,13 @@ def test_a_link_stays_a_link_and_a_mode_stays(tmp_path: Path) -> None:
 
 def test_a_new_file_has_the_mode_that_any_other_has(tmp_path: Path) -> None:
     (tmp_path / "any").touch()
-    with whole("--out", tmp_path / ("n" * 250), PAGE) as stream:
+    with whole_file("--out", tmp_path / ("n" * 250), PAGE) as stream:
         stream.write(CONTENTS["page"])
     assert (tmp_path / ("n" * 250)).stat().st_mode == (tmp_path / "any").stat().st_mode
 
 
 def test_every_kind_says_what_it_is() -> None:
     for name, kind in vars(kinds).items():
-        if isinstance(kind, Kind):
+        if isinstance(kind, FileKind):
             assert kind.name.split()[0] in ("a", "an"), name
             assert not kind.fits(b"all of it")

@@ -12,10 +12,10 @@ from zbench.record.fields import FIELDS
 from zbench.record.metrics import Facts
 from zbench.record.record import Line, read
 from zbench.record.rows import rows
-from zbench.record.writer import Writer
-from zbench.report.overview import of_step, overview
+from zbench.record.writer import RecordWriter
+from zbench.report.overview import overview, step_overview
 from zbench.track.names import of_run, tracked
-from zbench.track.names import of_step as tracked_step
+from zbench.track.names import step_figures as tracked_step
 
 PLACE = {"simulated": True, "cluster": "c", "device": "d", "num_nodes": 1, "gpus_per_node": 2, "nics_per_node": 2}
 
@@ -35,7 +35,7 @@ def end_line(run: str = "r1", status: str = "finished") -> Line:
 
 
 def write(path: Path, *lines: Line) -> None:
-    writer = Writer.open(str(path))
+    writer = RecordWriter.open(str(path))
     for line in lines:
         writer.append(line)
     writer.close()
@@ -264,7 +264,7 @@ def test_whatever_a_field_holds_a_run_is_whole_or_left_out(kind: str, tmp_path: 
         json.dumps([found, overview(runs, "zbench")], allow_nan=False)
         for run, row in zip(runs, found, strict=True):
             facts = Facts.of(run.start["facts"])
-            json.dumps([of_step(facts, step) for step in run.steps], allow_nan=False)
+            json.dumps([step_overview(facts, step) for step in run.steps], allow_nan=False)
             assert tracked(run.start).name
             numbers = [
                 *of_run(row).values(),

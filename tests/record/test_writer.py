@@ -10,14 +10,14 @@ import pytest
 
 from tests.record.test_record import start_line, step_line, write
 from zbench.record.record import read
-from zbench.record.writer import RecordError, Writer
+from zbench.record.writer import RecordError, RecordWriter
 
 
 def test_numpy_numbers_become_plain_ones_and_nan_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     write(path, start_line(), step_line(seconds=np.float64(0.5), peak_bytes=np.array([1, 2])))
     assert read(str(path))[0][0].steps[0]["peak_bytes"] == [1, 2]
-    writer = Writer.open(str(path))
+    writer = RecordWriter.open(str(path))
     with pytest.raises(ValueError, match="not JSON compliant"):
         writer.append(step_line(seconds=float("nan")))
     with pytest.raises(TypeError, match="set does not belong in a record"):
@@ -41,7 +41,7 @@ def test_a_full_disk_leaves_the_record_as_it_was(tmp_path: Path, monkeypatch: py
         left -= taken
         return taken
 
-    writer = Writer.open(str(path))
+    writer = RecordWriter.open(str(path))
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         with pytest.raises(RecordError, match=r"cannot be written: No space left on device; the steps already"):
@@ -103,8 +103,8 @@ def _write_many(path: Path, run: str) -> None:
 def test_what_is_no_record_is_never_opened(tmp_path: Path) -> None:
     for path in (Path("/dev/full"), Path(os.devnull), tmp_path):
         with pytest.raises(ValueError, match="and it takes a file"):
-            Writer.open(str(path))
+            RecordWriter.open(str(path))
     (tmp_path / "thesis.txt").write_text("all of it")
     with pytest.raises(ValueError, match=r"that file is not a record of runs, so nothing is added to it"):
-        Writer.open(str(tmp_path / "thesis.txt"))
+        RecordWriter.open(str(tmp_path / "thesis.txt"))
     assert (tmp_path / "thesis.txt").read_text() == "all of it"

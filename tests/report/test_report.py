@@ -18,7 +18,7 @@ from zbench.record.metrics import Facts
 from zbench.record.record import Line, Run, read
 from zbench.report import __main__ as report
 from zbench.report import inside
-from zbench.report.overview import SHARES, of_step, overview, rounded, shares_of
+from zbench.report.overview import SHARES, overview, rounded, shares_of, step_overview
 from zbench.report.page import encoded, page
 from zbench.run.replay import Replay
 from zbench.trace.step import events
@@ -107,10 +107,10 @@ def test_measured_curves_and_steps_that_do_not_count(runs: dict[str, Run]) -> No
     run = runs["ring"]
     facts = Facts.of(run.start["facts"])
     series = {"interval": 1e-3, "tx": [[25_000_000, 0]], "rx": [[0, 12_500_000]]}  # NICs of 25 GB/s: 25 MB an interval
-    told = of_step(facts, {**run.steps[0], "nic_series": series, "valid": False})
+    told = step_overview(facts, {**run.steps[0], "nic_series": series, "valid": False})
     assert told["curves"] == {"interval": 1e-3, "lines": {"NIC 0 sends": [1.0, 0.0], "NIC 0 receives": [0.0, 0.5]}}
     assert told["valid"] is False
-    assert of_step(facts, run.steps[0])["curves"] is None
+    assert step_overview(facts, run.steps[0])["curves"] is None
     late = {**run.steps[1], "valid": False, "linear_seconds": [9.0] * 16}
     (whole,) = overview([Run(run.start, run.steps[:1])], "zbench")
     (left,) = overview([Run(run.start, [run.steps[0], late])], "zbench")
@@ -212,17 +212,17 @@ def test_a_page_is_one_file_that_names_no_host(record: str, tmp_path: Path, caps
 
 @pytest.mark.parametrize(("steps", "found"), [("all", 6), ("1", 3), ("0,1", 6), ("first", 3)])
 def test_steps_are_chosen(steps: str, found: int, record: str) -> None:
-    assert len(report.chosen(read(record)[0], steps)) == found
+    assert len(report.steps_to_show(read(record)[0], steps)) == found
 
 
 def test_every_runs_first_step_comes_before_any_second(record: str) -> None:
-    assert [line["step"] for _, line in report.chosen(read(record)[0], "all")] == [0, 0, 0, 1, 1, 1]
+    assert [line["step"] for _, line in report.steps_to_show(read(record)[0], "all")] == [0, 0, 0, 1, 1, 1]
 
 
 def test_what_does_not_fit_is_left_out_and_told(record: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = read(record)[0]
-    wanted = report.chosen(runs, "all")
-    size = len(encoded(report.inside(*wanted[0], {})))
+    wanted = report.steps_to_show(runs, "all")
+    size = len(encoded(report.look_inside(*wanted[0], {})))
     monkeypatch.setattr(report, "MOST_BYTES", size + 1)
     steps, told = report.looked_into(runs, wanted)
     assert list(steps) == [f"{runs[0].start['run']}/0"]
@@ -236,7 +236,7 @@ def test_a_timeline_too_dense_is_left_out_and_told(record: str, monkeypatch: pyt
     monkeypatch.setattr(inside, "MOST_EVENTS", 10)
     monkeypatch.setattr(report, "MOST_EVENTS", 10)
     runs = read(record)[0]
-    steps, told = report.looked_into(runs, report.chosen(runs, "first"))
+    steps, told = report.looked_into(runs, report.steps_to_show(runs, "first"))
     assert told == [
         "The timelines of 3 steps are left out: they have more than 10 events. trace=FILE writes one for Perfetto."
     ]
@@ -246,7 +246,7 @@ def test_a_timeline_too_dense_is_left_out_and_told(record: str, monkeypatch: pyt
 def test_a_run_that_cannot_be_made_again_keeps_what_the_record_says(runs: dict[str, Run]) -> None:
     run = runs["ring"]
     run.start["config"]["workload"]["context_limit"] = "none"
-    found = report.inside(run, run.steps[0], {})
+    found = report.look_inside(run, run.steps[0], {})
     assert "cannot be made again from its record" in found["problem"]
     assert found["record"]["seconds"] == run.steps[0]["seconds"]
     assert "homes" not in found
@@ -271,7 +271,7 @@ def test_a_class_that_is_not_zbench_s_runs_only_where_it_is_trusted(
 
 def test_a_step_that_now_takes_another_time_says_so(runs: dict[str, Run]) -> None:
     step = {**runs["ring"].steps[0], "seconds": 1e-3}
-    assert report.inside(runs["ring"], step, {})["again_seconds"] == rounded(runs["ring"].steps[0]["seconds"])
+    assert report.look_inside(runs["ring"], step, {})["again_seconds"] == rounded(runs["ring"].steps[0]["seconds"])
 
 
 @pytest.mark.parametrize(

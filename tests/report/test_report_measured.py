@@ -15,12 +15,12 @@ from zbench.describe.model import TENSOR_NAMES
 from zbench.plans.plan import ATTEND, Ops, Plan
 from zbench.record.record import Line, Run, read
 from zbench.report import __main__ as report
-from zbench.report.measured import measured
+from zbench.report.measured import measured_timeline
 from zbench.run.replay import Replay
 from zbench.runtime.clocks.events import OPTIMIZER, REDUCE, Events, Message, Span
 from zbench.runtime.measured_trace import write_measured
 from zbench.simulator.legs import legs
-from zbench.trace.file import recorded, told
+from zbench.trace.file import recorded, trace_reference
 
 RANKS = 16
 
@@ -70,12 +70,12 @@ def as_if_measured(run: Run, trace: Path) -> None:
     _, plans = replay.step(run.steps[0])
     reports = [SimpleNamespace(began=0.0, events=one, nic_series={}) for one in noted(plans, replay.cost)]
     write_measured(trace, replay.cost.cluster, cast(Any, reports), True)
-    run.steps[0]["trace"] = told(str(trace))
+    run.steps[0]["trace"] = trace_reference(str(trace))
     run.start["facts"]["simulated"] = False
 
 
 def found(run: Run) -> Line:
-    return report.inside(run, run.steps[0], {})
+    return report.look_inside(run, run.steps[0], {})
 
 
 def test_it_is_the_timeline_and_names_what_the_plans_know(run: Run) -> None:
@@ -117,7 +117,7 @@ def test_backwards_begin_with_the_last_layer(run: Run) -> None:
 
 def test_without_the_plans_nothing_is_named(run: Run) -> None:
     events = recorded(run.steps[0]["trace"], Path())
-    of = measured(events, (), None)
+    of = measured_timeline(events, (), None)
     assert of is not None
     assert of["lists"] == []
     assert set(of["layer"]) == {-1}
@@ -128,7 +128,7 @@ def test_a_trace_too_dense_is_none(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     events = recorded(run.steps[0]["trace"], Path())
     for most in (10, len([one for one in events if one["ph"] == "X"]) + 1):
         monkeypatch.setattr("zbench.report.measured.MOST_EVENTS", most)
-        assert measured(events, (), None) is None
+        assert measured_timeline(events, (), None) is None
 
 
 def test_a_trace_beside_the_record_is_found_and_another_refused(run: Run, tmp_path: Path) -> None:
@@ -145,6 +145,6 @@ def test_a_trace_beside_the_record_is_found_and_another_refused(run: Run, tmp_pa
 def test_without_its_trace_a_measured_step_says_why(run: Run, tmp_path: Path) -> None:
     other = Run(run.start, run.steps, path=str(tmp_path / "r.jsonl"))
     line = {**run.steps[0], "trace": {"file": str(tmp_path / "t.json"), "digest": "x"}}
-    gone = report.inside(other, line, {})
+    gone = report.look_inside(other, line, {})
     assert gone["untraced"] == f"its trace {tmp_path / 't.json'} is not there"
     assert gone["timeline"]["measured"] is False

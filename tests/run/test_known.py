@@ -80,7 +80,7 @@ def test_a_call_anywhere_in_a_record_is_not_made(config: Config, place: tuple[st
 TARGETS = [
     "os.system",
     "builtins.eval",
-    "zbench.record.writer.Writer.open",  # of zbench, but no part
+    "zbench.record.writer.RecordWriter.open",  # of zbench, but no part
     "zbench.runtime.checkpoints.folder.remove",
     "zbench.run.known.resolve_name",
     "zbench.systems.ring.Ring.plan",

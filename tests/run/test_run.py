@@ -19,7 +19,7 @@ from zbench.record.record import Run, read
 from zbench.record.rows import rows
 from zbench.run.parts import Parts, Settings, make_system
 from zbench.run.request import Request
-from zbench.run.run import run
+from zbench.run.run import run_with_baseline
 from zbench.simulator.simulate import Simulated
 from zbench.systems.allgather import AllGather
 from zbench.systems.ring import Ring
@@ -129,7 +129,7 @@ def recorded(path: Path) -> list[Run]:
 
 def test_every_step_is_in_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.jsonl"
-    (done,) = run(request(out))
+    (done,) = run_with_baseline(request(out))
     (kept,) = recorded(out)
     assert kept.steps == json.loads(json.dumps(done.steps))
     assert (kept.status, len(kept.steps)) == ("finished", 3)
@@ -147,7 +147,7 @@ def test_every_step_is_in_the_record(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_the_baseline_runs_first_on_the_same_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.jsonl"
-    run(request(out, {"_target_": "zbench.systems.allgather.AllGather"}, RING))
+    run_with_baseline(request(out, {"_target_": "zbench.systems.allgather.AllGather"}, RING))
     ring, own = recorded(out)
     assert [step["batch"] for step in ring.steps] == [step["batch"] for step in own.steps]
     assert ring.start["config"]["choices"]["system"] == "ring"
@@ -158,25 +158,25 @@ def test_the_baseline_runs_first_on_the_same_batches(tmp_path: Path, capsys: pyt
 def test_a_recorded_baseline_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.jsonl"
     gather = {"_target_": "zbench.systems.allgather.AllGather"}
-    run(request(out, gather, RING))
-    run(request(out, gather, RING))
+    run_with_baseline(request(out, gather, RING))
+    run_with_baseline(request(out, gather, RING))
     assert "Baseline ring was not run again: the record has it, from line 1 on." in capsys.readouterr().out
     assert len(recorded(out)) == 3
     for number, changes in enumerate(
         ({"seed": 1}, {"steps": 2}, {"tokens_per_gpu": 65}, {"model": {**MODEL, "vocab": 9}})
     ):
-        run(request(out, gather, RING, **changes))
+        run_with_baseline(request(out, gather, RING, **changes))
         assert len(recorded(out)) == 5 + 2 * number
 
 
 def test_a_stopped_sweep_goes_on_with_again_false(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.jsonl"
-    first = run(request(out))
-    (known,) = run(request(out, again=False))
+    first = run_with_baseline(request(out))
+    (known,) = run_with_baseline(request(out, again=False))
     assert known.start["run"] == first[0].start["run"]
     assert "mine was not run again: the record has it, from line 1 on." in capsys.readouterr().out
-    run(request(out, again=False, seed=1))
-    run(request(out))
+    run_with_baseline(request(out, again=False, seed=1))
+    run_with_baseline(request(out))
     assert len(recorded(out)) == 3
 
 
@@ -185,7 +185,7 @@ def test_a_baseline_from_outside_the_tree_is_run_again(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     mine = target(Troubled)
     for _ in range(2):
-        run(request(out, RING, mine, steps=1))
+        run_with_baseline(request(out, RING, mine, steps=1))
     assert len(recorded(out)) == 4
 
 
@@ -194,17 +194,17 @@ def test_a_measured_baseline_is_taken_from_the_same_command_alone(
 ) -> None:
     out, gather = tmp_path / "r.jsonl", {"_target_": "zbench.systems.allgather.AllGather"}
     measured = {"executor": target(Measured)}
-    earlier = run(request(out, gather, RING, **measured))
+    earlier = run_with_baseline(request(out, gather, RING, **measured))
     assert len(earlier) == 2
-    ring, _ = run(request(out, gather, RING, **measured), earlier)
+    ring, _ = run_with_baseline(request(out, gather, RING, **measured), earlier)
     assert ring is earlier[0]
     assert f"Baseline ring was not run again: this sweep measured it, {ring.start['run']}." in capsys.readouterr().out
     assert len(recorded(out)) == 3
     for number, changes in enumerate(({}, {"seed": 1}, {"steps": 2}, {"check": "bytes"}, {"resume": "there"})):
-        found = run(request(out, gather, RING, **measured, **changes), earlier if changes else ())
+        found = run_with_baseline(request(out, gather, RING, **measured, **changes), earlier if changes else ())
         assert found[0] not in earlier
         assert len(recorded(out)) == 5 + 2 * number
-    found = run(request(tmp_path / "other.jsonl", gather, RING, **measured), earlier)
+    found = run_with_baseline(request(tmp_path / "other.jsonl", gather, RING, **measured), earlier)
     assert found[0] not in earlier  # it would be missing from that record
 
 
@@ -213,8 +213,8 @@ def test_versions_of_packages_are_recorded_and_another_one_is_another_run(
 ) -> None:
     out, gather = tmp_path / "r.jsonl", {"_target_": "zbench.systems.allgather.AllGather"}
     monkeypatch.setattr(AllGather, "packages", ("numpy", "no-such-package"), raising=False)
-    run(request(out, RING, gather, steps=1))
-    run(request(out, RING, gather, steps=1))
+    run_with_baseline(request(out, RING, gather, steps=1))
+    run_with_baseline(request(out, RING, gather, steps=1))
     assert len(recorded(out)) == 3
     told = {"numpy": np.__version__, "no-such-package": None}
     gathered, ring, _ = recorded(out)
@@ -222,7 +222,7 @@ def test_versions_of_packages_are_recorded_and_another_one_is_another_run(
     assert "packages" not in ring.start["fingerprint"]
     assert [row["speedup"] is None for row in rows([gathered, ring])] == [False, False]
     monkeypatch.setattr("zbench.run.cases.versions", lambda names: dict.fromkeys(names, "another"))
-    run(request(out, RING, gather, steps=1))
+    run_with_baseline(request(out, RING, gather, steps=1))
     assert len(recorded(out)) == 5
 
 
@@ -242,12 +242,12 @@ def test_a_faulty_baseline_is_told_as_one(baseline: dict[str, Any], told: str, t
     config = asked.config.copy()
     config["system"] = baseline
     with pytest.raises(ValueError, match=rf"^baseline=ring: {told}"):
-        run(replace(asked, baseline=config))
+        run_with_baseline(replace(asked, baseline=config))
     assert not (tmp_path / "r.jsonl").exists()
 
 
 def test_the_baseline_itself_runs_once(tmp_path: Path) -> None:
-    (only,) = run(request(tmp_path / "r.jsonl", RING, RING))
+    (only,) = run_with_baseline(request(tmp_path / "r.jsonl", RING, RING))
     assert only.start["baseline"]["name"] == "ring"
 
 
@@ -265,7 +265,7 @@ def test_how_a_run_ended_is_recorded(
 ) -> None:
     out = tmp_path / "r.jsonl"
     with pytest.raises(error):
-        run(request(out, target(kind)))
+        run_with_baseline(request(out, target(kind)))
     (kept,) = recorded(out)
     assert (kept.status, len(kept.steps)) == (status, 1)
     assert kept.end is not None
@@ -273,10 +273,10 @@ def test_how_a_run_ended_is_recorded(
 
 
 def test_out_of_memory_stands_in_place_of_a_throughput(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (done, *_) = run(request(tmp_path / "big.jsonl"))
+    (done, *_) = run_with_baseline(request(tmp_path / "big.jsonl"))
     peak = max(done.steps[0]["peak_bytes"])
     small = {**CLUSTER, "device": {**DEVICE, "memory_bytes": peak - 1}}
-    run(request(tmp_path / "r.jsonl", cluster=small))
+    run_with_baseline(request(tmp_path / "r.jsonl", cluster=small))
     printed = capsys.readouterr().out
     assert "mine runs out of memory: needs" in printed
     assert "tokens/s" in printed
@@ -285,7 +285,7 @@ def test_out_of_memory_stands_in_place_of_a_throughput(tmp_path: Path, capsys: p
 def test_memory_that_no_plan_fits_is_refused(tmp_path: Path) -> None:
     small = {**CLUSTER, "device": {**DEVICE, "memory_bytes": "1 kB"}}
     with pytest.raises(ValueError, match=r"model is .* one token need at least .* GiB on every GPU"):
-        run(request(tmp_path / "r.jsonl", cluster=small))
+        run_with_baseline(request(tmp_path / "r.jsonl", cluster=small))
     assert not (tmp_path / "r.jsonl").exists()
 
 
@@ -306,7 +306,7 @@ def test_a_tracker_gets_every_steps_figures(tmp_path: Path, monkeypatch: pytest.
             calls.append((status, figures["steps"]))
 
     monkeypatch.setattr("zbench.track.Nothing", Listening)
-    run(request(tmp_path / "r.jsonl", trace=str(tmp_path / "t.json")))
+    run_with_baseline(request(tmp_path / "r.jsonl", trace=str(tmp_path / "t.json")))
     start = "mine w c", "command id", "e", ("mine", "w", "c", "m")
     assert (calls[0], calls[2], calls[-1], len(calls)) == (start, ("timeline", True), ("finished", 3.0), 6)
     assert {f"nic/node{node}/nic0/{way}" for node in range(2) for way in ("tx", "rx")} <= set(calls[1][1])
@@ -315,7 +315,10 @@ def test_a_tracker_gets_every_steps_figures(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_two_runs_are_the_same_but_for_clocks(tmp_path: Path) -> None:
-    first, second = run(request(tmp_path / "1.jsonl"))[0], run(request(tmp_path / "2.jsonl"))[0]
+    first, second = (
+        run_with_baseline(request(tmp_path / "1.jsonl"))[0],
+        run_with_baseline(request(tmp_path / "2.jsonl"))[0],
+    )
     clocks = {"plan_seconds", "verify_seconds", "execute_seconds", "run"}
     for one, other in zip(first.steps, second.steps, strict=True):
         assert {key: one[key] for key in one.keys() - clocks} == {key: other[key] for key in other.keys() - clocks}
@@ -344,7 +347,7 @@ def test_two_runs_are_the_same_but_for_clocks(tmp_path: Path) -> None:
 def test_bad_input_is_a_sentence_before_any_work(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     with pytest.raises(ValueError, match=sentence):
-        run(request(out, **changes))
+        run_with_baseline(request(out, **changes))
     assert not out.exists()
 
 
@@ -368,14 +371,14 @@ class Noting(Ring):
 
 def test_what_a_planner_notes_is_in_the_step_line_and_nowhere_else(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
-    run(request(out, system={"_target_": f"{__name__}.Noting"}))
+    run_with_baseline(request(out, system={"_target_": f"{__name__}.Noting"}))
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "step"]
     noted = [line["plan_notes"] for line in steps if "plan_notes" in line]
     assert len(noted) == 3
     assert all(note == [{"gap": 0.5, "method": "guess"}] for note in noted)
     by_ring = tmp_path / "ring.jsonl"
-    run(request(by_ring, system=RING))
+    run_with_baseline(request(by_ring, system=RING))
     assert not any("plan_notes" in line for line in map(json.loads, by_ring.read_text().splitlines()))
 
 
@@ -400,7 +403,7 @@ def test_a_model_with_stages_has_the_whole_cluster_and_a_cost_of_one(tmp_path: P
     system = make_system(asked.config, parts.cost)
     assert parts.repeats(system)
     assert len(system.plan(parts.workload.batch(0))) == 2
-    done = run(asked)
+    done = run_with_baseline(asked)
     assert len(done[-1].steps[0]["linear_seconds"]) == 4
     assert 0 < done[-1].steps[0]["phases"]["bubble"] < done[-1].steps[0]["seconds"]
 

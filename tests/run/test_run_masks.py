@@ -15,7 +15,7 @@ from zbench.record.metrics import Facts, flops
 from zbench.record.rows import rows, setting
 from zbench.run.parts import Parts
 from zbench.run.replay import Replay
-from zbench.run.run import run
+from zbench.run.run import run_with_baseline
 from zbench.simulator.simulate import Simulated
 from zbench.systems.ring import Ring
 
@@ -25,7 +25,7 @@ MASKS = ("causal", "full", "window:9")
 def test_a_mask_is_recorded_played_and_made_again(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     for mask in MASKS:
-        run(request(out, mask=mask, workload={"_target_": "tests.run.test_run.Lengths"}))
+        run_with_baseline(request(out, mask=mask, workload={"_target_": "tests.run.test_run.Lengths"}))
     found = recorded(out)
     assert [one.start["config"]["mask"] for one in found] == list(MASKS)
     assert ["pairs" in one.steps[0] for one in found] == [False, True, True]
@@ -44,9 +44,9 @@ def test_a_mask_is_recorded_played_and_made_again(tmp_path: Path) -> None:
 
 def test_a_baseline_under_another_mask_is_none(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
-    run(request(out, RING, None, mask="full"))
+    run_with_baseline(request(out, RING, None, mask="full"))
     other = {**RING, "backward": "keep"}
-    run(request(out, other, RING, mask="window:9"))
+    run_with_baseline(request(out, other, RING, mask="window:9"))
     named = {(row["mask"], row["system"]): row["speedup"] for row in rows(recorded(out))}
     assert len(recorded(out)) == 3  # the baseline was run under the window, too
     assert {mask for mask, _ in named} == {"full", "window:9"}
@@ -76,4 +76,4 @@ class Unmasked(Ring):
 def test_a_system_that_knows_no_masks_is_told(tmp_path: Path) -> None:
     asked = request(tmp_path / "r.jsonl", {"_target_": "tests.run.test_run_masks.Unmasked"}, mask="full")
     with pytest.raises(PlanError, match=r"plan.mask is causal; a step of this model takes the model's, full"):
-        run(asked)
+        run_with_baseline(asked)

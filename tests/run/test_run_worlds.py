@@ -18,7 +18,7 @@ from zbench.record.record import Run, read
 from zbench.record.rows import rows
 from zbench.run.parts import Parts
 from zbench.run.replay import Replay
-from zbench.run.run import run
+from zbench.run.run import run_with_baseline
 from zbench.simulator.simulate import Simulated
 from zbench.standing.__main__ import main as standing
 from zbench.systems.ring import Ring
@@ -41,7 +41,7 @@ SPY = {"_target_": "tests.run.test_run_worlds.Spy"}
 def seen_and_played(out: Path, **changes: Any) -> tuple[Cost, Parts]:
     SEEN.clear()
     asked = request(out, SPY, RING, **changes)
-    run(asked)
+    run_with_baseline(asked)
     first, *others = SEEN[-asked.settings.steps :]  # before them it is warmed, on a cluster of its own
     assert others == [first] * (asked.settings.steps - 1)
     return first, Parts.of(asked.config, asked.settings)
@@ -71,7 +71,7 @@ def test_the_nominal_world_is_to_the_bit_what_it_was_without_worlds(tmp_path: Pa
     assert parts.cost is parts.seen
     assert (parts.cost.cluster, parts.cost.model) == parts.nominal
     assert "world" not in parts.facts()
-    (done,) = run(asked)
+    (done,) = run_with_baseline(asked)
     plain = Simulated(Cost(*parts.nominal))
     for step in done.steps:
         batch = parts.batch(step["step"])
@@ -80,8 +80,8 @@ def test_the_nominal_world_is_to_the_bit_what_it_was_without_worlds(tmp_path: Pa
 
 def test_a_world_is_recorded_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.jsonl"
-    run(request(out, world=SLOW))
-    run(request(out))
+    run_with_baseline(request(out, world=SLOW))
+    run_with_baseline(request(out))
     slow, nominal = recorded(out)
     assert slow.start["config"]["world"] == SLOW
     assert (slow.start["facts"]["world"], slow.start["config"]["planners"]) == ("latencies x 1000", "world")
@@ -93,7 +93,9 @@ def test_a_world_is_recorded_and_told(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_recorded_world_is_made_again(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     for planners in ("world", "nominal"):
-        run(request(out, world=SLOW, planners=planners, workload={"_target_": "tests.run.test_run.Lengths"}))
+        run_with_baseline(
+            request(out, world=SLOW, planners=planners, workload={"_target_": "tests.run.test_run.Lengths"})
+        )
     for one in recorded(out):
         replay = Replay.of(one, trust=True)
         for line in one.steps:
@@ -105,9 +107,9 @@ def test_a_recorded_world_is_made_again(tmp_path: Path) -> None:
 def test_a_baseline_of_another_world_is_run_anew_and_no_baseline(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     gather = {"_target_": "zbench.systems.allgather.AllGather"}
-    run(request(out, gather, RING))
-    run(request(out, gather, RING, world=SLOW))
-    run(request(out, gather, RING, world=SLOW, planners="nominal"))
+    run_with_baseline(request(out, gather, RING))
+    run_with_baseline(request(out, gather, RING, world=SLOW))
+    run_with_baseline(request(out, gather, RING, world=SLOW, planners="nominal"))
     found = recorded(out)
     assert len(found) == 6
     total = [sum(step["seconds"] for step in one.steps) for one in found]
@@ -137,12 +139,12 @@ def test_what_is_no_world_is_refused(tmp_path: Path) -> None:
 def test_a_world_that_the_machine_has_not_is_left_out_of_a_sweep_and_refused_alone(tmp_path: Path) -> None:
     asked = request(tmp_path / "r.jsonl", world={"_target_": "zbench.describe.worlds.World", "nic_channels": 1})
     sweep = Sweep(1)
-    assert run(asked, sweep=sweep) == []
+    assert run_with_baseline(asked, sweep=sweep) == []
     (told,) = sweep.said
     assert told == "Left out: world is nominal; it changes nothing on small, where NIC channels 1 is nominal."
     assert not (tmp_path / "r.jsonl").exists()
     with pytest.raises(ValueError, match=r"it changes nothing on small, .*: use world=nominal"):
-        run(asked)
+        run_with_baseline(asked)
 
 
 # -- the experiment, smaller -----------------------------------------------------------------------

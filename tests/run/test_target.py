@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from zbench.run.target import expect, from_yaml, part
+from zbench.run.target import expect, from_yaml, make_part
 
 
 class Mine:
@@ -20,7 +20,7 @@ class Mine:
 
 
 def made(**keys: Any) -> Any:
-    return part(
+    return make_part(
         from_yaml, OmegaConf.create({"system": {"_target_": "tests.run.test_target.Mine", **keys}}), "system", cost=7
     )
 
@@ -60,7 +60,7 @@ def test_a_mistake_is_one_sentence(keys: dict[str, Any], told: str) -> None:
 def test_what_the_run_gives_is_not_set_in_a_yaml(key: str, told: str) -> None:
     config = OmegaConf.create({"workload": {"_target_": "tests.run.test_target.Mine", key: 4}})
     with pytest.raises(ValueError, match=rf"^workload.{key} is given by the run; set {told}"):
-        part(from_yaml, config, "workload", seed=0, tokens=64)
+        make_part(from_yaml, config, "workload", seed=0, tokens=64)
 
 
 def test_a_method_has_to_be_one() -> None:

@@ -16,7 +16,7 @@ from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.training.deepspeed import DeepSpeed, Stream
 from zbench.runtime.training.interpreter import Engine
 from zbench.runtime.transport.gloo import Sender
-from zbench.runtime.transport.transport import Post, Traffic
+from zbench.runtime.transport.transport import Endpoint, Traffic
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Attending:
         rendezvous.open()
         self.rank, self.num_ranks, self.board = rank, num_ranks, rendezvous.board
         elsewhere = [other // 2 != rank // 2 for other in range(num_ranks)]
-        self.post, self.sender = Post(None, elsewhere), Sender()
+        self.post, self.sender = Endpoint(None, elsewhere), Sender()
 
     def attend(self, model: Model, plan: Plan) -> Seen:
         """Two layers of the plan, one after the other, on made numbers in float64."""

@@ -7,19 +7,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from zbench.correctness.reference.interpreter import Tensors, dense
+from zbench.correctness.reference.interpreter import Tensors, dense_attention
 from zbench.cost.cost import Cost
 from zbench.plans.plan import Plan
 from zbench.runtime.kernels.kernels import Matmul
 from zbench.runtime.kernels.memory import Shape
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.program.compiler import Compiler
-from zbench.runtime.program.holders import Layout
+from zbench.runtime.program.holders import HomeRows
 from zbench.runtime.training.attention import Attention
 from zbench.runtime.training.interpreter import Engine
 from zbench.runtime.transport.gloo import Sender
-from zbench.runtime.transport.nccl import Batched, Batches
-from zbench.runtime.transport.transport import Job, Post, Traffic, Transport
+from zbench.runtime.transport.nccl import BatchedMessages, Batches
+from zbench.runtime.transport.transport import Endpoint, Traffic, Transport, TransportedRun
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Standing(Batches):
             work.wait()
         return []
 
-    def open(self, post: Post, job: Job) -> Batched:
+    def open(self, post: Endpoint, job: TransportedRun) -> BatchedMessages:
         messages = super().open(post, job)
         messages.in_order = True
         return messages
@@ -57,7 +57,7 @@ class Phased:
         rendezvous.open()
         self.rank, self.cost = rank, argument
         node = argument.cluster.node_of
-        self.post = Post(dist.new_group(), [bool(node[other] != node[rank]) for other in range(num_ranks)])
+        self.post = Endpoint(dist.new_group(), [bool(node[other] != node[rank]) for other in range(num_ranks)])
         shape = Shape(argument.model, torch.device("cpu"))
         transports: dict[str, Transport] = {"threads": Sender(), "batches": Batches(), "standing": Standing()}
         self.engines = {
@@ -72,7 +72,7 @@ class Phased:
         model, engine = self.cost.model, self.engines[how]
         group = model.num_heads // model.num_kv_heads
         given = Tensors.random(model.num_heads, model.num_kv_heads, int(plan.lengths.sum()), model.head_dim)
-        whole = dense(plan.lengths, given, plan.mask)
+        whole = dense_attention(plan.lengths, given, plan.mask)
         own = tokens(plan, self.rank)
 
         def mine(x: np.ndarray, step: int = 1) -> torch.Tensor:
@@ -103,7 +103,7 @@ class Phased:
 
 def tokens(plan: Plan, rank: int) -> np.ndarray:
     """The rank's own tokens as indices into all, in the order of its rows."""
-    blocks, layout = plan.blocks, Layout.of(plan, rank)
+    blocks, layout = plan.blocks, HomeRows.of(plan, rank)
     begin = np.cumsum(plan.lengths) - plan.lengths
     own = np.zeros(layout.num_tokens, np.int64)
     for block in np.flatnonzero(layout.row >= 0).tolist():

@@ -16,7 +16,7 @@ from zbench.describe.model import KV, Model
 from zbench.plans.area import work
 from zbench.plans.dataflow import Edges, edges
 from zbench.plans.plan import ATTEND, TRANSFER, Blocks, Lists, Ops, Plan
-from zbench.simulator.clock import Free, Program, Timeline, program, run
+from zbench.simulator.clock import Free, LegGraph, Timeline, leg_graph, run_legs
 from zbench.simulator.layers import finished, occupancy
 from zbench.simulator.legs import copies, legs, proxy
 from zbench.simulator.simulate import prepare
@@ -26,13 +26,15 @@ EMPTY = Ops.concatenate([])
 MODEL = Model("m", 2, 16, 4, 2, 4, 32, 64)
 
 
-def play(cost: Cost, plan: Plan, ops: Ops, backward: bool, ready: np.ndarray | None = None) -> tuple[Program, Timeline]:
+def play(
+    cost: Cost, plan: Plan, ops: Ops, backward: bool, ready: np.ndarray | None = None
+) -> tuple[LegGraph, Timeline]:
     found = edges(plan, ops, backward)
     assert isinstance(found, Edges)
     of = prepare(plan, ops, found, cost, backward)
     ranks = cost.cluster.num_ranks
     start = np.zeros(ranks) if ready is None else ready
-    return of, run(of, start, Free.zero(cost.cluster))
+    return of, run_legs(of, start, Free.zero(cost.cluster))
 
 
 @given(cases(nodes=3, gpus=4, most=120), st.booleans(), st.data())
@@ -87,8 +89,8 @@ def test_one_message_has_a_channel_and_a_collective_the_link() -> None:
         ops = Ops.transfers(KV, np.array([0, 0, 1]), np.array([2, 2, 3]), (0, 2), np.array([0, 0, 1]), collective)
         parts = legs(plan, ops, np.full(3, 1000), cluster)
         busy = np.where(parts.whole, 1e-6, 2e-6)  # 1,000 bytes at 1 GB/s, or half of it
-        of = program(parts, busy, np.zeros(3), Edges(NONE, NONE))
-        times[collective] = 1e6 * run(of, np.zeros(4), Free.zero(cluster)).release
+        of = leg_graph(parts, busy, np.zeros(3), Edges(NONE, NONE))
+        times[collective] = 1e6 * run_legs(of, np.zeros(4), Free.zero(cluster)).release
     assert times[False] == pytest.approx([2, 4, 2])  # 0 -> 2 twice, one after the other; 1 -> 3 beside the first
     assert times[True] == pytest.approx([1, 2, 3])
 
@@ -121,8 +123,8 @@ def test_copies_to_and_from_the_host_share_a_link_a_direction(data: st.DataObjec
     cost = Cost(cluster, MODEL)
     busy = cost.message_seconds(size, parts.link_class)
     assert busy == pytest.approx(queues * size / 1e9)
-    of = program(parts, busy, cost.latency_seconds(parts.link_class), Edges(NONE, NONE))
-    timeline = run(of, np.zeros(2), Free.zero(cluster))
+    of = leg_graph(parts, busy, cost.latency_seconds(parts.link_class), Edges(NONE, NONE))
+    timeline = run_legs(of, np.zeros(2), Free.zero(cluster))
     free: dict[tuple[int, bool], list[float]] = {}
     begun: dict[tuple[int, bool], float] = {}
     for copy, key in enumerate(zip(rank.tolist(), sends.tolist(), strict=True)):
@@ -137,9 +139,9 @@ def test_copies_leave_attention_s_links_alone_and_finish_with_their_rank() -> No
     host = {"host_bandwidth": 1e9, "host_efficiency": 1.0, "host_latency": 0.0}
     cluster = Cluster("one", 1, 2, 1, 1e9, 1.0, 0.0, 1e9, 1.0, 0.0, REAL, **host)
     parts = copies(np.array([0, 1, 1]), np.array([1000, 500, 2000]), np.array([True, False, True]), cluster)
-    of = program(parts, parts.bytes / 1e9, np.zeros(3), Edges(NONE, NONE))
+    of = leg_graph(parts, parts.bytes / 1e9, np.zeros(3), Edges(NONE, NONE))
     free = Free.zero(cluster)
-    timeline = run(of, np.zeros(2), free)
+    timeline = run_legs(of, np.zeros(2), free)
     assert (timeline.start == 0).all()  # each has its own GPU or direction
     assert 1e6 * finished(of, timeline, np.zeros(2)) == pytest.approx([1, 2])
     assert sorted(1e6 * free.links[free.links > 0]) == pytest.approx([0.5, 1, 2])
@@ -159,10 +161,10 @@ def test_a_message_inside_a_card_leaves_the_node_s_links_free() -> None:
     ops = Ops.transfers(KV, np.array([0, 0, 3]), np.array([1, 2, 2]), (0, 2), np.array([0, 0, 0]))
     parts = legs(plan, ops, np.full(3, 1000), cluster)
     assert [cluster.links[link].name for link in parts.link_class] == ["card", "node", "card"]
-    of = program(
+    of = leg_graph(
         parts, Cost(cluster, MODEL).message_seconds(parts.bytes, parts.link_class), np.zeros(3), Edges(NONE, NONE)
     )
-    timeline = run(of, np.zeros(4), Free.zero(cluster))
+    timeline = run_legs(of, np.zeros(4), Free.zero(cluster))
     assert 1e6 * timeline.release == pytest.approx([0.5, 1.0, 0.5])
 
 
@@ -223,7 +225,7 @@ def test_everything_at_half_the_speed_takes_twice_the_time(case: tuple[Cost, Pla
     of, once = play(cost, plan, plan.forward, False)
     slow = replace(of, busy=2 * of.busy, latency=2 * of.latency)
     ranks = cost.cluster.num_ranks
-    twice = run(slow, np.zeros(ranks), Free.zero(cost.cluster))
+    twice = run_legs(slow, np.zeros(ranks), Free.zero(cost.cluster))
     assert (twice.start == 2 * once.start).all()
     assert (twice.done == 2 * once.done).all()
 

@@ -17,18 +17,18 @@ from zbench.plans.patterns import local, ring, ulysses_ring
 from zbench.plans.plan import Ops, Plan
 from zbench.simulator.clock import Free
 from zbench.simulator.direct import Direct, by_consumer, direct, is_direct
-from zbench.simulator.layers import Layers, Played, State
+from zbench.simulator.layers import ClockState, Layers, RankSeconds
 from zbench.simulator.simulate import playable, prepare
 from zbench.simulator.totals import Carried
 
 
-def state(cost: Cost) -> State:
+def state(cost: Cost) -> ClockState:
     """Ranks, lanes and links, channel by channel, that are free at different times."""
     free = Free.zero(cost.cluster)
     later = np.linspace(0, 1e-4, free.lanes.shape[1])
     free.lanes += np.linspace(0, 2e-4, len(free.lanes))[:, None] + later
     free.links += np.linspace(3e-4, 0, len(free.links))[:, None] + later
-    return State(np.linspace(0, 1e-4, cost.cluster.num_ranks), free)
+    return ClockState(np.linspace(0, 1e-4, cost.cluster.num_ranks), free)
 
 
 def same(cost: Cost, plan: Plan, ops: Ops, backward: bool) -> None:
@@ -45,7 +45,7 @@ def same_waits(cost: Cost, plan: Plan, ops: Ops, backward: bool, found: Edges) -
         ends.append(state(cost))
         results.append(Layers(of, linear, 4).play(ends[-1]))
         carried.append(Carried.of(of, cost))
-    for name in Played.__slots__:
+    for name in RankSeconds.__slots__:
         assert np.array_equal(getattr(results[0], name), getattr(results[1], name)), name
     assert np.array_equal(ends[0].ready, ends[1].ready)
     for name in Free.__slots__:

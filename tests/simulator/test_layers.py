@@ -16,19 +16,19 @@ from zbench.plans.area import work
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ring, ulysses_ring
 from zbench.plans.plan import Plan
-from zbench.simulator.clock import Program
-from zbench.simulator.layers import PLAYED, Layers, State, finished, occupancy
+from zbench.simulator.clock import LegGraph
+from zbench.simulator.layers import PLAYED, ClockState, Layers, finished, occupancy
 from zbench.simulator.legs import COMPUTE
 from zbench.simulator.simulate import programs
 
 MANY = 40  # layers
 
 
-def zero(cost: Cost) -> State:
-    return State.zero(cost.cluster)
+def zero(cost: Cost) -> ClockState:
+    return ClockState.zero(cost.cluster)
 
 
-def all_played(of: Program, linear: np.ndarray, count: int, state: State) -> np.ndarray:
+def all_played(of: LegGraph, linear: np.ndarray, count: int, state: ClockState) -> np.ndarray:
     """Every layer, one by one; returns summed occupancy [4, num_ranks] and leaves the clocks in `state`."""
     sums = np.zeros((4, len(linear)))
     layers = Layers(of, linear, count)

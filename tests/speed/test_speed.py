@@ -15,11 +15,11 @@ from zbench.runtime.job.footprint import LEVELS
 from zbench.runtime.kernels.cpu import FlashCPU
 from zbench.speed import __main__ as speed
 from zbench.speed import kernels
-from zbench.speed.kernels import Subject, on_batch, ring_step
-from zbench.speed.table import SDPA, table
+from zbench.speed.kernels import KernelSubject, on_batch, ring_step
+from zbench.speed.table import SDPA, speed_table
 
 CPU = torch.device("cpu")
-SUBJECT = Subject(Model("small", 1, 32, 4, 2, 8, 16, 32, element_bytes=8, lse_bytes=8), CPU)
+SUBJECT = KernelSubject(Model("small", 1, 32, 4, 2, 8, 16, 32, element_bytes=8, lse_bytes=8), CPU)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -114,14 +114,14 @@ def test_rivals_are_compared_by_what_they_give(monkeypatch: pytest.MonkeyPatch) 
     forward, backward = found["right"]["seconds"]
     pairs = (45 + 10 + 45) * 4 * 8
     assert found["right"]["flops"] == pytest.approx((4 * pairs / forward, 10 * pairs / backward))
-    told = table([{"case": "attention x", "kernels": found, "sequences": 3, "longest": 9}])
+    told = speed_table([{"case": "attention x", "kernels": found, "sequences": 3, "longest": 9}])
     assert "100.0% of the best" in told.splitlines()[1]
     assert "WRONG by 0.13" in told
     assert "refused: no such shape" in told
 
 
 def test_the_last_line_says_what_was_wanted_and_what_came_out() -> None:
-    assert table([]) == "speed: nothing was measured"
+    assert speed_table([]) == "speed: nothing was measured"
     batches = {"longtail_32k": (1.0, 2.0), "fixed_32k": (2.0, 1.0)}  # seconds of a kernel of ours, and of torch's own
 
     def made(seconds: float, difference: float = 0.0) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def test_the_last_line_says_what_was_wanted_and_what_came_out() -> None:
         for name, (ours, other) in batches.items()
     ]  # fmt: skip
     ring = {"case": "ring step, ours", "chunk": 64, "share": 0.87, "shares": [0.8, 0.9]}
-    assert table([*lines, ring]).splitlines()[-1] == (
+    assert speed_table([*lines, ring]).splitlines()[-1] == (
         "speed: attention fixed_32k 50.0% of the best kernel (wanted 90%), "
         "ring step 87.0% of a causal call (wanted 85%)"
     )
@@ -153,7 +153,7 @@ def test_torchs_own_attention_by_length_is_in_the_order_of_the_batch(monkeypatch
 
 def test_a_rings_step_is_of_the_same_area(monkeypatch: pytest.MonkeyPatch) -> None:
     spent = iter([2.0, 4.0, 2.5, 5.0, 2.2, 4.4])  # causal call; step; kernel alone: forward and backward
-    monkeypatch.setattr(Subject, "seconds", lambda self, call, repeats=1: (call(), next(spent))[1])
+    monkeypatch.setattr(KernelSubject, "seconds", lambda self, call, repeats=1: (call(), next(spent))[1])
     found = ring_step(SUBJECT, FlashCPU(), 20)
     assert found["causal_tokens"] == 27  # 27 * 28 / 2 = 378 pairs, 28 tokens would have 406 of 400
     area = 400 / 378

@@ -13,7 +13,7 @@ from zbench.runtime.kernels.elementwise import Elementwise
 from zbench.runtime.kernels.span import ATTENTION, ELEMENTWISE, LOSS, PREFIX
 from zbench.runtime.training.blocks import CrossEntropy, NormLinear
 from zbench.speed import profile as reading
-from zbench.speed.profile import MATMUL, OTHER, shares
+from zbench.speed.profile import MATMUL, OTHER, time_shares
 
 
 def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def test_kernels_count_where_they_were_asked_for() -> None:
         event("kernel", "g", 1180, 1, tid=7, correlation=99),  # nobody knows who asked for it
         {"ph": "M", "name": "process_name"},
     ]
-    found = shares(trace)
+    found = time_shares(trace)
     told = {LOSS: 110e-6, MATMUL: 40e-6, ELEMENTWISE: 20e-6, ATTENTION: 5e-6, OTHER: 5e-6}
     assert found.seconds == pytest.approx(told)
     assert found.busy == pytest.approx(170e-6)
@@ -63,6 +63,6 @@ def test_a_real_trace_of_a_cpu_has_the_groups(tmp_path: Path) -> None:
         y = NormLinear.apply(x, norm, torch.eye(8, requires_grad=True), fused)
         CrossEntropy.apply(y, weight, torch.zeros(50, dtype=torch.int64), fused).backward()
     seen.export_chrome_trace(str(tmp_path / "trace"))
-    found = shares(json.loads((tmp_path / "trace").read_text())["traceEvents"])
+    found = time_shares(json.loads((tmp_path / "trace").read_text())["traceEvents"])
     assert {LOSS, MATMUL, ELEMENTWISE} <= set(found.seconds) <= {LOSS, MATMUL, ELEMENTWISE, OTHER}
     assert 0 < found.busy <= sum(found.seconds.values()) * (1 + 1e-9)

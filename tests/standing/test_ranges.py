@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.standing.test_standing import cell
 from zbench.standing.cells import Cell
-from zbench.standing.ranges import Turn, order, over_worlds, scores, turns, uncounted
+from zbench.standing.ranges import Reversal, over_worlds, reversals, scores, surviving_order, uncounted
 from zbench.standing.survival import ALL, Survival, gain_words, in_line, turned_words
 
 Seconds = dict[str, dict[str, dict[str, float]]]  # world -> system -> workload
@@ -64,36 +64,37 @@ def test_worlds_of_other_batches_are_refused() -> None:
 
 
 def test_a_pair_that_turns_is_named_with_its_worlds() -> None:
-    on_v = turns(scores(worlds_of(SEEN), ["v"]))
-    assert on_v == [Turn("a", "b", pytest.approx(2.0), {"third": pytest.approx(0.5)})]
+    on_v = reversals(scores(worlds_of(SEEN), ["v"]))
+    assert on_v == [Reversal("a", "b", pytest.approx(2.0), {"third": pytest.approx(0.5)})]
     assert turned_words(on_v[0]) == "a over b is 2.00, and 0.50 in third"
     assert (
-        turned_words(Turn("a", "b", 1.0, {"x": 0.9961, "y": 0.994})) == "a over b is 1.00, and 0.9961 in x, 0.99 in y"
+        turned_words(Reversal("a", "b", 1.0, {"x": 0.9961, "y": 0.994}))
+        == "a over b is 1.00, and 0.9961 in x, 0.99 in y"
     )
-    assert turns(scores(worlds_of(SEEN), ["w"])) == []
-    assert turns(scores(worlds_of(SEEN), ["v", "w"])) == []  # level in one world: nobody is behind
+    assert reversals(scores(worlds_of(SEEN), ["w"])) == []
+    assert reversals(scores(worlds_of(SEEN), ["v", "w"])) == []  # level in one world: nobody is behind
 
 
 def test_worlds_that_turn_a_pair_stand_in_the_order_of_how_far() -> None:
     found = {"nominal": {"a": 0.0, "b": 0.1}, "x": {"a": 0.0, "b": -0.1}, "y": {"a": 0.0, "b": -0.3}}
-    (turn,) = turns(found)
+    (turn,) = reversals(found)
     assert list(turn.worlds) == ["y", "x"]
-    assert order(found) == [["a", "b"]]
+    assert surviving_order(found) == [["a", "b"]]
 
 
 def test_the_order_that_survives_has_groups_of_pairs_that_turn() -> None:
     """c is last everywhere, a and b change places, d is first."""
     found = {"nominal": {"c": 9.0, "b": 2.0, "a": 1.0, "d": 0.0}, "x": {"c": 9.0, "b": 1.0, "a": 2.0, "d": 0.5}}
-    assert order(found) == [["d"], ["a", "b"], ["c"]]
-    assert in_line(order(found)) == "d > (a, b) > c"
-    assert [(turn.ahead, turn.behind) for turn in turns(found)] == [("a", "b")]
+    assert surviving_order(found) == [["d"], ["a", "b"], ["c"]]
+    assert in_line(surviving_order(found)) == "d > (a, b) > c"
+    assert [(turn.ahead, turn.behind) for turn in reversals(found)] == [("a", "b")]
 
 
 def test_systems_that_are_level_are_in_one_group_and_turn_only_where_they_part() -> None:
     level = {"nominal": {"a": 0.0, "b": 0.0}, "x": {"a": 1.0, "b": 1.0}}
-    assert (order(level), turns(level)) == ([["a", "b"]], [])
+    assert (surviving_order(level), reversals(level)) == ([["a", "b"]], [])
     parted = {**level, "y": {"a": 1.0, "b": 1.5}}
-    (turn,) = turns(parted)
+    (turn,) = reversals(parted)
     assert (turn.nominal, list(turn.worlds)) == (1.0, ["y"])
 
 
@@ -104,7 +105,7 @@ def test_an_order_survives_exactly_where_no_pair_turns(rows: list[list[float]]) 
     """By brute force over pairs: across groups everybody is ahead in every world, and no cut is missing."""
     names = ["nominal", *(f"w{number}" for number in range(1, len(rows)))]
     found = {world: dict(zip("abcd", row, strict=True)) for world, row in zip(names, rows, strict=True)}
-    groups = order(found)
+    groups = surviving_order(found)
     assert sorted(name for group in groups for name in group) == list("abcd")
     for one, other in combinations(range(len(groups)), 2):
         for world in found.values():
@@ -113,7 +114,7 @@ def test_an_order_survives_exactly_where_no_pair_turns(rows: list[list[float]]) 
     cuts = {sum(map(len, groups[:number])) for number in range(1, len(groups))}
     for cut in set(range(1, 4)) - cuts:
         assert any(max(w[name] for name in flat[:cut]) >= min(w[name] for name in flat[cut:]) for w in found.values())
-    turned = {frozenset((turn.ahead, turn.behind)) for turn in turns(found)}
+    turned = {frozenset((turn.ahead, turn.behind)) for turn in reversals(found)}
     for pair in combinations("abcd", 2):
         signs = {(world[pair[0]] > world[pair[1]]) - (world[pair[0]] < world[pair[1]]) for world in found.values()}
         nominal = found["nominal"][pair[0]] == found["nominal"][pair[1]]

@@ -9,8 +9,8 @@ import pytest
 from tests.record.test_rows import RING, run_of, start
 from zbench.record.interval import interval
 from zbench.record.record import Run, read
-from zbench.standing.__main__ import main, shown, together
-from zbench.standing.cells import Cell, gain, table
+from zbench.standing.__main__ import main, standing_table, together
+from zbench.standing.cells import Cell, cells_by_world, gain
 
 
 def cell(seconds: list[float], bound: float = 1.0, digest: str = "a", full: bool = False) -> Cell:
@@ -55,7 +55,7 @@ def test_other_batches_are_refused() -> None:
 
 def test_the_nearest_to_the_bound_comes_first() -> None:
     systems = {"slow": {"w": cell([4.0] * 3)}, "fast": {"w": cell([2.0] * 3)}}
-    one = shown("here", systems, "slow")
+    one = standing_table("here", systems, "slow")
     assert one.columns == ("system", "w", "mean", "x slow")
     assert one.rows == (
         ("fast", "0.500 ±0.000", "0.500", "2.00 (2.00-2.00)"),
@@ -65,7 +65,7 @@ def test_the_nearest_to_the_bound_comes_first() -> None:
 
 
 def test_markdown_has_a_line_a_system() -> None:
-    lines = shown("here", {"one": {"w": cell([4.0])}}, "one").markdown().splitlines()
+    lines = standing_table("here", {"one": {"w": cell([4.0])}}, "one").markdown().splitlines()
     assert lines[2:] == [
         "| system | w | mean | x one |",
         "|---|---|---|---|",
@@ -92,13 +92,13 @@ def test_who_fits_one_workload_only_is_not_first() -> None:
         "short": {"v": cell([1.0]), "w": cell([1.0], full=True)},
         "both": {"v": cell([2.0]), "w": cell([1.5])},
     }
-    assert [row[0] for row in shown("here", systems, "both").rows] == ["both", "short"]
+    assert [row[0] for row in standing_table("here", systems, "both").rows] == ["both", "short"]
 
 
 def test_what_was_measured_has_a_table_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     """The records of the desk: the same steps measured and simulated; who is compared has to be in them."""
     path = str(Path(__file__).parents[2] / "results" / "paper" / "desk_systems.jsonl")
-    found = table(read(path)[0])
+    found = cells_by_world(read(path)[0])
     assert [kind for _, _, kind in found] == ["measured, executor desk", "simulated"]
     measured, simulated = (worlds["nominal"]["nodewise"] for worlds in found.values())
     assert measured.keys() == simulated.keys()
@@ -120,12 +120,12 @@ def test_runs_of_other_settings_have_tables_of_their_own() -> None:
         one("a", RING), one("b", RING, seed=1), one("c", RING, tokens_per_gpu=9), one("d", RING, steps=3),
         one("e", RING, sources="other"), one("f", RING),
     ]  # fmt: skip
-    found = table(runs)
+    found = cells_by_world(runs)
     assert len(found) == 5  # the last is the first again
     assert {place[3:] for place in found} == {
         ("tokens_per_gpu 8", "seed 0", "steps 2", "sources s"), ("tokens_per_gpu 8", "seed 1", "steps 2", "sources s"),
         ("tokens_per_gpu 9", "seed 0", "steps 2", "sources s"), ("tokens_per_gpu 8", "seed 0", "steps 3", "sources s"),
         ("tokens_per_gpu 8", "seed 0", "steps 2", "sources other"),
     }  # fmt: skip
-    assert len(table(runs, mix_sources=True)) == 4
-    assert {place[3:] for place in table([runs[0], runs[5]])} == {()}
+    assert len(cells_by_world(runs, mix_sources=True)) == 4
+    assert {place[3:] for place in cells_by_world([runs[0], runs[5]])} == {()}

@@ -17,9 +17,9 @@ from zbench.describe.batch import Batch
 from zbench.plans.plan import ATTEND, TRANSFER, Ints
 from zbench.proof.verify import verify_step
 from zbench.simulator.simulate import Simulated, layer_seconds
-from zbench.systems.bytescale.balance import NEAR, Layout, balanced, cuts, nic_seconds, share_seconds
+from zbench.systems.bytescale.balance import NEAR, RingAssignment, balanced, cuts, nic_seconds, share_seconds
 from zbench.systems.bytescale.planner import ByteScale
-from zbench.systems.bytescale.slots import alike, even, mixed, parts, staged_seconds
+from zbench.systems.bytescale.slots import alike, even, even_parts, split_by_room, staged_seconds
 from zbench.systems.common.micro_batches import fitting_tokens
 from zbench.systems.local_packing import LocalPacking
 from zbench.systems.zeppelin.zones import capacity_tokens
@@ -89,7 +89,7 @@ def test_a_layout_is_one(tokens: list[int], nodes: int, gpus: int) -> None:
 def test_micro_batches_hold_every_sequence_once_within_room(tokens: list[int], ranks: int, room: int) -> None:
     lengths = np.array(tokens)
     layout = ByteScale(small(1, ranks)).layout(lengths, room)
-    found = parts(lengths, layout, ranks, room)
+    found = split_by_room(lengths, layout, ranks, room)
     assert sorted(np.concatenate(found).tolist()) == list(range(len(lengths)))
     for part in found:
         held = np.zeros(ranks, np.int64)
@@ -270,7 +270,7 @@ def staged(nodes: int, gpus: int, pp: int) -> Cost:
 def test_even_parts_hold_every_sequence_once(tokens: list[int], count: int) -> None:
     lengths = np.array(tokens)
     work = lengths.astype(float) ** 2
-    for way in (alike, mixed):
+    for way in (alike, even_parts):
         found = way(lengths, work, min(count, len(lengths)))
         assert len(found) <= count
         assert sorted(np.concatenate(found).tolist()) == list(range(len(lengths)))
@@ -310,7 +310,7 @@ def even_gap(lengths: Ints, system: ByteScale) -> float:
     def took(found: list[list[int]]) -> float:
         return staged_seconds(np.array([busiest[tuple(sorted(part))] for part in found]), system.cost)
 
-    def lay(some: Ints) -> Layout:
+    def lay(some: Ints) -> RingAssignment:
         return system.layout(some, capacity_tokens(system.cost))
 
     every = range(len(lengths))

@@ -13,7 +13,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import KV, O, Q
 from zbench.systems.common.scattered import Pieces, needed
-from zbench.systems.distca import SHARD, DistCA, moved, packed
+from zbench.systems.distca import SHARD, DistCA, move_attention, pieces_in_order
 from zbench.systems.fcp import block_seconds
 
 COST = small(1, 4)
@@ -36,7 +36,7 @@ def volume(pieces: Pieces, cost: Cost) -> float:
 @given(st.lists(st.integers(1, 20_000), min_size=1, max_size=12), st.integers(1, 6))
 def test_packing_gives_every_rank_its_share_of_the_stream(tokens: list[int], ranks: int) -> None:
     lengths = np.array(tokens, np.int64)
-    pieces = packed(lengths, ranks)
+    pieces = pieces_in_order(lengths, ranks)
     held = np.bincount(pieces.home, pieces.stop - pieces.start, ranks)
     assert np.ptp(held) <= 1
     assert np.bincount(pieces.seq, pieces.stop - pieces.start).tolist() == tokens
@@ -46,8 +46,8 @@ def test_packing_gives_every_rank_its_share_of_the_stream(tokens: list[int], ran
 @given(st.lists(st.integers(1, 20_000), min_size=1, max_size=12), st.sampled_from((0.0, 0.1, 1.0)))
 def test_moving_attention_moves_no_token_and_lowers_the_fullest_rank(tokens: list[int], tolerance: float) -> None:
     lengths = np.array(tokens, np.int64)
-    before = packed(lengths, 4)
-    after = moved(before, lengths, COST, tolerance)
+    before = pieces_in_order(lengths, 4)
+    after = move_attention(before, lengths, COST, tolerance)
     for name in ("start", "stop"):
         held = [np.bincount(p.home, getattr(p, name), 4) for p in (before, after)]
         sizes = [np.bincount(p.home, p.stop - p.start, 4).tolist() for p in (before, after)]
@@ -64,7 +64,7 @@ def test_no_rank_is_far_above_the_mean(tolerance: float) -> None:
     times it a rank is by 0 at the median, by 20 % at worst (what cuts at multiples of 128 tokens lose)."""
     gaps = []
     for batch in batches(80, seed=3):
-        found = load(moved(packed(batch.lengths, 4), batch.lengths, COST, tolerance), COST)
+        found = load(move_attention(pieces_in_order(batch.lengths, 4), batch.lengths, COST, tolerance), COST)
         gaps.append(max(found.max() / found.mean() / (1 + tolerance) - 1, 0.0))
     assert np.median(gaps) == 0
     assert max(gaps) < 0.25
@@ -90,7 +90,10 @@ def test_bytes_are_near_those_of_the_best_assignment(tolerance: float) -> None:
     cost, rng, gaps = small(1, 3), np.random.default_rng(5), []
     for _ in range(12):
         lengths = np.exp(rng.uniform(np.log(2000), np.log(32_768), 2)).astype(np.int64)
-        greedy, parts = moved(packed(lengths, 3), lengths, cost, tolerance), halves(packed(lengths, 3))
+        greedy, parts = (
+            move_attention(pieces_in_order(lengths, 3), lengths, cost, tolerance),
+            halves(pieces_in_order(lengths, 3)),
+        )
         seconds = block_seconds(parts.start, parts.stop, parts.stop, cost)
         limit = max(load(greedy, cost).max(), (1 + tolerance) * seconds.sum() / 3) * (1 + 1e-9)
         ways = (np.array(way) for way in product(range(3), repeat=len(parts.seq)))

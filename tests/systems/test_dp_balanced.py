@@ -12,7 +12,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.simulator.simulate import Simulated
 from zbench.systems.common.micro_batches import fitting_tokens
-from zbench.systems.dp_balanced import DpBalanced, packed, packs
+from zbench.systems.dp_balanced import DpBalanced, assign_packs, balanced_packs
 
 A = [812, 90, 33, 415, 1200, 77, 64, 5, 300, 210, 48, 950]
 B = [3000, 20, 20, 20, 700, 701, 699, 40]
@@ -36,7 +36,7 @@ def cost() -> Cost:
 
 @pytest.mark.parametrize(("lengths", "groups", "most", "theirs"), MEGATRON)
 def test_packs_are_megatron_s(lengths: list[int], groups: int, most: int, theirs: list[list[list[int]]]) -> None:
-    found = packed(np.array(lengths), groups, most)
+    found = assign_packs(np.array(lengths), groups, most)
     for group, turns in enumerate(theirs):
         for turn, seqs in enumerate(turns):
             assert np.flatnonzero((found == [turn, group]).all(axis=1)).tolist() == seqs
@@ -44,7 +44,7 @@ def test_packs_are_megatron_s(lengths: list[int], groups: int, most: int, theirs
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=60), st.integers(1, 9), st.integers(1, 6000))
 def test_packs_hold_what_they_may_and_groups_have_as_many(lengths: list[int], groups: int, most: int) -> None:
-    found = packs(list(lengths), groups, most)
+    found = balanced_packs(list(lengths), groups, most)
     assert sorted(seq for pack in found for seq in pack) == list(range(len(lengths)))
     assert all(len(pack) == 1 or sum(lengths[seq] for seq in pack) <= most for pack in found)
     assert len(found) % groups == 0 or all(len(pack) == 1 for pack in found)

@@ -11,7 +11,7 @@ from tests.helpers.oracles import batches, small
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.simulator.simulate import layer_seconds
-from zbench.systems.dynamic_cp import CAP, DynamicCP, expanded, rounds
+from zbench.systems.dynamic_cp import CAP, DynamicCP, dynamic_rounds, expanded
 from zbench.systems.hybrid_dp import stretches
 
 A = [812, 90, 33, 415, 1200, 77, 64, 5, 300, 210, 48, 950]
@@ -41,7 +41,7 @@ MEGATRON: list[tuple[list[int], int, int, int, Rounds]] = [
 
 
 def found(lengths: list[int], ranks: int, limit: int, least: int = 1) -> Rounds:
-    return [[(g.size, g.seqs) for g in groups] for groups in rounds(np.array(lengths), ranks, limit, least)]
+    return [[(g.size, g.seqs) for g in groups] for groups in dynamic_rounds(np.array(lengths), ranks, limit, least)]
 
 
 @pytest.mark.parametrize(("lengths", "ranks", "limit", "least", "theirs"), MEGATRON)

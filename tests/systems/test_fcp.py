@@ -8,11 +8,11 @@ from zbench.describe.batch import Batch
 from zbench.describe.model import KV, Q
 from zbench.plans.plan import Ints
 from zbench.simulator.simulate import layer_seconds
-from zbench.systems.fcp import FCP, SIZES, Blocks, block_seconds, neighbours
+from zbench.systems.fcp import FCP, SIZES, SequenceBlocks, block_seconds, neighbours
 
 
 def test_blocks_are_of_one_size_but_the_last() -> None:
-    blocks = Blocks.cut(np.array([10, 4, 1]), 4, small(1, 4))
+    blocks = SequenceBlocks.cut(np.array([10, 4, 1]), 4, small(1, 4))
     assert blocks.seq.tolist() == [0, 0, 0, 1, 2]
     assert blocks.start.tolist() == [0, 4, 8, 0, 0]
     assert blocks.stop.tolist() == [4, 8, 10, 4, 1]
@@ -22,7 +22,7 @@ def test_blocks_are_of_one_size_but_the_last() -> None:
 def test_the_attention_of_blocks_adds_up_to_that_of_the_sequence() -> None:
     cost = small(1, 4)
     whole = sum(cost.whole_seconds(np.array([16_384]), back) for back in (False, True))
-    found = Blocks.cut(np.array([16_384]), 2048, cost).seconds
+    found = SequenceBlocks.cut(np.array([16_384]), 2048, cost).seconds
     assert found.sum() == pytest.approx(float(np.sum(whole)))
     assert (np.diff(found) > 0).all()  # later blocks see more
 
@@ -53,7 +53,7 @@ def test_the_reshuffle_balances_tokens() -> None:
     lengths = np.array([16_000, *[700] * 20])
     system = FCP(small(1, 4), block_tokens=2048)
     plan = system._laid(
-        lengths, np.arange(len(lengths)), system.placed(Blocks.cut(lengths, 2048, system.cost), True), True
+        lengths, np.arange(len(lengths)), system.placed(SequenceBlocks.cut(lengths, 2048, system.cost), True), True
     )
     assert np.ptp(plan.tokens_per_rank) <= 2 * system.tolerance
     assert (plan.forward.tensor == Q).any()
@@ -74,7 +74,9 @@ def test_the_largest_load_is_near_the_best(reshuffle: bool) -> None:
     """Batches of up to 8 blocks on 4 ranks against every assignment: median 0, worst below 5 %."""
     cost, gaps = small(1, 4), []
     for batch in batches(60):
-        pieces = FCP(cost, reshuffle=reshuffle).placed(Blocks.cut(batch.lengths, 32_768, cost), reshuffle)  # one each
+        pieces = FCP(cost, reshuffle=reshuffle).placed(
+            SequenceBlocks.cut(batch.lengths, 32_768, cost), reshuffle
+        )  # one each
         load = block_seconds(pieces.start, pieces.stop, pieces.stop, cost)
         if not reshuffle:
             load = load + 3 * (cost.linear_seconds(pieces.stop) - cost.linear_seconds(np.ones_like(pieces.stop)))
@@ -94,7 +96,7 @@ def test_the_size_is_near_the_fastest() -> None:
             for size in SIZES:
                 for way in (True, False):
                     system = FCP(cost)
-                    pieces = system.placed(Blocks.cut(batch.lengths, size, cost), way)
+                    pieces = system.placed(SequenceBlocks.cut(batch.lengths, size, cost), way)
                     plan = system._laid(batch.lengths, every, pieces, way)
                     played.append(layer_seconds(plan, cost, 3))
             plans = FCP(cost).plan(batch)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.strategies import batches, costs
-from zbench.anchors.anchor import published
+from zbench.anchors.anchor import published_rows
 from zbench.anchors.flexsp import GPT_7B
 from zbench.anchors.presets import cluster
 from zbench.cost.cost import Cost
@@ -21,13 +21,13 @@ from zbench.plans.plan import TRANSFER, Ints
 from zbench.proof.verify import OutOfMemory, verify_step
 from zbench.run.warm import warm
 from zbench.simulator.simulate import Simulated
-from zbench.systems.flexsp.batches import micro_batches, total_seconds
-from zbench.systems.flexsp.bound import bound_seconds
-from zbench.systems.flexsp.cost import Objective, _profile, _profiles, degrees, objective, shape
+from zbench.systems.flexsp.batches import split_batch, total_seconds
+from zbench.systems.flexsp.bound import micro_batch_bound
+from zbench.systems.flexsp.cost import Objective, _profile, _profiles, group_degrees, group_shape, objective
 from zbench.systems.flexsp.milp import Limits, buckets, solve
-from zbench.systems.flexsp.pack import pack
+from zbench.systems.flexsp.pack import pack_groups
 from zbench.systems.flexsp.planner import FlexSP
-from zbench.systems.flexsp.search import equal_counts, glance, search
+from zbench.systems.flexsp.search import equal_counts, glance, search_groups
 from zbench.systems.flexsp_batch_ada import FlexSPBatchAda
 
 
@@ -55,8 +55,8 @@ def total(parts: tuple, of: Objective) -> float:
 def test_constants_are_close_to_those_flexsp_measured(cost: Cost) -> None:
     """Linear time of a token: compute and 8 transfers of its hidden state, on 64 A100 (docs/systems/flexsp.md)."""
     of = objective(cost, "keep")
-    alpha = {row["coefficient"]: float(row["value"]) / 1e3 for row in published("compute")}
-    bandwidth = {int(row["degree"]): float(row["gigabytes_per_second"]) * 1e9 for row in published("all_to_all")}
+    alpha = {row["coefficient"]: float(row["value"]) / 1e3 for row in published_rows("compute")}
+    bandwidth = {int(row["degree"]): float(row["gigabytes_per_second"]) * 1e9 for row in published_rows("all_to_all")}
     assert of.square[0] == pytest.approx(alpha["alpha1"], rel=0.15)
     for k, degree in enumerate(of.degree.tolist()):
         moved = 8 * 32 * 4096 * 2 / bandwidth[degree] if degree > 1 else 0.0
@@ -71,8 +71,8 @@ def test_constants_are_sound_on_any_cluster(cost: Cost) -> None:
     assert (of.degree[1:] % of.degree[:-1] == 0).all()
     assert (of.linear > 0).all()
     assert all(np.isfinite(getattr(of, name)).all() for name in ("square", "linear", "fixed", "capacity"))
-    for degree in degrees(cost):
-        rows, columns = shape(degree, cost)
+    for degree in group_degrees(cost):
+        rows, columns = group_shape(degree, cost)
         assert rows * columns == degree
         assert columns <= cost.model.num_heads
 
@@ -82,19 +82,19 @@ def test_longer_rings_lie_on_a_line(cost: Cost, mode: str) -> None:
     """A ring of 16 rows, continued from 4 and 8, is what playing it gives."""
     model = replace(GPT_7B, num_heads=8, num_kv_heads=8, head_dim=512)
     large = replace(cost, model=model, cluster=replace(cost.cluster, num_nodes=16))
-    assert shape(128, large) == (16, 8)
-    assert _profiles(degrees(large), large, mode)[-1] == pytest.approx(_profile(128, large, mode), rel=1e-9)
+    assert group_shape(128, large) == (16, 8)
+    assert _profiles(group_degrees(large), large, mode)[-1] == pytest.approx(_profile(128, large, mode), rel=1e-9)
 
 
 def test_groups_of_a_glance_have_the_bound_of_the_search(cost: Cost) -> None:
     """Where the quick look at a stretch of lengths ends up no worse than the search."""
     of = objective(cost, "keep")
     lengths = drawn(3, 40)
-    quick, bound = glance(lengths, of), search(lengths, of)
+    quick, bound = glance(lengths, of), search_groups(lengths, of)
     assert quick is not None
     assert bound is not None
     slower = replace(bound, packed=replace(bound.packed, seconds=2 * quick.packed.seconds))
-    (part,) = micro_batches(lengths, of, 1, lambda x: quick, lambda x: slower) or ()
+    (part,) = split_batch(lengths, of, 1, lambda x: quick, lambda x: slower) or ()
     assert part.found.method == quick.method
     assert 0 < part.found.bound_seconds <= quick.packed.seconds
 
@@ -165,10 +165,10 @@ def test_gaps_to_the_true_optimum(cost: Cost) -> None:
     for trial in range(24):
         lengths = np.sort(rng.integers(1, (8000, 32000)[trial % 2], rng.integers(2, 9)))[::-1].copy()
         batch, micro = optimum(lengths, of)
-        parts = micro_batches(lengths, of, 5, lambda x: glance(x, of), lambda x: search(x, of))
+        parts = split_batch(lengths, of, 5, lambda x: glance(x, of), lambda x: search_groups(x, of))
         assert parts is not None
         gaps.append(total(parts, of) / batch - 1)
-        found = search(lengths, of)
+        found = search_groups(lengths, of)
         if found is not None:
             assert found.bound_seconds <= micro * (1 + 1e-9)
             alone.append(found.packed.seconds / micro - 1)
@@ -194,7 +194,7 @@ def test_the_solver_finds_nothing_below_the_bound_nor_much_better(cost: Cost, se
     lengths = drawn(seed, 14, 30_000)
     while lengths.sum() > 0.8 * of.capacity[-1]:
         lengths = lengths[1:]
-    found = search(lengths, of)
+    found = search_groups(lengths, of)
     assert found is not None
     solved = solve(lengths, of, found.packed, Limits(200, 4.0, 1000))
     if solved.packed is not None:
@@ -206,9 +206,9 @@ def test_the_bound_holds_for_every_choice_of_equal_groups(flexsp: FlexSP) -> Non
     of = flexsp.objective
     lengths = drawn(7, 200)
     for counts in equal_counts(of):
-        packed = pack(lengths, counts, of, True)
+        packed = pack_groups(lengths, counts, of, True)
         if packed.seconds < np.inf:
-            assert bound_seconds(lengths, of, packed.seconds) <= packed.seconds
+            assert micro_batch_bound(lengths, of, packed.seconds) <= packed.seconds
 
 
 # -- buckets and solver ---------------------------------------------------------------------------

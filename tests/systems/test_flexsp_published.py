@@ -15,7 +15,7 @@ from zbench.describe.batch import Batch
 from zbench.plans.plan import Ints
 from zbench.proof.verify import verify_step
 from zbench.systems.flexsp.cost import Objective
-from zbench.systems.flexsp.published import FILL, published
+from zbench.systems.flexsp.published import FILL, published_groups
 from zbench.systems.flexsp_batch_ada import FlexSPBatchAda
 from zbench.systems.local_packing import best_fit
 
@@ -32,7 +32,7 @@ def of(num_ranks: int, tokens: int) -> Objective:
 
 def groups(lengths: list[int], index: int, objective: Objective) -> list[list[list[int]]]:
     """Micro-batches of groups of sequences."""
-    found = published(np.array(lengths), index, objective)
+    found = published_groups(np.array(lengths), index, objective)
     number = objective.num_ranks // int(objective.degree[index])
     return [[part.sequences[part.found.packed.group == g].tolist() for g in range(number)] for part in found]
 
@@ -44,7 +44,7 @@ def test_the_last_micro_batch_s_groups_take_sequences_of_those_opened_last() -> 
 
 
 def test_seconds_are_those_of_the_slowest_group() -> None:
-    first, second = published(np.array([3, 10, 8, 9, 9, 5]), 1, of(4, 10))
+    first, second = published_groups(np.array([3, 10, 8, 9, 9, 5]), 1, of(4, 10))
     assert (first.found.packed.seconds, second.found.packed.seconds) == (18 / 2 + 1, 5 / 2 + 1)
 
 

@@ -25,7 +25,10 @@ def assert_alike(lengths: Ints, limit: int, ranks: int) -> None:
     degree = np.minimum(2 ** np.ceil(np.log2(-(-lengths // limit))).astype(np.int64), ranks)
     theirs, ours = (
         [[(group.size, group.seqs) for group in groups] for groups in rounds]
-        for rounds in (hybrid_dp_megatron.rounds(lengths, limit, ranks), hybrid_dp.rounds(lengths, degree, ranks))
+        for rounds in (
+            hybrid_dp_megatron.scheduler_rounds(lengths, limit, ranks),
+            hybrid_dp.rounds(lengths, degree, ranks),
+        )
     )
     assert theirs == ours
 
@@ -49,7 +52,7 @@ def test_every_sequence_runs_once_on_as_many_ranks_as_it_needs(data: st.DataObje
     lengths = data.draw(batches(30_000, 40)).lengths
     ranks, limit = data.draw(st.integers(1, 40)), data.draw(st.integers(1, int(lengths.max())))
     world = 2 ** int(np.log2(ranks))
-    rounds = hybrid_dp_megatron.rounds(lengths, limit, ranks)
+    rounds = hybrid_dp_megatron.scheduler_rounds(lengths, limit, ranks)
     assert sorted(seq for groups in rounds for group in groups for seq in group.seqs) == list(range(len(lengths)))
     for groups in rounds:
         assert sum(group.size for group in groups) == ranks

@@ -20,12 +20,12 @@ from zbench.describe.cluster import Device
 from zbench.plans.plan import Ints
 from zbench.proof.verify import OutOfMemory, verify_step
 from zbench.simulator.simulate import Simulated
-from zbench.systems.hydraulis.batching import Sequences
-from zbench.systems.hydraulis.cost import Schemes, offered, schemes
+from zbench.systems.hydraulis.batching import SchemeSequences
+from zbench.systems.hydraulis.cost import Schemes, offered_schemes, schemes
 from zbench.systems.hydraulis.dispatch import orders
-from zbench.systems.hydraulis.pack import packed
-from zbench.systems.hydraulis.planner import Found, Hydraulis
-from zbench.systems.hydraulis.strategies import interval, strategies
+from zbench.systems.hydraulis.pack import pack_pipelines
+from zbench.systems.hydraulis.planner import Hydraulis, PlannedStrategy
+from zbench.systems.hydraulis.strategies import seconds_interval, strategies
 
 # Bytes of a single GPU beside its state: 10,000 to 13,000 tokens, so that a batch of 8 is seldom alike.
 ROOM = {"mha": 8.4e9, "gqa": 4.5e9}
@@ -146,13 +146,13 @@ def fitting(batch: Batch, plans: tuple, cost: Cost) -> bool:
 def test_packing_against_every_partition() -> None:
     gaps = []
     for cost, batch in cases(60, seed=1):
-        of = schemes(cost, offered(cost))
+        of = schemes(cost, offered_schemes(cost))
         lengths = np.sort(batch.lengths)
         seconds, fits = inputs(of, lengths)
         for k in np.flatnonzero(fits.all(axis=1)).tolist():
             best = alone(seconds[k], lengths, of.fixed[k], of.pp[k], of.capacity[k])[-1]
             zero, one = np.zeros(len(lengths), np.int64), np.array([k])
-            micro, total = packed(seconds[k], lengths, zero, of.fixed[one], of.pp[one], of.capacity[one])
+            micro, total = pack_pipelines(seconds[k], lengths, zero, of.fixed[one], of.pp[one], of.capacity[one])
             held = np.bincount(micro, lengths)
             assert (held <= of.capacity[k]).all()
             assert (held > 0).all()
@@ -181,7 +181,7 @@ def test_dispatch_and_packing_against_every_assignment() -> None:
         for k in index[1:]:
             best = split(best, each[k])
         copies = np.bincount(index, minlength=len(of))
-        found: Found = system._assigned(copies, Sequences.of(lengths, of), 50)
+        found: PlannedStrategy = system._assigned(copies, SchemeSequences.of(lengths, of), 50)
         gaps.append(found.seconds / best[-1] - 1)
     print(f"dispatch and packing: median {np.median(gaps):.4f}, worst {max(gaps):.4f}, {len(gaps)}")
     assert len(gaps) > 30
@@ -200,7 +200,7 @@ def test_the_table_against_all_of_its_choices() -> None:
         for begin in range(end):
             for k in range(len(of)):
                 for copies in range(1, n // int(of.size[k]) + 1 if lengths[end - 1] <= of.capacity[k] else 1):
-                    own = interval(
+                    own = seconds_interval(
                         work[k, begin:end].sum(),
                         work[k, end - 1],
                         int(lengths[begin:end].sum()),
@@ -215,7 +215,7 @@ def test_the_table_against_all_of_its_choices() -> None:
         return best
 
     for cost, batch in cases(12, seed=3):
-        of, lengths = schemes(cost, offered(cost)), np.sort(batch.lengths)[:4]
+        of, lengths = schemes(cost, offered_schemes(cost)), np.sort(batch.lengths)[:4]
         seconds = of.seconds(lengths)
         found = strategies(lengths, seconds, of, 4, 1)
         assert found[0].seconds == pytest.approx(least(of, lengths, seconds, 4, len(lengths)), rel=1e-9)
@@ -248,7 +248,7 @@ def test_dispatch_is_near_its_linear_programme(seed: int) -> None:
     of = system.objective
     seconds, fits = inputs(of, lengths)
     copies = np.array([2, 4, 40])
-    found = system._assigned(copies, Sequences.of(lengths, of), 50)
+    found = system._assigned(copies, SchemeSequences.of(lengths, of), 50)
     count, kinds = len(lengths), len(of)
     # min z: every sequence once over the kinds; of each kind seconds <= copies * (z - one micro-batch's constant)
     rows = np.zeros((kinds, count * kinds + 1))

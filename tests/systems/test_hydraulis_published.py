@@ -15,9 +15,16 @@ from zbench.cost.memory import pipeline_static_bytes
 from zbench.describe.batch import Batch
 from zbench.proof.verify import verify_step
 from zbench.simulator.simulate import Simulated
-from zbench.systems.hydraulis.batching import WAYS, Sequences, batched
+from zbench.systems.hydraulis.batching import WAYS, SchemeSequences, place_on_pipelines
 from zbench.systems.hydraulis.planner import Hydraulis
-from zbench.systems.hydraulis.published import _dispatched, dispatched, first_fit, greedy_packs, in_turn, pack_evenly
+from zbench.systems.hydraulis.published import (
+    _dispatched,
+    first_fit,
+    greedy_packs,
+    pack_evenly,
+    packs_in_turn,
+    published_dispatch,
+)
 
 
 def roomy() -> Cost:
@@ -46,7 +53,7 @@ def test_what_a_single_pipeline_can_have_goes_there_first() -> None:
     """The long one, whatever its turn, has the wide pipeline; the short ones then share the others."""
     seconds = np.array([[1.0, 1.0, 1.0, 9.0], [1.0, 1.0, 1.0, 9.0]])
     fits = np.array([[True, True, True, True], [True, True, True, False]])
-    found = dispatched(seconds, fits, np.array([0, 1, 1, 1]), np.ones(4, np.int64), 3)
+    found = published_dispatch(seconds, fits, np.array([0, 1, 1, 1]), np.ones(4, np.int64), 3)
     assert found[3] == 0
     assert sorted(found[:3].tolist()) == [1, 2, 3]
 
@@ -76,8 +83,8 @@ def test_first_fit_by_hand() -> None:
 
 def test_packs_go_to_the_next_pipeline_with_room() -> None:
     """The second is too large for the first pipeline; the third is the first one's turn again."""
-    assert in_turn(np.array([3, 5, 3]), np.array([4, 6]), np.zeros(2, np.int64)).tolist() == [0, 1, 0]
-    assert in_turn(np.array([3, 3]), np.array([4, 4]), np.array([1, 0])).tolist() == [1, 0]
+    assert packs_in_turn(np.array([3, 5, 3]), np.array([4, 6]), np.zeros(2, np.int64)).tolist() == [0, 1, 0]
+    assert packs_in_turn(np.array([3, 3]), np.array([4, 4]), np.array([1, 0])).tolist() == [1, 0]
 
 
 # -- whole plans ----------------------------------------------------------------------------------
@@ -152,9 +159,9 @@ def test_seconds_are_the_slowest_pipeline_s_or_the_published_bound() -> None:
     cost = roomy()
     for batch in batches(10, seed=6):
         of = Hydraulis(cost, [[1, 2]]).objective
-        sequences = Sequences.of(batch.lengths, of)
+        sequences = SchemeSequences.of(batch.lengths, of)
         for way in WAYS:
-            found = batched(way, sequences, np.zeros(2, np.int64), of, 5, 4000)
+            found = place_on_pipelines(way, sequences, np.zeros(2, np.int64), of, 5, 4000)
             used = (found.each > 0).sum(axis=1)
             slowest = found.each.max(axis=1) + of.fixed[0]
             bound = np.where(used > 0, slowest * (used + 1), 0.0)

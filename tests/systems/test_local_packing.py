@@ -9,7 +9,7 @@ from tests.helpers.oracles import assignments, batches, small
 from zbench.describe.batch import Batch
 from zbench.plans.plan import TRANSFER, Ints
 from zbench.simulator.simulate import Simulated
-from zbench.systems.common.best_fit import best_fit, packs
+from zbench.systems.common.best_fit import best_fit, best_fit_packs
 from zbench.systems.common.micro_batches import fitting_tokens
 from zbench.systems.local_packing import LocalPacking
 
@@ -37,13 +37,13 @@ def test_best_fit_takes_the_fullest_pack_with_room() -> None:
 def test_the_largest_pack_is_the_best_there_is() -> None:
     """Up to 8 sequences on 4 ranks, against every assignment: median 0, worst 3 %."""
     gaps = [
-        np.bincount(packs(b.lengths, 4, b.num_tokens), b.lengths).max() / least(b.lengths, 4) - 1
+        np.bincount(best_fit_packs(b.lengths, 4, b.num_tokens), b.lengths).max() / least(b.lengths, 4) - 1
         for b in batches(80, seed=2)
     ]
     rng = np.random.default_rng(4)
     for _ in range(80):  # of like lengths: harder
         lengths = rng.integers(1000, 3000, int(rng.integers(5, 9)))
-        gaps.append(np.bincount(packs(lengths, 4, int(lengths.sum())), lengths).max() / least(lengths, 4) - 1)
+        gaps.append(np.bincount(best_fit_packs(lengths, 4, int(lengths.sum())), lengths).max() / least(lengths, 4) - 1)
     assert np.median(gaps) < 1e-9
     assert max(gaps) < 0.10
 
@@ -54,7 +54,7 @@ def test_micro_batches_are_as_few_as_there_can_be() -> None:
     for _ in range(100):
         lengths = rng.integers(500, 4000, int(rng.integers(4, 8)))
         most = int(max(lengths.max(), lengths.sum() / rng.uniform(1.5, 3.9)))
-        pack = packs(lengths, 2, most)
+        pack = best_fit_packs(lengths, 2, most)
         best = next(turns for turns in range(1, 5) if least(lengths, 2 * turns) <= most)
         extra.append(-(-(int(pack.max()) + 1) // 2) - best)
         if not extra[-1]:

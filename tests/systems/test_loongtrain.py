@@ -8,7 +8,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.model import KV, Q
 from zbench.plans.plan import ATTEND, TRANSFER
 from zbench.simulator.simulate import layer_seconds
-from zbench.systems.common.grids import plan_of
+from zbench.systems.common.grids import grid_plan
 from zbench.systems.loongtrain import LoongTrain
 from zbench.systems.usp import USP
 
@@ -78,7 +78,7 @@ def test_the_choice_is_near_the_fastest_grid(shape: tuple[int, int]) -> None:
             system = LoongTrain(cost)
             for batch in batches(6):
                 every = np.arange(len(batch.lengths))
-                plans = (plan_of(batch.lengths, every, grid, cost, "carry") for grid in system.grids())
+                plans = (grid_plan(batch.lengths, every, grid, cost, "carry") for grid in system.grids())
                 best = min(layer_seconds(plan, cost, 3) for plan in plans)
                 gaps.append(layer_seconds(system.plan(batch)[0], cost, 3) / best - 1)
     assert np.median(gaps) < 0.02

@@ -18,7 +18,7 @@ from zbench.simulator.simulate import Simulated
 from zbench.systems.common.micro_batches import fitting_tokens
 from zbench.systems.magi_dispatch.planner import MagiDispatch
 from zbench.systems.magi_dispatch.solver import Chunks, chunk_size, least_maximum, longest_first, nearest
-from zbench.systems.magi_dispatch.stages import MOST_PARTS, PART, stages_of, turns
+from zbench.systems.magi_dispatch.stages import MOST_PARTS, PART, exchange_turns, stages_of
 
 A = [812, 90, 33, 415, 1200, 77, 64, 5, 300, 210, 48, 950]
 B = [3000, 20, 20, 20, 700, 701, 699, 40]
@@ -236,7 +236,7 @@ def test_a_rank_attends_to_its_own_keys_first_in_both_directions(cost: Cost) -> 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 6])
 def test_everybody_sends_and_receives_once_a_turn(group: int) -> None:
     src, dst = (axis.reshape(-1) for axis in np.indices((group, group)))
-    found = turns(src, dst, group)
+    found = exchange_turns(src, dst, group)
     for end in (src, dst):
         assert len(set(zip(found.tolist(), end.tolist(), strict=True))) == group * group
 

@@ -15,8 +15,8 @@ from zbench.plans.plan import TRANSFER
 from zbench.proof.verify import verify_step
 from zbench.simulator.simulate import Simulated
 from zbench.systems.allgather import AllGather
-from zbench.systems.common.mesh_groups import exchanged
-from zbench.systems.common.mesh_packs import packed
+from zbench.systems.common.mesh_groups import exchange_degree
+from zbench.systems.common.mesh_packs import pack_batch
 from zbench.systems.common.mesh_plans import LIMITS, least_degree, pack_limits
 from zbench.systems.common.micro_batches import fitting_tokens
 from zbench.systems.mesh import Mesh
@@ -81,7 +81,7 @@ def test_a_mesh_of_its_own_degree_does_not_look_at_the_batch(cost: Cost) -> None
 
 
 def test_arrival_fills_packs_in_order(cost: Cost) -> None:
-    found = packed("arrival", np.array([6, 3, 2, 9, 1, 12, 4]), 2, 10, cost)
+    found = pack_batch("arrival", np.array([6, 3, 2, 9, 1, 12, 4]), 2, 10, cost)
     assert found.tolist() == [[0, 0], [0, 0], [0, 1], [1, 0], [1, 0], [1, 1], [2, 0]]
 
 
@@ -89,7 +89,7 @@ def test_arrival_fills_packs_in_order(cost: Cost) -> None:
 def test_packs_hold_at_most_what_they_may(lengths: list[int], groups: int, most: int) -> None:
     tokens = np.array(lengths)
     for batching in ("arrival", "best_fit"):
-        found = packed(batching, tokens, groups, most, small(2, 2))
+        found = pack_batch(batching, tokens, groups, most, small(2, 2))
         pack = found[:, 0] * groups + found[:, 1]
         held, count = np.bincount(pack, tokens), np.bincount(pack)
         assert (held[count > 1] <= most).all()
@@ -102,7 +102,7 @@ def test_balanced_packs_differ_less_in_time_than_best_fit_ones(cost: Cost) -> No
     load = cost.whole_seconds(lengths, False) + cost.whole_seconds(lengths, True) + 3 * cost.linear_seconds(lengths)
 
     def fullest(batching: str) -> float:
-        return float(np.bincount(packed(batching, lengths, 2, 40_000, cost)[:, 1], load).max())
+        return float(np.bincount(pack_batch(batching, lengths, 2, 40_000, cost)[:, 1], load).max())
 
     assert fullest("balanced") < fullest("best_fit")
 
@@ -117,7 +117,7 @@ def test_micro_batches_fit_memory(cost: Cost) -> None:
 
 
 def test_all_to_alls_are_as_wide_as_heads_allow() -> None:
-    assert [exchanged(degree, 6) for degree in (1, 2, 4, 6, 8, 12)] == [1, 2, 4, 6, 4, 6]
+    assert [exchange_degree(degree, 6) for degree in (1, 2, 4, 6, 8, 12)] == [1, 2, 4, 6, 4, 6]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbench.correctness.reference.interpreter import Tensors, dense, execute
+from zbench.correctness.reference.interpreter import Tensors, dense_attention, execute
 from zbench.describe.model import DKV, KV, O, Q
 from zbench.passes.reverse import MODES, Mode
 from zbench.plans.build import Builder
@@ -45,7 +45,7 @@ def test_outputs_and_gradients_are_those_of_dense_attention(
     plan = with_backward(laid(lengths, ranks, pieces, per_message, per_stage), mode)
     verify(plan)
     given = Tensors.random(2, 1, int(lengths.sum()), 3)
-    assert execute(plan, given).difference(dense(lengths, given)) < 1e-12
+    assert execute(plan, given).difference(dense_attention(lengths, given)) < 1e-12
 
 
 @given(scattered())

@@ -12,7 +12,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.simulator.simulate import Simulated
 from zbench.systems.common.micro_batches import fitting_tokens
-from zbench.systems.slime_schedule import SlimeSchedule, forward_flops, halve, schedule
+from zbench.systems.slime_schedule import SlimeSchedule, forward_flops, halve, slime_packs
 
 A = [812, 90, 33, 415, 1200, 77, 64, 5, 300, 210, 48, 950]
 B = [3000, 20, 20, 20, 700, 701, 699, 40]
@@ -47,7 +47,7 @@ def test_the_schedule_is_slime_s(
     lengths: list[int], groups: int, most: int, data: bool, by_flops: bool, theirs: list[list[list[int]]]
 ) -> None:
     flops = [forward_flops(MODELS["gqa"], length) for length in lengths]
-    found = schedule(lengths, flops, groups, most, data, by_flops)
+    found = slime_packs(lengths, flops, groups, most, data, by_flops)
     for group, turns in enumerate(theirs):
         for turn, seqs in enumerate(turns):
             assert np.flatnonzero((found == [turn, group]).all(axis=1)).tolist() == seqs
@@ -62,7 +62,7 @@ def test_operations_are_slime_s() -> None:
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=60), st.integers(1, 9), st.integers(1, 6000))
 def test_packs_hold_what_they_may_and_groups_have_as_many(lengths: list[int], groups: int, most: int) -> None:
     for data in (False, True):
-        found = schedule(lengths, [length**2 for length in lengths], groups, most, data, balance_by_flops=False)
+        found = slime_packs(lengths, [length**2 for length in lengths], groups, most, data, balance_by_flops=False)
         number = found[:, 0] * groups + found[:, 1]
         held, count = np.bincount(number, lengths), np.bincount(number)
         assert (held[count > 1] <= most).all()

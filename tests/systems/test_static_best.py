@@ -26,7 +26,7 @@ from zbench.simulator.simulate import Simulated
 from zbench.systems.mesh import Mesh
 from zbench.systems.static_best import search as static_best_search
 from zbench.systems.static_best.planner import StaticBest
-from zbench.systems.static_best.search import Candidate, divisors, layouts, search
+from zbench.systems.static_best.search import Candidate, divisors, parallel_layouts, search_layouts
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_the_choice_is_the_fastest_of_all_that_fit() -> None:
     """Against every candidate, played on all batches: few batches first lose nothing here."""
     cost = small(2, 2, memory=12e9)
     study = study_of(cost, 4096, 700)
-    choice = search(study, (), "balanced")
+    choice = search_layouts(study, (), "balanced")
     drawn = sorted((study.batch(number) for number in range(60)), key=lambda batch: int(batch.lengths.max()))
     batches = [drawn[(2 * i + 1) * 60 // 8] for i in range(4)]
 
@@ -63,7 +63,7 @@ def test_the_choice_is_the_fastest_of_all_that_fit() -> None:
     mine = seconds(model, Mesh(make_cost(cost.cluster, model), **choice.keys))
     every = [
         seconds(model, Mesh(laid, method, degree, "balanced"))
-        for model, laid in layouts(study, ())
+        for model, laid in parallel_layouts(study, ())
         for method in ("ring", "allgather", "ulysses")
         for degree in divisors(laid.cluster.num_ranks)
     ]
@@ -74,7 +74,7 @@ def test_the_choice_is_the_fastest_of_all_that_fit() -> None:
 def test_what_does_not_fit_is_not_chosen() -> None:
     """The longest sequence of one batch in a thousand needs several ranks; short ones alone need one."""
     cost = small(2, 2, memory=20e9)
-    wide = search(study_of(cost, 40_000, 300), (), "balanced")
+    wide = search_layouts(study_of(cost, 40_000, 300), (), "balanced")
     model = replace(cost.model, **wide.model)
     hard, laid = study_of(cost, 40_000).batch(0), make_cost(cost.cluster, model)
     assert not Simulated(laid).step(hard, Mesh(laid, **wide.keys).plan(hard)).out_of_memory
@@ -85,21 +85,21 @@ def test_nothing_that_fits_is_one_sentence() -> None:
     with pytest.raises(
         ValueError, match=r"^model is .*; no static configuration on 4 GPUs has room for a sequence of "
     ):
-        search(study_of(small(2, 2, memory=1e9), 3_000_000), (), "balanced")
+        search_layouts(study_of(small(2, 2, memory=1e9), 3_000_000), (), "balanced")
 
 
 def test_what_is_not_free_stays_the_runs() -> None:
     cost = small(2, 2)
-    stays = search(study_of(cost, 2000), (), "balanced").model
+    stays = search_layouts(study_of(cost, 2000), (), "balanced").model
     assert (stays["sharding"], stays["recompute"]) == (cost.model.sharding, cost.model.recompute)
-    freed = {model.sharding for model, _ in layouts(study_of(cost, 2000), ("sharding",))}
+    freed = {model.sharding for model, _ in parallel_layouts(study_of(cost, 2000), ("sharding",))}
     assert freed == {"none", "zero1", "zero3"}
 
 
 def test_what_trains_keeps_its_model() -> None:
     cost = small(2, 2)
     study = study_of(cost, 2000, trains=True)
-    assert [model for model, _ in layouts(study, ("sharding", "recompute"))] == [cost.model]
+    assert [model for model, _ in parallel_layouts(study, ("sharding", "recompute"))] == [cost.model]
 
 
 @pytest.mark.parametrize(

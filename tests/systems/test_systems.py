@@ -17,7 +17,7 @@ from tests.helpers.strategies import batches, costs
 from tests.helpers.variants import SYSTEMS, VARIANTS, Variant
 from zbench.correctness.combinations import GROUPS, Combination, Combinations, choices
 from zbench.correctness.cover import pairwise_cover
-from zbench.correctness.reference.byte_law import Bytes, step_bytes
+from zbench.correctness.reference.byte_law import Bytes, step_traffic
 from zbench.correctness.reference.judge import charged_bytes
 from zbench.correctness.step_check import same_plan, step_faults
 from zbench.cost.collective import GRADIENT_BYTES, nic_bytes
@@ -86,7 +86,7 @@ def test_bytes_are_those_of_the_plan_s_transfers(which: Variant, data: st.DataOb
     cost, batch, system = drawn(data, which, most=2000)
     model = cost.model
     plans = system.plan(batch)
-    law = step_bytes(plans, cost)
+    law = step_traffic(plans, cost)
     if plans[0].pipelines is not None:  # tests/simulator/test_pipelined.py counts what goes between their ranks
         assert not any(getattr(law, name).any() for name in Bytes.__dataclass_fields__)
         return

@@ -12,7 +12,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.plans.plan import TRANSFER, Ints, Plan
 from zbench.simulator.simulate import Simulated
-from zbench.systems.common.mesh_packs import packed
+from zbench.systems.common.mesh_packs import pack_batch
 from zbench.systems.common.micro_batches import fitting_tokens
 from zbench.systems.mesh import Mesh
 from zbench.systems.torch_cp.balancers import BALANCERS, Balancer, Pieces, head_tail, per_document, pieces, ptrr
@@ -157,7 +157,7 @@ def test_packs_are_as_even_as_their_order_allows(counts: list[int], groups: int,
     cost, lengths = small(2, 2), np.array(counts)
 
     def turns(limit: int) -> int:
-        return int(packed("arrival", lengths, groups, limit, cost)[:, 0].max()) + 1
+        return int(pack_batch("arrival", lengths, groups, limit, cost)[:, 0].max()) + 1
 
     limit = least_limit(lengths, groups, most, cost)
     assert limit <= max(most, 1)

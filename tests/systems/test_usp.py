@@ -8,7 +8,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.model import Q
 from zbench.plans.plan import ATTEND, Plan
 from zbench.simulator.simulate import layer_seconds
-from zbench.systems.common.grids import Grid, degrees, head_first, plan_of
+from zbench.systems.common.grids import Grid, exchange_degrees, grid_plan, head_first
 from zbench.systems.usp import USP
 
 
@@ -41,8 +41,8 @@ def test_the_choice_is_the_fastest_factorisation(shape: tuple[int, int], model: 
         cost = small(*shape, device, model)
         for batch in batches(12):
             every = np.arange(len(batch.lengths))
-            grids = [Grid(head_first(4, degree), 4 // degree) for degree in degrees(4, 32)]
-            plans = [plan_of(batch.lengths, every, grid, cost, "carry") for grid in grids]
+            grids = [Grid(head_first(4, degree), 4 // degree) for degree in exchange_degrees(4, 32)]
+            plans = [grid_plan(batch.lengths, every, grid, cost, "carry") for grid in grids]
             best = min(layer_seconds(plan, cost, 3) for plan in plans)
             (chosen,) = USP(cost).plan(batch)
             gaps.append(layer_seconds(chosen, cost, 3) / best - 1)

@@ -13,7 +13,7 @@ from zbench.describe.batch import Batch
 from zbench.plans.plan import TRANSFER
 from zbench.simulator.simulate import Simulated
 from zbench.systems.common.micro_batches import fitting_tokens
-from zbench.systems.verl_balance import VerlBalance, dealt, micro_batches, packed, work
+from zbench.systems.verl_balance import VerlBalance, group_sequences, pack_shares, sequence_work, split_group
 
 A = [812, 90, 33, 415, 1200, 77, 64, 5, 300, 210, 48, 950]
 B = [3000, 20, 20, 20, 700, 701, 699, 40]
@@ -43,24 +43,24 @@ def cost() -> Cost:
 def test_micro_batches_are_verl_s(
     lengths: list[int], groups: int, most: int, within: bool, theirs: list[list[list[int]]]
 ) -> None:
-    found = packed(lengths, dealt(lengths, groups), most, within)
+    found = pack_shares(lengths, group_sequences(lengths, groups), most, within)
     for group, turns in enumerate(theirs):
         for turn, seqs in enumerate(turns):
             assert np.flatnonzero((found == [turn, group]).all(axis=1)).tolist() == seqs
 
 
 def test_work_is_verl_s() -> None:
-    assert [work(length) for length in (1, 1000, 131072)] == [24577, 25_576_000, 20_401_094_656]
+    assert [sequence_work(length) for length in (1, 1000, 131072)] == [24577, 25_576_000, 20_401_094_656]
 
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=60), st.integers(1, 9), st.integers(1, 6000))
 def test_groups_have_as_many_sequences_and_micro_batches_keep_the_limit(
     lengths: list[int], groups: int, most: int
 ) -> None:
-    shares = dealt(lengths, groups)
+    shares = group_sequences(lengths, groups)
     assert sorted(seq for share in shares for seq in share) == list(range(len(lengths)))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    found = packed(lengths, shares, most, within_limit=True)
+    found = pack_shares(lengths, shares, most, within_limit=True)
     number = found[:, 0] * groups + found[:, 1]
     held, count = np.bincount(number, lengths), np.bincount(number)
     assert (held[count > 0] <= max(most, *lengths)).all()
@@ -70,7 +70,7 @@ def test_groups_have_as_many_sequences_and_micro_batches_keep_the_limit(
 
 @given(st.lists(st.integers(1, 3000), min_size=3, max_size=40), st.integers(3, 9))
 def test_the_lightest_micro_batch_is_at_an_end(lengths: list[int], count: int) -> None:
-    works = [sum(work(lengths[i]) for i in one) for one in micro_batches(lengths, count)]
+    works = [sum(sequence_work(lengths[i]) for i in one) for one in split_group(lengths, count)]
     assert min(works) in (works[0], works[-1])
 
 

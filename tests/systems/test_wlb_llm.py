@@ -19,8 +19,8 @@ from zbench.proof.verify import verify_step
 from zbench.simulator.simulate import Simulated, layer_seconds
 from zbench.systems.common.bins import bins
 from zbench.systems.common.micro_batches import fitting_tokens
-from zbench.systems.wlb_llm.planner import WLBLLM, capacity, degrees, linear_seconds, work_seconds
-from zbench.systems.wlb_llm.shard import attend_seconds, mixed, per_document, per_sequence
+from zbench.systems.wlb_llm.planner import WLBLLM, capacity, context_degrees, linear_seconds, work_seconds
+from zbench.systems.wlb_llm.shard import attend_seconds, mixed, shard_per_document, shard_per_sequence
 
 
 def roomy(cost: Cost) -> Cost:
@@ -28,15 +28,15 @@ def roomy(cost: Cost) -> Cost:
 
 
 def test_groups_divide_nodes_or_are_made_of_them() -> None:
-    assert degrees(small(4, 6)) == [1, 2, 3, 6, 12, 24]
-    assert degrees(small(1, 1)) == [1]
+    assert context_degrees(small(4, 6)) == [1, 2, 3, 6, 12, 24]
+    assert context_degrees(small(1, 1)) == [1]
 
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=12), st.integers(1, 3), st.sampled_from([2, 3, 4]))
 def test_pieces_are_each_token_once_and_balanced(tokens: list[int], packs: int, degree: int) -> None:
     lengths = np.array(tokens)
     pack = np.arange(len(lengths)) % packs
-    document, sequence = per_document(lengths, pack, degree), per_sequence(lengths, pack, degree)
+    document, sequence = shard_per_document(lengths, pack, degree), shard_per_sequence(lengths, pack, degree)
     first = np.arange(packs) % 2 == 0
     for pieces in (document, sequence, mixed(document, sequence, pack, first)):
         held = np.zeros((len(lengths), lengths.max()), np.int64)
@@ -56,14 +56,15 @@ def test_per_sequence_is_the_way_for_many_short_documents_and_per_document_for_a
     for lengths, faster in ((np.full(64, 300), "sequence"), (np.array([20_000, *[500] * 8]), "document")):
         pack = 0 * lengths
         document, sequence = (
-            attend_seconds(way(lengths, pack, 8), lengths, 1, 8, cost)[0] for way in (per_document, per_sequence)
+            attend_seconds(way(lengths, pack, 8), lengths, 1, 8, cost)[0]
+            for way in (shard_per_document, shard_per_sequence)
         )
         assert (faster == "document") == (document < sequence)
         (plan,) = WLBLLM(roomy(cost), degree=8).plan(Batch(lengths, 0, 0))
         assert plan.notes["by_document"] == (faster == "document")
 
 
-@pytest.mark.parametrize("way", [per_document, per_sequence])
+@pytest.mark.parametrize("way", [shard_per_document, shard_per_sequence])
 def test_attention_seconds_are_the_clock_s(way: type) -> None:
     """Kernels of the slowest rank within 3 % of what the cost model says of the plan, copies apart."""
     for cost in (small(1, 4), small(1, 4, H100, "gqa")):
@@ -116,7 +117,7 @@ def test_packs_have_nearly_the_least_work_there_is() -> None:
 def slowest(lengths: Ints, pack: Ints, degree: int, cost: Cost) -> float:
     """The objective: predicted seconds of the slowest pack, each cut in its better way."""
     count = cost.cluster.num_ranks // degree
-    both = (way(lengths, pack, degree) for way in (per_document, per_sequence))
+    both = (way(lengths, pack, degree) for way in (shard_per_document, shard_per_sequence))
     ways = [attend_seconds(pieces, lengths, count, degree, cost) for pieces in both]
     tokens = np.bincount(pack, lengths, count).astype(np.float64)
     seconds = np.minimum(*ways) + linear_seconds(tokens, degree, cost, "regather")
@@ -166,7 +167,9 @@ def test_memory_is_kept_wherever_some_degree_holds_every_document(tokens: list[i
     cost, wide = small(1, 4, memory=memory), small(1, 4, memory=1e15)
     batch = Batch(np.array(tokens), 0, 0)
     longest = Batch(np.array([max(tokens)]), 0, 0)
-    least = min(int(peak_bytes(WLBLLM(wide, degree=degree).plan(longest), cost).max()) for degree in degrees(cost))
+    least = min(
+        int(peak_bytes(WLBLLM(wide, degree=degree).plan(longest), cost).max()) for degree in context_degrees(cost)
+    )
     plans = WLBLLM(cost).plan(batch)
     verify_step(batch, plans)
     assert (int(peak_bytes(plans, cost).max()) <= memory) == (least <= memory)

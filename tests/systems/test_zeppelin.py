@@ -15,11 +15,11 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Ints
 from zbench.proof.verify import verify_step
-from zbench.simulator.clock import Free, run
+from zbench.simulator.clock import Free, run_legs
 from zbench.simulator.simulate import Simulated, programs
 from zbench.systems.zeppelin.partition import Partition, partitions
 from zbench.systems.zeppelin.planner import Zeppelin
-from zbench.systems.zeppelin.published import level, published
+from zbench.systems.zeppelin.published import partition_level, published_partition
 from zbench.systems.zeppelin.timed import Timed
 from zbench.systems.zeppelin.zones import capacity_tokens, zones
 
@@ -41,23 +41,25 @@ def check_rings(parts: Partition, nodes: int, gpus: int) -> None:
 # -- as published -----------------------------------------------------------------------------------
 def test_long_ones_are_cut_and_short_ones_fill_up() -> None:
     """Four GPUs of 20 tokens: half of 40 for each node, the others whole."""
-    parts = published(np.array([10, 40, 10, 10, 10]), 2, 2)
+    parts = published_partition(np.array([10, 40, 10, 10, 10]), 2, 2)
     assert parts.size.tolist() == [1, 4, 1, 1, 1]
     assert sorted(rank for ranks in rows(parts) for rank in ranks if len(ranks) == 1) == [0, 1, 2, 3]
 
 
 def test_the_threshold_falls_where_whole_sequences_overflow() -> None:
     """Three of 20 tokens on two GPUs of 30: the first two fit whole, the third does not, so all are cut alike."""
-    chunks, _ = level(np.full(3, 20), np.full(3, 400.0), np.zeros(2), np.zeros(2), 30)
+    chunks, _ = partition_level(np.full(3, 20), np.full(3, 400.0), np.zeros(2), np.zeros(2), 30)
     assert chunks.tolist() == [1, 1, 1]  # of the three's average, 600, none weighs more
-    chunks, places = level(np.array([31, 15, 14]), np.array([31.0, 15, 14]) ** 2, np.zeros(2), np.zeros(2), 30)
+    chunks, places = partition_level(
+        np.array([31, 15, 14]), np.array([31.0, 15, 14]) ** 2, np.zeros(2), np.zeros(2), 30
+    )
     assert chunks.tolist() == [2, 1, 1]
     assert sorted(places[1:, 0].tolist()) == [0, 1]
 
 
 @given(lengths(4000, 30), st.integers(1, 4), st.integers(1, 8))
 def test_published_rings_stay_inside_nodes_or_span_whole_ones(tokens: Ints, nodes: int, gpus: int) -> None:
-    check_rings(published(tokens, nodes, gpus), nodes, gpus)
+    check_rings(published_partition(tokens, nodes, gpus), nodes, gpus)
 
 
 def test_the_published_partition_knows_no_link_and_no_kernel() -> None:
@@ -78,7 +80,7 @@ def test_published_squares_beside_every_assignment() -> None:
         tokens = np.sort(np.random.default_rng(seed).integers(50, 1000, 6))[::-1].copy()
         squares = tokens.astype(float) ** 2
         room = int(tokens.sum())  # no bucket is ever full, so nothing is cut
-        _, places = level(tokens, squares, np.zeros(buckets), np.zeros(buckets), room)
+        _, places = partition_level(tokens, squares, np.zeros(buckets), np.zeros(buckets), room)
         load = np.bincount(places[:, 0], squares, buckets).max()
         best = min(np.bincount(row, squares, buckets).max() for row in assignments(6, buckets))
         gaps.append(load / best - 1)
@@ -165,7 +167,7 @@ def test_serial_transfers_of_a_rank_do_not_overlap() -> None:
         (plan,) = zeppelin.plan(batch)
         verify_step(batch, (plan,), four_nics())
         of = programs(plan, four_nics())[1]
-        timeline = run(of, np.zeros(8), Free.zero(four_nics().cluster))
+        timeline = run_legs(of, np.zeros(8), Free.zero(four_nics().cluster))
         ops = plan.backward
         routed = [op for op in np.flatnonzero(ops.via >= 0) if ops.src[op] == ops.src[np.argmax(ops.via >= 0)]]
         here = [of.legs.op == op for op in routed]

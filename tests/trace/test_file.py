@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zbench.trace.file import read_events, recorded, told, write_events
+from zbench.trace.file import read_events, recorded, trace_reference, write_events
 
 EVENTS = [{"ph": "X", "name": "attend", "pid": 0, "tid": 0, "ts": 0, "dur": 1}]
 
@@ -20,7 +20,7 @@ def trace(uneven: Any, tmp_path: Path) -> Path:
 
 
 def test_what_is_written_is_found_beside_the_record_as_well(trace: Path, tmp_path: Path) -> None:
-    line = told(str(trace))
+    line = trace_reference(str(trace))
     assert recorded(line, tmp_path) == EVENTS
     (tmp_path / "moved").mkdir()
     trace.rename(tmp_path / "moved" / "t.json")
@@ -30,7 +30,7 @@ def test_what_is_written_is_found_beside_the_record_as_well(trace: Path, tmp_pat
 
 
 def test_another_file_than_the_record_s_is_refused(trace: Path, tmp_path: Path) -> None:
-    line = told(str(trace))
+    line = trace_reference(str(trace))
     trace.write_text(trace.read_text() + " ")
     with pytest.raises(ValueError, match="is another than the one that the record tells of"):
         recorded(line, tmp_path)

@@ -15,7 +15,7 @@ from zbench.console.extras import installed
 from zbench.record.fingerprint import ROOT
 from zbench.record.metrics import Facts
 from zbench.record.record import read
-from zbench.track.names import of_nics, of_step, tracked
+from zbench.track.names import nic_utilisation, step_figures, tracked
 
 FEW = [word for word in SMALL if not word.startswith("tracker")]
 WITHOUT = """
@@ -122,13 +122,13 @@ def test_every_nic_of_a_simulated_step_is_told_by_direction(wandb: FakeWandb, mo
     size, rate = run.steps[0]["nic_tx_bytes"][5], run.start["facts"]["nic_bandwidth"]
     assert told["nic/node1/nic1/tx"] == pytest.approx(size / (rate * run.steps[0]["seconds"]))
     full = {**run.steps[0], "out_of_memory": True}  # such a step has no time
-    assert not any(name.startswith("nic/") for name in of_step(Facts.of(run.start["facts"]), full))
+    assert not any(name.startswith("nic/") for name in step_figures(Facts.of(run.start["facts"]), full))
 
 
 def test_nics_are_numbered_within_their_node() -> None:
     facts: Any = SimpleNamespace(nic_bandwidth=10.0, nics_per_node=2)
     line = {"seconds": 2.0, "nic_tx_bytes": [20, 10, 5], "nic_rx_bytes": [0, 0, 1]}
-    assert of_nics(facts, line) == {
+    assert nic_utilisation(facts, line) == {
         "nic/node0/nic0/tx": 1.0, "nic/node0/nic1/tx": 0.5, "nic/node1/nic0/tx": 0.25,
         "nic/node0/nic0/rx": 0.0, "nic/node0/nic1/rx": 0.0, "nic/node1/nic0/rx": 0.05,
     }  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbench.workloads.__main__ import load
+from zbench.workloads.__main__ import load_workload
 from zbench.workloads.delayed import Delayed
 from zbench.workloads.fixed import Fixed
 from zbench.workloads.longtail import Longtail
@@ -74,7 +74,7 @@ def test_a_window_of_one_step_changes_no_batch_but_its_order() -> None:
 
 
 def test_the_yaml_delays_its_own_documents() -> None:
-    workload, inner = (load(name, 0, 1 << 20, []) for name in ("wlb_delayed", "wlb_pretrain"))
+    workload, inner = (load_workload(name, 0, 1 << 20, []) for name in ("wlb_delayed", "wlb_pretrain"))
     held = [np.sort(workload.batch(step).lengths)[::-1][:4] for step in range(15)]
     free = [np.sort(inner.batch(step).lengths)[::-1][:4] for step in range(15)]
     assert sum(some[0] >= 65536 for some in held) < sum(some[0] >= 65536 for some in free)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbench.workloads.__main__ import load
+from zbench.workloads.__main__ import load_workload
 from zbench.workloads.fixed import Fixed
 from zbench.workloads.longtail import Longtail
 from zbench.workloads.shrunk import Shrunk
@@ -34,7 +34,7 @@ def test_documents_are_those_of_the_other_workload(seed: int, by: int) -> None:
 
 @pytest.mark.parametrize(("name", "longest"), [("wikipedia_4k", 4096), ("prolong64k_2k", 2048)])
 def test_presets(name: str, longest: int) -> None:
-    workload = load(name, 0, 1 << 18, [])
+    workload = load_workload(name, 0, 1 << 18, [])
     lengths = workload.batch(0).lengths
     assert lengths.max() == longest == workload.context_limit
 

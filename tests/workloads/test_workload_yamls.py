@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zbench.workloads.__main__ import load, loader, workload_names
+from zbench.workloads.__main__ import load_workload, loader, workload_names
 
 DATA = Path(__file__).parents[2] / "../shared/data"
 NAMES = [name for name in workload_names() if name not in ("corpus", "lengths_file")]
@@ -19,7 +19,7 @@ K = 1024
 
 
 def make(name: str, *settings_: str, tokens: int = 1 << 22) -> Any:
-    return load(name, 0, tokens, list(settings_))
+    return load_workload(name, 0, tokens, list(settings_))
 
 
 def distance(lengths: np.ndarray, counts: np.ndarray, cdf: Any) -> float:

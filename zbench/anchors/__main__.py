@@ -15,10 +15,10 @@ with loading(__name__):
 
     from zbench.anchors import attention, flexsp, long_context, nccl, ring_flash_attention, steps, training
     from zbench.anchors.anchor import Anchor
-    from zbench.anchors.measured import MeasuredRow, read
+    from zbench.anchors.measured import MeasuredRow, read_measured
     from zbench.anchors.presets import cluster, workload
     from zbench.console.meter import Meter
-    from zbench.describe.units import number
+    from zbench.describe.units import with_noun
 
 GROUPS = {
     "flexsp": "FlexSP's all-to-all bandwidths and compute coefficients, 64 A100",
@@ -89,7 +89,7 @@ def _published(as_json: bool) -> None:
 def _own_rows(path: Path, group: attention.Group, as_json: bool) -> None:
     """Predicts and shows a user's rows of one group of methods: of two, no error or order would be told of both
     together."""
-    rows = read(path)
+    rows = read_measured(path)
     left_out = _left_out(rows, group)
     with Meter(attention.num_plays(rows, group), unit="pack") as meter:
         rates = attention.predict(rows, cluster, lambda done: meter.show("predicting", done), group)
@@ -119,13 +119,13 @@ def _show_rows(
         for row, rate, was_known in zip(rows, rates, known, strict=True)
         if rate is not None
     ]
-    show_rows(compared, left_out, attention.layouts(rows, cluster, group))
+    show_rows(compared, left_out, attention.layout_lines(rows, cluster, group))
 
 
 def _left_out(rows: Sequence[MeasuredRow], group: attention.Group) -> list[str]:
     """Returns why rows have no prediction, a line for every reason."""
-    reasons = Counter(reason for row in rows if (reason := attention.missing(row, group)))
-    return [f"{number(count, 'row')} of {reason}" for reason, count in reasons.items()]
+    reasons = Counter(reason for row in rows if (reason := attention.why_no_prediction(row, group)))
+    return [f"{with_noun(count, 'row')} of {reason}" for reason, count in reasons.items()]
 
 
 def _line(row: MeasuredRow, rate: float | None, known: bool) -> dict[str, Any]:

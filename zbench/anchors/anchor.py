@@ -37,7 +37,7 @@ class Anchor:
         return self.predicted / self.measured - 1
 
 
-def published(name: str) -> list[Row]:
+def published_rows(name: str) -> list[Row]:
     """Returns the rows of data/NAME.csv, by column name."""
     text = files("zbench.anchors").joinpath("data", f"{name}.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))

@@ -17,18 +17,18 @@ from typing import Literal, get_args
 import numpy as np
 
 from zbench.anchors import hybrid
-from zbench.anchors.anchor import Anchor, GetCluster, is_known, published
+from zbench.anchors.anchor import Anchor, GetCluster, is_known, published_rows
 from zbench.anchors.measured import MeasuredRow, measured_row
-from zbench.anchors.packs import packs
-from zbench.anchors.schemes import MAGI, MODEL, plan_of, unhidden_hops
+from zbench.anchors.packs import document_packs
+from zbench.anchors.schemes import MAGI, MODEL, scheme_plan, unhidden_hops
 from zbench.cost.cost import BACKWARD_FLOPS, FORWARD_FLOPS, Cost
 from zbench.cost.staging import FLASH, FUSED, Backend
 from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC
 from zbench.describe.model import DKV
-from zbench.describe.units import number
+from zbench.describe.units import with_noun
 from zbench.plans.plan import Ints
-from zbench.simulator.clock import Free, Program, run
+from zbench.simulator.clock import Free, LegGraph, run_legs
 from zbench.simulator.layers import finished
 from zbench.simulator.simulate import programs
 
@@ -46,7 +46,7 @@ METHODS: dict[Group, tuple[str, ...]] = {
 
 def anchors(get_cluster: GetCluster, group: Group = "attention") -> list[Anchor]:
     """Returns the published rows of a group that can be predicted, each beside its prediction."""
-    sources = published(group)
+    sources = published_rows(group)
     rows = [measured_row(source) for source in sources]
     return [
         compared(row, rate, source["source"], group, is_known(source))
@@ -66,12 +66,12 @@ def compared(row: MeasuredRow, rate: float, source: str, group: str, known: bool
 def are_known(rows: Sequence[MeasuredRow]) -> list[bool]:
     """Returns which rows are of a configuration and method that constants were chosen with, whoever measured them
     again."""
-    chosen = [measured_row(row) for group in GROUPS for row in published(group) if is_known(row)]
+    chosen = [measured_row(row) for group in GROUPS for row in published_rows(group) if is_known(row)]
     known = {(row.configuration, row.method) for row in chosen}
     return [(row.configuration, row.method) in known for row in map(MeasuredRow.plain, rows)]
 
 
-def missing(row: MeasuredRow, group: Group) -> str:
+def why_no_prediction(row: MeasuredRow, group: Group) -> str:
     """Returns why a row has no prediction in a group; "" where it has one."""
     given, row = row, row.plain()
     if row.hw not in CLUSTERS:
@@ -93,7 +93,7 @@ def predict(
     tell: Callable[[int], None] = lambda done: None,
     group: Group = "attention",
 ) -> list[float | None]:
-    """Predicts the FLOP/s a GPU of every row, None where `missing` says why; tell is told how many of `num_plays` are
+    """Predicts the FLOP/s a GPU of every row, None where `why_no_prediction` says why; tell is told how many of `num_plays` are
     done.
 
     Rows of one pack share its lengths, and the two passes of a method its plans.
@@ -103,7 +103,7 @@ def predict(
     done = 0
     for (hw, mask, num_gpus, tokens), by_method in _by_pack(rows, group).items():
         preset, backend = CLUSTERS[hw]
-        cost = Cost(cluster_of(presets(preset), num_gpus), MODEL, staged=backend)
+        cost = Cost(cluster_of_gpus(presets(preset), num_gpus), MODEL, staged=backend)
         batches = batches_of(mask, num_gpus * tokens)
         for method, numbers in by_method.items():
             played = []
@@ -126,12 +126,12 @@ def _by_pack(rows: Sequence[MeasuredRow], group: Group) -> dict[tuple[str, str, 
     """Returns the numbers of the rows with a prediction, by what their packs depend on and by method."""
     found: dict[tuple[str, str, int, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for at, row in enumerate(map(MeasuredRow.plain, rows)):
-        if not missing(row, group):
+        if not why_no_prediction(row, group):
             found[row.hw, row.mask, row.cp_size, row.seqlen_per_rank][row.method].append(at)
     return found
 
 
-def cluster_of(preset: Cluster, num_gpus: int) -> Cluster:
+def cluster_of_gpus(preset: Cluster, num_gpus: int) -> Cluster:
     """Returns `num_gpus` GPUs in equal nodes as large as the preset's, or smaller where those do not divide them.
 
     Every GPU keeps the preset's share of a NIC, as far as a node has a whole number of them.
@@ -141,20 +141,22 @@ def cluster_of(preset: Cluster, num_gpus: int) -> Cluster:
     return replace(preset, num_nodes=num_gpus // per_node, gpus_per_node=per_node, nics_per_node=nics)
 
 
-def layouts(rows: Sequence[MeasuredRow], get_cluster: GetCluster, group: Group) -> list[str]:
+def layout_lines(rows: Sequence[MeasuredRow], get_cluster: GetCluster, group: Group) -> list[str]:
     """Returns the nodes that the rows with a prediction are played on, a line for every number of GPUs."""
     sizes = sorted({(hw, num_gpus) for hw, _, num_gpus, _ in _by_pack(rows, group)})
     found = []
     for hw, num_gpus in sizes:
-        on = cluster_of(get_cluster(CLUSTERS[hw][0]), num_gpus)
-        nodes = f"{number(on.num_nodes, 'node')} of {number(on.gpus_per_node, 'GPU')}"
-        found.append(f"{hw}, {number(num_gpus, 'GPU')}: {nodes} and {number(on.nics_per_node, 'NIC')}")
+        on = cluster_of_gpus(get_cluster(CLUSTERS[hw][0]), num_gpus)
+        nodes = f"{with_noun(on.num_nodes, 'node')} of {with_noun(on.gpus_per_node, 'GPU')}"
+        found.append(f"{hw}, {with_noun(num_gpus, 'GPU')}: {nodes} and {with_noun(on.nics_per_node, 'NIC')}")
     return found
 
 
 def batches_of(mask: str, total: int) -> list[Ints]:
     """Returns the packs of `total` tokens that a mask is measured on, or one sequence of them."""
-    return packs(total, _num_batches(mask), SEED) if mask.startswith("varlen") else [np.array([total], np.int64)]
+    return (
+        document_packs(total, _num_batches(mask), SEED) if mask.startswith("varlen") else [np.array([total], np.int64)]
+    )
 
 
 def _num_batches(mask: str) -> int:
@@ -171,7 +173,7 @@ def rates(method: str, lengths: Ints, causal: bool, cost: Cost) -> tuple[float, 
     if method == "hybrid_dcp":
         parts = [hybrid.mixed_programs(plan, cost) for plan in hybrid.plans(lengths, causal, cost.cluster, MODEL)]
     else:
-        parts = [programs(plan_of(method, lengths, causal, cost.cluster), cost)]
+        parts = [programs(scheme_plan(method, lengths, causal, cost.cluster), cost)]
     forward, backward = (sum(slowest_rank_seconds(one, cost) for one in column) for column in zip(*parts, strict=True))
     if method == "loongtrain":
         backward += unhidden_seconds(lengths, cost)
@@ -188,8 +190,8 @@ def unhidden_seconds(lengths: Ints, cost: Cost) -> float:
     return unhidden_hops(cluster.num_nodes) * float(hop[0])
 
 
-def slowest_rank_seconds(program: Program, cost: Cost) -> float:
+def slowest_rank_seconds(program: LegGraph, cost: Cost) -> float:
     """Returns when the last rank has everything it attended and was sent, all ranks starting together."""
     ready = np.zeros(cost.cluster.num_ranks)
-    timeline = run(program, ready, Free.zero(cost.cluster))
+    timeline = run_legs(program, ready, Free.zero(cost.cluster))
     return float(finished(program, timeline, ready).max())

@@ -7,7 +7,7 @@ a s^2 + b s + c of a whole model, forward and backward, on one GPU.
 
 import numpy as np
 
-from zbench.anchors.anchor import Anchor, GetCluster, is_known, published
+from zbench.anchors.anchor import Anchor, GetCluster, is_known, published_rows
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.cluster import Cluster
@@ -16,7 +16,7 @@ from zbench.plans.area import TILE, Work
 from zbench.plans.build import Builder
 from zbench.plans.dataflow import Edges, edges
 from zbench.plans.patterns import ulysses_ring
-from zbench.simulator.clock import Free, run
+from zbench.simulator.clock import Free, run_legs
 from zbench.simulator.simulate import prepare
 
 TOKENS = 8192  # of one GPU: 64 MiB a tensor, large enough for its size not to matter
@@ -42,12 +42,12 @@ def anchors(get_cluster: GetCluster) -> list[Anchor]:
     """Returns FlexSP's bandwidths and coefficients beside their predictions."""
     cluster = get_cluster("a100_8x8")
     out = []
-    for row in published("all_to_all"):
+    for row in published_rows("all_to_all"):
         predicted = bandwidth(cluster, int(row["degree"])) / 1e9
         case, measured = f"all-to-all of {row['degree']} GPUs, GB/s", float(row["gigabytes_per_second"])
         out.append(Anchor("flexsp", case, measured, predicted, row["source"], is_known(row), "all-to-all"))
     found = dict(zip(("alpha1", "alpha2"), coefficients(Cost(cluster, GPT_7B)), strict=True))
-    for row in published("compute"):
+    for row in published_rows("compute"):
         case, predicted = f"GPT-7B {row['coefficient']}, {row['unit']}", found[row["coefficient"]] * 1e3
         out.append(Anchor("flexsp", case, float(row["value"]), predicted, row["source"], is_known(row)))
     return out
@@ -65,7 +65,7 @@ def bandwidth(cluster: Cluster, degree: int) -> float:
     found = edges(plan, ops, False)
     assert isinstance(found, Edges)
     program = prepare(plan, ops, found, cost, False)
-    timeline = run(program, np.zeros(cluster.num_ranks), Free.zero(cluster))
+    timeline = run_legs(program, np.zeros(cluster.num_ranks), Free.zero(cluster))
     size = np.array([TOKENS * WIDE.num_heads * WIDE.head_dim * WIDE.element_bytes])
     return float(size[0] / (timeline.done.max() + cost.repack_seconds(size)[0]))
 
@@ -73,11 +73,11 @@ def bandwidth(cluster: Cluster, degree: int) -> float:
 def coefficients(cost: Cost) -> tuple[float, float]:
     """Returns (seconds a token^2, seconds a token) of a parabola through lengths of whole tiles, causal, on one GPU."""
     lengths = TILE * np.array([64, 256, 1024, 1536], np.int64)  # 8K to the 192K of FlexSP's runs
-    a, b, _ = np.polyfit(lengths, step_seconds(cost, lengths), 2)
+    a, b, _ = np.polyfit(lengths, _step_seconds(cost, lengths), 2)
     return float(a), float(b)
 
 
-def step_seconds(cost: Cost, lengths: Ints) -> Floats:
+def _step_seconds(cost: Cost, lengths: Ints) -> Floats:
     """Returns the seconds, forward and backward, of the whole model for one sequence of each length (a multiple of
     TILE)."""
     model, work, one = cost.model, Work.whole(lengths), np.ones_like(lengths)

@@ -17,7 +17,7 @@ from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ring
 from zbench.plans.plan import ATTEND, Ints, Plan
-from zbench.simulator.clock import Program
+from zbench.simulator.clock import LegGraph
 from zbench.simulator.simulate import programs
 from zbench.systems.hybrid_dp import Group, rounds
 
@@ -45,7 +45,7 @@ def _round(groups: list[Group], lengths: Ints, causal: bool, cluster: Cluster, m
     return reverse(builder.build(), "carry")
 
 
-def mixed_programs(plan: Plan, cost: Cost) -> tuple[Program, Program]:
+def mixed_programs(plan: Plan, cost: Cost) -> tuple[LegGraph, LegGraph]:
     """Returns the plan's programs, documents of a single rank without the wrapper's staging."""
     found = []
     bare = programs(plan, replace(cost, staged=""))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from zbench.anchors.anchor import Anchor, GetCluster, Row, is_known, published
+from zbench.anchors.anchor import Anchor, GetCluster, Row, is_known, published_rows
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
@@ -65,7 +65,7 @@ CLUSTERS = {
 
 def anchors(get_cluster: GetCluster) -> list[Anchor]:
     """Returns the published steps beside their predictions."""
-    return [_anchor(row, get_cluster) for row in published("long_context")]
+    return [_anchor(row, get_cluster) for row in published_rows("long_context")]
 
 
 def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:

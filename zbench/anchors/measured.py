@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zbench.anchors.anchor import Row
-from zbench.describe.units import number
+from zbench.describe.units import with_noun
 
 COLUMNS = ("hw", "mask", "pass", "cp_size", "seqlen_per_rank", "method", "tflops_per_gpu")
 PASSES = ("fwd", "bwd")
@@ -41,7 +41,7 @@ class MeasuredRow:
     @property
     def configuration(self) -> str:
         """The configuration within which methods are compared, in words."""
-        return f"{self.hw} {self.mask} {self.pass_} {number(self.cp_size, 'GPU')} x {self.seqlen_per_rank}"
+        return f"{self.hw} {self.mask} {self.pass_} {with_noun(self.cp_size, 'GPU')} x {self.seqlen_per_rank}"
 
     def plain(self) -> "MeasuredRow":
         """Returns the row with its names in lower case, in which they are looked up."""
@@ -75,7 +75,7 @@ def measured_row(row: Row) -> MeasuredRow:
     return MeasuredRow(row["hw"], row["mask"], row["pass"], cp_size, seqlen, row["method"], rate)
 
 
-def read(path: Path) -> list[MeasuredRow]:
+def read_measured(path: Path) -> list[MeasuredRow]:
     """Returns the rows of a CSV file, in order; columns with other names are not read.
 
     Raises:

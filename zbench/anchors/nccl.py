@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from zbench.anchors.anchor import Anchor, GetCluster, Row, is_known, published
+from zbench.anchors.anchor import Anchor, GetCluster, Row, is_known, published_rows
 from zbench.anchors.attention import slowest_rank_seconds
 from zbench.anchors.flexsp import WIDE
 from zbench.cost.collective import gather_seconds
@@ -28,12 +28,12 @@ PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}  # of zbench.co
 
 def anchors(get_cluster: GetCluster) -> list[Anchor]:
     """Returns the published bus bandwidths beside their predictions."""
-    return [_anchor(row, get_cluster) for row in published("nccl")]
+    return [_anchor(row, get_cluster) for row in published_rows("nccl")]
 
 
 def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
     collective, num_gpus, size = row["collective"], int(row["num_gpus"]), int(row["bytes"])
-    cost = Cost(cluster_of(row["cluster"], num_gpus, get_cluster), WIDE)
+    cost = Cost(cluster_of_report(row["cluster"], num_gpus, get_cluster), WIDE)
     if collective == "sendrecv":
         bandwidth = size / neighbour_seconds(cost, size)
     else:
@@ -44,7 +44,7 @@ def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
     return Anchor("nccl", case, measured, bandwidth / 1e9, row["source"], is_known(row))
 
 
-def cluster_of(name: str, num_gpus: int, get_cluster: GetCluster) -> Cluster:
+def cluster_of_report(name: str, num_gpus: int, get_cluster: GetCluster) -> Cluster:
     """Returns the cluster of a report: nodes of 8 GPUs, or fewer where the report has fewer."""
     if name == "a100":  # 4 NICs of 200 Gb/s a node in both reports of two nodes
         found = get_cluster("a100_8x8", num_nodes=max(1, num_gpus // 8))

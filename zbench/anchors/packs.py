@@ -8,12 +8,12 @@ shuffles its whole table; here every draw is independent, which for its 13 milli
 
 import numpy as np
 
-from zbench.anchors.anchor import published
+from zbench.anchors.anchor import published_rows
 from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints
 
 
-def packs(total: int, count: int, seed: int) -> list[Ints]:
+def document_packs(total: int, count: int, seed: int) -> list[Ints]:
     """Draws `count` packs of exactly `total` tokens each: arrays of document lengths."""
     rng = np.random.default_rng((seed, total))
     lengths, weights = _pieces(max(total // 4, 1))
@@ -34,7 +34,7 @@ def packs(total: int, count: int, seed: int) -> list[Ints]:
 def _pieces(limit: int) -> tuple[Ints, Floats]:
     """Returns (lengths, probabilities) of the pieces that documents of the table are cut in."""
     lengths, counts = [], []
-    for row in published("documents"):
+    for row in published_rows("documents"):
         middle, count = (int(row["low"]) + int(row["high"])) // 2, int(row["documents"])
         whole, tail = divmod(middle, limit)
         lengths += [limit, tail]

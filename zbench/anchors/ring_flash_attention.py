@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from zbench.anchors.anchor import Anchor, GetCluster, Row, is_known, published
+from zbench.anchors.anchor import Anchor, GetCluster, Row, is_known, published_rows
 from zbench.anchors.attention import slowest_rank_seconds
 from zbench.cost.cost import Cost
 from zbench.describe.model import Model
@@ -31,14 +31,16 @@ CLUSTERS = {"a100": ("a100_8x8", "a100_80g"), "h800": ("h800_4x8", "h100_80g_fla
 
 def anchors(get_cluster: GetCluster) -> list[Anchor]:
     """Returns the benchmark's published iterations beside their predictions."""
-    return [_anchor(row, get_cluster) for row in published("ring_flash_attention")]
+    return [_anchor(row, get_cluster) for row in published_rows("ring_flash_attention")]
 
 
 def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
     preset, device = CLUSTERS[row["gpu"]]
     cost = Cost(replace(get_cluster(preset, num_nodes=1, device=device), nics_per_node=1), LLAMA)
     packs = [np.diff(np.array([0, *ends])) * cost.cluster.num_ranks for ends in ENDS[row["api"]]]
-    seconds = np.mean([iteration_seconds(plan_of(row["method"], pack, cost), cost, row["passes"]) for pack in packs])
+    seconds = np.mean(
+        [iteration_seconds(ring_flash_plan(row["method"], pack, cost), cost, row["passes"]) for pack in packs]
+    )
     family = f"8 {row['gpu'].upper()}, {row['api']} API, {row['passes']}"
     case = f"{family}, {row['method']}, iterations/s"
     measured = float(row["iterations_per_second"])
@@ -52,7 +54,7 @@ def iteration_seconds(plan: Plan, cost: Cost, passes: str) -> float:
     return forward if passes == "fwd" else forward + backward
 
 
-def plan_of(method: str, lengths: Ints, cost: Cost) -> Plan:
+def ring_flash_plan(method: str, lengths: Ints, cost: Cost) -> Plan:
     """Returns the plan of one of the benchmark's functions, on all ranks."""
     num_ranks = cost.cluster.num_ranks
     builder = Builder(lengths, num_ranks, cost.model.num_heads)

@@ -27,7 +27,7 @@ MAGI = {"magi_a2av": False, "magi_native": True}
 MAGI_CHUNK, MAGI_STAGES = 2048, 2
 
 
-def plan_of(method: str, lengths: Ints, causal: bool, cluster: Cluster) -> Plan:
+def scheme_plan(method: str, lengths: Ints, causal: bool, cluster: Cluster) -> Plan:
     """Returns the plan of the benchmark's method `method`, on all ranks of `cluster`."""
     num_ranks, seqs = cluster.num_ranks, np.arange(len(lengths), dtype=np.int64)
     group, ranks = np.zeros_like(seqs), np.arange(num_ranks, dtype=np.int64)

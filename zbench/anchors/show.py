@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from zbench.anchors.anchor import Anchor
-from zbench.anchors.summary import summary
-from zbench.describe.units import number
+from zbench.anchors.summary import summary_rows
+from zbench.describe.units import with_noun
 
 KINDS = {True: "known", False: "blind"}
 _WIDE = 160  # columns where nobody watches a terminal
@@ -59,17 +59,17 @@ def show_rows(found: Sequence[Anchor], left_out: Sequence[str], layouts: Sequenc
 
 def words(name: str, members: Sequence[Anchor]) -> str:
     """Returns the summary line of some anchors, and under it every pair that is not in the measured order."""
-    broken = summary(members).broken
+    broken = summary_rows(members).broken
     lines = [f"  predicted in the wrong order: measured {high} above {low}" for high, low in broken]
     return "\n".join([errors_and_orders(name, members), *lines])
 
 
 def errors_and_orders(name: str, members: Sequence[Anchor]) -> str:
     """Returns the number of cases, the sizes of their errors, and how many pairs are in the measured order."""
-    s = summary(members)
+    s = summary_rows(members)
     errors = f"error median {s.median:.1%}, 9 in 10 within {s.p90:.1%}, worst {s.worst:.1%}"
     orders = f"; {s.pairs - len(s.broken)} of {s.pairs} orders kept" if s.pairs else ""
-    return f"{name}: {number(len(members), 'case')}, {errors}{orders}"
+    return f"{name}: {with_noun(len(members), 'case')}, {errors}{orders}"
 
 
 def _console() -> Console:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from zbench.anchors.anchor import Anchor, GetCluster, is_known, published
+from zbench.anchors.anchor import Anchor, GetCluster, is_known, published_rows
 from zbench.anchors.flexsp import GPT_7B
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
@@ -37,7 +37,7 @@ class GetWorkload(Protocol):
 
 def anchors(get_cluster: GetCluster, get_workload: GetWorkload) -> list[Anchor]:
     """Returns FlexSP's published steps beside their predictions."""
-    cost = cost_of(get_cluster)
+    cost = published_cost(get_cluster)
     systems: dict[str, System] = {
         "static": FlexSPBatchAda(cost, degree=STATIC, packing="published"),
         "flexsp_batch_ada": FlexSPBatchAda(cost, packing="published"),
@@ -46,9 +46,9 @@ def anchors(get_cluster: GetCluster, get_workload: GetWorkload) -> list[Anchor]:
     wikipedia = get_workload("wikipedia")
     drawn = [batch(wikipedia, step) for step in range(BATCHES)]
     found = []
-    for row in published("steps"):
+    for row in published_rows("steps"):
         system = systems[row["system"]]
-        predicted = np.mean([seconds(one, system, cost) for one in drawn], axis=0)
+        predicted = np.mean([_seconds(one, system, cost) for one in drawn], axis=0)
         for group, value in zip(("steps", "unhidden"), predicted.tolist(), strict=True):
             case = f"GPT-7B, 512 documents of Wikipedia, {row['system']}, {row['unit']}"
             # That nothing was hidden was assumed because of these rows, so group unhidden is known.
@@ -57,7 +57,7 @@ def anchors(get_cluster: GetCluster, get_workload: GetWorkload) -> list[Anchor]:
     return found
 
 
-def seconds(batch: Batch, system: System, cost: Cost) -> tuple[float, float]:
+def _seconds(batch: Batch, system: System, cost: Cost) -> tuple[float, float]:
     """Returns the seconds of a step, (simulated, with nothing hidden); with nothing hidden, two gathers and a reduction
     of every micro-batch are waited for."""
     plans, unhidden = system.plan(batch), replace(cost, model=replace(cost.model, overlap_collectives=False))
@@ -65,7 +65,7 @@ def seconds(batch: Batch, system: System, cost: Cost) -> tuple[float, float]:
     return hidden, shown
 
 
-def cost_of(get_cluster: GetCluster) -> Cost:
+def published_cost(get_cluster: GetCluster) -> Cost:
     """Returns the cost model of GPT-7B on 64 A100 whose memory is the paper's budget."""
     cluster = get_cluster("a100_8x8")
     return Cost(replace(cluster, device=replace(cluster.device, memory_bytes=BUDGET)), GPT_7B)

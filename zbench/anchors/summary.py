@@ -27,7 +27,7 @@ class Summary:
     pairs: int
 
 
-def summary(anchors: Sequence[Anchor]) -> Summary:
+def summary_rows(anchors: Sequence[Anchor]) -> Summary:
     """Sums up the errors of anchors, and the pairs of one family that they put in the wrong order."""
     errors = np.abs([anchor.error for anchor in anchors])
     apart = [

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from zbench.anchors.anchor import Anchor, GetCluster, Row, is_known, published
+from zbench.anchors.anchor import Anchor, GetCluster, Row, is_known, published_rows
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
@@ -83,7 +83,7 @@ GPT_2_7B = Model(
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class PublishedRun:
     """A published training run: its model, batch and cluster.
 
     preset, device: as in conf/cluster and conf/cluster/device. sequences: of one GPU in a micro-batch, each `length`
@@ -103,23 +103,23 @@ class Setup:
 
 SETUPS = {
     # Attention by cuDNN, as in Transformer Engine at the time; how many sequences a GPU had is not published: a guess.
-    "megatron": Setup(MEGATRON, "h100_4x8", "h100_80g_cudnn", 4096, 4),
+    "megatron": PublishedRun(MEGATRON, "h100_4x8", "h100_80g_cudnn", 4096, 4),
     # Local batch of 2 (the page), 8,192 tokens (its configuration of the model), selective checkpointing: every
     # second matmul and all elementwise work run again.
-    "torchtitan": Setup(LLAMA, "h100_4x8", "h100_96g_500w", 8192, 2, rerun=0.5),
+    "torchtitan": PublishedRun(LLAMA, "h100_4x8", "h100_96g_500w", 8192, 2, rerun=0.5),
     # 4 micro-batches of 2 x 2,048 tokens, 4 x 100 Gb/s RoCE a node (the page).
-    "internevo": Setup(INTERNLM, "a100_8x8", "a100_80g", 2048, 2, micro_batches=4, nics=(4, 12.5e9)),
+    "internevo": PublishedRun(INTERNLM, "a100_8x8", "a100_80g", 2048, 2, micro_batches=4, nics=(4, 12.5e9)),
     # One node; how many sequences a GPU had is not published: 16K tokens a step are a guess.
-    "gpt_1.3b_2k": Setup(GPT_1_3B, "a100_8x8", "a100_80g", 2048, 8),
-    "gpt_1.3b_8k": Setup(GPT_1_3B, "a100_8x8", "a100_80g", 8192, 2),
-    "gpt_2.7b_2k": Setup(GPT_2_7B, "a100_8x8", "a100_80g", 2048, 8),
-    "gpt_2.7b_8k": Setup(GPT_2_7B, "a100_8x8", "a100_80g", 8192, 2),
+    "gpt_1.3b_2k": PublishedRun(GPT_1_3B, "a100_8x8", "a100_80g", 2048, 8),
+    "gpt_1.3b_8k": PublishedRun(GPT_1_3B, "a100_8x8", "a100_80g", 8192, 2),
+    "gpt_2.7b_2k": PublishedRun(GPT_2_7B, "a100_8x8", "a100_80g", 2048, 8),
+    "gpt_2.7b_8k": PublishedRun(GPT_2_7B, "a100_8x8", "a100_80g", 8192, 2),
 }
 
 
 def anchors(get_cluster: GetCluster) -> list[Anchor]:
     """Returns the published training steps beside their predictions."""
-    return [_anchor(row, get_cluster) for row in published("training")]
+    return [_anchor(row, get_cluster) for row in published_rows("training")]
 
 
 def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
@@ -130,7 +130,7 @@ def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
     kernels: Literal["fused", "eager"] = "eager" if row["kernels"] == "eager" else "fused"
     model = replace(setup.model, kernels=kernels)
     tokens = setup.length * setup.sequences * setup.micro_batches
-    tokens_per_second = tokens / step_seconds(replace(setup, model=model), cluster)
+    tokens_per_second = tokens / _step_seconds(replace(setup, model=model), cluster)
     flops = tokens_per_second * megatron_flops(model, setup.length) / 1e12
     predicted = flops if row["unit"] == "TFLOP/s/GPU" else tokens_per_second
     run = f"{model.name}_{setup.length // 1024}k" if row["run"] != row["framework"] else model.name
@@ -138,7 +138,7 @@ def _anchor(row: Row, get_cluster: GetCluster) -> Anchor:
     return Anchor("training", case, float(row["value"]), predicted, row["source"], is_known(row), row["framework"])
 
 
-def step_seconds(setup: Setup, cluster: Cluster) -> float:
+def _step_seconds(setup: PublishedRun, cluster: Cluster) -> float:
     """Returns the simulated seconds of a training step of `setup` on the cluster."""
     in_one = cluster.num_ranks * setup.sequences
     lengths = np.full(in_one * setup.micro_batches, setup.length, np.int64)

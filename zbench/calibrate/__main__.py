@@ -32,10 +32,10 @@ with loading(__name__):
     from zbench.describe.model import Model
     from zbench.describe.units import parse
     from zbench.record.kinds import POINTS, SHEET
-    from zbench.record.outputs import check_apart, check_output, whole
+    from zbench.record.outputs import check_apart, check_output, whole_file
     from zbench.runtime.job.job import DEVICES, KERNELS
     from zbench.runtime.processes.fleet import Fleet
-    from zbench.runtime.processes.world import World, found
+    from zbench.runtime.processes.world import ProcessPlace, found
 
 TARGET = "zbench.calibrate.measure:Measure"
 
@@ -84,7 +84,7 @@ def _arguments() -> argparse.Namespace:
     return asked
 
 
-def _calibrate(asked: argparse.Namespace, world: World | None) -> int:
+def _calibrate(asked: argparse.Namespace, world: ProcessPlace | None) -> int:
     nodes, gpus = _shape(asked, world)
     peak = None if asked.peak is None else parse("--peak", asked.peak, "FLOP/s")
     subject = Subject(
@@ -110,7 +110,7 @@ def _calibrate(asked: argparse.Namespace, world: World | None) -> int:
     if asked.only_device:
         text = device_sheet(subject, figures, curves, where)
         if asked.points is not None:
-            with whole("--points", asked.points, POINTS) as stream:
+            with whole_file("--points", asked.points, POINTS) as stream:
                 stream.write("".join(json.dumps(point.line()) + "\n" for point in curves.points).encode())
     else:
         text = sheet(name, subject, figures, where)
@@ -120,7 +120,7 @@ def _calibrate(asked: argparse.Namespace, world: World | None) -> int:
         print(text, end="")
         return 0
     try:
-        with whole("-o", asked.out, SHEET) as stream:
+        with whole_file("-o", asked.out, SHEET) as stream:
             stream.write(text.encode())
     except ValueError as error:
         print(text, end="")
@@ -130,7 +130,7 @@ def _calibrate(asked: argparse.Namespace, world: World | None) -> int:
     return 0
 
 
-def _shape(asked: argparse.Namespace, world: World | None) -> tuple[int, int]:
+def _shape(asked: argparse.Namespace, world: ProcessPlace | None) -> tuple[int, int]:
     """Returns (nodes, GPUs a node), given or, of processes already started, found."""
     nodes, gpus = asked.nodes, asked.gpus_per_node
     if asked.only_device:
@@ -167,7 +167,7 @@ def _model(name: str) -> Model:
     return model
 
 
-def _leading(world: World | None) -> contextlib.AbstractContextManager[None]:
+def _leading(world: ProcessPlace | None) -> contextlib.AbstractContextManager[None]:
     if world is None:
         return contextlib.nullcontext()
     from zbench.runtime.processes.join import lead
@@ -175,7 +175,7 @@ def _leading(world: World | None) -> contextlib.AbstractContextManager[None]:
     return lead(world)
 
 
-def _fleet(world: World | None, subject: Subject, window: float) -> Fleet:
+def _fleet(world: ProcessPlace | None, subject: Subject, window: float) -> Fleet:
     patience = 30.0 + 20 * window
     if world is None:
         from zbench.runtime.processes.launch import LocalFleet

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from zbench.calibrate.subject import Call
+from zbench.calibrate.subject import AttentionCall
 from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster, Device
 from zbench.describe.curve import Curve
@@ -16,7 +16,11 @@ _FAST = 1e30  # a rate at which work takes no time
 
 
 def charge(
-    constants: Mapping[str, float], model: Model, call: Call, backward: bool, curves: Mapping[str, Curve] | None = None
+    constants: Mapping[str, float],
+    model: Model,
+    call: AttentionCall,
+    backward: bool,
+    curves: Mapping[str, Curve] | None = None,
 ) -> float:
     """Returns the seconds of a call, all heads. constants: by field of Device, NEEDED and, with curves, call_seconds.
 

@@ -13,7 +13,7 @@ from typing import Any
 from zbench.calibrate.charge import charge
 from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.quantity import quantity
-from zbench.calibrate.subject import Call, Subject, layer_shapes
+from zbench.calibrate.subject import AttentionCall, Subject, layer_shapes
 from zbench.cost.cost import BACKWARD_FLOPS, FORWARD_FLOPS
 from zbench.describe.curve import Curve
 from zbench.describe.model import Model
@@ -25,10 +25,10 @@ FEW = (1, 4, 16)  # segments of the calls that are not full
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CurvePoint:
     """An attention call and its measured seconds. predicted: by the curves; None for those they come from."""
 
-    call: Call
+    call: AttentionCall
     backward: bool
     seconds: float
     predicted: float | None = None
@@ -54,7 +54,7 @@ class Curves:
     models: Sequence[Model]
     found: dict[str, dict[int, float]] = field(default_factory=dict)
     matmuls: dict[str, dict[int, float]] = field(default_factory=dict)
-    points: list[Point] = field(default_factory=list)
+    points: list[CurvePoint] = field(default_factory=list)
 
     def take(self) -> None:
         """Measures the curves, and calls that they have to predict.
@@ -66,8 +66,12 @@ class Curves:
         for model in self.models:
             self.matmuls[model.name] = self._matmuls(model)
         for backward, way in ((False, "forward"), (True, "backward")):
-            self.found[f"attention_{way}_causal"] = self._curve(backward, lambda n: Call.whole(n, self._fill(n)))
-            self.found[f"attention_{way}_full"] = self._curve(backward, lambda n: Call(n, n, False, self._fill(n)))
+            self.found[f"attention_{way}_causal"] = self._curve(
+                backward, lambda n: AttentionCall.whole(n, self._fill(n))
+            )
+            self.found[f"attention_{way}_full"] = self._curve(
+                backward, lambda n: AttentionCall(n, n, False, self._fill(n))
+            )
         self._others()
 
     def errors(self) -> list[float]:
@@ -87,7 +91,7 @@ class Curves:
             lambda n: self.gauge.seconds("matmul", layer_shapes(model, n), True),
         )
 
-    def _curve(self, backward: bool, make: Callable[[int], Call]) -> dict[int, float]:
+    def _curve(self, backward: bool, make: Callable[[int], AttentionCall]) -> dict[int, float]:
         """Returns the rate of whole tiles by the keys that a row of them sees."""
         rates, window, model = {}, self.gauge.window, self.subject.model
         per_tile = (BACKWARD_FLOPS if backward else FORWARD_FLOPS) * TILE**2 * model.num_heads * model.head_dim
@@ -102,7 +106,7 @@ class Curves:
                 )
             tiles, rows = int(call.work.tiles[0]), int(call.work.rows[0])
             rates[TILE * tiles // rows] = per_tile * tiles / (taken - rest)
-            self.points.append(Point(call, backward, taken))
+            self.points.append(CurvePoint(call, backward, taken))
             if (2 if self._fill(2 * length) > 1 else 4) * taken > window:
                 break
         return rates
@@ -115,12 +119,12 @@ class Curves:
             for call in _others(longest, self._fill):
                 taken = self._measure(call, backward)
                 predicted = charge(self.constants, self.subject.model, call, backward, curves)
-                self.points.append(Point(call, backward, taken, predicted))
+                self.points.append(CurvePoint(call, backward, taken, predicted))
         if errors := self.errors():
             worst = f"median {median(errors):.0%}, worst {max(errors):.0%}"
             self.gauge.tell(f"{len(errors)} other calls are predicted by the curves: off by {worst}")
 
-    def _measure(self, call: Call, backward: bool) -> float:
+    def _measure(self, call: AttentionCall, backward: bool) -> float:
         taken = self.gauge.seconds("attention", call, backward)
         mask, way = "causal" if call.causal else "full", "backward" if backward else "forward"
         self.gauge.tell(
@@ -129,10 +133,10 @@ class Curves:
         return taken
 
 
-def _others(longest: int, fill: Callable[[int], int]) -> list[Call]:
+def _others(longest: int, fill: Callable[[int], int]) -> list[AttentionCall]:
     """Lists a ring's steps (half of the queries against all keys, all queries against half of the keys), and calls of
     few segments."""
     lengths = [length for length in LENGTHS if 2 * TILE <= length <= longest]
     steps = [(n // 2, n) for n in lengths[::2]] + [(n, n // 2) for n in lengths[::2]]
-    rings = [Call(m, n, False, fill(max(m, n))) for m, n in steps]
-    return rings + [Call.whole(n, few) for n in lengths[1::3] for few in FEW if few < fill(n)]
+    rings = [AttentionCall(m, n, False, fill(max(m, n))) for m, n in steps]
+    return rings + [AttentionCall.whole(n, few) for n in lengths[1::3] for few in FEW if few < fill(n)]

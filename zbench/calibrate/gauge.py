@@ -6,7 +6,7 @@ from statistics import fmean, median
 from typing import Any
 
 from zbench.calibrate.quantity import quantity
-from zbench.calibrate.subject import About, others
+from zbench.calibrate.subject import RankResources, others
 from zbench.runtime.processes.fleet import Fleet
 
 WINDOWS = 5  # that each operation is measured in; what counts is their median
@@ -23,7 +23,7 @@ class Gauge:
         self.window, self.tell = window, tell
         self._fleet = fleet
         self.others: dict[str, float] = {}  # share of all cores that others used while something was measured
-        self.abouts: list[About] = fleet.call("about")
+        self.abouts: list[RankResources] = fleet.call("about")
 
     def seconds(self, method: str, *arguments: Any) -> float:
         """Returns the seconds of one call on a rank while all ranks make it: from the mean rate of the ranks, the

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zbench.calibrate.exchanges import Exchanges
-from zbench.calibrate.subject import About, Call, Subject, Used
+from zbench.calibrate.subject import AttentionCall, RankResources, Subject, Used
 from zbench.runtime.clocks.times import clock_on
-from zbench.runtime.kernels.kernels import choose
+from zbench.runtime.kernels.kernels import choose_kernel
 from zbench.runtime.kernels.memory import DTYPES
 from zbench.runtime.processes.host import cpu_name, driver
 from zbench.runtime.processes.rendezvous import Rendezvous
@@ -38,14 +38,14 @@ class Measure(Exchanges):
             raise ValueError(f"{sharing} ranks share a GPU here; what is measured is one rank a GPU")
         self.clock = clock_on(self.device)
         self.dtype = DTYPES[subject.model.element_bytes]
-        self.kernel = choose(subject.kernel, self.device, subject.model.head_dim, self.dtype)
+        self.kernel = choose_kernel(subject.kernel, self.device, subject.model.head_dim, self.dtype)
         self.num_local = rendezvous.num_local or subject.gpus_per_node
         torch.manual_seed(rank)
 
-    def about(self) -> About:
+    def about(self) -> RankResources:
         """Returns what this rank says of itself and its machine."""
         cuda = self.device.type == "cuda"
-        return About(
+        return RankResources(
             host=socket.gethostname(),
             device=torch.cuda.get_device_name(self.device) if cuda else cpu_name(),
             cores=len(os.sched_getaffinity(0)),
@@ -76,7 +76,7 @@ class Measure(Exchanges):
 
         return self._pace(call, seconds)
 
-    def attention(self, call: Call, backward: bool, seconds: float) -> float:
+    def attention(self, call: AttentionCall, backward: bool, seconds: float) -> float:
         """Times one layer's attention, all heads, and returns calls a second."""
         model, kernel, num = self.subject.model, self.kernel, call.segments
         q, do = (self._draw(num * call.queries, model.num_heads, model.head_dim) for _ in range(2))

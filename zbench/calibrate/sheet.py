@@ -7,8 +7,8 @@ from statistics import median
 
 from zbench.calibrate.curves import Curves
 from zbench.calibrate.quantity import quantity
-from zbench.calibrate.subject import ELEMENT_BYTES, About, Subject
-from zbench.calibrate.survey import Figure, written
+from zbench.calibrate.subject import ELEMENT_BYTES, RankResources, Subject
+from zbench.calibrate.survey import MeasuredConstant, written
 
 LINKS = ("nic", "nvlink")
 BUSY = 0.1  # share of all cores, used by others, above which numbers are not this machine's
@@ -25,11 +25,11 @@ class Circumstances:
 
     command: str
     date: str
-    abouts: Sequence[About]
+    abouts: Sequence[RankResources]
     others: Mapping[str, float]
 
 
-def sheet(name: str, subject: Subject, figures: Mapping[str, Figure], where: Circumstances) -> str:
+def sheet(name: str, subject: Subject, figures: Mapping[str, MeasuredConstant], where: Circumstances) -> str:
     """Returns the yaml of the cluster `name`; figures: by the names of zbench.describe.cluster's fields."""
     lines = [f"# {line}" for line in _head(subject, where)]
     lines += [
@@ -48,7 +48,9 @@ def sheet(name: str, subject: Subject, figures: Mapping[str, Figure], where: Cir
     return "\n".join(lines) + "\n"
 
 
-def device_sheet(subject: Subject, figures: Mapping[str, Figure], curves: Curves, where: Circumstances) -> str:
+def device_sheet(
+    subject: Subject, figures: Mapping[str, MeasuredConstant], curves: Curves, where: Circumstances
+) -> str:
     """Returns the yaml of the device alone, for conf/cluster/device, with its curves."""
     lines = [f"# {line}" for line in _head(subject, where)]
     if errors := curves.errors():
@@ -70,7 +72,7 @@ def device_sheet(subject: Subject, figures: Mapping[str, Figure], curves: Curves
     return "\n".join(lines) + "\n"
 
 
-def _device(name: str, figures: Mapping[str, Figure]) -> list[str]:
+def _device(name: str, figures: Mapping[str, MeasuredConstant]) -> list[str]:
     constants = [_line(constant, figures) for constant in DEVICE]
     return ["_target_: zbench.describe.cluster.Device", f"name: {json.dumps(name)}", *constants]
 
@@ -108,7 +110,7 @@ def others_words(others: Mapping[str, float]) -> str:
     return f"Other processes used {shares} (of all cores)"
 
 
-def _line(name: str, figures: Mapping[str, Figure]) -> str:
+def _line(name: str, figures: Mapping[str, MeasuredConstant]) -> str:
     figure = figures[name]
     how = "measured" if figure.measured else "NOT measured"
     return f"{name}: {written(name, figure.value)} # {how}: {figure.of}"

@@ -102,7 +102,7 @@ def layer_shapes(model: Model, tokens: int) -> list[tuple[int, int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AttentionCall:
     """An attention call: as many segments of `queries` against `keys`; causal: the last keys are the queries' own."""
 
     queries: int
@@ -111,9 +111,9 @@ class Call:
     segments: int = 1
 
     @staticmethod
-    def whole(length: int, segments: int = 1) -> "Call":
+    def whole(length: int, segments: int = 1) -> "AttentionCall":
         """Returns a causal call of whole sequences of one length."""
-        return Call(length, length, True, segments)
+        return AttentionCall(length, length, True, segments)
 
     @property
     def work(self) -> Work:
@@ -130,7 +130,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class RankResources:
     """Facts that one rank tells of itself and its machine. cores: that its process may use. threads: of torch.
     memory_bytes: its share of the machine's.
     driver: of its GPU and CUDA's version; "" on a CPU."""

@@ -11,7 +11,7 @@ import numpy as np
 from zbench.calibrate.charge import charge
 from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.quantity import quantities, quantity
-from zbench.calibrate.subject import ELEMENT_BYTES, Call, Subject, layer_shapes
+from zbench.calibrate.subject import ELEMENT_BYTES, AttentionCall, Subject, layer_shapes
 from zbench.cost.cost import BACKWARD_FLOPS, FORWARD_FLOPS
 from zbench.describe.links import MOST_CHANNELS
 from zbench.plans.area import TILE, Work
@@ -24,7 +24,7 @@ SMALL_MESSAGE, SHORT_SEQUENCE = 8, 16  # bytes, tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class MeasuredConstant:
     """A constant in SI units, and words that say of what it was measured. measured: False where there was nothing to
     measure."""
 
@@ -39,9 +39,9 @@ class Survey:
 
     gauge: Gauge
     subject: Subject
-    figures: dict[str, Figure] = field(default_factory=dict)
+    figures: dict[str, MeasuredConstant] = field(default_factory=dict)
 
-    def take(self, links: bool = True) -> dict[str, Figure]:
+    def take(self, links: bool = True) -> dict[str, MeasuredConstant]:
         """Measures all constants; links: between ranks too.
 
         Raises:
@@ -72,7 +72,7 @@ class Survey:
             self._set("peak_flops", rates[best], of)
         else:
             of = f"as given by --peak; measured were {quantity(rates[best], 'FLOP/s')}, {of}"
-            self.figures["peak_flops"] = Figure(subject.peak_flops, of, measured=False)
+            self.figures["peak_flops"] = MeasuredConstant(subject.peak_flops, of, measured=False)
         rates = gauge.rising(
             "a layer's linear modules, {} tokens",
             [*(n for n in TOKENS if n < subject.tokens), subject.tokens],
@@ -100,7 +100,9 @@ class Survey:
 
     def attention(self) -> None:
         """Measures attention: the least time of a call, and the rates of whole tiles, forward and backward."""
-        calls = [self.gauge.seconds("attention", Call.whole(SHORT_SEQUENCE), backward) for backward in (False, True)]
+        calls = [
+            self.gauge.seconds("attention", AttentionCall.whole(SHORT_SEQUENCE), backward) for backward in (False, True)
+        ]
         of = f"attention of {SHORT_SEQUENCE} tokens, forward (backward: {quantity(calls[1], 's')})"
         self._set("call_seconds", calls[0], of)
         self._tiles("attention_forward_flops", False)
@@ -116,12 +118,12 @@ class Survey:
             LENGTHS,
             4,
             lambda n: float(per_tile * _whole(n).tiles[0]),
-            lambda n: self.gauge.seconds("attention", Call.whole(n), backward),
+            lambda n: self.gauge.seconds("attention", AttentionCall.whole(n), backward),
         )
         longest = max(rates)
         flops = float(per_tile * _whole(longest).tiles[0])
         known = {name: figure.value for name, figure in self.figures.items()}
-        call, rest = flops / rates[longest], charge(known, model, Call.whole(longest), backward)
+        call, rest = flops / rates[longest], charge(known, model, AttentionCall.whole(longest), backward)
         if call <= rest:
             raise ValueError(
                 f"attention {way} of {longest} tokens took {quantity(call, 's')}, no longer than its rows through "
@@ -153,7 +155,7 @@ class Survey:
         of = f"bytes to {'all peers' if peers > 1 else 'the one peer'} {of}{shared}; best of {quantities(rates, 'B/s')}"
         self._set(f"{name}_bandwidth", all_peers, of)
         if ranks * peers == 1:
-            self.figures[f"{name}_channels"] = Figure(1, f"there is one peer {where}", measured=False)
+            self.figures[f"{name}_channels"] = MeasuredConstant(1, f"there is one peer {where}", measured=False)
             return
         one_peer = max(self._rates(f"bytes to one peer {where}", 1, "exchange", across, True).values())
         told = f"one peer has {quantity(one_peer, 'B/s')} and all together {quantity(all_peers, 'B/s')}"
@@ -181,16 +183,16 @@ class Survey:
         """Gives a link that is not there the constants of the other one; with one rank those of its memory. No plan
         uses it."""
         if f"{name}_channels" not in self.figures:
-            self.figures[f"{name}_channels"] = Figure(1, f"there is {missing}", measured=False)
+            self.figures[f"{name}_channels"] = MeasuredConstant(1, f"there is {missing}", measured=False)
         for kind, memory in (("latency", "kernel_seconds"), ("bandwidth", "copy_bandwidth")):
             if f"{name}_{kind}" not in self.figures:
                 is_other = f"{other}_{kind}" in self.figures and self.figures[f"{other}_{kind}"].measured
                 given = f"{other}_{kind}" if is_other else memory
                 of = f"there is {missing}; this is {given}, and nothing uses it"
-                self.figures[f"{name}_{kind}"] = Figure(self.figures[given].value, of, measured=False)
+                self.figures[f"{name}_{kind}"] = MeasuredConstant(self.figures[given].value, of, measured=False)
 
     def _set(self, name: str, value: float, of: str) -> None:
-        self.figures[name] = Figure(value, of)
+        self.figures[name] = MeasuredConstant(value, of)
         self.gauge.tell(f"{name} = {written(name, value)}")
 
 

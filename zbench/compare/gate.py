@@ -47,7 +47,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class GateOutcome:
     """The outcome of a comparison with a baseline. worse: what is over the limit. compared: pairs of runs. added:
     places of the new record alone."""
 
@@ -74,7 +74,7 @@ def check_metrics(names: Sequence[str]) -> None:
             raise ValueError(f"--metrics is {name!r}; it takes names separated by commas, of {', '.join(METRICS)}")
 
 
-def gate(base: Sequence[Run], new: Sequence[Run], limit: float, metrics: Sequence[str] = DEFAULT) -> Outcome:
+def gate(base: Sequence[Run], new: Sequence[Run], limit: float, metrics: Sequence[str] = DEFAULT) -> GateOutcome:
     """Returns which of `metrics` are more than `limit` (a share) worse than the baseline; of several runs of a place
     the last counts.
 
@@ -95,7 +95,7 @@ def gate(base: Sequence[Run], new: Sequence[Run], limit: float, metrics: Sequenc
             worse += _pair(place, run, after[place], limit, metrics)
         else:
             worse.append(Change(place, "run", run.status, "missing"))
-    return Outcome(tuple(worse), len(common), tuple(place for place in after if place not in before))
+    return GateOutcome(tuple(worse), len(common), tuple(place for place in after if place not in before))
 
 
 def _pair(place: Place, base: Run, new: Run, limit: float, metrics: Sequence[str]) -> list[Change]:

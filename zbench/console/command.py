@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from zbench.console.elastic import tell
 from zbench.console.signals import exit_code, leave_at_once, raised, stop_in
-from zbench.console.streams import finish, prepare
+from zbench.console.streams import finish, wrap_streams
 
 FULL = "HYDRA_FULL_ERROR"  # in the environment: 1 shows tracebacks of errors that a sentence tells
 
@@ -43,7 +43,7 @@ def loading(name: str) -> Iterator[None]:
     """
     if name == "__main__":
         leave_at_once()
-        prepare()
+        wrap_streams()
     yield
 
 
@@ -61,18 +61,18 @@ def ran(work: Callable[[], int], stopped: str | Callable[[], str]) -> int:
             return code
     except (Exception, KeyboardInterrupt) as error:
         if stop := stop_in(error):
-            say(f"stopped; {stopped if isinstance(stopped, str) else stopped()}")
+            tell_user(f"stopped; {stopped if isinstance(stopped, str) else stopped()}")
             return exit_code(stop)
         from zbench.console.sentence import sentence
 
         told = None if os.environ.get(FULL) == "1" else sentence(error)
         if told is None:
             raise
-        say(told[0])
+        tell_user(told[0])
         return told[1]
 
 
-def say(words: str) -> None:
+def tell_user(words: str) -> None:
     """Tells the user a sentence on stderr, and torchrun, which prints it last."""
     print(f"zbench: {words}", file=sys.stderr, flush=True)
     tell(os.environ, words)

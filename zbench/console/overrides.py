@@ -13,7 +13,7 @@ _KEY = re.compile(r"[+~]*[A-Za-z_][\w./@:-]*")
 
 def unreadable(override: str) -> str:
     """Returns what to tell about a setting that the grammar refuses."""
-    override = typed(override)
+    override = as_typed(override)
     key, equals, value = override.partition("=")
     if not equals or not _KEY.fullmatch(key):
         return f"{override!r} cannot be read; settings are written key=value"
@@ -29,7 +29,7 @@ def unreadable(override: str) -> str:
 
 def several(argument: str) -> str:
     """Returns what to tell about a setting with commas in a command that is no sweep."""
-    argument = typed(argument)
+    argument = as_typed(argument)
     key, _, value = argument.partition("=")
     is_words = re.fullmatch(r"[\w,-]+", value) is not None  # choices or numbers; anything else may be a file's name
     comma = "" if is_words else f", or quote a value that has commas: {quoted(key, value)}"
@@ -45,7 +45,7 @@ def added(argument: str) -> str:
     return f"++{argument}" if re.match(rf"{BASELINE_KEYS}[.=]", argument) else argument
 
 
-def typed(argument: str) -> str:
+def as_typed(argument: str) -> str:
     """Returns a setting as the user typed it, of what `added` made of it."""
     return argument.removeprefix("++") if argument.startswith(f"++{BASELINE_KEYS}") else argument
 

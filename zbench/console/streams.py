@@ -13,7 +13,7 @@ from typing import Any, TextIO
 _OUT, _ERROR = 1, 2  # descriptors
 
 
-def prepare() -> None:
+def wrap_streams() -> None:
     """Exchanges sys.stdout and sys.stderr for streams that bear being closed, full, or left by their reader. Call it
     once, before anything is opened.
 

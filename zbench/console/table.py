@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class TableColumn:
     """A figure of a row, as a line or column of a table. title: with its unit. weight: figures of the least are the
     last to leave a narrow table.
 
@@ -37,7 +37,7 @@ class Figure:
     brief: Callable[[Row], str] | None = None
     measured: bool = False
 
-    def briefly(self) -> "Figure":
+    def briefly(self) -> "TableColumn":
         """Returns the figure as a narrow table has it."""
         return replace(self, title=self.brief_title or self.title, show=self.brief or self.show)
 
@@ -79,28 +79,28 @@ def _over_worlds(row: Row) -> str:
 
 
 FIGURES = (
-    Figure("tokens/s", "", 0, _tokens),
-    Figure("step, s", "mean of the steps", 5, _number("step_seconds", "{:.4g}")),
-    Figure("MFU", "", 2, _number("mfu", "{:.1%}")),
-    Figure("NIC utilisation", "mean, lowest - highest", 4, _spread("nic_utilization", "{:.1%}"),
+    TableColumn("tokens/s", "", 0, _tokens),
+    TableColumn("step, s", "mean of the steps", 5, _number("step_seconds", "{:.4g}")),
+    TableColumn("MFU", "", 2, _number("mfu", "{:.1%}")),
+    TableColumn("NIC utilisation", "mean, lowest - highest", 4, _spread("nic_utilization", "{:.1%}"),
            "NIC use", _number("nic_utilization", "{:.1%}")),
-    Figure("NIC idle", "share of time below 5 % of its rate", 10, _number("nic_idle", "{:.1%}"), measured=True),
-    Figure("NIC bytes, MB", "a step: mean, lowest - highest", 13, _spread("nic_bytes", "{:,.3f}", 1e-6), measured=True),
-    Figure("loss", "first - last step", 12, _losses, "last loss", _number("loss", "{:.4f}"), measured=True),
-    Figure("imbalance", "compute, max / mean of ranks", 8, _number("imbalance", "{:.2f}")),
-    Figure("exposed", "share of communication not hidden", 7, _number("exposed_communication", "{:.1%}")),
-    Figure("planning, ms", "median of the steps", 9, _number("plan_seconds", "{:.1f}", 1e3), "plan, ms"),
-    Figure("peak memory, GiB", "fullest GPU", 6, _number("peak_bytes", "{:.1f}", 2.0**-30), "peak, GiB"),
-    Figure("bound ratio", "fastest possible / this", 3, _number("bound_ratio", "{:.2f}"), "bound"),
-    Figure("ceiling ratio", "the same with its collectives", 15, _number("ceiling_ratio", "{:.2f}"),
+    TableColumn("NIC idle", "share of time below 5 % of its rate", 10, _number("nic_idle", "{:.1%}"), measured=True),
+    TableColumn("NIC bytes, MB", "a step: mean, lowest - highest", 13, _spread("nic_bytes", "{:,.3f}", 1e-6), measured=True),
+    TableColumn("loss", "first - last step", 12, _losses, "last loss", _number("loss", "{:.4f}"), measured=True),
+    TableColumn("imbalance", "compute, max / mean of ranks", 8, _number("imbalance", "{:.2f}")),
+    TableColumn("exposed", "share of communication not hidden", 7, _number("exposed_communication", "{:.1%}")),
+    TableColumn("planning, ms", "median of the steps", 9, _number("plan_seconds", "{:.1f}", 1e3), "plan, ms"),
+    TableColumn("peak memory, GiB", "fullest GPU", 6, _number("peak_bytes", "{:.1f}", 2.0**-30), "peak, GiB"),
+    TableColumn("bound ratio", "fastest possible / this", 3, _number("bound_ratio", "{:.2f}"), "bound"),
+    TableColumn("ceiling ratio", "the same with its collectives", 15, _number("ceiling_ratio", "{:.2f}"),
            "ceiling"),
-    Figure("speed-up", "over the baseline", 1, _speedup),
-    Figure("95 % interval", "of the speed-up, over batches", 11, _interval),
-    Figure("over worlds", "of the speed-up, least - greatest", 14, _over_worlds),
+    TableColumn("speed-up", "over the baseline", 1, _speedup),
+    TableColumn("95 % interval", "of the speed-up, over batches", 11, _interval),
+    TableColumn("over worlds", "of the speed-up, least - greatest", 14, _over_worlds),
 )  # fmt: skip
 
 
-def _shown(found: Sequence[Row]) -> list[Figure]:
+def _shown(found: Sequence[Row]) -> list[TableColumn]:
     """Returns the figures that say something of these rows."""
     simulated = all(row["simulated"] for row in found)
     kept = [figure for figure in FIGURES if not (figure.measured and simulated)]
@@ -181,7 +181,7 @@ def print_comparison(found: Sequence[Row], said: Sequence[str] = ()) -> None:
     say(convention_words(found[0]["mfu_convention"]))
 
 
-def _print_narrow(found: Sequence[Row], differing: Sequence[str], figures: Sequence[Figure], room: int) -> None:
+def _print_narrow(found: Sequence[Row], differing: Sequence[str], figures: Sequence[TableColumn], room: int) -> None:
     """Prints a table for each of the settings, all with the same figures: as many as there is room for."""
     tables: dict[str, list[Row]] = {}
     for row in found:
@@ -200,7 +200,7 @@ def _print_narrow(found: Sequence[Row], differing: Sequence[str], figures: Seque
         say(f"Left out in {room} columns: {wider}. A wider terminal shows them, or | cat.")
 
 
-def _comparison(found: Sequence[Row], names: Sequence[str], figures: Sequence[Figure]) -> Table:
+def _comparison(found: Sequence[Row], names: Sequence[str], figures: Sequence[TableColumn]) -> Table:
     table = Table(*names, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     cells = [[figure.show(row) for row in found] for figure in figures]
     for figure, column in zip(figures, cells, strict=True):

@@ -15,7 +15,7 @@ from numpy.random import Generator
 from omegaconf import OmegaConf
 
 from zbench import CONF
-from zbench.correctness.reference.judge import Case
+from zbench.correctness.reference.judge import CorrectStep
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster, Device
@@ -34,7 +34,7 @@ SHARP = Device("sharp", 1e12, 80e9, 1e12, 1e12, 1e10, 1e9, 1e9, 1e-12, 1e-12)
 REAL = Device("real", 1e15, 80e9, 2e12, 3e11, 5e14, 6e14, 5e14, 5e-6, 6e-5)
 
 
-def case(seed: int, system: str, number: int) -> Case:
+def case(seed: int, system: str, number: int) -> CorrectStep:
     """Makes the case of that number; settings that a cluster cannot have are drawn again."""
     rng = np.random.default_rng([seed, zlib.crc32(system.encode()), number])
     for _ in range(100):
@@ -48,7 +48,7 @@ def case(seed: int, system: str, number: int) -> Case:
             continue
         if rng.random() < 0.4:
             plans = tuple(plan if plan.pipelines is not None else route(plan, cost) for plan in plans)
-        return Case(system, cost, batch, plans)
+        return CorrectStep(system, cost, batch, plans)
     raise ValueError(f"--systems has {system}, which has planned none of 100 small batches")
 
 

@@ -16,7 +16,7 @@ from zbench.correctness.cover import Combination
 from zbench.correctness.step_check import check_step
 from zbench.cost.cost import Cost
 from zbench.cost.memory import check_memory
-from zbench.run.choices import choices, missing
+from zbench.run.choices import choices, missing_package
 from zbench.run.parts import make_cost, make_system
 
 GROUPS = ("system", "model", "cluster")
@@ -74,7 +74,7 @@ class Combinations:
         cost = self.costs[combination.model, combination.cluster]
         if isinstance(cost, str):
             return _refused(combination, cost)
-        if package := missing(combination.system):
+        if package := missing_package(combination.system):
             return CombinationVerdict(combination, skipped=package)
         config = self.systems[combination.system]
         try:

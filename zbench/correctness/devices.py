@@ -17,7 +17,7 @@ from zbench.console.command import Parser
 from zbench.console.extras import need
 from zbench.correctness.ledger import Finding, Ledger
 from zbench.correctness.plans import PRECISIONS, REFERENCE, Precision, outcomes
-from zbench.correctness.summary import summary
+from zbench.correctness.summary import print_summary
 from zbench.describe.checks import check_whole_number
 from zbench.record.fingerprint import source_digest
 from zbench.run.choices import choices
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         on_cpu = ledger if kind == "cpu" else Ledger(asked.out, {**circumstances, "device": _device("cpu")[1]})
         precisions = [precision for precision in PRECISIONS if precision.name in wanted]
         found += _plans(ledger, on_cpu, kind, names, precisions)
-    return summary(found, name)
+    return print_summary(found, name)
 
 
 def _device(asked: str) -> tuple[str, str, str]:
@@ -86,10 +86,10 @@ def _kernels(ledger: Ledger, device: str, shrink: int) -> list[Finding]:
     import torch
 
     from zbench.correctness.kernels import problems, reference
-    from zbench.runtime.kernels.kernels import offered
+    from zbench.runtime.kernels.kernels import offered_kernels
 
     verdicts, flash = [], False
-    tried = [(one, offered(torch.device(device), one.head_dim, one.dtype)) for one in problems(shrink)]
+    tried = [(one, offered_kernels(torch.device(device), one.head_dim, one.dtype)) for one in problems(shrink)]
     # What nobody has seen right on a GPU comes last: it may leave a context in which nothing works any more.
     for unseen, (problem, kernels) in product((False, True), tried):
         names = [name for name in kernels if (name == UNSEEN) == unseen]

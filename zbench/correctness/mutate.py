@@ -16,10 +16,10 @@ from rich.table import Table
 from zbench.console.command import Parser
 from zbench.console.meter import Meter
 from zbench.correctness.reference.judge import Verifier, verifier
-from zbench.correctness.score import TITLES, Score, failures, markdown, rows
-from zbench.correctness.workers import UNBROKEN, Judged, Name, Share, judged, shares
+from zbench.correctness.score import TITLES, Score, failures, markdown, score_rows
+from zbench.correctness.workers import UNBROKEN, Judged, Name, Share, judged, mutant_shares
 from zbench.describe.checks import check_whole_number
-from zbench.run.choices import choices, missing
+from zbench.run.choices import choices, missing_package
 
 MUTANTS = 5400  # 300 of each of 18 systems
 SHOWN = 20  # failures that are told
@@ -45,9 +45,9 @@ def main(arguments: Sequence[str], verify: Verifier = verifier) -> int:
         ("--jobs", asked.jobs, 1),
     ):
         check_whole_number(flag, value, least)
-    here = [name for name in names if not missing(name)]
+    here = [name for name in names if not missing_package(name)]
     for name in sorted(set(names) - set(here)):
-        print(f"{name} is left out: it needs {missing(name)}, of the extra `peers`")
+        print(f"{name} is left out: it needs {missing_package(name)}, of the extra `peers`")
     each = -(-asked.mutants // len(names))
     mutants = [Name(asked.seed, name, at) for name in here for at in range(each)]
     found: list[Judged] = []
@@ -68,7 +68,7 @@ def _collect(found: list[Judged], names: Share, jobs: int, verify: Verifier) -> 
     total = Counter(name.system for name in names)
     done = Counter[str]()
     with Meter(max(total.values(), default=0), unit="mutant") as meter:
-        for one in judged(shares(names), jobs, verify):
+        for one in judged(mutant_shares(names), jobs, verify):
             found.append(one)
             done[one.name.system] += one.kind != UNBROKEN
             meter.show(one.name.system, done[one.name.system])
@@ -77,7 +77,7 @@ def _collect(found: list[Judged], names: Share, jobs: int, verify: Verifier) -> 
 def _print(found: Sequence[Judged], told: Sequence[str], as_markdown: bool) -> None:
     """Prints the tables, and what is not as it has to be. told: what is not as it has to be."""
     for first, by in (("system", lambda one: one.name.system), ("kind of mutation", lambda one: one.kind)):
-        table = rows(found, by)
+        table = score_rows(found, by)
         if as_markdown:
             print(markdown(first, table), end="\n\n")
             continue

@@ -21,7 +21,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
 from zbench.proof.verify import verify_step
-from zbench.run.choices import missing
+from zbench.run.choices import missing_package
 from zbench.run.parts import make_system
 from zbench.runtime.executor import CheckFailed, Diverged, Torch
 from zbench.runtime.processes.fleet import RankFailed
@@ -65,7 +65,7 @@ REFERENCE = PRECISIONS[1]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """The outcome of one system's step.
 
     loss: None where it did not come to one, which `message` tells. worst: relative difference to the dense model, None
@@ -80,7 +80,7 @@ class Outcome:
     skipped: bool = False
 
 
-def outcomes(names: Sequence[str], precision: Precision, device: str) -> Iterator[tuple[str, Outcome]]:
+def outcomes(names: Sequence[str], precision: Precision, device: str) -> Iterator[tuple[str, StepOutcome]]:
     """Yields the outcome of one step of each system, on the same batch and the same initial weights; device: of
     zbench.runtime.job.job.DEVICES.
 
@@ -120,10 +120,10 @@ def _running(cost: Cost, precision: Precision, device: str) -> Iterator[tuple[To
         executor.stop()
 
 
-def _outcome(name: str, executor: Torch, precision: Precision, batch: Batch, about: Any) -> tuple[Outcome, bool]:
+def _outcome(name: str, executor: Torch, precision: Precision, batch: Batch, about: Any) -> tuple[StepOutcome, bool]:
     """Takes one step of a system: returns (what came of it, whether the ranks are still there)."""
-    if package := missing(name):
-        return Outcome(None, None, f"{package}, of the extra 'peers', is not installed", about, skipped=True), True
+    if package := missing_package(name):
+        return StepOutcome(None, None, f"{package}, of the extra 'peers', is not installed", about, skipped=True), True
     plans = make_system(_config(f"system={name}"), executor.cost).plan(batch)
     verify_step(batch, plans, executor.cost, memory=False)
     own = all(plan.attention == "" for plan in plans)  # another package's messages are not the plan's
@@ -131,11 +131,11 @@ def _outcome(name: str, executor: Torch, precision: Precision, batch: Batch, abo
     try:
         result = executor.step(batch, plans)
     except (CheckFailed, Diverged, ValueError) as error:
-        return Outcome(None, None, str(error), about), True
+        return StepOutcome(None, None, str(error), about), True
     except RankFailed as error:
-        return Outcome(None, None, str(error), about), False
+        return StepOutcome(None, None, str(error), about), False
     worst = next((value for check, value in result.checks.items() if check != "bytes"), None)
-    return Outcome(result.loss, worst, "", about), True
+    return StepOutcome(result.loss, worst, "", about), True
 
 
 def _cluster() -> Cluster:

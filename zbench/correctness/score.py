@@ -38,7 +38,7 @@ class Score:
         return tuple(map(str, given))
 
 
-def rows(found: Sequence[Judged], by: Callable[[Judged], str]) -> list[tuple[str, ...]]:
+def score_rows(found: Sequence[Judged], by: Callable[[Judged], str]) -> list[tuple[str, ...]]:
     """Returns a row for each group, in the order of their names, and one of all."""
     names = sorted({by(one) for one in found if one.kind != UNBROKEN})
     groups = [(name, *Score.of(one for one in found if by(one) == name).cells()) for name in names]

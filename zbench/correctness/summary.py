@@ -8,7 +8,7 @@ from zbench.console.console import show
 from zbench.correctness.ledger import Finding
 
 
-def summary(found: Sequence[Finding], device: str) -> int:
+def print_summary(found: Sequence[Finding], device: str) -> int:
     """Prints the findings and returns the exit code. Findings have `group`, `ok` (None: skipped), `limit` and `worst`
     or `off`."""
     table = Table(title=f"correctness on {device}")

@@ -68,7 +68,7 @@ class Judged:
         return self.is_wrong and (not self.rejected or bool(self.died))
 
 
-def shares(names: Share) -> list[Share]:
+def mutant_shares(names: Share) -> list[Share]:
     """Divides mutants into shares of a hundred."""
     return [names[at : at + OF_A_WORKER] for at in range(0, len(names), OF_A_WORKER)]
 

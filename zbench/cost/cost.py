@@ -122,7 +122,7 @@ class Cost:
         seconds += self._sum_seconds(work, use, backward) + self._arrange_seconds(work, use, backward)
         if not self.staged:
             return seconds
-        return seconds + staging.seconds(self.cluster.device, self._row, work, use, backward, self.staged)
+        return seconds + staging.staging_seconds(self.cluster.device, self._row, work, use, backward, self.staged)
 
     @property
     def _row(self) -> int:

@@ -31,7 +31,7 @@ def repeated(use: Use) -> Flags:
     return np.asarray(~use.cut | use.shares_q | use.shares_kv, np.bool_)
 
 
-def seconds(device: Device, row: int, work: Work, use: Use, backward: bool, backend: Backend) -> Floats:
+def staging_seconds(device: Device, row: int, work: Work, use: Use, backward: bool, backend: Backend) -> Floats:
     """Returns the seconds that the wrapper adds to attends, float64 [n]. row: bytes of a token's head."""
     if backend == FUSED:
         return _fused(device, row, work, use, backward)

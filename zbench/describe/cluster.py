@@ -21,8 +21,8 @@ from zbench.describe.links import (
     Link,
     check_channels,
     check_share,
+    checked_quantity,
     domains_of,
-    quantity,
 )
 from zbench.describe.named import check_name
 from zbench.describe.units import parse
@@ -211,7 +211,7 @@ class Cluster:
             )
         for name, kind in CLUSTER_KINDS.items():
             if getattr(self, name) is not None or not name.startswith("host"):
-                object.__setattr__(self, name, quantity(f"cluster.{name}", getattr(self, name), kind))
+                object.__setattr__(self, name, checked_quantity(f"cluster.{name}", getattr(self, name), kind))
         given: object = self.nic_channels
         if given == "auto":
             object.__setattr__(self, "nic_channels", usual_channels(self.nic_bandwidth))

@@ -52,7 +52,7 @@ class Domain:
         key = f"cluster.domains.{self.name}"
         check_whole_number(f"{key}.gpus", self.gpus, 2)
         for name, kind in DOMAIN_KINDS.items():
-            object.__setattr__(self, name, quantity(f"{key}.{name}", getattr(self, name), kind))
+            object.__setattr__(self, name, checked_quantity(f"{key}.{name}", getattr(self, name), kind))
         check_share(f"{key}.efficiency", self.efficiency)
         check_channels(f"{key}.channels", self.channels)
 
@@ -112,7 +112,7 @@ def _domain(name: Any, given: Any) -> Domain:
     return Domain(name, **given)
 
 
-def quantity(key: str, given: Any, kind: str) -> float:
+def checked_quantity(key: str, given: Any, kind: str) -> float:
     """Reads an SI number of `kind`, above 0 unless it is of seconds.
 
     Raises:

@@ -23,7 +23,7 @@ _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([KMGT]i|[kMGTPmun]?)(B/s|bit/s|FLOP/
 _EXAMPLES = {"bytes": "80 GiB", "bytes/s": "200 Gbit/s", "FLOP/s": "312 TFLOP/s", "seconds": "5 us"}
 
 
-def number(count: int, noun: str) -> str:
+def with_noun(count: int, noun: str) -> str:
     """Writes a number with its noun: '1 GPU', '2 GPUs'."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 

@@ -13,7 +13,7 @@ from zbench.describe.cluster import CURVES, Cluster, Device
 from zbench.describe.curve import Curve
 from zbench.describe.links import MOST_CHANNELS, Domain
 from zbench.describe.model import Model
-from zbench.describe.units import number, parse
+from zbench.describe.units import parse, with_noun
 
 NOMINAL = "nominal"  # the world in which nothing is changed
 MOST_TIMES = 1e6  # of a factor: beyond it a quantity leaves what a record's numbers may be
@@ -116,7 +116,7 @@ class World:
             return f"it changes nothing on {cluster.name}, where {self.words} is nominal"
         if _used(changed, cluster) == machine:
             unused = "links inside a node" if cluster.gpus_per_node == 1 else "NICs"
-            shape = f"{number(cluster.num_nodes, 'node')} of {number(cluster.gpus_per_node, 'GPU')}"
+            shape = f"{with_noun(cluster.num_nodes, 'node')} of {with_noun(cluster.gpus_per_node, 'GPU')}"
             return f"it changes {unused} alone, and {cluster.name} of {shape} sends nothing over them"
         return None
 

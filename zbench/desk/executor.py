@@ -19,7 +19,7 @@ from zbench.plans.patterns import local
 from zbench.plans.plan import Plan
 from zbench.runtime.executor import TARGET, Torch
 from zbench.runtime.job.job import Job
-from zbench.runtime.job.settings import known
+from zbench.runtime.job.settings import with_known_keys
 from zbench.runtime.network.fault import Fault
 from zbench.runtime.network.wiring import Wiring
 from zbench.runtime.processes.fleet import Fleet
@@ -108,7 +108,7 @@ class Desk(Torch):
     def _fault(self) -> Fault | None:
         if self.fault is None:
             return None
-        given = known("executor.fault", self.fault, Fault.__dataclass_fields__)
+        given = with_known_keys("executor.fault", self.fault, Fault.__dataclass_fields__)
         for name in ("nic", "step"):
             if name not in given:
                 raise ValueError(f"executor.fault.{name} is missing; a fault is of a NIC and begins in a step")

@@ -26,7 +26,7 @@ ROUNDS, TIMES = 3, 5  # messages in one measurement, and of how many the median 
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkEfficiency:
     """The measured properties of one kind of link. efficiency: what all peers together get of the link, one: what one
     of them alone does, shares of the rate; where there are fewer peers than channels, nobody can have all. latency:
     seconds. bandwidth: the rate, bytes/s."""
@@ -37,7 +37,7 @@ class Link:
     bandwidth: float
 
 
-def measure(cluster: Cluster, model: Model, tell: Callable[[str], None]) -> tuple[dict[str, Link], float]:
+def measure(cluster: Cluster, model: Model, tell: Callable[[str], None]) -> tuple[dict[str, LinkEfficiency], float]:
     """Measures the links that there are; returns them by name ("nic", "nvlink"), and the share of the processors that
     others used.
 
@@ -77,7 +77,7 @@ def _check_memory(cluster: Cluster) -> None:
             )
 
 
-def _link(fleet: Fleet, across: bool, ranks: int, bandwidth: float) -> Link:
+def _link(fleet: Fleet, across: bool, ranks: int, bandwidth: float) -> LinkEfficiency:
     """Measures one kind of link. ranks: that share one."""
 
     def seconds(method: str, *arguments: Any) -> float:
@@ -90,4 +90,6 @@ def _link(fleet: Fleet, across: bool, ranks: int, bandwidth: float) -> Link:
     seconds("together", across, size)  # connections and windows grow
     all_peers = size * ranks / seconds("together", across, size)
     one_peer = size / seconds("exchange", across, True, size)
-    return Link(all_peers / bandwidth, one_peer / bandwidth, seconds("exchange", across, False, SMALL), bandwidth)
+    return LinkEfficiency(
+        all_peers / bandwidth, one_peer / bandwidth, seconds("exchange", across, False, SMALL), bandwidth
+    )

@@ -51,11 +51,11 @@ def overlap(run: Run, cost: Cost, plans: Callable[[Line], tuple[Plan, ...]]) -> 
         label(run.start, "system"),
         fmean(_left(step) for step in steps),
         fmean(max(step["attention_seconds"]) for step in steps),
-        fmean(sum(nic_seconds(plan, cost) for plan in plans(step)) for step in steps),
+        fmean(sum(attention_nic_seconds(plan, cost) for plan in plans(step)) for step in steps),
     )
 
 
-def nic_seconds(plan: Plan, cost: Cost) -> float:
+def attention_nic_seconds(plan: Plan, cost: Cost) -> float:
     """Returns the busiest NIC's seconds for what attention sends, one direction, forward and backward of all layers.
 
     What one rank sends to one other has one of the NIC's channels.

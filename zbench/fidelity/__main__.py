@@ -23,7 +23,7 @@ with loading(__name__):
     from scipy.stats import rankdata
 
     from zbench.console.console import show
-    from zbench.record.metrics import Facts, counted, nic_bytes, nic_utilization
+    from zbench.record.metrics import Facts, counted, nic_bytes_per_step, nic_utilization
     from zbench.record.record import Line, Run
     from zbench.record.records import each, read_all
     from zbench.record.rows import label, setting
@@ -83,7 +83,7 @@ def fidelity(run: Run, trust: bool = False) -> Fidelity:
         errors=[abs(other / one - 1) for one, other in seconds],
         nic_measured=float(np.mean(nic_utilization(facts, steps))),
         nic_simulated=float(np.mean(nic_utilization(facts, again))),
-        bytes_error=sum(nic_bytes(steps)) / max(1.0, sum(nic_bytes(again))) - 1,
+        bytes_error=sum(nic_bytes_per_step(steps)) / max(1.0, sum(nic_bytes_per_step(again))) - 1,
         late=_late(steps),
         invalid=len(run.steps) - len(steps),
     )
@@ -94,7 +94,7 @@ def _late(steps: Sequence[Line]) -> float | None:
     return sum(told) / sum(step["seconds"] for step in steps) if told else None
 
 
-def order(found: Sequence[Fidelity]) -> str:
+def order_in_words(found: Sequence[Fidelity]) -> str:
     """Says in words whether systems come out in the measured order; of a system's several runs the means count."""
     seconds: dict[str, list[tuple[float, float]]] = {}
     for one in found:
@@ -176,7 +176,7 @@ def _print(found: Sequence[Fidelity], markdown: bool) -> None:
     print(f"error of the means: median {median(errors):.1%}, worst {max(errors):.1%}")
     for place in dict.fromkeys(tuple(one.of[group] for group in several) for one in found):
         mine = [one for one in found if tuple(one.of[group] for group in several) == place]
-        print(f"{', '.join(place)}: {order(mine)}" if place else order(mine))
+        print(f"{', '.join(place)}: {order_in_words(mine)}" if place else order_in_words(mine))
 
 
 if __name__ == "__main__":

@@ -62,13 +62,13 @@ def _figures(names: Sequence[str]) -> Mapping[str, ModuleType]:
 
 def _make(experiments: Mapping[str, Sequence[str]]) -> None:
     """Makes the records that are missing or old, AT_ONCE at a time."""
-    from zbench.figures.records import is_current, load, make
+    from zbench.figures.records import is_current, load_records, make
 
     old = []
     for name in experiments:
         current = False
         with suppress(ValueError):  # none, or a broken one
-            current = is_current(load(name))
+            current = is_current(load_records(name))
         if not current:
             old.append(name)
     done, began = 0, time.monotonic()
@@ -94,10 +94,10 @@ def _record(name: str, figure: ModuleType) -> str:
 def _drawn(name: str, figure: ModuleType) -> Path:
     """Draws a figure from its record; the path of its SVG."""
     from zbench.figures import style
-    from zbench.figures.records import FOLDER, check_experiments, is_current, load
+    from zbench.figures.records import FOLDER, check_experiments, is_current, load_records
     from zbench.figures.stamp import stamp
 
-    records = load(_record(name, figure))
+    records = load_records(_record(name, figure))
     check_experiments(name, records, figure.EXPERIMENTS)
     current = is_current(records)
     if not current:
@@ -114,7 +114,7 @@ def _drawn(name: str, figure: ModuleType) -> Path:
         picture, axes = style.panels(figure.SIZE, figure.PANELS)
         style.stamped(picture, words)
         figure.draw(axes, found)
-        style.save(picture, FOLDER / name)
+        style.save_figure(picture, FOLDER / name)
     return FOLDER / f"{name}.svg"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 
-from zbench.figures.records import Records, choice
+from zbench.figures.records import Records, group_choice
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import BLUE, ORANGE, WIDTH
 
@@ -44,7 +44,7 @@ def table(records: Records) -> list[Bar]:
     """Returns the figure's bars. Raises ValueError where a combination is missing or has no speed-up."""
     found = {}
     for run, row in zip(records.runs, records.rows, strict=True):
-        if choice(run, "system") == "zeppelin":
+        if group_choice(run, "system") == "zeppelin":
             system = run.start["config"]["system"]
             form, switches = (system["partitioner"], system["legs"]), tuple(system[key] for key in SWITCHES)
             found[form, switches, row["num_ranks"]] = row["speedup"]

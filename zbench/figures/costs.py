@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 
-from zbench.figures.records import Records, cost_of
+from zbench.figures.records import Records, cost_of_run
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import BLUE, GREEN, GREY, ORANGE, VERMILLION, WIDTH, end_labels, tokens
 from zbench.plans.plan import Ints
-from zbench.systems.zeppelin.zones import Curves, curves, zones
+from zbench.systems.zeppelin.zones import SequenceSeconds, curves, zones
 
 __all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]
 EXPERIMENTS = ("costs",)
@@ -31,7 +31,7 @@ class Costs:
     model: str
     nics: int
     lengths: Ints
-    curves: Curves
+    curves: SequenceSeconds
     intra: int
     routed: int
     direct: int
@@ -41,7 +41,7 @@ def table(records: Records) -> list[Costs]:
     """Returns the curves and zones of every recorded run's cluster and model."""
     out = []
     for run in records.runs:
-        cost = cost_of(run)
+        cost = cost_of_run(run)
         nics = cost.cluster.nics_per_node
         (intra, routed), (_, direct) = (zones(cost, _KV_MOVES, lanes) for lanes in (nics, 1))
         found = curves(_LENGTHS, cost, _KV_MOVES)

@@ -4,8 +4,8 @@ import numpy as np
 
 from zbench.describe.arrays import Floats
 from zbench.figures.nics import BINS, Busy, draw
-from zbench.figures.records import Records, choice
-from zbench.figures.stamp import measured as where
+from zbench.figures.records import Records, group_choice
+from zbench.figures.stamp import measured_stamp as where
 from zbench.figures.style import WIDTH
 from zbench.record.metrics import counted
 
@@ -23,7 +23,9 @@ def table(records: Records) -> list[Busy]:
     Raises:
         ValueError: nothing was sampled.
     """
-    runs = [run for run in records.runs if not run.start["facts"]["simulated"] and choice(run, "workload") == WORKLOAD]
+    runs = [
+        run for run in records.runs if not run.start["facts"]["simulated"] and group_choice(run, "workload") == WORKLOAD
+    ]
     if not runs or not all(step.get("nic_series") for run in runs for step in run.steps):
         raise ValueError(f"figure desk_nics has no run on {WORKLOAD} whose NICs were sampled in every step")
     steps = [[*counted(run.steps), *run.steps][0] for run in runs]
@@ -34,7 +36,7 @@ def table(records: Records) -> list[Busy]:
         both = np.add(series["tx"], series["rx"]) / (2 * facts["nic_bandwidth"] * series["interval"])
         share = _binned(both, series["interval"], longest)
         mean = float(share.sum() * longest / BINS / len(share) / step["seconds"])
-        name = choice(run, "system") + ("" if step["valid"] else " (machine too busy)")
+        name = group_choice(run, "system") + ("" if step["valid"] else " (machine too busy)")
         found.append(Busy(name, share, step["seconds"], longest, mean, facts["nics_per_node"]))
     return sorted(found, key=lambda one: -one.seconds)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from zbench.figures.ablation import PARTS
-from zbench.figures.records import Records, choice
-from zbench.figures.stamp import measured as where
+from zbench.figures.records import Records, group_choice
+from zbench.figures.stamp import measured_stamp as where
 from zbench.figures.style import BLUE, ORANGE, WIDTH
 
 __all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]
@@ -17,7 +17,7 @@ SIZE = (WIDTH, 7.4)
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class PartGain:
     """A bar of the figure: a measured speed-up. speedup: over ring on the same batches; None: no step counts. goal: of
     routing alone, a node's NICs, which it cannot pass."""
 
@@ -27,22 +27,22 @@ class Gain:
     goal: int | None = None
 
 
-def table(records: Records) -> list[Gain]:
+def table(records: Records) -> list[PartGain]:
     """Returns the recorded speed-ups."""
     out = []
     for run, row in zip(records.runs, records.rows, strict=True):
-        if choice(run, "system") != "zeppelin":
+        if group_choice(run, "system") != "zeppelin":
             continue
         system, nics = run.start["config"]["system"], run.start["facts"]["nics_per_node"]
         parts = tuple(system[key] for key in ("partition", "route", "remap"))
-        if choice(run, "experiment") == "desk_routing":
-            out.append(Gain("routing one long sequence", f"{nics} NICs a node", row["speedup"], nics))
+        if group_choice(run, "experiment") == "desk_routing":
+            out.append(PartGain("routing one long sequence", f"{nics} NICs a node", row["speedup"], nics))
         elif parts in PARTS:
-            out.append(Gain(choice(run, "workload"), PARTS[parts][0], row["speedup"]))
+            out.append(PartGain(group_choice(run, "workload"), PARTS[parts][0], row["speedup"]))
     return out
 
 
-def draw(axes: Sequence[Axes], table: Sequence[Gain]) -> None:
+def draw(axes: Sequence[Axes], table: Sequence[PartGain]) -> None:
     """Draws the speed-ups."""
     furthest = max(max(one.speedup or 1, one.goal or 0) for one in table)
     for panel, title in zip(axes, dict.fromkeys(one.panel for one in table), strict=True):

@@ -7,8 +7,8 @@ from statistics import median
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from zbench.figures.records import Records, choice
-from zbench.figures.stamp import measured as where
+from zbench.figures.records import Records, group_choice
+from zbench.figures.stamp import measured_stamp as where
 from zbench.figures.style import SYSTEMS, WIDTH
 from zbench.record.rows import Row
 
@@ -41,7 +41,7 @@ def table(records: Records) -> list[Pair]:
     the other way round."""
     found: dict[tuple[str, str], dict[bool, Row]] = {}
     for run, row in zip(records.runs, records.rows, strict=True):
-        found.setdefault((choice(run, "workload"), choice(run, "system")), {})[row["simulated"]] = row
+        found.setdefault((group_choice(run, "workload"), group_choice(run, "system")), {})[row["simulated"]] = row
     for (workload, system), both in found.items():
         if len(both) != 2:
             raise ValueError(f"figure desk_systems has {system} on {workload} not both measured and simulated")

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from zbench.figures.records import Records, choice
+from zbench.figures.records import Records, group_choice
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import GREY, SYSTEMS, WIDTH, tokens
 from zbench.record.record import Run
@@ -30,7 +30,7 @@ _BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class DegreeGain:
     """A bar of the figure: a system's speed-up on a workload. system: its name, or AS_PUBLISHED. speedup: over one
     degree for all batches; None where either ran out of memory."""
 
@@ -40,7 +40,7 @@ class Gain:
     speedup: float | None
 
 
-def table(records: Records) -> list[Gain]:
+def table(records: Records) -> list[DegreeGain]:
     """Returns the speed-ups. Raises ValueError where the baseline is missing."""
     static = {_kind(run): run for run in records.runs if _is_static(run)}
     out = []
@@ -51,19 +51,19 @@ def table(records: Records) -> list[Gain]:
             raise ValueError(f"figure flexsp has no run of one degree on {_kind(run)[1]} in its record")
         gain = speedup(run.steps, static[_kind(run)].steps)
         published = run.start["config"]["system"].get("packing") == "published"
-        out.append(Gain(*_kind(run), AS_PUBLISHED if published else choice(run, "system"), gain))
+        out.append(DegreeGain(*_kind(run), AS_PUBLISHED if published else group_choice(run, "system"), gain))
     return out
 
 
 def _kind(run: Run) -> tuple[int, str]:
-    return int(run.start["config"]["workload"]["context_limit"]), choice(run, "workload")
+    return int(run.start["config"]["workload"]["context_limit"]), group_choice(run, "workload")
 
 
 def _is_static(run: Run) -> bool:
-    return choice(run, "system") == "flexsp_batch_ada" and run.start["config"]["system"]["degree"] is not None
+    return group_choice(run, "system") == "flexsp_batch_ada" and run.start["config"]["system"]["degree"] is not None
 
 
-def draw(axes: Sequence[Axes], table: Sequence[Gain]) -> None:
+def draw(axes: Sequence[Axes], table: Sequence[DegreeGain]) -> None:
     """Draws the speed-ups."""
     systems = sorted(dict.fromkeys(one.system for one in table), key=lambda system: system != AS_PUBLISHED)
     high = 0.84 / len(systems)

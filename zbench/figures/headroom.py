@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 
-from zbench.figures.records import Records, choice
+from zbench.figures.records import Records, group_choice
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import WIDTH
 
@@ -17,7 +17,7 @@ SIZE = (WIDTH + 0.6, 6.4)
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class BoundRatios:
     """The table that is drawn. ratio: [len(systems), len(workloads)] of bound over step; nan where a step ran out of
     memory or there is no run. Systems by their mean over workloads, the best first; one that misses a workload after
     those that do not."""
@@ -27,21 +27,21 @@ class Grid:
     ratio: np.ndarray
 
 
-def table(records: Records) -> Grid:
+def table(records: Records) -> BoundRatios:
     """Returns the bound's share of the step, of every system on every workload."""
     found = {}
     for run, row in zip(records.runs, records.rows, strict=True):
         ratio = row["bound_ratio"]
-        found[choice(run, "system"), choice(run, "workload")] = np.nan if ratio is None else ratio
+        found[group_choice(run, "system"), group_choice(run, "workload")] = np.nan if ratio is None else ratio
     workloads = list(dict.fromkeys(workload for _, workload in found))
     systems = list(dict.fromkeys(system for system, _ in found))
     ratio = np.array([[found.get((system, workload), np.nan) for workload in workloads] for system in systems])
     missing, mean = np.isnan(ratio).sum(axis=1), np.nan_to_num(ratio).sum(axis=1) / ratio.shape[1]
     order = np.lexsort((-mean, missing))
-    return Grid([systems[index] for index in order], workloads, ratio[order])
+    return BoundRatios([systems[index] for index in order], workloads, ratio[order])
 
 
-def draw(axes: Sequence[Axes], table: Grid) -> None:
+def draw(axes: Sequence[Axes], table: BoundRatios) -> None:
     """Draws the table."""
     (panel,) = axes
     panel.imshow(table.ratio, aspect="auto", cmap="cividis", vmin=0, vmax=1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 
-from zbench.figures.records import Records, choice
+from zbench.figures.records import Records, group_choice
 from zbench.figures.stamp import simulated
 from zbench.figures.style import BLUE, ORANGE, WIDTH, tokens
 
@@ -16,7 +16,7 @@ SIZE = (WIDTH, 9.4)
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class LengthShares:
     """A workload's batches together: shares of sequences and of tokens, entry i of lengths from 2^i on; mean length."""
 
     workload: str
@@ -25,7 +25,7 @@ class Shares:
     mean: float
 
 
-def table(records: Records) -> list[Shares]:
+def table(records: Records) -> list[LengthShares]:
     """Returns the shares of every recorded workload."""
     out = []
     for run in records.runs:
@@ -36,11 +36,11 @@ def table(records: Records) -> list[Shares]:
                 sum_[: len(step["octaves"][name])] += step["octaves"][name]
         shares = {name: (sum_ / sum_.sum()).tolist() for name, sum_ in sums.items()}
         mean = float(sums["tokens"].sum() / sums["sequences"].sum())
-        out.append(Shares(choice(run, "workload"), shares["sequences"], shares["tokens"], mean))
+        out.append(LengthShares(group_choice(run, "workload"), shares["sequences"], shares["tokens"], mean))
     return out
 
 
-def draw(axes: Sequence[Axes], table: Sequence[Shares]) -> None:
+def draw(axes: Sequence[Axes], table: Sequence[LengthShares]) -> None:
     """Draws the shares."""
     most = max(len(one.tokens) for one in table)
     for index, (panel, one) in enumerate(zip(axes, table, strict=True)):

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from zbench.describe.arrays import Floats
-from zbench.figures.records import Event, Records, choice
+from zbench.figures.records import Event, Records, group_choice
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import WIDTH
 from zbench.trace.tracks import SHARED
@@ -47,7 +47,7 @@ def table(records: Records) -> list[Busy]:
         mean = float(share.sum() * longest / BINS / facts["num_nics"] / end)
         out.append(
             Busy(
-                _name(run.start["config"]["system"], choice(run, "system")),
+                _name(run.start["config"]["system"], group_choice(run, "system")),
                 share,
                 end,
                 longest,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from zbench.figures.records import Records, choice
+from zbench.figures.records import Records, group_choice
 from zbench.figures.stamp import simulated
 from zbench.figures.style import SYSTEMS, WIDTH, early_label, end_labels
 
@@ -15,7 +15,7 @@ SIZE = (WIDTH, 7.4)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PlanningPoint:
     """A point of the figure: a planner on some number of GPUs. plan_seconds: median of the steps, as measured.
     bound_ratio: None where memory did not suffice."""
 
@@ -25,15 +25,15 @@ class Point:
     bound_ratio: float | None
 
 
-def table(records: Records) -> list[Point]:
+def table(records: Records) -> list[PlanningPoint]:
     """Returns the points."""
     return [
-        Point(choice(run, "system"), row["num_ranks"], row["plan_seconds"], row["bound_ratio"])
+        PlanningPoint(group_choice(run, "system"), row["num_ranks"], row["plan_seconds"], row["bound_ratio"])
         for run, row in zip(records.runs, records.rows, strict=True)
     ]
 
 
-def draw(axes: Sequence[Axes], table: Sequence[Point]) -> None:
+def draw(axes: Sequence[Axes], table: Sequence[PlanningPoint]) -> None:
     """Draws the points."""
     time, quality = axes
     sizes = sorted({one.gpus for one in table})

@@ -19,7 +19,7 @@ from zbench.record.kinds import RECORD
 from zbench.record.outputs import check_output
 from zbench.record.record import Run, read
 from zbench.record.rows import Row, rows
-from zbench.record.writer import RecordError, Writer
+from zbench.record.writer import RecordError, RecordWriter
 from zbench.trace.file import read_events
 
 FOLDER = Path("results/paper")
@@ -49,12 +49,12 @@ class Records:
         return list(dict.fromkeys(str(run.start["facts"]["cluster"]) for run in self.runs))
 
 
-def choice(run: Run, group: str) -> str:
+def group_choice(run: Run, group: str) -> str:
     """Returns which of a group's yamls (system, workload, ...) a run chose."""
     return str(run.start["config"]["choices"][group])
 
 
-def cost_of(run: Run) -> Cost:
+def cost_of_run(run: Run) -> Cost:
     """Returns the cost model of a run, from the constants in its record."""
     config = run.start["config"]
     cluster, model = _plain(config["cluster"]), Model(**_plain(config["model"]))
@@ -67,7 +67,7 @@ def _plain(node: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in node.items() if key != "_target_"}
 
 
-def load(name: str, folder: Path = FOLDER) -> Records:
+def load_records(name: str, folder: Path = FOLDER) -> Records:
     """Reads a figure's record and the traces that it names.
 
     Raises:
@@ -146,7 +146,7 @@ def _keep_finished(part: Path) -> None:
     runs = [run for run in read(str(part))[0] if run.status == "finished"]
     part.unlink()
     if kept := [run for run in runs if run.start["fingerprint"]["sources"] == source_digest()]:
-        writer = Writer.open(str(part))
+        writer = RecordWriter.open(str(part))
         for run in kept:
             for line in (run.start, run.about, *run.steps, run.end):
                 if line is not None:

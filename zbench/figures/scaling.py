@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
-from zbench.figures.records import Records, choice
+from zbench.figures.records import Records, group_choice
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import GREY, SYSTEMS, WIDTH, early_label, end_labels
 
@@ -19,7 +19,7 @@ PUBLISHED = 128  # GPUs: where the paper's figure ends
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ScalingPoint:
     """A point of the figure: a system on some number of GPUs. tokens_per_second: None where a step ran out of
     memory."""
 
@@ -28,13 +28,13 @@ class Point:
     tokens_per_second: float | None
 
 
-def table(records: Records) -> list[Point]:
+def table(records: Records) -> list[ScalingPoint]:
     """Returns the points."""
     both = zip(records.runs, records.rows, strict=True)
-    return [Point(choice(run, "system"), row["num_ranks"], row["tokens_per_second"]) for run, row in both]
+    return [ScalingPoint(group_choice(run, "system"), row["num_ranks"], row["tokens_per_second"]) for run, row in both]
 
 
-def draw(axes: Sequence[Axes], table: Sequence[Point]) -> None:
+def draw(axes: Sequence[Axes], table: Sequence[ScalingPoint]) -> None:
     """Draws the points."""
     (panel,) = axes
     sizes = sorted({one.gpus for one in table})

@@ -1,6 +1,6 @@
 """Writes into a picture where its numbers come from. Pure: no torch."""
 
-from zbench.figures.records import Records, choice
+from zbench.figures.records import Records, group_choice
 
 
 def simulated(records: Records) -> str:
@@ -11,7 +11,7 @@ def simulated(records: Records) -> str:
     return f"simulated on {', '.join(records.clusters)} ({gpus} GPU{'' if sizes[-1] == 1 else 's'})"
 
 
-def measured(records: Records) -> str:
+def measured_stamp(records: Records) -> str:
     """Says of runs on emulated nodes, and simulated ones beside them, on which machines they were measured."""
     real = [run for run in records.runs if not run.start["facts"]["simulated"]]
     prints = [run.start["fingerprint"] for run in real]
@@ -22,7 +22,7 @@ def measured(records: Records) -> str:
 
 def stamp(records: Records, where: str) -> str:
     """Returns the stamp: `where`; the commit that made the records, and the commands that did."""
-    commands = dict.fromkeys(f"python -m zbench experiment={choice(run, 'experiment')}" for run in records.runs)
+    commands = dict.fromkeys(f"python -m zbench experiment={group_choice(run, 'experiment')}" for run in records.runs)
     commits = dict.fromkeys(_commit(run.start["fingerprint"]) for run in records.runs)
     return "\n".join([where, f"commit {', '.join(commits)}", *commands])
 

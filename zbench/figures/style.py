@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from zbench.record.kinds import PICTURE
-from zbench.record.outputs import whole
+from zbench.record.outputs import whole_file
 
 WIDTH = 5.2  # inches
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE, GREY = (
@@ -65,7 +65,7 @@ def stamped(figure: Figure, words: str) -> None:
     figure.supxlabel(words, fontsize=7, color="#555555", x=0.01, ha="left")
 
 
-def save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     """Saves a figure as SVG and PNG beside each other, without dates and versions.
 
     Raises:
@@ -73,7 +73,7 @@ def save(figure: Figure, path: Path) -> None:
     """
     kinds: Mapping[str, Mapping[str, None]] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
     for kind, metadata in kinds.items():
-        with whole("picture", path.with_suffix(f".{kind}"), PICTURE) as stream:
+        with whole_file("picture", path.with_suffix(f".{kind}"), PICTURE) as stream:
             figure.savefig(stream, format=kind, metadata=metadata)
 
 
@@ -83,7 +83,7 @@ def looks() -> Any:
     return mpl.rc_context(settings)
 
 
-def spread(values: Sequence[float], least: float) -> list[float]:
+def spread_labels(values: Sequence[float], least: float) -> list[float]:
     """Returns places as near to `values` as can be, in the same order, `least` apart: of labels that would overlap."""
     order = np.argsort(values, kind="stable")
     groups: list[list[float]] = []  # [mean of places, number of labels]
@@ -109,7 +109,7 @@ def end_labels(axes: Axes, ends: Mapping[str, tuple[float, float]], colours: Map
     right = axes.get_xlim()[1]
     points = {name: axes.transAxes.inverted().transform(axes.transData.transform(end)) for name, end in ends.items()}
     height = axes.get_window_extent().height / axes.figure.dpi * 72
-    places = spread([float(y) for _, y in points.values()], 11 / height)
+    places = spread_labels([float(y) for _, y in points.values()], 11 / height)
     edge = axes.transAxes.inverted().transform(axes.transData.transform((right, 1)))[0]
     for (name, (x, y)), place in zip(points.items(), places, strict=True):
         axes.plot([x, edge + 0.03], [y, place], color=colours[name], lw=0.6, transform=axes.transAxes, clip_on=False)

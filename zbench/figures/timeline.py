@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from zbench.figures.records import Event, Records, choice
+from zbench.figures.records import Event, Records, group_choice
 from zbench.figures.stamp import simulated as where
 from zbench.figures.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, WIDTH, YELLOW, tokens
 from zbench.runtime.clocks.events import OPTIMIZER, REDUCE
@@ -56,7 +56,7 @@ def table(records: Records) -> list[Step]:
         lanes = _lanes(records.trace(run))
         end = max((begin + seconds for lane in lanes for _, begin, seconds in lane.spans), default=0.0)
         length = int(run.start["config"]["workload"]["length"])
-        out.append(Step(choice(run, "system"), length, run.steps[0]["num_sequences"], lanes, end))
+        out.append(Step(group_choice(run, "system"), length, run.steps[0]["num_sequences"], lanes, end))
     return sorted(out, key=lambda step: -step.length)
 
 

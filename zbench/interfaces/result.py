@@ -33,7 +33,7 @@ class StepResult:
     valid: its seconds count; False where a paced device's real work took so much longer than modelled that they do not.
     nic_series: {} or, of every NIC, the bytes that crossed it in each "interval" (seconds) of the step: "tx", "rx",
         [num_nics][num_intervals].
-    recompute: {} or, where training is real, what ran again and why (zbench.runtime.job.footprint.Choice).
+    recompute: {} or, where training is real, what ran again and why (zbench.runtime.job.footprint.LevelChoice).
     """
 
     seconds: float

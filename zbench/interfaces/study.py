@@ -58,13 +58,13 @@ class Sample:
         """Draws batches and picks those that are judged by."""
         study.tell(f"drawing {DRAWN:,} batches")
         drawn = sorted((study.batch(number) for number in range(DRAWN)), key=lambda batch: int(batch.lengths.max()))
-        return Sample(drawn[int(HARD * DRAWN)], spread(drawn, PLAYED))
+        return Sample(drawn[int(HARD * DRAWN)], _spread(drawn, PLAYED))
 
     def some(self, count: int) -> Sequence[Batch]:
         """Gives `count` of those to be played."""
-        return spread(self.played, count)
+        return _spread(self.played, count)
 
 
-def spread(batches: Sequence[Batch], count: int) -> list[Batch]:
+def _spread(batches: Sequence[Batch], count: int) -> list[Batch]:
     """Gives `count` of them, evenly from first to last."""
     return [batches[(2 * i + 1) * len(batches) // (2 * count)] for i in range(count)]

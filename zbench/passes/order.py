@@ -17,9 +17,9 @@ import numba as nb
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.plans.dataflow import Fault, edges
+from zbench.plans.dataflow import Violation, edges
 from zbench.plans.plan import Ops, Plan
-from zbench.simulator.clock import Free, Program, run, take
+from zbench.simulator.clock import Free, LegGraph, run_legs, take
 from zbench.simulator.simulate import Programs, prepare, programs
 
 
@@ -43,8 +43,8 @@ def scheduled(plan: Plan, cost: Cost, given: Programs) -> tuple[Plan, float, Pro
 
 
 def _ordered(
-    plan: Plan, ops: Ops, of: Program, backward: bool, ready: np.ndarray, cost: Cost
-) -> tuple[Ops, float, Program]:
+    plan: Plan, ops: Ops, of: LegGraph, backward: bool, ready: np.ndarray, cost: Cost
+) -> tuple[Ops, float, LegGraph]:
     parts, clear = of.legs, Free.zero(cost.cluster)
     turn = _list_schedule(
         parts.op, parts.rank, parts.lane_a, parts.lane_b, parts.link_a, parts.link_b, parts.channels, of.slot, of.pair,
@@ -57,15 +57,15 @@ def _ordered(
     return (free, found, again) if found < given else (ops, given, of)
 
 
-def _program(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Program:
+def _program(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> LegGraph:
     found = edges(plan, ops, backward)
-    assert not isinstance(found, Fault), found.reason
+    assert not isinstance(found, Violation), found.reason
     return prepare(plan, ops, found, cost, backward)
 
 
-def _end(of: Program, ready: np.ndarray, cost: Cost) -> float:
+def _end(of: LegGraph, ready: np.ndarray, cost: Cost) -> float:
     """Returns the time at which the clock has played the list."""
-    timeline = run(of, ready, Free.zero(cost.cluster))
+    timeline = run_legs(of, ready, Free.zero(cost.cluster))
     return max(float(timeline.done.max()), float(ready.max()))
 
 

@@ -20,7 +20,7 @@ _OK, _MISSING, _TWICE, _NOTHING, _SPLIT, _LEFT = range(6)
 
 
 @dataclass(frozen=True)
-class Fault:
+class Violation:
     """A rule that an operation breaks first: what, at which operation (-1: before any), block and rank."""
 
     reason: str
@@ -38,27 +38,27 @@ class Edges:
     consumer: Column
 
 
-def edges(plan: Plan, ops: Ops, backward: bool) -> Edges | Fault:
+def edges(plan: Plan, ops: Ops, backward: bool) -> Edges | Violation:
     """Returns the data edges of `ops`, or the first rule they break: of the first item by tensor, block and rank."""
     room = 2 * len(ops) + 16
     found = _followed(plan, ops, backward, room)
-    return found if isinstance(found, Fault) else Edges(*found)
+    return found if isinstance(found, Violation) else Edges(*found)
 
 
-def fault(plan: Plan, ops: Ops, backward: bool) -> Fault | None:
+def first_violation(plan: Plan, ops: Ops, backward: bool) -> Violation | None:
     """Returns the first rule that `ops` break, without the edges."""
     found = _followed(plan, ops, backward, 0)
-    return found if isinstance(found, Fault) else None
+    return found if isinstance(found, Violation) else None
 
 
-def _followed(plan: Plan, ops: Ops, backward: bool, room: int) -> tuple[Column, Column] | Fault:
+def _followed(plan: Plan, ops: Ops, backward: bool, room: int) -> tuple[Column, Column] | Violation:
     of = source(plan, ops, backward)
     work = scratch(of, len(plan.blocks))
     first, producer, consumer = _follow(of, work, plan.blocks.home, room)
     return (producer, consumer) if first[0] == _OK else _fault(plan, *first.tolist())
 
 
-def _fault(plan: Plan, code: int, tensor: int, block: int, rank: int, op: int) -> Fault:
+def _fault(plan: Plan, code: int, tensor: int, block: int, rank: int, op: int) -> Violation:
     home, what = int(plan.blocks.home[block]), f"{TENSOR_NAMES[tensor]} of block {block}"
     reason = {
         _MISSING: f"uses {what} on rank {rank} before an earlier operation brought it there",
@@ -67,7 +67,7 @@ def _fault(plan: Plan, code: int, tensor: int, block: int, rank: int, op: int) -
         _SPLIT: f"sends {what} from rank {rank} for heads that cut through an earlier contribution",
         _LEFT: f"adds to {what} on rank {rank}, and nothing sends that home to rank {home}",
     }[code]
-    return Fault(reason, op, block, rank)
+    return Violation(reason, op, block, rank)
 
 
 @nb.njit(cache=True)

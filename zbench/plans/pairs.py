@@ -16,7 +16,7 @@ from zbench.describe.arrays import Ints
 from zbench.plans.area import Work
 from zbench.plans.columns import ATTEND, Column, Ops
 from zbench.plans.ring_area import CELLS, LEAST, rectangles
-from zbench.plans.walk import gather, walk
+from zbench.plans.walk import gather_pieces, walk
 from zbench.plans.window import cut, work_of
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _counted(plan: "Plan", offsets: Ints, kv: NDArray[np.int32]) -> Iterator[tup
     used = count > 0
     used[kv] = True
     blocks, pieces = plan.blocks, plan.blocks.pieces
-    lists = gather(used, plan.lists.offsets, plan.lists.items, pieces.offsets, pieces.items)
+    lists = gather_pieces(used, plan.lists.offsets, plan.lists.items, pieces.offsets, pieces.items)
     sizes = blocks.stop - blocks.start
     mask = plan.mask.for_lengths(plan.lengths)
     if mask.window:

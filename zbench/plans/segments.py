@@ -15,7 +15,7 @@ from zbench.describe.arrays import Flags
 from zbench.describe.mask import Mask
 from zbench.plans.plan import Ints, Plan
 from zbench.plans.walk import seek
-from zbench.plans.window import cut, rows
+from zbench.plans.window import cut, segment_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _windowed(
     them."""
     blocks = plan.blocks
     table, spans = cut(*pairs, *lists[:2], blocks.seq, blocks.start, blocks.stop, bounds, plan.lengths, window)
-    q_rows, kv_rows = rows(table, spans, *pairs, *lists, blocks.start, blocks.stop, bounds)
+    q_rows, kv_rows = segment_rows(table, spans, *pairs, *lists, blocks.start, blocks.stop, bounds)
     every = Segments(q_rows, kv_rows, table[:, 1], table[:, 2], table[:, 3] == 1, table[:, 4])
     ends = np.searchsorted(table[:, 0], np.arange(len(pairs[0]) + 1))
     q_ends, kv_ends = (np.concatenate([[0], np.cumsum(count)])[ends] for count in (every.queries, every.keys))

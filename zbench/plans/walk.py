@@ -11,7 +11,7 @@ from zbench.plans.area import COLUMNS, HALF, STRIP, TILE
 
 
 @nb.njit(cache=True)
-def gather(used, list_offsets, list_items, piece_offsets, piece_items):  # type: ignore[no-untyped-def]
+def gather_pieces(used, list_offsets, list_items, piece_offsets, piece_items):  # type: ignore[no-untyped-def]
     """Gathers the pieces of the lists, in (sequence, start) order: returns (offsets, pieces), with nothing of lists
     that are not `used`."""
     offsets = np.zeros(len(used) + 1, np.int64)

@@ -185,7 +185,7 @@ def _run(a, b, own, keys, start, stop, window, pair, s, table, spans, count):  #
 
 
 @nb.njit(cache=True)
-def rows(table, spans, q_rows, kv_rows, offsets, items, base, start, stop, bounds):  # type: ignore[no-untyped-def]
+def segment_rows(table, spans, q_rows, kv_rows, offsets, items, base, start, stop, bounds):  # type: ignore[no-untyped-def]
     """Lists the rows of all segments in turn, (of the q list, of the kv list); base: row of each item's first token."""
     queries = keys = 0
     for i in range(len(table)):

@@ -28,7 +28,7 @@ from zbench.cost.groups import of_gpu
 from zbench.cost.memory import peak_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.mask import CAUSAL, Mask
-from zbench.plans.dataflow import fault as flow_fault
+from zbench.plans.dataflow import first_violation as flow_fault
 from zbench.plans.plan import Plan
 from zbench.proof.array_rules import array_fault
 from zbench.proof.block_rules import block_fault

@@ -16,7 +16,7 @@ _MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FieldKind:
     """A kind of values that a field takes.
 
     each: of the elements of a list, or of the values of an object. quick: whether all of them hold, where there is a
@@ -25,13 +25,13 @@ class Kind:
 
     words: str
     holds: Callable[[Any], bool]
-    each: "Kind | None" = None
+    each: "FieldKind | None" = None
     quick: Callable[[Any], bool] = lambda _: False
 
     def fault(self, name: str, value: Any) -> str | None:
         """Returns what is wrong with the value of the field `name`; None where it is of this kind."""
         if not self.holds(value):
-            return f"{name} is {shown(value)}; it takes {self.words}"
+            return f"{name} is {shortened(value)}; it takes {self.words}"
         if self.each is None or value in (None, _MISSING) or self.quick(value):
             return None
         found = value.items() if isinstance(value, Mapping) else enumerate(value)
@@ -39,17 +39,17 @@ class Kind:
         return next((told for told in faults if told is not None), None)
 
     @property
-    def nullable(self) -> "Kind":
+    def nullable(self) -> "FieldKind":
         """This kind, or null."""
         return replace(self, words=f"{self.words}, or null", holds=lambda value: value is None or self.holds(value))
 
     @property
-    def optional(self) -> "Kind":
+    def optional(self) -> "FieldKind":
         """This kind, or a field that is not there."""
         return replace(self, holds=lambda value: value is _MISSING or self.holds(value))
 
 
-def shown(value: Any) -> str:
+def shortened(value: Any) -> str:
     """Returns a value for a sentence, cut where it is long."""
     if value is _MISSING:
         return "missing"
@@ -57,7 +57,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def fault(line: Mapping[str, Any]) -> str | None:
+def line_fault(line: Mapping[str, Any]) -> str | None:
     """Returns what is wrong with a line whose kind is known; None for a whole one."""
     faults = (kind.fault(name, _at(line, name)) for name, kind in FIELDS[line["kind"]].items())
     return next((told for told in faults if told is not None), None)
@@ -75,23 +75,23 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and (value == 0 or LEAST <= abs(value) <= MOST)
 
 
-def _number(low: float, whole: bool = False) -> Kind:
+def _number(low: float, whole: bool = False) -> FieldKind:
     """Makes the kind of numbers from `low` to MOST."""
     types = (int,) if whole else (int, float)
     words = f"a {'whole ' * whole}number {'above 0' if low == LEAST else f'of at least {low:g}'} (at most {MOST:g})"
-    return Kind(words, lambda value: type(value) in types and _is_number(value) and value >= low)
+    return FieldKind(words, lambda value: type(value) in types and _is_number(value) and value >= low)
 
 
-def _list(each: Kind, least: int = 1, quick: Callable[[Any], bool] = lambda _: False) -> Kind:
+def _list(each: FieldKind, least: int = 1, quick: Callable[[Any], bool] = lambda _: False) -> FieldKind:
     words = f"a list{' that is not empty' if least else ''}, each of it {each.words}"
-    return Kind(words, lambda value: isinstance(value, list) and len(value) >= least, each, quick)
+    return FieldKind(words, lambda value: isinstance(value, list) and len(value) >= least, each, quick)
 
 
-def _object(each: Kind, *keys: str) -> Kind:
+def _object(each: FieldKind, *keys: str) -> FieldKind:
     """Makes the kind of objects whose values are of one kind. keys: what it has to have."""
     needed = f" with {', '.join(keys)}" if keys else ""
     words = f"an object{needed}, each value {each.words}"
-    return Kind(words, lambda value: isinstance(value, dict) and set(keys) <= value.keys(), each)
+    return FieldKind(words, lambda value: isinstance(value, dict) and set(keys) <= value.keys(), each)
 
 
 def _are_amounts(values: list[Any]) -> bool:
@@ -103,21 +103,21 @@ def _are_amounts(values: list[Any]) -> bool:
     )
 
 
-ANY = Kind("anything", lambda _: True)
-TEXT = Kind("text", lambda value: isinstance(value, str))
-FLAG = Kind("true or false", lambda value: isinstance(value, bool))
-OBJECT = Kind("an object", lambda value: isinstance(value, dict))
-NUMBER, AMOUNT, POSITIVE = Kind(f"a number (at most {MOST:g})", _is_number), _number(0), _number(LEAST)
+ANY = FieldKind("anything", lambda _: True)
+TEXT = FieldKind("text", lambda value: isinstance(value, str))
+FLAG = FieldKind("true or false", lambda value: isinstance(value, bool))
+OBJECT = FieldKind("an object", lambda value: isinstance(value, dict))
+NUMBER, AMOUNT, POSITIVE = FieldKind(f"a number (at most {MOST:g})", _is_number), _number(0), _number(LEAST)
 WHOLE, COUNT = _number(0, whole=True), _number(1, whole=True)
 AMOUNTS, SERIES = (
     _list(AMOUNT, quick=_are_amounts),
     _list(_list(AMOUNT, 0, lambda value: not value or _are_amounts(value))),
 )
-STATUS = Kind("finished, interrupted or failed", lambda value: value in ("finished", "interrupted", "failed"))
+STATUS = FieldKind("finished, interrupted or failed", lambda value: value in ("finished", "interrupted", "failed"))
 _SAMPLED = _object(ANY, "interval", "tx", "rx")
-SAMPLES = Kind(f"{{}} or {_SAMPLED.words}", lambda value: value == {} or _SAMPLED.holds(value))
+SAMPLES = FieldKind(f"{{}} or {_SAMPLED.words}", lambda value: value == {} or _SAMPLED.holds(value))
 
-FIELDS: Mapping[str, Mapping[str, Kind]] = {
+FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
     "start": {
         "run": TEXT,
         "time": TEXT,

@@ -9,7 +9,7 @@ HEAD = 1 << 20  # bytes of a file that are looked at
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FileKind:
     """A kind of file that commands write. name: with its article. fits: whether a file that begins so, which is not
     empty, is one."""
 
@@ -49,17 +49,17 @@ def _lines(*keys: str, torn: tuple[str, ...] = (), **values: tuple[str, ...]) ->
 
 
 _RECORDED = ("start", "about", "step", "end")
-RECORD = Kind(
+RECORD = FileKind(
     "a record of runs",
     _lines("run", kind=_RECORDED, torn=tuple(f'{{"kind":"{kind}","run":"' for kind in _RECORDED)),
 )
-VERDICTS = Kind("a file of this command's findings", _lines("case", "failed", torn=('{"case":"',)))
-POINTS = Kind("a file of measured calls", _lines("backward", "seconds", "predicted"))
-TRACE = Kind(
+VERDICTS = FileKind("a file of this command's findings", _lines("case", "failed", torn=('{"case":"',)))
+POINTS = FileKind("a file of measured calls", _lines("backward", "seconds", "predicted"))
+TRACE = FileKind(
     "a trace of zbench's", lambda head: head.startswith(b'{"displayTimeUnit": "ms", "otherData": {"simulated": ')
 )
-PAGE = Kind("a report of zbench's", lambda head: b"<title>zbench report</title>" in head[:4096])
-SHEET = Kind("a yaml of zbench.calibrate", lambda head: head.startswith(b"# Measured by zbench.calibrate"))
-PICTURE = Kind(
+PAGE = FileKind("a report of zbench's", lambda head: b"<title>zbench report</title>" in head[:4096])
+SHEET = FileKind("a yaml of zbench.calibrate", lambda head: head.startswith(b"# Measured by zbench.calibrate"))
+PICTURE = FileKind(
     "a picture", lambda head: head.startswith(b"\x89PNG\r\n") or (head[:1] == b"<" and b"<!DOCTYPE svg" in head[:4096])
 )

@@ -123,7 +123,7 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
         )
     seconds = sum(step["seconds"] for step in steps)
     nics = nic_utilization(facts, steps)
-    carried = nic_bytes(steps)
+    carried = nic_bytes_per_step(steps)
     return Figures(
         tokens_per_second=sum(step["tokens"] for step in steps) / seconds,
         step_seconds=seconds / len(steps),
@@ -209,7 +209,7 @@ def flops(
     raise ValueError(f"convention is {convention!r}; it takes one of {', '.join(CONVENTIONS)}")
 
 
-def nic_bytes(steps: Sequence[Step]) -> list[float]:
+def nic_bytes_per_step(steps: Sequence[Step]) -> list[float]:
     """Returns the bytes that every NIC sent and received, a step."""
     moved = [0] * len(steps[0]["nic_tx_bytes"])
     for step in steps:
@@ -221,7 +221,7 @@ def nic_bytes(steps: Sequence[Step]) -> list[float]:
 def nic_utilization(facts: Facts, steps: Sequence[Step]) -> list[float]:
     """Returns every NIC's bytes over what it could have carried in the time of all steps, mean of both directions."""
     seconds = sum(step["seconds"] for step in steps)
-    return [total * len(steps) / (2 * facts.nic_bandwidth * seconds) for total in nic_bytes(steps)]
+    return [total * len(steps) / (2 * facts.nic_bandwidth * seconds) for total in nic_bytes_per_step(steps)]
 
 
 def nic_idle(facts: Facts, steps: Sequence[Step]) -> float | None:

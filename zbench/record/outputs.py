@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from zbench.record.kinds import HEAD, Kind
+from zbench.record.kinds import HEAD, FileKind
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -24,7 +24,7 @@ _KINDS = (
 )
 
 
-def check_output(field: str, path: str | Path, kind: Kind, appended: bool = False) -> None:
+def check_output(field: str, path: str | Path, kind: FileKind, appended: bool = False) -> None:
     """Refuses a file that must not or cannot be written, before any work and without making it.
 
     appended: lines are added to it; else it is replaced as a whole.
@@ -50,7 +50,7 @@ def check_output(field: str, path: str | Path, kind: Kind, appended: bool = Fals
         raise ValueError(f"{told}; its folder {Path(path).parent} is read-only")
 
 
-def check_kind(told: str, head: bytes, kind: Kind, appended: bool) -> None:
+def check_kind(told: str, head: bytes, kind: FileKind, appended: bool) -> None:
     """Refuses a file that begins with `head` and is none of `kind`; an empty one is as good as new.
 
     Raises:
@@ -93,7 +93,7 @@ def check_outside(written: Mapping[str, str | Path | None], folders: Iterable[st
 
 
 @contextlib.contextmanager
-def whole(field: str, path: str | Path, kind: Kind) -> Iterator[IO[bytes]]:
+def whole_file(field: str, path: str | Path, kind: FileKind) -> Iterator[IO[bytes]]:
     """Opens a stream to write; it becomes the file `path` when the block ends well. A link stays, and its file is
     replaced.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from zbench.record.fields import ALIKE, FIELDS, fault, shown
+from zbench.record.fields import ALIKE, FIELDS, line_fault, shortened
 from zbench.record.older import as_today, with_all_keys
 from zbench.record.renamed import renamed
 from zbench.record.shown import plain
@@ -66,7 +66,7 @@ def read(path: str, wanted: Callable[[Line], bool] | None = None) -> tuple[list[
                 except ValueError as error:
                     reading.problems.append(f"{path}:{number}: {error}; the line is skipped")
                     continue
-                if line["kind"] == "start" and wanted is not None and fault(line) is None and not wanted(line):
+                if line["kind"] == "start" and wanted is not None and line_fault(line) is None and not wanted(line):
                     unwanted.add(line["run"].encode())
                 else:
                     reading.take(line, number)
@@ -112,11 +112,11 @@ def _parse(raw: bytes) -> Line:
         raise ValueError(f"not a line of JSON ({reason})") from error
     kind = line.get("kind") if isinstance(line, dict) else None
     if not isinstance(kind, str) or kind not in FIELDS:
-        told = f"kind is {shown(kind)}" if isinstance(line, dict) and "kind" in line else "it has no kind"
+        told = f"kind is {shortened(kind)}" if isinstance(line, dict) and "kind" in line else "it has no kind"
         raise ValueError(f"not a line of a record ({told}; it takes {', '.join(FIELDS)})")
     run = line.get("run")
     if not isinstance(run, str) or _NAMES.fullmatch(run) is None:
-        told = f"run of a {kind} line is {shown(run)}"
+        told = f"run of a {kind} line is {shortened(run)}"
         raise ValueError(f"{told}; it takes a name of at most 100 letters, digits, _, . and -")
     if kind != "step":  # whose text no command prints
         line = plain(line)
@@ -156,7 +156,9 @@ class _Reading:
         run = line["run"]
         if run in self.left_out:
             return
-        problem = fault(line) or (self._begin(line, number) if line["kind"] == "start" else self._add(line, number))
+        problem = line_fault(line) or (
+            self._begin(line, number) if line["kind"] == "start" else self._add(line, number)
+        )
         if problem is not None:
             self.problems.append(f"{self.path}:{number}: {line['kind']} line: {problem}; run {run} is left out")
             self.left_out.add(run)

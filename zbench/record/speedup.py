@@ -13,8 +13,8 @@ T = TypeVar("T", bound=Step)
 
 def speedup(steps: Sequence[Step], baseline: Sequence[Step]) -> float | None:
     """Returns how many times faster a run is than the baseline on the same batches, by sums of seconds; None where
-    `pairs` is."""
-    paired = pairs(steps, baseline)
+    `_pairs` is."""
+    paired = _pairs(steps, baseline)
     if paired is None:
         return None
     return float(sum(other["seconds"] for _, other in paired) / sum(step["seconds"] for step, _ in paired))
@@ -23,14 +23,14 @@ def speedup(steps: Sequence[Step], baseline: Sequence[Step]) -> float | None:
 def speedup_interval(steps: Sequence[Step], baseline: Sequence[Step]) -> tuple[float, float] | None:
     """Returns (lowest, highest): the speed-up's 95 % interval over batches; None where there are too few
     (zbench.record.interval)."""
-    paired = pairs(steps, baseline)
+    paired = _pairs(steps, baseline)
     if paired is None:
         return None
     middle, half = log_ratio([step["seconds"] for step, _ in paired], [other["seconds"] for _, other in paired])
     return None if half is None else (exp(middle - half), exp(middle + half))
 
 
-def pairs(steps: Sequence[T], baseline: Sequence[T]) -> list[tuple[T, T]] | None:
+def _pairs(steps: Sequence[T], baseline: Sequence[T]) -> list[tuple[T, T]] | None:
     """Returns every step beside the baseline's on the same batch, told by step and digest, if both count.
 
     None where the baseline lacks one of the batches, none is left, or either ran out of memory.

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zbench.describe.cluster import Cluster, usual_channels
-from zbench.describe.units import number
+from zbench.describe.units import with_noun
 from zbench.record.interval import LEAST
 from zbench.record.metrics import CONVENTIONS
 
@@ -38,14 +38,14 @@ def link_words(cluster: Cluster) -> str:
     """Describes the domains, and channels that are not the usual ones (NICs' `auto`, one of NVLink's); "" without
     any."""
     told = [
-        f"{one.gpus} GPUs a {one.name} with {one.bandwidth / 1e9:g} GB/s and {number(one.channels, 'channel')}"
+        f"{one.gpus} GPUs a {one.name} with {one.bandwidth / 1e9:g} GB/s and {with_noun(one.channels, 'channel')}"
         + (", which is the whole node: nothing uses the node's own links" if one.gpus >= cluster.gpus_per_node else "")
         for one in cluster.domains
     ]
     if cluster.nvlink_channels != 1:
-        told.append(number(cluster.nvlink_channels, "NVLink channel"))
+        told.append(with_noun(cluster.nvlink_channels, "NVLink channel"))
     if cluster.nic_channels != usual_channels(cluster.nic_bandwidth):
-        told.append(number(cluster.nic_channels, "NIC channel"))
+        told.append(with_noun(cluster.nic_channels, "NIC channel"))
     return ", ".join(told)
 
 
@@ -53,8 +53,8 @@ def cluster_words(facts: Mapping[str, Any]) -> str:
     """Describes the cluster as configured; how many of its GPUs are a rank, and how many stages there are, if not
     one."""
     words = (
-        f"{facts['cluster']}: {number(facts['num_nodes'], 'node')} x {facts['gpus_per_node']} {facts['device']}, "
-        f"{number(facts['nics_per_node'], 'NIC')} of {facts['nic_bandwidth'] * 8 / 1e9:g} Gbit/s a node"
+        f"{facts['cluster']}: {with_noun(facts['num_nodes'], 'node')} x {facts['gpus_per_node']} {facts['device']}, "
+        f"{with_noun(facts['nics_per_node'], 'NIC')} of {facts['nic_bandwidth'] * 8 / 1e9:g} Gbit/s a node"
     )
     if "links" in facts:
         words += f"; {facts['links']}"

@@ -21,14 +21,14 @@ class RecordError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class RecordWriter:
     """Appends whole lines to one file."""
 
     path: str
     descriptor: int
 
     @staticmethod
-    def open(path: str) -> "Writer":
+    def open(path: str) -> "RecordWriter":
         """Opens a record to append to; makes it where there is none.
 
         Raises:
@@ -36,7 +36,7 @@ class Writer:
         """
         check_output("out", path, RECORD, appended=True)
         try:
-            return Writer(path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666))
+            return RecordWriter(path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666))
         except OSError as error:
             raise ValueError(f"out is {path!r}; it cannot be written: {error.strerror}") from error
 

@@ -16,19 +16,19 @@ with loading(__name__):
     from zbench.plans.plan import Plan
     from zbench.record.kinds import PAGE
     from zbench.record.metrics import CONVENTIONS, Facts
-    from zbench.record.outputs import check_apart, check_output, whole
+    from zbench.record.outputs import check_apart, check_output, whole_file
     from zbench.record.record import Line, Run
     from zbench.record.records import read_all
     from zbench.record.words import convention_words, doubt_words
     from zbench.report.columns import MOST_EVENTS
     from zbench.report.inside import homes, timeline
-    from zbench.report.measured import measured
-    from zbench.report.overview import SERIES, SHARES, of_step, overview, rounded
+    from zbench.report.measured import measured_timeline
+    from zbench.report.overview import SERIES, SHARES, overview, rounded, step_overview
     from zbench.report.page import encoded, page
     from zbench.run.known import Unknown, add_trust
     from zbench.run.replay import Replay
     from zbench.simulator.simulate import Simulated
-    from zbench.standing.cells import table
+    from zbench.standing.cells import cells_by_world
     from zbench.standing.survival import survivals
     from zbench.trace.file import recorded
 
@@ -59,7 +59,7 @@ def _main() -> int:
     check_output("--out", arguments.out, PAGE)
     check_apart({"--out": arguments.out}, arguments.files)
     runs = read_all(arguments.files)
-    steps, left_out = looked_into(runs, chosen(runs, arguments.steps), arguments.trust)
+    steps, left_out = looked_into(runs, steps_to_show(runs, arguments.steps), arguments.trust)
     found = overview(runs, arguments.convention)
     text = page({
         "files": arguments.files,
@@ -69,7 +69,7 @@ def _main() -> int:
         "shares": SHARES, "series": SERIES, "left_out": left_out,
         "runs": found, "steps": steps, "worlds": worlds_told(runs),
     })  # fmt: skip
-    with whole("--out", arguments.out, PAGE) as stream:
+    with whole_file("--out", arguments.out, PAGE) as stream:
         stream.write(text.encode("utf-8", "replace"))  # a record's text may hold half a surrogate pair
     size = Path(arguments.out).stat().st_size / 1e6
     print(f"{arguments.out}: {len(runs)} runs, {len(steps)} steps to look into, {size:.1f} MB")
@@ -83,7 +83,7 @@ def worlds_told(runs: Sequence[Run]) -> list[dict[str, Any]]:
     (zbench.standing.survival)."""
     out = []
     try:
-        for one in survivals(runs, table(runs)):
+        for one in survivals(runs, cells_by_world(runs)):
             columns, rows = one.ranges()
             out.append({"title": one.title, "columns": columns, "rows": rows, "lines": one.lines()})
     except ValueError as error:  # batches that cannot be compared; the rest of the page can be shown
@@ -91,7 +91,7 @@ def worlds_told(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return out
 
 
-def chosen(runs: Sequence[Run], steps: str) -> list[tuple[Run, Line]]:
+def steps_to_show(runs: Sequence[Run], steps: str) -> list[tuple[Run, Line]]:
     """Returns the steps to look into: every run's first, then every run's next, so that a page too large lacks late
     ones.
 
@@ -123,7 +123,7 @@ def looked_into(
     replays: dict[str, Replay | ValueError] = {}
     with Meter(len(wanted)) as meter:
         for number, (run, line) in enumerate(wanted):
-            found = inside(run, line, replays, trust)
+            found = look_inside(run, line, replays, trust)
             size += len(encoded(found))
             if size > MOST_BYTES:
                 left_out.append(
@@ -142,13 +142,13 @@ def looked_into(
     return out, left_out
 
 
-def inside(run: Run, line: Line, replays: dict[str, Replay | ValueError], trust: bool = False) -> dict[str, Any]:
+def look_inside(run: Run, line: Line, replays: dict[str, Replay | ValueError], trust: bool = False) -> dict[str, Any]:
     """Looks into a step: returns what the record says, and its plans, made again; where that fails, why, in `problem`.
     Of a measured step that was traced the timeline is its trace; where that is gone, why, in `untraced`.
 
     replays: by run, those made so far. trust: as of Replay.
     """
-    found: dict[str, Any] = {"record": of_step(Facts.of(run.start["facts"]), line)}
+    found: dict[str, Any] = {"record": step_overview(Facts.of(run.start["facts"]), line)}
     plans: tuple[Plan, ...] = ()
     cost: Cost | None = None
     try:
@@ -169,7 +169,7 @@ def inside(run: Run, line: Line, replays: dict[str, Replay | ValueError], trust:
         found["problem"] = str(error)
     if not run.start["facts"].get("simulated") and line.get("trace") is not None:
         try:
-            found["timeline"] = measured(recorded(line["trace"], Path(run.path).parent), plans, cost)
+            found["timeline"] = measured_timeline(recorded(line["trace"], Path(run.path).parent), plans, cost)
         except ValueError as error:
             found["untraced"] = str(error)
         except (KeyError, TypeError, IndexError, AttributeError):  # events that our own writers do not make

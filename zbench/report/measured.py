@@ -60,7 +60,7 @@ class _Runs:
         return int(self._legs[micro, backward][leg])
 
 
-def measured(events: Sequence[Event], plans: tuple[Plan, ...], cost: Cost | None) -> Table | None:
+def measured_timeline(events: Sequence[Event], plans: tuple[Plan, ...], cost: Cost | None) -> Table | None:
     """Makes the table that zbench.report.inside.timeline makes, of what the ranks noted.
 
     It is None where there are more than MOST_EVENTS events.

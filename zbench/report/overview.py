@@ -91,7 +91,7 @@ def shares_of(step: Mapping[str, Any]) -> np.ndarray:
     return np.stack([attention, linear, inside, across, either, sharing, optimizer, left - moved])
 
 
-def of_step(facts: Facts, step: Line) -> Table:
+def step_overview(facts: Facts, step: Line) -> Table:
     """Returns what the record itself says of one step, rank by rank and NIC by NIC."""
     names = ("tokens", "num_sequences", "max_length", "num_micro_batches", "seconds", "bound_seconds", "nvlink_bytes")
     return {

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from zbench.cost.cost import Cost
 from zbench.cost.loss import chunked_bytes
-from zbench.run.cases import Case
+from zbench.run.cases import RunCase
 from zbench.run.machine import cores, free_disk, free_memory
 from zbench.run.parts import Parts, Settings
 from zbench.run.price import check_memory_here, check_record, priced
 from zbench.run.request import Request
 from zbench.runtime.executor import Torch
-from zbench.runtime.job.footprint import LEVELS, layer_bytes, static_bytes, working_bytes
+from zbench.runtime.job.footprint import LEVELS, kept_layer_bytes, training_state_bytes, working_bytes
 from zbench.runtime.job.settings import kind_of, no_gpu
 from zbench.runtime.processes.world import found
 
@@ -26,7 +26,7 @@ RANKS_PER_CORE = 32
 PROCESS = 50e6  # of a rank, torch's pages shared: Pss in /proc/PID/smaps_rollup of 16 ranks of model tiny, 52 MB each
 
 
-def admit(settings: Settings, parts: Parts, own: Case, baseline: Case | None) -> None:
+def admit(settings: Settings, parts: Parts, own: RunCase, baseline: RunCase | None) -> None:
     """Refuses a job that this machine cannot take.
 
     Raises:
@@ -87,9 +87,9 @@ def rank_bytes(cost: Cost, executor: Torch, tokens: int) -> tuple[float, float]:
     Activations are no more than the described device has left: systems know its memory, and divide a batch by it.
     """
     level = LEVELS[-1] if executor.recompute == "auto" else executor.recompute or cost.model.recompute
-    state = static_bytes(cost, kind_of(executor.parameters, cost.model), level)
+    state = training_state_bytes(cost, kind_of(executor.parameters, cost.model), level)
     at_work = max(chunked_bytes(cost.model, tokens), working_bytes(cost.model, level) * tokens)
-    activations = cost.model.num_layers * layer_bytes(cost.model, level) * tokens + at_work
+    activations = cost.model.num_layers * kept_layer_bytes(cost.model, level) * tokens + at_work
     return state, min(activations, max(0.0, cost.cluster.device.memory_bytes - state))
 
 

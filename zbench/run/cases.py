@@ -18,7 +18,7 @@ from zbench.run.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RunCase:
     """One system to run: its start line (without the run's id and time), the system, and the parts it runs with."""
 
     start: Line
@@ -31,7 +31,7 @@ class Case:
         return label(self.start, "system")
 
 
-def cases(request: Request, parts: Parts, tell: Callable[[str, str], None]) -> tuple[Case, Case | None]:
+def run_cases(request: Request, parts: Parts, tell: Callable[[str, str], None]) -> tuple[RunCase, RunCase | None]:
     """Returns the run's own system and its baseline; None for the baseline if there is none or the system is it.
 
     tell: takes a system's name and what it does, where it chooses its configuration first.
@@ -63,9 +63,9 @@ def cases(request: Request, parts: Parts, tell: Callable[[str, str], None]) -> t
     return case, _case({**shared, "config": other}, compared)
 
 
-def _case(start: Line, settled: Settled) -> Case:
+def _case(start: Line, settled: Settled) -> RunCase:
     chosen = {} if settled.choice is None else {"chosen": asdict(settled.choice)}
-    return Case({**start, "facts": settled.parts.facts(), **chosen}, settled.system, settled.parts)
+    return RunCase({**start, "facts": settled.parts.facts(), **chosen}, settled.system, settled.parts)
 
 
 def _compared(request: Request, parts: Parts, tell: Callable[[str], None]) -> Settled:
@@ -98,7 +98,7 @@ def _packages(system: System) -> Line:
     return {"packages": versions(names)} if names else {}
 
 
-def reusable(case: Case, settings: Settings, parts: Parts, earlier: Iterable[Run]) -> Run | None:
+def reusable(case: RunCase, settings: Settings, parts: Parts, earlier: Iterable[Run]) -> Run | None:
     """Finds a finished run that a new one of `case` could only repeat: same sources, settings and batches.
 
     Simulated ones are looked for in the record. What was measured depends on the day, so it has to be of the same

@@ -16,7 +16,7 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem not in CHOOSES)
 
 
-def missing(system: str) -> str:
+def missing_package(system: str) -> str:
     """Names the package that the system needs and that is not installed, "" if none."""
     package = NEEDS.get(system, "")
     return package if package and find_spec(package) is None else ""

@@ -26,7 +26,7 @@ from zbench.record.fingerprint import source_digest
 from zbench.run.contract import batch_of, gives
 from zbench.run.fastest import Keys, fastest
 from zbench.run.parts import Parts, make_cost, make_system
-from zbench.run.target import Make, from_yaml, part
+from zbench.run.target import Make, from_yaml, make_part
 
 SEED = 7_777_777  # of the batches that are looked at; a run of this seed has those of the next one looked at
 CONFIGURED = ("cluster", "model", "world", "planners", "mask", "workload", "system", "tokens_per_gpu", "free")
@@ -117,7 +117,7 @@ def _with_keys(config: Mapping[str, Any], keys: Keys) -> Mapping[str, Any]:
 
 def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[str], None]) -> Study:
     seed = SEED + (config["seed"] == SEED)
-    workload = part(make, config, "workload", seed=seed, tokens=parts.tokens)
+    workload = make_part(make, config, "workload", seed=seed, tokens=parts.tokens)
     return Study(
         *parts.told,
         lambda number: batch_of(workload, number, parts.tokens),
@@ -140,7 +140,7 @@ def kept(name: str, choose: Callable[[], Choice]) -> Choice:
 
     Without a folder to write to, or with a file there that is no choice, it is made anew.
     """
-    path = folder() / f"{name}.json"
+    path = choices_folder() / f"{name}.json"
     with suppress(OSError, ValueError, TypeError):
         return Choice(**json.loads(path.read_text()))
     choice = choose()
@@ -153,7 +153,7 @@ def kept(name: str, choose: Callable[[], Choice]) -> Choice:
     return choice
 
 
-def folder() -> Path:
+def choices_folder() -> Path:
     """Returns the folder where choices are kept: zbench/choices of the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "zbench" / "choices"

@@ -22,7 +22,7 @@ from zbench.record.words import link_words
 from zbench.run.contract import batch_of
 from zbench.run.fastest import FREE
 from zbench.run.price import check_size
-from zbench.run.target import Make, expect, from_yaml, part
+from zbench.run.target import Make, expect, from_yaml, make_part
 
 SIMULATED = "zbench.simulator.simulate.Simulated"
 PRECISIONS = {"exact": 8, "float32": 4}  # bytes of an element: what these checks compute in
@@ -113,7 +113,7 @@ class Parts:
         world = _world(config, make, simulated)
         cluster, model = world.of(nominal)
         tokens = settings.tokens_per_gpu * cluster.num_ranks
-        workload = part(make, config, "workload", seed=settings.seed, tokens=tokens)
+        workload = make_part(make, config, "workload", seed=settings.seed, tokens=tokens)
         cost = make_cost(cluster, model, simulated)
         seen = make_cost(*nominal, simulated) if settings.planners == NOMINAL else cost
         if settings.planners != "world" and not simulated:
@@ -127,13 +127,13 @@ class Parts:
             if getattr(settings, name) and simulated:
                 raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
-        executor = part(make, config, "executor", cost=cost, **training)
+        executor = make_part(make, config, "executor", cost=cost, **training)
         if settings.resume and executor.first_step >= settings.steps:
             raise ValueError(
                 f"steps is {settings.steps}; resume={settings.resume} goes on with step {executor.first_step}, counted "
                 f"from 0, so it takes at least {executor.first_step + 1}"
             )
-        tracker = part(make, config, "tracker")
+        tracker = make_part(make, config, "tracker")
         expect("workload", workload, "batch")
         expect("executor", executor, "step")
         expect("tracker", tracker, "log")
@@ -206,7 +206,7 @@ def _machine(config: Mapping[str, Any], settings: Settings, make: Make, simulate
     Raises:
         ValueError: one of them cannot be, or the executor cannot train so.
     """
-    cluster, model = part(make, config, "cluster"), part(make, config, "model")
+    cluster, model = make_part(make, config, "cluster"), make_part(make, config, "model")
     expect("cluster", cluster, "num_ranks", is_method=False)
     expect("model", model, "num_layers", is_method=False)
     check_size(cluster.num_nodes, cluster.gpus_per_node, settings.tokens_per_gpu)
@@ -231,7 +231,7 @@ def _world(config: Mapping[str, Any], make: Make, simulated: bool) -> World:
     Raises:
         ValueError: it is none, or there is no clock to play it.
     """
-    world = part(make, config, "world")
+    world = make_part(make, config, "world")
     if not isinstance(world, World):
         kind = type(world).__name__
         raise ValueError(f"world: {kind} is no zbench.describe.worlds.World, whose keys are what can be changed")
@@ -255,7 +255,7 @@ def make_cost(cluster: Cluster, model: Model, simulated: bool = True) -> Cost:
 
 def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -> System:
     """Makes the system; make: as of Parts.of. One that chooses before a run plans after that (zbench.run.chosen)."""
-    system: System = part(make, config, "system", cost=cost)
+    system: System = make_part(make, config, "system", cost=cost)
     if isinstance(system, Chooses):
         return system
     expect("system", system, "planner" if callable(getattr(system, "choose", None)) else "plan")

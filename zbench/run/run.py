@@ -27,25 +27,25 @@ from zbench.record.outputs import check_apart, check_output, check_outside
 from zbench.record.record import Line, Run
 from zbench.record.rows import label, rows
 from zbench.record.words import cluster_words, convention_words
-from zbench.record.writer import RecordError, Writer
+from zbench.record.writer import RecordError, RecordWriter
 from zbench.run.admission import admit, unchosen_words
-from zbench.run.cases import Case, cases, reusable
+from zbench.run.cases import RunCase, reusable, run_cases
 from zbench.run.contract import gives, plans_of
 from zbench.run.parts import PRECISIONS, Parts, Settings
 from zbench.run.request import Request
 from zbench.run.warm import warm
 from zbench.runtime.executor import LIMITS
 from zbench.runtime.processes.fleet import RankFailed
-from zbench.trace.file import told
+from zbench.trace.file import trace_reference
 from zbench.trace.step import write_trace
 from zbench.track import Careful
 from zbench.track.default import tracker_words
-from zbench.track.names import CURVES, TIMELINE, of_run, of_step, tracked
+from zbench.track.names import CURVES, TIMELINE, of_run, step_figures, tracked
 
 DEFAULT_FOLDER = Path("results")  # made when missing; any other folder has to be there
 
 
-def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = None) -> list[Run]:
+def run_with_baseline(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = None) -> list[Run]:
     """Runs the baseline and the system, prints their table, and returns both; none of them where a sweep leaves it out.
 
     earlier: runs of the same command, whose measurements stand for a baseline that was among them.
@@ -72,7 +72,7 @@ def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = Non
     check_outside({"out": settings.out, "trace": settings.trace}, folders)
     check_memory(parts.cost)
     with Meter(settings.steps, sweep) as meter:
-        own, baseline = cases(request, parts, lambda name, doing: meter.show(name, 0, doing=doing))
+        own, baseline = run_cases(request, parts, lambda name, doing: meter.show(name, 0, doing=doing))
     admit(settings, parts, own, baseline)
     for line in unchosen_words(request, parts):
         say(line)
@@ -80,7 +80,7 @@ def run(request: Request, earlier: Iterable[Run] = (), sweep: Sweep | None = Non
     known = None if settings.again else reusable(own, settings, parts, ())
     played = [case for case, found in ((baseline, reused), (own, known)) if case and not found]
     done = [reused] if reused else []
-    writer = Writer.open(settings.out)
+    writer = RecordWriter.open(settings.out)
     try:
         with Meter(settings.steps, sweep) as meter:
             for case in played:
@@ -121,10 +121,10 @@ def _left_out(request: Request, parts: Parts, sweep: Sweep | None) -> bool:
 
 
 def _play(
-    case: Case,
+    case: RunCase,
     settings: Settings,
     executor: Executor,
-    writer: Writer,
+    writer: RecordWriter,
     meter: Meter,
     trace: str | None,
     earlier: Sequence[Run],
@@ -174,14 +174,16 @@ def _play(
 
 def _track(tracker: Careful, facts: Facts, line: Line) -> None:
     """Tells of a recorded step, and of its trace where it has one."""
-    tracker.log(line["step"], of_step(facts, line))
+    tracker.log(line["step"], step_figures(facts, line))
     if line["nic_series"]:
         tracker.curves(line["step"], CURVES, line["nic_series"]["interval"], nic_curves(facts, line))
     if "trace" in line:
         tracker.attach(TIMELINE, line["trace"]["file"])
 
 
-def _fail(error: BaseException, where: str, run_id: str, writer: Writer, tracker: Careful, executor: Executor) -> None:
+def _fail(
+    error: BaseException, where: str, run_id: str, writer: RecordWriter, tracker: Careful, executor: Executor
+) -> None:
     """Ends a run that did not finish: in the record, at the tracker, and its processes."""
     stop = stop_in(error)
     status = "interrupted" if stop or isinstance(error, RankFailed) else "failed"
@@ -193,7 +195,7 @@ def _fail(error: BaseException, where: str, run_id: str, writer: Writer, tracker
         executor.stop()
 
 
-def _step(case: Case, executor: Executor, step: int, trace: str | None, meter: Meter) -> Line:
+def _step(case: RunCase, executor: Executor, step: int, trace: str | None, meter: Meter) -> Line:
     """Plans, verifies and executes one step; its raw quantities."""
     parts = case.parts
     batch = parts.batch(step)
@@ -229,7 +231,7 @@ def _step(case: Case, executor: Executor, step: int, trace: str | None, meter: M
         "verify_seconds": verified - planned,
         "execute_seconds": executed - verified,
         **({"plan_notes": [dict(plan.notes) for plan in plans]} if any(plan.notes for plan in plans) else {}),
-        **({"trace": told(trace)} if trace is not None else {}),
+        **({"trace": trace_reference(trace)} if trace is not None else {}),
         **asdict(result),
     }
 
@@ -239,7 +241,7 @@ def _visible(batch: Batch, mask: Mask) -> dict[str, int]:
     return {} if mask == CAUSAL else {"pairs": mask.pairs(batch.lengths)}
 
 
-def _about(own: Case, parts: Parts, done: Sequence[Run]) -> list[str]:
+def _about(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
     """Says where the runs' figures come from, and whether they count."""
     where = cluster_words(own.start["facts"])
     if own.start["config"].get("planners") == NOMINAL:
@@ -254,7 +256,7 @@ def _about(own: Case, parts: Parts, done: Sequence[Run]) -> list[str]:
     return [measured, *chosen, *(f"{systems}: {line}" for line in _checks(done)), *_invalid(done)]
 
 
-def _words(own: Case, settings: Settings, reused: Run | None, known: Run | None) -> list[str]:
+def _words(own: RunCase, settings: Settings, reused: Run | None, known: Run | None) -> list[str]:
     """Says how to read the figures of a run, and where they are."""
     lines = [convention_words("zbench")]
     if reused and reused.line:

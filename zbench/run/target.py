@@ -35,7 +35,7 @@ def from_yaml(config: Mapping[str, Any], group: str) -> Callable[..., Any]:
     return made
 
 
-def part(make: Make, config: Mapping[str, Any], group: str, **arguments: Any) -> Any:
+def make_part(make: Make, config: Mapping[str, Any], group: str, **arguments: Any) -> Any:
     """Makes the object that a group's `_target_` names: `make` resolves it, and it is called with the group's keys and
     `arguments`.
 

@@ -17,7 +17,7 @@ from zbench.plans.plan import Plan
 from zbench.proof.verify import verify_step
 from zbench.run.contract import plans_of
 from zbench.runtime.program.compiler import Compiler
-from zbench.runtime.program.phases import batched
+from zbench.runtime.program.phases import with_message_batches
 
 NODES = 4  # of the small cluster: as few as can share heads in groups of nodes
 SMALL = Batch(np.array([1, 7, 300, 2000, 40_000, 60_000], np.int64), seed=0, step=0)
@@ -48,4 +48,4 @@ def warm(system: System, trains: bool = False) -> None:
 def _compile(plan: Plan, cost: Cost) -> None:
     """Compiles one rank's programs, as zbench.runtime.training.trainer makes them, for no kernel and no memory."""
     pair = Compiler(plan, 0, cost, index=lambda rows: rows, cut=lambda *_: None).compile()
-    batched(plan, cost, pair)
+    with_message_batches(plan, cost, pair)

@@ -20,10 +20,18 @@ from zbench.interfaces.abilities import HasVocabulary
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
-from zbench.runtime.checkpoints.folder import Hold, check_free, check_same, check_whole, told
-from zbench.runtime.job.footprint import LEVELS, Choice, choose
+from zbench.runtime.checkpoints.folder import Hold, check_files, check_free, check_same, checkpoint_description
+from zbench.runtime.job.footprint import LEVELS, LevelChoice, choose_level
 from zbench.runtime.job.job import DEVICES, PARAMETERS, AdamW, Job, Report
-from zbench.runtime.job.settings import at_least, check_kernel, check_model, check_package, kind_of, known, one_of
+from zbench.runtime.job.settings import (
+    at_least,
+    check_kernel,
+    check_model,
+    check_package,
+    kind_of,
+    one_of,
+    with_known_keys,
+)
 from zbench.runtime.measured import COUNTED, COUNTERS, step_result
 from zbench.runtime.measured_trace import write_measured
 from zbench.runtime.processes.fleet import Fleet
@@ -97,7 +105,7 @@ class Torch:
         at_least("executor.timeout", self.timeout, 1)
         check_whole_number("executor.warmup", self.warmup, 0)
         check_whole_number("executor.checkpoint_every", self.checkpoint_every, 1, or_null=True)
-        AdamW(**known("executor.optimizer", self.optimizer, AdamW.__dataclass_fields__))
+        AdamW(**with_known_keys("executor.optimizer", self.optimizer, AdamW.__dataclass_fields__))
         check_model(model, self.workload.vocab if isinstance(self.workload, HasVocabulary) else None)
         check_boolean("executor.nic_counters", self.nic_counters)
         if self.nic_interval is not None:
@@ -117,12 +125,12 @@ class Torch:
             Hold.of(self.checkpoint).end()  # told now, and not when the baseline has run
         if self.resume is not None:
             check_same(self.resume, self.job().told())
-            check_whole(self.resume)
+            check_files(self.resume)
 
     @property
     def first_step(self) -> int:
         """The first step to run: 0, or where the checkpoint goes on."""
-        return 0 if self.resume is None else int(told(self.resume)["next_step"])
+        return 0 if self.resume is None else int(checkpoint_description(self.resume)["next_step"])
 
     # -- Executor -------------------------------------------------------------------------------------
     def start(self) -> Ready:
@@ -244,10 +252,10 @@ class Torch:
 
         return JoinedFleet(world, TARGET, job, timeout=self.timeout)
 
-    def _choice(self, plans: tuple[Plan, ...]) -> Choice:
+    def _choice(self, plans: tuple[Plan, ...]) -> LevelChoice:
         """Chooses what runs again in this step's backward."""
         levels = LEVELS if self.recompute == "auto" else (self.recompute or self.cost.model.recompute,)
-        return choose(plans, self.cost, self.job().parameters, self._capacity, levels)
+        return choose_level(plans, self.cost, self.job().parameters, self._capacity, levels)
 
     def _checked(self, batch: Batch, plans: tuple[Plan, ...], reports: list[Report], level: str) -> dict[str, float]:
         """Returns what the checks found, by name. level: of recomputation."""

@@ -9,7 +9,7 @@ from zbench.cost.collective import nic_bytes
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.result import StepResult
-from zbench.runtime.job.footprint import Choice
+from zbench.runtime.job.footprint import LevelChoice
 from zbench.runtime.job.job import Report
 from zbench.runtime.traffic import Sent
 
@@ -29,7 +29,7 @@ def step_result(
     parameters: str,
     nic_counters: bool,
     checks: dict[str, float],
-    choice: Choice,
+    choice: LevelChoice,
 ) -> StepResult:
     """Makes the result of a step of all ranks' reports.
 
@@ -38,7 +38,7 @@ def step_result(
     """
     cluster = cost.cluster
     if nic_counters:
-        tx, rx = counted(reports, cluster.gpus_per_node, cluster.nics_per_node)
+        tx, rx = _node_nic_bytes(reports, cluster.gpus_per_node, cluster.nics_per_node)
     else:
         sent = Sent.of(cluster, [one.inside for one in reports], [one.across for one in reports])
         more = _parameter_bytes(cost, parameters, num_micro_batches) if cluster.num_nodes > 1 else 0
@@ -81,7 +81,7 @@ def _parameter_bytes(cost: Cost, parameters: str, num_micro_batches: int) -> int
     return nic_bytes(cost, wide) + num_micro_batches * nic_bytes(cost, 2 * layers + rest)
 
 
-def counted(reports: list[Report], gpus_per_node: int, nics_per_node: int) -> tuple[list[int], list[int]]:
+def _node_nic_bytes(reports: list[Report], gpus_per_node: int, nics_per_node: int) -> tuple[list[int], list[int]]:
     """Returns the bytes (sent, received) of every NIC of every node, as the first rank of each node read them."""
     tx, rx = [], []
     for node, report in enumerate(reports[::gpus_per_node]):

@@ -11,7 +11,7 @@ A leg (zbench.simulator.legs) waits for its data, for its **lanes** and for its 
   has a compute lane and, for every class of links, one a direction for transfers of its own and one for what it passes
   on for others. Messages from one lane to one other lane go one after another.
 
-`run` is an event loop over legs. It is exact for these rules: no time is ever revised. Free times of a lane or a link
+`run_legs` is an event loop over legs. It is exact for these rules: no time is ever revised. Free times of a lane or a link
 are a row with a channel each, ascending: a message takes the channel that is free first.
 """
 
@@ -60,7 +60,7 @@ class Free:
 
 
 @dataclass(frozen=True)
-class Program:
+class LegGraph:
     """Legs with their waits, ready to be run again and again from different starting times.
 
     busy, latency: seconds [num_legs]. next_a, next_b: the next leg in each lane, -1 if none. pair: which of the pairs
@@ -85,18 +85,18 @@ class Program:
         return np.where(self.legs.whole, self.legs.channels - 1, 0)
 
 
-def program(parts: Legs, busy: Floats, latency: Floats, edges: Edges) -> Program:
+def leg_graph(parts: Legs, busy: Floats, latency: Floats, edges: Edges) -> LegGraph:
     """Puts legs into a program: lanes in plan order and data edges, from operations to legs."""
     next_a, next_b, lane_waits = _lane_order(parts.lane_a, parts.lane_b)
     pair, next_pair = _pairs(parts)
     lane_waits[next_pair[next_pair >= 0]] += 1
     producer, consumer = _leg_edges(edges.producer, edges.consumer, parts.first, parts.last, parts.after)
     offsets, followers, waits = _rows(len(parts.op), producer, consumer)
-    return Program(parts, busy, latency, next_a, next_b, pair, next_pair, offsets, followers, waits + lane_waits)
+    return LegGraph(parts, busy, latency, next_a, next_b, pair, next_pair, offsets, followers, waits + lane_waits)
 
 
 def _pairs(parts: Legs) -> tuple[Ints, Ints]:
-    """Returns Program.pair and Program.next_pair. Legs that take all of their lanes go one after another without
+    """Returns LegGraph.pair and LegGraph.next_pair. Legs that take all of their lanes go one after another without
     them."""
     pair, following = np.full(len(parts.op), -1, np.int64), np.full(len(parts.op), -1, np.int64)
     several = np.flatnonzero((parts.channels > 1) & (parts.lane_b >= 0))
@@ -171,7 +171,7 @@ def _leg_edges(producer, consumer, first, last, after):  # type: ignore[no-untyp
     return sources, targets
 
 
-def run(of: Program, rank_ready: Floats, free: Free) -> Timeline:
+def run_legs(of: LegGraph, rank_ready: Floats, free: Free) -> Timeline:
     """Runs every leg once. rank_ready: [num_ranks], before which a rank starts nothing.
 
     free: when lanes and links are; changed in place to when they are afterwards.

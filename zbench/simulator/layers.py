@@ -14,7 +14,7 @@ import numpy as np
 from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC
-from zbench.simulator.clock import Free, Program, Timeline, run
+from zbench.simulator.clock import Free, LegGraph, Timeline, run_legs
 from zbench.simulator.direct import Direct
 from zbench.simulator.legs import COMPUTE
 
@@ -23,21 +23,21 @@ PLAYED, AVERAGED = 12, 8
 
 
 @dataclass(slots=True)
-class State:
+class ClockState:
     """Clocks that go on from layer to layer: ready, seconds [num_ranks], and when lanes and links are free."""
 
     ready: Floats
     free: Free
 
     @staticmethod
-    def zero(cluster: Cluster) -> "State":
+    def zero(cluster: Cluster) -> "ClockState":
         """Returns clocks at 0."""
-        return State(np.zeros(cluster.num_ranks), Free.zero(cluster))
+        return ClockState(np.zeros(cluster.num_ranks), Free.zero(cluster))
 
-    def since(self, old: "State") -> "State":
+    def since(self, old: "ClockState") -> "ClockState":
         """Returns clocks that show how much later everything is."""
         free = Free(self.free.lanes - old.free.lanes, self.free.links - old.free.links)
-        return State(self.ready - old.ready, free)
+        return ClockState(self.ready - old.ready, free)
 
     def meet(self) -> None:
         """Makes every rank wait for all others."""
@@ -45,7 +45,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class RankSeconds:
     """Seconds per rank over all layers: see StepResult."""
 
     attention: Floats
@@ -59,17 +59,17 @@ class Played:
 class Layers:
     """Layers to be played: num_layers layers of `linear` seconds per rank, then `attention`."""
 
-    attention: Program | Direct
+    attention: LegGraph | Direct
     linear: Floats
     num_layers: int
 
-    def play(self, state: State) -> Played:
+    def play(self, state: ClockState) -> RankSeconds:
         """Advances `state` over all layers."""
         linear, count = self.linear, self.num_layers
         sums = np.zeros((4, len(linear)))
-        steps: list[State] = []
+        steps: list[ClockState] = []
         for layer in range(count):
-            old = State(state.ready, state.free.copy())
+            old = ClockState(state.ready, state.free.copy())
             occupied = self._one(state)
             steps.append(state.since(old))
             settled = layer > 1 and _equal(steps[-1].ready, steps[-2].ready)
@@ -81,17 +81,17 @@ class Layers:
                 state.free.lanes += left * np.mean([step.free.lanes for step in recent], axis=0)
                 state.free.links += left * np.mean([step.free.links for step in recent], axis=0)
                 break
-        return Played(sums[0], count * linear, *sums[1:])
+        return RankSeconds(sums[0], count * linear, *sums[1:])
 
-    def one(self, state: State) -> Timeline:
+    def one(self, state: ClockState) -> Timeline:
         """Plays one layer, whose attention is a program of legs: linear modules on every rank, then attention."""
-        assert isinstance(self.attention, Program)
+        assert isinstance(self.attention, LegGraph)
         ready = state.ready + self.linear
-        timeline = run(self.attention, ready, state.free)
+        timeline = run_legs(self.attention, ready, state.free)
         state.ready = finished(self.attention, timeline, ready)
         return timeline
 
-    def _one(self, state: State) -> tuple[Floats, Floats, Floats, Floats]:
+    def _one(self, state: ClockState) -> tuple[Floats, Floats, Floats, Floats]:
         """Advances `state` over a layer and returns its occupancy."""
         begin = state.ready
         if isinstance(self.attention, Direct):
@@ -104,7 +104,7 @@ def _equal(a: Floats, b: Floats) -> bool:
     return bool(np.abs(a - b).max() <= _SETTLED * np.abs(a).max())
 
 
-def finished(of: Program, timeline: Timeline, ready: Floats) -> Floats:
+def finished(of: LegGraph, timeline: Timeline, ready: Floats) -> Floats:
     """Returns when each rank has everything it attended, and every message sent to it, [num_ranks]."""
     out = ready.copy()
     _finished(of.legs.lane_a, of.legs.lane_b, of.legs.last, timeline.done, of.legs.lanes, out)
@@ -119,7 +119,7 @@ def _finished(lane_a, lane_b, last, done, lanes, out):  # type: ignore[no-untype
             out[rank] = max(out[rank], done[leg])
 
 
-def occupancy(of: Program, timeline: Timeline, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+def occupancy(of: LegGraph, timeline: Timeline, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """Returns the seconds of one layer, [num_ranks] each: (attending, transferring, transferring with the compute lane
     idle, of that across nodes)."""
     parts, num_ranks = of.legs, len(linear)

@@ -24,21 +24,21 @@ from zbench.describe.links import NVLINK
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import StepResult
 from zbench.plans.area import work
-from zbench.plans.dataflow import Edges, Fault, edges
+from zbench.plans.dataflow import Edges, Violation, edges
 from zbench.plans.pipelines import Layout
 from zbench.plans.plan import Ops, Plan
 from zbench.simulator import pipelined, staged
-from zbench.simulator.clock import Program, program
+from zbench.simulator.clock import LegGraph, leg_graph
 from zbench.simulator.direct import Direct, by_consumer, direct, is_direct
-from zbench.simulator.layers import Layers, State
+from zbench.simulator.layers import ClockState, Layers
 from zbench.simulator.legs import legs
 from zbench.simulator.serial import in_turn
 from zbench.simulator.totals import Carried, Totals
 
-Programs = tuple[Program, Program]  # of a plan's forward and backward list
+Programs = tuple[LegGraph, LegGraph]  # of a plan's forward and backward list
 
 
-def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> Program:
+def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> LegGraph:
     """Prepares the plan's forward or backward list: legs with their times and waits."""
     parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
     attend, amount = work(plan, ops)
@@ -50,7 +50,7 @@ def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> P
     seconds[attend] = cost.attend_seconds(plan, ops, attend, amount, backward)
     busy += np.where(moves, 0.0, seconds[parts.op])
     latency = np.where(moves, cost.latency_seconds(link), 0.0)
-    return program(parts, busy, latency, in_turn(found, ops) if plan.serial_legs else found)
+    return leg_graph(parts, busy, latency, in_turn(found, ops) if plan.serial_legs else found)
 
 
 def programs(plan: Plan, cost: Cost) -> Programs:
@@ -63,7 +63,7 @@ def programs(plan: Plan, cost: Cost) -> Programs:
     return forward, prepare(plan, plan.backward, _edges(plan, plan.backward, True), cost, True)
 
 
-def playable(plan: Plan, cost: Cost) -> tuple[Program | Direct, Program | Direct]:
+def playable(plan: Plan, cost: Cost) -> tuple[LegGraph | Direct, LegGraph | Direct]:
     """Returns (forward, backward) as `programs`, in plan order where that is the same and needs less.
 
     Raises:
@@ -81,7 +81,7 @@ def playable(plan: Plan, cost: Cost) -> tuple[Program | Direct, Program | Direct
 
 def _edges(plan: Plan, ops: Ops, backward: bool) -> Edges:
     found = edges(plan, ops, backward)
-    if isinstance(found, Fault):
+    if isinstance(found, Violation):
         raise ValueError(f"{'backward' if backward else 'forward'} operation {found.op} {found.reason}")
     return found
 
@@ -113,7 +113,7 @@ def steady_seconds(plan: Plan, cost: Cost, parts: Programs) -> tuple[float, floa
 
 def _layer_ends(plan: Plan, cost: Cost, layers: int, parts: Programs) -> list[list[float]]:
     """Tells when the last rank ends every layer of the forward and the backward: seconds from when the first begins."""
-    state = State.zero(cost.cluster)
+    state = ClockState.zero(cost.cluster)
     linear, ends, begin = cost.linear_seconds(plan.tokens_per_rank), [], 0.0
     for part, times in zip(parts, (1, 2), strict=True):
         played, found = Layers(part, times * linear, layers), []
@@ -182,7 +182,7 @@ class Simulated:
 def _by_ranks(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool) -> Totals:
     """Plans whose ranks work each for itself, micro-batch after micro-batch."""
     cluster, model = cost.cluster, cost.model
-    state = State.zero(cluster)
+    state = ClockState.zero(cluster)
     total = Totals.zero(cluster.num_ranks, cluster.num_nics)
     again = 1 if model.recompute == "full" else 0
     for plan in plans:

@@ -19,12 +19,12 @@ from zbench.cost.collective import Sharing
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.plans.plan import Plan
-from zbench.simulator.clock import Program
-from zbench.simulator.layers import Layers, Played, State
+from zbench.simulator.clock import LegGraph
+from zbench.simulator.layers import ClockState, Layers, RankSeconds
 from zbench.simulator.one_f_one_b import turns
 from zbench.simulator.totals import Carried, Totals
 
-Programs = tuple[Program, Program]  # of a plan's forward and backward list
+Programs = tuple[LegGraph, LegGraph]  # of a plan's forward and backward list
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Turn:
     end: Floats
     idle: Floats
     late: Floats
-    played: tuple[Played, ...]
+    played: tuple[RankSeconds, ...]
 
 
 def hop_bytes(plan: Plan, cost: Cost) -> Floats:
@@ -65,7 +65,7 @@ def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost) -> Iterato
     """Yields every turn of every stage, each after those it waits for. parts: of every plan, its forward and
     backward."""
     count, ranks = len(plans), cost.cluster.num_ranks
-    stages = [State.zero(cost.cluster) for _ in range(cost.pp)]
+    stages = [ClockState.zero(cost.cluster) for _ in range(cost.pp)]
     made = np.zeros((2, cost.pp, count, ranks))  # when a rank's forward, or backward, of a micro-batch is done
     hops = [hop_seconds(plan, cost) for plan in plans]
     for stage, backward, micro in turns(cost.pp, count):
@@ -86,7 +86,7 @@ def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost) -> Iterato
         yield Turn(stage, backward, micro, begin, state.ready, idle, late, played)
 
 
-def _play(state: State, plan: Plan, parts: Programs, backward: bool, cost: Cost) -> tuple[Played, ...]:
+def _play(state: ClockState, plan: Plan, parts: Programs, backward: bool, cost: Cost) -> tuple[RankSeconds, ...]:
     """Returns the stage's layers; of a backward with recomputation, the forward once more first."""
     linear = cost.linear_seconds(plan.tokens_per_rank)
     forward = Layers(parts[0], linear, cost.layers)

@@ -8,10 +8,10 @@ from zbench.cost.cost import HIDDEN, SHOWN, Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.links import NIC
 from zbench.plans.plan import ATTEND, Ints, Plan
-from zbench.simulator.clock import Program
+from zbench.simulator.clock import LegGraph
 from zbench.simulator.direct import Direct
 from zbench.simulator.direct_occupancy import ACROSS
-from zbench.simulator.layers import Played
+from zbench.simulator.layers import RankSeconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Carried:
     nvlink: int
 
     @staticmethod
-    def of(program: Program | Direct, cost: Cost) -> "Carried":
+    def of(program: LegGraph | Direct, cost: Cost) -> "Carried":
         """Counts the bytes of a forward or backward list, over all layers of a stage."""
         cluster, layers = cost.cluster, cost.layers
         if isinstance(program, Direct):
@@ -85,7 +85,7 @@ class Totals:
         tx, rx = (np.concatenate([getattr(one, name) for one in carried]) for name in ("tx", "rx"))
         return Totals(a, b, c, d, e, Carried(tx, rx, sum(one.nvlink for one in carried)))
 
-    def add(self, *played: Played) -> None:
+    def add(self, *played: RankSeconds) -> None:
         """Adds layers that were played."""
         for part in played:
             self.attention += part.attention

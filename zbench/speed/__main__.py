@@ -27,10 +27,10 @@ with loading(__name__):
     from zbench.record.metrics import Facts
     from zbench.run.parts import Parts, Settings
     from zbench.runtime.job.footprint import LEVELS
-    from zbench.speed.table import MAIN, agreeing, table
+    from zbench.speed.table import MAIN, agreeing, speed_table
 
 if TYPE_CHECKING:
-    from zbench.speed.kernels import Subject
+    from zbench.speed.kernels import KernelSubject
 
 PARTS = ("attention", "ring", "step", "deep")
 WORKLOADS = {
@@ -46,7 +46,7 @@ DEEP = MAIN  # of which as many layers are trained as fit at all
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class SpeedSize:
     """The size of what is measured. tokens: of a batch. steps: that count. chunk: a ring's, tokens. workloads: of
     WORKLOADS."""
 
@@ -57,7 +57,7 @@ class Size:
     workloads: tuple[str, ...] = tuple(WORKLOADS)
 
 
-TINY = Size("tiny", 512, 1, 64, ("longtail_32k",))
+TINY = SpeedSize("tiny", 512, 1, 64, ("longtail_32k",))
 
 
 def main() -> int:
@@ -80,7 +80,7 @@ def _main() -> int:
         raise ValueError(f"--parts has {wrong[0]!r}; it takes {', '.join(PARTS)}")
     if asked.device == "cpu" and not asked.tiny:
         raise ValueError("--device is cpu, which takes --tiny: it tries the path; a step of the whole size takes hours")
-    size = TINY if asked.tiny else Size()
+    size = TINY if asked.tiny else SpeedSize()
     also = {"size": f"{size.model}, {size.tokens} tokens", "cluster": asked.cluster, "asked": asked.kernel or "fastest"}
     session = Session(size, asked.cluster, _ledger(asked.device, asked.out, also))
     if "attention" in parts:
@@ -91,7 +91,7 @@ def _main() -> int:
         session.steps("step", session.size.workloads, LEVELS[:1], asked.kernel)
     if "deep" in parts:
         session.steps("deep", [DEEP], LEVELS, asked.kernel)
-    print(table(list(session.ledger.found.values())))
+    print(speed_table(list(session.ledger.found.values())))
     return 1 if any(line["failed"] for line in session.ledger.found.values()) else 0
 
 
@@ -121,7 +121,7 @@ def _ledger(device: str, out: Path, also: Mapping[str, str]) -> Ledger:
 class Session:
     """A session of measurements: what is measured, and where it is written. cluster: of conf/cluster, one GPU of it."""
 
-    size: Size
+    size: SpeedSize
     cluster: str
     ledger: Ledger
 
@@ -205,12 +205,12 @@ class Session:
         seconds = {name: sum(kernels[name]["seconds"]) for name in agreeing(kernels) if name in ours}
         return min(seconds, key=seconds.__getitem__) if seconds else None
 
-    def _subject(self) -> "Subject":
+    def _subject(self) -> "KernelSubject":
         import torch
 
-        from zbench.speed.kernels import Subject
+        from zbench.speed.kernels import KernelSubject
 
-        return Subject(self.parts(BATCHES[0]).model, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        return KernelSubject(self.parts(BATCHES[0]).model, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
     def parts(self, workload: str, layers: int | None = None) -> Parts:
         """Returns one GPU of the cluster, the model with that many layers, and batches for it."""

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from zbench.cost.cost import BACKWARD_FLOPS, FORWARD_FLOPS
 from zbench.describe.model import Model
 from zbench.runtime.clocks.times import Times
-from zbench.runtime.kernels.kernels import Kernel, offered
+from zbench.runtime.kernels.kernels import Kernel, offered_kernels
 from zbench.runtime.kernels.memory import DTYPES, add
 from zbench.speed.table import SDPA
 
@@ -31,7 +31,7 @@ Calls = tuple[Callable[[], Any], Callable[[], Any], tuple[Tensor, ...]]  # forwa
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class KernelSubject:
     """The subject of measurements: one layer's attention of `model` on `device`."""
 
     model: Model
@@ -55,7 +55,7 @@ class Subject:
 
     def rivals(self) -> dict[str, Kernel]:
         """Returns, by name, all variable-length kernels that there are; the first one is what kernel=auto takes."""
-        kernels = offered(self.device, self.model.head_dim, self.dtype)
+        kernels = offered_kernels(self.device, self.model.head_dim, self.dtype)
         return {name: kernel for name, kernel in reversed(kernels.items()) if name != REFERENCE}
 
     def seconds(self, call: Callable[[], Any], repeats: int = REPEATS) -> float:
@@ -71,7 +71,7 @@ class Subject:
         return statistics.median(clock.between(began, ended) for began, ended in spans[repeats:])
 
 
-def on_batch(subject: Subject, lengths: Sequence[int]) -> dict[str, dict[str, Any]]:
+def on_batch(subject: KernelSubject, lengths: Sequence[int]) -> dict[str, dict[str, Any]]:
     """Measures every kernel: forward and backward seconds of whole causal sequences, the rates of the pairs that are
     visible, and how far what is farthest of o, dq, dk and dv is from the first kernel's; or why it did not run."""
     do, q, k, v = subject.draw(sum(lengths), sum(lengths))
@@ -158,7 +158,7 @@ def _sdpa_calls(tensors: tuple[Tensor, Tensor, Tensor, Tensor], lengths: Sequenc
     return forward, backward, (in_order(outs), *(in_order(one) for one in grads))
 
 
-def ring_step(subject: Subject, kernel: Kernel, chunk: int) -> dict[str, Any]:
+def ring_step(subject: KernelSubject, kernel: Kernel, chunk: int) -> dict[str, Any]:
     """Measures the seconds of a ring's step, `chunk` queries against as many keys that all of them see, its results
     added to what there is already; of the kernel in it alone; and of one causal sequence with the same number of
     visible pairs.

@@ -21,7 +21,7 @@ _MICROSECOND = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class DeviceTime:
     """The shares of a device's time. seconds: device time by what it was spent on. busy: of all, what is at the same
     time once. launches: how many."""
 
@@ -30,7 +30,7 @@ class Shares:
     launches: int
 
 
-def shares(events: Iterable[Event]) -> Shares:
+def time_shares(events: Iterable[Event]) -> DeviceTime:
     """Returns the shares of time in a trace's events."""
     complete = [one for one in events if one.get("ph") == "X"]
     device = [one for one in complete if one.get("cat") in _ON_DEVICE]
@@ -46,7 +46,7 @@ def shares(events: Iterable[Event]) -> Shares:
         seconds[group] = seconds.get(group, 0.0) + one["dur"] * _MICROSECOND
     origin = min((one["ts"] for one, _ in work), default=0.0)  # times since 1970 would round durations
     begun = [(one["ts"] - origin, one["dur"]) for one, _ in work]
-    return Shares(seconds, _union([(ts, ts + dur) for ts, dur in begun]) * _MICROSECOND, len(work))
+    return DeviceTime(seconds, _union([(ts, ts + dur) for ts, dur in begun]) * _MICROSECOND, len(work))
 
 
 def _outer(events: Iterable[Event]) -> list[tuple[Event, tuple[str, ...], bool]]:

@@ -17,7 +17,7 @@ def agreeing(kernels: Mapping[str, Line]) -> list[str]:
     return [name for name, one in kernels.items() if "seconds" in one and one["difference"] <= AGREE]
 
 
-def table(lines: Sequence[Line]) -> str:
+def speed_table(lines: Sequence[Line]) -> str:
     """Returns the findings as a table, and a last line that compares them with the goals."""
     parts = [*_attention(lines), *_ring(lines), *_steps(lines), *_short(lines)]
     return "\n".join([*parts, "speed: " + (", ".join(_goals(lines)) or "nothing was measured")])

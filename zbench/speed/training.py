@@ -24,13 +24,13 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.plan import Plan
 from zbench.record.metrics import Facts, flops
-from zbench.runtime.job.footprint import Choice, choose
+from zbench.runtime.job.footprint import LevelChoice, choose_level
 from zbench.runtime.job.job import AdamW, Job, Report
 from zbench.runtime.processes.board import SLOT_BYTES, Board
 from zbench.runtime.processes.host import taken_bytes
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.training.trainer import Trainer
-from zbench.speed.profile import shares
+from zbench.speed.profile import time_shares
 
 HOST = "127.0.0.1"
 PARAMETERS = "replicated"  # on one rank there is nothing to share
@@ -45,7 +45,7 @@ class Measured:
     were spent on, and idle ones, of a further step."""
 
     layers: int
-    choice: Choice
+    choice: LevelChoice
     kernel: str
     elementwise: str
     seconds: list[float]
@@ -63,7 +63,7 @@ class Measured:
         return asdict(self)
 
 
-def plan_of(batch: Batch, num_heads: int) -> Plan:
+def single_rank_plan(batch: Batch, num_heads: int) -> Plan:
     """Plans all sequences on one rank, one attend."""
     builder = Builder(batch.lengths, 1, num_heads)
     everyone = np.arange(len(batch.lengths))
@@ -76,8 +76,8 @@ def most_layers(cost: Cost, tokens: int, capacity_bytes: int, levels: tuple[str,
     batch = Batch(np.array([tokens]), 0, 0)
     for layers in range(cost.model.num_layers, 0, -1):
         fewer = replace(cost, model=replace(cost.model, num_layers=layers))
-        plans = (plan_of(batch, cost.model.num_heads),)
-        if choose(plans, fewer, PARAMETERS, capacity_bytes, levels).fits:
+        plans = (single_rank_plan(batch, cost.model.num_heads),)
+        if choose_level(plans, fewer, PARAMETERS, capacity_bytes, levels).fits:
             return layers
     return 0
 
@@ -104,8 +104,8 @@ def train(trainer: Trainer, workload: Workload, facts: Facts, steps: int, levels
     trainer.job = replace(trainer.job, workload=workload)
     cost, about = trainer.job.cost, trainer.about()
     batches = [workload.batch(step) for step in range(steps + 1)]
-    plans = [(plan_of(batch, cost.model.num_heads),) for batch in batches]
-    choices = [choose(plan, cost, PARAMETERS, about.memory_bytes, levels) for plan in plans]
+    plans = [(single_rank_plan(batch, cost.model.num_heads),) for batch in batches]
+    choices = [choose_level(plan, cost, PARAMETERS, about.memory_bytes, levels) for plan in plans]
     choice = max(choices, key=lambda one: one.predicted_bytes)
 
     if trainer.device.type == "cuda":
@@ -125,7 +125,7 @@ def train(trainer: Trainer, workload: Workload, facts: Facts, steps: int, levels
     with TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(trace))
-        found = shares(json.loads(trace.read_text())["traceEvents"])
+        found = time_shares(json.loads(trace.read_text())["traceEvents"])
     return Measured(
         layers=cost.model.num_layers,
         choice=choice,

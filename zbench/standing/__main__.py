@@ -23,7 +23,7 @@ with loading(__name__):
     from zbench.describe.worlds import NOMINAL
     from zbench.record.interval import LEVEL, interval
     from zbench.record.records import read_all
-    from zbench.standing.cells import Cell, Place, Systems, Worlds, gain, table
+    from zbench.standing.cells import Cell, Place, Systems, Worlds, cells_by_world, gain
     from zbench.standing.ranges import over_worlds
     from zbench.standing.survival import Survival, gain_words, place_words, survivals
     from zbench.standing.worst import worst
@@ -45,7 +45,7 @@ def _main() -> int:
     parser.add_argument("--mix-sources", action="store_true", help="runs by different sources in one table")
     arguments = parser.parse_args()
     runs = read_all(arguments.files)
-    found = table(runs, arguments.mix_sources)
+    found = cells_by_world(runs, arguments.mix_sources)
     if not found:
         raise ValueError(f"no complete run in {', '.join(arguments.files)}")
     names = sorted({name for worlds in found.values() for systems in worlds.values() for name in systems})
@@ -89,16 +89,18 @@ def tables(found: Mapping[Place, Worlds], over: str) -> list[Sheet]:
     out = []
     for place, worlds in found.items():
         if NOMINAL in worlds:
-            out.append(shown(place_words(place), worlds[NOMINAL], over, worlds))
+            out.append(standing_table(place_words(place), worlds[NOMINAL], over, worlds))
         else:
-            out += [shown(f"{place_words(place)}, world {name}", systems, over) for name, systems in worlds.items()]
+            out += [
+                standing_table(f"{place_words(place)}, world {name}", systems, over) for name, systems in worlds.items()
+            ]
     nominal = {place: worlds for place, worlds in found.items() if NOMINAL in worlds}
     kinds = dict.fromkeys(place[1:] for place in nominal)
     alike = [{place: worlds for place, worlds in nominal.items() if place[1:] == kind} for kind in kinds]
     return out + [together(some, over) for some in alike if len(some) > 1]
 
 
-def shown(title: str, systems: Systems, over: str, worlds: Worlds | None = None) -> Sheet:
+def standing_table(title: str, systems: Systems, over: str, worlds: Worlds | None = None) -> Sheet:
     """Returns the systems of one cluster and size as a table, nearest the bound first. worlds: those that ranges are
     over."""
     workloads = sorted({name for cells in systems.values() for name in cells})

@@ -40,7 +40,7 @@ Systems = Mapping[str, Mapping[str, Cell]]  # system -> workload
 Worlds = Mapping[str, Systems]  # by label
 
 
-def table(runs: Sequence[Run], mix_sources: bool = False) -> Mapping[Place, Worlds]:
+def cells_by_world(runs: Sequence[Run], mix_sources: bool = False) -> Mapping[Place, Worlds]:
     """Returns the last complete run of every system and workload in every world, runs of other settings in other
     places.
 
@@ -68,7 +68,7 @@ def gain(mine: Mapping[str, Cell], other: Mapping[str, Cell]) -> tuple[float, fl
     Raises:
         ValueError: the two saw different batches of a workload.
     """
-    both = fitting(mine, other)
+    both = common_workloads(mine, other)
     if not both:
         return None
     found = []
@@ -81,6 +81,6 @@ def gain(mine: Mapping[str, Cell], other: Mapping[str, Cell]) -> tuple[float, fl
     return exp(sum(log for log, _ in found) / len(both)), factor
 
 
-def fitting(mine: Mapping[str, Cell], other: Mapping[str, Cell]) -> list[str]:
+def common_workloads(mine: Mapping[str, Cell], other: Mapping[str, Cell]) -> list[str]:
     """Returns the workloads of both on which neither was out of memory."""
     return [name for name in mine if name in other and not mine[name].out_of_memory and not other[name].out_of_memory]

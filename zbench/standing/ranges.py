@@ -10,7 +10,7 @@ from itertools import combinations
 from math import exp, log
 
 from zbench.describe.worlds import NOMINAL
-from zbench.standing.cells import Systems, Worlds, fitting, gain
+from zbench.standing.cells import Systems, Worlds, common_workloads, gain
 
 SAME = 1e-9  # of a ratio's logarithm: nearer to each other than that are two systems with the same plans
 
@@ -26,7 +26,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Reversal:
     """A pair of systems whose order is another in some worlds. nominal: how many times as fast `ahead` is as `behind`.
 
     worlds: that ratio where it is below 1 (of a pair that is level nominally: where it is not 1), least first.
@@ -61,8 +61,8 @@ def _ratio(worlds: Worlds, world: str, system: str, over: str) -> float | None:
     nominal, systems = worlds.get(NOMINAL, {}), worlds[world]
     if not (system in systems and over in systems and system in nominal and over in nominal):
         return None
-    wanted = fitting(nominal[system], nominal[over])
-    if set(wanted) - set(fitting(systems[system], systems[over])):
+    wanted = common_workloads(nominal[system], nominal[over])
+    if set(wanted) - set(common_workloads(systems[system], systems[over])):
         return None
     for name in wanted:
         if nominal[system][name].digests != systems[system][name].digests:
@@ -88,7 +88,7 @@ def _fits(systems: Systems, name: str, workloads: Sequence[str]) -> bool:
     return all(workload in cells and not cells[workload].out_of_memory for workload in workloads)
 
 
-def order(found: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+def surviving_order(found: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
     """Returns the order that survives every world, first ahead: groups, each system of which is ahead of all in later
     groups whatever the world. In a group, in nominal order, are systems of which pairs turn or are level.
 
@@ -108,7 +108,7 @@ def order(found: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
     return [group for group in groups if group]
 
 
-def turns(found: Mapping[str, Mapping[str, float]]) -> list[Turn]:
+def reversals(found: Mapping[str, Mapping[str, float]]) -> list[Reversal]:
     """Returns every pair that does not keep its order in all worlds. found: as of `scores`."""
     names = sorted(found[NOMINAL], key=found[NOMINAL].__getitem__)
     out = []
@@ -118,5 +118,5 @@ def turns(found: Mapping[str, Mapping[str, float]]) -> list[Turn]:
         other = {world: value for world, value in ratios.items() if value < -SAME or (level and value > SAME)}
         if other:
             turned = {world: exp(value) for world, value in sorted(other.items(), key=lambda one: one[1])}
-            out.append(Turn(ahead, behind, exp(ratios[NOMINAL]), turned))
+            out.append(Reversal(ahead, behind, exp(ratios[NOMINAL]), turned))
     return out

@@ -7,7 +7,7 @@ from zbench.describe.worlds import NOMINAL
 from zbench.record.record import Run
 from zbench.record.rows import label
 from zbench.standing.cells import Place, Worlds, gain
-from zbench.standing.ranges import SAME, Range, Turn, order, over_worlds, scores, turns, uncounted
+from zbench.standing.ranges import SAME, Range, Reversal, over_worlds, reversals, scores, surviving_order, uncounted
 
 ALL = "all workloads"
 _NEAR = 0.005  # what two decimals do not show of a ratio near 1
@@ -27,7 +27,7 @@ class Survival:
     worlds: Mapping[str, str]
     gains: Mapping[str, tuple[float, float | None, Range | None]]
     orders: Mapping[str, Sequence[Sequence[str]]]
-    turned: Mapping[str, Sequence[Turn]]
+    turned: Mapping[str, Sequence[Reversal]]
     uncounted: Sequence[str]
     left_out: Sequence[str]
 
@@ -49,8 +49,8 @@ class Survival:
             over,
             {name: words[name] for name in worlds},
             {name: gains[name] for name in best},
-            {on: order(one) for on, one in found.items()},
-            {on: turns(one) for on, one in found.items()},
+            {on: surviving_order(one) for on, one in found.items()},
+            {on: reversals(one) for on, one in found.items()},
             uncounted(worlds, over),
             [name for name in nominal if name not in next(iter(found.values()))[NOMINAL]],
         )
@@ -112,7 +112,7 @@ def in_line(groups: Sequence[Sequence[str]]) -> str:
     return " > ".join(group[0] if len(group) == 1 else f"({', '.join(group)})" for group in groups)
 
 
-def turned_words(turn: Turn) -> str:
+def turned_words(turn: Reversal) -> str:
     """Writes a pair that turns: 'a over b is 1.31, and 0.86 in nvlink_7, 0.97 in nvlink_3'."""
     there = ", ".join(f"{_digits(ratio)} in {world}" for world, ratio in turn.worlds.items())
     return f"{turn.ahead} over {turn.behind} is {_digits(turn.nominal)}, and {there}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from zbench.describe.cluster import Cluster
 from zbench.record.kinds import TRACE
-from zbench.record.outputs import whole
+from zbench.record.outputs import whole_file
 from zbench.record.record import Line
 
 MOST_BYTES = 2 << 30  # of a trace that is read; the largest that is written has 600 MB (zbench.trace.step)
@@ -22,7 +22,7 @@ def write_events(path: str | Path, simulated: bool, cluster: Cluster, events: It
         ValueError: the file cannot be written, or is something else than a trace.
     """
     written = 0
-    with whole("trace", path, TRACE) as file:
+    with whole_file("trace", path, TRACE) as file:
         other = {"simulated": simulated, "cluster": cluster.name}
         file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(other)}, "traceEvents": [\n'.encode())
         for event in events:
@@ -47,7 +47,7 @@ def read_events(path: Path) -> list[Event]:
     return events
 
 
-def told(path: str) -> Line:
+def trace_reference(path: str) -> Line:
     """Returns what a step's line of a record has of its trace: the file, and what tells it from another."""
     return {"file": path, "digest": _digest(Path(path))}
 

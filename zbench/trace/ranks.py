@@ -13,19 +13,19 @@ from zbench.describe.links import NIC
 from zbench.describe.model import TENSOR_NAMES
 from zbench.plans.plan import Ints, Ops, Plan
 from zbench.runtime.clocks.events import OPTIMIZER, REDUCE
-from zbench.simulator.clock import Program, Timeline
-from zbench.simulator.layers import Layers, State
+from zbench.simulator.clock import LegGraph, Timeline
+from zbench.simulator.layers import ClockState, Layers
 from zbench.simulator.simulate import programs
 from zbench.simulator.totals import Carried
 from zbench.trace.channels import Channels
 from zbench.trace.file import Event
-from zbench.trace.tracks import GATHER, SHOWN, collective, nic_lane, port_classes, port_lane, span, spans
+from zbench.trace.tracks import GATHER, SHOWN, collective, complete_event, nic_lane, port_classes, port_lane, spans
 
 
 def rank_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
     """Yields the events micro-batch after micro-batch: forward, head and backward of all layers, then the optimizer."""
     cluster, model = cost.cluster, cost.model
-    state, channels = State.zero(cluster), Channels()
+    state, channels = ClockState.zero(cluster), Channels()
     sharing = Sharing(Collectives.of(cost))
     again = 1 if model.recompute == "full" else 0
     for micro, plan in enumerate(plans):
@@ -47,7 +47,7 @@ def rank_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
 
 
 def _layers(
-    name: str, plan: Plan, of: Program, state: State, channels: Channels, cost: Cost, place: Event
+    name: str, plan: Plan, of: LegGraph, state: ClockState, channels: Channels, cost: Cost, place: Event
 ) -> Iterator[Event]:
     """Yields the events of one pass, forward, recompute or backward, over all layers."""
     ops, linear = plan.backward if name == "backward" else plan.forward, cost.linear_seconds(plan.tokens_per_rank)
@@ -60,7 +60,7 @@ def _layers(
 
 
 def _sharing(
-    name: str, sharing: Sharing, begin: float, used: Carried, state: State, cost: Cost, place: Event
+    name: str, sharing: Sharing, begin: float, used: Carried, state: ClockState, cost: Cost, place: Event
 ) -> Iterator[Event]:
     """Yields what parameters and gradients add, as zbench.simulator.simulate has it, to a pass from `begin` whose
     layers have ended."""
@@ -81,7 +81,7 @@ def _sharing(
 
 
 def _legs(
-    plan: Plan, ops: Ops, of: Program, timeline: Timeline, name: str, channels: Channels, cost: Cost, place: Event
+    plan: Plan, ops: Ops, of: LegGraph, timeline: Timeline, name: str, channels: Channels, cost: Cost, place: Event
 ) -> Iterator[Event]:
     cluster, parts = cost.cluster, of.legs
     kind, nics = parts.link_class, cluster.nic_of
@@ -99,7 +99,7 @@ def _legs(
                 "q_blocks": blocks,
                 "kv_blocks": plan.lists[int(ops.kv_blocks[op])][:8].tolist(),
             }
-            yield span(
+            yield complete_event(
                 f"attend {name}", rank // cluster.gpus_per_node, rank % cluster.gpus_per_node, start, seconds, args
             )
             continue
@@ -114,10 +114,10 @@ def _legs(
                 tid = nic_lane(cluster, int(nics[rank]) % cluster.nics_per_node, way, drawn[leg][way])
             else:
                 tid = port_lane(cluster, local, int(kind[leg]), way, drawn[leg][way])
-            yield span(TENSOR_NAMES[int(ops.tensor[op])], node, tid, start, seconds, args)
+            yield complete_event(TENSOR_NAMES[int(ops.tensor[op])], node, tid, start, seconds, args)
 
 
-def _drawn(moves: Ints, of: Program, timeline: Timeline, channels: Channels) -> dict[int, tuple[int, int]]:
+def _drawn(moves: Ints, of: LegGraph, timeline: Timeline, channels: Channels) -> dict[int, tuple[int, int]]:
     """Returns the channels of the links, sending and receiving, that each of `moves` is drawn on."""
     parts, found = of.legs, {}
     for leg in moves[np.argsort(timeline.start[moves], kind="stable")].tolist():

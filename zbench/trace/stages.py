@@ -18,7 +18,7 @@ from zbench.simulator.simulate import programs
 from zbench.simulator.staged import play as staged_play
 from zbench.simulator.staged import run
 from zbench.trace.file import Event
-from zbench.trace.tracks import GATHER, SHOWN, collective, span, spans
+from zbench.trace.tracks import GATHER, SHOWN, collective, complete_event, spans
 
 
 def pipeline_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
@@ -34,7 +34,7 @@ def pipeline_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
                 for rank in range(*line.ranks(stage).indices(cost.cluster.num_ranks)):
                     node, local = divmod(rank, cost.cluster.gpus_per_node)
                     begin, took = float(start[stage, turn]), float(seconds[name][stage, turn])
-                    yield span(name, node, local, begin, took, args)
+                    yield complete_event(name, node, local, begin, took, args)
     sharing = Sharing(Collectives.of(cost, held(pipelines, cost)))
     end = play(plans, cost, sharing, moved=False).end
     yield from _after(end - sharing.exposed, end, sharing.of, cost)
@@ -50,7 +50,7 @@ def stage_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
             node, local = divmod(rank, cluster.gpus_per_node)
             node += turn.stage * cluster.num_nodes
             begin, took = float(turn.begin[rank]), float(turn.end[rank] - turn.begin[rank])
-            yield span("backward" if turn.backward else "forward", node, local, begin, took, args)
+            yield complete_event("backward" if turn.backward else "forward", node, local, begin, took, args)
     sharing = Sharing(Collectives.of(cost))
     end = staged_play(plans, parts, cost, sharing)[0].end
     yield from _after(last, end, sharing.of, cost)

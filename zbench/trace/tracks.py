@@ -90,7 +90,7 @@ def spans(name: str, begin: Floats, seconds: Floats, cost: Cost, args: Event) ->
     """Yields an event on every rank for which it takes any time; begin, seconds: [num_ranks]."""
     per_node = cost.cluster.gpus_per_node
     for rank in np.flatnonzero(seconds > 0).tolist():
-        yield span(name, rank // per_node, rank % per_node, begin[rank], seconds[rank], args)
+        yield complete_event(name, rank // per_node, rank % per_node, begin[rank], seconds[rank], args)
 
 
 def collective(name: str, begin: float, seconds: float, size: Ints, cost: Cost, place: Event) -> Iterator[Event]:
@@ -98,10 +98,10 @@ def collective(name: str, begin: float, seconds: float, size: Ints, cost: Cost, 
     cluster = cost.cluster
     for node in range(cost.whole.num_nodes if seconds else 0):
         args = {**place, "bytes": int(size[node % cluster.num_nodes * cluster.nics_per_node])}
-        yield span(name, node, sharing_lane(cluster), begin, seconds, args)
+        yield complete_event(name, node, sharing_lane(cluster), begin, seconds, args)
 
 
-def span(name: str, pid: int, tid: int, start: float, seconds: float, args: Event) -> Event:
+def complete_event(name: str, pid: int, tid: int, start: float, seconds: float, args: Event) -> Event:
     """Makes a complete event; Chrome traces count in microseconds."""
     return {
         "ph": "X",

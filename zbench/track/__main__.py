@@ -24,7 +24,7 @@ with loading(__name__):
     from zbench.run.known import add_trust
     from zbench.run.replay import Replay
     from zbench.trace.step import write_trace
-    from zbench.track.names import CURVES, TIMELINE, of_run, of_step, tracked
+    from zbench.track.names import CURVES, TIMELINE, of_run, step_figures, tracked
 
 
 def main() -> int:
@@ -58,7 +58,7 @@ def sync(runs: Sequence[Run], tracker: Tracker, timeline: bool, trust: bool = Fa
         tracker.start(tracked(run.start))
         facts = Facts.of(run.start["facts"])
         for line in run.steps:
-            tracker.log(line["step"], of_step(facts, line))
+            tracker.log(line["step"], step_figures(facts, line))
             if line.get("nic_series"):
                 tracker.curves(line["step"], CURVES, line["nic_series"]["interval"], nic_curves(facts, line))
         if replay is not None:

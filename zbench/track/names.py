@@ -35,15 +35,15 @@ def _group(start: Line) -> str:
     return str(told) if told else f"command {sha256(str(start.get('command')).encode()).hexdigest()[:8]}"
 
 
-def of_step(facts: Facts, line: Line) -> dict[str, float]:
+def step_figures(facts: Facts, line: Line) -> dict[str, float]:
     """Returns a step's figures and raw counts; what it has not is left out."""
     derived = figures(facts, [line])
     found = {**asdict(derived), **{name: line.get(name) for name in RAW}}
-    nics = {} if derived.nic_utilization is None else of_nics(facts, line)
+    nics = {} if derived.nic_utilization is None else nic_utilisation(facts, line)
     return {**{name: float(value) for name, value in found.items() if value is not None}, **nics}
 
 
-def of_nics(facts: Facts, line: Line) -> dict[str, float]:
+def nic_utilisation(facts: Facts, line: Line) -> dict[str, float]:
     """Returns, by NIC and direction, the share of what it could have carried in the step: {"nic/node0/nic1/tx": 0.25,
     ...}."""
     whole = facts.nic_bandwidth * line["seconds"]

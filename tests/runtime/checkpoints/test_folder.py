@@ -13,14 +13,14 @@ from zbench.runtime.checkpoints.folder import (
     PART,
     Hold,
     aside,
+    check_files,
     check_free,
     check_replaceable,
     check_same,
-    check_whole,
+    checkpoint_description,
+    complete_folder,
     remove,
-    told,
     unfinished,
-    whole,
 )
 from zbench.runtime.checkpoints.manifest import entries, sealed
 
@@ -107,7 +107,7 @@ def test_another_program_s_lock_is_left_alone(tmp_path: Path) -> None:
 def test_a_pipe_is_no_manifest(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / META)
     with pytest.raises(ValueError, match="it takes the folder of a checkpoint"):
-        told(str(tmp_path))
+        checkpoint_description(str(tmp_path))
 
 
 def test_a_checkpoint_that_stepped_aside_is_found(tmp_path: Path) -> None:
@@ -115,10 +115,10 @@ def test_a_checkpoint_that_stepped_aside_is_found(tmp_path: Path) -> None:
     path = str(tmp_path / "point")
     checkpoint(aside(path), 4)
     checkpoint(unfinished(path), 6)
-    assert whole(path) == aside(path)
-    assert told(path)["next_step"] == 4
+    assert complete_folder(path) == aside(path)
+    assert checkpoint_description(path)["next_step"] == 4
     checkpoint(Path(path), 6)
-    assert told(path)["next_step"] == 6
+    assert checkpoint_description(path)["next_step"] == 6
 
 
 def test_another_run_s_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ OLD = json.dumps({"next_step": 2, "run": {}})
 def test_what_is_no_checkpoint_is_told(text: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / META).write_text(text)
     with pytest.raises(ValueError, match=f"^resume is '{tmp_path}'; .*{reason}$"):
-        told(str(tmp_path))
+        checkpoint_description(str(tmp_path))
 
 
 def flip(path: Path) -> None:
@@ -193,11 +193,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_checkpoint_is_refused_by_the_file_s_name(damage: str, tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "point", 6)
-    check_whole(path)
+    check_files(path)
     damages, reason = DAMAGE[damage]
     damages(tmp_path / "point")
     with pytest.raises(ValueError, match=f"^resume is '{path}'; its checkpoint {reason}$"):
-        check_whole(path)
+        check_files(path)
 
 
 def test_one_run_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from zbench.runtime.checkpoints.folder import LAYOUT
-from zbench.runtime.checkpoints.layout import Planner, Reader, Writer
+from zbench.runtime.checkpoints.layout import CheckpointWriter, Planner, Reader
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # one process is enough
 WEIGHTS = torch.arange(6.0).reshape(2, 3)
@@ -41,7 +41,7 @@ def load(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    writer = Writer(tmp_path / "point", single_file_per_rank=True)
+    writer = CheckpointWriter(tmp_path / "point", single_file_per_rank=True)
     save_state({"model": {"w": WEIGHTS}, "optimizer": dict(SETTINGS)}, storage_writer=writer, no_dist=True)
     return tmp_path / "point"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbench.runtime.checkpoints.manifest import Changed, check, entries, opened, sealed
+from zbench.runtime.checkpoints.manifest import Changed, check, entries, open_manifest, sealed
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -19,11 +19,11 @@ PLAIN = st.recursive(
 @given(st.dictionaries(st.text().filter(lambda key: key not in ("files", "sha256")), PLAIN))
 def test_what_is_sealed_is_opened(meta: dict[str, object]) -> None:
     files = {"a": {"bytes": 1, "sha256": "x"}}
-    assert opened(sealed(meta, files)) == {**json.loads(json.dumps(meta)), "files": files}
+    assert open_manifest(sealed(meta, files)) == {**json.loads(json.dumps(meta)), "files": files}
 
 
 def test_keys_and_tuples_that_json_changes_are_sealed_as_they_are_read() -> None:
-    assert opened(sealed({"sizes": {10: (1, 2), 9: 3}}, {})) == {"sizes": {"10": [1, 2], "9": 3}, "files": {}}
+    assert open_manifest(sealed({"sizes": {10: (1, 2), 9: 3}}, {})) == {"sizes": {"10": [1, 2], "9": 3}, "files": {}}
 
 
 def test_no_byte_of_a_manifest_changes_unseen() -> None:
@@ -31,7 +31,7 @@ def test_no_byte_of_a_manifest_changes_unseen() -> None:
     for at, letter in enumerate(text):
         changed = text[:at] + chr(ord(letter) ^ 1) + text[at + 1 :]
         with pytest.raises(ValueError):  # noqa: PT011 - Changed, or no JSON any more
-            opened(changed)
+            open_manifest(changed)
 
 
 def test_a_folder_is_compared_with_all_its_files(tmp_path: Path) -> None:

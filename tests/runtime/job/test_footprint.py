@@ -17,7 +17,14 @@ from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.plan import Plan
-from zbench.runtime.job.footprint import LEVELS, RESERVE, choose, layer_bytes, peak_bytes, static_bytes
+from zbench.runtime.job.footprint import (
+    LEVELS,
+    RESERVE,
+    choose_level,
+    kept_layer_bytes,
+    predicted_peak_bytes,
+    training_state_bytes,
+)
 from zbench.runtime.training.transformer import Transformer
 from zbench.systems.zeppelin.planner import Zeppelin
 
@@ -64,7 +71,7 @@ def kept(model: Model, level: str) -> int:
 @pytest.mark.parametrize("model", [DENSE, EXPERTS], ids=["dense", "experts"])
 def test_what_a_layer_keeps_is_what_is_predicted(model: Model, level: str) -> None:
     one_more = kept(replace(model, num_layers=3), level) - kept(model, level)
-    assert one_more == layer_bytes(model, level) * TOKENS
+    assert one_more == kept_layer_bytes(model, level) * TOKENS
 
 
 def plan_of(cost: Cost, tokens: int) -> Plan:
@@ -78,21 +85,21 @@ def plan_of(cost: Cost, tokens: int) -> Plan:
 def test_the_lightest_recomputation_that_fits_is_chosen(uneven: Cost) -> None:
     cost = replace(uneven, model=replace(uneven.model, num_layers=8))
     plans = (plan_of(cost, 1000),)
-    needs = [int(peak_bytes(plans, cost, "replicated", level).max()) for level in LEVELS]
+    needs = [int(predicted_peak_bytes(plans, cost, "replicated", level).max()) for level in LEVELS]
     assert needs == sorted(needs, reverse=True)
     for level, bytes_ in zip(LEVELS, needs, strict=True):
         room = int(bytes_ / (1 - RESERVE)) + 1
-        found = choose(plans, cost, "replicated", room)
+        found = choose_level(plans, cost, "replicated", room)
         assert (found.level, found.predicted_bytes, found.capacity_bytes) == (level, bytes_, room)
-    assert choose(plans, cost, "replicated", 1).level == "full"  # which does not fit either, and is told
+    assert choose_level(plans, cost, "replicated", 1).level == "full"  # which does not fit either, and is told
 
 
 def test_the_fullest_rank_and_micro_batch_count(uneven: Cost) -> None:
     small, large = plan_of(uneven, 10), plan_of(uneven, 90)
-    together = peak_bytes((small, large), uneven, "replicated", "none")
-    assert (together == peak_bytes((large,), uneven, "replicated", "none")).all()
-    by_token = uneven.model.num_layers * layer_bytes(uneven.model, "none")
-    assert int((together - peak_bytes((small,), uneven, "replicated", "none")).min()) >= 80 * by_token
+    together = predicted_peak_bytes((small, large), uneven, "replicated", "none")
+    assert (together == predicted_peak_bytes((large,), uneven, "replicated", "none")).all()
+    by_token = uneven.model.num_layers * kept_layer_bytes(uneven.model, "none")
+    assert int((together - predicted_peak_bytes((small,), uneven, "replicated", "none")).min()) >= 80 * by_token
 
 
 def test_received_kv_counts_once_a_layer_unless_the_forward_runs_again(uneven: Cost) -> None:
@@ -102,17 +109,17 @@ def test_received_kv_counts_once_a_layer_unless_the_forward_runs_again(uneven: C
     assert received.any()
     deeper = replace(uneven, model=replace(uneven.model, num_layers=3))
     for level, times in (("none", 1), ("linear", 1), ("full", 0)):
-        more = [peak_bytes(plans, one, "replicated", level) for one in (uneven, deeper)]
-        static = [static_bytes(one, "replicated", level) for one in (uneven, deeper)]
-        layer = layer_bytes(uneven.model, level) * plans[0].tokens_per_rank + times * received
+        more = [predicted_peak_bytes(plans, one, "replicated", level) for one in (uneven, deeper)]
+        static = [training_state_bytes(one, "replicated", level) for one in (uneven, deeper)]
+        layer = kept_layer_bytes(uneven.model, level) * plans[0].tokens_per_rank + times * received
         assert ((more[1] - more[0]) - (static[1] - static[0]) == layer).all()
 
 
 def test_shards_need_less_and_every_dtype_counts(uneven: Cost) -> None:
-    assert static_bytes(uneven, "sharded", "none") < static_bytes(uneven, "replicated", "none")
-    assert static_bytes(uneven, "sharded", "none", 2) > static_bytes(uneven, "sharded", "none")
+    assert training_state_bytes(uneven, "sharded", "none") < training_state_bytes(uneven, "replicated", "none")
+    assert training_state_bytes(uneven, "sharded", "none", 2) > training_state_bytes(uneven, "sharded", "none")
     exact = replace(uneven, model=replace(uneven.model, element_bytes=8, lse_bytes=8))
     params = uneven.model.total_params
-    assert static_bytes(exact, "replicated", "none") == 32 * params + 8 * exact.model.head_params
-    assert static_bytes(uneven, "replicated", "none") > 16 * params
+    assert training_state_bytes(exact, "replicated", "none") == 32 * params + 8 * exact.model.head_params
+    assert training_state_bytes(uneven, "replicated", "none") > 16 * params
     assert chunked_bytes(exact.model, 100) > 0

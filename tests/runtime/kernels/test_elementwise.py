@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zbench.describe.model import Model
 from zbench.runtime.kernels import elementwise
-from zbench.runtime.kernels.elementwise import Elementwise, choose, lacks
+from zbench.runtime.kernels.elementwise import Elementwise, choose_elementwise, lacks
 from zbench.runtime.training.transformer import rope
 
 CPU = torch.device("cpu")
@@ -116,15 +116,18 @@ def test_no_compiler_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(elementwise, "find_spec", lambda name: None)
     assert lacks(cuda) == "the package triton"
     with pytest.raises(ValueError, match=r"executor.compile is true; torch.compile needs the package triton here"):
-        choose(True, cuda)
-    assert choose(None, cuda).name == "uncompiled: torch.compile needs the package triton here, and there is none"
+        choose_elementwise(True, cuda)
+    assert (
+        choose_elementwise(None, cuda).name
+        == "uncompiled: torch.compile needs the package triton here, and there is none"
+    )
     monkeypatch.setattr(elementwise, "find_spec", lambda name: name)
     for name in ("PATH", "CC", "CXX"):
         monkeypatch.setenv(name, str(tmp_path))
     assert lacks(cuda) == "a C compiler (gcc or clang, or CC)"
     with pytest.raises(ValueError, match=r"a C\+\+ compiler \(g\+\+ or clang\+\+, or CXX\) here, and there is none"):
-        choose(True, CPU)
+        choose_elementwise(True, CPU)
     monkeypatch.setenv("CC", "/bin/sh")
-    assert choose(None, cuda).is_compiled
-    assert not choose(None, CPU).is_compiled
-    assert choose(False, cuda) == PLAIN
+    assert choose_elementwise(None, cuda).is_compiled
+    assert not choose_elementwise(None, CPU).is_compiled
+    assert choose_elementwise(False, cuda) == PLAIN

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from zbench.describe.mask import Mask
 from zbench.runtime.kernels.cpu import FlashCPU
-from zbench.runtime.kernels.cuda import Call, Flash, Flash2, Flash3, Op, TorchFlash
-from zbench.runtime.kernels.kernels import Matmul, Triple, choose
+from zbench.runtime.kernels.cuda import Flash, Flash2, Flash3, Op, SegmentCall, TorchFlash
+from zbench.runtime.kernels.kernels import Matmul, Triple, choose_kernel
 
 CPU = torch.device("cpu")
 
@@ -83,16 +83,18 @@ class Promised:
     """As the packages' calls are documented."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[SegmentCall] = []
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: SegmentCall) -> tuple[Tensor, Tensor]:
         self.calls.append(call)
         counts = [np.diff(x.numpy()) for x in (call.cu_q, call.cu_k)]
         assert (int(counts[0].max()), int(counts[1].max())) == (call.max_q, call.max_k)
         assert call.cu_q.dtype == call.cu_k.dtype == torch.int32
         return attention(q, k, v, (call.cu_q, call.cu_k), call.causal, call.left)
 
-    def backward(self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: Call) -> Triple:
+    def backward(
+        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: SegmentCall
+    ) -> Triple:
         return gradients(do, q, k, v, o, lse, (call.cu_q, call.cu_k), call.causal, call.left)
 
 
@@ -406,9 +408,9 @@ def test_auto_is_the_fastest_that_the_gpu_has_for_a_dtype(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     device = torch.device("cuda", 0)
-    assert choose("auto", device, head_dim, dtype).name == names[-1]
+    assert choose_kernel("auto", device, head_dim, dtype).name == names[-1]
     with pytest.raises(ValueError, match=f"there are auto, {', '.join(names)}$"):
-        choose("torch-flash-cpu", device, head_dim, dtype)
+        choose_kernel("torch-flash-cpu", device, head_dim, dtype)
     if "cudnn" in names:
         with pytest.raises(ValueError, match=r"^executor.kernel is cudnn, which has no windows; mask=window:9"):
-            choose("cudnn", device, head_dim, dtype, Mask(window=9))
+            choose_kernel("cudnn", device, head_dim, dtype, Mask(window=9))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from zbench.describe.cluster import Cluster, Device
-from zbench.runtime.network.namespaces import counted
+from zbench.runtime.network.namespaces import interface_bytes
 from zbench.runtime.network.wiring import Wiring, address
 
 DEVICE = Device("cpu", 1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e-5, 1e-5)
@@ -75,4 +75,4 @@ def test_counters_are_read_by_interface() -> None:
     text = (
         "Inter-| Receive\n face |bytes\n  up0: 7 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n lo: 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
     )
-    assert counted(text) == {"up0": (9, 7), "lo": (0, 0)}
+    assert interface_bytes(text) == {"up0": (9, 7), "lo": (0, 0)}

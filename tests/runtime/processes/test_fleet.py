@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from zbench.plans.plan import Plan
-from zbench.runtime.processes.fleet import LONGEST_MESSAGE, Failure, RankFailed, ending, one_line, sentence
+from zbench.runtime.processes.fleet import LONGEST_MESSAGE, Failure, RankFailed, ending, failure_sentence, one_line
 
 
 def caught(error: BaseException, place: str = "step 3, backward") -> Failure:
@@ -17,9 +17,9 @@ def caught(error: BaseException, place: str = "step 3, backward") -> Failure:
 
 
 def test_a_sentence_says_who_what_and_where() -> None:
-    told = sentence("rank 1", "raised ValueError", "in step 3, backward", "it is odd", "trainer.py:12")
+    told = failure_sentence("rank 1", "raised ValueError", "in step 3, backward", "it is odd", "trainer.py:12")
     assert told == "rank 1 raised ValueError in step 3, backward: it is odd (trainer.py:12)"
-    assert sentence("rank 1", "ended with exit code 3") == "rank 1 ended with exit code 3"
+    assert failure_sentence("rank 1", "ended with exit code 3") == "rank 1 ended with exit code 3"
 
 
 @pytest.mark.parametrize(

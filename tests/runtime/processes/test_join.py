@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.processes import all_gone, descendants
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.join import JoinedFleet, lead
-from zbench.runtime.processes.world import World
+from zbench.runtime.processes.world import ProcessPlace
 
 PROGRAM = str(Path(__file__).parents[1] / "joined.py")
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "MASTER_"))}
@@ -173,7 +173,7 @@ def loopback(monkeypatch) -> None:
 @pytest.mark.usefixtures("loopback")
 def test_a_world_of_one_needs_nobody() -> None:
     before = descendants(os.getpid())  # other tests' fork server, which Python keeps
-    world = World(0, 1, 0, 1, "127.0.0.1", free_port(), False, "0", False)
+    world = ProcessPlace(0, 1, 0, 1, "127.0.0.1", free_port(), False, "0", False)
     with lead(world), JoinedFleet(world, "tests.runtime.dummies:Summer", "mine") as fleet:
         assert fleet.call("total", 2.0) == [2.0]
         (about,) = fleet.call("about")
@@ -183,7 +183,7 @@ def test_a_world_of_one_needs_nobody() -> None:
 
 @pytest.mark.usefixtures("loopback")
 def test_ranks_that_do_not_come_are_named() -> None:
-    world = World(0, 3, 0, 3, "127.0.0.1", free_port(), False, "0", False)
+    world = ProcessPlace(0, 3, 0, 3, "127.0.0.1", free_port(), False, "0", False)
     with lead(world):
         with pytest.raises(RankFailed, match=r"^ranks 1, 2 did not join within 0\.5 s$"):
             JoinedFleet(world, "tests.runtime.dummies:Summer", start_timeout=0.5)
@@ -193,6 +193,6 @@ def test_ranks_that_do_not_come_are_named() -> None:
 
 def test_a_port_that_is_taken_is_told() -> None:
     with socket.create_server(("0.0.0.0", 0)) as server:
-        world = World(0, 2, 0, 2, "127.0.0.1", server.getsockname()[1], False, "0", False)
+        world = ProcessPlace(0, 2, 0, 2, "127.0.0.1", server.getsockname()[1], False, "0", False)
         with pytest.raises(RankFailed, match="rank 0 cannot serve the store at 127"), lead(world):
             pass

@@ -5,8 +5,8 @@ import socket
 import threading
 from typing import Any
 
-from zbench.runtime.processes.meet import HELLO_BYTES, call, gather
-from zbench.runtime.processes.world import World
+from zbench.runtime.processes.meet import HELLO_BYTES, call, gather_ranks
+from zbench.runtime.processes.world import ProcessPlace
 
 
 class Store:
@@ -20,8 +20,8 @@ class Store:
         self._then(json.loads(value))
 
 
-def world(rank: int, num_local: int | None) -> World:
-    return World(rank, 2, rank, num_local, "127.0.0.1", 1, True, "0", False)
+def world(rank: int, num_local: int | None) -> ProcessPlace:
+    return ProcessPlace(rank, 2, rank, num_local, "127.0.0.1", 1, True, "0", False)
 
 
 def meet(num_local: int | None) -> None:
@@ -36,7 +36,7 @@ def meet(num_local: int | None) -> None:
         thread.start()
         threads.append(thread)
 
-    found, local_ranks = gather(world(0, num_local), Store(strangers_then_rank_1), 1, patience=20.0, silence=1.0)
+    found, local_ranks = gather_ranks(world(0, num_local), Store(strangers_then_rank_1), 1, patience=20.0, silence=1.0)
     threads[0].join()
     assert local_ranks == [0, 1]
     with found[1] as ours, made[0] as theirs:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from zbench.runtime.processes.world import World, first_node, found
+from zbench.runtime.processes.world import ProcessPlace, first_node, found
 
 TORCHRUN = {
     "RANK": "3",
@@ -34,12 +34,12 @@ def test_a_process_started_alone_is_no_world() -> None:
 
 
 def test_torchrun() -> None:
-    assert found(TORCHRUN) == World(3, 8, 1, 2, "node0", 29500, True, "job/2", False)
+    assert found(TORCHRUN) == ProcessPlace(3, 8, 1, 2, "node0", 29500, True, "job/2", False)
 
 
 def test_other_launchers_set_fewer_variables_and_serve_no_store() -> None:
     few = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
-    assert found(few) == World(3, 8, 1, None, "node0", 29500, False, "/0", False)
+    assert found(few) == ProcessPlace(3, 8, 1, None, "node0", 29500, False, "/0", False)
 
 
 def test_slurm() -> None:

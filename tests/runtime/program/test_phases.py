@@ -20,15 +20,15 @@ from zbench.plans.plan import TRANSFER, Blocks, Lists, Ops, Plan
 from zbench.plans.touches import IS_COPY
 from zbench.proof.verify import verify_step
 from zbench.runtime.program.compiler import Compiler
-from zbench.runtime.program.phases import AHEAD, batched, numbers
-from zbench.runtime.program.program import HOME, Batch, Program, Relay, Send
+from zbench.runtime.program.phases import AHEAD, message_batch_numbers, with_message_batches
+from zbench.runtime.program.program import HOME, MessageBatch, Program, Relay, Send
 from zbench.simulator.legs import legs
 from zbench.systems.ring import Ring
 
 
 def programs(plan: Plan, cost: Cost) -> list[tuple[Program, Program]]:
     pairs = [Compiler(plan, rank, cost, lambda rows: rows, lambda *_: None).compile() for rank in range(plan.num_ranks)]
-    return [batched(plan, cost, pair) for pair in pairs]
+    return [with_message_batches(plan, cost, pair) for pair in pairs]
 
 
 def legs_of(program: Program, at: int) -> list[tuple[int, int]]:
@@ -100,7 +100,7 @@ def check(plan: Plan, cost: Cost) -> None:
     found = programs(plan, cost)
     for way, ops in enumerate((plan.forward, plan.backward)):
         parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
-        number = numbers(plan, ops, parts, way == 1)
+        number = message_batch_numbers(plan, ops, parts, way == 1)
         for one in (pair[way] for pair in found):
             posted = [leg for at in range(len(one.batches)) for leg, _ in legs_of(one, at)]
             assert (
@@ -135,7 +135,7 @@ def test_what_is_sent_on_came_in_an_earlier_phase(case: tuple[Cost, Plan], backw
     cost, plan = case
     ops = plan.backward if backward else plan.forward
     parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
-    number = numbers(plan, ops, parts, backward)
+    number = message_batch_numbers(plan, ops, parts, backward)
     assert ((number >= 0) == (ops.kind[parts.op] == TRANSFER)).all()
     routed = parts.after >= 0
     assert (number[routed] == number[parts.after[routed]] + 1).all()
@@ -184,7 +184,7 @@ def test_a_routed_transfer_is_three_batches() -> None:
     plan = route(ring("keep"), RING)
     ops = plan.forward
     parts = legs(plan, ops, RING.message_bytes(plan, ops), RING.cluster)
-    number = numbers(plan, ops, parts, False)
+    number = message_batch_numbers(plan, ops, parts, False)
     across = np.flatnonzero(RING.cluster.node_of[ops.src] != RING.cluster.node_of[ops.dst])
     assert len(across)
     for op in across.tolist():
@@ -205,8 +205,8 @@ def test_a_sum_leaves_before_later_attends_and_copies_are_not_behind_it() -> Non
     plan = Plan(np.full(2, 8), both, 8, 4, blocks, lists, Ops.concatenate(ops), none, Lists.of([]))
     found = [forward for forward, _ in programs(reverse(plan, "keep"), RING)]
     verify_step(Lengths(np.full(2, 8), 0, 0), (reverse(plan, "keep"),))
-    assert found[0].batches == (Batch(0, (0, 1, 2, 3), ()), Batch(1, (), (0,)), Batch(2, (), (1,)))
-    assert found[1].batches == (Batch(0, (), (0, 1, 2, 3)), Batch(0, (0,), ()), Batch(0, (1,), ()))
+    assert found[0].batches == (MessageBatch(0, (0, 1, 2, 3), ()), MessageBatch(1, (), (0,)), MessageBatch(2, (), (1,)))
+    assert found[1].batches == (MessageBatch(0, (), (0, 1, 2, 3)), MessageBatch(0, (0,), ()), MessageBatch(0, (1,), ()))
 
 
 def test_an_attend_does_not_wait_for_what_the_plan_lists_after_it() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zbench.describe.model import Model
 from zbench.runtime.training import dense as module
-from zbench.runtime.training.dense import dense
+from zbench.runtime.training.dense import dense_loss
 from zbench.runtime.training.transformer import Transformer
 
 MODEL = Model("small", 2, 16, 4, 2, 4, 24, 13, element_bytes=8)
@@ -52,7 +52,7 @@ def test_it_is_the_mean_over_all_tokens_of_all_sequences(
     model: Model, math_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MATH_TOKENS", math_tokens)
-    loss, gradients = dense(model, lively(model), SEQUENCES)
+    loss, gradients = dense_loss(model, lively(model), SEQUENCES)
     network = Transformer(model, 0)
     network.load_state_dict(lively(model))
     tokens, positions = np.concatenate(SEQUENCES), np.concatenate([np.arange(len(s)) for s in SEQUENCES])
@@ -68,15 +68,15 @@ def test_it_is_the_mean_over_all_tokens_of_all_sequences(
 @pytest.mark.parametrize("model", [MODEL, EXPERTS], ids=["dense", "experts"])
 def test_its_gradient_is_the_slope_of_its_loss(model: Model) -> None:
     weights, generator = lively(model), torch.Generator().manual_seed(0)
-    _, gradients = dense(model, weights, SEQUENCES)
+    _, gradients = dense_loss(model, weights, SEQUENCES)
     for name, weight in weights.items():
         way = torch.randn(weight.shape, dtype=weight.dtype, generator=generator) * 1e-5
-        up, _ = dense(model, weights | {name: weight + way}, SEQUENCES)
-        down, _ = dense(model, weights | {name: weight - way}, SEQUENCES)
+        up, _ = dense_loss(model, weights | {name: weight + way}, SEQUENCES)
+        down, _ = dense_loss(model, weights | {name: weight - way}, SEQUENCES)
         assert (up - down) / 2 == pytest.approx((gradients[name] * way).sum().item(), rel=1e-4, abs=1e-11), name
 
 
 def test_weights_have_to_be_the_models() -> None:
     weights = lively(MODEL)
     with pytest.raises(RuntimeError, match=r"layers\.1\.qkv"):
-        dense(MODEL, {name: p for name, p in weights.items() if name != "layers.1.qkv"}, SEQUENCES)
+        dense_loss(MODEL, {name: p for name, p in weights.items() if name != "layers.1.qkv"}, SEQUENCES)

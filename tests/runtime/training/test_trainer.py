@@ -12,7 +12,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.interfaces.protocols import System
-from zbench.runtime.checkpoints.folder import META, told
+from zbench.runtime.checkpoints.folder import META, checkpoint_description
 from zbench.runtime.checkpoints.manifest import FILES, entries, sealed
 from zbench.runtime.executor import CheckFailed, Diverged, Torch
 from zbench.runtime.job.job import AdamW, Job, Report
@@ -85,7 +85,7 @@ def opened_as_data(folder: Path, marker: Path) -> None:
     (folder / ".metadata").write_bytes(b"cos\nmkdir\n(V" + str(marker).encode() + b"\ntR.")
     with pytest.raises(ValueError, match=r"^resume is .*; its checkpoint has .metadata with \d+ bytes, and \d+ were "):
         Torch(COST, WORKLOAD, resume=str(folder))
-    meta = told(str(folder))
+    meta = checkpoint_description(str(folder))
     files = entries(folder, meta.pop(FILES))
     (folder / META).write_text(sealed(meta, files))
 

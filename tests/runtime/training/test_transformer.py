@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from zbench.cost import loss as sizes
 from zbench.describe.model import Model
 from zbench.runtime.job.footprint import LEVELS
-from zbench.runtime.kernels.elementwise import Elementwise, turned, wide
+from zbench.runtime.kernels.elementwise import Elementwise, rotate, wide
 from zbench.runtime.training.blocks import CrossEntropy
 from zbench.runtime.training.dense import attention
 from zbench.runtime.training.transformer import Transformer, rope
@@ -309,7 +309,7 @@ def test_narrower_dtypes_come_close(element_bytes: int, close: float) -> None:
 def test_rope_turns_pairs_by_their_position() -> None:
     x = torch.randn(5, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     positions = torch.tensor([0, 1, 17, 65_535, 1_000_003])
-    found = turned(x, *rope(positions, 8))
+    found = rotate(x, *rope(positions, 8))
     for t, position in enumerate(positions.tolist()):
         for head in range(3):
             torch.testing.assert_close(found[t, head], plain_turn(x[t, head], position), rtol=0, atol=1e-9)
@@ -321,7 +321,7 @@ def test_rope_scores_depend_on_distance_alone(one: int, other: int, shift: int) 
     q, k = torch.randn(2, 1, 1, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
     def score(q_position: int, k_position: int) -> float:
-        found = turned(torch.cat([q, k]), *rope(torch.tensor([q_position, k_position]), 16))
+        found = rotate(torch.cat([q, k]), *rope(torch.tensor([q_position, k_position]), 16))
         return (found[0] * found[1]).sum().item()
 
     assert score(one, other) == pytest.approx(score(one + shift, other + shift), abs=1e-8)

@@ -12,7 +12,7 @@ from numpy.random import Generator
 
 from zbench.correctness.mutations.paths import PATHS, WILD, Mutation, array, counts, other, put, put_at, with_pipelines
 from zbench.correctness.mutations.tokens import with_lanes
-from zbench.correctness.reference.judge import Case
+from zbench.correctness.reference.judge import CorrectStep
 from zbench.cost.cost import Cost
 from zbench.describe.mask import FULL, Mask
 from zbench.plans.pipelines import Pipelines
@@ -139,7 +139,7 @@ def pipeline_rows(rng: Generator, plan: Plan, cost: Cost) -> Plan:
     return plan.with_(pipelines=rows)
 
 
-def micro_batches(rng: Generator, case: Case) -> tuple[Plan, ...]:
+def micro_batches(rng: Generator, case: CorrectStep) -> tuple[Plan, ...]:
     """Leaves out a micro-batch, has one twice or in another order, or gives one other sequences than it has."""
     plans, kind = list(case.plans), rng.integers(5)
     at = int(rng.integers(len(plans)))

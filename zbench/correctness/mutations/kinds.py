@@ -8,7 +8,7 @@ from numpy.random import Generator
 from zbench.correctness.mutations import arrays, operations, tokens
 from zbench.correctness.mutations.paths import Mutation, entry
 from zbench.correctness.mutations.words import changes
-from zbench.correctness.reference.judge import Case
+from zbench.correctness.reference.judge import CorrectStep
 from zbench.plans.plan import COLUMNS, Plan
 
 _PLAIN = ("num_ranks", "num_heads", "mask", "backward_mode", "serial_legs", "attention", "notes")
@@ -58,7 +58,7 @@ KINDS = (*OF_PLANS, MICRO_BATCHES)
 _TRIES = 10  # at a mutation that may leave everything as it was
 
 
-def mutant(rng: Generator, case: Case, kind: str) -> tuple[Plan, ...]:
+def mutant(rng: Generator, case: CorrectStep, kind: str) -> tuple[Plan, ...]:
     """Returns the case's plans with one of them, or what they are together, changed in a way of that kind."""
     for _ in range(_TRIES):
         plans = _mutant(rng, case, kind)
@@ -67,7 +67,7 @@ def mutant(rng: Generator, case: Case, kind: str) -> tuple[Plan, ...]:
     return plans
 
 
-def _mutant(rng: Generator, case: Case, kind: str) -> tuple[Plan, ...]:
+def _mutant(rng: Generator, case: CorrectStep, kind: str) -> tuple[Plan, ...]:
     if kind == MICRO_BATCHES:
         return arrays.micro_batches(rng, case)
     plans = list(case.plans)

@@ -46,17 +46,17 @@ class Bytes:
             total += times * getattr(other, name)
 
 
-def step_bytes(plans: Sequence[Plan], cost: Cost) -> Bytes:
+def step_traffic(plans: Sequence[Plan], cost: Cost) -> Bytes:
     """Counts attention of all layers and micro-batches, forward (again where the model recomputes it) and backward."""
     total = Bytes.none(cost.cluster)
     forwards = 2 if cost.model.recompute == "full" else 1
     for plan in plans:
         for ops, times in ((plan.forward, forwards), (plan.backward, 1)):
-            total.add(layer_bytes(plan, ops, cost), times * cost.model.num_layers)
+            total.add(layer_traffic(plan, ops, cost), times * cost.model.num_layers)
     return total
 
 
-def layer_bytes(plan: Plan, ops: Ops, cost: Cost) -> Bytes:
+def layer_traffic(plan: Plan, ops: Ops, cost: Cost) -> Bytes:
     """Counts one layer's transfers of a list of operations.
 
     Raises:

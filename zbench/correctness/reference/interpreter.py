@@ -63,7 +63,7 @@ class Results:
         return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1.0)) for a, b in pairs)
 
 
-def dense(lengths: Ints, given: Tensors, mask: Mask = CAUSAL) -> Results:
+def dense_attention(lengths: Ints, given: Tensors, mask: Mask = CAUSAL) -> Results:
     """Computes the single-process answer: every sequence by itself, all of its scores at once."""
     out = Results(*(np.zeros_like(given.q) for _ in range(4)))
     stop = np.cumsum(lengths)

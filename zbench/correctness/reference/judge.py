@@ -11,16 +11,16 @@ from functools import lru_cache
 
 import numpy as np
 
-from zbench.correctness.reference.byte_law import Bytes, layer_bytes, step_bytes
-from zbench.correctness.reference.interpreter import Broken, Results, Tensors, dense, execute
-from zbench.correctness.reference.plain_rules import check_plan, check_step
+from zbench.correctness.reference.byte_law import Bytes, layer_traffic, step_traffic
+from zbench.correctness.reference.interpreter import Broken, Results, Tensors, dense_attention, execute
+from zbench.correctness.reference.plain_rules import check_plan, check_sequences
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan
 from zbench.proof.verify import PlanError, verify_step
 from zbench.runtime.program.compiler import Compiler
-from zbench.runtime.program.phases import batched
+from zbench.runtime.program.phases import with_message_batches
 from zbench.simulator.legs import Legs
 from zbench.simulator.simulate import Simulated, programs
 
@@ -30,7 +30,7 @@ Verifier = Callable[[Batch, Plans, Cost], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CorrectStep:
     """A correct step: what `system` plans for `batch` on the cluster and model of `cost`."""
 
     system: str
@@ -58,12 +58,12 @@ def verifier(batch: Batch, plans: Plans, cost: Cost) -> None:
     verify_step(batch, plans, cost, memory=False)
 
 
-def judge(case: Case, plans: Plans, verify: Verifier = verifier) -> PlanVerdict:
+def judge(case: CorrectStep, plans: Plans, verify: Verifier = verifier) -> PlanVerdict:
     """Judges `plans` in place of the case's own: what they are, and what `verify` says of them.
 
     What it accepts is simulated and compiled, if it is not known to be wrong.
     """
-    wrong = fault(case, plans)
+    wrong = _fault(case, plans)
     try:
         verify(case.batch, plans, case.cost)
     except PlanError as error:
@@ -73,14 +73,14 @@ def judge(case: Case, plans: Plans, verify: Verifier = verifier) -> PlanVerdict:
     return PlanVerdict(wrong or _running(case.batch, plans, case.cost), "")
 
 
-def fault(case: Case, plans: Plans) -> str:
+def _fault(case: CorrectStep, plans: Plans) -> str:
     """Tells why the plans are no correct step, "" if they are; by plain rules, numbers and the law of bytes alone.
 
     Plans that are the case's own are right, unless they are all of them.
     """
     own = [] if plans is case.plans else [id(plan) for plan in case.plans]
     try:
-        check_step(case.batch, plans, case.cost.model.mask)
+        check_sequences(case.batch, plans, case.cost.model.mask)
         for plan in plans:
             if id(plan) not in own:
                 check_plan(plan, case.cost)
@@ -99,14 +99,14 @@ def _check_numbers(kept: Plan, cost: Cost) -> None:
     if not off < TOLERANCE:
         raise Broken(f"outputs or gradients are off by {off:.1e}")
     for ops in (plan.forward, plan.backward):
-        layer_bytes(plan, ops, cost)
+        layer_traffic(plan, ops, cost)
 
 
 @lru_cache(maxsize=64)
 def _dense(lengths: tuple[int, ...], model: Model) -> tuple[Tensors, Results]:
     """Makes inputs, and what dense attention under the model's mask makes of them."""
     given = Tensors.random(model.num_heads, model.num_kv_heads, sum(lengths), 3)
-    return given, dense(np.array(lengths, np.int64), given, model.mask)
+    return given, dense_attention(np.array(lengths, np.int64), given, model.mask)
 
 
 def _running(batch: Batch, plans: Plans, cost: Cost) -> str:
@@ -118,7 +118,7 @@ def _running(batch: Batch, plans: Plans, cost: Cost) -> str:
             return f"the simulator says {result.seconds} s, and nothing is faster than {least} s"
         if plans[0].pipelines is not None:
             return ""
-        law, charged = step_bytes(plans, cost), charged_bytes(plans, cost)
+        law, charged = step_traffic(plans, cost), charged_bytes(plans, cost)
         for name in Bytes.__dataclass_fields__:
             if (getattr(law, name) != getattr(charged, name)).any():
                 return f"the simulator charges {name} {getattr(charged, name)}, by the law it is {getattr(law, name)}"
@@ -133,7 +133,7 @@ def _running(batch: Batch, plans: Plans, cost: Cost) -> str:
         for plan in plans:
             for rank in range(cost.cluster.num_ranks):
                 compiler = Compiler(plan, rank, cost, index=lambda rows: rows, cut=lambda *_: None)
-                batched(plan, cost, compiler.compile())
+                with_message_batches(plan, cost, compiler.compile())
     except Exception as error:  # whatever it is, the verifier has let it through
         return f"what runs plans fails: {_told(error)}"
     return ""

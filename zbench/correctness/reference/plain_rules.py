@@ -27,7 +27,7 @@ _BYTES = {"kind": 1, "tensor": 1, "src": 4, "dst": 4, "head_lo": 2, "head_hi": 2
           "keep": 1, "collective": 1}  # fmt: skip
 
 
-def check_step(batch: Batch, plans: Sequence[Plan], mask: Mask) -> None:
+def check_sequences(batch: Batch, plans: Sequence[Plan], mask: Mask) -> None:
     """Checks that every sequence of the batch is in one micro-batch, with its length and mask, and that pipelines are
     the same in all.
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from zbench.describe.checks import is_whole
-from zbench.record.fields import shown
-from zbench.runtime.checkpoints.manifest import FILES, Changed, check, opened
+from zbench.record.fields import shortened
+from zbench.runtime.checkpoints.manifest import FILES, Changed, check, open_manifest
 
 META, LAYOUT = "zbench.json", "layout.json"
 PART = f"{META}.part"  # the first file of a checkpoint that is being written; it becomes META when all others are there
@@ -29,19 +29,19 @@ def aside(path: str) -> Path:
     return Path(f"{path}.old")
 
 
-def whole(path: str) -> Path:
+def complete_folder(path: str) -> Path:
     """Returns the folder that holds the checkpoint `path`: the one that stepped aside where a run died in between."""
     return aside(path) if not (Path(path) / META).is_file() and (aside(path) / META).is_file() else Path(path)
 
 
-def told(path: str) -> dict[str, Any]:
+def checkpoint_description(path: str) -> dict[str, Any]:
     """Reads what a checkpoint says of itself: "next_step", "run" (what its run was, by name), "files" (its manifest).
 
     Raises:
         ValueError: there is no checkpoint, or what it says of itself has changed since.
     """
     try:
-        meta = opened(_text(whole(path) / META))
+        meta = open_manifest(_text(complete_folder(path) / META))
     except Changed as error:
         raise ValueError(f"resume is {path!r}; its {META} {error}") from error
     except (OSError, ValueError, RecursionError) as error:
@@ -49,7 +49,7 @@ def told(path: str) -> dict[str, Any]:
     files, step = meta[FILES], meta.get("next_step")
     if not is_whole(step) or step < 0:
         raise ValueError(
-            f"resume is {path!r}; next_step in its {META} is {shown(step)}; it has to be a whole number of at least 0"
+            f"resume is {path!r}; next_step in its {META} is {shortened(step)}; it has to be a whole number of at least 0"
         )
     if not (
         isinstance(meta.get("run"), dict)
@@ -60,15 +60,15 @@ def told(path: str) -> dict[str, Any]:
     return meta
 
 
-def check_whole(path: str) -> None:
+def check_files(path: str) -> None:
     """Reads all of a checkpoint's files and compares them with its manifest.
 
     Raises:
         ValueError: one is not as it was written; the message names it.
     """
-    files = told(path)[FILES]
+    files = checkpoint_description(path)[FILES]
     try:
-        check(whole(path), files, (META,))
+        check(complete_folder(path), files, (META,))
     except Changed as error:
         raise ValueError(f"resume is {path!r}; its checkpoint {error}") from error
     except OSError as error:
@@ -81,7 +81,7 @@ def check_same(path: str, run: Mapping[str, Any]) -> None:
     Raises:
         ValueError: something differs; the message says what.
     """
-    theirs = {"mask": "causal", **told(path)["run"]}  # as all were before there were others
+    theirs = {"mask": "causal", **checkpoint_description(path)["run"]}  # as all were before there were others
     for name, value in run.items():
         if theirs.get(name) != value:
             raise ValueError(f"resume is {path!r}; its run had {name} {theirs.get(name)}, and this one has {value}")

@@ -30,14 +30,14 @@ from torch.distributed.checkpoint.storage import WriteResult
 from zbench.runtime.checkpoints.folder import LAYOUT
 
 
-class Writer(FileSystemWriter):
+class CheckpointWriter(FileSystemWriter):
     """Writes a checkpoint's files, and the layout beside torch's own."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Writes torch's metadata, and beside it the layout as JSON."""
         super().finish(metadata, results)
         with (Path(self.path) / LAYOUT).open("w") as stream:
-            json.dump(told(metadata), stream)
+            json.dump(_as_json(metadata), stream)
             stream.flush()
             os.fsync(stream.fileno())
 
@@ -56,7 +56,7 @@ class Reader(FileSystemReader):
             ValueError: the layout is none.
         """
         try:
-            metadata = made(json.loads((Path(self.path) / LAYOUT).read_text()), self.names)
+            metadata = _metadata(json.loads((Path(self.path) / LAYOUT).read_text()), self.names)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{LAYOUT} is not one of a checkpoint ({type(error).__name__}: {error})") from error
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
@@ -74,7 +74,7 @@ class Planner(DefaultLoadPlanner):
         super().load_bytes(read_item, plain)
 
 
-def told(metadata: Metadata) -> dict[str, Any]:
+def _as_json(metadata: Metadata) -> dict[str, Any]:
     """Returns the layout as JSON has it."""
     entries = metadata.state_dict_metadata
     tensors = {
@@ -93,7 +93,7 @@ def told(metadata: Metadata) -> dict[str, Any]:
     return {"tensors": tensors, "values": [name for name in entries if name not in tensors], "places": places}
 
 
-def made(layout: dict[str, Any], names: Collection[str]) -> Metadata:
+def _metadata(layout: dict[str, Any], names: Collection[str]) -> Metadata:
     """Makes the layout that torch has of the one that JSON has. names: the files it may speak of.
 
     Raises:

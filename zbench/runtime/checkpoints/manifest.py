@@ -35,7 +35,7 @@ def sealed(meta: Mapping[str, Any], files: Mapping[str, Entry]) -> str:
     return json.dumps({**whole, SEAL: _seal(whole)})
 
 
-def opened(text: str) -> dict[str, Any]:
+def open_manifest(text: str) -> dict[str, Any]:
     """Returns a manifest's content, as sealed() took it, with "files".
 
     Raises:

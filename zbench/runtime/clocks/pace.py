@@ -17,7 +17,7 @@ _MESSAGES, _ARITHMETIC = 0.1e-3, 20e-3  # seconds of a slice; the shorter goes f
 _TIMER_ABSTIME = 1  # time.h
 
 
-class Pace(Protocol):
+class Pacer(Protocol):
     """A device whose work takes as long as it is modelled, or as it takes. overrun: seconds since begin() by which real
     work took longer than its modelled time, `modelled`."""
 

@@ -29,7 +29,7 @@ RESERVE = 0.06
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LevelChoice:
     """A choice of what is recomputed, and the memory that it needs. level: of LEVELS. predicted_bytes: of the fullest
     rank. capacity_bytes: what it was to fit in."""
 
@@ -43,18 +43,18 @@ class Choice:
         return self.predicted_bytes <= self.capacity_bytes * (1 - RESERVE)
 
 
-def choose(
+def choose_level(
     plans: tuple[Plan, ...], cost: Cost, parameters: str, capacity_bytes: int, levels: tuple[str, ...] = LEVELS
-) -> Choice:
+) -> LevelChoice:
     """Chooses the first of `levels` that fits the capacity on every rank; the last one where none does."""
     for level in levels:
-        choice = Choice(level, int(peak_bytes(plans, cost, parameters, level).max()), capacity_bytes)
+        choice = LevelChoice(level, int(predicted_peak_bytes(plans, cost, parameters, level).max()), capacity_bytes)
         if choice.fits:
             break
     return choice
 
 
-def peak_bytes(plans: tuple[Plan, ...], cost: Cost, parameters: str, level: str) -> Ints:
+def predicted_peak_bytes(plans: tuple[Plan, ...], cost: Cost, parameters: str, level: str) -> Ints:
     """Returns int64 [num_ranks]: the bytes of every rank at its fullest moment. parameters:
     zbench.runtime.job.job.PARAMETERS."""
     model = cost.model
@@ -64,15 +64,15 @@ def peak_bytes(plans: tuple[Plan, ...], cost: Cost, parameters: str, level: str)
         sides = ((plan.forward, False), (plan.backward, True))
         moment = np.maximum(*(moment_bytes(plan, ops, backward, cost) for ops, backward in sides))
         tokens = plan.tokens_per_rank
-        kept = model.num_layers * layer_bytes(model, level) * tokens
+        kept = model.num_layers * kept_layer_bytes(model, level) * tokens
         at_work = np.maximum(
             [chunked_bytes(model, int(count)) for count in tokens], working_bytes(model, level) * tokens
         )
         peak = np.maximum(peak, kept + at_work + received + moment)
-    return peak + static_bytes(cost, parameters, level, len(plans))
+    return peak + training_state_bytes(cost, parameters, level, len(plans))
 
 
-def static_bytes(cost: Cost, parameters: str, level: str, num_micro_batches: int = 1) -> int:
+def training_state_bytes(cost: Cost, parameters: str, level: str, num_micro_batches: int = 1) -> int:
     """Returns the bytes of weights, gradients, both moments, in the wide dtype; and of copies of weights in the
     activations' dtype.
 
@@ -92,7 +92,7 @@ def static_bytes(cost: Cost, parameters: str, level: str, num_micro_batches: int
     return 4 * wide * model.total_params + copies + transient + wide * model.head_params
 
 
-def layer_bytes(model: Model, level: str) -> int:
+def kept_layer_bytes(model: Model, level: str) -> int:
     """Returns the bytes per token that one layer keeps from its forward to its backward."""
     e, h = model.element_bytes, model.hidden
     if level == "full":
@@ -111,5 +111,5 @@ def working_bytes(model: Model, level: str) -> int:
     """Returns the bytes per token while one layer's backward runs: what it makes again; gradients of x twice, of gate
     and up, of the product, and the product."""
     e, width = model.element_bytes, model.ffn_hidden * model.experts_per_token
-    made_again = layer_bytes(model, "none") - layer_bytes(model, level)
+    made_again = kept_layer_bytes(model, "none") - kept_layer_bytes(model, level)
     return made_again + 2 * e * model.hidden + 4 * e * width

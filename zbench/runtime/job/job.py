@@ -83,7 +83,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class RankSetup:
     """A rank's findings about how it runs. device: its name; kernel: the one chosen; backend: gloo or nccl.
 
     sharing: ranks on its GPU. staged: whether messages go through host memory, as gloo takes no other.

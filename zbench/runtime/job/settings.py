@@ -25,7 +25,7 @@ def at_least(name: str, value: Any, least: float) -> None:
         raise ValueError(f"{name} is {value!r}; it takes a number of at least {least}")
 
 
-def known(name: str, given: Any, fields: Iterable[str]) -> dict[str, float]:
+def with_known_keys(name: str, given: Any, fields: Iterable[str]) -> dict[str, float]:
     """Returns `given`, a mapping with no other keys than `fields`."""
     if not isinstance(given, dict):
         raise ValueError(f"{name} is {given!r}; it takes keys among {', '.join(fields)}")

@@ -35,7 +35,7 @@ TORCH_OF_CUDNN = "2.14"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SegmentCall:
     """A call of flash attention, for some of an attend's segments. q_rows, k_rows: theirs among all of it. cu_q, cu_k:
     int32 [num_segments + 1], where each begins among these. max_q, max_k: rows of the longest. left: keys before itself
     that a query of a causal call sees, -1: all."""
@@ -59,10 +59,12 @@ class Call:
 class Op(Protocol):
     """A package's variable-length attention; the mask of a causal call is aligned to the bottom right."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: SegmentCall) -> tuple[Tensor, Tensor]:
         """Returns (o [M, H, D], lse [H, M]) of a call."""
 
-    def backward(self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: Call) -> Triple:
+    def backward(
+        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: SegmentCall
+    ) -> Triple:
         """Returns (dq, dk, dv) of a call; lse [H, M], contiguous."""
 
 
@@ -74,7 +76,7 @@ class Flash:
     op: Op
     device: torch.device
 
-    def cut(self, queries: Ints, before: Ints, diagonal: Flags, left: Ints | None = None) -> tuple[Call, ...]:
+    def cut(self, queries: Ints, before: Ints, diagonal: Flags, left: Ints | None = None) -> tuple[SegmentCall, ...]:
         keys = before + np.where(diagonal, queries, 0)
         left = 0 * queries - 1 if left is None else left
         # A call has one window: that of the mask for most segments that it cuts, none for the others.
@@ -82,7 +84,7 @@ class Flash:
         kinds.append((False, -1, np.flatnonzero(~diagonal)))
         return tuple(self._call(causal, queries, keys, which, size) for causal, size, which in kinds if len(which))
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, cuts: tuple[Call, ...]) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, cuts: tuple[SegmentCall, ...]) -> tuple[Tensor, Tensor]:
         if len(cuts) == 1:
             o, lse = self.op.forward(q, k, v, cuts[0])
             return o, lse.t().contiguous()  # small; and o, many times as large, can then be taken as it lies
@@ -98,7 +100,7 @@ class Flash:
         return o, lse
 
     def backward(
-        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cuts: tuple[Call, ...]
+        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cuts: tuple[SegmentCall, ...]
     ) -> Triple:
         if len(cuts) == 1:
             return self.op.backward(do, q, k, v, o, lse.t().contiguous(), cuts[0])
@@ -110,16 +112,16 @@ class Flash:
             copy((dk, dv), call.k_rows, grads[1:])
         return dq, dk, dv
 
-    def _call(self, causal: bool, queries: Ints, keys: Ints, which: Ints, left: int) -> Call:
+    def _call(self, causal: bool, queries: Ints, keys: Ints, which: Ints, left: int) -> SegmentCall:
         """Returns the call for the segments `which`."""
         starts = (np.cumsum(queries) - queries, np.cumsum(keys) - keys)
-        q_rows, cu_q = part(starts[0][which], queries[which], self.device)
-        k_rows, cu_k = part(starts[1][which], keys[which], self.device)
+        q_rows, cu_q = rows_of_runs(starts[0][which], queries[which], self.device)
+        k_rows, cu_k = rows_of_runs(starts[1][which], keys[which], self.device)
         longest = int(queries[which].max()), int(keys[which].max())
-        return Call(causal, q_rows, k_rows, cu_q, cu_k, *longest, left)
+        return SegmentCall(causal, q_rows, k_rows, cu_q, cu_k, *longest, left)
 
 
-def part(starts: Ints, counts: Ints, device: torch.device) -> tuple[Rows, Tensor]:
+def rows_of_runs(starts: Ints, counts: Ints, device: torch.device) -> tuple[Rows, Tensor]:
     """Selects runs of rows, from `starts` on: returns all their rows, and where each begins among these, int32
     [num_runs + 1]."""
     ends = np.cumsum(counts)
@@ -131,7 +133,7 @@ def part(starts: Ints, counts: Ints, device: torch.device) -> tuple[Rows, Tensor
     return rows, torch.from_numpy(bounds).to(device)
 
 
-def _rows(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Triple:
+def _rows(call: SegmentCall, q: Tensor, k: Tensor, v: Tensor) -> Triple:
     return rows_of(q, call.q_rows), rows_of(k, call.k_rows), rows_of(v, call.k_rows)
 
 
@@ -158,12 +160,14 @@ def available(device: torch.device, head_dim: int) -> dict[str, Kernel]:
 class TorchFlash:
     """The flash attention of torch itself; without dropout the state of its random numbers is not read."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: SegmentCall) -> tuple[Tensor, Tensor]:
         sizes = (call.cu_q, call.cu_k, call.max_q, call.max_k)
         o, lse, *_ = torch.ops.aten._flash_attention_forward(q, k, v, *sizes, 0.0, call.causal, False, **call.window)
         return o, lse
 
-    def backward(self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: Call) -> Triple:
+    def backward(
+        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: SegmentCall
+    ) -> Triple:
         sizes = (call.cu_q, call.cu_k, call.max_q, call.max_k)
         state = torch.empty(2, dtype=torch.uint64, device=q.device)
         dq, dk, dv = torch.ops.aten._flash_attention_backward(
@@ -194,13 +198,15 @@ class Flash2:
             return None
         return Flash2(module._flash_attn_varlen_forward, module._flash_attn_varlen_backward)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: SegmentCall) -> tuple[Tensor, Tensor]:
         sizes = (call.cu_q, call.cu_k, call.max_q, call.max_k)
         scale = q.shape[2] ** -0.5
         o, lse, *_ = self.run(q, k, v, *sizes, dropout_p=0.0, softmax_scale=scale, causal=call.causal, **call.window)
         return o, lse
 
-    def backward(self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: Call) -> Triple:
+    def backward(
+        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: SegmentCall
+    ) -> Triple:
         dq, dk, dv = _like(q, k, v)
         sizes = (call.cu_q, call.cu_k, call.max_q, call.max_k)
         self.run_back(
@@ -249,17 +255,19 @@ class Flash3:
         final = all(one.has_default_value() for schema, given in schemas for one in schema.arguments[given:])
         return Flash3(ops.fwd, ops.bwd) if final else None
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: SegmentCall) -> tuple[Tensor, Tensor]:
         o, lse, *_ = self.run(q, k, v, **_named(q, call), num_splits=1)
         return o, lse
 
-    def backward(self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: Call) -> Triple:
+    def backward(
+        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: SegmentCall
+    ) -> Triple:
         dq, dk, dv = _like(q, k, v)
         self.run_back(do, q, k, v, o, lse, dq=dq, dk=dk, dv=dv, **_named(q, call))
         return dq, dk, dv
 
 
-def _named(q: Tensor, call: Call) -> dict[str, Tensor | float | bool]:
+def _named(q: Tensor, call: SegmentCall) -> dict[str, Tensor | float | bool]:
     return {
         "cu_seqlens_q": call.cu_q, "cu_seqlens_k": call.cu_k, "max_seqlen_q": call.max_q, "max_seqlen_k": call.max_k,
         "softmax_scale": q.shape[2] ** -0.5, "is_causal": call.causal,

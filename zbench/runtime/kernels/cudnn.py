@@ -24,7 +24,7 @@ from torch import Tensor
 
 from zbench.describe.arrays import Flags
 from zbench.plans.plan import Ints
-from zbench.runtime.kernels.cuda import Call, part
+from zbench.runtime.kernels.cuda import SegmentCall, rows_of_runs
 from zbench.runtime.kernels.elementwise import wide
 from zbench.runtime.kernels.kernels import Triple
 from zbench.runtime.kernels.memory import add, copy, rows_of
@@ -39,9 +39,9 @@ class Cudnn:
     run_back: Callable[..., Any] = torch.ops.aten._cudnn_attention_backward
     name: str = field(default="cudnn", init=False)
 
-    def cut(self, queries: Ints, before: Ints, diagonal: Flags, left: Ints | None = None) -> tuple[Call, ...]:
+    def cut(self, queries: Ints, before: Ints, diagonal: Flags, left: Ints | None = None) -> tuple[SegmentCall, ...]:
         assert left is None or (left < 0).all(), (
-            "cuDNN's attention has no windows here (zbench.runtime.kernels.kernels.choose)"
+            "cuDNN's attention has no windows here (zbench.runtime.kernels.kernels.choose_kernel)"
         )
         keys = before + np.where(diagonal, queries, 0)
         q_starts, k_starts = np.cumsum(queries) - queries, np.cumsum(keys) - keys
@@ -52,7 +52,7 @@ class Cudnn:
         )
         return tuple(self._call(*call) for call in calls if len(call[1]))
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, cuts: tuple[Call, ...]) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, cuts: tuple[SegmentCall, ...]) -> tuple[Tensor, Tensor]:
         o = q.new_zeros(q.shape)
         lse = q.new_full(q.shape[:2], -torch.inf, dtype=wide(q.dtype))
         for call in cuts:
@@ -66,7 +66,7 @@ class Cudnn:
         return o, lse
 
     def backward(
-        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cuts: tuple[Call, ...]
+        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, cuts: tuple[SegmentCall, ...]
     ) -> Triple:
         dq, dk, dv = q.new_zeros(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
         random = torch.empty(0, device=q.device)  # the state of dropout's, of which there is none
@@ -82,23 +82,23 @@ class Cudnn:
             copy((dk, dv), call.k_rows, grads[1:])  # a row of keys is the queries' own or before them: in one call
         return dq, dk, dv
 
-    def _call(self, causal: bool, queries: Ints, q_starts: Ints, keys: Ints, k_starts: Ints) -> Call:
+    def _call(self, causal: bool, queries: Ints, q_starts: Ints, keys: Ints, k_starts: Ints) -> SegmentCall:
         sides = []
         for counts, starts in ((queries, q_starts), (keys, k_starts)):
-            rows, bounds = part(starts, counts, self.device)
+            rows, bounds = rows_of_runs(starts, counts, self.device)
             empty = _power(len(counts)) - len(counts)
             sides.append((rows, torch.cat([bounds, bounds[-1:].expand(empty)]), _power(int(counts.max()))))
         (q_rows, cu_q, max_q), (k_rows, cu_k, max_k) = sides
-        return Call(causal, q_rows, k_rows, cu_q, cu_k, max_q, max_k)
+        return SegmentCall(causal, q_rows, k_rows, cu_q, cu_k, max_q, max_k)
 
-    def _rows(self, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Triple:
+    def _rows(self, call: SegmentCall, q: Tensor, k: Tensor, v: Tensor) -> Triple:
         return (
             rows_of(q, call.q_rows).contiguous(),
             rows_of(k, call.k_rows).contiguous(),
             rows_of(v, call.k_rows).contiguous(),
         )
 
-    def _sizes(self, call: Call) -> tuple[Tensor, Tensor, int, int]:
+    def _sizes(self, call: SegmentCall) -> tuple[Tensor, Tensor, int, int]:
         return call.cu_q, call.cu_k, call.max_q, call.max_k
 
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zbench.describe.model import Model
-from zbench.runtime.kernels.span import ELEMENTWISE, told
+from zbench.runtime.kernels.span import ELEMENTWISE, in_span
 
 NORM_EPSILON = 1e-5  # of the released Llama 2 and 3 models
 LEAST_ROWS = 2  # torch.compile takes the sizes 0 and 1 for constants
@@ -33,14 +33,14 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-@told(ELEMENTWISE)
+@in_span(ELEMENTWISE)
 def normed(x: Tensor, weight: Tensor) -> Tensor:
     """Computes RMSNorm: x [T, h], weight [h] -> [T, h]."""
     values = x.to(wide(x.dtype))
     return F.rms_norm(values, weight.shape, weight.to(values.dtype), NORM_EPSILON).to(x.dtype)
 
 
-@told(ELEMENTWISE)
+@in_span(ELEMENTWISE)
 def normed_back(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the gradients of RMSNorm, (dx [T, h], dweight [h] in the wide dtype)."""
     values, given = x.to(wide(x.dtype)), dy.to(wide(x.dtype))
@@ -50,7 +50,7 @@ def normed_back(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return dx.to(x.dtype), (given * unit).sum(0)
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Applies RoPE, which turns the neighbours (2i, 2i + 1) of every head; x [T, H, D], cos and sin [T, D / 2] wide."""
     wide_x, cos, sin = x.to(cos.dtype), cos[:, None], sin[:, None]
     # Complex numbers are neighbours in memory; what an attention's backward makes of few tokens need not be.
@@ -61,28 +61,28 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), 3).flatten(2).to(x.dtype)
 
 
-@told(ELEMENTWISE)
+@in_span(ELEMENTWISE)
 def split(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns q [T, heads, D] and k [T, kv_heads, D] turned, and v, of the joint projection [T, heads + 2 kv_heads,
     D]."""
     q, k, v = qkv.split((heads, kv_heads, kv_heads), 1)
-    return turned(q, cos, sin), turned(k, cos, sin), v.clone(memory_format=torch.contiguous_format)
+    return rotate(q, cos, sin), rotate(k, cos, sin), v.clone(memory_format=torch.contiguous_format)
 
 
-@told(ELEMENTWISE)
+@in_span(ELEMENTWISE)
 def split_back(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Returns the gradient of the joint projection, turned back."""
-    return torch.cat((turned(dq, cos, -sin), turned(dk, cos, -sin), dv), 1)
+    return torch.cat((rotate(dq, cos, -sin), rotate(dk, cos, -sin), dv), 1)
 
 
-@told(ELEMENTWISE)
+@in_span(ELEMENTWISE)
 def gated(gate_up: Tensor) -> Tensor:
     """Computes SwiGLU's product: gate and up [T, 2 F] -> silu(gate) * up [T, F]."""
     gate, up = gate_up.to(wide(gate_up.dtype)).chunk(2, 1)
     return (F.silu(gate) * up).to(gate_up.dtype)
 
 
-@told(ELEMENTWISE)
+@in_span(ELEMENTWISE)
 def gated_back(dproduct: Tensor, gate_up: Tensor) -> tuple[Tensor, Tensor]:
     """Returns (the gradient of gate and up [T, 2 F], the product again [T, F])."""
     gate, up = gate_up.to(wide(gate_up.dtype)).chunk(2, 1)
@@ -92,7 +92,7 @@ def gated_back(dproduct: Tensor, gate_up: Tensor) -> tuple[Tensor, Tensor]:
     return dgate_up.to(gate_up.dtype), (active * up).to(gate_up.dtype)
 
 
-@told(ELEMENTWISE)
+@in_span(ELEMENTWISE)
 def softmaxed(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Returns (log softmax at the targets, wide [T, 1]; softmax [T, V]) of logits [T, V] and targets int64 [T, 1]."""
     logs = F.log_softmax(logits, 1, dtype=wide(logits.dtype))
@@ -162,7 +162,7 @@ def _compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
     options: dict[str, Any] | None = {"compile_threads": 1} if backend == "inductor" else None
     run = torch.compile(inspect.unwrap(function), fullgraph=True, backend=backend, options=options)
 
-    @told(ELEMENTWISE)
+    @in_span(ELEMENTWISE)
     def call(first: Tensor, *others: Any) -> Any:
         rows = len(first)
         if rows < LEAST_ROWS:
@@ -178,7 +178,7 @@ def _compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
     return call
 
 
-def choose(asked: bool | None, device: torch.device) -> Elementwise:
+def choose_elementwise(asked: bool | None, device: torch.device) -> Elementwise:
     """Chooses between the functions as they are and compiled ones. asked: executor.compile; None: compiled on a GPU
     where there is a compiler.
 

@@ -144,7 +144,7 @@ def _wide(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x if x.dtype in (torch.float32, torch.float64) else x.float() for x in tensors)
 
 
-def offered(device: torch.device, head_dim: int, dtype: torch.dtype) -> dict[str, Kernel]:
+def offered_kernels(device: torch.device, head_dim: int, dtype: torch.dtype) -> dict[str, Kernel]:
     """Returns, by name, the kernels that this device and these packages have for `dtype`, from slowest to fastest."""
     found: dict[str, Kernel] = {"matmul": Matmul()}
     if device.type != "cuda":
@@ -158,13 +158,13 @@ def offered(device: torch.device, head_dim: int, dtype: torch.dtype) -> dict[str
     return found
 
 
-def choose(name: str, device: torch.device, head_dim: int, dtype: torch.dtype, mask: Mask = CAUSAL) -> Kernel:
+def choose_kernel(name: str, device: torch.device, head_dim: int, dtype: torch.dtype, mask: Mask = CAUSAL) -> Kernel:
     """Returns the kernel of that name, or for "auto" the fastest that this device and these packages have for `dtype`.
 
     Raises:
         ValueError: it cannot run here.
     """
-    found = offered(device, head_dim, dtype)
+    found = offered_kernels(device, head_dim, dtype)
     if name == "auto":
         return list(found.values())[-1]
     if name not in found:

@@ -15,18 +15,18 @@ ATTENTION, ELEMENTWISE, LOSS = "attention", "norm, RoPE, SwiGLU", "cross-entropy
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def span(name: str) -> record_function:
+def named_span(name: str) -> record_function:
     """Names for a profiler what the device works on inside a block."""
     return record_function(PREFIX + name)
 
 
-def told(name: str) -> Callable[[Function], Function]:
+def in_span(name: str) -> Callable[[Function], Function]:
     """Decorates a function: all that it asks of the device is `name`."""
 
     def of(function: Function) -> Function:
         @wraps(function)
         def call(*arguments: Any, **named: Any) -> Any:
-            with span(name):
+            with named_span(name):
                 return function(*arguments, **named)
 
         return call  # type: ignore[return-value]

@@ -43,7 +43,7 @@ class Network:
         self.wiring = wiring
         self.descriptors: list[int] = []
         try:
-            self.descriptors += [made() for _ in wiring.namespaces]
+            self.descriptors += [new_namespace() for _ in wiring.namespaces]
             for place, namespace in enumerate(wiring.namespaces):
                 self._fill(place, namespace)
         except BaseException:
@@ -68,12 +68,14 @@ class Network:
     def bytes(self, place: int, interface: str) -> tuple[int, int]:
         """Returns the bytes (sent, received) by an interface, from the kernel's counters."""
         listed = self.run(place, ["cat", "/proc/net/dev"]).stdout
-        return counted(listed)[interface]
+        return interface_bytes(listed)[interface]
 
     def nic_bytes(self) -> list[tuple[int, int]]:
         """Returns the bytes (sent, received) by every NIC."""
         wiring = self.wiring
-        listed = [counted(self.run(wiring.node(n), ["cat", "/proc/net/dev"]).stdout) for n in range(wiring.num_nodes)]
+        listed = [
+            interface_bytes(self.run(wiring.node(n), ["cat", "/proc/net/dev"]).stdout) for n in range(wiring.num_nodes)
+        ]
         uplinks = [wiring.uplink(nic) for nic in range(wiring.num_nodes * wiring.nics_per_node)]
         return [listed[place - wiring.node(0)][name] for place, name in uplinks]
 
@@ -134,7 +136,7 @@ def run_inside(
     return subprocess.run(inside, input=text, capture_output=True, text=True, pass_fds={descriptor, *passed})
 
 
-def made() -> int:
+def new_namespace() -> int:
     """Makes a new network namespace and returns its descriptor.
 
     Raises:
@@ -182,7 +184,7 @@ def enter(descriptor: int) -> None:
     _system("setns", descriptor, _CLONE_NEWNET)
 
 
-def counted(listed: str) -> dict[str, tuple[int, int]]:
+def interface_bytes(listed: str) -> dict[str, tuple[int, int]]:
     """Reads the bytes (sent, received) by interface of the text of /proc/net/dev."""
     out = {}
     for line in listed.splitlines()[2:]:

@@ -27,13 +27,13 @@ class Counter:
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class PhysicalCounters:
     """The counters of every physical NIC; InfiniBand's alone where there is any."""
 
     counters: tuple[Counter, ...]
 
     @staticmethod
-    def of(infiniband: Path = INFINIBAND, net: Path = NET) -> "Counters":
+    def of(infiniband: Path = INFINIBAND, net: Path = NET) -> "PhysicalCounters":
         """Finds the counters of this machine's NICs."""
         found = [
             Counter(
@@ -50,7 +50,7 @@ class Counters:
             for nic in sorted(net.glob("*"))
             if (nic / "device").exists() and (nic / "statistics" / "tx_bytes").is_file()
         ]
-        return Counters(tuple(found))
+        return PhysicalCounters(tuple(found))
 
     def read(self) -> dict[str, tuple[int, int]]:
         """Returns the bytes of every NIC since it came up, (sent, received) by name."""

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from zbench.runtime.network.namespaces import Network, counted, enter
+from zbench.runtime.network.namespaces import Network, enter, interface_bytes
 from zbench.runtime.network.wiring import SWITCH
 
 INTERFACE = "nic"  # of a rank's namespace; gloo binds its address
@@ -50,5 +50,5 @@ class NodeCounters:
     def read(self) -> dict[str, tuple[int, int]]:
         """Returns the bytes of every NIC since it came up, (sent, received) by name."""
         listed = self._inside.submit(Path("/proc/thread-self/net/dev").read_text).result()
-        every = counted(listed)
+        every = interface_bytes(listed)
         return {name: every[name] for name in self._uplinks}

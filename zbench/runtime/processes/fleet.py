@@ -88,7 +88,7 @@ class Failure:
         return Failure(what, message, place, _innermost(error, {*_OWN, package}), details, of_peers)
 
 
-def sentence(who: str, what: str, at: str = "", message: str = "", where: str = "") -> str:
+def failure_sentence(who: str, what: str, at: str = "", message: str = "", where: str = "") -> str:
     """Writes a sentence like "rank 1 raised ValueError in step 3, backward: it is odd (trainer.py:12)"; at: "in step 3,
     backward"."""
     told = f"{who} {what}{f' {at}' if at else ''}"

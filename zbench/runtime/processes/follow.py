@@ -19,13 +19,13 @@ from zbench.runtime.processes.board import SLOT_BYTES, Board
 from zbench.runtime.processes.meet import LEFT, OVER, call, store_of, use_loopback
 from zbench.runtime.processes.serve import BEAT, PULSE, serve
 from zbench.runtime.processes.wire import Wire
-from zbench.runtime.processes.world import World
+from zbench.runtime.processes.world import ProcessPlace
 
 PULSE_SECONDS = 0.2
 _FOREVER = timedelta(days=365)
 
 
-def follow(world: World) -> int:
+def follow(world: ProcessPlace) -> int:
     """Serves the fleets of rank 0, one after another; returns what the process exits with: 0 when rank 0 is done.
 
     If rank 0 goes, or ends a fleet because a rank failed (it tells, we do not), the process exits with 1 at once.
@@ -62,14 +62,14 @@ def _told(store: Any, number: int) -> Any:
         return None
 
 
-def _serve_one(world: World, told: dict[str, Any]) -> None:
+def _serve_one(world: ProcessPlace, told: dict[str, Any]) -> None:
     memory = bytearray(SLOT_BYTES)
-    post = Post(call(world, told), memory, told["silence"], world.rank)
+    post = DriverConnection(call(world, told), memory, told["silence"], world.rank)
     serve(post.receive, post.send, Board(memory, 0))
     post.close()
 
 
-class Post:
+class DriverConnection:
     """The rank's end of the wire to the driver, served by a thread of its own while the main thread works.
 
     The thread hands on what comes, and while a call is under way sends a pulse (what the rank says on its board) five

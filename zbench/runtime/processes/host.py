@@ -8,7 +8,7 @@ import torch
 
 from zbench.record.fingerprint import cpu_name
 
-__all__ = ["cpu_name", "driver", "memory_bytes", "peak_bytes", "taken_bytes"]
+__all__ = ["cpu_name", "driver", "memory_bytes", "measured_peak_bytes", "taken_bytes"]
 
 
 def memory_bytes(device: torch.device, described: float) -> int:
@@ -29,7 +29,7 @@ def driver() -> str:
     return f"driver {version[1] if version else 'unknown'}, CUDA {torch.version.cuda}"
 
 
-def peak_bytes(device: torch.device) -> int:
+def measured_peak_bytes(device: torch.device) -> int:
     """Returns the most memory in use so far: of the GPU's allocator, else of the process (its resident set)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -42,4 +42,4 @@ def taken_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return total - free
-    return peak_bytes(device)
+    return measured_peak_bytes(device)

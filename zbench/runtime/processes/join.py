@@ -26,18 +26,18 @@ from typing import Any
 
 from zbench.runtime.processes.board import SLOT_BYTES, Board
 from zbench.runtime.processes.fleet import RankFailed
-from zbench.runtime.processes.meet import BROKEN, FLEETS, LEFT, OVER, PREFIX, gather, store_of, use_loopback
+from zbench.runtime.processes.meet import BROKEN, FLEETS, LEFT, OVER, PREFIX, gather_ranks, store_of, use_loopback
 from zbench.runtime.processes.serve import BEAT, STARTING, serve, start_message
 from zbench.runtime.processes.verdict import GRACE
 from zbench.runtime.processes.wire import Wire, receive, send
 from zbench.runtime.processes.wired import ROUND, Wired
-from zbench.runtime.processes.world import World
+from zbench.runtime.processes.world import ProcessPlace
 
 BEAT_SECONDS = 1.0
 
 
 @contextlib.contextmanager
-def lead(world: World) -> Iterator[None]:
+def lead(world: ProcessPlace) -> Iterator[None]:
     """Frames all fleets of rank 0: serves the store where nobody else does, and lets the others go."""
     assert world.rank == 0
     store = store_of(world, is_server=not world.is_hosted)
@@ -65,7 +65,12 @@ class JoinedFleet(Wired):
     """
 
     def __init__(
-        self, world: World, target: str, argument: Any = None, timeout: float = 30.0, start_timeout: float = 120.0
+        self,
+        world: ProcessPlace,
+        target: str,
+        argument: Any = None,
+        timeout: float = 30.0,
+        start_timeout: float = 120.0,
     ) -> None:
         assert world.rank == 0
         pickled = pickle.dumps(argument, protocol=5)
@@ -79,7 +84,7 @@ class JoinedFleet(Wired):
         self._next_beat = 0.0
         self._handler: Any = None
         try:
-            others, local_ranks = gather(world, self._store, number, start_timeout, silence=2 * timeout)
+            others, local_ranks = gather_ranks(world, self._store, number, start_timeout, silence=2 * timeout)
         except BaseException:
             self._store.set(BROKEN, b"1")
             raise

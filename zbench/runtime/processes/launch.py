@@ -24,7 +24,7 @@ from typing import Any
 from zbench.runtime.network.namespaces import NoDesk, as_root
 from zbench.runtime.network.wiring import Wiring
 from zbench.runtime.processes.board import SLOT_BYTES
-from zbench.runtime.processes.fleet import Failure, RankFailed, ending, sentence
+from zbench.runtime.processes.fleet import Failure, RankFailed, ending, failure_sentence
 from zbench.runtime.processes.launcher import DIED, LINKS, NOT_STARTED, STARTED, Setup
 from zbench.runtime.processes.serve import STARTING, start_message
 from zbench.runtime.processes.wire import Wire
@@ -179,7 +179,7 @@ class LocalFleet(Wired):
                     self._links_down = down
                 case (str(kind), Failure() as failure) if kind == NOT_STARTED:
                     who = "the ranks could not start: the launcher"
-                    told = sentence(who, failure.what, "", failure.message, failure.where)
+                    told = failure_sentence(who, failure.what, "", failure.message, failure.where)
                     self._lost = RankFailed(told, None, failure.details)
         if not is_open:
             self._selector.unregister(self._control.connection)

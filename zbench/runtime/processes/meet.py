@@ -15,7 +15,7 @@ from typing import Any
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.rendezvous import store_at
 from zbench.runtime.processes.wire import exactly
-from zbench.runtime.processes.world import World
+from zbench.runtime.processes.world import ProcessPlace
 
 CALL_SECONDS, HELLO_SECONDS = 10.0, 5.0
 HELLO_BYTES = 54  # "secret rank local_rank": 32 hexadecimal digits and twice ten digits
@@ -23,7 +23,7 @@ PREFIX, FLEETS, BROKEN, LEFT = "zbench", "fleets", "broken", "left"  # keys in t
 OVER = b"over"
 
 
-def store_of(world: World, is_server: bool = False) -> Any:
+def store_of(world: ProcessPlace, is_server: bool = False) -> Any:
     """Opens the world's store.
 
     Raises:
@@ -37,7 +37,7 @@ def store_of(world: World, is_server: bool = False) -> Any:
         raise RankFailed(f"rank {world.rank} cannot {verb} {where}: {str(error).splitlines()[0]}") from error
 
 
-def use_loopback(world: World) -> None:
+def use_loopback(world: ProcessPlace) -> None:
     """Sets gloo to the loopback where all ranks are on this machine: it need not ask a resolver for this host's
     address."""
     if world.is_one_machine:
@@ -56,8 +56,8 @@ def keep_alive(connection: socket.socket) -> None:
         connection.setsockopt(level, option, value)
 
 
-def gather(
-    world: World, store: Any, number: int, patience: float, silence: float
+def gather_ranks(
+    world: ProcessPlace, store: Any, number: int, patience: float, silence: float
 ) -> tuple[dict[int, socket.socket], list[int]]:
     """Says in the store where the driver listens, and waits until all other ranks have come.
 
@@ -104,7 +104,7 @@ def _greet(connection: socket.socket, secret: str) -> tuple[int, int] | None:
     return rank, local_rank
 
 
-def _listener(world: World) -> socket.socket:
+def _listener(world: ProcessPlace) -> socket.socket:
     if world.is_one_machine:
         return socket.create_server(("127.0.0.1", 0), backlog=world.num_ranks)
     if socket.has_dualstack_ipv6():
@@ -112,7 +112,7 @@ def _listener(world: World) -> socket.socket:
     return socket.create_server(("", 0), backlog=world.num_ranks)
 
 
-def _hosts(world: World) -> list[str]:
+def _hosts(world: ProcessPlace) -> list[str]:
     """Names of this machine that others may reach it by: the address it reaches the store from, and its host name."""
     if world.is_one_machine:
         return ["127.0.0.1"]
@@ -124,8 +124,8 @@ def _hosts(world: World) -> list[str]:
     return list(dict.fromkeys(hosts))
 
 
-def call(world: World, told: dict[str, Any]) -> socket.socket:
-    """Connects to rank 0. told: what `gather` wrote into the store.
+def call(world: ProcessPlace, told: dict[str, Any]) -> socket.socket:
+    """Connects to rank 0. told: what `gather_ranks` wrote into the store.
 
     Raises:
         RankFailed: there is no way.

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from zbench.runtime.processes.fleet import Failure, RankFailed, ending, sentence
+from zbench.runtime.processes.fleet import Failure, RankFailed, ending, failure_sentence
 
 GRACE = 0.3  # seconds from the first sign of trouble to the verdict
 
@@ -56,11 +56,13 @@ class Troubles:
         trouble, who = self._found[rank], f"rank {rank}"
         if isinstance(trouble, Failure):
             at = f"in {trouble.place}" if trouble.place else ""
-            return RankFailed(sentence(who, trouble.what, at, trouble.message, trouble.where), rank, trouble.details)
+            return RankFailed(
+                failure_sentence(who, trouble.what, at, trouble.message, trouble.where), rank, trouble.details
+            )
         code, lines = status(rank), words(rank)
         what = "was lost (its process or its machine ended)" if code is None else ending(code)
         message = f"it last printed {lines[-1]!r}" if lines and code not in (None, -signal.SIGKILL) else ""
-        return RankFailed(sentence(who, what, trouble, message), rank, "\n".join(lines))
+        return RankFailed(failure_sentence(who, what, trouble, message), rank, "\n".join(lines))
 
 
 def stuck(
@@ -75,4 +77,4 @@ def stuck(
     still = stillness(rank)
     what = f"{f'{still} and ' if still else ''}made no progress for {seconds:g} s"
     others = ", waiting for others, as do all" if is_waiting and not still else ""
-    return RankFailed(sentence(f"rank {rank}", what, f"{at(rank)}{others}"), rank)
+    return RankFailed(failure_sentence(f"rank {rank}", what, f"{at(rank)}{others}"), rank)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from zbench.runtime.processes.board import IDLE, SLOT_BYTES, WAITING, Watch, sight
-from zbench.runtime.processes.fleet import RankFailed, sentence
+from zbench.runtime.processes.fleet import RankFailed, failure_sentence
 from zbench.runtime.processes.serve import CLOSE, CLOSING, DONE, FAILED, PULSE, STARTING, call_message
 from zbench.runtime.processes.verdict import Troubles, stuck
 from zbench.runtime.processes.wire import Wire
@@ -157,7 +157,9 @@ class Wired(ABC):
         try:
             return pickle.loads(self._answers[rank])
         except Exception as error:
-            told = sentence(f"rank {rank}", "returned what cannot be read here", "", f"{type(error).__name__}: {error}")
+            told = failure_sentence(
+                f"rank {rank}", "returned what cannot be read here", "", f"{type(error).__name__}: {error}"
+            )
             raise RankFailed(told, rank) from error
 
     # -- judging ------------------------------------------------------------------------------------

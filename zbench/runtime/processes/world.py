@@ -16,7 +16,7 @@ _PORTS = range(20_000, 30_000)  # below what systems hand out by themselves
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class ProcessPlace:
     """The place of this process among those that were started together.
 
     num_local: processes on this machine, None where unknown. address, port: where the store is served: by the
@@ -40,7 +40,7 @@ class World:
         return self.num_local == self.num_ranks
 
 
-def found(environment: Mapping[str, str]) -> World | None:
+def found(environment: Mapping[str, str]) -> ProcessPlace | None:
     """Finds the world that `environment` (os.environ) tells of; None where this process was started alone.
 
     Raises:
@@ -55,7 +55,7 @@ def found(environment: Mapping[str, str]) -> World | None:
     return world
 
 
-def _torchrun(environment: Mapping[str, str]) -> World:
+def _torchrun(environment: Mapping[str, str]) -> ProcessPlace:
     if missing := [name for name in _TORCHRUN if not environment.get(name)]:
         given = next(name for name in ("RANK", "WORLD_SIZE") if name in environment)
         raise ValueError(
@@ -68,7 +68,7 @@ def _torchrun(environment: Mapping[str, str]) -> World:
     if num_local is not None:
         _check_below("LOCAL_RANK", _number(environment, "LOCAL_RANK"), "LOCAL_WORLD_SIZE", num_local)
         _check_below("LOCAL_WORLD_SIZE", num_local, "WORLD_SIZE", num_ranks, also_equal=True)
-    return World(
+    return ProcessPlace(
         rank=_number(environment, "RANK"),
         num_ranks=num_ranks,
         local_rank=_number(environment, "LOCAL_RANK"),
@@ -81,7 +81,7 @@ def _torchrun(environment: Mapping[str, str]) -> World:
     )
 
 
-def _slurm(environment: Mapping[str, str]) -> World:
+def _slurm(environment: Mapping[str, str]) -> ProcessPlace:
     num_ranks = _number(environment, "SLURM_STEP_NUM_TASKS")
     num_local = _tasks_here(environment)
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
@@ -94,7 +94,7 @@ def _slurm(environment: Mapping[str, str]) -> World:
     address = environment.get("MASTER_ADDR") or ("127.0.0.1" if num_local == num_ranks else first_node(nodes))
     if not address:
         raise ValueError("SLURM_STEP_NODELIST is not set; it or MASTER_ADDR has to say where rank 0 is")
-    return World(
+    return ProcessPlace(
         rank=_number(environment, "SLURM_PROCID"),
         num_ranks=num_ranks,
         local_rank=_number(environment, "SLURM_LOCALID"),

@@ -19,10 +19,10 @@ from zbench.plans.area import work
 from zbench.plans.plan import ATTEND, Ints, Ops, Plan
 from zbench.plans.segments import Segments, segments
 from zbench.plans.touches import IS_COPY
-from zbench.runtime.program.holders import Heads, Holder, Layout, Place, State, held, lookup
+from zbench.runtime.program.holders import Heads, Holder, HolderState, HomeRows, Place, find_holders, lookup
 from zbench.runtime.program.kept import Kept, kept_of
 from zbench.runtime.program.numbering import Numbering, is_all
-from zbench.runtime.program.program import HOME, Add, Attend, Collect, Fill, Part, Program, Read, Send, Slot, is_run
+from zbench.runtime.program.program import HOME, Add, Collect, Fill, KernelCall, Part, Program, Read, Send, Slot, is_run
 from zbench.runtime.program.slots import received_in_place, uses_of
 from zbench.runtime.program.touched import Touched
 from zbench.runtime.program.ways import Ways
@@ -41,7 +41,7 @@ class Compiler:
     def __init__(self, plan: Plan, rank: int, cost: Cost, index: Index, cut: Cut, is_paced: bool = False) -> None:
         self.is_paced = is_paced
         self.plan, self.rank, self.cost, self.cut = plan, rank, cost, cut
-        self.layout = Layout.of(plan, rank)
+        self.layout = HomeRows.of(plan, rank)
         self.rows = Numbering(plan.blocks.tokens, index)
 
     def compile(self) -> tuple[Program, Program]:
@@ -51,18 +51,18 @@ class Compiler:
         return forward, self._list(self.plan.backward, True, kept_of(self.plan, self.rank, forward, state))[0]
 
     # -- one list of operations -----------------------------------------------------------------------
-    def _list(self, ops: Ops, backward: bool, kept: Kept) -> tuple[Program, State]:
+    def _list(self, ops: Ops, backward: bool, kept: Kept) -> tuple[Program, HolderState]:
         size = self.cost.message_bytes(self.plan, ops)
         ways = Ways.of(legs(self.plan, ops, size, self.cost.cluster), self.rank)
         mine = np.flatnonzero((ops.src == self.rank) | (ops.dst == self.rank))
         pairs = self._segments(ops.take(mine))
         self._seconds = self._modelled(ops, backward) if self.is_paced else {}
-        state = State(slots=list(kept.slots), made=dict(kept.made))
+        state = HolderState(slots=list(kept.slots), made=dict(kept.made))
         for tensor, holder in kept.copies:
             self._hold(state.copies, tensor, holder)
         model = self.cost.model
         self.touched = Touched(self.layout.num_tokens, model.num_heads // model.num_kv_heads)
-        attends: list[Attend] = []
+        attends: list[KernelCall] = []
         sends: dict[int, Send] = {}
         arrivals: dict[int, int] = {}
         names = ("kind", "tensor", "src", "head_lo", "head_hi", "blocks", "kv_blocks")
@@ -119,7 +119,7 @@ class Compiler:
         return {(q, kv): one for (q, kv), one in zip(pairs.T.tolist(), found, strict=True)}
 
     # -- copies ---------------------------------------------------------------------------------------
-    def _arrive(self, state: State, tensor: int, heads: Heads, row: int) -> int:
+    def _arrive(self, state: HolderState, tensor: int, heads: Heads, row: int) -> int:
         """Makes a new slot for a message; it holds copies, or sums that nobody took yet."""
         blocks = self.plan.lists[row]
         first, rows = self.rows.firsts(blocks)
@@ -136,7 +136,7 @@ class Compiler:
         for at, block in enumerate(holder.blocks.tolist()):
             table.setdefault((tensor, block), []).append((holder, at))
 
-    def _read(self, state: State, tensor: int, heads: Heads, row: int, rows: Ints) -> tuple[Read, list[Fill]]:
+    def _read(self, state: HolderState, tensor: int, heads: Heads, row: int, rows: Ints) -> tuple[Read, list[Fill]]:
         """Returns the rows (of the list) as one place that has them all; fills a slot where they are in several."""
         blocks = self.plan.lists[row]
         at_home = self.layout.row[blocks] >= 0
@@ -157,7 +157,7 @@ class Compiler:
             fills = [Fill(state.made[key], tuple(parts))]
         return Read(tensor, state.made[key], self.rows.index(rows), *heads), fills
 
-    def _copy_parts(self, state: State, tensor: int, heads: Heads, blocks: Ints) -> list[Part]:
+    def _copy_parts(self, state: HolderState, tensor: int, heads: Heads, blocks: Ints) -> list[Part]:
         """Returns all places that together have `blocks` for these heads."""
         first, _ = self.rows.firsts(blocks)
         home = np.flatnonzero(self.layout.row[blocks] >= 0)
@@ -166,7 +166,7 @@ class Compiler:
             there, here = self.rows.both(blocks[home], self.layout.row[blocks[home]], first[home])
             parts.append(Part(HOME, there, *heads, here, fresh=True))
         away = np.flatnonzero(self.layout.row[blocks] < 0)
-        for holder, mine, theirs in held(state.copies, tensor, blocks, away, heads):
+        for holder, mine, theirs in find_holders(state.copies, tensor, blocks, away, heads):
             there, here = self.rows.both(blocks[mine], holder.row[theirs], first[mine])
             lo, hi = max(heads[0], holder.lo), min(heads[1], holder.hi)
             parts.append(Part(holder.slot, there, lo, hi, here, fresh=True))
@@ -174,8 +174,8 @@ class Compiler:
 
     # -- attends --------------------------------------------------------------------------------------
     def _attend(
-        self, state: State, op: int, heads: Heads, rows: tuple[int, int], found: Segments, backward: bool
-    ) -> Attend:
+        self, state: HolderState, op: int, heads: Heads, rows: tuple[int, int], found: Segments, backward: bool
+    ) -> KernelCall:
         row, kv_row = rows
         q, fills = self._read(state, Q, heads, row, found.q_rows)
         kv, more = self._read(state, KV, heads, kv_row, found.kv_rows)
@@ -188,9 +188,9 @@ class Compiler:
         else:
             adds = (self._add(state, O, heads, row, found.q_rows),)  # type: ignore[assignment]
         cuts = self.cut(found.queries, found.before, found.diagonal, found.left)
-        return Attend(op, *heads, q, kv, do, cuts, tuple(fills), adds, *self._seconds.get(op, (0.0, 0.0)))
+        return KernelCall(op, *heads, q, kv, do, cuts, tuple(fills), adds, *self._seconds.get(op, (0.0, 0.0)))
 
-    def _add(self, state: State, tensor: int, heads: Heads, row: int, rows: Ints) -> Add:
+    def _add(self, state: HolderState, tensor: int, heads: Heads, row: int, rows: Ints) -> Add:
         """Returns the rank's own rows where all blocks are at home; else a slot of partial sums for the whole list."""
         blocks = self.plan.lists[row]
         once = tensor != DKV or int(np.bincount(rows).max()) == 1  # keys that several segments see come several times
@@ -213,7 +213,7 @@ class Compiler:
         return Add(tensor, holder.slot, self.rows.index(rows), *heads, False, whole)
 
     # -- messages -------------------------------------------------------------------------------------
-    def _send(self, state: State, op: int, tensor: int, heads: Heads, row: int) -> Send:
+    def _send(self, state: HolderState, op: int, tensor: int, heads: Heads, row: int) -> Send:
         blocks = self.plan.lists[row]
         _, count = self.rows.firsts(blocks)
         if IS_COPY[tensor]:
@@ -235,7 +235,7 @@ class Compiler:
                 break
         return Send(op, tensor, *heads, count, whole, tuple(parts), (), after, start)
 
-    def _take(self, state: State, tensor: int, heads: Heads, blocks: Ints) -> tuple[list[Part], bool]:
+    def _take(self, state: HolderState, tensor: int, heads: Heads, blocks: Ints) -> tuple[list[Part], bool]:
         """Takes every partial sum of `blocks` within these heads; none of them is there any more afterwards.
 
         Also whether they need zeros to begin with: what nobody has added to is a sum of nothing.
@@ -244,7 +244,7 @@ class Compiler:
         parts = []
         done = np.zeros(count, bool)
         afresh = 0
-        for holder, mine, theirs in held(state.sums, tensor, blocks, np.arange(len(blocks)), heads):
+        for holder, mine, theirs in find_holders(state.sums, tensor, blocks, np.arange(len(blocks)), heads):
             holder.live[theirs] = False
             there = self.rows.of(blocks[mine], holder.row[theirs])
             here = self.rows.of(blocks[mine], first[mine])
@@ -254,7 +254,7 @@ class Compiler:
             parts.append(Part(holder.slot, self.rows.index(there), holder.lo, holder.hi, self.rows.index(here), fresh))
         return parts, afresh != count * (heads[1] - heads[0])
 
-    def _collect(self, state: State, tensor: int) -> Collect:
+    def _collect(self, state: HolderState, tensor: int) -> Collect:
         """Collects partial sums of the rank's own blocks that lie in slots."""
         parts = []
         for holder in state.order.get(tensor, ()):

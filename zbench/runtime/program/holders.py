@@ -13,7 +13,7 @@ Place = tuple["Holder", int]  # a holder, and which of its blocks
 
 
 @dataclass(frozen=True)
-class Layout:
+class HomeRows:
     """The layout of a rank's own tokens: `row[b]` is the first of block b's rows, -1 if it is at home elsewhere;
     num_tokens: their number."""
 
@@ -21,11 +21,11 @@ class Layout:
     num_tokens: int
 
     @staticmethod
-    def of(plan: Plan, rank: int) -> "Layout":
+    def of(plan: Plan, rank: int) -> "HomeRows":
         """Returns the layout of a rank's own tokens under a plan."""
         tokens, mine = plan.blocks.tokens, plan.blocks.home == rank
         row = np.where(mine, np.cumsum(np.where(mine, tokens, 0)) - tokens, -1)
-        return Layout(row.astype(np.int64), int(tokens[mine].sum()))
+        return HomeRows(row.astype(np.int64), int(tokens[mine].sum()))
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Holder:
 
 
 @dataclass
-class State:
+class HolderState:
     """The state of things while a list of operations is walked: slots, and who holds copies and sums."""
 
     slots: list[Slot] = field(default_factory=list)
@@ -53,7 +53,7 @@ class State:
     added: dict[int, int] = field(default_factory=dict)  # per slot of sums: attends done when the last one added to it
 
 
-def held(
+def find_holders(
     table: dict[tuple[int, int], list[Place]], tensor: int, blocks: Ints, wanted: Ints, heads: Heads
 ) -> list[tuple[Holder, Ints, Ints]]:
     """Finds who has live heads among `heads` of blocks[wanted]: (holder, which of `blocks`, where among the

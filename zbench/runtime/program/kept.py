@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.plans.plan import Plan
-from zbench.runtime.program.holders import Holder, State
+from zbench.runtime.program.holders import Holder, HolderState
 from zbench.runtime.program.program import HOME, Program, Slot
 
 
@@ -19,7 +19,7 @@ class Kept:
     made: dict[tuple[int, int, int, int], int]
 
 
-def kept_of(plan: Plan, rank: int, forward: Program, state: State) -> Kept:
+def kept_of(plan: Plan, rank: int, forward: Program, state: HolderState) -> Kept:
     """Returns the received copies marked `keep`, and filled slots made of nothing else."""
     ops = plan.forward
     kept = np.flatnonzero((ops.keep == 1) & (ops.dst == rank))

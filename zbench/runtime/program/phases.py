@@ -12,7 +12,7 @@ All of that follows from what needs what. No seconds are in it, so neither links
 
 Nothing deadlocks, even if a rank stood still until a batch it has posted is complete. Take the lowest batch that is
 not complete. What its ranks wait for before they post it came with lower batches: what they send, by the first rule,
-and what those attends read that they start before (Batch.at). For `at` goes past an attend for two reasons only: the
+and what those attends read that they start before (MessageBatch.at). For `at` goes past an attend for two reasons only: the
 batch sends a sum, which is the third rule; or it brings a copy and is listed after the attend, which is the second.
 """
 
@@ -26,13 +26,13 @@ from zbench.cost.cost import Cost
 from zbench.plans.dataflow import Edges, edges
 from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
 from zbench.plans.touches import IS_COPY
-from zbench.runtime.program.program import HOME, Attend, Batch, Program, Relay, Send
+from zbench.runtime.program.program import HOME, KernelCall, MessageBatch, Program, Relay, Send
 from zbench.simulator.legs import Legs, legs
 
 AHEAD = 8  # attends by which copies may come early: enough to overlap with them, few enough to bound memory
 
 
-def batched(plan: Plan, cost: Cost, pair: tuple[Program, Program]) -> tuple[Program, Program]:
+def with_message_batches(plan: Plan, cost: Cost, pair: tuple[Program, Program]) -> tuple[Program, Program]:
     """Returns a rank's programs of `plan` (zbench.runtime.program.compiler) with their batches."""
     forward, backward = (
         _with_batches(plan, cost, ops, is_backward, program)
@@ -43,10 +43,10 @@ def batched(plan: Plan, cost: Cost, pair: tuple[Program, Program]) -> tuple[Prog
 
 def _with_batches(plan: Plan, cost: Cost, ops: Ops, backward: bool, program: Program) -> Program:
     parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
-    return replace(program, batches=batches(program, numbers(plan, ops, parts, backward), parts.op))
+    return replace(program, batches=batches(program, message_batch_numbers(plan, ops, parts, backward), parts.op))
 
 
-def numbers(plan: Plan, ops: Ops, parts: Legs, backward: bool) -> Ints:
+def message_batch_numbers(plan: Plan, ops: Ops, parts: Legs, backward: bool) -> Ints:
     """Returns int64 [num_legs]: the batch of every leg of a transfer, -1 for attends."""
     found = edges(plan, ops, backward)
     assert isinstance(found, Edges)
@@ -85,7 +85,7 @@ def _phases(moves, sums, src, dst, producer, first, num_ranks):  # type: ignore[
     return phases
 
 
-def batches(program: Program, number: Ints, op: Ints) -> tuple[Batch, ...]:
+def batches(program: Program, number: Ints, op: Ints) -> tuple[MessageBatch, ...]:
     """Lists what one rank posts, in order. number: int64 [num_legs], the batch of every leg; op: its operation."""
     receives: dict[int, list[int]] = {}
     sends: dict[int, list[int]] = {}
@@ -98,7 +98,7 @@ def batches(program: Program, number: Ints, op: Ints) -> tuple[Batch, ...]:
             listed[one] = min(listed.get(one, len(op)), int(op[leg]))
     attends = np.array([step.op for step in program.attends], np.int64)
     reader = _readers(program)
-    out: list[Batch] = []
+    out: list[MessageBatch] = []
     for one in sorted(listed):
         mine, theirs = tuple(receives.get(one, ())), tuple(sends.get(one, ()))
         readers = [reader[at] for at in mine if at in reader]
@@ -109,7 +109,7 @@ def batches(program: Program, number: Ints, op: Ints) -> tuple[Batch, ...]:
             max((_after(program.sends[send]) for send in theirs), default=0),
         )
         assert all(at <= number for number in readers), "an attend comes before what it reads"
-        out.append(Batch(at, mine, theirs))
+        out.append(MessageBatch(at, mine, theirs))
     return tuple(out)
 
 
@@ -127,6 +127,6 @@ def _readers(program: Program) -> dict[int, int]:
     return found
 
 
-def _slots(step: Attend) -> Sequence[int]:
+def _slots(step: KernelCall) -> Sequence[int]:
     reads = [read.slot for read in (step.q, step.kv, step.do) if read is not None]
     return [*reads, *(place for fill in step.fills for place in (fill.slot, *(part.slot for part in fill.parts)))]

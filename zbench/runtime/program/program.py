@@ -76,7 +76,7 @@ class Add:
 
 
 @dataclass(frozen=True, slots=True)
-class Attend:
+class KernelCall:
     """An instruction for one kernel call, of query heads [lo, hi). do: None in the forward. cuts: the segments as the
     kernel wants them. adds: of o in the forward; of dq and of dkv in the backward. seconds: modelled, of the cluster's
     device; 0 where nobody asked. repacking: of these, an all-to-all's."""
@@ -143,7 +143,7 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class MessageBatch:
     """Messages that a rank posts together: receives and sends (indices), once `at` attends are started."""
 
     at: int
@@ -167,7 +167,7 @@ class Program:
     slots: tuple[Slot, ...]
     uses: tuple[int, ...]
     imported: tuple[int, ...]
-    attends: tuple[Attend, ...]
+    attends: tuple[KernelCall, ...]
     receives: tuple[Receive, ...]
     arrives: tuple[tuple[int, ...], ...]
     sends: tuple[Send | Relay, ...]
@@ -175,4 +175,4 @@ class Program:
     covered: tuple[int, ...]
     deltas: bool
     linear: float = 0.0
-    batches: tuple[Batch, ...] = ()
+    batches: tuple[MessageBatch, ...] = ()

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from zbench.describe.model import KV, Q
-from zbench.runtime.program.holders import State
-from zbench.runtime.program.program import HOME, Attend, Collect, Fill, Relay, Send, Slot, is_run
+from zbench.runtime.program.holders import HolderState
+from zbench.runtime.program.program import HOME, Collect, Fill, KernelCall, Relay, Send, Slot, is_run
 
 
-def received_in_place(state: State, attends: list[Attend], arrivals: set[int]) -> list[Attend]:
+def received_in_place(state: HolderState, attends: list[KernelCall], arrivals: set[int]) -> list[KernelCall]:
     """Lets messages that fill a run of rows of a filled slot, all heads of it, arrive there; no part copies them."""
     out = []
     for step in attends:
@@ -34,7 +34,7 @@ def received_in_place(state: State, attends: list[Attend], arrivals: set[int]) -
 
 
 def uses_of(
-    slots: list[Slot], attends: list[Attend], sends: tuple[Send | Relay, ...], collects: tuple[Collect, ...]
+    slots: list[Slot], attends: list[KernelCall], sends: tuple[Send | Relay, ...], collects: tuple[Collect, ...]
 ) -> tuple[int, ...]:
     """Returns how often each slot is read, so that its memory can go after the last time."""
     uses = [0] * len(slots)

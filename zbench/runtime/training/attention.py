@@ -12,16 +12,16 @@ from torch import Tensor
 
 from zbench.describe.model import DKV, DO, DQ, KV, O, Q
 from zbench.runtime.kernels.memory import Memory, bytes_of
-from zbench.runtime.kernels.span import ATTENTION, told
+from zbench.runtime.kernels.span import ATTENTION, in_span
 from zbench.runtime.program.program import Program, Slot
-from zbench.runtime.training.interpreter import Engine, Run
+from zbench.runtime.training.interpreter import Engine, ProgramRun
 
 
 class Attention(torch.autograd.Function):
     """Attention over the whole plan, as this rank's part of it. Collective: every rank has to come here."""
 
     @staticmethod
-    @told(ATTENTION)
+    @in_span(ATTENTION)
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, engine: Engine, programs: tuple[Program, Program], where: str
     ) -> Tensor:
@@ -35,7 +35,7 @@ class Attention(torch.autograd.Function):
             KV: Memory(KV, *heads, (kv,), None),
             O: engine.shape.empty(O, *heads, len(q), start=O not in forward.covered),
         }
-        run = Run(engine, forward, home, (), backward.imported)
+        run = ProgramRun(engine, forward, home, (), backward.imported)
         engine.pace.spend(forward.linear)  # once messages can arrive: links do not wait for the device
         run.go()
         outer = [run.slots[number] for number in backward.imported if forward.slots[number].inside is None]
@@ -45,7 +45,7 @@ class Attention(torch.autograd.Function):
         return o
 
     @staticmethod
-    @told(ATTENTION)
+    @in_span(ATTENTION)
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         _, program = ctx.programs
         ctx.engine.board.say(f"{ctx.where}, backward attention")
@@ -58,7 +58,7 @@ class Attention(torch.autograd.Function):
             O: Memory(O, *heads, (o, lse), None),
             DO: Memory(DO, *heads, (do, lse, *deltas), None),
         } | {sum_: shape.empty(sum_, *heads, len(q), start=sum_ not in program.covered) for sum_ in (DQ, DKV)}
-        run = Run(ctx.engine, program, home, _kept(program, outer), ())
+        run = ProgramRun(ctx.engine, program, home, _kept(program, outer), ())
         ctx.engine.pace.spend(program.linear)
         run.go()
         dkv = home[DKV].fields[0]

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from zbench.cost.loss import chunk_rows
 from zbench.runtime.kernels.elementwise import Elementwise, wide
-from zbench.runtime.kernels.span import LOSS, told
+from zbench.runtime.kernels.span import LOSS, in_span
 
 
 class Norm(torch.autograd.Function):
@@ -101,7 +101,7 @@ class CrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    @told(LOSS)
+    @in_span(LOSS)
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, fused: Elementwise) -> Tensor:
         table, sums = weight.to(x.dtype), wide(x.dtype)
         total = torch.zeros((), dtype=sums, device=x.device)
@@ -121,7 +121,7 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    @told(LOSS)
+    @in_span(LOSS)
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None, None]:
         dx, dweight = ctx.gradients
         del ctx.gradients  # scaled in place: a second backward has to fail

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from zbench.describe.batch import Batch
 from zbench.runtime.job.job import Job
-from zbench.runtime.training.dense import dense
+from zbench.runtime.training.dense import dense_loss
 from zbench.runtime.training.text import sequences
 
 
@@ -28,7 +28,7 @@ def worst_difference(
     """
     model = job.cost.model
     tokens = sequences(job.workload, batch, np.arange(len(batch.lengths)), model.vocab)
-    reference, expected = dense(replace(model, element_bytes=8), weights, tokens, tell=tell)
+    reference, expected = dense_loss(replace(model, element_bytes=8), weights, tokens, tell=tell)
     differences = {"the loss": abs(loss - reference) / abs(reference)}
     assert set(expected) == set(gradients)
     for name, value in expected.items():

@@ -16,14 +16,23 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
-from zbench.runtime.checkpoints.folder import META, PART, aside, check_replaceable, remove, told, unfinished, whole
-from zbench.runtime.checkpoints.layout import Planner, Reader, Writer
+from zbench.runtime.checkpoints.folder import (
+    META,
+    PART,
+    aside,
+    check_replaceable,
+    checkpoint_description,
+    complete_folder,
+    remove,
+    unfinished,
+)
+from zbench.runtime.checkpoints.layout import CheckpointWriter, Planner, Reader
 from zbench.runtime.checkpoints.manifest import FILES, Entry, entries, sealed
 from zbench.runtime.training.parameters import Parameters
 
 
-def save(path: str, parameters: Parameters, meta: Mapping[str, Any]) -> None:
-    """Writes a checkpoint into the folder `path`. meta: what zbench.runtime.checkpoints.folder.told gives back."""
+def save_checkpoint(path: str, parameters: Parameters, meta: Mapping[str, Any]) -> None:
+    """Writes a checkpoint into the folder `path`. meta: what zbench.runtime.checkpoints.folder.checkpoint_description gives back."""
     final, new, old = Path(path), unfinished(path), aside(path)
     if dist.get_rank() == 0:
         if new.exists():
@@ -32,7 +41,7 @@ def save(path: str, parameters: Parameters, meta: Mapping[str, Any]) -> None:
         new.mkdir(parents=True)
         (new / PART).touch()
     dist.barrier()
-    save_state(parameters.state(), storage_writer=Writer(new, single_file_per_rank=True, sync_files=True))
+    save_state(parameters.state(), storage_writer=CheckpointWriter(new, single_file_per_rank=True, sync_files=True))
     files = _manifest(new)
     if dist.get_rank() == 0:
         with (new / PART).open("w") as stream:
@@ -61,7 +70,7 @@ def _manifest(folder: Path) -> dict[str, Entry]:
     return {name: entry for part in found for name, entry in part.items()}
 
 
-def load(path: str, parameters: Parameters) -> None:
+def load_checkpoint(path: str, parameters: Parameters) -> None:
     """Takes over a checkpoint, which the driver has compared with its manifest.
 
     Raises:
@@ -69,7 +78,9 @@ def load(path: str, parameters: Parameters) -> None:
     """
     state = parameters.state()
     try:
-        load_state(state, storage_reader=Reader(whole(path), told(path)[FILES]), planner=Planner())
+        load_state(
+            state, storage_reader=Reader(complete_folder(path), checkpoint_description(path)[FILES]), planner=Planner()
+        )
     except CheckpointException as error:  # of all ranks; each has its own reason, usually the same
         first = next(iter(error.failures.values()))[0]
         reason = next(iter(str(first).splitlines()), "") or type(first).__name__

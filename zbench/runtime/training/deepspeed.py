@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 from zbench.plans.plan import Ints, Plan
 from zbench.plans.segments import whole_sequences
 from zbench.runtime.training.interpreter import Engine
-from zbench.runtime.training.outside import Counted, Enter, Leave, Span, Whole
+from zbench.runtime.training.outside import AttentionSpan, Counted, Enter, Leave, Whole
 
 Attend = Callable[[Tensor, Tensor, Tensor, str], Tensor]  # q, k, v, where the rank is -> o
 
@@ -43,7 +43,7 @@ class DeepSpeed:
         starts = range(0, num_ranks, self.degree)
         groups = [dist.new_group(list(range(start, start + self.degree))) for start in starts]
         self.group, self.engine = groups[rank // self.degree], engine
-        self.layer = opened(self.place)
+        self.layer = open_deepspeed(self.place)
         self.layer.dist = Counted(self.layer.dist, engine, self.first, self.place)
 
     def attend(self, plan: Plan) -> Attend:
@@ -61,7 +61,7 @@ class DeepSpeed:
             return (pad(x, (0, 0, 0, 0, 0, longest - mine)) if mine < longest else x).unsqueeze(1)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, where: str) -> Tensor:
-            span = Span(engine, where)
+            span = AttentionSpan(engine, where)
             span.begin("forward")
             q, k, v = Enter.apply(q, k, v, span)
             if copies > 1:
@@ -89,7 +89,7 @@ class Stream:
         blocks = plan.blocks
         home = blocks.home[blocks.block]
         mine = np.flatnonzero((home >= ranks.start) & (home < ranks.stop))
-        # as zbench.runtime.program.holders.Layout has them
+        # as zbench.runtime.program.holders.HomeRows has them
         rows = mine[np.lexsort((mine, blocks.block[mine], home[mine]))]
         seqs = np.unique(blocks.seq[mine])
         held = np.bincount(blocks.seq[mine], weights=(blocks.stop - blocks.start)[mine], minlength=len(plan.lengths))
@@ -137,7 +137,7 @@ class _Place:
         return self.place
 
 
-def opened(place: int) -> Any:
+def open_deepspeed(place: int) -> Any:
     """Opens DeepSpeed's module, ready to use torch.distributed as it stands. torch.distributed has to be open.
 
     On a CPU its communicator would first compile a shared-memory all-reduce (a minute and a half, under a lock file

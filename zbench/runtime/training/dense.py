@@ -28,7 +28,7 @@ from zbench.runtime.training.transformer import Transformer
 MATH_TOKENS = 2048  # longer sequences' scores, heads x tokens x tokens, are not worth their memory
 
 
-def dense(
+def dense_loss(
     model: Model,
     weights: Mapping[str, Tensor],
     sequences: Sequence[NDArray[np.integer]],

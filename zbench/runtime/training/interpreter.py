@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from zbench.describe.model import DO, O
-from zbench.runtime.clocks.pace import Pace, Unpaced
+from zbench.runtime.clocks.pace import Pacer, Unpaced
 from zbench.runtime.clocks.times import Times
 from zbench.runtime.kernels.kernels import Kernel
 from zbench.runtime.kernels.memory import KvHeads, Memory, Shape, add, bytes_of, copy, output_of, rows_of
 from zbench.runtime.processes.board import Board
-from zbench.runtime.program.program import HOME, Add, Attend, Part, Program, Read, Receive, Send
-from zbench.runtime.transport.transport import Post, Transport
+from zbench.runtime.program.program import HOME, Add, KernelCall, Part, Program, Read, Receive, Send
+from zbench.runtime.transport.transport import Endpoint, Transport
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Engine:
 
     shape: Shape
     kernel: Kernel
-    post: Post
+    post: Endpoint
     transport: Transport
     board: Board
-    pace: Pace = field(default_factory=Unpaced)
+    pace: Pacer = field(default_factory=Unpaced)
 
     @cached_property
     def times(self) -> Times:
@@ -42,7 +42,7 @@ class Engine:
         return Times.on(self.shape.device)
 
 
-class Run:
+class ProgramRun:
     """A run of a program: one layer of one micro-batch, forward or backward.
 
     home: the rank's own tensors, all heads; those that the program adds to are there from the start.
@@ -86,7 +86,7 @@ class Run:
         self.engine.pace.work()
 
     # -- attends --------------------------------------------------------------------------------------
-    def _attend(self, step: Attend) -> None:
+    def _attend(self, step: KernelCall) -> None:
         for fill in step.fills:
             for part in fill.parts:
                 self._join(self._memory(fill.slot), part)

@@ -77,7 +77,7 @@ class Counted:
 
 
 @dataclass(slots=True)
-class Span:
+class AttentionSpan:
     """The stretch from where attention begins to where it ends, in the forward and again in the backward."""
 
     engine: Engine
@@ -98,7 +98,7 @@ class Enter(torch.autograd.Function):
     """Marks where the backward of attention ends."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, span: Span) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, span: AttentionSpan) -> tuple[Tensor, Tensor, Tensor]:
         ctx.span = span
         return q.view_as(q), k.view_as(k), v.view_as(v)
 
@@ -112,7 +112,7 @@ class Leave(torch.autograd.Function):
     """Marks where the backward of attention begins."""
 
     @staticmethod
-    def forward(ctx: Any, o: Tensor, span: Span) -> Tensor:
+    def forward(ctx: Any, o: Tensor, span: AttentionSpan) -> Tensor:
         ctx.span = span
         return o.view_as(o)
 

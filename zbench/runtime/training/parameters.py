@@ -81,11 +81,11 @@ class Parameters(ABC):
 
     def gradients(self) -> dict[str, Tensor]:
         """Returns, after finish(), every whole gradient by parameter name, on the CPU of every rank. Collective."""
-        return {name: whole(p.grad) for name, p in self.network.named_parameters() if p.grad is not None}
+        return {name: _whole(p.grad) for name, p in self.network.named_parameters() if p.grad is not None}
 
     def weights(self) -> dict[str, Tensor]:
         """Returns every whole parameter by name, a copy on the CPU of every rank. Collective."""
-        return {name: whole(p.detach()) for name, p in self.network.named_parameters()}
+        return {name: _whole(p.detach()) for name, p in self.network.named_parameters()}
 
     def state(self) -> dict[str, Any]:
         """Returns parameters and optimizer state for torch.distributed.checkpoint to save, or to load into."""
@@ -228,6 +228,6 @@ def materialise(network: Transformer, device: torch.device) -> None:
         p.copy_(value)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def _whole(tensor: Tensor) -> Tensor:
     """Returns a copy on the CPU, gathered from all ranks where it is sharded."""
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).to("cpu", copy=True)

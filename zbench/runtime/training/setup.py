@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from zbench.runtime.clocks.pace import Pace
+from zbench.runtime.clocks.pace import Pacer
 from zbench.runtime.job.job import Job
-from zbench.runtime.kernels.elementwise import choose as choose_elementwise
-from zbench.runtime.kernels.kernels import choose as choose_kernel
+from zbench.runtime.kernels.elementwise import choose_elementwise
+from zbench.runtime.kernels.kernels import choose_kernel
 from zbench.runtime.kernels.memory import DTYPES, Shape
-from zbench.runtime.network.nic import Counters
+from zbench.runtime.network.nic import PhysicalCounters
 from zbench.runtime.network.sampler import Sampler
 from zbench.runtime.processes.board import Board
 from zbench.runtime.training.interpreter import Engine
@@ -20,7 +20,7 @@ from zbench.runtime.training.parameters import Parameters, Replicated, Sharded
 from zbench.runtime.training.reduction import Flat, TwoLevel
 from zbench.runtime.training.transformer import Transformer
 from zbench.runtime.transport.nccl import transport_of
-from zbench.runtime.transport.transport import Post
+from zbench.runtime.transport.transport import Endpoint
 
 if TYPE_CHECKING:
     from zbench.runtime.network.place import Place
@@ -57,13 +57,13 @@ def _placed(job: Job, network: Transformer, device: torch.device, sharing: int) 
     return Replicated(network, optimizer, Flat(everyone), device)
 
 
-def engine_of(job: Job, rank: int, num_ranks: int, device: torch.device, board: Board, pace: Pace) -> Engine:
+def engine_of(job: Job, rank: int, num_ranks: int, device: torch.device, board: Board, pace: Pacer) -> Engine:
     """Makes the engine that runs plans: the kernel, and messages on a group of their own, so that collectives cannot
     come between."""
     model, node = job.cost.model, job.cost.cluster.node_of
     elsewhere = [bool(node[other] != node[rank]) for other in range(num_ranks)]
     group = dist.new_group()
-    post = Post(group, elsewhere, staged=device.type == "cuda" and dist.get_backend(group) == "gloo")
+    post = Endpoint(group, elsewhere, staged=device.type == "cuda" and dist.get_backend(group) == "gloo")
     kernel = choose_kernel(job.kernel, device, model.head_dim, DTYPES[model.element_bytes], model.mask)
     return Engine(Shape(model, device), kernel, post, transport_of(post.group), board, pace)
 
@@ -71,6 +71,6 @@ def engine_of(job: Job, rank: int, num_ranks: int, device: torch.device, board: 
 def sampler_of(job: Job, rank: int, place: "Place | None") -> Sampler:
     """Makes the sampler of the node's NICs or, where the node is emulated, of its `place`; in a step it looks on the
     node's first rank alone."""
-    counters = Counters.of() if place is None else place.counters()
+    counters = PhysicalCounters.of() if place is None else place.counters()
     is_first = rank % job.cost.cluster.gpus_per_node == 0
     return Sampler(counters, job.nic_interval if is_first else None)

@@ -48,7 +48,7 @@ def sequences(workload: Workload, batch: Batch, which: Ints, vocab: int) -> list
     return found
 
 
-def text(plan: Plan, rank: int, workload: Workload, batch: Batch, vocab: int) -> Text:
+def rank_tokens(plan: Plan, rank: int, workload: Workload, batch: Batch, vocab: int) -> Text:
     """Returns the tokens of the blocks that `rank` is home of, block after block, their pieces by (sequence, start)."""
     blocks = plan.blocks
     pieces = blocks.pieces.items[np.isin(blocks.block[blocks.pieces.items], np.flatnonzero(blocks.home == rank))]

@@ -18,19 +18,19 @@ from zbench.plans.plan import Plan
 from zbench.record.fingerprint import versions
 from zbench.runtime.clocks.events import OPTIMIZER, REDUCE
 from zbench.runtime.clocks.moments import Moments
-from zbench.runtime.clocks.pace import Pace, Paced, Unpaced
-from zbench.runtime.job.job import ATTENTIONS, About, Job, Report
+from zbench.runtime.clocks.pace import Paced, Pacer, Unpaced
+from zbench.runtime.job.job import ATTENTIONS, Job, RankSetup, Report
 from zbench.runtime.kernels.memory import keep_freed_memory
-from zbench.runtime.kernels.span import span
+from zbench.runtime.kernels.span import named_span
 from zbench.runtime.network.lateness import Lateness
-from zbench.runtime.processes.host import cpu_name, memory_bytes, peak_bytes
+from zbench.runtime.processes.host import cpu_name, measured_peak_bytes, memory_bytes
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.training import checkpoint
 from zbench.runtime.training.check import worst_difference
 from zbench.runtime.training.deepspeed import Attend
 from zbench.runtime.training.passes import Passes
 from zbench.runtime.training.setup import engine_of, parameters_of, sampler_of
-from zbench.runtime.training.text import Text, is_real, text
+from zbench.runtime.training.text import Text, is_real, rank_tokens
 from zbench.runtime.transport.transport import Traffic
 from zbench.simulator.legs import proxy
 
@@ -41,7 +41,7 @@ class Trainer:
     def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, job: Job) -> None:
         self.rank, self.job, self.board = rank, job, rendezvous.board
         self.rendezvous = rendezvous
-        self.pace: Pace = Paced() if job.is_paced else Unpaced()
+        self.pace: Pacer = Paced() if job.is_paced else Unpaced()
         self.board.say("opening torch.distributed")
         self.device = rendezvous.open(job.device)
         self.sharing = rendezvous.sharing(self.device)
@@ -63,10 +63,10 @@ class Trainer:
         nowhere = np.zeros(1, np.int64)
         proxy(0, 0, nowhere, nowhere, 1, 1)  # numba's own parts come with the first call of anything it compiled
 
-    def about(self) -> About:
+    def about(self) -> RankSetup:
         """Returns what the rank found out about how it runs."""
         cuda = self.device.type == "cuda"
-        return About(
+        return RankSetup(
             device=torch.cuda.get_device_name(self.device) if cuda else cpu_name(),
             kernel=self.engine.kernel.name,
             backend=dist.get_backend(),
@@ -110,7 +110,7 @@ class Trainer:
         """Returns this rank's tokens of every micro-batch."""
         self.board.say(f"{where}, reading tokens")
         vocab = self.job.cost.model.vocab
-        return [text(plan, self.rank, self.job.workload, batch, vocab) for plan in plans]
+        return [rank_tokens(plan, self.rank, self.job.workload, batch, vocab) for plan in plans]
 
     def _programs(self, plans: tuple[Plan, ...], where: str) -> tuple[list[Attend], float]:
         """Returns how attention runs, of every plan, and the seconds that finding out took: ahead of the step, like
@@ -156,7 +156,7 @@ class Trainer:
     def _update(self, wanted: bool) -> None:
         """Takes the optimizer's step; without `wanted`, gradients are dropped."""
         self.pace.came()
-        with span(OPTIMIZER):
+        with named_span(OPTIMIZER):
             if wanted:
                 self.parameters.step()
             else:
@@ -175,7 +175,7 @@ class Trainer:
             exposed_seconds=times.waiting + times.repacking + moments.reduction,
             inside=(traffic.inside_tx, traffic.inside_rx),
             across=(traffic.across_tx, traffic.across_rx),
-            peak_bytes=peak_bytes(self.device),
+            peak_bytes=measured_peak_bytes(self.device),
             capacity_bytes=self.capacity_bytes,
             phases={
                 "compile": moments.compiling,
@@ -201,12 +201,12 @@ class Trainer:
     def save(self, path: str, step: int) -> None:
         """Writes a checkpoint. step: the first one that is not in the checkpoint."""
         self.board.say(f"checkpoint after step {step - 1}")
-        checkpoint.save(path, self.parameters, {"next_step": step, "run": self.job.told()})
+        checkpoint.save_checkpoint(path, self.parameters, {"next_step": step, "run": self.job.told()})
 
     def load(self, path: str) -> None:
         """Takes over the checkpoint `path`."""
         self.board.say(f"loading the checkpoint {path}")
-        checkpoint.load(path, self.parameters)
+        checkpoint.load_checkpoint(path, self.parameters)
 
     def close(self) -> None:
         """Ends threads, the transport and the group of ranks."""

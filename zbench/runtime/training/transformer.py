@@ -59,7 +59,7 @@ class Transformer(nn.Module):
             return nn.Parameter(torch.empty(shape, dtype=wide(self.dtype), device=device))
 
         self.embedding = make(model.vocab, model.hidden)
-        self.layers = nn.ModuleList(Layer(model, make) for _ in range(model.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(model, make) for _ in range(model.num_layers))
         self.norm = make(model.hidden)
         self.head = None if model.tied_embeddings else make(model.vocab, model.hidden)
         if torch.device(device).type != "meta":
@@ -99,7 +99,7 @@ class Transformer(nn.Module):
         return total / num_tokens
 
 
-class Layer(nn.Module):
+class DecoderLayer(nn.Module):
     """One decoder layer: x [T, h] -> [T, h]. q, k, v are one weight, gate and up are one, experts one below another."""
 
     def __init__(self, model: Model, make: Callable[..., nn.Parameter]) -> None:

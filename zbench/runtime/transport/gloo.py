@@ -22,7 +22,7 @@ from torch import Tensor
 from zbench.cost.cost import Cost
 from zbench.plans.plan import Plan
 from zbench.runtime.program.program import HOME, Relay, Send
-from zbench.runtime.transport.transport import Job, Pair, Post
+from zbench.runtime.transport.transport import Endpoint, Pair, TransportedRun
 
 INSIDE, ACROSS, THROUGH = range(3)
 LANES = 3
@@ -31,7 +31,7 @@ Works = list[tuple[Any, Tensor]]  # of messages, and what they carry
 AHEAD = 8  # receives of a side posted beyond those waited for: enough to keep links busy, few enough to bound memory
 
 
-def _tag(leg: int, job: Job) -> int:
+def _tag(leg: int, job: TransportedRun) -> int:
     """Tells apart legs, the forward's and the backward's, and a run's from the next one's."""
     return 4 * leg + 2 * (job.number % 2) + job.tag
 
@@ -40,7 +40,7 @@ class Arrivals:
     """The receives of one program run, posted in order from whichever thread needs them: those from inside the node and
     those across nodes in queues of their own, as many may come over one before the first that travels on the other."""
 
-    def __init__(self, post: Post, job: Job) -> None:
+    def __init__(self, post: Endpoint, job: TransportedRun) -> None:
         self.post, self.job, self.receives = post, job, job.program.receives
         self._posting = threading.Lock()
         self._works: list[Any] = [None] * len(self.receives)
@@ -91,7 +91,7 @@ class Arrivals:
 class Parcels:
     """The parcels that the sends of a run carry, each put together once, by whichever lane comes to it first."""
 
-    def __init__(self, job: Job, progress: threading.Condition) -> None:
+    def __init__(self, job: TransportedRun, progress: threading.Condition) -> None:
         self.job, self.progress = job, progress
         self.attended = 0
         sends = job.program.sends
@@ -119,7 +119,7 @@ class Threaded:
 
     in_order = False
 
-    def __init__(self, sender: "Sender", post: Post, job: Job) -> None:
+    def __init__(self, sender: "Sender", post: Endpoint, job: TransportedRun) -> None:
         self.sender, self.post, self.job = sender, post, job
         self.progress = threading.Condition()
         self.arrivals = Arrivals(post, job)
@@ -177,7 +177,7 @@ class Sender:
     def prepare(self, plan: Plan, cost: Cost, pair: Pair) -> Pair:
         return pair
 
-    def open(self, post: Post, job: Job) -> Threaded:
+    def open(self, post: Endpoint, job: TransportedRun) -> Threaded:
         return Threaded(self, post, job)
 
     def start(self, lane: int, job: Callable[[], None]) -> None:

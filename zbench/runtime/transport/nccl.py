@@ -17,10 +17,10 @@ from torch import Tensor
 
 from zbench.cost.cost import Cost
 from zbench.plans.plan import Plan
-from zbench.runtime.program.phases import batched
-from zbench.runtime.program.program import HOME, Batch, Relay
+from zbench.runtime.program.phases import with_message_batches
+from zbench.runtime.program.program import HOME, MessageBatch, Relay
 from zbench.runtime.transport.gloo import Sender
-from zbench.runtime.transport.transport import Job, Pair, Post, Transport
+from zbench.runtime.transport.transport import Endpoint, Pair, Transport, TransportedRun
 
 Issue = Callable[[list[Any]], list[Any]]  # posts dist.P2POps, returns what to wait for
 
@@ -40,10 +40,10 @@ class Batches:
         self.issue = issue
 
     def prepare(self, plan: Plan, cost: Cost, pair: Pair) -> Pair:
-        return batched(plan, cost, pair)
+        return with_message_batches(plan, cost, pair)
 
-    def open(self, post: Post, job: Job) -> "Batched":
-        return Batched(self.issue, post, job)
+    def open(self, post: Endpoint, job: TransportedRun) -> "BatchedMessages":
+        return BatchedMessages(self.issue, post, job)
 
     def settle(self) -> None:
         """Returns at once: runs waited for their own messages."""
@@ -52,10 +52,10 @@ class Batches:
         """Does nothing, as there is nothing to end."""
 
 
-class Batched:
+class BatchedMessages:
     """Messages of one run."""
 
-    def __init__(self, issue: Issue, post: Post, job: Job) -> None:
+    def __init__(self, issue: Issue, post: Endpoint, job: TransportedRun) -> None:
         self.issue, self.post, self.job = issue, post, job
         self.in_order = dist.get_backend(post.group) == "nccl"
         self.batches = job.program.batches
@@ -86,7 +86,7 @@ class Batched:
                 work.wait()
             self.waited[at], self.under_way[at] = True, ([], [])
 
-    def _operations(self, batch: Batch) -> list[dist.P2POp]:
+    def _operations(self, batch: MessageBatch) -> list[dist.P2POp]:
         """Lists the operations of the batch's messages, by leg: those between two ranks come in the same order on
         both."""
         legs = [leg for index in batch.sends for leg in self._sends(index)]

@@ -47,7 +47,7 @@ class Traffic:
 
 
 @dataclass
-class Post:
+class Endpoint:
     """One rank's messages on a process group; `peers[r]`: whether rank r is on another node.
 
     tag: of the program under way, so that the forward's and the backward's legs are told apart.
@@ -92,7 +92,7 @@ class _Staged:
         self.data.copy_(self.host)
 
 
-class Job(Protocol):
+class TransportedRun(Protocol):
     """The part of a run that a transport asks for. tag: tells the forward's messages from the backward's. number: of
     the run in its step (zbench.runtime.clocks.events). tag: tells the forward's messages from the backward's. number:
     of the run in its step (zbench.runtime.clocks.events)."""
@@ -135,7 +135,7 @@ class Transport(Protocol):
     def prepare(self, plan: Plan, cost: Cost, pair: Pair) -> Pair:
         """Returns a plan's programs with what else this transport needs to know of the plan."""
 
-    def open(self, post: Post, job: Job) -> Messages:
+    def open(self, post: Endpoint, job: TransportedRun) -> Messages:
         """Opens the messages of one run."""
 
     def settle(self) -> None:
