@@ -8,11 +8,13 @@ Every rank is an attention server in place. Source: Zhuang et al. 2025 (arXiv 25
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba as nb
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_whole_number
 from zbench.describe.model import KV, O, Q
@@ -110,32 +112,61 @@ def move_attention(pieces: Pieces, lengths: Ints, cost: Cost, tolerance: float) 
     bytes_of = [model.message_bytes_per_token(tensor, 0, model.num_heads) for tensor in (Q, KV, O)]
     # A rank that has part of a sequence need not receive it: [from, to) of every rank's own stretch of the stream.
     borders = int(lengths.sum()) * np.arange(cost.cluster.num_ranks + 1) // cost.cluster.num_ranks
-    columns = _moved(
-        pieces.seq, pieces.start, pieces.stop, pieces.home, seconds, np.cumsum(lengths) - lengths, borders,
-        cost.cluster.num_ranks, tolerance, float(bytes_of[0] + bytes_of[2]), float(bytes_of[1]), SHARD,
-    )  # fmt: skip
-    order = np.lexsort((columns[1], columns[0]))
-    seq, start, stop, home, worker = (column[order] for column in columns)
-    return Pieces(seq, start, stop, home, worker)
+    tasks = _moved(
+        _Tasks(pieces.seq, pieces.start, pieces.stop, pieces.home, pieces.home, seconds),
+        _Stream(np.cumsum(lengths) - lengths, borders),
+        _Moves(float(tolerance), float(bytes_of[0] + bytes_of[2]), float(bytes_of[1]), SHARD),
+    )
+    order = np.lexsort((tasks.start, tasks.seq))
+    return Pieces(*(column[order] for column in tasks[:5]))
+
+
+class _Tasks(NamedTuple):
+    """Core-attention tasks, as DistCA calls them, [n]: pieces with the rank that attends them and its seconds."""
+
+    seq: Ints
+    start: Ints
+    stop: Ints
+    home: Ints
+    worker: Ints
+    seconds: Floats
+
+
+class _Stream(NamedTuple):
+    """The batch's tokens one after another. seq_begin: where each sequence begins. borders: int64 [num_ranks + 1],
+    where the ranks' stretches do."""
+
+    seq_begin: Ints
+    borders: Ints
+
+
+class _Moves(NamedTuple):
+    """What a move may leave and costs. tolerance: relative to the mean load. q_bytes: of a token that moves, with its
+    output. kv_bytes: of a token that is sent. shard: tokens that cuts are multiples of."""
+
+    tolerance: float
+    q_bytes: float
+    kv_bytes: float
+    shard: int
 
 
 @nb.njit(cache=True)
-def _moved(  # type: ignore[no-untyped-def]
-    piece_seq, piece_start, piece_stop, piece_home, piece_seconds, seq_begin, borders,
-    num_ranks, tolerance, q_bytes, kv_bytes, shard,
-):  # fmt: skip
-    """Moves attention greedily from overloaded ranks to others; returns the columns of the pieces."""
-    count = len(piece_seq)
+def _moved(given, stream, moves):  # type: ignore[no-untyped-def]
+    """Moves attention greedily from overloaded ranks to others; returns the tasks afterwards."""
+    count, num_ranks = len(given.seq), len(stream.borders) - 1
     most = 8 * num_ranks + count  # every move makes at most one piece more
     seq, start, stop = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
     home, worker, seconds = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most)
-    seq[:count], start[:count], stop[:count] = piece_seq, piece_start, piece_stop
-    home[:count], worker[:count], seconds[:count] = piece_home, piece_home, piece_seconds
+    seq[:count], start[:count], stop[:count] = given.seq, given.start, given.stop
+    home[:count], worker[:count], seconds[:count] = given.home, given.worker, given.seconds
+    tasks = _Tasks(seq, start, stop, home, worker, seconds)
     load = np.zeros(num_ranks)
     for i in range(count):
         load[home[i]] += seconds[i]
     mean = load.mean()
-    received = np.zeros((num_ranks, len(seq_begin)), np.int32)  # up to which token a rank is sent a sequence's kv
+    received = np.zeros(
+        (num_ranks, len(stream.seq_begin)), np.int32
+    )  # up to which token a rank is sent a sequence's kv
     closed = np.zeros(num_ranks, np.bool_)
     while count < most:
         # The rank with the least attention takes a task, or a part of one, from one with too much.
@@ -145,10 +176,7 @@ def _moved(  # type: ignore[no-untyped-def]
                 target = r
         if target < 0:
             break
-        best, best_cut, best_head = _best_task(
-            seq[:count], start, stop, home, worker, seconds, load, mean, tolerance, target, received[target],
-            borders, seq_begin, q_bytes, kv_bytes, shard,
-        )  # fmt: skip
+        best, best_cut, best_head = _best_task(tasks, count, load, mean, target, received[target], stream, moves)
         if best < 0:
             # Nobody has anything for it: it takes no more.
             closed[target] = True
@@ -172,31 +200,33 @@ def _moved(  # type: ignore[no-untyped-def]
         received[target, seq[i]] = max(received[target, seq[i]], end)
         load[source] -= gained
         load[target] += gained
-    return seq[:count], start[:count], stop[:count], home[:count], worker[:count]
+    return _Tasks(seq[:count], start[:count], stop[:count], home[:count], worker[:count], seconds[:count])
 
 
 @nb.njit(cache=True)
-def _best_task(  # type: ignore[no-untyped-def]
-    seq, start, stop, home, worker, seconds, load, mean, tolerance, target, received,
-    borders, seq_begin, q_bytes, kv_bytes, shard,
-):  # fmt: skip
-    """Finds the task with the most seconds per byte for `target`: returns (task, where to cut it, whether its front
-    moves); -1: none."""
+def _best_task(tasks, count, load, mean, target, received, stream, moves):  # type: ignore[no-untyped-def]
+    """Finds the task with the most seconds per byte for `target`: (task, where to cut it, whether its front moves).
+
+    The task is -1 where there is none.
+
+    count: tasks so far. load: of every rank, mean: of all. received: up to which token `target` is sent each sequence.
+    """
+    seq, start, stop, worker, seconds = tasks.seq, tasks.start, tasks.stop, tasks.worker, tasks.seconds
     best, best_gain, best_cut, best_head = -1, 0.0, 0, False
-    for i in range(len(seq)):
-        if load[worker[i]] <= mean * (1 + tolerance) or worker[i] != home[i]:
+    for i in range(count):
+        if load[worker[i]] <= mean * (1 + moves.tolerance) or worker[i] != tasks.home[i]:
             continue
         # Cuts round down, so a target may take up to its tolerance: else what is lost stays with one rank.
-        amount = min(seconds[i], load[worker[i]] - mean, mean * (1 + tolerance) - load[target])
+        amount = min(seconds[i], load[worker[i]] - mean, mean * (1 + moves.tolerance) - load[target])
         for head in (False, True):
-            cut, part = _cut(start[i], stop[i], amount / seconds[i], head, shard)
+            cut, part = _cut(start[i], stop[i], amount / seconds[i], head, moves.shard)
             if part <= 0.0:
                 continue
             end = cut if head else stop[i]
             queries = cut - start[i] if head else stop[i] - cut
-            own = _overlap(borders, target, seq_begin[seq[i]], received[seq[i]], end)
+            own = _overlap(stream.borders, target, stream.seq_begin[seq[i]], received[seq[i]], end)
             sent = max(end - received[seq[i]], 0) - own
-            gain = part * seconds[i] / (q_bytes * queries + kv_bytes * max(sent, 0))
+            gain = part * seconds[i] / (moves.q_bytes * queries + moves.kv_bytes * max(sent, 0))
             if gain > best_gain:
                 best, best_gain, best_cut, best_head = i, gain, cut, head
     return best, best_cut, best_head

@@ -58,8 +58,8 @@ def micro_batch_counts(lengths: Ints, cost: Cost) -> list[int]:
 
 def even(lengths: Ints, lay: Callable[[Ints], RingAssignment], cost: Cost, backward: Mode) -> tuple[str, list[Ints]]:
     """Divides sequences into micro-batches of about equal work, so that they are done first: returns (which way, the
-    sequences of every micro-batch). All numbers of micro-batches and both ways, `alike` and `even_parts`, are tried, each
-    laid by `lay`."""
+    sequences of every micro-batch). All numbers of micro-batches and both ways, `alike` and `even_parts`, are tried,
+    each laid by `lay`."""
     work = share_seconds(lengths, np.ones_like(lengths), cost, backward)
     ways = (("similar lengths", alike), ("all lengths", even_parts))
     tried = [(name, way(lengths, work, count)) for count in micro_batch_counts(lengths, cost) for name, way in ways]
@@ -85,7 +85,8 @@ def even_parts(lengths: Ints, work: Floats, count: int) -> list[Ints]:
 
 
 def filled_seconds(lengths: Ints, layout: RingAssignment, room: int, cost: Cost, backward: Mode) -> float:
-    """Returns the seconds of a layout whose sequences are divided by `split_by_room`, as `staged_seconds` counts them."""
+    """Returns the seconds of a layout whose sequences are divided by `split_by_room`, as `staged_seconds` counts
+    them."""
     ranks, load = cost.cluster.num_ranks, share_seconds(lengths, layout.degree, cost, backward)
     found = split_by_room(lengths, layout, ranks, room)
     turn = np.zeros(len(lengths), np.int64)

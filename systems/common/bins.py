@@ -26,7 +26,8 @@ def bins(load: Floats, tokens: Ints, num_ranks: int, capacity: int) -> Ints:
 
 @nb.njit(cache=True)
 def balanced_bins(load, tokens, order, num_ranks, capacity, tries):  # type: ignore[no-untyped-def]
-    """Deals items in `order` to the lightest bin with room, then moves or swaps them `tries` times at most; compiled."""
+    """Deals items in `order` to the lightest bin with room, then moves or swaps them `tries` times at most;
+    compiled."""
     rank = np.empty(len(load), np.int64)
     total, held = np.zeros(num_ranks), np.zeros(num_ranks, np.int64)
     for item in order:

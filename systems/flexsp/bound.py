@@ -71,9 +71,7 @@ def _counts(lengths: Ints, seconds: float, of: Objective, rates: Objective, one:
     memory, in either of two resources that a group's sequences may not exceed.
     """
     counts = np.zeros(len(of.degree), np.int64)
-    alone = (of.square, of.linear, of.fixed)
-    used = (rates.square, rates.linear, rates.fixed, rates.capacity)
-    return int(_fill(lengths, seconds, one, two, of.degree, alone, of.capacity, used, counts)), counts
+    return int(_fill(lengths, seconds, one, two, of.degree, of.group_costs, rates.group_costs, counts)), counts
 
 
 def _ordered(of: Objective, longest: int) -> Objective:
@@ -98,14 +96,18 @@ def _ordered(of: Objective, longest: int) -> Objective:
 
 
 @nb.njit(cache=True)
-def _fill(lengths, seconds, one, two, degree, alone, capacity, rates, counts):  # type: ignore[no-untyped-def]
+def _fill(lengths, seconds, one, two, degree, alone, rates, counts):  # type: ignore[no-untyped-def]
     """Fills groups within `seconds` as if sequences could be cut: returns the GPUs needed, and writes the groups of
-    each degree to `counts`; more GPUs than there can be if a sequence fits none."""
-    square, linear, fixed = alone
+    each degree to `counts`; more GPUs than there can be if a sequence fits none.
+
+    alone, rates: GroupCosts of a sequence by itself, and of what it adds to a group.
+    """
+    square, linear, fixed, capacity = alone
+    more_square, more_linear, more_fixed, more_tokens = rates
     too_many = 1 << 40
     i, left, gpus = 0, 1.0, 0  # the next sequence and what is left of it
     for k in range(len(degree) - 1, -1, -1):
-        room = seconds - rates[2][k]
+        room = seconds - more_fixed[k]
         first, second = 0.0, 0.0
         while i < len(lengths):
             s = float(lengths[i])
@@ -116,7 +118,7 @@ def _fill(lengths, seconds, one, two, degree, alone, capacity, rates, counts):  
                 break
             if s > capacity[k] or square[k] * s * s + linear[k] * s + fixed[k] > seconds:
                 return too_many
-            time, memory = (rates[0][k] * s * s + rates[1][k] * s) / room, s / rates[3][k]
+            time, memory = (more_square[k] * s * s + more_linear[k] * s) / room, s / more_tokens[k]
             first += left * (one * time + (1 - one) * memory)
             second += left * (two * time + (1 - two) * memory)
             i, left = i + 1, 1.0
@@ -124,7 +126,7 @@ def _fill(lengths, seconds, one, two, degree, alone, capacity, rates, counts):  
         gpus += counts[k] * degree[k]
         while counts[k] > 0 and i < len(lengths):
             s = float(lengths[i])
-            time, memory = (rates[0][k] * s * s + rates[1][k] * s) / room, s / rates[3][k]
+            time, memory = (more_square[k] * s * s + more_linear[k] * s) / room, s / more_tokens[k]
             a, b = one * time + (1 - one) * memory, two * time + (1 - two) * memory
             part = max(0.0, min(left, min((counts[k] - first) / a, (counts[k] - second) / b)))
             first, second, left = first + part * a, second + part * b, left - part

@@ -30,6 +30,11 @@ ROWS = 4  # of the longest ring that is played; a thousand ranks take seconds, a
 SLACK = 4  # tokens a rank may have above an even share, by rounding in rows, columns and chunks
 
 
+# (square, linear, fixed, capacity) of an Objective. A plain tuple: numba takes a named one in 1 us more, and a search
+# calls its loops thousands of times.
+GroupCosts = tuple[Floats, Floats, Floats, Ints]
+
+
 @dataclass(frozen=True, slots=True)
 class Objective:
     """FlexSP's objective, the seconds and the capacity of groups of every degree; arrays [num_degrees], ascending by
@@ -47,6 +52,11 @@ class Objective:
     capacity: Ints
     num_ranks: int
     collectives: Collectives
+
+    @property
+    def group_costs(self) -> GroupCosts:
+        """Returns the columns that compiled loops take."""
+        return self.square, self.linear, self.fixed, self.capacity
 
     def seconds(self, lengths: Ints, index: int) -> float:
         """Returns the seconds of one group of degree[index] with sequences of `lengths`."""

@@ -19,6 +19,11 @@ ROUNDS = 400  # moves and swaps at most: they end by themselves long before, thi
 BISECTIONS = 12  # of the end that best fit has to keep
 
 
+# Groups while they are packed, changed in place: (int64 [num_groups], the place of each in Objective.degree; int64
+# [num_sequences], the group of every sequence, -1: nowhere yet; seconds and tokens of every group).
+_Groups = tuple[Ints, Ints, Floats, Ints]
+
+
 @dataclass(frozen=True, slots=True)
 class Packed:
     """Sequences packed into groups. seconds: of the slowest group. index: int64 [num_groups], each group's place in
@@ -34,31 +39,29 @@ class Packed:
 def pack_groups(lengths: Ints, counts: Ints, of: Objective, improve: bool) -> Packed:
     """Packs `lengths`, longest first, into counts[i] groups of of.degree[i] ranks; improve: also by moves and swaps."""
     index = np.repeat(np.arange(len(counts)), counts)[::-1].copy()
-    group, load, used = _place(lengths, index, of.square, of.linear, of.fixed, of.capacity)
+    group, load, used = _place(lengths, index, *of.group_costs)
     seconds = float("inf") if (group < 0).any() else float(load.max())
     if improve:
-        seconds, group = _improved(lengths, seconds, group, load, used, index, of)
+        seconds, group = _improved(lengths, seconds, (index, group, load, used), of)
     return Packed(seconds, index, group)
 
 
-def _improved(
-    lengths: Ints, seconds: float, group: Ints, load: Floats, used: Ints, index: Ints, of: Objective
-) -> tuple[float, Ints]:
+def _improved(lengths: Ints, seconds: float, groups: _Groups, of: Objective) -> tuple[float, Ints]:
     """Returns the better of the placement at hand and the best fit, each after moves and swaps."""
-    costs = (index, of.square, of.linear, of.fixed, of.capacity)
+    costs, (index, group, load, _) = of.group_costs, groups
     best = seconds, group
     if seconds < np.inf:
-        _swap(lengths, group, load, used, *costs, ROUNDS)
+        _swap(lengths, groups, costs, ROUNDS)
         best = float(load.max()), group
     alone = of.seconds(lengths, int(index[0]))
     low, high, fitting = 0.0, min(best[0], alone), None
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        fit = _fit(lengths, middle, *costs)
+        fit = _fit(lengths, middle, index, *costs)
         low, high, fitting = (middle, high, fitting) if (fit[0] < 0).any() else (low, middle, fit)
     if fitting is not None:
         group, load, used = fitting
-        _swap(lengths, group, load, used, *costs, ROUNDS)
+        _swap(lengths, (index, group, load, used), costs, ROUNDS)
         best = min(best, (float(load.max()), group), key=lambda each: each[0])
     return best
 
@@ -139,8 +142,10 @@ def _fit(lengths, end, index, square, linear, fixed, capacity):  # type: ignore[
 
 
 @nb.njit(cache=True)
-def _swap(lengths, group, load, used, index, square, linear, fixed, capacity, rounds):  # type: ignore[no-untyped-def]
+def _swap(lengths, groups, costs, rounds):  # type: ignore[no-untyped-def]
     """Moves one sequence off the slowest group, or swaps it with a shorter one, while the later end of both falls."""
+    index, group, load, used = groups
+    square, linear, fixed, capacity = costs
     for _ in range(rounds):
         slow = int(load.argmax())
         p, end = index[slow], load[slow] * (1 - 1e-9)
@@ -167,13 +172,15 @@ def _swap(lengths, group, load, used, index, square, linear, fixed, capacity, ro
                     mover, back, target, end = i, j, g, max(here, there)
         if mover < 0:
             return
-        _move(mover, target, lengths, group, load, used, index, square, linear, fixed)
+        _move(mover, target, lengths, groups, costs)
         if back >= 0:
-            _move(back, slow, lengths, group, load, used, index, square, linear, fixed)
+            _move(back, slow, lengths, groups, costs)
 
 
 @nb.njit(cache=True)
-def _move(i, target, lengths, group, load, used, index, square, linear, fixed):  # type: ignore[no-untyped-def]
+def _move(i, target, lengths, groups, costs):  # type: ignore[no-untyped-def]
+    index, group, load, used = groups
+    square, linear, fixed, _ = costs
     s, here = float(lengths[i]), group[i]
     p, k = index[here], index[target]
     load[here] -= square[p] * s * s + linear[p] * s

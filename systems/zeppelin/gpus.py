@@ -42,6 +42,24 @@ class PartitionLimits(NamedTuple):
     moved: float
 
 
+class NodeBase(NamedTuple):
+    """Load of rings across nodes on each GPU of a node (nvlink: seconds of its port), and on each of its NICs (nic)."""
+
+    attention: float
+    linear: float
+    tokens: float
+    nvlink: float
+    nic: float
+
+
+class Rings(NamedTuple):
+    """Rings as they are written, and the members of each: as in zbench.systems.zeppelin.partition.Partition."""
+
+    first: Ints
+    size: Ints
+    members: Ints
+
+
 @nb.njit(cache=True)
 def least_with_room(load, held, tokens, capacity):  # type: ignore[no-untyped-def]
     """Returns the least loaded bucket that has room for `tokens`, -1 if none has."""
@@ -53,14 +71,12 @@ def least_with_room(load, held, tokens, capacity):  # type: ignore[no-untyped-de
 
 
 @nb.njit(cache=True)
-def inside_node(of, room, node, mine, base, nic, first, size, members, used):  # type: ignore[no-untyped-def]
+def inside_node(of, room, node, mine, base, rings, used):  # type: ignore[no-untyped-def]
     """Tries every number of sequences to cut inside the node, writes the best. Returns (used, seconds, least).
 
-    mine: the sequences that are in the node whole. base: what rings across nodes put on each of its GPUs (attention,
-    linear, tokens, NVLink), nic: on each of its NICs. first, size, members: as in
-    zbench.systems.zeppelin.partition.Partition; used: members written so far.
+    mine: the sequences that are in the node whole. base: NodeBase. rings: Rings; used: members written so far.
     """
-    long, total = 0, (base[0] + base[1]) * room.per_node
+    long, total = 0, (base.attention + base.linear) * room.per_node
     for s in mine:
         total += of.attention[s] + of.linear[s]
         long += s < len(of.inner)
@@ -68,26 +84,26 @@ def inside_node(of, room, node, mine, base, nic, first, size, members, used):  #
     best, best_cut = np.inf, len(mine)  # everything over the whole node always fits if the node's tokens do
     rank_of, wide_of = np.empty((len(mine), room.per_node), np.int64), np.empty(len(mine), np.int64)
     for cut in range(long + 1):
-        seconds, _ = _fill(of, room, mine, cut, share, base, nic, rank_of, wide_of)
+        seconds, _ = _fill(of, room, mine, cut, share, base, rank_of, wide_of)
         if seconds < best:
             best, best_cut = seconds, cut
         elif cut > best_cut + PATIENCE:
             break
-    best, least = _fill(of, room, mine, best_cut, share, base, nic, rank_of, wide_of)
+    best, least = _fill(of, room, mine, best_cut, share, base, rank_of, wide_of)
     for i in range(len(mine)):
-        first[mine[i]], size[mine[i]] = used, wide_of[i]
+        rings.first[mine[i]], rings.size[mine[i]] = used, wide_of[i]
         for place in range(wide_of[i]):
-            members[used] = node * room.per_node + rank_of[i, place]
+            rings.members[used] = node * room.per_node + rank_of[i, place]
             used += 1
     return used, best, least
 
 
 @nb.njit(cache=True)
-def _fill(of, room, mine, cut, share, base, nic, rank_of, wide_of):  # type: ignore[no-untyped-def]
+def _fill(of, room, mine, cut, share, base, rank_of, wide_of):  # type: ignore[no-untyped-def]
     """Gives a node's sequences to its GPUs, cutting the first `cut`. Returns (seconds, least); inf: does not fit."""
     per_node = room.per_node
-    compute, lines = np.full(per_node, base[0]), np.full(per_node, base[1])
-    held, moved = np.full(per_node, base[2]), np.full(per_node, base[3])
+    compute, lines = np.full(per_node, base.attention), np.full(per_node, base.linear)
+    held, moved = np.full(per_node, base.tokens), np.full(per_node, base.nvlink)
     fits = True
     for i in range(len(mine)):
         s = mine[i]
@@ -108,8 +124,8 @@ def _fill(of, room, mine, cut, share, base, nic, rank_of, wide_of):  # type: ign
             fits = fits and held[rank] <= room.capacity + 1
     seconds = 0.0
     for rank in range(per_node):
-        seconds = max(seconds, _phases(room, compute[rank], lines[rank], max(moved[rank], nic)))
-    return (seconds if fits else np.inf), max((compute + lines).max(), moved.max(), nic)
+        seconds = max(seconds, _phases(room, compute[rank], lines[rank], max(moved[rank], base.nic)))
+    return (seconds if fits else np.inf), max((compute + lines).max(), moved.max(), base.nic)
 
 
 @nb.njit(cache=True)

@@ -1,17 +1,33 @@
 """Zeppelin's partitioner across nodes: it decides which nodes share which sequence, and then partitions inside each
 node."""
 
+from typing import NamedTuple
+
 import numba as nb
 import numpy as np
 
-from zbench.systems.zeppelin.gpus import inside_node, least_with_room
+from zbench.describe.arrays import Floats
+from zbench.systems.zeppelin.gpus import NodeBase, Rings, inside_node, least_with_room
+
+
+class _Nodes(NamedTuple):
+    """What is on every node, [num_nodes]. load, held, nic: seconds, tokens and seconds of its NICs.
+
+    base: [num_nodes, 4], what rings across nodes put on each of its GPUs: NodeBase without `nic`.
+    """
+
+    load: Floats
+    held: Floats
+    nic: Floats
+    base: Floats
 
 
 @nb.njit(cache=True)
 def deal(of, room, cut, slack):  # type: ignore[no-untyped-def]
     """Cuts the first `cut` sequences over nodes and gives the others to one node each.
 
-    of, room: zbench.systems.zeppelin.gpus.SortedSequences and Room. slack: how far above its share of the work a node may go.
+    of, room: zeppelin.gpus.SortedSequences and PartitionLimits. slack: how far above its share of the work a node
+    may go.
     Returns (first, size, members, seconds, least) of zbench.systems.zeppelin.partition.Partition; seconds are infinite
     where it does not fit.
     """
@@ -19,8 +35,8 @@ def deal(of, room, cut, slack):  # type: ignore[no-untyped-def]
     first, size = np.zeros(count, np.int64), np.zeros(count, np.int64)
     members = np.empty((count + cut * room.num_nodes) * room.per_node, np.int64)
     load, held, nic = np.zeros(room.num_nodes), np.zeros(room.num_nodes), np.zeros(room.num_nodes)
-    base = np.zeros((room.num_nodes, 4))  # inside_node
-    used = _rings(of, room, cut, slack, first, size, members, load, held, nic, base)
+    base, rings = np.zeros((room.num_nodes, 4)), Rings(first, size, members)
+    used = _rings(of, room, cut, slack, rings, _Nodes(load, held, nic, base))
     home = np.full(count, -1, np.int64)
     for s in range(cut, count):
         home[s] = least_with_room(load, held, of.tokens[s], room.capacity * room.per_node)
@@ -31,18 +47,18 @@ def deal(of, room, cut, slack):  # type: ignore[no-untyped-def]
     worst, least = 0.0, 0.0
     for node in range(room.num_nodes):
         mine = np.flatnonzero(home == node)
-        used, seconds, lower = inside_node(of, room, node, mine, base[node], nic[node], first, size, members, used)
+        ring = NodeBase(base[node, 0], base[node, 1], base[node, 2], base[node, 3], nic[node])
+        used, seconds, lower = inside_node(of, room, node, mine, ring, rings, used)
         worst, least = max(worst, seconds), max(least, lower)
     return first, size, members[:used], worst, least
 
 
 @nb.njit(cache=True)
-def _rings(of, room, cut, slack, first, size, members, load, held, nic, base):  # type: ignore[no-untyped-def]
-    """Lays the rings across nodes, each over the least loaded nodes, as many as its work and memory need. Returns how
-    many members they have.
-
-    load, held, nic: seconds, tokens and seconds of its NICs of every node, [num_nodes], to which the rings are added.
-    """
+def _rings(of, room, cut, slack, rings, nodes):  # type: ignore[no-untyped-def]
+    """Lays the rings across nodes: each over the least loaded nodes, as many as its work and memory need. Returns how
+    many members they have. They are added to `nodes`."""
+    first, size, members = rings
+    load, held, nic, base = nodes
     share = (of.attention.sum() + of.linear.sum()) / room.num_nodes
     per_node, used = room.per_node, 0
     for s in range(cut):

@@ -74,7 +74,7 @@ def test_hybrid_rounds_are_correct_and_single_gpus_unstaged(causal: bool) -> Non
     lengths = np.array([9000, 20_000, 3000, 3000, 8192, 100, 1, 22_000])
     plans = hybrid.plans(lengths, causal, on, schemes.MODEL)
     assert sorted(np.concatenate([plan.sequences for plan in plans]).tolist()) == list(range(len(lengths)))
-    staged, bare = Cost(on, schemes.MODEL, staged=FLASH), Cost(on, schemes.MODEL)
+    staged, bare = Cost(on, schemes.MODEL, wrapper=FLASH), Cost(on, schemes.MODEL)
     alone = 0
     for plan in plans:
         verify(plan)

@@ -19,7 +19,7 @@ from zbench.plans.plan import Plan
 def seconds(cost: Cost, plan: Plan, backward: bool, backend: Backend) -> np.ndarray:
     ops = plan.backward if backward else plan.forward
     attend, amount = work(plan, ops)
-    return replace(cost, staged=backend).attend_seconds(plan, ops, attend, amount, backward)
+    return replace(cost, wrapper=backend).attend_seconds(plan, ops, attend, amount, backward)
 
 
 def ring_of(num_ranks: int) -> Plan:

@@ -56,6 +56,25 @@ def test_a_mistake_is_one_sentence(keys: dict[str, Any], told: str) -> None:
         made(**keys)
 
 
+@pytest.mark.parametrize(
+    ("old", "today"),
+    [
+        ("systems.zeppelin.Zeppelin", "zbench.systems.zeppelin.planner.Zeppelin"),
+        ("zbench.systems.nodewise.Nodewise", "zbench.systems.nodewise.planner.Nodewise"),
+        ("zbench.simulate.Simulated", "zbench.simulator.simulate.Simulated"),
+    ],
+)
+def test_an_earlier_version_s_name_is_answered_with_today_s(old: str, today: str) -> None:
+    config = OmegaConf.create({"system": {"_target_": old}})
+    with pytest.raises(ValueError, match=f"^system._target_ is {old}; that is {today} now$"):
+        make_part(from_yaml, config, "system")
+    inner = OmegaConf.create(
+        {"workload": {"_target_": "tests.run.test_target.Mine", "parts": [{"depth": {"_target_": old}}]}}
+    )
+    with pytest.raises(ValueError, match=rf"^workload.parts\[0\].depth._target_ is {old}; that is {today} now$"):
+        make_part(from_yaml, inner, "workload")
+
+
 @pytest.mark.parametrize(("key", "told"), [("seed", "seed=4"), ("tokens", "tokens_per_gpu, which times the number")])
 def test_what_the_run_gives_is_not_set_in_a_yaml(key: str, told: str) -> None:
     config = OmegaConf.create({"workload": {"_target_": "tests.run.test_target.Mine", key: 4}})

@@ -64,7 +64,7 @@ class Phased:
             name: Engine(shape, Matmul(), self.post, transport, rendezvous.board)
             for name, transport in transports.items()
         }
-        staged = replace(self.post, staged=True)
+        staged = replace(self.post, through_host=True)
         self.engines["staged"] = Engine(shape, Matmul(), staged, self.engines["threads"].transport, rendezvous.board)
 
     def attend(self, plan: Plan, how: str) -> Seen:

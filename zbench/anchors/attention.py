@@ -1,7 +1,7 @@
 """Predicts measured rows of one layer's attention on several GPUs, by method and mask. Pure: no torch.
 
 The benchmark (MagiAttention's) ran every method behind one wrapper, with FlashAttention-3 on Hopper and with cuDNN
-through Transformer Engine on Blackwell: `Cost(staged=...)`, zbench.cost.staging. Its time is that of the slowest rank;
+through Transformer Engine on Blackwell: `Cost(wrapper=...)`, zbench.cost.staging. Its time is that of the slowest rank;
 its rate counts the visible pairs only, 4 FLOPs a pair, head and head dimension, 2.5 times that backward.
 Its published rows of 8 and 16 H100 are the anchors of group attention; a user's own rows go the same way.
 MagiAttention itself does without the wrapper, and has a kernel of its own, whose rates nobody here has: it is predicted
@@ -93,8 +93,9 @@ def predict(
     tell: Callable[[int], None] = lambda done: None,
     group: Group = "attention",
 ) -> list[float | None]:
-    """Predicts the FLOP/s a GPU of every row, None where `why_no_prediction` says why; tell is told how many of `num_plays` are
-    done.
+    """Predicts the FLOP/s a GPU of every row, None where `why_no_prediction` says why.
+
+    tell is told how many of `num_plays` are done.
 
     Rows of one pack share its lengths, and the two passes of a method its plans.
     """
@@ -103,7 +104,7 @@ def predict(
     done = 0
     for (hw, mask, num_gpus, tokens), by_method in _by_pack(rows, group).items():
         preset, backend = CLUSTERS[hw]
-        cost = Cost(cluster_of_gpus(presets(preset), num_gpus), MODEL, staged=backend)
+        cost = Cost(cluster_of_gpus(presets(preset), num_gpus), MODEL, wrapper=backend)
         batches = batches_of(mask, num_gpus * tokens)
         for method, numbers in by_method.items():
             played = []
@@ -169,7 +170,7 @@ def rates(method: str, lengths: Ints, causal: bool, cost: Cost) -> tuple[float, 
     pairs = float((sizes * (sizes + 1) / 2 if causal else sizes**2).sum())
     work = pairs * MODEL.num_heads * MODEL.head_dim / cost.cluster.num_ranks
     if method in MAGI:
-        cost = replace(cost, staged="")
+        cost = replace(cost, wrapper="")
     if method == "hybrid_dcp":
         parts = [hybrid.mixed_programs(plan, cost) for plan in hybrid.plans(lengths, causal, cost.cluster, MODEL)]
     else:

@@ -48,7 +48,7 @@ def _round(groups: list[Group], lengths: Ints, causal: bool, cluster: Cluster, m
 def mixed_programs(plan: Plan, cost: Cost) -> tuple[LegGraph, LegGraph]:
     """Returns the plan's programs, documents of a single rank without the wrapper's staging."""
     found = []
-    bare = programs(plan, replace(cost, staged=""))
+    bare = programs(plan, replace(cost, wrapper=""))
     for ops, staged, plain in zip((plan.forward, plan.backward), programs(plan, cost), bare, strict=True):
         attends = ops.kind == ATTEND
         parts = np.bincount(ops.blocks[attends], minlength=len(plan.lists))  # of a ring's block: a step each

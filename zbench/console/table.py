@@ -85,7 +85,9 @@ FIGURES = (
     TableColumn("NIC utilisation", "mean, lowest - highest", 4, _spread("nic_utilization", "{:.1%}"),
            "NIC use", _number("nic_utilization", "{:.1%}")),
     TableColumn("NIC idle", "share of time below 5 % of its rate", 10, _number("nic_idle", "{:.1%}"), measured=True),
-    TableColumn("NIC bytes, MB", "a step: mean, lowest - highest", 13, _spread("nic_bytes", "{:,.3f}", 1e-6), measured=True),
+    TableColumn(
+        "NIC bytes, MB", "a step: mean, lowest - highest", 13, _spread("nic_bytes", "{:,.3f}", 1e-6), measured=True
+    ),
     TableColumn("loss", "first - last step", 12, _losses, "last loss", _number("loss", "{:.4f}"), measured=True),
     TableColumn("imbalance", "compute, max / mean of ranks", 8, _number("imbalance", "{:.2f}")),
     TableColumn("exposed", "share of communication not hidden", 7, _number("exposed_communication", "{:.1%}")),

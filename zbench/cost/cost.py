@@ -36,7 +36,7 @@ OPTIMIZER_BYTES = 34  # per parameter of a rank's share: master weight and both 
 class Cost:
     """The cost model of `model` on `cluster`; methods take and give arrays over operations.
 
-    staged: attention runs behind the wrapper of the benchmark that zbench.anchors compares with, with one of its
+    wrapper: attention runs behind the wrapper of the benchmark that zbench.anchors compares with, with one of its
         backends (zbench.cost.staging); "" in a trainer.
     pipelines: what runs the plans has tensor and pipeline parallelism (zbench.plans.pipelines); the torch executor has
     not. tp, bonded_nics: GPUs that are one rank, NICs that are one of `cluster`, which with `model` is then as
@@ -47,7 +47,7 @@ class Cost:
 
     cluster: Cluster
     model: Model
-    staged: staging.Backend = ""
+    wrapper: staging.Backend = ""
     pipelines: bool = True
     tp: int = 1
     pp: int = 1
@@ -116,13 +116,13 @@ class Cost:
         """
         use = Use.of(plan, ops, attend, work, self._kv_heads(ops.head_lo[attend], ops.head_hi[attend]), known)
         kv_heads = use.kv_heads
-        if self.staged == staging.FUSED and backward:
+        if self.wrapper == staging.FUSED and backward:
             kv_heads = np.where(staging.repeated(use), use.heads, kv_heads)
         seconds = self.kernel_seconds(work, use.heads, kv_heads, backward)
         seconds += self._sum_seconds(work, use, backward) + self._arrange_seconds(work, use, backward)
-        if not self.staged:
+        if not self.wrapper:
             return seconds
-        return seconds + staging.staging_seconds(self.cluster.device, self._row, work, use, backward, self.staged)
+        return seconds + staging.staging_seconds(self.cluster.device, self._row, work, use, backward, self.wrapper)
 
     @property
     def _row(self) -> int:
@@ -221,13 +221,13 @@ class Cost:
 
         Staged, as Transformer Engine does it: the first partial result is added too, to zeros.
         """
-        joins_q, joins_kv = (use.shares_q, use.shares_kv) if self.staged else (use.again_q, use.again_kv)
+        joins_q, joins_kv = (use.shares_q, use.shares_kv) if self.wrapper else (use.again_q, use.again_kv)
         buffered = replace(work, keys=use.buffer)
         seconds = np.where(joins_q, self.join_seconds(buffered, use.heads, use.kv_heads, backward), 0.0)
         if backward:
             only_kv = self.join_seconds(replace(buffered, queries=0 * work.queries), use.heads, use.kv_heads, backward)
             seconds += np.where(joins_kv & ~joins_q, only_kv, 0.0)
-        if self.staged:
+        if self.wrapper:
             more = staging.join_more_seconds(self.cluster.device, self._row, work, use, backward)
             seconds += np.where(joins_q, more, 0.0)
         return seconds

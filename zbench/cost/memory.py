@@ -199,13 +199,12 @@ def moment_bytes(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Ints:
 def _fullest(of, work, home, tokens, keep, rows):  # type: ignore[no-untyped-def]
     """Finds for each rank the most that its items away from home need after any of its operations."""
     offsets, index = of[3]
-    table, order, runs, keys, _ = work
     peak = np.zeros(len(offsets) - 1, np.int64)
     for rank in range(len(peak)):
         _, items = touches(rank, of, work, home)
         mine = index[offsets[rank] : offsets[rank + 1]]
         change = np.zeros((len(mine), 2), np.int64)  # of what is held, before and after each operation
-        _live(rank, items, table, order, runs, keys, home, tokens, keep, mine, rows, change)
+        _live(rank, items, work, home, tokens, keep[mine], rows, change)
         level = 0
         for place in range(len(mine)):
             level += change[place, 0]
@@ -215,23 +214,24 @@ def _fullest(of, work, home, tokens, keep, rows):  # type: ignore[no-untyped-def
 
 
 @nb.njit(cache=True)
-def _live(rank, items, table, order, runs, keys, home, tokens, keep, mine, rows, change):  # type: ignore[no-untyped-def]
-    """Adds every item away from home where its life begins and where it ends.
+def _live(rank, items, work, home, tokens, keep, rows, change):  # type: ignore[no-untyped-def]
+    """Adds every item away from home where its life begins and where it ends. keep: of the rank's operations.
 
     A copy that stays until the backward, or was there before the first operation, is in kept_bytes already.
     """
+    table, order, runs, keys, _ = work
     for item in range(items):
         tensor, block = keys[item] // len(home), keys[item] % len(home)
         at = order[runs[item]]
         if home[block] == rank or (not IS_COPY[tensor] and table[at, ACTION] != ADD):
             continue
-        first, last, lo, hi = len(mine), -1, table[at, LO], table[at, HI]
+        first, last, lo, hi = len(keep), -1, table[at, LO], table[at, HI]
         for turn in range(runs[item], runs[item + 1]):
             at = order[turn]
             action, place = table[at, ACTION], table[at, PLACE]
             lo, hi = min(lo, table[at, LO]), max(hi, table[at, HI])
-            if action == WRITE and (place < 0 or keep[mine[place]] == 1):
-                first = len(mine)
+            if action == WRITE and (place < 0 or keep[place] == 1):
+                first = len(keep)
                 break
             if action in (WRITE, ADD):
                 first = min(first, place)

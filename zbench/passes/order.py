@@ -47,10 +47,8 @@ def _ordered(
 ) -> tuple[Ops, float, LegGraph]:
     parts, clear = of.legs, Free.zero(cost.cluster)
     turn = _list_schedule(
-        parts.op, parts.rank, parts.lane_a, parts.lane_b, parts.link_a, parts.link_b, parts.channels, of.slot, of.pair,
-        of.busy, of.latency, of.offsets, of.followers, np.bincount(of.followers, minlength=len(parts.op)), ready,
-        np.zeros(len(ops), np.bool_), clear.lanes, clear.links,
-    )  # fmt: skip
+        parts.op, of.pair, of.rows, of.following, ready, np.zeros(len(ops), np.bool_), clear.lanes, clear.links
+    )
     free = ops.take(turn)
     again = _program(plan, free, backward, cost)
     given, found = _end(of, ready, cost), _end(again, ready, cost)
@@ -70,27 +68,17 @@ def _end(of: LegGraph, ready: np.ndarray, cost: Cost) -> float:
 
 
 @nb.njit(cache=True)
-def _list_schedule(  # type: ignore[no-untyped-def]
-    op,
-    rank,
-    lane_a,
-    lane_b,
-    link_a,
-    link_b,
-    channels,
-    slot,
-    pair,
-    busy,
-    latency,
-    offsets,
-    followers,
-    waits,
-    rank_ready,
-    seen,
-    lane_free,
-    link_free,
-):
+def _list_schedule(op, pair, rows, following, rank_ready, seen, lane_free, link_free):  # type: ignore[no-untyped-def]
+    """int64 [num_ops]: the operations by when they are started. op, pair: of every leg, as in Legs and LegGraph.
+
+    rows: LegRows. following: Followers. seen: bool [num_ops], all False.
+    """
+    rank, lane_a, lane_b, link_a, link_b, channels, slot, busy, latency = rows
+    offsets, followers = following.offsets, following.followers
     num_legs = len(op)
+    waits = np.zeros(num_legs, np.int64)
+    for follower in followers:
+        waits[follower] += 1
     tail = np.zeros(num_legs)  # longest path from a leg's start to the end
     for leg in range(num_legs - 1, -1, -1):  # plan order is topological
         for at in range(offsets[leg], offsets[leg + 1]):

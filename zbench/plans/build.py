@@ -8,6 +8,7 @@ under a window, attends whose queries see none of their keys.
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numba as nb
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import KV
 from zbench.plans.area import work
-from zbench.plans.columns import in_order
+from zbench.plans.columns import Column, in_order
 from zbench.plans.plan import ATTEND, Blocks, Ints, Lists, Ops, Plan
 
 
@@ -133,24 +134,24 @@ def _seen(plan: Plan) -> Plan:
 
 def without_unused(ops: Ops, lists: Lists, num_ranks: int, num_blocks: int) -> Ops:
     """Drops forward operations whose copies no later attend reads, on the rank they reach or one they go on to."""
-    return ops.take(
-        _used(
-            ops.kind,
-            ops.tensor,
-            ops.src,
-            ops.dst,
-            ops.blocks,
-            ops.kv_blocks,
-            lists.offsets,
-            lists.items,
-            num_ranks,
-            num_blocks,
-        )
-    )
+    columns = _OpColumns(ops.kind, ops.tensor, ops.src, ops.dst, ops.blocks, ops.kv_blocks)
+    return ops.take(_used(columns, lists.offsets, lists.items, num_ranks, num_blocks))
+
+
+class _OpColumns(NamedTuple):
+    """Columns of Ops: what operations are, between which ranks, and of which lists of blocks."""
+
+    kind: Column
+    tensor: Column
+    src: Column
+    dst: Column
+    blocks: Column
+    kv_blocks: Column
 
 
 @nb.njit(cache=True)
-def _used(kind, tensor, src, dst, blocks, kv_blocks, offsets, items, num_ranks, num_blocks):  # type: ignore[no-untyped-def]
+def _used(ops, offsets, items, num_ranks, num_blocks):  # type: ignore[no-untyped-def]
+    kind, tensor, src, dst, blocks, kv_blocks = ops
     wanted = np.zeros((2, num_ranks, num_blocks), np.bool_)  # q and kv, by rank and block
     used = np.ones(len(kind), np.bool_)
     for i in range(len(kind) - 1, -1, -1):

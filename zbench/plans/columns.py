@@ -170,12 +170,12 @@ class Ops:
         collective: bool = False,
     ) -> "Ops":
         """Makes direct transfers; scalars are broadcast to the length of src."""
-        return _columns(len(src), TRANSFER, tensor, src, dst, heads, blocks, -1, collective)
+        return _columns(len(src), TRANSFER, tensor, (src, dst), heads, blocks, -1, collective)
 
     @staticmethod
     def attends(rank: Column, heads: tuple[Column | int, Column | int], q_blocks: Column, kv_blocks: Column) -> "Ops":
         """Makes attends, one a rank of `rank`; heads are broadcast to their number."""
-        return _columns(len(rank), ATTEND, -1, rank, rank, heads, q_blocks, kv_blocks)
+        return _columns(len(rank), ATTEND, -1, (rank, rank), heads, q_blocks, kv_blocks)
 
 
 TYPES: Mapping[str, Any] = MappingProxyType({
@@ -213,14 +213,14 @@ def _columns(
     n: int,
     kind: int,
     tensor: Column | int,
-    src: Column,
-    dst: Column,
+    ends: tuple[Column, Column],
     heads: tuple[Column | int, Column | int],
     blocks: Column,
     kv_blocks: Column | int,
     collective: bool = False,
 ) -> Ops:
-    given = (kind, tensor, src, dst, heads[0], heads[1], blocks, kv_blocks, -1, 0, int(collective))
+    """`n` operations. ends: the ranks they go from and to."""
+    given = (kind, tensor, *ends, *heads, blocks, kv_blocks, -1, 0, int(collective))
     full = {
         name: _full(n, value, wanted) if np.ndim(value) == 0 else np.asanyarray(value)
         for (name, wanted), value in zip(TYPES.items(), given, strict=True)

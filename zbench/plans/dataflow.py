@@ -8,12 +8,14 @@ and the memory account follows the items.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba as nb
 import numpy as np
+from numpy.typing import NDArray
 
 from zbench.describe.model import TENSOR_NAMES
-from zbench.plans.plan import Column, Ops, Plan
+from zbench.plans.plan import Column, Ints, Ops, Plan
 from zbench.plans.touches import ACTION, ADD, HI, IS_COPY, LO, PLACE, READ, TAKE, WRITE, scratch, source, touches
 
 _OK, _MISSING, _TWICE, _NOTHING, _SPLIT, _LEFT = range(6)
@@ -70,6 +72,16 @@ def _fault(plan: Plan, code: int, tensor: int, block: int, rank: int, op: int) -
     return Violation(reason, op, block, rank)
 
 
+class _Items(NamedTuple):
+    """One rank's items and their touches (zbench.plans.touches.scratch); taken: [num touches], of sums that left."""
+
+    table: NDArray[np.int32]
+    order: NDArray[np.int32]
+    runs: NDArray[np.int32]
+    keys: Ints
+    taken: NDArray[np.bool_]
+
+
 @nb.njit(cache=True)
 def _follow(of, work, home, room):  # type: ignore[no-untyped-def]
     """Follows every rank's items: returns (the first fault, producers, consumers); no edges where there is room for
@@ -80,14 +92,14 @@ def _follow(of, work, home, room):  # type: ignore[no-untyped-def]
     offsets, index = of[3]
     table, order, runs, keys, _ = work
     producer, consumer = np.empty(room, np.int32), np.empty(room, np.int32)
-    taken = np.empty(len(order), np.bool_)
+    items_of = _Items(table, order, runs, keys, np.empty(len(order), np.bool_))
     first, count = np.array([_OK, 0, 0, 0, -1]), 0
     for rank in range(len(offsets) - 1):
         num, items = touches(rank, of, work, home)
         mine = index[offsets[rank] : offsets[rank + 1]]
         while True:
-            taken[:num] = False
-            after = _match(rank, items, table, order, runs, keys, home, taken, mine, producer, consumer, count, first)
+            items_of.taken[:num] = False
+            after = _match(rank, items, items_of, home, mine, (producer, consumer), count, first)
             if not room or after <= len(producer):
                 break
             producer, consumer = _grown(producer), _grown(consumer)
@@ -103,11 +115,14 @@ def _grown(column):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _match(rank, items, table, order, runs, keys, home, taken, mine, producer, consumer, count, first):  # type: ignore[no-untyped-def]
+def _match(rank, items, items_of, home, mine, found_edges, count, first):  # type: ignore[no-untyped-def]
     """Walks one rank's items, touch by touch; returns the number of edges so far, and writes them where there is room.
 
-    first: the first fault of all, which is replaced by one of an item before its own.
+    mine: the rank's operations. found_edges: (producers, consumers). first: the first fault of all, which is replaced
+    by one of an item before its own.
     """
+    table, order, runs, keys, taken = items_of
+    producer, consumer = found_edges
     for item in range(items):
         tensor, block = keys[item] // len(home), keys[item] % len(home)
         begin, end, is_home = runs[item], runs[item + 1], home[block] == rank
@@ -134,7 +149,7 @@ def _match(rank, items, table, order, runs, keys, home, taken, mine, producer, c
             elif action == WRITE:
                 code = _TWICE if is_home or _overlaps(table, order, begin, turn) else _OK
             elif action == TAKE:
-                code, count = _take(table, order, begin, turn, taken, mine, producer, consumer, count)
+                code, count = _take(items_of, begin, turn, mine, found_edges, count)
             if code != _OK:
                 fault_at = at
                 break
@@ -161,8 +176,10 @@ def _overlaps(table, order, begin, turn):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _take(table, order, begin, turn, taken, mine, producer, consumer, count):  # type: ignore[no-untyped-def]
+def _take(items_of, begin, turn, mine, found_edges, count):  # type: ignore[no-untyped-def]
     """Lets a transfer take all of its heads that was added before: returns (fault, number of edges so far)."""
+    table, order, taken = items_of.table, items_of.order, items_of.taken
+    producer, consumer = found_edges
     at = order[turn]
     lo, hi = table[at, LO], table[at, HI]
     reach = lo

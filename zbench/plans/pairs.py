@@ -16,8 +16,8 @@ from zbench.describe.arrays import Ints
 from zbench.plans.area import Work
 from zbench.plans.columns import ATTEND, Column, Ops
 from zbench.plans.ring_area import CELLS, LEAST, rectangles
-from zbench.plans.walk import gather_pieces, walk
-from zbench.plans.window import cut, work_of
+from zbench.plans.walk import ListPairs, PieceLists, PieceSizes, gather_pieces, walk
+from zbench.plans.window import PieceColumns, cut, work_of
 
 if TYPE_CHECKING:
     from zbench.plans.plan import Plan
@@ -85,8 +85,8 @@ def _counted(plan: "Plan", offsets: Ints, kv: NDArray[np.int32]) -> Iterator[tup
         prefix = np.concatenate([[0], np.cumsum(sizes[lists[1]])]).astype(np.int64)
         bounds = np.searchsorted(blocks.seq, np.arange(len(plan.lengths) + 1)).astype(np.int64)
         q_list, kv_list = np.repeat(np.arange(len(count)), count)[place], kv[place].astype(np.int64)
-        arguments = (*lists, prefix, blocks.seq, sizes, bounds, mask.causal)
-        for part, table in _walked(q_list, kv_list, arguments):
+        arguments = PieceLists(*lists), prefix, PieceSizes(blocks.seq, sizes, bounds), mask.causal
+        for part, table in _walked(ListPairs(q_list, kv_list), arguments):
             yield place[part], table
 
 
@@ -96,11 +96,11 @@ def _windowed(
     """Yields all pairs under a window, some at a time, which threads walk beside each other as in `_walked`."""
     blocks, q_list = plan.blocks, np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     bounds = np.searchsorted(blocks.seq, np.arange(len(plan.lengths) + 1)).astype(np.int64)
-    arguments = (*lists, blocks.seq, blocks.start, blocks.stop, bounds, plan.lengths, window)
+    pieces = PieceColumns(blocks.seq, blocks.start, blocks.stop, bounds)
 
     def counted(part: slice) -> Ints:
-        q, keys = q_list[part], kv[part].astype(np.int64)
-        found: Ints = work_of(cut(q, keys, *arguments)[0], len(q))
+        pairs = ListPairs(q_list[part], kv[part].astype(np.int64))
+        found: Ints = work_of(cut(pairs, PieceLists(*lists), pieces, plan.lengths, window)[0], len(pairs.q))
         return found
 
     parts = [slice(at, at + CHUNK) for at in range(0, len(q_list), CHUNK)]
@@ -108,13 +108,15 @@ def _windowed(
         yield from zip(parts, pool.map(counted, parts), strict=True)
 
 
-def _walked(q_list: Ints, kv_list: Ints, arguments: tuple[Ints | bool, ...]) -> Iterator[tuple[slice, Ints]]:
-    parts = [slice(at, at + CHUNK) for at in range(0, len(q_list), CHUNK)]
+def _walked(pairs: ListPairs, arguments: tuple[PieceLists, Ints, PieceSizes, bool]) -> Iterator[tuple[slice, Ints]]:
+    """(some of the pairs, their work) until all pairs were there. arguments: what zbench.plans.walk.walk takes more."""
+    parts = [slice(at, at + CHUNK) for at in range(0, len(pairs.q), CHUNK)]
     if len(parts) == 1:
-        yield parts[0], walk(q_list, kv_list, *arguments)
+        yield parts[0], walk(pairs, *arguments)
         return
     with ThreadPoolExecutor() as pool:  # the compiled loop leaves the interpreter free; order and result stay the same
-        yield from zip(parts, pool.map(lambda part: walk(q_list[part], kv_list[part], *arguments), parts), strict=True)
+        some = (ListPairs(pairs.q[part], pairs.kv[part]) for part in parts)
+        yield from zip(parts, pool.map(lambda each: walk(each, *arguments), some), strict=True)
 
 
 def _distinct(ops: Ops, more: Ops, num_lists: int) -> tuple[Ints, NDArray[np.int32]]:

@@ -14,8 +14,8 @@ import numpy as np
 from zbench.describe.arrays import Flags
 from zbench.describe.mask import Mask
 from zbench.plans.plan import Ints, Plan
-from zbench.plans.walk import seek
-from zbench.plans.window import cut, segment_rows
+from zbench.plans.walk import ListPairs, PieceLists, PieceSizes, seek
+from zbench.plans.window import PieceColumns, cut, segment_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,16 @@ def segments(plan: Plan, q_list: Ints, kv_list: Ints) -> list[Segments]:
     sizes = blocks.stop - blocks.start
     bounds = np.searchsorted(blocks.seq, np.arange(len(plan.lengths) + 1)).astype(np.int64)
     q, kv = inverse[: len(q_list)].astype(np.int64), inverse[len(q_list) :].astype(np.int64)
+    pairs, lists = ListPairs(q, kv), PieceLists(offsets, items)
     mask = plan.mask.for_lengths(plan.lengths)
     if mask.window:
-        return _windowed(plan, mask.window, (q, kv), (offsets, items, base), bounds)
-    arguments = (q, kv, offsets, items, base, blocks.seq, sizes, bounds, mask.causal)
+        return _windowed(plan, mask.window, pairs, lists, base, bounds)
+    arguments = (pairs, lists, base, PieceSizes(blocks.seq, sizes, bounds), mask.causal)
     nothing = np.zeros((0, 3), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
-    counts = _list(*arguments, *nothing, False)
+    counts = _list(*arguments, nothing, False)
     ends = np.concatenate([np.zeros((1, 3), np.int64), np.cumsum(counts, axis=0)])
     table = np.zeros((ends[-1, 0], 3), np.int64), np.empty(ends[-1, 1], np.int64), np.empty(ends[-1, 2], np.int64)
-    _list(*arguments, *table, True)
+    _list(*arguments, table, True)
     out = []
     for (s0, q0, k0), (s1, q1, k1) in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
         queries, before, diagonal = table[0][s0:s1].T
@@ -72,14 +73,12 @@ def whole_sequences(lengths: Ints, mask: Mask) -> tuple[Ints, Ints, Flags, Ints]
     return lengths, none if mask.causal else lengths, causal, left
 
 
-def _windowed(
-    plan: Plan, window: int, pairs: tuple[Ints, Ints], lists: tuple[Ints, Ints, Ints], bounds: Ints
-) -> list[Segments]:
-    """Cuts the rows of pairs under a window, as `segments` does. pairs: (q, kv) rows of `lists`, as _pieces gives
-    them."""
+def _windowed(plan: Plan, window: int, pairs: ListPairs, lists: PieceLists, base: Ints, bounds: Ints) -> list[Segments]:
+    """Cuts the rows of pairs under a window, as `segments` does. lists, base: as _pieces gives them."""
     blocks = plan.blocks
-    table, spans = cut(*pairs, *lists[:2], blocks.seq, blocks.start, blocks.stop, bounds, plan.lengths, window)
-    q_rows, kv_rows = segment_rows(table, spans, *pairs, *lists, blocks.start, blocks.stop, bounds)
+    pieces = PieceColumns(blocks.seq, blocks.start, blocks.stop, bounds)
+    table, spans = cut(pairs, lists, pieces, plan.lengths, window)
+    q_rows, kv_rows = segment_rows(table, spans, pairs, lists, base, pieces)
     every = Segments(q_rows, kv_rows, table[:, 1], table[:, 2], table[:, 3] == 1, table[:, 4])
     ends = np.searchsorted(table[:, 0], np.arange(len(pairs[0]) + 1))
     q_ends, kv_ends = (np.concatenate([[0], np.cumsum(count)])[ends] for count in (every.queries, every.keys))
@@ -118,11 +117,13 @@ def _runs(starts: Ints, counts: Ints) -> Ints:
 
 
 @nb.njit(cache=True)
-def _list(q_rows, kv_rows, offsets, items, base, seq, sizes, bounds, causal, table, q_out, kv_out, fill):  # type: ignore[no-untyped-def]
+def _list(pairs, lists, base, pieces, causal, out, fill):  # type: ignore[no-untyped-def]
     """Walks every pair as zbench.plans.walk does; returns [num_pairs, 3] counts of segments, queries and keys.
 
-    With `fill`, writes table (queries, keys before, diagonal), q_out and kv_out.
+    With `fill`, writes `out`: a table (queries, keys before, diagonal), and rows of the q and of the kv lists.
     """
+    (q_rows, kv_rows), (offsets, items), (seq, sizes, bounds) = pairs, lists, pieces
+    table, q_out, kv_out = out
     counts = np.zeros((len(q_rows), 3), np.int64)
     s_at = q_at = k_at = 0
     for pair in range(len(q_rows)):

@@ -4,10 +4,37 @@ For one piece of queries the keys it sees in a list of blocks are a prefix of th
 difference of two prefix sums, and whether the piece itself is in the list.
 """
 
+from typing import NamedTuple
+
 import numba as nb
 import numpy as np
 
+from zbench.describe.arrays import Ints
 from zbench.plans.area import COLUMNS, HALF, STRIP, TILE
+from zbench.plans.columns import Column
+
+
+class ListPairs(NamedTuple):
+    """Lists of queries and of keys, int64 [num_pairs] each: rows of PieceLists."""
+
+    q: Ints
+    kv: Ints
+
+
+class PieceLists(NamedTuple):
+    """Compressed rows: of every list its pieces by (sequence, start)."""
+
+    offsets: Ints
+    items: Ints
+
+
+class PieceSizes(NamedTuple):
+    """Pieces for compiled loops. seq, sizes: of every piece. bounds: int64 [num_sequences + 1], each sequence's
+    pieces."""
+
+    seq: Column
+    sizes: Column
+    bounds: Ints
 
 
 @nb.njit(cache=True)
@@ -54,8 +81,14 @@ def seek(items, begin, end, value):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True, nogil=True)
-def walk(q_rows, kv_rows, offsets, items, prefix, seq, sizes, bounds, causal):  # type: ignore[no-untyped-def]
-    """Counts the work of pairs of lists, int64 [num_pairs, COLUMNS], as in zbench.plans.area.Work."""
+def walk(pairs, lists, prefix, pieces, causal):  # type: ignore[no-untyped-def]
+    """Counts the work of ListPairs of PieceLists, int64 [num_pairs, COLUMNS], as in zbench.plans.area.Work.
+
+    prefix: tokens before each of the lists' items.
+
+    pieces: PieceSizes.
+    """
+    (q_rows, kv_rows), (offsets, items), (seq, sizes, bounds) = pairs, lists, pieces
     out = np.zeros((len(q_rows), COLUMNS), np.int64)
     for pair in range(len(q_rows)):
         k, k_end = offsets[kv_rows[pair]], offsets[kv_rows[pair] + 1]

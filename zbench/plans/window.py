@@ -13,15 +13,31 @@ run of keys behind, so that each segment is of one of three kinds:
 Sequences no longer than the window are cut as causal ones are (zbench.plans.segments).
 """
 
+from typing import NamedTuple
+
 import numba as nb
 import numpy as np
 
+from zbench.describe.arrays import Ints
 from zbench.plans.area import COLUMNS, HALF, STRIP, TILE
+from zbench.plans.columns import Column
 from zbench.plans.walk import seek
 
 # Columns of the table of segments: the pair of lists, queries, keys before the queries' own (or all keys), whether it
 # is causal at its end, and how many keys to the left of the diagonal are seen (-1: all).
 PAIR, QUERIES, BEFORE, DIAGONAL, LEFT = range(5)
+
+
+class PieceColumns(NamedTuple):
+    """Pieces for compiled loops.
+
+    seq, start, stop: of every piece. bounds: int64 [num_sequences + 1], each sequence's pieces.
+    """
+
+    seq: Column
+    start: Column
+    stop: Column
+    bounds: Ints
 
 
 @nb.njit(cache=True)
@@ -58,15 +74,15 @@ def work_of(table, num_pairs):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True, nogil=True)
-def cut(q_rows, kv_rows, offsets, items, seq, start, stop, bounds, lengths, window):  # type: ignore[no-untyped-def]
+def cut(pairs, lists, pieces, lengths, window):  # type: ignore[no-untyped-def]
     """Cuts pairs of lists under a window: returns (segments, spans), int64 [n, 5] each. A span: the sequence, positions
     [from, to) of its queries, and of its keys.
 
     Queries of a span are all that lie in it, and keys, too: gaps are in neither. A span of keys is backwards where
     its end is before its beginning, and then so are its queries.
-    q_rows, kv_rows: pairs of lists. offsets, items: of every list its pieces by (sequence, start). bounds: pieces of
-    every sequence. lengths: of every sequence.
+    pairs: ListPairs. lists: PieceLists. pieces: PieceColumns. lengths: of every sequence.
     """
+    (q_rows, kv_rows), (offsets, items), seq, bounds = pairs, lists, pieces.seq, pieces.bounds
     table, spans, count = np.empty((64, 5), np.int64), np.empty((64, 5), np.int64), 0
     for pair in range(len(q_rows)):
         k, k_end = offsets[kv_rows[pair]], offsets[kv_rows[pair] + 1]
@@ -84,9 +100,9 @@ def cut(q_rows, kv_rows, offsets, items, seq, start, stop, bounds, lengths, wind
                 table, spans = _grown(table, count + room), _grown(spans, count + room)
             queries, keys = items[first:at], items[k:end]
             if lengths[s] <= window:
-                count = _causal(queries, keys, start, stop, pair, s, table, spans, count)
+                count = _causal(queries, keys, pieces, pair, s, (table, spans), count)
             else:
-                count = _banded(queries, keys, start, stop, window, pair, s, table, spans, count)
+                count = _banded(queries, keys, pieces, window, pair, s, (table, spans), count)
     return table[:count].copy(), spans[:count].copy()
 
 
@@ -98,8 +114,9 @@ def _grown(table, least):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _causal(queries, keys, start, stop, pair, s, table, spans, count):  # type: ignore[no-untyped-def]
+def _causal(queries, keys, pieces, pair, s, out, count):  # type: ignore[no-untyped-def]
     """Cuts a sequence's segments as zbench.plans.segments does: queries join while their keys line up."""
+    start, stop, (table, spans) = pieces.start, pieces.stop, out
     at = 0
     while at < len(queries):
         own = seek(keys, 0, len(keys), queries[at])
@@ -127,8 +144,9 @@ def _causal(queries, keys, start, stop, pair, s, table, spans, count):  # type: 
 
 
 @nb.njit(cache=True)
-def _banded(queries, keys, start, stop, window, pair, s, table, spans, count):  # type: ignore[no-untyped-def]
+def _banded(queries, keys, pieces, window, pair, s, out, count):  # type: ignore[no-untyped-def]
     """Cuts a sequence's segments under the window: each run of queries that are all among the keys, or none of them."""
+    start, stop = pieces.start, pieces.stop
     at = 0
     while at < len(queries):
         a, b = start[queries[at]], stop[queries[at]]
@@ -144,13 +162,15 @@ def _banded(queries, keys, start, stop, window, pair, s, table, spans, count):  
             b = stop[queries[at]]
             end = following + 1 if own else following
             at += 1
-        count = _run(a, b, own, keys[:end], start, stop, window, pair, s, table, spans, count)
+        count = _run((a, b, own), keys[:end], pieces, window, pair, s, out, count)
     return count
 
 
 @nb.njit(cache=True)
-def _run(a, b, own, keys, start, stop, window, pair, s, table, spans, count):  # type: ignore[no-untyped-def]
-    """Cuts the segments of queries [a, b), whose keys are `keys`, the last of them their own where `own`."""
+def _run(run, keys, pieces, window, pair, s, out, count):  # type: ignore[no-untyped-def]
+    """Cuts the segments of a run (a, b, own) of queries [a, b), whose keys are `keys`, the last their own where
+    `own`."""
+    (a, b, own), start, stop, (table, spans) = run, pieces.start, pieces.stop, out
     piece, x = 0, a
     while x < b:
         edge = x - window + 1  # the first position that query x sees
@@ -185,7 +205,7 @@ def _run(a, b, own, keys, start, stop, window, pair, s, table, spans, count):  #
 
 
 @nb.njit(cache=True)
-def segment_rows(table, spans, q_rows, kv_rows, offsets, items, base, start, stop, bounds):  # type: ignore[no-untyped-def]
+def segment_rows(table, spans, pairs, lists, base, pieces):  # type: ignore[no-untyped-def]
     """Lists the rows of all segments in turn, (of the q list, of the kv list); base: row of each item's first token."""
     queries = keys = 0
     for i in range(len(table)):
@@ -195,11 +215,11 @@ def segment_rows(table, spans, q_rows, kv_rows, offsets, items, base, start, sto
     q_at = kv_at = 0
     for i in range(len(table)):
         s, q_from, q_to, k_from, k_to = spans[i]
-        q, kv, backwards = q_rows[table[i, PAIR]], kv_rows[table[i, PAIR]], k_to < k_from
+        q, kv, backwards = pairs.q[table[i, PAIR]], pairs.kv[table[i, PAIR]], k_to < k_from
         if backwards:
             k_from, k_to = k_to, k_from
-        q_end = _span(offsets, items, base, start, stop, bounds, q, s, q_from, q_to, q_out, q_at)
-        kv_end = _span(offsets, items, base, start, stop, bounds, kv, s, k_from, k_to, kv_out, kv_at)
+        q_end = _span(lists, base, pieces, q, s, (q_from, q_to), q_out, q_at)
+        kv_end = _span(lists, base, pieces, kv, s, (k_from, k_to), kv_out, kv_at)
         if backwards:
             q_out[q_at:q_end] = q_out[q_at:q_end][::-1].copy()
             kv_out[kv_at:kv_end] = kv_out[kv_at:kv_end][::-1].copy()
@@ -208,8 +228,9 @@ def segment_rows(table, spans, q_rows, kv_rows, offsets, items, base, start, sto
 
 
 @nb.njit(cache=True)
-def _span(offsets, items, base, start, stop, bounds, row, s, begin, end, out, at):  # type: ignore[no-untyped-def]
-    """Writes the rows of a list's tokens at positions [begin, end) of a sequence, from out[at] on; where they end."""
+def _span(lists, base, pieces, row, s, positions, out, at):  # type: ignore[no-untyped-def]
+    """Writes the rows of a list's tokens at positions (begin, end) of a sequence, from out[at] on; where they end."""
+    (offsets, items), start, stop, bounds, (begin, end) = lists, pieces.start, pieces.stop, pieces.bounds, positions
     for place in range(seek(items, offsets[row], offsets[row + 1], bounds[s]), offsets[row + 1]):
         piece = items[place]
         if piece >= bounds[s + 1] or start[piece] >= end:

@@ -1,11 +1,12 @@
 """The object that a group's yaml names by its `_target_`. An edge: hydra is known here, torch is not."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
+from zbench.record.renamed import renamed
 from zbench.run.contract import guarded
 
 Make = Callable[[Mapping[str, Any], str], Callable[..., Any]]  # what makes the part of a group, called with the rest
@@ -40,8 +41,8 @@ def make_part(make: Make, config: Mapping[str, Any], group: str, **arguments: An
     `arguments`.
 
     Raises:
-        ValueError: there is no such target, its yaml has one of `arguments`, it does not take what it is called with,
-            or it fails.
+        ValueError: no such target, or an earlier version's; its yaml has one of `arguments`; it does not take what it
+            is called with; or it fails.
     """
     node = config[group]
     if not isinstance(node, Mapping) or "_target_" not in node:
@@ -49,12 +50,42 @@ def make_part(make: Make, config: Mapping[str, Any], group: str, **arguments: An
     for key in arguments:
         if key in node:
             raise ValueError(f"{group}.{key} is given by the run; set {_SET[key].format(node[key])}")
+    _check_moved(OmegaConf.to_container(node) if OmegaConf.is_config(node) else node, group)
     factory = make(config, group)
     keys = " and ".join(["the keys of its yaml", *([", ".join(arguments)] if arguments else [])])
     try:
         return guarded(getattr(factory, "func", factory), "", keys, lambda: factory(**arguments))
     except TypeError as error:  # a key the class does not know, or a value of a type it does not check itself
         raise ValueError(f"{group}: {node['_target_']} cannot be made from its yaml: {error}") from error
+
+
+def _check_moved(node: Any, group: str) -> None:
+    """Refuses a `_target_` that was zbench's own in an earlier version and has another name today, inner ones too.
+
+    A package of the user's may be called as one of zbench's was, so what can be found is not refused.
+
+    Raises:
+        ValueError: it says today's name.
+    """
+    if isinstance(node, Mapping):
+        target = node.get("_target_")
+        today = renamed({"_target_": target})["_target_"]
+        if today != target and not _is_found(str(target)):
+            raise ValueError(f"{group}._target_ is {target}; that is {today} now")
+        inner = [(f"{group}.{key}", value) for key, value in node.items()]
+    else:
+        inner = [(f"{group}[{i}]", value) for i, value in enumerate(node)]
+    for name, value in inner:
+        if isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, str)):
+            _check_moved(value, name)
+
+
+def _is_found(target: str) -> bool:
+    try:
+        get_object(target)
+    except Exception:  # whatever a module does while it is imported
+        return False
+    return True
 
 
 def expect(group: str, made: Any, name: str, is_method: bool = True) -> None:

@@ -11,12 +11,13 @@ A leg (zbench.simulator.legs) waits for its data, for its **lanes** and for its 
   has a compute lane and, for every class of links, one a direction for transfers of its own and one for what it passes
   on for others. Messages from one lane to one other lane go one after another.
 
-`run_legs` is an event loop over legs. It is exact for these rules: no time is ever revised. Free times of a lane or a link
-are a row with a channel each, ascending: a message takes the channel that is free first.
+`run_legs` is an event loop over legs. It is exact for these rules: no time is ever revised. Free times of a lane or a
+link are a row with a channel each, ascending: a message takes the channel that is free first.
 """
 
 import heapq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba as nb
 import numpy as np
@@ -59,6 +60,30 @@ class Free:
         return Free(self.lanes.copy(), self.links.copy())
 
 
+class LegRows(NamedTuple):
+    """Columns of legs that compiled loops read, [num_legs]: fields of Legs and LegGraph."""
+
+    rank: Ints
+    lane_a: Ints
+    lane_b: Ints
+    link_a: Ints
+    link_b: Ints
+    channels: Ints
+    slot: Ints
+    busy: Floats
+    latency: Floats
+
+
+class Followers(NamedTuple):
+    """Legs that come after a leg: fields of LegGraph."""
+
+    next_a: Ints
+    next_b: Ints
+    next_pair: Ints
+    offsets: Ints
+    followers: Ints
+
+
 @dataclass(frozen=True)
 class LegGraph:
     """Legs with their waits, ready to be run again and again from different starting times.
@@ -83,6 +108,17 @@ class LegGraph:
     def slot(self) -> Ints:
         """The channel, in the order in which they get free, that has to be free for the leg, int64 [num_legs]."""
         return np.where(self.legs.whole, self.legs.channels - 1, 0)
+
+    @property
+    def rows(self) -> LegRows:
+        """Returns the columns that compiled loops read."""
+        parts = self.legs
+        return LegRows(parts.rank, parts.lane_a, parts.lane_b, parts.link_a, parts.link_b, parts.channels, self.slot,
+                       self.busy, self.latency)  # fmt: skip
+
+    @property
+    def following(self) -> Followers:
+        return Followers(self.next_a, self.next_b, self.next_pair, self.offsets, self.followers)
 
 
 def leg_graph(parts: Legs, busy: Floats, latency: Floats, edges: Edges) -> LegGraph:
@@ -176,10 +212,7 @@ def run_legs(of: LegGraph, rank_ready: Floats, free: Free) -> Timeline:
 
     free: when lanes and links are; changed in place to when they are afterwards.
     """
-    parts = of.legs
-    return Timeline(*_run(parts.rank, parts.lane_a, parts.lane_b, parts.link_a, parts.link_b, parts.channels, of.slot,
-                          of.busy, of.latency, of.next_a, of.next_b, of.next_pair, of.offsets, of.followers,
-                          of.waits.copy(), rank_ready, free.lanes, free.links))  # fmt: skip
+    return Timeline(*_run(of.rows, of.following, of.waits.copy(), rank_ready, free.lanes, free.links))
 
 
 @nb.njit(cache=True)
@@ -202,10 +235,9 @@ def take(free, at, channels, slot, until):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _run(  # type: ignore[no-untyped-def]
-    rank, lane_a, lane_b, link_a, link_b, channels, slot, busy, latency, next_a, next_b, next_pair, offsets, followers,
-    waits, rank_ready, lane_free, link_free,
-):  # fmt: skip
+def _run(rows, following, waits, rank_ready, lane_free, link_free):  # type: ignore[no-untyped-def]
+    rank, lane_a, lane_b, link_a, link_b, channels, slot, busy, latency = rows
+    next_a, next_b, next_pair, offsets, followers = following
     num_legs = len(rank)
     ready, start, release, done = np.empty(num_legs), np.empty(num_legs), np.empty(num_legs), np.empty(num_legs)
     queue = [(0.0, 0) for _ in range(0)]

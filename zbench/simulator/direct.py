@@ -9,6 +9,7 @@ over thousands of ranks fits in memory.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba as nb
 import numpy as np
@@ -25,6 +26,34 @@ from zbench.plans.touches import by_rank
 from zbench.simulator.clock import Free, take
 from zbench.simulator.direct_occupancy import HERE, occupied
 from zbench.simulator.legs import COMPUTE, RX, TX, class_of, members, ports
+
+
+class DirectRows(NamedTuple):
+    """Columns of operations that compiled loops read: fields of Direct."""
+
+    src: Column
+    dst: Column
+    where: NDArray[np.int8]
+    busy: Floats
+    collective: Column
+    offsets: Column
+    producers: Column
+
+
+class LinkRows(NamedTuple):
+    """Columns of links that compiled loops read: fields of Direct."""
+
+    latency: Floats
+    channels: Ints
+    port: Ints
+
+
+class LaneHistory(NamedTuple):
+    """Past of lanes while a list is played. begun: when each lane started its last leg. peers: to whom a lane's
+    channels carried what they last did, -1."""
+
+    begun: Floats
+    peers: NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -60,10 +89,14 @@ class Direct:
         """
         start = np.empty(len(self.busy))
         ended = ready.copy()
-        begun, peers = np.zeros(len(free.lanes)), np.full(free.lanes.shape, -1, np.int32)
-        _run(self.src, self.dst, self.where, self.busy, self.latency, self.channels, self.collective, self.offsets,
-             self.producers, self.port, start, ready, ended, free.lanes, free.links, begun, peers)  # fmt: skip
+        history = LaneHistory(np.zeros(len(free.lanes)), np.full(free.lanes.shape, -1, np.int32))
+        links = LinkRows(self.latency, self.channels, self.port)
+        _run(self._rows_of_ops, links, ready, start, ended, free.lanes, free.links, history)
         return start, ended
+
+    @property
+    def _rows_of_ops(self) -> DirectRows:
+        return DirectRows(self.src, self.dst, self.where, self.busy, self.collective, self.offsets, self.producers)
 
     def occupancy(self, start: Floats, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats, Floats]:
         """Returns what zbench.simulator.layers.occupancy does, for a layer that began at `begin`.
@@ -71,7 +104,7 @@ class Direct:
         linear: seconds on every rank.
         """
         out = np.zeros((4, len(linear)))
-        occupied(*self.rows, self.src, self.where, self.busy, start, begin, linear, 2 * len(self.port), out)
+        occupied(self.rows, self._rows_of_ops, start, begin, linear, 2 * len(self.port), out)
         return out[0], out[1], out[2], out[3]
 
 
@@ -175,12 +208,10 @@ def _producers(num_ops, producer, consumer):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _run(  # type: ignore[no-untyped-def]
-    src, dst, where, busy, latency, channels, collective, offsets, producers, port, start, ready, ended, lane_free,
-    link_free, begun, peers,
-):  # fmt: skip
-    """Plays the list operation by operation. begun: when each lane started its last leg. peers: to whom a lane's
-    channels carried what they last did, -1."""
+def _run(ops, links, ready, start, ended, lane_free, link_free, history):  # type: ignore[no-untyped-def]
+    """Plays the list once and writes `start` and `ended`. ops: DirectRows. links: LinkRows. history: LaneHistory."""
+    src, dst, where, busy, collective, offsets, producers = ops
+    (latency, channels, port), (begun, peers) = links, history
     lanes = 1 + 4 * len(port)
     for i in range(len(start)):
         s, d = np.int64(src[i]), np.int64(dst[i])

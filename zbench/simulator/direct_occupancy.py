@@ -9,11 +9,12 @@ HERE, ACROSS = 0, 1 + NIC  # where an operation's data ends: an attend's; a tran
 
 
 @nb.njit(cache=True)
-def occupied(offsets, index, src, where, busy, start, begin, linear, lanes, out):  # type: ignore[no-untyped-def]
+def occupied(rows, ops, start, begin, linear, lanes, out):  # type: ignore[no-untyped-def]
     """Writes, rank by rank, the seconds of attending, transferring, transferring uncovered, and of that across nodes.
 
-    lanes: for transfers, of a rank: one a direction of every class of links.
+    rows: Direct.rows. ops: DirectRows. lanes: for transfers, of a rank: one a direction of every class of links.
     """
+    (offsets, index), src, where, busy = rows, ops.src, ops.where, ops.busy
     most = 0
     for rank in range(len(linear)):
         most = max(most, offsets[rank + 1] - offsets[rank])

@@ -7,6 +7,7 @@ take the mean of the last AVERAGED (tests/simulator/test_layers.py holds the dif
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba as nb
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC
+from zbench.plans.plan import Ints
 from zbench.simulator.clock import Free, LegGraph, Timeline, run_legs
 from zbench.simulator.direct import Direct
 from zbench.simulator.legs import COMPUTE
@@ -132,16 +134,38 @@ def occupancy(of: LegGraph, timeline: Timeline, begin: Floats, linear: Floats) -
     bounds = np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=num_ranks))]).astype(np.int64)
     moves = np.flatnonzero(parts.link_a >= 0)
     moves = moves[np.argsort(timeline.start[moves], kind="stable")]
-    times = (parts.lane_a, parts.lane_b, timeline.start, timeline.release, parts.lanes, mine, bounds, begin, linear)
-    moved, shown = _transferring(moves, *times)
-    _, across = _transferring(moves[parts.link_class[moves] == NIC], *times)
+    times = _Moving(parts.lane_a, parts.lane_b, timeline.start, timeline.release, parts.lanes)
+    computing = _Computing(mine, bounds, begin, linear)
+    moved, shown = _transferring(moves, times, computing)
+    _, across = _transferring(moves[parts.link_class[moves] == NIC], times, computing)
     return busy, moved, shown, across
 
 
+class _Moving(NamedTuple):
+    """Lanes of every leg, and when it takes and frees them; lanes: of a rank."""
+
+    lane_a: Ints
+    lane_b: Ints
+    start: Floats
+    release: Floats
+    lanes: int
+
+
+class _Computing(NamedTuple):
+    """attends: legs, rank after rank from `bounds` on. begin, linear: of ranks' linear modules, when and how long."""
+
+    attends: Ints
+    bounds: Ints
+    begin: Floats
+    linear: Floats
+
+
 @nb.njit(cache=True)
-def _transferring(moves, lane_a, lane_b, start, release, lanes, attends, bounds, begin, linear):  # type: ignore[no-untyped-def]
+def _transferring(moves, legs, computing):  # type: ignore[no-untyped-def]
     """Returns per rank the length of the union of its transfers, and of what of it no compute covers; moves by
     start."""
+    lane_a, lane_b, start, release, lanes = legs
+    attends, bounds, begin, linear = computing
     ranks = len(linear)
     moved, shown = np.zeros(ranks), np.zeros(ranks)
     left, right = np.zeros(ranks), np.zeros(ranks)  # the union's open interval

@@ -8,6 +8,7 @@ legs run is zbench.simulator.clock's.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba as nb
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from zbench.describe.arrays import Flags
 from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC
-from zbench.plans.plan import ATTEND, Ints, Ops, Plan
+from zbench.plans.plan import ATTEND, Column, Ints, Ops, Plan
 
 # A rank's lanes: computing, and of every class c of links, after 4 c, sending and receiving for itself and for others.
 COMPUTE, TX, RX, THROUGH_TX, THROUGH_RX = range(5)
@@ -91,9 +92,10 @@ def legs(plan: Plan, ops: Ops, op_bytes: Ints, cluster: Cluster) -> Legs:
     if not len(routes):
         routes = type(routes)(np.zeros(2, np.int64), np.zeros(0, np.int64))
     op, rank, lane_a, lane_b, link_a, link_b, link_class, size, after, first, last = _expand(
-        ops.kind, ops.src, ops.dst, op_bytes, ops.via, routes.offsets, routes.items, *members(cluster), ports(cluster),
-        cluster.nic_of, cluster.gpus_per_node, cluster.nics_per_node,
-    )  # fmt: skip
+        _Moves(ops.kind, ops.src, ops.dst, op_bytes, ops.via),
+        (routes.offsets, routes.items),
+        _Topology(*members(cluster), ports(cluster), cluster.nic_of, cluster.gpus_per_node, cluster.nics_per_node),
+    )
     each = np.array([link.channels for link in cluster.links], np.int64)
     channels = np.where(link_class < 0, 1, each[link_class])
     whole = (ops.collective[op] == 1) | (channels == 1)
@@ -132,8 +134,33 @@ def class_of(src, dst, classes, member):  # type: ignore[no-untyped-def]
     return NIC
 
 
+class _Moves(NamedTuple):
+    """Columns of Ops, and the bytes of every operation."""
+
+    kind: Column
+    src: Column
+    dst: Column
+    size: Ints
+    via: Column
+
+
+class _Topology(NamedTuple):
+    """classes, member: `members`. port: `ports`. nic: of every rank. per_node, nics: GPUs and NICs of a node."""
+
+    classes: Ints
+    member: Ints
+    port: Ints
+    nic: Ints
+    per_node: int
+    nics: int
+
+
 @nb.njit(cache=True)
-def _expand(kind, src, dst, size, via, route_offsets, route_items, classes, member, port, nic, per_node, nics):  # type: ignore[no-untyped-def]
+def _expand(ops, routes, topology):  # type: ignore[no-untyped-def]
+    """The fields of Legs in order but for channels, whole and lanes. routes: offsets and items of Plan.lanes."""
+    kind, src, dst, size, via = ops
+    route_offsets, route_items = routes
+    classes, member, port, nic, per_node, nics = topology
     count = 0
     for i in range(len(kind)):
         count += 1 if via[i] < 0 else 3 * (route_offsets[via[i] + 1] - route_offsets[via[i]])

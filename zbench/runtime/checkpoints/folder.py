@@ -49,7 +49,8 @@ def checkpoint_description(path: str) -> dict[str, Any]:
     files, step = meta[FILES], meta.get("next_step")
     if not is_whole(step) or step < 0:
         raise ValueError(
-            f"resume is {path!r}; next_step in its {META} is {shortened(step)}; it has to be a whole number of at least 0"
+            f"resume is {path!r}; next_step in its {META} is {shortened(step)}; "
+            "it has to be a whole number of at least 0"
         )
     if not (
         isinstance(meta.get("run"), dict)

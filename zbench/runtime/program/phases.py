@@ -12,8 +12,9 @@ All of that follows from what needs what. No seconds are in it, so neither links
 
 Nothing deadlocks, even if a rank stood still until a batch it has posted is complete. Take the lowest batch that is
 not complete. What its ranks wait for before they post it came with lower batches: what they send, by the first rule,
-and what those attends read that they start before (MessageBatch.at). For `at` goes past an attend for two reasons only: the
-batch sends a sum, which is the third rule; or it brings a copy and is listed after the attend, which is the second.
+and what those attends read that they start before (MessageBatch.at). For `at` goes past an attend for two reasons
+only: the batch sends a sum, which is the third rule; or it brings a copy and is listed after the attend,
+which is the second.
 """
 
 from collections.abc import Sequence

@@ -32,7 +32,8 @@ from zbench.runtime.training.parameters import Parameters
 
 
 def save_checkpoint(path: str, parameters: Parameters, meta: Mapping[str, Any]) -> None:
-    """Writes a checkpoint into the folder `path`. meta: what zbench.runtime.checkpoints.folder.checkpoint_description gives back."""
+    """Writes a checkpoint into the folder `path`. meta: what zbench.runtime.checkpoints.folder.checkpoint_description
+    gives back."""
     final, new, old = Path(path), unfinished(path), aside(path)
     if dist.get_rank() == 0:
         if new.exists():

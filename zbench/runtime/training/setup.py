@@ -63,7 +63,7 @@ def engine_of(job: Job, rank: int, num_ranks: int, device: torch.device, board: 
     model, node = job.cost.model, job.cost.cluster.node_of
     elsewhere = [bool(node[other] != node[rank]) for other in range(num_ranks)]
     group = dist.new_group()
-    post = Endpoint(group, elsewhere, staged=device.type == "cuda" and dist.get_backend(group) == "gloo")
+    post = Endpoint(group, elsewhere, through_host=device.type == "cuda" and dist.get_backend(group) == "gloo")
     kernel = choose_kernel(job.kernel, device, model.head_dim, DTYPES[model.element_bytes], model.mask)
     return Engine(Shape(model, device), kernel, post, transport_of(post.group), board, pace)
 

@@ -76,7 +76,7 @@ class Trainer:
             memory_bytes=self.capacity_bytes,
             packages=versions(name for name in ATTENTIONS if name),
             sharing=self.sharing,
-            staged=self.engine.post.staged,
+            staged=self.engine.post.through_host,
         )
 
     def step(

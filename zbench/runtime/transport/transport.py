@@ -52,31 +52,31 @@ class Endpoint:
 
     tag: of the program under way, so that the forward's and the backward's legs are told apart.
     events: where what is sent and arrives is noted.
-    staged: messages go through copies in host memory: gloo's take a GPU's memory for the host's.
+    through_host: messages go through copies in host memory: gloo's take a GPU's memory for the host's.
     """
 
     group: Any
     peers: list[bool]
     traffic: Traffic = field(default_factory=Traffic)
     events: Events = field(default_factory=Events)
-    staged: bool = False
+    through_host: bool = False
 
     def send(self, data: Tensor, peer: int, tag: int) -> Any:
         """Posts a send of `data`; returns what to wait for."""
         self.traffic.sent(self.peers[peer], data.numel() * data.element_size())
-        return self.group.send([data.to("cpu", copy=True) if self.staged else data], peer, tag)
+        return self.group.send([data.to("cpu", copy=True) if self.through_host else data], peer, tag)
 
     def receive(self, data: Tensor, peer: int, tag: int) -> Any:
         """Posts a receive; returns what to wait for; `data` may be read after that."""
         self.traffic.received(self.peers[peer], data.numel() * data.element_size())
-        if not self.staged:
+        if not self.through_host:
             return self.group.recv([data], peer, tag)
         host = torch.empty_like(data, device="cpu")
-        return _Staged(self.group.recv([host], peer, tag), host, data)
+        return _ThroughHost(self.group.recv([host], peer, tag), host, data)
 
 
 @dataclass(frozen=True, slots=True)
-class _Staged:
+class _ThroughHost:
     """A message that arrives in `host` and, when it is waited for, is copied to `data`.
 
     Both copies are in the order of the device's current stream, which is the same in all threads of a rank: work that
