@@ -84,9 +84,7 @@ def seek(items, begin, end, value):  # type: ignore[no-untyped-def]
 def walk(pairs, lists, prefix, pieces, causal):  # type: ignore[no-untyped-def]
     """Counts the work of ListPairs of PieceLists, int64 [num_pairs, COLUMNS], as in zbench.plans.area.Work.
 
-    prefix: tokens before each of the lists' items.
-
-    pieces: PieceSizes.
+    prefix: tokens before each of the lists' items. pieces: PieceSizes.
     """
     (q_rows, kv_rows), (offsets, items), (seq, sizes, bounds) = pairs, lists, pieces
     out = np.zeros((len(q_rows), COLUMNS), np.int64)
