@@ -9,13 +9,13 @@ from zbench.cost.cost import Cost
 from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.plan import Ints, Plan
-from zbench.systems.nodewise.chunks import shard_bounds, shard_cut
 from zbench.systems.nodewise.inside import NodeLayout, node_layout
 from zbench.systems.nodewise.operations import Layer, Shared
 from zbench.systems.nodewise.placements import Placement
 from zbench.systems.nodewise.rates import Rates
-from zbench.systems.nodewise.records import BACKWARD, FORWARD, SHARD_WORK, NodeSettings, Sequences, Table
-from zbench.systems.nodewise.shards import join, joint_bounds, sees_others, shard_squares, shard_tokens
+from zbench.systems.nodewise.records import BACKWARD, FORWARD, NodeSettings, Sequences
+from zbench.systems.nodewise.shard_work import shard_work
+from zbench.systems.nodewise.shards import joint_bounds, sees_others
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +33,7 @@ class Layout:
 def make_layout(placed: Placement, sequences: Sequences, rates: Rates, settings: NodeSettings) -> Layout:
     """Lays out every node of a placement."""
     nodes = len(placed.estimate.linear)
-    work = _shard_work(placed, rates, settings)
+    work = shard_work(placed.shards, placed.rule.wide, placed.estimate, rates.token, rates.pace, settings)
     order = np.argsort(placed.node_of, kind="stable")
     begin = np.searchsorted(placed.node_of[order], np.arange(nodes + 1))
     found = []
@@ -43,51 +43,6 @@ def make_layout(placed: Placement, sequences: Sequences, rates: Rates, settings:
         found.append(node_layout(own, work[n], rates, settings))
     layer = max(one.seconds for one in found)
     return Layout(placed, tuple(found), layer + placed.late_seconds(layer))
-
-
-def _shard_work(placed: Placement, rates: Rates, settings: NodeSettings) -> Table:
-    """What nodes compute and receive of cut sequences, by direction: SHARD_WORK [nodes, 2].
-
-    Nodes of a joint shard share its heads, and so its attention, evenly.
-    """
-    shards, wide, ranks = placed.shards, placed.rule.wide, settings.num_ranks
-    nodes, node, linear = len(placed.estimate.linear), placed.shards["node"], placed.estimate.linear
-    bounds = joint_bounds(shards, wide)
-    joints = join(shards, bounds)
-    joint = np.repeat(np.arange(len(joints)), np.diff(bounds))  # of every shard
-    share = (1 / np.diff(bounds))[joint]
-    size = shard_tokens(joints)
-    whole_work = rates.token.square * shard_squares(joints) + rates.token.query * size
-    own_work = np.minimum(rates.prefix(size), whole_work)
-    seen = sees_others(joints)
-    ready = np.zeros(nodes)
-    for seq in np.unique(shards["seq"]):
-        here = node[shards["seq"] == seq]
-        ready[here] = np.maximum(ready[here], linear[here].max())
-
-    tokens = np.bincount(node, shard_tokens(shards), nodes)
-    work = np.bincount(node, share * whole_work[joint], nodes)
-    own = np.bincount(node, share * own_work[joint], nodes)
-    calls = np.bincount(node, seen.sum(axis=1)[joint], nodes)
-    queries = np.bincount(node, share * (size * seen.sum(axis=1))[joint], nodes)
-    keys = np.bincount(node, share * (seen @ size)[joint], nodes)
-    found = np.zeros((nodes, 2), SHARD_WORK)
-    heads = settings.num_heads / (ranks * wide)
-    for direction, seconds in enumerate(rates.pace.passes):
-        of = found[:, direction]
-        chunks = len(shard_bounds(shard_cut(settings.chunks, direction), heads)) - 1
-        joins = seconds.join_query * queries + seconds.join_key * keys
-        starts = chunks * calls * (seconds.start + seconds.join)
-        of["tokens"] = tokens
-        of["own"] = (seconds.attention * own + rates.token.repack * tokens / 2) / ranks
-        of["others"] = (seconds.attention * (work - own) + joins) / ranks + starts
-        of["last_call"] = of["others"] / np.maximum(calls, 1)
-        of["starts"] = np.bincount(node, minlength=nodes) * seconds.start
-        of["keys"] = placed.estimate.keys
-        of["ready"] = ready * seconds.linear
-        of["away"] = 1 - 1 / wide
-        of["heads"] = heads
-    return found
 
 
 def make_plan(layout: Layout, lengths: Ints, seqs: Ints, cost: Cost, chunks: int, pairs: bool = False) -> Plan:

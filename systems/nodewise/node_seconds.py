@@ -40,7 +40,7 @@ def _forward(work: NodeWork, order: Ints, cuts: Ints, pace: Pace) -> float:
             sent += part * shards["tokens"] * rates.out * max(1.0, work.busiest)
             come = max(sent, across + bounds[c + 1] * wide) if wide > 0 else sent
             _attend_to_own(clock, part, come, shards, pace)
-    home = _run_groups(clock, sent, work, FORWARD, order, cuts, pace)
+    home = _run_groups(clock, sent, work, FORWARD, rates, order, cuts, pace)
     if shards["tokens"] > 0:
         last = 1 - bounds[-2]  # only the last shard's last chunk waits for all keys
         if shards["others"] > 0:
@@ -66,7 +66,7 @@ def _backward(work: NodeWork, order: Ints, cuts: Ints, pace: Pace) -> float:
             ready = max(sent + pace.latency, shards["ready"])
             keys = ready + last * shards["last_call"] + _key_seconds(shards, rates)
         sent += (1 - last) * each
-    home = _run_groups(clock, sent, work, BACKWARD, order[::-1], cuts, pace)
+    home = _run_groups(clock, sent, work, BACKWARD, rates, order[::-1], cuts, pace)
     if shards["tokens"] > 0:
         each = max(rates.home * max(1.0, work.busiest), shards["away"] * rates.nic_home)
         for c in range(len(bounds) - 2, -1, -1):
@@ -102,10 +102,17 @@ def _attend_to_own(clock: Floats, part: float, come: float, shards: Record, pace
 
 @nb.njit(cache=True)
 def _run_groups(
-    clock: Floats, sent: float, work: NodeWork, direction: int, order: Ints, cuts: Ints, pace: Pace
+    clock: Floats,
+    sent: float,
+    work: NodeWork,
+    direction: int,
+    rates: PassSeconds,
+    order: Ints,
+    cuts: Ints,
+    pace: Pace,
 ) -> float:
     """Moves every GPU's clock on over the groups; returns when all is home. A way home begins when all is sent."""
-    rates, heads, backward = pace.passes[direction], work.heads, direction == BACKWARD
+    heads, backward = work.heads, direction == BACKWARD
     ranks, home = len(clock), sent
     for g in order:
         shares = _exchange_shares(heads[g], chunk_bounds(cuts[g]), work.busiest)

@@ -13,7 +13,7 @@ from zbench.plans.build import Builder
 from zbench.plans.plan import Ints, Ops
 from zbench.systems.nodewise import operation_table
 from zbench.systems.nodewise.chunks import chunk_bounds, shard_cut
-from zbench.systems.nodewise.operation_table import CutSequence, Sharers
+from zbench.systems.nodewise.operation_table import OPERATION, CutSequence, Sharers
 from zbench.systems.nodewise.records import BACKWARD, FORWARD, Flags, Floats, Record, Table
 
 PAIR = 2  # other shards whose keys are one call (a choice: three or four were as good)
@@ -72,12 +72,10 @@ class Layer:
     def done(self) -> None:
         """Sorts the operations of both directions by their turns and gives them to the builder."""
         for direction, tables in enumerate(self.tables):
-            table = np.concatenate(tables)
-            table = table[np.argsort(table["turn"], kind="stable")]
-            kind, tensor, src, dst, lo, hi, blocks, kv_blocks = (
-                np.ascontiguousarray(table[name])
-                for name in ("kind", "tensor", "src", "dst", "lo", "hi", "blocks", "kv_blocks")
-            )
+            # As plain numbers, which numpy joins and sorts faster than records: [operations, fields].
+            numbers = np.concatenate([table.view(np.int64) for table in tables]).reshape(-1, len(OPERATION.names or ()))
+            columns = np.ascontiguousarray(numbers[np.argsort(numbers[:, 0], kind="stable")].T)
+            _, kind, tensor, src, dst, lo, hi, blocks, kv_blocks = columns  # the turns have done their work
             none, zero = np.full_like(kind, -1), np.zeros_like(kind)
             self.builder.add_ops(Ops(kind, tensor, src, dst, lo, hi, blocks, kv_blocks, none, zero + direction, zero))
 

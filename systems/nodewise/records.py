@@ -66,9 +66,9 @@ class Nodes(NamedTuple):
     """The nodes that sequences are placed on, which are all alike.
 
     num_nodes: how many there are. num_ranks: GPUs of each. capacity: tokens that one has room for. token: what tokens
-    take. forward: the share of the forward in attention. across: seconds in which the kv of a token gets through all NICs of
-    a node. one_peer: how many times as long it takes to or from a single other node. taken: float64 [2], seconds for
-    which parameters' gathers and gradients' reductions take the NICs in the forward and in the backward.
+    take. forward: the share of the forward in attention. across: seconds in which the kv of a token gets through all
+    NICs of a node. one_peer: how many times as long it takes to or from a single other node. taken: float64 [2],
+    seconds for which parameters' gathers and gradients' reductions take the NICs in the forward and in the backward.
     """
 
     num_nodes: int
