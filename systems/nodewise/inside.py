@@ -37,7 +37,7 @@ ORDERED = 4  # groups at most for which every order is looked at
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeLayout:
-    """Where the whole sequences of a node are inside it.
+    """Says where the whole sequences of a node are inside it.
 
     rank: int64 [n], GPU of the node for each of them, -1 where its heads are shared. group: int64 [n], group of those
     whose heads are shared, in the groups' order, -1 for the others. heads: int64 [G, P + 1], bounds of every GPU's

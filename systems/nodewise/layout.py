@@ -20,7 +20,7 @@ from zbench.systems.nodewise.shards import joint_bounds, sees_others
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """A placement and the layouts of its nodes, which are of the sequences whole on each, in ascending order.
+    """Holds a placement and the layouts of its nodes, each of the sequences that are whole on it, in ascending order.
 
     seconds: estimate of a layer, with what parameters and gradients add.
     """

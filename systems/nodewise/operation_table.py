@@ -25,7 +25,7 @@ OPERATION = np.dtype(
 
 
 class Sharers(NamedTuple):
-    """GPUs that share the heads of some tokens, P of them.
+    """Describes the GPUs that share the heads of some tokens, P of them.
 
     ranks: int64 [P]. heads: int64 [P + 1], bounds of each one's heads. blocks: int64 [P], the block that each is home
     of. together: the name of the list of all these blocks.
@@ -38,7 +38,10 @@ class Sharers(NamedTuple):
 
 
 class CutSequence(NamedTuple):
-    """The sharers of every shard of a cut sequence, P each: fields as of Sharers, with a row for each shard."""
+    """Describes the sharers of every shard of a cut sequence, in the fields of Sharers.
+
+    Each has an axis of shards in front: ranks is int64 [shards, P], and so on.
+    """
 
     ranks: Ints
     heads: Ints
@@ -47,7 +50,7 @@ class CutSequence(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A chunk of every GPU's heads, [lo, hi), int64 [P] each, and its number."""
+    """Holds a chunk of every GPU's heads, [lo, hi), int64 [P] each, and its number."""
 
     lo: Ints
     hi: Ints

@@ -21,7 +21,7 @@ PAIR = 2  # other shards whose keys are one call (a choice: three or four were a
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
-    """Tokens whose heads some GPUs share: whole sequences of a node, or a shard of a cut one.
+    """Holds tokens whose heads some GPUs share: whole sequences of a node, or a shard of a cut one.
 
     seq, start, stop: int64 [n], pieces [start, stop) of sequences. ranks, share: [P], the GPUs, and how much of the
     tokens each is home of. heads: int64 [P + 1], bounds of each one's heads.

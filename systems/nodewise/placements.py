@@ -22,7 +22,7 @@ INSIDE = 1.1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """What every node has of a batch, and what that takes.
+    """Holds what every node has of a batch, and what that takes.
 
     node_of: int64 [num_sequences], the node of every whole sequence, -1 for cut ones. shards: SHARD [n], of the cut
     ones. nics: float64 [2], seconds for which keys, gathers and reductions take the busiest NIC in the forward and in
@@ -45,7 +45,7 @@ class Placement:
 
     @property
     def seconds(self) -> float:
-        """The estimated seconds of a layer, with what gathers and reductions add."""
+        """Adds what gathers and reductions add to the estimated seconds of a layer."""
         return self.estimate.layer + self.late_seconds(INSIDE * self.estimate.layer)
 
 

@@ -48,7 +48,7 @@ Change = Callable[[Trial], tuple[Layout, bool] | None]  # from the fastest trial
 
 @dataclass(frozen=True, slots=True)
 class Nodewise:
-    """The planner and its settings.
+    """Plans by the five steps above, each of whose parts is a setting.
 
     tries: placements that are built and played; with one, no pairs and nothing evened, the estimate decides.
     operations: that all played plans of a micro-batch have together, beyond which no other is begun. chunks: parts in

@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Table = NDArray[np.void]  # an array with named fields
 Record = Any  # one element of a Table: np.void, and for numba a record
-FORWARD, BACKWARD = 0, 1  # directions, where arrays have one row for each
+FORWARD, BACKWARD = 0, 1  # directions, where arrays have an axis of two
 
 # What one node has of a cut sequence: tokens [first_start, first_stop) and [second_start, second_stop), the second of
 # which may be none. Shards of one sequence are next to each other in a table, in the order of their first pieces.
@@ -37,7 +37,7 @@ SHARD_WORK = np.dtype(
 
 
 class Sequences(NamedTuple):
-    """Sequences that are placed: the tokens of each (int64 [n]) and the seconds of its attention (float64 [n])."""
+    """Holds sequences that are placed: the tokens (int64 [n]) and the seconds of attention (float64 [n]) of each."""
 
     tokens: Ints
     attention: Floats
@@ -49,7 +49,7 @@ class Sequences(NamedTuple):
 
 
 class TokenSeconds(NamedTuple):
-    """Seconds that tokens take on one GPU.
+    """Holds the seconds that tokens take on one GPU.
 
     linear: the linear modules of a token, with a layer's share of its output head. square, query: the attention of the
     first n tokens of a sequence takes square n^2 + query n. repack: the strided copies of a token whose heads are
@@ -63,7 +63,7 @@ class TokenSeconds(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """The nodes that sequences are placed on, which are all alike.
+    """Describes the nodes that sequences are placed on, which are all alike.
 
     num_nodes: how many there are. num_ranks: GPUs of each. capacity: tokens that one has room for. token: what tokens
     take. forward: the share of the forward in attention. across: seconds in which the kv of a token gets through all
@@ -82,7 +82,7 @@ class Nodes(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """One way to place sequences on nodes.
+    """Describes one way to place sequences on nodes.
 
     cut: how many of the longest sequences are cut. first: cut sequences are placed before the others, so that they get
     nodes of their own; otherwise they fill what the others leave. wrap: each goes on where the one before ended;
@@ -105,7 +105,7 @@ class Rule(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """What nodes (or groups of nodes) have so far; compiled functions add to it.
+    """Holds what nodes (or groups of nodes) have so far; compiled functions add to it.
 
     seconds: float64 [n], of the work of all GPUs of each. held: float64 [n], tokens. capacity: tokens that one has room
     for.
@@ -117,7 +117,7 @@ class Loads(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What a placement takes, as step 1 sees it.
+    """Holds the seconds that a placement takes, as step 1 sees it.
 
     linear, busy, keys: float64 [nodes], seconds of a GPU's linear modules, of its attention, and of the keys on a
     node's NICs. layer: seconds of a layer. passes: float64 [2], of its forward and of its backward.
@@ -131,7 +131,7 @@ class Estimate(NamedTuple):
 
 
 class NodeSettings(NamedTuple):
-    """What step 2 knows of a node.
+    """Holds what step 2 knows of a node.
 
     num_ranks: its GPUs. num_heads: query heads of the model. capacity: tokens that a GPU has room for. chunks: parts in
     which a GPU's heads are exchanged at most. groups: groups of shared sequences at most. homes: tokens of shared
@@ -147,7 +147,7 @@ class NodeSettings(NamedTuple):
 
 
 class PassSeconds(NamedTuple):
-    """What one direction of a layer takes.
+    """Holds what one direction of a layer takes.
 
     linear, attention: its shares of the seconds of linear modules and of attention in both directions. start, join:
     seconds of starting one call, and of starting to join a call's results. out, home: seconds of a token's way to the
@@ -168,7 +168,7 @@ class PassSeconds(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """What a layer waits for: what its forward and its backward take, the least of a call, a message's latency."""
+    """Holds what a layer waits for: its forward and its backward, the least of a call, a message's latency."""
 
     passes: tuple[PassSeconds, PassSeconds]
     least: float
@@ -176,7 +176,7 @@ class Pace(NamedTuple):
 
 
 class NodeWork(NamedTuple):
-    """What one node of P GPUs has to do, with G groups of sequences that share heads.
+    """Holds what one node of P GPUs has to do, with G groups of sequences that share heads.
 
     linear: float64 [P], seconds of linear modules. local: float64 [2, P], seconds of attention of sequences that are
     whole on a GPU, by direction. shards: SHARD_WORK [2], by direction. group_tokens: float64 [G]. group_work: float64

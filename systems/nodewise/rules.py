@@ -14,7 +14,7 @@ SLACK = 1.02  # sequences of more than so many even shares of a node are always 
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """The switches of zbench.systems.nodewise.planner.Nodewise that say which kinds of rules there are."""
+    """Holds the switches of zbench.systems.nodewise.planner.Nodewise that say which kinds of rules there are."""
 
     fewest: bool
     front: bool

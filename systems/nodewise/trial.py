@@ -23,7 +23,7 @@ def seconds_of(plan: Plan, parts: Programs, cost: Cost) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """The sequences of a micro-batch, which of the batch's they are (seqs), and what they are placed on."""
+    """Holds the sequences of a micro-batch, which of the batch's they are (seqs), and what they are placed on."""
 
     sequences: Sequences
     seqs: Ints
@@ -33,7 +33,7 @@ class Task:
 
     @property
     def work(self) -> Floats:
-        """Seconds of every sequence, float64 [n]."""
+        """Returns the seconds that every sequence takes, whole, float64 [n]."""
         return self.sequences.work(self.rates.token.linear)
 
     def layout(self, placed: Placement) -> Layout:
@@ -53,7 +53,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """A layout whose plan was played. pairs: as it was made. seconds: of a layer, as `seconds_of` has them."""
+    """Holds a layout and its plan that was played.
+
+    pairs: whether shards attend to the keys of two others in one call. seconds: of a layer, as `seconds_of` has them.
+    """
 
     layout: Layout
     plan: Plan
@@ -63,7 +66,7 @@ class Trial:
 
     @property
     def operations(self) -> int:
-        """How many operations were played."""
+        """Counts the operations that were played."""
         return len(self.plan.forward) + len(self.plan.backward)
 
     def busy(self, cost: Cost) -> Floats:

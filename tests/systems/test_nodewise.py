@@ -16,6 +16,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.model import KV, O, Q
 from zbench.plans.plan import ATTEND, TRANSFER
 from zbench.proof.verify import verify_step
+from zbench.run.stale import PACKAGE, reached, sources
 from zbench.simulator.simulate import Simulated
 from zbench.simulator.totals import Totals
 from zbench.systems.common.grids import busiest
@@ -364,6 +365,15 @@ def test_nodes_that_take_as_long_stay_as_they_are() -> None:
     sequences, nodes = given_to(cost, sizes)
     (one,) = placements(sequences, nodes, [Rule(1, even=True)])
     assert even_out(one, sequences, nodes, np.ones(2), False, True) is None
+
+
+def test_compiled_code_is_compiled_anew_where_a_record_changes() -> None:
+    """numba keeps what it compiled by the types of a record's fields, and does not see that two changed places."""
+    known = sources(PACKAGE)
+    folder = (PACKAGE / "systems" / "nodewise").resolve()
+    compiled = [path for path in folder.glob("*.py") if "@nb.njit" in path.read_text()]
+    assert len(compiled) > 5
+    assert all(folder / "records.py" in reached(path, known) for path in compiled)
 
 
 def test_ahead_of_zeppelin() -> None:
