@@ -1,183 +1,233 @@
-"""Fills bins with sequences, whole and cut: the compiled part of zbench.systems.nodewise.cuts. Pure: no torch."""
+"""Fills nodes with sequences, whole and cut, as a rule says: step 1 of docs/planner.md. Compiled."""
 
 import numba as nb
 import numpy as np
 
+from zbench.describe.arrays import Floats
 from zbench.plans.area import TILE
-from zbench.systems.nodewise.rows import divided, level, row_squares, row_tokens
+from zbench.plans.plan import Ints
+from zbench.systems.nodewise.loads import cut_token, estimate, level, level_tokens
+from zbench.systems.nodewise.records import SHARD, Estimate, Loads, Nodes, Record, Rule, Sequences, Table, TokenSeconds
+from zbench.systems.nodewise.shards import divide, shard_squares, shard_tokens
 
-SQUEEZE = 0.03  # of an even share: room in a bin of a group that is not worth it (a choice)
-OVER = 0.05  # of an even share: a sequence that would be so much too long for a bin of a group is cut over them
+SQUEEZE = 0.03  # of an even share: room on a node of a group that is not worth it (a choice)
+OVER = 0.05  # of an even share: a sequence that would be so much too long for a node of a group is cut over them
 
 
 @nb.njit(cache=True)
-def place(  # type: ignore[no-untyped-def]
-    tokens, attention, token, square, row, repack, bins, capacity, cut, first, wrap, back, squeeze, even, wide, full
-):
-    """Sequences sorted, most work first. Returns (bin, rows, whether all fit).
+def place(sequences: Sequences, order: Ints, nodes: Nodes, rule: Rule) -> tuple[Ints, Table, bool]:
+    """Places sequences by a rule: (node of each whole one or -1, shards of the cut ones, whether all fit).
 
-    wide: so many bins next to each other are one when sequences are placed, and are told apart after that. full: bins
-    are filled up to so many even shares.
+    order: the sequences from most to least work. Where nodes share heads (rule.wide), groups of them are filled as if
+    each were one node, and are told apart after that.
     """
-    given = token, square, row, repack
-    load, held = np.zeros(bins // wide), np.zeros(bins // wide)
-    where, rows, fits = _fill(
-        tokens, attention, given, load, held, wide * capacity, cut, first, wrap, back, squeeze, even, full
-    )
-    if wide == 1 or not fits:
-        return where, rows, fits
-    return _told_apart(tokens, attention, given, where, rows, wide, capacity)
+    ranked, num = Sequences(sequences.tokens[order], sequences.attention[order]), nodes.num_nodes // rule.wide
+    loads = Loads(np.zeros(num), np.zeros(num), rule.wide * nodes.capacity)
+    found, shards, fits = _fill(ranked, nodes.token, rule, loads)
+    if rule.wide > 1 and fits:
+        found, shards, fits = _tell_apart(ranked, nodes, found, shards, rule.wide)
+    node_of = np.empty(len(found), np.int64)
+    node_of[order] = found
+    for shard in shards:
+        shard["seq"] = order[shard["seq"]]
+    if rule.wide > 1 and fits:
+        shards = level_tokens(sequences.tokens, node_of, shards, nodes.num_nodes, rule.wide)
+    return node_of, shards, fits
 
 
 @nb.njit(cache=True)
-def _fill(tokens, attention, given, load, held, capacity, cut, first, wrap, back, squeeze, even, full):  # type: ignore[no-untyped-def]
-    """Fills bins that have `load` and hold `held` tokens, which go on; (bin, rows, whether all fit)."""
-    token, repack = given[0], given[3]
-    count, bins = len(tokens), len(load)
-    where, rows = np.full(count, -1, np.int64), np.zeros((cut * bins, 6), np.int64)
-    total = load.sum()
+def place_and_estimate(
+    sequences: Sequences, order: Ints, nodes: Nodes, rule: Rule
+) -> tuple[Ints, Table, bool, Estimate]:
+    """Does what `place` does, and estimates what it found."""
+    node_of, shards, fits = place(sequences, order, nodes, rule)
+    return node_of, shards, fits, estimate(sequences, node_of, shards, nodes, rule.wide)
+
+
+@nb.njit(cache=True)
+def _fill(ranked: Sequences, token: TokenSeconds, rule: Rule, loads: Loads) -> tuple[Ints, Table, bool]:
+    """Adds sequences, those with most work first, to nodes that have `loads`; returns what `place` does."""
+    tokens, attention = ranked.tokens, ranked.attention
+    count, num = len(tokens), len(loads.seconds)
+    node_of, shards = np.full(count, -1, np.int64), np.zeros(rule.cut * num, SHARD)
+    total = loads.seconds.sum()
     for s in range(count):
-        total += attention[s] + (token + (repack if s < cut else 0.0)) * tokens[s]
-    mean, used = full * total / bins, 0
-    if first:
-        used = _cuts(tokens, given, cut, wrap, back, squeeze, even, full, mean, where, load, held, rows)
-    for s in range(cut, count):
+        total += attention[s] + (token.linear + (token.repack if s < rule.cut else 0.0)) * tokens[s]
+    target, used = rule.full * total / num, 0
+    if rule.first:
+        used = _cut_longest(tokens, token, rule, target, loads, node_of, shards)
+    for s in range(rule.cut, count):
         best = -1
-        for b in range(bins):
-            if held[b] + tokens[s] <= capacity and (best < 0 or load[b] < load[best]):
-                best = b
+        for n in range(num):
+            if loads.held[n] + tokens[s] <= loads.capacity and (best < 0 or loads.seconds[n] < loads.seconds[best]):
+                best = n
         if best < 0:
-            return where, rows[:used], False
-        where[s] = best
-        load[best] += attention[s] + token * tokens[s]
-        held[best] += tokens[s]
-    if not first:
-        used = _cuts(tokens, given, cut, wrap, back, squeeze, even, full, mean, where, load, held, rows)
-    return where, rows[:used], full == 1.0 or held.max() <= capacity
+            return node_of, shards[:used], False
+        node_of[s] = best
+        loads.seconds[best] += attention[s] + token.linear * tokens[s]
+        loads.held[best] += tokens[s]
+    if not rule.first:
+        used = _cut_longest(tokens, token, rule, target, loads, node_of, shards)
+    return node_of, shards[:used], rule.full == 1.0 or loads.held.max() <= loads.capacity
 
 
 @nb.njit(cache=True)
-def _told_apart(tokens, attention, given, at, joint, wide, capacity):  # type: ignore[no-untyped-def]
-    """From places in groups of `wide` bins to places in bins: (bin, rows, whether all fit).
+def _cut_longest(
+    tokens: Ints, token: TokenSeconds, rule: Rule, target: float, loads: Loads, node_of: Ints, shards: Table
+) -> int:
+    """Cuts the first `rule.cut` sequences over nodes with room up to `target`; returns the number of shards.
 
-    Bins of a group share evenly what is cut over groups. What else a group has is placed in its bins; what is longer
-    than a bin has room for is cut over them.
+    One that needs a single node is not cut after all.
     """
-    token, square, row, repack = given
-    groups = max(at.max() if len(at) else 0, joint[:, 1].max() if len(joint) else 0) + 1
-    where = np.full(len(at), -1, np.int64)
-    rows = np.zeros((len(joint) * wide + groups * wide * wide, 6), np.int64)
-    used = len(joint) * wide
-    for r in range(len(joint)):
-        rows[r * wide : (r + 1) * wide] = divided(joint[r], np.ones(wide))
-    for g in range(groups):
-        mine, base, size = np.flatnonzero(at == g), 0.0, 0
-        for r in range(len(joint)):
-            if joint[r, 1] == g:
-                size += row_tokens(joint[r])
-                base += (square * row_squares(joint[r]) + (token + repack + row) * row_tokens(joint[r])) / wide
-        mean, cut = base, 0
-        for s in mine:
-            mean += (attention[s] + token * tokens[s]) / wide
-        while cut < len(mine) and attention[mine[cut]] + token * tokens[mine[cut]] > mean - base + OVER * mean:
-            cut += 1
-        load, held = np.full(wide, base), np.full(wide, size / wide)
-        found, inner, fits = _fill(
-            tokens[mine], attention[mine], given, load, held, capacity, cut, False, False, 0.0, SQUEEZE, False, 1.0
-        )
-        if not fits:
-            return where, rows[:0], False
-        for i in range(len(mine)):
-            where[mine[i]] = found[i] + g * wide if found[i] >= 0 else -1
-        for r in range(len(inner)):
-            rows[used] = inner[r]
-            rows[used, 0], rows[used, 1] = mine[inner[r, 0]], inner[r, 1] + g * wide
-            used += 1
-    return where, rows[:used], True
-
-
-@nb.njit(cache=True)
-def _cuts(tokens, given, cut, wrap, back, squeeze, even, full, mean, where, load, held, rows):  # type: ignore[no-untyped-def]
-    """Cuts the first `cut` sequences over bins with room up to `mean`; returns the number of rows. Bins that are filled
-    up to several even shares are filled alike: what a bin sends is least then."""
-    token, square, row, repack = given
-    bins, used = len(load), 0
-    turn = np.argsort(load, kind="mergesort")
-    chosen, share = np.empty(bins, np.int64), np.empty(bins)
-    for s in range(cut):
-        if not wrap:
-            turn = np.argsort(load, kind="mergesort")
-        work = (token + repack + row) * tokens[s] + square * tokens[s] * tokens[s]
-        left, n = work, 0
-        for b in turn:
-            take = min(mean - load[b], left)
-            if take > squeeze * mean:
-                chosen[n], share[n] = b, take
-                n += 1
-            left -= max(take, 0.0)
-            if left <= 1e-9 * work:
-                break
-        if even:
-            chosen[:], share[:], n = np.arange(bins), work / bins, bins
-        if n == 0:
-            chosen[0], share[0], n = turn[0], work, 1
-        if full > 1 and not even:
-            share[:n] = np.maximum(level(load[chosen[:n]], work) - load[chosen[:n]], 0.0)
-        share[:n] += (work - share[:n].sum()) / n
-        added = _cut(s, tokens[s], token + repack, square, row, chosen[:n], share[:n], back, rows[used:])
-        for r in range(used, used + added):
-            for at in (2, 4):
-                size = rows[r, at + 1] - rows[r, at]
-                held[rows[r, 1]] += size
-                load[rows[r, 1]] += (token + repack + row) * size
-                load[rows[r, 1]] += square * (rows[r, at + 1] ** 2 - rows[r, at] ** 2)
+    seconds, num, used = loads.seconds, len(loads.seconds), 0
+    turn = np.argsort(seconds, kind="mergesort")
+    for s in range(rule.cut):
+        if not rule.wrap:
+            turn = np.argsort(seconds, kind="mergesort")
+        work = cut_token(token) * tokens[s] + token.square * tokens[s] * tokens[s]
+        if rule.even:
+            chosen, share = np.arange(num), np.full(num, work / num)
+        else:
+            chosen, share = _roomiest(seconds, turn, work, target, rule)
+        share += (work - share.sum()) / len(share)
+        added = _cut(s, tokens[s], token, chosen, share, rule.front, shards[used:])
+        for shard in shards[used : used + added]:
+            _add(loads, shard, token)
         if added == 1:
-            where[s] = rows[used, 1]
+            node_of[s] = shards[used]["node"]
         else:
             used += added
     return used
 
 
 @nb.njit(cache=True)
-def aligned(tokens):  # type: ignore[no-untyped-def]
-    """A multiple of the kernel's tile: pieces that begin and end on one waste nothing."""
+def _roomiest(seconds: Floats, turn: Ints, work: float, target: float, rule: Rule) -> tuple[Ints, Floats]:
+    """Just enough nodes for `work`, in their turn, and the seconds that each of them takes of it."""
+    chosen, share, n, left = np.empty(len(turn), np.int64), np.empty(len(turn)), 0, work
+    for node in turn:
+        take = min(target - seconds[node], left)
+        if take > rule.squeeze * target:
+            chosen[n], share[n] = node, take
+            n += 1
+        left -= max(take, 0.0)
+        if left <= 1e-9 * work:
+            break
+    if n == 0:
+        chosen[0], share[0], n = turn[0], work, 1
+    chosen, share = chosen[:n], share[:n]
+    if rule.full > 1:  # nodes that stay uneven are filled alike: what a node sends is least then
+        share = np.maximum(level(seconds[chosen], work) - seconds[chosen], 0.0)
+    return chosen, share
+
+
+@nb.njit(cache=True)
+def _add(loads: Loads, shard: Record, token: TokenSeconds) -> None:
+    """Adds a shard to its node, one piece after the other."""
+    node = shard["node"]
+    first = shard["first_stop"] - shard["first_start"]
+    second = shard["second_stop"] - shard["second_start"]
+    loads.held[node] += first
+    loads.seconds[node] += cut_token(token) * first
+    loads.seconds[node] += token.square * (shard["first_stop"] ** 2 - shard["first_start"] ** 2)
+    loads.held[node] += second
+    loads.seconds[node] += cut_token(token) * second
+    loads.seconds[node] += token.square * (shard["second_stop"] ** 2 - shard["second_start"] ** 2)
+
+
+@nb.njit(cache=True)
+def aligned(tokens: float) -> int:
+    """Returns the multiple of the kernel's tile that is nearest: pieces that begin and end on one waste nothing."""
     return int(np.round(tokens / TILE)) * TILE
 
 
 @nb.njit(cache=True)
-def _cut(s, length, token, square, row, chosen, share, back, rows):  # type: ignore[no-untyped-def]
-    """Writes a row for each bin that gets tokens; returns how many.
+def _cut(seq: int, length: int, token: TokenSeconds, chosen: Ints, share: Floats, front: float, shards: Table) -> int:
+    """Writes a shard for each of the chosen nodes that gets tokens, whose seconds are `share`; returns how many.
 
-    A stretch of y tokens from x takes square (y^2 + 2 x y) + (row + token) y. What is behind the stretches is cut in
-    nested pairs of chunks, one a bin: the attention and the tokens of a pair are in proportion to its share.
+    Front nodes have a stretch each. One of y tokens from x takes square (y^2 + 2 x y) + cut_token y, which is solved
+    for y. What is behind the stretches is cut in nested pairs of chunks, one a node: the attention and the tokens of a
+    pair are in proportion to its share. The node with most has the innermost pair, which is one piece.
     """
     largest = share.argmax()
-    least, at, n = back * share[largest], 0, 0
+    least, at, n = front * share[largest], 0, 0
     for i in range(len(share)):
         if i != largest and share[i] < least:
-            half = square * at + (row + token) / 2
-            stop = min(aligned(at + share[i] / (half + np.sqrt(half * half + square * share[i]))), length)
+            half = token.square * at + cut_token(token) / 2
+            stop = min(aligned(at + share[i] / (half + np.sqrt(half * half + token.square * share[i]))), length)
             if stop > at:
-                rows[n] = (s, chosen[i], at, stop, 0, 0)
+                _write(shards[n], seq, chosen[i], (at, stop), (0, 0))
                 n += 1
             at = stop
-    rest, total = 0.0, 0.0
+    done, total = 0.0, 0.0
     for i in range(len(share)):
         if i == largest or share[i] >= least:
             total += share[i]
-    begin, end, left, right = at, length, at, length
+    begin, end, left, right = at, length, at, length  # left and right: what the pairs so far leave
     for i in range(len(share)):
         if i == largest or share[i] < least:
             continue
-        rest += share[i]
-        size = rest / total * (end - begin) / 2
+        done += share[i]
+        size = done / total * (end - begin) / 2
         to = max(min(aligned(begin + size), begin + (end - begin) // 2), left)
         down = min(max(aligned(end - size), to), right)
-        if to - left + right - down > 0:
-            rows[n] = (s, chosen[i], left, to, down, right) if to > left else (s, chosen[i], down, right, 0, 0)
+        if to > left:
+            _write(shards[n], seq, chosen[i], (left, to), (down, right))
+            n += 1
+        elif right > down:
+            _write(shards[n], seq, chosen[i], (down, right), (0, 0))
             n += 1
         left, right = to, down
     if right > left:
-        rows[n] = (s, chosen[largest], left, right, 0, 0)
+        _write(shards[n], seq, chosen[largest], (left, right), (0, 0))
         n += 1
     return n
+
+
+@nb.njit(cache=True)
+def _write(shard: Record, seq: int, node: int, first: tuple[int, int], second: tuple[int, int]) -> None:
+    shard["seq"], shard["node"] = seq, node
+    shard["first_start"], shard["first_stop"] = first
+    shard["second_start"], shard["second_stop"] = second
+
+
+@nb.njit(cache=True)
+def _tell_apart(ranked: Sequences, nodes: Nodes, group_of: Ints, joints: Table, wide: int) -> tuple[Ints, Table, bool]:
+    """Makes places on nodes of places on groups of `wide` nodes; returns what `place` does.
+
+    Nodes of a group share evenly what is cut over groups. What else a group has is placed on its nodes; what is longer
+    than a node has room for is cut over them.
+    """
+    groups = max(group_of.max() if len(group_of) else 0, joints["node"].max() if len(joints) else 0) + 1
+    node_of, used = np.full(len(group_of), -1, np.int64), len(joints) * wide
+    shards = np.zeros(used + groups * wide * wide, SHARD)
+    for r in range(len(joints)):
+        shards[r * wide : (r + 1) * wide] = divide(joints[r], np.ones(wide))
+    for g in range(groups):
+        mine = np.flatnonzero(group_of == g)
+        own = Sequences(ranked.tokens[mine], ranked.attention[mine])
+        found, inner, fits = _fill_group(own, nodes, joints[joints["node"] == g], wide)
+        if not fits:
+            return node_of, shards[:0], False
+        for i in range(len(mine)):
+            node_of[mine[i]] = found[i] + g * wide if found[i] >= 0 else -1
+        for shard in inner:
+            shards[used] = shard
+            shards[used]["seq"], shards[used]["node"] = mine[shard["seq"]], shard["node"] + g * wide
+            used += 1
+    return node_of, shards[:used], True
+
+
+@nb.njit(cache=True)
+def _fill_group(own: Sequences, nodes: Nodes, joints: Table, wide: int) -> tuple[Ints, Table, bool]:
+    """Places a group's own sequences on its nodes, which have its joint shards already; returns what `place` does."""
+    token, tokens, base, size = nodes.token, own.tokens, 0.0, 0
+    for joint in joints:
+        size += shard_tokens(joint)
+        base += (token.square * shard_squares(joint) + cut_token(token) * shard_tokens(joint)) / wide
+    mean, cut = base, 0
+    for s in range(len(tokens)):
+        mean += (own.attention[s] + token.linear * tokens[s]) / wide
+    while cut < len(tokens) and own.attention[cut] + token.linear * tokens[cut] > mean - base + OVER * mean:
+        cut += 1
+    loads = Loads(np.full(wide, base), np.full(wide, size / wide), nodes.capacity)
+    return _fill(own, token, Rule(cut, False, False, 0.0, SQUEEZE, False, 1, 1.0), loads)

@@ -1,9 +1,15 @@
 """Nodewise: heads shared inside nodes, sequences cut over just enough of them, both filling what others leave.
 
-The project's own planner; docs/planner.md describes it. Candidates come from nodewise_cuts (what is on which
-node) and zbench.systems.nodewise.ranks (what is where inside), are ranked by estimates, and the best few are laid
-(zbench.systems.nodewise.lay) and played on the cluster's clock; then the best one's cuts are moved by what it took
-(zbench.systems.nodewise.even). Pure: no torch.
+The project's own planner; docs/planner.md describes it, and its steps have the same numbers here:
+
+1. Across nodes: rules place sequences, whole and cut, on nodes (rules, placements, fill, loads, shards).
+2. Inside nodes: heads and homes of a node's sequences are shared by its GPUs (inside, node_seconds, chunks).
+3. Order: operations are put in the order in which lanes serve them (layout, operations, operation_table).
+4. Choice: the best by estimate are played on the cluster's clock, and the fastest of them is improved (choice, trial,
+   even, swap); rivals are simpler systems whose plans may be faster yet.
+5. Memory: a batch that does not fit is cut in micro-batches.
+
+The arrays and numbers that go from one to the next are in records.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,15 +25,17 @@ from zbench.passes import reverse
 from zbench.passes.order import scheduled
 from zbench.plans.plan import Ints, Ops, Plan
 from zbench.systems.common.micro_batches import fitting
-from zbench.systems.nodewise.choice import careful, chosen
-from zbench.systems.nodewise.cuts import Bins, Placement, Rule, groups, placements
-from zbench.systems.nodewise.even import evened
-from zbench.systems.nodewise.lay import PAIR
-from zbench.systems.nodewise.plan import Layout, Played, Task, seconds_of
-from zbench.systems.nodewise.ranks import Node
+from zbench.systems.nodewise.choice import least_keys, worth_a_look, worth_a_play
+from zbench.systems.nodewise.even import even_out
+from zbench.systems.nodewise.layout import Layout
+from zbench.systems.nodewise.operations import PAIR
+from zbench.systems.nodewise.placements import Placement, placements
+from zbench.systems.nodewise.rates import Rates, attention_seconds
+from zbench.systems.nodewise.records import NodeSettings, Rule, Sequences
 from zbench.systems.nodewise.rivals import Rivals
 from zbench.systems.nodewise.rules import Kinds
-from zbench.systems.nodewise.work import Rates, attention_seconds
+from zbench.systems.nodewise.shards import join, joint_bounds
+from zbench.systems.nodewise.trial import Task, Trial, seconds_of
 from zbench.systems.zeppelin.zones import capacity_tokens
 
 CHUNKS = 3  # a GPU's heads are never cut in more
@@ -36,25 +44,33 @@ SWITCHES = (
     "heads", "fewest", "front", "first", "wide", "uneven", "careful", "homes", "pairs", "even", "swap", "order",
     "rivals",
 )  # fmt: skip
-Change = Callable[[Played], tuple[Layout, bool] | None]  # to a layout, and whether it is laid with pairs
+Change = Callable[[Trial], tuple[Layout, bool] | None]  # from the fastest trial to a layout, and whether with pairs
 
 
 @dataclass(frozen=True, slots=True)
 class Nodewise:
-    """tries: placements that are built and played; with one, no pairs and nothing evened, the estimate decides.
+    """Plans by the five steps above, each of whose parts is a setting.
+
+    tries: placements that are built and played; with one, no pairs and nothing evened, the estimate decides.
     operations: that all played plans of a micro-batch have together, beyond which no other is begun. chunks: parts in
     which a GPU's heads are exchanged and attended to at most. groups: in which a node's shared sequences are at most,
     each with a split of heads of its own.
 
-    Each part of the planner by itself, so that an ablation is a matter of switches. heads: share heads inside nodes
-    (off: GPUs are what sequences are cut over, and keys travel). fewest: cut over just enough nodes, weighted by what
-    is left (off: evenly over all). front: stretches on nodes that lack tokens. first: place cut sequences first, too.
-    wide: nodes of a sequence on many share heads. uneven: where gathers and reductions fill NICs, cut fewer sequences
-    over fewer nodes, too, which leaves nodes uneven. careful: of layouts with about the same estimate play the one,
-    too, that needs NICs least. homes: tokens of shared sequences at home where GPUs lack tokens (off: evenly). pairs:
-    attend to the keys of two other nodes in one call of the backward, where that is faster. even: move the cuts of the
-    plan played fastest, twice, and play it again. swap: whole sequences, too. order: list-schedule the plan. rivals:
-    take a simpler system's plans where a step of them is faster (zbench.systems.nodewise.rivals).
+    Each part of the planner can be switched off by itself, so that an ablation is a matter of switches.
+    heads: nodes share heads of sequences (off: GPUs are what sequences are cut over, and keys travel).
+    fewest: sequences are cut over just enough nodes, weighted by what is left (off: evenly over all).
+    front: nodes that lack tokens get a stretch from the beginning of a sequence.
+    first: cut sequences are placed before the others, too.
+    wide: nodes of a sequence that is on many share its heads, two or four of them each.
+    uneven: where gathers and reductions fill NICs, fewer sequences are cut over fewer nodes, too, which leaves nodes
+        uneven.
+    careful: of layouts with about the same estimate the one that needs NICs least is played, too.
+    homes: tokens of shared sequences are at home where GPUs lack tokens (off: evenly).
+    pairs: the keys of two other nodes are attended to in one call of the backward, where that is faster.
+    even: the cuts of the plan played fastest are moved, twice, by what its nodes took, and it is played again.
+    swap: whole sequences are moved then, too.
+    order: the plan is list-scheduled.
+    rivals: a simpler system's plans are taken where a step of them is faster (zbench.systems.nodewise.rivals).
 
     Raises:
         ValueError: a number is not whole and at least 1, chunks are more than 3, or a switch neither true nor false.
@@ -90,94 +106,104 @@ class Nodewise:
         object.__setattr__(self, "simpler", Rivals(self.cost))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        """As few micro-batches as memory allows, each by the placement that was played fastest."""
+        """Plans as few micro-batches as memory allows, each by the placement that was played fastest."""
         rates = Rates.of(self.cost)
-        own = fitting(batch.lengths, self.cost, lambda seqs: self._plans(batch.lengths[seqs], seqs, rates))
+        own = fitting(batch.lengths, self.cost, lambda seqs: self._within_memory(batch.lengths[seqs], seqs, rates))
         return self.simpler.fastest(own, batch) if self.rivals else own
 
-    def _plans(self, lengths: Ints, seqs: Ints, rates: Rates) -> Iterator[Plan]:
-        """The best plan; then, for want of memory, one with tokens spread more evenly; then without kept keys."""
-        mean = -(-int(lengths.sum()) // self.cost.cluster.num_ranks)
-        room = max(capacity_tokens(self.cost), mean)
-        plan = None
-        for most in (room, max(int(TIGHT * room), int(1.02 * mean))):
-            task = self._task(lengths, seqs, rates, most)
-            found, uneven = self._placements(task)
-            if found or uneven:
-                plan = self._played(task, found, uneven)
-                yield plan
-        assert plan is not None, "everything cut evenly always fits the room of the mean"
-        yield reverse(plan.with_(backward=Ops.concatenate([])), "regather")
-
     def _task(self, lengths: Ints, seqs: Ints, rates: Rates, room: int) -> Task:
-        """room: tokens of a GPU."""
+        """What steps 1 to 4 are given. room: tokens of a GPU."""
         cluster = self.cost.cluster
         if not self.heads:  # every GPU is a node of its own
             cluster = replace(cluster, num_nodes=cluster.num_ranks, gpus_per_node=1, nics_per_node=1)
         ranks = cluster.gpus_per_node
-        repack = rates.repack if self.heads else 0.0
-        bins = Bins(cluster.num_nodes, room * ranks, ranks, rates.across, repack, rates.alone)
-        node = Node(ranks, self.cost.model.num_heads, room, self.chunks, self.groups, self.homes)
-        return Task(lengths, seqs, attention_seconds(lengths, self.cost), rates, bins, node)
+        nodes = rates.nodes(cluster.num_nodes, ranks, room * ranks, self.heads)
+        settings = NodeSettings(ranks, self.cost.model.num_heads, room, self.chunks, self.groups, self.homes)
+        return Task(Sequences(lengths, attention_seconds(lengths, self.cost)), seqs, rates, nodes, settings)
 
-    def _placements(self, of: Task) -> tuple[list[Placement], list[Placement]]:
-        """Those with even nodes, and where NICs are full those with uneven ones."""
+    # 1. Across nodes: which nodes a sequence is on.
+    def _place(self, task: Task) -> tuple[list[Placement], list[Placement]]:
+        """Placements with even nodes, and where NICs are full those with uneven ones; the best estimates first."""
         kinds = Kinds(self.fewest, self.front, self.first, self.wide)
-        given, work = (of.lengths, of.attention, of.rates, of.bins), of.attention + of.rates.token * of.lengths
-        found = placements(*given, kinds.even(work, of.bins, self.cost.model.num_heads))
-        full = self.uneven and found and found[0].seconds > found[0].layer  # NICs are
-        uneven = placements(*given, kinds.uneven(work, of.bins)) if full else []
-        return found or placements(*given, [Rule(len(of.lengths), even=True)]), uneven
+        given = task.sequences, task.nodes
+        even = placements(*given, kinds.even(task.work, task.nodes, self.cost.model.num_heads))
+        nics_are_full = even and even[0].seconds > even[0].estimate.layer
+        uneven = placements(*given, kinds.uneven(task.work, task.nodes)) if self.uneven and nics_are_full else []
+        return even or placements(*given, [Rule(len(task.seqs), even=True)]), uneven
 
-    def _played(self, of: Task, found: list[Placement], uneven: list[Placement]) -> Plan:
-        """The plan played fastest, of the layouts chosen and of what is made of them."""
-        spread = chosen(of, found, uneven, self.tries)
+    # 2. Inside nodes: which sequences are shared by a node's GPUs, and how.
+    def _layouts(self, task: Task, even: list[Placement], uneven: list[Placement]) -> list[Layout]:
+        """The layouts that are played, of the placements with the best estimates."""
+        return worth_a_play([task.layout(one) for one in worth_a_look(even, uneven)], self.tries)
+
+    # 3. Order: a layout's operations, in the order in which lanes serve them, are played on the cluster's clock.
+    def _play(self, task: Task, layout: Layout, pairs: bool = False) -> Trial:
+        return task.play(layout, self.cost, pairs)
+
+    # 4. Choice: the plan played fastest, of the layouts and of what is made of them.
+    def _fastest(self, task: Task, even: list[Placement], uneven: list[Placement]) -> Plan:
+        layouts = self._layouts(task, even, uneven)
         if self.tries == 1 and not (self.pairs or self.even or self.order):
-            return of.laid(spread[0], self.cost)
-        best, left = self._best(of, spread, self.operations)
-        another = careful(of, found, spread) if self.careful and left > 0 else None
-        if another is not None and of.played(another, self.cost).seconds < best.seconds:
-            best, _ = self._best(of, [another], left)
+            return task.plan(layouts[0], self.cost)
+        best, left = self._improved(task, layouts, self.operations)
+        another = least_keys(task, even, layouts) if self.careful and left > 0 else None
+        if another is not None and self._play(task, another).seconds < best.seconds:
+            best, _ = self._improved(task, [another], left)
         if self.order:
             ordered, _, parts = scheduled(best.plan, self.cost, best.parts)
             if seconds_of(ordered, parts, self.cost) < best.seconds:
                 return ordered
         return best.plan
 
-    def _best(self, of: Task, layouts: list[Layout], operations: int) -> tuple[Played, int]:
-        """(what is fastest of the layouts and of what is made of the fastest of them, operations that are left)."""
-        best = of.played(layouts[0], self.cost)
+    def _improved(self, task: Task, layouts: list[Layout], operations: int) -> tuple[Trial, int]:
+        """(the fastest of the layouts and of what is made of the fastest of them, operations that are left)."""
+        best = self._play(task, layouts[0])
         left = operations - best.operations
-        for change in self._changes(of, layouts[1:]):
+        for change in self._changes(task, layouts[1:]):
             if left <= 0:
                 break
             changed = change(best)
             if changed is not None:
-                layout, pairs = changed
-                other = of.played(layout, self.cost, pairs)
+                other = self._play(task, *changed)
                 left -= other.operations
                 best = other if other.seconds < best.seconds else best
         return best, left
 
-    def _changes(self, of: Task, others: list[Layout]) -> list[Change]:
-        """From the plan played fastest so far to the next: other layouts, other rows in pairs, cuts moved twice."""
+    def _changes(self, task: Task, others: list[Layout]) -> list[Change]:
+        """From the fastest trial so far to the next: other layouts, other shards in pairs, cuts moved twice."""
 
-        def paired(best: Played) -> tuple[Layout, bool] | None:
-            parts = groups(best.layout.placement.rows, best.layout.placement.rule.wide)
-            counts = np.bincount([best.layout.placement.rows[part[0], 0] for part in parts], minlength=1)
-            return (best.layout, True) if counts.max() > PAIR else None
-
-        def moved(best: Played, alike: bool) -> tuple[Layout, bool] | None:
-            busy = best.busy(self.cost).reshape(of.bins.count, -1).mean(axis=1)
-            given = of.lengths, of.attention, of.rates, of.bins, busy
-            placed = evened(best.layout.placement, *given, alike, self.swap)
-            return None if placed is None else (of.layout(placed), best.pairs)
+        def moved(best: Trial, alike: bool) -> tuple[Layout, bool] | None:
+            busy = best.busy(self.cost).reshape(task.nodes.num_nodes, -1).mean(axis=1)
+            placed = even_out(best.layout.placement, task.sequences, task.nodes, busy, alike, self.swap)
+            return None if placed is None else (task.layout(placed), best.pairs)
 
         changes: list[Change] = [partial(_instead, other) for other in others]
-        changes += [paired] if self.pairs else []
+        changes += [_paired] if self.pairs else []
         return changes + ([partial(moved, alike=alike) for alike in (False, True)] if self.even else [])
 
+    # 5. Memory: how many tokens a GPU may be home of; zbench.systems.common.micro_batches takes what fits.
+    def _within_memory(self, lengths: Ints, seqs: Ints, rates: Rates) -> Iterator[Plan]:
+        """The best plan; then, for want of memory, one with tokens spread more evenly; then without kept keys."""
+        mean = -(-int(lengths.sum()) // self.cost.cluster.num_ranks)
+        room = max(capacity_tokens(self.cost), mean)
+        plan = None
+        for most in (room, max(int(TIGHT * room), int(1.02 * mean))):
+            task = self._task(lengths, seqs, rates, most)
+            even, uneven = self._place(task)
+            if even or uneven:
+                plan = self._fastest(task, even, uneven)
+                yield plan
+        assert plan is not None, "everything cut evenly always fits the room of the mean"
+        yield reverse(plan.with_(backward=Ops.concatenate([])), "regather")
 
-def _instead(other: Layout, best: Played) -> tuple[Layout, bool]:
-    """Whatever was best so far."""
+
+def _instead(other: Layout, best: Trial) -> tuple[Layout, bool]:
+    """Another layout, whatever was best so far."""
     return other, False
+
+
+def _paired(best: Trial) -> tuple[Layout, bool] | None:
+    """The same layout with the keys of two others in one call, where a sequence has so many joint shards."""
+    placed = best.layout.placement
+    joints = join(placed.shards, joint_bounds(placed.shards, placed.rule.wide))
+    return (best.layout, True) if np.bincount(joints["seq"], minlength=1).max() > PAIR else None

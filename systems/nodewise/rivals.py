@@ -1,4 +1,4 @@
-"""Plans of simpler systems, for batches and networks where nodewise's own are no faster. Pure: no torch.
+"""Plans of simpler systems, for batches and networks where nodewise's own are no faster.
 
 nodewise shares heads inside nodes and keys between them. Where networks are narrow, sharing heads between nodes, too,
 or keeping sequences where they are, may be sooner done, and other systems have such plans. They are planned and played
@@ -33,13 +33,13 @@ MOST_RANKS = 256  # beyond it rivals take longer to plan than all the rest
 
 @dataclass(slots=True, eq=False)
 class Rivals:
-    """Simpler systems on `cost`; each is made when it is first asked, as some count what every group costs."""
+    """Holds simpler systems on `cost`; each is made when it is first asked, as some count what every group costs."""
 
     cost: Cost
     made: dict[str, System] = field(default_factory=dict, repr=False)
 
     def fastest(self, own: Plans, batch: Batch) -> Plans:
-        """`own`, or what a simpler system plans where a step of that takes less and fits memory."""
+        """Returns `own`, or what a simpler system plans where a step of that takes less and fits memory."""
         if self.cost.cluster.num_ranks > MOST_RANKS:
             return own
         executor = Simulated(self.cost)
@@ -54,7 +54,7 @@ class Rivals:
         return best
 
     def asked(self, near: float, kept: float) -> Iterator[System]:
-        """Systems that may be faster than a step with these shares."""
+        """Makes the systems that may be faster than a step with these `shares`: (near, kept)."""
         if near < NEAR:
             yield self._system("zeppelin", Zeppelin)
         if near < FAR:
@@ -72,7 +72,7 @@ class Rivals:
 
 
 def shares(result: StepResult) -> tuple[float, float]:
-    """(how near the ceiling a step is, how near the bound the ceiling is)."""
+    """Returns how near the ceiling a step is, and how near the bound the ceiling is."""
     assert result.ceiling_seconds is not None, "a simulated step has a ceiling"
     return result.ceiling_seconds / result.seconds, result.bound_seconds / result.ceiling_seconds
 

@@ -17,12 +17,13 @@ from tests.helpers.oracles import A100, H100, batches, small
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.simulator.simulate import layer_seconds
-from zbench.systems.nodewise.cuts import Bins, Rule, placements
-from zbench.systems.nodewise.pace import BACKWARD, FORWARD, row_cut
-from zbench.systems.nodewise.plan import Layout, laid
+from zbench.systems.nodewise.chunks import shard_cut
+from zbench.systems.nodewise.inside import NodeLayout
+from zbench.systems.nodewise.layout import Layout, make_plan
+from zbench.systems.nodewise.placements import placements
 from zbench.systems.nodewise.planner import Nodewise
-from zbench.systems.nodewise.ranks import Inside
-from zbench.systems.nodewise.work import Rates, attention_seconds
+from zbench.systems.nodewise.rates import Rates, attention_seconds
+from zbench.systems.nodewise.records import BACKWARD, FORWARD, Rule, Sequences
 
 HEADS, EIGHTH = 32, 4
 
@@ -51,27 +52,27 @@ def best_of_family(cost: Cost, batch: Batch, known: float) -> float:
     """Seconds of a layer of the family's fastest plan, or `known` where none is faster; refined."""
     sizes, rates, ranks = batch.lengths, Rates.of(cost), cost.cluster.gpus_per_node
     attention = attention_seconds(sizes, cost)
-    (placed,) = placements(sizes, attention, rates, Bins(1, 10**9, ranks, 0.0, 0.0), [Rule(0)])
+    (placed,) = placements(Sequences(sizes, attention), rates.nodes(1, ranks, 10**9), [Rule(0)])
     heads, homes = compositions(HEADS // EIGHTH, ranks) * EIGHTH, compositions(4, ranks) / 4
     found: list[tuple[float, tuple[int, ...], int, int]] = []
     for where in places(len(sizes), ranks):
         at = np.array(where)
         local = at >= 0
-        load = np.bincount(at[local], (attention + rates.token * sizes)[local], ranks)
+        load = np.bincount(at[local], (attention + rates.token.linear * sizes)[local], ranks)
         if local.all():
             found.append((float(load.max()), where, 0, 0))
             continue
-        work = (attention + rates.repack * sizes)[~local].sum() * heads / HEADS
-        least = load + work[:, None] + rates.token * sizes[~local].sum() * homes
+        work = (attention + rates.token.repack * sizes)[~local].sum() * heads / HEADS
+        least = load + work[:, None] + rates.token.linear * sizes[~local].sum() * homes
         each = least.max(axis=2)
         found += [(float(each[i, j]), where, int(i), int(j)) for i, j in zip(*np.nonzero(each < known), strict=True)]
 
     def played(where: tuple[int, ...], parts: np.ndarray, share: np.ndarray, chunks: int) -> float:
         shared = np.array(where) < 0
         bounds = np.append(0, np.cumsum(parts))[None, :] if shared.any() else np.zeros((0, ranks + 1), np.int64)
-        cuts = np.array([[row_cut(chunks, way)] * len(bounds) for way in (FORWARD, BACKWARD)])
-        one = Inside(np.array(where), np.where(shared, 0, -1), bounds, cuts, share, 0.0)
-        plan = laid(Layout(placed, (one,), 0.0), sizes, np.arange(len(sizes)), cost, chunks)
+        cuts = np.array([[shard_cut(chunks, way)] * len(bounds) for way in (FORWARD, BACKWARD)])
+        one = NodeLayout(np.array(where), np.where(shared, 0, -1), bounds, cuts, share, 0.0)
+        plan = make_plan(Layout(placed, (one,), 0.0), sizes, np.arange(len(sizes)), cost, chunks)
         return layer_seconds(plan, cost, 3)
 
     best, plan = known, None

@@ -14,6 +14,7 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
+from zbench.describe.arrays import Flags
 from zbench.describe.model import TENSOR_NAMES
 from zbench.plans.plan import Column, Ints, Ops, Plan
 from zbench.plans.touches import ACTION, ADD, HI, IS_COPY, LO, PLACE, READ, TAKE, WRITE, scratch, source, touches
@@ -79,7 +80,7 @@ class _Items(NamedTuple):
     order: NDArray[np.int32]
     runs: NDArray[np.int32]
     keys: Ints
-    taken: NDArray[np.bool_]
+    taken: Flags
 
 
 @nb.njit(cache=True)

@@ -1,0 +1,81 @@
+"""A micro-batch to be planned, and what its layouts take when their plans are played."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats
+from zbench.plans.plan import Ints, Plan
+from zbench.simulator.simulate import Programs, programs, steady_seconds
+from zbench.systems.common.layer_seconds import with_collectives
+from zbench.systems.nodewise.layout import Layout, make_layout, make_plan
+from zbench.systems.nodewise.placements import Placement
+from zbench.systems.nodewise.rates import Rates
+from zbench.systems.nodewise.records import Nodes, NodeSettings, Sequences
+
+
+def seconds_of(plan: Plan, parts: Programs, cost: Cost) -> float:
+    """Plays two layers and returns the seconds of one, as the mean over all, with its share of what parameters and
+    gradients add.
+    """
+    return with_collectives(parts, *steady_seconds(plan, cost, parts), cost)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """Holds the sequences of a micro-batch, which of the batch's they are (seqs), and what they are placed on."""
+
+    sequences: Sequences
+    seqs: Ints
+    rates: Rates
+    nodes: Nodes
+    settings: NodeSettings
+
+    @property
+    def work(self) -> Floats:
+        """Returns the seconds that every sequence takes, whole, float64 [n]."""
+        return self.sequences.work(self.rates.token.linear)
+
+    def layout(self, placed: Placement) -> Layout:
+        """Looks into the nodes of a placement."""
+        return make_layout(placed, self.sequences, self.rates, self.settings)
+
+    def plan(self, layout: Layout, cost: Cost, pairs: bool = False) -> Plan:
+        """Makes a layout's plan; pairs: shards attend to the keys of two others in one call of the backward."""
+        return make_plan(layout, self.sequences.tokens, self.seqs, cost, self.settings.chunks, pairs)
+
+    def play(self, layout: Layout, cost: Cost, pairs: bool = False) -> "Trial":
+        """Makes a layout's plan and plays it on the cluster's clock."""
+        plan = self.plan(layout, cost, pairs)
+        parts = programs(plan, cost)
+        return Trial(layout, plan, parts, seconds_of(plan, parts, cost), pairs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """Holds a layout and its plan that was played.
+
+    pairs: whether shards attend to the keys of two others in one call. seconds: of a layer, as `seconds_of` has them.
+    """
+
+    layout: Layout
+    plan: Plan
+    parts: Programs
+    seconds: float
+    pairs: bool
+
+    @property
+    def operations(self) -> int:
+        """Counts the operations that were played."""
+        return len(self.plan.forward) + len(self.plan.backward)
+
+    def busy(self, cost: Cost) -> Floats:
+        """Returns the seconds that every rank computes in a layer as it was played, without recomputation:
+        float64 [num_ranks].
+        """
+        seconds = 3 * cost.linear_seconds(self.plan.tokens_per_rank)
+        for part in self.parts:
+            attends = part.legs.link_a < 0
+            seconds += np.bincount(part.legs.rank[attends], part.busy[attends], len(seconds))
+        return seconds
