@@ -175,7 +175,7 @@ def test_static_best_has_the_runs_free_keys_among_its_own(monkeypatch: pytest.Mo
         asked.append(free)
         return study.Choice({}, {"method": "ring", "degree": 16, "batching": batching, "pack_tokens": 4096}, "")
 
-    monkeypatch.setattr("zbench.systems.static_best.planner.search", search)
+    monkeypatch.setattr("zbench.systems.static_best.planner.search_layouts", search)
     for words in (["free=[recompute]"], ["system.free=[sharding]", "free=[recompute]"]):
         call(monkeypatch, "workload=wikipedia", "system=static_best", "baseline=null", *words)
     assert asked == [["recompute"], ["sharding", "recompute"]]
