@@ -7,6 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zbench.api.functions import bound as bound
+    from zbench.api.functions import compare_runs as compare_runs
+    from zbench.api.functions import load as load
+    from zbench.api.functions import plan as plan
+    from zbench.api.functions import simulate as simulate
+    from zbench.api.functions import verify as verify
     from zbench.planned.step import StepPlans as StepPlans
     from zbench.planned.step import load_plan as load_plan
     from zbench.planned.step import save_plan as save_plan
@@ -19,6 +25,8 @@ _LOCATORS = ",".join(f"zbench.run.stale.{name}" for name in ("Provided", "InTree
 os.environ.setdefault("NUMBA_CACHE_LOCATOR_CLASSES", _LOCATORS)
 # The library's names and where each is: imported on use, so that commands answer at once.
 _HOMES = {
+    "plan": "zbench.api.functions", "verify": "zbench.api.functions", "simulate": "zbench.api.functions",
+    "bound": "zbench.api.functions", "load": "zbench.api.functions", "compare_runs": "zbench.api.functions",
     "StepPlans": "zbench.planned.step", "load_plan": "zbench.planned.step", "save_plan": "zbench.planned.step",
 }  # fmt: skip
 
