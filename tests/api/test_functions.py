@@ -4,6 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,16 +66,16 @@ def test_defaults_are_those_of_the_command() -> None:
         ({"lengths": [5, 0]}, "lengths[1] is 0; it takes a whole number from 1"),
         ({"lengths": [5, 1.5]}, "lengths[1] is 1.5"),
         ({"lengths": [True]}, "lengths[0] is True"),
-        ({"lengths": "12"}, "lengths is a str"),
+        ({"lengths": "12"}, "lengths is of type str"),
         ({"lengths": np.ones((2, 2), np.int64)}, "lengths[0] is [1, 1]"),
         ({"lengths": [2**40]}, "lengths[0] is 1099511627776"),
         ({"cluster": "a800"}, "cluster is 'a800'; it takes one of"),
-        ({"cluster": 5}, "cluster is a int; it takes a name of conf/cluster"),
+        ({"cluster": 5}, "cluster is of type int; it takes a name of conf/cluster"),
         ({"cluster": "no.yaml"}, "cluster is 'no.yaml'; it cannot be read"),
         ({"model": "llama"}, "model is 'llama'; it takes one of"),
         ({"system": "rign"}, "did you mean ring?"),
         ({"system": "static_best"}, "chooses from a workload's batches"),
-        ({"system": object()}, "system is a object; it takes a name"),
+        ({"system": object()}, "system is of type object; it takes a name"),
         ({"system": "ring", "degre": 2}, "system.degre is not a key of system=ring"),
         ({"mask": "odd"}, "mask is 'odd'"),
     ],
@@ -115,10 +116,16 @@ def test_the_page_has_every_function_as_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["plan", "verify", "simulate", "bound"])
 def test_the_examples_run(name: str) -> None:
-    lines = re.findall(r"^        (.*)$", inspect.getdoc(getattr(functions, name)) or "", re.MULTILINE)
-    example = "\n".join(lines) or "\n".join(re.findall(r"^    (\S.*)$", inspect.getdoc(getattr(functions, name)) or "", re.M))
+    found = re.search(r"\n\n((?:    .*\n)+)", inspect.getdoc(getattr(functions, name)) or "")
+    assert found
+    example = textwrap.dedent(found[1])
     assert "zbench." in example
-    exec(example, {"zbench": zbench, "print": lambda *_: None})
+    names = {"zbench": zbench, "print": lambda *_: None}
+    if name in ("plan", "simulate"):
+        names["print"] = lambda *told: heard.extend(told)
+    heard: list[object] = []
+    exec(example, names)
+    assert bool(heard) == (name in ("plan", "simulate"))
 
 
 def test_the_commands_plan_and_simulate(

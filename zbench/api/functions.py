@@ -83,7 +83,7 @@ def simulate(step: StepPlans | Named) -> StepResult:
     Raises:
         ValueError: the file is no plan file (StepPlans.load).
     """
-    found = StepPlans.load(step) if isinstance(step, Named) else _step(step)
+    found = StepPlans.load(step) if isinstance(step, str | os.PathLike) else _step(step)
     return Simulated(found.cost).step(found.batch, found.plans)
 
 
@@ -147,7 +147,7 @@ def checked_lengths(lengths: Lengths) -> Ints:
     """
     values = lengths.tolist() if isinstance(lengths, np.ndarray) else lengths
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ValueError(f"lengths is a {type(lengths).__name__}; it takes a list of tokens, as in [60000, 5000]")
+        raise ValueError(f"lengths is of type {type(lengths).__name__}; it takes a list of tokens, as in [60000, 5000]")
     for number, value in enumerate(values):
         whole = int(value) if isinstance(value, np.integer) else value
         if not is_whole(whole) or not 1 <= whole <= MOST_TOKENS:
@@ -161,5 +161,5 @@ def checked_lengths(lengths: Lengths) -> Ints:
 
 def _step(given: object) -> StepPlans:
     if not isinstance(given, StepPlans):
-        raise ValueError(f"it is a {type(given).__name__}; it takes what zbench.plan or zbench.load returns")
+        raise ValueError(f"the step is of type {type(given).__name__}; it takes what zbench.plan or zbench.load returns")
     return cast(StepPlans, given)

@@ -59,7 +59,7 @@ def cluster_named(given: Named | Cluster, keys: Mapping[str, Any] | None = None)
         return given
     made = _made("cluster", given, keys or {})
     if not isinstance(made, Cluster):
-        raise ValueError(f"cluster is a {type(made).__name__}; it takes a zbench.describe.cluster.Cluster")
+        raise ValueError(f"cluster is of type {type(made).__name__}; it takes a zbench.describe.cluster.Cluster")
     return made
 
 
@@ -72,7 +72,7 @@ def model_named(given: Named | Model, keys: Mapping[str, Any] | None = None, mas
     """
     made = given if isinstance(given, Model) and not keys else _made("model", given, keys or {})
     if not isinstance(made, Model):
-        raise ValueError(f"model is a {type(made).__name__}; it takes a zbench.describe.model.Model")
+        raise ValueError(f"model is of type {type(made).__name__}; it takes a zbench.describe.model.Model")
     return made if mask is None else replace(made, mask=Mask.of(mask))
 
 
@@ -83,11 +83,11 @@ def system_named(given: Named | System, cost: Cost, keys: Mapping[str, Any]) -> 
     Raises:
         ValueError: there is none of that name, a key is none of its, or it does not plan a batch by itself.
     """
-    if not isinstance(given, Named):
+    if not isinstance(given, str | os.PathLike):
         if keys:
             raise ValueError(f"{', '.join(keys)}: keys are of systems by name; one that is made already has its own")
         if not callable(getattr(given, "plan", None)):
-            raise ValueError(f"system is a {type(given).__name__}; it takes a name, a yaml, or an object with plan()")
+            raise ValueError(f"system is of type {type(given).__name__}; it takes a name, a yaml, or an object with plan()")
         return given, type(given).__name__
     name = str(given)
     if package := missing_package(name):
@@ -103,11 +103,11 @@ def system_named(given: Named | System, cost: Cost, keys: Mapping[str, Any]) -> 
 
 
 def _made(group: str, given: object, keys: Mapping[str, Any]) -> Any:
-    if not isinstance(given, Named):
+    if not isinstance(given, str | os.PathLike):
         kind = type(given).__name__
         if keys:
-            raise ValueError(f"{group} is a {kind}; keys are changed of a name or a yaml, of an object by replace")
-        raise ValueError(f"{group} is a {kind}; it takes a name of conf/{group}, the path of a yaml, or a {group}")
+            raise ValueError(f"{group} is of type {kind}; keys are changed of a name or a yaml, of an object by replace")
+        raise ValueError(f"{group} is of type {kind}; it takes a name of conf/{group}, the path of a yaml, or a {group}")
     node = _node(group, given, keys)
     if group == "cluster":
         check_units(node)
