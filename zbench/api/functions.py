@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -161,5 +161,7 @@ def checked_lengths(lengths: Lengths) -> Ints:
 
 def _step(given: object) -> StepPlans:
     if not isinstance(given, StepPlans):
-        raise ValueError(f"the step is of type {type(given).__name__}; it takes what zbench.plan or zbench.load returns")
-    return cast(StepPlans, given)
+        raise ValueError(
+            f"the step is of type {type(given).__name__}; it takes what zbench.plan or zbench.load returns"
+        )
+    return given

@@ -87,13 +87,15 @@ def system_named(given: Named | System, cost: Cost, keys: Mapping[str, Any]) -> 
         if keys:
             raise ValueError(f"{', '.join(keys)}: keys are of systems by name; one that is made already has its own")
         if not callable(getattr(given, "plan", None)):
-            raise ValueError(f"system is of type {type(given).__name__}; it takes a name, a yaml, or an object with plan()")
+            raise ValueError(
+                f"system is of type {type(given).__name__}; it takes a name, a yaml, or an object with plan()"
+            )
         return given, type(given).__name__
     name = str(given)
     if package := missing_package(name):
         raise ValueError(f"system is {name!r}, which needs the package {package}; it is in zbench's extra peers")
     node = _node("system", given, keys)
-    found = make_system(OmegaConf.create({"system": node}), cost, from_yaml)  # type: ignore[arg-type]
+    found = make_system(OmegaConf.create({"system": node}), cost, from_yaml)
     if isinstance(found, Chooses):
         raise ValueError(
             f"system is {name!r}, which chooses from a workload's batches before a run; it takes one that plans a "
@@ -106,12 +108,12 @@ def _made(group: str, given: object, keys: Mapping[str, Any]) -> Any:
     if not isinstance(given, str | os.PathLike):
         kind = type(given).__name__
         if keys:
-            raise ValueError(f"{group} is of type {kind}; keys are changed of a name or a yaml, of an object by replace")
-        raise ValueError(f"{group} is of type {kind}; it takes a name of conf/{group}, the path of a yaml, or a {group}")
+            raise ValueError(f"{group} is of type {kind}; keys are changed of a name or a yaml alone")
+        raise ValueError(f"{group} is of type {kind}; it takes a name of conf/{group}, a yaml's path or a {group}")
     node = _node(group, given, keys)
     if group == "cluster":
         check_units(node)
-    return make_part(from_yaml, OmegaConf.create({group: node}), group)  # type: ignore[arg-type]
+    return make_part(from_yaml, OmegaConf.create({group: node}), group)
 
 
 def _node(group: str, given: Named, keys: Mapping[str, Any]) -> DictConfig:

@@ -7,7 +7,6 @@ import difflib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -17,6 +16,7 @@ from zbench.api.parts import cluster_named, model_named, system_named, told
 from zbench.console.command import Parser
 from zbench.cost.groups import of_gpu
 from zbench.cost.memory import peak_bytes
+from zbench.describe.arrays import Ints
 from zbench.planned.step import StepPlans
 from zbench.run.contract import plans_of
 from zbench.simulator.simulate import Simulated
@@ -37,7 +37,7 @@ def plan_words(words: Sequence[str]) -> int:
     with told():
         chosen, keys, mask = _settings(given.settings)
         chosen |= {group: getattr(given, group) for group in _GROUPS if getattr(given, group) is not None}
-        lengths = checked_lengths(read_lengths(given.lengths, "length"))
+        lengths = _lengths(given.lengths)
         cluster = cluster_named(chosen["cluster"], keys["cluster"])
         step = StepPlans((), lengths, cluster, model_named(chosen["model"], keys["model"], mask))
         system, name = system_named(chosen["system"], step.cost, keys["system"])
@@ -58,6 +58,15 @@ def simulate_words(words: Sequence[str]) -> int:
     rate, share = step.batch.num_tokens / result.seconds, result.bound_seconds / result.seconds
     print(f"simulated: {result.seconds:.4g} s a step, {rate:,.0f} tokens/s, {share:.1%} of the bound")
     return 0
+
+
+def _lengths(path: str) -> Ints:
+    """Reads lengths as the workload lengths_file does; what is wrong is told of LENGTHS and not of its key."""
+    try:
+        return checked_lengths(read_lengths(path, "length"))
+    except ValueError as error:
+        told_of_key = str(error).replace(" (workload.path=FILE)", "")
+        raise ValueError(told_of_key.replace("workload.path is", "LENGTHS is")) from error
 
 
 def _memory(step: StepPlans) -> str:

@@ -95,16 +95,17 @@ class StepPlans:
         Raises:
             ValueError: the message names the first value that differs.
         """
-        for name, ours, asked, values in (
-            ("cluster", self.cluster, cluster, cluster_values),
-            ("model", self.model, model, model_values),
-        ):
-            if asked is not None and ours != asked:
-                where, mine, other = _difference(values(ours), values(asked), name)  # type: ignore[operator]
-                raise ValueError(
-                    f"the plans are for another {name}: {where} is {shown(mine)} in theirs and {shown(other)} in the "
-                    "one asked for"
-                )
+        found = None
+        if cluster is not None and cluster != self.cluster:
+            found = "cluster", _difference(cluster_values(self.cluster), cluster_values(cluster), "cluster")
+        elif model is not None and model != self.model:
+            found = "model", _difference(model_values(self.model), model_values(model), "model")
+        if found is not None:
+            name, (where, mine, other) = found
+            raise ValueError(
+                f"the plans are for another {name}: {where} is {shown(mine)} in theirs and {shown(other)} in the one "
+                "asked for"
+            )
 
     def __str__(self) -> str:
         whole = (

@@ -212,13 +212,13 @@ class _Reader:
         if "num_ranks" not in self.plain:
             raise ValueError(f"the text has no line such as {_FORMS[0]!r}, with which a plan begins")
         sequences = np.array(self.sequences, np.int64).reshape(-1, 2)
-        pieces = np.array(sorted(self.pieces), np.int64).reshape(-1, 4)
+        seq, start, stop, block = np.array(sorted(self.pieces), np.int64).reshape(-1, 4).T.copy()
         part = Pipelines(*np.array(self.pipelines, np.int64).T.copy()) if self.pipelines else None
         return Plan(
             **self.plain,
             lengths=sequences[:, 1].copy(),
             sequences=sequences[:, 0].copy(),
-            blocks=Blocks(*pieces.T.copy(), np.array(self.homes, np.int64)),
+            blocks=Blocks(seq, start, stop, block, np.array(self.homes, np.int64)),
             lists=Lists.of(self.lists["list"]),
             lanes=Lists.of(self.lists["lanes"]),
             forward=_ops(self.ops.get("forward", [])),
