@@ -64,7 +64,7 @@ def cluster_named(given: Named | Cluster, keys: Mapping[str, Any] | None = None)
 
 
 def model_named(given: Named | Model, keys: Mapping[str, Any] | None = None, mask: str | None = None) -> Model:
-    """Returns a model. given: a name of conf/model, the path of a yaml, or a model. keys: changed, dotted. mask: causal,
+    """Returns a model. given: name of conf/model, the path of a yaml, or a model. keys: changed, dotted. mask: causal,
     full or window:N; None: the model's own.
 
     Raises:
