@@ -1,1 +1,1 @@
-"""zbench as a library, and the commands of its own words: plan, simulate and those that lead to other commands."""
+"""The functions of zbench as a library, and the words of its command: plan, simulate, and others that lead on."""

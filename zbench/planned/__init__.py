@@ -1,1 +1,1 @@
-"""What was planned, as files that any language reads: a step's plans with its lengths, cluster and model."""
+"""Planned steps as files that any language reads: plans, their lengths, and the cluster and model they are for."""
