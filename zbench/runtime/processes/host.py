@@ -8,7 +8,7 @@ import torch
 
 from zbench.record.fingerprint import cpu_name
 
-__all__ = ["cpu_name", "driver", "memory_bytes", "measured_peak_bytes", "taken_bytes"]
+__all__ = ["cpu_name", "driver", "measured_peak_bytes", "memory_bytes", "taken_bytes"]
 
 
 def memory_bytes(device: torch.device, described: float) -> int:
