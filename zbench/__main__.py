@@ -11,6 +11,7 @@ from zbench.console.command import FULL, loading, ran, tell_user
 with loading(__name__):
     import contextlib
     import os
+    import re
     import secrets
     import shlex
     import tempfile
@@ -68,8 +69,17 @@ class JobsOutcome:
 
 def main() -> int:
     """Runs the command line and returns its exit code."""
+    if len(sys.argv) > 1 and re.fullmatch(r"\w[\w-]*", sys.argv[1]):  # neither a setting nor a flag
+        return ran(_word, "nothing was written")
     outcome = JobsOutcome(f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}")
     return ran(lambda: _led(outcome), lambda: outcome.kept)
+
+
+def _word() -> int:
+    """Runs the command that the first word names."""
+    from zbench.api.words import run_sub_command
+
+    return run_sub_command(sys.argv[1], sys.argv[2:])
 
 
 def _led(outcome: JobsOutcome) -> int:

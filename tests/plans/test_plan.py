@@ -53,10 +53,16 @@ def test_printing(uneven: Cost) -> None:
     plan = reverse(builder.build(), "keep")
     text = str(plan)
     assert "plan of 1 sequences, 600 tokens, 15 ranks, 15 blocks" in text
-    assert "attend rank 0 q [0] kv [0] heads 0:6" in text
-    assert "transfer kv [14] heads 0:6 rank 14 -> 0" in text
-    assert f"backward: {len(plan.backward)} operations" in text
-    assert "via lanes 0,1" in str(route(plan, uneven)) or not (route(plan, uneven).forward.via >= 0).any()
+    assert "tokens of a rank: 40 to 40; mask causal; heads 6" in text
+    assert "sequences: 0 whole on a rank, 1 cut over up to 15 ranks" in text
+    assert "forward: 435 operations, 225 attends, 210 transfers (210 of kv)" in text
+    assert f"backward (keep): {len(plan.backward)} operations" in text
+    views = [str(view) for view in plan.views(plan.forward)]
+    assert "attend rank 0 q [0] kv [0] heads 0:6" in views
+    assert "transfer kv [14] heads 0:6 rank 14 -> 0" in views
+    routed = route(plan, uneven)
+    spread = [str(view) for view in routed.views(routed.forward)]
+    assert any("via lanes 0,1" in view for view in spread) or not (routed.forward.via >= 0).any()
     many = Attend(0, tuple(range(9)), (0,), (0, 1))
     assert "[0,1,2,3,4,5,... 9]" in str(many)
 

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from tests.helpers.oracles import small
 from zbench import CONF, __main__
 from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.interfaces import study
 from zbench.interfaces.protocols import System
@@ -22,7 +23,6 @@ from zbench.plans.plan import Plan
 from zbench.record.record import Run, read
 from zbench.record.rows import rows
 from zbench.run.fastest import FREE, fastest, free_models
-from zbench.run.parts import make_cost
 from zbench.run.replay import Replay
 from zbench.simulator.simulate import Simulated
 from zbench.systems.dp_balanced import DpBalanced

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.helpers.oracles import H100, small
 from zbench import CONF
 from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.plans.pipelines import Pipelines
-from zbench.run.parts import make_cost
 from zbench.simulator.simulate import Simulated
 from zbench.systems.flexsp.planner import FlexSP
 from zbench.systems.hydraulis.planner import Hydraulis

@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_dir
 from tests.helpers.oracles import small
 from zbench import CONF, __main__
 from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.interfaces import study
@@ -20,7 +21,7 @@ from zbench.proof.verify import verify_step
 from zbench.record.record import read
 from zbench.record.rows import rows
 from zbench.run.chosen import SEED, kept, settled
-from zbench.run.parts import Parts, Settings, make_cost
+from zbench.run.parts import Parts, Settings
 from zbench.run.replay import Replay
 from zbench.simulator.simulate import Simulated
 from zbench.systems.mesh import Mesh

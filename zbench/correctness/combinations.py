@@ -15,9 +15,10 @@ from zbench.correctness.adversarial import KINDS, adversarial_batches
 from zbench.correctness.cover import Combination
 from zbench.correctness.step_check import check_step
 from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
 from zbench.cost.memory import check_memory
 from zbench.run.choices import choices, missing_package
-from zbench.run.parts import make_cost, make_system
+from zbench.run.parts import make_system
 
 GROUPS = ("system", "model", "cluster")
 _SENTENCE = re.compile(r"(system|model|cluster)[\w.]* is [^\n]+[;,] [^\n]+")

@@ -15,6 +15,7 @@ defined by zbench.plans.dataflow and zbench.proof.verify; this module only holds
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from os import PathLike
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -117,14 +118,28 @@ class Plan:
         """Returns an iterator over the operations of a list, for reading and printing."""
         return (self.view(ops, index) for index in range(len(ops)))
 
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the plan into a file of its own (docs/plan_file.md), whole or not at all.
+
+        Raises:
+            ValueError: the file cannot be written, or the plan's arrays are not as they have to be.
+        """
+        import zbench  # the library's own names, which are above this module and imported on use
+
+        zbench.save_plan(self, path)
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> "Plan":
+        """Reads the plan of a file that has one, and proves it.
+
+        Raises:
+            ValueError: the file is none, another version's, broken, has several plans, or its plan is wrong.
+        """
+        import zbench
+
+        return zbench.load_plan(path)
+
     def __str__(self) -> str:
-        lines = [
-            f"plan of {len(self.lengths)} sequences, {int(self.lengths.sum())} tokens, {self.num_ranks} ranks, "
-            f"{len(self.blocks)} blocks"
-        ]
-        for name, ops in (("forward", self.forward), ("backward", self.backward)):
-            lines.append(f"{name}: {len(ops)} operations")
-            lines += [
-                f"  {index:4d} {view}" for index, view in enumerate(self.views(ops.take(np.arange(min(len(ops), 60)))))
-            ]
-        return "\n".join(lines)
+        from zbench.plans.text import summary  # which is about plans, and so imports this module
+
+        return summary(self)

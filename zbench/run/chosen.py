@@ -18,6 +18,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from zbench.cost.job import make_cost
 from zbench.interfaces.abilities import Chooses, HasLimits
 from zbench.interfaces.dealt import undealt
 from zbench.interfaces.protocols import System
@@ -25,7 +26,7 @@ from zbench.interfaces.study import Choice, Study
 from zbench.record.fingerprint import source_digest
 from zbench.run.contract import batch_of, gives
 from zbench.run.fastest import Keys, fastest
-from zbench.run.parts import Parts, make_cost, make_system
+from zbench.run.parts import Parts, make_system
 from zbench.run.target import Make, from_yaml, make_part
 
 SEED = 7_777_777  # of the batches that are looked at; a run of this seed has those of the next one looked at

@@ -7,8 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from zbench.cost.cost import Cost
-from zbench.cost.groups import grouped
-from zbench.cost.stacks import stacked
+from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.cluster import Cluster
@@ -241,16 +240,6 @@ def _world(config: Mapping[str, Any], make: Make, simulated: bool) -> World:
             "one, and what is measured takes world=nominal"
         )
     return world
-
-
-def make_cost(cluster: Cluster, model: Model, simulated: bool = True) -> Cost:
-    """Makes the cost model that planners see: of groups of GPUs and of stages, where the model has such parallelism.
-
-    Raises:
-        ValueError: the cluster or the model cannot be divided so.
-    """
-    cost = grouped(Cost(cluster=cluster, model=model, pipelines=simulated), model.tensor_parallel)
-    return stacked(cost, model.pipeline_parallel)
 
 
 def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -> System:

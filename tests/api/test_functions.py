@@ -1,0 +1,141 @@
+"""The library's functions: what they take and return, what they refuse, and what docs/api.md says of them."""
+
+import inspect
+import re
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+import zbench
+from zbench import __main__
+from zbench.api import functions
+from zbench.api.parts import cluster_named, model_named
+from zbench.proof.verify import OutOfMemory
+from zbench.systems.ring import Ring
+
+ROOT = Path(__file__).parents[2]
+SMALL: Any = {"cluster": "local_2x2", "model": "tiny"}
+FUNCTIONS = ("plan", "verify", "simulate", "bound", "load", "compare_runs")
+
+
+def test_a_plan_is_made_saved_read_and_played(tmp_path: Path) -> None:
+    step = zbench.plan([600, 50, 3], system="nodewise", tries=2, **SMALL)
+    zbench.verify(step)
+    step.save(tmp_path / "p.plan")
+    found = zbench.load(tmp_path / "p.plan", **SMALL)
+    result = zbench.simulate(tmp_path / "p.plan")
+    assert result == zbench.simulate(found) == zbench.simulate(step)
+    assert 0 < zbench.bound([600, 50, 3], **SMALL) == result.bound_seconds <= result.seconds
+    assert "step of 3 sequences, 653 tokens of tiny on local_2x2, planned by nodewise" in str(step)
+
+
+def test_names_yamls_and_objects_are_the_same() -> None:
+    cluster, model = cluster_named("local_2x2"), model_named("tiny")
+    by_name = zbench.plan([600, 50], system="ring", **SMALL)
+    yamls = {group: ROOT / "conf" / group / f"{name}.yaml" for group, name in {**SMALL, "system": "ring"}.items()}
+    by_yaml = zbench.plan(np.array([600, 50]), **yamls)  # type: ignore[arg-type]
+    made = zbench.plan([600, 50], cluster=cluster, model=model, system=Ring(by_name.cost))
+    assert zbench.simulate(by_name) == zbench.simulate(by_yaml) == zbench.simulate(made)
+    assert str(zbench.plan([600], mask="window:8", **SMALL).model.mask) == "window:8"
+
+
+def test_every_cluster_and_model_of_conf_has_a_name() -> None:
+    for path in (ROOT / "conf" / "cluster").glob("*.yaml"):
+        assert cluster_named(path.stem).name == path.stem or path.stem.startswith("desk")
+    assert cluster_named("a800_4x8", {"num_nodes": 2}).num_nodes == 2
+
+
+def test_defaults_are_those_of_the_command() -> None:
+    config = OmegaConf.load(ROOT / "conf" / "config.yaml")
+    chosen = {group: name for entry in config.defaults if OmegaConf.is_dict(entry) for group, name in entry.items()}
+    for name in ("cluster", "model", "system"):
+        assert inspect.signature(zbench.plan).parameters[name].default == chosen[name]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"lengths": []}, "lengths is empty"),
+        ({"lengths": [5, 0]}, "lengths[1] is 0; it takes a whole number from 1"),
+        ({"lengths": [5, 1.5]}, "lengths[1] is 1.5"),
+        ({"lengths": [True]}, "lengths[0] is True"),
+        ({"lengths": "12"}, "lengths is of type str"),
+        ({"lengths": np.ones((2, 2), np.int64)}, "lengths[0] is [1, 1]"),
+        ({"lengths": [2**40]}, "lengths[0] is 1099511627776"),
+        ({"cluster": "a800"}, "cluster is 'a800'; it takes one of"),
+        ({"cluster": 5}, "cluster is of type int; it takes a name of conf/cluster"),
+        ({"cluster": "no.yaml"}, "cluster is 'no.yaml'; it cannot be read"),
+        ({"model": "llama"}, "model is 'llama'; it takes one of"),
+        ({"system": "rign"}, "did you mean ring?"),
+        ({"system": "static_best"}, "chooses from a workload's batches"),
+        ({"system": object()}, "system is of type object; it takes a name"),
+        ({"system": "ring", "degre": 2}, "system.degre is not a key of system=ring"),
+        ({"mask": "odd"}, "mask is 'odd'"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)) as caught:
+        zbench.plan(**{"lengths": [600, 50], **SMALL, **changes})
+    assert "\n" not in str(caught.value)
+
+
+def test_what_does_not_fit_is_told() -> None:
+    cluster = cluster_named("local_2x2")
+    small = replace(cluster, device=replace(cluster.device, memory_bytes=1e6))
+    step = zbench.plan([60], cluster=small, model="tiny", system="ring")
+    with pytest.raises(OutOfMemory, match="GiB"):
+        zbench.verify(step)
+
+
+def test_importing_zbench_imports_nothing_of_weight() -> None:
+    program = "import sys, zbench; assert not {'numpy', 'numba', 'hydra', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+    assert set(FUNCTIONS) <= set(dir(zbench))
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        zbench.nope  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_page_has_every_function_as_it_is(name: str) -> None:
+    function = getattr(functions, name)
+    page = (ROOT / "docs" / "api.md").read_text()
+    found = re.search(rf"^### `zbench\.{name}\((.*?)\)`$", page, re.MULTILINE)
+    assert found, f"docs/api.md has no section of zbench.{name}"
+    parameters = inspect.signature(function).parameters.values()
+    assert [word.strip(" *") for word in re.sub(r"=[^,]*", "", found[1]).split(",") if word.strip(" *")] == [
+        one.name for one in parameters
+    ]
+
+
+@pytest.mark.parametrize("name", ["plan", "verify", "simulate", "bound"])
+def test_the_examples_run(name: str) -> None:
+    found = re.search(r"\n\n((?:    .*\n)+)", inspect.getdoc(getattr(functions, name)) or "")
+    assert found
+    example = textwrap.dedent(found[1])
+    assert "zbench." in example
+    names = {"zbench": zbench, "print": lambda *_: None}
+    if name in ("plan", "simulate"):
+        names["print"] = lambda *told: heard.extend(told)
+    heard: list[object] = []
+    exec(example, names)
+    assert bool(heard) == (name in ("plan", "simulate"))
+
+
+def test_the_commands_plan_and_simulate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "l.txt").write_text("600\n50\n3\n")
+    words = ["cluster=local_2x2", "--model", "tiny", "system=nodewise", "system.tries=2", "--out", str(tmp_path / "p")]
+    monkeypatch.setattr(sys, "argv", ["zbench", "plan", str(tmp_path / "l.txt"), *words])
+    assert __main__.main() == 0
+    monkeypatch.setattr(sys, "argv", ["zbench", "simulate", str(tmp_path / "p")])
+    assert __main__.main() == 0
+    seconds = zbench.simulate(zbench.plan([600, 50, 3], system="nodewise", tries=2, **SMALL)).seconds
+    assert f"simulated: {seconds:.4g} s a step" in capsys.readouterr().out

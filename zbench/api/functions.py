@@ -1,0 +1,167 @@
+"""The library's functions: plan, verify, simulate, bound, load, compare_runs. All are names of `zbench` itself."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from zbench.api.parts import Named, cluster_named, model_named, system_named, told
+from zbench.cost.bound import bound_seconds
+from zbench.cost.job import make_cost
+from zbench.describe.arrays import Ints
+from zbench.describe.checks import is_whole
+from zbench.describe.cluster import Cluster
+from zbench.describe.model import Model
+from zbench.interfaces.protocols import System
+from zbench.interfaces.result import StepResult
+from zbench.planned.step import StepPlans
+from zbench.record.metrics import CONVENTIONS
+from zbench.record.records import read_all
+from zbench.record.rows import Row, rows
+from zbench.run.contract import plans_of
+from zbench.run.price import MOST_TOKENS
+from zbench.simulator.simulate import Simulated
+
+CLUSTER, MODEL, SYSTEM = "a800_4x8", "llama_7b", "zeppelin"  # as in conf/config.yaml
+Lengths = Sequence[int] | Ints
+
+
+def plan(
+    lengths: Lengths,
+    *,
+    cluster: Named | Cluster = CLUSTER,
+    model: Named | Model = MODEL,
+    system: Named | System = SYSTEM,
+    mask: str | None = None,
+    **keys: Any,
+) -> StepPlans:
+    """Plans a training step: which GPU gets which tokens, and what is sent and attended to in what order.
+
+        import zbench
+        step = zbench.plan([60000, 5000, 300], cluster="a800_2x8", model="llama_3b", system="nodewise")
+        print(step)
+        print(zbench.simulate(step).seconds)
+
+    lengths: [num_sequences], tokens of each sequence of the batch. cluster, model, system: a name of conf/, the path of
+    a yaml, or an object. mask: "causal", "full" or "window:N"; None: the model's own. keys: of the system's yaml.
+
+    Returns the plans, proven correct; whether they fit in memory `verify` says.
+
+    Raises:
+        ValueError: a length, name, key or size cannot be, in one sentence.
+        zbench.proof.verify.PlanError: a system of one's own made a wrong plan.
+    """
+    numbers = checked_lengths(lengths)
+    with told():
+        step = StepPlans((), numbers, cluster_named(cluster), model_named(model, mask=mask))
+        planner, name = system_named(system, step.cost, keys)
+        found = replace(step, plans=plans_of(planner, step.batch, step.cost), system=name)
+        found.verify(memory=False)
+    return found
+
+
+def verify(step: StepPlans, memory: bool = True) -> None:
+    """Returns if the plans are correct and, with `memory`, fit the GPUs' memory.
+
+        step = zbench.plan([600, 50, 3], cluster="local_2x2", model="tiny")
+        zbench.verify(step)
+
+    Raises:
+        zbench.proof.verify.PlanError: the first rule broken; OutOfMemory, which is one: a rank's memory is too small.
+    """
+    _step(step).verify(memory)
+
+
+def simulate(step: StepPlans | Named) -> StepResult:
+    """Plays a step on its cluster's clock; the seconds are simulated. step: plans, or the path of a plan file.
+
+        step = zbench.plan([600, 50, 3], cluster="local_2x2", model="tiny")
+        print(zbench.simulate(step).seconds)
+
+    Raises:
+        ValueError: the file is no plan file (StepPlans.load).
+    """
+    found = StepPlans.load(step) if isinstance(step, str | os.PathLike) else _step(step)
+    return Simulated(found.cost).step(found.batch, found.plans)
+
+
+def bound(
+    lengths: Lengths, *, cluster: Named | Cluster = CLUSTER, model: Named | Model = MODEL, mask: str | None = None
+) -> float:
+    """Returns the seconds of a step that no plan of these lengths can beat under the same cost model.
+
+        seconds = zbench.bound([600, 50, 3], cluster="local_2x2", model="tiny")
+
+    Arguments are as of `plan`.
+
+    Raises:
+        ValueError: a length, name or size cannot be, in one sentence.
+    """
+    numbers = checked_lengths(lengths)
+    with told():
+        step = StepPlans((), numbers, cluster_named(cluster), model_named(model, mask=mask))
+        return bound_seconds(step.batch, make_cost(step.cluster, step.model))
+
+
+def load(path: Named, *, cluster: Named | Cluster | None = None, model: Named | Model | None = None) -> StepPlans:
+    """Reads a plan file, and proves its plans. cluster, model: those that the plans have to be for; None: any.
+
+        step = zbench.load("p.plan", cluster="a800_2x8")
+
+    Raises:
+        ValueError: the file is none, broken, another version's, or for another cluster or model.
+    """
+    found = StepPlans.load(path)
+    with told():
+        found.check_for(
+            None if cluster is None else cluster_named(cluster), None if model is None else model_named(model)
+        )
+    return found
+
+
+def compare_runs(*paths: Named, convention: str = "zbench") -> list[Row]:
+    """Returns a row of figures for every run of these records, as `python -m zbench.compare FILE... --json` has them.
+
+        for row in zbench.compare_runs("results/runs.jsonl"):
+            print(row["system"], row["tokens_per_second"])
+
+    convention: how MFU counts FLOPs (docs/metrics.md).
+
+    Raises:
+        ValueError: a file is no record, or there is no such convention.
+    """
+    if convention not in CONVENTIONS:
+        raise ValueError(f"convention is {convention!r}; it takes one of {', '.join(CONVENTIONS)}")
+    if not paths:
+        raise ValueError("compare_runs takes the path of at least one record")
+    return rows(read_all([os.fspath(path) for path in paths]), convention)
+
+
+def checked_lengths(lengths: Lengths) -> Ints:
+    """Returns lengths as int64 [num_sequences].
+
+    Raises:
+        ValueError: they are no list of whole numbers of at least 1, or too many tokens.
+    """
+    values = lengths.tolist() if isinstance(lengths, np.ndarray) else lengths
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ValueError(f"lengths is of type {type(lengths).__name__}; it takes a list of tokens, as in [60000, 5000]")
+    for number, value in enumerate(values):
+        whole = int(value) if isinstance(value, np.integer) else value
+        if not is_whole(whole) or not 1 <= whole <= MOST_TOKENS:
+            raise ValueError(f"lengths[{number}] is {value!r:.60}; it takes a whole number from 1 to {MOST_TOKENS}")
+    if not values:
+        raise ValueError("lengths is empty; a batch has at least one sequence")
+    if sum(map(int, values)) > MOST_TOKENS:
+        raise ValueError(f"lengths adds up to more than {MOST_TOKENS:,} tokens, the most that a batch may have")
+    return np.array(values, np.int64)
+
+
+def _step(given: object) -> StepPlans:
+    if not isinstance(given, StepPlans):
+        raise ValueError(
+            f"the step is of type {type(given).__name__}; it takes what zbench.plan or zbench.load returns"
+        )
+    return given

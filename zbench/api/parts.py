@@ -1,0 +1,156 @@
+"""Clusters, models and systems by name, by yaml or as objects. An edge: yaml is read here, without hydra's state.
+
+A program of the user's own may itself be one of hydra's, so nothing here composes a configuration: a yaml of conf/ is
+read with the device that its `defaults` name.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from zbench import CONF
+from zbench.console.sentence import no_key, not_among, sentence
+from zbench.cost.cost import Cost
+from zbench.describe.cluster import Cluster
+from zbench.describe.mask import Mask
+from zbench.describe.model import Model
+from zbench.interfaces.abilities import Chooses
+from zbench.interfaces.protocols import System
+from zbench.run.choices import CHOOSES, missing_package
+from zbench.run.parts import make_system
+from zbench.run.target import from_yaml, make_part
+from zbench.run.written import check_units
+
+Named = str | os.PathLike[str]
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Turns errors of yaml, omegaconf and hydra into a ValueError of one sentence; all others pass."""
+    try:
+        yield
+    except ValueError as error:
+        if type(error).__module__.split(".")[0] in ("builtins", "zbench"):
+            raise
+        raise ValueError(_sentence(error)) from error
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("omegaconf", "hydra", "yaml"):
+            raise
+        raise ValueError(_sentence(error)) from error
+
+
+def _sentence(error: Exception) -> str:
+    found = sentence(error)
+    return " ".join(str(error).split()) if found is None else found[0]
+
+
+def cluster_named(given: Named | Cluster, keys: Mapping[str, Any] | None = None) -> Cluster:
+    """Returns a cluster. given: a name of conf/cluster, the path of a yaml, or a cluster. keys: changed, dotted.
+
+    Raises:
+        ValueError: there is none of that name, or it cannot be.
+    """
+    if isinstance(given, Cluster) and not keys:
+        return given
+    made = _made("cluster", given, keys or {})
+    if not isinstance(made, Cluster):
+        raise ValueError(f"cluster is of type {type(made).__name__}; it takes a zbench.describe.cluster.Cluster")
+    return made
+
+
+def model_named(given: Named | Model, keys: Mapping[str, Any] | None = None, mask: str | None = None) -> Model:
+    """Returns a model. given: name of conf/model, the path of a yaml, or a model. keys: changed, dotted. mask: causal,
+    full or window:N; None: the model's own.
+
+    Raises:
+        ValueError: there is none of that name, or it cannot be.
+    """
+    made = given if isinstance(given, Model) and not keys else _made("model", given, keys or {})
+    if not isinstance(made, Model):
+        raise ValueError(f"model is of type {type(made).__name__}; it takes a zbench.describe.model.Model")
+    return made if mask is None else replace(made, mask=Mask.of(mask))
+
+
+def system_named(given: Named | System, cost: Cost, keys: Mapping[str, Any]) -> tuple[System, str]:
+    """Returns (a system that plans for `cost`, its name). given: a name of conf/system, the path of a yaml, or a
+    system, which is taken as it is.
+
+    Raises:
+        ValueError: there is none of that name, a key is none of its, or it does not plan a batch by itself.
+    """
+    if not isinstance(given, str | os.PathLike):
+        if keys:
+            raise ValueError(f"{', '.join(keys)}: keys are of systems by name; one that is made already has its own")
+        if not callable(getattr(given, "plan", None)):
+            raise ValueError(
+                f"system is of type {type(given).__name__}; it takes a name, a yaml, or an object with plan()"
+            )
+        return given, type(given).__name__
+    name = str(given)
+    if package := missing_package(name):
+        raise ValueError(f"system is {name!r}, which needs the package {package}; it is in zbench's extra peers")
+    node = _node("system", given, keys)
+    found = make_system(OmegaConf.create({"system": node}), cost, from_yaml)
+    if isinstance(found, Chooses):
+        raise ValueError(
+            f"system is {name!r}, which chooses from a workload's batches before a run; it takes one that plans a "
+            "batch by itself, as mesh or nodewise"
+        )
+    return found, Path(name).stem
+
+
+def _made(group: str, given: object, keys: Mapping[str, Any]) -> Any:
+    if not isinstance(given, str | os.PathLike):
+        kind = type(given).__name__
+        if keys:
+            raise ValueError(f"{group} is of type {kind}; keys are changed of a name or a yaml alone")
+        raise ValueError(f"{group} is of type {kind}; it takes a name of conf/{group}, a yaml's path or a {group}")
+    node = _node(group, given, keys)
+    if group == "cluster":
+        check_units(node)
+    return make_part(from_yaml, OmegaConf.create({group: node}), group)
+
+
+def _node(group: str, given: Named, keys: Mapping[str, Any]) -> DictConfig:
+    """Returns what a yaml says, with its keys changed, every reference resolved."""
+    node = _loaded(group, given)
+    for key, value in keys.items():
+        parent = OmegaConf.select(node, key.rpartition(".")[0]) if "." in key else node
+        if not OmegaConf.is_dict(parent) or key.rpartition(".")[2] not in parent:
+            known = parent if OmegaConf.is_dict(parent) else node
+            raise ValueError(no_key(f"{group}.{key}", f"a key of {group}={given}", map(str, known)))
+        OmegaConf.update(node, key, value)
+    whole = OmegaConf.create({group: node})
+    OmegaConf.resolve(whole)
+    resolved = whole[group]
+    assert isinstance(resolved, DictConfig)
+    return resolved
+
+
+def _loaded(group: str, given: Named) -> DictConfig:
+    path = Path(given)
+    if path.suffix not in (".yaml", ".yml"):
+        names = [one.stem for one in (CONF / group).glob("*.yaml") if one.stem not in CHOOSES]
+        if str(given) not in names and str(given) not in CHOOSES:
+            raise ValueError(not_among(group, str(given), names))
+        path = CONF / group / f"{given}.yaml"
+    try:
+        node = OmegaConf.load(path)
+    except OSError as error:
+        raise ValueError(f"{group} is {str(given)!r}; it cannot be read: {error.strerror}") from error
+    if not isinstance(node, DictConfig):
+        raise ValueError(f"{group} is {str(given)!r}, whose yaml has no keys; it takes those of one of conf/{group}")
+    for entry in node.pop("defaults", []):
+        if entry == "_self_":
+            continue
+        if group != "cluster" or not OmegaConf.is_dict(entry) or list(entry) != ["device"]:
+            raise ValueError(f"{group} is {str(given)!r}, whose defaults have {entry}; here they take a device alone")
+        own = path.parent / "device" / f"{entry['device']}.yaml"
+        device = _loaded("cluster/device", own if own.is_file() else str(entry["device"]))
+        node["device"] = OmegaConf.merge(device, node.get("device") or {})
+    return node

@@ -1,0 +1,138 @@
+"""The command's own words: zbench plan LENGTHS --out FILE, zbench simulate FILE, and those of other commands.
+
+A first word of the command line without `=` is one of these; everything else is a run's settings.
+"""
+
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from zbench.api.functions import CLUSTER, MODEL, SYSTEM, checked_lengths
+from zbench.api.parts import cluster_named, model_named, system_named, told
+from zbench.console.command import Parser
+from zbench.cost.groups import of_gpu
+from zbench.cost.memory import peak_bytes
+from zbench.describe.arrays import Ints
+from zbench.planned.step import StepPlans
+from zbench.run.contract import plans_of
+from zbench.simulator.simulate import Simulated
+from zbench.workloads.read_lengths import read_lengths
+
+_GROUPS = {"cluster": CLUSTER, "model": MODEL, "system": SYSTEM}
+
+
+def plan_words(words: Sequence[str]) -> int:
+    """Plans the lengths of a file and writes a plan file; returns the exit code."""
+    parser = Parser(prog="zbench plan", description="Plans the lengths of a file, and writes the plans into another.")
+    parser.add_argument("lengths", metavar="LENGTHS", help="one length a line (.txt), or .npy, .npz, .jsonl, .parquet")
+    parser.add_argument("--out", required=True, metavar="FILE", help="the plan file to write (docs/plan_file.md)")
+    for group, usual in _GROUPS.items():
+        parser.add_argument(f"--{group}", metavar="NAME", help=f"as {group}=NAME (default {usual})")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="cluster=..., system.KEY=..., mask=...")
+    given = parser.parse_intermixed_args(list(words))
+    with told():
+        chosen, keys, mask = _settings(given.settings)
+        chosen |= {group: getattr(given, group) for group in _GROUPS if getattr(given, group) is not None}
+        lengths = _lengths(given.lengths)
+        cluster = cluster_named(chosen["cluster"], keys["cluster"])
+        step = StepPlans((), lengths, cluster, model_named(chosen["model"], keys["model"], mask))
+        system, name = system_named(chosen["system"], step.cost, keys["system"])
+        step = replace(step, plans=plans_of(system, step.batch, step.cost), system=name)
+        step.verify(memory=False)
+    step.save(given.out)
+    print(f"{step}\n{_memory(step)}\nwritten to {given.out}")
+    return 0
+
+
+def simulate_words(words: Sequence[str]) -> int:
+    """Plays the step of a plan file and tells its figures; returns the exit code."""
+    parser = Parser(prog="zbench simulate", description="Plays the step of a plan file on its cluster's clock.")
+    parser.add_argument("file", metavar="FILE", help="a plan file, as written by zbench plan")
+    step = StepPlans.load(parser.parse_args(list(words)).file)
+    result = Simulated(step.cost).step(step.batch, step.plans)
+    print(f"{step}\n{_memory(step)}")
+    rate, share = step.batch.num_tokens / result.seconds, result.bound_seconds / result.seconds
+    print(f"simulated: {result.seconds:.4g} s a step, {rate:,.0f} tokens/s, {share:.1%} of the bound")
+    return 0
+
+
+def _lengths(path: str) -> Ints:
+    """Reads lengths as the workload lengths_file does; what is wrong is told of LENGTHS and not of its key."""
+    try:
+        return checked_lengths(read_lengths(path, "length"))
+    except ValueError as error:
+        told_of_key = str(error).replace(" (workload.path=FILE)", "")
+        raise ValueError(told_of_key.replace("workload.path is", "LENGTHS is")) from error
+
+
+def _memory(step: StepPlans) -> str:
+    peak = int(of_gpu(peak_bytes(step.plans, step.cost), step.cost.tp).max())
+    capacity = step.cost.cluster.device.memory_bytes / step.cost.tp
+    fits = "" if peak <= capacity else "; it does not fit"
+    return f"memory of the fullest GPU: {peak / 2**30:.1f} of {capacity / 2**30:.1f} GiB{fits}"
+
+
+def _settings(words: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, Any]], str | None]:
+    """Returns (choice of every group, changed keys of every group, mask)."""
+    chosen, mask = dict(_GROUPS), None
+    keys: dict[str, dict[str, Any]] = {group: {} for group in _GROUPS}
+    for word in words:
+        key, equals, value = word.partition("=")
+        group, dot, inner = key.partition(".")
+        if not equals or (group not in _GROUPS and key != "mask"):
+            raise ValueError(
+                f"{word!r} is no setting of zbench plan; it takes cluster=, model=, system=, mask=, and keys such as "
+                "system.KEY=VALUE"
+            )
+        if key == "mask":
+            mask = value
+        elif dot:
+            keys[group][inner] = OmegaConf.select(OmegaConf.from_dotlist([f"value={value}"]), "value")
+        else:
+            chosen[group] = value
+    return chosen, keys, mask
+
+
+def _compare() -> int:
+    from zbench.compare.__main__ import main
+
+    return main()
+
+
+def _report() -> int:
+    from zbench.report.__main__ import main
+
+    return main()
+
+
+def _anchors() -> int:
+    from zbench.anchors.__main__ import main
+
+    return main()
+
+
+_OWN: dict[str, Callable[[Sequence[str]], int]] = {"plan": plan_words, "simulate": simulate_words}
+_OTHERS: dict[str, Callable[[], int]] = {"anchors": _anchors, "compare": _compare, "report": _report}
+
+
+def run_sub_command(word: str, words: Sequence[str]) -> int:
+    """Runs the command of that name with these words; returns its exit code.
+
+    Raises:
+        ValueError: there is no such command.
+    """
+    if word in _OWN:
+        return _OWN[word](words)
+    if word in _OTHERS:
+        sys.argv = [f"zbench {word}", *words]
+        return _OTHERS[word]()
+    names = sorted({*_OWN, *_OTHERS})
+    close = difflib.get_close_matches(word, names, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise ValueError(
+        f"{word!r} cannot be read; settings are written key=value, and commands are {', '.join(names)}{hint}"
+    )
