@@ -106,7 +106,10 @@ def pieces_in_order(lengths: Ints, num_ranks: int) -> Pieces:
 
 def move_attention(pieces: Pieces, lengths: Ints, cost: Cost, tolerance: float) -> Pieces:
     """Returns `pieces` cut and given other workers until no rank attends for longer than 1 + tolerance times the mean,
-    or nothing can be moved away from those that do."""
+    or nothing can be moved away from those that do.
+
+    Where cuts at multiples of SHARD tokens would leave the fullest rank fuller than it was, nothing is moved.
+    """
     model = cost.model
     seconds = block_seconds(pieces.start, pieces.stop, lengths[pieces.seq], cost)
     bytes_of = [model.message_bytes_per_token(tensor, 0, model.num_heads) for tensor in (Q, KV, O)]
@@ -118,7 +121,10 @@ def move_attention(pieces: Pieces, lengths: Ints, cost: Cost, tolerance: float) 
         _Moves(float(tolerance), float(bytes_of[0] + bytes_of[2]), float(bytes_of[1]), SHARD),
     )
     order = np.lexsort((tasks.start, tasks.seq))
-    return Pieces(*(column[order] for column in tasks[:5]))
+    moved = Pieces(*(column[order] for column in tasks[:5]))
+    after = block_seconds(moved.start, moved.stop, lengths[moved.seq], cost)
+    is_fuller = np.bincount(moved.worker, after).max() > (1 + 1e-9) * np.bincount(pieces.home, seconds).max()
+    return pieces if is_fuller else moved
 
 
 class _Tasks(NamedTuple):

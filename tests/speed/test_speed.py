@@ -102,7 +102,7 @@ def test_rivals_are_compared_by_what_they_give(monkeypatch: pytest.MonkeyPatch) 
 
     offered = {"matmul": None, "refusing": Refusing(), "wrong": Wrong(), "right": FlashCPU()}
     offered = {"nan": NotFinite(), "wrong backward": WrongBack(), **offered}
-    monkeypatch.setattr(kernels, "offered", lambda *arguments: offered)
+    monkeypatch.setattr(kernels, "offered_kernels", lambda *arguments: offered)
     monkeypatch.setattr(kernels, "REPEATS", 1)
     found = on_batch(SUBJECT, [9, 4, 9])
     assert list(found) == ["right", "wrong", "refusing", "wrong backward", "nan"]
