@@ -147,7 +147,7 @@ class _Stream(NamedTuple):
 
 
 class _Moves(NamedTuple):
-    """What a move may leave and costs. tolerance: relative to the mean load. q_bytes: of a token that moves, with its
+    """Limits and costs of moves. tolerance: relative to the mean load. q_bytes: of a token that moves, with its
     output. kv_bytes: of a token that is sent. shard: tokens that cuts are multiples of."""
 
     tolerance: float

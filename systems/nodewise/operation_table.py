@@ -141,7 +141,7 @@ def _turn(phase: int, chunk: int, order: int) -> int:
 
 @nb.njit(cache=True)
 def _ends(heads: Ints, cut: int) -> Ints:
-    """Where every GPU's chunks of its heads end: int64 [chunks + 1, P]. Who has all heads exchanges none, cuts none."""
+    """Returns where every GPU's chunks of its heads end: int64 [chunks + 1, P]. A GPU with all heads has one chunk."""
     ends, count = chunk_bounds(cut if len(heads) > 2 else WHOLE), len(heads) - 1
     out = np.empty((len(ends), count), np.int64)
     for c in range(len(ends)):

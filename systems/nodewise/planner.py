@@ -6,7 +6,7 @@ The project's own planner; docs/planner.md describes it, and its steps have the 
 2. Inside nodes: heads and homes of a node's sequences are shared by its GPUs (inside, node_seconds, chunks).
 3. Order: operations are put in the order in which lanes serve them (layout, operations, operation_table).
 4. Choice: the best by estimate are played on the cluster's clock, and the fastest of them is improved (choice, trial,
-   even, swap); rivals are simpler systems whose plans may be faster yet.
+   even); rivals are simpler systems whose plans may be faster yet.
 5. Memory: a batch that does not fit is cut in micro-batches.
 
 The arrays and numbers that go from one to the next are in records.
@@ -112,7 +112,7 @@ class Nodewise:
         return self.simpler.fastest(own, batch) if self.rivals else own
 
     def _task(self, lengths: Ints, seqs: Ints, rates: Rates, room: int) -> Task:
-        """What steps 1 to 4 are given. room: tokens of a GPU."""
+        """The task that steps 1 to 4 are given. room: tokens of a GPU."""
         cluster = self.cost.cluster
         if not self.heads:  # every GPU is a node of its own
             cluster = replace(cluster, num_nodes=cluster.num_ranks, gpus_per_node=1, nics_per_node=1)

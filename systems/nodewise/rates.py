@@ -83,7 +83,7 @@ def _taken(cost: Cost) -> Floats:
 
 
 def _pace(cost: Cost, passes: int, forward: float, sizes: tuple[int, int, int]) -> Pace:
-    """What a layer waits for. sizes: bytes of a token's q, kv and o.
+    """Returns what a layer waits for. sizes: bytes of a token's q, kv and o.
 
     Of the messages inside a node that homes send evenly, a port carries one P-th, and of that one P-th stays: it goes
     to P - 1 peers. On NICs it goes to all GPUs of other nodes, at least P, which have all of a NIC.

@@ -11,7 +11,7 @@ from zbench.systems.zeppelin.gpus import NodeBase, Rings, inside_node, least_wit
 
 
 class _Nodes(NamedTuple):
-    """What is on every node, [num_nodes]. load, held, nic: seconds, tokens and seconds of its NICs.
+    """Loads of nodes, [num_nodes]. load, held, nic: seconds, tokens and seconds of its NICs.
 
     base: [num_nodes, 4], what rings across nodes put on each of its GPUs: NodeBase without `nic`.
     """

@@ -1,7 +1,7 @@
 """The library's functions: plan, verify, simulate, bound, load, compare_runs. All are names of `zbench` itself."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,10 +55,24 @@ def plan(
     """
     numbers = checked_lengths(lengths)
     with told():
-        step = StepPlans((), numbers, cluster_named(cluster), model_named(model, mask=mask))
-        planner, name = system_named(system, step.cost, keys)
-        found = replace(step, plans=plans_of(planner, step.batch, step.cost), system=name)
-        found.verify(memory=False)
+        return planned(numbers, cluster_named(cluster), model_named(model, mask=mask), system, keys)
+
+
+def planned(
+    lengths: Ints, cluster: Cluster, model: Model, system: Named | System, keys: Mapping[str, Any]
+) -> StepPlans:
+    """Has a system plan lengths, int64 [num_sequences], for a cluster and a model, and proves what it plans.
+
+    keys: of the system's yaml, changed.
+
+    Raises:
+        ValueError: there is no such system or key, or the size cannot be.
+        zbench.proof.verify.PlanError: the system made a wrong plan.
+    """
+    step = StepPlans((), lengths, cluster, model)
+    planner, name = system_named(system, step.cost, keys)
+    found = replace(step, plans=plans_of(planner, step.batch, step.cost), system=name)
+    found.verify(memory=False)
     return found
 
 

@@ -6,19 +6,17 @@ A first word of the command line without `=` is one of these; everything else is
 import difflib
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from zbench.api.functions import CLUSTER, MODEL, SYSTEM, checked_lengths
-from zbench.api.parts import cluster_named, model_named, system_named, told
+from zbench.api.functions import CLUSTER, MODEL, SYSTEM, checked_lengths, planned
+from zbench.api.parts import cluster_named, model_named, told
 from zbench.console.command import Parser
 from zbench.cost.groups import of_gpu
 from zbench.cost.memory import peak_bytes
 from zbench.describe.arrays import Ints
 from zbench.planned.step import StepPlans
-from zbench.run.contract import plans_of
 from zbench.simulator.simulate import Simulated
 from zbench.workloads.read_lengths import read_lengths
 
@@ -39,10 +37,8 @@ def plan_words(words: Sequence[str]) -> int:
         chosen |= {group: getattr(given, group) for group in _GROUPS if getattr(given, group) is not None}
         lengths = _lengths(given.lengths)
         cluster = cluster_named(chosen["cluster"], keys["cluster"])
-        step = StepPlans((), lengths, cluster, model_named(chosen["model"], keys["model"], mask))
-        system, name = system_named(chosen["system"], step.cost, keys["system"])
-        step = replace(step, plans=plans_of(system, step.batch, step.cost), system=name)
-        step.verify(memory=False)
+        model = model_named(chosen["model"], keys["model"], mask)
+        step = planned(lengths, cluster, model, chosen["system"], keys["system"])
     step.save(given.out)
     print(f"{step}\n{_memory(step)}\nwritten to {given.out}")
     return 0

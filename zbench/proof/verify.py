@@ -147,7 +147,10 @@ def _step_fault(batch: Batch, plans: tuple[Plan, ...], mask: Mask) -> str:
                 f"{plan.lengths[at]}, and sequence {plan.sequences[at]} has {batch.lengths[plan.sequences[at]]} tokens"
             )
         if plan.mask != mask:
-            return f"micro-batch {index}: plan.mask is {plan.mask}; a step of this model takes the model's, {mask}"
+            return (
+                f"micro-batch {index}: plan.mask is {plan.mask}; a step of this model takes the model's, {mask} "
+                "(Builder takes it as mask=)"
+            )
         times[plan.sequences] += 1
     if (times != 1).any():
         seq = int(np.argmax(times != 1))
