@@ -17,7 +17,7 @@ from zbench.plans.area import work
 from zbench.plans.dataflow import Edges, edges
 from zbench.plans.plan import ATTEND, TRANSFER, Blocks, Lists, Ops, Plan
 from zbench.simulator.clock import Free, LegGraph, Timeline, leg_graph, run_legs
-from zbench.simulator.layers import finished, occupancy
+from zbench.simulator.layers import Modules, finished, occupancy
 from zbench.simulator.legs import copies, legs, proxy
 from zbench.simulator.simulate import prepare
 
@@ -145,7 +145,7 @@ def test_copies_leave_attention_s_links_alone_and_finish_with_their_rank() -> No
     assert (timeline.start == 0).all()  # each has its own GPU or direction
     assert 1e6 * finished(of, timeline, np.zeros(2)) == pytest.approx([1, 2])
     assert sorted(1e6 * free.links[free.links > 0]) == pytest.approx([0.5, 1, 2])
-    _, moving, shown, across = occupancy(of, timeline, np.zeros(2), np.zeros(2))
+    _, moving, shown, across = occupancy(of, timeline, Modules(np.zeros(2), np.full(2, 1e-5), np.zeros(2)))
     assert 1e6 * moving == pytest.approx([1, 2])
     assert 1e6 * shown == pytest.approx([1, 2])
     assert (across == 0).all()

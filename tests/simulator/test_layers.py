@@ -17,7 +17,7 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ring, ulysses_ring
 from zbench.plans.plan import Plan
 from zbench.simulator.clock import LegGraph
-from zbench.simulator.layers import PLAYED, ClockState, Layers, finished, occupancy
+from zbench.simulator.layers import PLAYED, ClockState, Layers, Modules, finished, occupancy
 from zbench.simulator.legs import COMPUTE
 from zbench.simulator.simulate import programs
 
@@ -35,7 +35,7 @@ def all_played(of: LegGraph, linear: np.ndarray, count: int, state: ClockState) 
     for _ in range(count):
         begin = state.ready
         timeline = layers.one(state)
-        sums += np.stack(occupancy(of, timeline, begin, linear))
+        sums += np.stack(occupancy(of, timeline, Modules(begin, state.ready, linear)))
     return sums
 
 
@@ -148,7 +148,8 @@ def test_occupancy_is_the_length_of_unions_of_intervals(case: tuple[Cost, Plan])
         Layers(of, linear, 1).one(state)  # so that the next layer starts unevenly
         begin = state.ready
         timeline = Layers(of, linear, 1).one(state)
-        busy, moving, exposed, across = occupancy(of, timeline, begin, linear)
+        after = state.ready
+        busy, moving, exposed, across = occupancy(of, timeline, Modules(begin, after, linear))
         parts = of.legs
         nics = parts.link_class == NIC
         attend, amount = work(plan, ops)
@@ -157,7 +158,7 @@ def test_occupancy_is_the_length_of_unions_of_intervals(case: tuple[Cost, Plan])
             mine = [i for i in range(len(parts.op)) if rank in (parts.lane_a[i] // parts.lanes, parts.receiver[i])]
             moves = [(timeline.start[i], timeline.release[i]) for i in mine if parts.link_a[i] >= 0]
             computes = [(timeline.start[i], timeline.release[i]) for i in mine if parts.link_a[i] < 0]
-            computes.append((begin[rank], begin[rank] + linear[rank]))
+            computes += [(start[rank], start[rank] + linear[rank]) for start in (begin, after)]
             assert busy[rank] == pytest.approx(seconds[ops.src[attend] == rank].sum(), rel=1e-9)
             assert moving[rank] == pytest.approx(_covered(moves, []), rel=1e-6, abs=1e-12)
             assert exposed[rank] == pytest.approx(_covered(moves, computes), rel=1e-6, abs=1e-12)

@@ -9,19 +9,20 @@ HERE, ACROSS = 0, 1 + NIC  # where an operation's data ends: an attend's; a tran
 
 
 @nb.njit(cache=True)
-def occupied(rows, ops, start, begin, linear, lanes, out):  # type: ignore[no-untyped-def]
+def occupied(rows, ops, start, modules, lanes, out):  # type: ignore[no-untyped-def]
     """Writes, rank by rank, the seconds of attending, transferring, transferring uncovered, and of that across nodes.
 
-    rows: Direct.rows. ops: DirectRows. lanes: for transfers, of a rank: one a direction of every class of links.
+    rows: Direct.rows. ops: DirectRows. modules: zbench.simulator.layers.Modules. lanes: for transfers, of a rank: one a direction of every class of links.
     """
     (offsets, index), src, where, busy = rows, ops.src, ops.where, ops.busy
+    first, following, seconds = modules
     most = 0
-    for rank in range(len(linear)):
+    for rank in range(len(seconds)):
         most = max(most, offsets[rank + 1] - offsets[rank])
-    attends, moves = np.empty((most + 1, 2)), np.empty((most, 3))  # from, to, whether across
+    attends, moves = np.empty((most + 2, 2)), np.empty((most, 3))  # from, to, whether across
     served, count = np.empty((lanes, most), np.int32), np.zeros(lanes, np.int64)  # a rank's transfers, by lane
-    for rank in range(len(linear)):
-        attends[0] = begin[rank], begin[rank] + linear[rank]
+    for rank in range(len(seconds)):
+        attends[0] = first[rank], first[rank] + seconds[rank]
         num, count[:] = 1, 0
         for at in range(offsets[rank], offsets[rank + 1]):
             op = index[at]
@@ -33,6 +34,8 @@ def occupied(rows, ops, start, begin, linear, lanes, out):  # type: ignore[no-un
                 lane = 2 * (where[op] - 1) + (1 if src[op] == rank else 0)
                 served[lane, count[lane]] = op
                 count[lane] += 1
+        attends[num] = following[rank], following[rank] + seconds[rank]
+        num += 1
         total = _merged(served, count, start, busy, where, moves)
         out[1, rank], out[2, rank] = _uncovered(moves[:total], attends[:num], False)
         _, out[3, rank] = _uncovered(moves[:total], attends[:num], True)
@@ -63,7 +66,7 @@ def _merged(served, count, start, busy, where, moves):  # type: ignore[no-untype
 def _uncovered(moves, attends, across):  # type: ignore[no-untyped-def]
     """Returns (length of the union of transfers, of what of it no compute covers); across: only of those across nodes.
 
-    attends: the rank's compute in time order, its linear modules first.
+    attends: the rank's compute in time order, its linear modules first, the next layer's last.
     """
     moved, shown, left, right, place = 0.0, 0.0, 0.0, 0.0, 0  # left, right: the union's open interval
     for index in range(len(moves) + 1):

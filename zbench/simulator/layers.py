@@ -57,6 +57,15 @@ class RankSeconds:
     exposed_nic: Floats
 
 
+class Modules(NamedTuple):
+    """The linear modules round a layer's attention, [num_ranks] each: seconds at which they begin, at which the next
+    layer's begin, which hide what a rank is still sending, and how long they take."""
+
+    begin: Floats
+    following: Floats
+    seconds: Floats
+
+
 @dataclass(frozen=True, slots=True)
 class Layers:
     """Layers to be played: num_layers layers of `linear` seconds per rank, then `attention`."""
@@ -98,8 +107,9 @@ class Layers:
         begin = state.ready
         if isinstance(self.attention, Direct):
             start, state.ready = self.attention.run(begin + self.linear, state.free)
-            return self.attention.occupancy(start, begin, self.linear)
-        return occupancy(self.attention, self.one(state), begin, self.linear)
+            return self.attention.occupancy(start, Modules(begin, state.ready, self.linear))
+        timeline = self.one(state)
+        return occupancy(self.attention, timeline, Modules(begin, state.ready, self.linear))
 
 
 def _equal(a: Floats, b: Floats) -> bool:
@@ -121,21 +131,22 @@ def _finished(lane_a, lane_b, last, done, lanes, out):  # type: ignore[no-untype
             out[rank] = max(out[rank], done[leg])
 
 
-def occupancy(of: LegGraph, timeline: Timeline, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+def occupancy(of: LegGraph, timeline: Timeline, modules: Modules) -> tuple[Floats, Floats, Floats, Floats]:
     """Returns the seconds of one layer, [num_ranks] each: (attending, transferring, transferring with the compute lane
     idle, of that across nodes)."""
-    parts, num_ranks = of.legs, len(linear)
+    parts, num_ranks = of.legs, len(modules.seconds)
     attend = np.flatnonzero(parts.link_a < 0)
     rank = parts.lane_a[attend] // parts.lanes
     assert (parts.lane_a[attend] % parts.lanes == COMPUTE).all()
     busy = np.bincount(rank, weights=of.busy[attend], minlength=num_ranks).astype(np.float64)
-    # Each rank's compute intervals in time order: its linear modules, then its attends, which are in lane order.
+    # Each rank's compute intervals in time order: its linear modules, its attends, which are in lane order, and the next
+    # layer's linear modules.
     mine = attend[np.argsort(rank, kind="stable")]
     bounds = np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=num_ranks))]).astype(np.int64)
     moves = np.flatnonzero(parts.link_a >= 0)
     moves = moves[np.argsort(timeline.start[moves], kind="stable")]
     times = _Moving(parts.lane_a, parts.lane_b, timeline.start, timeline.release, parts.lanes)
-    computing = _Computing(mine, bounds, begin, linear)
+    computing = _Computing(mine, bounds, modules)
     moved, shown = _transferring(moves, times, computing)
     _, across = _transferring(moves[parts.link_class[moves] == NIC], times, computing)
     return busy, moved, shown, across
@@ -152,12 +163,11 @@ class _Moving(NamedTuple):
 
 
 class _Computing(NamedTuple):
-    """attends: legs, rank after rank from `bounds` on. begin, linear: of ranks' linear modules, when and how long."""
+    """attends: legs, rank after rank from `bounds` on."""
 
     attends: Ints
     bounds: Ints
-    begin: Floats
-    linear: Floats
+    modules: Modules
 
 
 @nb.njit(cache=True)
@@ -165,8 +175,8 @@ def _transferring(moves, legs, computing):  # type: ignore[no-untyped-def]
     """Returns per rank the length of the union of its transfers, and of what of it no compute covers; moves by
     start."""
     lane_a, lane_b, start, release, lanes = legs
-    attends, bounds, begin, linear = computing
-    ranks = len(linear)
+    attends, bounds, (first, following, seconds) = computing
+    ranks = len(seconds)
     moved, shown = np.zeros(ranks), np.zeros(ranks)
     left, right = np.zeros(ranks), np.zeros(ranks)  # the union's open interval
     place = bounds[:-1] - 1  # the first compute interval that may reach the open one; bounds[rank] - 1: linear
@@ -185,10 +195,12 @@ def _transferring(moves, legs, computing):  # type: ignore[no-untyped-def]
                 rank = end
             # The open interval is complete: take its length, less the compute that falls into it.
             covered, at = 0.0, place[rank]
-            while at < bounds[rank + 1]:
-                is_linear = at < bounds[rank]
-                a = begin[rank] if is_linear else start[attends[at]]
-                b = a + linear[rank] if is_linear else release[attends[at]]
+            while at <= bounds[rank + 1]:
+                if bounds[rank] <= at < bounds[rank + 1]:
+                    a, b = start[attends[at]], release[attends[at]]
+                else:
+                    a = first[rank] if at < bounds[rank] else following[rank]
+                    b = a + seconds[rank]
                 if b <= left[rank]:
                     place[rank] = at + 1
                 elif a >= right[rank]:
