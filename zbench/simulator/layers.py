@@ -139,8 +139,8 @@ def occupancy(of: LegGraph, timeline: Timeline, modules: Modules) -> tuple[Float
     rank = parts.lane_a[attend] // parts.lanes
     assert (parts.lane_a[attend] % parts.lanes == COMPUTE).all()
     busy = np.bincount(rank, weights=of.busy[attend], minlength=num_ranks).astype(np.float64)
-    # Each rank's compute intervals in time order: its linear modules, its attends, which are in lane order, and the next
-    # layer's linear modules.
+    # Each rank's compute intervals in time order: its linear modules, its attends, which are in lane order, and the
+    # next layer's linear modules.
     mine = attend[np.argsort(rank, kind="stable")]
     bounds = np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=num_ranks))]).astype(np.int64)
     moves = np.flatnonzero(parts.link_a >= 0)
