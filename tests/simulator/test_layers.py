@@ -16,9 +16,9 @@ from zbench.plans.area import work
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ring, ulysses_ring
 from zbench.plans.plan import Plan
-from zbench.simulator.clock import LegGraph
+from zbench.simulator.clock import HopGraph
+from zbench.simulator.hops import COMPUTE
 from zbench.simulator.layers import PLAYED, ClockState, Layers, finished, occupancy
-from zbench.simulator.legs import COMPUTE
 from zbench.simulator.simulate import programs
 
 MANY = 40  # layers
@@ -28,7 +28,7 @@ def zero(cost: Cost) -> ClockState:
     return ClockState.zero(cost.cluster)
 
 
-def all_played(of: LegGraph, linear: np.ndarray, count: int, state: ClockState) -> np.ndarray:
+def all_played(of: HopGraph, linear: np.ndarray, count: int, state: ClockState) -> np.ndarray:
     """Every layer, one by one; returns summed occupancy [4, num_ranks] and leaves the clocks in `state`."""
     sums = np.zeros((4, len(linear)))
     layers = Layers(of, linear, count)
@@ -87,7 +87,7 @@ def test_a_ring_settles_so_the_shortcut_is_exact(seed: int, mode: str) -> None:
 def test_a_routed_ring_is_within_a_few_per_cent(seed: int) -> None:
     """Over 12 seeds up to 4 %, 1.2 % on average.
 
-    Legs of neighbouring transfers compete for links; which goes first shifts from layer to layer.
+    Hops of neighbouring transfers compete for links; which goes first shifts from layer to layer.
     """
     cost, tokens = real(), lengths(seed, 131072)
     builder = Builder(tokens, 32, 32)
@@ -149,7 +149,7 @@ def test_occupancy_is_the_length_of_unions_of_intervals(case: tuple[Cost, Plan])
         begin = state.ready
         timeline = Layers(of, linear, 1).one(state)
         busy, moving, exposed, across = occupancy(of, timeline, begin, linear)
-        parts = of.legs
+        parts = of.hops
         nics = parts.link_class == NIC
         attend, amount = work(plan, ops)
         seconds = cost.attend_seconds(plan, ops, attend, amount, backward)
@@ -184,14 +184,14 @@ def test_a_rank_is_finished_when_all_it_attends_and_receives_is(case: tuple[Cost
     state = zero(cost)
     timeline = Layers(of, linear, 1).one(state)
     ends = linear.copy()
-    parts = of.legs
-    for leg in range(len(parts.op)):
-        if parts.lane_a[leg] % parts.lanes == COMPUTE:
-            rank = parts.lane_a[leg] // parts.lanes
-        elif parts.last[leg]:
-            rank = parts.lane_b[leg] // parts.lanes
+    parts = of.hops
+    for hop in range(len(parts.op)):
+        if parts.lane_a[hop] % parts.lanes == COMPUTE:
+            rank = parts.lane_a[hop] // parts.lanes
+        elif parts.last[hop]:
+            rank = parts.lane_b[hop] // parts.lanes
         else:
             continue
-        ends[rank] = max(ends[rank], timeline.done[leg])
+        ends[rank] = max(ends[rank], timeline.done[hop])
     assert (ends == state.ready).all()
     assert (finished(of, timeline, linear) == ends).all()

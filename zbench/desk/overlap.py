@@ -19,7 +19,7 @@ from zbench.plans.plan import Plan
 from zbench.record.metrics import counted
 from zbench.record.record import Line, Run
 from zbench.record.rows import label
-from zbench.simulator.legs import legs
+from zbench.simulator.hops import hops
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def attention_nic_seconds(plan: Plan, cost: Cost) -> float:
     """
     seconds = 0.0
     for ops in (plan.forward, plan.backward):
-        parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
+        parts = hops(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
         across = parts.link_class == NIC
         size, yes = parts.bytes[across], np.ones(int(across.sum()), bool)
         ends = np.concatenate([parts.link_a[across], parts.link_b[across]])

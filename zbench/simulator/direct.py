@@ -1,9 +1,9 @@
 """Plays in plan order lists of operations of which no two wait for the same link.
 
-Where every transfer is sent directly and every link serves the legs of one lane only, as in a ring, nobody has to be
+Where every transfer is sent directly and every link serves the hops of one lane only, as in a ring, nobody has to be
 asked who comes first at a link: an operation starts when its data is there and its lanes and links have a channel that
 the operations before it leave free. Going through the list once then gives what the event loop of
-zbench.simulator.clock does, to the last bit (tests/simulator/test_direct.py), without legs, queues or followers: a ring
+zbench.simulator.clock does, to the last bit (tests/simulator/test_direct.py), without hops, queues or followers: a ring
 over thousands of ranks fits in memory.
 """
 
@@ -25,7 +25,7 @@ from zbench.plans.plan import ATTEND, Column, Ints, Ops, Plan
 from zbench.plans.touches import by_rank
 from zbench.simulator.clock import Free, take
 from zbench.simulator.direct_occupancy import HERE, occupied
-from zbench.simulator.legs import COMPUTE, RX, TX, class_of, members, ports
+from zbench.simulator.hops import COMPUTE, RX, TX, class_of, members, ports
 
 
 class DirectRows(NamedTuple):
@@ -49,7 +49,7 @@ class LinkRows(NamedTuple):
 
 
 class LaneHistory(NamedTuple):
-    """Past of lanes while a list is played. begun: when each lane started its last leg. peers: to whom a lane's
+    """Past of lanes while a list is played. begun: when each lane started its last hop. peers: to whom a lane's
     channels carried what they last did, -1."""
 
     begun: Floats
@@ -63,7 +63,7 @@ class Direct:
     src, dst: [num_ops]. where: HERE, or 1 + the class of a transfer's links. busy: seconds. [num_ops] each.
     latency: seconds, by `where`. channels: int64, of lanes and links, by `where`. collective: [num_ops], a
         transfer that takes all of them. offsets, producers: the operations that each one waits for, compressed rows.
-    rows: offsets and indices of the operations that each rank takes part in. port: zbench.simulator.legs.ports.
+    rows: offsets and indices of the operations that each rank takes part in. port: zbench.simulator.hops.ports.
     sent: int64 [1 + num_classes, num_ranks], bytes that each rank sends, by `where`; received: likewise.
     """
 
@@ -154,7 +154,7 @@ def places(ops: Ops, cluster: Cluster) -> NDArray[np.int8]:
 
 
 def is_direct(ops: Ops, cluster: Cluster) -> bool:
-    """Returns whether nothing is routed and every link serves the legs of one lane."""
+    """Returns whether nothing is routed and every link serves the hops of one lane."""
     nobody = np.full(2 * cluster.num_nics, -1, np.int64)
     return bool(_alone(ops.kind, ops.src, ops.dst, ops.via, cluster.node_of, cluster.nic_of, nobody))
 

@@ -16,9 +16,9 @@ from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC
 from zbench.plans.plan import Ints
-from zbench.simulator.clock import Free, LegGraph, Timeline, run_legs
+from zbench.simulator.clock import Free, HopGraph, Timeline, run_hops
 from zbench.simulator.direct import Direct
-from zbench.simulator.legs import COMPUTE
+from zbench.simulator.hops import COMPUTE
 
 _SETTLED = 1e-9  # relative: the rounding of sums of a few thousand terms, well below any time of interest
 PLAYED, AVERAGED = 12, 8
@@ -61,7 +61,7 @@ class RankSeconds:
 class Layers:
     """Layers to be played: num_layers layers of `linear` seconds per rank, then `attention`."""
 
-    attention: LegGraph | Direct
+    attention: HopGraph | Direct
     linear: Floats
     num_layers: int
 
@@ -86,10 +86,10 @@ class Layers:
         return RankSeconds(sums[0], count * linear, *sums[1:])
 
     def one(self, state: ClockState) -> Timeline:
-        """Plays one layer, whose attention is a program of legs: linear modules on every rank, then attention."""
-        assert isinstance(self.attention, LegGraph)
+        """Plays one layer, whose attention is a program of hops: linear modules on every rank, then attention."""
+        assert isinstance(self.attention, HopGraph)
         ready = state.ready + self.linear
-        timeline = run_legs(self.attention, ready, state.free)
+        timeline = run_hops(self.attention, ready, state.free)
         state.ready = finished(self.attention, timeline, ready)
         return timeline
 
@@ -106,25 +106,25 @@ def _equal(a: Floats, b: Floats) -> bool:
     return bool(np.abs(a - b).max() <= _SETTLED * np.abs(a).max())
 
 
-def finished(of: LegGraph, timeline: Timeline, ready: Floats) -> Floats:
+def finished(of: HopGraph, timeline: Timeline, ready: Floats) -> Floats:
     """Returns when each rank has everything it attended, and every message sent to it, [num_ranks]."""
     out = ready.copy()
-    _finished(of.legs.lane_a, of.legs.lane_b, of.legs.last, timeline.done, of.legs.lanes, out)
+    _finished(of.hops.lane_a, of.hops.lane_b, of.hops.last, timeline.done, of.hops.lanes, out)
     return out
 
 
 @nb.njit(cache=True)
 def _finished(lane_a, lane_b, last, done, lanes, out):  # type: ignore[no-untyped-def]
-    for leg in range(len(done)):
-        if last[leg]:
-            rank = (lane_a[leg] if lane_b[leg] < 0 else lane_b[leg]) // lanes
-            out[rank] = max(out[rank], done[leg])
+    for hop in range(len(done)):
+        if last[hop]:
+            rank = (lane_a[hop] if lane_b[hop] < 0 else lane_b[hop]) // lanes
+            out[rank] = max(out[rank], done[hop])
 
 
-def occupancy(of: LegGraph, timeline: Timeline, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+def occupancy(of: HopGraph, timeline: Timeline, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """Returns the seconds of one layer, [num_ranks] each: (attending, transferring, transferring with the compute lane
     idle, of that across nodes)."""
-    parts, num_ranks = of.legs, len(linear)
+    parts, num_ranks = of.hops, len(linear)
     attend = np.flatnonzero(parts.link_a < 0)
     rank = parts.lane_a[attend] // parts.lanes
     assert (parts.lane_a[attend] % parts.lanes == COMPUTE).all()
@@ -142,7 +142,7 @@ def occupancy(of: LegGraph, timeline: Timeline, begin: Floats, linear: Floats) -
 
 
 class _Moving(NamedTuple):
-    """Lanes of every leg, and when it takes and frees them; lanes: of a rank."""
+    """Lanes of every hop, and when it takes and frees them; lanes: of a rank."""
 
     lane_a: Ints
     lane_b: Ints
@@ -152,7 +152,7 @@ class _Moving(NamedTuple):
 
 
 class _Computing(NamedTuple):
-    """attends: legs, rank after rank from `bounds` on. begin, linear: of ranks' linear modules, when and how long."""
+    """attends: hops, rank after rank from `bounds` on. begin, linear: of ranks' linear modules, when and how long."""
 
     attends: Ints
     bounds: Ints
@@ -161,10 +161,10 @@ class _Computing(NamedTuple):
 
 
 @nb.njit(cache=True)
-def _transferring(moves, legs, computing):  # type: ignore[no-untyped-def]
+def _transferring(moves, hops, computing):  # type: ignore[no-untyped-def]
     """Returns per rank the length of the union of its transfers, and of what of it no compute covers; moves by
     start."""
-    lane_a, lane_b, start, release, lanes = legs
+    lane_a, lane_b, start, release, lanes = hops
     attends, bounds, begin, linear = computing
     ranks = len(linear)
     moved, shown = np.zeros(ranks), np.zeros(ranks)
@@ -173,13 +173,13 @@ def _transferring(moves, legs, computing):  # type: ignore[no-untyped-def]
     for index in range(len(moves) + 1):
         for end in range(2 if index < len(moves) else ranks):
             if index < len(moves):
-                leg = moves[index]
-                lane = lane_a[leg] if end == 0 else lane_b[leg]
+                hop = moves[index]
+                lane = lane_a[hop] if end == 0 else lane_b[hop]
                 if lane < 0:  # a copy to or from the host
                     continue
                 rank = lane // lanes
-                if start[leg] <= right[rank]:
-                    right[rank] = max(right[rank], release[leg])
+                if start[hop] <= right[rank]:
+                    right[rank] = max(right[rank], release[hop])
                     continue
             else:
                 rank = end
@@ -199,5 +199,5 @@ def _transferring(moves, legs, computing):  # type: ignore[no-untyped-def]
             moved[rank] += right[rank] - left[rank]
             shown[rank] += max(right[rank] - left[rank] - covered, 0.0)  # 0 may be rounded to less
             if index < len(moves):
-                left[rank], right[rank] = start[leg], release[leg]
+                left[rank], right[rank] = start[hop], release[hop]
     return moved, shown

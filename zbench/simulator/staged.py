@@ -19,12 +19,12 @@ from zbench.cost.collective import Sharing
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.plans.plan import Plan
-from zbench.simulator.clock import LegGraph
+from zbench.simulator.clock import HopGraph
 from zbench.simulator.layers import ClockState, Layers, RankSeconds
 from zbench.simulator.one_f_one_b import turns
 from zbench.simulator.totals import Carried, Totals
 
-Programs = tuple[LegGraph, LegGraph]  # of a plan's forward and backward list
+Programs = tuple[HopGraph, HopGraph]  # of a plan's forward and backward list
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from zbench.describe.links import NIC
 from zbench.describe.model import TENSOR_NAMES
 from zbench.plans.plan import Ints, Ops, Plan
 from zbench.runtime.clocks.events import OPTIMIZER, REDUCE
-from zbench.simulator.clock import LegGraph, Timeline
+from zbench.simulator.clock import HopGraph, Timeline
 from zbench.simulator.layers import ClockState, Layers
 from zbench.simulator.simulate import programs
 from zbench.simulator.totals import Carried
@@ -47,7 +47,7 @@ def rank_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
 
 
 def _layers(
-    name: str, plan: Plan, of: LegGraph, state: ClockState, channels: Channels, cost: Cost, place: Event
+    name: str, plan: Plan, of: HopGraph, state: ClockState, channels: Channels, cost: Cost, place: Event
 ) -> Iterator[Event]:
     """Yields the events of one pass, forward, recompute or backward, over all layers."""
     ops, linear = plan.backward if name == "backward" else plan.forward, cost.linear_seconds(plan.tokens_per_rank)
@@ -81,9 +81,9 @@ def _sharing(
 
 
 def _legs(
-    plan: Plan, ops: Ops, of: LegGraph, timeline: Timeline, name: str, channels: Channels, cost: Cost, place: Event
+    plan: Plan, ops: Ops, of: HopGraph, timeline: Timeline, name: str, channels: Channels, cost: Cost, place: Event
 ) -> Iterator[Event]:
-    cluster, parts = cost.cluster, of.legs
+    cluster, parts = cost.cluster, of.hops
     kind, nics = parts.link_class, cluster.nic_of
     moves = np.isin(kind, [NIC, *port_classes(cluster)])
     drawn = _drawn(np.flatnonzero(moves), of, timeline, channels)
@@ -117,9 +117,9 @@ def _legs(
             yield complete_event(TENSOR_NAMES[int(ops.tensor[op])], node, tid, start, seconds, args)
 
 
-def _drawn(moves: Ints, of: LegGraph, timeline: Timeline, channels: Channels) -> dict[int, tuple[int, int]]:
+def _drawn(moves: Ints, of: HopGraph, timeline: Timeline, channels: Channels) -> dict[int, tuple[int, int]]:
     """Returns the channels of the links, sending and receiving, that each of `moves` is drawn on."""
-    parts, found = of.legs, {}
+    parts, found = of.hops, {}
     for leg in moves[np.argsort(timeline.start[moves], kind="stable")].tolist():
         given = float(timeline.start[leg]), float(timeline.release[leg]), bool(parts.whole[leg])
         count = int(parts.channels[leg])

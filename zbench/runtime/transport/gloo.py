@@ -1,8 +1,8 @@
 """Moves messages of a running program over gloo: receives posted ahead, sends from threads of their own.
 
-Every leg of every transfer is one message, named by its leg number. A rank posts its receives in plan order, those from
+Every hop of every transfer is one message, named by its hop number. A rank posts its receives in plan order, those from
 inside the node apart from those across nodes, and has three lanes that send, each in plan order, as the simulator's
-(zbench.simulator.legs): inside the node, across nodes, and through, for what it passes on inside its node on behalf of
+(zbench.simulator.hops): inside the node, across nodes, and through, for what it passes on inside its node on behalf of
 others. In one queue, what passes through would wait behind what the rank itself does not have yet. Since a plan's
 operations only use what earlier ones made, the earliest message that has not arrived can always go on, so nothing
 deadlocks, whatever the plan and however far apart the ranks are.
@@ -26,14 +26,14 @@ from zbench.runtime.transport.transport import Endpoint, Pair, TransportedRun
 
 INSIDE, ACROSS, THROUGH = range(3)
 LANES = 3
-Leg = tuple[int, int, int, int]  # its number, the peer, bytes [begin, end) of the message
+Hop = tuple[int, int, int, int]  # its number, the peer, bytes [begin, end) of the message
 Works = list[tuple[Any, Tensor]]  # of messages, and what they carry
 AHEAD = 8  # receives of a side posted beyond those waited for: enough to keep links busy, few enough to bound memory
 
 
-def _tag(leg: int, job: TransportedRun) -> int:
-    """Tells apart legs, the forward's and the backward's, and a run's from the next one's."""
-    return 4 * leg + 2 * (job.number % 2) + job.tag
+def _tag(hop: int, job: TransportedRun) -> int:
+    """Tells apart hops, the forward's and the backward's, and a run's from the next one's."""
+    return 4 * hop + 2 * (job.number % 2) + job.tag
 
 
 class Arrivals:
@@ -63,7 +63,7 @@ class Arrivals:
             for index in self._queues[side][self._posted[side] : count]:
                 receive = self.receives[index]
                 data = self.data[index] = self.job.place(receive)
-                self._works[index] = self.post.receive(data, receive.peer, _tag(receive.leg, self.job))
+                self._works[index] = self.post.receive(data, receive.peer, _tag(receive.hop, self.job))
                 self._posted[side] += 1
 
     def is_done(self, index: int) -> bool:
@@ -97,10 +97,10 @@ class Parcels:
         sends = job.program.sends
         self._locks = [threading.Lock() for _ in sends]
         self._made: list[Tensor | None] = [None] * len(sends)
-        self._legs = [0 if isinstance(send, Relay) else len(send.legs) for send in sends]  # that are to take it yet
+        self._hops = [0 if isinstance(send, Relay) else len(send.hops) for send in sends]  # that are to take it yet
 
     def take(self, number: int, send: Send) -> Tensor:
-        """Returns the data of send `number`, for one of its legs; once the attends that it needs have run."""
+        """Returns the data of send `number`, for one of its hops; once the attends that it needs have run."""
         with self.progress:
             while self.attended < send.after:
                 self.progress.wait()
@@ -108,8 +108,8 @@ class Parcels:
             data = self._made[number]
             if data is None:
                 data = self._made[number] = self.job.message(send)
-            self._legs[number] -= 1
-            if not self._legs[number]:
+            self._hops[number] -= 1
+            if not self._hops[number]:
                 self._made[number] = None
             return data
 
@@ -125,7 +125,7 @@ class Threaded:
         self.arrivals = Arrivals(post, job)
         self.parcels = Parcels(job, self.progress)
         self.is_done, self.wait = self.arrivals.is_done, self.arrivals.wait
-        self.lanes = [lane for lane in range(LANES) if any(True for _ in self._legs(lane))]
+        self.lanes = [lane for lane in range(LANES) if any(True for _ in self._hops(lane))]
 
     def before(self, attended: int) -> None:
         if attended == 0:
@@ -140,25 +140,25 @@ class Threaded:
         for lane in self.lanes:
             self.sender.finish(lane)
 
-    def _legs(self, lane: int) -> Iterator[tuple[int, Send | Relay, Leg]]:
-        """Yields (number of the send, the send, its leg) of all that a lane sends, in plan order."""
+    def _hops(self, lane: int) -> Iterator[tuple[int, Send | Relay, Hop]]:
+        """Yields (number of the send, the send, its hop) of all that a lane sends, in plan order."""
         across = self.post.peers
         for number, send in enumerate(self.job.program.sends):
             if isinstance(send, Relay):
                 if lane == (ACROSS if across[send.peer] else THROUGH):
-                    yield number, send, (send.leg, send.peer, 0, 0)
+                    yield number, send, (send.hop, send.peer, 0, 0)
                 continue
-            for leg in send.legs:
-                if lane == (ACROSS if across[leg[1]] else INSIDE):
-                    yield number, send, leg
+            for hop in send.hops:
+                if lane == (ACROSS if across[hop[1]] else INSIDE):
+                    yield number, send, hop
 
     def _send_all(self, lane: int) -> None:
         """Sends all of a lane's messages, in the lane's thread."""
         works = []
-        for number, send, (leg, peer, begin, end) in self._legs(lane):
+        for number, send, (hop, peer, begin, end) in self._hops(lane):
             data = self._received(send) if isinstance(send, Relay) else self.parcels.take(number, send)[begin:end]
-            works.append((self.post.send(data, peer, _tag(leg, self.job)), data))
-            self.post.events.send(self.job.number, peer, leg, data.numel())
+            works.append((self.post.send(data, peer, _tag(hop, self.job)), data))
+            self.post.events.send(self.job.number, peer, hop, data.numel())
         self.sender.left(lane, works)
 
     def _received(self, relay: Relay) -> Tensor:

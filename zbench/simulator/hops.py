@@ -1,10 +1,10 @@
-"""Expands operations into legs: what each occupies while it runs.
+"""Expands operations into hops: what each occupies while it runs.
 
-An attend is one leg on its rank's compute lane. A direct transfer is one leg, over the ports that two GPUs of a node
+An attend is one hop on its rank's compute lane. A direct transfer is one hop, over the ports that two GPUs of a node
 have to the innermost domain they share (zbench.describe.links), or over the NICs of two nodes. A routed transfer is cut
-into a share for each lane it is spread over, and a share is up to three legs: dispatch inside the source node, NIC to
-NIC, combine inside the other node. A copy between a GPU and its host is one leg, with no rank at its other end. When
-legs run is zbench.simulator.clock's.
+into a share for each lane it is spread over, and a share is up to three hops: dispatch inside the source node, NIC to
+NIC, combine inside the other node. A copy between a GPU and its host is one hop, with no rank at its other end. When
+hops run is zbench.simulator.clock's.
 """
 
 from dataclasses import dataclass
@@ -23,16 +23,16 @@ COMPUTE, TX, RX, THROUGH_TX, THROUGH_RX = range(5)
 
 
 @dataclass(frozen=True)
-class Legs:
-    """The legs of a list, in plan order (arrays [num_legs]).
+class Hops:
+    """The hops of a list, in plan order (arrays [num_hops]).
 
     op: the operation. rank: whose program starts it. lane_a, lane_b: lanes it occupies (b = -1: only one).
     link_a, link_b: sending and receiving link, -1 for an attend; of a copy to or from the host, a only.
     link_class: of its links, -1 for an attend. bytes: 0 for an attend.
     channels: how many its lanes and links have. whole: it takes all of them, else one.
-    after: the leg before it inside the same routed transfer, -1 if none.
-    first, last: [num_ops + 1] and [num_legs]: the legs of operation i are first[i]:first[i + 1], and
-    whether the operation is complete only when the leg is.
+    after: the hop before it inside the same routed transfer, -1 if none.
+    first, last: [num_ops + 1] and [num_hops]: the hops of operation i are first[i]:first[i + 1], and
+    whether the operation is complete only when the hop is.
     lanes: of a rank; lane i is one of rank i // lanes.
     """
 
@@ -53,7 +53,7 @@ class Legs:
 
     @property
     def receiver(self) -> Ints:
-        """The rank that a leg ends at, int64 [num_legs], -1 of attends and of copies to the host."""
+        """The rank that a hop ends at, int64 [num_hops], -1 of attends and of copies to the host."""
         return self.lane_b // self.lanes
 
 
@@ -86,8 +86,8 @@ def members(cluster: Cluster) -> tuple[Ints, Ints]:
     return np.array([link for link, _ in cluster.levels]), np.stack([ranks // gpus for _, gpus in cluster.levels])
 
 
-def legs(plan: Plan, ops: Ops, op_bytes: Ints, cluster: Cluster) -> Legs:
-    """Expands operations into legs. op_bytes: int64 [num_ops], the message size of every transfer."""
+def hops(plan: Plan, ops: Ops, op_bytes: Ints, cluster: Cluster) -> Hops:
+    """Expands operations into hops. op_bytes: int64 [num_ops], the message size of every transfer."""
     routes = plan.lanes
     if not len(routes):
         routes = type(routes)(np.zeros(2, np.int64), np.zeros(0, np.int64))
@@ -100,10 +100,10 @@ def legs(plan: Plan, ops: Ops, op_bytes: Ints, cluster: Cluster) -> Legs:
     channels = np.where(link_class < 0, 1, each[link_class])
     whole = (ops.collective[op] == 1) | (channels == 1)
     lanes = num_lanes(cluster)
-    return Legs(op, rank, lane_a, lane_b, link_a, link_b, link_class, size, channels, whole, after, first, last, lanes)
+    return Hops(op, rank, lane_a, lane_b, link_a, link_b, link_class, size, channels, whole, after, first, last, lanes)
 
 
-def copies(rank: Ints, size: Ints, sends: Flags, cluster: Cluster) -> Legs:
+def copies(rank: Ints, size: Ints, sends: Flags, cluster: Cluster) -> Hops:
     """Returns copies of `size` bytes between GPUs and their node's host memory, an operation each; sends: to the host.
 
     The link is the GPU's own, each direction by itself. Copies of a direction begin in order, as many at a time as
@@ -119,7 +119,7 @@ def copies(rank: Ints, size: Ints, sends: Flags, cluster: Cluster) -> Legs:
     lane = rank * lanes + 4 * host + np.where(sends, TX, RX)
     link = ports(cluster)[host, rank] + np.where(sends, 0, 1)
     none, queues = np.full(count, -1), np.full(count, cluster.host_queues)
-    return Legs(
+    return Hops(
         np.arange(count), rank, lane, none, link, none, np.full(count, host), size, queues, queues == 1, none,
         np.arange(count + 1), np.ones(count, bool), lanes,
     )  # fmt: skip
@@ -157,7 +157,7 @@ class _Topology(NamedTuple):
 
 @nb.njit(cache=True)
 def _expand(ops, routes, topology):  # type: ignore[no-untyped-def]
-    """The fields of Legs in order but for channels, whole and lanes. routes: offsets and items of Plan.lanes."""
+    """The fields of Hops in order but for channels, whole and lanes. routes: offsets and items of Plan.lanes."""
     kind, src, dst, size, via = ops
     route_offsets, route_items = routes
     classes, member, port, nic, per_node, nics = topology
