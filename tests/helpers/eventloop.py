@@ -50,7 +50,7 @@ class Hop:
 
     op: int
     rank: int
-    lanes: list[tuple]
+    queues: list[tuple]
     links: list[tuple]
     busy: float
     latency: float
@@ -103,11 +103,11 @@ def make_hops(plan: Plan, ops: Ops, cluster: Cluster, seconds: list[float], size
         inside = src // cluster.gpus_per_node == dst // cluster.gpus_per_node
         if inside or not op.via:
             kind, rate, latency, channels = nearest(cluster, src, dst)
-            lanes = [(src, kind, "tx"), (dst, kind, "rx")]
+            queues = [(src, kind, "tx"), (dst, kind, "rx")]
             links = [link(kind, src, "tx"), link(kind, dst, "rx")]
             whole = op.collective or channels == 1
             seconds_busy = (1 if whole else channels) * (number / rate)
-            hops.append(Hop(index, src, lanes, links, seconds_busy, latency, True, channels, whole))
+            hops.append(Hop(index, src, queues, links, seconds_busy, latency, True, channels, whole))
             continue
         for place, lane in enumerate(op.via):
             share = number * (place + 1) // len(op.via) - number * place // len(op.via)
@@ -122,12 +122,12 @@ def make_hops(plan: Plan, ops: Ops, cluster: Cluster, seconds: list[float], size
             for place_on_path, (a, b, leaves, enters) in enumerate(path):
                 after = len(hops) - 1 if place_on_path else -1
                 kind, rate, latency, channels = nearest(cluster, a, b)
-                lane_a, lane_b, busy = (a, kind, leaves), (b, kind, enters), share / rate
+                queue_a, queue_b, busy = (a, kind, leaves), (b, kind, enters), share / rate
                 links = [link(kind, a, "tx"), link(kind, b, "rx")]
                 last = place_on_path == len(path) - 1
                 whole = op.collective or channels == 1
                 busy = (1 if whole else channels) * busy
-                hops.append(Hop(index, a, [lane_a, lane_b], links, busy, latency, last, channels, whole, after))
+                hops.append(Hop(index, a, [queue_a, queue_b], links, busy, latency, last, channels, whole, after))
     return hops
 
 
@@ -144,8 +144,8 @@ def simulate(hops: list[Hop], edges: set[tuple[int, int]], ready: list[float] | 
     for index, hop in enumerate(hops):
         first = hop.after < 0
         hop.needs = [end for op in producers.get(hop.op, []) for end in ends[op]] if first else [hop.after]
-        for lane in hop.lanes:
-            queues.setdefault(lane, []).append(index)
+        for queue in hop.queues:
+            queues.setdefault(queue, []).append(index)
     before: dict[int, list[int]] = {index: [] for index in range(len(hops))}  # started; of one pair: ended
     same_pair: dict[int, list[int]] = {index: [] for index in range(len(hops))}
     for queue in queues.values():
@@ -154,13 +154,13 @@ def simulate(hops: list[Hop], edges: set[tuple[int, int]], ready: list[float] | 
     pairs: dict[tuple, list[int]] = {}
     for index, hop in enumerate(hops):
         if hop.channels > 1:
-            same_pair[index] = list(pairs.setdefault(tuple(hop.lanes), []))
-            pairs[tuple(hop.lanes)].append(index)
+            same_pair[index] = list(pairs.setdefault(tuple(hop.queues), []))
+            pairs[tuple(hop.queues)].append(index)
 
     def release(hop: Hop) -> float:
         return hop.start + hop.busy
 
-    using: dict[tuple, list[int]] = {}  # lanes and links -> the hops that have been on them
+    using: dict[tuple, list[int]] = {}  # queues and links -> the hops that have been on them
 
     def has_room(hop: Hop, place: tuple, now: float) -> bool:
         taken = sum(
@@ -182,12 +182,12 @@ def simulate(hops: list[Hop], edges: set[tuple[int, int]], ready: list[float] | 
                 and all(hops[n].start >= 0 and release(hops[n]) + hops[n].latency <= now for n in hop.needs)
                 and all(hops[n].start >= 0 for n in before[index])
                 and all(release(hops[n]) <= now for n in same_pair[index])
-                and all(has_room(hop, place, now) for place in (*hop.lanes, *hop.links))
+                and all(has_room(hop, place, now) for place in (*hop.queues, *hop.links))
             )
             if can:
                 hop.start = now
                 waiting.remove(index)
-                for place in (*hop.lanes, *hop.links):
+                for place in (*hop.queues, *hop.links):
                     using.setdefault(place, []).append(index)
                 heapq.heappush(times, release(hop))
                 heapq.heappush(times, release(hop) + hop.latency)

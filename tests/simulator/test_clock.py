@@ -58,7 +58,7 @@ def test_every_hop_starts_when_the_plain_event_loop_starts_it(
 
 
 @given(cases())
-def test_lanes_keep_plan_order_and_channels_are_enough(case: tuple[Cost, Plan]) -> None:
+def test_queues_keep_plan_order_and_channels_are_enough(case: tuple[Cost, Plan]) -> None:
     cost, plan = case
     for ops, backward in ((plan.forward, False), (plan.backward, True)):
         of, timeline = play(cost, plan, ops, backward)
@@ -67,17 +67,17 @@ def test_lanes_keep_plan_order_and_channels_are_enough(case: tuple[Cost, Plan]) 
         assert np.array_equal(timeline.release, timeline.start + of.busy)
         assert np.array_equal(timeline.done, timeline.release + of.latency)
         width = np.where(parts.whole, parts.channels, 1)
-        for lane in _used(parts.lane_a, parts.lane_b).values():  # ascending hop index is plan order
-            assert (np.diff(timeline.start[lane]) >= 0).all()
-        for place in (*_used(parts.lane_a, parts.lane_b).values(), *_used(parts.link_a, parts.link_b).values()):
+        for queue in _used(parts.queue_a, parts.queue_b).values():  # ascending hop index is plan order
+            assert (np.diff(timeline.start[queue]) >= 0).all()
+        for place in (*_used(parts.queue_a, parts.queue_b).values(), *_used(parts.link_a, parts.link_b).values()):
             begin, end = timeline.start[place], timeline.release[place]
             under_way = (begin[:, None] >= begin) & (begin[:, None] < end)  # at the start of each, which others
             assert (under_way @ width[place] <= parts.channels[place]).all()
         pairs: dict[tuple[int, int], float] = {}
         for hop in np.flatnonzero(parts.link_a >= 0).tolist():
-            lanes = (int(parts.lane_a[hop]), int(parts.lane_b[hop]))
-            assert timeline.start[hop] >= pairs.get(lanes, 0.0)
-            pairs[lanes] = float(timeline.release[hop])
+            queues = (int(parts.queue_a[hop]), int(parts.queue_b[hop]))
+            assert timeline.start[hop] >= pairs.get(queues, 0.0)
+            pairs[queues] = float(timeline.release[hop])
 
 
 def test_one_message_has_a_channel_and_a_collective_the_link() -> None:
@@ -192,7 +192,7 @@ def test_hops_carry_every_byte_once_between_the_right_ranks(case: tuple[Cost, Pl
         arrived = np.bincount(parts.op[parts.last], weights=parts.bytes[parts.last], minlength=len(ops))
         assert np.array_equal(arrived, size)
         inside = (parts.link_a >= 0) & ~nic
-        sender, receiver = parts.lane_a[inside] // parts.lanes, parts.receiver[inside]
+        sender, receiver = parts.queue_a[inside] // parts.queues, parts.receiver[inside]
         assert np.array_equal(cluster.node_of[sender], cluster.node_of[receiver])
         assert (parts.link_b[parts.link_a >= 0] >= 0).all()
         assert ((parts.link_a < 0) == (ops.kind[parts.op] == ATTEND)).all()
@@ -231,13 +231,13 @@ def test_everything_at_half_the_speed_takes_twice_the_time(case: tuple[Cost, Pla
 
 
 @given(cases(nodes=2, gpus=4))
-def test_the_makespan_is_at_least_every_lane_and_every_chain(case: tuple[Cost, Plan]) -> None:
+def test_the_makespan_is_at_least_every_queue_and_every_chain(case: tuple[Cost, Plan]) -> None:
     cost, plan = case
     of, timeline = play(cost, plan, plan.backward, True)
     end = float(timeline.done.max())
     alone = of.busy / np.where(of.hops.whole, 1, of.hops.channels)
-    for lane in _used(of.hops.lane_a, of.hops.lane_b).values():
-        assert alone[lane].sum() <= end * (1 + 1e-12)
+    for queue in _used(of.hops.queue_a, of.hops.queue_b).values():
+        assert alone[queue].sum() <= end * (1 + 1e-12)
     longest = np.zeros(len(of.busy))
     for hop in range(len(of.busy)):  # followers come later in plan order
         longest[hop] += of.busy[hop] + of.latency[hop]

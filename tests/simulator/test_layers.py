@@ -134,7 +134,7 @@ def test_few_layers_are_all_played() -> None:
             all_played(of, linear, count, slow)
             Layers(of, linear, count).play(fast)
             assert (slow.ready == fast.ready).all()
-            assert (slow.free.lanes == fast.free.lanes).all()
+            assert (slow.free.queues == fast.free.queues).all()
             assert (slow.free.links == fast.free.links).all()
     assert PLAYED > 3
 
@@ -154,7 +154,7 @@ def test_occupancy_is_the_length_of_unions_of_intervals(case: tuple[Cost, Plan])
         attend, amount = work(plan, ops)
         seconds = cost.attend_seconds(plan, ops, attend, amount, backward)
         for rank in range(cost.cluster.num_ranks):
-            mine = [i for i in range(len(parts.op)) if rank in (parts.lane_a[i] // parts.lanes, parts.receiver[i])]
+            mine = [i for i in range(len(parts.op)) if rank in (parts.queue_a[i] // parts.queues, parts.receiver[i])]
             moves = [(timeline.start[i], timeline.release[i]) for i in mine if parts.link_a[i] >= 0]
             computes = [(timeline.start[i], timeline.release[i]) for i in mine if parts.link_a[i] < 0]
             computes.append((begin[rank], begin[rank] + linear[rank]))
@@ -186,10 +186,10 @@ def test_a_rank_is_finished_when_all_it_attends_and_receives_is(case: tuple[Cost
     ends = linear.copy()
     parts = of.hops
     for hop in range(len(parts.op)):
-        if parts.lane_a[hop] % parts.lanes == COMPUTE:
-            rank = parts.lane_a[hop] // parts.lanes
+        if parts.queue_a[hop] % parts.queues == COMPUTE:
+            rank = parts.queue_a[hop] // parts.queues
         elif parts.last[hop]:
-            rank = parts.lane_b[hop] // parts.lanes
+            rank = parts.queue_b[hop] // parts.queues
         else:
             continue
         ends[rank] = max(ends[rank], timeline.done[hop])

@@ -68,7 +68,7 @@ def attention_nic_seconds(plan: Plan, cost: Cost) -> float:
         ends = np.concatenate([parts.link_a[across], parts.link_b[across]])
         carried = np.bincount(ends, weights=np.tile(size, 2), minlength=1)
         alone = np.where(parts.whole[across], cost.transfer_seconds(size, yes), cost.message_seconds(size, yes))
-        pair = np.unique(np.stack([parts.lane_a[across], parts.lane_b[across]]), axis=1, return_inverse=True)[1]
+        pair = np.unique(np.stack([parts.queue_a[across], parts.queue_b[across]]), axis=1, return_inverse=True)[1]
         busiest = cost.nic_transfer_seconds(float(carried.max()))
         seconds += max(busiest, float(np.bincount(pair, alone, 1).max()))
     return cost.model.num_layers * seconds

@@ -1,13 +1,13 @@
 """Order: list-schedule transfers and attends together by predicted time.
 
-Lanes serve their operations in plan order, so an operation that waits for late data blocks those
+Queues serve their operations in plan order, so an operation that waits for late data blocks those
 behind it. This rewrite replays both lists on the described cluster with free choice: of all hops
 whose data is decided, the one that can start earliest goes next, among equals the one with the
 longest path still behind it. The order of starting becomes the plan's order. Ordering the attends
-alone would be worse: a lane of transfers in the old order then holds up the new attends.
+alone would be worse: a queue of transfers in the old order then holds up the new attends.
 
 A list keeps the order it has where the clock plays that as fast. Free choice never waits, so a long local
-attend can start just before data arrives that others depend on; and the hops of routed transfers, which lanes
+attend can start just before data arrives that others depend on; and the hops of routed transfers, which queues
 serve in the order of their transfers, come in another order than they were scheduled in.
 """
 
@@ -47,7 +47,7 @@ def _ordered(
 ) -> tuple[Ops, float, HopGraph]:
     parts, clear = of.hops, Free.zero(cost.cluster)
     turn = _list_schedule(
-        parts.op, of.pair, of.rows, of.following, ready, np.zeros(len(ops), np.bool_), clear.lanes, clear.links
+        parts.op, of.pair, of.rows, of.following, ready, np.zeros(len(ops), np.bool_), clear.queues, clear.links
     )
     free = ops.take(turn)
     again = _program(plan, free, backward, cost)
@@ -68,12 +68,12 @@ def _end(of: HopGraph, ready: np.ndarray, cost: Cost) -> float:
 
 
 @nb.njit(cache=True)
-def _list_schedule(op, pair, rows, following, rank_ready, seen, lane_free, link_free):  # type: ignore[no-untyped-def]
+def _list_schedule(op, pair, rows, following, rank_ready, seen, queue_free, link_free):  # type: ignore[no-untyped-def]
     """int64 [num_ops]: the operations by when they are started. op, pair: of every hop, as in Hops and HopGraph.
 
     rows: HopRows. following: Followers. seen: bool [num_ops], all False.
     """
-    rank, lane_a, lane_b, link_a, link_b, channels, slot, busy, latency = rows
+    rank, queue_a, queue_b, link_a, link_b, channels, slot, busy, latency = rows
     offsets, followers = following.offsets, following.followers
     num_hops = len(op)
     waits = np.zeros(num_hops, np.int64)
@@ -86,30 +86,30 @@ def _list_schedule(op, pair, rows, following, rank_ready, seen, lane_free, link_
         tail[hop] += busy[hop] + latency[hop]
     pair_free = np.zeros(pair.max() + 1)
     ready = rank_ready[rank]
-    queue = [(0.0, 0.0, 0) for _ in range(0)]
+    heap = [(0.0, 0.0, 0) for _ in range(0)]
     for hop in range(num_hops):
         if waits[hop] == 0:
-            heapq.heappush(queue, (ready[hop], -tail[hop], hop))
+            heapq.heappush(heap, (ready[hop], -tail[hop], hop))
     turn, placed = np.empty(len(seen), np.int64), 0
-    while len(queue):
-        at_time, priority, hop = heapq.heappop(queue)
+    while len(heap):
+        at_time, priority, hop = heapq.heappop(heap)
         k, s = channels[hop], slot[hop]
-        start = max(ready[hop], lane_free[lane_a[hop], s])
-        if lane_b[hop] >= 0:
-            start = max(start, lane_free[lane_b[hop], s], link_free[link_a[hop], s], link_free[link_b[hop], s])
+        start = max(ready[hop], queue_free[queue_a[hop], s])
+        if queue_b[hop] >= 0:
+            start = max(start, queue_free[queue_b[hop], s], link_free[link_a[hop], s], link_free[link_b[hop], s])
         if pair[hop] >= 0:
             start = max(start, pair_free[pair[hop]])
-        if start > at_time:  # a lane or link was taken meanwhile
-            heapq.heappush(queue, (start, priority, hop))
+        if start > at_time:  # a queue or link was taken meanwhile
+            heapq.heappush(heap, (start, priority, hop))
             continue
         if not seen[op[hop]]:
             seen[op[hop]] = True
             turn[placed] = op[hop]
             placed += 1
         release = start + busy[hop]
-        take(lane_free, lane_a[hop], k, s, release)
-        if lane_b[hop] >= 0:
-            take(lane_free, lane_b[hop], k, s, release)
+        take(queue_free, queue_a[hop], k, s, release)
+        if queue_b[hop] >= 0:
+            take(queue_free, queue_b[hop], k, s, release)
             take(link_free, link_a[hop], k, s, release)
             take(link_free, link_b[hop], k, s, release)
         if pair[hop] >= 0:
@@ -119,5 +119,5 @@ def _list_schedule(op, pair, rows, following, rank_ready, seen, lane_free, link_
             ready[follower] = max(ready[follower], release + latency[hop])
             waits[follower] -= 1
             if waits[follower] == 0:
-                heapq.heappush(queue, (ready[follower], -tail[follower], follower))
+                heapq.heappush(heap, (ready[follower], -tail[follower], follower))
     return turn

@@ -68,19 +68,19 @@ def measured_timeline(events: Sequence[Event], plans: tuple[Plan, ...], cost: Co
     """
     runs = None if cost is None else _Runs.among(events, plans, cost)
     columns = Columns()
-    lanes = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
-    tracks = [name for place in sorted(lanes) for name in (lanes[place], f"{lanes[place]} receives")]
+    named = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    tracks = [name for place in sorted(named) for name in (named[place], f"{named[place]} receives")]
     number = {name: i for i, name in enumerate(tracks)}
     for event in events:
         if len(columns) == MOST_EVENTS:
             return None
         if event["ph"] == "X":
-            _span(columns, number[lanes[event["pid"], event["tid"]]], event, runs)
+            _span(columns, number[named[event["pid"], event["tid"]]], event, runs)
     for begin, end in _messages(events):
         if len(columns) == MOST_EVENTS:
             return None
         _message(columns, number, begin, end["ts"] - begin["ts"], runs)
-    per_node = 2 * sum(node == 0 for node, _ in lanes)
+    per_node = 2 * sum(node == 0 for node, _ in named)
     return {"measured": True, "pipelines": False, "tracks": tracks, "per_node": per_node, **columns.table(plans)}
 
 

@@ -1,17 +1,17 @@
 """The clock: when every hop runs on a described cluster.
 
-A hop (zbench.simulator.hops) waits for its data, for its **lanes** and for its **links**:
+A hop (zbench.simulator.hops) waits for its data, for its **queues** and for its **links**:
 
 - a link is a GPU's port to one of the domains it is in or to its host, or a NIC, each direction by itself, of k
   channels (Cluster.links) with an equal share of its bandwidth. A message takes one channel of the sending and one of
   the receiving link, so that to one peer alone it has a k-th of the bandwidth; a collective's takes all of both. Of the
   hops that wait, the first that finds both free goes (ties: plan order), so a link never idles for a hop that waits
   elsewhere;
-- a lane belongs to a rank and starts its hops in plan order, as many at a time as its links have channels. Each rank
-  has a compute lane and, for every class of links, one a direction for transfers of its own and one for what it passes
-  on for others. Messages from one lane to one other lane go one after another.
+- a queue belongs to a rank and starts its hops in plan order, as many at a time as its links have channels. Each rank
+  has a compute queue and, for every class of links, one a direction for transfers of its own and one for what it passes
+  on for others. Messages from one queue to one other queue go one after another.
 
-`run_hops` is an event loop over hops. It is exact for these rules: no time is ever revised. Free times of a lane or a
+`run_hops` is an event loop over hops. It is exact for these rules: no time is ever revised. Free times of a queue or a
 link are a row with a channel each, ascending: a message takes the channel that is free first.
 """
 
@@ -26,12 +26,12 @@ from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
 from zbench.plans.dataflow import Edges
 from zbench.plans.plan import Ints
-from zbench.simulator.hops import Hops, num_lanes, num_links
+from zbench.simulator.hops import Hops, num_links, num_queues
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """When every hop runs: start, release, done: seconds [num_hops]: taken lanes and links, freed them, data
+    """When every hop runs: start, release, done: seconds [num_hops]: taken queues and links, freed them, data
     arrived."""
 
     start: Floats
@@ -41,31 +41,31 @@ class Timeline:
 
 @dataclass(slots=True)
 class Free:
-    """When channels are free, in seconds: lanes [num_lanes, most channels], links [num_links, most channels].
+    """When channels are free, in seconds: queues [num_queues, most channels], links [num_links, most channels].
 
-    A lane or link with fewer channels than the most has its first ones.
+    A queue or link with fewer channels than the most has its first ones.
     """
 
-    lanes: Floats
+    queues: Floats
     links: Floats
 
     @staticmethod
     def zero(cluster: Cluster) -> "Free":
         """Returns channels that are all free at 0."""
         most = max(link.channels for link in cluster.links)
-        return Free(np.zeros((cluster.num_ranks * num_lanes(cluster), most)), np.zeros((num_links(cluster), most)))
+        return Free(np.zeros((cluster.num_ranks * num_queues(cluster), most)), np.zeros((num_links(cluster), most)))
 
     def copy(self) -> "Free":
         """Returns a copy that goes on by itself."""
-        return Free(self.lanes.copy(), self.links.copy())
+        return Free(self.queues.copy(), self.links.copy())
 
 
 class HopRows(NamedTuple):
     """Columns of hops that compiled loops read, [num_hops]: fields of Hops and HopGraph."""
 
     rank: Ints
-    lane_a: Ints
-    lane_b: Ints
+    queue_a: Ints
+    queue_b: Ints
     link_a: Ints
     link_b: Ints
     channels: Ints
@@ -88,8 +88,8 @@ class Followers(NamedTuple):
 class HopGraph:
     """Hops with their waits, ready to be run again and again from different starting times.
 
-    busy, latency: seconds [num_hops]. next_a, next_b: the next hop in each lane, -1 if none. pair: which of the pairs
-    of lanes with several channels a hop is between, -1 if none; next_pair: the next hop between the same two.
+    busy, latency: seconds [num_hops]. next_a, next_b: the next hop in each queue, -1 if none. pair: which of the pairs
+    of queues with several channels a hop is between, -1 if none; next_pair: the next hop between the same two.
     offsets, followers: hops that need a hop's data, compressed rows; waits: edges into each hop.
     """
 
@@ -113,7 +113,7 @@ class HopGraph:
     def rows(self) -> HopRows:
         """Returns the columns that compiled loops read."""
         parts = self.hops
-        return HopRows(parts.rank, parts.lane_a, parts.lane_b, parts.link_a, parts.link_b, parts.channels, self.slot,
+        return HopRows(parts.rank, parts.queue_a, parts.queue_b, parts.link_a, parts.link_b, parts.channels, self.slot,
                        self.busy, self.latency)  # fmt: skip
 
     @property
@@ -122,22 +122,22 @@ class HopGraph:
 
 
 def hop_graph(parts: Hops, busy: Floats, latency: Floats, edges: Edges) -> HopGraph:
-    """Puts hops into a program: lanes in plan order and data edges, from operations to hops."""
-    next_a, next_b, lane_waits = _lane_order(parts.lane_a, parts.lane_b)
+    """Puts hops into a program: queues in plan order and data edges, from operations to hops."""
+    next_a, next_b, queue_waits = _queue_order(parts.queue_a, parts.queue_b)
     pair, next_pair = _pairs(parts)
-    lane_waits[next_pair[next_pair >= 0]] += 1
+    queue_waits[next_pair[next_pair >= 0]] += 1
     producer, consumer = _hop_edges(edges.producer, edges.consumer, parts.first, parts.last, parts.after)
     offsets, followers, waits = _rows(len(parts.op), producer, consumer)
-    return HopGraph(parts, busy, latency, next_a, next_b, pair, next_pair, offsets, followers, waits + lane_waits)
+    return HopGraph(parts, busy, latency, next_a, next_b, pair, next_pair, offsets, followers, waits + queue_waits)
 
 
 def _pairs(parts: Hops) -> tuple[Ints, Ints]:
-    """Returns HopGraph.pair and HopGraph.next_pair. Hops that take all of their lanes go one after another without
+    """Returns HopGraph.pair and HopGraph.next_pair. Hops that take all of their queues go one after another without
     them."""
     pair, following = np.full(len(parts.op), -1, np.int64), np.full(len(parts.op), -1, np.int64)
-    several = np.flatnonzero((parts.channels > 1) & (parts.lane_b >= 0))
+    several = np.flatnonzero((parts.channels > 1) & (parts.queue_b >= 0))
     if len(several):
-        name = parts.lane_a[several] * (1 + parts.lane_b.max()) + parts.lane_b[several]
+        name = parts.queue_a[several] * (1 + parts.queue_b.max()) + parts.queue_b[several]
         pair[several] = np.unique(name, return_inverse=True)[1]
         order = several[np.argsort(pair[several], kind="stable")]
         same = pair[order[1:]] == pair[order[:-1]]
@@ -162,22 +162,22 @@ def _rows(num_hops, producer, consumer):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _lane_order(lane_a, lane_b):  # type: ignore[no-untyped-def]
-    last = np.full(max(lane_a.max(), lane_b.max()) + 1 if len(lane_a) else 0, -1, np.int64)
-    next_a, next_b = np.full(len(lane_a), -1, np.int64), np.full(len(lane_a), -1, np.int64)
-    waits = np.zeros(len(lane_a), np.int64)
-    for hop in range(len(lane_a)):
-        for lane in (lane_a[hop], lane_b[hop]):
-            if lane < 0:
+def _queue_order(queue_a, queue_b):  # type: ignore[no-untyped-def]
+    last = np.full(max(queue_a.max(), queue_b.max()) + 1 if len(queue_a) else 0, -1, np.int64)
+    next_a, next_b = np.full(len(queue_a), -1, np.int64), np.full(len(queue_a), -1, np.int64)
+    waits = np.zeros(len(queue_a), np.int64)
+    for hop in range(len(queue_a)):
+        for queue in (queue_a[hop], queue_b[hop]):
+            if queue < 0:
                 continue
-            before = last[lane]
+            before = last[queue]
             if before >= 0:
-                if lane_a[before] == lane:
+                if queue_a[before] == queue:
                     next_a[before] = hop
                 else:
                     next_b[before] = hop
                 waits[hop] += 1
-            last[lane] = hop
+            last[queue] = hop
     return next_a, next_b, waits
 
 
@@ -210,9 +210,9 @@ def _hop_edges(producer, consumer, first, last, after):  # type: ignore[no-untyp
 def run_hops(of: HopGraph, rank_ready: Floats, free: Free) -> Timeline:
     """Runs every hop once. rank_ready: [num_ranks], before which a rank starts nothing.
 
-    free: when lanes and links are; changed in place to when they are afterwards.
+    free: when queues and links are; changed in place to when they are afterwards.
     """
-    return Timeline(*_run(of.rows, of.following, of.waits.copy(), rank_ready, free.lanes, free.links))
+    return Timeline(*_run(of.rows, of.following, of.waits.copy(), rank_ready, free.queues, free.links))
 
 
 @nb.njit(cache=True)
@@ -235,51 +235,51 @@ def take(free, at, channels, slot, until):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _run(rows, following, waits, rank_ready, lane_free, link_free):  # type: ignore[no-untyped-def]
-    rank, lane_a, lane_b, link_a, link_b, channels, slot, busy, latency = rows
+def _run(rows, following, waits, rank_ready, queue_free, link_free):  # type: ignore[no-untyped-def]
+    rank, queue_a, queue_b, link_a, link_b, channels, slot, busy, latency = rows
     next_a, next_b, next_pair, offsets, followers = following
     num_hops = len(rank)
     ready, start, release, done = np.empty(num_hops), np.empty(num_hops), np.empty(num_hops), np.empty(num_hops)
-    queue = [(0.0, 0) for _ in range(0)]
+    heap = [(0.0, 0) for _ in range(0)]
     for hop in range(num_hops):
-        ready[hop] = max(rank_ready[rank[hop]], lane_free[lane_a[hop], slot[hop]])
-        if lane_b[hop] >= 0:
-            ready[hop] = max(ready[hop], lane_free[lane_b[hop], slot[hop]])
+        ready[hop] = max(rank_ready[rank[hop]], queue_free[queue_a[hop], slot[hop]])
+        if queue_b[hop] >= 0:
+            ready[hop] = max(ready[hop], queue_free[queue_b[hop], slot[hop]])
         if waits[hop] == 0:
-            heapq.heappush(queue, (ready[hop], hop))
-    while len(queue):
-        begin, hop = heapq.heappop(queue)
+            heapq.heappush(heap, (ready[hop], hop))
+    while len(heap):
+        begin, hop = heapq.heappop(heap)
         a, b, k, s = link_a[hop], link_b[hop], channels[hop], slot[hop]
         if a >= 0:
             both = link_free[a, s] if b < 0 else max(link_free[a, s], link_free[b, s])
             if both > begin:  # asks again when both are free; others may go first
-                heapq.heappush(queue, (both, hop))
+                heapq.heappush(heap, (both, hop))
                 continue
         start[hop] = begin
         release[hop] = begin + busy[hop]
         done[hop] = release[hop] + latency[hop]
-        take(lane_free, lane_a[hop], k, s, release[hop])
+        take(queue_free, queue_a[hop], k, s, release[hop])
         if a >= 0:
             take(link_free, a, k, s, release[hop])
             if b >= 0:
                 take(link_free, b, k, s, release[hop])
-                take(lane_free, lane_b[hop], k, s, release[hop])
-        for follower, lane in ((next_a[hop], lane_a[hop]), (next_b[hop], lane_b[hop])):
-            if follower >= 0:  # alone can take what is free next in the lane, so that is known now
-                ready[follower] = max(ready[follower], begin, lane_free[lane, slot[follower]])
+                take(queue_free, queue_b[hop], k, s, release[hop])
+        for follower, queue in ((next_a[hop], queue_a[hop]), (next_b[hop], queue_b[hop])):
+            if follower >= 0:  # alone can take what is free next in the queue, so that is known now
+                ready[follower] = max(ready[follower], begin, queue_free[queue, slot[follower]])
                 waits[follower] -= 1
                 if waits[follower] == 0:
-                    heapq.heappush(queue, (ready[follower], follower))
+                    heapq.heappush(heap, (ready[follower], follower))
         follower = next_pair[hop]
         if follower >= 0:
             ready[follower] = max(ready[follower], release[hop])
             waits[follower] -= 1
             if waits[follower] == 0:
-                heapq.heappush(queue, (ready[follower], follower))
+                heapq.heappush(heap, (ready[follower], follower))
         for at in range(offsets[hop], offsets[hop + 1]):
             follower = followers[at]
             ready[follower] = max(ready[follower], done[hop])
             waits[follower] -= 1
             if waits[follower] == 0:
-                heapq.heappush(queue, (ready[follower], follower))
+                heapq.heappush(heap, (ready[follower], follower))
     return start, release, done

@@ -26,7 +26,7 @@ PLAYED, AVERAGED = 12, 8
 
 @dataclass(slots=True)
 class ClockState:
-    """Clocks that go on from layer to layer: ready, seconds [num_ranks], and when lanes and links are free."""
+    """Clocks that go on from layer to layer: ready, seconds [num_ranks], and when queues and links are free."""
 
     ready: Floats
     free: Free
@@ -38,7 +38,7 @@ class ClockState:
 
     def since(self, old: "ClockState") -> "ClockState":
         """Returns clocks that show how much later everything is."""
-        free = Free(self.free.lanes - old.free.lanes, self.free.links - old.free.links)
+        free = Free(self.free.queues - old.free.queues, self.free.links - old.free.links)
         return ClockState(self.ready - old.ready, free)
 
     def meet(self) -> None:
@@ -80,7 +80,7 @@ class Layers:
             if left:
                 recent = steps[-1:] if settled else steps[-AVERAGED:]
                 state.ready = state.ready + left * np.mean([step.ready for step in recent], axis=0)
-                state.free.lanes += left * np.mean([step.free.lanes for step in recent], axis=0)
+                state.free.queues += left * np.mean([step.free.queues for step in recent], axis=0)
                 state.free.links += left * np.mean([step.free.links for step in recent], axis=0)
                 break
         return RankSeconds(sums[0], count * linear, *sums[1:])
@@ -109,32 +109,32 @@ def _equal(a: Floats, b: Floats) -> bool:
 def finished(of: HopGraph, timeline: Timeline, ready: Floats) -> Floats:
     """Returns when each rank has everything it attended, and every message sent to it, [num_ranks]."""
     out = ready.copy()
-    _finished(of.hops.lane_a, of.hops.lane_b, of.hops.last, timeline.done, of.hops.lanes, out)
+    _finished(of.hops.queue_a, of.hops.queue_b, of.hops.last, timeline.done, of.hops.queues, out)
     return out
 
 
 @nb.njit(cache=True)
-def _finished(lane_a, lane_b, last, done, lanes, out):  # type: ignore[no-untyped-def]
+def _finished(queue_a, queue_b, last, done, queues, out):  # type: ignore[no-untyped-def]
     for hop in range(len(done)):
         if last[hop]:
-            rank = (lane_a[hop] if lane_b[hop] < 0 else lane_b[hop]) // lanes
+            rank = (queue_a[hop] if queue_b[hop] < 0 else queue_b[hop]) // queues
             out[rank] = max(out[rank], done[hop])
 
 
 def occupancy(of: HopGraph, timeline: Timeline, begin: Floats, linear: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Returns the seconds of one layer, [num_ranks] each: (attending, transferring, transferring with the compute lane
+    """Returns the seconds of one layer, [num_ranks] each: (attending, transferring, transferring with the compute queue
     idle, of that across nodes)."""
     parts, num_ranks = of.hops, len(linear)
     attend = np.flatnonzero(parts.link_a < 0)
-    rank = parts.lane_a[attend] // parts.lanes
-    assert (parts.lane_a[attend] % parts.lanes == COMPUTE).all()
+    rank = parts.queue_a[attend] // parts.queues
+    assert (parts.queue_a[attend] % parts.queues == COMPUTE).all()
     busy = np.bincount(rank, weights=of.busy[attend], minlength=num_ranks).astype(np.float64)
-    # Each rank's compute intervals in time order: its linear modules, then its attends, which are in lane order.
+    # Each rank's compute intervals in time order: its linear modules, then its attends, which are in queue order.
     mine = attend[np.argsort(rank, kind="stable")]
     bounds = np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=num_ranks))]).astype(np.int64)
     moves = np.flatnonzero(parts.link_a >= 0)
     moves = moves[np.argsort(timeline.start[moves], kind="stable")]
-    times = _Moving(parts.lane_a, parts.lane_b, timeline.start, timeline.release, parts.lanes)
+    times = _Moving(parts.queue_a, parts.queue_b, timeline.start, timeline.release, parts.queues)
     computing = _Computing(mine, bounds, begin, linear)
     moved, shown = _transferring(moves, times, computing)
     _, across = _transferring(moves[parts.link_class[moves] == NIC], times, computing)
@@ -142,13 +142,13 @@ def occupancy(of: HopGraph, timeline: Timeline, begin: Floats, linear: Floats) -
 
 
 class _Moving(NamedTuple):
-    """Lanes of every hop, and when it takes and frees them; lanes: of a rank."""
+    """Queues of every hop, and when it takes and frees them; queues: of a rank."""
 
-    lane_a: Ints
-    lane_b: Ints
+    queue_a: Ints
+    queue_b: Ints
     start: Floats
     release: Floats
-    lanes: int
+    queues: int
 
 
 class _Computing(NamedTuple):
@@ -164,7 +164,7 @@ class _Computing(NamedTuple):
 def _transferring(moves, hops, computing):  # type: ignore[no-untyped-def]
     """Returns per rank the length of the union of its transfers, and of what of it no compute covers; moves by
     start."""
-    lane_a, lane_b, start, release, lanes = hops
+    queue_a, queue_b, start, release, queues = hops
     attends, bounds, begin, linear = computing
     ranks = len(linear)
     moved, shown = np.zeros(ranks), np.zeros(ranks)
@@ -174,10 +174,10 @@ def _transferring(moves, hops, computing):  # type: ignore[no-untyped-def]
         for end in range(2 if index < len(moves) else ranks):
             if index < len(moves):
                 hop = moves[index]
-                lane = lane_a[hop] if end == 0 else lane_b[hop]
-                if lane < 0:  # a copy to or from the host
+                queue = queue_a[hop] if end == 0 else queue_b[hop]
+                if queue < 0:  # a copy to or from the host
                     continue
-                rank = lane // lanes
+                rank = queue // queues
                 if start[hop] <= right[rank]:
                     right[rank] = max(right[rank], release[hop])
                     continue

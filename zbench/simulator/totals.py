@@ -97,7 +97,7 @@ class Totals:
     def repack(self, plan: Plan, cost: Cost) -> None:
         """Takes the all-to-alls' repacking out of attention, with which it was played: it is communication.
 
-        The compute lane does it, so none of it is hidden; whatever is on a link meanwhile counts beside it.
+        The compute queue does it, so none of it is hidden; whatever is on a link meanwhile counts beside it.
         """
         again = 1 if cost.model.recompute == "full" else 0
         for ops, times in ((plan.forward, 1 + again), (plan.backward, 1)):

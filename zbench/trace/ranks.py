@@ -19,7 +19,7 @@ from zbench.simulator.simulate import programs
 from zbench.simulator.totals import Carried
 from zbench.trace.channels import Channels
 from zbench.trace.file import Event
-from zbench.trace.tracks import GATHER, SHOWN, collective, complete_event, nic_lane, port_classes, port_lane, spans
+from zbench.trace.tracks import GATHER, SHOWN, collective, complete_event, nic_track, port_classes, port_track, spans
 
 
 def rank_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
@@ -107,13 +107,13 @@ def _legs(
                 "from": int(ops.src[op]), "to": int(ops.dst[op])}  # fmt: skip
         if parts.channels[leg] > 1:
             args["channels"] = int(parts.channels[leg]) if parts.whole[leg] else 1
-        ends = int(parts.lane_a[leg]) // parts.lanes, int(parts.receiver[leg])
+        ends = int(parts.queue_a[leg]) // parts.queues, int(parts.receiver[leg])
         for way, rank in enumerate(ends):
             node, local = divmod(rank, cluster.gpus_per_node)
             if kind[leg] == NIC:
-                tid = nic_lane(cluster, int(nics[rank]) % cluster.nics_per_node, way, drawn[leg][way])
+                tid = nic_track(cluster, int(nics[rank]) % cluster.nics_per_node, way, drawn[leg][way])
             else:
-                tid = port_lane(cluster, local, int(kind[leg]), way, drawn[leg][way])
+                tid = port_track(cluster, local, int(kind[leg]), way, drawn[leg][way])
             yield complete_event(TENSOR_NAMES[int(ops.tensor[op])], node, tid, start, seconds, args)
 
 

@@ -75,7 +75,7 @@ class Compiler:
                     state.added |= {add.slot: len(attends) for add in step.adds}
             elif src == self.rank:
                 send = self._send(state, op, tensor, (lo, hi), row)
-                sends[op] = replace(send, legs=ways.out(op))
+                sends[op] = replace(send, hops=ways.out(op))
             else:
                 arrivals[op] = self._arrive(state, tensor, (lo, hi), row)
         sums = (DQ, DKV) if backward else (O,)
