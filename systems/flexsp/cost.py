@@ -21,7 +21,7 @@ from zbench.plans.area import TILE
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ulysses_ring
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.clock import Free, LegGraph, run_legs
+from zbench.simulator.clock import Free, HopGraph, run_hops
 from zbench.simulator.layers import finished
 from zbench.simulator.simulate import programs
 
@@ -166,7 +166,7 @@ def _seconds(plan: Plan, cost: Cost) -> float:
     return model.num_layers * layer + float(cost.head_seconds(tokens)[0])
 
 
-def _slowest(program: LegGraph, cost: Cost) -> float:
+def _slowest(program: HopGraph, cost: Cost) -> float:
     ready = np.zeros(cost.cluster.num_ranks)
-    timeline = run_legs(program, ready, Free.zero(cost.cluster))
+    timeline = run_hops(program, ready, Free.zero(cost.cluster))
     return float(finished(program, timeline, ready).max())

@@ -4,7 +4,7 @@ The project's own planner; docs/planner.md describes it, and its steps have the 
 
 1. Across nodes: rules place sequences, whole and cut, on nodes (rules, placements, fill, loads, shards).
 2. Inside nodes: heads and homes of a node's sequences are shared by its GPUs (inside, node_seconds, chunks).
-3. Order: operations are put in the order in which lanes serve them (layout, operations, operation_table).
+3. Order: operations are put in the order in which queues serve them (layout, operations, operation_table).
 4. Choice: the best by estimate are played on the cluster's clock, and the fastest of them is improved (choice, trial,
    even); rivals are simpler systems whose plans may be faster yet.
 5. Memory: a batch that does not fit is cut in micro-batches.
@@ -136,7 +136,7 @@ class Nodewise:
         """The layouts that are played, of the placements with the best estimates."""
         return worth_a_play([task.layout(one) for one in worth_a_look(even, uneven)], self.tries)
 
-    # 3. Order: a layout's operations, in the order in which lanes serve them, are played on the cluster's clock.
+    # 3. Order: a layout's operations, in the order in which queues serve them, are played on the cluster's clock.
     def _play(self, task: Task, layout: Layout, pairs: bool = False) -> Trial:
         return task.play(layout, self.cost, pairs)
 

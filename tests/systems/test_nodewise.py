@@ -302,7 +302,9 @@ def test_inside_shares_what_is_too_long_for_a_gpu() -> None:
 
 def test_groups_even_out_what_whole_heads_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long sequences and one that is short: with a split of heads each, GPUs differ by less."""
-    monkeypatch.setattr(Totals, "repack", lambda *_: None)  # repacking is booked as attention: the compute lane does it
+    monkeypatch.setattr(
+        Totals, "repack", lambda *_: None
+    )  # repacking is booked as attention: the compute queue does it
     cost = small(1, 4)
     sizes = np.array([24_000, 20_000, 16_000, 9_000, 3_000])
     spread = {}

@@ -15,7 +15,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Ints
 from zbench.proof.verify import verify_step
-from zbench.simulator.clock import Free, run_legs
+from zbench.simulator.clock import Free, run_hops
 from zbench.simulator.simulate import Simulated, programs
 from zbench.systems.zeppelin.partition import Partition, partitions
 from zbench.systems.zeppelin.planner import Zeppelin
@@ -167,10 +167,10 @@ def test_serial_transfers_of_a_rank_do_not_overlap() -> None:
         (plan,) = zeppelin.plan(batch)
         verify_step(batch, (plan,), four_nics())
         of = programs(plan, four_nics())[1]
-        timeline = run_legs(of, np.zeros(8), Free.zero(four_nics().cluster))
+        timeline = run_hops(of, np.zeros(8), Free.zero(four_nics().cluster))
         ops = plan.backward
         routed = [op for op in np.flatnonzero(ops.via >= 0) if ops.src[op] == ops.src[np.argmax(ops.via >= 0)]]
-        here = [of.legs.op == op for op in routed]
+        here = [of.hops.op == op for op in routed]
         apart = [timeline.start[b].min() >= timeline.done[a].max() - 1e-12 for a, b in pairwise(here)]
         assert len(apart) > 2
         assert all(apart) == (legs == "serial")

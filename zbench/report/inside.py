@@ -15,7 +15,7 @@ from zbench.report.columns import MOST_EVENTS, Columns, blocks_of
 from zbench.report.overview import Table
 from zbench.trace.file import Event
 from zbench.trace.step import events
-from zbench.trace.tracks import sharing_lane, titles
+from zbench.trace.tracks import sharing_track, titles
 
 LAYERS = 2  # a first one from a cold start, and one as those that follow it
 _DRAWN = 48  # sequences drawn on a rank, the longest; the others of the rank are one piece
@@ -38,7 +38,7 @@ def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
                     [(micro, number) for number in _way(plans, event)], args.get("bytes", 0), route)  # fmt: skip
     return {
         "layers": layers, "of_layers": cost.model.num_layers, "pipelines": pipelines, "measured": False,
-        "tracks": _tracks(cost), "per_node": sharing_lane(cost.cluster) + 1, "gpus_per_rank": cost.tp,
+        "tracks": _tracks(cost), "per_node": sharing_track(cost.cluster) + 1, "gpus_per_rank": cost.tp,
         **columns.table(plans),
     }  # fmt: skip
 
@@ -50,7 +50,7 @@ def _tracks(cost: Cost) -> list[str]:
 
 
 def _track(event: Event, cost: Cost) -> int:
-    return int(event["pid"] * (sharing_lane(cost.cluster) + 1) + event["tid"])
+    return int(event["pid"] * (sharing_track(cost.cluster) + 1) + event["tid"])
 
 
 def _titled(event: Event) -> str:

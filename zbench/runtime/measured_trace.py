@@ -49,7 +49,7 @@ def _events(cluster: Cluster, reports: Sequence[Report], starts: Sequence[float]
 def _messages(cluster: Cluster, noted: Sequence[Events], starts: Sequence[float]) -> Iterator[Event]:
     """Yields messages as asynchronous events, as those of a rank overlap; on the receiver's node."""
     posted = {
-        (rank, one.peer, one.run, one.leg): one.moment - starts[rank]
+        (rank, one.peer, one.run, one.hop): one.moment - starts[rank]
         for rank, events in enumerate(noted)
         for one in events.sent
     }
@@ -60,8 +60,8 @@ def _messages(cluster: Cluster, noted: Sequence[Events], starts: Sequence[float]
             common = {"cat": "between nodes" if across else "inside the node", "name": f"{one.peer} to {rank}",
                       "id": number, "pid": rank // cluster.gpus_per_node}  # fmt: skip
             number += 1
-            sent = posted[(one.peer, rank, one.run, one.leg)]
-            args = {"bytes": one.bytes, "run": one.run, "leg": one.leg}
+            sent = posted[(one.peer, rank, one.run, one.hop)]
+            args = {"bytes": one.bytes, "run": one.run, "leg": one.hop}
             yield {"ph": "b", **common, "ts": _micro(sent), "args": args}
             yield {"ph": "e", **common, "ts": _micro(max(sent, one.moment - starts[rank]))}
 

@@ -8,7 +8,7 @@ from zbench.cost.cost import HIDDEN, SHOWN, Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.links import NIC
 from zbench.plans.plan import ATTEND, Ints, Plan
-from zbench.simulator.clock import LegGraph
+from zbench.simulator.clock import HopGraph
 from zbench.simulator.direct import Direct
 from zbench.simulator.direct_occupancy import ACROSS
 from zbench.simulator.layers import RankSeconds
@@ -23,7 +23,7 @@ class Carried:
     nvlink: int
 
     @staticmethod
-    def of(program: LegGraph | Direct, cost: Cost) -> "Carried":
+    def of(program: HopGraph | Direct, cost: Cost) -> "Carried":
         """Counts the bytes of a forward or backward list, over all layers of a stage."""
         cluster, layers = cost.cluster, cost.layers
         if isinstance(program, Direct):
@@ -32,7 +32,7 @@ class Carried:
             np.add.at(rx, cluster.nic_of, program.received[ACROSS])
             inside = program.sent.sum() - program.sent[ACROSS].sum()
             return Carried(tx, rx, int(inside)).times(layers)
-        parts = program.legs
+        parts = program.hops
         nic, size = parts.link_class == NIC, layers * parts.bytes
         tx, rx = np.zeros(cluster.num_nics, np.int64), np.zeros(cluster.num_nics, np.int64)
         for counter, link in ((tx, parts.link_a), (rx, parts.link_b)):
@@ -97,7 +97,7 @@ class Totals:
     def repack(self, plan: Plan, cost: Cost) -> None:
         """Takes the all-to-alls' repacking out of attention, with which it was played: it is communication.
 
-        The compute lane does it, so none of it is hidden; whatever is on a link meanwhile counts beside it.
+        The compute queue does it, so none of it is hidden; whatever is on a link meanwhile counts beside it.
         """
         again = 1 if cost.model.recompute == "full" else 0
         for ops, times in ((plan.forward, 1 + again), (plan.backward, 1)):

@@ -50,7 +50,7 @@ class Traffic:
 class Endpoint:
     """One rank's messages on a process group; `peers[r]`: whether rank r is on another node.
 
-    tag: of the program under way, so that the forward's and the backward's legs are told apart.
+    tag: of the program under way, so that the forward's and the backward's hops are told apart.
     events: where what is sent and arrives is noted.
     through_host: messages go through copies in host memory: gloo's take a GPU's memory for the host's.
     """
