@@ -1,0 +1,77 @@
+"""The formulas of a model's layers, of what is before and after them, and of the optimizer.
+
+Slots: t tokens, s tokens as keys, h query heads, g kv heads, f columns of the feed-forward, e experts, v words of the
+vocabulary. Weights have the name of what they make: wq makes q; wz is gate and up in one. Norms' gains are g1, g2, gl.
+
+n, m are inputs after their norm; q, kv are turned by their positions (RoPE); o comes with its log-sum-exp; z is gate and
+up, u their product; x' is the next layer's x. l is what the loss of a token needs of all words: the log-sum-exp of the
+logits, and the target's logit. r has router logits, p the shares of the chosen experts.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from zbench.step.transpose import Derivative
+
+ATTENTION = """
+n[t]    = norm(x[t], g1)
+q[t,h]  = turn(n[t], wq[h])
+kv[t,g] = turn_keys(n[t], wkv[g])
+o[t,h] += attend(q[t,h], kv[s,g(h)])  for visible(t, s)
+a[t]   += o[t,h] wo[h]
+y[t]    = x[t] + a[t]
+m[t]    = norm(y[t], g2)
+"""
+DENSE = ATTENTION + """
+z[t,f]  = m[t] wz[f]
+u[t,f]  = act(z[t,f])
+b[t]   += u[t,f] wd[f]
+x'[t]   = y[t] + b[t]
+"""
+EXPERTS = ATTENTION + """
+r[t]    = m[t] wr
+p[t,e]  = share(r[t])                 for route(t, e)
+z[t,e]  = m[t] wz[e]                  for route(t, e)
+u[t,e]  = act(z[t,e])                 for route(t, e)
+b[t]   += weigh(p[t,e], u[t,e], wd[e])  for route(t, e)
+x'[t]   = y[t] + b[t]
+"""
+EMBEDDING = """
+w[t]   += lookup(we[v])
+x[t]    = w[t]
+"""
+EMBEDDING_BACKWARD = """
+dwe[v] += lookup_d0(dx[t])
+"""
+HEAD = """
+c[t]    = norm(x[t], gl)
+l[t]   += score(c[t], wh[v])
+loss   += lose(l[t])
+"""
+ATTEND_BACKWARD = """
+e[t,h]                 = row_sums(o[t,h], do[t,h])
+dq[t,h], dkv[s,g(h)] += attend_d(q[t,h], kv[s,g(h)], do[t,h], e[t,h])  for visible(t, s)
+"""
+SCORE_BACKWARD = """
+dc[t]   += score_d0(c[t], wh[v], l[t])
+dwh[v]  += score_d1(c[t], wh[v], l[t])
+"""
+# Of functions: which operands the gradient of each operand reads again.
+DERIVATIVES: Mapping[str, Derivative] = MappingProxyType({
+    "norm": Derivative(((0, 1), (0,))),
+    "turn": Derivative(((1,), (0,))),
+    "turn_keys": Derivative(((1,), (0,))),
+    "attend": Derivative(given=ATTEND_BACKWARD),
+    "act": Derivative(((0,),)),
+    "share": Derivative(((0,),)),
+    "weigh": Derivative(((1, 2), (0, 2), (0, 1))),
+    "score": Derivative(given=SCORE_BACKWARD),
+    "lose": Derivative((None,)),
+})  # fmt: skip
+MERGE: Mapping[str, str] = MappingProxyType({"o": "softmax", "l": "softmax"})  # of sums that are not added
+
+
+def update(weight: str, axes: str = "") -> str:
+    """Returns the formula that updates a parameter: its moments are the state s + its name."""
+    ref = f"[{axes}]" if axes else ""
+    return f"{weight}{ref}, s{weight}{ref} := adam({weight}{ref}, s{weight}{ref}, d{weight}{ref})"

@@ -1,0 +1,205 @@
+"""A layout: the indices, tensors and formulas that operations refer to, and formulas as rows that loops read."""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.step.formula import Axis, Formula, Reference
+from zbench.step.index import Index, PartMap, Relation
+from zbench.step.lists import PartLists
+from zbench.step.tensor import Tensor
+
+READ, WRITE, ADD, UPDATE = range(4)  # in the order in which an operation does them
+WHOLE = -1
+_DOES = {"=": WRITE, "+=": ADD, ":=": UPDATE}
+_NATURE = {"=": "copy", "+=": "sum", ":=": "state"}
+
+
+@dataclass(frozen=True)
+class FormulaRows:
+    """Formulas as rows: for each reference of formula f, rows offsets[f] to offsets[f + 1] have what is done to which
+    tensor, 1 if it is the next layer's, and for each of two axes the slot (WHOLE: all parts) and the map (-1: none).
+
+    slots: [formulas, 3], the number of the index of each slot, -1 where there is none. relation: [formulas, 3], the
+    number of the relation and the slots that it is told of, -1 where there is none.
+    """
+
+    offsets: Ints
+    rows: Ints
+    slots: Ints
+    relation: Ints
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What operations of a micro-batch refer to. aliases: slots that have another index's name, as s, which is of t.
+
+    A tensor that is cut along an index of the batch is of the micro-batch, others are of the step, and the same in
+    all its layouts.
+    """
+
+    indices: tuple[Index, ...]
+    aliases: tuple[tuple[str, str], ...]
+    maps: tuple[PartMap, ...]
+    relations: tuple[Relation, ...]
+    tensors: tuple[Tensor, ...]
+    formulas: tuple[Formula, ...]
+    lists: PartLists
+
+    @cached_property
+    def index(self) -> dict[str, Index]:
+        """The indices by name."""
+        return {one.name: one for one in self.indices}
+
+    @cached_property
+    def number(self) -> dict[str, int]:
+        """The numbers of tensors by name."""
+        return {one.name: at for at, one in enumerate(self.tensors)}
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """What formulas are called: the first result, and a number from the second formula with it on: dn, dn.2."""
+        seen: Counter[str] = Counter()
+        found = []
+        for formula in self.formulas:
+            name = formula.results[0].tensor
+            seen[name] += 1
+            found.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
+        return tuple(found)
+
+    def index_of(self, slot: str) -> str:
+        """Returns the name of the index that a slot is of."""
+        return dict(self.aliases).get(slot, slot)
+
+    def of_batch(self, tensor: int) -> bool:
+        """Returns whether a tensor is of a micro-batch."""
+        return any(self.index[axis].of_batch for axis in self.tensors[tensor].axes)
+
+    def shape(self, tensor: int) -> tuple[int, int]:
+        """Returns the parts along both axes of a tensor, 1 where it has none."""
+        sizes = [len(self.index[axis]) for axis in self.tensors[tensor].axes]
+        return sizes[0] if sizes else 1, sizes[1] if len(sizes) > 1 else 1
+
+    @cached_property
+    def bound(self) -> FormulaRows:
+        """The formulas as rows.
+
+        Raises:
+            ValueError: a formula names what is not there, or does to a tensor what its nature has not.
+        """
+        rows: list[list[int]] = []
+        offsets, slots, relation = [0], [], []
+        names = [one.name for one in self.indices]
+        for formula in self.formulas:
+            for one in formula.operands:
+                rows.append(self._row(READ, one, formula))
+            for one in formula.results:
+                nature = self._tensor(one, formula).nature
+                if nature != _NATURE[formula.action]:
+                    word = f"tensor {one.tensor} is a {nature}; {formula.action} makes a {_NATURE[formula.action]}"
+                    raise ValueError(f"formula {formula}: {word}")
+                rows.append(self._row(_DOES[formula.action], one, formula))
+            offsets.append(len(rows))
+            mine = [names.index(self._index_named(slot, formula)) for slot in formula.slots]
+            slots.append([*mine, -1, -1, -1][:3])
+            relation.append(self._relation(formula))
+        return FormulaRows(
+            np.array(offsets, np.int64),
+            np.array(rows, np.int64).reshape(-1, 7),
+            np.array(slots, np.int64).reshape(-1, 3),
+            np.array(relation, np.int64).reshape(-1, 3),
+        )
+
+    def _index_named(self, slot: str, formula: Formula) -> str:
+        name = self.index_of(slot)
+        if name not in self.index:
+            raise ValueError(f"formula {formula}: slot {slot} is no index; there are {', '.join(self.index)}")
+        return name
+
+    def _tensor(self, one: Reference, formula: Formula) -> Tensor:
+        if one.tensor not in self.number:
+            raise ValueError(f"formula {formula}: there is no tensor {one.tensor}")
+        return self.tensors[self.number[one.tensor]]
+
+    def _row(self, does: int, one: Reference, formula: Formula) -> list[int]:
+        tensor = self._tensor(one, formula)
+        if len(one.axes) > len(tensor.axes):
+            raise ValueError(f"formula {formula}: {one} has {len(one.axes)} axes, the tensor {len(tensor.axes)}")
+        found = [self.number[one.tensor], int(one.after)]
+        for at in range(2):
+            if at >= len(one.axes) or one.axes[at].slot == "*":
+                found += [WHOLE, -1]
+            else:
+                slot = formula.slots.index(one.axes[at].slot)
+                found += [slot, self._map(one.axes[at], tensor.axes[at], formula)]
+        return [does, *found]
+
+    def _map(self, axis: Axis, wanted: str, formula: Formula) -> int:
+        """Returns the number of the map from a slot to a tensor's axis, -1 if they are of one index.
+
+        A tensor may be cut coarser than the formula's slot: then the map between them is meant, named or not.
+        """
+        index = self._index_named(axis.slot, formula)
+        if index == wanted and not axis.map:
+            return -1
+        for number, one in enumerate(self.maps):
+            if (one.coarse, one.fine) == (wanted, index) and axis.map in ("", wanted):
+                return number
+        word = f"{axis} is of index {index}, and the tensor is cut along {wanted}"
+        raise ValueError(f"formula {formula}: {word}, with no map {wanted}({axis.slot})")
+
+    def _relation(self, formula: Formula) -> list[int]:
+        if formula.relation is None:
+            return [-1, -1, -1]
+        name, first, second = formula.relation
+        pair = (self.index_of(first), self.index_of(second))
+        for number, one in enumerate(self.relations):
+            if one.name == name and (one.first, one.second) == pair:
+                return [number, formula.slots.index(first), formula.slots.index(second)]
+        raise ValueError(f"formula {formula}: there is no relation {name}({', '.join(pair)})")
+
+    @cached_property
+    def contributions(self) -> tuple[Ints, ...]:
+        """How many contributions formulas make to every cell of every tensor, int64 [cells] each; 0 where not sums."""
+        found = [np.zeros(int(np.prod(self.shape(at))), np.int64) for at in range(len(self.tensors))]
+        for at, formula in enumerate(self.formulas):
+            for row in self.bound.rows[self.bound.offsets[at] : self.bound.offsets[at + 1]]:
+                if row[0] == ADD:
+                    found[row[1]] += self._counted(at, formula, row)
+        return tuple(found)
+
+    def _counted(self, at: int, formula: Formula, row: Ints) -> Ints:
+        """Returns the contributions that a formula makes to each cell of one of its results."""
+        shape = self.shape(int(row[1]))
+        number, first, second = self.bound.relation[at].tolist()
+        factors = [np.ones(size, np.int64) for size in shape]
+        seen = [int(row[3]), int(row[5])]
+        times = 1
+        for slot in range(len(formula.slots)):
+            parts = len(self.indices[int(self.bound.slots[at, slot])])
+            counts = np.ones(parts, np.int64)
+            if number >= 0 and slot in (first, second):
+                if slot not in seen:
+                    continue
+                counts = self._partners(number, slot == first)
+            elif slot not in seen:
+                times *= parts
+                continue
+            axis = seen.index(slot)
+            which = int(row[4 + 2 * axis])
+            part = np.arange(parts) if which < 0 else self.maps[which].part
+            factors[axis] = np.bincount(part, weights=counts, minlength=shape[axis]).astype(np.int64)
+        if number >= 0 and first not in seen and second not in seen:
+            times *= self.relations[number].num_pairs
+        if number >= 0 and first in seen and second in seen:
+            raise ValueError(f"formula {formula}: {formula.results[0]} has both slots of {formula.relation}")
+        return times * np.multiply.outer(*factors).reshape(-1)
+
+    def _partners(self, number: int, first: bool) -> Ints:
+        """Returns how many groups each part meets in a relation."""
+        one = self.relations[number]
+        offsets, group = (one.offsets, one.first_group) if first else (one.turned()[0], one.second_group)
+        return np.diff(offsets)[group]

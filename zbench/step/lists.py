@@ -1,0 +1,115 @@
+"""Lists of parts: each belongs to an index, is stored once and named by its number, and has no order inside."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.describe.checks import is_whole
+
+PLACE, LANE = "place", "lane"  # lists of places and of NICs of a node are of these
+
+
+@dataclass(frozen=True)
+class PartLists:
+    """Lists of parts, compressed rows. indices: names of indices; of: int64 [lists], the number of each list's index;
+    offsets: int64 [lists + 1]; parts: int64 [total], ascending in a list and without repetition."""
+
+    indices: tuple[str, ...]
+    of: Ints
+    offsets: Ints
+    parts: Ints
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def __getitem__(self, number: int) -> Ints:
+        return self.parts[self.offsets[number] : self.offsets[number + 1]]
+
+    def index_of(self, number: int) -> str:
+        """Returns the name of the index that a list belongs to."""
+        return self.indices[int(self.of[number])]
+
+
+@dataclass
+class ListTable:
+    """Lists while a step is built: the same parts of the same index have one number.
+
+    sizes: how many parts each index has; a part beyond is refused where the list is made.
+    """
+
+    sizes: Mapping[str, int]
+    rows: list[Ints] = field(default_factory=list)
+    owners: list[str] = field(default_factory=list)
+    numbers: dict[tuple[str, bytes], int] = field(default_factory=dict)
+
+    def number(self, index: str, parts: Iterable[int] | Ints) -> int:
+        """Returns the number of a list of parts of an index, in any order.
+
+        Raises:
+            ValueError: the index is none, or a part is not in it or there twice.
+        """
+        if index not in self.sizes:
+            raise ValueError(f"a list is of index {index!r}; there are {', '.join(self.sizes)}")
+        row = np.sort(np.fromiter(parts, np.int64) if not isinstance(parts, np.ndarray) else parts.astype(np.int64))
+        key = (index, row.tobytes())
+        found = self.numbers.get(key)
+        if found is not None:
+            return found
+        if len(row) and (row[0] < 0 or row[-1] >= self.sizes[index]):
+            wrong = int(row[0] if row[0] < 0 else row[-1])
+            raise ValueError(f"a list names part {wrong} of index {index}, which has {self.sizes[index]}")
+        if (row[1:] == row[:-1]).any():
+            raise ValueError(f"a list names part {int(row[1:][row[1:] == row[:-1]][0])} of index {index} twice")
+        self.rows.append(row)
+        self.owners.append(index)
+        self.numbers[key] = len(self.rows) - 1
+        return len(self.rows) - 1
+
+    def whole(self, index: str) -> int:
+        """Returns the number of the list of all parts of an index."""
+        return self.number(index, np.arange(self.sizes[index], dtype=np.int64))
+
+    def lists(self) -> PartLists:
+        """Returns what was collected so far."""
+        names = tuple(self.sizes)
+        place = {name: at for at, name in enumerate(names)}
+        sizes = [len(row) for row in self.rows]
+        return PartLists(
+            names,
+            np.array([place[owner] for owner in self.owners], np.int64),
+            np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+            np.concatenate([*self.rows, np.zeros(0, np.int64)]),
+        )
+
+
+def spans(parts: Ints, whole: int) -> str:
+    """Returns parts as text: `*` for all of an index with `whole` parts, else ranges such as 0-3 7."""
+    if whole > 1 and len(parts) == whole:
+        return "*"
+    if not len(parts):
+        return "none"
+    ends = np.flatnonzero(np.diff(parts) != 1)
+    first, last = parts[np.concatenate([[0], ends + 1])], parts[np.concatenate([ends, [len(parts) - 1]])]
+    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(first.tolist(), last.tolist(), strict=True))
+
+
+def read_spans(words: str, whole: int) -> Ints:
+    """Returns the parts of such a text, int64 [parts].
+
+    Raises:
+        ValueError: it says something else.
+    """
+    if words == "*":
+        return np.arange(whole, dtype=np.int64)
+    if words == "none":
+        return np.zeros(0, np.int64)
+    rows = []
+    for word in words.split():
+        low, _, high = word.partition("-")
+        ends = [int(end) if end.isascii() and end.isdigit() else -1 for end in (low, high or low)]
+        if not all(is_whole(end) and 0 <= end < whole for end in ends) or ends[0] > ends[1]:
+            raise ValueError(f"has parts {word!r}; it takes numbers and ranges such as 0-3 below {whole}, * or none")
+        rows.append(np.arange(ends[0], ends[1] + 1, dtype=np.int64))
+    return np.concatenate([*rows, np.zeros(0, np.int64)])

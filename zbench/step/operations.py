@@ -1,0 +1,78 @@
+"""Operations of a step as columns, in one total order in which each uses what earlier ones made."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.describe.arrays import Flags, Ints
+
+Column32 = NDArray[np.int32]
+KINDS = ("compute", "send", "move", "gather", "reduce", "drop")
+COMPUTE, SEND, MOVE, GATHER, REDUCE, DROP = range(6)
+QUEUES = ("compute", "attention", "tensor", "parameters", "gradients", "experts", "stages", "host")
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The operations of a list, columns int32 [num_operations].
+
+    kind: COMPUTE, of a formula on a place; SEND, a copy of complete cells from a place to another; MOVE, a sum's
+        contributions so far, which leave one place and are added on another; GATHER, cells from their homes to all
+        members; REDUCE, a sum's contributions from all members to the cells' homes; DROP, copies that a place forgets.
+    what: the formula's number (COMPUTE) or the tensor's. src: the place (COMPUTE, DROP) or where from; -1 of a
+    collective. dst: where to; -1 of COMPUTE and DROP; the number of the list of members of a collective.
+    list0, list1, list2: lists of parts, for the formula's slots or the tensor's axes in their order; -1: there is none.
+    layer: offset to the layer that the operation's template is played for.
+    queue: what serves it in order, an index into QUEUES. version: of state tensors, the update that it has to see,
+        counted from the instance's. encoding: a transfer's, an index into the step's encodings; -1: none.
+    via: the list of lanes that a transfer is spread over; -1: none.
+    """
+
+    kind: Column32
+    what: Column32
+    src: Column32
+    dst: Column32
+    list0: Column32
+    list1: Column32
+    list2: Column32
+    layer: Column32
+    queue: Column32
+    version: Column32
+    encoding: Column32
+    via: Column32
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @staticmethod
+    def of(rows: Sequence[Sequence[int]]) -> "Operations":
+        """Makes operations of rows, each with all columns in their order."""
+        table = np.array(rows, np.int32).reshape(-1, len(COLUMN_NAMES))
+        return Operations(*(np.ascontiguousarray(column) for column in table.T))
+
+    def rows(self) -> Ints:
+        """Returns the columns side by side, int64 [num_operations, columns]."""
+        return np.stack([getattr(self, name) for name in COLUMN_NAMES], axis=1).astype(np.int64)
+
+    def take(self, index: Ints | slice | Flags) -> "Operations":
+        """Returns the operations at `index` alone."""
+        return Operations(*(getattr(self, name)[index] for name in COLUMN_NAMES))
+
+
+COLUMN_NAMES = tuple(field.name for field in fields(Operations))
+
+
+def row(
+    kind: int,
+    what: int,
+    ends: tuple[int, int],
+    lists: Sequence[int],
+    queue: str,
+    layer: int = 0,
+    version: int = 0,
+) -> list[int]:
+    """Returns the row of an operation without encoding or lanes. ends: src, dst; lists: up to three."""
+    padded = [*lists, -1, -1, -1][:3]
+    return [kind, what, *ends, *padded, layer, QUEUES.index(queue), version, -1, -1]

@@ -1,0 +1,115 @@
+"""Attention: a system's plan, forward and backward and unchanged, as operations of every GPU of its groups.
+
+An attend becomes a compute of o, or of dq and dkv; transfers of q, kv and do become sends, those of o, dq and dkv
+moves. With do goes e, its row sums and log-sum-exps, which the backward reads beside it.
+"""
+
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.describe.model import DKV, DO, DQ, KV, TENSOR_NAMES, O, Q
+from zbench.plans.plan import ATTEND, Ops
+from zbench.step.layout import Layout
+from zbench.step.lists import LANE, ListTable
+from zbench.step.operations import COMPUTE, DROP, MOVE, QUEUES, SEND
+from zbench.step.passes.parts import PlanParts
+
+_COMPUTE, _SENDS = QUEUES.index("compute"), QUEUES.index("attention")
+_KINDS = {Q: SEND, KV: SEND, DO: SEND, O: MOVE, DQ: MOVE, DKV: MOVE}
+
+
+def attention_rows(
+    parts: PlanParts, ops: Ops, layout: Layout, lists: ListTable, backward: bool = False, again: str = ""
+) -> Ints:
+    """Returns operations of a plan's forward or backward list as rows, int64 [n, columns of Operations].
+
+    again: "~" where they make or read what was made again, else "". layout: for the numbers of formulas and tensors.
+    """
+    tables = _Numbers(parts, layout, lists, again)
+    blocks = tables.of_blocks(ops)
+    found = [np.zeros((0, 13), np.int64)]
+    for share in range(parts.degree):
+        for low, high in np.unique(np.stack([ops.head_lo, ops.head_hi], axis=1), axis=0).tolist():
+            mine = np.flatnonzero((ops.head_lo == low) & (ops.head_hi == high))
+            found.append(tables.rows(ops, mine, blocks, (share, int(low), int(high)), backward))
+    rows = np.concatenate(found)
+    return rows[np.argsort(rows[:, -1], kind="stable"), :-1]
+
+
+def kept_copies(parts: PlanParts) -> list[tuple[str, int, Ints, tuple[int, int]]]:
+    """Lists the copies of q and kv that stay where the forward brought them, until the backward: (tensor, rank, blocks,
+    heads)."""
+    ops = parts.plan.forward
+    return [
+        (TENSOR_NAMES[int(ops.tensor[at])], int(ops.dst[at]), parts.plan.lists[int(ops.blocks[at])],
+         (int(ops.head_lo[at]), int(ops.head_hi[at])))
+        for at in np.flatnonzero(ops.keep)
+    ]  # fmt: skip
+
+
+def dropped_rows(parts: PlanParts, layout: Layout, lists: ListTable, again: str) -> Ints:
+    """Returns operations that drop what the forward list brought and did not mark to stay."""
+    forward = parts.plan.forward
+    copies = (forward.kind != ATTEND) & np.isin(forward.tensor, (Q, KV)) & (forward.keep == 0)
+    ops = forward.take(np.flatnonzero(copies))
+    rows = attention_rows(parts, ops, layout, lists, again=again)
+    rows[:, 0], rows[:, 2], rows[:, 3] = DROP, rows[:, 3], -1
+    return rows
+
+
+class _Numbers:
+    """The numbers of lists, formulas and tensors that operations of a plan become."""
+
+    def __init__(self, parts: PlanParts, layout: Layout, lists: ListTable, again: str) -> None:
+        self.parts, self.lists, self.again = parts, lists, again
+        names = layout.number
+        self.tensors = np.array(
+            [names.get(f"{name}{again if name in ('q', 'kv', 'o') else ''}", -1) for name in TENSOR_NAMES], np.int64
+        )
+        self.row_sums = names["e"]
+        self.attend = layout.labels.index(f"o{again}")
+        self.attend_back = layout.labels.index("dq")
+
+    def of_blocks(self, ops: Ops) -> Ints:
+        """Returns the list of parts of t for every list of blocks that operations name, -1 for others."""
+        found = np.full(len(self.parts.plan.lists) + 1, -1, np.int64)
+        for which in np.unique(np.concatenate([ops.blocks, ops.kv_blocks])).tolist():
+            if which >= 0:
+                found[which] = self.lists.number("t", self.parts.of_blocks(np.sort(self.parts.plan.lists[which])))
+        return found
+
+    def of_lanes(self, ops: Ops) -> Ints:
+        """Returns the list of lanes for every one that operations name, and -1 at the end, for none."""
+        found = np.full(len(self.parts.plan.lanes) + 1, -1, np.int64)
+        for which in np.unique(ops.via[ops.via >= 0]).tolist():
+            found[which] = self.lists.number(LANE, self.parts.plan.lanes[which])
+        return found
+
+    def of_heads(self, index: str, share: int, low: int, high: int) -> int:
+        """Returns the list of parts of h or g that a range of the plan's heads is on GPU `share` of a group."""
+        mine = self.parts.of_slice(index, share)
+        inside = np.arange(*np.searchsorted(self.parts.head_cuts, (low, high)))
+        return self.lists.number(index, mine[inside if index == "h" else np.unique(self.parts.kv_of_head[inside])])
+
+    def rows(self, ops: Ops, mine: Ints, blocks: Ints, heads: tuple[int, int, int], backward: bool) -> Ints:
+        """Returns the rows of some operations that have the same heads, on one GPU of each group. Their last column
+        sorts them into plan order; heads: the GPU in its group, first and last head."""
+        h, g = self.of_heads("h", *heads), self.of_heads("g", *heads)
+        degree, share = self.parts.degree, heads[0]
+        attend = ops.kind[mine] == ATTEND
+        tensor = np.where(attend, 0, ops.tensor[mine])
+        table = np.full((len(mine), 13), -1, np.int64)
+        table[:, 0] = np.where(attend, COMPUTE, np.array([_KINDS[one] for one in range(6)])[tensor])
+        table[:, 1] = np.where(attend, self.attend_back if backward else self.attend, self.tensors[tensor])
+        table[:, 2] = ops.src[mine].astype(np.int64) * degree + share
+        table[:, 3] = np.where(attend, -1, ops.dst[mine].astype(np.int64) * degree + share)
+        table[:, 4] = blocks[ops.blocks[mine]]
+        table[:, 5] = np.where(~attend & np.isin(tensor, (KV, DKV)), g, h)
+        table[:, 6] = np.where(attend, blocks[ops.kv_blocks[mine]], -1)
+        table[:, 7], table[:, 9] = 0, 0
+        table[:, 8] = np.where(attend, _COMPUTE, _SENDS)
+        table[:, 11] = self.of_lanes(ops)[ops.via[mine]]
+        table[:, 12] = (2 * mine) * degree + share
+        extra = table[~attend & (tensor == DO)].copy()
+        extra[:, 1], extra[:, 12] = self.row_sums, extra[:, 12] + degree
+        return np.concatenate([table, extra])

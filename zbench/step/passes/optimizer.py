@@ -1,0 +1,53 @@
+"""The optimizer: every parameter is updated where its state is, and gathered again where it rests on all GPUs."""
+
+import numpy as np
+
+from zbench.step.layout import Layout
+from zbench.step.lists import ListTable
+from zbench.step.operations import COMPUTE, GATHER, Operations, row
+from zbench.step.passes.zero import GAINS, ParameterRows, Parameters
+from zbench.step.template import COMPLETE, Items, Template
+
+
+def optimizer_template(
+    name: str, weights: tuple[str, ...], totals: dict[str, int], rows: ParameterRows, layout: tuple[int, Layout]
+) -> Template:
+    """Returns the template that updates parameters once: version 0 becomes version 1.
+
+    totals: contributions that a gradient has when it is complete. layout: its number and itself.
+    """
+    of, lists = rows.of, rows.lists
+    ops: list[list[int]] = []
+    needs: list[list[int]] = []
+    leaves: list[list[int]] = []
+    formulas = []
+    for weight in weights:
+        formula = layout[1].labels.index(weight)
+        formulas.append(formula)
+        ops += _updates(formula, weight, of, lists)
+        state, everywhere = f"s{weight}", of.stage == "none"
+        rests = rows.everywhere if everywhere else rows.at_home
+        alone = of.groups * (of.degree if weight in GAINS else 1) == 1
+        needs += rows.resting(weight) + rests(state, weight)
+        needs += rests(f"d{weight}", weight, count=COMPLETE if everywhere and not alone else totals[weight])
+        leaves += rests(state, weight, version=1) + rows.resting(weight, version=1)
+        if of.stage in ("1", "2"):
+            ops += rows.collectives(GATHER, weight, weight, version=1)
+    return Template(name, layout[0], Operations.of(ops), tuple(formulas), Items.of(needs), Items.of(leaves))
+
+
+def _updates(formula: int, weight: str, of: Parameters, lists: ListTable) -> list[list[int]]:
+    """Returns the updates of a parameter: of every cell at home, or of all cells on every GPU."""
+    if weight in GAINS:
+        places = range(of.groups * of.degree) if of.stage == "none" else of.home(weight).tolist()
+        return [row(COMPUTE, formula, (place, -1), [], "compute") for place in places]
+    found = []
+    home = of.home(weight).reshape(of.degree, -1)
+    for share, members in of.members(weight):
+        slices = lists.number("j", [share])
+        for place in members.tolist():
+            shards = np.flatnonzero(home[share] == place) if of.stage != "none" else np.arange(home.shape[1])
+            if len(shards):
+                cells = [slices, lists.number(f"z{weight}", shards)]
+                found.append(row(COMPUTE, formula, (place, -1), cells, "compute"))
+    return found

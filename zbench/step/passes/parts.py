@@ -1,0 +1,181 @@
+"""The parts of a plan's micro-batch on tensor-parallel groups of GPUs, and which of them see each other.
+
+A plan's rank is a group of `degree` GPUs, which follow one another. Tokens: each block is cut in as many parts as the
+group has GPUs (sequence parallelism); parts without a token are left out. Heads: GPU j has slice j of them, and within
+it the parts that the plan's head ranges cut. Columns of the feed-forward and words of the vocabulary: a slice a GPU.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numba as nb
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.describe.model import Model
+from zbench.plans.plan import Lists, Plan
+from zbench.step.index import Index, PartMap, Relation
+
+
+@dataclass(frozen=True)
+class PlanParts:
+    """The parts of a plan for a model. degree: GPUs of a tensor-parallel group."""
+
+    plan: Plan
+    model: Model
+    degree: int
+
+    @property
+    def num_gpus(self) -> int:
+        return self.plan.num_ranks * self.degree
+
+    @cached_property
+    def _tokens(self) -> tuple[Ints, Ints, Ints]:
+        """The block, the share of it (0 to degree - 1) and the tokens of every part of t."""
+        tokens, share = self.plan.blocks.tokens, np.arange(self.degree)
+        sizes = tokens[:, None] // self.degree + (share < tokens[:, None] % self.degree)
+        block, part = np.nonzero(sizes)
+        return block, part, sizes[block, part]
+
+    @cached_property
+    def block(self) -> Ints:
+        """The block of every part of t, int64 [parts], ascending."""
+        return self._tokens[0]
+
+    @cached_property
+    def home(self) -> Ints:
+        """The GPU of every part of t, int64 [parts]."""
+        block, share, _ = self._tokens
+        return self.plan.blocks.home[block] * self.degree + share
+
+    @cached_property
+    def own(self) -> Lists:
+        """The parts of t at home on each GPU."""
+        return _by(self.home, self.num_gpus)
+
+    @cached_property
+    def together(self) -> Lists:
+        """The parts of t at home in each group of GPUs."""
+        return _by(self.home // self.degree, self.plan.num_ranks)
+
+    def of_blocks(self, blocks: Ints) -> Ints:
+        """Returns the parts of t that blocks have."""
+        begin = np.searchsorted(self.block, blocks)
+        count = np.searchsorted(self.block, blocks, side="right") - begin
+        first = np.repeat(begin - (np.cumsum(count) - count), count)
+        return np.asarray(first + np.arange(len(first)), np.int64)
+
+    @cached_property
+    def head_cuts(self) -> Ints:
+        """Where a slice's heads are cut, from 0 to the number of the plan's heads."""
+        ops = (self.plan.forward, self.plan.backward)
+        edges = [column for one in ops for column in (one.head_lo, one.head_hi)]
+        return np.unique(np.concatenate([[0, self.plan.num_heads], *edges])).astype(np.int64)
+
+    @cached_property
+    def kv_of_head(self) -> Ints:
+        """The part of a slice's kv heads that every part of its heads reads, ascending."""
+        per_kv = self.model.num_heads // self.model.num_kv_heads
+        first = self.head_cuts[:-1] // per_kv
+        last = (self.head_cuts[1:] - 1) // per_kv
+        fresh = np.concatenate([[True], first[1:] > np.maximum.accumulate(last)[:-1]])
+        return np.cumsum(fresh) - 1
+
+    @cached_property
+    def kv_sizes(self) -> Ints:
+        """The kv heads of every part of a slice's, int64 [parts]."""
+        per_kv = self.model.num_heads // self.model.num_kv_heads
+        last = (self.head_cuts[1:] - 1) // per_kv + 1
+        ends = np.array([last[self.kv_of_head == part].max() for part in range(self.kv_of_head[-1] + 1)], np.int64)
+        return np.diff(ends, prepend=0)
+
+    def indices(self) -> tuple[Index, ...]:
+        """Returns the indices t, h, g, f, v and j, the slices of a group."""
+        slices = np.ones(self.degree, np.int64)
+        return (
+            Index("t", self._tokens[2], of_batch=True),
+            Index("h", np.tile(np.diff(self.head_cuts), self.degree)),
+            Index("g", np.tile(self.kv_sizes, self.degree)),
+            Index("f", _shares(self.model.ffn_hidden, self.degree)),
+            Index("v", _shares(self.model.vocab, self.degree)),
+            Index("j", slices),
+        )
+
+    def maps(self) -> tuple[PartMap, ...]:
+        """Returns the maps g(h), and j of h, g, f and v."""
+        heads, kvs, share = len(self.head_cuts) - 1, len(self.kv_sizes), np.arange(self.degree)
+        kv = (share[:, None] * kvs + self.kv_of_head).reshape(-1)
+        return (
+            PartMap("g", "h", kv), PartMap("j", "h", np.repeat(share, heads)), PartMap("j", "g", np.repeat(share, kvs)),
+            PartMap("j", "f", share), PartMap("j", "v", share),
+        )  # fmt: skip
+
+    def of_slice(self, index: str, share: int) -> Ints:
+        """Returns the parts of an index that GPU `share` of every group has."""
+        count = {"h": len(self.head_cuts) - 1, "g": len(self.kv_sizes)}.get(index, 1)
+        return share * count + np.arange(count)
+
+    def visible(self) -> Relation:
+        """Returns visible(t, s): which blocks have a query that sees a key of which blocks."""
+        blocks, mask = self.plan.blocks, self.plan.mask
+        offsets, partners = _seen(
+            (blocks.seq, blocks.start, blocks.stop, blocks.block), blocks.pieces.offsets, blocks.pieces.items,
+            len(self.plan.lengths), mask.causal, mask.window,
+        )  # fmt: skip
+        return Relation("visible", "t", "t", self.block, self.block, offsets, partners)
+
+
+def check_degree(model: Model, plans: tuple[Plan, ...], degree: int) -> None:
+    """Raises ValueError if a model cannot be cut for tensor-parallel groups, or plans are not made for them."""
+    for name in ("num_heads", "num_kv_heads", "ffn_hidden", "vocab"):
+        if degree < 1 or getattr(model, name) % degree:
+            raise ValueError(f"the tensor-parallel degree is {degree}; it has to divide model.{name}, {getattr(model, name)}")
+    for number, plan in enumerate(plans):
+        if plan.num_heads * degree != model.num_heads or plan.num_ranks != plans[0].num_ranks:
+            raise ValueError(
+                f"plan {number} is of {plan.num_ranks} ranks with {plan.num_heads} heads; groups of {degree} GPUs take "
+                f"plans of {plans[0].num_ranks} ranks with {model.num_heads // degree} heads"
+            )
+
+
+def _by(owner: Ints, count: int) -> Lists:
+    """Returns, for every owner, what it owns."""
+    sizes = np.bincount(owner, minlength=count)
+    return Lists(np.concatenate([[0], np.cumsum(sizes)]), np.argsort(owner, kind="stable"))
+
+
+def _shares(size: int, degree: int) -> Ints:
+    return np.full(degree, size // degree, np.int64)
+
+
+@nb.njit(cache=True)
+def _seen(pieces, offsets, of_block, num_sequences, causal, window):  # type: ignore[no-untyped-def]
+    """Returns compressed rows of blocks: those with a key that a query of the row's block sees, ascending."""
+    seq, start, stop, block = pieces
+    first = np.zeros(num_sequences + 1, np.int64)
+    for at in range(len(seq)):
+        first[seq[at] + 1] += 1
+    first = np.cumsum(first)
+    count = len(offsets) - 1
+    rows, stamp = np.zeros(count + 1, np.int64), np.full(count, -1, np.int64)
+    found, used = np.empty(count + 16, np.int64), 0
+    for one in range(count):
+        if used + count > len(found):
+            larger = np.empty(2 * len(found) + count, np.int64)
+            larger[:used] = found[:used]
+            found = larger
+        begin = used
+        for at in range(offsets[one], offsets[one + 1]):
+            mine = of_block[at]
+            for other in range(first[seq[mine]], first[seq[mine] + 1]):
+                if causal and start[other] >= stop[mine]:
+                    break
+                if window > 0 and start[mine] - stop[other] + 1 >= window:
+                    continue
+                if stamp[block[other]] != one:
+                    stamp[block[other]] = one
+                    found[used] = block[other]
+                    used += 1
+        found[begin:used] = np.sort(found[begin:used])
+        rows[one + 1] = used
+    return rows, found[:used].copy()

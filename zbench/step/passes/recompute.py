@@ -1,0 +1,56 @@
+"""Recomputation: what the backward reads and the forward does not keep is made again by formulas of its own.
+
+What is made again is another tensor, with ~ at the end of its name: a sum that is made a second time has contributions
+of its own, and nothing else in a step has to know of recomputation.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from zbench.step.formula import Formula, Reference
+
+# What is made again: nothing; what elementwise work alone makes; the feed-forward's; all of a layer but its input.
+LEVELS: Mapping[str, tuple[str, ...] | None] = MappingProxyType({
+    "none": (), "elementwise": ("n", "m", "u"), "selective": ("m", "z", "u"), "full": None,
+})  # fmt: skip
+
+
+def made_again(level: str, forward: Sequence[Formula], kept: str) -> tuple[str, ...]:
+    """Returns the names of tensors that are made again. kept: the layer's input.
+
+    Raises:
+        ValueError: there is no such level.
+    """
+    if level not in LEVELS:
+        raise ValueError(f"recompute is {level!r}; it takes {', '.join(LEVELS)}")
+    names = LEVELS[level]
+    if names is not None:
+        return names
+    return tuple(result.tensor for one in forward for result in one.results if not result.after)
+
+
+def with_recomputation(
+    forward: Sequence[Formula], backward: Sequence[Formula], again: Collection[str]
+) -> tuple[Formula, ...]:
+    """Returns the backward with the formulas that make `again` once more before it, and reading what these make.
+
+    Of a forward only the formulas are repeated whose results something reads.
+    """
+    wanted = {ref.tensor for one in backward for ref in one.operands} & set(again)
+    repeated: list[Formula] = []
+    for one in reversed(forward):
+        if any(result.tensor in wanted and not result.after for result in one.results):
+            repeated.insert(0, one)
+            wanted |= {ref.tensor for ref in one.operands} & set(again)
+    return tuple(_again(one, wanted) for one in (*repeated, *backward))
+
+
+def _again(one: Formula, names: Collection[str]) -> Formula:
+    """Returns a formula that names what is made again."""
+
+    def renamed(ref: Reference) -> Reference:
+        return replace(ref, tensor=f"{ref.tensor}~") if ref.tensor in names and not ref.after else ref
+
+    terms = tuple(replace(term, operands=tuple(map(renamed, term.operands))) for term in one.terms)
+    return replace(one, results=tuple(map(renamed, one.results)), terms=terms)

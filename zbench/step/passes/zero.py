@@ -1,0 +1,181 @@
+"""Where parameters, gradients and optimizer state are: ZeRO's stages, with a window of layers gathered ahead.
+
+    none   all of them on every GPU of a slice; gradients are reduced and gathered again
+    1      optimizer state in shards; gradients are reduced to them, parameters gathered after the update
+    2      gradients in shards as well: they are reduced in every micro-batch
+    3      parameters in shards as well: gathered for every layer, forward and backward, `window` layers ahead
+
+(Rajbhandari et al. 2020, arXiv 1910.02054.) Shards are flat: the parameters of a layer, of a tensor-parallel slice, one
+after another, in as many equal parts as there are groups. Norms' gains are whole at one home.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.describe.model import Model
+from zbench.step.index import Index
+from zbench.step.layout import Layout
+from zbench.step.lists import PLACE, ListTable
+from zbench.step.operations import GATHER, REDUCE, row
+from zbench.step.template import AT_HOME, COMPLETE
+
+STAGES = ("none", "1", "2", "3")
+LAYER_WEIGHTS, OTHER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wz", "wd"), ("we", "gl", "wh")
+GAINS = ("g1", "g2", "gl")
+MOMENT_BYTES = 12  # of a parameter: float32 weight and two moments (Rajbhandari et al. 2020, section 3.1)
+
+
+def weight_elements(model: Model) -> Mapping[str, int]:
+    """Returns the elements of every parameter of a dense layer and of what is before and after the layers."""
+    h, d = model.hidden, model.head_dim
+    return {
+        "g1": h, "wq": h * model.num_heads * d, "wkv": 2 * h * model.num_kv_heads * d,
+        "wo": h * model.num_heads * d, "g2": h, "wz": 2 * h * model.ffn_hidden, "wd": h * model.ffn_hidden,
+        "we": h * model.vocab, "gl": h, "wh": h * model.vocab,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of a step on `groups` tensor-parallel groups of `degree` GPUs."""
+
+    model: Model
+    groups: int
+    degree: int
+    stage: str
+    window: int
+
+    def __post_init__(self) -> None:
+        if self.stage not in STAGES:
+            raise ValueError(f"zero is {self.stage!r}; it takes {', '.join(STAGES)}")
+        if self.stage == "3" and not 1 <= self.window <= min(self.model.num_layers, 8):
+            raise ValueError(
+                f"the prefetch window is {self.window} layers; it takes 1 to {min(self.model.num_layers, 8)}"
+            )
+
+    @property
+    def gathered(self) -> bool:
+        """Whether parameters stay at their homes and are gathered where a layer needs them."""
+        return self.stage == "3"
+
+    @cached_property
+    def shards(self) -> Mapping[str, tuple[Ints, Ints]]:
+        """The elements and the groups of the shards of a slice of every parameter that is cut, by its name."""
+        elements, found = weight_elements(self.model), {}
+        for names in (LAYER_WEIGHTS, OTHER_WEIGHTS):
+            cut = [name for name in names if name not in GAINS]
+            sizes = [elements[name] // self.degree for name in cut]
+            each = -(-sum(sizes) // self.groups)
+            begin = 0
+            for name, size in zip(cut, sizes, strict=True):
+                edges = np.arange(begin // each, -(-(begin + size) // each) + 1) * each
+                edges = np.clip(edges, begin, begin + size)
+                found[name] = (np.diff(edges), begin // each + np.arange(len(edges) - 1))
+                begin += size
+        return found
+
+    def indices(self) -> tuple[Index, ...]:
+        """Returns the indices of shards, z and the parameter's name."""
+        return tuple(Index(f"z{name}", sizes) for name, (sizes, _) in self.shards.items())
+
+    def axes(self, weight: str) -> tuple[str, ...]:
+        """Returns what a parameter, its gradient and its optimizer state are cut along."""
+        return () if weight in GAINS else ("j", f"z{weight}")
+
+    def home(self, weight: str) -> Ints:
+        """Returns the place of every cell of a parameter."""
+        if weight in GAINS:
+            return np.full(1, GAINS.index(weight) % (self.groups * self.degree), np.int64)
+        owner = self.shards[weight][1]
+        return (owner * self.degree + np.arange(self.degree)[:, None]).reshape(-1)
+
+    def members(self, weight: str) -> list[tuple[int, Ints]]:
+        """Lists (slice, the GPUs that compute with it) of a parameter; slice -1: it is not cut."""
+        if weight in GAINS:
+            return [(-1, np.arange(self.groups * self.degree))]
+        return [(share, np.arange(self.groups) * self.degree + share) for share in range(self.degree)]
+
+
+@dataclass(frozen=True)
+class ParameterRows:
+    """Makes the operations and contract entries of parameters in a layout."""
+
+    of: Parameters
+    layout: Layout
+    lists: ListTable
+
+    def _cells(self, weight: str, share: int) -> list[int]:
+        if share < 0:
+            return []
+        return [self.lists.number("j", [share]), self.lists.whole(f"z{weight}")]
+
+    def collectives(self, kind: int, tensor: str, weight: str, layer: int = 0, version: int = 0) -> list[list[int]]:
+        """Returns gathers of a parameter's cells from their homes, or reductions to them, one for each slice."""
+        queue = "parameters" if kind == GATHER and tensor == weight else "gradients"
+        number = self.layout.number[tensor]
+        return [
+            row(kind, number, (-1, self.lists.number(PLACE, members)), self._cells(weight, share), queue, layer, version)
+            for share, members in self.of.members(weight)
+            if len(members) > 1
+        ]
+
+    def everywhere(self, tensor: str, weight: str, layer: int = 0, version: int = 0, count: int = 0) -> list[list[int]]:
+        """Returns the entries of a parameter that is on all GPUs that compute with it."""
+        found = []
+        for share, members in self.of.members(weight):
+            cells = [*self._cells(weight, share), -1, -1][:2]
+            found.append([self.layout.number[tensor], layer, self.lists.number(PLACE, members), *cells, count, version, 0])
+        return found
+
+    def at_home(self, tensor: str, weight: str, layer: int = 0, version: int = 0, count: int = 0) -> list[list[int]]:
+        """Returns the entries of a parameter of which every cell is at its home alone."""
+        axes = self.of.axes(weight)
+        cells = [*(self.lists.whole(axis) for axis in axes), -1, -1][:2]
+        return [[self.layout.number[tensor], layer, AT_HOME, *cells, count, version, 0]]
+
+    def resting(self, weight: str, version: int = 0, layer: int = 0) -> list[list[int]]:
+        """Returns the entries of a parameter between its uses."""
+        return (self.at_home if self.of.gathered else self.everywhere)(weight, weight, layer, version)
+
+    def gathers(self, weights: tuple[str, ...], layer: int = 0) -> list[list[int]]:
+        """Returns gathers of parameters, of stage 3 alone."""
+        if not self.of.gathered:
+            return []
+        return [line for weight in weights for line in self.collectives(GATHER, weight, weight, layer)]
+
+    def reductions(self, weights: tuple[str, ...], last: bool) -> list[list[int]]:
+        """Returns the reductions of gradients at the end of a micro-batch's backward. last: of all micro-batches."""
+        if not last and self.of.stage in ("none", "1"):
+            return []
+        found = [line for weight in weights for line in self.collectives(REDUCE, f"d{weight}", weight)]
+        if last and self.of.stage == "none":
+            found += [line for weight in weights for line in self.collectives(GATHER, f"d{weight}", weight)]
+        return found
+
+    def gradients(self, weight: str, counts: Mapping[int, int], before: int, last: bool) -> list[list[int]]:
+        """Returns the entries of a gradient after some micro-batches, [] if there is nothing of it.
+
+        counts: contributions made so far by every GPU. before: of the same by all GPUs of a slice. last: after the
+        last micro-batch.
+        """
+        if not before:
+            return []
+        name = f"d{weight}"
+        if last and self.of.stage == "none":
+            if self.of.groups * (self.of.degree if weight in GAINS else 1) > 1:
+                return self.everywhere(name, weight, count=COMPLETE)
+            return self.everywhere(name, weight, count=before)
+        if last or self.of.stage in ("2", "3"):
+            return self.at_home(name, weight, count=before)
+        found = []
+        for share, members in self.of.members(weight):
+            cells = [*self._cells(weight, share), -1, -1][:2]
+            for gpu in members.tolist():
+                if counts[gpu]:
+                    places = self.lists.number(PLACE, [gpu])
+                    found.append([self.layout.number[name], 0, places, *cells, counts[gpu], 0, 0])
+        return found

@@ -1,0 +1,76 @@
+"""Proves a step correct before anything runs it.
+
+1. Lists have parts of their indices, operations and contracts name what is there (zbench.step.proof.ranges).
+2. Every formula of every template computes each combination of parts exactly once (zbench.step.proof.coverage).
+3. From what a template's contract needs, its operations make what it leaves: copies are there before they are read
+   and are not made twice, sums have all contributions when they are read, stay as they are from then on, and none is
+   left behind, state is seen in the versions that are named (zbench.step.proof.walk).
+4. In the order of instances every contract finds what it needs, no more and no less; every formula is computed once
+   for every layer of every micro-batch; what is there at the end is what the step says (zbench.step.proof.order).
+
+Contracts are an input: they are proven against, and not derived from the operations that they are about.
+"""
+
+from dataclasses import dataclass
+
+from zbench.step.proof.order import order_fault
+from zbench.step.proof.ranges import items_fault, lists_fault
+from zbench.step.proof.tables import whole_counts
+from zbench.step.proof.template_rules import template_fault
+from zbench.step.template import Step
+
+
+class StepError(ValueError):
+    """A step must not run; the message names the template, the operation, the item and its place."""
+
+
+@dataclass(frozen=True)
+class Proven:
+    """What a proof counted. touches: of items by operations of all templates, each once. hops: by tensor, how often
+    values were encoded with loss where they are read."""
+
+    touches: int
+    hops: dict[str, int]
+
+
+def prove_step(step: Step) -> Proven:
+    """Returns what the proof counted if a step is correct.
+
+    Raises:
+        StepError: the first rule broken.
+    """
+    for number, layout in enumerate(step.layouts):
+        _hold(lists_fault(step, layout), f"layout {number}: ")
+        try:
+            layout.bound, layout.contributions  # noqa: B018 - formulas are read here, and have to fit the tensors
+        except ValueError as error:
+            raise StepError(f"layout {number}: {error}") from error
+        for tensor in layout.tensors:
+            homes, cells = tensor.home, layout.shape(layout.number[tensor.name])
+            if len(homes) != cells[0] * cells[1] or homes.max(initial=-1) >= step.num_places:
+                raise StepError(f"layout {number}: tensor {tensor.name} has {len(homes)} homes for {cells} cells")
+    for name, items in (("begins", step.begins), ("ends", step.ends)):
+        _hold(items_fault(step.layouts[0], items), f"{name} ")
+    counts = whole_counts(step)
+    touches, hops = 0, {tensor.name: 0 for tensor in step.layouts[0].tensors}
+    for template in step.templates:
+        if not 0 <= template.layout < len(step.layouts):
+            raise StepError(f"template {template.name} is of layout {template.layout}; there are {len(step.layouts)}")
+        fault, state = template_fault(step, template, counts[template.layout])
+        _hold(fault)
+        assert state is not None  # there is one where there is no fault
+        touches += int(state.touches[0])
+        for tensor, most in zip(step.layouts[template.layout].tensors, state.hops.tolist(), strict=True):
+            hops[tensor.name] = max(hops.get(tensor.name, 0), most)
+    for tensor in step.layouts[0].tensors:
+        if tensor.hops != hops[tensor.name]:
+            found = f"its values are encoded with loss {hops[tensor.name]} times where they are read"
+            raise StepError(f"tensor {tensor.name} has hops {tensor.hops}; {found}")
+    _hold(order_fault(step, counts))
+    return Proven(touches, hops)
+
+
+def _hold(fault: str, where: str = "") -> None:
+    """Raises StepError if there is a fault."""
+    if fault:
+        raise StepError(where + fault)

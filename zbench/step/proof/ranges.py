@@ -1,0 +1,146 @@
+"""The rules of numbers: operations and contracts name places, lists, tensors and formulas that there are.
+
+Compiled loops follow lists and numbers without looking whether these lead out of an array: hence these rules are first.
+"""
+
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.step.layout import Layout
+from zbench.step.lists import LANE, PLACE, PartLists
+from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND, Operations
+from zbench.step.proof.sentences import Sentence
+from zbench.step.template import AT_HOME, COMPLETE, Items, Step, Template
+
+MOST_OFFSET = 16  # layers that an operation may look ahead or back
+
+
+def lists_fault(step: Step, layout: Layout) -> str:
+    """Returns what is wrong with the lists of a layout: each belongs to an index and has parts of it, each once."""
+    lists = layout.lists
+    sizes = [_parts(step, layout, name) for name in lists.indices]
+    if len(lists.offsets) != len(lists) + 1 or lists.offsets[0] != 0 or lists.offsets[-1] != len(lists.parts):
+        return "the offsets of lists do not go from 0 to the number of parts"
+    if (np.diff(lists.offsets) < 0).any() or (len(lists) and not 0 <= lists.of.min() <= lists.of.max() < len(sizes)):
+        return "the offsets of lists fall, or a list is of no index"
+    row = np.repeat(np.arange(len(lists)), np.diff(lists.offsets))
+    outside = (lists.parts < 0) | (lists.parts >= np.array(sizes, np.int64)[lists.of[row]])
+    if outside.any():
+        at = int(np.argmax(outside))
+        name = lists.index_of(int(row[at]))
+        return f"list {row[at]} names part {lists.parts[at]} of index {name}, which has {_parts(step, layout, name)}"
+    again = (np.diff(lists.parts) <= 0) & (row[1:] == row[:-1])
+    if again.any():
+        at = int(np.argmax(again))
+        return f"list {row[at]} has part {lists.parts[at + 1]} twice or not in ascending order"
+    return ""
+
+
+def _parts(step: Step, layout: Layout, index: str) -> int:
+    """Returns how many parts an index has; lanes are below 2 ** 15."""
+    if index == PLACE:
+        return step.num_places
+    return 2**15 if index == LANE else len(layout.index[index])
+
+
+def operation_fault(step: Step, template: Template) -> str:
+    """Returns the first operation of a template that names what is not there, as a sentence; "" if none."""
+    layout, ops, say = step.layouts[template.layout], template.operations, Sentence(step, template)
+    if len(wrong := np.flatnonzero((ops.kind < 0) | (ops.kind >= len(KINDS)))):
+        return say.number(int(wrong[0]), "kind", f"0 to {len(KINDS) - 1}")
+    compute = ops.kind == COMPUTE
+    single = (ops.kind == SEND) | (ops.kind == MOVE)
+    many = (ops.kind == GATHER) | (ops.kind == REDUCE)
+    made = np.isin(ops.what, np.array(template.formulas, np.int64))
+    tensors, places, lists = len(layout.tensors), step.num_places, layout.lists
+    for column, bad, right in (
+        ("what", compute & ~made, "the number of a formula that its template computes"),
+        ("what", ~compute & _outside(ops.what, tensors), f"the number of a tensor, below {tensors}"),
+        ("src", ~many & _outside(ops.src, places), f"a place, below {places}"),
+        ("src", many & (ops.src != -1), "-1 of a collective"),
+        ("dst", single & (_outside(ops.dst, places) | (ops.dst == ops.src)), f"another place, below {places}"),
+        ("dst", (compute | (ops.kind == DROP)) & (ops.dst != -1), "-1 of a compute or a drop"),
+        ("dst", many & ~_is_of(lists, ops.dst, PLACE), "a list of places"),
+        ("layer", compute & (ops.layer != 0), "0 of a compute"),
+        ("layer", abs(ops.layer) > MOST_OFFSET, f"at most {MOST_OFFSET} layers away"),
+        ("queue", _outside(ops.queue, len(QUEUES)), f"a queue, below {len(QUEUES)}"),
+        ("encoding", (ops.encoding < -1) | (ops.encoding >= len(step.encodings)), "-1 or an encoding of the step"),
+        ("encoding", (compute | (ops.kind == DROP)) & (ops.encoding != -1), "-1 of a compute or a drop"),
+        ("via", (ops.via != -1) & ~(single & _is_of(lists, ops.via, LANE)), "-1, or a list of lanes of a transfer"),
+    ):
+        if bad.any():
+            return say.number(int(np.argmax(bad)), column, right)
+    return _slots_fault(layout, ops, say)
+
+
+def _outside(column: np.ndarray, size: int) -> np.ndarray:
+    return (column < 0) | (column >= size)
+
+
+def _is_of(lists: PartLists, column: np.ndarray, index: str) -> np.ndarray:
+    """Returns whether numbers are those of lists of an index with something in them."""
+    inside = ~_outside(column, len(lists))
+    which = np.where(inside, column, 0)
+    if index not in lists.indices or not len(lists):
+        return np.zeros(len(column), bool)
+    return inside & (lists.of[which] == lists.indices.index(index)) & (np.diff(lists.offsets)[which] > 0)
+
+
+def _slots_fault(layout: Layout, ops: Operations, say: Sentence) -> str:
+    """Returns the first operation with a list that is not of the index of its formula's slot or its tensor's axis."""
+    kinds = np.unique(np.stack([ops.kind == COMPUTE, ops.what], axis=1).astype(np.int64), axis=0)
+    first, words = len(ops), ""
+    for computes, what in kinds.tolist():
+        if computes:
+            names = [layout.index_of(slot) for slot in layout.formulas[what].slots]
+        else:
+            names = list(layout.tensors[what].axes)
+        mine = np.flatnonzero(((ops.kind == COMPUTE) == bool(computes)) & (ops.what == what))
+        for at in range(3):
+            column = getattr(ops, f"list{at}")[mine]
+            bad = ~_is_of(layout.lists, column, names[at]) if at < len(names) else column != -1
+            if bad.any() and mine[np.argmax(bad)] < first:
+                first = int(mine[np.argmax(bad)])
+                words = say.number(first, f"list{at}", f"a list of index {names[at]}" if at < len(names) else "-1")
+        offset = ops.layer[mine] != 0
+        if not computes and layout.tensors[what].layers == "none" and offset.any() and mine[np.argmax(offset)] < first:
+            first = int(mine[np.argmax(offset)])
+            words = say.number(first, "layer", f"0, as {layout.tensors[what].name} is of no layer")
+    return words
+
+
+def contract_fault(step: Step, template: Template) -> str:
+    """Returns what is wrong with the numbers of a template's contract, as a sentence; "" if nothing."""
+    layout, say = step.layouts[template.layout], Sentence(step, template)
+    for name, items in (("needs", template.needs), ("leaves", template.leaves)):
+        if word := items_fault(layout, items):
+            return say.contract(f"{name} {word}")
+    return ""
+
+
+def items_fault(layout: Layout, items: Items) -> str:
+    """Returns what is wrong with the numbers of items, "" if nothing."""
+    lists = layout.lists
+    for at, (tensor, layer, places, list0, list1, count, version, _) in enumerate(items.rows()):
+        if not 0 <= tensor < len(layout.tensors):
+            return f"entry {at} has tensor {tensor}; it takes a number below {len(layout.tensors)}"
+        one = layout.tensors[tensor]
+        if places != AT_HOME and not _is_of(lists, _one(places), PLACE)[0]:
+            return f"entry {at}, of {one.name}, has places {places}; it takes a list of places, or -1: at home"
+        if places == AT_HOME and (one.home < 0).any():
+            return f"entry {at} is of {one.name} at home, which has no home"
+        for axis, which in enumerate((list0, list1)):
+            right = which == -1 if axis >= len(one.axes) else bool(_is_of(lists, _one(which), one.axes[axis])[0])
+            if not right:
+                return f"entry {at}, of {one.name}, has list {which} for axis {axis}"
+        if abs(layer) > MOST_OFFSET or (layer and one.layers == "none"):
+            return f"entry {at}, of {one.name}, has layer {layer:+d}"
+        if (count == 0) == (one.nature == "sum") or count < COMPLETE:
+            return f"entry {at}, of {one.name}, has count {count}; sums have one above 0 or are complete, others none"
+        if version and one.nature != "state":
+            return f"entry {at}, of {one.name}, has version {version}, and is no state"
+    return ""
+
+
+def _one(number: int) -> Ints:
+    return np.array([number], np.int64)

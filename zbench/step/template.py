@@ -1,0 +1,130 @@
+"""Templates of a step, their contracts, and the order in which a step plays instances of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import numpy as np
+
+from zbench.step.layout import Layout
+from zbench.step.operations import Column32, Operations
+
+AT_HOME = -1  # in place of a list of places: each cell at its home
+COMPLETE = -1  # in place of a count: a sum that is complete, and was read or is a copy of it
+
+
+@dataclass(frozen=True)
+class Items:
+    """Items that a contract names, as columns int32 [entries]; each entry has all cells of two lists, on some places.
+
+    tensor; layer: offset to the instance's. places: the number of a list of places, or AT_HOME. list0, list1: lists
+    along the tensor's axes, -1 where it has none. count: contributions of a sum so far, or COMPLETE; 0 of others.
+    version: of state, counted from the instance's. hops: how often the values were encoded with loss.
+    """
+
+    tensor: Column32
+    layer: Column32
+    places: Column32
+    list0: Column32
+    list1: Column32
+    count: Column32
+    version: Column32
+    hops: Column32
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    @staticmethod
+    def of(rows: Sequence[Sequence[int]]) -> "Items":
+        """Makes items of rows, each with all columns in their order."""
+        table = np.array(rows, np.int32).reshape(-1, len(ITEM_COLUMNS))
+        return Items(*(np.ascontiguousarray(column) for column in table.T))
+
+    def rows(self) -> list[list[int]]:
+        """Returns the entries as rows."""
+        table = np.stack([getattr(self, name) for name in ITEM_COLUMNS], axis=1)
+        return [list(map(int, row)) for row in table.tolist()]
+
+
+ITEM_COLUMNS = tuple(field.name for field in fields(Items))
+
+
+@dataclass(frozen=True)
+class Template:
+    """Operations that a step repeats, with the contract that they are proven against.
+
+    layout: the number of its layout. formulas: numbers of those that it computes, every part once.
+    needs: the items that are there when it begins, all there is of each tensor and layer that is named here or touched.
+    leaves: what is there of these afterwards; copies that are not named are gone, sums that are not named are a fault.
+    """
+
+    name: str
+    layout: int
+    operations: Operations
+    formulas: tuple[int, ...]
+    needs: Items
+    leaves: Items
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A template played for `repeats` layers, from `layer` on by `stride` (1, or -1 in a backward).
+
+    version: how many updates of its parameters there were before it in the step.
+    """
+
+    template: int
+    layer: int
+    repeats: int = 1
+    stride: int = 1
+    version: int = 0
+
+    @property
+    def layers(self) -> range:
+        """The layers that it is played for, in order."""
+        return range(self.layer, self.layer + self.stride * self.repeats, self.stride)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a transfer may carry its values in fewer bits. lossy: whether they come back changed."""
+
+    name: str
+    bits: int
+    lossy: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step: instances of templates in one order.
+
+    num_gpus, num_hosts: places are the GPUs' memories and after them the nodes' host memories. layouts: one a
+    micro-batch. begins, ends: what is there of the step's own tensors before and after it, of every layer that has
+    them, told with the lists and tensors of layouts[0].
+    """
+
+    num_gpus: int
+    num_hosts: int
+    num_layers: int
+    encodings: tuple[Encoding, ...]
+    layouts: tuple[Layout, ...]
+    templates: tuple[Template, ...]
+    order: tuple[Instance, ...]
+    begins: Items
+    ends: Items
+
+    @property
+    def num_places(self) -> int:
+        """The number of memories that items may be in."""
+        return self.num_gpus + self.num_hosts
+
+    def place(self, number: int) -> str:
+        """Returns what a place is called."""
+        if number < self.num_gpus:
+            return f"GPU {number}"
+        return f"host memory {number - self.num_gpus}"
+
+    @cached_property
+    def num_operations(self) -> int:
+        """How many operations all instances together have."""
+        return sum(len(self.templates[one.template].operations) * one.repeats for one in self.order)

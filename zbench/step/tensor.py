@@ -1,0 +1,49 @@
+"""Tensors of a step: what they are cut along, what may be done with them, and where their cells are at home."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.step.index import Index
+
+NATURES = ("copy", "sum", "state")
+COPY, SUM, STATE = range(3)
+MERGES = ("", "add", "softmax", "max")
+LAYERS = ("layer", "border", "none")  # one a layer; one between layers and at both ends; one of the whole step
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor that formulas name, cut along at most two indices into cells, the last index running fastest.
+
+    axes: names of indices. A formula that names fewer of them means the whole of the others.
+    nature: "copy" is written once a place and may be sent on; "sum" collects contributions, which are taken along
+        where it moves, and is complete before anything reads it; "state" is updated in place and has versions.
+    merge: how contributions of a sum come together: add, softmax (outputs with their log-sum-exp) or max.
+    layers: whether each layer has one, each border between layers (one more), or the step as a whole.
+    unit: bytes of a cell whose parts have size 1; a cell has that times its parts' sizes.
+    home: int64 [cells], the place of each cell, from or to which collectives move it. -1: it has none.
+    hops: how often values of it were encoded with loss, at most, where they are read.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    nature: str
+    merge: str
+    layers: str
+    unit: int
+    home: Ints
+    hops: int = 0
+
+    def cell_bytes(self, indices: dict[str, Index]) -> Ints:
+        """Returns the bytes of every cell, int64 [cells]."""
+        size = np.full(1, self.unit, np.int64)
+        for axis in self.axes:
+            size = np.multiply.outer(size, indices[axis].sizes).reshape(-1)
+        return size
+
+    def exists(self, layer: int, num_layers: int) -> bool:
+        """Returns whether there is one of a layer, of `num_layers` from 0 on."""
+        most = {"layer": num_layers - 1, "border": num_layers, "none": 0}[self.layers]
+        return 0 <= layer <= most
