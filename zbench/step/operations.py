@@ -11,7 +11,7 @@ from zbench.describe.arrays import Flags, Ints
 Column32 = NDArray[np.int32]
 KINDS = ("compute", "send", "move", "gather", "reduce", "drop")
 COMPUTE, SEND, MOVE, GATHER, REDUCE, DROP = range(6)
-QUEUES = ("compute", "attention", "tensor", "parameters", "gradients", "experts", "stages", "host")
+QUEUES = ("compute", "attention", "tensor_parallel", "parameters", "gradients", "experts", "stages", "host")
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class LinearModules:
             if len(tokens):
                 members = self.lists.number(PLACE, first + np.arange(self.parts.degree))
                 tokens_list = self.lists.number("t", tokens)
-                found.append(row(kind, tensor, (-1, members), [tokens_list], "tensor", int(one.after)))
+                found.append(row(kind, tensor, (-1, members), [tokens_list], "tensor_parallel", int(one.after)))
         return found
 
     def own(self, gpu: int) -> Ints:

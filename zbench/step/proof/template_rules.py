@@ -118,7 +118,7 @@ def _differs(step: Step, layout: Layout, leaves: ItemRows, at: int, have: Ints) 
 def _left(say: Sentence, tables: WalkTables, items: ItemTable, named: np.ndarray) -> str:
     """Tells of a sum that something was added to, and that nothing takes, reads or leaves."""
     rest = np.flatnonzero((items.flags & (THERE | READ_ALREADY)) == THERE)
-    rest = rest[~named[rest]]
+    rest = rest[~named[rest] & (items.count[rest] > 0)]
     tensor = np.searchsorted(tables.base, items.keys[rest], side="right") - 1
     lost = rest[tables.nature[tensor] == SUM]
     if not len(lost):

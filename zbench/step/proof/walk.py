@@ -278,8 +278,7 @@ def _row(t, state, op, number, row, lists, version, layer):  # type: ignore[no-u
                     amount *= _partners(t, relation, part1, 0, lists[second])
                 elif relation >= 0 and not both and slot1 == second:
                     amount *= _partners(t, relation, part1, 1, lists[first])
-                if amount > 0:
-                    _add(t, state, item, amount, 0)
+                _add(t, state, item, amount, 0)  # nothing but zeros, where parts of both lists do not meet
 
 
 @nb.njit(cache=True)

@@ -1,0 +1,65 @@
+"""A training step of a dense model in one process, by torch's autograd in float64: what steps are compared with."""
+
+import numpy as np
+import torch
+
+from zbench.describe.model import Model
+
+SHAPES = {
+    "g1": "e", "wq": "ehd", "wkv": "egkd", "wo": "hde", "g2": "e", "wz": "efk", "wd": "fe", "we": "ve", "gl": "e",
+    "wh": "ev",
+}  # fmt: skip
+OUTSIDE = ("we", "gl", "wh")
+
+
+def weights(model: Model, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random parameters, of all layers in one array."""
+    rng = np.random.default_rng(seed)
+    size = {
+        "e": model.hidden, "h": model.num_heads, "g": model.num_kv_heads, "d": model.head_dim, "k": 2,
+        "f": model.ffn_hidden, "v": model.vocab,
+    }  # fmt: skip
+    found = {}
+    for name, dims in SHAPES.items():
+        layers = () if name in OUTSIDE else (model.num_layers,)
+        value = rng.standard_normal((*layers, *(size[one] for one in dims)))
+        found[name] = 1 + 0.1 * value if name[0] == "g" else 0.5 * value
+    return found
+
+
+def _norm(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    return x / torch.sqrt((x * x).mean(1, keepdim=True) + 1e-6) * g
+
+
+def _turn(x: torch.Tensor) -> torch.Tensor:
+    half = x.shape[2] // 2
+    rate = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle = torch.arange(len(x), dtype=torch.float64)[:, None, None] * rate
+    pairs = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([pairs.real, pairs.imag], dim=2)
+
+
+def step(
+    model: Model, given: dict[str, np.ndarray], sequences: list[tuple[np.ndarray, np.ndarray]]
+) -> tuple[float, dict[str, np.ndarray]]:
+    """(sum of the losses of all tokens, gradients of all parameters); sequences: (tokens, targets) of each."""
+    leaves = {name: torch.tensor(value, requires_grad=True) for name, value in given.items()}
+    total = torch.zeros((), dtype=torch.float64)
+    for tokens, targets in sequences:
+        x = leaves["we"][torch.from_numpy(tokens)]
+        mask = torch.full((len(tokens), len(tokens)), -torch.inf, dtype=torch.float64).triu(1)
+        for layer in range(model.num_layers):
+            w = {name: value[layer] for name, value in leaves.items() if name not in OUTSIDE}
+            n = _norm(x, w["g1"])
+            q = _turn(torch.einsum("te,ehd->thd", n, w["wq"]))
+            kv = torch.einsum("te,egkd->tgkd", n, w["wkv"])
+            kv = kv.repeat_interleave(model.num_heads // model.num_kv_heads, 1)
+            scores = torch.einsum("thd,shd->hts", q, _turn(kv[:, :, 0])) / model.head_dim**0.5 + mask
+            o = torch.einsum("hts,shd->thd", scores.softmax(2), kv[:, :, 1])
+            y = x + torch.einsum("thd,hde->te", o, w["wo"])
+            z = torch.einsum("te,efk->tfk", _norm(y, w["g2"]), w["wz"])
+            x = y + (torch.nn.functional.silu(z[..., 0]) * z[..., 1]) @ w["wd"]
+        logits = _norm(x, leaves["gl"]) @ leaves["wh"]
+        total = total + torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets), reduction="sum")
+    total.backward()
+    return float(total.detach()), {name: leaf.grad.numpy() for name, leaf in leaves.items()}

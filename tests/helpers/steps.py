@@ -1,0 +1,74 @@
+"""Small steps, their tokens, and what they come to when they are executed."""
+
+import numpy as np
+
+from tests.helpers import dense_step
+from zbench.correctness.steps.interpreter import StepInterpreter, Tokens
+from zbench.describe.model import Model
+from zbench.passes.reverse import Mode, reverse
+from zbench.plans.build import Builder
+from zbench.plans.patterns import ulysses_ring
+from zbench.plans.plan import Plan
+from zbench.step.template import Step
+
+MODEL = Model(
+    name="tiny", num_layers=2, hidden=6, num_heads=4, num_kv_heads=2, head_dim=4, ffn_hidden=8, vocab=12
+)  # fmt: skip
+
+
+def plan_of(lengths: list[int], ranks: int, heads: int, mode: Mode = "carry", inner: int = 1, first: int = 0) -> Plan:
+    """One group over all ranks: a ring of groups of `inner` that exchange heads. first: the number of its first
+    sequence in the batch."""
+    builder = Builder(np.array(lengths), ranks, heads, sequences=first + np.arange(len(lengths)))
+    every = np.arange(len(lengths))
+    ulysses_ring(builder, every, 0 * every, np.arange(ranks).reshape(1, -1, inner))
+    return reverse(builder.build(), mode)
+
+
+def sequences_of(plans: list[Plan], model: Model) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Tokens and targets of every sequence of the batch."""
+    rng = np.random.default_rng(7)
+    lengths = {int(n): int(size) for plan in plans for n, size in zip(plan.sequences, plan.lengths, strict=True)}
+    return {n: tuple(rng.integers(0, model.vocab, (2, lengths[n]))) for n in sorted(lengths)}
+
+
+def tokens_of(plan: Plan, sequences: dict[int, tuple[np.ndarray, np.ndarray]], degree: int) -> Tokens:
+    """The tokens of every part of t: a block's tokens in order, in `degree` shares, the first ones larger by one."""
+    blocks, columns = plan.blocks, ([], [], [], [])
+    for block in range(len(blocks)):
+        seq, position = [], []
+        for piece in np.flatnonzero(blocks.block == block):
+            span = range(int(blocks.start[piece]), int(blocks.stop[piece]))
+            seq += [int(plan.sequences[blocks.seq[piece]])] * len(span)
+            position += span
+        shares = [(one, two) for one, two in zip(*(np.array_split(x, degree) for x in (seq, position)), strict=True)]
+        for one, two in shares:
+            if len(one):
+                values = [[sequences[s][which][p] for s, p in zip(one, two, strict=True)] for which in (0, 1)]
+                for column, value in zip(columns, (one, two, *values), strict=True):
+                    column.append(np.array(value, np.int64))
+    return Tokens(*columns)
+
+
+def execute(step: Step, plans: list[Plan], degree: int, model: Model = MODEL) -> float:
+    """The largest relative error of the executed step: of the loss, of every gradient and parameter wherever it is."""
+    given, sequences = dense_step.weights(model), sequences_of(plans, model)
+    tokens = [tokens_of(plan, sequences, degree) for plan in plans]
+    run = StepInterpreter(step, model, tokens, given, degree)
+    there = run.run()
+    loss, gradients = dense_step.step(model, given, [sequences[n] for n in sorted(sequences)])
+    worst = abs(sum(there["loss", 0, -1].values()) / loss - 1)
+    layout = step.layouts[0]
+    for name, _, place, cell in run._named(layout, step.ends):
+        if name == "loss":
+            continue
+        weight = name.removeprefix("s")
+        layers = range(model.num_layers) if weight not in dense_step.OUTSIDE else (0,)
+        for layer in layers:
+            of = (lambda x, w=weight, at=layer: x if w in dense_step.OUTSIDE else x[at])
+            wanted = of(gradients[weight]) if name[0] == "s" else of(given[weight]) - 0.5 * of(gradients[weight])
+            shards = run._shards(layout, name, wanted, cell[0])
+            want = shards[cell[1]] if len(shards) > 1 or weight in layout.index else shards[cell[1]]
+            found = there[name, layer, -1][place, cell]
+            worst = max(worst, float(np.abs(found - want).max() / np.abs(wanted).max()))
+    return float(worst)

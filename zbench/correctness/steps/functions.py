@@ -1,0 +1,197 @@
+"""What the functions of a dense layer's formulas compute, in numpy, for one combination of parts.
+
+Axes: t and s tokens, e hidden, h heads (or kv heads), d their dimension, f columns of the feed-forward, v words, k two
+(keys and values; gate and up). Every function takes what its formula reads, in that order, and `Where`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zbench.describe.arrays import Floats, Ints
+
+EPSILON, BASE = 1e-6, 10000.0
+# Axes of tensors by name; a gradient has those of its tensor.
+DIMS: Mapping[str, str] = {
+    "wq": "ehd", "wkv": "ehkd", "wo": "hde", "wz": "efk", "wd": "fe", "we": "ve", "wh": "ev", "g1": "e", "g2": "e",
+    "gl": "e", "q": "thd", "o": "thd", "kv": "thkd", "z": "tfk", "u": "tf",
+}  # fmt: skip
+# The axis along which a parameter's slice is cut into parts of the formula's index.
+CUT: Mapping[str, tuple[str, int]] = {
+    "wq": ("h", 1), "wkv": ("g", 1), "wo": ("h", 0), "wz": ("f", 1), "wd": ("f", 0), "we": ("v", 0), "wh": ("v", 1)
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a combination of parts is. sequence, position, token, target: of the tokens of t, int64 [tokens];
+    key_sequence, key_position: of s. words: [first, last) of v. heads_per_kv: queries a kv head; heads, kv_heads:
+    [first, last) of the parts of h and g."""
+
+    sequence: Ints
+    position: Ints
+    token: Ints
+    target: Ints
+    key_sequence: Ints
+    key_position: Ints
+    words: tuple[int, int]
+    heads: tuple[int, int]
+    kv_heads: tuple[int, int]
+    heads_per_kv: int
+
+
+def dims(name: str) -> str:
+    """Returns the axes of a tensor."""
+    base = name.rstrip("~")
+    return DIMS.get(base) or DIMS.get(base.removeprefix("d"), "te")
+
+
+def turned(x: Floats, position: Ints, sign: int = 1) -> Floats:
+    """Turns [t, h, d] by its positions (RoPE), back where sign is -1."""
+    half = x.shape[2] // 2
+    angle = sign * position[:, None, None] * BASE ** (-np.arange(half) / half)
+    a, b = x[..., :half], x[..., half:]
+    return np.concatenate([a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)], axis=2)
+
+
+def _norm(at: Where, x: Floats, g: Floats) -> Floats:
+    return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + EPSILON) * g
+
+
+def _norm_d0(at: Where, dy: Floats, x: Floats, g: Floats) -> Floats:
+    scale = 1 / np.sqrt((x * x).mean(axis=1, keepdims=True) + EPSILON)
+    inner = dy * g
+    return scale * inner - x * scale**3 * (inner * x).mean(axis=1, keepdims=True)
+
+
+def _norm_d1(at: Where, dy: Floats, x: Floats) -> Floats:
+    return (dy * x / np.sqrt((x * x).mean(axis=1, keepdims=True) + EPSILON)).sum(axis=0)
+
+
+def _turn(at: Where, n: Floats, w: Floats) -> Floats:
+    return turned(np.einsum("te,ehd->thd", n, w), at.position)
+
+
+def _turn_d0(at: Where, dq: Floats, w: Floats) -> Floats:
+    return np.einsum("thd,ehd->te", turned(dq, at.position, -1), w)
+
+
+def _turn_d1(at: Where, dq: Floats, n: Floats) -> Floats:
+    return np.einsum("thd,te->ehd", turned(dq, at.position, -1), n)
+
+
+def _turn_keys(at: Where, n: Floats, w: Floats) -> Floats:
+    kv = np.einsum("te,ehkd->thkd", n, w)
+    return np.stack([turned(kv[:, :, 0], at.position), kv[:, :, 1]], axis=2)
+
+
+def _back_keys(at: Where, dkv: Floats) -> Floats:
+    return np.stack([turned(dkv[:, :, 0], at.position, -1), dkv[:, :, 1]], axis=2)
+
+
+def _turn_keys_d0(at: Where, dkv: Floats, w: Floats) -> Floats:
+    return np.einsum("thkd,ehkd->te", _back_keys(at, dkv), w)
+
+
+def _turn_keys_d1(at: Where, dkv: Floats, n: Floats) -> Floats:
+    return np.einsum("thkd,te->ehkd", _back_keys(at, dkv), n)
+
+
+def _scores(at: Where, q: Floats, kv: Floats) -> tuple[Floats, Floats, Floats]:
+    """Returns scores [h, t, s], -inf where nothing is seen, and keys and values by query head."""
+    which = np.arange(*at.heads) // at.heads_per_kv - at.kv_heads[0]
+    k, v = kv[:, which, 0], kv[:, which, 1]
+    seen = (at.sequence[:, None] == at.key_sequence) & (at.position[:, None] >= at.key_position)
+    return np.where(seen, np.einsum("thd,shd->hts", q, k) / np.sqrt(q.shape[2]), -np.inf), k, v
+
+
+def _attend(at: Where, q: Floats, kv: Floats) -> tuple[Floats, Floats]:
+    scores, _, v = _scores(at, q, kv)
+    top = np.maximum(scores.max(axis=2, keepdims=True), -1e300)
+    p = np.exp(scores - top)
+    total = p.sum(axis=2, keepdims=True)
+    lse = np.where(total > 0, np.log(np.maximum(total, 1e-300)) + top, -np.inf)[:, :, 0]
+    return np.einsum("hts,shd->thd", p / np.maximum(total, 1e-300), v), lse.T
+
+
+def _row_sums(at: Where, o: tuple[Floats, Floats], do: Floats) -> Floats:
+    return np.stack([o[1], (o[0] * do).sum(axis=2)], axis=2)
+
+
+def _attend_d(at: Where, q: Floats, kv: Floats, do: Floats, e: Floats) -> tuple[Floats, Floats]:
+    scores, k, v = _scores(at, q, kv)
+    p = np.exp(scores - e[:, :, 0].T[:, :, None])
+    ds = p * (np.einsum("thd,shd->hts", do, v) - e[:, :, 1].T[:, :, None]) / np.sqrt(q.shape[2])
+    dkv = np.zeros_like(kv)
+    which = np.arange(*at.heads) // at.heads_per_kv - at.kv_heads[0]
+    np.add.at(dkv[:, :, 0], (slice(None), which), np.einsum("hts,thd->shd", ds, q))
+    np.add.at(dkv[:, :, 1], (slice(None), which), np.einsum("hts,thd->shd", p, do))
+    return np.einsum("hts,shd->thd", ds, k), dkv
+
+
+def _act(at: Where, z: Floats) -> Floats:
+    gate, up = z[..., 0], z[..., 1]
+    return gate / (1 + np.exp(-gate)) * up
+
+
+def _act_d0(at: Where, du: Floats, z: Floats) -> Floats:
+    gate, up = z[..., 0], z[..., 1]
+    share = 1 / (1 + np.exp(-gate))
+    return np.stack([du * up * share * (1 + gate * (1 - share)), du * gate * share], axis=2)
+
+
+def _lookup(at: Where, we: Floats) -> Floats:
+    here = (at.token >= at.words[0]) & (at.token < at.words[1])
+    return np.where(here[:, None], we[np.where(here, at.token - at.words[0], 0)], 0.0)
+
+
+def _lookup_d0(at: Where, dx: Floats) -> Floats:
+    found = np.zeros((at.words[1] - at.words[0], dx.shape[1]))
+    here = (at.token >= at.words[0]) & (at.token < at.words[1])
+    np.add.at(found, at.token[here] - at.words[0], dx[here])
+    return found
+
+
+def _chosen(at: Where) -> Floats:
+    """Returns 1 where a word is a token's target, [t, v]."""
+    return (at.target[:, None] == np.arange(*at.words)).astype(float)
+
+
+def _score(at: Where, c: Floats, wh: Floats) -> tuple[Floats, Floats]:
+    logits = c @ wh
+    return (logits * _chosen(at)).sum(axis=1), np.logaddexp.reduce(logits, axis=1)
+
+
+def _lose(at: Where, one: tuple[Floats, Floats]) -> Floats:
+    return np.asarray((one[1] - one[0]).sum())
+
+
+def _score_d0(at: Where, c: Floats, wh: Floats, one: tuple[Floats, Floats]) -> Floats:
+    return np.asarray((np.exp(c @ wh - one[1][:, None]) - _chosen(at)) @ wh.T)
+
+
+def _score_d1(at: Where, c: Floats, wh: Floats, one: tuple[Floats, Floats]) -> Floats:
+    return np.asarray(c.T @ (np.exp(c @ wh - one[1][:, None]) - _chosen(at)))
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "norm": _norm, "norm_d0": _norm_d0, "norm_d1": _norm_d1, "turn": _turn, "turn_d0": _turn_d0, "turn_d1": _turn_d1,
+    "turn_keys": _turn_keys, "turn_keys_d0": _turn_keys_d0, "turn_keys_d1": _turn_keys_d1, "attend": _attend,
+    "row_sums": _row_sums, "attend_d": _attend_d, "act": _act, "act_d0": _act_d0, "lookup": _lookup,
+    "lookup_d0": _lookup_d0, "score": _score, "lose": _lose, "score_d0": _score_d0, "score_d1": _score_d1,
+}  # fmt: skip
+
+
+def merged(name: str, one: Any, other: Any) -> Any:
+    """Returns two contributions to a sum together: o by log-sum-exp, the loss's l by both its parts, others added."""
+    base = name.rstrip("~")
+    if base == "o":
+        lse = np.logaddexp(one[1], other[1])
+        seen = np.where(np.isfinite(lse), lse, 0.0)
+        first, second = (np.exp(part - seen)[:, :, None] for part in (one[1], other[1]))
+        return one[0] * first + other[0] * second, lse
+    if base == "l":
+        return one[0] + other[0], np.logaddexp(one[1], other[1])
+    return one + other

@@ -1,0 +1,377 @@
+"""Reads a step from the text that zbench.step.text writes. A fault is one sentence with line and column."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from zbench.step.formula import Formula, FormulaError, parse
+from zbench.step.index import Index, PartMap, Relation
+from zbench.step.layout import Layout
+from zbench.step.lists import LANE, PLACE, ListTable
+from zbench.step.operations import COMPUTE, DROP, KINDS, MOVE, QUEUES, SEND, Operations
+from zbench.step.scanner import Scanner, TextFault
+from zbench.step.template import AT_HOME, COMPLETE, Encoding, Instance, Items, Step, Template
+from zbench.step.tensor import LAYERS, MERGES, NATURES, Tensor
+
+MOST_LANES = 2**15
+
+
+def read_step(text: str) -> Step:
+    """Returns the step of a text; whether it is correct is for zbench.step.proof.prove to say.
+
+    Raises:
+        TextFault: a line says nothing that a step has; the message names line and column.
+    """
+    reader = _Reader()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            scanner = Scanner(line, number)
+            reader.line(scanner)
+            scanner.end()
+    return reader.step(len(text.splitlines()) + 1)
+
+
+@dataclass
+class _Part:
+    """A layout while it is read."""
+
+    places: int
+    indices: list[Index] = field(default_factory=list)
+    aliases: list[tuple[str, str]] = field(default_factory=list)
+    maps: list[PartMap] = field(default_factory=list)
+    relations: list[Relation] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    formulas: list[Formula] = field(default_factory=list)
+    made: tuple[Layout, ListTable] | None = None
+
+    def finished(self) -> tuple[Layout, ListTable]:
+        """Returns the layout and its lists, once its lines are read."""
+        if self.made is None:
+            sizes = {one.name: len(one) for one in self.indices} | {PLACE: self.places, LANE: MOST_LANES}
+            lists = ListTable(sizes)
+            self.made = Layout(
+                tuple(self.indices), tuple(self.aliases), tuple(self.maps), tuple(self.relations),
+                tuple(self.tensors), tuple(self.formulas), lists.lists(),
+            ), lists  # fmt: skip
+        return self.made
+
+    def index(self, scanner: Scanner) -> Index:
+        """Takes the name of an index."""
+        name = scanner.word("the name of an index")
+        for one in self.indices:
+            if one.name == name:
+                return one
+        raise scanner.fault(f"there is no index {name}", scanner.at - len(name))
+
+
+@dataclass
+class _Body:
+    """A template while it is read."""
+
+    name: str
+    layout: int
+    formulas: list[int] = field(default_factory=list)
+    rows: list[list[int]] = field(default_factory=list)
+    items: dict[str, list[list[int]]] = field(default_factory=lambda: {"needs": [], "leaves": []})
+
+
+class _Reader:
+    """The parts of a step, collected line by line."""
+
+    def __init__(self) -> None:
+        self.sizes: tuple[int, int, int] | None = None
+        self.encodings: list[Encoding] = []
+        self.layouts: list[_Part] = []
+        self.templates: list[_Body] = []
+        self.order: list[Instance] = []
+        self.items: dict[str, list[list[int]]] = {"begins": [], "ends": []}
+
+    def line(self, scanner: Scanner) -> None:
+        """Takes a line."""
+        word = scanner.word("a word that a line begins with")
+        methods = {
+            "step": self._head, "encoding": self._encoding, "layout": self._new_layout, "index": self._index,
+            "slot": self._slot, "map": self._map, "relation": self._relation, "tensor": self._tensor,
+            "formula": self._formula, "template": self._template, "makes": self._makes, "play": self._play,
+        }  # fmt: skip
+        if word != "step" and self.sizes is None:
+            raise scanner.fault("a step begins with a line such as: step of 2 layers on 4 GPUs and 0 host memories", 0)
+        if word in methods:
+            methods[word](scanner)
+        elif word in self.items:
+            if not self.layouts:
+                raise scanner.fault(f"{word} stands after a layout", 0)
+            self._entry(scanner, self.layouts[0], self.items[word])
+        elif word in ("needs", "leaves"):
+            body = self._body(scanner)
+            self._entry(scanner, self.layouts[body.layout], body.items[word])
+        elif word in QUEUES:
+            scanner.take(":")
+            self._operation(scanner, QUEUES.index(word))
+        else:
+            known = ", ".join([*methods, *self.items, "needs", "leaves", *QUEUES[1:]])
+            raise scanner.fault(f"no line begins with {word!r}; it takes {known}", scanner.at - len(word))
+
+    def _head(self, scanner: Scanner) -> None:
+        scanner.take("of")
+        layers = scanner.integer("the number of layers")
+        scanner.take("layers")
+        scanner.take("on")
+        gpus = scanner.integer("the number of GPUs")
+        scanner.take("GPUs")
+        scanner.take("and")
+        hosts = scanner.integer("the number of host memories")
+        scanner.take("host memories")
+        if layers < 0 or gpus < 1 or hosts < 0:
+            raise scanner.fault("a step has layers and host memories, or none, and at least one GPU", 0)
+        self.sizes = (layers, gpus, hosts)
+
+    def _encoding(self, scanner: Scanner) -> None:
+        name = scanner.word("the name of an encoding")
+        scanner.take(":")
+        bits = scanner.integer("a number of bits")
+        scanner.take("bits")
+        lossy = scanner.has(",")
+        if lossy:
+            scanner.take("lossy")
+        self.encodings.append(Encoding(name, bits, lossy))
+
+    def _new_layout(self, scanner: Scanner) -> None:
+        assert self.sizes is not None
+        self.layouts.append(_Part(self.sizes[1] + self.sizes[2]))
+
+    def _part(self, scanner: Scanner) -> _Part:
+        if not self.layouts or self.layouts[-1].made is not None:
+            raise scanner.fault("this stands in a layout, before all templates", 0)
+        return self.layouts[-1]
+
+    def _body(self, scanner: Scanner) -> _Body:
+        if not self.templates:
+            raise scanner.fault("this stands in a template", 0)
+        return self.templates[-1]
+
+    def _index(self, scanner: Scanner) -> None:
+        name = scanner.word("the name of an index")
+        of_batch = scanner.has("of batch")
+        scanner.take(":")
+        sizes = scanner.numbers()
+        if min(sizes) < 1:
+            raise scanner.fault(f"index {name} has a part of size {min(sizes)}; parts have at least 1", 0)
+        self._part(scanner).indices.append(Index(name, np.array(sizes, np.int64), of_batch))
+
+    def _slot(self, scanner: Scanner) -> None:
+        slot = scanner.word("a slot")
+        scanner.take("of")
+        part = self._part(scanner)
+        part.aliases.append((slot, part.index(scanner).name))
+
+    def _map(self, scanner: Scanner) -> None:
+        part = self._part(scanner)
+        coarse = part.index(scanner)
+        scanner.take("(")
+        fine = part.index(scanner)
+        scanner.take(")")
+        scanner.take(":")
+        numbers = self._below(scanner, scanner.numbers(), len(fine), len(coarse))
+        part.maps.append(PartMap(coarse.name, fine.name, numbers))
+
+    def _below(self, scanner: Scanner, numbers: list[int], count: int, most: int) -> np.ndarray:
+        """Returns numbers if they are as many as they have to be, each from 0 on below `most`."""
+        if len(numbers) != count or not 0 <= min(numbers) <= max(numbers) < most:
+            raise scanner.fault(f"it takes {count} numbers from 0 to {most - 1}", scanner.at)
+        return np.array(numbers, np.int64)
+
+    def _relation(self, scanner: Scanner) -> None:
+        part, name = self._part(scanner), scanner.word("the name of a relation")
+        scanner.take("(")
+        first = part.index(scanner)
+        scanner.take(",")
+        second = part.index(scanner)
+        scanner.take(")")
+        scanner.take(",")
+        scanner.take("groups")
+        one = self._below(scanner, scanner.numbers(), len(first), len(first))
+        scanner.take("and")
+        two = self._below(scanner, scanner.numbers(), len(second), len(second))
+        scanner.take(":")
+        rows = [scanner.spans(int(two.max()) + 1)]
+        while scanner.has("|"):
+            rows.append(scanner.spans(int(two.max()) + 1))
+        if len(rows) != int(one.max()) + 1:
+            raise scanner.fault(f"the relation has {len(rows)} rows for {int(one.max()) + 1} groups", scanner.at)
+        offsets = np.cumsum([0, *map(len, rows)]).astype(np.int64)
+        part.relations.append(Relation(name, first.name, second.name, one, two, offsets, np.concatenate(rows)))
+
+    def _tensor(self, scanner: Scanner) -> None:
+        part, name = self._part(scanner), scanner.word("the name of a tensor")
+        axes = []
+        if scanner.has("["):
+            axes.append(part.index(scanner))
+            while scanner.take(",", "]") == ",":
+                axes.append(part.index(scanner))
+        if len(axes) > 2:
+            raise scanner.fault("a tensor is cut along two indices at most", scanner.at)
+        scanner.take(":")
+        nature = scanner.take(*NATURES)
+        merge = scanner.take(*MERGES[1:]) if nature == "sum" else ""
+        scanner.take(",")
+        layers = scanner.take(*LAYERS)
+        scanner.take(",")
+        unit = scanner.integer("a number of bytes")
+        scanner.take("bytes")
+        scanner.take(",")
+        scanner.take("home")
+        cells = int(np.prod([len(one) for one in axes]))
+        if scanner.has("none"):
+            home = np.full(cells, -1, np.int64)
+        else:
+            home = self._below(scanner, scanner.numbers(), cells, part.places)
+        hops = 0
+        if scanner.has(","):
+            scanner.take("hops")
+            hops = scanner.integer()
+        part.tensors.append(Tensor(name, tuple(one.name for one in axes), nature, merge, layers, unit, home, hops))
+
+    def _formula(self, scanner: Scanner) -> None:
+        part = self._part(scanner)
+        words, at = scanner.rest()
+        try:
+            part.formulas.append(parse(words))
+        except FormulaError as error:
+            raise scanner.fault(f"the formula {error.args[0]}", at + error.column - 1) from error
+
+    def _template(self, scanner: Scanner) -> None:
+        name = scanner.word("the name of a template")
+        if any(one.name == name for one in self.templates):
+            raise scanner.fault(f"there is a template {name} already", scanner.at - len(name))
+        scanner.take("of layout")
+        number = scanner.integer("the number of a layout")
+        if not 0 <= number < len(self.layouts):
+            raise scanner.fault(f"there is no layout {number}; there are {len(self.layouts)}", scanner.at - 1)
+        self.layouts[number].finished()
+        self.templates.append(_Body(name, number))
+
+    def _layout(self, scanner: Scanner) -> tuple[Layout, ListTable]:
+        return self.layouts[self._body(scanner).layout].finished()
+
+    def _makes(self, scanner: Scanner) -> None:
+        body, labels = self._body(scanner), self._layout(scanner)[0].labels
+        if scanner.has("nothing"):
+            return
+        while (name := scanner.next(r"[A-Za-z_][\w~.]*")) is not None:
+            if name not in labels:
+                raise scanner.fault(f"there is no formula {name}", scanner.at - len(name))
+            body.formulas.append(labels.index(name))
+
+    def _cells(self, scanner: Scanner, lists: ListTable, names: list[str]) -> list[int]:
+        """Takes lists of parts in brackets, one for each index, and returns their numbers, padded to three."""
+        found = []
+        for at, name in enumerate(names):
+            scanner.take("[" if at == 0 else ",")
+            found.append(lists.number(name, scanner.spans(lists.sizes[name])))
+        if names:
+            scanner.take("]")
+        return [*found, -1, -1, -1][:3]
+
+    def _places(self, scanner: Scanner, lists: ListTable) -> int:
+        return lists.number(PLACE, scanner.spans(lists.sizes[PLACE]))
+
+    def _named(self, scanner: Scanner, layout: Layout) -> tuple[int, int]:
+        """Takes the name of a tensor and an offset of layers."""
+        name = scanner.match(r"[A-Za-z_]\w*~?", "the name of a tensor")
+        if name not in layout.number:
+            raise scanner.fault(f"there is no tensor {name}", scanner.at - len(name))
+        offset = scanner.next(r"[+-]\d{1,4}(?!\d)")
+        return layout.number[name], int(offset or 0)
+
+    def _operation(self, scanner: Scanner, queue: int) -> None:
+        body, (layout, lists) = self._body(scanner), self._layout(scanner)
+        kind = KINDS.index(scanner.take(*KINDS))
+        layer = 0
+        if kind == COMPUTE:
+            name = scanner.match(r"[A-Za-z_]\w*~?(\.\d+)?", "the name of a formula")
+            if name not in layout.labels:
+                raise scanner.fault(f"there is no formula {name}", scanner.at - len(name))
+            what = layout.labels.index(name)
+            names = [layout.index_of(slot) for slot in layout.formulas[what].slots]
+        else:
+            what, layer = self._named(scanner, layout)
+            names = list(layout.tensors[what].axes)
+        cells = self._cells(scanner, lists, names)
+        src, dst = self._ends(scanner, kind, lists)
+        version, encoding, via = 0, -1, -1
+        while scanner.has(","):
+            word = scanner.take("version", "encoding", "lanes")
+            if word == "version":
+                version = scanner.integer()
+            elif word == "lanes":
+                via = lists.number(LANE, scanner.spans(MOST_LANES))
+            else:
+                name = scanner.word("the name of an encoding")
+                known = [one.name for one in self.encodings]
+                if name not in known:
+                    raise scanner.fault(f"there is no encoding {name}", scanner.at - len(name))
+                encoding = known.index(name)
+        body.rows.append([kind, what, src, dst, *cells, layer, queue, version, encoding, via])
+
+    def _ends(self, scanner: Scanner, kind: int, lists: ListTable) -> tuple[int, int]:
+        """Takes where an operation is, or from where to where."""
+        if kind in (COMPUTE, DROP):
+            scanner.take("at")
+            return scanner.integer("a place"), -1
+        if kind in (SEND, MOVE):
+            src = scanner.integer("a place")
+            scanner.take("->")
+            return src, scanner.integer("a place")
+        scanner.take("to" if KINDS[kind] == "gather" else "of")
+        return -1, self._places(scanner, lists)
+
+    def _entry(self, scanner: Scanner, part: _Part, rows: list[list[int]]) -> None:
+        layout, lists = part.finished()
+        what, layer = self._named(scanner, layout)
+        cells = self._cells(scanner, lists, list(layout.tensors[what].axes))[:2]
+        scanner.take("at")
+        places = AT_HOME if scanner.has("home") else self._places(scanner, lists)
+        numbers = {"count": 0, "version": 0, "hops": 0}
+        while scanner.has(","):
+            word = scanner.take("complete", *numbers)
+            if word == "complete":
+                numbers["count"] = COMPLETE
+            else:
+                numbers[word] = scanner.integer()
+        rows.append([what, layer, places, *cells, numbers["count"], numbers["version"], numbers["hops"]])
+
+    def _play(self, scanner: Scanner) -> None:
+        name = scanner.word("the name of a template")
+        names = [one.name for one in self.templates]
+        if name not in names:
+            raise scanner.fault(f"there is no template {name}", scanner.at - len(name))
+        scanner.take("for")
+        several = scanner.take("layers", "layer") == "layers"
+        first = last = scanner.integer("a layer")
+        if several:
+            scanner.take("to")
+            last = scanner.integer("a layer")
+        version = 0
+        if scanner.has(","):
+            scanner.take("version")
+            version = scanner.integer()
+        stride = -1 if last < first else 1
+        self.order.append(Instance(names.index(name), first, abs(last - first) + 1, stride, version))
+
+    def step(self, line: int) -> Step:
+        """Returns the step of all lines. line: the number of the one after the last."""
+        if self.sizes is None or not self.layouts:
+            raise TextFault(f"line {line}, column 1: the text ends before there is a {'layout' if self.sizes else 'step'}")
+        made = [one.finished() for one in self.layouts]
+        layers, gpus, hosts = self.sizes
+        return Step(
+            gpus, hosts, layers, tuple(self.encodings),
+            tuple(replace(layout, lists=lists.lists()) for layout, lists in made),
+            tuple(
+                Template(one.name, one.layout, Operations.of(one.rows), tuple(one.formulas),
+                         Items.of(one.items["needs"]), Items.of(one.items["leaves"]))
+                for one in self.templates
+            ),
+            tuple(self.order), Items.of(self.items["begins"]), Items.of(self.items["ends"]),
+        )  # fmt: skip

@@ -1,0 +1,96 @@
+"""A scanner of one line, which knows the column that it is at."""
+
+import re
+
+from zbench.describe.arrays import Ints
+from zbench.step.lists import read_spans
+
+
+class TextFault(ValueError):
+    """A text cannot be read; the message names line and column, from 1, and what would be right."""
+
+
+class Scanner:
+    """Takes a line from left to right. Blanks before a word mean nothing."""
+
+    def __init__(self, line: str, number: int) -> None:
+        self.line, self.number, self.at = line.rstrip(), number, 0
+
+    def fault(self, reason: str, at: int | None = None) -> TextFault:
+        """Returns the fault of what stands at a place of the line, the next word's if none is given."""
+        if at is None:
+            self._blanks()
+            at = self.at
+        return TextFault(f"line {self.number}, column {at + 1}: {reason}")
+
+    def _blanks(self) -> None:
+        while self.at < len(self.line) and self.line[self.at].isspace():
+            self.at += 1
+
+    def seen(self) -> str:
+        """Returns the next word for a message."""
+        found = re.match(r"\S{1,24}", self.line[self.at :])
+        return repr(found[0]) if found else "the end of the line"
+
+    def next(self, pattern: str) -> str | None:
+        """Takes what a pattern matches, and returns it, or None if it does not match."""
+        self._blanks()
+        found = re.compile(pattern).match(self.line, self.at)
+        if found is None:
+            return None
+        self.at = found.end()
+        return found[0]
+
+    def has(self, literal: str) -> bool:
+        """Takes a literal if it comes next."""
+        return self.next(re.escape(literal) + (r"(?!\w)" if literal[-1].isalnum() else "")) is not None
+
+    def take(self, *literals: str) -> str:
+        """Takes one of some literals."""
+        for literal in literals:
+            if self.has(literal):
+                return literal
+        raise self.fault(f"it has {self.seen()} where it takes {' or '.join(literals)}")
+
+    def match(self, pattern: str, what: str) -> str:
+        """Takes what a pattern matches."""
+        found = self.next(pattern)
+        if found is None:
+            raise self.fault(f"it has {self.seen()} where it takes {what}")
+        return found
+
+    def integer(self, what: str = "a number") -> int:
+        """Takes a number of at most 15 digits."""
+        return int(self.match(r"[+-]?\d{1,15}(?!\d)", what))
+
+    def word(self, what: str) -> str:
+        """Takes a name."""
+        return self.match(r"[A-Za-z_][\w.]*~?", what)
+
+    def numbers(self) -> list[int]:
+        """Takes numbers as long as there are some, at least one."""
+        found = [self.integer()]
+        while (one := self.next(r"-?\d{1,15}(?!\d)")) is not None:
+            found.append(int(one))
+        return found
+
+    def spans(self, whole: int) -> Ints:
+        """Takes parts such as 0-3 7, `*` or `none`."""
+        self._blanks()
+        at, words = self.at, self.match(r"\*|none|\d[\d\- ]*", "parts such as 0-3 7, * or none")
+        try:
+            return read_spans(words.strip(), whole)
+        except ValueError as error:
+            raise self.fault(f"it {error}", at) from error
+
+    def rest(self) -> tuple[str, int]:
+        """Takes the rest of the line and returns it, with the place where it begins."""
+        self._blanks()
+        at, self.at = self.at, len(self.line)
+        return self.line[at:], at
+
+    def end(self) -> None:
+        """Sees that the line ends here."""
+        self._blanks()
+        if self.at < len(self.line):
+            raise self.fault(f"the line goes on with {self.seen()} where it ends")
