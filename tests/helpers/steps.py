@@ -65,10 +65,11 @@ def execute(step: Step, plans: list[Plan], degree: int, model: Model = MODEL) ->
         weight = name.removeprefix("s")
         layers = range(model.num_layers) if weight not in dense_step.OUTSIDE else (0,)
         for layer in layers:
-            of = (lambda x, w=weight, at=layer: x if w in dense_step.OUTSIDE else x[at])
-            wanted = of(gradients[weight]) if name[0] == "s" else of(given[weight]) - 0.5 * of(gradients[weight])
-            shards = run._shards(layout, name, wanted, cell[0])
-            want = shards[cell[1]] if len(shards) > 1 or weight in layout.index else shards[cell[1]]
+            before, gradient = given[weight], gradients[weight]
+            if weight not in dense_step.OUTSIDE:
+                before, gradient = before[layer], gradient[layer]
+            wanted = gradient if name[0] == "s" else before - 0.5 * gradient
+            want = run._shards(layout, name, wanted, cell[0])[cell[1]]
             found = there[name, layer, -1][place, cell]
             worst = max(worst, float(np.abs(found - want).max() / np.abs(wanted).max()))
     return float(worst)

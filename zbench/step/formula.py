@@ -12,6 +12,7 @@ of g that those of h lie in. A name may end in ~, which makes it another tensor:
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 ACTIONS = ("=", "+=", ":=")
 MOST_SLOTS = 3
@@ -87,12 +88,12 @@ class Formula:
         left, right = ", ".join(map(str, self.results)), " + ".join(map(str, self.terms))
         return f"{left} {self.action} {right}{which}"
 
-    @property
+    @cached_property
     def operands(self) -> tuple[Reference, ...]:
         """All references of the right side, in order."""
         return tuple(one for term in self.terms for one in term.operands)
 
-    @property
+    @cached_property
     def slots(self) -> tuple[str, ...]:
         """The slots of the formula, results' first."""
         return tuple(dict.fromkeys(slot for one in (*self.results, *self.operands) for slot in one.slots))

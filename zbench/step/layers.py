@@ -3,9 +3,9 @@
 Slots: t tokens, s tokens as keys, h query heads, g kv heads, f columns of the feed-forward, e experts, v words of the
 vocabulary. Weights have the name of what they make: wq makes q; wz is gate and up in one. Norms' gains are g1, g2, gl.
 
-n, m are inputs after their norm; q, kv are turned by their positions (RoPE); o comes with its log-sum-exp; z is gate and
-up, u their product; x' is the next layer's x. l is what the loss of a token needs of all words: the log-sum-exp of the
-logits, and the target's logit. r has router logits, p the shares of the chosen experts.
+n, m are inputs after their norm; q, kv are turned by their positions (RoPE); o comes with its log-sum-exp; z is gate
+and up, u their product; x' is the next layer's x. l is what the loss of a token needs of all words: the log-sum-exp of
+the logits, and the target's logit. r has router logits, p the shares of the chosen experts.
 """
 
 from collections.abc import Mapping
@@ -22,13 +22,18 @@ a[t]   += o[t,h] wo[h]
 y[t]    = x[t] + a[t]
 m[t]    = norm(y[t], g2)
 """
-DENSE = ATTENTION + """
+DENSE = (
+    ATTENTION
+    + """
 z[t,f]  = m[t] wz[f]
 u[t,f]  = act(z[t,f])
 b[t]   += u[t,f] wd[f]
 x'[t]   = y[t] + b[t]
 """
-EXPERTS = ATTENTION + """
+)
+EXPERTS = (
+    ATTENTION
+    + """
 r[t]    = m[t] wr
 p[t,e]  = share(r[t])                 for route(t, e)
 z[t,e]  = m[t] wz[e]                  for route(t, e)
@@ -36,6 +41,7 @@ u[t,e]  = act(z[t,e])                 for route(t, e)
 b[t]   += weigh(p[t,e], u[t,e], wd[e])  for route(t, e)
 x'[t]   = y[t] + b[t]
 """
+)
 EMBEDDING = """
 w[t]   += lookup(we[v])
 x[t]    = w[t]

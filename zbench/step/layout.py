@@ -76,7 +76,11 @@ class Layout:
 
     def of_batch(self, tensor: int) -> bool:
         """Returns whether a tensor is of a micro-batch."""
-        return any(self.index[axis].of_batch for axis in self.tensors[tensor].axes)
+        return self._of_batch[tensor]
+
+    @cached_property
+    def _of_batch(self) -> tuple[bool, ...]:
+        return tuple(any(self.index[axis].of_batch for axis in one.axes) for one in self.tensors)
 
     def shape(self, tensor: int) -> tuple[int, int]:
         """Returns the parts along both axes of a tensor, 1 where it has none."""

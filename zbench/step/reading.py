@@ -362,7 +362,9 @@ class _Reader:
     def step(self, line: int) -> Step:
         """Returns the step of all lines. line: the number of the one after the last."""
         if self.sizes is None or not self.layouts:
-            raise TextFault(f"line {line}, column 1: the text ends before there is a {'layout' if self.sizes else 'step'}")
+            raise TextFault(
+                f"line {line}, column 1: the text ends before there is a {'layout' if self.sizes else 'step'}"
+            )
         made = [one.finished() for one in self.layouts]
         layers, gpus, hosts = self.sizes
         return Step(

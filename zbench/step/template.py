@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
+from zbench.describe.arrays import Ints
 from zbench.step.layout import Layout
 from zbench.step.operations import Column32, Operations
 
@@ -40,10 +41,18 @@ class Items:
         table = np.array(rows, np.int32).reshape(-1, len(ITEM_COLUMNS))
         return Items(*(np.ascontiguousarray(column) for column in table.T))
 
+    def take(self, index: Ints) -> "Items":
+        """Returns the entries at `index` alone."""
+        return Items(*(getattr(self, name)[index] for name in ITEM_COLUMNS))
+
+    def table(self) -> Ints:
+        """Returns the columns side by side, int64 [entries, columns]."""
+        return np.stack([getattr(self, name) for name in ITEM_COLUMNS], axis=1).astype(np.int64)
+
     def rows(self) -> list[list[int]]:
         """Returns the entries as rows."""
-        table = np.stack([getattr(self, name) for name in ITEM_COLUMNS], axis=1)
-        return [list(map(int, row)) for row in table.tolist()]
+        found: list[list[int]] = self.table().tolist()
+        return found
 
 
 ITEM_COLUMNS = tuple(field.name for field in fields(Items))

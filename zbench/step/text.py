@@ -1,22 +1,22 @@
 """A step as text that people read; zbench.step.reading reads it back.
 
-    step of 2 layers on 4 GPUs and 0 host memories
-    layout                                             one a micro-batch: what operations refer to
-      index t of batch: 100 28 100                     parts with their sizes
-      slot s of t
-      map g(h): 0 0 1 1
-      relation visible(t, s), groups 0 1 2 and 0 1 2: 0 | 0 1 | 2
-      tensor x[t]: copy, border, 64 bytes, home 0 1 0
-      formula n[t] = norm(x[t], gn)
-    template forward of layout 0
-      makes n q kv                                     formulas, by the name of their first result
-      needs x[*] at home                               the contract
-      leaves x+1[*] at home
-      compute: compute n[0 2] at 0                     the queue, then what is done
-      attention: send kv[0,*] 0 -> 1
-    play forward for layers 0 to 1
-    begins wq[*,*] at home
-    ends wq[*,*] at home, version 1
+step of 2 layers on 4 GPUs and 0 host memories
+layout                                             one a micro-batch: what operations refer to
+  index t of batch: 100 28 100                     parts with their sizes
+  slot s of t
+  map g(h): 0 0 1 1
+  relation visible(t, s), groups 0 1 2 and 0 1 2: 0 | 0 1 | 2
+  tensor x[t]: copy, border, 64 bytes, home 0 1 0
+  formula n[t] = norm(x[t], gn)
+template forward of layout 0
+  makes n q kv                                     formulas, by the name of their first result
+  needs x[*] at home                               the contract
+  leaves x+1[*] at home
+  compute: compute n[0 2] at 0                     the queue, then what is done
+  attention: send kv[0,*] 0 -> 1
+play forward for layers 0 to 1
+begins wq[*,*] at home
+ends wq[*,*] at home, version 1
 """
 
 from collections.abc import Iterator

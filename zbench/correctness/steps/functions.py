@@ -48,7 +48,7 @@ def dims(name: str) -> str:
     return DIMS.get(base) or DIMS.get(base.removeprefix("d"), "te")
 
 
-def turned(x: Floats, position: Ints, sign: int = 1) -> Floats:
+def turned(x: Floats, position: Ints, sign: int = 1) -> Any:
     """Turns [t, h, d] by its positions (RoPE), back where sign is -1."""
     half = x.shape[2] // 2
     angle = sign * position[:, None, None] * BASE ** (-np.arange(half) / half)
@@ -56,46 +56,46 @@ def turned(x: Floats, position: Ints, sign: int = 1) -> Floats:
     return np.concatenate([a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)], axis=2)
 
 
-def _norm(at: Where, x: Floats, g: Floats) -> Floats:
+def _norm(at: Where, x: Floats, g: Floats) -> Any:
     return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + EPSILON) * g
 
 
-def _norm_d0(at: Where, dy: Floats, x: Floats, g: Floats) -> Floats:
+def _norm_d0(at: Where, dy: Floats, x: Floats, g: Floats) -> Any:
     scale = 1 / np.sqrt((x * x).mean(axis=1, keepdims=True) + EPSILON)
     inner = dy * g
     return scale * inner - x * scale**3 * (inner * x).mean(axis=1, keepdims=True)
 
 
-def _norm_d1(at: Where, dy: Floats, x: Floats) -> Floats:
+def _norm_d1(at: Where, dy: Floats, x: Floats) -> Any:
     return (dy * x / np.sqrt((x * x).mean(axis=1, keepdims=True) + EPSILON)).sum(axis=0)
 
 
-def _turn(at: Where, n: Floats, w: Floats) -> Floats:
+def _turn(at: Where, n: Floats, w: Floats) -> Any:
     return turned(np.einsum("te,ehd->thd", n, w), at.position)
 
 
-def _turn_d0(at: Where, dq: Floats, w: Floats) -> Floats:
+def _turn_d0(at: Where, dq: Floats, w: Floats) -> Any:
     return np.einsum("thd,ehd->te", turned(dq, at.position, -1), w)
 
 
-def _turn_d1(at: Where, dq: Floats, n: Floats) -> Floats:
+def _turn_d1(at: Where, dq: Floats, n: Floats) -> Any:
     return np.einsum("thd,te->ehd", turned(dq, at.position, -1), n)
 
 
-def _turn_keys(at: Where, n: Floats, w: Floats) -> Floats:
+def _turn_keys(at: Where, n: Floats, w: Floats) -> Any:
     kv = np.einsum("te,ehkd->thkd", n, w)
     return np.stack([turned(kv[:, :, 0], at.position), kv[:, :, 1]], axis=2)
 
 
-def _back_keys(at: Where, dkv: Floats) -> Floats:
+def _back_keys(at: Where, dkv: Floats) -> Any:
     return np.stack([turned(dkv[:, :, 0], at.position, -1), dkv[:, :, 1]], axis=2)
 
 
-def _turn_keys_d0(at: Where, dkv: Floats, w: Floats) -> Floats:
+def _turn_keys_d0(at: Where, dkv: Floats, w: Floats) -> Any:
     return np.einsum("thkd,ehkd->te", _back_keys(at, dkv), w)
 
 
-def _turn_keys_d1(at: Where, dkv: Floats, n: Floats) -> Floats:
+def _turn_keys_d1(at: Where, dkv: Floats, n: Floats) -> Any:
     return np.einsum("thkd,te->ehkd", _back_keys(at, dkv), n)
 
 
@@ -116,7 +116,7 @@ def _attend(at: Where, q: Floats, kv: Floats) -> tuple[Floats, Floats]:
     return np.einsum("hts,shd->thd", p / np.maximum(total, 1e-300), v), lse.T
 
 
-def _row_sums(at: Where, o: tuple[Floats, Floats], do: Floats) -> Floats:
+def _row_sums(at: Where, o: tuple[Floats, Floats], do: Floats) -> Any:
     return np.stack([o[1], (o[0] * do).sum(axis=2)], axis=2)
 
 
@@ -126,35 +126,37 @@ def _attend_d(at: Where, q: Floats, kv: Floats, do: Floats, e: Floats) -> tuple[
     ds = p * (np.einsum("thd,shd->hts", do, v) - e[:, :, 1].T[:, :, None]) / np.sqrt(q.shape[2])
     dkv = np.zeros_like(kv)
     which = np.arange(*at.heads) // at.heads_per_kv - at.kv_heads[0]
-    np.add.at(dkv[:, :, 0], (slice(None), which), np.einsum("hts,thd->shd", ds, q))
-    np.add.at(dkv[:, :, 1], (slice(None), which), np.einsum("hts,thd->shd", p, do))
+    to_keys, to_values = np.einsum("hts,thd->shd", ds, q), np.einsum("hts,thd->shd", p, do)
+    for head, kv_head in enumerate(which.tolist()):
+        dkv[:, kv_head, 0] += to_keys[:, head]
+        dkv[:, kv_head, 1] += to_values[:, head]
     return np.einsum("hts,shd->thd", ds, k), dkv
 
 
-def _act(at: Where, z: Floats) -> Floats:
+def _act(at: Where, z: Floats) -> Any:
     gate, up = z[..., 0], z[..., 1]
     return gate / (1 + np.exp(-gate)) * up
 
 
-def _act_d0(at: Where, du: Floats, z: Floats) -> Floats:
+def _act_d0(at: Where, du: Floats, z: Floats) -> Any:
     gate, up = z[..., 0], z[..., 1]
     share = 1 / (1 + np.exp(-gate))
     return np.stack([du * up * share * (1 + gate * (1 - share)), du * gate * share], axis=2)
 
 
-def _lookup(at: Where, we: Floats) -> Floats:
+def _lookup(at: Where, we: Floats) -> Any:
     here = (at.token >= at.words[0]) & (at.token < at.words[1])
     return np.where(here[:, None], we[np.where(here, at.token - at.words[0], 0)], 0.0)
 
 
-def _lookup_d0(at: Where, dx: Floats) -> Floats:
+def _lookup_d0(at: Where, dx: Floats) -> Any:
     found = np.zeros((at.words[1] - at.words[0], dx.shape[1]))
     here = (at.token >= at.words[0]) & (at.token < at.words[1])
     np.add.at(found, at.token[here] - at.words[0], dx[here])
     return found
 
 
-def _chosen(at: Where) -> Floats:
+def _chosen(at: Where) -> Any:
     """Returns 1 where a word is a token's target, [t, v]."""
     return (at.target[:, None] == np.arange(*at.words)).astype(float)
 
@@ -164,15 +166,15 @@ def _score(at: Where, c: Floats, wh: Floats) -> tuple[Floats, Floats]:
     return (logits * _chosen(at)).sum(axis=1), np.logaddexp.reduce(logits, axis=1)
 
 
-def _lose(at: Where, one: tuple[Floats, Floats]) -> Floats:
+def _lose(at: Where, one: tuple[Floats, Floats]) -> Any:
     return np.asarray((one[1] - one[0]).sum())
 
 
-def _score_d0(at: Where, c: Floats, wh: Floats, one: tuple[Floats, Floats]) -> Floats:
+def _score_d0(at: Where, c: Floats, wh: Floats, one: tuple[Floats, Floats]) -> Any:
     return np.asarray((np.exp(c @ wh - one[1][:, None]) - _chosen(at)) @ wh.T)
 
 
-def _score_d1(at: Where, c: Floats, wh: Floats, one: tuple[Floats, Floats]) -> Floats:
+def _score_d1(at: Where, c: Floats, wh: Floats, one: tuple[Floats, Floats]) -> Any:
     return np.asarray(c.T @ (np.exp(c @ wh - one[1][:, None]) - _chosen(at)))
 
 

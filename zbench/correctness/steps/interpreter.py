@@ -296,14 +296,21 @@ class _Run:
         return np.einsum(f"{sides}->{dims(result.tensor)}", *plain)
 
     def _where(self, at: dict[str, int]) -> Where:
-        tokens, none = self.of.tokens[self.micro_batch], np.zeros(0, np.int64)
+        none = np.zeros(0, np.int64)
         t, s, h = at.get("t"), at.get("s"), at.get("h")
         part = next((one.part for one in self.layout.maps if (one.coarse, one.fine) == ("g", "h")), none)
         kv = int(part[h]) if h is not None else at.get("g", 0)
+        sequence, position, token, target = self._of_tokens(t)
+        key_sequence, key_position, *_ = self._of_tokens(s)
+        per_kv = self.of.model.num_heads // self.of.model.num_kv_heads
+        words, heads, kv_heads = self._range("v", at.get("v", 0)), self._range("h", h or 0), self._range("g", kv)
         return Where(
-            *(none if t is None else column[t] for column in (tokens.sequence, tokens.position)),
-            *(none if t is None else column[t] for column in (tokens.token, tokens.target)),
-            *(none if s is None else column[s] for column in (tokens.sequence, tokens.position)),
-            self._range("v", at.get("v", 0)), self._range("h", h or 0), self._range("g", kv),
-            self.of.model.num_heads // self.of.model.num_kv_heads,
+            sequence, position, token, target, key_sequence, key_position, words, heads, kv_heads, per_kv
         )  # fmt: skip
+
+    def _of_tokens(self, part: int | None) -> tuple[Ints, Ints, Ints, Ints]:
+        """Returns sequences, positions, tokens and targets of a part, empty where there is none."""
+        tokens, none = self.of.tokens[self.micro_batch], np.zeros(0, np.int64)
+        if part is None:
+            return none, none, none, none
+        return tokens.sequence[part], tokens.position[part], tokens.token[part], tokens.target[part]

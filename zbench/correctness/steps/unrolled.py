@@ -38,7 +38,7 @@ def unrolled_fault(step: Step) -> str:
         template = step.templates[one.template]
         mine = tables[template.layout]
         for layer in one.layers:
-            walk(mine, template.operations.rows().astype(np.int32), layer, one.version, state)
+            walk(mine, template.operations.rows(), layer, one.version, state)
             if state.fault[0] != OK:
                 return f"instance {number}, layer {layer}: fault {state.fault.tolist()}"
             if word := _forget(step, template, mine, one, layer, state):
@@ -76,9 +76,7 @@ def _every_layer(step: Step, tables: WalkTables, items: object) -> ItemRows:
     return ItemRows(*np.concatenate(found, axis=1))
 
 
-def _forget(
-    step: Step, template: Template, tables: WalkTables, one: Instance, layer: int, state: WalkState
-) -> str:
+def _forget(step: Step, template: Template, tables: WalkTables, one: Instance, layer: int, state: WalkState) -> str:
     """Drops what an instance used and does not leave; tells of sums that are lost with it."""
     layout, items = step.layouts[template.layout], state.items
     needs, leaves = (item_rows(layout, part, tables) for part in (template.needs, template.leaves))
@@ -96,11 +94,11 @@ def _forget(
         cells = int(tables.shape0[tensor] * tables.shape1[tensor])
         first = int(key_of(tables, tensor, at, 0, 0))
         for key in range(first, first + cells * step.num_places):
-            slot = find(items.keys, key)
-            if items.keys[slot] == key and items.flags[slot] & THERE and key not in left:
-                if tables.nature[tensor] == SUM and items.count[slot] and not items.flags[slot] & READ_ALREADY:
+            slot = find(items, key)
+            if items["key"][slot] == key and items["flags"][slot] & THERE and key not in left:
+                if tables.nature[tensor] == SUM and items["count"][slot] and not items["flags"][slot] & READ_ALREADY:
                     return f"a sum of {layout.tensors[tensor].name} is lost"
-                items.flags[slot] = 0
+                items["flags"][slot] = 0
     return ""
 
 
@@ -121,11 +119,11 @@ def _end(step: Step, tables: WalkTables, state: WalkState) -> str:
     items, wanted = state.items, _every_layer(step, tables, step.ends)
     named = set()
     for tensor, layer, place, cell, count, version, _, _ in zip(*wanted, strict=True):
-        slot = find(items.keys, key_of(tables, tensor, layer, place, cell))
-        have = COMPLETE if items.flags[slot] & READ_ALREADY else int(items.count[slot])
-        right = items.keys[slot] >= 0 and items.flags[slot] & THERE and items.version[slot] == version
+        slot = find(items, key_of(tables, tensor, layer, place, cell))
+        have = COMPLETE if items["flags"][slot] & READ_ALREADY else int(items["count"][slot])
+        right = items["key"][slot] >= 0 and items["flags"][slot] & THERE and items["version"][slot] == version
         if not right or (tables.nature[tensor] == SUM and have != count):
             return f"tensor {tensor} of layer {layer} at {place} is not as it has to be at the end"
         named.add(int(slot))
-    rest = np.flatnonzero(items.flags & THERE)
+    rest = np.flatnonzero(items["flags"] & THERE)
     return "something is left at the end" if set(rest.tolist()) - named else ""

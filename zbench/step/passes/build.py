@@ -91,7 +91,10 @@ def whole_step(
     parameters = Parameters(model, plans[0].num_ranks, degree, zero, window)
     formulas = sections(recompute, parameters)
     gradients = {weight: np.zeros(parameters.groups * degree, np.int64) for weight in (*LAYER_WEIGHTS, *OTHER_WEIGHTS)}
-    batches, templates, order, loss = [], [], [], 0
+    batches: list[MicroBatch] = []
+    templates: list[Template] = []
+    order: list[Instance] = []
+    loss = 0
     for number, plan in enumerate(plans):
         one = MicroBatch.of(model, plan, number, len(plans), parameters, formulas)
         batches.append(one)
@@ -104,7 +107,10 @@ def whole_step(
         ]  # fmt: skip
     rows, layout = batches[0].parameters, batches[0].layout
     totals = {weight: one.total(gradients[weight], weight) for weight in gradients}
-    for name, weights, repeats in (("optimizer", LAYER_WEIGHTS, model.num_layers), ("optimizer_ends", OTHER_WEIGHTS, 1)):
+    for name, weights, repeats in (
+        ("optimizer", LAYER_WEIGHTS, model.num_layers),
+        ("optimizer_ends", OTHER_WEIGHTS, 1),
+    ):
         order.append(Instance(len(templates), 0, repeats))
         templates.append(optimizer_template(name, weights, totals, rows, (0, layout)))
     begins, ends = (_resting(rows, version) for version in (0, 1))

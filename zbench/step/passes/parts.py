@@ -129,7 +129,9 @@ def check_degree(model: Model, plans: tuple[Plan, ...], degree: int) -> None:
     """Raises ValueError if a model cannot be cut for tensor-parallel groups, or plans are not made for them."""
     for name in ("num_heads", "num_kv_heads", "ffn_hidden", "vocab"):
         if degree < 1 or getattr(model, name) % degree:
-            raise ValueError(f"the tensor-parallel degree is {degree}; it has to divide model.{name}, {getattr(model, name)}")
+            raise ValueError(
+                f"the tensor-parallel degree is {degree}; it has to divide model.{name}, {getattr(model, name)}"
+            )
     for number, plan in enumerate(plans):
         if plan.num_heads * degree != model.num_heads or plan.num_ranks != plans[0].num_ranks:
             raise ValueError(

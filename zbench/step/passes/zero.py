@@ -118,7 +118,9 @@ class ParameterRows:
         queue = "parameters" if kind == GATHER and tensor == weight else "gradients"
         number = self.layout.number[tensor]
         return [
-            row(kind, number, (-1, self.lists.number(PLACE, members)), self._cells(weight, share), queue, layer, version)
+            row(
+                kind, number, (-1, self.lists.number(PLACE, members)), self._cells(weight, share), queue, layer, version
+            )
             for share, members in self.of.members(weight)
             if len(members) > 1
         ]
@@ -128,7 +130,9 @@ class ParameterRows:
         found = []
         for share, members in self.of.members(weight):
             cells = [*self._cells(weight, share), -1, -1][:2]
-            found.append([self.layout.number[tensor], layer, self.lists.number(PLACE, members), *cells, count, version, 0])
+            found.append(
+                [self.layout.number[tensor], layer, self.lists.number(PLACE, members), *cells, count, version, 0]
+            )
         return found
 
     def at_home(self, tensor: str, weight: str, layer: int = 0, version: int = 0, count: int = 0) -> list[list[int]]:

@@ -13,7 +13,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.step.layout import Layout
 from zbench.step.operations import COMPUTE, Operations
-from zbench.step.proof.items import EMPTY, find
+from zbench.step.proof.items import EMPTY, find_key
 
 _OK, _TWICE, _SPLIT = range(3)
 
@@ -211,7 +211,7 @@ def _marked(used, rows, sizes, pairs, keys, by):  # type: ignore[no-untyped-def]
                     if pairs.first >= 0 and not _meet(pairs, combination[pairs.first], combination[pairs.second]):
                         continue
                     key = (combination[0] * len(sizes[1]) + combination[1]) * len(sizes[2]) + combination[2]
-                    at = find(keys, key)
+                    at = find_key(keys, key)
                     if keys[at] == key:
                         combination[3] = at
                         return done, _TWICE, op, combination
@@ -231,6 +231,6 @@ def _first_missing(sizes, pairs, keys):  # type: ignore[no-untyped-def]
                 if pairs.first >= 0 and not _meet(pairs, combination[pairs.first], combination[pairs.second]):
                     continue
                 key = (i * len(sizes[1]) + j) * len(sizes[2]) + k
-                if keys[find(keys, key)] != key:
+                if keys[find_key(keys, key)] != key:
                     return combination
     return combination

@@ -1,53 +1,53 @@
-"""The items of a proof: a table by (tensor, layer, place, cell) with what is known of each; compiled."""
+"""The items of a proof: a table by (tensor, layer, place, cell) with what is known of each; compiled.
 
-from typing import NamedTuple
+A row holds all that is known of an item, as a walk goes through items in no order that a cache could foresee.
+"""
+
+from typing import Any
 
 import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from zbench.describe.arrays import Ints
-
 EMPTY = -1
 THERE, READ_ALREADY = 1, 2  # bits of flags
-
-
-class ItemTable(NamedTuple):
-    """An open-addressed table; arrays [a power of two]. keys: EMPTY where nothing is; a key that was taken stays.
-
-    count: contributions of a sum. version: of state. hops: lossy encodings so far. encoding: what the values arrived
-    in and may be forwarded in, -1: plain. flags: THERE, READ_ALREADY. writer: the operation that touched it last.
-    """
-
-    keys: Ints
-    count: Ints
-    version: NDArray[np.int32]
-    hops: NDArray[np.int32]
-    encoding: NDArray[np.int32]
-    flags: NDArray[np.uint8]
-    writer: NDArray[np.int32]
+# key: EMPTY where nothing is; one that was taken stays. count: contributions of a sum. version: of state. hops: lossy
+# encodings so far. encoding: what the values arrived in and may be forwarded in, -1: plain. writer: the operation that
+# touched it last.
+ROW = np.dtype(
+    [("key", "i8"), ("count", "i8"), ("writer", "i4"), ("version", "i4"), ("hops", "i2"), ("encoding", "i2"),
+     ("flags", "i2")], align=True
+)  # fmt: skip
+ItemTable = NDArray[Any]  # of ROW; its length is a power of two
 
 
 def new_table(most: int) -> ItemTable:
     """Makes an empty table for at most `most` items."""
-    size = 1 << max(int(2 * most + 2).bit_length(), 4)
-    return ItemTable(
-        np.full(size, EMPTY, np.int64),
-        np.zeros(size, np.int64),
-        np.zeros(size, np.int32),
-        np.zeros(size, np.int32),
-        np.full(size, -1, np.int32),
-        np.zeros(size, np.uint8),
-        np.full(size, -1, np.int32),
-    )
+    table = np.zeros(1 << max(int(most + most // 2 + 2).bit_length(), 4), ROW)
+    table["key"], table["encoding"], table["writer"] = EMPTY, -1, -1
+    return table
 
 
 @nb.njit(cache=True)
-def find(keys, key):  # type: ignore[no-untyped-def]
-    """Returns where a key is in the table, or the place that is free for it."""
-    mask = np.uint64(len(keys) - 1)
-    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
-    at = np.int64((mixed ^ (mixed >> np.uint64(29))) & mask)
+def mixed(key, size):  # type: ignore[no-untyped-def]
+    """Returns where to look for a key first, in a table of a power of two."""
+    number = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+    return np.int64((number ^ (number >> np.uint64(29))) & np.uint64(size - 1))
+
+
+@nb.njit(cache=True)
+def find(items, key):  # type: ignore[no-untyped-def]
+    """Returns where an item is in the table, or the place that is free for it."""
+    at = mixed(key, len(items))
+    while items[at].key != EMPTY and items[at].key != key:
+        at = (at + 1) & (len(items) - 1)
+    return at
+
+
+@nb.njit(cache=True)
+def find_key(keys, key):  # type: ignore[no-untyped-def]
+    """Returns where a key is in an array of keys alone, or the place that is free for it."""
+    at = mixed(key, len(keys))
     while keys[at] != EMPTY and keys[at] != key:
-        at = (at + 1) & np.int64(mask)
+        at = (at + 1) & (len(keys) - 1)
     return at

@@ -155,13 +155,15 @@ def _groups(step: Step, layout: Layout, items: Items, counts: tuple[Ints, ...]) 
     rows = item_rows(layout, items, walk_tables(step, layout, counts, (zeros, zeros)))
     starts = np.flatnonzero(np.diff(rows.tensor, prepend=-1) | np.diff(rows.layer, prepend=-99))
     found = {}
-    for begin, end in zip(starts.tolist(), [*starts[1:].tolist(), len(rows.tensor)], strict=True):
+    for begin, end in zip(starts.tolist(), [*starts.tolist()[1:], len(rows.tensor)], strict=len(starts) > 0):
         found[int(rows.tensor[begin]), int(rows.layer[begin])] = _group(rows, slice(begin, end))
     return found
 
 
 def _group(rows: ItemRows, which: slice) -> _Group:
-    table = np.stack([rows.place, rows.cell, rows.count, rows.version, rows.hops], axis=1)[which]
+    table = np.stack(
+        [one[which] for one in (rows.place, rows.cell, rows.contributions, rows.version, rows.hops)], axis=1
+    )
     version = int(table[:, 3].min())
     table[:, 3] -= version
     return _Group(blake2b(table.tobytes(), digest_size=16).digest(), version, table)
@@ -198,5 +200,7 @@ def _computed_fault(step: Step) -> str:
             if wrong or total != (step.num_layers if each else 1):
                 where = f"layer {wrong[0]}" if wrong else "the step"
                 count = dict(times)[wrong[0]] if wrong else total
-                return f"micro-batch {number}: formula {layout.labels[at]} is computed {count} times for {where}, not once"
+                return (
+                    f"micro-batch {number}: formula {layout.labels[at]} is computed {count} times for {where}, not once"
+                )
     return ""

@@ -5,7 +5,7 @@ Compiled loops follow lists and numbers without looking whether these lead out o
 
 import numpy as np
 
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Flags
 from zbench.step.layout import Layout
 from zbench.step.lists import LANE, PLACE, PartLists
 from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND, Operations
@@ -13,6 +13,7 @@ from zbench.step.proof.sentences import Sentence
 from zbench.step.template import AT_HOME, COMPLETE, Items, Step, Template
 
 MOST_OFFSET = 16  # layers that an operation may look ahead or back
+MOST_HOPS = 1000  # lossy encodings, one after another
 
 
 def lists_fault(step: Step, layout: Layout) -> str:
@@ -73,17 +74,18 @@ def operation_fault(step: Step, template: Template) -> str:
     return _slots_fault(layout, ops, say)
 
 
-def _outside(column: np.ndarray, size: int) -> np.ndarray:
-    return (column < 0) | (column >= size)
+def _outside(column: np.ndarray, size: int) -> Flags:
+    return np.asarray((column < 0) | (column >= size))
 
 
-def _is_of(lists: PartLists, column: np.ndarray, index: str) -> np.ndarray:
+def _is_of(lists: PartLists, column: np.ndarray, index: str) -> Flags:
     """Returns whether numbers are those of lists of an index with something in them."""
     inside = ~_outside(column, len(lists))
     which = np.where(inside, column, 0)
     if index not in lists.indices or not len(lists):
         return np.zeros(len(column), bool)
-    return inside & (lists.of[which] == lists.indices.index(index)) & (np.diff(lists.offsets)[which] > 0)
+    found: Flags = inside & (lists.of[which] == lists.indices.index(index)) & (np.diff(lists.offsets)[which] > 0)
+    return found
 
 
 def _slots_fault(layout: Layout, ops: Operations, say: Sentence) -> str:
@@ -120,27 +122,30 @@ def contract_fault(step: Step, template: Template) -> str:
 
 def items_fault(layout: Layout, items: Items) -> str:
     """Returns what is wrong with the numbers of items, "" if nothing."""
-    lists = layout.lists
-    for at, (tensor, layer, places, list0, list1, count, version, _) in enumerate(items.rows()):
-        if not 0 <= tensor < len(layout.tensors):
-            return f"entry {at} has tensor {tensor}; it takes a number below {len(layout.tensors)}"
-        one = layout.tensors[tensor]
-        if places != AT_HOME and not _is_of(lists, _one(places), PLACE)[0]:
-            return f"entry {at}, of {one.name}, has places {places}; it takes a list of places, or -1: at home"
-        if places == AT_HOME and (one.home < 0).any():
-            return f"entry {at} is of {one.name} at home, which has no home"
-        for axis, which in enumerate((list0, list1)):
-            right = which == -1 if axis >= len(one.axes) else bool(_is_of(lists, _one(which), one.axes[axis])[0])
-            if not right:
-                return f"entry {at}, of {one.name}, has list {which} for axis {axis}"
-        if abs(layer) > MOST_OFFSET or (layer and one.layers == "none"):
-            return f"entry {at}, of {one.name}, has layer {layer:+d}"
-        if (count == 0) == (one.nature == "sum") or count < COMPLETE:
-            return f"entry {at}, of {one.name}, has count {count}; sums have one above 0 or are complete, others none"
-        if version and one.nature != "state":
-            return f"entry {at}, of {one.name}, has version {version}, and is no state"
+    outside = _outside(items.tensor, len(layout.tensors))
+    if outside.any():
+        at = int(np.argmax(outside))
+        return f"entry {at} has tensor {items.tensor[at]}; it takes a number below {len(layout.tensors)}"
+    for tensor in np.unique(items.tensor).tolist():
+        mine = np.flatnonzero(items.tensor == tensor)
+        one, rows = layout.tensors[tensor], items.take(mine)
+        at_home = rows.places == AT_HOME
+        sums = (rows.count > 0) | (rows.count == COMPLETE) if one.nature == "sum" else rows.count == 0
+        for bad, word in (
+            (~at_home & ~_is_of(layout.lists, rows.places, PLACE), "places that are no list of places, or -1: at home"),
+            (at_home & bool((one.home < 0).any()), "items at home, which has no home"),
+            (~_is_axis(layout, rows.list0, one.axes, 0), "a list that is not of its first axis"),
+            (~_is_axis(layout, rows.list1, one.axes, 1), "a list that is not of its second axis"),
+            (abs(rows.layer) > (0 if one.layers == "none" else MOST_OFFSET), "a layer that is too far"),
+            (~sums, "a wrong count; sums have one above 0 or are complete, others have none"),
+            ((rows.version != 0) & (one.nature != "state"), "a version, and is no state"),
+            ((rows.hops < 0) | (rows.hops > MOST_HOPS), f"hops that are not from 0 to {MOST_HOPS}"),
+        ):
+            if bad.any():
+                return f"entry {int(mine[np.argmax(bad)])}, of {one.name}, has {word}"
     return ""
 
 
-def _one(number: int) -> Ints:
-    return np.array([number], np.int64)
+def _is_axis(layout: Layout, column: np.ndarray, axes: tuple[str, ...], at: int) -> Flags:
+    """Returns whether numbers are of lists of a tensor's axis, or -1 where it has none."""
+    return _is_of(layout.lists, column, axes[at]) if at < len(axes) else np.asarray(column == -1)

@@ -10,7 +10,7 @@ from zbench.describe.arrays import Ints
 from zbench.step.layout import Layout
 from zbench.step.proof.walk import WalkTables
 from zbench.step.template import AT_HOME, Items, Step
-from zbench.step.tensor import NATURES, STATE
+from zbench.step.tensor import NATURES
 
 
 class ItemRows(NamedTuple):
@@ -20,7 +20,7 @@ class ItemRows(NamedTuple):
     layer: Ints
     place: Ints
     cell: Ints
-    count: Ints
+    contributions: Ints
     version: Ints
     hops: Ints
     entry: Ints
@@ -100,7 +100,7 @@ def _partner_rows(layout: Layout) -> tuple[Ints, Ints, Ints]:
 
 def item_rows(layout: Layout, items: Items, tables: WalkTables) -> ItemRows:
     """Returns the items of a contract, sorted; COMPLETE stays as it is."""
-    table = np.array(items.rows(), np.int64).reshape(-1, 8)
+    table = items.table()
     rows = _expanded(table, tables.list_offsets, tables.parts, tables.shape1, tables.first_cell, tables.home)
     order = np.lexsort((rows[:, 3], rows[:, 2], rows[:, 1], rows[:, 0]))
     return ItemRows(*np.ascontiguousarray(rows[order].T))
@@ -138,8 +138,3 @@ def _times(row, offsets):  # type: ignore[no-untyped-def]
         if row[column] >= 0:
             product *= offsets[row[column] + 1] - offsets[row[column]]
     return product
-
-
-def is_state(layout: Layout, tensor: int) -> bool:
-    """Returns whether a tensor is state."""
-    return NATURES.index(layout.tensors[tensor].nature) == STATE

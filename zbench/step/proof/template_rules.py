@@ -1,4 +1,4 @@
-"""The rules of one template: every number in range, every formula covered, every item followed from contract to contract."""
+"""The rules of one template: numbers in range, every formula covered, items followed from contract to contract."""
 
 import numba as nb
 import numpy as np
@@ -35,7 +35,7 @@ def template_fault(step: Step, template: Template, counts: tuple[Ints, ...]) -> 
     for name, items in (("needs", needs), ("leaves", leaves)):
         if word := _named_twice(step, layout, items):
             return say.contract(f"{name} {word}"), None
-    ops = template.operations.rows().astype(np.int32)
+    ops = template.operations.rows()
     written = int(_writes(tables, ops))
     state = WalkState(new_table(written + len(needs.tensor)), np.zeros(8, np.int64),
                       np.zeros(len(layout.tensors), np.int64), np.zeros(1, np.int64))  # fmt: skip
@@ -43,7 +43,7 @@ def template_fault(step: Step, template: Template, counts: tuple[Ints, ...]) -> 
     walk(tables, ops, 0, 0, state)
     if state.fault[0] != OK:
         return say.walked(state.fault), None
-    at, have = _compare(tables, leaves, state.items, named := np.zeros(len(state.items.keys), np.bool_))
+    at, have = _compare(tables, leaves, state.items, named := np.zeros(len(state.items), np.bool_))
     if at >= 0:
         return say.contract(_differs(step, layout, leaves, at, have)), None
     return _left(say, tables, state.items, named), state
@@ -75,11 +75,11 @@ def enter(t, needs, items):  # type: ignore[no-untyped-def]
     for i in range(len(needs.tensor)):
         tensor, cell = needs.tensor[i], needs.cell[i]
         key = key_of(t, tensor, needs.layer[i], needs.place[i], cell)
-        at = find(items.keys, key)
-        items.keys[at], items.version[at], items.hops[at] = key, needs.version[i], needs.hops[i]
-        items.flags[at], items.count[at] = THERE, needs.count[i]
-        if needs.count[i] == COMPLETE and t.nature[tensor] == SUM:
-            items.flags[at], items.count[at] = THERE | READ_ALREADY, t.total[t.first_cell[tensor] + cell]
+        at = find(items, key)
+        items[at].key, items[at].version, items[at].hops = key, needs.version[i], needs.hops[i]
+        items[at].flags, items[at].count = THERE, needs.contributions[i]
+        if needs.contributions[i] == COMPLETE and t.nature[tensor] == SUM:
+            items[at].flags, items[at].count = THERE | READ_ALREADY, t.total[t.first_cell[tensor] + cell]
 
 
 @nb.njit(cache=True)
@@ -89,14 +89,14 @@ def _compare(t, leaves, items, named):  # type: ignore[no-untyped-def]
     have = np.zeros(4, np.int64)
     for i in range(len(leaves.tensor)):
         tensor, cell = leaves.tensor[i], leaves.cell[i]
-        at = find(items.keys, key_of(t, tensor, leaves.layer[i], leaves.place[i], cell))
+        at = find(items, key_of(t, tensor, leaves.layer[i], leaves.place[i], cell))
         have[:] = 0
-        if items.keys[at] < 0 or items.flags[at] & THERE == 0:
+        if items[at].key < 0 or items[at].flags & THERE == 0:
             return i, have
-        have[0], have[1], have[2], have[3] = 1, 0, items.version[at], items.hops[at]
+        have[0], have[1], have[2], have[3] = 1, 0, items[at].version, items[at].hops
         if t.nature[tensor] == SUM:
-            have[1] = COMPLETE if items.flags[at] & READ_ALREADY else items.count[at]
-        if have[1] != leaves.count[i] or have[2] != leaves.version[i] or have[3] != leaves.hops[i]:
+            have[1] = COMPLETE if items[at].flags & READ_ALREADY else items[at].count
+        if have[1] != leaves.contributions[i] or have[2] != leaves.version[i] or have[3] != leaves.hops[i]:
             return i, have
         named[at] = True
     return -1, have
@@ -107,7 +107,7 @@ def _differs(step: Step, layout: Layout, leaves: ItemRows, at: int, have: Ints) 
     what = _item(step, layout, leaves, at)
     if not have[0]:
         return f"leaves {what}, which is not there at the end"
-    told = [("count", leaves.count[at], have[1]), ("version", leaves.version[at], have[2])]
+    told = [("count", leaves.contributions[at], have[1]), ("version", leaves.version[at], have[2])]
     for name, wanted, found in (*told, ("hops", leaves.hops[at], have[3])):
         if wanted != found:
             words = ["complete" if number == COMPLETE else f"{name} {number}" for number in (wanted, found)]
@@ -117,16 +117,16 @@ def _differs(step: Step, layout: Layout, leaves: ItemRows, at: int, have: Ints) 
 
 def _left(say: Sentence, tables: WalkTables, items: ItemTable, named: np.ndarray) -> str:
     """Tells of a sum that something was added to, and that nothing takes, reads or leaves."""
-    rest = np.flatnonzero((items.flags & (THERE | READ_ALREADY)) == THERE)
-    rest = rest[~named[rest] & (items.count[rest] > 0)]
-    tensor = np.searchsorted(tables.base, items.keys[rest], side="right") - 1
+    rest = np.flatnonzero((items["flags"] & (THERE | READ_ALREADY)) == THERE)
+    rest = rest[~named[rest] & (items["count"][rest] > 0)]
+    tensor = np.searchsorted(tables.base, items["key"][rest], side="right") - 1
     lost = rest[tables.nature[tensor] == SUM]
     if not len(lost):
         return ""
-    first = int(lost[np.argmin(items.keys[lost])])
-    which = int(np.searchsorted(tables.base, items.keys[first], side="right")) - 1
-    layer, place, cell = item_of(tables, which, int(items.keys[first]))
-    return say.left(int(items.writer[first]), (which, layer, place, cell), int(items.count[first]))
+    first = int(lost[np.argmin(items["key"][lost])])
+    which = int(np.searchsorted(tables.base, items["key"][first], side="right")) - 1
+    layer, place, cell = item_of(tables, which, int(items["key"][first]))
+    return say.left(int(items["writer"][first]), (which, layer, place, cell), int(items["count"][first]))
 
 
 def item_of(tables: WalkTables, tensor: int, key: int) -> tuple[int, int, int]:

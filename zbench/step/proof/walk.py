@@ -17,13 +17,14 @@ from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND
 from zbench.step.proof.items import EMPTY, READ_ALREADY, THERE, ItemTable, find
 from zbench.step.tensor import STATE, SUM
 
-OK, MISSING, TWICE, INCOMPLETE, NOTHING, AFTER_READ, VERSION, NO_SUM, NO_LAYER, NO_HOME = range(10)
+OK, MISSING, TWICE, INCOMPLETE, NOTHING, AFTER_READ, VERSION, NO_SUM, NO_LAYER, NO_HOME = range(10)  # of faults
 OP, TENSOR, LAYER, PLACE, CELL, HAVE, WANT = range(1, 8)  # of a fault, after its code
 
 
 class WalkTables(NamedTuple):
     """What a walk reads. Of tensors: shape0, shape1, nature, base (where its keys begin), first_cell (where its cells
-    begin in total and home), layered (0: of the step as a whole), lowest and highest layer that there is. total: contributions that make a cell complete.
+    begin in total and home), layered (0: of the step as a whole), lowest and highest layer that there is. total:
+    contributions that make a cell complete.
 
     row_offsets, rows, relation: zbench.step.layout.FormulaRows. map_offsets, maps; relation_offsets (two for each
     relation: the groups of its first and second index), groups, leads (whether a part is the first of its group);
@@ -86,21 +87,21 @@ def _fail(state, code, item, have, want):  # type: ignore[no-untyped-def]
 @nb.njit(cache=True)
 def _there(t, state, item, version):  # type: ignore[no-untyped-def]
     """Returns where an item is that is read or copied, or -1, noting why it cannot be."""
-    op, tensor, layer, place, cell = item
+    _, tensor, layer, place, cell = item
     state.touches[0] += 1
     items = state.items
-    at = find(items.keys, key_of(t, tensor, layer, place, cell))
-    if items.keys[at] == EMPTY or items.flags[at] & THERE == 0:
+    at = find(items, key_of(t, tensor, layer, place, cell))
+    if items[at].key == EMPTY or items[at].flags & THERE == 0:
         _fail(state, MISSING, item, 0, 0)
         return -1
     if t.nature[tensor] == SUM:
         wanted = t.total[t.first_cell[tensor] + cell]
-        if items.count[at] != wanted:
-            _fail(state, INCOMPLETE, item, items.count[at], wanted)
+        if items[at].count != wanted:
+            _fail(state, INCOMPLETE, item, items[at].count, wanted)
             return -1
-        items.flags[at] |= READ_ALREADY
-    elif t.nature[tensor] == STATE and items.version[at] != version:
-        _fail(state, VERSION, item, items.version[at], version)
+        items[at].flags |= READ_ALREADY
+    elif t.nature[tensor] == STATE and items[at].version != version:
+        _fail(state, VERSION, item, items[at].version, version)
         return -1
     return at
 
@@ -112,10 +113,10 @@ def _put(t, state, item):  # type: ignore[no-untyped-def]
     state.touches[0] += 1
     items = state.items
     key = key_of(t, tensor, layer, place, cell)
-    at = find(items.keys, key)
-    if items.keys[at] == EMPTY:
-        items.keys[at] = key
-    items.writer[at] = op
+    at = find(items, key)
+    if items[at].key == EMPTY:
+        items[at].key = key
+    items[at].writer = op
     return at
 
 
@@ -123,23 +124,23 @@ def _put(t, state, item):  # type: ignore[no-untyped-def]
 def _write(t, state, item):  # type: ignore[no-untyped-def]
     """Lets a formula write a copy."""
     at, items = _put(t, state, item), state.items
-    if items.flags[at] & THERE:
+    if items[at].flags & THERE:
         _fail(state, TWICE, item, 0, 0)
-    items.flags[at], items.hops[at], items.encoding[at] = THERE, 0, -1
+    items[at].flags, items[at].hops, items[at].encoding = THERE, 0, -1
 
 
 @nb.njit(cache=True)
 def _add(t, state, item, amount, hops):  # type: ignore[no-untyped-def]
     """Adds contributions to a sum."""
     at, items = _put(t, state, item), state.items
-    if items.flags[at] & READ_ALREADY:
+    if items[at].flags & READ_ALREADY:
         _fail(state, AFTER_READ, item, 0, 0)
         return
-    if items.flags[at] & THERE == 0:
-        items.flags[at], items.count[at], items.hops[at] = THERE, 0, 0
-    items.count[at] += amount
-    items.hops[at] = max(items.hops[at], hops)
-    items.encoding[at] = -1
+    if items[at].flags & THERE == 0:
+        items[at].flags, items[at].count, items[at].hops = THERE, 0, 0
+    items[at].count += amount
+    items[at].hops = max(items[at].hops, hops)
+    items[at].encoding = -1
 
 
 @nb.njit(cache=True)
@@ -147,27 +148,27 @@ def _update(t, state, item, version):  # type: ignore[no-untyped-def]
     """Updates state in place."""
     at = _there(t, state, item, version)
     if at >= 0:
-        state.items.version[at] += 1
-        state.items.hops[at], state.items.encoding[at] = 0, -1
-        state.items.writer[at] = item[0]
+        state.items[at].version += 1
+        state.items[at].hops, state.items[at].encoding = 0, -1
+        state.items[at].writer = item[0]
 
 
 @nb.njit(cache=True)
 def _copied(t, state, item, dst, version, encoding):  # type: ignore[no-untyped-def]
     """Sends a copy of a complete item to another place."""
-    op, tensor, layer, place, cell = item
+    op, tensor, layer, _, cell = item
     at, items = _there(t, state, item, version), state.items
     if at < 0:
         return
-    hops, forwards = items.hops[at], items.encoding[at] == encoding
+    hops, forwards = items[at].hops, items[at].encoding == encoding
     there = (op, tensor, layer, dst, cell)
     to = _put(t, state, there)
-    if items.flags[to] & THERE and (t.nature[tensor] != STATE or items.version[to] >= version):
+    if items[to].flags & THERE and (t.nature[tensor] != STATE or items[to].version >= version):
         _fail(state, TWICE, there, 0, 0)
         return
-    items.flags[to] = THERE | (READ_ALREADY if t.nature[tensor] == SUM else 0)
-    items.count[to], items.version[to], items.encoding[to] = items.count[at], items.version[at], encoding
-    items.hops[to] = hops + (1 if encoding >= 0 and t.lossy[encoding] and not forwards else 0)
+    items[to].flags = THERE | (READ_ALREADY if t.nature[tensor] == SUM else 0)
+    items[to].count, items[to].version, items[to].encoding = items[at].count, items[at].version, encoding
+    items[to].hops = hops + (1 if encoding >= 0 and t.lossy[encoding] and not forwards else 0)
 
 
 @nb.njit(cache=True)
@@ -176,16 +177,16 @@ def _taken(t, state, item, dst, encoding, must):  # type: ignore[no-untyped-def]
     op, tensor, layer, place, cell = item
     items = state.items
     state.touches[0] += 1
-    at = find(items.keys, key_of(t, tensor, layer, place, cell))
-    if items.keys[at] == EMPTY or items.flags[at] & THERE == 0:
+    at = find(items, key_of(t, tensor, layer, place, cell))
+    if items[at].key == EMPTY or items[at].flags & THERE == 0:
         if must:
             _fail(state, NOTHING, item, 0, 0)
         return
-    if items.flags[at] & READ_ALREADY:
+    if items[at].flags & READ_ALREADY:
         _fail(state, AFTER_READ, item, 0, 0)
         return
-    amount, hops = items.count[at], items.hops[at]
-    items.flags[at], items.count[at], items.hops[at] = 0, 0, 0
+    amount, hops = items[at].count, items[at].hops
+    items[at].flags, items[at].count, items[at].hops = 0, 0, 0
     _add(t, state, (op, tensor, layer, dst, cell), amount, hops + (1 if encoding >= 0 and t.lossy[encoding] else 0))
 
 
@@ -235,7 +236,7 @@ def _row(t, state, op, number, row, lists, version, layer):  # type: ignore[no-u
     both = relation >= 0 and (slot0 == first or slot1 == first) and (slot0 == second or slot1 == second)
     count0 = t.shape0[tensor] if slot0 < 0 else t.list_offsets[lists[slot0] + 1] - t.list_offsets[lists[slot0]]
     count1 = t.shape1[tensor] if slot1 < 0 else t.list_offsets[lists[slot1] + 1] - t.list_offsets[lists[slot1]]
-    where = np.int64(op[2])
+    where = op[2]
     layer = (layer + after) * t.layered[tensor]
     if not t.lowest[tensor] <= layer <= t.highest[tensor]:
         _fail(state, NO_LAYER, (number, tensor, layer, where, 0), 0, 0)
@@ -267,7 +268,7 @@ def _row(t, state, op, number, row, lists, version, layer):  # type: ignore[no-u
             if does == READ:
                 at = _there(t, state, item, version)
                 if at >= 0:
-                    state.hops[tensor] = max(state.hops[tensor], state.items.hops[at])
+                    state.hops[tensor] = max(state.hops[tensor], state.items[at].hops)
             elif does == WRITE:
                 _write(t, state, item)
             elif does == UPDATE:
@@ -284,11 +285,11 @@ def _row(t, state, op, number, row, lists, version, layer):  # type: ignore[no-u
 @nb.njit(cache=True)
 def _transfer(t, state, op, number, layer, version):  # type: ignore[no-untyped-def]
     """Follows a send, move, gather, reduce or drop of cells."""
-    kind, tensor, encoding = op[0], np.int64(op[1]), op[10]
+    kind, tensor, encoding = op[0], op[1], op[10]
     layer *= t.layered[tensor]
     if not t.lowest[tensor] <= layer <= t.highest[tensor]:
         return  # of a layer that is not there, as what the last one would fetch ahead
-    if (kind == MOVE or kind == REDUCE) and t.nature[tensor] != SUM:
+    if kind in (MOVE, REDUCE) and t.nature[tensor] != SUM:
         _fail(state, NO_SUM, (number, tensor, layer, 0, 0), 0, 0)
         return
     shape1 = t.shape1[tensor]
@@ -299,15 +300,15 @@ def _transfer(t, state, op, number, layer, version):  # type: ignore[no-untyped-
         for j in range(count1):
             cell = cell0 * shape1 + (0 if op[5] < 0 else t.parts[t.list_offsets[op[5]] + j])
             if kind == SEND:
-                _copied(t, state, (number, tensor, layer, np.int64(op[2]), cell), np.int64(op[3]), version, encoding)
+                _copied(t, state, (number, tensor, layer, op[2], cell), op[3], version, encoding)
                 continue
             if kind == DROP:
-                at = _there(t, state, (number, tensor, layer, np.int64(op[2]), cell), version)
+                at = _there(t, state, (number, tensor, layer, op[2], cell), version)
                 if at >= 0:
-                    state.items.flags[at] = 0
+                    state.items[at].flags = 0
                 continue
             if kind == MOVE:
-                _taken(t, state, (number, tensor, layer, np.int64(op[2]), cell), np.int64(op[3]), encoding, True)
+                _taken(t, state, (number, tensor, layer, op[2], cell), op[3], encoding, True)
                 continue
             home = t.home[t.first_cell[tensor] + cell]
             if home < 0:
@@ -325,7 +326,7 @@ def _transfer(t, state, op, number, layer, version):  # type: ignore[no-untyped-
 
 @nb.njit(cache=True)
 def walk(t, ops, shift, update, state):  # type: ignore[no-untyped-def]
-    """Follows operations until the first fault. ops: int32 [n, columns]; shift: added to their layers; update: to the
+    """Follows operations until the first fault. ops: int64 [n, columns]; shift: added to their layers; update: to the
     versions that they name."""
     lists = np.empty(3, np.int64)
     for number in range(len(ops)):
