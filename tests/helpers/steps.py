@@ -71,5 +71,5 @@ def execute(step: Step, plans: list[Plan], degree: int, model: Model = MODEL) ->
             wanted = gradient if name[0] == "s" else before - 0.5 * gradient
             want = run._shards(layout, name, wanted, cell[0])[cell[1]]
             found = there[name, layer, -1][place, cell]
-            worst = max(worst, float(np.abs(found - want).max() / np.abs(wanted).max()))
+            worst = max(worst, float(np.abs(found - want).max() / (np.abs(wanted).max() or 1.0)))
     return float(worst)

@@ -27,7 +27,7 @@ from zbench.step.lists import LANE, PLACE, ListTable
 from zbench.step.operations import REDUCE, Operations, row
 from zbench.step.passes.attention import attention_rows, dropped_rows, kept_copies
 from zbench.step.passes.optimizer import optimizer_template
-from zbench.step.passes.parts import PlanParts, check_degree
+from zbench.step.passes.parts import PlanParts, check_plans
 from zbench.step.passes.recompute import made_again, with_recomputation
 from zbench.step.passes.tensor_parallel import LinearModules, is_sliced
 from zbench.step.passes.tensors import tensors_of
@@ -87,7 +87,7 @@ def whole_step(
     Raises:
         ValueError: a degree, stage, window or level cannot be, or plans do not fit.
     """
-    check_degree(model, tuple(plans), degree)
+    check_plans(model, tuple(plans), degree)
     parameters = Parameters(model, plans[0].num_ranks, degree, zero, window)
     formulas = sections(recompute, parameters)
     gradients = {weight: np.zeros(parameters.groups * degree, np.int64) for weight in (*LAYER_WEIGHTS, *OTHER_WEIGHTS)}

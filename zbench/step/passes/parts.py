@@ -125,14 +125,22 @@ class PlanParts:
         return Relation("visible", "t", "t", self.block, self.block, offsets, partners)
 
 
-def check_degree(model: Model, plans: tuple[Plan, ...], degree: int) -> None:
+def check_plans(model: Model, plans: tuple[Plan, ...], degree: int) -> None:
     """Raises ValueError if a model cannot be cut for tensor-parallel groups, or plans are not made for them."""
     for name in ("num_heads", "num_kv_heads", "ffn_hidden", "vocab"):
-        if degree < 1 or getattr(model, name) % degree:
-            raise ValueError(
-                f"the tensor-parallel degree is {degree}; it has to divide model.{name}, {getattr(model, name)}"
-            )
+        size = getattr(model, name)
+        if degree < 1 or size % degree:
+            raise ValueError(f"the tensor-parallel degree is {degree}; it has to divide model.{name}, {size}")
+    for name, right in (("num_experts", 1), ("tied_embeddings", False)):
+        if getattr(model, name) != right:
+            raise ValueError(f"model.{name} is {getattr(model, name)}; a step is built of models with {right}")
+    if not plans:
+        raise ValueError("a step has no plans; it takes at least one, a micro-batch each")
     for number, plan in enumerate(plans):
+        if plan.pipelines is not None or not plan.backward_mode:
+            raise ValueError(
+                f"plan {number} has pipelines or no backward; a step is built of plans without and with one"
+            )
         if plan.num_heads * degree != model.num_heads or plan.num_ranks != plans[0].num_ranks:
             raise ValueError(
                 f"plan {number} is of {plan.num_ranks} ranks with {plan.num_heads} heads; groups of {degree} GPUs take "

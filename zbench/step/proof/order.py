@@ -103,7 +103,7 @@ def _key(micro_batch: int, layout: Layout, tensor: int, layer: int) -> Key:
 
 
 def _named(key: Key) -> str:
-    return f"{key[0]} of layer {key[1]}{f', micro-batch {key[2]},' if key[2] >= 0 else ''}"
+    return f"{key[0]} of layer {key[1]}{f', micro-batch {key[2]}' if key[2] >= 0 else ''}"
 
 
 def _difference(
@@ -122,16 +122,25 @@ def _difference(
         a, b = first.get((place, cell)), second.get((place, cell))
         if a != b:
             tensor = layout.number[key[0]]
-            what = f"{item_name(step, layout, tensor, 0, place, cell)}"
-            return f"needs {_named(key)}: {what} {_told(a)}; what is there {_told(b)}"
+            what = item_name(step, layout, tensor, 0, place, cell)
+            state = layout.tensors[tensor].nature == "state"
+            return f"needs {_named(key)}: {what} has to be {_told(a, state)} and is {_told(b, state)}"
     raise AssertionError("groups with the same items have the same digest")
 
 
-def _told(state: list[int] | None) -> str:
-    if state is None:
-        return "is not"
-    count = "complete" if state[0] == COMPLETE else f"{state[0]} contributions"
-    return f"has {count}, {state[1]} updates, {state[2]} lossy hops"
+def _told(item: list[int] | None, state: bool) -> str:
+    """Returns what is known of an item as words."""
+    if item is None:
+        return "absent"
+    count, version, hops = item
+    words = ["there"]
+    if count:
+        words.append("complete" if count == COMPLETE else f"with {count} contributions")
+    if state:
+        words.append(f"after update {version}")
+    if hops:
+        words.append(f"after {hops} lossy hops")
+    return ", ".join(words)
 
 
 def _contract(step: Step, template: Template, counts: tuple[Ints, ...]) -> _Contract:

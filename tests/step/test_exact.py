@@ -1,0 +1,79 @@
+"""Steps come to the loss and the gradients of one process, within 1e-12, wherever operations put them.
+
+Steps are executed by zbench.correctness.steps.interpreter, which shares no code with the proof.
+"""
+
+import numpy as np
+import pytest
+
+from tests.helpers.steps import MODEL, execute, plan_of
+from tests.helpers.strategies import SHARP
+from tests.helpers.variants import SYSTEMS, Variant
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.cluster import Cluster
+from zbench.plans.plan import Plan
+from zbench.step.passes.build import whole_step
+from zbench.step.passes.recompute import LEVELS
+from zbench.step.passes.zero import STAGES
+from zbench.step.proof.prove import prove_step
+
+TOLERANCE = 1e-12
+CLUSTER = Cluster(
+    name="small", num_nodes=2, gpus_per_node=2, nics_per_node=2, nic_bandwidth=1e9, nic_efficiency=0.8, nic_latency=0.0,
+    nvlink_bandwidth=2e11, nvlink_efficiency=0.6, nvlink_latency=0.0, device=SHARP,
+)  # fmt: skip
+MODES = ("keep", "carry", "regather")
+
+
+def check(plans: list[Plan], degree: int, zero: str, window: int, recompute: str) -> None:
+    step = whole_step(MODEL, plans, degree, zero, window, recompute)
+    assert prove_step(step).touches > 0
+    assert execute(step, plans, degree) < TOLERANCE
+
+
+@pytest.mark.parametrize("case", range(16))
+def test_combinations(case: int) -> None:
+    """A seeded sample of degrees of tensor, context and data parallelism, stages, windows, recomputation, backward
+    modes and micro-batches, over uneven lengths; a sequence of a token leaves ranks without any."""
+    rng = np.random.default_rng(case)
+    degree = int(rng.choice((1, 2)))
+    ranks, inner = ((1, 1), (2, 1), (3, 1), (2, 2), (4, 2))[int(rng.integers(5))]
+    mode = MODES[case % 3]
+    plans = []
+    for _ in range(int(rng.integers(1, 4))):
+        lengths = rng.integers(1, 9, int(rng.integers(1, 4))).tolist() if rng.random() < 0.7 else [1]
+        first = sum(len(plan.lengths) for plan in plans)
+        plans.append(plan_of(lengths, ranks, 4 // degree, mode, min(inner, 4 // degree), first))
+    check(plans, degree, STAGES[case % 4], int(rng.integers(1, 3)), tuple(LEVELS)[case // 4 % 4])
+
+
+@pytest.mark.parametrize("variant", SYSTEMS, ids=str)
+def test_every_system(variant: Variant) -> None:
+    """The plans of every system, as they are, with a stage and a level that its place in the list says."""
+    system = variant.make(Cost(CLUSTER, MODEL))
+    if not hasattr(system, "plan"):
+        pytest.skip(f"{variant} chooses before a run")
+    plans = list(system.plan(Batch(np.array([31, 7, 1, 1, 13]), seed=0, step=0)))
+    number = SYSTEMS.index(variant)
+    zero, recompute = STAGES[number % 4], tuple(LEVELS)[number // 4 % 4]
+    if plans[0].pipelines is not None:
+        with pytest.raises(ValueError, match="plan 0 has pipelines or no backward"):
+            whole_step(MODEL, plans, 1, zero, 1, recompute)
+        return
+    check(plans, 1, zero, 1, recompute)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((3, "3", 1, "none"), "the tensor-parallel degree is 3; it has to divide model.num_heads, 4"),
+        ((2, "3", 1, "none"), "plan 0 is of 2 ranks with 4 heads; groups of 2 GPUs take plans of 2 ranks with 2 heads"),
+        ((1, "4", 1, "none"), "zero is '4'; it takes none, 1, 2, 3"),
+        ((1, "3", 3, "none"), "the prefetch window is 3 layers; it takes 1 to 2"),
+        ((1, "3", 1, "half"), "recompute is 'half'; it takes none, elementwise, selective, full"),
+    ],
+)
+def test_what_cannot_be_built(arguments: tuple[int, str, int, str], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        whole_step(MODEL, [plan_of([5, 3], 2, 4)], *arguments)
