@@ -11,8 +11,8 @@ from zbench.step.reading import read_step
 def rounds(order: str, seen: tuple[int, ...], stated: tuple[int, ...]) -> str:
     """Two workers train from the outer parameters p; a round's differences d update them.
 
-    order: the templates, r for a round and o for an outer update. seen: how many updates each round really sees; stated:
-    which ones it names, as an age: 0 the newest before it in a synchronous order, -1 one less.
+    order: the templates, r for a round and o for an outer update. seen: how many updates each round says that it sees;
+    stated: its age, 0 for the newest of a synchronous order, -1 for one update less.
     """
     count = len(seen)
     layout = """layout

@@ -39,7 +39,7 @@ class Track:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepTimeline:
     """One run's tracks: GPUs, NICs sending and receiving, collectives; seconds until the last of it ends."""
 
     system: str
@@ -49,14 +49,14 @@ class Step:
     seconds: float
 
 
-def table(records: Records) -> list[Step]:
+def table(records: Records) -> list[StepTimeline]:
     """Returns the steps of one length side by side, the longest length first."""
     out = []
     for run in records.runs:
         tracks = _tracks(records.trace(run))
         end = max((begin + seconds for track in tracks for _, begin, seconds in track.spans), default=0.0)
         length = int(run.start["config"]["workload"]["length"])
-        out.append(Step(group_choice(run, "system"), length, run.steps[0]["num_sequences"], tracks, end))
+        out.append(StepTimeline(group_choice(run, "system"), length, run.steps[0]["num_sequences"], tracks, end))
     return sorted(out, key=lambda step: -step.length)
 
 
@@ -74,7 +74,7 @@ def _order(name: str) -> int:
     return ("GPU", "NIC", "parameters,").index(name.split()[0])
 
 
-def draw(axes: Sequence[Axes], table: Sequence[Step]) -> None:
+def draw(axes: Sequence[Axes], table: Sequence[StepTimeline]) -> None:
     """Draws the timelines."""
     for panel, step in zip(axes, table, strict=True):
         orders = [_order(track.name) for track in step.tracks]

@@ -34,7 +34,7 @@ class FormulaRows:
 
 
 @dataclass(frozen=True)
-class Layout:
+class StepLayout:
     """What operations of a micro-batch refer to. aliases: slots that have another index's name, as s, which is of t.
 
     A tensor that is cut along an index of the batch is of the micro-batch, others are of the step, and the same in

@@ -2,18 +2,12 @@
 
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from zbench.step.formula import Formula, FormulaError, parse
-from zbench.step.index import Index, PartMap, Relation
-from zbench.step.layout import Layout
+from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, PLACE, ListTable
 from zbench.step.operations import COMPUTE, DROP, KINDS, MOVE, QUEUES, SEND, Operations
+from zbench.step.reading_layout import LINES, MOST_LANES, PartialLayout
 from zbench.step.scanner import Scanner, TextFault
 from zbench.step.template import AT_HOME, COMPLETE, Encoding, Instance, Items, Step, Template
-from zbench.step.tensor import LAYERS, MERGES, NATURES, Tensor
-
-MOST_LANES = 2**15
 
 
 def read_step(text: str) -> Step:
@@ -29,39 +23,6 @@ def read_step(text: str) -> Step:
             reader.line(scanner)
             scanner.end()
     return reader.step(len(text.splitlines()) + 1)
-
-
-@dataclass
-class _Part:
-    """A layout while it is read."""
-
-    places: int
-    indices: list[Index] = field(default_factory=list)
-    aliases: list[tuple[str, str]] = field(default_factory=list)
-    maps: list[PartMap] = field(default_factory=list)
-    relations: list[Relation] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
-    formulas: list[Formula] = field(default_factory=list)
-    made: tuple[Layout, ListTable] | None = None
-
-    def finished(self) -> tuple[Layout, ListTable]:
-        """Returns the layout and its lists, once its lines are read."""
-        if self.made is None:
-            sizes = {one.name: len(one) for one in self.indices} | {PLACE: self.places, LANE: MOST_LANES}
-            lists = ListTable(sizes)
-            self.made = Layout(
-                tuple(self.indices), tuple(self.aliases), tuple(self.maps), tuple(self.relations),
-                tuple(self.tensors), tuple(self.formulas), lists.lists(),
-            ), lists  # fmt: skip
-        return self.made
-
-    def index(self, scanner: Scanner) -> Index:
-        """Takes the name of an index."""
-        name = scanner.word("the name of an index")
-        for one in self.indices:
-            if one.name == name:
-                return one
-        raise scanner.fault(f"there is no index {name}", scanner.at - len(name))
 
 
 @dataclass
@@ -81,7 +42,7 @@ class _Reader:
     def __init__(self) -> None:
         self.sizes: tuple[int, int, int] | None = None
         self.encodings: list[Encoding] = []
-        self.layouts: list[_Part] = []
+        self.layouts: list[PartialLayout] = []
         self.templates: list[_Body] = []
         self.order: list[Instance] = []
         self.items: dict[str, list[list[int]]] = {"begins": [], "ends": []}
@@ -90,14 +51,15 @@ class _Reader:
         """Takes a line."""
         word = scanner.word("a word that a line begins with")
         methods = {
-            "step": self._head, "encoding": self._encoding, "layout": self._new_layout, "index": self._index,
-            "slot": self._slot, "map": self._map, "relation": self._relation, "tensor": self._tensor,
-            "formula": self._formula, "template": self._template, "makes": self._makes, "play": self._play,
+            "step": self._head, "encoding": self._encoding, "layout": self._new_layout, "template": self._template,
+            "makes": self._makes, "play": self._play,
         }  # fmt: skip
         if word != "step" and self.sizes is None:
             raise scanner.fault("a step begins with a line such as: step of 2 layers on 4 GPUs and 0 host memories", 0)
         if word in methods:
             methods[word](scanner)
+        elif word in LINES:
+            LINES[word](self._part(scanner), scanner)
         elif word in self.items:
             if not self.layouts:
                 raise scanner.fault(f"{word} stands after a layout", 0)
@@ -109,7 +71,7 @@ class _Reader:
             scanner.take(":")
             self._operation(scanner, QUEUES.index(word))
         else:
-            known = ", ".join([*methods, *self.items, "needs", "leaves", *QUEUES[1:]])
+            known = ", ".join([*methods, *LINES, *self.items, "needs", "leaves", *QUEUES[1:]])
             raise scanner.fault(f"no line begins with {word!r}; it takes {known}", scanner.at - len(word))
 
     def _head(self, scanner: Scanner) -> None:
@@ -138,9 +100,9 @@ class _Reader:
 
     def _new_layout(self, scanner: Scanner) -> None:
         assert self.sizes is not None
-        self.layouts.append(_Part(self.sizes[1] + self.sizes[2]))
+        self.layouts.append(PartialLayout(self.sizes[1] + self.sizes[2]))
 
-    def _part(self, scanner: Scanner) -> _Part:
+    def _part(self, scanner: Scanner) -> PartialLayout:
         if not self.layouts or self.layouts[-1].made is not None:
             raise scanner.fault("this stands in a layout, before all templates", 0)
         return self.layouts[-1]
@@ -149,96 +111,6 @@ class _Reader:
         if not self.templates:
             raise scanner.fault("this stands in a template", 0)
         return self.templates[-1]
-
-    def _index(self, scanner: Scanner) -> None:
-        name = scanner.word("the name of an index")
-        of_batch = scanner.has("of batch")
-        scanner.take(":")
-        sizes = scanner.numbers()
-        if min(sizes) < 1:
-            raise scanner.fault(f"index {name} has a part of size {min(sizes)}; parts have at least 1", 0)
-        self._part(scanner).indices.append(Index(name, np.array(sizes, np.int64), of_batch))
-
-    def _slot(self, scanner: Scanner) -> None:
-        slot = scanner.word("a slot")
-        scanner.take("of")
-        part = self._part(scanner)
-        part.aliases.append((slot, part.index(scanner).name))
-
-    def _map(self, scanner: Scanner) -> None:
-        part = self._part(scanner)
-        coarse = part.index(scanner)
-        scanner.take("(")
-        fine = part.index(scanner)
-        scanner.take(")")
-        scanner.take(":")
-        numbers = self._below(scanner, scanner.numbers(), len(fine), len(coarse))
-        part.maps.append(PartMap(coarse.name, fine.name, numbers))
-
-    def _below(self, scanner: Scanner, numbers: list[int], count: int, most: int) -> np.ndarray:
-        """Returns numbers if they are as many as they have to be, each from 0 on below `most`."""
-        if len(numbers) != count or not 0 <= min(numbers) <= max(numbers) < most:
-            raise scanner.fault(f"it takes {count} numbers from 0 to {most - 1}", scanner.at)
-        return np.array(numbers, np.int64)
-
-    def _relation(self, scanner: Scanner) -> None:
-        part, name = self._part(scanner), scanner.word("the name of a relation")
-        scanner.take("(")
-        first = part.index(scanner)
-        scanner.take(",")
-        second = part.index(scanner)
-        scanner.take(")")
-        scanner.take(",")
-        scanner.take("groups")
-        one = self._below(scanner, scanner.numbers(), len(first), len(first))
-        scanner.take("and")
-        two = self._below(scanner, scanner.numbers(), len(second), len(second))
-        scanner.take(":")
-        rows = [scanner.spans(int(two.max()) + 1)]
-        while scanner.has("|"):
-            rows.append(scanner.spans(int(two.max()) + 1))
-        if len(rows) != int(one.max()) + 1:
-            raise scanner.fault(f"the relation has {len(rows)} rows for {int(one.max()) + 1} groups", scanner.at)
-        offsets = np.cumsum([0, *map(len, rows)]).astype(np.int64)
-        part.relations.append(Relation(name, first.name, second.name, one, two, offsets, np.concatenate(rows)))
-
-    def _tensor(self, scanner: Scanner) -> None:
-        part, name = self._part(scanner), scanner.word("the name of a tensor")
-        axes = []
-        if scanner.has("["):
-            axes.append(part.index(scanner))
-            while scanner.take(",", "]") == ",":
-                axes.append(part.index(scanner))
-        if len(axes) > 2:
-            raise scanner.fault("a tensor is cut along two indices at most", scanner.at)
-        scanner.take(":")
-        nature = scanner.take(*NATURES)
-        merge = scanner.take(*MERGES[1:]) if nature == "sum" else ""
-        scanner.take(",")
-        layers = scanner.take(*LAYERS)
-        scanner.take(",")
-        unit = scanner.integer("a number of bytes")
-        scanner.take("bytes")
-        scanner.take(",")
-        scanner.take("home")
-        cells = int(np.prod([len(one) for one in axes]))
-        if scanner.has("none"):
-            home = np.full(cells, -1, np.int64)
-        else:
-            home = self._below(scanner, scanner.numbers(), cells, part.places)
-        hops = 0
-        if scanner.has(","):
-            scanner.take("hops")
-            hops = scanner.integer()
-        part.tensors.append(Tensor(name, tuple(one.name for one in axes), nature, merge, layers, unit, home, hops))
-
-    def _formula(self, scanner: Scanner) -> None:
-        part = self._part(scanner)
-        words, at = scanner.rest()
-        try:
-            part.formulas.append(parse(words))
-        except FormulaError as error:
-            raise scanner.fault(f"the formula {error.args[0]}", at + error.column - 1) from error
 
     def _template(self, scanner: Scanner) -> None:
         name = scanner.word("the name of a template")
@@ -251,7 +123,7 @@ class _Reader:
         self.layouts[number].finished()
         self.templates.append(_Body(name, number))
 
-    def _layout(self, scanner: Scanner) -> tuple[Layout, ListTable]:
+    def _layout(self, scanner: Scanner) -> tuple[StepLayout, ListTable]:
         return self.layouts[self._body(scanner).layout].finished()
 
     def _makes(self, scanner: Scanner) -> None:
@@ -276,7 +148,7 @@ class _Reader:
     def _places(self, scanner: Scanner, lists: ListTable) -> int:
         return lists.number(PLACE, scanner.spans(lists.sizes[PLACE]))
 
-    def _named(self, scanner: Scanner, layout: Layout) -> tuple[int, int]:
+    def _named(self, scanner: Scanner, layout: StepLayout) -> tuple[int, int]:
         """Takes the name of a tensor and an offset of layers."""
         name = scanner.match(r"[A-Za-z_]\w*~?", "the name of a tensor")
         if name not in layout.number:
@@ -326,7 +198,7 @@ class _Reader:
         scanner.take("to" if KINDS[kind] == "gather" else "of")
         return -1, self._places(scanner, lists)
 
-    def _entry(self, scanner: Scanner, part: _Part, rows: list[list[int]]) -> None:
+    def _entry(self, scanner: Scanner, part: PartialLayout, rows: list[list[int]]) -> None:
         layout, lists = part.finished()
         what, layer = self._named(scanner, layout)
         cells = self._cells(scanner, lists, list(layout.tensors[what].axes))[:2]

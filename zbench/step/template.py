@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.step.layout import Layout
+from zbench.step.layout import StepLayout
 from zbench.step.operations import Column32, Operations
 
 AT_HOME = -1  # in place of a list of places: each cell at its home
@@ -116,7 +116,7 @@ class Step:
     num_hosts: int
     num_layers: int
     encodings: tuple[Encoding, ...]
-    layouts: tuple[Layout, ...]
+    layouts: tuple[StepLayout, ...]
     templates: tuple[Template, ...]
     order: tuple[Instance, ...]
     begins: Items

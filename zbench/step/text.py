@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 from zbench.describe.arrays import Ints
 from zbench.step.index import Relation
-from zbench.step.layout import Layout
+from zbench.step.layout import StepLayout
 from zbench.step.lists import spans
 from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND
 from zbench.step.template import AT_HOME, COMPLETE, Instance, Items, Step, Template
@@ -56,7 +56,7 @@ def _lines(step: Step) -> Iterator[str]:
         yield from (f"{name} {line}" for line in items_text(step, step.layouts[0], items))
 
 
-def _layout(layout: Layout) -> Iterator[str]:
+def _layout(layout: StepLayout) -> Iterator[str]:
     for index in layout.indices:
         yield f"index {index.name}{' of batch' * index.of_batch}: {_numbers(index.sizes)}"
     yield from (f"slot {slot} of {index}" for slot, index in layout.aliases)
@@ -114,13 +114,13 @@ def operation_text(step: Step, template: Template, at: int) -> str:
     return f"{words}{version}{encoding}{lanes}"
 
 
-def _list(layout: Layout, which: int) -> str:
+def _list(layout: StepLayout, which: int) -> str:
     """Returns a list as text."""
     index = layout.lists.index_of(which)
     return spans(layout.lists[which], len(layout.index[index]) if index in layout.index else 0)
 
 
-def items_text(step: Step, layout: Layout, items: Items) -> Iterator[str]:
+def items_text(step: Step, layout: StepLayout, items: Items) -> Iterator[str]:
     """Yields the entries of a contract as text."""
     for tensor, layer, places, list0, list1, count, version, hops in items.rows():
         axes = [_list(layout, which) for which in (list0, list1) if which >= 0]

@@ -15,7 +15,7 @@ from zbench.correctness.steps.functions import CUT, FUNCTIONS, Where, dims, merg
 from zbench.describe.arrays import Floats, Ints
 from zbench.describe.model import Model
 from zbench.step.formula import Formula, Reference, Term
-from zbench.step.layout import Layout
+from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, SEND
 from zbench.step.template import AT_HOME, Items, Step, Template
 
@@ -77,7 +77,7 @@ class StepInterpreter:
                 value = shards[cell[1]] if tensor.axes else shards[0]
                 self.there.setdefault((name, layer, -1), {})[place, cell] = 0 * value if name[0] == "s" else value
 
-    def _named(self, layout: Layout, items: Items) -> Iterator[tuple[str, int, int, Cell]]:
+    def _named(self, layout: StepLayout, items: Items) -> Iterator[tuple[str, int, int, Cell]]:
         """Yields (tensor, layer offset, place, cell) of the items of a contract."""
         for tensor, layer, places, list0, list1, *_ in items.rows():
             one = layout.tensors[tensor]
@@ -88,7 +88,7 @@ class StepInterpreter:
                 for place in at_home:
                     yield one.name, layer, place, (a, b)
 
-    def _shards(self, layout: Layout, name: str, whole: Floats, share: int) -> list[Floats]:
+    def _shards(self, layout: StepLayout, name: str, whole: Floats, share: int) -> list[Floats]:
         """Returns the flat shards of a slice of a parameter."""
         name = name.removeprefix("s") if name not in self.weights else name
         if name not in CUT:
@@ -97,12 +97,12 @@ class StepInterpreter:
         part = np.take(whole, np.arange(share * size, (share + 1) * size), axis=CUT[name][1]).reshape(-1)
         return list(np.split(part, np.cumsum(layout.index[f"z{name}"].sizes)[:-1]))
 
-    def _key(self, layout: Layout, micro_batch: int, tensor: int, layer: int) -> tuple[str, int, int]:
+    def _key(self, layout: StepLayout, micro_batch: int, tensor: int, layer: int) -> tuple[str, int, int]:
         one = layout.tensors[tensor]
         of_batch = any(layout.index[axis].of_batch for axis in one.axes)
         return one.name, 0 if one.layers == "none" else layer, micro_batch if of_batch else -1
 
-    def _forget(self, layout: Layout, template: Template, layer: int, touched: set[tuple[str, int, int]]) -> None:
+    def _forget(self, layout: StepLayout, template: Template, layer: int, touched: set[tuple[str, int, int]]) -> None:
         """Drops what a template used and does not leave."""
         left: dict[tuple[str, int, int], set[tuple[int, Cell]]] = {}
         for name, offset, place, cell in self._named(layout, template.leaves):
@@ -117,7 +117,7 @@ class StepInterpreter:
             for at in [at for at in held if at not in left.get(key, ())]:
                 del held[at]
 
-    def _do(self, layout: Layout, template: Template, op: list[int], layer: int) -> set[tuple[str, int, int]]:
+    def _do(self, layout: StepLayout, template: Template, op: list[int], layer: int) -> set[tuple[str, int, int]]:
         """Does an operation; returns the keys of what it used."""
         kind, what, src, dst, *lists = op[:7]
         if kind == COMPUTE:
@@ -163,7 +163,7 @@ class StepInterpreter:
         held[at] = merged(name, held[at], value) if at in held else value
 
     def _compute(
-        self, layout: Layout, template: Template, formula: Formula, place: int, where: tuple[list[int], int]
+        self, layout: StepLayout, template: Template, formula: Formula, place: int, where: tuple[list[int], int]
     ) -> set[tuple[str, int, int]]:
         """Computes a formula for each combination of its lists' parts."""
         lists, layer = where
@@ -181,7 +181,7 @@ class StepInterpreter:
         return run.keys | {run.key(one) for one in (*formula.operands, *formula.results)}
 
 
-def _meet(layout: Layout, formula: Formula, at: dict[str, int]) -> bool:
+def _meet(layout: StepLayout, formula: Formula, at: dict[str, int]) -> bool:
     """Returns whether the parts of a relation's slots meet."""
     assert formula.relation is not None
     name, first, second = formula.relation
@@ -195,7 +195,7 @@ class _Run:
     """One compute: reads and writes values on a place."""
 
     of: StepInterpreter
-    layout: Layout
+    layout: StepLayout
     micro_batch: int
     place: int
     layer: int

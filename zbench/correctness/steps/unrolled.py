@@ -6,13 +6,14 @@ What zbench.step.proof.order concludes from contracts is looked at here operatio
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.step.layout import Layout
+from zbench.step.layout import StepLayout
 from zbench.step.proof.coverage import coverage_fault
+from zbench.step.proof.item_rules import OK, WalkState, WalkTables, key_of
 from zbench.step.proof.items import READ_ALREADY, THERE, find, new_table
 from zbench.step.proof.ranges import operation_fault
 from zbench.step.proof.tables import ItemRows, item_rows, walk_tables, whole_counts
 from zbench.step.proof.template_rules import enter
-from zbench.step.proof.walk import OK, WalkState, WalkTables, key_of, walk
+from zbench.step.proof.walk import walk
 from zbench.step.template import COMPLETE, Instance, Step, Template
 from zbench.step.tensor import SUM
 
@@ -102,7 +103,7 @@ def _forget(step: Step, template: Template, tables: WalkTables, one: Instance, l
     return ""
 
 
-def _used(layout: Layout, template: Template) -> set[tuple[int, int]]:
+def _used(layout: StepLayout, template: Template) -> set[tuple[int, int]]:
     """Returns (tensor, layer offset) of what a template's operations touch."""
     found, bound = set(), layout.bound
     for op in template.operations.rows().tolist():

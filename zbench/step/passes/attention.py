@@ -9,7 +9,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.model import DKV, DO, DQ, KV, TENSOR_NAMES, O, Q
 from zbench.plans.plan import ATTEND, Ops
-from zbench.step.layout import Layout
+from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, ListTable
 from zbench.step.operations import COMPUTE, DROP, MOVE, QUEUES, SEND
 from zbench.step.passes.parts import PlanParts
@@ -19,7 +19,7 @@ _KINDS = {Q: SEND, KV: SEND, DO: SEND, O: MOVE, DQ: MOVE, DKV: MOVE}
 
 
 def attention_rows(
-    parts: PlanParts, ops: Ops, layout: Layout, lists: ListTable, backward: bool = False, again: str = ""
+    parts: PlanParts, ops: Ops, layout: StepLayout, lists: ListTable, backward: bool = False, again: str = ""
 ) -> Ints:
     """Returns operations of a plan's forward or backward list as rows, int64 [n, columns of Operations].
 
@@ -47,7 +47,7 @@ def kept_copies(parts: PlanParts) -> list[tuple[str, int, Ints, tuple[int, int]]
     ]  # fmt: skip
 
 
-def dropped_rows(parts: PlanParts, layout: Layout, lists: ListTable, again: str) -> Ints:
+def dropped_rows(parts: PlanParts, layout: StepLayout, lists: ListTable, again: str) -> Ints:
     """Returns operations that drop what the forward list brought and did not mark to stay."""
     forward = parts.plan.forward
     copies = (forward.kind != ATTEND) & np.isin(forward.tensor, (Q, KV)) & (forward.keep == 0)
@@ -60,7 +60,7 @@ def dropped_rows(parts: PlanParts, layout: Layout, lists: ListTable, again: str)
 class _Numbers:
     """The numbers of lists, formulas and tensors that operations of a plan become."""
 
-    def __init__(self, parts: PlanParts, layout: Layout, lists: ListTable, again: str) -> None:
+    def __init__(self, parts: PlanParts, layout: StepLayout, lists: ListTable, again: str) -> None:
         self.parts, self.lists, self.again = parts, lists, again
         names = layout.number
         self.tensors = np.array(

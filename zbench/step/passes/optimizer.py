@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from zbench.step.layout import Layout
+from zbench.step.layout import StepLayout
 from zbench.step.lists import ListTable
 from zbench.step.operations import COMPUTE, GATHER, Operations, row
-from zbench.step.passes.zero import GAINS, ParameterRows, Parameters
+from zbench.step.passes.zero import GAINS, ParameterRows, ShardedParameters
 from zbench.step.template import COMPLETE, Items, Template
 
 
 def optimizer_template(
-    name: str, weights: tuple[str, ...], totals: dict[str, int], rows: ParameterRows, layout: tuple[int, Layout]
+    name: str, weights: tuple[str, ...], totals: dict[str, int], rows: ParameterRows, layout: tuple[int, StepLayout]
 ) -> Template:
     """Returns the template that updates parameters once: version 0 becomes version 1.
 
@@ -36,7 +36,7 @@ def optimizer_template(
     return Template(name, layout[0], Operations.of(ops), tuple(formulas), Items.of(needs), Items.of(leaves))
 
 
-def _updates(formula: int, weight: str, of: Parameters, lists: ListTable) -> list[list[int]]:
+def _updates(formula: int, weight: str, of: ShardedParameters, lists: ListTable) -> list[list[int]]:
     """Returns the updates of a parameter: of every cell at home, or of all cells on every GPU."""
     if weight in GAINS:
         places = range(of.groups * of.degree) if of.stage == "none" else of.home(weight).tolist()

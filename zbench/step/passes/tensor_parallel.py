@@ -12,7 +12,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.step.formula import Formula, Reference
-from zbench.step.layout import Layout
+from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, GATHER, REDUCE, row
 from zbench.step.passes.parts import PlanParts
@@ -28,7 +28,7 @@ class LinearModules:
     """
 
     parts: PlanParts
-    layout: Layout
+    layout: StepLayout
     lists: ListTable
     moved: set[tuple[int, str, bool]] = field(default_factory=set)
 

@@ -8,7 +8,7 @@ from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.step.formula import Formula, Reference
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.zero import LAYER_WEIGHTS, MOMENT_BYTES, OTHER_WEIGHTS, Parameters
+from zbench.step.passes.zero import LAYER_WEIGHTS, MOMENT_BYTES, OTHER_WEIGHTS, ShardedParameters
 from zbench.step.tensor import Tensor
 
 _NATURE = {"=": "copy", "+=": "sum", ":=": "state"}
@@ -16,7 +16,11 @@ _OUTSIDE = ("w", "c", "l", "dc", "loss")  # tensors of what is before and after 
 
 
 def tensors_of(
-    model: Model, formulas: Sequence[Formula], parts: PlanParts, parameters: Parameters, merges: Mapping[str, str]
+    model: Model,
+    formulas: Sequence[Formula],
+    parts: PlanParts,
+    parameters: ShardedParameters,
+    merges: Mapping[str, str],
 ) -> tuple[Tensor, ...]:
     """Returns the tensors that formulas make, and the parameters. merges: of sums that are not added."""
     weights = (*LAYER_WEIGHTS, *OTHER_WEIGHTS)
@@ -48,7 +52,7 @@ def _sliced_home(axes: tuple[str, ...], parts: PlanParts) -> Ints:
     return (group[:, None] * parts.degree + share).reshape(-1)
 
 
-def _parameter(model: Model, weight: str, parameters: Parameters) -> dict[str, Tensor]:
+def _parameter(model: Model, weight: str, parameters: ShardedParameters) -> dict[str, Tensor]:
     """Returns a parameter, its gradient and its optimizer state."""
     axes, home = parameters.axes(weight), parameters.home(weight)
     layers = "layer" if weight in LAYER_WEIGHTS else "none"

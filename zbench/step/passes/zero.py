@@ -18,7 +18,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.step.index import Index
-from zbench.step.layout import Layout
+from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import GATHER, REDUCE, row
 from zbench.step.template import AT_HOME, COMPLETE
@@ -40,7 +40,7 @@ def weight_elements(model: Model) -> Mapping[str, int]:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class ShardedParameters:
     """The parameters of a step on `groups` tensor-parallel groups of `degree` GPUs."""
 
     model: Model
@@ -104,8 +104,8 @@ class Parameters:
 class ParameterRows:
     """Makes the operations and contract entries of parameters in a layout."""
 
-    of: Parameters
-    layout: Layout
+    of: ShardedParameters
+    layout: StepLayout
     lists: ListTable
 
     def _cells(self, weight: str, share: int) -> list[int]:

@@ -11,7 +11,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.step.layout import Layout
+from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, Operations
 from zbench.step.proof.items import EMPTY, find_key
 
@@ -27,7 +27,7 @@ class _Pairs(NamedTuple):
     partners: Ints
 
 
-def coverage_fault(layout: Layout, formula: int, operations: Operations) -> tuple[int, str]:
+def coverage_fault(layout: StepLayout, formula: int, operations: Operations) -> tuple[int, str]:
     """Returns (operation, what is wrong), (-1, "") if the operations compute every part of a formula once.
 
     An operation is -1 where none is to blame, as where a part is missing.
@@ -68,14 +68,14 @@ def coverage_fault(layout: Layout, formula: int, operations: Operations) -> tupl
     return -1, f"{_missing(layout, slots, atoms, sizes, pairs, keys) or label} of {label} is computed by no operation"
 
 
-def _named(layout: Layout, slots: tuple[str, ...], atoms: list[Ints], sizes: tuple[Ints, ...], key: Ints) -> str:
+def _named(layout: StepLayout, slots: tuple[str, ...], atoms: list[Ints], sizes: tuple[Ints, ...], key: Ints) -> str:
     """Names the first part of every atom of a combination."""
     words = [f"part {int(np.argmax(atoms[at] == key[at]))} of {slot}" for at, slot in enumerate(slots)]
     return ", ".join(words) or "its only part"
 
 
 def _missing(
-    layout: Layout, slots: tuple[str, ...], atoms: list[Ints], sizes: tuple[Ints, ...], pairs: _Pairs, keys: Ints
+    layout: StepLayout, slots: tuple[str, ...], atoms: list[Ints], sizes: tuple[Ints, ...], pairs: _Pairs, keys: Ints
 ) -> str:
     """Names the first combination that no operation computes."""
     for at, slot in enumerate(slots):

@@ -12,7 +12,7 @@ from hashlib import blake2b
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.step.layout import Layout
+from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE
 from zbench.step.proof.sentences import item_name
 from zbench.step.proof.tables import ItemRows, item_rows, walk_tables
@@ -94,11 +94,11 @@ def _play(
     return ""
 
 
-def _layer(layout: Layout, tensor: int, layer: int) -> int:
+def _layer(layout: StepLayout, tensor: int, layer: int) -> int:
     return 0 if layout.tensors[tensor].layers == "none" else layer
 
 
-def _key(micro_batch: int, layout: Layout, tensor: int, layer: int) -> Key:
+def _key(micro_batch: int, layout: StepLayout, tensor: int, layer: int) -> Key:
     return layout.tensors[tensor].name, _layer(layout, tensor, layer), micro_batch if layout.of_batch(tensor) else -1
 
 
@@ -107,7 +107,7 @@ def _named(key: Key) -> str:
 
 
 def _difference(
-    step: Step, layout: Layout, key: Key, have: tuple[bytes, int, Ints] | None, want: _Group | None, version: int
+    step: Step, layout: StepLayout, key: Key, have: tuple[bytes, int, Ints] | None, want: _Group | None, version: int
 ) -> str:
     """Says how what is there of a tensor and layer differs from what is needed."""
     if want is None:
@@ -158,7 +158,7 @@ def _contract(step: Step, template: Template, counts: tuple[Ints, ...]) -> _Cont
     return _Contract(needs, leaves, frozenset(touched | computed | leaves.keys()), frozenset(computed))
 
 
-def _groups(step: Step, layout: Layout, items: Items, counts: tuple[Ints, ...]) -> dict[tuple[int, int], _Group]:
+def _groups(step: Step, layout: StepLayout, items: Items, counts: tuple[Ints, ...]) -> dict[tuple[int, int], _Group]:
     """Returns the items of a contract by (tensor, layer offset)."""
     zeros = np.zeros(len(layout.tensors), np.int64)
     rows = item_rows(layout, items, walk_tables(step, layout, counts, (zeros, zeros)))

@@ -1,10 +1,10 @@
 """Proves a step correct before anything runs it.
 
-1. Lists have parts of their indices, operations and contracts name what is there (zbench.step.proof.ranges).
+1. Layouts are sound (zbench.step.proof.layout_rules), and operations and contracts name what is there (ranges).
 2. Every formula of every template computes each combination of parts exactly once (zbench.step.proof.coverage).
 3. From what a template's contract needs, its operations make what it leaves: copies are there before they are read
    and are not made twice, sums have all contributions when they are read, stay as they are from then on, and none is
-   left behind, state is seen in the versions that are named (zbench.step.proof.walk).
+   left behind, state is seen in the versions that are named (zbench.step.proof.item_rules).
 4. In the order of instances every contract finds what it needs, no more and no less; every formula is computed once
    for every layer of every micro-batch; what is there at the end is what the step says (zbench.step.proof.order).
 
@@ -13,8 +13,9 @@ Contracts are an input: they are proven against, and not derived from the operat
 
 from dataclasses import dataclass
 
+from zbench.step.proof.layout_rules import layout_fault
 from zbench.step.proof.order import order_fault
-from zbench.step.proof.ranges import items_fault, lists_fault
+from zbench.step.proof.ranges import items_fault
 from zbench.step.proof.tables import whole_counts
 from zbench.step.proof.template_rules import template_fault
 from zbench.step.template import Step
@@ -40,15 +41,10 @@ def prove_step(step: Step) -> Proven:
         StepError: the first rule broken.
     """
     for number, layout in enumerate(step.layouts):
-        _hold(lists_fault(step, layout), f"layout {number}: ")
-        try:
-            layout.bound, layout.contributions  # noqa: B018 - formulas are read here, and have to fit the tensors
-        except ValueError as error:
-            raise StepError(f"layout {number}: {error}") from error
-        for tensor in layout.tensors:
-            homes, cells = tensor.home, layout.shape(layout.number[tensor.name])
-            if len(homes) != cells[0] * cells[1] or homes.max(initial=-1) >= step.num_places:
-                raise StepError(f"layout {number}: tensor {tensor.name} has {len(homes)} homes for {cells} cells")
+        _hold(layout_fault(step, layout), f"layout {number}: ")
+    names = [template.name for template in step.templates]
+    if not step.layouts or len(set(names)) < len(names):
+        raise StepError("a step has at least one layout, and templates with different names")
     for name, items in (("begins", step.begins), ("ends", step.ends)):
         _hold(items_fault(step.layouts[0], items), f"{name} ")
     counts = whole_counts(step)

@@ -6,7 +6,7 @@ Compiled loops follow lists and numbers without looking whether these lead out o
 import numpy as np
 
 from zbench.describe.arrays import Flags
-from zbench.step.layout import Layout
+from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, PLACE, PartLists
 from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND, Operations
 from zbench.step.proof.sentences import Sentence
@@ -14,34 +14,6 @@ from zbench.step.template import AT_HOME, COMPLETE, Items, Step, Template
 
 MOST_OFFSET = 16  # layers that an operation may look ahead or back
 MOST_HOPS = 1000  # lossy encodings, one after another
-
-
-def lists_fault(step: Step, layout: Layout) -> str:
-    """Returns what is wrong with the lists of a layout: each belongs to an index and has parts of it, each once."""
-    lists = layout.lists
-    sizes = [_parts(step, layout, name) for name in lists.indices]
-    if len(lists.offsets) != len(lists) + 1 or lists.offsets[0] != 0 or lists.offsets[-1] != len(lists.parts):
-        return "the offsets of lists do not go from 0 to the number of parts"
-    if (np.diff(lists.offsets) < 0).any() or (len(lists) and not 0 <= lists.of.min() <= lists.of.max() < len(sizes)):
-        return "the offsets of lists fall, or a list is of no index"
-    row = np.repeat(np.arange(len(lists)), np.diff(lists.offsets))
-    outside = (lists.parts < 0) | (lists.parts >= np.array(sizes, np.int64)[lists.of[row]])
-    if outside.any():
-        at = int(np.argmax(outside))
-        name = lists.index_of(int(row[at]))
-        return f"list {row[at]} names part {lists.parts[at]} of index {name}, which has {_parts(step, layout, name)}"
-    again = (np.diff(lists.parts) <= 0) & (row[1:] == row[:-1])
-    if again.any():
-        at = int(np.argmax(again))
-        return f"list {row[at]} has part {lists.parts[at + 1]} twice or not in ascending order"
-    return ""
-
-
-def _parts(step: Step, layout: Layout, index: str) -> int:
-    """Returns how many parts an index has; lanes are below 2 ** 15."""
-    if index == PLACE:
-        return step.num_places
-    return 2**15 if index == LANE else len(layout.index[index])
 
 
 def operation_fault(step: Step, template: Template) -> str:
@@ -88,7 +60,7 @@ def _is_of(lists: PartLists, column: np.ndarray, index: str) -> Flags:
     return found
 
 
-def _slots_fault(layout: Layout, ops: Operations, say: Sentence) -> str:
+def _slots_fault(layout: StepLayout, ops: Operations, say: Sentence) -> str:
     """Returns the first operation with a list that is not of the index of its formula's slot or its tensor's axis."""
     kinds = np.unique(np.stack([ops.kind == COMPUTE, ops.what], axis=1).astype(np.int64), axis=0)
     first, words = len(ops), ""
@@ -120,7 +92,7 @@ def contract_fault(step: Step, template: Template) -> str:
     return ""
 
 
-def items_fault(layout: Layout, items: Items) -> str:
+def items_fault(layout: StepLayout, items: Items) -> str:
     """Returns what is wrong with the numbers of items, "" if nothing."""
     outside = _outside(items.tensor, len(layout.tensors))
     if outside.any():
@@ -146,6 +118,6 @@ def items_fault(layout: Layout, items: Items) -> str:
     return ""
 
 
-def _is_axis(layout: Layout, column: np.ndarray, axes: tuple[str, ...], at: int) -> Flags:
+def _is_axis(layout: StepLayout, column: np.ndarray, axes: tuple[str, ...], at: int) -> Flags:
     """Returns whether numbers are of lists of a tensor's axis, or -1 where it has none."""
     return _is_of(layout.lists, column, axes[at]) if at < len(axes) else np.asarray(column == -1)

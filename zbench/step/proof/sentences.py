@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from zbench.describe.arrays import Ints
-from zbench.step.layout import Layout
-from zbench.step.proof import walk
+from zbench.step.layout import StepLayout
+from zbench.step.proof import item_rules as rules
 from zbench.step.template import Step, Template
 from zbench.step.text import operation_text
 
 
-def item_name(step: Step, layout: Layout, tensor: int, layer: int, place: int, cell: int) -> str:
+def item_name(step: Step, layout: StepLayout, tensor: int, layer: int, place: int, cell: int) -> str:
     """Returns what an item is called: kv[3,0] of layer +1 on GPU 5."""
     one = layout.tensors[tensor]
     parts = divmod(cell, layout.shape(tensor)[1])
@@ -26,7 +26,7 @@ class Sentence:
     template: Template
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> StepLayout:
         return self.step.layouts[self.template.layout]
 
     def at(self, op: int, word: str) -> str:
@@ -58,14 +58,14 @@ class Sentence:
         return self.at(
             op,
             {
-                walk.MISSING: f"uses {what} before an earlier operation brought it there",
-                walk.TWICE: f"brings {what}, which is there already",
-                walk.INCOMPLETE: f"reads {what} with {have} of {want} contributions",
-                walk.NOTHING: f"moves {what}, to which nothing was added",
-                walk.AFTER_READ: f"adds to or takes {what}, which was read already",
-                walk.VERSION: f"sees {what} after update {have}; it names update {want}",
-                walk.NO_SUM: f"moves {name}, which is no sum: copies and state are sent",
-                walk.NO_LAYER: f"computes with {what}, and there is no such layer",
-                walk.NO_HOME: f"gathers or reduces {what.rpartition(' on ')[0]}, which has no home",
+                rules.MISSING: f"uses {what} before an earlier operation brought it there",
+                rules.TWICE: f"brings {what}, which is there already",
+                rules.INCOMPLETE: f"reads {what} with {have} of {want} contributions",
+                rules.NOTHING: f"moves {what}, to which nothing was added",
+                rules.AFTER_READ: f"adds to or takes {what}, which was read already",
+                rules.VERSION: f"sees {what} after update {have}; it names update {want}",
+                rules.NO_SUM: f"moves {name}, which is no sum: copies and state are sent",
+                rules.NO_LAYER: f"computes with {what}, and there is no such layer",
+                rules.NO_HOME: f"gathers or reduces {what.rpartition(' on ')[0]}, which has no home",
             }[code],
         )

@@ -7,8 +7,8 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.step.layout import Layout
-from zbench.step.proof.walk import WalkTables
+from zbench.step.layout import StepLayout
+from zbench.step.proof.item_rules import WalkTables
 from zbench.step.template import AT_HOME, Items, Step
 from zbench.step.tensor import NATURES
 
@@ -52,7 +52,7 @@ def whole_counts(step: Step) -> list[tuple[Ints, ...]]:
 
 
 def walk_tables(
-    step: Step, layout: Layout, counts: tuple[Ints, ...], layers: tuple[Ints, Ints], base: Ints | None = None
+    step: Step, layout: StepLayout, counts: tuple[Ints, ...], layers: tuple[Ints, Ints], base: Ints | None = None
 ) -> WalkTables:
     """Makes the tables of a layout. layers: the lowest and the highest of each tensor; base: where keys of each begin
     (one tensor's after another's if it is not given)."""
@@ -83,7 +83,7 @@ def walk_tables(
     )  # fmt: skip
 
 
-def _partner_rows(layout: Layout) -> tuple[Ints, Ints, Ints]:
+def _partner_rows(layout: StepLayout) -> tuple[Ints, Ints, Ints]:
     """Returns the rows of all relations one below another: (where each begins, offsets, partners)."""
     begin, offsets, partners, count = [], [np.zeros(1, np.int64)], [], 0
     for one in layout.relations:
@@ -98,7 +98,7 @@ def _partner_rows(layout: Layout) -> tuple[Ints, Ints, Ints]:
     )
 
 
-def item_rows(layout: Layout, items: Items, tables: WalkTables) -> ItemRows:
+def item_rows(layout: StepLayout, items: Items, tables: WalkTables) -> ItemRows:
     """Returns the items of a contract, sorted; COMPLETE stays as it is."""
     table = items.table()
     rows = _expanded(table, tables.list_offsets, tables.parts, tables.shape1, tables.first_cell, tables.home)

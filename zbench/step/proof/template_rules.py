@@ -4,14 +4,15 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.step.layout import Layout
+from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, GATHER
 from zbench.step.proof.coverage import coverage_fault
+from zbench.step.proof.item_rules import OK, WalkState, WalkTables, key_of
 from zbench.step.proof.items import READ_ALREADY, THERE, ItemTable, find, new_table
 from zbench.step.proof.ranges import contract_fault, operation_fault
 from zbench.step.proof.sentences import Sentence, item_name
 from zbench.step.proof.tables import ItemRows, item_rows, walk_tables
-from zbench.step.proof.walk import OK, WalkState, WalkTables, key_of, walk
+from zbench.step.proof.walk import walk
 from zbench.step.template import COMPLETE, Step, Template
 from zbench.step.tensor import SUM
 
@@ -49,7 +50,7 @@ def template_fault(step: Step, template: Template, counts: tuple[Ints, ...]) -> 
     return _left(say, tables, state.items, named), state
 
 
-def _reach(layout: Layout, template: Template) -> tuple[Ints, Ints]:
+def _reach(layout: StepLayout, template: Template) -> tuple[Ints, Ints]:
     """Returns the lowest and the highest layer offset of each tensor; those of the whole step have one, 0."""
     all_of = [template.operations.layer, template.needs.layer, template.leaves.layer, np.zeros(1, np.int32)]
     low, high = min(int(one.min(initial=0)) for one in all_of), max(int(one.max(initial=0)) for one in all_of)
@@ -57,14 +58,14 @@ def _reach(layout: Layout, template: Template) -> tuple[Ints, Ints]:
     return low * layered, (high + 1) * layered
 
 
-def _named_twice(step: Step, layout: Layout, items: ItemRows) -> str:
+def _named_twice(step: Step, layout: StepLayout, items: ItemRows) -> str:
     """Tells of an item that a contract names twice."""
     table = np.stack([items.tensor, items.layer, items.place, items.cell], axis=1)
     same = np.flatnonzero((table[1:] == table[:-1]).all(axis=1))
     return f"names {_item(step, layout, items, int(same[0]))} twice" if len(same) else ""
 
 
-def _item(step: Step, layout: Layout, items: ItemRows, at: int) -> str:
+def _item(step: Step, layout: StepLayout, items: ItemRows, at: int) -> str:
     where = (int(items.tensor[at]), int(items.layer[at]), int(items.place[at]), int(items.cell[at]))
     return item_name(step, layout, *where)
 
@@ -102,7 +103,7 @@ def _compare(t, leaves, items, named):  # type: ignore[no-untyped-def]
     return -1, have
 
 
-def _differs(step: Step, layout: Layout, leaves: ItemRows, at: int, have: Ints) -> str:
+def _differs(step: Step, layout: StepLayout, leaves: ItemRows, at: int, have: Ints) -> str:
     """Says how an item differs from what the contract leaves."""
     what = _item(step, layout, leaves, at)
     if not have[0]:

@@ -1,0 +1,187 @@
+"""The rules of items: what may be done to a copy, a sum or state when; compiled.
+
+A copy is read where it was written and is not written twice; a sum is added to until it is taken, is complete before it
+is read, and stays as it is after that; state is read in the version that is named, and updated in place.
+"""
+
+from typing import NamedTuple
+
+import numba as nb
+import numpy as np
+from numpy.typing import NDArray
+
+from zbench.describe.arrays import Flags, Ints
+from zbench.step.proof.items import EMPTY, READ_ALREADY, THERE, ItemTable, find
+from zbench.step.tensor import STATE, SUM
+
+OK, MISSING, TWICE, INCOMPLETE, NOTHING, AFTER_READ, VERSION, NO_SUM, NO_LAYER, NO_HOME = range(10)  # of faults
+OP, TENSOR, LAYER, PLACE, CELL, HAVE, WANT = range(1, 8)  # of a fault, after its code
+
+
+class WalkTables(NamedTuple):
+    """What a walk reads. Of tensors: shape0, shape1, nature, base (where its keys begin), first_cell (where its cells
+    begin in total and home), layered (0: of the step as a whole), lowest and highest layer that there is. total:
+    contributions that make a cell complete.
+
+    row_offsets, rows, relation: zbench.step.layout.FormulaRows. map_offsets, maps; relation_offsets (two for each
+    relation: the groups of its first and second index), groups, leads (whether a part is the first of its group);
+    row_begin: where a relation's rows begin in partner_offsets. lossy: of encodings.
+    """
+
+    list_offsets: Ints
+    parts: Ints
+    row_offsets: Ints
+    rows: Ints
+    relation: Ints
+    shape0: Ints
+    shape1: Ints
+    nature: Ints
+    base: Ints
+    first_cell: Ints
+    layered: Ints
+    lowest: Ints
+    highest: Ints
+    total: Ints
+    home: Ints
+    map_offsets: Ints
+    maps: Ints
+    group_offsets: Ints
+    groups: Ints
+    leads: Flags
+    row_begin: Ints
+    partner_offsets: Ints
+    partners: Ints
+    lossy: Flags
+    num_places: int
+
+
+class WalkState(NamedTuple):
+    """What a walk changes: the items, the first fault, the hops that reads of every tensor saw, the touches."""
+
+    items: ItemTable
+    fault: Ints
+    hops: NDArray[np.int64]
+    touches: Ints
+
+
+@nb.njit(cache=True)
+def key_of(t, tensor, layer, place, cell):  # type: ignore[no-untyped-def]
+    """Returns an item's key."""
+    cells = t.shape0[tensor] * t.shape1[tensor]
+    return t.base[tensor] + ((layer - t.lowest[tensor]) * t.num_places + place) * cells + cell
+
+
+@nb.njit(cache=True)
+def fail(state, code, item, have, want):  # type: ignore[no-untyped-def]
+    """Notes the first fault. item: (operation, tensor, layer, place, cell)."""
+    if state.fault[0] == OK:
+        state.fault[0] = code
+        for at in range(5):
+            state.fault[1 + at] = item[at]
+        state.fault[HAVE], state.fault[WANT] = have, want
+
+
+@nb.njit(cache=True)
+def there(t, state, item, version):  # type: ignore[no-untyped-def]
+    """Returns where an item is that is read or copied, or -1, noting why it cannot be."""
+    _, tensor, layer, place, cell = item
+    state.touches[0] += 1
+    items = state.items
+    at = find(items, key_of(t, tensor, layer, place, cell))
+    if items[at].key == EMPTY or items[at].flags & THERE == 0:
+        fail(state, MISSING, item, 0, 0)
+        return -1
+    if t.nature[tensor] == SUM:
+        wanted = t.total[t.first_cell[tensor] + cell]
+        if items[at].count != wanted:
+            fail(state, INCOMPLETE, item, items[at].count, wanted)
+            return -1
+        items[at].flags |= READ_ALREADY
+    elif t.nature[tensor] == STATE and items[at].version != version:
+        fail(state, VERSION, item, items[at].version, version)
+        return -1
+    return at
+
+
+@nb.njit(cache=True)
+def _put(t, state, item):  # type: ignore[no-untyped-def]
+    """Returns where an item is, and makes room for one that is not there."""
+    op, tensor, layer, place, cell = item
+    state.touches[0] += 1
+    items = state.items
+    key = key_of(t, tensor, layer, place, cell)
+    at = find(items, key)
+    if items[at].key == EMPTY:
+        items[at].key = key
+    items[at].writer = op
+    return at
+
+
+@nb.njit(cache=True)
+def write(t, state, item):  # type: ignore[no-untyped-def]
+    """Lets a formula write a copy."""
+    at, items = _put(t, state, item), state.items
+    if items[at].flags & THERE:
+        fail(state, TWICE, item, 0, 0)
+    items[at].flags, items[at].hops, items[at].encoding = THERE, 0, -1
+
+
+@nb.njit(cache=True)
+def add(t, state, item, amount, hops):  # type: ignore[no-untyped-def]
+    """Adds contributions to a sum."""
+    at, items = _put(t, state, item), state.items
+    if items[at].flags & READ_ALREADY:
+        fail(state, AFTER_READ, item, 0, 0)
+        return
+    if items[at].flags & THERE == 0:
+        items[at].flags, items[at].count, items[at].hops = THERE, 0, 0
+    items[at].count += amount
+    items[at].hops = max(items[at].hops, hops)
+    items[at].encoding = -1
+
+
+@nb.njit(cache=True)
+def update_state(t, state, item, version):  # type: ignore[no-untyped-def]
+    """Updates state in place."""
+    at = there(t, state, item, version)
+    if at >= 0:
+        state.items[at].version += 1
+        state.items[at].hops, state.items[at].encoding = 0, -1
+        state.items[at].writer = item[0]
+
+
+@nb.njit(cache=True)
+def copied(t, state, item, dst, version, encoding):  # type: ignore[no-untyped-def]
+    """Sends a copy of a complete item to another place."""
+    op, tensor, layer, _, cell = item
+    at, items = there(t, state, item, version), state.items
+    if at < 0:
+        return
+    hops, forwards = items[at].hops, items[at].encoding == encoding
+    arrived = (op, tensor, layer, dst, cell)
+    to = _put(t, state, arrived)
+    if items[to].flags & THERE and (t.nature[tensor] != STATE or items[to].version >= version):
+        fail(state, TWICE, arrived, 0, 0)
+        return
+    items[to].flags = THERE | (READ_ALREADY if t.nature[tensor] == SUM else 0)
+    items[to].count, items[to].version, items[to].encoding = items[at].count, items[at].version, encoding
+    items[to].hops = hops + (1 if encoding >= 0 and t.lossy[encoding] and not forwards else 0)
+
+
+@nb.njit(cache=True)
+def taken(t, state, item, dst, encoding, must):  # type: ignore[no-untyped-def]
+    """Moves what was added to a sum to another place. must: whether there has to be something."""
+    op, tensor, layer, place, cell = item
+    items = state.items
+    state.touches[0] += 1
+    at = find(items, key_of(t, tensor, layer, place, cell))
+    if items[at].key == EMPTY or items[at].flags & THERE == 0:
+        if must:
+            fail(state, NOTHING, item, 0, 0)
+        return
+    if items[at].flags & READ_ALREADY:
+        fail(state, AFTER_READ, item, 0, 0)
+        return
+    amount, hops = items[at].count, items[at].hops
+    items[at].flags, items[at].count, items[at].hops = 0, 0, 0
+    add(t, state, (op, tensor, layer, dst, cell), amount, hops + (1 if encoding >= 0 and t.lossy[encoding] else 0))

@@ -1,0 +1,147 @@
+"""Reads the lines of a layout: indices, slots, maps, relations, tensors and formulas."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from zbench.step.formula import Formula, FormulaError, parse
+from zbench.step.index import Index, PartMap, Relation
+from zbench.step.layout import StepLayout
+from zbench.step.lists import LANE, PLACE, ListTable
+from zbench.step.scanner import Scanner
+from zbench.step.tensor import LAYERS, MERGES, NATURES, Tensor
+
+MOST_LANES = 2**15
+
+
+@dataclass
+class PartialLayout:
+    """A layout while it is read."""
+
+    places: int
+    indices: list[Index] = field(default_factory=list)
+    aliases: list[tuple[str, str]] = field(default_factory=list)
+    maps: list[PartMap] = field(default_factory=list)
+    relations: list[Relation] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    formulas: list[Formula] = field(default_factory=list)
+    made: tuple[StepLayout, ListTable] | None = None
+
+    def finished(self) -> tuple[StepLayout, ListTable]:
+        """Returns the layout and its lists, once its lines are read."""
+        if self.made is None:
+            sizes = {one.name: len(one) for one in self.indices} | {PLACE: self.places, LANE: MOST_LANES}
+            lists = ListTable(sizes)
+            self.made = StepLayout(
+                tuple(self.indices), tuple(self.aliases), tuple(self.maps), tuple(self.relations),
+                tuple(self.tensors), tuple(self.formulas), lists.lists(),
+            ), lists  # fmt: skip
+        return self.made
+
+    def index(self, scanner: Scanner) -> Index:
+        """Takes the name of an index."""
+        name = scanner.word("the name of an index")
+        for one in self.indices:
+            if one.name == name:
+                return one
+        raise scanner.fault(f"there is no index {name}", scanner.at - len(name))
+
+
+def _index(part: PartialLayout, scanner: Scanner) -> None:
+    name = scanner.word("the name of an index")
+    of_batch = scanner.has("of batch")
+    scanner.take(":")
+    sizes = scanner.numbers()
+    if min(sizes) < 1:
+        raise scanner.fault(f"index {name} has a part of size {min(sizes)}; parts have at least 1", 0)
+    part.indices.append(Index(name, np.array(sizes, np.int64), of_batch))
+
+
+def _slot(part: PartialLayout, scanner: Scanner) -> None:
+    slot = scanner.word("a slot")
+    scanner.take("of")
+    part.aliases.append((slot, part.index(scanner).name))
+
+
+def _map(part: PartialLayout, scanner: Scanner) -> None:
+    coarse = part.index(scanner)
+    scanner.take("(")
+    fine = part.index(scanner)
+    scanner.take(")")
+    scanner.take(":")
+    numbers = _below(scanner, scanner.numbers(), len(fine), len(coarse))
+    part.maps.append(PartMap(coarse.name, fine.name, numbers))
+
+
+def _below(scanner: Scanner, numbers: list[int], count: int, most: int) -> np.ndarray:
+    """Returns numbers if they are as many as they have to be, each from 0 on below `most`."""
+    if len(numbers) != count or not 0 <= min(numbers) <= max(numbers) < most:
+        raise scanner.fault(f"it takes {count} numbers from 0 to {most - 1}", scanner.at)
+    return np.array(numbers, np.int64)
+
+
+def _relation(part: PartialLayout, scanner: Scanner) -> None:
+    name = scanner.word("the name of a relation")
+    scanner.take("(")
+    first = part.index(scanner)
+    scanner.take(",")
+    second = part.index(scanner)
+    scanner.take(")")
+    scanner.take(",")
+    scanner.take("groups")
+    one = _below(scanner, scanner.numbers(), len(first), len(first))
+    scanner.take("and")
+    two = _below(scanner, scanner.numbers(), len(second), len(second))
+    scanner.take(":")
+    rows = [scanner.spans(int(two.max()) + 1)]
+    while scanner.has("|"):
+        rows.append(scanner.spans(int(two.max()) + 1))
+    if len(rows) != int(one.max()) + 1:
+        raise scanner.fault(f"the relation has {len(rows)} rows for {int(one.max()) + 1} groups", scanner.at)
+    offsets = np.cumsum([0, *map(len, rows)]).astype(np.int64)
+    part.relations.append(Relation(name, first.name, second.name, one, two, offsets, np.concatenate(rows)))
+
+
+def _tensor(part: PartialLayout, scanner: Scanner) -> None:
+    name = scanner.word("the name of a tensor")
+    axes = []
+    if scanner.has("["):
+        axes.append(part.index(scanner))
+        while scanner.take(",", "]") == ",":
+            axes.append(part.index(scanner))
+    if len(axes) > 2:
+        raise scanner.fault("a tensor is cut along two indices at most", scanner.at)
+    scanner.take(":")
+    nature = scanner.take(*NATURES)
+    merge = scanner.take(*MERGES[1:]) if nature == "sum" else ""
+    scanner.take(",")
+    layers = scanner.take(*LAYERS)
+    scanner.take(",")
+    unit = scanner.integer("a number of bytes")
+    scanner.take("bytes")
+    scanner.take(",")
+    scanner.take("home")
+    cells = int(np.prod([len(one) for one in axes]))
+    if scanner.has("none"):
+        home = np.full(cells, -1, np.int64)
+    else:
+        home = _below(scanner, scanner.numbers(), cells, part.places)
+    hops = 0
+    if scanner.has(","):
+        scanner.take("hops")
+        hops = scanner.integer()
+    part.tensors.append(Tensor(name, tuple(one.name for one in axes), nature, merge, layers, unit, home, hops))
+
+
+def _formula(part: PartialLayout, scanner: Scanner) -> None:
+    words, at = scanner.rest()
+    try:
+        part.formulas.append(parse(words))
+    except FormulaError as error:
+        raise scanner.fault(f"the formula {error.args[0]}", at + error.column - 1) from error
+
+
+LINES: Mapping[str, Callable[[PartialLayout, Scanner], None]] = {
+    "index": _index, "slot": _slot, "map": _map, "relation": _relation, "tensor": _tensor, "formula": _formula,
+}  # fmt: skip
