@@ -2,27 +2,27 @@
 
 import pytest
 
-from zbench.step.formula import FormulaError, parse, parse_all
+from zbench.step.formula import FormulaError, parse_formula, parse_formulas
 from zbench.step.layers import DENSE, DERIVATIVES, EMBEDDING, EMBEDDING_BACKWARD, EXPERTS, HEAD, update
 from zbench.step.passes.recompute import made_again, with_recomputation
 from zbench.step.transpose import transpose
 
 
 def test_what_a_formula_says() -> None:
-    found = parse("o[t,h] += attend(q[t,h], kv[s,g(h)])  for visible(t, s)")
+    found = parse_formula("o[t,h] += attend(q[t,h], kv[s,g(h)])  for visible(t, s)")
     assert found.slots == ("t", "h", "s")
     assert found.summed(found.results[0]) == ("s",)
     assert found.relation == ("visible", "t", "s")
     assert [str(one) for one in found.operands] == ["q[t,h]", "kv[s,g(h)]"]
-    assert parse("x'[t] = y[t] + d[t]").results[0].after
+    assert parse_formula("x'[t] = y[t] + d[t]").results[0].after
 
 
 @pytest.mark.parametrize(
     "text", [DENSE, EXPERTS, EMBEDDING, EMBEDDING_BACKWARD, HEAD, update("wq", "j,z"), update("g")]
 )
 def test_formulas_print_as_they_are_read(text: str) -> None:
-    for one in parse_all(text):
-        assert parse(str(one)) == one
+    for one in parse_formulas(text):
+        assert parse_formula(str(one)) == one
 
 
 @pytest.mark.parametrize(
@@ -44,18 +44,18 @@ def test_formulas_print_as_they_are_read(text: str) -> None:
 )
 def test_a_fault_has_a_column(text: str, told: str) -> None:
     with pytest.raises(FormulaError) as error:
-        parse(text)
+        parse_formula(text)
     assert str(error.value) == told
 
 
 def test_a_fault_in_several_lines_has_its_line() -> None:
     with pytest.raises(ValueError, match=r"^line 3, column 5: has 'its end'"):
-        parse_all("a[t] = b[t]  # a copy\n\nb[t] ")
+        parse_formulas("a[t] = b[t]  # a copy\n\nb[t] ")
 
 
 def test_the_backward_of_a_dense_layer() -> None:
     """As autograd would: a gradient of one use is written at once, those with a sum are added to, dy is read for da."""
-    assert [str(one) for one in transpose(parse_all(DENSE), DERIVATIVES)] == [
+    assert [str(one) for one in transpose(parse_formulas(DENSE), DERIVATIVES)] == [
         "du[t,f] = dx'[t] wd[f]",
         "dwd[f] += dx'[t] u[t,f]",
         "dz[t,f] = act_d0(du[t,f], z[t,f])",
@@ -77,7 +77,7 @@ def test_the_backward_of_a_dense_layer() -> None:
 
 
 def test_the_backward_of_experts_keeps_to_the_slots_that_are_routed() -> None:
-    found = [str(one) for one in transpose(parse_all(EXPERTS), DERIVATIVES)]
+    found = [str(one) for one in transpose(parse_formulas(EXPERTS), DERIVATIVES)]
     assert "du[t,e] = weigh_d1(dx'[t], p[t,e], wd[e]) for route(t, e)" in found
     assert "dm[t] += dz[t,e] wz[e] for route(t, e)" in found
     assert "dm[t] += dr[t] wr" in found
@@ -85,11 +85,11 @@ def test_the_backward_of_experts_keeps_to_the_slots_that_are_routed() -> None:
 
 def test_a_function_without_a_derivative_is_named() -> None:
     with pytest.raises(ValueError, match=r"function f of formula a\[t\] = f\(b\[t\]\) has no derivative"):
-        transpose(parse_all("a[t] = f(b[t])"), DERIVATIVES)
+        transpose(parse_formulas("a[t] = f(b[t])"), DERIVATIVES)
 
 
 def test_what_is_made_again_is_another_tensor() -> None:
-    forward = parse_all(DENSE)
+    forward = parse_formulas(DENSE)
     backward = transpose(forward, DERIVATIVES)
     found = [str(one) for one in with_recomputation(forward, backward, made_again("selective", forward, "x"))]
     assert found[:3] == ["m~[t] = norm(y[t], g2)", "z~[t,f] = m~[t] wz[f]", "u~[t,f] = act(z~[t,f])"]

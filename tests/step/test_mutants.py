@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.steps import MODEL, execute, plan_of
-from zbench.correctness.steps.mutate import KINDS, mutant
+from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
@@ -53,7 +53,7 @@ def test_mutants(number: int) -> None:
     rng = np.random.default_rng(number)
     rejected = accepted = 0
     for at in range(MUTANTS):
-        broken = mutant(step, KINDS[at % len(KINDS)], rng)
+        broken = step_mutant(step, KINDS[at % len(KINDS)], rng)
         if broken is None:
             continue
         told = fault(broken)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.steps import MODEL, plan_of
-from zbench.step.lists import PartLists, read_spans, spans
+from zbench.step.lists import PartLists, read_spans, span_text
 from zbench.step.passes.build import whole_step
 from zbench.step.proof.prove import prove_step
 from zbench.step.reading import read_step
@@ -63,7 +63,7 @@ def test_a_step_reads_back(lengths: list[int], ranks: int, degree: int, zero: st
 @given(st.sets(st.integers(0, 12)))
 def test_spans_read_back(chosen: set[int]) -> None:
     numbers = np.array(sorted(chosen), np.int64)
-    assert read_spans(spans(numbers, 13), 13).tolist() == numbers.tolist()
+    assert read_spans(span_text(numbers, 13), 13).tolist() == numbers.tolist()
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ class Formula:
         return tuple(slot for slot in self.slots if slot not in result.slots)
 
 
-def parse(text: str) -> Formula:
+def parse_formula(text: str) -> Formula:
     """Returns the formula of a text.
 
     Raises:
@@ -115,7 +115,7 @@ def parse(text: str) -> Formula:
     return found
 
 
-def parse_all(text: str) -> tuple[Formula, ...]:
+def parse_formulas(text: str) -> tuple[Formula, ...]:
     """Returns the formulas of a text, one a line; empty lines and what follows # mean nothing.
 
     Raises:
@@ -126,7 +126,7 @@ def parse_all(text: str) -> tuple[Formula, ...]:
         words = line.partition("#")[0]
         if words.strip():
             try:
-                found.append(parse(words))
+                found.append(parse_formula(words))
             except FormulaError as error:
                 raise ValueError(f"line {number}, {error}") from error
     return tuple(found)

@@ -37,7 +37,7 @@ class PartMap:
 
 @dataclass(frozen=True)
 class Relation:
-    """Which parts of two indices have a contribution together, as the queries and keys of visible(t, s).
+    """A relation says which parts of two indices have a contribution together, as queries and keys of visible(t, s).
 
     It is told of groups of parts, so that parts cut finer for other reasons (a GPU's share of a block) do not square
     its size: parts of a group have the same partners, and an operation names whole groups or none of them.

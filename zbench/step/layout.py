@@ -35,7 +35,9 @@ class FormulaRows:
 
 @dataclass(frozen=True)
 class StepLayout:
-    """What operations of a micro-batch refer to. aliases: slots that have another index's name, as s, which is of t.
+    """A layout has what operations of a micro-batch refer to.
+
+    aliases: slots that have another index's name, as s, which is of t.
 
     A tensor that is cut along an index of the batch is of the micro-batch, others are of the step, and the same in
     all its layouts.
@@ -61,7 +63,7 @@ class StepLayout:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """What formulas are called: the first result, and a number from the second formula with it on: dn, dn.2."""
+        """The names of formulas: the first result, and a number from the second formula with it on: dn, dn.2."""
         seen: Counter[str] = Counter()
         found = []
         for formula in self.formulas:
@@ -167,7 +169,7 @@ class StepLayout:
 
     @cached_property
     def contributions(self) -> tuple[Ints, ...]:
-        """How many contributions formulas make to every cell of every tensor, int64 [cells] each; 0 where not sums."""
+        """The contributions that formulas make to each cell of each tensor, int64 [cells]; 0 of others than sums."""
         found = [np.zeros(int(np.prod(self.shape(at))), np.int64) for at in range(len(self.tensors))]
         for at, formula in enumerate(self.formulas):
             for row in self.bound.rows[self.bound.offsets[at] : self.bound.offsets[at + 1]]:

@@ -84,7 +84,7 @@ class ListTable:
         )
 
 
-def spans(parts: Ints, whole: int) -> str:
+def span_text(parts: Ints, whole: int) -> str:
     """Returns parts as text: `*` for all of an index with `whole` parts, else ranges such as 0-3 7."""
     if whole > 1 and len(parts) == whole:
         return "*"

@@ -64,7 +64,7 @@ class Operations:
 COLUMN_NAMES = tuple(field.name for field in fields(Operations))
 
 
-def row(
+def operation_row(
     kind: int,
     what: int,
     ends: tuple[int, int],

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from zbench.step.formula import Formula, FormulaError, parse
+from zbench.step.formula import Formula, FormulaError, parse_formula
 from zbench.step.index import Index, PartMap, Relation
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, PLACE, ListTable
@@ -137,7 +137,7 @@ def _tensor(part: PartialLayout, scanner: Scanner) -> None:
 def _formula(part: PartialLayout, scanner: Scanner) -> None:
     words, at = scanner.rest()
     try:
-        part.formulas.append(parse(words))
+        part.formulas.append(parse_formula(words))
     except FormulaError as error:
         raise scanner.fault(f"the formula {error.args[0]}", at + error.column - 1) from error
 

@@ -96,7 +96,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a transfer may carry its values in fewer bits. lossy: whether they come back changed."""
+    """A way for a transfer to carry its values in fewer bits. lossy: whether they come back changed."""
 
     name: str
     bits: int
@@ -135,5 +135,5 @@ class Step:
 
     @cached_property
     def num_operations(self) -> int:
-        """How many operations all instances together have."""
+        """The number of operations that all instances together have."""
         return sum(len(self.templates[one.template].operations) * one.repeats for one in self.order)

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from zbench.describe.arrays import Ints
 from zbench.step.index import Relation
 from zbench.step.layout import StepLayout
-from zbench.step.lists import spans
+from zbench.step.lists import span_text
 from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND
 from zbench.step.template import AT_HOME, COMPLETE, Instance, Items, Step, Template
 from zbench.step.tensor import Tensor
@@ -68,7 +68,7 @@ def _layout(layout: StepLayout) -> Iterator[str]:
 
 def _relation(one: Relation) -> str:
     groups = int(one.second_group.max()) + 1
-    rows = [spans(one.partners[a:b], groups) for a, b in zip(one.offsets[:-1], one.offsets[1:], strict=True)]
+    rows = [span_text(one.partners[a:b], groups) for a, b in zip(one.offsets[:-1], one.offsets[1:], strict=True)]
     sides = f"groups {_numbers(one.first_group)} and {_numbers(one.second_group)}"
     return f"relation {one.name}({one.first}, {one.second}), {sides}: {' | '.join(rows)}"
 
@@ -107,17 +107,17 @@ def operation_text(step: Step, template: Template, at: int) -> str:
     elif kind in (SEND, MOVE):
         words += f" {ops.src[at]} -> {ops.dst[at]}"
     elif kind in (GATHER, REDUCE):
-        words += f" {'to' if kind == GATHER else 'of'} {spans(layout.lists[int(ops.dst[at])], step.num_places)}"
+        words += f" {'to' if kind == GATHER else 'of'} {span_text(layout.lists[int(ops.dst[at])], step.num_places)}"
     version = f", version {ops.version[at]}" if ops.version[at] else ""
     encoding = f", encoding {step.encodings[int(ops.encoding[at])].name}" if ops.encoding[at] >= 0 else ""
-    lanes = f", lanes {spans(layout.lists[int(ops.via[at])], 0)}" if ops.via[at] >= 0 else ""
+    lanes = f", lanes {span_text(layout.lists[int(ops.via[at])], 0)}" if ops.via[at] >= 0 else ""
     return f"{words}{version}{encoding}{lanes}"
 
 
 def _list(layout: StepLayout, which: int) -> str:
     """Returns a list as text."""
     index = layout.lists.index_of(which)
-    return spans(layout.lists[which], len(layout.index[index]) if index in layout.index else 0)
+    return span_text(layout.lists[which], len(layout.index[index]) if index in layout.index else 0)
 
 
 def items_text(step: Step, layout: StepLayout, items: Items) -> Iterator[str]:
@@ -126,7 +126,7 @@ def items_text(step: Step, layout: StepLayout, items: Items) -> Iterator[str]:
         axes = [_list(layout, which) for which in (list0, list1) if which >= 0]
         words = f"{layout.tensors[tensor].name}{f'{layer:+d}' if layer else ''}"
         words += f"[{','.join(axes)}]" if axes else ""
-        words += " at home" if places == AT_HOME else f" at {spans(layout.lists[places], step.num_places)}"
+        words += " at home" if places == AT_HOME else f" at {span_text(layout.lists[places], step.num_places)}"
         if count:
             words += ", complete" if count == COMPLETE else f", count {count}"
         yield words + (f", version {version}" if version else "") + (f", hops {hops}" if hops else "")

@@ -14,12 +14,12 @@ contributions do not merge by addition (attention, the loss over a cut vocabular
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from zbench.step.formula import Formula, Reference, Term, parse_all
+from zbench.step.formula import Formula, Reference, Term, parse_formulas
 
 
 @dataclass(frozen=True)
 class Derivative:
-    """What a function's gradients read besides the gradient of its result.
+    """The operands that a function's gradients read besides the gradient of its result.
 
     needs: for each operand, the numbers of the operands that its gradient reads, None where it has none.
     given: the backward of the whole formula as text; then `needs` means nothing.
@@ -52,7 +52,7 @@ def transpose(formulas: Sequence[Formula], derivatives: Mapping[str, Derivative]
     for formula in reversed(formulas):
         given = [derivatives[term.function].given for term in formula.terms if term.function in derivatives]
         if any(given):
-            found += parse_all(given[0])
+            found += parse_formulas(given[0])
         else:
             found += _uses(formula, derivatives)
     return _ordered(_without_aliases(_collected(found)))

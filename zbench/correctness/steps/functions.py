@@ -1,4 +1,4 @@
-"""What the functions of a dense layer's formulas compute, in numpy, for one combination of parts.
+"""The functions of a dense layer's formulas, in numpy, for one combination of parts.
 
 Axes: t and s tokens, e hidden, h heads (or kv heads), d their dimension, f columns of the feed-forward, v words, k two
 (keys and values; gate and up). Every function takes what its formula reads, in that order, and `Where`.
@@ -26,9 +26,11 @@ CUT: Mapping[str, tuple[str, int]] = {
 
 @dataclass(frozen=True)
 class Where:
-    """Where a combination of parts is. sequence, position, token, target: of the tokens of t, int64 [tokens];
-    key_sequence, key_position: of s. words: [first, last) of v. heads_per_kv: queries a kv head; heads, kv_heads:
-    [first, last) of the parts of h and g."""
+    """The tokens, heads and words of a combination of parts.
+
+    sequence, position, token, target: of the tokens of t, int64 [tokens]; key_sequence, key_position: of s. words:
+    [first, last) of v. heads_per_kv: queries a kv head; heads, kv_heads: [first, last) of the parts of h and g.
+    """
 
     sequence: Ints
     position: Ints
@@ -48,7 +50,7 @@ def dims(name: str) -> str:
     return DIMS.get(base) or DIMS.get(base.removeprefix("d"), "te")
 
 
-def turned(x: Floats, position: Ints, sign: int = 1) -> Any:
+def turned_by_position(x: Floats, position: Ints, sign: int = 1) -> Any:
     """Turns [t, h, d] by its positions (RoPE), back where sign is -1."""
     half = x.shape[2] // 2
     angle = sign * position[:, None, None] * BASE ** (-np.arange(half) / half)
@@ -71,24 +73,24 @@ def _norm_d1(at: Where, dy: Floats, x: Floats) -> Any:
 
 
 def _turn(at: Where, n: Floats, w: Floats) -> Any:
-    return turned(np.einsum("te,ehd->thd", n, w), at.position)
+    return turned_by_position(np.einsum("te,ehd->thd", n, w), at.position)
 
 
 def _turn_d0(at: Where, dq: Floats, w: Floats) -> Any:
-    return np.einsum("thd,ehd->te", turned(dq, at.position, -1), w)
+    return np.einsum("thd,ehd->te", turned_by_position(dq, at.position, -1), w)
 
 
 def _turn_d1(at: Where, dq: Floats, n: Floats) -> Any:
-    return np.einsum("thd,te->ehd", turned(dq, at.position, -1), n)
+    return np.einsum("thd,te->ehd", turned_by_position(dq, at.position, -1), n)
 
 
 def _turn_keys(at: Where, n: Floats, w: Floats) -> Any:
     kv = np.einsum("te,ehkd->thkd", n, w)
-    return np.stack([turned(kv[:, :, 0], at.position), kv[:, :, 1]], axis=2)
+    return np.stack([turned_by_position(kv[:, :, 0], at.position), kv[:, :, 1]], axis=2)
 
 
 def _back_keys(at: Where, dkv: Floats) -> Any:
-    return np.stack([turned(dkv[:, :, 0], at.position, -1), dkv[:, :, 1]], axis=2)
+    return np.stack([turned_by_position(dkv[:, :, 0], at.position, -1), dkv[:, :, 1]], axis=2)
 
 
 def _turn_keys_d0(at: Where, dkv: Floats, w: Floats) -> Any:

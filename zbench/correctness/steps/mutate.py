@@ -13,7 +13,7 @@ KINDS = (
 _AT = {name: at for at, name in enumerate(COLUMN_NAMES)}
 
 
-def mutant(step: Step, kind: str, rng: np.random.Generator) -> Step | None:
+def step_mutant(step: Step, kind: str, rng: np.random.Generator) -> Step | None:
     """Returns a step with one change of a kind, or None where the operation that was drawn has nothing like it."""
     filled = [at for at, template in enumerate(step.templates) if len(template.operations)]
     which = int(rng.choice(filled))

@@ -7,13 +7,13 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
-from zbench.step.proof.coverage import coverage_fault
+from zbench.step.proof.coverage import formula_fault
 from zbench.step.proof.item_rules import OK, WalkState, WalkTables, key_of
 from zbench.step.proof.items import READ_ALREADY, THERE, find, new_table
-from zbench.step.proof.ranges import operation_fault
+from zbench.step.proof.ranges import numbers_fault
 from zbench.step.proof.tables import ItemRows, item_rows, walk_tables, whole_counts
-from zbench.step.proof.template_rules import enter
-from zbench.step.proof.walk import walk
+from zbench.step.proof.template_rules import enter_items
+from zbench.step.proof.walk import walk_items
 from zbench.step.template import COMPLETE, Instance, Step, Template
 from zbench.step.tensor import SUM
 
@@ -25,21 +25,21 @@ def unrolled_fault(step: Step) -> str:
     counts = whole_counts(step)
     for template in step.templates:
         layout = step.layouts[template.layout]
-        if fault := operation_fault(step, template):
+        if fault := numbers_fault(step, template):
             return fault
         for formula in template.formulas:
             if layout.formulas[formula].action != ":=":
-                _, word = coverage_fault(layout, formula, template.operations)
+                _, word = formula_fault(layout, formula, template.operations)
                 if word:
                     return word
     tables = _all_tables(step, counts)
     state = WalkState(new_table(MOST_ITEMS), np.zeros(8, np.int64), np.zeros(999, np.int64), np.zeros(1, np.int64))
-    enter(tables[0], _every_layer(step, tables[0], step.begins), state.items)
+    enter_items(tables[0], _every_layer(step, tables[0], step.begins), state.items)
     for number, one in enumerate(step.order):
         template = step.templates[one.template]
         mine = tables[template.layout]
         for layer in one.layers:
-            walk(mine, template.operations.rows(), layer, one.version, state)
+            walk_items(mine, template.operations.rows(), layer, one.version, state)
             if state.fault[0] != OK:
                 return f"instance {number}, layer {layer}: fault {state.fault.tolist()}"
             if word := _forget(step, template, mine, one, layer, state):

@@ -12,7 +12,7 @@ import numpy as np
 
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan
-from zbench.step.formula import parse, parse_all
+from zbench.step.formula import parse_formula, parse_formulas
 from zbench.step.layers import DENSE, DERIVATIVES, EMBEDDING, EMBEDDING_BACKWARD, HEAD, update
 from zbench.step.lists import PLACE
 from zbench.step.passes.micro_batch import BatchTemplates, Rows, Sections
@@ -26,13 +26,14 @@ from zbench.step.transpose import transpose
 
 def sections(recompute: str, parameters: ShardedParameters) -> Sections:
     """Returns the formulas of a step with a level of recomputation."""
-    forward, head = parse_all(DENSE), parse_all(HEAD)
+    forward, head = parse_formulas(DENSE), parse_formulas(HEAD)
     again = made_again(recompute, forward, "x")
     backward = with_recomputation(forward, transpose(forward, DERIVATIVES), again)
     weights = (*LAYER_WEIGHTS, *OTHER_WEIGHTS)
     return Sections(
-        forward, backward, parse_all(EMBEDDING), head + transpose(head, DERIVATIVES), parse_all(EMBEDDING_BACKWARD),
-        tuple(parse(update(weight, ",".join(parameters.axes(weight)))) for weight in weights),
+        forward, backward, parse_formulas(EMBEDDING), head + transpose(head, DERIVATIVES),
+        parse_formulas(EMBEDDING_BACKWARD),
+        tuple(parse_formula(update(weight, ",".join(parameters.axes(weight)))) for weight in weights),
     )  # fmt: skip
 
 

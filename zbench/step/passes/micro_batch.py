@@ -12,7 +12,7 @@ from zbench.step.formula import Formula
 from zbench.step.layers import MERGE
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, PLACE, ListTable
-from zbench.step.operations import REDUCE, Operations, row
+from zbench.step.operations import REDUCE, Operations, operation_row
 from zbench.step.passes.attention import attention_rows, dropped_rows, kept_copies
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.tensor_parallel import LinearModules, is_sliced
@@ -190,7 +190,7 @@ class BatchTemplates:
         ops += [line for one in self.formulas.head for line in linear.rows(one)]
         number, home = self.layout.number["loss"], self.lists.number(PLACE, [0])
         if self.parts.num_gpus > 1:
-            ops.append(row(REDUCE, number, (-1, self.lists.whole(PLACE)), [], "gradients"))
+            ops.append(operation_row(REDUCE, number, (-1, self.lists.whole(PLACE)), [], "gradients"))
         before, after, reductions = self._gradients(_HEAD_WEIGHTS, self.formulas.head, gradients)
         rest = [line for weight in _HEAD_WEIGHTS for line in rows.resting(weight)]
         needs = rest + self._weights((), ahead) + self._tokens("x") + before

@@ -4,7 +4,7 @@ import numpy as np
 
 from zbench.step.layout import StepLayout
 from zbench.step.lists import ListTable
-from zbench.step.operations import COMPUTE, GATHER, Operations, row
+from zbench.step.operations import COMPUTE, GATHER, Operations, operation_row
 from zbench.step.passes.zero import GAINS, ParameterRows, ShardedParameters
 from zbench.step.template import COMPLETE, Items, Template
 
@@ -40,7 +40,7 @@ def _updates(formula: int, weight: str, of: ShardedParameters, lists: ListTable)
     """Returns the updates of a parameter: of every cell at home, or of all cells on every GPU."""
     if weight in GAINS:
         places = range(of.groups * of.degree) if of.stage == "none" else of.home(weight).tolist()
-        return [row(COMPUTE, formula, (place, -1), [], "compute") for place in places]
+        return [operation_row(COMPUTE, formula, (place, -1), [], "compute") for place in places]
     found = []
     home = of.home(weight).reshape(of.degree, -1)
     for share, members in of.members(weight):
@@ -49,5 +49,5 @@ def _updates(formula: int, weight: str, of: ShardedParameters, lists: ListTable)
             shards = np.flatnonzero(home[share] == place) if of.stage != "none" else np.arange(home.shape[1])
             if len(shards):
                 cells = [slices, lists.number(f"z{weight}", shards)]
-                found.append(row(COMPUTE, formula, (place, -1), cells, "compute"))
+                found.append(operation_row(COMPUTE, formula, (place, -1), cells, "compute"))
     return found

@@ -67,7 +67,7 @@ class PlanParts:
 
     @cached_property
     def head_cuts(self) -> Ints:
-        """Where a slice's heads are cut, from 0 to the number of the plan's heads."""
+        """The heads at which a slice is cut, from 0 to the number of the plan's heads."""
         ops = (self.plan.forward, self.plan.backward)
         edges = [column for one in ops for column in (one.head_lo, one.head_hi)]
         return np.unique(np.concatenate([[0, self.plan.num_heads], *edges])).astype(np.int64)

@@ -14,7 +14,7 @@ from zbench.describe.arrays import Ints
 from zbench.step.formula import Formula, Reference
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
-from zbench.step.operations import COMPUTE, GATHER, REDUCE, row
+from zbench.step.operations import COMPUTE, GATHER, REDUCE, operation_row
 from zbench.step.passes.parts import PlanParts
 
 SLICED = ("h", "g", "f", "v")
@@ -41,7 +41,7 @@ class LinearModules:
             tokens = self.group(gpu) if sliced else self.own(gpu)
             if len(tokens):
                 slots = [self._list(slot, tokens, gpu) for slot in formula.slots]
-                found.append(row(COMPUTE, number, (gpu, -1), slots, "compute"))
+                found.append(operation_row(COMPUTE, number, (gpu, -1), slots, "compute"))
         return found
 
     def _list(self, slot: str, tokens: Ints, gpu: int) -> int:
@@ -70,8 +70,8 @@ class LinearModules:
             tokens = self.group(first)
             if len(tokens):
                 members = self.lists.number(PLACE, first + np.arange(self.parts.degree))
-                tokens_list = self.lists.number("t", tokens)
-                found.append(row(kind, tensor, (-1, members), [tokens_list], "tensor_parallel", int(one.after)))
+                cells = [self.lists.number("t", tokens)]
+                found.append(operation_row(kind, tensor, (-1, members), cells, "tensor_parallel", int(one.after)))
         return found
 
     def own(self, gpu: int) -> Ints:

@@ -1,4 +1,4 @@
-"""Where parameters, gradients and optimizer state are: ZeRO's stages, with a window of layers gathered ahead.
+"""Places of parameters, gradients and optimizer state: ZeRO's stages, with a window of layers gathered ahead.
 
     none   all of them on every GPU of a slice; gradients are reduced and gathered again
     1      optimizer state in shards; gradients are reduced to them, parameters gathered after the update
@@ -20,7 +20,7 @@ from zbench.describe.model import Model
 from zbench.step.index import Index
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
-from zbench.step.operations import GATHER, REDUCE, row
+from zbench.step.operations import GATHER, REDUCE, operation_row
 from zbench.step.template import AT_HOME, COMPLETE
 
 STAGES = ("none", "1", "2", "3")
@@ -118,7 +118,7 @@ class ParameterRows:
         queue = "parameters" if kind == GATHER and tensor == weight else "gradients"
         number = self.layout.number[tensor]
         return [
-            row(
+            operation_row(
                 kind, number, (-1, self.lists.number(PLACE, members)), self._cells(weight, share), queue, layer, version
             )
             for share, members in self.of.members(weight)

@@ -27,7 +27,7 @@ class _Pairs(NamedTuple):
     partners: Ints
 
 
-def coverage_fault(layout: StepLayout, formula: int, operations: Operations) -> tuple[int, str]:
+def formula_fault(layout: StepLayout, formula: int, operations: Operations) -> tuple[int, str]:
     """Returns (operation, what is wrong), (-1, "") if the operations compute every part of a formula once.
 
     An operation is -1 where none is to blame, as where a part is missing.

@@ -19,9 +19,11 @@ OP, TENSOR, LAYER, PLACE, CELL, HAVE, WANT = range(1, 8)  # of a fault, after it
 
 
 class WalkTables(NamedTuple):
-    """What a walk reads. Of tensors: shape0, shape1, nature, base (where its keys begin), first_cell (where its cells
-    begin in total and home), layered (0: of the step as a whole), lowest and highest layer that there is. total:
-    contributions that make a cell complete.
+    """The tables that a walk reads.
+
+    Of tensors: shape0, shape1, nature, base (where its keys begin), first_cell (where its cells begin in total and
+    home), layered (0: of the step as a whole), lowest and highest layer that there is. total: contributions that make a
+    cell complete.
 
     row_offsets, rows, relation: zbench.step.layout.FormulaRows. map_offsets, maps; relation_offsets (two for each
     relation: the groups of its first and second index), groups, leads (whether a part is the first of its group);
@@ -56,7 +58,7 @@ class WalkTables(NamedTuple):
 
 
 class WalkState(NamedTuple):
-    """What a walk changes: the items, the first fault, the hops that reads of every tensor saw, the touches."""
+    """The state that a walk changes: items, the first fault, the hops that reads of each tensor saw, the touches."""
 
     items: ItemTable
     fault: Ints
@@ -72,7 +74,7 @@ def key_of(t, tensor, layer, place, cell):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def fail(state, code, item, have, want):  # type: ignore[no-untyped-def]
+def note_fault(state, code, item, have, want):  # type: ignore[no-untyped-def]
     """Notes the first fault. item: (operation, tensor, layer, place, cell)."""
     if state.fault[0] == OK:
         state.fault[0] = code
@@ -82,23 +84,23 @@ def fail(state, code, item, have, want):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def there(t, state, item, version):  # type: ignore[no-untyped-def]
+def read_item(t, state, item, version):  # type: ignore[no-untyped-def]
     """Returns where an item is that is read or copied, or -1, noting why it cannot be."""
     _, tensor, layer, place, cell = item
     state.touches[0] += 1
     items = state.items
     at = find(items, key_of(t, tensor, layer, place, cell))
     if items[at].key == EMPTY or items[at].flags & THERE == 0:
-        fail(state, MISSING, item, 0, 0)
+        note_fault(state, MISSING, item, 0, 0)
         return -1
     if t.nature[tensor] == SUM:
         wanted = t.total[t.first_cell[tensor] + cell]
         if items[at].count != wanted:
-            fail(state, INCOMPLETE, item, items[at].count, wanted)
+            note_fault(state, INCOMPLETE, item, items[at].count, wanted)
             return -1
         items[at].flags |= READ_ALREADY
     elif t.nature[tensor] == STATE and items[at].version != version:
-        fail(state, VERSION, item, items[at].version, version)
+        note_fault(state, VERSION, item, items[at].version, version)
         return -1
     return at
 
@@ -118,20 +120,20 @@ def _put(t, state, item):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def write(t, state, item):  # type: ignore[no-untyped-def]
+def write_copy(t, state, item):  # type: ignore[no-untyped-def]
     """Lets a formula write a copy."""
     at, items = _put(t, state, item), state.items
     if items[at].flags & THERE:
-        fail(state, TWICE, item, 0, 0)
+        note_fault(state, TWICE, item, 0, 0)
     items[at].flags, items[at].hops, items[at].encoding = THERE, 0, -1
 
 
 @nb.njit(cache=True)
-def add(t, state, item, amount, hops):  # type: ignore[no-untyped-def]
+def add_contributions(t, state, item, amount, hops):  # type: ignore[no-untyped-def]
     """Adds contributions to a sum."""
     at, items = _put(t, state, item), state.items
     if items[at].flags & READ_ALREADY:
-        fail(state, AFTER_READ, item, 0, 0)
+        note_fault(state, AFTER_READ, item, 0, 0)
         return
     if items[at].flags & THERE == 0:
         items[at].flags, items[at].count, items[at].hops = THERE, 0, 0
@@ -143,7 +145,7 @@ def add(t, state, item, amount, hops):  # type: ignore[no-untyped-def]
 @nb.njit(cache=True)
 def update_state(t, state, item, version):  # type: ignore[no-untyped-def]
     """Updates state in place."""
-    at = there(t, state, item, version)
+    at = read_item(t, state, item, version)
     if at >= 0:
         state.items[at].version += 1
         state.items[at].hops, state.items[at].encoding = 0, -1
@@ -151,17 +153,17 @@ def update_state(t, state, item, version):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def copied(t, state, item, dst, version, encoding):  # type: ignore[no-untyped-def]
+def send_copy(t, state, item, dst, version, encoding):  # type: ignore[no-untyped-def]
     """Sends a copy of a complete item to another place."""
     op, tensor, layer, _, cell = item
-    at, items = there(t, state, item, version), state.items
+    at, items = read_item(t, state, item, version), state.items
     if at < 0:
         return
     hops, forwards = items[at].hops, items[at].encoding == encoding
     arrived = (op, tensor, layer, dst, cell)
     to = _put(t, state, arrived)
     if items[to].flags & THERE and (t.nature[tensor] != STATE or items[to].version >= version):
-        fail(state, TWICE, arrived, 0, 0)
+        note_fault(state, TWICE, arrived, 0, 0)
         return
     items[to].flags = THERE | (READ_ALREADY if t.nature[tensor] == SUM else 0)
     items[to].count, items[to].version, items[to].encoding = items[at].count, items[at].version, encoding
@@ -169,7 +171,7 @@ def copied(t, state, item, dst, version, encoding):  # type: ignore[no-untyped-d
 
 
 @nb.njit(cache=True)
-def taken(t, state, item, dst, encoding, must):  # type: ignore[no-untyped-def]
+def take_sum(t, state, item, dst, encoding, must):  # type: ignore[no-untyped-def]
     """Moves what was added to a sum to another place. must: whether there has to be something."""
     op, tensor, layer, place, cell = item
     items = state.items
@@ -177,11 +179,13 @@ def taken(t, state, item, dst, encoding, must):  # type: ignore[no-untyped-def]
     at = find(items, key_of(t, tensor, layer, place, cell))
     if items[at].key == EMPTY or items[at].flags & THERE == 0:
         if must:
-            fail(state, NOTHING, item, 0, 0)
+            note_fault(state, NOTHING, item, 0, 0)
         return
     if items[at].flags & READ_ALREADY:
-        fail(state, AFTER_READ, item, 0, 0)
+        note_fault(state, AFTER_READ, item, 0, 0)
         return
     amount, hops = items[at].count, items[at].hops
     items[at].flags, items[at].count, items[at].hops = 0, 0, 0
-    add(t, state, (op, tensor, layer, dst, cell), amount, hops + (1 if encoding >= 0 and t.lossy[encoding] else 0))
+    add_contributions(
+        t, state, (op, tensor, layer, dst, cell), amount, hops + (1 if encoding >= 0 and t.lossy[encoding] else 0)
+    )

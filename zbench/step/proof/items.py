@@ -29,7 +29,7 @@ def new_table(most: int) -> ItemTable:
 
 
 @nb.njit(cache=True)
-def mixed(key, size):  # type: ignore[no-untyped-def]
+def first_place(key, size):  # type: ignore[no-untyped-def]
     """Returns where to look for a key first, in a table of a power of two."""
     number = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     return np.int64((number ^ (number >> np.uint64(29))) & np.uint64(size - 1))
@@ -38,7 +38,7 @@ def mixed(key, size):  # type: ignore[no-untyped-def]
 @nb.njit(cache=True)
 def find(items, key):  # type: ignore[no-untyped-def]
     """Returns where an item is in the table, or the place that is free for it."""
-    at = mixed(key, len(items))
+    at = first_place(key, len(items))
     while items[at].key != EMPTY and items[at].key != key:
         at = (at + 1) & (len(items) - 1)
     return at
@@ -47,7 +47,7 @@ def find(items, key):  # type: ignore[no-untyped-def]
 @nb.njit(cache=True)
 def find_key(keys, key):  # type: ignore[no-untyped-def]
     """Returns where a key is in an array of keys alone, or the place that is free for it."""
-    at = mixed(key, len(keys))
+    at = first_place(key, len(keys))
     while keys[at] != EMPTY and keys[at] != key:
         at = (at + 1) & (len(keys) - 1)
     return at

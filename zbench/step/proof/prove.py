@@ -27,7 +27,7 @@ class StepError(ValueError):
 
 @dataclass(frozen=True)
 class Proven:
-    """What a proof counted. touches: of items by operations of all templates, each once. hops: by tensor, how often
+    """The counts of a proof. touches: of items by operations of all templates, each once. hops: by tensor, how often
     values were encoded with loss where they are read."""
 
     touches: int

@@ -16,7 +16,7 @@ MOST_OFFSET = 16  # layers that an operation may look ahead or back
 MOST_HOPS = 1000  # lossy encodings, one after another
 
 
-def operation_fault(step: Step, template: Template) -> str:
+def numbers_fault(step: Step, template: Template) -> str:
     """Returns the first operation of a template that names what is not there, as a sentence; "" if none."""
     layout, ops, say = step.layouts[template.layout], template.operations, Sentence(step, template)
     if len(wrong := np.flatnonzero((ops.kind < 0) | (ops.kind >= len(KINDS)))):

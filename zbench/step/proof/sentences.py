@@ -1,4 +1,4 @@
-"""What a proof says of a fault: the template, the operation, the item with its layer, and the place."""
+"""Sentences about a fault: the template, the operation, the item with its layer, and the place."""
 
 from dataclasses import dataclass
 

@@ -6,13 +6,13 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, GATHER
-from zbench.step.proof.coverage import coverage_fault
+from zbench.step.proof.coverage import formula_fault
 from zbench.step.proof.item_rules import OK, WalkState, WalkTables, key_of
 from zbench.step.proof.items import READ_ALREADY, THERE, ItemTable, find, new_table
-from zbench.step.proof.ranges import contract_fault, operation_fault
+from zbench.step.proof.ranges import contract_fault, numbers_fault
 from zbench.step.proof.sentences import Sentence, item_name
 from zbench.step.proof.tables import ItemRows, item_rows, walk_tables
-from zbench.step.proof.walk import walk
+from zbench.step.proof.walk import walk_items
 from zbench.step.template import COMPLETE, Step, Template
 from zbench.step.tensor import SUM
 
@@ -22,12 +22,12 @@ def template_fault(step: Step, template: Template, counts: tuple[Ints, ...]) -> 
     zbench.step.proof.tables.whole_counts."""
     layout = step.layouts[template.layout]
     say = Sentence(step, template)
-    if fault := operation_fault(step, template) or contract_fault(step, template):
+    if fault := numbers_fault(step, template) or contract_fault(step, template):
         return fault, None
     for formula in template.formulas:
         if layout.formulas[formula].action == ":=":
             continue  # state may be held in several places, each of which updates its own: versions say how often
-        op, word = coverage_fault(layout, formula, template.operations)
+        op, word = formula_fault(layout, formula, template.operations)
         if word:
             return say.at(op, word), None
     reach = _reach(layout, template)
@@ -40,8 +40,8 @@ def template_fault(step: Step, template: Template, counts: tuple[Ints, ...]) -> 
     written = int(_writes(tables, ops))
     state = WalkState(new_table(written + len(needs.tensor)), np.zeros(8, np.int64),
                       np.zeros(len(layout.tensors), np.int64), np.zeros(1, np.int64))  # fmt: skip
-    enter(tables, needs, state.items)
-    walk(tables, ops, 0, 0, state)
+    enter_items(tables, needs, state.items)
+    walk_items(tables, ops, 0, 0, state)
     if state.fault[0] != OK:
         return say.walked(state.fault), None
     at, have = _compare(tables, leaves, state.items, named := np.zeros(len(state.items), np.bool_))
@@ -71,7 +71,7 @@ def _item(step: Step, layout: StepLayout, items: ItemRows, at: int) -> str:
 
 
 @nb.njit(cache=True)
-def enter(t, needs, items):  # type: ignore[no-untyped-def]
+def enter_items(t, needs, items):  # type: ignore[no-untyped-def]
     """Puts the items of a contract into a table."""
     for i in range(len(needs.tensor)):
         tensor, cell = needs.tensor[i], needs.cell[i]

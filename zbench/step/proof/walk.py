@@ -10,13 +10,13 @@ from zbench.step.proof.item_rules import (
     NO_LAYER,
     NO_SUM,
     OK,
-    add,
-    copied,
-    fail,
-    taken,
-    there,
+    add_contributions,
+    note_fault,
+    read_item,
+    send_copy,
+    take_sum,
     update_state,
-    write,
+    write_copy,
 )
 from zbench.step.tensor import SUM
 
@@ -70,7 +70,7 @@ def _row(t, state, op, number, row, lists, version, layer):  # type: ignore[no-u
     where = op[2]
     layer = (layer + after) * t.layered[tensor]
     if not t.lowest[tensor] <= layer <= t.highest[tensor]:
-        fail(state, NO_LAYER, (number, tensor, layer, where, 0), 0, 0)
+        note_fault(state, NO_LAYER, (number, tensor, layer, where, 0), 0, 0)
         return
     all_pairs = 0
     if does == ADD and relation >= 0 and slot0 != first and slot1 != first and slot0 != second and slot1 != second:
@@ -97,11 +97,11 @@ def _row(t, state, op, number, row, lists, version, layer):  # type: ignore[no-u
             cell1 = part1 if t.rows[row, 6] < 0 else t.maps[t.map_offsets[t.rows[row, 6]] + part1]
             item = (number, tensor, layer, where, cell0 * t.shape1[tensor] + cell1)
             if does == READ:
-                at = there(t, state, item, version)
+                at = read_item(t, state, item, version)
                 if at >= 0:
                     state.hops[tensor] = max(state.hops[tensor], state.items[at].hops)
             elif does == WRITE:
-                write(t, state, item)
+                write_copy(t, state, item)
             elif does == UPDATE:
                 update_state(t, state, item, version)
             else:
@@ -110,7 +110,7 @@ def _row(t, state, op, number, row, lists, version, layer):  # type: ignore[no-u
                     amount *= _partners(t, relation, part1, 0, lists[second])
                 elif relation >= 0 and not both and slot1 == second:
                     amount *= _partners(t, relation, part1, 1, lists[first])
-                add(t, state, item, amount, 0)  # nothing but zeros, where parts of both lists do not meet
+                add_contributions(t, state, item, amount, 0)  # nothing but zeros, where parts of both lists do not meet
 
 
 @nb.njit(cache=True)
@@ -121,7 +121,7 @@ def _transfer(t, state, op, number, layer, version):  # type: ignore[no-untyped-
     if not t.lowest[tensor] <= layer <= t.highest[tensor]:
         return  # of a layer that is not there, as what the last one would fetch ahead
     if kind in (MOVE, REDUCE) and t.nature[tensor] != SUM:
-        fail(state, NO_SUM, (number, tensor, layer, 0, 0), 0, 0)
+        note_fault(state, NO_SUM, (number, tensor, layer, 0, 0), 0, 0)
         return
     shape1 = t.shape1[tensor]
     count0 = 1 if op[4] < 0 else t.list_offsets[op[4] + 1] - t.list_offsets[op[4]]
@@ -131,32 +131,32 @@ def _transfer(t, state, op, number, layer, version):  # type: ignore[no-untyped-
         for j in range(count1):
             cell = cell0 * shape1 + (0 if op[5] < 0 else t.parts[t.list_offsets[op[5]] + j])
             if kind == SEND:
-                copied(t, state, (number, tensor, layer, op[2], cell), op[3], version, encoding)
+                send_copy(t, state, (number, tensor, layer, op[2], cell), op[3], version, encoding)
                 continue
             if kind == DROP:
-                at = there(t, state, (number, tensor, layer, op[2], cell), version)
+                at = read_item(t, state, (number, tensor, layer, op[2], cell), version)
                 if at >= 0:
                     state.items[at].flags = 0
                 continue
             if kind == MOVE:
-                taken(t, state, (number, tensor, layer, op[2], cell), op[3], encoding, True)
+                take_sum(t, state, (number, tensor, layer, op[2], cell), op[3], encoding, True)
                 continue
             home = t.home[t.first_cell[tensor] + cell]
             if home < 0:
-                fail(state, NO_HOME, (number, tensor, layer, 0, cell), 0, 0)
+                note_fault(state, NO_HOME, (number, tensor, layer, 0, cell), 0, 0)
                 return
             for at in range(t.list_offsets[op[3]], t.list_offsets[op[3] + 1]):
                 member = t.parts[at]
                 if member == home:
                     continue
                 if kind == GATHER:
-                    copied(t, state, (number, tensor, layer, home, cell), member, version, encoding)
+                    send_copy(t, state, (number, tensor, layer, home, cell), member, version, encoding)
                 else:
-                    taken(t, state, (number, tensor, layer, member, cell), home, encoding, False)
+                    take_sum(t, state, (number, tensor, layer, member, cell), home, encoding, False)
 
 
 @nb.njit(cache=True)
-def walk(t, ops, shift, update, state):  # type: ignore[no-untyped-def]
+def walk_items(t, ops, shift, update, state):  # type: ignore[no-untyped-def]
     """Follows operations until the first fault. ops: int64 [n, columns]; shift: added to their layers; update: to the
     versions that they name."""
     lists = np.empty(3, np.int64)
