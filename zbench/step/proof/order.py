@@ -33,11 +33,12 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Contract:
-    """A template's contract by (tensor, layer offset), and the (tensor, offset) that it touches."""
+    """A template's contract by (tensor, layer offset). used: all (tensor, offset) that it needs, touches or leaves;
+    computed: those that formulas touch."""
 
     needs: dict[tuple[int, int], _Group]
     leaves: dict[tuple[int, int], _Group]
-    touched: frozenset[tuple[int, int]]
+    used: tuple[tuple[int, int], ...]
     computed: frozenset[tuple[int, int]]
 
 
@@ -78,7 +79,7 @@ def _play(
     for tensor, offset in contract.computed:
         if not layout.tensors[tensor].exists(_layer(layout, tensor, layer + offset), step.num_layers):
             return f"computes with {layout.tensors[tensor].name} of layer {layer + offset}, which there is not"
-    for tensor, offset in sorted(contract.needs.keys() | contract.touched):
+    for tensor, offset in contract.used:
         key = _key(template.layout, layout, tensor, layer + offset)
         if not layout.tensors[tensor].exists(key[1], step.num_layers):
             continue
@@ -155,7 +156,8 @@ def _contract(step: Step, template: Template, counts: tuple[Ints, ...]) -> _Cont
         for row in rows.rows[rows.offsets[formula] : rows.offsets[formula + 1]]:
             computed.add((int(row[1]), int(row[2])))
     needs, leaves = (_groups(step, layout, items, counts) for items in (template.needs, template.leaves))
-    return _Contract(needs, leaves, frozenset(touched | computed | leaves.keys()), frozenset(computed))
+    used = sorted(touched | computed | needs.keys() | leaves.keys())
+    return _Contract(needs, leaves, tuple(used), frozenset(computed))
 
 
 def _groups(step: Step, layout: StepLayout, items: Items, counts: tuple[Ints, ...]) -> dict[tuple[int, int], _Group]:
@@ -193,10 +195,13 @@ def _computed_fault(step: Step) -> str:
     What updates state is left to versions: a step may have several rounds.
     """
     done: Counter[tuple[int, int, int]] = Counter()
+    totals: Counter[tuple[int, int]] = Counter()
     for one in step.order:
         if 0 <= one.template < len(step.templates):
             template = step.templates[one.template]
-            done.update((template.layout, formula, layer) for formula in template.formulas for layer in one.layers)
+            for formula in template.formulas:
+                totals[template.layout, formula] += one.repeats
+                done.update((template.layout, formula, layer) for layer in one.layers)
     for number, layout in enumerate(step.layouts):
         for at, formula in enumerate(layout.formulas):
             if formula.action == ":=":
@@ -204,7 +209,7 @@ def _computed_fault(step: Step) -> str:
             names = {ref.tensor for ref in (*formula.results, *formula.operands)}
             each = any(layout.tensors[layout.number[name]].layers == "layer" for name in names)
             times = [(layer, done[number, at, layer]) for layer in range(step.num_layers)]
-            total = sum(count for key, count in done.items() if key[:2] == (number, at))
+            total = totals[number, at]
             wrong = [layer for layer, count in times if count != 1] if each else []
             if wrong or total != (step.num_layers if each else 1):
                 where = f"layer {wrong[0]}" if wrong else "the step"
