@@ -26,8 +26,8 @@ LLAMA_70B = Model("llama_70b", 80, 8192, 64, 8, 128, 28672, 128256)
 
 @cache
 def case(gpus: int) -> tuple[Model, tuple[Plan, ...], int]:
-    """32 GPUs: Zeppelin's plans of 131,072 tokens with a long tail. 1,024: groups of 8 GPUs, rings of four groups, 8,192
-    tokens a group."""
+    """32 GPUs: Zeppelin's plans of 131,072 tokens with a long tail. 1,024: groups of 8 GPUs, rings of four groups,
+    8,192 tokens a group."""
     if gpus == 32:
         lengths = np.minimum(np.random.default_rng(0).lognormal(7.5, 1.2, 200).astype(int) + 1, 60000)
         scaled = (lengths * (131072 / lengths.sum())).astype(int) + 1

@@ -199,9 +199,9 @@ def _computed_fault(step: Step) -> str:
     for one in step.order:
         if 0 <= one.template < len(step.templates):
             template = step.templates[one.template]
-            for formula in template.formulas:
-                totals[template.layout, formula] += one.repeats
-                done.update((template.layout, formula, layer) for layer in one.layers)
+            for made in template.formulas:
+                totals[template.layout, made] += one.repeats
+                done.update((template.layout, made, layer) for layer in one.layers)
     for number, layout in enumerate(step.layouts):
         for at, formula in enumerate(layout.formulas):
             if formula.action == ":=":

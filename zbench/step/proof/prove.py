@@ -52,6 +52,10 @@ def prove_step(step: Step) -> Proven:
     for template in step.templates:
         if not 0 <= template.layout < len(step.layouts):
             raise StepError(f"template {template.name} is of layout {template.layout}; there are {len(step.layouts)}")
+        formulas = set(template.formulas)
+        known = range(len(step.layouts[template.layout].formulas))
+        if len(formulas) < len(template.formulas) or not formulas <= set(known):
+            raise StepError(f"template {template.name} makes a formula twice, or one that its layout has not")
         fault, state = template_fault(step, template, counts[template.layout])
         _hold(fault)
         assert state is not None  # there is one where there is no fault
