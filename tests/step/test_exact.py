@@ -3,6 +3,8 @@
 Steps are executed by zbench.correctness.steps.interpreter, which shares no code with the proof.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,11 +14,17 @@ from tests.helpers.variants import SYSTEMS, Variant
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
+from zbench.describe.mask import FULL, Mask
+from zbench.passes import reverse
+from zbench.plans.build import Builder
+from zbench.plans.patterns import ulysses_ring
 from zbench.plans.plan import Plan
+from zbench.run.choices import NEEDS
+from zbench.step.operations import COMPUTE
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.recompute import LEVELS
 from zbench.step.passes.zero import STAGES
-from zbench.step.proof.prove import prove_step
+from zbench.step.proof.prove import StepError, prove_step
 
 TOLERANCE = 1e-12
 CLUSTER = Cluster(
@@ -24,6 +32,7 @@ CLUSTER = Cluster(
     nvlink_bandwidth=2e11, nvlink_efficiency=0.6, nvlink_latency=0.0, device=SHARP,
 )  # fmt: skip
 MODES = ("keep", "carry", "regather")
+OWN = [variant for variant in SYSTEMS if variant.path.stem not in NEEDS]  # whose planners are of this project
 
 
 def check(plans: list[Plan], degree: int, zero: str, window: int, recompute: str) -> None:
@@ -48,20 +57,38 @@ def test_combinations(case: int) -> None:
     check(plans, degree, STAGES[case % 4], int(rng.integers(1, 3)), tuple(LEVELS)[case // 4 % 4])
 
 
-@pytest.mark.parametrize("variant", SYSTEMS, ids=str)
+@pytest.mark.parametrize("variant", OWN, ids=str)
 def test_every_system(variant: Variant) -> None:
     """The plans of every system, as they are, with a stage and a level that its place in the list says."""
     system = variant.make(Cost(CLUSTER, MODEL))
     if not hasattr(system, "plan"):
         pytest.skip(f"{variant} chooses before a run")
     plans = list(system.plan(Batch(np.array([31, 7, 1, 1, 13]), seed=0, step=0)))
-    number = SYSTEMS.index(variant)
+    number = OWN.index(variant)
     zero, recompute = STAGES[number % 4], tuple(LEVELS)[number // 4 % 4]
     if plans[0].pipelines is not None:
         with pytest.raises(ValueError, match="plan 0 has pipelines or no backward"):
             whole_step(MODEL, plans, 1, zero, 1, recompute)
         return
     check(plans, 1, zero, 1, recompute)
+
+
+@pytest.mark.parametrize("mask", [FULL, Mask(window=1), Mask(window=3), Mask(window=20)], ids=str)
+@pytest.mark.parametrize("inner", [1, 2])
+def test_masks(mask: Mask, inner: int) -> None:
+    """Under a window, attends that see nothing are not there; where one is left out that sees something, sums lack."""
+    builder = Builder(np.array([23, 2, 9]), 4, 4, mask)
+    every = np.arange(3)
+    ulysses_ring(builder, every, 0 * every, np.arange(4).reshape(1, -1, inner))
+    step = whole_step(MODEL, [reverse(builder.build(), "carry")], 1, "3")
+    prove_step(step)
+    forward = step.templates[1]
+    attend = step.layouts[0].labels.index("o")
+    mine = np.flatnonzero((forward.operations.kind == COMPUTE) & (forward.operations.what == attend))
+    kept = np.delete(np.arange(len(forward.operations)), mine[-1])
+    broken = replace(forward, operations=forward.operations.take(kept))
+    with pytest.raises(StepError, match="of o is computed by no operation"):
+        prove_step(replace(step, templates=(step.templates[0], broken, *step.templates[2:])))
 
 
 @pytest.mark.parametrize(

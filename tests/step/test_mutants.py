@@ -86,7 +86,7 @@ def test_a_contract_that_says_something_else_is_rejected(number: int) -> None:
                 assert fault(replace(step, templates=templates)), (template.name, name, at)
 
 
-@pytest.mark.parametrize("number", [0, 2, 4])
+@pytest.mark.parametrize("number", [0, 4])
 def test_an_order_that_is_another_is_rejected_unless_it_is_right(number: int) -> None:
     """An instance too few, too many or in another place; what is left right are parts that have nothing in common."""
     step, plans, degree = case(number)

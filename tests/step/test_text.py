@@ -45,7 +45,7 @@ def same(one: Step, other: Step) -> None:
             assert str(getattr(a, kind)) == str(getattr(b, kind))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4), ranks=st.integers(1, 3), degree=st.integers(1, 2),
     zero=st.sampled_from(("none", "1", "2", "3")), recompute=st.sampled_from(("none", "full")),

@@ -16,7 +16,7 @@ from zbench.describe.arrays import Floats, Ints
 from zbench.describe.model import Model
 from zbench.step.formula import Formula, Reference, Term
 from zbench.step.layout import StepLayout
-from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, SEND
+from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, SEND
 from zbench.step.template import AT_HOME, Items, Step, Template
 
 Cell = tuple[int, int]  # parts along both axes, 0 where there is none
@@ -141,7 +141,6 @@ class StepInterpreter:
                     self._add(held, key[0], (b, cell), self._take(held, key, a, cell))
                 elif (b, cell) in held:  # a reduction: from a member to the home
                     self._add(held, key[0], (a, cell), held.pop((b, cell)))
-        assert KINDS[kind]
         return {key}
 
     def _take(self, held: dict[tuple[int, Cell], Any], key: tuple[str, int, int], place: int, cell: Cell) -> Any:
