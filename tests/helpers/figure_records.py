@@ -215,7 +215,7 @@ def _part(gpus: int, seconds: float, turn: int, form: tuple[str, str] = ("", "")
     """A bar of the ablation, or, with turn -1, the ring."""
     if turn < 0:
         return run_of("ablation", "ring", seconds=seconds, gpus=gpus)
-    system = {**SWITCHES[turn], **dict(zip(("partitioner", "legs"), form, strict=True))}
+    system = {**SWITCHES[turn], **dict(zip(("partitioner", "routed_transfers"), form, strict=True))}
     return run_of("ablation", "zeppelin", seconds=seconds / (1 + turn), gpus=gpus, config={"system": system})
 
 

@@ -133,7 +133,7 @@ def test_an_experiment_sets_and_sweeps_over_the_baselines_keys(
 @pytest.mark.parametrize(
     ("name", "less", "runs"),
     [
-        ("ablation", ["cluster.num_nodes=2", "system.remap=true", "system.legs=serial"], 9),
+        ("ablation", ["cluster.num_nodes=2", "system.remap=true", "system.routed_transfers=serial"], 9),
         ("all_systems", ["system=static_best,flexsp", "workload=github,byted_2m"], 12),
     ],
 )

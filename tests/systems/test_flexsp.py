@@ -229,7 +229,7 @@ def test_buckets_add_as_few_tokens_as_possible(values: list[int], count: int) ->
 def test_a_solver_without_nodes_says_that_the_search_stays(cost: Cost) -> None:
     batch = Batch(drawn(3, 60, 20_000), 0, 0)
     by_search = FlexSP(cost).plan(batch)
-    asked = FlexSP(cost, solver="milp", nodes=1, seconds=2.0, buckets=4).plan(batch)
+    asked = FlexSP(cost, solver="milp", solver_nodes=1, solver_seconds=2.0, solver_buckets=4).plan(batch)
     assert [p.notes["objective_seconds"] for p in asked] == [p.notes["objective_seconds"] for p in by_search]
     assert all(str(p.notes["method"]).startswith("search, not bettered by milp (") for p in asked)
     assert all(float(p.notes["solver_seconds"]) > 0 for p in asked)
@@ -298,10 +298,10 @@ def test_batch_ada_takes_the_best_of_its_degrees(cost: Cost) -> None:
     ("changes", "sentence"),
     [
         ({"trials": 0}, "system.trials is 0; it takes a whole number of at least 1"),
-        ({"nodes": True}, "system.nodes is True; it takes"),
-        ({"buckets": 2.5}, "system.buckets is 2.5; it takes"),
+        ({"solver_nodes": True}, "system.solver_nodes is True; it takes"),
+        ({"solver_buckets": 2.5}, "system.solver_buckets is 2.5; it takes"),
         ({"solver": "scip"}, "system.solver is 'scip'; it takes search or milp"),
-        ({"seconds": 0}, "system.seconds is 0; it takes a number of seconds above 0"),
+        ({"solver_seconds": 0}, "system.solver_seconds is 0; it takes a number of seconds above 0"),
         ({"backward": "no"}, "system.backward is 'no'; it takes"),
     ],
 )

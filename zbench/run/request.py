@@ -133,7 +133,8 @@ def _baseline(
     plain = _system(presets, config_name, name)
     for key in given:
         if key not in plain:
-            raise ValueError(no_key(f"{BASELINE_KEYS}.{key}", f"a key of {name}", map(str, plain)))
+            target = plain.get("_target_")
+            raise ValueError(no_key(f"{BASELINE_KEYS}.{key}", f"a key of {name}", map(str, plain), target=target))
     baseline, usual = config.copy(), config.copy()
     for one, system in ((baseline, OmegaConf.merge(plain, keys or {})), (usual, plain)):
         OmegaConf.set_struct(one, False)
