@@ -24,7 +24,7 @@ from zbench.interfaces.protocols import System
 from zbench.run.choices import CHOOSES, missing_package
 from zbench.run.parts import make_system
 from zbench.run.target import from_yaml, make_part
-from zbench.run.written import check_units
+from zbench.run.yaml_units import check_units
 
 Named = str | os.PathLike[str]
 

@@ -15,7 +15,7 @@ from zbench.console.sentence import no_key, not_among
 from zbench.record.rows import GROUPS
 from zbench.run.parts import Settings
 from zbench.run.presets import Presets
-from zbench.run.written import check_units
+from zbench.run.yaml_units import check_units
 from zbench.track.default import installed_choice
 
 
