@@ -1,4 +1,8 @@
-"""Rules for placing sequences on nodes that are looked at (zbench.systems.nodewise.records.Rule)."""
+"""Lists the rules by which sequences may be placed on nodes: which placements there are to choose from.
+
+A rule (zbench.systems.nodewise.records.Rule) says first of all how many of the longest sequences are cut across nodes;
+zbench.systems.nodewise.fill cuts them so and places the others whole.
+"""
 
 from dataclasses import dataclass
 from itertools import product
