@@ -39,9 +39,13 @@ def run_of(
     names = {"system": system, "workload": workload, "cluster": group, "model": "llama_3b", "executor": "simulated"}
     whole = {
         **{key: {"_target_": f"{key}.{choice}", **given.get(key, {})} for key, choice in names.items()},
-        "seed": 0, "tokens_per_gpu": 8, "steps": 2, "trace": given.get("trace"), "changes": {},
+        "seed": 0,
+        "tokens_per_gpu": 8,
+        "steps": 2,
+        "trace": given.get("trace"),
+        "changes": {},
         "choices": {**names, "experiment": name},
-    }  # fmt: skip
+    }
     if "cluster" not in given:
         whole["cluster"]["gpus"] = gpus
     ring = {"_target_": "system.ring"}

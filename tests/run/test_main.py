@@ -87,8 +87,10 @@ def test_a_sweep_runs_the_baseline_once_and_ends_with_one_table(
     out, _ = capsys.readouterr()
     assert out.count("tokens/s") == out.count("MFU by convention") == out.count("Record: r.jsonl") == 1
     assert [line.split()[:2] for line in out.splitlines() if line[:1].isdigit()] == [
-        ["1", "ring"], ["2", "allgather"], ["3", "ring"]
-    ]  # fmt: skip
+        ["1", "ring"],
+        ["2", "allgather"],
+        ["3", "ring"],
+    ]
     assert out.count("SIMULATED on a800_4x8: 1 node ") == 1
     assert [path.name for path in here.iterdir()] == ["r.jsonl"]
 

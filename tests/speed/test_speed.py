@@ -128,10 +128,14 @@ def test_the_last_line_says_what_was_wanted_and_what_came_out() -> None:
         return {"seconds": [seconds / 2] * 2, "flops": [1e12] * 2, "difference": difference}
 
     lines: list[dict[str, Any]] = [
-        {"case": f"attention {name}", "sequences": 1, "longest": 1,
-         "kernels": {"ours": made(ours), SDPA: made(other), "wrong": made(0.1, 0.5)}}
+        {
+            "case": f"attention {name}",
+            "sequences": 1,
+            "longest": 1,
+            "kernels": {"ours": made(ours), SDPA: made(other), "wrong": made(0.1, 0.5)},
+        }
         for name, (ours, other) in batches.items()
-    ]  # fmt: skip
+    ]
     ring = {"case": "ring step, ours", "chunk": 64, "share": 0.87, "shares": [0.8, 0.9]}
     assert speed_table([*lines, ring]).splitlines()[-1] == (
         "speed: attention fixed_32k 50.0% of the best kernel (wanted 90%), "

@@ -216,8 +216,12 @@ def test_tensorboard_has_scalars_configuration_status_and_files(tmp_path: Path) 
     assert [(event.step, event.value) for event in curve] == [(0, 0.5), (1000, 1.0)]
     texts = {tag: found.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in ("config", "status")}
     assert json.loads(texts["config"]) == {
-        "steps": 2, "run": "id", "group": "sweep", "job_type": "simulated", "tags": ["ring", "longtail"]
-    }  # fmt: skip
+        "steps": 2,
+        "run": "id",
+        "group": "sweep",
+        "job_type": "simulated",
+        "tags": ["ring", "longtail"],
+    }
     assert texts["status"] == "finished"
     assert (tmp_path / "board" / "ring a-b, id" / "timeline.json").read_text() == "{}"
 
@@ -311,8 +315,18 @@ def test_sync_to_wandb_is_offline_without_a_login(
 def test_sync_sends_the_timeline_of_a_step_simulated_again(
     wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    settings = ["tracker=none", "baseline=null", "model=tiny", "cluster=local_2x2", "workload=fixed",
-                "workload.length=64", "tokens_per_gpu=64", "steps=1", "system=ring", "out=small.jsonl"]  # fmt: skip
+    settings = [
+        "tracker=none",
+        "baseline=null",
+        "model=tiny",
+        "cluster=local_2x2",
+        "workload=fixed",
+        "workload.length=64",
+        "tokens_per_gpu=64",
+        "steps=1",
+        "system=ring",
+        "out=small.jsonl",
+    ]
     monkeypatch.setattr(sys, "argv", ["zbench", *settings])
     assert zbench_main.main() == 0
     assert sync(monkeypatch, "small.jsonl", "--timeline") == 0

@@ -73,7 +73,9 @@ def _described(plan: Plan, number: int) -> Table:
     of = np.bincount(plan.blocks.seq[pieces], tokens)
     first = np.argsort(-of, kind="stable")[: min(_NAMED, np.count_nonzero(of))]
     return {
-        "blocks": blocks[:_NAMED].tolist(), "num_blocks": len(blocks), "tokens": int(tokens.sum()),
+        "blocks": blocks[:_NAMED].tolist(),
+        "num_blocks": len(blocks),
+        "tokens": int(tokens.sum()),
         "sequences": [[int(plan.sequences[seq]), int(plan.lengths[seq]), int(of[seq])] for seq in first],
         "num_sequences": int(np.count_nonzero(of)),
-    }  # fmt: skip
+    }

@@ -38,10 +38,15 @@ def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
         span, size = (event["ts"], event["dur"]), args.get("bytes", 0)
         columns.add(_track(event, cost), _titled(event), span, of, what, size, route)
     return {
-        "layers": layers, "of_layers": cost.model.num_layers, "pipelines": pipelines, "measured": False,
-        "tracks": _tracks(cost), "per_node": sharing_track(cost.cluster) + 1, "gpus_per_rank": cost.tp,
+        "layers": layers,
+        "of_layers": cost.model.num_layers,
+        "pipelines": pipelines,
+        "measured": False,
+        "tracks": _tracks(cost),
+        "per_node": sharing_track(cost.cluster) + 1,
+        "gpus_per_rank": cost.tp,
         **columns.table(plans),
-    }  # fmt: skip
+    }
 
 
 def _tracks(cost: Cost) -> list[str]:

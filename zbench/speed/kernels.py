@@ -187,8 +187,11 @@ def ring_step(subject: KernelSubject, kernel: Kernel, chunk: int) -> dict[str, A
     step = (subject.seconds(forward_step), subject.seconds(backward_step))
     area = chunk * chunk / (whole * (whole + 1) / 2)
     return {
-        "chunk": chunk, "causal_tokens": whole, "step_seconds": step,
-        "kernel_seconds": (subject.seconds(alone[0]), subject.seconds(alone[1])), "causal_seconds": one_call,
+        "chunk": chunk,
+        "causal_tokens": whole,
+        "step_seconds": step,
+        "kernel_seconds": (subject.seconds(alone[0]), subject.seconds(alone[1])),
+        "causal_seconds": one_call,
         "shares": tuple(area * causal_s / step_s for causal_s, step_s in zip(one_call, step, strict=True)),
         "share": area * sum(one_call) / sum(step),
-    }  # fmt: skip
+    }

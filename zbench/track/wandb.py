@@ -47,10 +47,17 @@ class Wandb:
         limits: dict[str, Any] = {"init_timeout": _INIT_SECONDS, "finish_timeout": _FINISH_SECONDS}
         settings = wandb.Settings(silent=True, console="off", **limits)
         arguments: dict[str, Any] = {
-            "project": self.project, "dir": self.dir, "name": run.name, "id": run.id, "resume": "allow",
-            "group": run.group, "job_type": run.kind, "tags": list(run.tags),
-            "config": {**run.config, "run": run.id}, "settings": settings,
-        }  # fmt: skip
+            "project": self.project,
+            "dir": self.dir,
+            "name": run.name,
+            "id": run.id,
+            "resume": "allow",
+            "group": run.group,
+            "job_type": run.kind,
+            "tags": list(run.tags),
+            "config": {**run.config, "run": run.id},
+            "settings": settings,
+        }
         try:
             self._run = wandb.init(mode=self._mode, **arguments)
         except Exception as error:  # of many kinds: no access, no such entity, no network after all
