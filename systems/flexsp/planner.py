@@ -69,11 +69,13 @@ class FlexSP:
         beat, and by how much it misses that."""
         of = self.objective.holding(int(batch.lengths.max()))
         # Micro-batches: cuts are compared by a glance at their groups; groups are searched (or solved) for the best.
-        parts = split_batch(batch.lengths, of, self.trials, lambda x: glance(x, of), lambda x: self._chosen(x, of))
+        parts = split_batch(
+            batch.lengths, of, self.trials, lambda x: glance(x, of), lambda x: self.choose_groups(x, of)
+        )
         assert parts is not None  # every sequence fits a group by itself
         return tuple(micro_batch_plan(part, batch, self.cost, of, self.backward) for part in parts)
 
-    def _chosen(self, lengths: Ints, of: Objective) -> FoundGroups | None:
+    def choose_groups(self, lengths: Ints, of: Objective) -> FoundGroups | None:
         """Returns the groups of a micro-batch: the search's, or the solver's where asked for and better."""
         found = search_groups(lengths, of)
         if self.solver == "search" or found is None:

@@ -75,7 +75,7 @@ class Zeppelin:
         # Partitioner "published" plays nothing, but to order the queues.
         cluster = self.cost.cluster
         parts = published_partition(batch.lengths, cluster.num_nodes, cluster.gpus_per_node)
-        plan = self._laid(batch, replace(parts, remap=self.remap) if self.partition else self._ring(batch))
+        plan = self.partition_plan(batch, replace(parts, remap=self.remap) if self.partition else self._ring(batch))
         return (self._ordered(Timed.of(plan, self.cost)) if self.list_schedule else plan,)
 
     def _best(self, batch: Batch) -> Timed:
@@ -95,7 +95,7 @@ class Zeppelin:
         for one in tries:
             # Only what could win by its least or likely seconds is built and played.
             if best is None or one.floor < best.seconds:
-                timed = self._proxied(self._laid(batch, one))
+                timed = self._proxied(self.partition_plan(batch, one))
                 best = timed if best is None or timed.seconds < best.seconds else best
         assert best is not None
         return best
@@ -135,7 +135,7 @@ class Zeppelin:
                 return plan
         return best.plan
 
-    def _laid(self, batch: Batch, parts: Partition) -> Plan:
+    def partition_plan(self, batch: Batch, parts: Partition) -> Plan:
         """Returns the partition as a plan, remapped and routed if these are switched on; its queues one after
         another."""
         builder = Builder(batch.lengths, self.cost.cluster.num_ranks, self.cost.model.num_heads, self.cost.model.mask)

@@ -23,7 +23,7 @@ from zbench.run.warm import warm
 from zbench.simulator.simulate import Simulated
 from zbench.systems.flexsp.batches import split_batch, total_seconds
 from zbench.systems.flexsp.bound import micro_batch_bound
-from zbench.systems.flexsp.cost import Objective, _profile, _profiles, group_degrees, group_shape, objective
+from zbench.systems.flexsp.cost import Objective, group_degrees, group_profile, group_profiles, group_shape, objective
 from zbench.systems.flexsp.milp import Limits, buckets, solve
 from zbench.systems.flexsp.pack import pack_groups
 from zbench.systems.flexsp.planner import FlexSP
@@ -83,7 +83,9 @@ def test_longer_rings_lie_on_a_line(cost: Cost, mode: str) -> None:
     model = replace(GPT_7B, num_heads=8, num_kv_heads=8, head_dim=512)
     large = replace(cost, model=model, cluster=replace(cost.cluster, num_nodes=16))
     assert group_shape(128, large) == (16, 8)
-    assert _profiles(group_degrees(large), large, mode)[-1] == pytest.approx(_profile(128, large, mode), rel=1e-9)
+    assert group_profiles(group_degrees(large), large, mode)[-1] == pytest.approx(
+        group_profile(128, large, mode), rel=1e-9
+    )
 
 
 def test_groups_of_a_glance_have_the_bound_of_the_search(cost: Cost) -> None:

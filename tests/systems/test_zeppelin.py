@@ -110,7 +110,7 @@ def test_the_search_beside_every_partition(device: object) -> None:
         zeppelin = Zeppelin(cost, remap=False, list_schedule=False)
         (plan,) = zeppelin.plan(batch)
         tries = every_partition(len(batch.lengths), 2, 2)
-        best = min(Timed.of(zeppelin._laid(batch, one), cost).seconds for one in tries)
+        best = min(Timed.of(zeppelin.partition_plan(batch, one), cost).seconds for one in tries)
         gaps.append(Timed.of(plan, cost).seconds / best - 1)
     assert np.median(gaps) < 0.02
     assert max(gaps) < 0.25
