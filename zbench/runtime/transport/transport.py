@@ -1,6 +1,7 @@
-"""The interface of transports: what a run asks of one, what it asks of a run, and how messages are posted and counted.
+"""Defines what a run asks of a transport, what a transport asks of a run, and how one message is posted and counted.
 
-zbench.runtime.transport.gloo and zbench.runtime.transport.nccl (NCCL) are the two there are.
+There are two transports. That of gloo (zbench.runtime.transport.gloo) posts message by message, by Endpoint.send and
+Endpoint.receive here; that of NCCL posts messages in batches (BatchedMessages.before in zbench.runtime.transport.nccl).
 """
 
 import threading
