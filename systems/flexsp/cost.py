@@ -127,8 +127,9 @@ def _profiles(cost: Cost, backward: Mode) -> Floats:
     many; bytes of the fullest rank.
 
     All with as many tokens a rank. Kept, because a command makes several planners of the same cluster and model (a
-    baseline, a check that plans again) and playing the groups takes longer than planning a batch. Of rings that cross nodes only the three with the fewest rows are played, a
-    thousand ranks would take seconds: each further row is one more equal hop, so the numbers go on in a line.
+    baseline, a check that plans again) and playing the groups takes longer than planning a batch. Of rings that cross
+    nodes only the three with the fewest rows are played, a thousand ranks would take seconds: each further row is one
+    more equal hop, so the numbers go on in a line.
     """
     sizes = group_degrees(cost)
     rows = [group_shape(degree, cost)[0] for degree in sizes]
