@@ -18,7 +18,7 @@ from zbench.systems.in_contract.rings import least_round, seconds_of_group
 
 SHIPPED = (1, 2, 4, 8)  # times an even share of the batch: limits of the shipped scheduler that are tried
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # longest samples that have a round of their own
-HALVINGS = 12  # of the interval of a time that several rounds have in common
+HALVINGS = 8  # of the interval of a time that several rounds have in common
 Rounds = list[list[Group]]
 
 
@@ -45,10 +45,10 @@ def check_holds(lengths: Ints, contract: RingContract) -> None:
 def candidate_rounds(rates: RingRates, contract: RingContract, cap: float) -> Iterator[Rounds]:
     """Yields rounds by the estimate, each candidate once or more. cap: tokens of a rank at most."""
     order = np.argsort(-rates.length, kind="stable")
-    fewest = max(1, int(np.ceil(int(rates.length.sum()) / (cap * contract.ranks))))
     for part in _narrower(rates, contract, cap):
-        yield _under(part, order, contract, cap, np.inf)
-        for count in range(max(fewest, 2), max(fewest, 2) + 3):
+        rounds = _under(part, order, contract, cap, np.inf)
+        yield rounds
+        for count in range(len(rounds) if len(rounds) > 1 else 2, len(rounds) + 2):
             yield _in_common(part, order, contract, cap, count)
         for long in SPLITS:
             if long < len(order):
@@ -75,6 +75,11 @@ def rounds_seconds(rounds: Rounds, rates: RingRates) -> float:
         each = (seconds_of_group(rates, place[group.size], np.array(group.seqs)) for group in groups)
         total += max(max(each), rates.collective)
     return total
+
+
+def operations(rounds: Rounds) -> int:
+    """Returns about how many operations the plans of all rounds have: attends and transfers, forward and backward."""
+    return 5 * sum(group.size**2 for groups in rounds for group in groups)
 
 
 def multiplied(rounds: Rounds, rates: RingRates, contract: RingContract, cap: float) -> Rounds:
