@@ -135,7 +135,9 @@ def _in_common(rates: RingRates, order: Ints, contract: RingContract, cap: float
     return best
 
 
-def _under(rates: RingRates, order: Ints, contract: RingContract, cap: float, most: float, once: bool = False) -> Rounds:
+def _under(
+    rates: RingRates, order: Ints, contract: RingContract, cap: float, most: float, once: bool = False
+) -> Rounds:
     """Returns rounds whose groups end by `most` seconds, each with what the ones before left; with `once` the others
     have as long as they need."""
     rounds: Rounds = []
