@@ -78,8 +78,9 @@ def rounds_seconds(rounds: Rounds, rates: RingRates) -> float:
 
 
 def operations(rounds: Rounds) -> int:
-    """Returns about how many operations the plans of all rounds have: attends and transfers, forward and backward."""
-    return 5 * sum(group.size**2 for groups in rounds for group in groups)
+    """Returns how many operations the plans of all rounds have at most, if received kv is carried: attends and
+    transfers, forward and backward."""
+    return sum(5 * group.size**2 - 3 * group.size for groups in rounds for group in groups)
 
 
 def multiplied(rounds: Rounds, rates: RingRates, contract: RingContract, cap: float) -> Rounds:

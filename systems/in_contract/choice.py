@@ -49,7 +49,7 @@ def fastest_rounds(lengths: Ints, contract: RingContract, cost: Cost, backward: 
         own = [multiplied(one, rates, contract, cap) for one in candidate_rounds(rates, contract, cap)]
         shipped = [multiplied(one, rates, contract, cap) for one in shipped_rounds(lengths, contract)]
         for rounds in _promising(own, shipped, rates, played):
-            schedule = _schedule(rounds, lengths, contract, cost)
+            schedule = schedule_of_rounds(rounds, lengths, contract, cost)
             if _keeps(schedule, contract):
                 seconds = step_seconds(batch, plans_of_rings(schedule, cost, backward), cost)
                 timed.append((seconds, schedule))
@@ -72,7 +72,8 @@ def _promising(own: list[Rounds], shipped: list[Rounds], rates: RingRates, playe
     return found
 
 
-def _schedule(rounds: Rounds, lengths: Ints, contract: RingContract, cost: Cost) -> SampleSchedule:
+def schedule_of_rounds(rounds: Rounds, lengths: Ints, contract: RingContract, cost: Cost) -> SampleSchedule:
+    """Returns rounds of groups as a schedule, each group on its ranks (zbench.systems.in_contract.candidates)."""
     per_node = cost.cluster.gpus_per_node
     placed = (
         [RingGroup(first, group.size, tuple(group.seqs)) for first, group in arranged(groups, contract, per_node)]
