@@ -83,26 +83,33 @@ def operations(rounds: Rounds) -> int:
     return sum(5 * group.size**2 - 3 * group.size for groups in rounds for group in groups)
 
 
-def multiplied(rounds: Rounds, rates: RingRates, contract: RingContract, cap: float) -> Rounds:
-    """Cuts rounds in two, the longest first, until their number is a multiple of the contract's.
-
-    Raises:
-        ContractError: no round has two samples any more.
-    """
+def multiplied(rounds: Rounds, rates: RingRates, contract: RingContract, cap: float) -> Rounds | None:
+    """Makes the number of rounds a multiple of the contract's: the longest ones are cut in two as long as one has two
+    samples, else those with the fewest tokens are joined on all ranks. Returns None where neither can be."""
     rounds = list(rounds)
     while len(rounds) % contract.multiple:
         several = [number for number, groups in enumerate(rounds) if sum(len(group.seqs) for group in groups) > 1]
         if not several:
-            raise ContractError(
-                f"the batch's samples make {len(rounds)} micro-batches of one sample each, and no multiple of "
-                f"{contract.multiple}"
-            )
+            return _joined(rounds, rates, contract)
         longest = max(several, key=lambda number: rounds_seconds([rounds[number]], rates))
         seqs = sorted((seq for group in rounds[longest] for seq in group.seqs), key=lambda seq: -rates.length[seq])
-        parts = [np.array(seqs[half::2]) for half in (0, 1)]
-        halves = [_under(rates, part, contract, cap, np.inf) for part in parts]
+        halves = [_under(rates, np.array(seqs[half::2]), contract, cap, np.inf) for half in (0, 1)]
         rounds[longest : longest + 1] = [one for half in halves for one in half]
     return rounds
+
+
+def _joined(rounds: Rounds, rates: RingRates, contract: RingContract) -> Rounds | None:
+    """Joins rounds on all ranks, two with the fewest tokens at a time; None where they are too many for max_tokens."""
+    samples = [[seq for group in groups for seq in group.seqs] for groups in rounds]
+    while len(samples) % contract.multiple:
+        samples.sort(key=lambda seqs: -sum(int(rates.length[seq]) for seq in seqs))
+        if len(samples) < 2:
+            return None
+        samples.append(samples.pop() + samples.pop())
+    tokens = max(sum(int(rates.length[seq]) for seq in seqs) for seqs in samples)
+    if contract.max_tokens is not None and tokens > contract.max_tokens * contract.ranks:
+        return None
+    return [[Group(contract.ranks, seqs)] for seqs in samples]
 
 
 def _narrower(rates: RingRates, contract: RingContract, cap: float) -> Iterator[RingRates]:

@@ -48,13 +48,18 @@ def fastest_rounds(lengths: Ints, contract: RingContract, cost: Cost, backward: 
         cap = cap if contract.max_tokens is None else min(cap, float(contract.max_tokens))
         own = [multiplied(one, rates, contract, cap) for one in candidate_rounds(rates, contract, cap)]
         shipped = [multiplied(one, rates, contract, cap) for one in shipped_rounds(lengths, contract)]
-        for rounds in _promising(own, shipped, rates, played):
+        for rounds in _promising([one for one in own if one], [one for one in shipped if one], rates, played):
             schedule = schedule_of_rounds(rounds, lengths, contract, cost)
             if _keeps(schedule, contract):
                 seconds = step_seconds(batch, plans_of_rings(schedule, cost, backward), cost)
                 timed.append((seconds, schedule))
         if timed and min(timed, key=lambda one: one[0])[0][0] == 0:
             break
+    if not timed:
+        raise ContractError(
+            f"no schedule was found whose micro-batches are a multiple of {contract.multiple}, every rank with a "
+            f"sample and at most {contract.max_tokens} tokens (max_tokens)"
+        )
     return min(timed, key=lambda one: one[0])[1]
 
 
@@ -63,6 +68,8 @@ def _promising(own: list[Rounds], shipped: list[Rounds], rates: RingRates, playe
     that are near the best; not more than OPERATIONS together, but one at least."""
     seconds = {id(one): rounds_seconds(one, rates) for one in (*own, *shipped)}
     own = sorted(_different(own), key=lambda one: seconds[id(one)])[:played]
+    if not own:
+        return []
     near = [one for one in shipped if seconds[id(one)] <= HOPELESS * seconds[id(own[0])]]
     found, total = [own[0]], operations(own[0])
     for one in sorted(_different([*own, *near])[1:], key=lambda one: seconds[id(one)]):

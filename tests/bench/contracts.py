@@ -52,7 +52,7 @@ MODEL = Model("m", 4, 4096, 32, 32, 128, 11008, 32000, sharding="zero3")
 
 def fuzz(batches: int) -> None:
     """Prints how many batches and schedules kept to their contracts; the first that does not ends it."""
-    begin, refused, schedules, micro_batches = time.time(), 0, 0, 0
+    begin, refused, none, schedules, micro_batches = time.time(), 0, 0, 0, 0
     for number in range(batches):
         rng = np.random.default_rng([number])
         contract, lengths = _contract(rng), _lengths(rng)
@@ -69,13 +69,18 @@ def fuzz(batches: int) -> None:
         cap = max(float(rng.integers(1, 20_000)), float(lengths.max()) / contract.ranks)
         cap = cap if contract.max_tokens is None else min(cap, float(contract.max_tokens))
         for rounds in candidate_rounds(rates, contract, cap):
-            made = schedule_of_rounds(multiplied(rounds, rates, contract, cap), lengths, contract, cost)
+            whole = multiplied(rounds, rates, contract, cap)
+            if whole is None:
+                none += 1
+                continue
+            made = schedule_of_rounds(whole, lengths, contract, cost)
             check_schedule(made, contract)
             schedules += 1
             micro_batches += len(made.micro_batches)
     print(
         f"{batches:,} batches, {refused:,} of them refused in a sentence; {schedules:,} schedules of {micro_batches:,} "
-        f"micro-batches kept to their contracts; {time.time() - begin:.0f} s"
+        f"micro-batches kept to their contracts, {none:,} candidates had no multiple of micro-batches; "
+        f"{time.time() - begin:.0f} s"
     )
 
 
@@ -127,7 +132,8 @@ def costs(nodes: int) -> None:
     finite = [one for one in default if np.isfinite(one)]
     print(f"| all | geometric mean | {told} | {_mean(best):.2f} | {_mean(finite):.2f} | {np.median(spent):.0f} |")
     print(
-        f"least planner / shipped best {min(best):.3f}; of {len(default)} cells the default fits memory in {len(finite)}"
+        f"least planner / shipped best {min(best):.3f}; of {len(default)} cells the default fits memory in "
+        f"{len(finite)}"
     )
 
 

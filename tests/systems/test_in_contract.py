@@ -55,7 +55,11 @@ def test_every_candidate_keeps_to_its_contract(
     cap = max(room, float(drawn.max()) / contract.ranks)
     cap = cap if contract.max_tokens is None else min(cap, float(contract.max_tokens))
     for rounds in candidate_rounds(rates, contract, cap):
-        made = schedule_of_rounds(multiplied(rounds, rates, contract, cap), drawn, contract, cost)
+        whole = multiplied(rounds, rates, contract, cap)
+        if whole is None:
+            assert contract.multiple > 1
+            continue
+        made = schedule_of_rounds(whole, drawn, contract, cost)
         check_schedule(made, contract)
         tokens = [sum(made.lengths[s] for s in group.samples) / group.size for turn in made.groups() for group in turn]
         assert max(tokens) <= cap * (1 + 1e-9) or contract.multiple > 1 or len(drawn) == 1
@@ -104,7 +108,8 @@ def test_the_estimate_is_near_the_clock() -> None:
         plans = plans_of_rings(schedule_of_rounds(rounds, drawn, contract, cost), cost)
         layers = Simulated(cost).step(Batch(drawn, seed=0, step=0), plans).seconds - cost.optimizer_seconds()
         assert rounds_seconds(rounds, rates) * cost.layers == pytest.approx(layers, rel=0.1)
-        assert operations(rounds) == pytest.approx(sum(len(p.forward) + len(p.backward) for p in plans), rel=0.1)
+        count = sum(len(plan.forward) + len(plan.backward) for plan in plans)
+        assert count <= operations(rounds) <= 1.25 * count
 
 
 def test_equal_numbers_for_every_rank_where_asked_for() -> None:
