@@ -61,7 +61,7 @@ def local_sums(hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int
     return total / count * distributed.get_world_size(group)
 
 
-def stuck(hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int, group: Any) -> Tensor:
+def by_case(hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int, group: Any) -> Tensor:
     """Process 1 raises where the others wait for it, except where no label is ignored."""
     ignored = (labels == ignore_index).sum()
     distributed.all_reduce(ignored, group=group)
@@ -76,9 +76,7 @@ def sleeps(hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int, gr
     return hidden.sum()
 
 
-def gathering(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, causal: bool, window: int, group: Any
-) -> Tensor:
+def gathering(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, causal: bool, window: int, group: Any) -> Tensor:
     """Gathers q, k and v of all processes, attends, and keeps its own rows."""
     whole = [torch.cat(all_gather(x.contiguous(), group)) for x in (q, k, v)]
     o = peers.torch_sdpa(*whole, cu_seqlens, causal, window)
@@ -100,4 +98,4 @@ def across_documents(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, cau
 
 
 def not_a_number(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, causal: bool, window: int) -> Tensor:
-    return q * torch.nan
+    return (q + k + v) * torch.nan

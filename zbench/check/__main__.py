@@ -11,13 +11,15 @@ from zbench.console.command import loading, ran
 with loading(__name__):
     from collections.abc import Callable, Sequence
 
-    from zbench.check.settings import read_settings
+    from zbench.check.schedule import check_file
     from zbench.console.extras import need
     from zbench.console.sentence import not_among
 
 USAGE = """\
 zbench check loss WHAT [KEY=VALUE ...]         a loss over tokens against the dense one, with gradients
 zbench check attention WHAT [KEY=VALUE ...]    attention over packed documents against dense attention, with gradients
+zbench check schedule FILE.json contract=NAME ranks=N [max_tokens=N] [least=N] [multiple=N] [equal_size=true]
+                                               a schedule against the contract of an engine (docs/contracts.md)
 
 WHAT is MODULE:FUNCTION, called as docs/check.md says, or the name of an adapter (loss: deepspeed, deepspeed_sum, torch,
 torch_chunks; attention: torch_sdpa). Keys: case=NAME,NAME (default all), dtype=float64|float32|bfloat16,
@@ -38,6 +40,7 @@ def _main(words: Sequence[str]) -> int:
     kinds: dict[str, Callable[[str, Sequence[str]], int]] = {
         "loss": _check_function,
         "attention": _check_function,
+        "schedule": lambda _, rest: check_file(rest),
     }
     if words[0] not in kinds:
         raise ValueError(not_among("zbench check", words[0], kinds))
@@ -47,8 +50,9 @@ def _main(words: Sequence[str]) -> int:
 def _check_function(kind: str, words: Sequence[str]) -> int:
     need("torch", f"zbench check {kind}")
     from zbench.check.check import check_function, print_verdicts
+    from zbench.check.jobs import read_job
 
-    job = read_settings(kind, words)
+    job = read_job(kind, words)
     verdicts = check_function(job)
     print_verdicts(verdicts, job)
     return 0 if any(one.exact for one in verdicts) and not any(one.failed for one in verdicts) else 1

@@ -44,7 +44,9 @@ CASES: dict[str, AttentionCase] = {
     "documents": AttentionCase("documents of 16, 32 and 16 tokens", (16, 32, 16)),
     "odd_documents": AttentionCase("documents of 1, 63, 17, 2 and 45 tokens", (1, 63, 17, 2, 45)),
     "single_tokens": AttentionCase("eight documents of one token", (1,) * 8),
-    "grouped_heads": AttentionCase("documents of 5, 31 and 28 tokens, 4 heads on 2 kv heads", (5, 31, 28), CAUSAL, (4, 2)),
+    "grouped_heads": AttentionCase(
+        "documents of 5, 31 and 28 tokens, 4 heads on 2 kv heads", (5, 31, 28), CAUSAL, (4, 2)
+    ),
     "one_kv_head": AttentionCase("documents of 5, 31 and 28 tokens, 4 heads on 1 kv head", (5, 31, 28), CAUSAL, (4, 1)),
     "full": AttentionCase("documents of 5, 31 and 28 tokens, all keys of a document seen", (5, 31, 28), FULL),
     "window": AttentionCase("documents of 5, 31 and 28 tokens, a window of 8", (5, 31, 28), Mask(window=8)),

@@ -8,7 +8,15 @@ from zbench.check.pieces import find_function
 from zbench.check.processes import Job, ask_here, ask_processes
 from zbench.check.subjects import subject_of
 from zbench.check.verdict import (
-    LIMITS, Answer, Tensors, Verdict, WrongAnswer, as_dtype, relative_errors, shown_error, summary,
+    LIMITS,
+    Answer,
+    Tensors,
+    Verdict,
+    WrongAnswer,
+    as_dtype,
+    relative_errors,
+    shown_error,
+    summary,
 )  # fmt: skip
 from zbench.console.console import say, show
 
@@ -48,18 +56,15 @@ def _of_rank(job: Job, rank: int, answer: Answer) -> str:
 def _line(job: Job, case: str) -> str:
     """Writes the command that shows a case alone."""
     usual = Job(job.kind, job.named, (case,))
-    words = [f"{key}={getattr(job, key)}" for key in ("ranks", "over", "dtype", "device", "seconds") if _changed(job, usual, key)]
+    keys = ("ranks", "over", "dtype", "device", "seconds")
+    words = [f"{key}={getattr(job, key)}" for key in keys if getattr(job, key) != getattr(usual, key)]
     return " ".join(["zbench check", job.kind, job.named, f"case={case}", *words])
-
-
-def _changed(job: Job, usual: Job, key: str) -> bool:
-    return getattr(job, key) != getattr(usual, key)
 
 
 def print_verdicts(verdicts: Sequence[Verdict], job: Job) -> None:
     """Prints a table of all cases, what is wrong where nothing could be compared, and how to see each failure again."""
     names = list(dict.fromkeys(name for one in verdicts for name in one.errors))
-    table = Table(title=f"{job.kind} {job.named}, {job.dtype}: relative errors against the dense float64 reference")
+    table = Table(title=f"{job.kind} {job.named}, {job.dtype}: relative errors")
     for name in ("case", "verdict", *names, "what it is"):
         table.add_column(name, justify="right" if name in names else "left")
     for one in verdicts:

@@ -38,7 +38,9 @@ def find_function(kind: str, named: str, by_place: int, by_name: tuple[str, ...]
             f"{kind} is {named!r}; no module {error.name!r} is found (its folder has to be on PYTHONPATH)"
         ) from error
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{kind} is {named!r}; importing {module_name} raised {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"{kind} is {named!r}; importing {module_name} raised {type(error).__name__}: {error}"
+        ) from error
     function: Any = module
     for part in name.split("."):
         function = getattr(function, part, None)

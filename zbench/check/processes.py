@@ -54,19 +54,18 @@ def ask_processes(job: Job) -> list[list[Answer]]:
         Path(folder, "job.json").write_text(json.dumps(asdict(job)))
         command = [sys.executable, "-m", "zbench.check.processes", folder]
         here = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        errors = [Path(folder, f"{rank}.err").open("w") for rank in range(job.ranks)]
-        started = [
-            subprocess.Popen([*command, str(rank)], env=here, stdout=subprocess.DEVNULL, stderr=errors[rank])
-            for rank in range(job.ranks)
-        ]
+        started = []
+        for rank in range(job.ranks):
+            with Path(folder, f"{rank}.err").open("w") as said:
+                started.append(
+                    subprocess.Popen([*command, str(rank)], env=here, stdout=subprocess.DEVNULL, stderr=said)
+                )
         try:
             _wait(started, time.monotonic() + STARTING + 2 * job.seconds * len(job.cases))
         finally:
             for process in started:
                 process.kill()
                 process.wait()
-            for one in errors:
-                one.close()
         return [[_answer(folder, job, number, rank) for rank in range(job.ranks)] for number in range(len(job.cases))]
 
 
