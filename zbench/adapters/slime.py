@@ -73,9 +73,7 @@ def schedule_function(planning: Planning, static: Callable[..., DPSchedule] | No
     return build_dp_schedule
 
 
-def install(
-    *, cluster: Named | Cluster, model: Named | Model, mask: str | None = None
-) -> Callable[..., DPSchedule]:
+def install(*, cluster: Named | Cluster, model: Named | Model, mask: str | None = None) -> Callable[..., DPSchedule]:
     """Makes the planner slime's build_dp_schedule in this process; returns the function.
 
     cluster, model, mask: as of Planning.of, the cluster of as many ranks as data-parallel groups.

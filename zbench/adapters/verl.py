@@ -33,9 +33,7 @@ _INSTALL = "pip install 'verl>=0.9'"
 _TOKENS: ContextVar[tuple[list[int], int] | None] = ContextVar("zbench_verl_tokens", default=None)
 
 
-def get_seqlen_balanced_partitions(
-    seqlen_list: Sequence[int], k_partitions: int, equal_size: bool
-) -> list[list[int]]:
+def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
     """Deals items to sets of about equal sums, as verl's function of this name. seqlen_list: the work of every item.
 
     While verl divides a batch into micro-batches, no set has more than max_token_len tokens, if that can be done.

@@ -10,7 +10,7 @@ from zbench.describe.arrays import Floats, Ints
 
 SHORTEST, LONGEST, LENGTHS = 128, 2**18, 45  # of the sequences fitted to, evenly spaced on a log scale
 EVEN = 32_768  # tokens that a rank has together, over which linear modules are as fast as they get
-PAIR_UNITS = 4096  # a's value: b is rounded to less than 1 part in 4,096 of a token's work in sequences of any length
+PAIR_UNITS = 1024  # a's value; b is then in the millions, and a gigatoken of longest sequences below 2^63
 
 
 @dataclass(frozen=True, slots=True)
