@@ -22,16 +22,6 @@ HALVINGS = 12  # of the interval of a time that several rounds have in common
 Rounds = list[list[Group]]
 
 
-def ring_sizes(contract: RingContract) -> Ints:
-    """Lists the sizes that groups may have, ascending, int64."""
-    if isinstance(contract, AlignedPow2Rings):
-        powers = 2 ** np.arange(contract.ranks.bit_length(), dtype=np.int64)
-        sizes = np.union1d(powers[powers <= contract.ranks], [contract.ranks])
-    else:
-        sizes = np.arange(1, contract.ranks + 1, dtype=np.int64)
-    return np.asarray(sizes[sizes >= contract.least], np.int64)
-
-
 def check_holds(lengths: Ints, contract: RingContract) -> None:
     """Returns if some schedule of the contract has all samples.
 
@@ -110,15 +100,18 @@ def multiplied(rounds: Rounds, rates: RingRates, contract: RingContract, cap: fl
 
 
 def _narrower(rates: RingRates, contract: RingContract, cap: float) -> Iterator[RingRates]:
-    """Yields the rates with all sizes, and with those inside a node alone, if these hold the longest sample."""
-    yield rates
-    inside = np.flatnonzero(rates.across == 0)
-    if 0 < len(inside) < len(rates.sizes) and rates.length.max() <= cap * rates.sizes[inside[-1]]:
-        most = int(inside[-1]) + 1
-        yield rates._replace(
-            sizes=rates.sizes[:most], ahead=rates.ahead[:, :most].copy(), back=rates.back[:, :most].copy(),
-            start=rates.start[:most], hop=rates.hop[:most], latency=rates.latency[:most], across=rates.across[:most],
-        )  # fmt: skip
+    """Yields the rates with all sizes, with powers of two, and with what lies inside a node alone, where these hold the
+    longest sample."""
+    every, seen = np.arange(len(rates.sizes)), set()
+    powers = np.flatnonzero((rates.sizes & (rates.sizes - 1) == 0) | (rates.sizes == contract.ranks))
+    for kept in (every, powers, every[rates.across[every] == 0], powers[rates.across[powers] == 0]):
+        if len(kept) and tuple(kept) not in seen and rates.length.max() <= cap * rates.sizes[kept[-1]]:
+            seen.add(tuple(kept))
+            yield rates._replace(
+                sizes=rates.sizes[kept], ahead=np.ascontiguousarray(rates.ahead[:, kept]),
+                back=np.ascontiguousarray(rates.back[:, kept]), start=rates.start[kept], hop=rates.hop[kept],
+                latency=rates.latency[kept], across=rates.across[kept],
+            )  # fmt: skip
 
 
 def _in_common(rates: RingRates, order: Ints, contract: RingContract, cap: float, count: int) -> Rounds:

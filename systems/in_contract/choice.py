@@ -1,8 +1,11 @@
 """Chooses among candidates by the clock: whole steps are played, and the fastest that fits memory is taken."""
 
+import numpy as np
+
+from zbench.contracts.bound import ring_sizes
 from zbench.contracts.check import check_schedule
-from zbench.contracts.contract import AlignedPow2Rings, RingContract
-from zbench.contracts.schedule import ContractError, RingGroup, SampleSchedule
+from zbench.contracts.contract import AlignedPow2Rings, Contract, RingContract, WholeOnDP
+from zbench.contracts.schedule import ContractError, RingGroup, SampleSchedule, TokenPermutation
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.passes.reverse import Mode
@@ -15,12 +18,13 @@ from zbench.systems.in_contract.candidates import (
     candidate_rounds,
     check_holds,
     multiplied,
-    ring_sizes,
     rounds_seconds,
     shipped_rounds,
 )
-from zbench.systems.in_contract.laid import plans_of_rings
+from zbench.systems.in_contract.laid import plans_of_rings, plans_of_whole
+from zbench.systems.in_contract.permutation import permutations, plan_of_permutation
 from zbench.systems.in_contract.rates import ring_rates
+from zbench.systems.in_contract.whole import check_whole, whole_schedules
 
 SHARES = (1.0, 0.85, 0.7, 0.5, 0.35)  # of the tokens that fit a GPU: what rings receive needs room, too
 
@@ -62,7 +66,7 @@ def _schedule(rounds: Rounds, lengths: Ints, contract: RingContract, cost: Cost)
     return SampleSchedule.of_groups(dict(enumerate(lengths.tolist())), placed)
 
 
-def _keeps(schedule: SampleSchedule, contract: RingContract) -> bool:
+def _keeps(schedule: SampleSchedule, contract: Contract) -> bool:
     """Returns whether a candidate is inside the contract: the shipped scheduler's may have more than `max_tokens`."""
     try:
         check_schedule(schedule, contract)
@@ -84,3 +88,38 @@ def step_seconds(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> tuple[int
     """Plays a step; returns (bytes that its fullest GPU lacks, seconds)."""
     result = Simulated(cost).step(batch, plans)
     return max(0, max(result.peak_bytes) - result.capacity_bytes), result.seconds
+
+
+def fastest_whole(lengths: Ints, contract: WholeOnDP, cost: Cost) -> SampleSchedule:
+    """Returns the packs of whole samples that take least on the clock; samples are 0, 1, and so on.
+
+    Raises:
+        ContractError: no schedule of the contract has all samples, or none was found.
+    """
+    check_whole(lengths, contract)
+    batch, degree = Batch(lengths, seed=0, step=0), cost.cluster.num_ranks // contract.ranks
+    timed: list[tuple[tuple[int, float], SampleSchedule]] = []
+    for share in SHARES:
+        cap = max(int(share * fitting_tokens(cost) * degree), int(lengths.max()))
+        cap = cap if contract.max_tokens is None else min(cap, contract.max_tokens)
+        for schedule in whole_schedules(lengths, contract, cost, cap):
+            if _keeps(schedule, contract) and all(schedule != one for _, one in timed):
+                timed.append((step_seconds(batch, plans_of_whole(schedule, cost), cost), schedule))
+        if timed and min(timed, key=lambda one: one[0])[0][0] == 0:
+            break
+    if not timed:
+        raise ContractError(
+            f"no schedule was found that gives {contract.ranks} data-parallel ranks a sample in every micro-batch and "
+            f"packs of at most {contract.max_tokens or cap:,} tokens"
+        )
+    return min(timed, key=lambda one: one[0])[1]
+
+
+def fastest_permutation(lengths: Ints, cost: Cost) -> TokenPermutation:
+    """Returns the permutation of a pack's tokens that takes least on the clock; the cluster's ranks divide them."""
+    batch, seqs = Batch(lengths, seed=0, step=0), np.arange(len(lengths))
+    timed = [
+        (step_seconds(batch, (plan_of_permutation(one, seqs, cost),), cost), one)
+        for one in permutations(lengths, cost.cluster.num_ranks, cost)
+    ]
+    return min(timed, key=lambda one: one[0])[1]
