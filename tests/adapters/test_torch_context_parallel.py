@@ -11,7 +11,7 @@ from torch.distributed.tensor.experimental._context_parallel._attention import _
 from zbench.adapters.torch_context_parallel import areas, load_balancer, load_balancer_of
 from zbench.contracts.schedule import ContractError, TokenPermutation
 
-LENGTHS = (700, 41, 1, 130, 300, 12)  # 1,184 tokens, a multiple of 4
+LENGTHS = (5600, 328, 1, 1047, 2400, 96)  # 9,472 tokens, a multiple of 4
 
 
 def order_of(balancer: _load_balancer._LoadBalancer) -> TokenPermutation:
@@ -54,7 +54,7 @@ def test_shards_of_a_real_mesh_of_one_rank(tmp_path: object) -> None:
 
 
 def test_what_cannot_be_shared() -> None:
-    with pytest.raises(ContractError, match="1,185 tokens"):
+    with pytest.raises(ContractError, match="9,473 tokens"):
         load_balancer([*LENGTHS, 1], 4, cluster="local_2x2", model="tiny")
     with pytest.raises(ValueError, match="the job has 8 ranks"):
         load_balancer(LENGTHS, 8, cluster="local_2x2", model="tiny")
