@@ -68,8 +68,8 @@ def test_what_cannot_be(planning: Planning) -> None:
         build(options(), PARALLEL, LENGTHS[:8], global_batch_size=9, rollout_indices=list(range(8)))
     with pytest.raises(ValueError, match="a step has 3 samples for 4 ranks"):
         build(options(), PARALLEL, LENGTHS[:3], global_batch_size=3, rollout_indices=list(range(3)))
+    static = options(use_dynamic_batch_size=False)
     with pytest.raises(ValueError, match="use_dynamic_batch_size is off"):
-        static = options(use_dynamic_batch_size=False)
         build(static, PARALLEL, LENGTHS, global_batch_size=64, rollout_indices=list(range(64)))
 
 
@@ -113,8 +113,9 @@ def test_beside_slime_itself(planning: Planning) -> None:
 
 def slowest(found: slime.DPSchedule, work: Any) -> int:
     """The work of a step whose ranks wait for one another at the end of every micro-batch."""
-    rows, micro_batches, counts, _ = found
-    return sum(
-        max(sum(work(LENGTHS[row[one]]) for one in batches[turn]) for row, batches in zip(rows, micro_batches, strict=True))
-        for turn in range(sum(counts))
-    )
+    total = 0
+    for turn in range(sum(found[2])):
+        total += max(
+            sum(work(LENGTHS[row[one]]) for one in batches[turn]) for row, batches in zip(*found[:2], strict=True)
+        )
+    return total

@@ -49,6 +49,8 @@ def test_the_error_of_a_fit_is_told() -> None:
     """Under a window the work grows with the square up to it only, which the form cannot say."""
     assert fit_workload(Planning.of("a800_4x8", "llama_7b", "full").cost).worst < 0.01
     assert fit_workload(Planning.of("a800_4x8", "llama_7b", "window:65536").cost).worst > 0.3
+    with pytest.raises(ValueError, match=r"mask window:1 on .* has no work of the form a L\^2 \+ b L"):
+        fit_workload(Planning.of("a800_4x8", "llama_7b", "window:1").cost)
 
 
 @pytest.mark.parametrize("which", ["interface", "package"])

@@ -4,7 +4,7 @@ The development branch has `scheduler_map["default_dynamic_cp"]`, whose class pa
 ranks for every pack. Its configuration insists on that name, so the class is replaced and the key is kept:
 
     from zbench.adapters import megatron_core
-    megatron_core.install(cluster="h200_2x8", model="llama_7b")     # ahead of training, on every rank
+    megatron_core.install(cluster="h200_4x8", model="llama_7b", num_nodes=2)     # ahead of training, on every rank
 
 The installed release (0.16) has hybrid context parallelism, whose engine runs one sample at a time: no planner of ours,
 but `check_released` has every schedule of its scheduler checked.
@@ -40,7 +40,7 @@ def scheduler_class(planning: Planning) -> type[Any]:
         ValueError: megatron-core is not there, or has no such class.
     """
     module = framework_module(DEVELOPMENT, "zbench.adapters.megatron_core", _INSTALL_DEVELOPMENT)
-    base = getattr(module, "DefaultDynamicCPScheduler", None)
+    base: Any = getattr(module, "DefaultDynamicCPScheduler", None)
     if base is None:
         raise ValueError(
             f"zbench.adapters.megatron_core needs {DEVELOPMENT}.DefaultDynamicCPScheduler, which the installed "
@@ -69,15 +69,17 @@ def scheduler_class(planning: Planning) -> type[Any]:
     return PlannedDynamicCPScheduler
 
 
-def install(*, cluster: Named | Cluster, model: Named | Model, mask: str | None = None) -> type[Any]:
+def install(
+    *, cluster: Named | Cluster, model: Named | Model, mask: str | None = None, num_nodes: int | None = None
+) -> type[Any]:
     """Makes the planner megatron-core's dynamic context-parallel scheduler in this process; returns its class.
 
-    cluster, model, mask: as of Planning.of. To be called on every rank, ahead of training.
+    cluster, model, mask, num_nodes: as of Planning.of. To be called on every rank, ahead of training.
 
     Raises:
         ValueError: megatron-core is not there or has no such scheduler, or a name cannot be.
     """
-    made = scheduler_class(Planning.of(cluster, model, mask))
+    made = scheduler_class(Planning.of(cluster, model, mask, num_nodes))
     framework_module(DEVELOPMENT, "zbench.adapters.megatron_core", _INSTALL_DEVELOPMENT).scheduler_map[KEY] = made
     return made
 

@@ -86,7 +86,7 @@ def _fill_empty(owner: Ints, num_sets: int) -> None:
 
 def _exchange(owner: Ints, works: Floats, tokens: Ints, limit: int, num_sets: int, equal_counts: bool) -> None:
     """Moves and exchanges items of the set with the most work as long as it helps; `owner` is changed."""
-    load = np.bincount(owner, works, num_sets)
+    load = np.asarray(np.bincount(owner, works, num_sets), np.float64)
     held = np.bincount(owner, tokens, num_sets).astype(np.int64)
     for _ in range(EXCHANGES):
         heavy = int(np.argmax(load))
@@ -106,7 +106,7 @@ def _exchange(owner: Ints, works: Floats, tokens: Ints, limit: int, num_sets: in
         owner[moved] = to
         if taken >= 0:
             owner[taken] = heavy
-        load = np.bincount(owner, works, num_sets)
+        load = np.asarray(np.bincount(owner, works, num_sets), np.float64)
         held = np.bincount(owner, tokens, num_sets).astype(np.int64)
 
 

@@ -23,16 +23,20 @@ class Planning:
     cost: Cost
 
     @staticmethod
-    def of(cluster: Named | Cluster, model: Named | Model, mask: str | None = None) -> "Planning":
+    def of(
+        cluster: Named | Cluster, model: Named | Model, mask: str | None = None, num_nodes: int | None = None
+    ) -> "Planning":
         """Makes the planner of a job. cluster, model: a name of conf/, the path of a yaml, or an object; the cluster
         has as many ranks as share a batch (data parallel x context parallel). mask: causal, full or window:N; None: the
-        model's own.
+        model's own. num_nodes: of the cluster; None: its own.
 
         Raises:
             ValueError: there is none of that name, or they cannot be.
         """
         with told():
-            return Planning(make_cost(cluster_named(cluster), model_named(model, mask=mask)))
+            sized = cluster_named(cluster)
+            sized = sized if num_nodes is None else replace(sized, num_nodes=num_nodes)
+            return Planning(make_cost(sized, model_named(model, mask=mask)))
 
     def samples(self, samples: Sequence[tuple[SampleId, int]], contract: Contract) -> SampleSchedule:
         """Returns a schedule of samples, (id, tokens) each, that keeps to the contract.
@@ -72,6 +76,6 @@ class Planning:
         if contract.ranks != ranks:
             raise ValueError(
                 f"the job has {contract.ranks} ranks that share a batch and the cluster {self.cost.cluster.name} has "
-                f"{ranks}; it takes a cluster of as many (num_nodes x gpus_per_node, over the model's tp)"
+                f"{ranks}; it takes a cluster of as many: num_nodes=N, times its GPUs a node, over the model's tp"
             )
         return schedule_lengths(np.array(lengths, np.int64), contract, self.cost)

@@ -1,7 +1,7 @@
 """slime: its schedule of micro-batches by our planner, in the contract that slime's trainer has.
 
     from zbench.adapters import slime
-    slime.install(cluster="h200_1x8", model="llama_7b")     # in the process of slime's rollout manager
+    slime.install(cluster="h200_4x8", model="llama_7b", num_nodes=1)   # in the process of slime's rollout manager
 
 slime packs a step's samples first-fit in their order, and deals the packs to data-parallel ranks then. The planner
 makes and deals packs together, by the cost model: in every micro-batch the ranks have about as much to do, and as few
@@ -73,15 +73,17 @@ def schedule_function(planning: Planning, static: Callable[..., DPSchedule] | No
     return build_dp_schedule
 
 
-def install(*, cluster: Named | Cluster, model: Named | Model, mask: str | None = None) -> Callable[..., DPSchedule]:
+def install(
+    *, cluster: Named | Cluster, model: Named | Model, mask: str | None = None, num_nodes: int | None = None
+) -> Callable[..., DPSchedule]:
     """Makes the planner slime's build_dp_schedule in this process; returns the function.
 
-    cluster, model, mask: as of Planning.of, the cluster of as many ranks as data-parallel groups.
+    cluster, model, mask, num_nodes: as of Planning.of, the cluster of as many ranks as data-parallel groups.
 
     Raises:
         ValueError: slime is not there, or a name cannot be.
     """
-    planning = Planning.of(cluster, model, mask)
+    planning = Planning.of(cluster, model, mask, num_nodes)
     module = framework_module(MODULE, "zbench.adapters.slime", _INSTALL)
     own = module.build_dp_schedule
     made = schedule_function(planning, getattr(own, "__wrapped__", own))

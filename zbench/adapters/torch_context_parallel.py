@@ -1,7 +1,7 @@
 """PyTorch: a load balancer for its context parallelism that knows the documents of a pack.
 
     from zbench.adapters.torch_context_parallel import load_balancer
-    balancer = load_balancer([70000, 5000, 300], 8, cluster="h200_1x8", model="llama_7b", device="cuda")
+    balancer = load_balancer([70000, 5000, 300], 8, cluster="h200_4x8", model="llama_7b", num_nodes=1, device="cuda")
     buffers = _context_parallel_shard(mesh, [tokens, labels, positions], [1, 1, 1], load_balancer=balancer)
 
 Every rank owns as many tokens as the others, of about equal area under the document mask. Keys and values are gathered
@@ -33,15 +33,16 @@ def load_balancer(
     cluster: Named | Cluster,
     model: Named | Model,
     mask: str | None = None,
+    num_nodes: int | None = None,
     device: Any = "cpu",
 ) -> Any:
     """Returns a load balancer of PyTorch's for a pack of documents. lengths: tokens of each, in the pack's order; their
-    sum is a multiple of world_size. cluster, model, mask: as of Planning.of, the cluster of world_size ranks.
+    sum is a multiple of world_size. cluster, model, mask, num_nodes: as of Planning.of, a cluster of world_size ranks.
 
     Raises:
         ValueError: PyTorch has no such interface, the tokens cannot be shared evenly, or a name cannot be.
     """
-    return load_balancer_of(Planning.of(cluster, model, mask).tokens(lengths, world_size), device)
+    return load_balancer_of(Planning.of(cluster, model, mask, num_nodes).tokens(lengths, world_size), device)
 
 
 def load_balancer_of(permutation: TokenPermutation, device: Any = "cpu") -> Any:

@@ -1,8 +1,8 @@
 """verl: the work of a sequence from the cost model, a balancer that keeps max_token_len, and dynamic CP by our planner.
 
     from zbench.adapters import verl
-    verl.install(cluster="h200_1x8", model="llama_7b")               # balancing, in every process that balances
-    verl.install_dynamic_cp(cluster="h200_2x8", model="llama_7b")    # Megatron workers with dynamic_context_parallel
+    verl.install(cluster="h200_4x8", model="llama_7b")                            # in every process that balances
+    verl.install_dynamic_cp(cluster="h200_4x8", model="llama_7b", num_nodes=2)    # in every Megatron worker
 
 verl takes a sequence of L tokens for 24,576 L + L^2, which is a dense 7B model's on no particular GPU. `install` has it
 take what the cost model has for this model and these GPUs, and deal micro-batches such that none has more than
@@ -48,16 +48,18 @@ def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int
     return partitions(works, int(k_partitions), equal_size, limited[0], limited[1])
 
 
-def install(*, cluster: Named | Cluster, model: Named | Model, mask: str | None = None) -> Workload:
+def install(
+    *, cluster: Named | Cluster, model: Named | Model, mask: str | None = None, num_nodes: int | None = None
+) -> Workload:
     """Has verl balance by the cost model's work and within max_token_len, in this process; returns the work.
 
-    cluster, model, mask: as of Planning.of; of the cluster only its GPUs matter. To be called in every process that
-    balances: the driver, and the workers.
+    cluster, model, mask, num_nodes: as of Planning.of; of the cluster only its GPUs matter. To be called in every
+    process that balances: the driver, and the workers.
 
     Raises:
         ValueError: verl is not there, or a name cannot be.
     """
-    work = fit_workload(Planning.of(cluster, model, mask).cost)
+    work = fit_workload(Planning.of(cluster, model, mask, num_nodes).cost)
     module = framework_module(BALANCING, "zbench.adapters.verl", _INSTALL)
     replace_function(module, "calculate_workload", work)
     replace_function(module, "get_seqlen_balanced_partitions", get_seqlen_balanced_partitions)
@@ -66,16 +68,19 @@ def install(*, cluster: Named | Cluster, model: Named | Model, mask: str | None 
     return work
 
 
-def install_dynamic_cp(*, cluster: Named | Cluster, model: Named | Model, mask: str | None = None) -> type[Any]:
+def install_dynamic_cp(
+    *, cluster: Named | Cluster, model: Named | Model, mask: str | None = None, num_nodes: int | None = None
+) -> type[Any]:
     """Has verl's dynamic context parallelism take its groups from our planner, in this process; returns the class.
 
-    cluster, model, mask: as of Planning.of, the cluster of as many ranks as data parallel x context parallel.
+    cluster, model, mask, num_nodes: as of Planning.of, a cluster of as many ranks as data parallel x context
+    parallel.
 
     Raises:
         ValueError: verl or megatron-core's development branch is not there, or a name cannot be.
     """
     module = framework_module(DYNAMIC_CP, "zbench.adapters.verl", _INSTALL)
-    made = megatron_core.scheduler_class(Planning.of(cluster, model, mask))
+    made = megatron_core.scheduler_class(Planning.of(cluster, model, mask, num_nodes))
 
     def get_megatron_dynamic_cp_scheduler_cls() -> type[Any]:
         return made

@@ -64,14 +64,14 @@ def torch_sdpa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, causal: bool
     """PyTorch's scaled_dot_product_attention, one document after the other."""
     out = []
     for start, stop in pairwise(cu_seqlens.tolist()):
-        one = [x[start:stop].transpose(0, 1)[None] for x in (q, k, v)]
+        q_one, k_one, v_one = (x[start:stop].transpose(0, 1)[None] for x in (q, k, v))
         seen = None
         if window:
             place = torch.arange(stop - start, device=q.device)
             before = place[:, None] - place[None, :]
             seen = (before >= 0) & (before < window)
         o = functional.scaled_dot_product_attention(
-            *one, attn_mask=seen, is_causal=causal and seen is None, enable_gqa=True
+            q_one, k_one, v_one, attn_mask=seen, is_causal=causal and seen is None, enable_gqa=True
         )
         out.append(o[0].transpose(0, 1))
     return torch.cat(out)
