@@ -11,7 +11,7 @@ import pytest
 from tests.adapters.interfaces import put_module
 from zbench.adapters import slime
 from zbench.adapters.planning import Planning
-from zbench.adapters.workload import fit_workload
+from zbench.adapters.sequence_work import fit_sequence_work
 
 PARALLEL = {"dp_size": 4, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
 LENGTHS = [min(4000, int(n) + 1) for n in np.random.default_rng(5).lognormal(6.0, 1.0, 64)]
@@ -107,7 +107,7 @@ def test_beside_slime_itself(planning: Planning) -> None:
     ours = slime.schedule_function(planning, own)(args, PARALLEL, LENGTHS, **given)
     check(theirs, LENGTHS, set(range(64)), 2048)
     check(ours, LENGTHS, set(range(64)), 2048)
-    work = fit_workload(planning.cost)
+    work = fit_sequence_work(planning.cost)
     assert slowest(ours, work) <= slowest(theirs, work)
 
 

@@ -11,9 +11,9 @@ import torch
 from tests.adapters.interfaces import put_megatron, put_module, put_verl, verl_batch
 from zbench.adapters import verl
 from zbench.adapters.frameworks import framework_module
-from zbench.adapters.partitions import best_fit, partitions
+from zbench.adapters.partitions import balanced_partitions, fewest_sets
 from zbench.adapters.planning import Planning
-from zbench.adapters.workload import fit_workload, sequence_seconds
+from zbench.adapters.sequence_work import alone_seconds, fit_sequence_work
 from zbench.systems.common.differencing import balanced_sets
 
 LENGTHS = [min(20_000, int(n) + 1) for n in np.random.default_rng(3).lognormal(7.5, 1.2, 96)]
@@ -35,10 +35,10 @@ def balancing(monkeypatch: pytest.MonkeyPatch, which: str) -> ModuleType:
 
 def test_the_work_is_the_cost_model_s() -> None:
     cost = Planning.of("a800_4x8", "llama_7b").cost
-    work = fit_workload(cost)
+    work = fit_sequence_work(cost)
     lengths = np.array([200, 3000, 70_000, 250_000])
     assert work.worst < 0.01
-    assert work.unit * work(lengths) == pytest.approx(sequence_seconds(lengths, cost), rel=0.01)
+    assert work.unit * work(lengths) == pytest.approx(alone_seconds(lengths, cost), rel=0.01)
     tensor = torch.tensor(lengths)
     assert torch.equal(work(tensor), torch.from_numpy(work(lengths)))
     assert work(tensor).dtype == torch.int64
@@ -47,10 +47,10 @@ def test_the_work_is_the_cost_model_s() -> None:
 
 def test_the_error_of_a_fit_is_told() -> None:
     """Under a window the work grows with the square up to it only, which the form cannot say."""
-    assert fit_workload(Planning.of("a800_4x8", "llama_7b", "full").cost).worst < 0.01
-    assert fit_workload(Planning.of("a800_4x8", "llama_7b", "window:65536").cost).worst > 0.3
+    assert fit_sequence_work(Planning.of("a800_4x8", "llama_7b", "full").cost).worst < 0.01
+    assert fit_sequence_work(Planning.of("a800_4x8", "llama_7b", "window:65536").cost).worst > 0.3
     with pytest.raises(ValueError, match=r"mask window:1 on .* has no work of the form a L\^2 \+ b L"):
-        fit_workload(Planning.of("a800_4x8", "llama_7b", "window:1").cost)
+        fit_sequence_work(Planning.of("a800_4x8", "llama_7b", "window:1").cost)
 
 
 @pytest.mark.parametrize("which", ["interface", "package"])
@@ -63,7 +63,7 @@ def test_micro_batches_keep_the_limit(monkeypatch: pytest.MonkeyPatch, which: st
     assert sorted(one for some in indices for one in some) == list(range(len(lengths)))
     assert all(sum(lengths[one] for one in some) <= LIMIT for some in indices)
     items = [sum(lengths[at : at + each]) for at in range(0, len(lengths), each)]
-    assert len(indices) == len(best_fit(items, LIMIT))
+    assert len(indices) == fewest_sets(items, LIMIT)
     assert all(some[at] % each == 0 for some in indices for at in range(0, len(some), each))
     assert module.calculate_workload is work
     assert sorted(module.get_seqlen_balanced_partitions([5, 1, 4, 3], 2, True)) == [[0, 1], [2, 3]]  # without a limit
@@ -112,7 +112,7 @@ def heaviest(sets: list[list[int]], works: list[int]) -> int:
 @pytest.mark.parametrize(("count", "equal"), [(8, True), (32, True), (8, False), (13, False)])
 def test_sets_are_no_worse_than_the_differencing_method_s(count: int, equal: bool) -> None:
     works = [24576 * n + n * n for n in LENGTHS]
-    sets, usual = partitions(works, count, equal), balanced_sets(works, count, equal)
+    sets, usual = balanced_partitions(works, count, equal), balanced_sets(works, count, equal)
     assert sorted(one for some in sets for one in some) == list(range(len(works)))
     assert all(some == sorted(some) and some for some in sets)
     assert not equal or {len(some) for some in sets} == {len(works) // count}
@@ -124,8 +124,8 @@ def test_sets_under_random_limits() -> None:
     for _ in range(200):
         lengths = random.integers(1, 100, random.integers(1, 40)).tolist()
         limit = int(random.integers(max(lengths), 3 * max(lengths)))
-        count = len(best_fit(lengths, limit))
-        sets = partitions([n * n for n in lengths], count, False, lengths, limit)
+        count = fewest_sets(lengths, limit)
+        sets = balanced_partitions([n * n for n in lengths], count, False, lengths, limit)
         assert sorted(one for some in sets for one in some) == list(range(len(lengths)))
         assert max(sum(lengths[one] for one in some) for some in sets) <= limit
         assert all(sets)
@@ -133,8 +133,8 @@ def test_sets_under_random_limits() -> None:
 
 def test_sets_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="3 items for 4 sets; it takes at least an item"):
-        partitions([1, 2, 3], 4, False)
+        balanced_partitions([1, 2, 3], 4, False)
     with pytest.raises(ValueError, match="3 items for 2 sets of as many each; it takes a multiple of 2"):
-        partitions([1, 2, 3], 2, True)
-    over = partitions([9, 9, 9], 2, False, [9, 9, 9], 10)  # no way: verl looks, and asks for more
+        balanced_partitions([1, 2, 3], 2, True)
+    over = balanced_partitions([9, 9, 9], 2, False, [9, 9, 9], 10)  # no way: verl looks, and asks for more
     assert sorted(len(some) for some in over) == [1, 2]

@@ -6,17 +6,17 @@ import pytest
 
 from tests.check import examples
 from zbench.check.check import check_function, print_verdicts
+from zbench.check.kinds import function_kind
 from zbench.check.loss import CASES as LOSS_CASES
-from zbench.check.processes import Job
-from zbench.check.subjects import subject_of
+from zbench.check.processes import FunctionCheck
 from zbench.check.verdict import Verdict
 
 HERE = examples.__name__
 
 
 def check(kind: str, named: str, *cases: str, ranks: int = 1, **keys: object) -> dict[str, Verdict]:
-    chosen = cases or tuple(subject_of(kind, "mean").cases(ranks))
-    job = Job(kind, named, chosen, ranks, **keys)  # type: ignore[arg-type]
+    chosen = cases or tuple(function_kind(kind, "mean").cases(ranks))
+    job = FunctionCheck(kind, named, chosen, ranks, **keys)  # type: ignore[arg-type]
     return {one.case: one for one in check_function(job)}
 
 
@@ -95,7 +95,7 @@ def test_what_a_function_does_not_take_is_no_mistake() -> None:
 
 
 def test_narrower_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    job = Job("loss", f"{HERE}:in_float32", ("even", "odd"))
+    job = FunctionCheck("loss", f"{HERE}:in_float32", ("even", "odd"))
     print_verdicts(check_function(job), job)
     assert "the errors are those of float32 numbers, and dtype=float32 allows for them" in capsys.readouterr().out
     assert all(one.exact for one in check("loss", f"{HERE}:in_float32", dtype="float32").values())

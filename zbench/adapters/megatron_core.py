@@ -1,4 +1,4 @@
-"""Megatron-core: the planner as its dynamic context-parallel scheduler, and a checker for the schedulers it ships.
+"""The adapter of megatron-core: the planner as its dynamic context-parallel scheduler, and a checker for what it ships.
 
 The development branch has `scheduler_map["default_dynamic_cp"]`, whose class packs whole batches and forms a group of
 ranks for every pack. Its configuration insists on that name, so the class is replaced and the key is kept:

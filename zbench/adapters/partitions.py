@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
+from zbench.systems.common.best_fit import best_fit
 from zbench.systems.common.differencing import balanced_sets
 
 EXCHANGES = 1000  # most moves and exchanges
 
 
-def partitions(
+def balanced_partitions(
     works: Sequence[int], num_sets: int, equal_counts: bool, tokens: Sequence[int] | None = None, limit: int = 0
 ) -> list[list[int]]:
     """Deals items to `num_sets` sets, none empty, such that the most work of a set is small; returns the indices of
@@ -39,8 +40,8 @@ def partitions(
     _fill_empty(owner, num_sets)
     if np.bincount(owner, weight, num_sets).max() > most:
         packed = best_fit(weight, most)
-        if not equal_counts and len(packed) <= num_sets:
-            owner = _owners(packed, len(works))
+        if not equal_counts and packed.max() < num_sets:
+            owner = packed
             _fill_empty(owner, num_sets)
         else:
             most = int(weight.sum())  # no way is known: the limit is given up, and the work is what is balanced
@@ -48,23 +49,9 @@ def partitions(
     return [np.flatnonzero(owner == one).tolist() for one in range(num_sets)]
 
 
-def best_fit(tokens: Sequence[int] | Ints, limit: int) -> list[list[int]]:
-    """Packs items into bins of at most `limit` tokens: longest first, each into the fullest bin that has room. An item
-    of more than `limit` has a bin alone."""
-    sizes = np.asarray(tokens, np.int64)
-    bins: list[list[int]] = []
-    room = np.zeros(len(sizes), np.int64)
-    for item in np.argsort(-sizes, kind="stable").tolist():
-        free = np.flatnonzero(room[: len(bins)] >= sizes[item])
-        if len(free):
-            chosen = int(free[np.argmin(room[free])])
-            bins[chosen].append(item)
-        else:
-            chosen = len(bins)
-            bins.append([item])
-            room[chosen] = limit
-        room[chosen] -= sizes[item]
-    return bins
+def fewest_sets(tokens: Sequence[int], limit: int) -> int:
+    """Returns in how many sets of at most `limit` tokens the items are known to fit, each longer one alone."""
+    return int(best_fit(np.array(tokens, np.int64), limit).max()) + 1
 
 
 def _owners(sets: Sequence[Sequence[int]], count: int) -> Ints:

@@ -1,4 +1,4 @@
-"""Plans what an engine asks for, inside its contract, on a cluster and a model. Pure: no framework is imported."""
+"""Plans what an engine asks for, inside its contract, on a cluster and a model. No framework is imported."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""slime: its schedule of micro-batches by our planner, in the contract that slime's trainer has.
+"""The adapter of slime: its schedule of micro-batches by our planner, in the contract that slime's trainer has.
 
     from zbench.adapters import slime
     slime.install(cluster="h200_4x8", model="llama_7b", num_nodes=1)   # in the process of slime's rollout manager

@@ -1,4 +1,4 @@
-"""PyTorch: a load balancer for its context parallelism that knows the documents of a pack.
+"""The adapter of PyTorch: a load balancer for its context parallelism that knows the documents of a pack.
 
     from zbench.adapters.torch_context_parallel import load_balancer
     balancer = load_balancer([70000, 5000, 300], 8, cluster="h200_4x8", model="llama_7b", num_nodes=1, device="cuda")

@@ -1,4 +1,4 @@
-"""verl: the work of a sequence from the cost model, a balancer that keeps max_token_len, and dynamic CP by our planner.
+"""The adapter of verl: work by the cost model, a balancer that keeps max_token_len, dynamic CP by our planner.
 
     from zbench.adapters import verl
     verl.install(cluster="h200_4x8", model="llama_7b")                            # in every process that balances
@@ -20,9 +20,9 @@ from typing import Any
 
 from zbench.adapters import megatron_core
 from zbench.adapters.frameworks import framework_module, replace_function
-from zbench.adapters.partitions import best_fit, partitions
+from zbench.adapters.partitions import balanced_partitions, fewest_sets
 from zbench.adapters.planning import Planning
-from zbench.adapters.workload import Workload, fit_workload
+from zbench.adapters.sequence_work import SequenceWork, fit_sequence_work
 from zbench.api.parts import Named
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
@@ -44,13 +44,13 @@ def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int
     works = [int(work) for work in seqlen_list]
     limited = _TOKENS.get()
     if limited is None or len(limited[0]) != len(works):
-        return partitions(works, int(k_partitions), equal_size)
-    return partitions(works, int(k_partitions), equal_size, limited[0], limited[1])
+        return balanced_partitions(works, int(k_partitions), equal_size)
+    return balanced_partitions(works, int(k_partitions), equal_size, limited[0], limited[1])
 
 
 def install(
     *, cluster: Named | Cluster, model: Named | Model, mask: str | None = None, num_nodes: int | None = None
-) -> Workload:
+) -> SequenceWork:
     """Has verl balance by the cost model's work and within max_token_len, in this process; returns the work.
 
     cluster, model, mask, num_nodes: as of Planning.of; of the cluster only its GPUs matter. To be called in every
@@ -59,7 +59,7 @@ def install(
     Raises:
         ValueError: verl is not there, or a name cannot be.
     """
-    work = fit_workload(Planning.of(cluster, model, mask, num_nodes).cost)
+    work = fit_sequence_work(Planning.of(cluster, model, mask, num_nodes).cost)
     module = framework_module(BALANCING, "zbench.adapters.verl", _INSTALL)
     replace_function(module, "calculate_workload", work)
     replace_function(module, "get_seqlen_balanced_partitions", get_seqlen_balanced_partitions)
@@ -101,7 +101,7 @@ def _within_limit(rearrange: Callable[..., Any]) -> Callable[..., Any]:
         limit, each = int(given.arguments["max_token_len"]), int(given.arguments.get("force_group_size", 1))
         tokens = _item_tokens(given.arguments["batch"], each)
         asked = given.arguments.get("min_num_micro_batch")
-        given.arguments["min_num_micro_batch"] = max(len(best_fit(tokens, limit)), int(asked or 1))
+        given.arguments["min_num_micro_batch"] = max(fewest_sets(tokens, limit), int(asked or 1))
         with _known(tokens, limit):
             return rearrange(*given.args, **given.kwargs)
 

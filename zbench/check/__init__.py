@@ -1,1 +1,1 @@
-"""zbench check: whether other people's pieces are exact: a loss, an attention, a schedule (docs/check.md)."""
+"""The command `zbench check`: whether other people's losses, attention and schedules are exact (docs/check.md)."""

@@ -1,5 +1,5 @@
-"""zbench check loss|attention MODULE:FUNCTION, zbench check schedule FILE: whether other people's pieces are exact. An
-edge.
+"""The command `zbench check loss|attention MODULE:FUNCTION` or `schedule FILE`: whether other people's pieces are
+exact. An edge.
 
 Exit codes: 0 everything is exact; 1 something is not; 2 bad input; 130 stopped by Ctrl-C.
 """

@@ -56,8 +56,8 @@ CASES: dict[str, AttentionCase] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
-    """Attention as a subject of the check."""
+class AttentionKind:
+    """Attention as a kind of functions that can be checked."""
 
     def cases(self, ranks: int) -> dict[str, str]:
         """Returns the cases in words, by name."""
@@ -76,7 +76,7 @@ class Attention:
         case = CASES[name]
         lengths = lengths_for(case, share.ranks)
         rows = share.rows(sum(lengths))
-        q, k, v, do = (one[rows].to(share.device, share.dtype).detach().clone() for one in draw(case, lengths))
+        q, k, v, do = (one[rows].to(share.device, share.dtype).detach().clone() for one in draw_pack(case, lengths))
         inputs = {"q": q.requires_grad_(), "k": k.requires_grad_(), "v": v.requires_grad_()}
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=share.device)
         group = {} if share.group is None else {"group": share.group}
@@ -100,7 +100,7 @@ class Attention:
         """Returns dense attention and its gradients in float64, of the data as `dtype` has it."""
         case = CASES[name]
         lengths = lengths_for(case, ranks)
-        q, k, v, do = (one.to(dtype).double().detach() for one in draw(case, lengths))
+        q, k, v, do = (one.to(dtype).double().detach() for one in draw_pack(case, lengths))
         inputs = [one.requires_grad_() for one in (q, k, v)]
         each = case.heads[0] // case.heads[1]
         scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(each, dim=1)) / HEAD_DIM**0.5
@@ -129,7 +129,7 @@ def visible(lengths: Sequence[int], mask: Mask) -> Tensor:
     return out
 
 
-def draw(case: AttentionCase, lengths: Sequence[int]) -> tuple[Tensor, ...]:
+def draw_pack(case: AttentionCase, lengths: Sequence[int]) -> tuple[Tensor, ...]:
     """Returns q, k, v and the gradient of o of the whole pack, in float64; always the same numbers."""
     generator = torch.Generator().manual_seed(0)
     heads, kv_heads = case.heads

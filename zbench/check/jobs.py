@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from zbench.check.processes import Job
+from zbench.check.kinds import function_kind
+from zbench.check.processes import FunctionCheck
 from zbench.check.settings import split_settings, whole_number
-from zbench.check.subjects import subject_of
 from zbench.check.verdict import LIMITS
 from zbench.console.sentence import not_among
 
@@ -15,7 +15,7 @@ _KEYS = ("case", "dtype", "device", "ranks", "over", "seconds")
 _DEVICES = ("cpu", "cuda")
 
 
-def read_job(kind: str, words: Sequence[str]) -> Job:
+def read_job(kind: str, words: Sequence[str]) -> FunctionCheck:
     """Returns the job that the words after `zbench check KIND` ask for.
 
     Raises:
@@ -37,10 +37,10 @@ def read_job(kind: str, words: Sequence[str]) -> Job:
             raise ValueError(not_among(key, value, options))
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is cuda; this machine has no CUDA device that torch can use")
-    cases = subject_of(kind, over).cases(ranks)
+    cases = function_kind(kind, over).cases(ranks)
     chosen = given["case"].split(",") if "case" in given else list(cases)
     for case in chosen:
         if case not in cases:
             raise ValueError(not_among("case", case, cases))
     seconds = whole_number("seconds", given.get("seconds", "30"), 1, 3600)
-    return Job(kind, named[0], tuple(chosen), ranks, dtype, device, over, seconds)
+    return FunctionCheck(kind, named[0], tuple(chosen), ranks, dtype, device, over, seconds)

@@ -61,8 +61,8 @@ CASES: dict[str, LossCase] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """Losses as a subject of the check. over: "mean" or "sum", how the answers of several processes are joined."""
+class LossKind:
+    """Losses as a kind of functions that can be checked. over: "mean" or "sum", how answers of processes are joined."""
 
     over: str = "mean"
 
@@ -81,7 +81,7 @@ class Loss:
             WrongAnswer: it returned no scalar, or left no gradient.
         """
         case = CASES[name]
-        batches = draw(case, share.ranks)
+        batches = draw_batches(case, share.ranks)
         weight = _leaf(batches[0][1], share)
         total, hiddens = torch.zeros((), dtype=torch.float64), []
         counts = [_counting(labels) for _, _, labels in batches]
@@ -130,7 +130,7 @@ class Loss:
         case = CASES[name]
         batches = [
             (hidden.to(dtype).double().requires_grad_(), weight.to(dtype).double(), labels)
-            for hidden, weight, labels in draw(case, ranks)
+            for hidden, weight, labels in draw_batches(case, ranks)
         ]
         weight = batches[0][1].requires_grad_()
         losses = []
@@ -150,7 +150,7 @@ def case_tokens(case: LossCase, number: int, ranks: int) -> int:
     return case.tokens[number] * ranks + case.more
 
 
-def draw(case: LossCase, ranks: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+def draw_batches(case: LossCase, ranks: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Returns (hidden, weight, labels) of every micro-batch, of all processes, in float64; always the same numbers."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(VOCAB, WIDTH, generator=generator, dtype=torch.float64)

@@ -20,16 +20,16 @@ from pathlib import Path
 
 import torch
 
+from zbench.check.kinds import function_kind
 from zbench.check.pieces import find_function
 from zbench.check.share import Share
-from zbench.check.subjects import subject_of
 from zbench.check.verdict import Answer, answer_of, as_dtype
 
 STARTING = 120.0  # seconds for processes to import torch and the module under check, on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class FunctionCheck:
     """A check of one function. kind: loss or attention. named: the function. over: how losses of processes are joined.
     seconds: that a process may wait for the others in a case."""
 
@@ -43,12 +43,12 @@ class Job:
     seconds: int = 30
 
 
-def ask_here(job: Job) -> list[list[Answer]]:
+def ask_here(job: FunctionCheck) -> list[list[Answer]]:
     """Asks the function in this process; returns for every case a list of its one answer."""
     return [[_ask(job, case, Share(0, 1, as_dtype(job.dtype), job.device))] for case in job.cases]
 
 
-def ask_processes(job: Job) -> list[list[Answer]]:
+def ask_processes(job: FunctionCheck) -> list[list[Answer]]:
     """Starts the processes and returns the answers of all of them to every case."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "job.json").write_text(json.dumps(asdict(job)))
@@ -77,7 +77,7 @@ def _wait(started: Sequence["subprocess.Popen[bytes]"], until: float) -> None:
             return
 
 
-def _answer(folder: str, job: Job, number: int, rank: int) -> Answer:
+def _answer(folder: str, job: FunctionCheck, number: int, rank: int) -> Answer:
     path = Path(folder, f"{number}.{rank}.pt")
     if path.exists():
         tensors, told, refused = torch.load(path)
@@ -86,10 +86,10 @@ def _answer(folder: str, job: Job, number: int, rank: int) -> Answer:
     return Answer(None, f"process {rank} of {job.ranks} never answered: {last[0][:300]}")
 
 
-def _ask(job: Job, case: str, share: Share) -> Answer:
-    subject = subject_of(job.kind, job.over)
-    function = find_function(job.kind, job.named, *subject.arguments(job.ranks))
-    return answer_of(job.named, lambda: subject.ask(function, case, share))
+def _ask(job: FunctionCheck, case: str, share: Share) -> Answer:
+    kind = function_kind(job.kind, job.over)
+    function = find_function(job.kind, job.named, *kind.arguments(job.ranks))
+    return answer_of(job.named, lambda: kind.ask(function, case, share))
 
 
 def _serve(folder: str, rank: int) -> int:
@@ -97,7 +97,7 @@ def _serve(folder: str, rank: int) -> int:
     from torch import distributed
 
     told = json.loads(Path(folder, "job.json").read_text())
-    job = Job(**{**told, "cases": tuple(told["cases"])})
+    job = FunctionCheck(**{**told, "cases": tuple(told["cases"])})
     patience = timedelta(seconds=job.seconds)
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=job.ranks, timeout=3 * patience

@@ -1,4 +1,4 @@
-"""zbench check schedule FILE.json contract=NAME ranks=N: whether an engine of that contract could run a schedule."""
+"""The command `zbench check schedule FILE.json contract=NAME ranks=N`: whether an engine could run a schedule."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reads settings of zbench check's words, KEY=VALUE each. Pure."""
+"""Reads settings of zbench check's words, KEY=VALUE each."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The share of a case that one process has, and what a subject of the check offers."""
+"""The share of a case that one process has, and what a kind of functions offers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,15 +31,25 @@ class Share:
         return slice(start, start + each + (rank < rest))
 
 
-class Subject(Protocol):
+class FunctionKind(Protocol):
     """A kind of piece that can be checked: its cases, how a function is asked, and the dense reference."""
 
-    def cases(self, ranks: int) -> dict[str, str]: ...
+    def cases(self, ranks: int) -> dict[str, str]:
+        """Returns the cases that so many processes can have, in words, by name."""
+        ...
 
-    def arguments(self, ranks: int) -> tuple[int, tuple[str, ...]]: ...
+    def arguments(self, ranks: int) -> tuple[int, tuple[str, ...]]:
+        """Returns how many arguments the function gets by place, and the names of those by name."""
+        ...
 
-    def ask(self, function: Callable[..., Any], name: str, share: Share) -> Tensors: ...
+    def ask(self, function: Callable[..., Any], name: str, share: Share) -> Tensors:
+        """Asks the function for a process's share of a case; raises WrongAnswer where nothing can be compared."""
+        ...
 
-    def joined(self, answers: Sequence[Tensors], name: str) -> Tensors: ...
+    def joined(self, answers: Sequence[Tensors], name: str) -> Tensors:
+        """Joins what the processes answered."""
+        ...
 
-    def reference(self, name: str, ranks: int, dtype: torch.dtype) -> Tensors: ...
+    def reference(self, name: str, ranks: int, dtype: torch.dtype) -> Tensors:
+        """Returns the dense answer in float64, of the data as `dtype` has it."""
+        ...

@@ -1,4 +1,4 @@
-"""What is found of one case: relative errors of everything compared, or why nothing could be compared.
+"""A verdict on one case: relative errors of everything compared, or why nothing could be compared.
 
 An error is the norm of the difference over the norm of the reference (Frobenius), both in float64. NaN is an error that
 no limit allows.
@@ -82,7 +82,7 @@ def answer_of(function_name: str, asked: Callable[[], Tensors]) -> Answer:
         return Answer(None, f"{function_name} raised {type(error).__name__}: {_line(error)}")
 
 
-def summary(verdicts: Sequence[Verdict], named: str, dtype: str) -> str:
+def verdict_summary(verdicts: Sequence[Verdict], named: str, dtype: str) -> str:
     """Says in a sentence or two how many cases are exact, and whether the errors are those of narrower numbers."""
     exact, refused = sum(one.exact for one in verdicts), sum(one.refused for one in verdicts)
     failed = [one for one in verdicts if one.failed]

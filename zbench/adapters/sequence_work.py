@@ -14,7 +14,7 @@ PAIR_UNITS = 1024  # a's value; b is then in the millions, and a gigatoken of lo
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class SequenceWork:
     """The work of a sequence, L -> pair L^2 + token L, in units of `unit` seconds of a GPU. worst: largest relative
     error of the fit. Takes whole numbers, and arrays and tensors of int64 alike."""
 
@@ -33,7 +33,7 @@ class Workload:
         return self.token / self.pair
 
 
-def fit_workload(cost: Cost) -> Workload:
+def fit_sequence_work(cost: Cost) -> SequenceWork:
     """Fits the work of sequences to the seconds that the cost model has for them, forward, backward and recomputation,
     alone on a GPU among others that fill it; relative errors count the same at every length.
 
@@ -41,7 +41,7 @@ def fit_workload(cost: Cost) -> Workload:
         ValueError: attention under this mask has no part that grows with the square of the length.
     """
     lengths = np.unique(np.geomspace(SHORTEST, LONGEST, LENGTHS).round().astype(np.int64))
-    seconds = sequence_seconds(lengths, cost)
+    seconds = alone_seconds(lengths, cost)
     columns = np.stack([lengths.astype(np.float64) ** 2, lengths.astype(np.float64)], axis=1) / seconds[:, None]
     (pair, token), *_ = np.linalg.lstsq(columns, np.ones(len(lengths)), rcond=None)
     if pair <= 0 or token <= 0:
@@ -50,12 +50,12 @@ def fit_workload(cost: Cost) -> Workload:
             "a L^2 + b L; it takes a mask that is causal or full"
         )
     unit = float(pair) / PAIR_UNITS
-    found = Workload(PAIR_UNITS, round(float(token) / unit), unit, 0.0)
+    found = SequenceWork(PAIR_UNITS, round(float(token) / unit), unit, 0.0)
     exact = unit * np.asarray(found(lengths.astype(np.float64)), np.float64)
-    return Workload(found.pair, found.token, unit, float(np.abs(exact / seconds - 1).max()))
+    return SequenceWork(found.pair, found.token, unit, float(np.abs(exact / seconds - 1).max()))
 
 
-def sequence_seconds(lengths: Ints, cost: Cost) -> Floats:
+def alone_seconds(lengths: Ints, cost: Cost) -> Floats:
     """Returns float64 [n]: the seconds of a step that a sequence of each length takes of a GPU, communication aside."""
     again = 2 if cost.model.recompute == "full" else 1  # forwards of a step
     linear = (again + 2) * float(cost.linear_seconds(np.array([EVEN]))[0]) / EVEN  # the backward is two forwards
