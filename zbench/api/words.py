@@ -111,8 +111,14 @@ def _anchors() -> int:
     return main()
 
 
+def _check() -> int:
+    from zbench.check.__main__ import main
+
+    return main()
+
+
 _OWN: dict[str, Callable[[Sequence[str]], int]] = {"plan": plan_words, "simulate": simulate_words}
-_OTHERS: dict[str, Callable[[], int]] = {"anchors": _anchors, "compare": _compare, "report": _report}
+_OTHERS: dict[str, Callable[[], int]] = {"anchors": _anchors, "check": _check, "compare": _compare, "report": _report}
 
 
 def run_sub_command(word: str, words: Sequence[str]) -> int:
