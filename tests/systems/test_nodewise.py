@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import zbench
 from tests.helpers.oracles import batches, small
 from tests.helpers.strategies import lengths as drawn_lengths
 from zbench.cost.cost import Cost
@@ -429,3 +430,9 @@ def test_of_equal_estimates_the_one_that_needs_nics_least_is_played_too() -> Non
         Simulated(cost).step(batch, own(cost, play_least_nic_use=kind).plan(batch)).seconds for kind in (True, False)
     )
     assert with_it <= without
+
+
+def test_a_second_piece_too_short_for_the_first_node_of_a_group() -> None:
+    """Of such a joint shard only the last node's queries see the shards between; the library proves what it plans."""
+    step = zbench.plan([2959] * 11, cluster="b200_4x8", model="llama_30b_tp4", system="nodewise")
+    assert step.plans[0].blocks.home.max() == 7
