@@ -101,4 +101,5 @@ def _keys_seen(lengths: Ints, cost: Cost) -> Ints:
 def _runs(start: Ints, stop: Ints) -> Ints:
     """Returns the positions of runs [start, stop), one run after another."""
     size = stop - start
-    return np.arange(int(size.sum())) + np.repeat(start - (np.cumsum(size) - size), size)
+    found: Ints = np.arange(int(size.sum())) + np.repeat(start - (np.cumsum(size) - size), size)
+    return found

@@ -173,3 +173,16 @@ def test_what_a_contract_cannot_hold_is_a_sentence(
 def test_keys_that_cannot_be_are_named(keys: dict[str, object], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         replace(InContract(cost_of(8, 4)), **keys)
+
+
+def test_where_the_fastest_does_not_fit_memory_it_is_not_the_slowest_that_does() -> None:
+    """A ring inside a node has no room for the long sample; one of twice as many ranks is taken, not all of them."""
+    cost = cost_of(16, 4)
+    device = replace(A100, memory_bytes=1.26e10)
+    cost = Cost(replace(cost.cluster, device=device), replace(cost.model, num_layers=8))
+    batch = Batch(np.array([60_000, *[3000] * 12]), seed=0, step=0)
+    found = Simulated(cost).step(batch, InContract(cost).plan(batch))
+    assert not found.out_of_memory
+    for limit in (2000, 4000, 8000, 16_000):
+        theirs = Simulated(cost).step(batch, DynamicCP(cost, pack_tokens=limit).plan(batch))
+        assert theirs.out_of_memory or found.seconds <= theirs.seconds / 0.99
