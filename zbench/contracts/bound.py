@@ -93,7 +93,7 @@ class _RingCosts:
 def _ring_seconds(lengths: Ints, contract: RingContract, cost: Cost, backward: Mode) -> float:
     sizes = ring_sizes(contract)
     costs = _RingCosts(
-        work_seconds(lengths, cost)[:, None] / sizes,
+        least_work_seconds(lengths, cost)[:, None] / sizes,
         _transfer_seconds(lengths, sizes, cost, backward),
         _allowed(lengths, sizes, contract),
     )
@@ -118,7 +118,7 @@ def ring_sizes(contract: RingContract) -> Ints:
     return sizes[sizes >= contract.least]
 
 
-def work_seconds(lengths: Ints, cost: Cost) -> Floats:
+def least_work_seconds(lengths: Ints, cost: Cost) -> Floats:
     """Returns float64 [n]: the seconds of a step that samples cost all their ranks together, at least: linear modules,
     head and attention of all layers and passes."""
     model, tokens = cost.model, np.array([float(lengths.sum())])
@@ -153,7 +153,7 @@ def _allowed(lengths: Ints, sizes: Ints, contract: RingContract) -> Flags:
 
 
 def _whole_seconds(lengths: Ints, contract: WholeOnDP, cost: Cost) -> float:
-    work = np.sort(work_seconds(lengths, cost))[::-1] * contract.ranks / cost.cluster.num_ranks
+    work = np.sort(least_work_seconds(lengths, cost))[::-1] * contract.ranks / cost.cluster.num_ranks
     two = work[contract.ranks - 1] + work[contract.ranks] if len(work) > contract.ranks else 0.0
     return float(max(work[0], two))
 
