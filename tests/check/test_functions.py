@@ -22,7 +22,7 @@ def check(kind: str, named: str, *cases: str, ranks: int = 1, **keys: object) ->
     return {one.case: one for one in check_function(job)}
 
 
-@pytest.mark.parametrize("named", ["torch", "torch_chunks"])
+@pytest.mark.parametrize("named", ["torch", "torch_chunks", "torch_linear"])
 def test_losses_that_are_exact(named: str) -> None:
     found = check("loss", named)
     assert len(found) == 9
