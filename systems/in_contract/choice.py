@@ -42,8 +42,9 @@ def fastest_rounds(lengths: Ints, contract: RingContract, cost: Cost, backward: 
     check_holds(lengths, contract)
     aligned, batch = isinstance(contract, AlignedPow2Rings), Batch(lengths, seed=0, step=0)
     rates = ring_rates(lengths, ring_sizes(contract), aligned, cost, backward)
-    timed: list[tuple[tuple[int, float], SampleSchedule]] = []
+    every: list[tuple[tuple[int, float], SampleSchedule]] = []
     for share in SHARES:
+        timed: list[tuple[tuple[int, float], SampleSchedule]] = []
         cap = max(share * fitting_tokens(cost), float(lengths.max()) / contract.ranks)
         cap = cap if contract.max_tokens is None else min(cap, float(contract.max_tokens))
         own = [multiplied(one, rates, contract, cap) for one in candidate_rounds(rates, contract, cap)]
@@ -53,14 +54,15 @@ def fastest_rounds(lengths: Ints, contract: RingContract, cost: Cost, backward: 
             if _keeps(schedule, contract):
                 seconds = step_seconds(batch, plans_of_rings(schedule, cost, backward), cost)
                 timed.append((seconds, schedule))
-        if timed and min(timed, key=lambda one: one[0])[0][0] == 0:
+        every += timed
+        if timed and fastest_fits(timed):
             break
-    if not timed:
+    if not every:
         raise ContractError(
             f"no schedule was found whose micro-batches are a multiple of {contract.multiple}, every rank with a "
             f"sample and at most {contract.max_tokens} tokens (max_tokens)"
         )
-    return min(timed, key=lambda one: one[0])[1]
+    return min(every, key=lambda one: one[0])[1]
 
 
 def _promising(own: list[Rounds], shipped: list[Rounds], rates: RingRates, played: int) -> list[Rounds]:
@@ -107,6 +109,12 @@ def _different(candidates: list[Rounds]) -> list[Rounds]:
     return list(reversed(found.values()))
 
 
+def fastest_fits(timed: list[tuple[tuple[int, float], SampleSchedule]]) -> bool:
+    """Returns whether the fastest of the last ones played has room; else there may be faster ones of fewer tokens a
+    rank than what fits so far. timed: (bytes that are lacking, seconds) and schedule of each."""
+    return min(timed, key=lambda one: one[0][1])[0][0] == 0
+
+
 def step_seconds(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> tuple[int, float]:
     """Plays a step; returns (bytes that its fullest GPU lacks, seconds)."""
     result = Simulated(cost).step(batch, plans)
@@ -121,21 +129,23 @@ def fastest_whole(lengths: Ints, contract: WholeOnDP, cost: Cost) -> SampleSched
     """
     check_whole(lengths, contract)
     batch, degree = Batch(lengths, seed=0, step=0), cost.cluster.num_ranks // contract.ranks
-    timed: list[tuple[tuple[int, float], SampleSchedule]] = []
+    every: list[tuple[tuple[int, float], SampleSchedule]] = []
     for share in SHARES:
+        timed: list[tuple[tuple[int, float], SampleSchedule]] = []
         cap = max(int(share * fitting_tokens(cost) * degree), int(lengths.max()))
         cap = cap if contract.max_tokens is None else min(cap, contract.max_tokens)
         for schedule in whole_schedules(lengths, contract, cost, cap):
-            if _keeps(schedule, contract) and all(schedule != one for _, one in timed):
+            if _keeps(schedule, contract) and all(schedule != one for _, one in [*every, *timed]):
                 timed.append((step_seconds(batch, plans_of_whole(schedule, cost), cost), schedule))
-        if timed and min(timed, key=lambda one: one[0])[0][0] == 0:
+        every += timed
+        if timed and fastest_fits(timed):
             break
-    if not timed:
+    if not every:
         raise ContractError(
             f"no schedule was found that gives {contract.ranks} data-parallel ranks a sample in every micro-batch and "
             f"packs of at most {contract.max_tokens or cap:,} tokens"
         )
-    return min(timed, key=lambda one: one[0])[1]
+    return min(every, key=lambda one: one[0])[1]
 
 
 def fastest_permutation(lengths: Ints, cost: Cost) -> TokenPermutation:
