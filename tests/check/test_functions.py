@@ -3,13 +3,15 @@
 import math
 
 import pytest
+import torch
 
 from tests.check import examples
 from zbench.check.check import check_function, print_verdicts
 from zbench.check.kinds import function_kind
 from zbench.check.loss import CASES as LOSS_CASES
 from zbench.check.processes import FunctionCheck
-from zbench.check.verdict import Verdict
+from zbench.check.share import Share
+from zbench.check.verdict import Verdict, relative_errors
 
 HERE = examples.__name__
 
@@ -20,7 +22,7 @@ def check(kind: str, named: str, *cases: str, ranks: int = 1, **keys: object) ->
     return {one.case: one for one in check_function(job)}
 
 
-@pytest.mark.parametrize("named", ["torch", "torch_chunks"])
+@pytest.mark.parametrize("named", ["torch", "torch_chunks", "torch_linear"])
 def test_losses_that_are_exact(named: str) -> None:
     found = check("loss", named)
     assert len(found) == 9
@@ -72,6 +74,7 @@ def test_mean_of_means_and_a_forgotten_document() -> None:
         ("loss", "a_number", "it returned a float; a tensor with one number, the loss, would be right"),
         ("loss", "frozen_head", "backward left no gradient for weight"),
         ("loss", "raises", f"{HERE}:raises raised RuntimeError: no kernel for such a thing"),
+        ("loss", "leaves", f"{HERE}:leaves raised SystemExit: 0"),
     ],
 )
 def test_answers_that_cannot_be_compared(kind: str, name: str, told: str) -> None:
@@ -112,6 +115,13 @@ def test_losses_of_processes_that_wait_for_each_other() -> None:
     assert found["scaled"].exact  # a case after one that failed has a group of its own
 
 
-def test_attention_of_processes() -> None:
-    found = check("attention", f"{HERE}:gathering", "odd_documents", "window", ranks=2)
-    assert all(one.exact for one in found.values())
+@pytest.mark.parametrize(("name", "exact"), [("window_of_one", True), ("odd_documents", False)])
+def test_shares_of_attention(name: str, exact: bool) -> None:
+    """Two shares of a pack, one after the other: a process that looks at its own keys only is right under a window of
+    one token, where that is all there is to see."""
+    kind, group = function_kind("attention", "mean"), object()
+    shares = [Share(rank, 2, torch.float64, "cpu", group) for rank in range(2)]
+    whole = kind.joined([kind.ask(examples.own_rows_only, name, share) for share in shares], name)
+    errors = relative_errors(whole, kind.reference(name, 2, torch.float64))
+    assert set(errors) == {"o", "d q", "d k", "d v"}
+    assert all(error < 1e-12 for error in errors.values()) == exact

@@ -22,7 +22,7 @@ zbench check schedule FILE.json contract=NAME ranks=N [max_tokens=N] [least=N] [
                                                a schedule against the contract of an engine (docs/contracts.md)
 
 WHAT is MODULE:FUNCTION, called as docs/check.md says, or the name of an adapter (loss: deepspeed, deepspeed_sum, torch,
-torch_chunks; attention: torch_sdpa). Keys: case=NAME,NAME (default all), dtype=float64|float32|bfloat16,
+torch_chunks, torch_linear; attention: torch_sdpa). Keys: case=NAME,NAME (default all), dtype=float64|float32|bfloat16,
 device=cpu|cuda, ranks=N processes (default 1), over=mean|sum (how the losses of several processes make one), seconds=N
 that a process may wait for the others.
 Exit codes: 0 everything is exact, 1 something is not, 2 bad input."""

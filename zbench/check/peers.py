@@ -1,4 +1,4 @@
-"""Adapters that hand other projects' pieces, unchanged, to the check: two of DeepSpeed's loss, three of PyTorch's own.
+"""Adapters that hand other projects' pieces, unchanged, to the check: two of DeepSpeed's loss, four of PyTorch's own.
 
 Each is what a user of the piece writes by its documentation, and no more. Other packages are imported when called.
 """
@@ -46,6 +46,14 @@ def _deepspeed(hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int
 def torch_loss(hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
     """PyTorch's cross-entropy of all logits at once."""
     return functional.cross_entropy(hidden @ weight.T, labels, ignore_index=ignore_index)
+
+
+def torch_linear_loss(hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+    """PyTorch's linear_cross_entropy in chunks of 3 tokens, which computes gradients in the forward, too."""
+    if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
+        raise NotImplementedError(f"PyTorch {torch.__version__} has no chunked linear_cross_entropy; 2.13 has")
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=3)
+    return functional.linear_cross_entropy(hidden, weight, labels, ignore_index=ignore_index, options=options)
 
 
 def torch_chunked_loss(hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int) -> Tensor:

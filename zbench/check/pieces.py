@@ -15,6 +15,7 @@ PEERS: Mapping[str, Mapping[str, str]] = {
         "deepspeed_sum": "deepspeed_tiled_sum",
         "torch": "torch_loss",
         "torch_chunks": "torch_chunked_loss",
+        "torch_linear": "torch_linear_loss",
     },
     "attention": {"torch_sdpa": "torch_sdpa"},
 }

@@ -78,7 +78,7 @@ def answer_of(function_name: str, asked: Callable[[], Tensors]) -> Answer:
         return Answer(None, str(error))
     except NotImplementedError as error:
         return Answer(None, f"not taken: {_line(error) or 'it raised NotImplementedError'}", refused=True)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit(0) of a function is no success of the check's
         return Answer(None, f"{function_name} raised {type(error).__name__}: {_line(error)}")
 
 
