@@ -1,0 +1,114 @@
+"""What a rank says that waited in vain for another one, or lost it: who did not come, and where the others are.
+
+A wait for a message ends by the process group's own timeout, and its error names nobody. So every rank that gives up
+writes into the group's store where it waits; whoever has written nothing some seconds later is not waiting there.
+"""
+
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+from typing import Any
+
+from torch import Tensor
+
+from zbench.runtime.processes.board import SLOT_BYTES, Board
+from zbench.runtime.transport.transport import Endpoint
+
+GRACE = 3.0  # seconds within which ranks that began to wait at the same call give up
+_RULE = "every rank of the group has to make the same calls, as often and in the same order"
+
+
+@dataclass
+class Patience:
+    """How long a rank waits for others, and what it says then.
+
+    store: a torch.distributed.Store of the group. timeout: seconds, which the group's waits take. board: where the rank
+    says where it is. ended: what was said, after which nothing can run on the group any more.
+    """
+
+    store: Any
+    rank: int
+    num_ranks: int
+    timeout: float
+    board: Board = field(default_factory=lambda: Board(bytearray(SLOT_BYTES), 0))
+    ended: str = ""
+
+    def failed(self, error: RuntimeError, peer: int | None = None) -> RuntimeError | TimeoutError:
+        """Returns the error to raise in place of one that torch.distributed raised. peer: whom the rank waited for;
+        None: all."""
+        whom = "the others" if peer is None else f"rank {peer}"
+        place = self.board.place
+        if "timed out" not in str(error).lower():
+            sentence = f"rank {self.rank} lost {whom} in {place}: {self._last_words(peer) or _first_line(error)}"
+            self.ended = self.ended or sentence
+            return RuntimeError(sentence)
+        self._tell(f"it waits in {place}")
+        told = self._others()
+        absent = [rank for rank, words in enumerate(told) if words is None and rank != self.rank]
+        waited = f"rank {self.rank} waited {self.timeout:g} s for {whom} in {place}"
+        if absent:
+            names = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
+            sentence = f"{waited}, and {names} did not come there; {_RULE}"
+        else:
+            where = "; ".join(f"rank {rank}: {words}" for rank, words in enumerate(told) if words)
+            sentence = f"{waited}, and all ranks wait ({where}); {_RULE}"
+        self.ended = self.ended or sentence
+        self._tell(f"it gave up: {sentence}")
+        return TimeoutError(sentence)
+
+    def _tell(self, words: str) -> None:
+        """Writes for the other ranks what this one does; its store may be gone with the rank that had it."""
+        try:
+            self.store.set(f"zbench/{self.rank}", words)
+        except RuntimeError:
+            return
+
+    def _last_words(self, rank: int | None) -> str:
+        """Returns what a rank wrote, "" if nothing, or nobody can say."""
+        try:
+            known = rank is not None and self.store.check([f"zbench/{rank}"])
+            return str(self.store.get(f"zbench/{rank}").decode()) if known else ""
+        except RuntimeError:
+            return ""
+
+    def _others(self) -> list[str | None]:
+        """Returns what every rank wrote, once all have or GRACE seconds have passed; None: nothing."""
+        until = monotonic() + min(GRACE, self.timeout)
+        while True:
+            told = [self._last_words(rank) or None for rank in range(self.num_ranks)]
+            if None not in told or monotonic() > until:
+                return told
+            sleep(0.1)
+
+
+@dataclass
+class PatientEndpoint(Endpoint):
+    """A rank's messages on a process group, whose waits fail with a sentence of `patience`."""
+
+    patience: Patience | None = None
+
+    def send(self, data: Tensor, peer: int, tag: int) -> Any:
+        return _Awaited(super().send(data, peer, tag), peer, self.patience)
+
+    def receive(self, data: Tensor, peer: int, tag: int) -> Any:
+        return _Awaited(super().receive(data, peer, tag), peer, self.patience)
+
+
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """A message under way, from or to `peer`."""
+
+    work: Any
+    peer: int
+    patience: Patience | None
+
+    def wait(self) -> None:
+        try:
+            self.work.wait()
+        except RuntimeError as error:
+            if self.patience is None:
+                raise
+            raise self.patience.failed(error, self.peer) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]
