@@ -26,12 +26,17 @@ class Layer(nn.Module):
         super().__init__()
         self.qkv = nn.Linear(MODEL.hidden, (MODEL.num_heads + 2 * MODEL.num_kv_heads) * MODEL.head_dim, bias=False)
         self.out = nn.Linear(MODEL.num_heads * MODEL.head_dim, MODEL.hidden, bias=False)
-        self.up, self.down = (nn.Linear(*size) for size in ((MODEL.hidden, MODEL.ffn_hidden), (MODEL.ffn_hidden, MODEL.hidden)))
+        self.up, self.down = (
+            nn.Linear(*size) for size in ((MODEL.hidden, MODEL.ffn_hidden), (MODEL.ffn_hidden, MODEL.hidden))
+        )
 
     def forward(self, x: Tensor, batch: zbench.torch.MicroBatch, turn: Tensor) -> Tensor:
         qkv = self.qkv(rms_norm(x, x.shape[-1:])).unflatten(1, (-1, MODEL.head_dim))  # [T, heads, D]
         q, k, v = qkv.split((MODEL.num_heads, MODEL.num_kv_heads, MODEL.num_kv_heads), 1)
-        q, k = (torch.view_as_real(torch.view_as_complex(y.unflatten(-1, (-1, 2)).contiguous()) * turn).flatten(-2) for y in (q, k))
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(y.unflatten(-1, (-1, 2)).contiguous()) * turn).flatten(-2)
+            for y in (q, k)
+        )
         x = x + self.out(batch.attention(q, k, v).flatten(1))
         return x + self.down(silu(self.up(rms_norm(x, x.shape[-1:]))))
 
@@ -39,7 +44,10 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.head = nn.Embedding(MODEL.vocab, MODEL.hidden), nn.Linear(MODEL.hidden, MODEL.vocab, bias=False)
+        self.embedding, self.head = (
+            nn.Embedding(MODEL.vocab, MODEL.hidden),
+            nn.Linear(MODEL.hidden, MODEL.vocab, bias=False),
+        )
         self.layers = nn.ModuleList(Layer() for _ in range(MODEL.num_layers))
 
     def forward(self, tokens: Tensor, batch: zbench.torch.MicroBatch) -> Tensor:

@@ -37,23 +37,20 @@ class Patience:
         None: all."""
         whom = "the others" if peer is None else f"rank {peer}"
         place = self.board.place
-        if "timed out" not in str(error).lower():
-            sentence = f"rank {self.rank} lost {whom} in {place}: {self._last_words(peer) or _first_line(error)}"
-            self.ended = self.ended or sentence
-            return RuntimeError(sentence)
         self._tell(f"it waits in {place}")
         told = self._others()
         absent = [rank for rank, words in enumerate(told) if words is None and rank != self.rank]
-        waited = f"rank {self.rank} waited {self.timeout:g} s for {whom} in {place}"
-        if absent:
-            names = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
-            sentence = f"{waited}, and {names} did not come there; {_RULE}"
+        is_late = "timed out" in str(error).lower()
+        found: RuntimeError | TimeoutError
+        if not is_late and (peer is None or peer in absent):  # a rank that gives up closes its connections, too
+            found = RuntimeError(f"rank {self.rank} lost {whom} in {place}: {_first_line(error)}")
         else:
+            waited = f"rank {self.rank} waited {f'{self.timeout:g} s ' if is_late else ''}for {whom} in {place}"
+            names = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))} did not come there"
             where = "; ".join(f"rank {rank}: {words}" for rank, words in enumerate(told) if words)
-            sentence = f"{waited}, and all ranks wait ({where}); {_RULE}"
-        self.ended = self.ended or sentence
-        self._tell(f"it gave up: {sentence}")
-        return TimeoutError(sentence)
+            found = TimeoutError(f"{waited}, and {names if absent else f'all ranks wait ({where})'}; {_RULE}")
+        self.ended = self.ended or str(found)
+        return found
 
     def _tell(self, words: str) -> None:
         """Writes for the other ranks what this one does; its store may be gone with the rank that had it."""
