@@ -1,4 +1,4 @@
-"""Trains a torch model of one's own, sharded by FSDP2, with attention of zbench's plans: lengths of any kind, no padding.
+"""Trains a torch model of one's own, sharded by FSDP2, with attention of zbench's plans: any lengths, no padding.
 
     torchrun --nproc-per-node=4 examples/own_model.py
 

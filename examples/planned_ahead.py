@@ -105,10 +105,8 @@ if __name__ == "__main__":
     runtime = zbench.torch.Runtime()
     losses, planning, waiting = train(runtime)
     if runtime.rank == 0:
-        hidden = max(0.0, 1 - waiting / planning)
         print("loss of every step:", *(f"{loss:.3f}" for loss in losses))
-        print(
-            f"planning took {planning * 1e3:.1f} ms, of which {waiting * 1e3:.1f} ms were waited for: {hidden:.0%} hidden"
-        )
+        waited = f"{waiting * 1e3:.1f} ms were waited for: {1 - waiting / planning:.0%} hidden"
+        print(f"planning took {planning * 1e3:.1f} ms, of which {waited}")
     runtime.close()
     dist.destroy_process_group()

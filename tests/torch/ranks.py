@@ -1,8 +1,10 @@
 """A rank that uses zbench.torch as a user's own program does; what it finds is compared with one process."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from zbench.describe.mask import Mask
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.torch.hugging_face import planned_attention
 
-PATIENCE = 2.0  # seconds that ranks wait for one that does not come
+PATIENCE = 3.0  # seconds that ranks wait for one that does not come
 
 
 class Ranks:
@@ -66,11 +68,22 @@ class Ranks:
 
     def refused(self, what: str, *arguments: Any) -> str:
         """The sentence that a wrong use ends with."""
-        try:
-            getattr(self, f"_{what}")(*arguments)
-        except (ValueError, TimeoutError, RuntimeError) as error:
-            return f"{type(error).__name__}: {error}"
-        return ""
+        return _sentence(partial(getattr(self, f"_{what}"), *arguments))
+
+    def absent(self, step: zbench.StepPlans) -> dict[str, str]:
+        """The sentences where rank 3 does not come to a collective: at once, on a Runtime each, as each takes PATIENCE
+        twice."""
+        places = {"forward": self._forward, "backward": self._backward, "micro_batches": self._micro_batches}
+        calls = {place: make(self.runtime(timeout=PATIENCE), step) for place, make in places.items()}
+        if self.rank == 3:
+            return {}
+        with ThreadPoolExecutor(len(calls)) as threads:
+            told = dict(zip(calls, threads.map(_sentence, calls.values()), strict=True))
+        return told | {"after": _sentence(calls["micro_batches"])}
+
+    def absent_at_first(self) -> str:
+        """The sentence where rank 3 makes no Runtime."""
+        return _sentence(lambda: self.runtime(timeout=PATIENCE)) if self.rank != 3 else ""
 
     def own_model(self) -> tuple[list[float], list[float]]:
         """Losses of the example in float64, and on rank 0 those of the same model in one process."""
@@ -135,28 +148,18 @@ class Ranks:
         (batch,) = self.runtime().micro_batches(step)
         getattr(batch, what)(torch.zeros(3))
 
-    def _absent(self, step: zbench.StepPlans, when: str) -> None:
-        """Rank 3 does not come to attention, or to its backward."""
-        (batch,) = self.runtime(timeout=PATIENCE).micro_batches(step)
-        q, k, v = (x.requires_grad_() for x in _inputs(batch, step).values())
-        if self.rank != 3 or when == "backward":
-            o = batch.attention(q, k, v)
-        if self.rank != 3:
-            o.sum().backward()
+    # -- what rank 3 does not come to -----------------------------------------------------------------
+    def _forward(self, runtime: zbench.torch.Runtime, step: zbench.StepPlans) -> Callable[[], Any]:
+        (batch,) = runtime.micro_batches(step)
+        return partial(batch.attention, **_inputs(batch, step))
 
-    def _alone_in(self, what: str, step: zbench.StepPlans) -> None:
-        """Rank 3 does not come to a Runtime, or to its micro_batches."""
-        if what == "Runtime":
-            if self.rank != 3:
-                self.runtime(timeout=PATIENCE)
-            return
-        runtime = self.runtime(timeout=PATIENCE)
-        if self.rank != 3:
-            runtime.micro_batches(step)
+    def _backward(self, runtime: zbench.torch.Runtime, step: zbench.StepPlans) -> Callable[[], Any]:
+        (batch,) = runtime.micro_batches(step)
+        inputs = {name: x.requires_grad_() for name, x in _inputs(batch, step).items()}
+        return batch.attention(**inputs).sum().backward
 
-    def _after_that(self, step: zbench.StepPlans) -> None:
-        if self.rank != 3:
-            self.runtimes[-1].micro_batches(step)
+    def _micro_batches(self, runtime: zbench.torch.Runtime, step: zbench.StepPlans) -> Callable[[], Any]:
+        return partial(runtime.micro_batches, step)
 
     def _worst(self, runtime: zbench.torch.Runtime, step: zbench.StepPlans) -> float:
         """Of two layers of every micro-batch that are one query apart."""
@@ -177,6 +180,15 @@ class Ranks:
                 if batch.num_tokens:
                     worst = max(worst, float((ours - batch.scatter(theirs)).abs().max() / theirs.abs().max()))
         return worst
+
+
+def _sentence(call: Callable[[], Any]) -> str:
+    """What a call ends with, "" if it does not."""
+    try:
+        call()
+    except (ValueError, TimeoutError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {

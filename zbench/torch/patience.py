@@ -41,8 +41,9 @@ class Patience:
         told = self._others()
         absent = [rank for rank, words in enumerate(told) if words is None and rank != self.rank]
         is_late = "timed out" in str(error).lower()
+        heard = [words for rank, words in enumerate(told) if rank != self.rank and words]
         found: RuntimeError | TimeoutError
-        if not is_late and (peer is None or peer in absent):  # a rank that gives up closes its connections, too
+        if not is_late and (peer in absent or not heard):  # not of one that gave up, and closed its connections, too
             found = RuntimeError(f"rank {self.rank} lost {whom} in {place}: {_first_line(error)}")
         else:
             waited = f"rank {self.rank} waited {f'{self.timeout:g} s ' if is_late else ''}for {whom} in {place}"
