@@ -30,7 +30,7 @@ class Layer(nn.Module):
             nn.Linear(*size) for size in ((MODEL.hidden, MODEL.ffn_hidden), (MODEL.ffn_hidden, MODEL.hidden))
         )
 
-    def forward(self, x: Tensor, batch: zbench.torch.MicroBatch, turn: Tensor) -> Tensor:
+    def forward(self, x: Tensor, batch: zbench.torch.PlannedBatch, turn: Tensor) -> Tensor:
         qkv = self.qkv(rms_norm(x, x.shape[-1:])).unflatten(1, (-1, MODEL.head_dim))  # [T, heads, D]
         q, k, v = qkv.split((MODEL.num_heads, MODEL.num_kv_heads, MODEL.num_kv_heads), 1)
         q, k = (
@@ -50,7 +50,7 @@ class Decoder(nn.Module):
         )
         self.layers = nn.ModuleList(Layer() for _ in range(MODEL.num_layers))
 
-    def forward(self, tokens: Tensor, batch: zbench.torch.MicroBatch) -> Tensor:
+    def forward(self, tokens: Tensor, batch: zbench.torch.PlannedBatch) -> Tensor:
         rates = 10_000.0 ** -torch.arange(0, 1, 2 / MODEL.head_dim, device=tokens.device)
         angles = batch.positions[:, None, None] * rates  # of a token in its own sequence
         x, turn = self.embedding(tokens), torch.polar(torch.ones_like(angles), angles)  # [T, hidden], [T, 1, D/2]

@@ -70,7 +70,7 @@ class Network(nn.Module):
         self.embedding, self.qkv = nn.Embedding(MODEL.vocab, MODEL.hidden), nn.Linear(MODEL.hidden, 8 * MODEL.head_dim)
         self.head = nn.Linear(MODEL.hidden, MODEL.vocab)
 
-    def forward(self, tokens: Tensor, batch: zbench.torch.MicroBatch) -> Tensor:
+    def forward(self, tokens: Tensor, batch: zbench.torch.PlannedBatch) -> Tensor:
         q, k, v = self.qkv(self.embedding(tokens)).unflatten(1, (8, MODEL.head_dim)).split((4, 2, 2), 1)
         return self.head(batch.attention(q, k, v).flatten(1))
 

@@ -3,7 +3,7 @@
     python tests/bench/torch_attention.py [rounds]
 
 Forward and backward of a layer, interleaved in one run, a barrier before each; medians over rounds, and the median of
-the rounds' ratios with its quartiles. One rank's are seconds of the processor, in which other programs do not count;
+the rounds' ratios with its quartiles, and the ratio of the least. One rank's are seconds of the processor, in which other programs do not count;
 four ranks' are seconds of the slowest rank.
 """
 
@@ -116,7 +116,8 @@ def measured(ranks: int, steps: dict[str, zbench.StepPlans], ways: tuple[str, ..
             for rival in ways[1:]:
                 ratios = [ours / theirs for ours, theirs in zip(seconds[ways[0]], seconds[rival], strict=True)]
                 low, middle, high = quantiles(ratios, n=4)
-                words += f"; {ways[0]} / {rival} {middle:.3f} ({low:.3f} - {high:.3f})"
+                least = min(seconds[ways[0]]) / min(seconds[rival])
+                words += f"; {ways[0]} / {rival} {middle:.3f} ({low:.3f} - {high:.3f}), of the least {least:.3f}"
             print(f"{ranks} rank{'s' if ranks > 1 else ''}, {name}: {words}", flush=True)
 
 

@@ -7,7 +7,7 @@ for micro_batch in runtime.micro_batches(step):    # of what zbench.plan or zben
 
 from zbench.torch.hugging_face import register_with_transformers
 from zbench.torch.losses import IGNORED, next_tokens, token_loss
-from zbench.torch.micro_batch import MicroBatch
+from zbench.torch.planned_batch import PlannedBatch
 from zbench.torch.runtime import Runtime
 
-__all__ = ["IGNORED", "MicroBatch", "Runtime", "next_tokens", "register_with_transformers", "token_loss"]
+__all__ = ["IGNORED", "PlannedBatch", "Runtime", "next_tokens", "register_with_transformers", "token_loss"]

@@ -1,4 +1,4 @@
-"""What the ranks of a group agree on before plans run: the same lengths, plans, cluster and model, or an error."""
+"""Ranks of a group agree before plans run: on lengths, plans, cluster and model, or all raise the same error."""
 
 from collections.abc import Sequence
 from hashlib import blake2b

@@ -6,7 +6,7 @@ Transformers hands keyword arguments of model(...) down to its attention functio
     model = AutoModelForCausalLM.from_config(config, attn_implementation="zbench")
     model(input_ids=tokens[None], position_ids=micro_batch.positions[None], micro_batch=micro_batch)
 
-Shapes: Transformers' query [1, H, T, D], key and value [1, K, T, D]; ours as in zbench.torch.micro_batch.
+Shapes: Transformers' query [1, H, T, D], key and value [1, K, T, D]; ours as in zbench.torch.planned_batch.
 """
 
 from importlib import import_module
@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from zbench.console.extras import need
-from zbench.torch.micro_batch import MicroBatch
+from zbench.torch.planned_batch import PlannedBatch
 
 
 def register_with_transformers(name: str = "zbench") -> None:
@@ -34,7 +34,7 @@ def planned_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    micro_batch: MicroBatch | None = None,
+    micro_batch: PlannedBatch | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Returns ([1, T, H, D], None), as Transformers wants it of an attention function. others: what it has besides.
@@ -43,7 +43,7 @@ def planned_attention(
         ValueError: the model was called without a micro-batch, with several rows or a mask, or it wants what plans do
             not have: dropout, a soft cap, a bias, another window than the plan's.
     """
-    if not isinstance(micro_batch, MicroBatch):
+    if not isinstance(micro_batch, PlannedBatch):
         raise ValueError(f"micro_batch is {micro_batch!r}; model(...) takes one of zbench.torch.Runtime.micro_batches")
     if len(query) != 1:
         raise ValueError(f"input_ids has {len(query)} rows; it takes one row of this rank's tokens, [1, T]")
@@ -57,7 +57,7 @@ def planned_attention(
     return micro_batch.attention(q, k, v)[None], None
 
 
-def _check_wanted(module: Any, micro_batch: MicroBatch, others: dict[str, Any]) -> None:
+def _check_wanted(module: Any, micro_batch: PlannedBatch, others: dict[str, Any]) -> None:
     """Refuses what a model wants of attention and no plan has."""
     for name, usual in (("dropout", 0.0), ("softcap", None), ("position_bias", None), ("s_aux", None)):
         found = others.get(name)

@@ -1,4 +1,4 @@
-"""What a rank says that waited in vain for another one, or lost it: who did not come, and where the others are.
+"""A rank that waited in vain for another one, or lost it, says who did not come, and where the others are.
 
 A wait for a message ends by the process group's own timeout, and its error names nobody. So every rank that gives up
 writes into the group's store where it waits; whoever has written nothing some seconds later is not waiting there.
@@ -19,7 +19,7 @@ _RULE = "every rank of the group has to make the same calls, as often and in the
 
 @dataclass
 class Patience:
-    """How long a rank waits for others, and what it says then.
+    """A rank's patience with others, and what it says when that has ended.
 
     store: a torch.distributed.Store of the group. timeout: seconds, which the group's waits take. board: where the rank
     says where it is. ended: what was said, after which nothing can run on the group any more.

@@ -25,7 +25,7 @@ from zbench.runtime.training.attention import programs_of
 from zbench.runtime.training.interpreter import Engine
 from zbench.runtime.transport.nccl import transport_of
 from zbench.torch.agreement import Digests, agree, digests_of
-from zbench.torch.micro_batch import MicroBatch, TokenRows
+from zbench.torch.planned_batch import PlannedBatch, TokenRows
 from zbench.torch.patience import Patience, PatientEndpoint
 
 KEPT = 8  # steps whose programs are kept, for loops that come back to the same plans
@@ -71,9 +71,9 @@ class Runtime:
         self._patience = Patience(self._group.get_group_store(), self.rank, self.num_ranks, float(timeout))
         self._transport = transport_of(self._group)
         self._engine: Engine | None = None
-        self._kept: OrderedDict[tuple[Digests, bool], tuple[MicroBatch, ...]] = OrderedDict()
+        self._kept: OrderedDict[tuple[Digests, bool], tuple[PlannedBatch, ...]] = OrderedDict()
 
-    def micro_batches(self, plans: StepPlans | Plan) -> tuple[MicroBatch, ...]:
+    def micro_batches(self, plans: StepPlans | Plan) -> tuple[PlannedBatch, ...]:
         """Returns this rank's parts of a step's micro-batches, in the order they run; of one plan, its only one.
 
         Proves the plans, compares them with the other ranks' and compiles them; a step that was seen lately is compiled
@@ -144,7 +144,7 @@ class Runtime:
         for plan in step.plans:
             verify(plan, step.cost, memory=False)
 
-    def _compiled(self, step: StepPlans, is_alone: bool) -> tuple[MicroBatch, ...]:
+    def _compiled(self, step: StepPlans, is_alone: bool) -> tuple[PlannedBatch, ...]:
         """Compiles all plans of a step, at once."""
         engine = self._engine_for(step)
         if not is_alone:
@@ -154,7 +154,7 @@ class Runtime:
             sequences: Ints = np.arange(len(plan.lengths), dtype=np.int64) if is_alone else plan.sequences
             rows = [TokenRows.of(plan, rank, step.lengths, sequences) for rank in range(self.num_ranks)]
             programs = programs_of(engine, plan, self.rank, step.cost)
-            found.append(MicroBatch(engine, programs, self._patience, rows, number, int(step.lengths.sum())))
+            found.append(PlannedBatch(engine, programs, self._patience, rows, number, int(step.lengths.sum())))
         return tuple(found)
 
     def _engine_for(self, step: StepPlans) -> Engine:

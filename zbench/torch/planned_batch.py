@@ -44,7 +44,7 @@ class TokenRows:
         return TokenRows((np.cumsum(lengths) - lengths)[which] + positions, which, positions)
 
 
-class MicroBatch:
+class PlannedBatch:
     """This rank's part of a micro-batch; zbench.torch.Runtime.micro_batches makes it.
 
     number: of the micro-batch in its step. num_tokens: T. num_batch_tokens: N. index, sequences, positions: int64 [T]
@@ -68,7 +68,7 @@ class MicroBatch:
 
     @property
     def mask(self) -> Mask:
-        """What a query sees of its sequence."""
+        """The mask of the plan: what a query sees of its sequence."""
         return self._engine.shape.model.mask
 
     def scatter(self, x: Tensor) -> Tensor:
