@@ -2,9 +2,9 @@
 
     python tests/bench/torch_attention.py [rounds]
 
-Forward and backward of a layer, interleaved in one run, a barrier before each; medians over rounds, and the median of
-the rounds' ratios with its quartiles, and the ratio of the least. One rank's are seconds of the processor, in which other programs do not count;
-four ranks' are seconds of the slowest rank.
+Forward and backward of a layer, interleaved in one run, a barrier before each; medians over rounds, the median of the
+rounds' ratios with its quartiles, and the ratio of the least. One rank's are seconds of the processor, in which other
+programs do not count; four ranks' are seconds of the slowest rank.
 """
 
 import os

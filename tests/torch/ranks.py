@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from transformers.models.llama import modeling_llama as llama
 
 import zbench
@@ -45,6 +46,16 @@ class Ranks:
         """Of every step the largest difference of o, dq, dk, dv to dense attention, over the largest value of each."""
         runtime = self.runtime()
         return [self._worst(runtime, step) for step in steps]
+
+    def checkpointed(self, step: zbench.StepPlans) -> bool:
+        """Whether attention that runs again in the backward has the same gradients, to the bit."""
+        (batch,) = self.runtime().micro_batches(step)
+        found = []
+        for attend in (batch.attention, partial(checkpoint, batch.attention, use_reentrant=False)):
+            q, k, v = (x.sin().requires_grad_() for x in _inputs(batch, step).values())
+            attend(attend(q, k, v), k, v).square().sum().backward()
+            found.append((q.grad, k.grad, v.grad))
+        return all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
     def again(self, step: zbench.StepPlans) -> tuple[bool, bool, int]:
         """Whether programs are kept, whether those of other plans are not taken for them, and positions' sum."""

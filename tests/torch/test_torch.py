@@ -65,6 +65,10 @@ def test_programs_are_kept(ranks: LocalFleet) -> None:
     assert sum(positions) == sum(length * (length - 1) // 2 for length in LENGTHS)
 
 
+def test_attention_runs_again_in_a_checkpoint(ranks: LocalFleet) -> None:
+    assert ranks.call("checkpointed", planned("ring")) == [True] * 4
+
+
 def test_own_model_trains_as_in_one_process(ranks: LocalFleet) -> None:
     """examples/own_model.py, in float64; AdamW's steps magnify what sums in another order differ by."""
     (losses, alone), *others = ranks.call("own_model")

@@ -25,8 +25,8 @@ from zbench.runtime.training.attention import programs_of
 from zbench.runtime.training.interpreter import Engine
 from zbench.runtime.transport.nccl import transport_of
 from zbench.torch.agreement import Digests, agree, digests_of
-from zbench.torch.planned_batch import PlannedBatch, TokenRows
 from zbench.torch.patience import Patience, PatientEndpoint
+from zbench.torch.planned_batch import PlannedBatch, TokenRows
 
 KEPT = 8  # steps whose programs are kept, for loops that come back to the same plans
 
