@@ -37,6 +37,8 @@ class Ranks:
         """Loads once what each rank would load by itself (zbench.runtime.processes.launch)."""
         import torch._dynamo  # noqa: F401 - torch's optimizers do
 
+        zbench.plan([30, 3], cluster="local_2x2", model=own_model.MODEL, system="nodewise")
+
     def runtime(self, **named: Any) -> zbench.torch.Runtime:
         """Of one model only, as a program of one's own has one."""
         self.runtimes.append(zbench.torch.Runtime(**named))

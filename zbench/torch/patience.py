@@ -40,7 +40,7 @@ class Patience:
         self._tell(f"it waits in {place}")
         told = self._others()
         absent = [rank for rank, words in enumerate(told) if words is None and rank != self.rank]
-        is_late = "timed out" in str(error).lower()
+        is_late = any(words in str(error).lower() for words in ("timed out", "timeout"))  # gloo has several sentences
         heard = [words for rank, words in enumerate(told) if rank != self.rank and words]
         found: RuntimeError | TimeoutError
         if not is_late and (peer in absent or not heard):  # not of one that gave up, and closed its connections, too
