@@ -1,6 +1,6 @@
 """What attention costs through zbench.torch: on one rank beside the kernel alone, on 4 gloo ranks beside the executor.
 
-    python tests/bench/torch_attention.py [rounds]
+    python tests/bench/torch_attention.py [rounds] [ranks, 1 or 4; both]
 
 Forward and backward of a layer, interleaved in one run, a barrier before each; medians over rounds, the median of the
 rounds' ratios with its quartiles, and the ratio of the least. One rank's are seconds of the processor, in which other
@@ -122,17 +122,19 @@ def measured(ranks: int, steps: dict[str, zbench.StepPlans], ways: tuple[str, ..
 
 
 def main() -> None:
-    rounds = int([*sys.argv[1:], "40"][0])
+    rounds, ranks = int([*sys.argv[1:], "40"][0]), sys.argv[2:] or ["1", "4"]
     print(f"{os.cpu_count()} cores, {MODEL.num_heads} heads of {MODEL.head_dim}, {MODEL.num_kv_heads} of kv, float32")
     alone = {
         name: zbench.plan(lengths, cluster=cluster(1), model=MODEL, system="ring") for name, lengths in BATCHES.items()
     }
-    measured(1, alone, ("zbench.torch", "kernel", "executor"), rounds)
+    if "1" in ranks:
+        measured(1, alone, ("zbench.torch", "kernel", "executor"), rounds)
     four = {
         f"{name} of {LONG}": zbench.plan(LONG, cluster=cluster(4), model=MODEL, system=name)
         for name in ("ring", "ulysses", "nodewise")
     }
-    measured(4, four, ("zbench.torch", "executor"), rounds)
+    if "4" in ranks:
+        measured(4, four, ("zbench.torch", "executor"), rounds)
 
 
 if __name__ == "__main__":
