@@ -2,9 +2,9 @@
 
     python tests/bench/torch_attention.py [rounds] [ranks, 1 or 4; both]
 
-Forward and backward of a layer, interleaved in one run, a barrier before each; medians over rounds, the median of the
-rounds' ratios with its quartiles, and the ratio of the least. One rank's are seconds of the processor, in which other
-programs do not count; four ranks' are seconds of the slowest rank.
+Forward and backward of a layer, interleaved in one run, a barrier before each; medians over rounds of the slowest rank's
+seconds and of the processor's, of all ranks together, in which other programs do not count; and the median of the
+rounds' ratios of each, with quartiles.
 """
 
 import os
@@ -80,17 +80,17 @@ class Rivals:
                 cuts = FlashCPU().cut(*whole_sequences(plan.lengths, plan.mask))
                 self.ways[name, "kernel"] = batch.num_tokens, lambda q, k, v, cuts=cuts: Alone.apply(q, k, v, cuts)
 
-    def run(self, name: str, way: str) -> float:
+    def run(self, name: str, way: str) -> tuple[float, float]:
+        """Returns (seconds, seconds of the processor)."""
         tokens, attend = self.ways[name, way]
         torch.manual_seed(0)
         heads = (MODEL.num_heads, MODEL.num_kv_heads, MODEL.num_kv_heads, MODEL.num_heads)
         *inputs, do = (torch.randn(tokens, count, MODEL.head_dim) for count in heads)
         inputs = [x.requires_grad_() for x in inputs]
         dist.barrier()
-        now = process_time if dist.get_world_size() == 1 else perf_counter
-        began = now()
+        began = perf_counter(), process_time()
         attend(*inputs).backward(do)
-        return now() - began
+        return perf_counter() - began[0], process_time() - began[1]
 
 
 def _executor(engine: Engine, programs: Any) -> Callable[..., Tensor]:
@@ -105,20 +105,28 @@ def _executor(engine: Engine, programs: Any) -> Callable[..., Tensor]:
 def measured(ranks: int, steps: dict[str, zbench.StepPlans], ways: tuple[str, ...], rounds: int) -> None:
     with LocalFleet(ranks, "torch_attention:Rivals", steps, timeout=300) as fleet:
         for name in steps:
-            seconds: dict[str, list[float]] = {way: [] for way in ways}
+            found: dict[str, list[list[tuple[float, float]]]] = {way: [] for way in ways}
             for turn in range(rounds + 1):
                 first = turn % len(ways)  # nobody always runs first
                 for way in ways[first:] + ways[:first]:
-                    found = max(fleet.call("run", name, way))
+                    seen = fleet.call("run", name, way)
                     if turn:
-                        seconds[way].append(found)
-            words = ", ".join(f"{way} {median(some) * 1e3:.2f} ms" for way, some in seconds.items())
-            for rival in ways[1:]:
-                ratios = [ours / theirs for ours, theirs in zip(seconds[ways[0]], seconds[rival], strict=True)]
-                low, middle, high = quantiles(ratios, n=4)
-                least = min(seconds[ways[0]]) / min(seconds[rival])
-                words += f"; {ways[0]} / {rival} {middle:.3f} ({low:.3f} - {high:.3f}), of the least {least:.3f}"
-            print(f"{ranks} rank{'s' if ranks > 1 else ''}, {name}: {words}", flush=True)
+                        found[way].append(seen)
+            clock = {way: [max(one for one, _ in seen) for seen in some] for way, some in found.items()}
+            processor = {way: [sum(one for _, one in seen) for seen in some] for way, some in found.items()}
+            print(f"{ranks} rank{'s' if ranks > 1 else ''}, {name}", flush=True)
+            print(
+                f"    seconds: {compared(clock, ways)}\n    of the processor: {compared(processor, ways)}", flush=True
+            )
+
+
+def compared(seconds: dict[str, list[float]], ways: tuple[str, ...]) -> str:
+    words = ", ".join(f"{way} {median(some) * 1e3:.1f} ms" for way, some in seconds.items())
+    for rival in ways[1:]:
+        ratios = [ours / theirs for ours, theirs in zip(seconds[ways[0]], seconds[rival], strict=True)]
+        low, middle, high = quantiles(ratios, n=4)
+        words += f"; {ways[0]} / {rival} {middle:.3f} ({low:.3f} - {high:.3f})"
+    return words
 
 
 def main() -> None:
