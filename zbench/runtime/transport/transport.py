@@ -6,12 +6,14 @@ Endpoint.receive here; that of NCCL posts messages in batches (BatchedMessages.b
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Ints
 from zbench.plans.plan import Plan
 from zbench.runtime.clocks.events import Events
 from zbench.runtime.program.program import Program, Receive, Send
@@ -61,6 +63,13 @@ class Endpoint:
     traffic: Traffic = field(default_factory=Traffic)
     events: Events = field(default_factory=Events)
     through_host: bool = False
+
+    @classmethod
+    def on(cls, group: dist.ProcessGroup, node_of: Ints, device: torch.device) -> Self:
+        """Makes this rank's endpoint on `group`. node_of: the node of every rank, int64 [num_ranks]. device: where
+        messages are."""
+        elsewhere = [bool(node != node_of[group.rank()]) for node in node_of]
+        return cls(group, elsewhere, through_host=device.type == "cuda" and dist.get_backend(group) == "gloo")
 
     def send(self, data: Tensor, peer: int, tag: int) -> Any:
         """Posts a send of `data`; returns what to wait for."""
