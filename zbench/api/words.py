@@ -93,6 +93,12 @@ def _settings(words: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str,
     return chosen, keys, mask
 
 
+def _advise() -> int:
+    from zbench.advise.__main__ import main
+
+    return main()
+
+
 def _compare() -> int:
     from zbench.compare.__main__ import main
 
@@ -112,7 +118,12 @@ def _anchors() -> int:
 
 
 _OWN: dict[str, Callable[[Sequence[str]], int]] = {"plan": plan_words, "simulate": simulate_words}
-_OTHERS: dict[str, Callable[[], int]] = {"anchors": _anchors, "compare": _compare, "report": _report}
+_OTHERS: dict[str, Callable[[], int]] = {
+    "advise": _advise,
+    "anchors": _anchors,
+    "compare": _compare,
+    "report": _report,
+}
 
 
 def run_sub_command(word: str, words: Sequence[str]) -> int:

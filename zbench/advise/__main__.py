@@ -1,0 +1,55 @@
+"""zbench advise LENGTHS cluster=... model=... [framework=megatron|verl|torchtitan|none] [--json]: one answer."""
+
+import sys
+
+from zbench.console.command import Parser, loading, ran
+
+with loading(__name__):
+    import json
+    from collections.abc import Sequence
+
+    from zbench.advise.advice import Advice
+    from zbench.advise.find import find, parts_of, question_values
+    from zbench.advise.question import asked
+    from zbench.advise.told import lines
+    from zbench.console.meter import Meter
+
+
+def main() -> int:
+    """Runs the command and returns its exit code."""
+    return ran(lambda: advise(sys.argv[1:]), "the answer is incomplete")
+
+
+def advise(words: Sequence[str]) -> int:
+    """Answers, and prints the answer; where it is stopped, prints what is finished."""
+    parser = Parser(prog="zbench advise", description="Which system is fastest for your lengths, and by which flags.")
+    parser.add_argument("lengths", metavar="LENGTHS", help="one length a line (.txt), or .npy, .npz, .jsonl, .parquet")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="cluster=..., model=..., framework=...")
+    parser.add_argument("--json", action="store_true", help="prints values in place of words (docs/advise.md)")
+    given = parser.parse_intermixed_args(list(words))
+    with asked(given.lengths, given.settings) as question:
+        advice = Advice(question_values(question))
+        try:
+            with Meter(parts_of(question), unit="part") as meter:
+                seen: dict[str, None] = {}
+
+                def tell(name: str, doing: str) -> None:
+                    seen[name] = None
+                    meter.show("advise", len(seen) - 1, doing=f"{name}: {doing}")
+
+                find(question, advice, tell)
+        except KeyboardInterrupt:
+            if advice.baseline is not None:
+                _print(advice, given.json)
+            raise
+    _print(advice, given.json)
+    return 0
+
+
+def _print(advice: Advice, as_json: bool) -> None:
+    values = advice.values()
+    print(json.dumps(values, indent=1, allow_nan=False) if as_json else "\n".join(lines(values)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""The advice in words, for a terminal. Pure: it takes the values that --json prints (zbench.advise.advice)."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+def lines(advice: Row) -> Iterator[str]:
+    """Yields the lines of an answer."""
+    asked = advice["question"]
+    yield (
+        f"SIMULATED: {asked['model']} on {asked['cluster']}, {asked['num_gpus']} GPUs, {asked['tokens_per_gpu']:,} tokens a "
+        f"GPU; {asked['batches']} batches drawn from {asked['num_lengths']:,} lengths of {asked['lengths']} (longest "
+        f"{asked['longest']:,}). Nothing here was measured on hardware."
+    )
+    if not advice["complete"]:
+        yield "INCOMPLETE: it was stopped; what follows is what was finished."
+    rows = {row["name"]: row for row in advice["systems"]}
+    best = rows.get(advice["fastest"])
+    if best is None:
+        yield "No system has been played to its end."
+        return
+    yield f"Fastest of {', '.join(rows)}: {best['name']}, {figures(best, advice['baseline'])}"
+    yield from (f"  {one}" for one in advice["why"])
+    yield from _deployed(advice, best)
+    yield from _contract(advice["contract"])
+    yield from _worlds(advice, best)
+
+
+def figures(row: Row, baseline: str | None) -> str:
+    """Writes tokens a second and the speed-up over the baseline, with their intervals and the range over worlds."""
+    if row["problem"]:
+        return str(row["problem"])
+    told = f"{row['tokens_per_second']:,.0f} simulated tokens/s"
+    if row["tokens_per_second_low"] is not None:
+        told += f" (95 % over batches {row['tokens_per_second_low']:,.0f} to {row['tokens_per_second_high']:,.0f})"
+    if row["speedup"] is not None and row["name"] != baseline:
+        told += f"; {row['speedup']:.2f} x {baseline}"
+        if row["speedup_low"] is not None:
+            told += f" ({row['speedup_low']:.2f} to {row['speedup_high']:.2f}"
+            told += f"; over worlds {_range(row)})" if row["speedup_least"] is not None else ")"
+    return f"{told}; {row['bound_ratio']:.0%} of the bound"
+
+
+def _range(row: Row) -> str:
+    return f"{row['speedup_least']:.2f} in {row['least_in']} to {row['speedup_greatest']:.2f} in {row['greatest_in']}"
+
+
+def _deployed(advice: Row, best: Row) -> Iterator[str]:
+    found = advice["deploy"]
+    if found is None:
+        asked = advice["question"]
+        yield (
+            f"To use it today, without a framework: zbench plan {asked['lengths']} --out step.plan "
+            f"{' '.join(word for word in asked['settings'] if word.startswith(('cluster', 'model', 'mask')))} "
+            f"system={best['name']}".replace("  ", " ")
+        )
+        return
+    options = {row["name"]: row for row in found["options"]}
+    yield f"In {found['framework']} ({found['version']}):"
+    for row in options.values():
+        yield f"  {row['name']}: {figures(row, advice['baseline'])}"
+    advised = options.get(found["advised"])
+    if advised is None:
+        yield "  none of them has room; more GPUs, tensor parallelism (model.tensor_parallel=) or recompute=full may."
+        return
+    yield f"Advised: {advised['name']}, {found['share_of_fastest']:.0%} of the speed of {best['name']}, with"
+    yield from (f"    {flag}" for flag in advised["flags"])
+    yield from (f"  {note}" for note in advised["notes"])
+
+
+def _contract(found: Row | None) -> Iterator[str]:
+    if found is not None:
+        yield from found["lines"]
+
+
+def _worlds(advice: Row, best: Row) -> Iterator[str]:
+    worlds = advice["worlds"]
+    if not worlds:
+        return
+    turned = [one for one in worlds if one["fastest"] != best["name"]]
+    advised = advice["deploy"]["advised"] if advice["deploy"] else None
+    other = [one for one in worlds if advised is not None and one["deployed"] != advised]
+    yield f"Over {len(worlds)} worlds, each with one guessed or uncertain constant changed (docs/worlds.md):"
+    for name, changed, of in ((best["name"], turned, "fastest"), (advised, other, "deployed")):
+        if name is None:
+            continue
+        what = "fastest" if of == "fastest" else f"the fastest of {advice['deploy']['framework']}"
+        if not changed:
+            yield f"  {name} is {what} in all of them: none of these constants changes the answer."
+        for one in changed:
+            yield f"  {one[of]} is {what} in {one['world']} ({one['changes']}): measure that first."
