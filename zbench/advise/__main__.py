@@ -27,21 +27,21 @@ def advise(words: Sequence[str]) -> int:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="cluster=..., model=..., framework=...")
     parser.add_argument("--json", action="store_true", help="prints values in place of words (docs/advise.md)")
     given = parser.parse_intermixed_args(list(words))
-    with asked(given.lengths, given.settings) as question:
-        advice = Advice(question_values(question))
-        try:
-            with Meter(parts_of(question), unit="part") as meter:
-                seen: dict[str, None] = {}
+    question = asked(given.lengths, given.settings)
+    advice = Advice(question_values(question))
+    seen: dict[str, None] = {}
+    try:
+        with Meter(parts_of(question), unit="part") as meter:
 
-                def tell(name: str, doing: str) -> None:
-                    seen[name] = None
-                    meter.show("advise", len(seen) - 1, doing=f"{name}: {doing}")
+            def tell(name: str, doing: str) -> None:
+                seen[name] = None
+                meter.show("advise", len(seen) - 1, doing=f"{name}: {doing}")
 
-                find(question, advice, tell)
-        except KeyboardInterrupt:
-            if advice.baseline is not None:
-                _print(advice, given.json)
-            raise
+            find(question, advice, tell)
+    except KeyboardInterrupt:  # what is finished is an answer, too
+        if advice.baseline is not None:
+            _print(advice, given.json)
+        raise
     _print(advice, given.json)
     return 0
 

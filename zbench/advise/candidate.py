@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zbench.advise.question import BASELINE, Question
+from zbench.describe.worlds import NOMINAL
 from zbench.interfaces.protocols import System
 from zbench.interfaces.study import Study
 from zbench.run.chosen import SEED, settled
@@ -26,19 +27,14 @@ class Candidate:
     model: Mapping[str, Any] = field(default_factory=dict)
     words: str = ""
 
-    def within(self, question: Question) -> Question:
-        """Returns the question about this candidate: with its system and its model."""
-        return question.with_choice("system", self.system).with_keys("system", self.keys).with_keys("model", self.model)
-
-    def made(self, question: Question) -> tuple[System, Parts]:
+    def made(self, question: Question, world: str = NOMINAL) -> tuple[System, Parts]:
         """Makes the system and the parts that it runs with.
 
         Raises:
             ValueError: the cluster or the model is none for it.
         """
-        own = self.within(question)
-        parts = own.parts()
-        return make_system(own.config, parts.seen), parts
+        parts = question.parts(self.model, world)
+        return make_system(question.with_system(self.system, self.keys), parts.seen), parts
 
 
 def settle(question: Question, name: str, tell: Tell) -> Candidate:
@@ -47,8 +43,7 @@ def settle(question: Question, name: str, tell: Tell) -> Candidate:
     Raises:
         ValueError: nothing that it could choose fits, or the cluster is none for it.
     """
-    own = question.with_choice("system", name)
-    found = settled(own.config, own.parts(), tell=tell)
+    found = settled(question.with_system(name), question.parts(), tell=tell)
     if found.choice is None:
         return Candidate(name, name)
     system = "mesh" if name == BASELINE else name

@@ -79,14 +79,14 @@ def chosen(question: Question, option: Option, sample: Sample, tell: Tell) -> Ca
     Raises:
         ValueError: none of them can be made for this cluster and model.
     """
-    parts, longest = question.parts(), int(question.config["workload"]["context_limit"])
+    parts = question.parts()
     settings, problem = [], ""
     for keys, model in _models(option, parts.model, parts.cluster.gpus_per_node):
-        own = question.with_choice("system", option.system).with_keys("model", keys)
         try:
             cost = make_cost(parts.cluster, model)
-            for one in option.settings(cost, parts.tokens, longest):
-                settings.append(Setting(keys, one, cost, make_system(own.with_keys("system", one).config, cost)))
+            for one in option.settings(cost, parts.tokens, question.longest):
+                system = make_system(question.with_system(option.system, one), cost)
+                settings.append(Setting(keys, one, cost, system))
         except ValueError as error:  # heads or ranks that such parallelism does not divide
             problem = problem or str(error)
     if not settings:
@@ -97,9 +97,9 @@ def chosen(question: Question, option: Option, sample: Sample, tell: Tell) -> Ca
 
 def flags_of(question: Question, option: Option, candidate: Candidate) -> list[str]:
     """Returns the flags that make a framework run what was played as this candidate."""
-    parts = candidate.within(question).parts()
-    longest = int(question.config["workload"]["context_limit"])
-    return list(option.flags(Pinned(candidate.keys, parts.model, parts.cluster.num_ranks, longest, parts.tokens)))
+    parts = question.parts(candidate.model)
+    pinned = Pinned(candidate.keys, parts.model, parts.cluster.num_ranks, question.longest, parts.tokens)
+    return list(option.flags(pinned))
 
 
 def _models(option: Option, model: Model, gpus_per_node: int) -> Iterator[tuple[Keys, Model]]:

@@ -28,7 +28,6 @@ def _options(model: Model) -> Sequence[Option]:
     notes = (_NO_FSDP,) if zero1 else ()
     return (
         Option("dynamic_cp", "dynamic_cp", dynamic_settings, dynamic_flags, zero1, "free", notes),
-        Option("dynamic_cp, default limit", "dynamic_cp", default_settings, dynamic_flags, zero1, "free", notes),
         Option("dp_balanced", "dp_balanced", balanced_settings, balanced_flags, zero1, "free", notes),
     )
 
@@ -36,11 +35,6 @@ def _options(model: Model) -> Sequence[Option]:
 def dynamic_settings(cost: Cost, tokens: int, longest: int) -> list[Keys]:
     """Returns limits for max_seqlen_per_dp_cp_rank, none of which needs more ranks for a sequence than there are."""
     return [{"pack_tokens": one} for one in limits(cost, tokens, longest, cost.cluster.num_ranks)]
-
-
-def default_settings(cost: Cost, tokens: int, longest: int) -> list[Keys]:
-    """Returns the limit that users start from: a batch's tokens over the ranks."""
-    return dynamic_settings(cost, tokens, longest)[:1]
 
 
 def balanced_settings(cost: Cost, tokens: int, longest: int) -> list[Keys]:

@@ -80,7 +80,7 @@ def play(question: Question, candidate: Candidate, tell: Tell) -> Played:
 
 def play_world(question: Question, played: Played, world: str) -> None:
     """Plays a candidate in one more world, on the first OF_WORLDS of the batches; planners know the world."""
-    system, parts = played.candidate.made(question.with_choice("world", world))
+    system, parts = played.candidate.made(question, world)
     count = min(OF_WORLDS, question.settings.steps)
     played.worlds[world] = [_line(parts, number, system) for number in range(count)]
 
@@ -88,7 +88,7 @@ def play_world(question: Question, played: Played, world: str) -> None:
 def worlds_of(question: Question, names: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields (name, what it changes) of those worlds that the machine has."""
     for name in names:
-        parts = question.with_choice("world", name).parts()
+        parts = question.parts(world=name)
         if name != NOMINAL and parts.world.missing(parts.nominal) is None:
             yield name, parts.world.told(parts.nominal)
 

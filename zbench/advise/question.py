@@ -1,20 +1,18 @@
 """The question: whose lengths, on which cluster, which model, in which framework. An edge: hydra composes it."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import hydra
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from zbench import CONF
 from zbench.console.overrides import check_choices
 from zbench.console.sentence import not_among
 from zbench.describe.arrays import Ints
+from zbench.describe.worlds import NOMINAL
 from zbench.run.parts import Parts, Settings
-from zbench.run.presets import Presets
 from zbench.run.written import check_units
 from zbench.workloads.read_lengths import read_lengths
 
@@ -23,16 +21,15 @@ FRAMEWORKS = ("none", "megatron", "verl", "torchtitan")
 SYSTEMS = ("nodewise", "flexsp", "zeppelin", "usp", "magi_dispatch")  # played whatever the framework is
 BASELINE = "static_best"
 TAKEN = ("cluster", "model", "mask", "tokens_per_gpu", "seed", "steps", "workload")  # settings, as of a run
-_CONFIG = "config"
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The question that an answer is to: a run's configuration with the lengths for its workload, without a system.
+    """The question that an answer is to: a run's configuration with the lengths for its workload.
 
     path: of the lengths. lengths: int64 [n], tokens of every sequence in the file. framework: one of FRAMEWORKS.
-    systems: played besides the framework's own. words: the settings as they were given. presets: what was composed so
-    far, from which other systems and worlds are taken.
+    systems: played besides the framework's own. words: the settings as they were given. made: parts that were made so
+    far, by world and keys of the model.
     """
 
     path: str
@@ -41,41 +38,45 @@ class Question:
     systems: Sequence[str]
     words: Sequence[str]
     config: DictConfig
-    presets: Presets = field(default_factory=Presets)
+    made: dict[str, Parts] = field(default_factory=dict)
 
     @property
     def settings(self) -> Settings:
         """The top-level keys, of which `steps` is the number of batches."""
         return Settings.of(self.config)
 
-    def with_choice(self, group: str, choice: str) -> "Question":
-        """Returns the question with another choice of a group, as its yaml has it."""
-        node, _ = self.presets.plain(_CONFIG, group, {group: choice})
-        return self._with(group, node)
+    @property
+    def longest(self) -> int:
+        """The most tokens that a sequence of a batch has."""
+        return min(int(self.lengths.max()), int(self.config["workload"]["context_limit"]))
 
-    def with_keys(self, group: str, keys: Mapping[str, Any]) -> "Question":
-        """Returns the question with other values of a group's keys."""
-        return self._with(group, OmegaConf.merge(self.config[group], dict(keys))) if keys else self
+    def with_system(self, name: str, keys: Mapping[str, Any] | None = None) -> DictConfig:
+        """Returns the configuration of a run with a system of conf/system, some of its keys changed."""
+        config = self.config.copy()
+        config["system"] = OmegaConf.merge(_yaml("system", name), dict(keys or {}))
+        return config
 
-    def parts(self) -> Parts:
-        """Makes the parts of a run.
+    def parts(self, model: Mapping[str, Any] | None = None, world: str = NOMINAL) -> Parts:
+        """Returns the parts of a run, made once. model: keys of the model, changed. world: of conf/world.
 
         Raises:
             ValueError: one of them cannot be.
         """
-        return Parts.of(self.config, self.settings)
+        name = f"{world} {sorted((model or {}).items())}"
+        if name not in self.made:
+            config = self.config.copy()
+            config["world"] = _yaml("world", world)
+            config["model"] = OmegaConf.merge(config["model"], dict(model or {}))
+            self.made[name] = Parts.of(config, self.settings)
+        return self.made[name]
 
-    def _with(self, group: str, node: Any) -> "Question":
-        config = self.config.copy()
-        OmegaConf.set_struct(config, False)
-        config[group] = node
-        return replace(self, config=config)
+
+def _yaml(group: str, name: str) -> Any:
+    return OmegaConf.load(CONF / group / f"{name}.yaml")
 
 
-@contextmanager
-def asked(path: str, words: Sequence[str]) -> Iterator[Question]:
-    """Yields the question of a file of lengths and of settings, as in cluster=a800_4x8; other choices can be composed
-    until it ends.
+def asked(path: str, words: Sequence[str]) -> Question:
+    """Returns the question of a file of lengths and of settings, as in cluster=a800_4x8.
 
     Raises:
         ValueError: the file holds no lengths, a setting is none of TAKEN, or has a value that cannot be.
@@ -90,15 +91,13 @@ def asked(path: str, words: Sequence[str]) -> Iterator[Question]:
             settings.append(_setting(word))
     if own["framework"] not in FRAMEWORKS:
         raise ValueError(not_among("framework", own["framework"], FRAMEWORKS))
-    GlobalHydra.instance().clear()
-    with hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
-        config = _composed(settings)
-        lengths = _lengths(path, str(config["workload"]["field"]))
-        _fill(config, path, lengths, settings)
-        check_units(config.get("cluster"), config.get("world"))
-        question = Question(path, lengths, own["framework"], _systems(own["systems"]), tuple(words), config)
-        _check_batch(question)
-        yield question
+    config = _composed(settings)
+    check_units(config.get("cluster"), config.get("world"))
+    lengths = _lengths(path, str(config["workload"]["field"]))
+    _fill(config, path, lengths, settings)
+    question = Question(path, lengths, own["framework"], _systems(own["systems"]), tuple(words), config)
+    _check_batch(question)
+    return question
 
 
 def _setting(word: str) -> str:
@@ -122,7 +121,8 @@ def _composed(settings: Sequence[str]) -> DictConfig:
     """Composes the configuration of a run over a file of lengths, simulated."""
     check_choices(list(settings), (path.name for path in CONF.iterdir() if path.is_dir()))
     usual = ["workload=lengths_file", "executor=simulated", "tracker=none", f"steps={BATCHES}"]
-    config = hydra.compose(_CONFIG, [*usual, *settings])
+    with hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
+        config = hydra.compose("config", [*usual, *settings])
     OmegaConf.set_struct(config, False)
     return config
 
@@ -163,19 +163,11 @@ def _check_batch(question: Question) -> None:
     Raises:
         ValueError: the longest has more tokens than a batch.
     """
-    parts, longest = question.parts(), int(question.lengths.max())
-    limit = int(question.config["workload"]["context_limit"])
-    longest, gpus = min(longest, limit), parts.cluster.num_ranks
+    parts, longest = question.parts(), question.longest
+    gpus = parts.cluster.num_ranks
     if longest > parts.tokens:
         raise ValueError(
             f"LENGTHS has a sequence of {longest:,} tokens, and tokens_per_gpu={question.settings.tokens_per_gpu} on "
             f"{gpus} GPUs makes batches of {parts.tokens:,}; it takes tokens_per_gpu={-(-longest // gpus)} or more, or "
             "workload.context_limit=, which cuts sequences"
         )
-
-
-def label_of(question: Question) -> str:
-    """Names cluster and model as their yamls do."""
-    return f"{question.config['model']['name']} on {question.config['cluster']['name']}"
-
-
