@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import exp, log
 from typing import Any
 
+from zbench.advise.framework import Option
 from zbench.advise.play import Played
 from zbench.advise.reasons import why
 from zbench.describe.worlds import NOMINAL
@@ -19,26 +20,35 @@ CONTENDS = 0.5  # of the fastest's speed: what is slower is not played in other 
 Values = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """An option of a framework as it was played, with its flags."""
+
+    option: Option
+    played: Played
+    flags: Sequence[str]
+
+
 @dataclass(slots=True)
 class Deployment:
-    """What of it a framework runs today. options: its ways, each with its flags and notes, the fastest of which is
-    advised; version: of the framework that the flags were read in."""
+    """What of it a framework runs today. options: its ways, the fastest of which is advised. version: of the framework
+    that the flags were read in."""
 
     framework: str
     version: str
-    options: list[tuple[Played, Sequence[str], Sequence[str]]] = field(default_factory=list)
+    options: list[Deployed] = field(default_factory=list)
 
     @property
-    def best(self) -> tuple[Played, Sequence[str], Sequence[str]] | None:
+    def best(self) -> Deployed | None:
         """The fastest option that fits memory."""
-        fitting = [one for one in self.options if one[0].fits]
-        return min(fitting, key=lambda one: one[0].figures.step_seconds or 0.0, default=None)
+        fitting = [one for one in self.options if one.played.fits]
+        return min(fitting, key=lambda one: one.played.figures.step_seconds or 0.0, default=None)
 
 
 @dataclass(slots=True)
 class Advice:
     """What was found out. question: as values. baseline: what speed-ups are over. systems: played whatever the
-    framework is. worlds: name and words of those that were played in full. contract: as zbench.advise.contract has it.
+    framework is. worlds: name and words of those that were played in full. contract: as zbench.advise.contract.contract_values has it.
     complete: nothing was left out because somebody stopped it."""
 
     question: Values
@@ -72,13 +82,15 @@ class Advice:
             for one in self.everything
             if one.fits and (one is self.baseline or best.figures.step_seconds >= CONTENDS * (one.figures.step_seconds or 0))
         ]
-        return [*near, *(one[0] for one in (self.deployment.options if self.deployment else []) if one[0].fits)]
+        return [*near, *(one for one in self._options if one.fits)]
+
+    @property
+    def _options(self) -> list[Played]:
+        return [one.played for one in self.deployment.options] if self.deployment else []
 
     def winners(self, world: str) -> tuple[str, str | None]:
         """Returns the names of (the fastest system, the framework's fastest option) in a world that was played."""
-        options = [one[0] for one in (self.deployment.options if self.deployment else [])]
-        free = [one for one in self.contenders if one not in options]
-        return _first(free, world) or "", _first(options, world)
+        return _first(self.everything, world) or "", _first(self._options, world)
 
     def values(self) -> Values:
         """Returns the advice as values of JSON."""
@@ -90,8 +102,8 @@ class Advice:
             "question": self.question,
             "baseline": self.baseline.candidate.name if self.baseline else None,
             "fastest": best.candidate.name if best else None,
-            "systems": [self._row(one) for one in self.everything],
-            "why": self._why(best, deployed[0] if deployed else None),
+            "systems": [self.row(one) for one in self.everything],
+            "why": self._why(best, deployed.played if deployed else None),
             "deploy": self._deploy(),
             "contract": self.contract,
             "worlds": [
@@ -110,19 +122,19 @@ class Advice:
             return None
         best, fastest = self.deployment.best, self.fastest
         rows = [
-            {**self._row(played), "flags": list(flags), "notes": list(notes)}
-            for played, flags, notes in self.deployment.options
+            {**self.row(one.played), "flags": list(one.flags), "notes": list(one.option.notes)}
+            for one in self.deployment.options
         ]
-        share = best[0].gain(fastest) if best and fastest else None
+        share = best.played.gain(fastest) if best and fastest else None
         return {
             "framework": self.deployment.framework,
             "version": self.deployment.version,
-            "advised": best[0].candidate.name if best else None,
+            "advised": best.option.name if best else None,
             "share_of_fastest": share,
             "options": rows,
         }
 
-    def _row(self, played: Played) -> Values:
+    def row(self, played: Played) -> Values:
         """Returns a system's figures."""
         one, found = played.candidate, played.figures
         low, high = _ends(played)
@@ -146,7 +158,7 @@ class Advice:
 
     def _range(self, played: Played, base: Played) -> Values:
         """Returns the least and the greatest speed-up over the worlds that were played in full, and where they are."""
-        gains = {NOMINAL: played.nominal_gain(base), **{name: played.gain(base, name) for name in self.worlds}}
+        gains = {name: played.gain(base, name) for name in (NOMINAL, *self.worlds)}
         known = {name: gain for name, gain in gains.items() if gain is not None}
         if len(known) < 2:
             return {}

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from zbench import CONF
-from zbench.advise.advice import Advice, Deployment
+from zbench.advise.advice import Advice, Deployed, Deployment
 from zbench.advise.candidate import Candidate, Tell, settle, study_of
+from zbench.advise.contract import contract_values
 from zbench.advise.framework import Framework, chosen, flags_of
 from zbench.advise.megatron import megatron
 from zbench.advise.play import Played, play, play_world, worlds_of
@@ -62,7 +63,9 @@ def _deploy(question: Question, advice: Advice, framework: Framework, tell: Call
             played, flags = Played(Candidate(option.name, option.system), problem=str(error)), []
         else:
             played, flags = play(question, candidate, doing), flags_of(question, option, candidate)
-        advice.deployment.options.append((played, flags, option.notes))
+        advice.deployment.options.append(Deployed(option, played, flags))
+    if best := advice.deployment.best:
+        advice.contract = contract_values(question, advice, best, tell)
 
 
 def _telling(name: str, tell: Callable[[str, str], None]) -> Tell:
@@ -81,9 +84,9 @@ def _nothing(question: Question, advice: Advice) -> str:
 
 
 def parts_of(question: Question) -> int:
-    """Returns how many things `find` tells of: baseline, systems, the framework and its options, worlds."""
+    """Returns how many things `find` tells of: baseline, systems, the framework, its options and contract, worlds."""
     framework = FRAMEWORKS.get(question.framework)
-    options = 1 + len(framework().options(question.parts().model)) if framework else 0
+    options = 2 + len(framework().options(question.parts().model)) if framework else 0
     return 1 + len(question.systems) + options + 1
 
 

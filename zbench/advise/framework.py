@@ -49,7 +49,8 @@ class Option:
     system: of conf/system, which plays it. settings: of a cost model, the tokens of a batch and the longest sequence,
     the system's keys that a user could set. flags: of what was chosen, what is written into the launch script.
     model: keys of the model that its engine needs. tensor: "free": degrees of tensor parallelism inside a node are tried
-    as well. notes: what a user has to know.
+    as well. notes: what a user has to know. contract: of the keys chosen, those of a planner inside the engine's
+    contract (systems/in_contract); None where that is not told. default: as settings, the keys that users start from.
     """
 
     name: str
@@ -59,17 +60,17 @@ class Option:
     model: Keys = field(default_factory=dict)
     tensor: Tensor = "configured"
     notes: Sequence[str] = ()
+    contract: Callable[[Keys], Keys] | None = None
+    default: Callable[[Cost, int, int], Keys] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A framework. version: that its flags were read in. options: of the question's model, what is played for it.
-    contract: the name of what its engine can run (zbench.contracts), or "" where it is not told."""
+    """A framework. version: that its flags were read in. options: of the question's model, what is played for it."""
 
     name: str
     version: str
     options: Callable[[Model], Sequence[Option]]
-    contract: str = ""
 
 
 def chosen(question: Question, option: Option, sample: Sample, tell: Tell) -> Candidate:

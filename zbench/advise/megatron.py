@@ -20,14 +20,16 @@ _NO_FSDP = (
 
 def megatron() -> Framework:
     """Returns Megatron-LM."""
-    return Framework("megatron", VERSION, _options, "aligned_pow2_rings")
+    return Framework("megatron", VERSION, _options)
 
 
 def _options(model: Model) -> Sequence[Option]:
     zero1: Keys = {"sharding": "zero1"} if model.sharding == "zero3" else {}
     notes = (_NO_FSDP,) if zero1 else ()
     return (
-        Option("dynamic_cp", "dynamic_cp", dynamic_settings, dynamic_flags, zero1, "free", notes),
+        Option(
+            "dynamic_cp", "dynamic_cp", dynamic_settings, dynamic_flags, zero1, "free", notes, rings, default_limit
+        ),
         Option("dp_balanced", "dp_balanced", balanced_settings, balanced_flags, zero1, "free", notes),
     )
 
@@ -35,6 +37,16 @@ def _options(model: Model) -> Sequence[Option]:
 def dynamic_settings(cost: Cost, tokens: int, longest: int) -> list[Keys]:
     """Returns limits for max_seqlen_per_dp_cp_rank, none of which needs more ranks for a sequence than there are."""
     return [{"pack_tokens": one} for one in limits(cost, tokens, longest, cost.cluster.num_ranks)]
+
+
+def default_limit(cost: Cost, tokens: int, longest: int) -> Keys:
+    """Returns the limit that users start from: a batch's tokens over the ranks, or more where a sequence needs it."""
+    return dynamic_settings(cost, tokens, longest)[0]
+
+
+def rings(_: Keys) -> Keys:
+    """Returns the keys of a planner inside the contract of Megatron's engine, in which memory is the only limit."""
+    return {"contract": "aligned_pow2_rings"}
 
 
 def balanced_settings(cost: Cost, tokens: int, longest: int) -> list[Keys]:

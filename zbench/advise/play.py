@@ -21,8 +21,6 @@ from zbench.run.contract import plans_of
 from zbench.run.parts import Parts
 from zbench.simulator.simulate import Simulated
 
-OF_WORLDS = 3  # batches that are played in every world: a dozen worlds take most of the time
-
 
 @dataclass(frozen=True)
 class Played:
@@ -53,10 +51,6 @@ class Played:
         """Returns how many times as fast it is as another in a world; None where one of them has not all steps."""
         return speedup(self.worlds.get(world, []), other.worlds.get(world, [])) if world in self.worlds else None
 
-    def nominal_gain(self, other: "Played") -> float | None:
-        """Returns the gain in the nominal world, on those batches that other worlds have."""
-        return speedup(self.steps[:OF_WORLDS], other.steps[:OF_WORLDS])
-
     def gain_interval(self, other: "Played") -> tuple[float, float] | None:
         """Returns the 95 % interval over batches of the gain over another; None for fewer than 3."""
         return speedup_interval(self.steps, other.steps)
@@ -79,10 +73,9 @@ def play(question: Question, candidate: Candidate, tell: Tell) -> Played:
 
 
 def play_world(question: Question, played: Played, world: str) -> None:
-    """Plays a candidate in one more world, on the first OF_WORLDS of the batches; planners know the world."""
+    """Plays a candidate in one more world, on the same batches; planners know the world."""
     system, parts = played.candidate.made(question, world)
-    count = min(OF_WORLDS, question.settings.steps)
-    played.worlds[world] = [_line(parts, number, system) for number in range(count)]
+    played.worlds[world] = [_line(parts, number, system) for number in range(question.settings.steps)]
 
 
 def worlds_of(question: Question, names: Sequence[str]) -> Iterator[tuple[str, str]]:

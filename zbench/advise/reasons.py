@@ -46,8 +46,7 @@ def why(mine: Played, other: Played) -> str:
     if not gained:
         return f"With {names[0]} {steps}."
     spent = f"; it loses {' and '.join(lost)}" if lost else ""
-    bound = f" What is left to the bound is {1 - (ours.bound_ratio or 0.0):.0%} of the step."
-    return f"With {names[0]} {steps}. It saves {', '.join(gained)}{spent}.{bound}"
+    return f"With {names[0]} {steps}. It saves {', '.join(gained)}{spent}."
 
 
 def _parts(mine: Played, other: Played) -> list[tuple[float, str]]:

@@ -71,8 +71,18 @@ def _deployed(advice: Row, best: Row) -> Iterator[str]:
 
 
 def _contract(found: Row | None) -> Iterator[str]:
-    if found is not None:
-        yield from found["lines"]
+    if found is None:
+        return
+    inside, free = found["inside"], found["any_plan"]
+    yield (
+        f"Contract {found['contract']} of its engine, with the same sharding: {free['name']} reaches "
+        f"{free['tokens_per_second']:,.0f} tokens/s, a planner inside the contract {inside['tokens_per_second']:,.0f} (no "
+        f"schedule inside can have more than {found['bound_tokens_per_second']:,.0f}). So the contract costs "
+        f"{found['contract_costs']:.2f} x, and the scheduler of {found['option']} another {found['scheduler_costs']:.2f} x."
+    )
+    if found["default_costs"] is not None:
+        limit = found["default"]["keys"]["pack_tokens"]
+        yield f"  With the limit that users start from, {limit:,} tokens a rank, it is another {found['default_costs']:.2f} x."
 
 
 def _worlds(advice: Row, best: Row) -> Iterator[str]:
@@ -90,4 +100,4 @@ def _worlds(advice: Row, best: Row) -> Iterator[str]:
         if not changed:
             yield f"  {name} is {what} in all of them: none of these constants changes the answer."
         for one in changed:
-            yield f"  {one[of]} is {what} in {one['world']} ({one['changes']}): measure that first."
+            yield f"  {one[of]} is {what} in {one['world']} ({one['changes']}), and not {name}: measure that first."

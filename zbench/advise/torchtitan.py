@@ -21,7 +21,7 @@ _FLEX = "ptrr needs a model with FlexAttention (attn_backend=flex, the default o
 
 def torchtitan() -> Framework:
     """Returns torchtitan."""
-    return Framework("torchtitan", VERSION, _options, "equal_token_permutation")
+    return Framework("torchtitan", VERSION, _options)
 
 
 def _options(model: Model) -> Sequence[Option]:

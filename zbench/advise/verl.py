@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import gcd
 
 from zbench.advise.framework import Framework, Keys, Option, Pinned, degrees, limits, power_of_two
-from zbench.advise.megatron import dynamic_settings
+from zbench.advise.megatron import default_limit, dynamic_settings, rings
 from zbench.cost.cost import Cost
 from zbench.describe.model import Model
 
@@ -18,7 +18,7 @@ _ACTOR = "actor_rollout_ref.actor"
 
 def verl() -> Framework:
     """Returns verl. What is played is the update of the actor."""
-    return Framework("verl", VERSION, _options, "whole_on_dp")
+    return Framework("verl", VERSION, _options)
 
 
 def _options(model: Model) -> Sequence[Option]:
@@ -28,11 +28,13 @@ def _options(model: Model) -> Sequence[Option]:
         Option(
             "verl_balance", "verl_balance", balance_settings, balance_flags, fsdp, "configured",
             ("verl's FSDP engine shards parameters and gathers them again for the backward (ZeRO-3).",),
+            whole,
         ),
         Option(
             "dynamic_cp", "dynamic_cp", dynamic_settings, dynamic_flags, zero1, "free",
             ("verl's Megatron engine has ZeRO-1 (megatron.use_distributed_optimizer). The reference model takes the same "
              "keys. FP8, multimodal and value models, distillation and virtual stages do not go with it.",),
+            rings, default_limit,
         ),
     )  # fmt: skip
 
@@ -45,6 +47,11 @@ def balance_settings(cost: Cost, tokens: int, longest: int) -> list[Keys]:
         for degree in degrees(cost, longest, widest)
         for one in limits(cost, tokens, longest, degree)
     ]
+
+
+def whole(keys: Keys) -> Keys:
+    """Returns the keys of a planner that deals whole sequences to as many data-parallel groups."""
+    return {"contract": "whole_on_dp", "degree": keys["degree"]}
 
 
 def balance_flags(pinned: Pinned) -> list[str]:
