@@ -80,7 +80,8 @@ class Advice:
         near = [
             one
             for one in self.everything
-            if one.fits and (one is self.baseline or best.figures.step_seconds >= CONTENDS * (one.figures.step_seconds or 0))
+            if one.fits
+            and (one is self.baseline or best.figures.step_seconds >= CONTENDS * (one.figures.step_seconds or 0))
         ]
         return [*near, *(one for one in self._options if one.fits)]
 
@@ -188,5 +189,3 @@ def _ends(played: Played) -> tuple[float | None, float | None]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-

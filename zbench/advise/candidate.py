@@ -56,5 +56,10 @@ def study_of(question: Question, tell: Tell) -> Study:
     seed = SEED + (question.settings.seed == SEED)
     workload = make_part(from_yaml, question.config, "workload", seed=seed, tokens=parts.tokens)
     return Study(
-        parts.cluster, parts.model, lambda number: batch_of(workload, number, parts.tokens), lambda _: parts.cost, False, tell
+        parts.cluster,
+        parts.model,
+        lambda number: batch_of(workload, number, parts.tokens),
+        lambda _: parts.cost,
+        False,
+        tell,
     )

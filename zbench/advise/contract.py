@@ -30,7 +30,9 @@ def contract_values(
     if option.contract is None or best is None:
         return None
     keys = option.contract(deployed.played.candidate.keys)
-    any_plan = _faster(question, Candidate(best.candidate.name, best.candidate.system, best.candidate.keys), deployed, tell)
+    any_plan = _faster(
+        question, Candidate(best.candidate.name, best.candidate.system, best.candidate.keys), deployed, tell
+    )
     inside = _faster(question, Candidate("planner inside", PLANNER, keys), deployed, tell)
     if any_plan is None or inside is None:
         return None
@@ -62,9 +64,7 @@ def _faster(
     return min(fitting, key=lambda one: one.figures.step_seconds or 0.0, default=None)
 
 
-def _default(
-    question: Question, option: Option, deployed: Deployed, tell: Callable[[str, str], None]
-) -> Played | None:
+def _default(question: Question, option: Option, deployed: Deployed, tell: Callable[[str, str], None]) -> Played | None:
     """Plays the option with the limit that its users start from; None where it has none, or does not fit."""
     if option.default is None:
         return None

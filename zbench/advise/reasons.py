@@ -57,7 +57,9 @@ def _parts(mine: Played, other: Played) -> list[tuple[float, str]]:
     if a.nic_utilization or b.nic_utilization:
         hidden += f"; NICs in use {a.nic_utilization:.0%} against {b.nic_utilization:.0%}"
     uneven = (b.imbalance or 1.0) > (a.imbalance or 1.0) + UNEVEN
-    busiest = f" (the busiest GPU computes {a.imbalance:.2f} times the mean against {b.imbalance:.2f})" if uneven else ""
+    busiest = (
+        f" (the busiest GPU computes {a.imbalance:.2f} times the mean against {b.imbalance:.2f})" if uneven else ""
+    )
     return [
         (theirs.communication - ours.communication, f"of communication that no computing hides ({hidden})"),
         (theirs.waiting - ours.waiting, f"of waiting{busiest}"),

@@ -27,9 +27,7 @@ def torchtitan() -> Framework:
 def _options(model: Model) -> Sequence[Option]:
     fsdp: Keys = {} if model.sharding == "zero3" else {"sharding": "zero3"}
     return tuple(
-        Option(
-            f"torch_cp, {balancer}", "torch_cp", partial(cp_settings, balancer), cp_flags, fsdp, "configured", notes
-        )
+        Option(f"torch_cp, {balancer}", "torch_cp", partial(cp_settings, balancer), cp_flags, fsdp, "configured", notes)
         for balancer, notes in (("headtail", (_PADDED,)), ("ptrr", (_PADDED, _FLEX)))
     )
 
