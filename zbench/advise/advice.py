@@ -48,7 +48,7 @@ class Deployment:
 @dataclass(slots=True)
 class Advice:
     """What was found out. question: as values. baseline: what speed-ups are over. systems: played whatever the
-    framework is. worlds: name and words of those that were played in full. contract: as zbench.advise.contract.contract_values has it.
+    framework is. worlds: name and words of those that were played in full. contract: as zbench.advise.contract has it.
     complete: nothing was left out because somebody stopped it."""
 
     question: Values
@@ -74,14 +74,13 @@ class Advice:
     def contenders(self) -> list[Played]:
         """What is played in other worlds: what is nominally at least CONTENDS as fast as the fastest, the baseline, and
         the framework's options."""
-        best = self.fastest
-        if best is None or best.figures.step_seconds is None:
+        least = self.fastest.figures.step_seconds if self.fastest else None
+        if least is None:
             return []
         near = [
             one
             for one in self.everything
-            if one.fits
-            and (one is self.baseline or best.figures.step_seconds >= CONTENDS * (one.figures.step_seconds or 0))
+            if one.fits and (one is self.baseline or CONTENDS * (one.figures.step_seconds or 0.0) <= least)
         ]
         return [*near, *(one for one in self._options if one.fits)]
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zbench.advise.question import BASELINE, Question
+from zbench.cost.job import make_cost
 from zbench.describe.worlds import NOMINAL
 from zbench.interfaces.protocols import System
 from zbench.interfaces.study import Study
@@ -18,8 +19,8 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A system of conf/system with keys of it and of the model set to what was chosen. words: the choice, told; "" where
-    nothing was."""
+    """A system of conf/system with keys of it and of the model set to what was chosen. words: the choice, told; ""
+    where nothing was."""
 
     name: str
     system: str
@@ -59,7 +60,6 @@ def study_of(question: Question, tell: Tell) -> Study:
         parts.cluster,
         parts.model,
         lambda number: batch_of(workload, number, parts.tokens),
-        lambda _: parts.cost,
-        False,
-        tell,
+        lambda model: make_cost(parts.cluster, model),
+        tell=tell,
     )

@@ -30,9 +30,8 @@ def contract_values(
     if option.contract is None or best is None:
         return None
     keys = option.contract(deployed.played.candidate.keys)
-    any_plan = _faster(
-        question, Candidate(best.candidate.name, best.candidate.system, best.candidate.keys), deployed, tell
-    )
+    own = best.candidate
+    any_plan = _faster(question, Candidate(own.name, own.system, own.keys), deployed, tell)
     inside = _faster(question, Candidate("planner inside", PLANNER, keys), deployed, tell)
     if any_plan is None or inside is None:
         return None

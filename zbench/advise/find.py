@@ -78,7 +78,7 @@ def _nothing(question: Question, advice: Advice) -> str:
     reason = advice.baseline.problem if advice.baseline else ""
     gpus = with_noun(question.parts().cluster.num_ranks, "GPU")
     return (
-        f"LENGTHS has a sequence of {longest:,} tokens, and none of the systems has room for batches of such on {gpus}: "
+        f"LENGTHS has a sequence of {longest:,} tokens, and none of the systems has room for its batches on {gpus}: "
         + (reason or "use more nodes, another model, or shorter sequences")
     )
 

@@ -1,7 +1,7 @@
 """A framework: which of its own ways to run a batch are played, and by which flags a user gets each.
 
-What is named here was read in the sources of the versions that `Framework.version` names; a flag that is not in them has
-no place here. What the flags of a user's model, data and optimizer are, nothing here says.
+What is named here was read in the sources of the versions that `Framework.version` names; a flag that is not in them
+has no place here. What the flags of a user's model, data and optimizer are, nothing here says.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,8 +48,8 @@ class Option:
 
     system: of conf/system, which plays it. settings: of a cost model, the tokens of a batch and the longest sequence,
     the system's keys that a user could set. flags: of what was chosen, what is written into the launch script.
-    model: keys of the model that its engine needs. tensor: "free": degrees of tensor parallelism inside a node are tried
-    as well. notes: what a user has to know. contract: of the keys chosen, those of a planner inside the engine's
+    model: keys of the model that its engine needs. tensor: "free": degrees of tensor parallelism inside a node are
+    tried as well. notes: what a user has to know. contract: of the keys chosen, those of a planner inside the engine's
     contract (systems/in_contract); None where that is not told. default: as settings, the keys that users start from.
     """
 
@@ -114,9 +114,9 @@ def _models(option: Option, model: Model, gpus_per_node: int) -> Iterator[tuple[
 
 
 def limits(cost: Cost, tokens: int, longest: int = 0, ranks: int = 1) -> list[int]:
-    """Returns limits of a rank's tokens that may be tried: a batch's tokens over the ranks, and multiples of that as far
-    as a GPU holds them. longest, ranks: of the longest sequence and of those that hold it; what cannot hold it is left
-    out, if anything can."""
+    """Returns limits of a rank's tokens that may be tried: a batch's tokens over the ranks, and multiples of that as
+    far as a GPU holds them. longest: tokens of the longest sequence, ranks: over which it is cut; a limit that is too
+    small for it is left out."""
     even, most = tokens / cost.cluster.num_ranks, fitting_tokens(cost)
     found = sorted({STEP * ceil(share * even / STEP) for share in SHARES})
     held = [one for one in found if one <= most] or found[:1]

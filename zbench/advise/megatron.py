@@ -57,8 +57,8 @@ def balanced_settings(cost: Cost, tokens: int, longest: int) -> list[Keys]:
 
 
 def dynamic_flags(pinned: Pinned) -> list[str]:
-    """Returns the flags of dynamic context parallelism. The static degree is that which holds the longest sequence; only
-    its product with data parallelism counts for the scheduler."""
+    """Returns the flags of dynamic context parallelism. The static degree is that which holds the longest sequence;
+    for the scheduler only its product with data parallelism counts."""
     limit = pinned.keys["pack_tokens"]
     degree = power_of_two(pinned.longest / limit, gcd(pinned.ranks, 2**30))
     return [

@@ -58,7 +58,6 @@ class Played:
 
 def play(question: Question, candidate: Candidate, tell: Tell) -> Played:
     """Plays a candidate on the question's batches in the nominal world; where it cannot be played, says why."""
-    found = Played(candidate)
     try:
         system, parts = candidate.made(question)
         lines = []

@@ -36,7 +36,8 @@ class Spent:
 def why(mine: Played, other: Played) -> str:
     """Returns a sentence or two on why `mine` is faster than `other`; both were played, within memory."""
     ours, theirs = mine.figures, other.figures
-    assert ours.step_seconds and theirs.step_seconds
+    assert ours.step_seconds
+    assert theirs.step_seconds
     gap = theirs.step_seconds - ours.step_seconds
     names = mine.candidate.name, other.candidate.name
     steps = f"a step takes {_seconds(ours.step_seconds)}, and {_seconds(theirs.step_seconds)} with {names[1]}"
@@ -57,9 +58,7 @@ def _parts(mine: Played, other: Played) -> list[tuple[float, str]]:
     if a.nic_utilization or b.nic_utilization:
         hidden += f"; NICs in use {a.nic_utilization:.0%} against {b.nic_utilization:.0%}"
     uneven = (b.imbalance or 1.0) > (a.imbalance or 1.0) + UNEVEN
-    busiest = (
-        f" (the busiest GPU computes {a.imbalance:.2f} times the mean against {b.imbalance:.2f})" if uneven else ""
-    )
+    busiest = f" (the busiest GPU computes {a.imbalance:.2f} x the mean against {b.imbalance:.2f})" if uneven else ""
     return [
         (theirs.communication - ours.communication, f"of communication that no computing hides ({hidden})"),
         (theirs.waiting - ours.waiting, f"of waiting{busiest}"),

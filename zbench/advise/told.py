@@ -10,9 +10,9 @@ def lines(advice: Row) -> Iterator[str]:
     """Yields the lines of an answer."""
     asked = advice["question"]
     yield (
-        f"SIMULATED: {asked['model']} on {asked['cluster']}, {asked['num_gpus']} GPUs, {asked['tokens_per_gpu']:,} tokens a "
-        f"GPU; {asked['batches']} batches drawn from {asked['num_lengths']:,} lengths of {asked['lengths']} (longest "
-        f"{asked['longest']:,}). Nothing here was measured on hardware."
+        f"SIMULATED: {asked['model']} on {asked['cluster']}, {asked['num_gpus']} GPUs, {asked['tokens_per_gpu']:,} "
+        f"tokens a GPU; {asked['batches']} batches drawn from {asked['num_lengths']:,} lengths of {asked['lengths']} "
+        f"(longest {asked['longest']:,}). Nothing here was measured on hardware."
     )
     if not advice["complete"]:
         yield "INCOMPLETE: it was stopped; what follows is what was finished."
@@ -76,13 +76,17 @@ def _contract(found: Row | None) -> Iterator[str]:
     inside, free = found["inside"], found["any_plan"]
     yield (
         f"Contract {found['contract']} of its engine, with the same sharding: {free['name']} reaches "
-        f"{free['tokens_per_second']:,.0f} tokens/s, a planner inside the contract {inside['tokens_per_second']:,.0f} (no "
-        f"schedule inside can have more than {found['bound_tokens_per_second']:,.0f}). So the contract costs "
-        f"{found['contract_costs']:.2f} x, and the scheduler of {found['option']} another {found['scheduler_costs']:.2f} x."
+        f"{free['tokens_per_second']:,.0f} tokens/s, a planner inside the contract {inside['tokens_per_second']:,.0f} "
+        f"(no schedule inside can have more than {found['bound_tokens_per_second']:,.0f}). So the contract costs "
+        f"{found['contract_costs']:.2f} x, and the scheduler of {found['option']} another "
+        f"{found['scheduler_costs']:.2f} x."
     )
     if found["default_costs"] is not None:
         limit = found["default"]["keys"]["pack_tokens"]
-        yield f"  With the limit that users start from, {limit:,} tokens a rank, it is another {found['default_costs']:.2f} x."
+        yield (
+            f"  The limit that users start from, {limit:,} tokens a rank, costs another {found['default_costs']:.2f} x "
+            "against the one above."
+        )
 
 
 def _worlds(advice: Row, best: Row) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """verl: whole sequences to data-parallel groups (FSDP with Ulysses), and dynamic context parallelism (Megatron).
 
-Keys: verl/trainer/config (ppo_trainer.yaml, actor, engine/fsdp.yaml, engine/megatron.yaml), verl/workers/config/engine.py
+Keys: verl/trainer/config (ppo_trainer.yaml, actor, engine/fsdp.yaml, engine/megatron.yaml), verl/workers/config
 and docs/advance/dynamic_context_parallel.rst of verl at 1dda039b.
 """
 
@@ -32,8 +32,8 @@ def _options(model: Model) -> Sequence[Option]:
         ),
         Option(
             "dynamic_cp", "dynamic_cp", dynamic_settings, dynamic_flags, zero1, "free",
-            ("verl's Megatron engine has ZeRO-1 (megatron.use_distributed_optimizer). The reference model takes the same "
-             "keys. FP8, multimodal and value models, distillation and virtual stages do not go with it.",),
+            ("verl's Megatron engine has ZeRO-1 (megatron.use_distributed_optimizer). The reference model takes the "
+             "same keys. FP8, multimodal and value models, distillation and virtual stages do not go with it.",),
             rings, default_limit,
         ),
     )  # fmt: skip
