@@ -105,6 +105,12 @@ def _compare() -> int:
     return main()
 
 
+def _contribute() -> int:
+    from zbench.contribute.__main__ import main
+
+    return main()
+
+
 def _report() -> int:
     from zbench.report.__main__ import main
 
@@ -122,6 +128,7 @@ _OTHERS: dict[str, Callable[[], int]] = {
     "advise": _advise,
     "anchors": _anchors,
     "compare": _compare,
+    "contribute": _contribute,
     "report": _report,
 }
 
