@@ -26,11 +26,12 @@ def contract_values(
 ) -> Values | None:
     """Returns what the contract and the scheduler of the advised option cost, as docs/advise.md has it; None where the
     option has no contract that is told, or no plan fits."""
-    option, best = deployed.option, advice.fastest
-    if option.contract is None or best is None:
+    option = deployed.option
+    planners = [one for one in advice.everything if one.fits and one is not advice.baseline]
+    if option.contract is None or not planners:
         return None
     keys = option.contract(deployed.played.candidate.keys)
-    own = best.candidate
+    own = planners[0].candidate
     any_plan = _faster(question, Candidate(own.name, own.system, own.keys), deployed, tell)
     inside = _faster(question, Candidate("planner inside", PLANNER, keys), deployed, tell)
     if any_plan is None or inside is None:
@@ -39,7 +40,7 @@ def contract_values(
     default = _default(question, option, deployed, tell)
     speeds = [one.figures.tokens_per_second or 0.0 for one in (any_plan, inside, deployed.played)]
     return {
-        "contract": keys["contract"], "keys": dict(keys), "option": option.name,
+        "contract": keys["contract"], "keys": dict(keys), "option": option.name, "adapter": option.adapter,
         "any_plan": advice.row(any_plan), "inside": advice.row(inside),
         "default": advice.row(default) if default else None,
         "contract_costs": speeds[0] / speeds[1], "scheduler_costs": speeds[1] / speeds[2],

@@ -15,6 +15,7 @@ from zbench.advise.verl import verl
 from zbench.describe.units import with_noun
 from zbench.describe.worlds import NOMINAL
 from zbench.interfaces.study import Sample
+from zbench.record.metrics import memory_verdict
 
 FRAMEWORKS: dict[str, Callable[[], Framework]] = {"megatron": megatron, "verl": verl, "torchtitan": torchtitan}
 
@@ -74,12 +75,11 @@ def _telling(name: str, tell: Callable[[str, str], None]) -> Tell:
 
 def _nothing(question: Question, advice: Advice) -> str:
     """Says that nothing can hold these lengths, with the reason that the baseline has."""
-    longest = int(question.lengths.max())
-    reason = advice.baseline.problem if advice.baseline else ""
+    reasons = [(one.candidate.name, one.problem or memory_verdict(one.figures) or "") for one in advice.everything]
+    name, reason = next((one for one in reasons if one[0] == BASELINE), reasons[0])
     gpus = with_noun(question.parts().cluster.num_ranks, "GPU")
     return (
-        f"LENGTHS has a sequence of {longest:,} tokens, and none of the systems has room for its batches on {gpus}: "
-        + (reason or "use more nodes, another model, or shorter sequences")
+        f"LENGTHS has {question.longest:,} tokens at most, and no system has room for that on {gpus}; {name}: {reason}"
     )
 
 

@@ -51,6 +51,7 @@ class Option:
     model: keys of the model that its engine needs. tensor: "free": degrees of tensor parallelism inside a node are
     tried as well. notes: what a user has to know. contract: of the keys chosen, those of a planner inside the engine's
     contract (systems/in_contract); None where that is not told. default: as settings, the keys that users start from.
+    adapter: what of zbench has the framework run the planner inside the contract; "" where nothing does.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Option:
     notes: Sequence[str] = ()
     contract: Callable[[Keys], Keys] | None = None
     default: Callable[[Cost, int, int], Keys] | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,12 @@ def _options(model: Model) -> Sequence[Option]:
     zero1: Keys = {"sharding": "zero1"} if model.sharding == "zero3" else {}
     notes = (_NO_FSDP,) if zero1 else ()
     return (
-        Option("dynamic_cp", "dynamic_cp", dynamic_settings, dynamic_flags, zero1, "free", notes, rings, default_limit),
+        Option(
+            "dynamic_cp", "dynamic_cp", dynamic_settings, dynamic_flags, zero1, "free", notes,
+            rings, default_limit, "zbench.adapters.megatron_core.install",
+        ),
         Option("dp_balanced", "dp_balanced", balanced_settings, balanced_flags, zero1, "free", notes),
-    )
+    )  # fmt: skip
 
 
 def dynamic_settings(cost: Cost, tokens: int, longest: int) -> list[Keys]:

@@ -108,7 +108,7 @@ def _setting(word: str) -> str:
     """
     key, equals, _ = word.partition("=")
     group = key.lstrip("+").partition(".")[0].partition("/")[0].partition("@")[0]
-    if not equals or group not in TAKEN or key == "workload":
+    if not equals or group not in TAKEN or key.lstrip("+") in ("workload", "workload.path"):
         raise ValueError(
             f"{word!r} is no setting of zbench advise; it takes framework=, systems=, cluster=, model=, mask=, "
             "tokens_per_gpu=, seed=, steps= (the number of batches), and keys such as cluster.num_nodes=8, "

@@ -1,5 +1,6 @@
 """The advice in words, for a terminal. Pure: it takes the values that --json prints (zbench.advise.advice)."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -50,12 +51,8 @@ def _range(row: Row) -> str:
 def _deployed(advice: Row, best: Row) -> Iterator[str]:
     found = advice["deploy"]
     if found is None:
-        asked = advice["question"]
-        yield (
-            f"To use it today, without a framework: zbench plan {asked['lengths']} --out step.plan "
-            f"{' '.join(word for word in asked['settings'] if word.startswith(('cluster', 'model', 'mask')))} "
-            f"system={best['name']}".replace("  ", " ")
-        )
+        yield f"To use it without a framework: {_planned(advice['question'], best)}"
+        yield "  and zbench.torch, which attends by such plans in a training loop of your own."
         return
     options = {row["name"]: row for row in found["options"]}
     yield f"In {found['framework']} ({found['version']}):"
@@ -68,6 +65,14 @@ def _deployed(advice: Row, best: Row) -> Iterator[str]:
     yield f"Advised: {advised['name']}, {found['share_of_fastest']:.0%} of the speed of {best['name']}, with"
     yield from (f"    {flag}" for flag in advised["flags"])
     yield from (f"  {note}" for note in advised["notes"])
+
+
+def _planned(asked: Row, best: Row) -> str:
+    """Writes the command that plans a batch of lengths with the fastest system."""
+    settings = [word for word in asked["settings"] if word.startswith(("cluster", "model", "mask"))]
+    settings += [f"model.{key}={value}" for key, value in best["model"].items()]
+    settings += [f"system={best['system']}", *(f"system.{key}={value}" for key, value in best["keys"].items())]
+    return shlex.join(["zbench", "plan", asked["lengths"], "--out", "step.plan", *settings])
 
 
 def _contract(found: Row | None) -> Iterator[str]:
@@ -87,6 +92,8 @@ def _contract(found: Row | None) -> Iterator[str]:
             f"  The limit that users start from, {limit:,} tokens a rank, costs another {found['default_costs']:.2f} x "
             "against the one above."
         )
+    if found["adapter"]:
+        yield f"  {found['adapter']} has the framework run the planner inside the contract (docs/adapters.md)."
 
 
 def _worlds(advice: Row, best: Row) -> Iterator[str]:

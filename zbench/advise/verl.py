@@ -28,13 +28,13 @@ def _options(model: Model) -> Sequence[Option]:
         Option(
             "verl_balance", "verl_balance", balance_settings, balance_flags, fsdp, "configured",
             ("verl's FSDP engine shards parameters and gathers them again for the backward (ZeRO-3).",),
-            whole,
+            whole, None, "zbench.adapters.verl.install",
         ),
         Option(
             "dynamic_cp", "dynamic_cp", dynamic_settings, dynamic_flags, zero1, "free",
             ("verl's Megatron engine has ZeRO-1 (megatron.use_distributed_optimizer). The reference model takes the "
              "same keys. FP8, multimodal and value models, distillation and virtual stages do not go with it.",),
-            rings, default_limit,
+            rings, default_limit, "zbench.adapters.verl.install_dynamic_cp",
         ),
     )  # fmt: skip
 
