@@ -9,11 +9,11 @@ import pytest
 from zbench.advise import find as finding
 from zbench.advise.__main__ import advise
 from zbench.advise.advice import Advice
-from zbench.advise.candidate import Candidate
+from zbench.advise.candidate import PinnedSystem
 from zbench.advise.find import question_values
 from zbench.advise.play import play
-from zbench.advise.question import asked
-from zbench.advise.told import lines
+from zbench.advise.question import read_question
+from zbench.advise.told import answer_lines
 from zbench.api.words import run_sub_command
 from zbench.report.advice import COLUMNS, advice_told, is_advice
 
@@ -75,7 +75,7 @@ def test_every_world_has_a_fastest_and_ranges_are_over_them(answer: dict[str, An
     for row in answer["deploy"]["options"]:
         assert row["speedup_least"] <= row["speedup"] <= row["speedup_greatest"]
         assert {row["least_in"], row["greatest_in"]} <= {"nominal", *worlds}
-    told = "\n".join(lines(answer))
+    told = "\n".join(answer_lines(answer))
     names = {one["world"] for one in worlds.values() if one["fastest"] != answer["fastest"]}
     assert all(name in told for name in names)
 
@@ -112,7 +112,7 @@ def test_reasons_name_both_and_their_seconds(answer: dict[str, Any]) -> None:
 
 
 def test_the_answer_reads_as_text_and_as_a_section_of_a_page(answer: dict[str, Any], tmp_path: Path) -> None:
-    told = list(lines(answer))
+    told = list(answer_lines(answer))
     assert told[0].startswith("SIMULATED: tiny on local_2x2, 4 GPUs")
     assert any(line.strip().startswith("--context-parallel-size") for line in told)
     file = tmp_path / "advice.json"
@@ -153,13 +153,13 @@ def test_what_nothing_has_room_for_is_one_sentence(path: str, capsys: pytest.Cap
 
 
 def test_who_stops_it_at_once_has_no_answer(path: str) -> None:
-    advice = Advice(question_values(asked(path, TINY)))
-    assert list(lines(advice.values()))[-1] == "No system has been played to its end."
+    advice = Advice(question_values(read_question(path, TINY)))
+    assert list(answer_lines(advice.values()))[-1] == "No system has been played to its end."
 
 
 def test_a_system_that_cannot_be_played_says_why(path: str) -> None:
-    question = asked(path, TINY)
-    found = play(question, Candidate("mesh", "mesh", {"degree": 3}), lambda _: None)
+    question = read_question(path, TINY)
+    found = play(question, PinnedSystem("mesh", "mesh", {"degree": 3}), lambda _: None)
     assert found.problem.startswith("system.degree is 3; it takes a divisor of the 4 ranks")
     assert not found.fits
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zbench.advise.framework import Framework, Option, Pinned, degrees, limits, power_of_two
+from zbench.advise.framework import Framework, LaunchSettings, Option, degrees, limits, power_of_two
 from zbench.advise.megatron import megatron
 from zbench.advise.torchtitan import torchtitan
 from zbench.advise.verl import verl
@@ -30,8 +30,8 @@ def option(of: Callable[[], Framework], name: str, model: Model) -> Option:
     return next(one for one in of().options(model) if one.name == name)
 
 
-def pinned(model: Model, longest: int = 65536, **keys: Any) -> Pinned:
-    return Pinned(keys, model, 32, longest, 131072)
+def pinned(model: Model, longest: int = 65536, **keys: Any) -> LaunchSettings:
+    return LaunchSettings(keys, model, 32, longest, 131072)
 
 
 def test_megatrons_dynamic_context_parallelism(model: Model) -> None:

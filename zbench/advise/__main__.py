@@ -1,4 +1,4 @@
-"""zbench advise LENGTHS cluster=... model=... [framework=megatron|verl|torchtitan|none] [--json]: one answer."""
+"""Runs `zbench advise LENGTHS cluster=... model=... [framework=megatron|verl|torchtitan|none] [--json]`."""
 
 import sys
 
@@ -10,8 +10,8 @@ with loading(__name__):
 
     from zbench.advise.advice import Advice
     from zbench.advise.find import find, parts_of, question_values
-    from zbench.advise.question import asked
-    from zbench.advise.told import lines
+    from zbench.advise.question import read_question
+    from zbench.advise.told import answer_lines
     from zbench.console.meter import Meter
 
 
@@ -27,7 +27,7 @@ def advise(words: Sequence[str]) -> int:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="cluster=..., model=..., framework=...")
     parser.add_argument("--json", action="store_true", help="prints values in place of words (docs/advise.md)")
     given = parser.parse_intermixed_args(list(words))
-    question = asked(given.lengths, given.settings)
+    question = read_question(given.lengths, given.settings)
     advice = Advice(question_values(question))
     seen: dict[str, None] = {}
     try:
@@ -48,7 +48,7 @@ def advise(words: Sequence[str]) -> int:
 
 def _print(advice: Advice, as_json: bool) -> None:
     values = advice.values()
-    print(json.dumps(values, indent=1, allow_nan=False) if as_json else "\n".join(lines(values)))
+    print(json.dumps(values, indent=1, allow_nan=False) if as_json else "\n".join(answer_lines(values)))
 
 
 if __name__ == "__main__":

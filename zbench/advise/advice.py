@@ -1,4 +1,4 @@
-"""The advice: what was found out so far, and its figures as plain values. Pure but for what it was made by.
+"""The advice: what was found out so far, and its figures as plain values. An edge.
 
 docs/advise.md has every field of `Advice.values`.
 """
@@ -31,7 +31,7 @@ class Deployed:
 
 @dataclass(slots=True)
 class Deployment:
-    """What of it a framework runs today. options: its ways, the fastest of which is advised. version: of the framework
+    """The ways in which a framework runs batches today, the fastest of which is advised. version: of the framework
     that the flags were read in."""
 
     framework: str
@@ -47,7 +47,7 @@ class Deployment:
 
 @dataclass(slots=True)
 class Advice:
-    """What was found out. question: as values. baseline: what speed-ups are over. systems: played whatever the
+    """The findings. question: as values. baseline: what speed-ups are over. systems: played whatever the
     framework is. worlds: name and words of those that were played in full. contract: as zbench.advise.contract has it.
     complete: nothing was left out because somebody stopped it."""
 
@@ -72,8 +72,8 @@ class Advice:
 
     @property
     def contenders(self) -> list[Played]:
-        """What is played in other worlds: what is nominally at least CONTENDS as fast as the fastest, the baseline, and
-        the framework's options."""
+        """The systems that are played in other worlds: those that are nominally at least CONTENDS as fast as the
+        fastest, the baseline, and the framework's options."""
         least = self.fastest.figures.step_seconds if self.fastest else None
         if least is None:
             return []

@@ -18,7 +18,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PinnedSystem:
     """A system of conf/system with keys of it and of the model set to what was chosen. words: the choice, told; ""
     where nothing was."""
 
@@ -38,7 +38,7 @@ class Candidate:
         return make_system(question.with_system(self.system, self.keys), parts.seen), parts
 
 
-def settle(question: Question, name: str, tell: Tell) -> Candidate:
+def settle(question: Question, name: str, tell: Tell) -> PinnedSystem:
     """Returns a system of conf/system with what a run of it would choose before it begins.
 
     Raises:
@@ -46,9 +46,9 @@ def settle(question: Question, name: str, tell: Tell) -> Candidate:
     """
     found = settled(question.with_system(name), question.parts(), tell=tell)
     if found.choice is None:
-        return Candidate(name, name)
+        return PinnedSystem(name, name)
     system = "mesh" if name == BASELINE else name
-    return Candidate(name, system, dict(found.choice.keys), dict(found.choice.model), found.choice.words)
+    return PinnedSystem(name, system, dict(found.choice.keys), dict(found.choice.model), found.choice.words)
 
 
 def study_of(question: Question, tell: Tell) -> Study:

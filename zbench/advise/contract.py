@@ -1,4 +1,4 @@
-"""What a framework's contract costs, and what its scheduler costs inside it. An edge.
+"""The cost of a framework's contract, and of its scheduler inside the contract. An edge.
 
 Three plans of the same batches are compared: any that a planner makes, the best that a planner makes inside the
 contract of the framework's engine (zbench.contracts), and what the framework's own scheduler makes. All have the
@@ -9,7 +9,7 @@ was chosen with, whichever is faster.
 from collections.abc import Callable
 
 from zbench.advise.advice import Advice, Deployed, Values
-from zbench.advise.candidate import Candidate
+from zbench.advise.candidate import PinnedSystem
 from zbench.advise.framework import Keys, Option
 from zbench.advise.play import Played, play
 from zbench.advise.question import Question
@@ -32,8 +32,8 @@ def contract_values(
         return None
     keys = option.contract(deployed.played.candidate.keys)
     own = planners[0].candidate
-    any_plan = _faster(question, Candidate(own.name, own.system, own.keys), deployed, tell)
-    inside = _faster(question, Candidate("planner inside", PLANNER, keys), deployed, tell)
+    any_plan = _faster(question, PinnedSystem(own.name, own.system, own.keys), deployed, tell)
+    inside = _faster(question, PinnedSystem("planner inside", PLANNER, keys), deployed, tell)
     if any_plan is None or inside is None:
         return None
     bound = _bound(question, inside.candidate)
@@ -50,7 +50,7 @@ def contract_values(
 
 
 def _faster(
-    question: Question, candidate: Candidate, deployed: Deployed, tell: Callable[[str, str], None]
+    question: Question, candidate: PinnedSystem, deployed: Deployed, tell: Callable[[str, str], None]
 ) -> Played | None:
     """Plays a candidate with the option's sharding, with the configured and with the option's tensor parallelism;
     returns the faster that fits."""
@@ -58,7 +58,7 @@ def _faster(
     plain = {key: value for key, value in wide.items() if key != "tensor_parallel"}
     found = []
     for model in [plain, wide] if wide != plain else [plain]:
-        one = Candidate(candidate.name, candidate.system, candidate.keys, model)
+        one = PinnedSystem(candidate.name, candidate.system, candidate.keys, model)
         found.append(play(question, one, lambda doing: tell("contract", f"{candidate.name}: {doing}")))
     fitting = [one for one in found if one.fits]
     return min(fitting, key=lambda one: one.figures.step_seconds or 0.0, default=None)
@@ -73,13 +73,13 @@ def _default(question: Question, option: Option, deployed: Deployed, tell: Calla
     keys: Keys = {**own.keys, **option.default(parts.cost, parts.tokens, question.longest)}
     found = play(
         question,
-        Candidate(f"{option.name}, default", own.system, keys, own.model),
+        PinnedSystem(f"{option.name}, default", own.system, keys, own.model),
         lambda doing: tell("contract", f"default limit: {doing}"),
     )
     return found if found.fits else None
 
 
-def _bound(question: Question, candidate: Candidate) -> float:
+def _bound(question: Question, candidate: PinnedSystem) -> float:
     """Returns the seconds that no schedule inside the contract can beat, over all batches."""
     parts = question.parts(candidate.model, NOMINAL)
     contract = _contract(candidate.keys, parts)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from zbench import CONF
 from zbench.advise.advice import Advice, Deployed, Deployment
-from zbench.advise.candidate import Candidate, Tell, settle, study_of
+from zbench.advise.candidate import PinnedSystem, Tell, settle, study_of
 from zbench.advise.contract import contract_values
 from zbench.advise.framework import Framework, chosen, flags_of
 from zbench.advise.megatron import megatron
@@ -47,7 +47,7 @@ def _played(question: Question, name: str, tell: Callable[[str, str], None]) -> 
     try:
         candidate = settle(question, name, doing)
     except ValueError as error:
-        return Played(Candidate(name, name), problem=str(error))
+        return Played(PinnedSystem(name, name), problem=str(error))
     return play(question, candidate, doing)
 
 
@@ -61,7 +61,7 @@ def _deploy(question: Question, advice: Advice, framework: Framework, tell: Call
         try:
             candidate = chosen(question, option, sample, doing)
         except ValueError as error:
-            played, flags = Played(Candidate(option.name, option.system), problem=str(error)), []
+            played, flags = Played(PinnedSystem(option.name, option.system), problem=str(error)), []
         else:
             played, flags = play(question, candidate, doing), flags_of(question, option, candidate)
         advice.deployment.options.append(Deployed(option, played, flags))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Literal
 
-from zbench.advise.candidate import Candidate, Tell, study_of
+from zbench.advise.candidate import PinnedSystem, Tell, study_of
 from zbench.advise.question import Question
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
@@ -26,7 +26,7 @@ SHARES = (1, 2, 4, 8)  # of a batch's tokens over the ranks, tried as limits of 
 
 
 @dataclass(frozen=True, slots=True)
-class Pinned:
+class LaunchSettings:
     """An option with its settings chosen. keys: of the system. longest: tokens of the longest sequence. tokens: of a
     batch."""
 
@@ -57,7 +57,7 @@ class Option:
     name: str
     system: str
     settings: Callable[[Cost, int, int], Sequence[Keys]]
-    flags: Callable[[Pinned], Sequence[str]]
+    flags: Callable[[LaunchSettings], Sequence[str]]
     model: Keys = field(default_factory=dict)
     tensor: Tensor = "configured"
     notes: Sequence[str] = ()
@@ -75,7 +75,7 @@ class Framework:
     options: Callable[[Model], Sequence[Option]]
 
 
-def chosen(question: Question, option: Option, sample: Sample, tell: Tell) -> Candidate:
+def chosen(question: Question, option: Option, sample: Sample, tell: Tell) -> PinnedSystem:
     """Returns the option with those of its settings that are fastest on other batches than the question's, as a user
     would set them before a run.
 
@@ -95,13 +95,13 @@ def chosen(question: Question, option: Option, sample: Sample, tell: Tell) -> Ca
     if not settings:
         raise ValueError(problem or f"{option.name} has no setting for this cluster")
     best = fastest_of(settings, sample, study_of(question, tell))
-    return Candidate(option.name, option.system, dict(best.keys), dict(best.model), best.words)
+    return PinnedSystem(option.name, option.system, dict(best.keys), dict(best.model), best.words)
 
 
-def flags_of(question: Question, option: Option, candidate: Candidate) -> list[str]:
+def flags_of(question: Question, option: Option, candidate: PinnedSystem) -> list[str]:
     """Returns the flags that make a framework run what was played as this candidate."""
     parts = question.parts(candidate.model)
-    pinned = Pinned(candidate.keys, parts.model, parts.cluster.num_ranks, question.longest, parts.tokens)
+    pinned = LaunchSettings(candidate.keys, parts.model, parts.cluster.num_ranks, question.longest, parts.tokens)
     return list(option.flags(pinned))
 
 

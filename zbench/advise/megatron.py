@@ -1,4 +1,4 @@
-"""Megatron-LM: dynamic context parallelism, and packs for static groups (`dp_balanced`).
+"""Megatron-LM's options: dynamic context parallelism, and packs for static groups (`dp_balanced`).
 
 Flags: megatron/training/arguments.py and megatron/core/model_parallel_config.py (branch dev, d48bd6be), and
 examples/dynamic_context_parallel there.
@@ -7,7 +7,7 @@ examples/dynamic_context_parallel there.
 from collections.abc import Sequence
 from math import ceil, gcd
 
-from zbench.advise.framework import Framework, Keys, Option, Pinned, degrees, limits, power_of_two
+from zbench.advise.framework import Framework, Keys, LaunchSettings, Option, degrees, limits, power_of_two
 from zbench.cost.cost import Cost
 from zbench.describe.model import Model
 
@@ -28,8 +28,8 @@ def _options(model: Model) -> Sequence[Option]:
     notes = (_NO_FSDP,) if zero1 else ()
     return (
         Option(
-            "dynamic_cp", "dynamic_cp", dynamic_settings, dynamic_flags, zero1, "free", notes,
-            rings, default_limit, "zbench.adapters.megatron_core.install",
+            "dynamic_cp", "dynamic_cp", dynamic_settings, megatron_dynamic_flags, zero1, "free", notes,
+            ring_contract, default_limit, "zbench.adapters.megatron_core.install",
         ),
         Option("dp_balanced", "dp_balanced", balanced_settings, balanced_flags, zero1, "free", notes),
     )  # fmt: skip
@@ -45,7 +45,7 @@ def default_limit(cost: Cost, tokens: int, longest: int) -> Keys:
     return dynamic_settings(cost, tokens, longest)[0]
 
 
-def rings(_: Keys) -> Keys:
+def ring_contract(_: Keys) -> Keys:
     """Returns the keys of a planner inside the contract of Megatron's engine, in which memory is the only limit."""
     return {"contract": "aligned_pow2_rings"}
 
@@ -59,7 +59,7 @@ def balanced_settings(cost: Cost, tokens: int, longest: int) -> list[Keys]:
     ]
 
 
-def dynamic_flags(pinned: Pinned) -> list[str]:
+def megatron_dynamic_flags(pinned: LaunchSettings) -> list[str]:
     """Returns the flags of dynamic context parallelism. The static degree is that which holds the longest sequence;
     for the scheduler only its product with data parallelism counts."""
     limit = pinned.keys["pack_tokens"]
@@ -74,7 +74,7 @@ def dynamic_flags(pinned: Pinned) -> list[str]:
     ]
 
 
-def balanced_flags(pinned: Pinned) -> list[str]:
+def balanced_flags(pinned: LaunchSettings) -> list[str]:
     """Returns the flags of packs for static groups."""
     degree = pinned.keys["degree"]
     return [
@@ -85,7 +85,7 @@ def balanced_flags(pinned: Pinned) -> list[str]:
     ]
 
 
-def _common(pinned: Pinned, degree: int) -> list[str]:
+def _common(pinned: LaunchSettings, degree: int) -> list[str]:
     """Returns what the job needs whatever packs it: the data loader, parallelism, sharding, recomputation. Megatron has
     the length be a multiple of twice the context-parallel size."""
     model = pinned.model

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from time import perf_counter
 
-from zbench.advise.candidate import Candidate, Tell
+from zbench.advise.candidate import PinnedSystem, Tell
 from zbench.advise.question import Question
 from zbench.describe.batch import Batch
 from zbench.describe.mask import CAUSAL
@@ -27,7 +27,7 @@ class Played:
     """A candidate and the steps that were played of it. facts: of cluster and model, as metrics need them. worlds:
     lines of the steps, by world, the nominal one among them. problem: why there are none; "" where there are."""
 
-    candidate: Candidate
+    candidate: PinnedSystem
     facts: Facts | None = None
     worlds: dict[str, list[Line]] = field(default_factory=dict)
     problem: str = ""
@@ -56,7 +56,7 @@ class Played:
         return speedup_interval(self.steps, other.steps)
 
 
-def play(question: Question, candidate: Candidate, tell: Tell) -> Played:
+def play(question: Question, candidate: PinnedSystem, tell: Tell) -> Played:
     """Plays a candidate on the question's batches in the nominal world; where it cannot be played, says why."""
     try:
         system, parts = candidate.made(question)

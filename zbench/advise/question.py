@@ -75,7 +75,7 @@ def _yaml(group: str, name: str) -> Any:
     return OmegaConf.load(CONF / group / f"{name}.yaml")
 
 
-def asked(path: str, words: Sequence[str]) -> Question:
+def read_question(path: str, words: Sequence[str]) -> Question:
     """Returns the question of a file of lengths and of settings, as in cluster=a800_4x8.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Says why one system's steps are shorter than another's, from what was played of both. Pure."""
+"""Says why one system's steps are shorter than another's, from what was played of both. An edge."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ UNEVEN = 0.02  # more than that of the mean has the busiest rank to compute befo
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Where the time of a step goes, seconds, mean over ranks and steps: they add up to the step. communication: that
-    no computing hides. waiting: the rest, for busier ranks and for the optimizer."""
+    """The parts of a step's time, seconds, mean over ranks and steps: they add up to the step. communication: that no
+    computing hides. waiting: the rest, for busier ranks and for the optimizer."""
 
     computing: float
     communication: float

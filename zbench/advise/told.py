@@ -7,7 +7,7 @@ from typing import Any
 Row = Mapping[str, Any]
 
 
-def lines(advice: Row) -> Iterator[str]:
+def answer_lines(advice: Row) -> Iterator[str]:
     """Yields the lines of an answer."""
     asked = advice["question"]
     yield (
@@ -22,14 +22,14 @@ def lines(advice: Row) -> Iterator[str]:
     if best is None:
         yield "No system has been played to its end."
         return
-    yield f"Fastest of {', '.join(rows)}: {best['name']}, {figures(best, advice['baseline'])}"
+    yield f"Fastest of {', '.join(rows)}: {best['name']}, {figures_told(best, advice['baseline'])}"
     yield from (f"  {one}" for one in advice["why"])
     yield from _deployed(advice, best)
     yield from _contract(advice["contract"])
     yield from _worlds(advice, best)
 
 
-def figures(row: Row, baseline: str | None) -> str:
+def figures_told(row: Row, baseline: str | None) -> str:
     """Writes tokens a second and the speed-up over the baseline, with their intervals and the range over worlds."""
     if row["problem"]:
         return str(row["problem"])
@@ -57,7 +57,7 @@ def _deployed(advice: Row, best: Row) -> Iterator[str]:
     options = {row["name"]: row for row in found["options"]}
     yield f"In {found['framework']} ({found['version']}):"
     for row in options.values():
-        yield f"  {row['name']}: {figures(row, advice['baseline'])}"
+        yield f"  {row['name']}: {figures_told(row, advice['baseline'])}"
     advised = options.get(found["advised"])
     if advised is None:
         yield "  none of them has room; more GPUs, tensor parallelism (model.tensor_parallel=) or recompute=full may."

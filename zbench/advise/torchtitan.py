@@ -1,4 +1,4 @@
-"""torchtitan: PyTorch's context parallelism, keys gathered, with either of its load balancers.
+"""Torchtitan's options: PyTorch's context parallelism, keys gathered, with either of its load balancers.
 
 Flags: torchtitan/config/configs.py, torchtitan/distributed/context_parallel/api.py and activation_checkpoint.py of
 torchtitan at b5bcd76c.
@@ -7,7 +7,7 @@ torchtitan at b5bcd76c.
 from collections.abc import Sequence
 from functools import partial
 
-from zbench.advise.framework import Framework, Keys, Option, Pinned, degrees, limits
+from zbench.advise.framework import Framework, Keys, LaunchSettings, Option, degrees, limits
 from zbench.cost.cost import Cost
 from zbench.describe.model import Model
 
@@ -43,7 +43,7 @@ def cp_settings(balancer: str, cost: Cost, tokens: int, longest: int) -> list[Ke
     ]
 
 
-def cp_flags(pinned: Pinned) -> list[str]:
+def cp_flags(pinned: LaunchSettings) -> list[str]:
     """Returns the flags of a trainer: a micro-batch of a data-parallel rank is that of the GPUs of a context-parallel
     group."""
     model, degree = pinned.model, pinned.keys["degree"]

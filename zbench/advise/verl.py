@@ -1,4 +1,5 @@
-"""verl: whole sequences to data-parallel groups (FSDP with Ulysses), and dynamic context parallelism (Megatron).
+"""The options of verl: whole sequences to data-parallel groups (FSDP with Ulysses), and dynamic context parallelism
+(Megatron).
 
 Keys: verl/trainer/config (ppo_trainer.yaml, actor, engine/fsdp.yaml, engine/megatron.yaml), verl/workers/config
 and docs/advance/dynamic_context_parallel.rst of verl at 1dda039b.
@@ -7,8 +8,8 @@ and docs/advance/dynamic_context_parallel.rst of verl at 1dda039b.
 from collections.abc import Sequence
 from math import gcd
 
-from zbench.advise.framework import Framework, Keys, Option, Pinned, degrees, limits, power_of_two
-from zbench.advise.megatron import default_limit, dynamic_settings, rings
+from zbench.advise.framework import Framework, Keys, LaunchSettings, Option, degrees, limits, power_of_two
+from zbench.advise.megatron import default_limit, dynamic_settings, ring_contract
 from zbench.cost.cost import Cost
 from zbench.describe.model import Model
 
@@ -28,13 +29,13 @@ def _options(model: Model) -> Sequence[Option]:
         Option(
             "verl_balance", "verl_balance", balance_settings, balance_flags, fsdp, "configured",
             ("verl's FSDP engine shards parameters and gathers them again for the backward (ZeRO-3).",),
-            whole, None, "zbench.adapters.verl.install",
+            whole_contract, None, "zbench.adapters.verl.install",
         ),
         Option(
-            "dynamic_cp", "dynamic_cp", dynamic_settings, dynamic_flags, zero1, "free",
+            "dynamic_cp", "dynamic_cp", dynamic_settings, verl_dynamic_flags, zero1, "free",
             ("verl's Megatron engine has ZeRO-1 (megatron.use_distributed_optimizer). The reference model takes the "
              "same keys. FP8, multimodal and value models, distillation and virtual stages do not go with it.",),
-            rings, default_limit, "zbench.adapters.verl.install_dynamic_cp",
+            ring_contract, default_limit, "zbench.adapters.verl.install_dynamic_cp",
         ),
     )  # fmt: skip
 
@@ -49,12 +50,12 @@ def balance_settings(cost: Cost, tokens: int, longest: int) -> list[Keys]:
     ]
 
 
-def whole(keys: Keys) -> Keys:
+def whole_contract(keys: Keys) -> Keys:
     """Returns the keys of a planner that deals whole sequences to as many data-parallel groups."""
     return {"contract": "whole_on_dp", "degree": keys["degree"]}
 
 
-def balance_flags(pinned: Pinned) -> list[str]:
+def balance_flags(pinned: LaunchSettings) -> list[str]:
     """Returns the keys of the FSDP engine with Ulysses."""
     return [
         "trainer.balance_batch=True",
@@ -67,7 +68,7 @@ def balance_flags(pinned: Pinned) -> list[str]:
     ]
 
 
-def dynamic_flags(pinned: Pinned) -> list[str]:
+def verl_dynamic_flags(pinned: LaunchSettings) -> list[str]:
     """Returns the keys of the Megatron engine with dynamic context parallelism."""
     own, limit, model = f"{_ACTOR}.megatron", pinned.keys["pack_tokens"], pinned.model
     recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

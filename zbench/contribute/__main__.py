@@ -1,4 +1,4 @@
-"""zbench contribute RECORD: checks a measured record of your cluster, and says how to send it."""
+"""Runs `zbench contribute RECORD`: checks a measured record of your cluster, and says how to send it."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Whether a record is of a real run and can be what it says: what is wrong, each with field and value. Pure: no torch.
+"""Checks whether a record is of a real run and can be what it says; what is wrong has field and value. Pure: no torch.
 
 Whether it is honest nobody can tell from a file. What is refused here is what cannot have been measured, and what
 nobody could compare with: a changed checkout, versions that are not told, a run that stopped.
@@ -10,7 +10,6 @@ from typing import Any
 from zbench.record.fields import shortened
 from zbench.record.metrics import Facts, mfu
 from zbench.record.record import Line, Run
-from zbench.run.parts import SIMULATED
 from zbench.runtime.measured import COUNTED
 
 MEASURES = "zbench.runtime.executor.Torch"  # what trains; the desk emulates a network, and is measured of no cluster
@@ -35,7 +34,7 @@ def faults(run: Run) -> Iterator[str]:
 def _not_measured(run: Run) -> Iterator[str]:
     executor = run.start["config"].get("executor")
     target = executor.get("_target_") if isinstance(executor, Mapping) else None
-    if run.start["facts"]["simulated"] or target == SIMULATED:
+    if run.start["facts"]["simulated"]:
         yield "facts.simulated is true; only what was measured is taken (executor=torch)"
     elif target != MEASURES:
         yield f"config.executor._target_ is {shortened(target)}; it takes {MEASURES}, which trains on real devices"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zbench.advise.told import lines
+from zbench.advise.told import answer_lines
 from zbench.record.kinds import ADVICE, HEAD
 from zbench.record.shown import plain
 
@@ -45,7 +45,7 @@ def advice_told(path: str) -> dict[str, Any]:
             "title": f"{asked['model']} on {asked['cluster']}, {asked['lengths']}, framework {asked['framework']}",
             "columns": COLUMNS,
             "rows": [_row(one, found["baseline"]) for one in [*found["systems"], *options]],
-            "lines": [line.strip() for line in lines(found)],
+            "lines": [line.strip() for line in answer_lines(found)],
         }
     except OSError as error:
         raise ValueError(f"advice file {path!r} cannot be read: {error.strerror}") from error
