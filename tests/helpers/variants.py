@@ -26,7 +26,7 @@ SWITCHES = {
     ("mesh", "batching"): ("arrival", "balanced"),
     ("torch_cp", "balancer"): ("per_document", "ptrr"),
     ("zeppelin", "partitioner"): ("published",),
-    ("zeppelin", "legs"): ("serial",),
+    ("zeppelin", "routed_transfers"): ("serial",),
 }
 FOLDER = Path(__file__).parents[2] / "conf" / "system"
 

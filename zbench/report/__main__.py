@@ -70,14 +70,21 @@ def _main() -> int:
     runs = read_all(records) if records else []
     steps, left_out = looked_into(runs, steps_to_show(runs, arguments.steps), arguments.trust)
     found = overview(runs, arguments.convention)
-    text = page({
-        "files": arguments.files,
-        "command": shlex.join(["python", "-m", "zbench.report", *sys.argv[1:]]),
-        "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "convention": " ".join([convention_words(arguments.convention), *doubt_words(found)]),
-        "shares": SHARES, "series": SERIES, "left_out": left_out,
-        "runs": found, "steps": steps, "worlds": worlds_told(runs), "advice": advice,
-    })  # fmt: skip
+    text = page(
+        {
+            "files": arguments.files,
+            "command": shlex.join(["python", "-m", "zbench.report", *sys.argv[1:]]),
+            "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+            "convention": " ".join([convention_words(arguments.convention), *doubt_words(found)]),
+            "shares": SHARES,
+            "series": SERIES,
+            "left_out": left_out,
+            "runs": found,
+            "steps": steps,
+            "worlds": worlds_told(runs),
+            "advice": advice,
+        }
+    )
     with whole_file("--out", arguments.out, PAGE) as stream:
         stream.write(text.encode("utf-8", "replace"))  # a record's text may hold half a surrogate pair
     size = Path(arguments.out).stat().st_size / 1e6
