@@ -18,7 +18,7 @@ from zbench.systems.in_contract.rings import least_round, seconds_of_group
 
 SHIPPED = (1, 2, 4, 8)  # times an even share of the batch: limits of the shipped scheduler that are tried
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # longest samples that have a round of their own
-HALVINGS = 12  # of the interval of a time that several rounds have in common
+HALVINGS = 8  # of the interval of a time that several rounds have in common
 Rounds = list[list[Group]]
 
 
@@ -45,10 +45,10 @@ def check_holds(lengths: Ints, contract: RingContract) -> None:
 def candidate_rounds(rates: RingRates, contract: RingContract, cap: float) -> Iterator[Rounds]:
     """Yields rounds by the estimate, each candidate once or more. cap: tokens of a rank at most."""
     order = np.argsort(-rates.length, kind="stable")
-    fewest = max(1, int(np.ceil(int(rates.length.sum()) / (cap * contract.ranks))))
     for part in _narrower(rates, contract, cap):
-        yield _under(part, order, contract, cap, np.inf)
-        for count in range(max(fewest, 2), max(fewest, 2) + 3):
+        rounds = _under(part, order, contract, cap, np.inf)
+        yield rounds
+        for count in range(len(rounds) if len(rounds) > 1 else 2, len(rounds) + 2):
             yield _in_common(part, order, contract, cap, count)
         for long in SPLITS:
             if long < len(order):
@@ -77,26 +77,39 @@ def rounds_seconds(rounds: Rounds, rates: RingRates) -> float:
     return total
 
 
-def multiplied(rounds: Rounds, rates: RingRates, contract: RingContract, cap: float) -> Rounds:
-    """Cuts rounds in two, the longest first, until their number is a multiple of the contract's.
+def operations(rounds: Rounds) -> int:
+    """Returns how many operations the plans of all rounds have at most, if received kv is carried: attends and
+    transfers, forward and backward."""
+    return sum(5 * group.size**2 - 3 * group.size for groups in rounds for group in groups)
 
-    Raises:
-        ContractError: no round has two samples any more.
-    """
+
+def multiplied(rounds: Rounds, rates: RingRates, contract: RingContract, cap: float) -> Rounds | None:
+    """Makes the number of rounds a multiple of the contract's: the longest ones are cut in two as long as one has two
+    samples, else those with the fewest tokens are joined on all ranks. Returns None where neither can be."""
     rounds = list(rounds)
     while len(rounds) % contract.multiple:
         several = [number for number, groups in enumerate(rounds) if sum(len(group.seqs) for group in groups) > 1]
         if not several:
-            raise ContractError(
-                f"the batch's samples make {len(rounds)} micro-batches of one sample each, and no multiple of "
-                f"{contract.multiple}"
-            )
+            return _joined(rounds, rates, contract)
         longest = max(several, key=lambda number: rounds_seconds([rounds[number]], rates))
         seqs = sorted((seq for group in rounds[longest] for seq in group.seqs), key=lambda seq: -rates.length[seq])
-        parts = [np.array(seqs[half::2]) for half in (0, 1)]
-        halves = [_under(rates, part, contract, cap, np.inf) for part in parts]
+        halves = [_under(rates, np.array(seqs[half::2]), contract, cap, np.inf) for half in (0, 1)]
         rounds[longest : longest + 1] = [one for half in halves for one in half]
     return rounds
+
+
+def _joined(rounds: Rounds, rates: RingRates, contract: RingContract) -> Rounds | None:
+    """Joins rounds on all ranks, two with the fewest tokens at a time; None where they are too many for max_tokens."""
+    samples = [[seq for group in groups for seq in group.seqs] for groups in rounds]
+    while len(samples) % contract.multiple:
+        samples.sort(key=lambda seqs: -sum(int(rates.length[seq]) for seq in seqs))
+        if len(samples) < 2:
+            return None
+        samples.append(samples.pop() + samples.pop())
+    tokens = max(sum(int(rates.length[seq]) for seq in seqs) for seqs in samples)
+    if contract.max_tokens is not None and tokens > contract.max_tokens * contract.ranks:
+        return None
+    return [[Group(contract.ranks, seqs)] for seqs in samples]
 
 
 def _narrower(rates: RingRates, contract: RingContract, cap: float) -> Iterator[RingRates]:
@@ -130,7 +143,9 @@ def _in_common(rates: RingRates, order: Ints, contract: RingContract, cap: float
     return best
 
 
-def _under(rates: RingRates, order: Ints, contract: RingContract, cap: float, most: float, once: bool = False) -> Rounds:
+def _under(
+    rates: RingRates, order: Ints, contract: RingContract, cap: float, most: float, once: bool = False
+) -> Rounds:
     """Returns rounds whose groups end by `most` seconds, each with what the ones before left; with `once` the others
     have as long as they need."""
     rounds: Rounds = []

@@ -18,14 +18,17 @@ from zbench.systems.in_contract.candidates import (
     candidate_rounds,
     check_holds,
     multiplied,
+    operations,
     rounds_seconds,
     shipped_rounds,
 )
 from zbench.systems.in_contract.laid import plans_of_rings, plans_of_whole
 from zbench.systems.in_contract.permutation import permutations, plan_of_permutation
-from zbench.systems.in_contract.rates import ring_rates
+from zbench.systems.in_contract.rates import RingRates, ring_rates
 from zbench.systems.in_contract.whole import check_whole, whole_schedules
 
+HOPELESS = 1.5  # times the least estimate: of the shipped scheduler's rounds, those are not played
+OPERATIONS = 400_000  # of the plans that are played at most, so that large clusters do not take seconds
 SHARES = (1.0, 0.85, 0.7, 0.5, 0.35)  # of the tokens that fit a GPU: what rings receive needs room, too
 
 
@@ -44,20 +47,40 @@ def fastest_rounds(lengths: Ints, contract: RingContract, cost: Cost, backward: 
         cap = max(share * fitting_tokens(cost), float(lengths.max()) / contract.ranks)
         cap = cap if contract.max_tokens is None else min(cap, float(contract.max_tokens))
         own = [multiplied(one, rates, contract, cap) for one in candidate_rounds(rates, contract, cap)]
-        own = sorted(_different(own), key=lambda one: rounds_seconds(one, rates))[:played]
-        shipped = [] if share < 1 else [*shipped_rounds(lengths, contract)]
-        shipped = [multiplied(one, rates, contract, cap) for one in shipped]
-        for rounds in _different([*own, *shipped]):
-            schedule = _schedule(rounds, lengths, contract, cost)
+        shipped = [multiplied(one, rates, contract, cap) for one in shipped_rounds(lengths, contract)]
+        for rounds in _promising([one for one in own if one], [one for one in shipped if one], rates, played):
+            schedule = schedule_of_rounds(rounds, lengths, contract, cost)
             if _keeps(schedule, contract):
                 seconds = step_seconds(batch, plans_of_rings(schedule, cost, backward), cost)
                 timed.append((seconds, schedule))
         if timed and min(timed, key=lambda one: one[0])[0][0] == 0:
             break
+    if not timed:
+        raise ContractError(
+            f"no schedule was found whose micro-batches are a multiple of {contract.multiple}, every rank with a "
+            f"sample and at most {contract.max_tokens} tokens (max_tokens)"
+        )
     return min(timed, key=lambda one: one[0])[1]
 
 
-def _schedule(rounds: Rounds, lengths: Ints, contract: RingContract, cost: Cost) -> SampleSchedule:
+def _promising(own: list[Rounds], shipped: list[Rounds], rates: RingRates, played: int) -> list[Rounds]:
+    """Returns the candidates to play: the best `played` of our own by estimate, and of the shipped scheduler's those
+    that are near the best; not more than OPERATIONS together, but one at least."""
+    seconds = {id(one): rounds_seconds(one, rates) for one in (*own, *shipped)}
+    own = sorted(_different(own), key=lambda one: seconds[id(one)])[:played]
+    if not own:
+        return []
+    near = [one for one in shipped if seconds[id(one)] <= HOPELESS * seconds[id(own[0])]]
+    found, total = [own[0]], operations(own[0])
+    for one in sorted(_different([*own, *near])[1:], key=lambda one: seconds[id(one)]):
+        total += operations(one)
+        if total <= OPERATIONS:
+            found.append(one)
+    return found
+
+
+def schedule_of_rounds(rounds: Rounds, lengths: Ints, contract: RingContract, cost: Cost) -> SampleSchedule:
+    """Returns rounds of groups as a schedule, each group on its ranks (zbench.systems.in_contract.candidates)."""
     per_node = cost.cluster.gpus_per_node
     placed = (
         [RingGroup(first, group.size, tuple(group.seqs)) for first, group in arranged(groups, contract, per_node)]

@@ -93,7 +93,7 @@ def _keys_seen(lengths: Ints, cost: Cost) -> Ints:
     """Returns int64 [num_tokens]: how many keys every token of the pack sees."""
     mask = cost.model.mask
     if not mask.causal:
-        return np.repeat(lengths, lengths)
+        return np.asarray(np.repeat(lengths, lengths), np.int64)
     at = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return np.asarray(mask.reach(at) + 1, np.int64)
 

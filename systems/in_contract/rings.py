@@ -143,7 +143,7 @@ def _halved(rates, order, group, g, k):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _widen(rates, order, count, size, group, state, num_ranks):  # type: ignore[no-untyped-def]
+def _widen(rates, order, count, size, group, state, cap, num_ranks):  # type: ignore[no-untyped-def]
     """Gives every rank a group: one is widened to the next size, or halved into two of its size, whichever leaves the
     busiest group, and then the one that is changed, done sooner. Returns the number of groups, -1 where ranks are left
     that no group can have."""
@@ -169,7 +169,7 @@ def _widen(rates, order, count, size, group, state, num_ranks):  # type: ignore[
                 if (max(then, others), then - seconds[g]) < (best, least):
                     best, least, chosen, split = max(then, others), then - seconds[g], g, True
         if chosen < 0:
-            chosen = _split_off(rates, order, count, size, group, num_ranks - used)
+            chosen = _split_off(rates, order, count, size, group, cap, num_ranks - used)
             if chosen < 0:
                 return -1
             used += rates.sizes[size[count]]
@@ -189,22 +189,21 @@ def _widen(rates, order, count, size, group, state, num_ranks):  # type: ignore[
 
 
 @nb.njit(cache=True)
-def _split_off(rates, order, count, size, group, free):  # type: ignore[no-untyped-def]
+def _split_off(rates, order, count, size, group, cap, free):  # type: ignore[no-untyped-def]
     """Opens a group of at most `free` ranks, as the last one, with the shortest sample that is not alone in its group;
-    returns that group, -1 if there is none, or none so narrow."""
-    if rates.sizes[0] > free:
-        return -1
+    returns the group that had it, -1 if there is none that so few ranks hold."""
+    widest = -1
+    for k in range(len(rates.sizes)):
+        if rates.sizes[k] <= free:
+            widest = k
     for i in range(len(order) - 1, -1, -1):
         g, shared = group[order[i]], False
         for other in order:
             if other != order[i] and g >= 0 and group[other] == g:
                 shared = True
-        if shared:
+        if shared and widest >= 0 and rates.length[order[i]] / rates.sizes[widest] <= cap:
             group[order[i]] = count
-            size[count] = 0
-            for k in range(len(rates.sizes)):
-                if rates.sizes[k] <= free:
-                    size[count] = k
+            size[count] = widest
             return g
     return -1
 
@@ -299,7 +298,7 @@ def _round(rates, order, most, cap, num_ranks, halvings, moves):  # type: ignore
                     low = middle
         most = high
     count, waiting = _fill(rates, order, most, cap, num_ranks, size, group, state)
-    count = _widen(rates, order, count, size, group, state, num_ranks)
+    count = _widen(rates, order, count, size, group, state, cap, num_ranks)
     if count < 0:
         return size[:0], np.full(len(rates.length), -1, np.int64), np.inf
     seconds = _even(rates, order, count, size, group, state, cap, moves)

@@ -18,8 +18,8 @@ meet at the end of every forward and backward with ZeRO-3, so that all groups of
 and those of G ranks take G times that of W ranks' time: the step takes no less than the sum over samples of the least,
 over sizes, of G times the mean, over W. That holds for every w, so the best of several is taken. Nor does it take less
 than a single sample, at the size at which the longer of its costs is least. Without ZeRO-3 ranks do not meet, and a
-rank may work on while its last messages are sent: there w is 1. A size counts where a micro-batch can have such a group:
-where the other ranks can have groups with the samples that are left, and the sample keeps to max_tokens.
+rank may work on while its last messages are sent: there w is 1. A size counts where a micro-batch can have such a
+group: where the other ranks can have groups with the samples that are left, and the sample keeps to max_tokens.
 
 Whole samples. A sample takes no less than its work on its data-parallel rank, and of the k + 1 longest on k ranks two
 are on one.
