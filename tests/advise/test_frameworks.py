@@ -39,11 +39,18 @@ def test_megatrons_dynamic_context_parallelism(model: Model) -> None:
     assert found.model == {"sharding": "zero1"}  # the engine refuses Megatron-FSDP beside it
     played = replace(model, **found.model)
     assert found.flags(pinned(played, pack_tokens=8192)) == [
-        "--dynamic-context-parallel", "--sequence-packing-scheduler default_dynamic_cp",
-        "--max-seqlen-per-dp-cp-rank 8192", "--context-parallel-size 8", "--min-dynamic-context-parallel-size 1",
-        "--seq-length 65536", "--calculate-per-token-loss", "--dataloader-type single",
-        "--tensor-model-parallel-size 1", "--pipeline-model-parallel-size 1", "--use-distributed-optimizer",
-    ]  # fmt: skip
+        "--dynamic-context-parallel",
+        "--sequence-packing-scheduler default_dynamic_cp",
+        "--max-seqlen-per-dp-cp-rank 8192",
+        "--context-parallel-size 8",
+        "--min-dynamic-context-parallel-size 1",
+        "--seq-length 65536",
+        "--calculate-per-token-loss",
+        "--dataloader-type single",
+        "--tensor-model-parallel-size 1",
+        "--pipeline-model-parallel-size 1",
+        "--use-distributed-optimizer",
+    ]
 
 
 def test_megatrons_flags_follow_the_model(model: Model) -> None:

@@ -21,28 +21,54 @@ def whole() -> Lines:
     """A run as the torch executor records it on one node of two GPUs."""
     start = start_line(
         config={
-            "steps": 2, "tokens_per_gpu": 4, "executor": {"_target_": "zbench.runtime.executor.Torch"},
+            "steps": 2,
+            "tokens_per_gpu": 4,
+            "executor": {"_target_": "zbench.runtime.executor.Torch"},
             "choices": {"system": "ring", "workload": "github", "cluster": "h200_4x8"},
         },
         fingerprint={
-            "commit": "0123456789abcdef", "dirty": False, "sources": "a" * 64, "python": "3.11.7", "zbench": "0.1.0",
-            "numpy": "2.4.6", "numba": "0.68.1", "platform": "Linux", "processor": "CPU",
+            "commit": "0123456789abcdef",
+            "dirty": False,
+            "sources": "a" * 64,
+            "python": "3.11.7",
+            "zbench": "0.1.0",
+            "numpy": "2.4.6",
+            "numba": "0.68.1",
+            "platform": "Linux",
+            "processor": "CPU",
         },
-    )  # fmt: skip
+    )
     start["facts"] |= {
-        "simulated": False, "num_ranks": 2, "num_gpus": 2, "num_nodes": 1, "gpus_per_node": 2, "nics_per_node": 1,
-        "model": "tiny", "peak_flops": 1e15,
-    }  # fmt: skip
+        "simulated": False,
+        "num_ranks": 2,
+        "num_gpus": 2,
+        "num_nodes": 1,
+        "gpus_per_node": 2,
+        "nics_per_node": 1,
+        "model": "tiny",
+        "peak_flops": 1e15,
+    }
     about = {"kind": "about", "run": start["run"], "nic_bytes": COUNTED, "ranks": [dict(RANK)]}
     steps = [
         step_line(
-            number=number, tokens=8, sum_squared=34, max_length=5, seconds=2.0, bound_seconds=1.0,
-            attention_seconds=[0.5, 0.5], linear_seconds=[0.5, 0.5], communication_seconds=[0.1, 0.1],
-            exposed_seconds=[0.1, 0.1], nic_tx_bytes=[7], nic_rx_bytes=[7], peak_bytes=[5, 6], capacity_bytes=10,
+            number=number,
+            tokens=8,
+            sum_squared=34,
+            max_length=5,
+            seconds=2.0,
+            bound_seconds=1.0,
+            attention_seconds=[0.5, 0.5],
+            linear_seconds=[0.5, 0.5],
+            communication_seconds=[0.1, 0.1],
+            exposed_seconds=[0.1, 0.1],
+            nic_tx_bytes=[7],
+            nic_rx_bytes=[7],
+            peak_bytes=[5, 6],
+            capacity_bytes=10,
             out_of_memory=False,
         )
         for number in range(2)
-    ]  # fmt: skip
+    ]
     return [start, about, *steps, end_line()]
 
 

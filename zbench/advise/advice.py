@@ -143,18 +143,29 @@ class Advice:
         ends = played.gain_interval(base) if base and played.fits and played is not base else None
         ranges = self._range(played, base) if base and played.fits else {}
         return {
-            "name": one.name, "system": one.system, "keys": dict(one.keys), "model": dict(one.model),
-            "chosen": one.words, "problem": played.problem or memory_verdict(found) or "",
+            "name": one.name,
+            "system": one.system,
+            "keys": dict(one.keys),
+            "model": dict(one.model),
+            "chosen": one.words,
+            "problem": played.problem or memory_verdict(found) or "",
             "tokens_per_second": found.tokens_per_second,
-            "tokens_per_second_low": low, "tokens_per_second_high": high,
-            "speedup": gain, "speedup_low": ends[0] if ends else None, "speedup_high": ends[1] if ends else None,
+            "tokens_per_second_low": low,
+            "tokens_per_second_high": high,
+            "speedup": gain,
+            "speedup_low": ends[0] if ends else None,
+            "speedup_high": ends[1] if ends else None,
             **{name: ranges.get(name) for name in ("speedup_least", "least_in", "speedup_greatest", "greatest_in")},
-            "bound_ratio": found.bound_ratio, "step_seconds": found.step_seconds, "imbalance": found.imbalance,
-            "exposed_communication": found.exposed_communication, "nic_utilization": found.nic_utilization,
+            "bound_ratio": found.bound_ratio,
+            "step_seconds": found.step_seconds,
+            "imbalance": found.imbalance,
+            "exposed_communication": found.exposed_communication,
+            "nic_utilization": found.nic_utilization,
             "micro_batches": _mean([step["num_micro_batches"] for step in played.steps]),
-            "plan_seconds": found.plan_seconds, "peak_bytes": found.peak_bytes,
+            "plan_seconds": found.plan_seconds,
+            "peak_bytes": found.peak_bytes,
             "capacity_bytes": found.capacity_bytes,
-        }  # fmt: skip
+        }
 
     def _range(self, played: Played, base: Played) -> Values:
         """Returns the least and the greatest speed-up over the worlds that were played in full, and where they are."""
@@ -164,9 +175,11 @@ class Advice:
             return {}
         least, greatest = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
         return {
-            "speedup_least": known[least], "least_in": least,
-            "speedup_greatest": known[greatest], "greatest_in": greatest,
-        }  # fmt: skip
+            "speedup_least": known[least],
+            "least_in": least,
+            "speedup_greatest": known[greatest],
+            "greatest_in": greatest,
+        }
 
 
 def _first(played: Sequence[Played], world: str) -> str | None:

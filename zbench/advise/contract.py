@@ -40,13 +40,18 @@ def contract_values(
     default = _default(question, option, deployed, tell)
     speeds = [one.figures.tokens_per_second or 0.0 for one in (any_plan, inside, deployed.played)]
     return {
-        "contract": keys["contract"], "keys": dict(keys), "option": option.name, "adapter": option.adapter,
-        "any_plan": advice.row(any_plan), "inside": advice.row(inside),
+        "contract": keys["contract"],
+        "keys": dict(keys),
+        "option": option.name,
+        "adapter": option.adapter,
+        "any_plan": advice.row(any_plan),
+        "inside": advice.row(inside),
         "default": advice.row(default) if default else None,
-        "contract_costs": speeds[0] / speeds[1], "scheduler_costs": speeds[1] / speeds[2],
+        "contract_costs": speeds[0] / speeds[1],
+        "scheduler_costs": speeds[1] / speeds[2],
         "default_costs": deployed.played.gain(default) if default else None,
         "bound_tokens_per_second": question.parts().tokens * question.settings.steps / bound,
-    }  # fmt: skip
+    }
 
 
 def _faster(

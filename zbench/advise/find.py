@@ -95,9 +95,20 @@ def question_values(question: Question) -> dict[str, object]:
     parts, settings = question.parts(), question.settings
     lengths = question.lengths
     return {
-        "lengths": question.path, "num_lengths": len(lengths), "longest": int(lengths.max()),
-        "mean": float(lengths.mean()), "cluster": parts.cluster.name, "model": parts.model.name,
-        "num_gpus": parts.cluster.num_ranks, "framework": question.framework, "systems": list(question.systems),
-        "tokens_per_gpu": settings.tokens_per_gpu, "tokens": parts.tokens, "batches": settings.steps,
-        "seed": settings.seed, "mask": settings.mask, "settings": list(question.words), "world": NOMINAL,
-    }  # fmt: skip
+        "lengths": question.path,
+        "num_lengths": len(lengths),
+        "longest": int(lengths.max()),
+        "mean": float(lengths.mean()),
+        "cluster": parts.cluster.name,
+        "model": parts.model.name,
+        "num_gpus": parts.cluster.num_ranks,
+        "framework": question.framework,
+        "systems": list(question.systems),
+        "tokens_per_gpu": settings.tokens_per_gpu,
+        "tokens": parts.tokens,
+        "batches": settings.steps,
+        "seed": settings.seed,
+        "mask": settings.mask,
+        "settings": list(question.words),
+        "world": NOMINAL,
+    }

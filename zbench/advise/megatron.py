@@ -28,11 +28,19 @@ def _options(model: Model) -> Sequence[Option]:
     notes = (_NO_FSDP,) if zero1 else ()
     return (
         Option(
-            "dynamic_cp", "dynamic_cp", dynamic_settings, megatron_dynamic_flags, zero1, "free", notes,
-            ring_contract, default_limit, "zbench.adapters.megatron_core.install",
+            "dynamic_cp",
+            "dynamic_cp",
+            dynamic_settings,
+            megatron_dynamic_flags,
+            zero1,
+            "free",
+            notes,
+            ring_contract,
+            default_limit,
+            "zbench.adapters.megatron_core.install",
         ),
         Option("dp_balanced", "dp_balanced", balanced_settings, balanced_flags, zero1, "free", notes),
-    )  # fmt: skip
+    )
 
 
 def dynamic_settings(cost: Cost, tokens: int, longest: int) -> list[Keys]:

@@ -13,7 +13,7 @@ from zbench.console.sentence import not_among
 from zbench.describe.arrays import Ints
 from zbench.describe.worlds import NOMINAL
 from zbench.run.parts import Parts, Settings
-from zbench.run.written import check_units
+from zbench.run.yaml_units import check_units
 from zbench.workloads.read_lengths import read_lengths
 
 BATCHES = 6  # by default; with fewer than 3 there is no interval

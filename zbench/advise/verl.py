@@ -27,17 +27,33 @@ def _options(model: Model) -> Sequence[Option]:
     zero1: Keys = {} if model.sharding == "zero1" else {"sharding": "zero1"}
     return (
         Option(
-            "verl_balance", "verl_balance", balance_settings, balance_flags, fsdp, "configured",
+            "verl_balance",
+            "verl_balance",
+            balance_settings,
+            balance_flags,
+            fsdp,
+            "configured",
             ("verl's FSDP engine shards parameters and gathers them again for the backward (ZeRO-3).",),
-            whole_contract, None, "zbench.adapters.verl.install",
+            whole_contract,
+            None,
+            "zbench.adapters.verl.install",
         ),
         Option(
-            "dynamic_cp", "dynamic_cp", dynamic_settings, verl_dynamic_flags, zero1, "free",
-            ("verl's Megatron engine has ZeRO-1 (megatron.use_distributed_optimizer). The reference model takes the "
-             "same keys. FP8, multimodal and value models, distillation and virtual stages do not go with it.",),
-            ring_contract, default_limit, "zbench.adapters.verl.install_dynamic_cp",
+            "dynamic_cp",
+            "dynamic_cp",
+            dynamic_settings,
+            verl_dynamic_flags,
+            zero1,
+            "free",
+            (
+                "verl's Megatron engine has ZeRO-1 (megatron.use_distributed_optimizer). The reference model takes the "
+                "same keys. FP8, multimodal and value models, distillation and virtual stages do not go with it.",
+            ),
+            ring_contract,
+            default_limit,
+            "zbench.adapters.verl.install_dynamic_cp",
         ),
-    )  # fmt: skip
+    )
 
 
 def balance_settings(cost: Cost, tokens: int, longest: int) -> list[Keys]:
