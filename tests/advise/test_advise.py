@@ -1,6 +1,7 @@
 """zbench advise on four small GPUs: what is told follows from what was played, and mistakes are one sentence."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,15 @@ import pytest
 from zbench.advise import find as finding
 from zbench.advise.__main__ import advise
 from zbench.advise.advice import Advice
-from zbench.advise.candidate import PinnedSystem
+from zbench.advise.candidate import PinnedSystem, settle
 from zbench.advise.find import question_values
 from zbench.advise.play import play
 from zbench.advise.question import read_question
 from zbench.advise.told import answer_lines
 from zbench.api.words import run_sub_command
+from zbench.interfaces import study
 from zbench.report.advice import COLUMNS, advice_told, is_advice
+from zbench.run.chosen import choices_folder
 
 LENGTHS = (300, 200, 100, 60, 30, 10)
 TINY = ("cluster=local_2x2", "model=tiny", "tokens_per_gpu=128", "steps=3", "systems=usp,ring")
@@ -26,6 +29,15 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     found = tmp_path_factory.mktemp("advise") / "lengths.txt"
     found.write_text("".join(f"{length}\n" for length in LENGTHS))
     return str(found)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_samples() -> Iterator[None]:
+    """Settings are chosen by fewer batches than a user's are: that takes most of the time, and is tested elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study, "DRAWN", 100)
+        patch.setattr(study, "PLAYED", 4)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +87,7 @@ def test_every_world_has_a_fastest_and_ranges_are_over_them(answer: dict[str, An
     for row in answer["deploy"]["options"]:
         assert row["speedup_least"] <= row["speedup"] <= row["speedup_greatest"]
         assert {row["least_in"], row["greatest_in"]} <= {"nominal", *worlds}
+        assert row["tokens_per_second_least"] <= row["tokens_per_second"] <= row["tokens_per_second_greatest"]
     told = "\n".join(answer_lines(answer))
     names = {one["world"] for one in worlds.values() if one["fastest"] != answer["fastest"]}
     assert all(name in told for name in names)
@@ -155,6 +168,17 @@ def test_what_nothing_has_room_for_is_one_sentence(path: str, capsys: pytest.Cap
 def test_who_stops_it_at_once_has_no_answer(path: str) -> None:
     advice = Advice(question_values(read_question(path, TINY)))
     assert list(answer_lines(advice.values()))[-1] == "No system has been played to its end."
+
+
+def test_a_choice_is_of_what_the_file_holds_and_not_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file = tmp_path / "lengths.txt"
+    for count, text in enumerate(("30\n20\n", "30\n10\n", "30\n10\n"), 1):
+        file.write_text(text)
+        settle(read_question(str(file), TINY), "slime_schedule", lambda _: None)
+        assert len(list(choices_folder().glob("*.json"))) == min(count, 2)
 
 
 def test_a_system_that_cannot_be_played_says_why(path: str) -> None:

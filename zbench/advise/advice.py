@@ -17,6 +17,14 @@ from zbench.record.metrics import memory_verdict
 
 FORMAT = "zbench-advice/1"
 CONTENDS = 0.5  # of the fastest's speed: what is slower is not played in other worlds
+OVER_WORLDS = (
+    "tokens_per_second_least",
+    "tokens_per_second_greatest",
+    "speedup_least",
+    "least_in",
+    "speedup_greatest",
+    "greatest_in",
+)
 Values = dict[str, Any]
 
 
@@ -141,7 +149,6 @@ class Advice:
         base = self.baseline if self.baseline is not None and self.baseline.fits else None
         gain = played.gain(base) if base and played.fits else None
         ends = played.gain_interval(base) if base and played.fits and played is not base else None
-        ranges = self._range(played, base) if base and played.fits else {}
         return {
             "name": one.name,
             "system": one.system,
@@ -155,7 +162,7 @@ class Advice:
             "speedup": gain,
             "speedup_low": ends[0] if ends else None,
             "speedup_high": ends[1] if ends else None,
-            **{name: ranges.get(name) for name in ("speedup_least", "least_in", "speedup_greatest", "greatest_in")},
+            **self._ranges(played, base),
             "bound_ratio": found.bound_ratio,
             "step_seconds": found.step_seconds,
             "imbalance": found.imbalance,
@@ -167,19 +174,17 @@ class Advice:
             "capacity_bytes": found.capacity_bytes,
         }
 
-    def _range(self, played: Played, base: Played) -> Values:
-        """Returns the least and the greatest speed-up over the worlds that were played in full, and where they are."""
-        gains = {name: played.gain(base, name) for name in (NOMINAL, *self.worlds)}
-        known = {name: gain for name, gain in gains.items() if gain is not None}
-        if len(known) < 2:
-            return {}
-        least, greatest = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
-        return {
-            "speedup_least": known[least],
-            "least_in": least,
-            "speedup_greatest": known[greatest],
-            "greatest_in": greatest,
-        }
+    def _ranges(self, played: Played, base: Played | None) -> Values:
+        """Returns the least and the greatest rate and speed-up over the worlds that were played in full, the nominal
+        one among them, and the worlds of the speed-up's; null where there is none but the nominal one."""
+        worlds = [name for name in (NOMINAL, *self.worlds) if name in played.worlds]
+        if len(worlds) < 2:
+            return dict.fromkeys(OVER_WORLDS)
+        rates = [played.rate(name) for name in worlds]
+        gains = {name: gain for name in worlds if base is not None and (gain := played.gain(base, name)) is not None}
+        least, greatest = (choose(gains, key=gains.__getitem__, default=None) for choose in (min, max))
+        found = (min(rates), max(rates), gains.get(least or ""), least, gains.get(greatest or ""), greatest)
+        return dict(zip(OVER_WORLDS, found, strict=True))
 
 
 def _first(played: Sequence[Played], world: str) -> str | None:

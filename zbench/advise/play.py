@@ -47,6 +47,11 @@ class Played:
         """Whether it was played, and within memory."""
         return bool(self.steps) and not self.figures.out_of_memory
 
+    def rate(self, world: str) -> float:
+        """Returns the tokens a second in a world that was played."""
+        steps = self.worlds[world]
+        return float(sum(step["tokens"] for step in steps) / sum(step["seconds"] for step in steps))
+
     def gain(self, other: "Played", world: str = NOMINAL) -> float | None:
         """Returns how many times as fast it is as another in a world; None where one of them has not all steps."""
         return speedup(self.worlds.get(world, []), other.worlds.get(world, [])) if world in self.worlds else None

@@ -34,13 +34,16 @@ def figures_told(row: Row, baseline: str | None) -> str:
     if row["problem"]:
         return str(row["problem"])
     told = f"{row['tokens_per_second']:,.0f} simulated tokens/s"
-    if row["tokens_per_second_low"] is not None:
-        told += f" (95 % over batches {row['tokens_per_second_low']:,.0f} to {row['tokens_per_second_high']:,.0f})"
+    low, high, least = row["tokens_per_second_low"], row["tokens_per_second_high"], row["tokens_per_second_least"]
+    doubts = [f"95 % over batches {low:,.0f} to {high:,.0f}"] if low is not None else []
+    if least is not None:
+        doubts.append(f"over worlds {least:,.0f} to {row['tokens_per_second_greatest']:,.0f}")
+    told += f" ({'; '.join(doubts)})" if doubts else ""
     if row["speedup"] is not None and row["name"] != baseline:
         told += f"; {row['speedup']:.2f} x {baseline}"
-        if row["speedup_low"] is not None:
-            told += f" ({row['speedup_low']:.2f} to {row['speedup_high']:.2f}"
-            told += f"; over worlds {_range(row)})" if row["speedup_least"] is not None else ")"
+        doubts = [f"{row['speedup_low']:.2f} to {row['speedup_high']:.2f}"] if row["speedup_low"] is not None else []
+        doubts += [f"over worlds {_range(row)}"] if row["speedup_least"] is not None else []
+        told += f" ({'; '.join(doubts)})" if doubts else ""
     return f"{told}; {row['bound_ratio']:.0%} of the bound"
 
 
