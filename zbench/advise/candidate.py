@@ -35,7 +35,7 @@ class PinnedSystem:
             ValueError: the cluster or the model is none for it.
         """
         parts = question.parts(self.model, world)
-        return make_system(question.with_system(self.system, self.keys), parts.seen), parts
+        return make_system(question.system_config(self.system, self.keys), parts.seen), parts
 
 
 def settle(question: Question, name: str, tell: Tell) -> PinnedSystem:

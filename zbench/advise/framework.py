@@ -88,7 +88,7 @@ def chosen(question: Question, option: Option, sample: Sample, tell: Tell) -> Pi
         try:
             cost = make_cost(parts.cluster, model)
             for one in option.settings(cost, parts.tokens, question.longest):
-                system = make_system(question.with_system(option.system, one), cost)
+                system = make_system(question.system_config(option.system, one), cost)
                 settings.append(Setting(keys, one, cost, system))
         except ValueError as error:  # heads or ranks that such parallelism does not divide
             problem = problem or str(error)

@@ -1,7 +1,7 @@
 """The question: whose lengths, on which cluster, which model, in which framework. An edge: hydra composes it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import hydra
@@ -10,9 +10,11 @@ from omegaconf import DictConfig, OmegaConf
 from zbench import CONF
 from zbench.console.overrides import check_choices
 from zbench.console.sentence import not_among
+from zbench.cost.job import make_cost
 from zbench.describe.arrays import Ints
 from zbench.describe.worlds import NOMINAL
 from zbench.run.parts import Parts, Settings
+from zbench.run.target import from_yaml, make_part
 from zbench.run.yaml_units import check_units
 from zbench.workloads.read_lengths import read_lengths
 
@@ -50,11 +52,16 @@ class Question:
         """The most tokens that a sequence of a batch has."""
         return min(int(self.lengths.max()), int(self.config["workload"]["context_limit"]))
 
-    def with_system(self, name: str, keys: Mapping[str, Any] | None = None) -> DictConfig:
-        """Returns the configuration of a run with a system of conf/system, some of its keys changed."""
+    def with_system(self, name: str) -> DictConfig:
+        """Returns the configuration of a run with a system of conf/system."""
         config = self.config.copy()
-        config["system"] = OmegaConf.merge(_yaml("system", name), dict(keys or {}))
+        config["system"] = _yaml("system", name)
         return config
+
+    def system_config(self, name: str, keys: Mapping[str, Any]) -> DictConfig:
+        """Returns as much of a configuration as a system of conf/system is made of, some of its keys changed."""
+        limit = {"context_limit": self.config["workload"]["context_limit"]}  # which systems' yamls refer to
+        return OmegaConf.create({"workload": limit, "system": OmegaConf.merge(_yaml("system", name), dict(keys))})
 
     def parts(self, model: Mapping[str, Any] | None = None, world: str = NOMINAL) -> Parts:
         """Returns the parts of a run, made once. model: keys of the model, changed. world: of conf/world.
@@ -64,11 +71,24 @@ class Question:
         """
         name = f"{world} {sorted((model or {}).items())}"
         if name not in self.made:
-            config = self.config.copy()
-            config["world"] = _yaml("world", world)
-            config["model"] = OmegaConf.merge(config["model"], dict(model or {}))
-            self.made[name] = Parts.of(config, self.settings)
+            self.made[name] = self._parts(model or {}) if world == NOMINAL else self._world(model or {}, world)
         return self.made[name]
+
+    def _parts(self, model: Mapping[str, Any]) -> Parts:
+        config = self.config.copy()
+        config["model"] = OmegaConf.merge(config["model"], dict(model))
+        return Parts.of(config, self.settings)
+
+    def _world(self, model: Mapping[str, Any], name: str) -> Parts:
+        """Returns the nominal parts as they are in another world."""
+        nominal = self.parts(model)
+        world = make_part(from_yaml, OmegaConf.create({"world": _yaml("world", name)}), "world")
+        machine = world.of(nominal.nominal)
+        cost = make_cost(*machine)
+        executor = replace(nominal.executor, cost=cost)  # type: ignore[type-var]
+        return replace(
+            nominal, world=world, cluster=machine.cluster, model=machine.model, cost=cost, seen=cost, executor=executor
+        )
 
 
 def _yaml(group: str, name: str) -> Any:
