@@ -85,7 +85,7 @@ def test_a_whole_record_is_taken_and_where_it_goes_is_told(
 ) -> None:
     code, out, err = told(tmp_path, whole, capsys)
     assert (code, err) == (0, "")
-    assert "record.jsonl: 1 runs can be taken." in out
+    assert "record.jsonl: 1 run can be taken." in out
     assert "NVIDIA H200, torch 2.13.0, nccl, zbench 0.1.0 at 0123456789." in out
     assert f"{FOLDER}/" in out
     assert "-tiny-2026-01-01.jsonl and open a pull request" in out

@@ -28,7 +28,7 @@ def test_an_answer_alone_makes_a_page(
     path = tmp_path / "advice.json"
     path.write_text(json.dumps(Advice(QUESTION).values(), indent=1))
     assert page_of(path, monkeypatch) == 0
-    assert "1 answers, 0 runs" in capsys.readouterr().out
+    assert "1 answer, 0 runs" in capsys.readouterr().out
     text = path.with_suffix(".html").read_text()
     begin = text.index('id="data">') + len('id="data">')
     data: dict[str, Any] = json.loads(text[begin : text.index("</script>", begin)])

@@ -4,6 +4,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from zbench.describe.units import with_noun
+
 Row = Mapping[str, Any]
 
 
@@ -23,6 +25,9 @@ def answer_lines(advice: Row) -> Iterator[str]:
         yield "No system has been played to its end."
         return
     yield f"Fastest of {', '.join(rows)}: {best['name']}, {figures_told(best, advice['baseline'])}"
+    usual = rows.get(advice["baseline"], {})
+    if usual.get("chosen"):
+        yield f"  {usual['name']} is {usual['chosen']}."
     yield from (f"  {one}" for one in advice["why"])
     yield from _deployed(advice, best)
     yield from _contract(advice["contract"])
@@ -106,7 +111,7 @@ def _worlds(advice: Row, best: Row) -> Iterator[str]:
     turned = [one for one in worlds if one["fastest"] != best["name"]]
     advised = advice["deploy"]["advised"] if advice["deploy"] else None
     other = [one for one in worlds if advised is not None and one["deployed"] != advised]
-    yield f"Over {len(worlds)} worlds, each with one guessed or uncertain constant changed (docs/worlds.md):"
+    yield f"Over {with_noun(len(worlds), 'world')}, each with one guessed or uncertain constant changed (docs/worlds.md):"
     for name, changed, of in ((best["name"], turned, "fastest"), (advised, other, "deployed")):
         if name is None:
             continue

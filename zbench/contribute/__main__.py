@@ -10,6 +10,7 @@ with loading(__name__):
     from collections.abc import Sequence
 
     from zbench.contribute.checks import faults
+    from zbench.describe.units import with_noun
     from zbench.record.record import Run, read
     from zbench.record.rows import label
     from zbench.record.words import cluster_words
@@ -32,7 +33,7 @@ def contribute(words: Sequence[str]) -> int:
     parser.add_argument("record", metavar="RECORD", help="a record, as written by python -m zbench executor=torch out=")
     path = parser.parse_args(list(words)).record
     runs = checked(path)
-    print(f"{path}: {len(runs)} runs can be taken.")
+    print(f"{path}: {with_noun(len(runs), 'run')} can be taken.")
     for run in runs:
         print(f"  {label(run.start, 'system')} on {label(run.start, 'workload')}: {len(run.steps)} steps")
     print(how_to_send(path, runs[0]))

@@ -13,6 +13,7 @@ with loading(__name__):
 
     from zbench.console.meter import Meter
     from zbench.cost.cost import Cost
+    from zbench.describe.units import with_noun
     from zbench.plans.plan import Plan
     from zbench.record.kinds import PAGE
     from zbench.record.metrics import CONVENTIONS, Facts
@@ -88,7 +89,7 @@ def _main() -> int:
     with whole_file("--out", arguments.out, PAGE) as stream:
         stream.write(text.encode("utf-8", "replace"))  # a record's text may hold half a surrogate pair
     size = Path(arguments.out).stat().st_size / 1e6
-    told = f"{len(advice)} answers, " if advice else ""
+    told = f"{with_noun(len(advice), 'answer')}, " if advice else ""
     print(f"{arguments.out}: {told}{len(runs)} runs, {len(steps)} steps to look into, {size:.1f} MB")
     for words in left_out:
         print(words)
