@@ -111,7 +111,8 @@ def _worlds(advice: Row, best: Row) -> Iterator[str]:
     turned = [one for one in worlds if one["fastest"] != best["name"]]
     advised = advice["deploy"]["advised"] if advice["deploy"] else None
     other = [one for one in worlds if advised is not None and one["deployed"] != advised]
-    yield f"Over {with_noun(len(worlds), 'world')}, each with one guessed or uncertain constant changed (docs/worlds.md):"
+    count = with_noun(len(worlds), "world")
+    yield f"Over {count}, each with one guessed or uncertain constant changed (docs/worlds.md):"
     for name, changed, of in ((best["name"], turned, "fastest"), (advised, other, "deployed")):
         if name is None:
             continue
