@@ -51,7 +51,7 @@ class Option:
     model: keys of the model that its engine needs. tensor: "free": degrees of tensor parallelism inside a node are
     tried as well. notes: what a user has to know. contract: of the keys chosen, those of a planner inside the engine's
     contract (systems/in_contract); None where that is not told. default: as settings, the keys that users start from.
-    adapter: what of zbench has the framework run the planner inside the contract; "" where nothing does.
+    adapter: a sentence on what of zbench the framework can take in place of its scheduler; "" where there is nothing.
     """
 
     name: str

@@ -12,6 +12,10 @@ from zbench.cost.cost import Cost
 from zbench.describe.model import Model
 
 VERSION = "Megatron-LM, branch dev, d48bd6be (2026-08-21), with Transformer Engine 2.9 or later"
+_ADAPTER = (
+    "zbench.adapters.megatron_core.install has Megatron take its groups from the planner inside the contract, within "
+    "--max-seqlen-per-dp-cp-rank (docs/adapters.md)."
+)
 _NO_FSDP = (
     "Megatron refuses dynamic context parallelism together with Megatron-FSDP (ZeRO-3), so both of its schedulers are "
     "played with ZeRO-1 (--use-distributed-optimizer), and not with the model's sharding=zero3."
@@ -37,7 +41,7 @@ def _options(model: Model) -> Sequence[Option]:
             notes,
             ring_contract,
             default_limit,
-            "zbench.adapters.megatron_core.install",
+            _ADAPTER,
         ),
         Option("dp_balanced", "dp_balanced", balanced_settings, balanced_flags, zero1, "free", notes),
     )

@@ -101,7 +101,7 @@ def _contract(found: Row | None) -> Iterator[str]:
             "against the one above."
         )
     if found["adapter"]:
-        yield f"  {found['adapter']} has the framework run the planner inside the contract (docs/adapters.md)."
+        yield f"  {found['adapter']}"
 
 
 def _worlds(advice: Row, best: Row) -> Iterator[str]:

@@ -14,6 +14,14 @@ from zbench.cost.cost import Cost
 from zbench.describe.model import Model
 
 VERSION = "verl, 1dda039b (2026-08-22); its dynamic context parallelism needs a Megatron-Core with d2e7ec5b"
+_BALANCER = (
+    "zbench.adapters.verl.install has verl balance by the cost model's work, each micro-batch within the limit "
+    "(docs/adapters.md); what that gains is not played here."
+)
+_GROUPS = (
+    "zbench.adapters.verl.install_dynamic_cp has it take its groups from the planner inside the contract, within "
+    "max_seqlen_per_dp_cp_rank (docs/adapters.md)."
+)
 _ACTOR = "actor_rollout_ref.actor"
 
 
@@ -36,7 +44,7 @@ def _options(model: Model) -> Sequence[Option]:
             ("verl's FSDP engine shards parameters and gathers them again for the backward (ZeRO-3).",),
             whole_contract,
             None,
-            "zbench.adapters.verl.install",
+            _BALANCER,
         ),
         Option(
             "dynamic_cp",
@@ -51,7 +59,7 @@ def _options(model: Model) -> Sequence[Option]:
             ),
             ring_contract,
             default_limit,
-            "zbench.adapters.verl.install_dynamic_cp",
+            _GROUPS,
         ),
     )
 
