@@ -20,7 +20,9 @@ def test_lengths_become_megatron_s_lists() -> None:
 
 
 def test_contracts_and_keys_are_named() -> None:
-    whole = zbench.plan_schedule(LENGTHS, cluster="local_2x2", model="tiny", contract="whole_on_dp", ranks=2, multiple=2)
+    whole = zbench.plan_schedule(
+        LENGTHS, cluster="local_2x2", model="tiny", contract="whole_on_dp", ranks=2, multiple=2
+    )
     assert isinstance(whole, SampleSchedule)
     assert (whole.ranks, len(whole.micro_batches) % 2) == (2, 0)
     order = zbench.plan_schedule(LENGTHS, cluster="local_2x2", model="tiny", contract="equal_token_permutation")

@@ -83,9 +83,19 @@ def test_longer_rings_lie_on_a_line(cost: Cost, mode: str) -> None:
     model = replace(GPT_7B, num_heads=8, num_kv_heads=8, head_dim=512)
     large = replace(cost, model=model, cluster=replace(cost.cluster, num_nodes=16))
     assert group_shape(128, large) == (16, 8)
-    assert group_profiles(group_degrees(large), large, mode)[-1] == pytest.approx(
-        group_profile(128, large, mode), rel=1e-9
-    )
+    assert group_profiles(large, mode)[-1] == pytest.approx(group_profile(128, large, mode), rel=1e-9)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_profiles_that_are_kept_are_those_made_anew(cost: Cost, mode: str) -> None:
+    """Of an equal cost model too, and no planner can have written to them."""
+    kept = group_profiles(cost, mode)
+    assert group_profiles(replace(cost), mode) is kept
+    assert np.array_equal(group_profiles.__wrapped__(cost, mode), kept)
+    with pytest.raises(ValueError, match="read-only"):
+        kept[0, 0] = 0.0
+    other = replace(cost, cluster=replace(cost.cluster, nic_bandwidth=cost.cluster.nic_bandwidth / 2))
+    assert not np.array_equal(group_profiles(other, mode), kept)
 
 
 def test_groups_of_a_glance_have_the_bound_of_the_search(cost: Cost) -> None:

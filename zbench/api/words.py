@@ -123,10 +123,17 @@ def _anchors() -> int:
     return main()
 
 
+def _check() -> int:
+    from zbench.check.__main__ import main
+
+    return main()
+
+
 _OWN: dict[str, Callable[[Sequence[str]], int]] = {"plan": plan_words, "simulate": simulate_words}
 _OTHERS: dict[str, Callable[[], int]] = {
     "advise": _advise,
     "anchors": _anchors,
+    "check": _check,
     "compare": _compare,
     "contribute": _contribute,
     "report": _report,

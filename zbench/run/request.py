@@ -62,6 +62,7 @@ def request(config: DictConfig, command: str, command_id: str, presets: Presets)
     _check_keys(given, choices)
     name = str(told.job.config_name)
     changes = {}
+    presets.compose_together(name, choices)
     for group in GROUPS:
         plain, inner = presets.plain(name, group, choices)
         # another cluster/device: one word instead of all its constants
