@@ -52,7 +52,7 @@ def fastest_rounds(lengths: Ints, contract: RingContract, cost: Cost, backward: 
         for rounds in _promising([one for one in own if one], [one for one in shipped if one], rates, played):
             schedule = schedule_of_rounds(rounds, lengths, contract, cost)
             if _keeps(schedule, contract):
-                seconds = step_seconds(batch, plans_of_rings(schedule, cost, backward), cost)
+                seconds = lack_and_seconds(batch, plans_of_rings(schedule, cost, backward), cost)
                 timed.append((seconds, schedule))
         every += timed
         if timed and fastest_fits(timed):
@@ -115,7 +115,7 @@ def fastest_fits(timed: list[tuple[tuple[int, float], SampleSchedule]]) -> bool:
     return min(timed, key=lambda one: one[0][1])[0][0] == 0
 
 
-def step_seconds(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> tuple[int, float]:
+def lack_and_seconds(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> tuple[int, float]:
     """Plays a step; returns (bytes that its fullest GPU lacks, seconds)."""
     result = Simulated(cost).step(batch, plans)
     return max(0, max(result.peak_bytes) - result.capacity_bytes), result.seconds
@@ -136,7 +136,7 @@ def fastest_whole(lengths: Ints, contract: WholeOnDP, cost: Cost) -> SampleSched
         cap = cap if contract.max_tokens is None else min(cap, contract.max_tokens)
         for schedule in whole_schedules(lengths, contract, cost, cap):
             if _keeps(schedule, contract) and all(schedule != one for _, one in [*every, *timed]):
-                timed.append((step_seconds(batch, plans_of_whole(schedule, cost), cost), schedule))
+                timed.append((lack_and_seconds(batch, plans_of_whole(schedule, cost), cost), schedule))
         every += timed
         if timed and fastest_fits(timed):
             break
@@ -152,7 +152,7 @@ def fastest_permutation(lengths: Ints, cost: Cost) -> TokenPermutation:
     """Returns the permutation of a pack's tokens that takes least on the clock; the cluster's ranks divide them."""
     batch, seqs = Batch(lengths, seed=0, step=0), np.arange(len(lengths))
     timed = [
-        (step_seconds(batch, (plan_of_permutation(one, seqs, cost),), cost), one)
+        (lack_and_seconds(batch, (plan_of_permutation(one, seqs, cost),), cost), one)
         for one in permutations(lengths, cost.cluster.num_ranks, cost)
     ]
     return min(timed, key=lambda one: one[0])[1]
