@@ -125,7 +125,7 @@ def limits(cost: Cost, tokens: int, longest: int = 0, ranks: int = 1) -> list[in
     return [one for one in held if one * ranks >= longest] or [max(held[-1], STEP * ceil(longest / ranks / STEP))]
 
 
-def degrees(cost: Cost, longest: int, most: int, count: int = 3) -> list[int]:
+def degrees(cost: Cost, longest: int, most: int, count: int = 6) -> list[int]:
     """Returns degrees of context parallelism that may be tried: divisors of `most`, from the least that holds the
     longest sequence on, at most `count`."""
     every = [n for n in range(1, most + 1) if most % n == 0]

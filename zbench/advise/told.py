@@ -27,7 +27,7 @@ def answer_lines(advice: Row) -> Iterator[str]:
     yield f"Fastest of {', '.join(rows)}: {best['name']}, {figures_told(best, advice['baseline'])}"
     usual = rows.get(advice["baseline"], {})
     if usual.get("chosen"):
-        yield f"  {usual['name']} is {usual['chosen']}."
+        yield f"  {usual['name']}: {usual['chosen']}."
     yield from (f"  {one}" for one in advice["why"])
     yield from _deployed(advice, best)
     yield from _contract(advice["contract"])

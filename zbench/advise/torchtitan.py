@@ -38,7 +38,7 @@ def cp_settings(balancer: str, cost: Cost, tokens: int, longest: int) -> list[Ke
     backward = "regather" if cost.model.recompute == "full" else "keep"
     return [
         {"balancer": balancer, "degree": degree, "pack_tokens": one, "backward": backward}
-        for degree in degrees(cost, longest, cost.cluster.num_ranks, 4)
+        for degree in degrees(cost, longest, cost.cluster.num_ranks)
         for one in limits(cost, tokens, longest, degree)
     ]
 
