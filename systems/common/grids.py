@@ -20,7 +20,7 @@ from zbench.plans.area import Work
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ulysses_ring
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.legs import ports
+from zbench.simulator.hops import ports
 from zbench.systems.common.best_first import best_first
 
 PLAYED = 3  # most candidates that are built and played

@@ -1,7 +1,7 @@
 """Tables of the operations of shared sequences: the compiled part of zbench.systems.nodewise.operations.
 
-A table is an array of OPERATION. Its `turn` says when lanes serve an operation: the first by phase, then by chunk, then
-by the order inside a chunk.
+A table is an array of OPERATION. Its `turn` says when queues serve an operation: the first by phase, then by chunk,
+then by the order inside a chunk.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from zbench.plans.plan import ATTEND, TRANSFER, Ints
 from zbench.systems.nodewise.chunks import WHOLE, chunk_bounds
 from zbench.systems.nodewise.records import Record, Table
 
-# Phases, in the order in which lanes serve them. An exchange of shards comes before one of groups: GPUs of other nodes
+# Phases, in the order in which queues serve them. An exchange of shards comes before one of groups: GPUs of other nodes
 # wait for its keys.
 SHARD_OUT, GROUP_OUT, ACROSS, LOCAL, OWN, GROUP, OTHERS = range(7)
 CHUNKS, ORDERS = 64, 4096  # more than there are chunks in a phase, and operations of a rank in a chunk

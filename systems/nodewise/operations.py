@@ -59,7 +59,7 @@ class Shared:
 
 
 class Layer:
-    """Collects a plan's operations with the turns in which lanes serve them.
+    """Collects a plan's operations with the turns in which queues serve them.
 
     `done` gives them to the builder: those of the forward (keep 0), then those of the backward, as a forward too (keep
     1). chunks: in how many parts the heads of a GPU are exchanged and attended to at most, of shards of cut sequences.

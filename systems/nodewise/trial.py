@@ -76,6 +76,6 @@ class Trial:
         """
         seconds = 3 * cost.linear_seconds(self.plan.tokens_per_rank)
         for part in self.parts:
-            attends = part.legs.link_a < 0
-            seconds += np.bincount(part.legs.rank[attends], part.busy[attends], len(seconds))
+            attends = part.hops.link_a < 0
+            seconds += np.bincount(part.hops.rank[attends], part.busy[attends], len(seconds))
         return seconds

@@ -68,7 +68,7 @@ def parts_of(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> tuple[float, 
         float(cost.repacking_seconds(plan, ops, np.flatnonzero(ops.kind == ATTEND)).sum())
         for plan in plans
         for ops in (plan.forward, plan.backward)
-    )  # counted as communication, and done by the compute lane
+    )  # counted as communication, and done by the compute queue
     busy = np.mean(result.attention_seconds) + np.mean(result.linear_seconds) + result.phases["optimizer"]
     busy += repacking * cost.layers / cluster.num_ranks
     waits = [ends[2] - busy, ends[1] - ends[2], ends[0] - ends[1], result.phases["gradients"]]

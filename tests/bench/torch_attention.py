@@ -2,9 +2,9 @@
 
     python tests/bench/torch_attention.py [rounds] [ranks, 1 or 4; both]
 
-Forward and backward of a layer, interleaved in one run, a barrier before each. Medians over rounds: the seconds of the
-slowest rank; the processor's seconds of all ranks together, in which other programs do not count; and the rounds'
-ratios of each, with quartiles.
+Forward and backward of a layer, interleaved in one run, a barrier before each; medians over rounds of the slowest
+rank's seconds and of the processor's, of all ranks together, in which other programs do not count; and the median of
+the rounds' ratios of each, with quartiles.
 """
 
 import os

@@ -15,7 +15,7 @@ from tests.helpers.strategies import REAL, clusters
 from zbench.cost.cost import Cost
 from zbench.describe.cluster import MAY_BE_ZERO, Cluster, Device
 from zbench.describe.links import NIC, NVLINK
-from zbench.simulator.legs import num_links, ports
+from zbench.simulator.hops import num_links, ports
 
 CONF = Path(__file__).parents[2] / "conf"
 

@@ -45,12 +45,12 @@ def data_edges(plan: Plan, ops: Ops, backward: bool) -> set[tuple[int, int]]:
 
 
 @dataclass
-class Leg:
-    """One stretch of one operation; after: the leg before it in the same routed share."""
+class Hop:
+    """One stretch of one operation; after: the hop before it in the same routed share."""
 
     op: int
     rank: int
-    lanes: list[tuple]
+    queues: list[tuple]
     links: list[tuple]
     busy: float
     latency: float
@@ -88,107 +88,107 @@ def nearest(cluster: Cluster, src: int, dst: int) -> tuple[str, float, float, in
     return "inside", rate, cluster.nvlink_latency, cluster.nvlink_channels
 
 
-def make_legs(plan: Plan, ops: Ops, cluster: Cluster, seconds: list[float], size: list[int]) -> list[Leg]:
+def make_hops(plan: Plan, ops: Ops, cluster: Cluster, seconds: list[float], size: list[int]) -> list[Hop]:
     """seconds: of every attend; size: bytes of every transfer (both by operation)."""
-    legs: list[Leg] = []
+    hops: list[Hop] = []
 
     def link(kind: str, rank: int, way: str) -> tuple:
         return (kind, int(cluster.nic_of[rank]) if kind == "across" else rank, way)
 
     for index, op in enumerate(plan.views(ops)):
         if isinstance(op, Attend):
-            legs.append(Leg(index, op.rank, [(op.rank, "compute")], [], seconds[index], 0.0, True))
+            hops.append(Hop(index, op.rank, [(op.rank, "compute")], [], seconds[index], 0.0, True))
             continue
         src, dst, number = op.src, op.dst, size[index]
         inside = src // cluster.gpus_per_node == dst // cluster.gpus_per_node
         if inside or not op.via:
             kind, rate, latency, channels = nearest(cluster, src, dst)
-            lanes = [(src, kind, "tx"), (dst, kind, "rx")]
+            queues = [(src, kind, "tx"), (dst, kind, "rx")]
             links = [link(kind, src, "tx"), link(kind, dst, "rx")]
             whole = op.collective or channels == 1
             seconds_busy = (1 if whole else channels) * (number / rate)
-            legs.append(Leg(index, src, lanes, links, seconds_busy, latency, True, channels, whole))
+            hops.append(Hop(index, src, queues, links, seconds_busy, latency, True, channels, whole))
             continue
         for place, lane in enumerate(op.via):
             share = number * (place + 1) // len(op.via) - number * place // len(op.via)
             if not share:
                 continue
             p, q = carrier(cluster, src, lane), carrier(cluster, dst, lane)
-            hops = [(p, q, "tx", "rx")]
+            path = [(p, q, "tx", "rx")]
             if p != src:
-                hops.insert(0, (src, p, "tx", "rx through"))
+                path.insert(0, (src, p, "tx", "rx through"))
             if q != dst:
-                hops.append((q, dst, "tx through", "rx"))
-            for number_of_hop, (a, b, leaves, enters) in enumerate(hops):
-                after = len(legs) - 1 if number_of_hop else -1
+                path.append((q, dst, "tx through", "rx"))
+            for place_on_path, (a, b, leaves, enters) in enumerate(path):
+                after = len(hops) - 1 if place_on_path else -1
                 kind, rate, latency, channels = nearest(cluster, a, b)
-                lane_a, lane_b, busy = (a, kind, leaves), (b, kind, enters), share / rate
+                queue_a, queue_b, busy = (a, kind, leaves), (b, kind, enters), share / rate
                 links = [link(kind, a, "tx"), link(kind, b, "rx")]
-                last = number_of_hop == len(hops) - 1
+                last = place_on_path == len(path) - 1
                 whole = op.collective or channels == 1
                 busy = (1 if whole else channels) * busy
-                legs.append(Leg(index, a, [lane_a, lane_b], links, busy, latency, last, channels, whole, after))
-    return legs
+                hops.append(Hop(index, a, [queue_a, queue_b], links, busy, latency, last, channels, whole, after))
+    return hops
 
 
-def simulate(legs: list[Leg], edges: set[tuple[int, int]], ready: list[float] | None = None) -> list[Leg]:
-    """Fills in every leg's start. At each point in time, in plan order, every leg starts that can."""
+def simulate(hops: list[Hop], edges: set[tuple[int, int]], ready: list[float] | None = None) -> list[Hop]:
+    """Fills in every hop's start. At each point in time, in plan order, every hop starts that can."""
     ends = {}
-    for index, leg in enumerate(legs):
-        if leg.last:
-            ends.setdefault(leg.op, []).append(index)
+    for index, hop in enumerate(hops):
+        if hop.last:
+            ends.setdefault(hop.op, []).append(index)
     producers: dict[int, list[int]] = {}
     for producer, consumer in edges:
         producers.setdefault(consumer, []).append(producer)
     queues: dict[tuple, list[int]] = {}
-    for index, leg in enumerate(legs):
-        first = leg.after < 0
-        leg.needs = [end for op in producers.get(leg.op, []) for end in ends[op]] if first else [leg.after]
-        for lane in leg.lanes:
-            queues.setdefault(lane, []).append(index)
-    before: dict[int, list[int]] = {index: [] for index in range(len(legs))}  # started; of one pair: ended
-    same_pair: dict[int, list[int]] = {index: [] for index in range(len(legs))}
+    for index, hop in enumerate(hops):
+        first = hop.after < 0
+        hop.needs = [end for op in producers.get(hop.op, []) for end in ends[op]] if first else [hop.after]
+        for queue in hop.queues:
+            queues.setdefault(queue, []).append(index)
+    before: dict[int, list[int]] = {index: [] for index in range(len(hops))}  # started; of one pair: ended
+    same_pair: dict[int, list[int]] = {index: [] for index in range(len(hops))}
     for queue in queues.values():
         for one, other in pairwise(queue):
             before[other].append(one)
     pairs: dict[tuple, list[int]] = {}
-    for index, leg in enumerate(legs):
-        if leg.channels > 1:
-            same_pair[index] = list(pairs.setdefault(tuple(leg.lanes), []))
-            pairs[tuple(leg.lanes)].append(index)
+    for index, hop in enumerate(hops):
+        if hop.channels > 1:
+            same_pair[index] = list(pairs.setdefault(tuple(hop.queues), []))
+            pairs[tuple(hop.queues)].append(index)
 
-    def release(leg: Leg) -> float:
-        return leg.start + leg.busy
+    def release(hop: Hop) -> float:
+        return hop.start + hop.busy
 
-    using: dict[tuple, list[int]] = {}  # lanes and links -> the legs that have been on them
+    using: dict[tuple, list[int]] = {}  # queues and links -> the hops that have been on them
 
-    def has_room(leg: Leg, place: tuple, now: float) -> bool:
+    def has_room(hop: Hop, place: tuple, now: float) -> bool:
         taken = sum(
             other.channels if other.whole else 1
-            for other in (legs[index] for index in using.get(place, []))
+            for other in (hops[index] for index in using.get(place, []))
             if release(other) > now
         )
-        return taken + (leg.channels if leg.whole else 1) <= leg.channels
+        return taken + (hop.channels if hop.whole else 1) <= hop.channels
 
     times = [0.0, *(ready or [])]
     heapq.heapify(times)
-    waiting = list(range(len(legs)))
+    waiting = list(range(len(hops)))
     while waiting:
         now = heapq.heappop(times)
         for index in list(waiting):
-            leg = legs[index]
+            hop = hops[index]
             can = (
-                (ready[leg.rank] if ready else 0.0) <= now
-                and all(legs[n].start >= 0 and release(legs[n]) + legs[n].latency <= now for n in leg.needs)
-                and all(legs[n].start >= 0 for n in before[index])
-                and all(release(legs[n]) <= now for n in same_pair[index])
-                and all(has_room(leg, place, now) for place in (*leg.lanes, *leg.links))
+                (ready[hop.rank] if ready else 0.0) <= now
+                and all(hops[n].start >= 0 and release(hops[n]) + hops[n].latency <= now for n in hop.needs)
+                and all(hops[n].start >= 0 for n in before[index])
+                and all(release(hops[n]) <= now for n in same_pair[index])
+                and all(has_room(hop, place, now) for place in (*hop.queues, *hop.links))
             )
             if can:
-                leg.start = now
+                hop.start = now
                 waiting.remove(index)
-                for place in (*leg.lanes, *leg.links):
+                for place in (*hop.queues, *hop.links):
                     using.setdefault(place, []).append(index)
-                heapq.heappush(times, release(leg))
-                heapq.heappush(times, release(leg) + leg.latency)
-    return legs
+                heapq.heappush(times, release(hop))
+                heapq.heappush(times, release(hop) + hop.latency)
+    return hops

@@ -39,9 +39,13 @@ def run_of(
     names = {"system": system, "workload": workload, "cluster": group, "model": "llama_3b", "executor": "simulated"}
     whole = {
         **{key: {"_target_": f"{key}.{choice}", **given.get(key, {})} for key, choice in names.items()},
-        "seed": 0, "tokens_per_gpu": 8, "steps": 2, "trace": given.get("trace"), "changes": {},
+        "seed": 0,
+        "tokens_per_gpu": 8,
+        "steps": 2,
+        "trace": given.get("trace"),
+        "changes": {},
         "choices": {**names, "experiment": name},
-    }  # fmt: skip
+    }
     if "cluster" not in given:
         whole["cluster"]["gpus"] = gpus
     ring = {"_target_": "system.ring"}
@@ -63,29 +67,29 @@ def run_of(
     return Run(line, steps, end_line(line["run"]))
 
 
-def event(name: str, node: int, lane: int, begin: float, seconds: float) -> dict[str, Any]:
-    return {"ph": "X", "name": name, "pid": node, "tid": lane, "ts": 1e6 * begin, "dur": 1e6 * seconds, "args": {}}
+def event(name: str, node: int, track: int, begin: float, seconds: float) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "pid": node, "tid": track, "ts": 1e6 * begin, "dur": 1e6 * seconds, "args": {}}
 
 
-def thread(name: str, node: int, lane: int) -> dict[str, Any]:
-    return {"ph": "M", "name": "thread_name", "pid": node, "tid": lane, "args": {"name": name}}
+def thread(name: str, node: int, track: int) -> dict[str, Any]:
+    return {"ph": "M", "name": "thread_name", "pid": node, "tid": track, "args": {"name": name}}
 
 
 COLLECTIVES = "parameters, gradients"
-LANES = [
+TRACKS = [
     {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "node 0"}},
-    *[thread(name, 0, lane) for lane, name in enumerate(("GPU 0", "NIC 0 sends", "NIC 0 receives", COLLECTIVES))],
-    *[thread(name, 1, lane) for lane, name in enumerate(("GPU 1", "NIC 1 sends", "NIC 1 receives", COLLECTIVES))],
+    *[thread(name, 0, track) for track, name in enumerate(("GPU 0", "NIC 0 sends", "NIC 0 receives", COLLECTIVES))],
+    *[thread(name, 1, track) for track, name in enumerate(("GPU 1", "NIC 1 sends", "NIC 1 receives", COLLECTIVES))],
 ]
 CROSSING = [
-    *LANES,
+    *TRACKS,
     event("linear forward", 0, 0, 0, 1),
     event("kv", 0, 1, 1, 2),
     event("kv", 1, 2, 1, 2),
     event("attend backward", 1, 0, 3, 1),
     event("reduce gradients", 0, 3, 3, 2),
 ]
-INSIDE = [*LANES, event("head", 0, 0, 0, 2)]
+INSIDE = [*TRACKS, event("head", 0, 0, 0, 2)]
 TRACES = {"crossing.json": CROSSING, "inside.json": INSIDE}
 
 
@@ -215,7 +219,7 @@ def _part(gpus: int, seconds: float, turn: int, form: tuple[str, str] = ("", "")
     """A bar of the ablation, or, with turn -1, the ring."""
     if turn < 0:
         return run_of("ablation", "ring", seconds=seconds, gpus=gpus)
-    system = {**SWITCHES[turn], **dict(zip(("partitioner", "legs"), form, strict=True))}
+    system = {**SWITCHES[turn], **dict(zip(("partitioner", "routed_transfers"), form, strict=True))}
     return run_of("ablation", "zeppelin", seconds=seconds / (1 + turn), gpus=gpus, config={"system": system})
 
 

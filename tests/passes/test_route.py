@@ -21,7 +21,7 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import ring
 from zbench.plans.plan import COLUMNS, TRANSFER, Ops, Plan
 from zbench.proof.verify import verify, verify_step
-from zbench.simulator.legs import legs
+from zbench.simulator.hops import hops
 from zbench.simulator.simulate import layer_seconds, programs
 from zbench.systems.zeppelin.planner import Zeppelin
 
@@ -29,7 +29,7 @@ from zbench.systems.zeppelin.planner import Zeppelin
 def nic_bytes(plan: Plan, ops: Ops, cost: Cost) -> tuple[np.ndarray, np.ndarray]:
     """Bytes that every NIC sends and receives."""
     cluster = cost.cluster
-    parts = legs(plan, ops, cost.message_bytes(plan, ops), cluster)
+    parts = hops(plan, ops, cost.message_bytes(plan, ops), cluster)
     nic = parts.link_class == NIC
     sides = [(link[nic] - side) // 2 - cluster.num_ranks for side, link in enumerate((parts.link_a, parts.link_b))]
     size, nics = parts.bytes[nic], cluster.num_nics
@@ -121,7 +121,7 @@ def long_ring(cost: Cost) -> Plan:
 
 def carried(plan: Plan, cost: Cost) -> np.ndarray:
     """Bytes that every NIC sends in the forward, [num_nics]."""
-    parts = programs(plan, cost)[0].legs
+    parts = programs(plan, cost)[0].hops
     nic = parts.link_class == NIC
     return np.bincount(parts.link_a[nic] // 2 - 8, parts.bytes[nic], 8)
 
@@ -145,7 +145,7 @@ def test_shares_go_over_the_senders_nic_and_others_evenly_apart(count: int) -> N
 def test_zeppelin_takes_fewer_proxies_where_they_help() -> None:
     """Slow NVLink: half the NICs carry twice as much each, and GPUs hand on less."""
     cost = four_nics(nvlink_bandwidth=7e10)
-    (plan,) = Zeppelin(cost, order=False).plan(BATCH)
+    (plan,) = Zeppelin(cost, list_schedule=False).plan(BATCH)
     assert routed(plan)
     assert plan.lanes.lengths.max() < 4
     everywhere = narrowed(plan, cost, 4)

@@ -16,6 +16,7 @@ ROOMS = (
     "simulator",
     "passes",
     "proof",
+    "contracts",
     "systems",
 )  # nothing in them is an edge
 BLOCKED = ("torch", "hydra", "omegaconf", "wandb")

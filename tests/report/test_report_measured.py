@@ -19,7 +19,7 @@ from zbench.report.measured import measured_timeline
 from zbench.run.replay import Replay
 from zbench.runtime.clocks.events import OPTIMIZER, REDUCE, Events, Message, Span
 from zbench.runtime.measured_trace import write_measured
-from zbench.simulator.legs import legs
+from zbench.simulator.hops import hops
 from zbench.trace.file import recorded, trace_reference
 
 RANKS = 16
@@ -30,14 +30,14 @@ def noted(plans: Sequence[Plan], cost: Cost) -> list[Events]:
     ranks, number, moment = [Events() for _ in range(RANKS)], 0, 0.0
     for plan in plans:
         for ops in [plan.forward] * cost.model.num_layers + [plan.backward] * cost.model.num_layers:
-            parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
-            for leg, op in enumerate(parts.op.tolist()):
+            parts = hops(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
+            for hop, op in enumerate(parts.op.tolist()):
                 moment += 1e-3
                 if ops.kind[op] == ATTEND:
                     name = "attend forward" if ops is plan.forward else "attend backward"
-                    ranks[parts.rank[leg]].spans.append(Span(name, moment, moment + 1e-3, number, op))
+                    ranks[parts.rank[hop]].spans.append(Span(name, moment, moment + 1e-3, number, op))
                 else:
-                    _pass(ranks, ops, parts.bytes[leg], (op, leg, number), moment)
+                    _pass(ranks, ops, parts.bytes[hop], (op, hop, number), moment)
             number += 1
     for events in ranks:
         events.spans += [
@@ -49,10 +49,10 @@ def noted(plans: Sequence[Plan], cost: Cost) -> list[Events]:
 
 def _pass(ranks: Sequence[Events], ops: Ops, size: int, which: tuple[int, int, int], moment: float) -> None:
     """A direct message: ring's are."""
-    op, leg, run = which
+    op, hop, run = which
     source, target = int(ops.src[op]), int(ops.dst[op])
-    ranks[source].sent.append(Message(target, run, leg, int(size), moment))
-    ranks[target].arrived.append(Message(source, run, leg, int(size), moment + 5e-4))
+    ranks[source].sent.append(Message(target, run, hop, int(size), moment))
+    ranks[target].arrived.append(Message(source, run, hop, int(size), moment + 5e-4))
 
 
 @pytest.fixture(scope="module")

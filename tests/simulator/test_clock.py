@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers.eventloop import carrier, data_edges, make_legs, simulate, tied
+from tests.helpers.eventloop import carrier, data_edges, make_hops, simulate, tied
 from tests.helpers.strategies import REAL, cases, clusters
 from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
@@ -16,9 +16,9 @@ from zbench.describe.model import KV, Model
 from zbench.plans.area import work
 from zbench.plans.dataflow import Edges, edges
 from zbench.plans.plan import ATTEND, TRANSFER, Blocks, Lists, Ops, Plan
-from zbench.simulator.clock import Free, LegGraph, Timeline, leg_graph, run_legs
+from zbench.simulator.clock import Free, HopGraph, Timeline, hop_graph, run_hops
+from zbench.simulator.hops import copies, hops, proxy
 from zbench.simulator.layers import Modules, finished, occupancy
-from zbench.simulator.legs import copies, legs, proxy
 from zbench.simulator.simulate import prepare
 
 NONE = np.zeros(0, np.int64)
@@ -28,17 +28,17 @@ MODEL = Model("m", 2, 16, 4, 2, 4, 32, 64)
 
 def play(
     cost: Cost, plan: Plan, ops: Ops, backward: bool, ready: np.ndarray | None = None
-) -> tuple[LegGraph, Timeline]:
+) -> tuple[HopGraph, Timeline]:
     found = edges(plan, ops, backward)
     assert isinstance(found, Edges)
     of = prepare(plan, ops, found, cost, backward)
     ranks = cost.cluster.num_ranks
     start = np.zeros(ranks) if ready is None else ready
-    return of, run_legs(of, start, Free.zero(cost.cluster))
+    return of, run_hops(of, start, Free.zero(cost.cluster))
 
 
 @given(cases(nodes=3, gpus=4, most=120), st.booleans(), st.data())
-def test_every_leg_starts_when_the_plain_event_loop_starts_it(
+def test_every_hop_starts_when_the_plain_event_loop_starts_it(
     case: tuple[Cost, Plan], backward: bool, data: st.DataObject
 ) -> None:
     cost, plan = case
@@ -49,35 +49,35 @@ def test_every_leg_starts_when_the_plain_event_loop_starts_it(
     attend, amount = work(plan, ops)
     seconds = np.zeros(len(ops))
     seconds[attend] = cost.attend_seconds(plan, ops, attend, amount, backward)
-    plain = make_legs(plan, ops, cost.cluster, seconds.tolist(), cost.message_bytes(plan, ops).tolist())
-    assert [leg.op for leg in plain] == of.legs.op.tolist()
-    assert [leg.rank for leg in plain] == of.legs.rank.tolist()
+    plain = make_hops(plan, ops, cost.cluster, seconds.tolist(), cost.message_bytes(plan, ops).tolist())
+    assert [hop.op for hop in plain] == of.hops.op.tolist()
+    assert [hop.rank for hop in plain] == of.hops.rank.tolist()
     simulate(plain, data_edges(plan, ops, backward), ready.tolist())
-    assert [leg.start for leg in plain] == timeline.start.tolist()
-    assert [leg.start + leg.busy for leg in plain] == timeline.release.tolist()
+    assert [hop.start for hop in plain] == timeline.start.tolist()
+    assert [hop.start + hop.busy for hop in plain] == timeline.release.tolist()
 
 
 @given(cases())
-def test_lanes_keep_plan_order_and_channels_are_enough(case: tuple[Cost, Plan]) -> None:
+def test_queues_keep_plan_order_and_channels_are_enough(case: tuple[Cost, Plan]) -> None:
     cost, plan = case
     for ops, backward in ((plan.forward, False), (plan.backward, True)):
         of, timeline = play(cost, plan, ops, backward)
-        parts = of.legs
+        parts = of.hops
         assert (timeline.start >= 0).all()
         assert np.array_equal(timeline.release, timeline.start + of.busy)
         assert np.array_equal(timeline.done, timeline.release + of.latency)
         width = np.where(parts.whole, parts.channels, 1)
-        for lane in _used(parts.lane_a, parts.lane_b).values():  # ascending leg index is plan order
-            assert (np.diff(timeline.start[lane]) >= 0).all()
-        for place in (*_used(parts.lane_a, parts.lane_b).values(), *_used(parts.link_a, parts.link_b).values()):
+        for queue in _used(parts.queue_a, parts.queue_b).values():  # ascending hop index is plan order
+            assert (np.diff(timeline.start[queue]) >= 0).all()
+        for place in (*_used(parts.queue_a, parts.queue_b).values(), *_used(parts.link_a, parts.link_b).values()):
             begin, end = timeline.start[place], timeline.release[place]
             under_way = (begin[:, None] >= begin) & (begin[:, None] < end)  # at the start of each, which others
             assert (under_way @ width[place] <= parts.channels[place]).all()
         pairs: dict[tuple[int, int], float] = {}
-        for leg in np.flatnonzero(parts.link_a >= 0).tolist():
-            lanes = (int(parts.lane_a[leg]), int(parts.lane_b[leg]))
-            assert timeline.start[leg] >= pairs.get(lanes, 0.0)
-            pairs[lanes] = float(timeline.release[leg])
+        for hop in np.flatnonzero(parts.link_a >= 0).tolist():
+            queues = (int(parts.queue_a[hop]), int(parts.queue_b[hop]))
+            assert timeline.start[hop] >= pairs.get(queues, 0.0)
+            pairs[queues] = float(timeline.release[hop])
 
 
 def test_one_message_has_a_channel_and_a_collective_the_link() -> None:
@@ -87,10 +87,10 @@ def test_one_message_has_a_channel_and_a_collective_the_link() -> None:
     times = {}
     for collective in (False, True):
         ops = Ops.transfers(KV, np.array([0, 0, 1]), np.array([2, 2, 3]), (0, 2), np.array([0, 0, 1]), collective)
-        parts = legs(plan, ops, np.full(3, 1000), cluster)
+        parts = hops(plan, ops, np.full(3, 1000), cluster)
         busy = np.where(parts.whole, 1e-6, 2e-6)  # 1,000 bytes at 1 GB/s, or half of it
-        of = leg_graph(parts, busy, np.zeros(3), Edges(NONE, NONE))
-        times[collective] = 1e6 * run_legs(of, np.zeros(4), Free.zero(cluster)).release
+        of = hop_graph(parts, busy, np.zeros(3), Edges(NONE, NONE))
+        times[collective] = 1e6 * run_hops(of, np.zeros(4), Free.zero(cluster)).release
     assert times[False] == pytest.approx([2, 4, 2])  # 0 -> 2 twice, one after the other; 1 -> 3 beside the first
     assert times[True] == pytest.approx([1, 2, 3])
 
@@ -123,8 +123,8 @@ def test_copies_to_and_from_the_host_share_a_link_a_direction(data: st.DataObjec
     cost = Cost(cluster, MODEL)
     busy = cost.message_seconds(size, parts.link_class)
     assert busy == pytest.approx(queues * size / 1e9)
-    of = leg_graph(parts, busy, cost.latency_seconds(parts.link_class), Edges(NONE, NONE))
-    timeline = run_legs(of, np.zeros(2), Free.zero(cluster))
+    of = hop_graph(parts, busy, cost.latency_seconds(parts.link_class), Edges(NONE, NONE))
+    timeline = run_hops(of, np.zeros(2), Free.zero(cluster))
     free: dict[tuple[int, bool], list[float]] = {}
     begun: dict[tuple[int, bool], float] = {}
     for copy, key in enumerate(zip(rank.tolist(), sends.tolist(), strict=True)):
@@ -139,9 +139,9 @@ def test_copies_leave_attention_s_links_alone_and_finish_with_their_rank() -> No
     host = {"host_bandwidth": 1e9, "host_efficiency": 1.0, "host_latency": 0.0}
     cluster = Cluster("one", 1, 2, 1, 1e9, 1.0, 0.0, 1e9, 1.0, 0.0, REAL, **host)
     parts = copies(np.array([0, 1, 1]), np.array([1000, 500, 2000]), np.array([True, False, True]), cluster)
-    of = leg_graph(parts, parts.bytes / 1e9, np.zeros(3), Edges(NONE, NONE))
+    of = hop_graph(parts, parts.bytes / 1e9, np.zeros(3), Edges(NONE, NONE))
     free = Free.zero(cluster)
-    timeline = run_legs(of, np.zeros(2), free)
+    timeline = run_hops(of, np.zeros(2), free)
     assert (timeline.start == 0).all()  # each has its own GPU or direction
     assert 1e6 * finished(of, timeline, np.zeros(2)) == pytest.approx([1, 2])
     assert sorted(1e6 * free.links[free.links > 0]) == pytest.approx([0.5, 1, 2])
@@ -159,32 +159,32 @@ def test_a_message_inside_a_card_leaves_the_node_s_links_free() -> None:
     cluster = Cluster("cards", 1, 4, 1, 1e9, 1.0, 0.0, 1e9, 1.0, 0.0, REAL, domains=card)
     plan = Plan(NONE, NONE, 4, 2, Blocks(NONE, NONE, NONE, NONE, NONE), Lists.of([]), EMPTY, EMPTY, Lists.of([]))
     ops = Ops.transfers(KV, np.array([0, 0, 3]), np.array([1, 2, 2]), (0, 2), np.array([0, 0, 0]))
-    parts = legs(plan, ops, np.full(3, 1000), cluster)
+    parts = hops(plan, ops, np.full(3, 1000), cluster)
     assert [cluster.links[link].name for link in parts.link_class] == ["card", "node", "card"]
-    of = leg_graph(
+    of = hop_graph(
         parts, Cost(cluster, MODEL).message_seconds(parts.bytes, parts.link_class), np.zeros(3), Edges(NONE, NONE)
     )
-    timeline = run_legs(of, np.zeros(4), Free.zero(cluster))
+    timeline = run_hops(of, np.zeros(4), Free.zero(cluster))
     assert 1e6 * timeline.release == pytest.approx([0.5, 1.0, 0.5])
 
 
 def _used(*columns: np.ndarray) -> dict[int, np.ndarray]:
-    """Legs (ascending) by what they use; -1 is nothing."""
+    """Hops (ascending) by what they use; -1 is nothing."""
     by: dict[int, list[int]] = {}
-    for leg, names in enumerate(zip(*columns, strict=True)):
+    for hop, names in enumerate(zip(*columns, strict=True)):
         for name in names:
             if name >= 0:
-                by.setdefault(int(name), []).append(leg)
-    return {name: np.array(legs) for name, legs in by.items()}
+                by.setdefault(int(name), []).append(hop)
+    return {name: np.array(hops) for name, hops in by.items()}
 
 
 @given(cases())
-def test_legs_carry_every_byte_once_between_the_right_ranks(case: tuple[Cost, Plan]) -> None:
+def test_hops_carry_every_byte_once_between_the_right_ranks(case: tuple[Cost, Plan]) -> None:
     cost, plan = case
     cluster = cost.cluster
     for ops, backward in ((plan.forward, False), (plan.backward, True)):
         of, _ = play(cost, plan, ops, backward)
-        parts, size = of.legs, cost.message_bytes(plan, ops)
+        parts, size = of.hops, cost.message_bytes(plan, ops)
         across = cluster.node_of[ops.src] != cluster.node_of[ops.dst]
         nic = parts.link_class == NIC
         by_nic = np.bincount(parts.op[nic], weights=parts.bytes[nic], minlength=len(ops))
@@ -192,7 +192,7 @@ def test_legs_carry_every_byte_once_between_the_right_ranks(case: tuple[Cost, Pl
         arrived = np.bincount(parts.op[parts.last], weights=parts.bytes[parts.last], minlength=len(ops))
         assert np.array_equal(arrived, size)
         inside = (parts.link_a >= 0) & ~nic
-        sender, receiver = parts.lane_a[inside] // parts.lanes, parts.receiver[inside]
+        sender, receiver = parts.queue_a[inside] // parts.queues, parts.receiver[inside]
         assert np.array_equal(cluster.node_of[sender], cluster.node_of[receiver])
         assert (parts.link_b[parts.link_a >= 0] >= 0).all()
         assert ((parts.link_a < 0) == (ops.kind[parts.op] == ATTEND)).all()
@@ -225,22 +225,22 @@ def test_everything_at_half_the_speed_takes_twice_the_time(case: tuple[Cost, Pla
     of, once = play(cost, plan, plan.forward, False)
     slow = replace(of, busy=2 * of.busy, latency=2 * of.latency)
     ranks = cost.cluster.num_ranks
-    twice = run_legs(slow, np.zeros(ranks), Free.zero(cost.cluster))
+    twice = run_hops(slow, np.zeros(ranks), Free.zero(cost.cluster))
     assert (twice.start == 2 * once.start).all()
     assert (twice.done == 2 * once.done).all()
 
 
 @given(cases(nodes=2, gpus=4))
-def test_the_makespan_is_at_least_every_lane_and_every_chain(case: tuple[Cost, Plan]) -> None:
+def test_the_makespan_is_at_least_every_queue_and_every_chain(case: tuple[Cost, Plan]) -> None:
     cost, plan = case
     of, timeline = play(cost, plan, plan.backward, True)
     end = float(timeline.done.max())
-    alone = of.busy / np.where(of.legs.whole, 1, of.legs.channels)
-    for lane in _used(of.legs.lane_a, of.legs.lane_b).values():
-        assert alone[lane].sum() <= end * (1 + 1e-12)
+    alone = of.busy / np.where(of.hops.whole, 1, of.hops.channels)
+    for queue in _used(of.hops.queue_a, of.hops.queue_b).values():
+        assert alone[queue].sum() <= end * (1 + 1e-12)
     longest = np.zeros(len(of.busy))
-    for leg in range(len(of.busy)):  # followers come later in plan order
-        longest[leg] += of.busy[leg] + of.latency[leg]
-        for follower in of.followers[of.offsets[leg] : of.offsets[leg + 1]]:
-            longest[follower] = max(longest[follower], longest[leg])
+    for hop in range(len(of.busy)):  # followers come later in plan order
+        longest[hop] += of.busy[hop] + of.latency[hop]
+        for follower in of.followers[of.offsets[hop] : of.offsets[hop + 1]]:
+            longest[follower] = max(longest[follower], longest[hop])
     assert longest.max() <= end * (1 + 1e-12)

@@ -23,10 +23,10 @@ from zbench.simulator.totals import Carried
 
 
 def state(cost: Cost) -> ClockState:
-    """Ranks, lanes and links, channel by channel, that are free at different times."""
+    """Ranks, queues and links, channel by channel, that are free at different times."""
     free = Free.zero(cost.cluster)
-    later = np.linspace(0, 1e-4, free.lanes.shape[1])
-    free.lanes += np.linspace(0, 2e-4, len(free.lanes))[:, None] + later
+    later = np.linspace(0, 1e-4, free.queues.shape[1])
+    free.queues += np.linspace(0, 2e-4, len(free.queues))[:, None] + later
     free.links += np.linspace(3e-4, 0, len(free.links))[:, None] + later
     return ClockState(np.linspace(0, 1e-4, cost.cluster.num_ranks), free)
 
@@ -67,7 +67,7 @@ def test_in_plan_order_is_the_event_loop(case: tuple[Cost, Plan]) -> None:
 def test_messages_in_any_order_to_any_peer_are_the_event_loop(
     seed: int, nic_channels: int, nvlink_channels: int, gpus: int
 ) -> None:
-    """Every GPU has a NIC, so links serve one lane; messages wait for some before them, or for no data at all."""
+    """Every GPU has a NIC, so links serve one queue; messages wait for some before them, or for no data at all."""
     cluster = Cluster("c", 4, gpus, gpus, 25e9, 0.8, 15e-6, 2e11, 0.6, 1e-5, REAL, nic_channels, nvlink_channels)
     cost = Cost(cluster, Model("m", 4, 4096, 32, 8, 128, 11008, 32000))
     rng, ranks = np.random.default_rng(seed), cluster.num_ranks

@@ -16,9 +16,9 @@ from zbench.plans.area import work
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ring, ulysses_ring
 from zbench.plans.plan import Plan
-from zbench.simulator.clock import LegGraph
+from zbench.simulator.clock import HopGraph
+from zbench.simulator.hops import COMPUTE
 from zbench.simulator.layers import PLAYED, ClockState, Layers, Modules, finished, occupancy
-from zbench.simulator.legs import COMPUTE
 from zbench.simulator.simulate import programs
 
 MANY = 40  # layers
@@ -28,7 +28,7 @@ def zero(cost: Cost) -> ClockState:
     return ClockState.zero(cost.cluster)
 
 
-def all_played(of: LegGraph, linear: np.ndarray, count: int, state: ClockState) -> np.ndarray:
+def all_played(of: HopGraph, linear: np.ndarray, count: int, state: ClockState) -> np.ndarray:
     """Every layer, one by one; returns summed occupancy [4, num_ranks] and leaves the clocks in `state`."""
     sums = np.zeros((4, len(linear)))
     layers = Layers(of, linear, count)
@@ -87,7 +87,7 @@ def test_a_ring_settles_so_the_shortcut_is_exact(seed: int, mode: str) -> None:
 def test_a_routed_ring_is_within_a_few_per_cent(seed: int) -> None:
     """Over 12 seeds up to 4 %, 1.2 % on average.
 
-    Legs of neighbouring transfers compete for links; which goes first shifts from layer to layer.
+    Hops of neighbouring transfers compete for links; which goes first shifts from layer to layer.
     """
     cost, tokens = real(), lengths(seed, 131072)
     builder = Builder(tokens, 32, 32)
@@ -134,7 +134,7 @@ def test_few_layers_are_all_played() -> None:
             all_played(of, linear, count, slow)
             Layers(of, linear, count).play(fast)
             assert (slow.ready == fast.ready).all()
-            assert (slow.free.lanes == fast.free.lanes).all()
+            assert (slow.free.queues == fast.free.queues).all()
             assert (slow.free.links == fast.free.links).all()
     assert PLAYED > 3
 
@@ -150,12 +150,12 @@ def test_occupancy_is_the_length_of_unions_of_intervals(case: tuple[Cost, Plan])
         timeline = Layers(of, linear, 1).one(state)
         after = state.ready
         busy, moving, exposed, across = occupancy(of, timeline, Modules(begin, after, linear))
-        parts = of.legs
+        parts = of.hops
         nics = parts.link_class == NIC
         attend, amount = work(plan, ops)
         seconds = cost.attend_seconds(plan, ops, attend, amount, backward)
         for rank in range(cost.cluster.num_ranks):
-            mine = [i for i in range(len(parts.op)) if rank in (parts.lane_a[i] // parts.lanes, parts.receiver[i])]
+            mine = [i for i in range(len(parts.op)) if rank in (parts.queue_a[i] // parts.queues, parts.receiver[i])]
             moves = [(timeline.start[i], timeline.release[i]) for i in mine if parts.link_a[i] >= 0]
             computes = [(timeline.start[i], timeline.release[i]) for i in mine if parts.link_a[i] < 0]
             computes += [(start[rank], start[rank] + linear[rank]) for start in (begin, after)]
@@ -185,14 +185,14 @@ def test_a_rank_is_finished_when_all_it_attends_and_receives_is(case: tuple[Cost
     state = zero(cost)
     timeline = Layers(of, linear, 1).one(state)
     ends = linear.copy()
-    parts = of.legs
-    for leg in range(len(parts.op)):
-        if parts.lane_a[leg] % parts.lanes == COMPUTE:
-            rank = parts.lane_a[leg] // parts.lanes
-        elif parts.last[leg]:
-            rank = parts.lane_b[leg] // parts.lanes
+    parts = of.hops
+    for hop in range(len(parts.op)):
+        if parts.queue_a[hop] % parts.queues == COMPUTE:
+            rank = parts.queue_a[hop] // parts.queues
+        elif parts.last[hop]:
+            rank = parts.queue_b[hop] // parts.queues
         else:
             continue
-        ends[rank] = max(ends[rank], timeline.done[leg])
+        ends[rank] = max(ends[rank], timeline.done[hop])
     assert (ends == state.ready).all()
     assert (finished(of, timeline, linear) == ends).all()

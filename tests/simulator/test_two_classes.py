@@ -4,7 +4,7 @@ The digests are those of the simulator of commit 22ccc36^, the last whose links 
 file was run there (`python tests/simulator/test_two_classes.py` prints them; tests/ on PYTHONPATH), without the line
 that leaves out nodewise's rivals, which it had not got then. They are of every number of a step's result to the last
 bit, but for a group's memory, which is told of one GPU since and of the group before. Systems whose planners were
-changed since (both of hybrid data parallelism) and later ones have none. A change of links, lanes, clock or planners'
+changed since (both of hybrid data parallelism) and later ones have none. A change of links, queues, clock or planners'
 estimates must not touch them; one of a system's planner or of the cost model's formulas does, and says so here.
 So did the rule that a next layer hides what is still being sent: exposed seconds are of that change, at which every
 other number was the same.

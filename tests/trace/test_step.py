@@ -11,7 +11,7 @@ from zbench.record.record import read
 from zbench.run.replay import Replay
 from zbench.runtime.clocks.events import REDUCE
 from zbench.trace.step import events
-from zbench.trace.tracks import GATHER, SHOWN, sharing_lane, titles
+from zbench.trace.tracks import GATHER, SHOWN, sharing_track, titles
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_no_two_events_of_a_track_overlap(system: str, channels: int, tmp_path: 
             tracks.setdefault((one["pid"], one["tid"]), []).append((one["ts"], one["ts"] + one["dur"]))
     for spans in tracks.values():
         assert all(begin >= end - 0.002 for (_, end), (begin, _) in pairwise(sorted(spans)))  # rounded to 0.001
-    first, last = cluster.gpus_per_node, sharing_lane(cluster)
+    first, last = cluster.gpus_per_node, sharing_track(cluster)
     assert last - first == 2 * cluster.nics_per_node * channels
     used = {titles(cluster, 0)[tid].partition(", ")[2] for node, tid in tracks if node == 0 and first <= tid < last}
     if channels == 1:
@@ -104,7 +104,7 @@ def test_links_inside_nodes_with_domains_have_tracks_with_all_of_their_bytes(sys
     one_gpu = [f"GPU 0 {way} by node, channel {at} of 3" for way in ("sends", "receives") for at in (1, 2, 3)]
     assert named[8:16] == [*one_gpu, "GPU 0 sends by card", "GPU 0 receives by card"]
     assert named[16] == "GPU 1 sends by node, channel 1 of 3"
-    assert named.index("parameters, gradients") == len(named) - 1 == sharing_lane(replay.cost.cluster) == 40
+    assert named.index("parameters, gradients") == len(named) - 1 == sharing_track(replay.cost.cluster) == 40
     tracks: dict[str, list[tuple[float, float]]] = {}
     sent = 0
     for one in events(plans, replay.cost):

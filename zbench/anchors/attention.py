@@ -28,7 +28,7 @@ from zbench.describe.links import NIC
 from zbench.describe.model import DKV
 from zbench.describe.units import with_noun
 from zbench.plans.plan import Ints
-from zbench.simulator.clock import Free, LegGraph, run_legs
+from zbench.simulator.clock import Free, HopGraph, run_hops
 from zbench.simulator.layers import finished
 from zbench.simulator.simulate import programs
 
@@ -191,8 +191,8 @@ def unhidden_seconds(lengths: Ints, cost: Cost) -> float:
     return unhidden_hops(cluster.num_nodes) * float(hop[0])
 
 
-def slowest_rank_seconds(program: LegGraph, cost: Cost) -> float:
+def slowest_rank_seconds(program: HopGraph, cost: Cost) -> float:
     """Returns when the last rank has everything it attended and was sent, all ranks starting together."""
     ready = np.zeros(cost.cluster.num_ranks)
-    timeline = run_legs(program, ready, Free.zero(cost.cluster))
+    timeline = run_hops(program, ready, Free.zero(cost.cluster))
     return float(finished(program, timeline, ready).max())

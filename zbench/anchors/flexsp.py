@@ -16,7 +16,7 @@ from zbench.plans.area import TILE, Work
 from zbench.plans.build import Builder
 from zbench.plans.dataflow import Edges, edges
 from zbench.plans.patterns import ulysses_ring
-from zbench.simulator.clock import Free, run_legs
+from zbench.simulator.clock import Free, run_hops
 from zbench.simulator.simulate import prepare
 
 TOKENS = 8192  # of one GPU: 64 MiB a tensor, large enough for its size not to matter
@@ -65,7 +65,7 @@ def bandwidth(cluster: Cluster, degree: int) -> float:
     found = edges(plan, ops, False)
     assert isinstance(found, Edges)
     program = prepare(plan, ops, found, cost, False)
-    timeline = run_legs(program, np.zeros(cluster.num_ranks), Free.zero(cluster))
+    timeline = run_hops(program, np.zeros(cluster.num_ranks), Free.zero(cluster))
     size = np.array([TOKENS * WIDE.num_heads * WIDE.head_dim * WIDE.element_bytes])
     return float(size[0] / (timeline.done.max() + cost.repack_seconds(size)[0]))
 

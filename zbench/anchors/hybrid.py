@@ -17,7 +17,7 @@ from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ring
 from zbench.plans.plan import ATTEND, Ints, Plan
-from zbench.simulator.clock import LegGraph
+from zbench.simulator.clock import HopGraph
 from zbench.simulator.simulate import programs
 from zbench.systems.hybrid_dp import Group, rounds
 
@@ -45,7 +45,7 @@ def _round(groups: list[Group], lengths: Ints, causal: bool, cluster: Cluster, m
     return reverse(builder.build(), "carry")
 
 
-def mixed_programs(plan: Plan, cost: Cost) -> tuple[LegGraph, LegGraph]:
+def mixed_programs(plan: Plan, cost: Cost) -> tuple[HopGraph, HopGraph]:
     """Returns the plan's programs, documents of a single rank without the wrapper's staging."""
     found = []
     bare = programs(plan, replace(cost, wrapper=""))
@@ -53,5 +53,5 @@ def mixed_programs(plan: Plan, cost: Cost) -> tuple[LegGraph, LegGraph]:
         attends = ops.kind == ATTEND
         parts = np.bincount(ops.blocks[attends], minlength=len(plan.lists))  # of a ring's block: a step each
         alone = attends & (parts[ops.blocks] == 1)
-        found.append(replace(staged, busy=np.where(alone[staged.legs.op], plain.busy, staged.busy)))
+        found.append(replace(staged, busy=np.where(alone[staged.hops.op], plain.busy, staged.busy)))
     return found[0], found[1]

@@ -87,7 +87,7 @@ class Device:
     attention_forward_full: Curve | None = None
     attention_backward_causal: Curve | None = None
     attention_backward_full: Curve | None = None
-    matmul_by_tokens: Mapping[str, Curve] = field(default_factory=dict)
+    matmul_by_tokens: Mapping[str, Curve] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         check_name("cluster.device.name", self.name)
@@ -172,7 +172,7 @@ class Cluster:
     domains: narrower than a node, with links of their own (zbench.describe.links), nearest first; a yaml has them by
     name. host_*: a GPU's link to its node's memory, each direction, of as many copies at once as it has queues; all or
     none.
-        No operation uses it yet (zbench.simulator.legs.copies). host_memory: bytes of a node, None where it is not
+        No operation uses it yet (zbench.simulator.hops.copies). host_memory: bytes of a node, None where it is not
         known.
     links: every class of links, by its number (zbench.describe.links).
     """

@@ -19,7 +19,7 @@ from zbench.plans.plan import Plan
 from zbench.record.metrics import counted
 from zbench.record.record import Line, Run
 from zbench.record.rows import label
-from zbench.simulator.legs import legs
+from zbench.simulator.hops import hops
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ def attention_nic_seconds(plan: Plan, cost: Cost) -> float:
     """
     seconds = 0.0
     for ops in (plan.forward, plan.backward):
-        parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
+        parts = hops(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
         across = parts.link_class == NIC
         size, yes = parts.bytes[across], np.ones(int(across.sum()), bool)
         ends = np.concatenate([parts.link_a[across], parts.link_b[across]])
         carried = np.bincount(ends, weights=np.tile(size, 2), minlength=1)
         alone = np.where(parts.whole[across], cost.transfer_seconds(size, yes), cost.message_seconds(size, yes))
-        pair = np.unique(np.stack([parts.lane_a[across], parts.lane_b[across]]), axis=1, return_inverse=True)[1]
+        pair = np.unique(np.stack([parts.queue_a[across], parts.queue_b[across]]), axis=1, return_inverse=True)[1]
         busiest = cost.nic_transfer_seconds(float(carried.max()))
         seconds += max(busiest, float(np.bincount(pair, alone, 1).max()))
     return cost.model.num_layers * seconds

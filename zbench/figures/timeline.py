@@ -31,7 +31,7 @@ _KINDS = {  # of an event's name: colour, what it is
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class Track:
     """One line of the timeline, a GPU or a direction of a NIC: (kind, begin, seconds) of what it does."""
 
     name: str
@@ -40,12 +40,12 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One run's lanes: GPUs, NICs sending and receiving, collectives; seconds until the last of it ends."""
+    """One run's tracks: GPUs, NICs sending and receiving, collectives; seconds until the last of it ends."""
 
     system: str
     length: int
     sequences: int
-    lanes: list[Lane]
+    tracks: list[Track]
     seconds: float
 
 
@@ -53,21 +53,21 @@ def table(records: Records) -> list[Step]:
     """Returns the steps of one length side by side, the longest length first."""
     out = []
     for run in records.runs:
-        lanes = _lanes(records.trace(run))
-        end = max((begin + seconds for lane in lanes for _, begin, seconds in lane.spans), default=0.0)
+        tracks = _tracks(records.trace(run))
+        end = max((begin + seconds for track in tracks for _, begin, seconds in track.spans), default=0.0)
         length = int(run.start["config"]["workload"]["length"])
-        out.append(Step(group_choice(run, "system"), length, run.steps[0]["num_sequences"], lanes, end))
+        out.append(Step(group_choice(run, "system"), length, run.steps[0]["num_sequences"], tracks, end))
     return sorted(out, key=lambda step: -step.length)
 
 
-def _lanes(events: Sequence[Event]) -> list[Lane]:
+def _tracks(events: Sequence[Event]) -> list[Track]:
     named = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    lanes = {place: Lane(name, []) for place, name in sorted(named.items(), key=lambda one: (_order(one[1]), one[0]))}
+    tracks = {place: Track(name, []) for place, name in sorted(named.items(), key=lambda one: (_order(one[1]), one[0]))}
     for event in events:
         if event["ph"] == "X":
             kind = "linear" if event["name"].startswith("linear") else event["name"]
-            lanes[event["pid"], event["tid"]].spans.append((kind, event["ts"] * 1e-6, event["dur"] * 1e-6))
-    return list(lanes.values())
+            tracks[event["pid"], event["tid"]].spans.append((kind, event["ts"] * 1e-6, event["dur"] * 1e-6))
+    return list(tracks.values())
 
 
 def _order(name: str) -> int:
@@ -77,16 +77,16 @@ def _order(name: str) -> int:
 def draw(axes: Sequence[Axes], table: Sequence[Step]) -> None:
     """Draws the timelines."""
     for panel, step in zip(axes, table, strict=True):
-        orders = [_order(lane.name) for lane in step.lanes]
+        orders = [_order(track.name) for track in step.tracks]
         height = len(orders) + 2
         rows = [[index + kind for index, other in enumerate(orders) if other == kind] for kind in range(3)]
-        for index, lane in enumerate(step.lanes):
+        for index, track in enumerate(step.tracks):
             row = index + orders[index]  # gaps between GPUs, NICs and collectives
             for kind, (colour, _) in _KINDS.items():
-                spans = [(1e3 * begin, 1e3 * seconds) for name, begin, seconds in lane.spans if name == kind]
+                spans = [(1e3 * begin, 1e3 * seconds) for name, begin, seconds in track.spans if name == kind]
                 panel.broken_barh(spans, (row, 0.86), facecolors=colour, lw=0, rasterized=True)
         middles = [(row[0] + row[-1] + 0.86) / 2 for row in rows]
-        if not any(lane.spans for lane, kind in zip(step.lanes, orders, strict=True) if kind == 1):
+        if not any(track.spans for track, kind in zip(step.tracks, orders, strict=True) if kind == 1):
             panel.text(0, middles[1], "  nothing of attention crosses nodes", va="center", color="#444444")
         longest = max(other.seconds for other in table if other.length == step.length)
         panel.set_xlim(0, 1.01e3 * longest)

@@ -17,10 +17,10 @@ class StepResult:
     seconds: the whole step on the slowest rank (the clock of the described cluster where simulated).
     bound_seconds: no plan could be faster under the same cost model (zbench.cost.bound).
     ceiling_seconds: none with these gathers and reductions could be (zbench.cost.bound); None where training is real.
-    attention_seconds, linear_seconds: [num_ranks] busy time of the compute lane.
+    attention_seconds, linear_seconds: [num_ranks] busy time of the compute queue.
     communication_seconds: [num_ranks] time in which at least one of the rank's transfers was under way, plus
         that of parameters and gradients (which may overlap them: never more than the step);
-        exposed_seconds: the part of it with the compute lane idle.
+        exposed_seconds: the part of it with the compute queue idle.
     exposed_nic_seconds: [num_ranks] the part of exposed_seconds with an attention message across nodes under way; None
         where that is not told apart.
     nic_tx_bytes, nic_rx_bytes: [num_nics] bytes that crossed each NIC: the same, and parameters and gradients.

@@ -1,13 +1,13 @@
 """Order: list-schedule transfers and attends together by predicted time.
 
-Lanes serve their operations in plan order, so an operation that waits for late data blocks those
-behind it. This rewrite replays both lists on the described cluster with free choice: of all legs
+Queues serve their operations in plan order, so an operation that waits for late data blocks those
+behind it. This rewrite replays both lists on the described cluster with free choice: of all hops
 whose data is decided, the one that can start earliest goes next, among equals the one with the
 longest path still behind it. The order of starting becomes the plan's order. Ordering the attends
-alone would be worse: a lane of transfers in the old order then holds up the new attends.
+alone would be worse: a queue of transfers in the old order then holds up the new attends.
 
 A list keeps the order it has where the clock plays that as fast. Free choice never waits, so a long local
-attend can start just before data arrives that others depend on; and the legs of routed transfers, which lanes
+attend can start just before data arrives that others depend on; and the hops of routed transfers, which queues
 serve in the order of their transfers, come in another order than they were scheduled in.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.plans.dataflow import Violation, edges
 from zbench.plans.plan import Ops, Plan
-from zbench.simulator.clock import Free, LegGraph, run_legs, take
+from zbench.simulator.clock import Free, HopGraph, run_hops, take
 from zbench.simulator.simulate import Programs, prepare, programs
 
 
@@ -43,11 +43,11 @@ def scheduled(plan: Plan, cost: Cost, given: Programs) -> tuple[Plan, float, Pro
 
 
 def _ordered(
-    plan: Plan, ops: Ops, of: LegGraph, backward: bool, ready: np.ndarray, cost: Cost
-) -> tuple[Ops, float, LegGraph]:
-    parts, clear = of.legs, Free.zero(cost.cluster)
+    plan: Plan, ops: Ops, of: HopGraph, backward: bool, ready: np.ndarray, cost: Cost
+) -> tuple[Ops, float, HopGraph]:
+    parts, clear = of.hops, Free.zero(cost.cluster)
     turn = _list_schedule(
-        parts.op, of.pair, of.rows, of.following, ready, np.zeros(len(ops), np.bool_), clear.lanes, clear.links
+        parts.op, of.pair, of.rows, of.following, ready, np.zeros(len(ops), np.bool_), clear.queues, clear.links
     )
     free = ops.take(turn)
     again = _program(plan, free, backward, cost)
@@ -55,69 +55,69 @@ def _ordered(
     return (free, found, again) if found < given else (ops, given, of)
 
 
-def _program(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> LegGraph:
+def _program(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> HopGraph:
     found = edges(plan, ops, backward)
     assert not isinstance(found, Violation), found.reason
     return prepare(plan, ops, found, cost, backward)
 
 
-def _end(of: LegGraph, ready: np.ndarray, cost: Cost) -> float:
+def _end(of: HopGraph, ready: np.ndarray, cost: Cost) -> float:
     """Returns the time at which the clock has played the list."""
-    timeline = run_legs(of, ready, Free.zero(cost.cluster))
+    timeline = run_hops(of, ready, Free.zero(cost.cluster))
     return max(float(timeline.done.max()), float(ready.max()))
 
 
 @nb.njit(cache=True)
-def _list_schedule(op, pair, rows, following, rank_ready, seen, lane_free, link_free):  # type: ignore[no-untyped-def]
-    """int64 [num_ops]: the operations by when they are started. op, pair: of every leg, as in Legs and LegGraph.
+def _list_schedule(op, pair, rows, following, rank_ready, seen, queue_free, link_free):  # type: ignore[no-untyped-def]
+    """int64 [num_ops]: the operations by when they are started. op, pair: of every hop, as in Hops and HopGraph.
 
-    rows: LegRows. following: Followers. seen: bool [num_ops], all False.
+    rows: HopRows. following: Followers. seen: bool [num_ops], all False.
     """
-    rank, lane_a, lane_b, link_a, link_b, channels, slot, busy, latency = rows
+    rank, queue_a, queue_b, link_a, link_b, channels, slot, busy, latency = rows
     offsets, followers = following.offsets, following.followers
-    num_legs = len(op)
-    waits = np.zeros(num_legs, np.int64)
+    num_hops = len(op)
+    waits = np.zeros(num_hops, np.int64)
     for follower in followers:
         waits[follower] += 1
-    tail = np.zeros(num_legs)  # longest path from a leg's start to the end
-    for leg in range(num_legs - 1, -1, -1):  # plan order is topological
-        for at in range(offsets[leg], offsets[leg + 1]):
-            tail[leg] = max(tail[leg], tail[followers[at]])
-        tail[leg] += busy[leg] + latency[leg]
+    tail = np.zeros(num_hops)  # longest path from a hop's start to the end
+    for hop in range(num_hops - 1, -1, -1):  # plan order is topological
+        for at in range(offsets[hop], offsets[hop + 1]):
+            tail[hop] = max(tail[hop], tail[followers[at]])
+        tail[hop] += busy[hop] + latency[hop]
     pair_free = np.zeros(pair.max() + 1)
     ready = rank_ready[rank]
-    queue = [(0.0, 0.0, 0) for _ in range(0)]
-    for leg in range(num_legs):
-        if waits[leg] == 0:
-            heapq.heappush(queue, (ready[leg], -tail[leg], leg))
+    heap = [(0.0, 0.0, 0) for _ in range(0)]
+    for hop in range(num_hops):
+        if waits[hop] == 0:
+            heapq.heappush(heap, (ready[hop], -tail[hop], hop))
     turn, placed = np.empty(len(seen), np.int64), 0
-    while len(queue):
-        at_time, priority, leg = heapq.heappop(queue)
-        k, s = channels[leg], slot[leg]
-        start = max(ready[leg], lane_free[lane_a[leg], s])
-        if lane_b[leg] >= 0:
-            start = max(start, lane_free[lane_b[leg], s], link_free[link_a[leg], s], link_free[link_b[leg], s])
-        if pair[leg] >= 0:
-            start = max(start, pair_free[pair[leg]])
-        if start > at_time:  # a lane or link was taken meanwhile
-            heapq.heappush(queue, (start, priority, leg))
+    while len(heap):
+        at_time, priority, hop = heapq.heappop(heap)
+        k, s = channels[hop], slot[hop]
+        start = max(ready[hop], queue_free[queue_a[hop], s])
+        if queue_b[hop] >= 0:
+            start = max(start, queue_free[queue_b[hop], s], link_free[link_a[hop], s], link_free[link_b[hop], s])
+        if pair[hop] >= 0:
+            start = max(start, pair_free[pair[hop]])
+        if start > at_time:  # a queue or link was taken meanwhile
+            heapq.heappush(heap, (start, priority, hop))
             continue
-        if not seen[op[leg]]:
-            seen[op[leg]] = True
-            turn[placed] = op[leg]
+        if not seen[op[hop]]:
+            seen[op[hop]] = True
+            turn[placed] = op[hop]
             placed += 1
-        release = start + busy[leg]
-        take(lane_free, lane_a[leg], k, s, release)
-        if lane_b[leg] >= 0:
-            take(lane_free, lane_b[leg], k, s, release)
-            take(link_free, link_a[leg], k, s, release)
-            take(link_free, link_b[leg], k, s, release)
-        if pair[leg] >= 0:
-            pair_free[pair[leg]] = release
-        for at in range(offsets[leg], offsets[leg + 1]):
+        release = start + busy[hop]
+        take(queue_free, queue_a[hop], k, s, release)
+        if queue_b[hop] >= 0:
+            take(queue_free, queue_b[hop], k, s, release)
+            take(link_free, link_a[hop], k, s, release)
+            take(link_free, link_b[hop], k, s, release)
+        if pair[hop] >= 0:
+            pair_free[pair[hop]] = release
+        for at in range(offsets[hop], offsets[hop + 1]):
             follower = followers[at]
-            ready[follower] = max(ready[follower], release + latency[leg])
+            ready[follower] = max(ready[follower], release + latency[hop])
             waits[follower] -= 1
             if waits[follower] == 0:
-                heapq.heappush(queue, (ready[follower], -tail[follower], follower))
+                heapq.heappush(heap, (ready[follower], -tail[follower], follower))
     return turn

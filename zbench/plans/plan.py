@@ -43,7 +43,7 @@ class Plan:
     forward, backward: operations in order. mask: what a query sees of its sequence.
     backward_mode: what happens to received kv between forward and backward ("keep", "carry" or
         "regather", see zbench.passes.reverse); "" while the plan has no backward.
-    serial_legs: the clock plays routed transfers of a rank one after another (zbench.simulator.serial); else legs of
+    serial_legs: the clock plays routed transfers of a rank one after another (zbench.simulator.serial); else hops of
     successive
         ones overlap.
     attention: who computes attention where the plan is really run: "" the plan's own operations; "deepspeed" that

@@ -15,7 +15,7 @@ from zbench.report.columns import MOST_EVENTS, Columns, blocks_of
 from zbench.report.overview import Table
 from zbench.trace.file import Event
 from zbench.trace.step import events
-from zbench.trace.tracks import sharing_lane, titles
+from zbench.trace.tracks import sharing_track, titles
 
 LAYERS = 2  # a first one from a cold start, and one as those that follow it
 _DRAWN = 48  # sequences drawn on a rank, the longest; the others of the rank are one piece
@@ -34,13 +34,19 @@ def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
             return None
         args = event["args"]
         micro, route = args.get("micro_batch", -1), [args["from"], args["to"]] if "from" in args else []
-        columns.add(_track(event, cost), _titled(event), (event["ts"], event["dur"]), micro, args.get("layer", -1),
-                    [(micro, number) for number in _way(plans, event)], args.get("bytes", 0), route)  # fmt: skip
+        of, what = (micro, args.get("layer", -1)), [(micro, number) for number in _way(plans, event)]
+        span, size = (event["ts"], event["dur"]), args.get("bytes", 0)
+        columns.add(_track(event, cost), _titled(event), span, of, what, size, route)
     return {
-        "layers": layers, "of_layers": cost.model.num_layers, "pipelines": pipelines, "measured": False,
-        "tracks": _tracks(cost), "per_node": sharing_lane(cost.cluster) + 1, "gpus_per_rank": cost.tp,
+        "layers": layers,
+        "of_layers": cost.model.num_layers,
+        "pipelines": pipelines,
+        "measured": False,
+        "tracks": _tracks(cost),
+        "per_node": sharing_track(cost.cluster) + 1,
+        "gpus_per_rank": cost.tp,
         **columns.table(plans),
-    }  # fmt: skip
+    }
 
 
 def _tracks(cost: Cost) -> list[str]:
@@ -50,7 +56,7 @@ def _tracks(cost: Cost) -> list[str]:
 
 
 def _track(event: Event, cost: Cost) -> int:
-    return int(event["pid"] * (sharing_lane(cost.cluster) + 1) + event["tid"])
+    return int(event["pid"] * (sharing_track(cost.cluster) + 1) + event["tid"])
 
 
 def _titled(event: Event) -> str:

@@ -1,7 +1,7 @@
 """A measured step's own trace (zbench.runtime.measured_trace) as columns for the page. Pure: no torch.
 
 Ranks note what they do, not which blocks it is about: runs of programs are numbered, attends have their operation's
-number and messages their leg's, and the plans, made again, say the rest.
+number and messages their hop's, and the plans, made again, say the rest.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from zbench.describe.model import TENSOR_NAMES
 from zbench.plans.plan import Ints, Ops, Plan
 from zbench.report.columns import MOST_EVENTS, Columns, blocks_of
 from zbench.report.overview import Table
-from zbench.simulator.legs import legs
+from zbench.simulator.hops import hops
 from zbench.trace.file import Event
 
 INSIDE, BETWEEN = "message inside the node", "message between nodes"
@@ -23,13 +23,13 @@ class _Runs:
     """Knows which micro-batch, pass and layer each run of a program is of.
 
     A micro-batch's runs are its layers forward, then backward from the last; with model.recompute "full" each of these
-    comes after a forward of that layer again. of: runs of a micro-batch. _legs: operations of legs, once asked for.
+    comes after a forward of that layer again. of: runs of a micro-batch. _hops: operations of hops, once asked for.
     """
 
     plans: Sequence[Plan]
     cost: Cost
     of: int
-    _legs: dict[tuple[int, bool], Ints] = field(default_factory=dict)
+    _hops: dict[tuple[int, bool], Ints] = field(default_factory=dict)
 
     @staticmethod
     def among(events: Sequence[Event], plans: Sequence[Plan], cost: Cost) -> "_Runs | None":
@@ -52,12 +52,12 @@ class _Runs:
     def ops(self, micro: int, backward: bool) -> Ops:
         return self.plans[micro].backward if backward else self.plans[micro].forward
 
-    def operation(self, micro: int, backward: bool, leg: int) -> int:
-        if (micro, backward) not in self._legs:
+    def operation(self, micro: int, backward: bool, hop: int) -> int:
+        if (micro, backward) not in self._hops:
             plan, ops = self.plans[micro], self.ops(micro, backward)
             size = self.cost.message_bytes(plan, ops)
-            self._legs[micro, backward] = legs(plan, ops, size, self.cost.cluster).op
-        return int(self._legs[micro, backward][leg])
+            self._hops[micro, backward] = hops(plan, ops, size, self.cost.cluster).op
+        return int(self._hops[micro, backward][hop])
 
 
 def measured_timeline(events: Sequence[Event], plans: tuple[Plan, ...], cost: Cost | None) -> Table | None:
@@ -68,19 +68,19 @@ def measured_timeline(events: Sequence[Event], plans: tuple[Plan, ...], cost: Co
     """
     runs = None if cost is None else _Runs.among(events, plans, cost)
     columns = Columns()
-    lanes = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
-    tracks = [name for place in sorted(lanes) for name in (lanes[place], f"{lanes[place]} receives")]
+    named = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    tracks = [name for place in sorted(named) for name in (named[place], f"{named[place]} receives")]
     number = {name: i for i, name in enumerate(tracks)}
     for event in events:
         if len(columns) == MOST_EVENTS:
             return None
         if event["ph"] == "X":
-            _span(columns, number[lanes[event["pid"], event["tid"]]], event, runs)
+            _span(columns, number[named[event["pid"], event["tid"]]], event, runs)
     for begin, end in _messages(events):
         if len(columns) == MOST_EVENTS:
             return None
         _message(columns, number, begin, end["ts"] - begin["ts"], runs)
-    per_node = 2 * sum(node == 0 for node, _ in lanes)
+    per_node = 2 * sum(node == 0 for node, _ in named)
     return {"measured": True, "pipelines": False, "tracks": tracks, "per_node": per_node, **columns.table(plans)}
 
 
@@ -89,7 +89,7 @@ def _span(columns: Columns, track: int, event: Event, runs: _Runs | None) -> Non
     if runs is not None and run >= 0:
         micro, layer, backward = runs.place(run)
         lists = blocks_of(runs.ops(micro, backward), op) if op >= 0 else []
-    columns.add(track, event["name"], (event["ts"], event["dur"]), micro, layer, [(micro, one) for one in lists])
+    columns.add(track, event["name"], (event["ts"], event["dur"]), (micro, layer), [(micro, one) for one in lists])
 
 
 def _message(columns: Columns, number: Mapping[str, int], begin: Event, length: float, runs: _Runs | None) -> None:
@@ -99,8 +99,12 @@ def _message(columns: Columns, number: Mapping[str, int], begin: Event, length: 
         micro, layer, backward = runs.place(args["run"])
         ops, op = runs.ops(micro, backward), runs.operation(micro, backward, args["leg"])
         name, lists = f"{name}: {TENSOR_NAMES[int(ops.tensor[op])]}", [int(ops.blocks[op])]
-    columns.add(number[f"GPU {receiver} receives"], name, (begin["ts"], length), micro, layer,
-                [(micro, one) for one in lists], args["bytes"], [int(sender), int(receiver)])  # fmt: skip
+    track, route, what = (
+        number[f"GPU {receiver} receives"],
+        [int(sender), int(receiver)],
+        [(micro, one) for one in lists],
+    )
+    columns.add(track, name, (begin["ts"], length), (micro, layer), what, args["bytes"], route)
 
 
 def _messages(events: Sequence[Event]) -> Iterator[tuple[Event, Event]]:

@@ -21,7 +21,7 @@ from zbench.run.contract import gives
 # A hundred times the largest published batches (64M).
 MOST_TOKENS = 2**32
 # Floors, in bytes. An operation is the columns of zbench.plans.columns.TYPES, in a plan's two lists; a piece five
-# columns of int64. A sequence is drawn and held by batch and plan, a rank has its lanes, links and results.
+# columns of int64. A sequence is drawn and held by batch and plan, a rank has its queues, links and results.
 OPERATION, PIECE, SEQUENCE, RANK = 25, 40, 128, 1024
 # A step's line in the record: whatever is not per rank, and six numbers of at least four characters a rank.
 LINE, LINE_RANK = 500, 24

@@ -33,8 +33,12 @@ class Sent:
 
     def differs(self, other: "Sent") -> str:
         """Names the first difference in words; "" if there is none."""
-        words = {"rank_tx": ("rank", "sent"), "rank_rx": ("rank", "received"),
-                 "nic_tx": ("NIC", "sent"), "nic_rx": ("NIC", "received")}  # fmt: skip
+        words = {
+            "rank_tx": ("rank", "sent"),
+            "rank_rx": ("rank", "received"),
+            "nic_tx": ("NIC", "sent"),
+            "nic_rx": ("NIC", "received"),
+        }
         for name in (field.name for field in fields(Sent)):
             for at, (ours, theirs) in enumerate(zip(getattr(self, name), getattr(other, name), strict=True)):
                 if ours != theirs:
@@ -52,13 +56,13 @@ def expected(plans: tuple[Plan, ...], cost: Cost) -> Sent:
         forward, backward = programs(plan, cost)
         again = 1 if model.recompute == "full" else 0
         for program in (*[forward] * (1 + again), backward):
-            legs = program.legs
-            kind = legs.link_class
-            size = legs.bytes * model.num_layers
+            hops = program.hops
+            kind = hops.link_class
+            size = hops.bytes * model.num_layers
             moves = kind >= 0
-            np.add.at(rank_tx, legs.rank[moves], size[moves])
-            np.add.at(rank_rx, legs.receiver[moves], size[moves])
+            np.add.at(rank_tx, hops.rank[moves], size[moves])
+            np.add.at(rank_rx, hops.receiver[moves], size[moves])
             crosses = kind == NIC
-            np.add.at(nic_tx, legs.link_a[crosses] // 2 - cluster.num_ranks, size[crosses])
-            np.add.at(nic_rx, legs.link_b[crosses] // 2 - cluster.num_ranks, size[crosses])
+            np.add.at(nic_tx, hops.link_a[crosses] // 2 - cluster.num_ranks, size[crosses])
+            np.add.at(nic_rx, hops.link_b[crosses] // 2 - cluster.num_ranks, size[crosses])
     return Sent(rank_tx.tolist(), rank_rx.tolist(), nic_tx.tolist(), nic_rx.tolist())

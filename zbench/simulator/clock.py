@@ -1,17 +1,17 @@
-"""The clock: when every leg runs on a described cluster.
+"""The clock: when every hop runs on a described cluster.
 
-A leg (zbench.simulator.legs) waits for its data, for its **lanes** and for its **links**:
+A hop (zbench.simulator.hops) waits for its data, for its **queues** and for its **links**:
 
 - a link is a GPU's port to one of the domains it is in or to its host, or a NIC, each direction by itself, of k
   channels (Cluster.links) with an equal share of its bandwidth. A message takes one channel of the sending and one of
   the receiving link, so that to one peer alone it has a k-th of the bandwidth; a collective's takes all of both. Of the
-  legs that wait, the first that finds both free goes (ties: plan order), so a link never idles for a leg that waits
+  hops that wait, the first that finds both free goes (ties: plan order), so a link never idles for a hop that waits
   elsewhere;
-- a lane belongs to a rank and starts its legs in plan order, as many at a time as its links have channels. Each rank
-  has a compute lane and, for every class of links, one a direction for transfers of its own and one for what it passes
-  on for others. Messages from one lane to one other lane go one after another.
+- a queue belongs to a rank and starts its hops in plan order, as many at a time as its links have channels. Each rank
+  has a compute queue and, for every class of links, one a direction for transfers of its own and one for what it passes
+  on for others. Messages from one queue to one other queue go one after another.
 
-`run_legs` is an event loop over legs. It is exact for these rules: no time is ever revised. Free times of a lane or a
+`run_hops` is an event loop over hops. It is exact for these rules: no time is ever revised. Free times of a queue or a
 link are a row with a channel each, ascending: a message takes the channel that is free first.
 """
 
@@ -26,12 +26,12 @@ from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
 from zbench.plans.dataflow import Edges
 from zbench.plans.plan import Ints
-from zbench.simulator.legs import Legs, num_lanes, num_links
+from zbench.simulator.hops import Hops, num_links, num_queues
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """When every leg runs: start, release, done: seconds [num_legs]: taken lanes and links, freed them, data
+    """When every hop runs: start, release, done: seconds [num_hops]: taken queues and links, freed them, data
     arrived."""
 
     start: Floats
@@ -41,31 +41,31 @@ class Timeline:
 
 @dataclass(slots=True)
 class Free:
-    """When channels are free, in seconds: lanes [num_lanes, most channels], links [num_links, most channels].
+    """When channels are free, in seconds: queues [num_queues, most channels], links [num_links, most channels].
 
-    A lane or link with fewer channels than the most has its first ones.
+    A queue or link with fewer channels than the most has its first ones.
     """
 
-    lanes: Floats
+    queues: Floats
     links: Floats
 
     @staticmethod
     def zero(cluster: Cluster) -> "Free":
         """Returns channels that are all free at 0."""
         most = max(link.channels for link in cluster.links)
-        return Free(np.zeros((cluster.num_ranks * num_lanes(cluster), most)), np.zeros((num_links(cluster), most)))
+        return Free(np.zeros((cluster.num_ranks * num_queues(cluster), most)), np.zeros((num_links(cluster), most)))
 
     def copy(self) -> "Free":
         """Returns a copy that goes on by itself."""
-        return Free(self.lanes.copy(), self.links.copy())
+        return Free(self.queues.copy(), self.links.copy())
 
 
-class LegRows(NamedTuple):
-    """Columns of legs that compiled loops read, [num_legs]: fields of Legs and LegGraph."""
+class HopRows(NamedTuple):
+    """Columns of hops that compiled loops read, [num_hops]: fields of Hops and HopGraph."""
 
     rank: Ints
-    lane_a: Ints
-    lane_b: Ints
+    queue_a: Ints
+    queue_b: Ints
     link_a: Ints
     link_b: Ints
     channels: Ints
@@ -75,7 +75,7 @@ class LegRows(NamedTuple):
 
 
 class Followers(NamedTuple):
-    """Legs that come after a leg: fields of LegGraph."""
+    """Hops that come after a hop: fields of HopGraph."""
 
     next_a: Ints
     next_b: Ints
@@ -85,15 +85,15 @@ class Followers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LegGraph:
-    """Legs with their waits, ready to be run again and again from different starting times.
+class HopGraph:
+    """Hops with their waits, ready to be run again and again from different starting times.
 
-    busy, latency: seconds [num_legs]. next_a, next_b: the next leg in each lane, -1 if none. pair: which of the pairs
-    of lanes with several channels a leg is between, -1 if none; next_pair: the next leg between the same two.
-    offsets, followers: legs that need a leg's data, compressed rows; waits: edges into each leg.
+    busy, latency: seconds [num_hops]. next_a, next_b: the next hop in each queue, -1 if none. pair: which of the pairs
+    of queues with several channels a hop is between, -1 if none; next_pair: the next hop between the same two.
+    offsets, followers: hops that need a hop's data, compressed rows; waits: edges into each hop.
     """
 
-    legs: Legs
+    hops: Hops
     busy: Floats
     latency: Floats
     next_a: Ints
@@ -106,38 +106,38 @@ class LegGraph:
 
     @property
     def slot(self) -> Ints:
-        """The channel, in the order in which they get free, that has to be free for the leg, int64 [num_legs]."""
-        return np.where(self.legs.whole, self.legs.channels - 1, 0)
+        """The channel, in the order in which they get free, that has to be free for the hop, int64 [num_hops]."""
+        return np.where(self.hops.whole, self.hops.channels - 1, 0)
 
     @property
-    def rows(self) -> LegRows:
+    def rows(self) -> HopRows:
         """Returns the columns that compiled loops read."""
-        parts = self.legs
-        return LegRows(parts.rank, parts.lane_a, parts.lane_b, parts.link_a, parts.link_b, parts.channels, self.slot,
-                       self.busy, self.latency)  # fmt: skip
+        of = self.hops
+        queues, links = (of.queue_a, of.queue_b), (of.link_a, of.link_b)
+        return HopRows(of.rank, *queues, *links, of.channels, self.slot, self.busy, self.latency)
 
     @property
     def following(self) -> Followers:
         return Followers(self.next_a, self.next_b, self.next_pair, self.offsets, self.followers)
 
 
-def leg_graph(parts: Legs, busy: Floats, latency: Floats, edges: Edges) -> LegGraph:
-    """Puts legs into a program: lanes in plan order and data edges, from operations to legs."""
-    next_a, next_b, lane_waits = _lane_order(parts.lane_a, parts.lane_b)
+def hop_graph(parts: Hops, busy: Floats, latency: Floats, edges: Edges) -> HopGraph:
+    """Puts hops into a program: queues in plan order and data edges, from operations to hops."""
+    next_a, next_b, queue_waits = _queue_order(parts.queue_a, parts.queue_b)
     pair, next_pair = _pairs(parts)
-    lane_waits[next_pair[next_pair >= 0]] += 1
-    producer, consumer = _leg_edges(edges.producer, edges.consumer, parts.first, parts.last, parts.after)
+    queue_waits[next_pair[next_pair >= 0]] += 1
+    producer, consumer = _hop_edges(edges.producer, edges.consumer, parts.first, parts.last, parts.after)
     offsets, followers, waits = _rows(len(parts.op), producer, consumer)
-    return LegGraph(parts, busy, latency, next_a, next_b, pair, next_pair, offsets, followers, waits + lane_waits)
+    return HopGraph(parts, busy, latency, next_a, next_b, pair, next_pair, offsets, followers, waits + queue_waits)
 
 
-def _pairs(parts: Legs) -> tuple[Ints, Ints]:
-    """Returns LegGraph.pair and LegGraph.next_pair. Legs that take all of their lanes go one after another without
+def _pairs(parts: Hops) -> tuple[Ints, Ints]:
+    """Returns HopGraph.pair and HopGraph.next_pair. Hops that take all of their queues go one after another without
     them."""
     pair, following = np.full(len(parts.op), -1, np.int64), np.full(len(parts.op), -1, np.int64)
-    several = np.flatnonzero((parts.channels > 1) & (parts.lane_b >= 0))
+    several = np.flatnonzero((parts.channels > 1) & (parts.queue_b >= 0))
     if len(several):
-        name = parts.lane_a[several] * (1 + parts.lane_b.max()) + parts.lane_b[several]
+        name = parts.queue_a[several] * (1 + parts.queue_b.max()) + parts.queue_b[several]
         pair[several] = np.unique(name, return_inverse=True)[1]
         order = several[np.argsort(pair[several], kind="stable")]
         same = pair[order[1:]] == pair[order[:-1]]
@@ -146,14 +146,14 @@ def _pairs(parts: Legs) -> tuple[Ints, Ints]:
 
 
 @nb.njit(cache=True)
-def _rows(num_legs, producer, consumer):  # type: ignore[no-untyped-def]
-    """Sorts edges by producer, as compressed rows, and counts the edges into each leg (a counting sort)."""
-    offsets, waits = np.zeros(num_legs + 1, np.int64), np.zeros(num_legs, np.int64)
+def _rows(num_hops, producer, consumer):  # type: ignore[no-untyped-def]
+    """Sorts edges by producer, as compressed rows, and counts the edges into each hop (a counting sort)."""
+    offsets, waits = np.zeros(num_hops + 1, np.int64), np.zeros(num_hops, np.int64)
     for edge in range(len(producer)):
         offsets[producer[edge] + 1] += 1
         waits[consumer[edge]] += 1
-    for leg in range(num_legs):
-        offsets[leg + 1] += offsets[leg]
+    for hop in range(num_hops):
+        offsets[hop + 1] += offsets[hop]
     fill, followers = offsets[:-1].copy(), np.empty(len(producer), np.int64)
     for edge in range(len(producer)):
         followers[fill[producer[edge]]] = consumer[edge]
@@ -162,29 +162,29 @@ def _rows(num_legs, producer, consumer):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _lane_order(lane_a, lane_b):  # type: ignore[no-untyped-def]
-    last = np.full(max(lane_a.max(), lane_b.max()) + 1 if len(lane_a) else 0, -1, np.int64)
-    next_a, next_b = np.full(len(lane_a), -1, np.int64), np.full(len(lane_a), -1, np.int64)
-    waits = np.zeros(len(lane_a), np.int64)
-    for leg in range(len(lane_a)):
-        for lane in (lane_a[leg], lane_b[leg]):
-            if lane < 0:
+def _queue_order(queue_a, queue_b):  # type: ignore[no-untyped-def]
+    last = np.full(max(queue_a.max(), queue_b.max()) + 1 if len(queue_a) else 0, -1, np.int64)
+    next_a, next_b = np.full(len(queue_a), -1, np.int64), np.full(len(queue_a), -1, np.int64)
+    waits = np.zeros(len(queue_a), np.int64)
+    for hop in range(len(queue_a)):
+        for queue in (queue_a[hop], queue_b[hop]):
+            if queue < 0:
                 continue
-            before = last[lane]
+            before = last[queue]
             if before >= 0:
-                if lane_a[before] == lane:
-                    next_a[before] = leg
+                if queue_a[before] == queue:
+                    next_a[before] = hop
                 else:
-                    next_b[before] = leg
-                waits[leg] += 1
-            last[lane] = leg
+                    next_b[before] = hop
+                waits[hop] += 1
+            last[queue] = hop
     return next_a, next_b, waits
 
 
 @nb.njit(cache=True)
-def _leg_edges(producer, consumer, first, last, after):  # type: ignore[no-untyped-def]
-    """Returns the data edges of legs: an operation starts (all legs with nothing before them) when its producers' last
-    legs are complete."""
+def _hop_edges(producer, consumer, first, last, after):  # type: ignore[no-untyped-def]
+    """Returns the data edges of hops: an operation starts (all hops with nothing before them) when its producers' last
+    hops are complete."""
     count = 0
     for fill in range(2):
         if fill:
@@ -199,25 +199,25 @@ def _leg_edges(producer, consumer, first, last, after):  # type: ignore[no-untyp
                         if fill:
                             sources[count], targets[count] = a, b
                         count += 1
-        for leg in range(len(after)):
-            if after[leg] >= 0:
+        for hop in range(len(after)):
+            if after[hop] >= 0:
                 if fill:
-                    sources[count], targets[count] = after[leg], leg
+                    sources[count], targets[count] = after[hop], hop
                 count += 1
     return sources, targets
 
 
-def run_legs(of: LegGraph, rank_ready: Floats, free: Free) -> Timeline:
-    """Runs every leg once. rank_ready: [num_ranks], before which a rank starts nothing.
+def run_hops(of: HopGraph, rank_ready: Floats, free: Free) -> Timeline:
+    """Runs every hop once. rank_ready: [num_ranks], before which a rank starts nothing.
 
-    free: when lanes and links are; changed in place to when they are afterwards.
+    free: when queues and links are; changed in place to when they are afterwards.
     """
-    return Timeline(*_run(of.rows, of.following, of.waits.copy(), rank_ready, free.lanes, free.links))
+    return Timeline(*_run(of.rows, of.following, of.waits.copy(), rank_ready, free.queues, free.links))
 
 
 @nb.njit(cache=True)
 def take(free, at, channels, slot, until):  # type: ignore[no-untyped-def]
-    """Updates row `at` of free times after a leg that ends at `until` took one channel (slot 0), or all of them.
+    """Updates row `at` of free times after a hop that ends at `until` took one channel (slot 0), or all of them.
 
     Returns the place that the channel (of all, the last) has then.
     """
@@ -235,51 +235,51 @@ def take(free, at, channels, slot, until):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _run(rows, following, waits, rank_ready, lane_free, link_free):  # type: ignore[no-untyped-def]
-    rank, lane_a, lane_b, link_a, link_b, channels, slot, busy, latency = rows
+def _run(rows, following, waits, rank_ready, queue_free, link_free):  # type: ignore[no-untyped-def]
+    rank, queue_a, queue_b, link_a, link_b, channels, slot, busy, latency = rows
     next_a, next_b, next_pair, offsets, followers = following
-    num_legs = len(rank)
-    ready, start, release, done = np.empty(num_legs), np.empty(num_legs), np.empty(num_legs), np.empty(num_legs)
-    queue = [(0.0, 0) for _ in range(0)]
-    for leg in range(num_legs):
-        ready[leg] = max(rank_ready[rank[leg]], lane_free[lane_a[leg], slot[leg]])
-        if lane_b[leg] >= 0:
-            ready[leg] = max(ready[leg], lane_free[lane_b[leg], slot[leg]])
-        if waits[leg] == 0:
-            heapq.heappush(queue, (ready[leg], leg))
-    while len(queue):
-        begin, leg = heapq.heappop(queue)
-        a, b, k, s = link_a[leg], link_b[leg], channels[leg], slot[leg]
+    num_hops = len(rank)
+    ready, start, release, done = np.empty(num_hops), np.empty(num_hops), np.empty(num_hops), np.empty(num_hops)
+    heap = [(0.0, 0) for _ in range(0)]
+    for hop in range(num_hops):
+        ready[hop] = max(rank_ready[rank[hop]], queue_free[queue_a[hop], slot[hop]])
+        if queue_b[hop] >= 0:
+            ready[hop] = max(ready[hop], queue_free[queue_b[hop], slot[hop]])
+        if waits[hop] == 0:
+            heapq.heappush(heap, (ready[hop], hop))
+    while len(heap):
+        begin, hop = heapq.heappop(heap)
+        a, b, k, s = link_a[hop], link_b[hop], channels[hop], slot[hop]
         if a >= 0:
             both = link_free[a, s] if b < 0 else max(link_free[a, s], link_free[b, s])
             if both > begin:  # asks again when both are free; others may go first
-                heapq.heappush(queue, (both, leg))
+                heapq.heappush(heap, (both, hop))
                 continue
-        start[leg] = begin
-        release[leg] = begin + busy[leg]
-        done[leg] = release[leg] + latency[leg]
-        take(lane_free, lane_a[leg], k, s, release[leg])
+        start[hop] = begin
+        release[hop] = begin + busy[hop]
+        done[hop] = release[hop] + latency[hop]
+        take(queue_free, queue_a[hop], k, s, release[hop])
         if a >= 0:
-            take(link_free, a, k, s, release[leg])
+            take(link_free, a, k, s, release[hop])
             if b >= 0:
-                take(link_free, b, k, s, release[leg])
-                take(lane_free, lane_b[leg], k, s, release[leg])
-        for follower, lane in ((next_a[leg], lane_a[leg]), (next_b[leg], lane_b[leg])):
-            if follower >= 0:  # alone can take what is free next in the lane, so that is known now
-                ready[follower] = max(ready[follower], begin, lane_free[lane, slot[follower]])
+                take(link_free, b, k, s, release[hop])
+                take(queue_free, queue_b[hop], k, s, release[hop])
+        for follower, queue in ((next_a[hop], queue_a[hop]), (next_b[hop], queue_b[hop])):
+            if follower >= 0:  # alone can take what is free next in the queue, so that is known now
+                ready[follower] = max(ready[follower], begin, queue_free[queue, slot[follower]])
                 waits[follower] -= 1
                 if waits[follower] == 0:
-                    heapq.heappush(queue, (ready[follower], follower))
-        follower = next_pair[leg]
+                    heapq.heappush(heap, (ready[follower], follower))
+        follower = next_pair[hop]
         if follower >= 0:
-            ready[follower] = max(ready[follower], release[leg])
+            ready[follower] = max(ready[follower], release[hop])
             waits[follower] -= 1
             if waits[follower] == 0:
-                heapq.heappush(queue, (ready[follower], follower))
-        for at in range(offsets[leg], offsets[leg + 1]):
+                heapq.heappush(heap, (ready[follower], follower))
+        for at in range(offsets[hop], offsets[hop + 1]):
             follower = followers[at]
-            ready[follower] = max(ready[follower], done[leg])
+            ready[follower] = max(ready[follower], done[hop])
             waits[follower] -= 1
             if waits[follower] == 0:
-                heapq.heappush(queue, (ready[follower], follower))
+                heapq.heappush(heap, (ready[follower], follower))
     return start, release, done

@@ -1,9 +1,9 @@
 """Plays in plan order lists of operations of which no two wait for the same link.
 
-Where every transfer is sent directly and every link serves the legs of one lane only, as in a ring, nobody has to be
-asked who comes first at a link: an operation starts when its data is there and its lanes and links have a channel that
+Where every transfer is sent directly and every link serves the hops of one queue only, as in a ring, nobody has to be
+asked who comes first at a link: an operation starts when its data is there and its queues and links have a channel that
 the operations before it leave free. Going through the list once then gives what the event loop of
-zbench.simulator.clock does, to the last bit (tests/simulator/test_direct.py), without legs, queues or followers: a ring
+zbench.simulator.clock does, to the last bit (tests/simulator/test_direct.py), without hops, a heap or followers: a ring
 over thousands of ranks fits in memory.
 """
 
@@ -25,7 +25,7 @@ from zbench.plans.plan import ATTEND, Column, Ints, Ops, Plan
 from zbench.plans.touches import by_rank
 from zbench.simulator.clock import Free, take
 from zbench.simulator.direct_occupancy import HERE, occupied
-from zbench.simulator.legs import COMPUTE, RX, TX, class_of, members, ports
+from zbench.simulator.hops import COMPUTE, RX, TX, class_of, members, ports
 
 
 class DirectRows(NamedTuple):
@@ -48,8 +48,8 @@ class LinkRows(NamedTuple):
     port: Ints
 
 
-class LaneHistory(NamedTuple):
-    """Past of lanes while a list is played. begun: when each lane started its last leg. peers: to whom a lane's
+class QueueHistory(NamedTuple):
+    """Past of queues while a list is played. begun: when each queue started its last hop. peers: to whom a queue's
     channels carried what they last did, -1."""
 
     begun: Floats
@@ -61,9 +61,9 @@ class Direct:
     """Operations with their times and waits, ready to be run again and again from different starting times.
 
     src, dst: [num_ops]. where: HERE, or 1 + the class of a transfer's links. busy: seconds. [num_ops] each.
-    latency: seconds, by `where`. channels: int64, of lanes and links, by `where`. collective: [num_ops], a
+    latency: seconds, by `where`. channels: int64, of queues and links, by `where`. collective: [num_ops], a
         transfer that takes all of them. offsets, producers: the operations that each one waits for, compressed rows.
-    rows: offsets and indices of the operations that each rank takes part in. port: zbench.simulator.legs.ports.
+    rows: offsets and indices of the operations that each rank takes part in. port: zbench.simulator.hops.ports.
     sent: int64 [1 + num_classes, num_ranks], bytes that each rank sends, by `where`; received: likewise.
     """
 
@@ -85,13 +85,13 @@ class Direct:
         """Plays the list: returns (seconds at which each operation starts; at which each rank has all it attended and
         all sent to it).
 
-        ready: [num_ranks], before which a rank starts nothing. free: when lanes and links are; changed in place.
+        ready: [num_ranks], before which a rank starts nothing. free: when queues and links are; changed in place.
         """
         start = np.empty(len(self.busy))
         ended = ready.copy()
-        history = LaneHistory(np.zeros(len(free.lanes)), np.full(free.lanes.shape, -1, np.int32))
+        history = QueueHistory(np.zeros(len(free.queues)), np.full(free.queues.shape, -1, np.int32))
         links = LinkRows(self.latency, self.channels, self.port)
-        _run(self._rows_of_ops, links, ready, start, ended, free.lanes, free.links, history)
+        _run(self._rows_of_ops, links, ready, start, ended, free.queues, free.links, history)
         return start, ended
 
     @property
@@ -151,7 +151,7 @@ def places(ops: Ops, cluster: Cluster) -> NDArray[np.int8]:
 
 
 def is_direct(ops: Ops, cluster: Cluster) -> bool:
-    """Returns whether nothing is routed and every link serves the legs of one lane."""
+    """Returns whether nothing is routed and every link serves the hops of one queue."""
     nobody = np.full(2 * cluster.num_nics, -1, np.int64)
     return bool(_alone(ops.kind, ops.src, ops.dst, ops.via, cluster.node_of, cluster.nic_of, nobody))
 
@@ -205,11 +205,11 @@ def _producers(num_ops, producer, consumer):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _run(ops, links, ready, start, ended, lane_free, link_free, history):  # type: ignore[no-untyped-def]
-    """Plays the list once and writes `start` and `ended`. ops: DirectRows. links: LinkRows. history: LaneHistory."""
+def _run(ops, links, ready, start, ended, queue_free, link_free, history):  # type: ignore[no-untyped-def]
+    """Plays the list once and writes `start` and `ended`. ops: DirectRows. links: LinkRows. history: QueueHistory."""
     src, dst, where, busy, collective, offsets, producers = ops
     (latency, channels, port), (begun, peers) = links, history
-    lanes = 1 + 4 * len(port)
+    queues = 1 + 4 * len(port)
     for i in range(len(start)):
         s, d = np.int64(src[i]), np.int64(dst[i])
         begin = ready[s]
@@ -217,33 +217,33 @@ def _run(ops, links, ready, start, ended, lane_free, link_free, history):  # typ
             p = producers[at]
             begin = max(begin, start[p] + busy[p] + latency[where[p]])
         if where[i] == HERE:
-            lane = s * lanes + COMPUTE
-            start[i] = max(begin, lane_free[lane, 0])
-            lane_free[lane, 0] = start[i] + busy[i]
-            ended[s] = max(ended[s], lane_free[lane, 0] + latency[HERE])
+            queue = s * queues + COMPUTE
+            start[i] = max(begin, queue_free[queue, 0])
+            queue_free[queue, 0] = start[i] + busy[i]
+            ended[s] = max(ended[s], queue_free[queue, 0] + latency[HERE])
             continue
         c = where[i] - 1
-        lane, other, link, far = s * lanes + 4 * c + TX, d * lanes + 4 * c + RX, port[c, s], port[c, d] + 1
+        queue, other, link, far = s * queues + 4 * c + TX, d * queues + 4 * c + RX, port[c, s], port[c, d] + 1
         k = channels[where[i]]
         slot = k - 1 if collective[i] else 0
-        begin = max(begin, lane_free[lane, slot], lane_free[other, slot])
+        begin = max(begin, queue_free[queue, slot], queue_free[other, slot])
         begin = max(begin, link_free[link, slot], link_free[far, slot])
         if k == 1:  # one after another anyway
             start[i] = begin
             release = begin + busy[i]
-            lane_free[lane, 0] = lane_free[other, 0] = link_free[link, 0] = link_free[far, 0] = release
+            queue_free[queue, 0] = queue_free[other, 0] = link_free[link, 0] = link_free[far, 0] = release
         else:
-            begin = max(begin, begun[lane], begun[other])
+            begin = max(begin, begun[queue], begun[other])
             for channel in range(k):  # what went to `d` before and is in none has ended before others started
-                if peers[lane, channel] == d:
-                    begin = max(begin, lane_free[lane, channel])
-            start[i] = begun[lane] = begun[other] = begin
+                if peers[queue, channel] == d:
+                    begin = max(begin, queue_free[queue, channel])
+            start[i] = begun[queue] = begun[other] = begin
             release = begin + busy[i]
-            place = take(lane_free, lane, k, slot, release)
+            place = take(queue_free, queue, k, slot, release)
             for channel in range(place):
-                peers[lane, channel] = peers[lane, channel + 1]
-            peers[lane, place] = d
-            take(lane_free, other, k, slot, release)
+                peers[queue, channel] = peers[queue, channel + 1]
+            peers[queue, place] = d
+            take(queue_free, other, k, slot, release)
             take(link_free, link, k, slot, release)
             take(link_free, far, k, slot, release)
         ended[d] = max(ended[d], release + latency[where[i]])

@@ -9,11 +9,11 @@ HERE, ACROSS = 0, 1 + NIC  # where an operation's data ends: an attend's; a tran
 
 
 @nb.njit(cache=True)
-def occupied(rows, ops, start, modules, lanes, out):  # type: ignore[no-untyped-def]
+def occupied(rows, ops, start, modules, queues, out):  # type: ignore[no-untyped-def]
     """Writes, rank by rank, the seconds of attending, transferring, transferring uncovered, and of that across nodes.
 
-    rows: Direct.rows. ops: DirectRows. modules: zbench.simulator.layers.Modules. lanes: for transfers, of a rank: one a
-    direction of every class of links.
+    rows: Direct.rows. ops: DirectRows. modules: zbench.simulator.layers.Modules. queues: for transfers, of a rank: one
+    a direction of every class of links.
     """
     (offsets, index), src, where, busy = rows, ops.src, ops.where, ops.busy
     first, following, seconds = modules
@@ -21,7 +21,7 @@ def occupied(rows, ops, start, modules, lanes, out):  # type: ignore[no-untyped-
     for rank in range(len(seconds)):
         most = max(most, offsets[rank + 1] - offsets[rank])
     attends, moves = np.empty((most + 2, 2)), np.empty((most, 3))  # from, to, whether across
-    served, count = np.empty((lanes, most), np.int32), np.zeros(lanes, np.int64)  # a rank's transfers, by lane
+    served, count = np.empty((queues, most), np.int32), np.zeros(queues, np.int64)  # a rank's transfers, by queue
     for rank in range(len(seconds)):
         attends[0] = first[rank], first[rank] + seconds[rank]
         num, count[:] = 1, 0
@@ -32,9 +32,9 @@ def occupied(rows, ops, start, modules, lanes, out):  # type: ignore[no-untyped-
                 attends[num] = start[op], start[op] + busy[op]
                 num += 1
             else:
-                lane = 2 * (where[op] - 1) + (1 if src[op] == rank else 0)
-                served[lane, count[lane]] = op
-                count[lane] += 1
+                queue = 2 * (where[op] - 1) + (1 if src[op] == rank else 0)
+                served[queue, count[queue]] = op
+                count[queue] += 1
         attends[num] = following[rank], following[rank] + seconds[rank]
         num += 1
         total = _merged(served, count, start, busy, where, moves)
@@ -44,19 +44,19 @@ def occupied(rows, ops, start, modules, lanes, out):  # type: ignore[no-untyped-
 
 @nb.njit(cache=True)
 def _merged(served, count, start, busy, where, moves):  # type: ignore[no-untyped-def]
-    """Merges a rank's transfers by when they start (ties: plan order); each lane's are in that order already."""
+    """Merges a rank's transfers by when they start (ties: plan order); each queue's are in that order already."""
     place, total = np.zeros(len(count), np.int64), count.sum()
     for at in range(total):
         best = -1
-        for lane in range(len(count)):
-            if place[lane] < count[lane]:
-                op = served[lane, place[lane]]
+        for queue in range(len(count)):
+            if place[queue] < count[queue]:
+                op = served[queue, place[queue]]
                 if best < 0:
-                    best = lane
+                    best = queue
                 else:
                     other = served[best, place[best]]
                     if start[op] < start[other] or (start[op] == start[other] and op < other):
-                        best = lane
+                        best = queue
         op = served[best, place[best]]
         place[best] += 1
         moves[at] = start[op], start[op] + busy[op], 1.0 if where[op] == ACROSS else 0.0

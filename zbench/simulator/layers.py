@@ -16,9 +16,9 @@ from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC
 from zbench.plans.plan import Ints
-from zbench.simulator.clock import Free, LegGraph, Timeline, run_legs
+from zbench.simulator.clock import Free, HopGraph, Timeline, run_hops
 from zbench.simulator.direct import Direct
-from zbench.simulator.legs import COMPUTE
+from zbench.simulator.hops import COMPUTE
 
 _SETTLED = 1e-9  # relative: the rounding of sums of a few thousand terms, well below any time of interest
 PLAYED, AVERAGED = 12, 8
@@ -26,7 +26,7 @@ PLAYED, AVERAGED = 12, 8
 
 @dataclass(slots=True)
 class ClockState:
-    """Clocks that go on from layer to layer: ready, seconds [num_ranks], and when lanes and links are free."""
+    """Clocks that go on from layer to layer: ready, seconds [num_ranks], and when queues and links are free."""
 
     ready: Floats
     free: Free
@@ -38,7 +38,7 @@ class ClockState:
 
     def since(self, old: "ClockState") -> "ClockState":
         """Returns clocks that show how much later everything is."""
-        free = Free(self.free.lanes - old.free.lanes, self.free.links - old.free.links)
+        free = Free(self.free.queues - old.free.queues, self.free.links - old.free.links)
         return ClockState(self.ready - old.ready, free)
 
     def meet(self) -> None:
@@ -70,7 +70,7 @@ class Modules(NamedTuple):
 class Layers:
     """Layers to be played: num_layers layers of `linear` seconds per rank, then `attention`."""
 
-    attention: LegGraph | Direct
+    attention: HopGraph | Direct
     linear: Floats
     num_layers: int
 
@@ -89,16 +89,16 @@ class Layers:
             if left:
                 recent = steps[-1:] if settled else steps[-AVERAGED:]
                 state.ready = state.ready + left * np.mean([step.ready for step in recent], axis=0)
-                state.free.lanes += left * np.mean([step.free.lanes for step in recent], axis=0)
+                state.free.queues += left * np.mean([step.free.queues for step in recent], axis=0)
                 state.free.links += left * np.mean([step.free.links for step in recent], axis=0)
                 break
         return RankSeconds(sums[0], count * linear, *sums[1:])
 
     def one(self, state: ClockState) -> Timeline:
-        """Plays one layer, whose attention is a program of legs: linear modules on every rank, then attention."""
-        assert isinstance(self.attention, LegGraph)
+        """Plays one layer, whose attention is a program of hops: linear modules on every rank, then attention."""
+        assert isinstance(self.attention, HopGraph)
         ready = state.ready + self.linear
-        timeline = run_legs(self.attention, ready, state.free)
+        timeline = run_hops(self.attention, ready, state.free)
         state.ready = finished(self.attention, timeline, ready)
         return timeline
 
@@ -116,36 +116,36 @@ def _equal(a: Floats, b: Floats) -> bool:
     return bool(np.abs(a - b).max() <= _SETTLED * np.abs(a).max())
 
 
-def finished(of: LegGraph, timeline: Timeline, ready: Floats) -> Floats:
+def finished(of: HopGraph, timeline: Timeline, ready: Floats) -> Floats:
     """Returns when each rank has everything it attended, and every message sent to it, [num_ranks]."""
     out = ready.copy()
-    _finished(of.legs.lane_a, of.legs.lane_b, of.legs.last, timeline.done, of.legs.lanes, out)
+    _finished(of.hops.queue_a, of.hops.queue_b, of.hops.last, timeline.done, of.hops.queues, out)
     return out
 
 
 @nb.njit(cache=True)
-def _finished(lane_a, lane_b, last, done, lanes, out):  # type: ignore[no-untyped-def]
-    for leg in range(len(done)):
-        if last[leg]:
-            rank = (lane_a[leg] if lane_b[leg] < 0 else lane_b[leg]) // lanes
-            out[rank] = max(out[rank], done[leg])
+def _finished(queue_a, queue_b, last, done, queues, out):  # type: ignore[no-untyped-def]
+    for hop in range(len(done)):
+        if last[hop]:
+            rank = (queue_a[hop] if queue_b[hop] < 0 else queue_b[hop]) // queues
+            out[rank] = max(out[rank], done[hop])
 
 
-def occupancy(of: LegGraph, timeline: Timeline, modules: Modules) -> tuple[Floats, Floats, Floats, Floats]:
-    """Returns the seconds of one layer, [num_ranks] each: (attending, transferring, transferring with the compute lane
+def occupancy(of: HopGraph, timeline: Timeline, modules: Modules) -> tuple[Floats, Floats, Floats, Floats]:
+    """Returns the seconds of one layer, [num_ranks] each: (attending, transferring, transferring with the compute queue
     idle, of that across nodes)."""
-    parts, num_ranks = of.legs, len(modules.seconds)
+    parts, num_ranks = of.hops, len(modules.seconds)
     attend = np.flatnonzero(parts.link_a < 0)
-    rank = parts.lane_a[attend] // parts.lanes
-    assert (parts.lane_a[attend] % parts.lanes == COMPUTE).all()
+    rank = parts.queue_a[attend] // parts.queues
+    assert (parts.queue_a[attend] % parts.queues == COMPUTE).all()
     busy = np.bincount(rank, weights=of.busy[attend], minlength=num_ranks).astype(np.float64)
-    # Each rank's compute intervals in time order: its linear modules, its attends, which are in lane order, and the
+    # Each rank's compute intervals in time order: its linear modules, its attends, which are in queue order, and the
     # next layer's linear modules.
     mine = attend[np.argsort(rank, kind="stable")]
     bounds = np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=num_ranks))]).astype(np.int64)
     moves = np.flatnonzero(parts.link_a >= 0)
     moves = moves[np.argsort(timeline.start[moves], kind="stable")]
-    times = _Moving(parts.lane_a, parts.lane_b, timeline.start, timeline.release, parts.lanes)
+    times = _Moving(parts.queue_a, parts.queue_b, timeline.start, timeline.release, parts.queues)
     computing = _Computing(mine, bounds, modules)
     moved, shown = _transferring(moves, times, computing)
     _, across = _transferring(moves[parts.link_class[moves] == NIC], times, computing)
@@ -153,17 +153,17 @@ def occupancy(of: LegGraph, timeline: Timeline, modules: Modules) -> tuple[Float
 
 
 class _Moving(NamedTuple):
-    """Lanes of every leg, and when it takes and frees them; lanes: of a rank."""
+    """Queues of every hop, and when it takes and frees them; queues: of a rank."""
 
-    lane_a: Ints
-    lane_b: Ints
+    queue_a: Ints
+    queue_b: Ints
     start: Floats
     release: Floats
-    lanes: int
+    queues: int
 
 
 class _Computing(NamedTuple):
-    """attends: legs, rank after rank from `bounds` on."""
+    """attends: hops, rank after rank from `bounds` on."""
 
     attends: Ints
     bounds: Ints
@@ -171,10 +171,10 @@ class _Computing(NamedTuple):
 
 
 @nb.njit(cache=True)
-def _transferring(moves, legs, computing):  # type: ignore[no-untyped-def]
+def _transferring(moves, hops, computing):  # type: ignore[no-untyped-def]
     """Returns per rank the length of the union of its transfers, and of what of it no compute covers; moves by
     start."""
-    lane_a, lane_b, start, release, lanes = legs
+    queue_a, queue_b, start, release, queues = hops
     attends, bounds, (first, following, seconds) = computing
     ranks = len(seconds)
     moved, shown = np.zeros(ranks), np.zeros(ranks)
@@ -183,13 +183,13 @@ def _transferring(moves, legs, computing):  # type: ignore[no-untyped-def]
     for index in range(len(moves) + 1):
         for end in range(2 if index < len(moves) else ranks):
             if index < len(moves):
-                leg = moves[index]
-                lane = lane_a[leg] if end == 0 else lane_b[leg]
-                if lane < 0:  # a copy to or from the host
+                hop = moves[index]
+                queue = queue_a[hop] if end == 0 else queue_b[hop]
+                if queue < 0:  # a copy to or from the host
                     continue
-                rank = lane // lanes
-                if start[leg] <= right[rank]:
-                    right[rank] = max(right[rank], release[leg])
+                rank = queue // queues
+                if start[hop] <= right[rank]:
+                    right[rank] = max(right[rank], release[hop])
                     continue
             else:
                 rank = end
@@ -211,5 +211,5 @@ def _transferring(moves, legs, computing):  # type: ignore[no-untyped-def]
             moved[rank] += right[rank] - left[rank]
             shown[rank] += max(right[rank] - left[rank] - covered, 0.0)  # 0 may be rounded to less
             if index < len(moves):
-                left[rank], right[rank] = start[leg], release[leg]
+                left[rank], right[rank] = start[hop], release[hop]
     return moved, shown

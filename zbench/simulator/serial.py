@@ -3,7 +3,7 @@
 A routed transfer is dispatched, sent and combined, each share as soon as it has arrived where that is done next. Here
 a rank begins to dispatch a message only when its last one has been combined: the three steps of successive messages
 never overlap, as in a communication layer that returns when it is done (Zeppelin's, arXiv 2509.21841, adds the three
-times up; whether its messages overlap is not told). Without these waits they overlap as far as lanes and links allow.
+times up; whether its messages overlap is not told). Without these waits they overlap as far as queues and links allow.
 """
 
 import numpy as np

@@ -2,7 +2,7 @@
 
 A step is, per micro-batch: layers x (linear modules, attention) forward, the head and the loss,
 layers x (attention, linear modules) backward; what they do not hide of parameters' gathers and gradients'
-reductions; and the optimizer. Attention is played leg by leg (zbench.simulator.clock), the rest is charged
+reductions; and the optimizer. Attention is played hop by hop (zbench.simulator.clock), the rest is charged
 per rank (zbench.cost.cost, zbench.cost.collective). Ranks are held together by their data only: a rank whose
 neighbours do not need it runs ahead into the next layer, and, with ZeRO-1, into the next micro-batch. With ZeRO-3
 every forward and every backward gathers parameters from all ranks, so there they meet. Plans with pipelines are
@@ -28,19 +28,19 @@ from zbench.plans.dataflow import Edges, Violation, edges
 from zbench.plans.pipelines import Layout
 from zbench.plans.plan import Ops, Plan
 from zbench.simulator import pipelined, staged
-from zbench.simulator.clock import LegGraph, leg_graph
+from zbench.simulator.clock import HopGraph, hop_graph
 from zbench.simulator.direct import Direct, by_consumer, direct, is_direct
+from zbench.simulator.hops import hops
 from zbench.simulator.layers import ClockState, Layers
-from zbench.simulator.legs import legs
 from zbench.simulator.serial import in_turn
 from zbench.simulator.totals import Carried, Totals
 
-Programs = tuple[LegGraph, LegGraph]  # of a plan's forward and backward list
+Programs = tuple[HopGraph, HopGraph]  # of a plan's forward and backward list
 
 
-def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> LegGraph:
-    """Prepares the plan's forward or backward list: legs with their times and waits."""
-    parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
+def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> HopGraph:
+    """Prepares the plan's forward or backward list: hops with their times and waits."""
+    parts = hops(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
     attend, amount = work(plan, ops)
     moves = parts.link_a >= 0
     link = np.where(moves, parts.link_class, NVLINK)
@@ -50,7 +50,7 @@ def prepare(plan: Plan, ops: Ops, found: Edges, cost: Cost, backward: bool) -> L
     seconds[attend] = cost.attend_seconds(plan, ops, attend, amount, backward)
     busy += np.where(moves, 0.0, seconds[parts.op])
     latency = np.where(moves, cost.latency_seconds(link), 0.0)
-    return leg_graph(parts, busy, latency, in_turn(found, ops) if plan.serial_legs else found)
+    return hop_graph(parts, busy, latency, in_turn(found, ops) if plan.serial_legs else found)
 
 
 def programs(plan: Plan, cost: Cost) -> Programs:
@@ -63,7 +63,7 @@ def programs(plan: Plan, cost: Cost) -> Programs:
     return forward, prepare(plan, plan.backward, _edges(plan, plan.backward, True), cost, True)
 
 
-def playable(plan: Plan, cost: Cost) -> tuple[LegGraph | Direct, LegGraph | Direct]:
+def playable(plan: Plan, cost: Cost) -> tuple[HopGraph | Direct, HopGraph | Direct]:
     """Returns (forward, backward) as `programs`, in plan order where that is the same and needs less.
 
     Raises:

@@ -1,7 +1,7 @@
 """Plays a step of a job with stages (zbench.cost.stacks).
 
-Every stage has clocks, lanes and links of its own, on which a micro-batch's layers are played like those of a job
-without stages: leg by leg, every rank waiting for its data alone. Before that a rank waits for its tokens' hidden
+Every stage has clocks, queues and links of its own, on which a micro-batch's layers are played like those of a job
+without stages: hop by hop, every rank waiting for its data alone. Before that a rank waits for its tokens' hidden
 states (or their gradients) from its stack's rank of the stage before. All ranks of a stage have one order of micro-
 batches, one forward, one backward: with orders of their own, two that share a ring could wait for each other for
 ever. A rank with nothing to do in a micro-batch goes on to the next at once.
@@ -19,12 +19,12 @@ from zbench.cost.collective import Sharing
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.plans.plan import Plan
-from zbench.simulator.clock import LegGraph
+from zbench.simulator.clock import HopGraph
 from zbench.simulator.layers import ClockState, Layers, RankSeconds
 from zbench.simulator.one_f_one_b import turns
 from zbench.simulator.totals import Carried, Totals
 
-Programs = tuple[LegGraph, LegGraph]  # of a plan's forward and backward list
+Programs = tuple[HopGraph, HopGraph]  # of a plan's forward and backward list
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,9 @@
-"""Sums over a simulated step, as they are played."""
+"""Adds up a simulated step while it is played: bytes on NICs and seconds of ranks.
+
+Here are attention's messages and the tensor-parallel groups' gathers. What gathers of parameters and reductions of
+gradients put on NICs is added once for the whole step: Simulated.step (zbench.simulator.simulate) adds `nic_bytes` of
+the step's sharing (zbench.cost.collective).
+"""
 
 from dataclasses import dataclass
 
@@ -8,7 +13,7 @@ from zbench.cost.cost import HIDDEN, SHOWN, Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.links import NIC
 from zbench.plans.plan import ATTEND, Ints, Plan
-from zbench.simulator.clock import LegGraph
+from zbench.simulator.clock import HopGraph
 from zbench.simulator.direct import Direct
 from zbench.simulator.direct_occupancy import ACROSS
 from zbench.simulator.layers import RankSeconds
@@ -16,14 +21,18 @@ from zbench.simulator.layers import RankSeconds
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The bytes of attention's messages: tx, rx [num_nics]; nvlink, on all links inside nodes."""
+    """Bytes that attention's messages put on links, summed over a step.
+
+    tx, rx: int64 [num_nics], sent and received by each NIC. nvlink: sent on all links inside nodes together, with the
+    tensor-parallel groups' gathers. No collective's bytes are in tx and rx: those come with the step's sharing.
+    """
 
     tx: Ints
     rx: Ints
     nvlink: int
 
     @staticmethod
-    def of(program: LegGraph | Direct, cost: Cost) -> "Carried":
+    def of(program: HopGraph | Direct, cost: Cost) -> "Carried":
         """Counts the bytes of a forward or backward list, over all layers of a stage."""
         cluster, layers = cost.cluster, cost.layers
         if isinstance(program, Direct):
@@ -32,7 +41,7 @@ class Carried:
             np.add.at(rx, cluster.nic_of, program.received[ACROSS])
             inside = program.sent.sum() - program.sent[ACROSS].sum()
             return Carried(tx, rx, int(inside)).times(layers)
-        parts = program.legs
+        parts = program.hops
         nic, size = parts.link_class == NIC, layers * parts.bytes
         tx, rx = np.zeros(cluster.num_nics, np.int64), np.zeros(cluster.num_nics, np.int64)
         for counter, link in ((tx, parts.link_a), (rx, parts.link_b)):
@@ -97,7 +106,7 @@ class Totals:
     def repack(self, plan: Plan, cost: Cost) -> None:
         """Takes the all-to-alls' repacking out of attention, with which it was played: it is communication.
 
-        The compute lane does it, so none of it is hidden; whatever is on a link meanwhile counts beside it.
+        The compute queue does it, so none of it is hidden; whatever is on a link meanwhile counts beside it.
         """
         again = 1 if cost.model.recompute == "full" else 0
         for ops, times in ((plan.forward, 1 + again), (plan.backward, 1)):

@@ -13,13 +13,13 @@ from zbench.describe.links import NIC
 from zbench.describe.model import TENSOR_NAMES
 from zbench.plans.plan import Ints, Ops, Plan
 from zbench.runtime.clocks.events import OPTIMIZER, REDUCE
-from zbench.simulator.clock import LegGraph, Timeline
+from zbench.simulator.clock import HopGraph, Timeline
 from zbench.simulator.layers import ClockState, Layers
 from zbench.simulator.simulate import programs
 from zbench.simulator.totals import Carried
 from zbench.trace.channels import Channels
 from zbench.trace.file import Event
-from zbench.trace.tracks import GATHER, SHOWN, collective, complete_event, nic_lane, port_classes, port_lane, spans
+from zbench.trace.tracks import GATHER, SHOWN, collective, complete_event, nic_track, port_classes, port_track, spans
 
 
 def rank_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
@@ -47,7 +47,7 @@ def rank_events(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Event]:
 
 
 def _layers(
-    name: str, plan: Plan, of: LegGraph, state: ClockState, channels: Channels, cost: Cost, place: Event
+    name: str, plan: Plan, of: HopGraph, state: ClockState, channels: Channels, cost: Cost, place: Event
 ) -> Iterator[Event]:
     """Yields the events of one pass, forward, recompute or backward, over all layers."""
     ops, linear = plan.backward if name == "backward" else plan.forward, cost.linear_seconds(plan.tokens_per_rank)
@@ -81,9 +81,9 @@ def _sharing(
 
 
 def _legs(
-    plan: Plan, ops: Ops, of: LegGraph, timeline: Timeline, name: str, channels: Channels, cost: Cost, place: Event
+    plan: Plan, ops: Ops, of: HopGraph, timeline: Timeline, name: str, channels: Channels, cost: Cost, place: Event
 ) -> Iterator[Event]:
-    cluster, parts = cost.cluster, of.legs
+    cluster, parts = cost.cluster, of.hops
     kind, nics = parts.link_class, cluster.nic_of
     moves = np.isin(kind, [NIC, *port_classes(cluster)])
     drawn = _drawn(np.flatnonzero(moves), of, timeline, channels)
@@ -107,19 +107,19 @@ def _legs(
                 "from": int(ops.src[op]), "to": int(ops.dst[op])}  # fmt: skip
         if parts.channels[leg] > 1:
             args["channels"] = int(parts.channels[leg]) if parts.whole[leg] else 1
-        ends = int(parts.lane_a[leg]) // parts.lanes, int(parts.receiver[leg])
+        ends = int(parts.queue_a[leg]) // parts.queues, int(parts.receiver[leg])
         for way, rank in enumerate(ends):
             node, local = divmod(rank, cluster.gpus_per_node)
             if kind[leg] == NIC:
-                tid = nic_lane(cluster, int(nics[rank]) % cluster.nics_per_node, way, drawn[leg][way])
+                tid = nic_track(cluster, int(nics[rank]) % cluster.nics_per_node, way, drawn[leg][way])
             else:
-                tid = port_lane(cluster, local, int(kind[leg]), way, drawn[leg][way])
+                tid = port_track(cluster, local, int(kind[leg]), way, drawn[leg][way])
             yield complete_event(TENSOR_NAMES[int(ops.tensor[op])], node, tid, start, seconds, args)
 
 
-def _drawn(moves: Ints, of: LegGraph, timeline: Timeline, channels: Channels) -> dict[int, tuple[int, int]]:
+def _drawn(moves: Ints, of: HopGraph, timeline: Timeline, channels: Channels) -> dict[int, tuple[int, int]]:
     """Returns the channels of the links, sending and receiving, that each of `moves` is drawn on."""
-    parts, found = of.legs, {}
+    parts, found = of.hops, {}
     for leg in moves[np.argsort(timeline.start[moves], kind="stable")].tolist():
         given = float(timeline.start[leg]), float(timeline.release[leg]), bool(parts.whole[leg])
         count = int(parts.channels[leg])

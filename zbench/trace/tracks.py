@@ -1,6 +1,6 @@
 """Tracks of a step's trace and events on them. Pure: no torch.
 
-A track for every GPU's compute lane (linear modules, attends, head, optimizer), one for each channel of each direction
+A track for every GPU's compute queue (linear modules, attends, head, optimizer), one for each channel of each direction
 of every NIC and, where a node has domains, of every GPU's ports inside it (attention's transfers), and one a node for
 parameters' gathers and gradients' reductions, which use all of its links. These are charged to a pass as a whole
 (zbench.cost.collective): a gather is drawn from the beginning of the pass, a reduction up to its end, and what layers
@@ -69,21 +69,21 @@ def port_classes(cluster: Cluster) -> list[int]:
     return [NVLINK, *range(FIRST_DOMAIN, FIRST_DOMAIN + len(cluster.domains))] if cluster.domains else []
 
 
-def nic_lane(cluster: Cluster, local: int, way: int, channel: int) -> int:
+def nic_track(cluster: Cluster, local: int, way: int, channel: int) -> int:
     """Returns the thread of a channel of NIC `local` of a node; way: 0 sends, 1 receives."""
     return cluster.gpus_per_node + (2 * local + way) * cluster.nic_channels + channel
 
 
-def port_lane(cluster: Cluster, local: int, link: int, way: int, channel: int) -> int:
+def port_track(cluster: Cluster, local: int, link: int, way: int, channel: int) -> int:
     """Returns the thread of a channel of GPU `local`'s port to links of a class; way: 0 sends, 1 receives."""
     widths = {one: 2 * cluster.links[one].channels for one in port_classes(cluster)}
     before = local * sum(widths.values()) + sum(width for one, width in widths.items() if one < link)
-    return nic_lane(cluster, cluster.nics_per_node, 0, 0) + before + way * cluster.links[link].channels + channel
+    return nic_track(cluster, cluster.nics_per_node, 0, 0) + before + way * cluster.links[link].channels + channel
 
 
-def sharing_lane(cluster: Cluster) -> int:
+def sharing_track(cluster: Cluster) -> int:
     """Returns the thread of a node on which parameters' gathers and gradients' reductions are: its last."""
-    return port_lane(cluster, cluster.gpus_per_node, NVLINK, 0, 0)
+    return port_track(cluster, cluster.gpus_per_node, NVLINK, 0, 0)
 
 
 def spans(name: str, begin: Floats, seconds: Floats, cost: Cost, args: Event) -> Iterator[Event]:
@@ -98,7 +98,7 @@ def collective(name: str, begin: float, seconds: float, size: Ints, cost: Cost, 
     cluster = cost.cluster
     for node in range(cost.whole.num_nodes if seconds else 0):
         args = {**place, "bytes": int(size[node % cluster.num_nodes * cluster.nics_per_node])}
-        yield complete_event(name, node, sharing_lane(cluster), begin, seconds, args)
+        yield complete_event(name, node, sharing_track(cluster), begin, seconds, args)
 
 
 def complete_event(name: str, pid: int, tid: int, start: float, seconds: float, args: Event) -> Event:

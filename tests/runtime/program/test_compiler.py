@@ -43,15 +43,15 @@ def test_whatever_is_sent_is_received_and_every_pair_is_attended(which: Variant,
             sent, received = [], []
             for rank, pair in enumerate(found):
                 program = pair[way]
-                sizes = {receive.leg: receive.end - receive.begin for receive in program.receives}
+                sizes = {receive.hop: receive.end - receive.begin for receive in program.receives}
                 for send in program.sends:
                     if isinstance(send, Relay):
-                        leg = program.receives[send.received].leg
+                        hop = program.receives[send.received].hop
                         assert program.receives[send.received].slot == HOME
-                        sent.append((send.leg, rank, send.peer, sizes[leg]))
+                        sent.append((send.hop, rank, send.peer, sizes[hop]))
                     else:
-                        sent += [(leg, rank, peer, end - begin) for leg, peer, begin, end in send.legs]
-                received += [(r.leg, r.peer, rank, r.end - r.begin) for r in program.receives]
+                        sent += [(hop, rank, peer, end - begin) for hop, peer, begin, end in send.hops]
+                received += [(r.hop, r.peer, rank, r.end - r.begin) for r in program.receives]
             assert sorted(sent) == sorted(received)
             area = sum(step.cuts * (step.hi - step.lo) for pair in found for step in pair[way].attends)
             assert area == plan.num_heads * int((plan.lengths * (plan.lengths + 1) // 2).sum())

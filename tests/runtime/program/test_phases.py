@@ -22,7 +22,7 @@ from zbench.proof.verify import verify_step
 from zbench.runtime.program.compiler import Compiler
 from zbench.runtime.program.phases import AHEAD, message_batch_numbers, with_message_batches
 from zbench.runtime.program.program import HOME, MessageBatch, Program, Relay, Send
-from zbench.simulator.legs import legs
+from zbench.simulator.hops import hops
 from zbench.systems.ring import Ring
 
 
@@ -31,12 +31,12 @@ def programs(plan: Plan, cost: Cost) -> list[tuple[Program, Program]]:
     return [with_message_batches(plan, cost, pair) for pair in pairs]
 
 
-def legs_of(program: Program, at: int) -> list[tuple[int, int]]:
-    """(leg, peer) of a batch's messages."""
+def hops_of(program: Program, at: int) -> list[tuple[int, int]]:
+    """(hop, peer) of a batch's messages."""
     batch = program.batches[at]
-    found = [(program.receives[index].leg, program.receives[index].peer) for index in batch.receives]
+    found = [(program.receives[index].hop, program.receives[index].peer) for index in batch.receives]
     for send in (program.sends[index] for index in batch.sends):
-        found += [(send.leg, send.peer)] if isinstance(send, Relay) else [(leg, peer) for leg, peer, _, _ in send.legs]
+        found += [(send.hop, send.peer)] if isinstance(send, Relay) else [(hop, peer) for hop, peer, _, _ in send.hops]
     return found
 
 
@@ -80,7 +80,7 @@ class Rank:
 
 
 def play(found: list[Program]) -> None:
-    """Every rank to its end. A rank's batch is complete when each of its legs is posted at both ends."""
+    """Every rank to its end. A rank's batch is complete when each of its hops is posted at both ends."""
     ranks, ends, moving = [Rank(program) for program in found], Counter[int](), True
     while moving:
         moving = False
@@ -88,9 +88,9 @@ def play(found: list[Program]) -> None:
             while rank.go():
                 moving = True
                 if rank.standing:
-                    ends.update(leg for leg, _ in legs_of(rank.program, rank.posted))
+                    ends.update(hop for hop, _ in hops_of(rank.program, rank.posted))
         for rank in ranks:
-            if rank.standing and all(ends[leg] == 2 for leg, _ in legs_of(rank.program, rank.posted)):
+            if rank.standing and all(ends[hop] == 2 for hop, _ in hops_of(rank.program, rank.posted)):
                 rank.standing, moving = False, True
                 rank.posted += 1
     assert all(rank.is_done for rank in ranks), "deadlock"
@@ -99,19 +99,19 @@ def play(found: list[Program]) -> None:
 def check(plan: Plan, cost: Cost) -> None:
     found = programs(plan, cost)
     for way, ops in enumerate((plan.forward, plan.backward)):
-        parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
+        parts = hops(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
         number = message_batch_numbers(plan, ops, parts, way == 1)
         for one in (pair[way] for pair in found):
-            posted = [leg for at in range(len(one.batches)) for leg, _ in legs_of(one, at)]
+            posted = [hop for at in range(len(one.batches)) for hop, _ in hops_of(one, at)]
             assert (
                 len(posted)
                 == len(set(posted))
-                == len(one.receives) + sum(1 if isinstance(send, Relay) else len(send.legs) for send in one.sends)
+                == len(one.receives) + sum(1 if isinstance(send, Relay) else len(send.hops) for send in one.sends)
             )
-            each = [{int(number[leg]) for leg, _ in legs_of(one, at)} for at in range(len(one.batches))]
+            each = [{int(number[hop]) for hop, _ in hops_of(one, at)} for at in range(len(one.batches))]
             assert all(len(of) == 1 for of in each)
             for at in range(len(one.batches)):  # copies, for which attends wait, never wait for sums of attends
-                assert len({bool(IS_COPY[ops.tensor[parts.op[leg]]]) for leg, _ in legs_of(one, at)}) == 1
+                assert len({bool(IS_COPY[ops.tensor[parts.op[hop]]]) for hop, _ in hops_of(one, at)}) == 1
             assert sorted(each, key=min) == each  # by number, on every rank
         play([pair[way] for pair in found])
 
@@ -134,7 +134,7 @@ def test_every_system_runs_however_strictly(which: Variant, data: st.DataObject)
 def test_what_is_sent_on_came_in_an_earlier_phase(case: tuple[Cost, Plan], backward: bool) -> None:
     cost, plan = case
     ops = plan.backward if backward else plan.forward
-    parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
+    parts = hops(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
     number = message_batch_numbers(plan, ops, parts, backward)
     assert ((number >= 0) == (ops.kind[parts.op] == TRANSFER)).all()
     routed = parts.after >= 0
@@ -183,7 +183,7 @@ def test_copies_are_posted_ahead_of_who_reads_them_and_sums_once_they_are_made()
 def test_a_routed_transfer_is_three_batches() -> None:
     plan = route(ring("keep"), RING)
     ops = plan.forward
-    parts = legs(plan, ops, RING.message_bytes(plan, ops), RING.cluster)
+    parts = hops(plan, ops, RING.message_bytes(plan, ops), RING.cluster)
     number = message_batch_numbers(plan, ops, parts, False)
     across = np.flatnonzero(RING.cluster.node_of[ops.src] != RING.cluster.node_of[ops.dst])
     assert len(across)

@@ -21,7 +21,7 @@ from zbench.plans.plan import Plan
 from zbench.proof.verify import PlanError, verify_step
 from zbench.runtime.program.compiler import Compiler
 from zbench.runtime.program.phases import with_message_batches
-from zbench.simulator.legs import Legs
+from zbench.simulator.hops import Hops
 from zbench.simulator.simulate import Simulated, programs
 
 TOLERANCE = 1e-9  # relative; what is right is within 1e-12 (tests/plans/test_exact.py), a missing token far outside
@@ -144,20 +144,20 @@ def charged_bytes(plans: Plans, cost: Cost) -> Bytes:
     total, model = Bytes.none(cost.cluster), cost.model
     for plan in plans:
         forward, backward = programs(plan, cost)
-        for legs, times in ((forward.legs, 2 if model.recompute == "full" else 1), (backward.legs, 1)):
-            _charge(total, legs, times * model.num_layers)
+        for hops, times in ((forward.hops, 2 if model.recompute == "full" else 1), (backward.hops, 1)):
+            _charge(total, hops, times * model.num_layers)
     return total
 
 
-def _charge(total: Bytes, legs: Legs, times: int) -> None:
-    """Adds the bytes of legs to the links that carry them; links are numbered in pairs, sending and receiving: NVLink
+def _charge(total: Bytes, hops: Hops, times: int) -> None:
+    """Adds the bytes of hops to the links that carry them; links are numbered in pairs, sending and receiving: NVLink
     ports of all ranks, NICs, ports to each domain."""
     ranks, nics = total.inside_tx.shape[1], len(total.nic_tx)
-    counters = ((legs.link_a, total.inside_tx, total.nic_tx), (legs.link_b, total.inside_rx, total.nic_rx))
+    counters = ((hops.link_a, total.inside_tx, total.nic_tx), (hops.link_b, total.inside_rx, total.nic_rx))
     for links, port, nic in counters:
         moves = links >= 0
         count = np.zeros(total.inside_tx.size + nics, np.int64)
-        np.add.at(count, links[moves] // 2, times * legs.bytes[moves])
+        np.add.at(count, links[moves] // 2, times * hops.bytes[moves])
         port += np.delete(count, np.s_[ranks : ranks + nics]).reshape(port.shape)
         nic += count[ranks : ranks + nics]
 

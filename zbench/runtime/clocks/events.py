@@ -28,12 +28,12 @@ class Span:
 class Message:
     """One end of a message: `moment` it was posted by the sender, or found arrived by the receiver.
 
-    run: the number of the run of a program in this step, which is the same on both ends. leg: its number in the run.
+    run: the number of the run of a program in this step, which is the same on both ends. hop: its number in the run.
     """
 
     peer: int
     run: int
-    leg: int
+    hop: int
     bytes: int
     moment: float
 
@@ -63,13 +63,13 @@ class Events:
         if self.is_on:
             self.spans.append(Span(name, began, perf_counter(), run, op))
 
-    def send(self, run: int, peer: int, leg: int, size: int) -> None:
+    def send(self, run: int, peer: int, hop: int, size: int) -> None:
         """Notes that a message was posted."""
         if self.is_on:
-            self.sent.append(Message(peer, run, leg, size, perf_counter()))
+            self.sent.append(Message(peer, run, hop, size, perf_counter()))
 
     def arrive(self, run: int, receive: Receive) -> None:
         """Notes that a message was found arrived."""
         if self.is_on:
             size = receive.end - receive.begin
-            self.arrived.append(Message(receive.peer, run, receive.leg, size, perf_counter()))
+            self.arrived.append(Message(receive.peer, run, receive.hop, size, perf_counter()))

@@ -26,7 +26,7 @@ from zbench.runtime.program.program import HOME, Add, Collect, Fill, KernelCall,
 from zbench.runtime.program.slots import received_in_place, uses_of
 from zbench.runtime.program.touched import Touched
 from zbench.runtime.program.ways import Ways
-from zbench.simulator.legs import legs
+from zbench.simulator.hops import hops
 
 Index = Callable[[Ints], Any]  # what an array of rows becomes for the runtime
 Cut = Callable[[Ints, Ints, Flags, Ints], Any]  # what a kernel makes of segments' queries, before, diagonal and left
@@ -53,7 +53,7 @@ class Compiler:
     # -- one list of operations -----------------------------------------------------------------------
     def _list(self, ops: Ops, backward: bool, kept: Kept) -> tuple[Program, HolderState]:
         size = self.cost.message_bytes(self.plan, ops)
-        ways = Ways.of(legs(self.plan, ops, size, self.cost.cluster), self.rank)
+        ways = Ways.of(hops(self.plan, ops, size, self.cost.cluster), self.rank)
         mine = np.flatnonzero((ops.src == self.rank) | (ops.dst == self.rank))
         pairs = self._segments(ops.take(mine))
         self._seconds = self._modelled(ops, backward) if self.is_paced else {}
@@ -75,7 +75,7 @@ class Compiler:
                     state.added |= {add.slot: len(attends) for add in step.adds}
             elif src == self.rank:
                 send = self._send(state, op, tensor, (lo, hi), row)
-                sends[op] = replace(send, legs=ways.out(op))
+                sends[op] = replace(send, hops=ways.out(op))
             else:
                 arrivals[op] = self._arrive(state, tensor, (lo, hi), row)
         sums = (DQ, DKV) if backward else (O,)

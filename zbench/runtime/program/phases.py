@@ -1,13 +1,13 @@
-"""Decides which messages travel together: every leg's batch, and what a rank posts when. No torch: numpy only.
+"""Decides which messages travel together: every hop's batch, and what a rank posts when. No torch: numpy only.
 
 Where messages have no names (NCCL), all ranks have to post what they send and receive in an order that they agree on.
-So the legs of transfers are numbered, the same on all ranks, and those of one number are a **batch**: a rank posts its
+So the hops of transfers are numbered, the same on all ranks, and those of one number are a **batch**: a rank posts its
 part of it at once, and its batches by number. Numbers follow from **phases**. A transfer is in the first phase that
 - comes after that of each transfer which brought what it sends;
 - comes after those of what attends of its target, listed before it, read: so these do not wait for it;
 - for sums (o, dq, dkv), comes after those of what attends of its source, listed before it, read: they made it;
 - for sums, comes after that of the last sum that its source sent, if attends came between: so that one leaves early.
-A phase has six batches: copies, then sums, each by the legs of routed transfers: dispatch, NIC to NIC, combine.
+A phase has six batches: copies, then sums, each by the hops of routed transfers: dispatch, NIC to NIC, combine.
 All of that follows from what needs what. No seconds are in it, so neither links' rates nor their channels are.
 
 Nothing deadlocks, even if a rank stood still until a batch it has posted is complete. Take the lowest batch that is
@@ -28,7 +28,7 @@ from zbench.plans.dataflow import Edges, edges
 from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
 from zbench.plans.touches import IS_COPY
 from zbench.runtime.program.program import HOME, KernelCall, MessageBatch, Program, Relay, Send
-from zbench.simulator.legs import Legs, legs
+from zbench.simulator.hops import Hops, hops
 
 AHEAD = 8  # attends by which copies may come early: enough to overlap with them, few enough to bound memory
 
@@ -43,12 +43,12 @@ def with_message_batches(plan: Plan, cost: Cost, pair: tuple[Program, Program]) 
 
 
 def _with_batches(plan: Plan, cost: Cost, ops: Ops, backward: bool, program: Program) -> Program:
-    parts = legs(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
+    parts = hops(plan, ops, cost.message_bytes(plan, ops), cost.cluster)
     return replace(program, batches=batches(program, message_batch_numbers(plan, ops, parts, backward), parts.op))
 
 
-def message_batch_numbers(plan: Plan, ops: Ops, parts: Legs, backward: bool) -> Ints:
-    """Returns int64 [num_legs]: the batch of every leg of a transfer, -1 for attends."""
+def message_batch_numbers(plan: Plan, ops: Ops, parts: Hops, backward: bool) -> Ints:
+    """Returns int64 [num_hops]: the batch of every hop of a transfer, -1 for attends."""
     found = edges(plan, ops, backward)
     assert isinstance(found, Edges)
     moves = ops.kind == TRANSFER
@@ -87,16 +87,16 @@ def _phases(moves, sums, src, dst, producer, first, num_ranks):  # type: ignore[
 
 
 def batches(program: Program, number: Ints, op: Ints) -> tuple[MessageBatch, ...]:
-    """Lists what one rank posts, in order. number: int64 [num_legs], the batch of every leg; op: its operation."""
+    """Lists what one rank posts, in order. number: int64 [num_hops], the batch of every hop; op: its operation."""
     receives: dict[int, list[int]] = {}
     sends: dict[int, list[int]] = {}
     listed: dict[int, int] = {}  # operation of a batch's first message here
     for table, messages in ((receives, program.receives), (sends, program.sends)):
         for at, message in enumerate(messages):
-            leg = message.legs[0][0] if isinstance(message, Send) else message.leg
-            one = int(number[leg])
+            hop = message.hops[0][0] if isinstance(message, Send) else message.hop
+            one = int(number[hop])
             table.setdefault(one, []).append(at)
-            listed[one] = min(listed.get(one, len(op)), int(op[leg]))
+            listed[one] = min(listed.get(one, len(op)), int(op[hop]))
     attends = np.array([step.op for step in program.attends], np.int64)
     reader = _readers(program)
     out: list[MessageBatch] = []

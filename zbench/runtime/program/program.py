@@ -98,7 +98,7 @@ class KernelCall:
 class Receive:
     """A message, or a share of one: bytes [begin, end) of `slot`; slot HOME: bytes that only pass through."""
 
-    leg: int
+    hop: int
     peer: int
     slot: int
     begin: int
@@ -107,7 +107,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """An instruction to send transfer `op`'s message and its legs (leg, peer, begin, end), in bytes of the message.
+    """An instruction to send transfer `op`'s message and its hops (hop, peer, begin, end), in bytes of the message.
 
     whole: the slot that is the message as it stands (with `parts` added to it), HOME if it has to be put together.
     after: attends of the program that have to be done before. start: parts leave rows or heads of it out, or add.
@@ -120,17 +120,17 @@ class Send:
     rows: int
     whole: int
     parts: tuple[Part, ...]
-    legs: tuple[tuple[int, int, int, int], ...]
+    hops: tuple[tuple[int, int, int, int], ...]
     after: int
     start: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """A share of a routed message that this rank passes on: what receive number `received` brings leaves by `leg`."""
+    """A share of a routed message that this rank passes on: what receive number `received` brings leaves by `hop`."""
 
     received: int
-    leg: int
+    hop: int
     peer: int
 
 

@@ -32,7 +32,7 @@ from zbench.runtime.training.passes import Passes
 from zbench.runtime.training.setup import engine_of, parameters_of, sampler_of
 from zbench.runtime.training.text import Text, is_real, rank_tokens
 from zbench.runtime.transport.transport import Traffic
-from zbench.simulator.legs import proxy
+from zbench.simulator.hops import proxy
 
 
 class Trainer:

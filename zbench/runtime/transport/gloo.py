@@ -1,9 +1,9 @@
 """Moves messages of a running program over gloo: receives posted ahead, sends from threads of their own.
 
-Every leg of every transfer is one message, named by its leg number. A rank posts its receives in plan order, those from
-inside the node apart from those across nodes, and has three lanes that send, each in plan order, as the simulator's
-(zbench.simulator.legs): inside the node, across nodes, and through, for what it passes on inside its node on behalf of
-others. In one queue, what passes through would wait behind what the rank itself does not have yet. Since a plan's
+Every hop of every transfer is one message, named by its hop number. A rank posts its receives in plan order, those from
+inside the node apart from those across nodes, and has three queues that send, each in plan order, as the simulator's
+(zbench.simulator.hops): inside the node, across nodes, and through, for what it passes on inside its node on behalf of
+others. In a single one, what passes through would wait behind what the rank itself does not have yet. Since a plan's
 operations only use what earlier ones made, the earliest message that has not arrived can always go on, so nothing
 deadlocks, whatever the plan and however far apart the ranks are.
 A rank goes on when it has all that was sent to it; what it sent itself may still be under way during its next run (but
@@ -11,10 +11,10 @@ no longer), as it is on the simulator's links.
 Gloo's `is_completed` tells nothing before `wait`, and a message may be waited for once only, so each has a lock.
 """
 
-import queue
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from torch import Tensor
@@ -25,15 +25,15 @@ from zbench.runtime.program.program import HOME, Relay, Send
 from zbench.runtime.transport.transport import Endpoint, Pair, TransportedRun
 
 INSIDE, ACROSS, THROUGH = range(3)
-LANES = 3
-Leg = tuple[int, int, int, int]  # its number, the peer, bytes [begin, end) of the message
+QUEUES = 3
+Hop = tuple[int, int, int, int]  # its number, the peer, bytes [begin, end) of the message
 Works = list[tuple[Any, Tensor]]  # of messages, and what they carry
 AHEAD = 8  # receives of a side posted beyond those waited for: enough to keep links busy, few enough to bound memory
 
 
-def _tag(leg: int, job: TransportedRun) -> int:
-    """Tells apart legs, the forward's and the backward's, and a run's from the next one's."""
-    return 4 * leg + 2 * (job.number % 2) + job.tag
+def _tag(hop: int, job: TransportedRun) -> int:
+    """Tells apart hops, the forward's and the backward's, and a run's from the next one's."""
+    return 4 * hop + 2 * (job.number % 2) + job.tag
 
 
 class Arrivals:
@@ -63,7 +63,7 @@ class Arrivals:
             for index in self._queues[side][self._posted[side] : count]:
                 receive = self.receives[index]
                 data = self.data[index] = self.job.place(receive)
-                self._works[index] = self.post.receive(data, receive.peer, _tag(receive.leg, self.job))
+                self._works[index] = self.post.receive(data, receive.peer, _tag(receive.hop, self.job))
                 self._posted[side] += 1
 
     def is_done(self, index: int) -> bool:
@@ -89,7 +89,7 @@ class Arrivals:
 
 
 class Parcels:
-    """The parcels that the sends of a run carry, each put together once, by whichever lane comes to it first."""
+    """The parcels that the sends of a run carry, each put together once, by whichever queue comes to it first."""
 
     def __init__(self, job: TransportedRun, progress: threading.Condition) -> None:
         self.job, self.progress = job, progress
@@ -97,10 +97,10 @@ class Parcels:
         sends = job.program.sends
         self._locks = [threading.Lock() for _ in sends]
         self._made: list[Tensor | None] = [None] * len(sends)
-        self._legs = [0 if isinstance(send, Relay) else len(send.legs) for send in sends]  # that are to take it yet
+        self._hops = [0 if isinstance(send, Relay) else len(send.hops) for send in sends]  # that are to take it yet
 
     def take(self, number: int, send: Send) -> Tensor:
-        """Returns the data of send `number`, for one of its legs; once the attends that it needs have run."""
+        """Returns the data of send `number`, for one of its hops; once the attends that it needs have run."""
         with self.progress:
             while self.attended < send.after:
                 self.progress.wait()
@@ -108,14 +108,14 @@ class Parcels:
             data = self._made[number]
             if data is None:
                 data = self._made[number] = self.job.message(send)
-            self._legs[number] -= 1
-            if not self._legs[number]:
+            self._hops[number] -= 1
+            if not self._hops[number]:
                 self._made[number] = None
             return data
 
 
 class Threaded:
-    """Messages of one run, sent from the lanes' threads."""
+    """Messages of one run, sent from the queues' threads."""
 
     in_order = False
 
@@ -125,41 +125,41 @@ class Threaded:
         self.arrivals = Arrivals(post, job)
         self.parcels = Parcels(job, self.progress)
         self.is_done, self.wait = self.arrivals.is_done, self.arrivals.wait
-        self.lanes = [lane for lane in range(LANES) if any(True for _ in self._legs(lane))]
+        self.queues = [queue for queue in range(QUEUES) if any(True for _ in self._hops(queue))]
 
     def before(self, attended: int) -> None:
         if attended == 0:
-            for lane in self.lanes:
-                self.sender.start(lane, partial(self._send_all, lane))
+            for queue in self.queues:
+                self.sender.start(queue, partial(self._send_all, queue))
             return
         with self.progress:
             self.parcels.attended = attended
             self.progress.notify_all()
 
     def finish(self) -> None:
-        for lane in self.lanes:
-            self.sender.finish(lane)
+        for queue in self.queues:
+            self.sender.finish(queue)
 
-    def _legs(self, lane: int) -> Iterator[tuple[int, Send | Relay, Leg]]:
-        """Yields (number of the send, the send, its leg) of all that a lane sends, in plan order."""
+    def _hops(self, queue: int) -> Iterator[tuple[int, Send | Relay, Hop]]:
+        """Yields (number of the send, the send, its hop) of all that a queue sends, in plan order."""
         across = self.post.peers
         for number, send in enumerate(self.job.program.sends):
             if isinstance(send, Relay):
-                if lane == (ACROSS if across[send.peer] else THROUGH):
-                    yield number, send, (send.leg, send.peer, 0, 0)
+                if queue == (ACROSS if across[send.peer] else THROUGH):
+                    yield number, send, (send.hop, send.peer, 0, 0)
                 continue
-            for leg in send.legs:
-                if lane == (ACROSS if across[leg[1]] else INSIDE):
-                    yield number, send, leg
+            for hop in send.hops:
+                if queue == (ACROSS if across[hop[1]] else INSIDE):
+                    yield number, send, hop
 
-    def _send_all(self, lane: int) -> None:
-        """Sends all of a lane's messages, in the lane's thread."""
+    def _send_all(self, queue: int) -> None:
+        """Sends all of a queue's messages, in the queue's thread."""
         works = []
-        for number, send, (leg, peer, begin, end) in self._legs(lane):
+        for number, send, (hop, peer, begin, end) in self._hops(queue):
             data = self._received(send) if isinstance(send, Relay) else self.parcels.take(number, send)[begin:end]
-            works.append((self.post.send(data, peer, _tag(leg, self.job)), data))
-            self.post.events.send(self.job.number, peer, leg, data.numel())
-        self.sender.left(lane, works)
+            works.append((self.post.send(data, peer, _tag(hop, self.job)), data))
+            self.post.events.send(self.job.number, peer, hop, data.numel())
+        self.sender.left(queue, works)
 
     def _received(self, relay: Relay) -> Tensor:
         self.wait(relay.received)
@@ -169,10 +169,10 @@ class Threaded:
 
 
 class Sender:
-    """A transport with a thread a lane, which runs one job after another; the main thread goes on computing."""
+    """A transport with a thread a queue, which runs one job after another; the main thread goes on computing."""
 
     def __init__(self) -> None:
-        self._lanes = [_Lane(f"zbench-sender-{name}") for name in ("inside", "across", "through")]
+        self._threads = [_SendingThread(f"zbench-sender-{name}") for name in ("inside", "across", "through")]
 
     def prepare(self, plan: Plan, cost: Cost, pair: Pair) -> Pair:
         return pair
@@ -180,45 +180,45 @@ class Sender:
     def open(self, post: Endpoint, job: TransportedRun) -> Threaded:
         return Threaded(self, post, job)
 
-    def start(self, lane: int, job: Callable[[], None]) -> None:
-        """Queues a job for a lane's thread."""
-        self._lanes[lane].jobs.put(job)
+    def start(self, queue: int, job: Callable[[], None]) -> None:
+        """Gives a queue's thread a job."""
+        self._threads[queue].jobs.put(job)
 
-    def left(self, lane: int, works: Works) -> None:
-        """Notes, in the lane's thread, the sends that are under way, with what they carry; waits for those of the run
+    def left(self, queue: int, works: Works) -> None:
+        """Notes, in the queue's thread, the sends that are under way, with what they carry; waits for those of the run
         before."""
-        for work, _ in self._lanes[lane].left:
+        for work, _ in self._threads[queue].left:
             work.wait()
-        self._lanes[lane].left = works
+        self._threads[queue].left = works
 
     def settle(self) -> None:
-        for lane in range(LANES):
-            self.start(lane, partial(self.left, lane, []))
-        for lane in range(LANES):
-            self.finish(lane)
+        for queue in range(QUEUES):
+            self.start(queue, partial(self.left, queue, []))
+        for queue in range(QUEUES):
+            self.finish(queue)
 
-    def finish(self, lane: int) -> None:
-        """Waits for the lane's job started first of those that nobody has waited for.
+    def finish(self, queue: int) -> None:
+        """Waits for the queue's job started first of those that nobody has waited for.
 
         Raises:
             what the job raised.
         """
-        error = self._lanes[lane].finished.get()
+        error = self._threads[queue].finished.get()
         if error is not None:
             raise error
 
     def close(self) -> None:
-        for lane in self._lanes:
-            lane.jobs.put(None)
-            lane.thread.join()
+        for one in self._threads:
+            one.jobs.put(None)
+            one.thread.join()
 
 
-class _Lane:
-    """A lane's thread and its jobs. left: its last run's sends."""
+class _SendingThread:
+    """A queue's thread and its jobs. left: its last run's sends."""
 
     def __init__(self, name: str) -> None:
-        self.jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self.finished: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self.jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.finished: SimpleQueue[BaseException | None] = SimpleQueue()
         self.left: Works = []
         self.thread = threading.Thread(target=self._work, name=name, daemon=True)
         self.thread.start()

@@ -87,29 +87,29 @@ class BatchedMessages:
             self.waited[at], self.under_way[at] = True, ([], [])
 
     def _operations(self, batch: MessageBatch) -> list[dist.P2POp]:
-        """Lists the operations of the batch's messages, by leg: those between two ranks come in the same order on
+        """Lists the operations of the batch's messages, by hop: those between two ranks come in the same order on
         both."""
-        legs = [leg for index in batch.sends for leg in self._sends(index)]
-        legs += [self._receive(index) for index in batch.receives]
-        return [op for _, op in sorted(legs, key=lambda pair: pair[0])]
+        hops = [hop for index in batch.sends for hop in self._sends(index)]
+        hops += [self._receive(index) for index in batch.receives]
+        return [op for _, op in sorted(hops, key=lambda pair: pair[0])]
 
     def _sends(self, index: int) -> list[tuple[int, dist.P2POp]]:
-        """Returns (leg, operation) of what leaves of one message."""
+        """Returns (hop, operation) of what leaves of one message."""
         send = self.job.program.sends[index]
         if isinstance(send, Relay):
             if not self.in_order:
                 self.wait(send.received)
             data = self.passing.pop(send.received)
-            return [(send.leg, self._operation(dist.isend, data, send.peer))]
+            return [(send.hop, self._operation(dist.isend, data, send.peer))]
         data = self.job.message(send)
-        return [(leg, self._operation(dist.isend, data[begin:end], peer)) for leg, peer, begin, end in send.legs]
+        return [(hop, self._operation(dist.isend, data[begin:end], peer)) for hop, peer, begin, end in send.hops]
 
     def _receive(self, index: int) -> tuple[int, dist.P2POp]:
         receive = self.job.program.receives[index]
         data = self.job.place(receive)
         if receive.slot == HOME:
             self.passing[index] = data
-        return receive.leg, self._operation(dist.irecv, data, receive.peer)
+        return receive.hop, self._operation(dist.irecv, data, receive.peer)
 
     def _operation(self, way: Callable[..., Any], data: Tensor, peer: int) -> dist.P2POp:
         count = self.post.traffic.sent if way is dist.isend else self.post.traffic.received

@@ -1,6 +1,7 @@
-"""The interface of transports: what a run asks of one, what it asks of a run, and how messages are posted and counted.
+"""Defines what a run asks of a transport, what a transport asks of a run, and how one message is posted and counted.
 
-zbench.runtime.transport.gloo and zbench.runtime.transport.nccl (NCCL) are the two there are.
+There are two transports. That of gloo (zbench.runtime.transport.gloo) posts message by message, by Endpoint.send and
+Endpoint.receive here; that of NCCL posts messages in batches (BatchedMessages.before in zbench.runtime.transport.nccl).
 """
 
 import threading
@@ -52,7 +53,7 @@ class Traffic:
 class Endpoint:
     """One rank's messages on a process group; `peers[r]`: whether rank r is on another node.
 
-    tag: of the program under way, so that the forward's and the backward's legs are told apart.
+    tag: of the program under way, so that the forward's and the backward's hops are told apart.
     events: where what is sent and arrives is noted.
     through_host: messages go through copies in host memory: gloo's take a GPU's memory for the host's.
     """

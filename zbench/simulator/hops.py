@@ -1,10 +1,10 @@
-"""Expands operations into legs: what each occupies while it runs.
+"""Expands operations into hops: what each occupies while it runs.
 
-An attend is one leg on its rank's compute lane. A direct transfer is one leg, over the ports that two GPUs of a node
+An attend is one hop on its rank's compute queue. A direct transfer is one hop, over the ports that two GPUs of a node
 have to the innermost domain they share (zbench.describe.links), or over the NICs of two nodes. A routed transfer is cut
-into a share for each lane it is spread over, and a share is up to three legs: dispatch inside the source node, NIC to
-NIC, combine inside the other node. A copy between a GPU and its host is one leg, with no rank at its other end. When
-legs run is zbench.simulator.clock's.
+into a share for each lane it is spread over, and a share is up to three hops: dispatch inside the source node, NIC to
+NIC, combine inside the other node. A copy between a GPU and its host is one hop, with no rank at its other end. When
+hops run is zbench.simulator.clock's.
 """
 
 from dataclasses import dataclass
@@ -18,28 +18,28 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC
 from zbench.plans.plan import ATTEND, Column, Ints, Ops, Plan
 
-# A rank's lanes: computing, and of every class c of links, after 4 c, sending and receiving for itself and for others.
+# A rank's queues: computing, and of every class c of links, after 4 c, sending and receiving for itself and for others.
 COMPUTE, TX, RX, THROUGH_TX, THROUGH_RX = range(5)
 
 
 @dataclass(frozen=True)
-class Legs:
-    """The legs of a list, in plan order (arrays [num_legs]).
+class Hops:
+    """The hops of a list, in plan order (arrays [num_hops]).
 
-    op: the operation. rank: whose program starts it. lane_a, lane_b: lanes it occupies (b = -1: only one).
+    op: the operation. rank: whose program starts it. queue_a, queue_b: queues it occupies (b = -1: only one).
     link_a, link_b: sending and receiving link, -1 for an attend; of a copy to or from the host, a only.
     link_class: of its links, -1 for an attend. bytes: 0 for an attend.
-    channels: how many its lanes and links have. whole: it takes all of them, else one.
-    after: the leg before it inside the same routed transfer, -1 if none.
-    first, last: [num_ops + 1] and [num_legs]: the legs of operation i are first[i]:first[i + 1], and
-    whether the operation is complete only when the leg is.
-    lanes: of a rank; lane i is one of rank i // lanes.
+    channels: how many its queues and links have. whole: it takes all of them, else one.
+    after: the hop before it inside the same routed transfer, -1 if none.
+    first, last: [num_ops + 1] and [num_hops]: the hops of operation i are first[i]:first[i + 1], and
+    whether the operation is complete only when the hop is.
+    queues: of a rank; queue i is one of rank i // queues.
     """
 
     op: Ints
     rank: Ints
-    lane_a: Ints
-    lane_b: Ints
+    queue_a: Ints
+    queue_b: Ints
     link_a: Ints
     link_b: Ints
     link_class: Ints
@@ -49,16 +49,16 @@ class Legs:
     after: Ints
     first: Ints
     last: Flags
-    lanes: int
+    queues: int
 
     @property
     def receiver(self) -> Ints:
-        """The rank that a leg ends at, int64 [num_legs], -1 of attends and of copies to the host."""
-        return self.lane_b // self.lanes
+        """The rank that a hop ends at, int64 [num_hops], -1 of attends and of copies to the host."""
+        return self.queue_b // self.queues
 
 
-def num_lanes(cluster: Cluster) -> int:
-    """Returns the number of lanes of one rank."""
+def num_queues(cluster: Cluster) -> int:
+    """Returns the number of queues of one rank."""
     return 1 + 4 * len(cluster.links)
 
 
@@ -86,12 +86,12 @@ def members(cluster: Cluster) -> tuple[Ints, Ints]:
     return np.array([link for link, _ in cluster.levels]), np.stack([ranks // gpus for _, gpus in cluster.levels])
 
 
-def legs(plan: Plan, ops: Ops, op_bytes: Ints, cluster: Cluster) -> Legs:
-    """Expands operations into legs. op_bytes: int64 [num_ops], the message size of every transfer."""
+def hops(plan: Plan, ops: Ops, op_bytes: Ints, cluster: Cluster) -> Hops:
+    """Expands operations into hops. op_bytes: int64 [num_ops], the message size of every transfer."""
     routes = plan.lanes
     if not len(routes):
         routes = type(routes)(np.zeros(2, np.int64), np.zeros(0, np.int64))
-    op, rank, lane_a, lane_b, link_a, link_b, link_class, size, after, first, last = _expand(
+    op, rank, queue_a, queue_b, link_a, link_b, link_class, size, after, first, last = _expand(
         _Moves(ops.kind, ops.src, ops.dst, op_bytes, ops.via),
         (routes.offsets, routes.items),
         _Topology(*members(cluster), ports(cluster), cluster.nic_of, cluster.gpus_per_node, cluster.nics_per_node),
@@ -99,15 +99,17 @@ def legs(plan: Plan, ops: Ops, op_bytes: Ints, cluster: Cluster) -> Legs:
     each = np.array([link.channels for link in cluster.links], np.int64)
     channels = np.where(link_class < 0, 1, each[link_class])
     whole = (ops.collective[op] == 1) | (channels == 1)
-    lanes = num_lanes(cluster)
-    return Legs(op, rank, lane_a, lane_b, link_a, link_b, link_class, size, channels, whole, after, first, last, lanes)
+    queues = num_queues(cluster)
+    return Hops(
+        op, rank, queue_a, queue_b, link_a, link_b, link_class, size, channels, whole, after, first, last, queues
+    )
 
 
-def copies(rank: Ints, size: Ints, sends: Flags, cluster: Cluster) -> Legs:
+def copies(rank: Ints, size: Ints, sends: Flags, cluster: Cluster) -> Hops:
     """Returns copies of `size` bytes between GPUs and their node's host memory, an operation each; sends: to the host.
 
     The link is the GPU's own, each direction by itself. Copies of a direction begin in order, as many at a time as
-    the link has queues, which share it evenly.
+    the cluster's host_queues, which share it evenly.
 
     Raises:
         ValueError: the cluster has no link to the host.
@@ -115,14 +117,26 @@ def copies(rank: Ints, size: Ints, sends: Flags, cluster: Cluster) -> Legs:
     host = cluster.host
     if host is None:
         raise ValueError("cluster.host_bandwidth is not given; copies to and from the host need a link")
-    lanes, count = num_lanes(cluster), len(rank)
-    lane = rank * lanes + 4 * host + np.where(sends, TX, RX)
+    queues, count = num_queues(cluster), len(rank)
+    queue = rank * queues + 4 * host + np.where(sends, TX, RX)
     link = ports(cluster)[host, rank] + np.where(sends, 0, 1)
-    none, queues = np.full(count, -1), np.full(count, cluster.host_queues)
-    return Legs(
-        np.arange(count), rank, lane, none, link, none, np.full(count, host), size, queues, queues == 1, none,
-        np.arange(count + 1), np.ones(count, bool), lanes,
-    )  # fmt: skip
+    none, channels = np.full(count, -1), np.full(count, cluster.host_queues)
+    return Hops(
+        np.arange(count),
+        rank,
+        queue,
+        none,
+        link,
+        none,
+        np.full(count, host),
+        size,
+        channels,
+        channels == 1,
+        none,
+        np.arange(count + 1),
+        np.ones(count, bool),
+        queues,
+    )
 
 
 @nb.njit(cache=True)
@@ -157,28 +171,28 @@ class _Topology(NamedTuple):
 
 @nb.njit(cache=True)
 def _expand(ops, routes, topology):  # type: ignore[no-untyped-def]
-    """The fields of Legs in order but for channels, whole and lanes. routes: offsets and items of Plan.lanes."""
+    """The fields of Hops in order but for channels, whole and queues. routes: offsets and items of Plan.lanes."""
     kind, src, dst, size, via = ops
     route_offsets, route_items = routes
     classes, member, port, nic, per_node, nics = topology
     count = 0
     for i in range(len(kind)):
         count += 1 if via[i] < 0 else 3 * (route_offsets[via[i] + 1] - route_offsets[via[i]])
-    out = np.full((9, count), -1, np.int64)  # op rank lane_a lane_b link_a link_b link_class bytes after
+    out = np.full((9, count), -1, np.int64)  # op rank queue_a queue_b link_a link_b link_class bytes after
     last = np.zeros(count, np.bool_)
     first = np.zeros(len(kind) + 1, np.int64)
-    lanes, node = 1 + 4 * len(port), member[-1]
+    queues, node = 1 + 4 * len(port), member[-1]
     at = 0
     for i in range(len(kind)):
         first[i] = at
         s, d = np.int64(src[i]), np.int64(dst[i])
         if kind[i] == ATTEND:
-            out[:, at] = (i, s, s * lanes + COMPUTE, -1, -1, -1, -1, 0, -1)
+            out[:, at] = (i, s, s * queues + COMPUTE, -1, -1, -1, -1, 0, -1)
             last[at] = True
             at += 1
         elif via[i] < 0 or node[s] == node[d]:
             c = class_of(s, d, classes, member)
-            out[:, at] = (i, s, s * lanes + 4 * c + TX, d * lanes + 4 * c + RX,
+            out[:, at] = (i, s, s * queues + 4 * c + TX, d * queues + 4 * c + RX,
                           port[c, s], port[c, d] + 1, c, size[i], -1)  # fmt: skip
             last[at] = True
             at += 1
@@ -193,17 +207,17 @@ def _expand(ops, routes, topology):  # type: ignore[no-untyped-def]
                 before = -1
                 if p != s:
                     c = class_of(s, p, classes, member)
-                    out[:, at] = (i, s, s * lanes + 4 * c + TX, p * lanes + 4 * c + THROUGH_RX,
+                    out[:, at] = (i, s, s * queues + 4 * c + TX, p * queues + 4 * c + THROUGH_RX,
                                   port[c, s], port[c, p] + 1, c, share, -1)  # fmt: skip
                     before = at
                     at += 1
-                out[:, at] = (i, p, p * lanes + 4 * NIC + TX, q * lanes + 4 * NIC + RX,
+                out[:, at] = (i, p, p * queues + 4 * NIC + TX, q * queues + 4 * NIC + RX,
                               port[NIC, p], port[NIC, q] + 1, NIC, share, before)  # fmt: skip
                 if q != d:
                     before = at
                     at += 1
                     c = class_of(q, d, classes, member)
-                    out[:, at] = (i, q, q * lanes + 4 * c + THROUGH_TX, d * lanes + 4 * c + RX,
+                    out[:, at] = (i, q, q * queues + 4 * c + THROUGH_TX, d * queues + 4 * c + RX,
                                   port[c, q], port[c, d] + 1, c, share, before)  # fmt: skip
                 last[at] = True
                 at += 1
