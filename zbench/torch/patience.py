@@ -60,22 +60,20 @@ class Patience:
         except RuntimeError:
             return
 
-    def _last_words(self, rank: int | None) -> str:
-        """Returns what a rank wrote, "" if nothing, or nobody can say."""
-        try:
-            known = rank is not None and self.store.check([f"zbench/{rank}"])
-            return str(self.store.get(f"zbench/{rank}").decode()) if known else ""
-        except RuntimeError:
-            return ""
-
     def _others(self) -> list[str | None]:
-        """Returns what every rank wrote, once all have or GRACE seconds have passed; None: nothing."""
+        """Returns what every rank wrote, once all have or GRACE seconds have passed; None: nothing, or the store is
+        gone."""
+        told: list[str | None] = [None] * self.num_ranks
         until = monotonic() + min(GRACE, self.timeout)
-        while True:
-            told = [self._last_words(rank) or None for rank in range(self.num_ranks)]
-            if None not in told or monotonic() > until:
-                return told
+        while None in told and monotonic() < until:
+            for rank in range(self.num_ranks):
+                try:
+                    if self.store.check([f"zbench/{rank}"]):
+                        told[rank] = str(self.store.get(f"zbench/{rank}").decode())
+                except RuntimeError:
+                    return told
             sleep(0.1)
+        return told
 
 
 @dataclass
