@@ -6,10 +6,12 @@ torchtitan at b5bcd76c.
 
 from collections.abc import Sequence
 from functools import partial
+from math import ceil
 
-from zbench.advise.framework import Framework, Keys, LaunchSettings, Option, degrees, limits
+from zbench.advise.framework import Framework, Keys, LaunchSettings, Option, degrees
 from zbench.cost.cost import Cost
 from zbench.describe.model import Model
+from zbench.systems.common.micro_batches import fitting_tokens
 
 VERSION = "torchtitan, b5bcd76c (2026-08-21), PyTorch 2.13"
 _PADDED = (
@@ -33,22 +35,26 @@ def _options(model: Model) -> Sequence[Option]:
 
 
 def cp_settings(balancer: str, cost: Cost, tokens: int, longest: int) -> list[Keys]:
-    """Returns degrees of context parallelism, each with limits of a rank's tokens. Gathered keys are kept unless layers
-    run again."""
+    """Returns degrees of context parallelism whose groups' even share of a batch holds the longest sequence, as
+    torchtitan has every group take as many tokens. Gathered keys are kept unless layers run again.
+
+    Raises:
+        ValueError: an even share is more than a GPU holds.
+    """
+    ranks, room = cost.cluster.num_ranks, fitting_tokens(cost)
+    if tokens > ranks * room:
+        raise ValueError(f"tokens_per_gpu makes {tokens // ranks:,} tokens a rank; a GPU has room for {room:,}")
     backward = "regather" if cost.model.recompute == "full" else "keep"
-    return [
-        {"balancer": balancer, "degree": degree, "pack_tokens": one, "backward": backward}
-        for degree in degrees(cost, longest, cost.cluster.num_ranks)
-        for one in limits(cost, tokens, longest, degree)
-    ]
+    wide = [degree for degree in degrees(cost, longest, ranks, ranks) if degree * tokens >= longest * ranks]
+    return [{"balancer": balancer, "degree": degree, "backward": backward} for degree in wide[:6]]
 
 
 def cp_flags(pinned: LaunchSettings) -> list[str]:
     """Returns the flags of a trainer: a micro-batch of a data-parallel rank is that of the GPUs of a context-parallel
     group."""
     model, degree = pinned.model, pinned.keys["degree"]
-    micro = degree * pinned.keys["pack_tokens"]
-    groups = pinned.ranks // degree
+    multiple = 2 * degree * model.tensor_parallel  # torchtitan asks for it
+    micro = multiple * ceil(degree * pinned.tokens / pinned.ranks / multiple)
     return [
         f"--parallelism.context_parallel_degree {degree}",
         f"--parallelism.context_parallel_load_balancer {pinned.keys['balancer']}",
@@ -57,6 +63,6 @@ def cp_flags(pinned: LaunchSettings) -> list[str]:
         "--parallelism.fsdp_reshard_after_forward always",
         f"--training.max_context_length {pinned.longest}",
         f"--training.num_tokens_per_microbatch_per_dp_rank {micro}",
-        f"--training.num_tokens_per_train_step {groups * micro * max(1, -(-pinned.tokens // (groups * micro)))}",
+        f"--training.num_tokens_per_train_step {pinned.ranks // degree * micro}",
         f"activation-checkpoint:{'full' if model.recompute == 'full' else 'none'}",
     ]
