@@ -41,6 +41,7 @@ def drawn(
 
 
 @every_variant
+@settings(max_examples=20)
 @given(st.data())
 def test_plans_are_correct_and_own_every_token_once(which: Variant, data: st.DataObject) -> None:
     cost, batch, system = drawn(data, which)
@@ -54,6 +55,7 @@ def test_plans_are_correct_and_own_every_token_once(which: Variant, data: st.Dat
 
 
 @every_system
+@settings(max_examples=20)
 @given(st.data())
 def test_plans_are_a_pure_function_of_the_batch(which: Variant, data: st.DataObject) -> None:
     """Neither what was planned before, nor the step's number, nor writing to the batch changes a plan."""
