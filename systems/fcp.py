@@ -73,7 +73,9 @@ class FCP:
         tries = [(self.placed(one, way), way) for one in blocks for way in ways]
         estimates = [self.estimate(*one, blocks[i // len(ways)].seconds) for i, one in enumerate(tries)]
         seconds, num_ops = (np.array(column) for column in zip(*estimates, strict=True))
-        return best_first(seconds, num_ops, lambda i: self._laid(mine, sequences, *tries[i]), self.cost, NEAR, PLAYED)
+        return best_first(
+            seconds, num_ops, lambda i: self.pieces_plan(mine, sequences, *tries[i]), self.cost, NEAR, PLAYED
+        )
 
     def placed(self, blocks: "SequenceBlocks", reshuffle: bool) -> Pieces:
         """Places every block on the rank that bin packing gives it."""
@@ -105,7 +107,9 @@ class FCP:
         aside = busiest(source, target, (amount * 2 * (q + kv + o)).astype(np.float64), cost)
         return float(linear.mean() + max(attend, moved) + aside), ranks + len(piece) + 3 * len(source)
 
-    def _laid(self, lengths: Ints, sequences: Ints, pieces: Pieces, reshuffle: bool) -> Plan:
+    def pieces_plan(self, lengths: Ints, sequences: Ints, pieces: Pieces, reshuffle: bool) -> Plan:
+        """Makes the plan of blocks that are placed: rounds of keys, tokens balanced for the linear modules where
+        `reshuffle`, and the backward."""
         cost = self.cost
         builder = Builder(lengths, cost.cluster.num_ranks, cost.model.num_heads, cost.model.mask, sequences=sequences)
         scatter(builder, pieces, 1, self.coalesce)

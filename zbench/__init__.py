@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from zbench.api.functions import plan as plan
     from zbench.api.functions import simulate as simulate
     from zbench.api.functions import verify as verify
+    from zbench.api.schedules import plan_schedule as plan_schedule
     from zbench.planned.step import StepPlans as StepPlans
     from zbench.planned.step import load_plan as load_plan
     from zbench.planned.step import save_plan as save_plan
@@ -27,6 +28,7 @@ os.environ.setdefault("NUMBA_CACHE_LOCATOR_CLASSES", _LOCATORS)
 _HOMES = {
     "plan": "zbench.api.functions", "verify": "zbench.api.functions", "simulate": "zbench.api.functions",
     "bound": "zbench.api.functions", "load": "zbench.api.functions", "compare_runs": "zbench.api.functions",
+    "plan_schedule": "zbench.api.schedules",
     "StepPlans": "zbench.planned.step", "load_plan": "zbench.planned.step", "save_plan": "zbench.planned.step",
 }  # fmt: skip
 

@@ -124,7 +124,7 @@ class ByteScale:
         """Plans of all `seqs` at once, the next ones with less room: what is received is not in it."""
         while True:
             layout = self.layout(lengths[seqs], room)
-            yield self._laid(lengths, seqs, layout.sets, layout)
+            yield self.layout_plan(lengths, seqs, layout.sets, layout)
             if layout.degree.min() >= min(self.cost.cluster.num_ranks, int(lengths[seqs].min())) or room == 1:
                 return
             # What a ring receives is not in `room`: with less of it sequences are cut over more ranks.
@@ -137,7 +137,7 @@ class ByteScale:
         free = cost.cluster.device.memory_bytes - static_bytes(cost)
         sets = layout.sets
         for part in split_by_room(lengths[seqs], layout, cost.cluster.num_ranks, room if self.balance else layout.cut):
-            plan = self._laid(lengths, seqs[part], [sets[s] for s in part], layout)
+            plan = self.layout_plan(lengths, seqs[part], [sets[s] for s in part], layout)
             over = need_bytes(plan, cost) - static_bytes(cost)
             widest = len(part) == 1 and layout.degree[part[0]] >= min(cost.cluster.num_ranks, lengths[seqs[part[0]]])
             if over <= free or free <= 0 or widest:
@@ -147,7 +147,7 @@ class ByteScale:
                 out += self._fitting(lengths, seqs[part], max(int(room * np.clip(free / over, 0.3, 0.9)), 1))
         return out
 
-    def _laid(self, lengths: Ints, seqs: Ints, ranks: list[Ints], layout: RingAssignment) -> Plan:
+    def layout_plan(self, lengths: Ints, seqs: Ints, ranks: list[Ints], layout: RingAssignment) -> Plan:
         """Makes the plan of a layout: rings, the widest first, then what is local; sequences on the same ranks share a
         ring."""
         mine = lengths[seqs]
@@ -158,11 +158,11 @@ class ByteScale:
         for size in np.unique(width)[::-1]:
             same = np.flatnonzero(width == size)
             rows, group = np.unique(np.array([ranks[i] for i in same]), axis=0, return_inverse=True)
-            ring(builder, same, group.reshape(-1).astype(np.int64), self._turned(rows))
+            ring(builder, same, group.reshape(-1).astype(np.int64), self.spread_over_nics(rows))
         notes = {"tokens_per_rank": layout.cut, "busiest_seconds": layout.busiest, "mean_seconds": layout.mean}
         return reverse(builder.build(), self.backward).with_(notes=notes)
 
-    def _turned(self, rows: Ints) -> Ints:
+    def spread_over_nics(self, rows: Ints) -> Ints:
         """Orders the ranks of rings [K, G] node by node, each ring beginning with another GPU of its nodes: so they
         leave by different NICs."""
         node = self.cost.cluster.gpus_per_node

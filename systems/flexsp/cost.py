@@ -8,6 +8,7 @@ few kv heads, or a ring above the number of heads cost is in them.
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -110,7 +111,7 @@ def objective(cost: Cost, backward: Mode) -> Objective:
     sizes = group_degrees(cost)
     size = np.array(sizes, np.int64)
     tokens, piece = TILE * TILES * size.astype(np.float64), 2 * TILE
-    one, many, half, occupied = _profiles(sizes, cost, backward).T
+    one, many, half, occupied = group_profiles(cost, backward).T
     square = np.maximum(one - many, 0.0) / (tokens * (tokens - piece))
     linear = np.maximum((many - half) / (tokens / 2) - square * piece, 0.0)
     fixed = np.maximum(2 * half - many, 0.0)
@@ -120,23 +121,30 @@ def objective(cost: Cost, backward: Mode) -> Objective:
     return Objective(size, square, linear, fixed, capacity, cost.cluster.num_ranks, Collectives.of(cost))
 
 
-def _profiles(sizes: list[int], cost: Cost, backward: Mode) -> Floats:
-    """Returns [num_degrees, 4]: seconds of one long sequence, of many short ones, of half as many; bytes of the fullest
-    rank.
+@lru_cache(maxsize=16)
+def group_profiles(cost: Cost, backward: Mode) -> Floats:
+    """Returns [num_degrees, 4], not to be written to: seconds of one long sequence, of many short ones, of half as
+    many; bytes of the fullest rank.
 
-    All with as many tokens a rank. Of rings that cross nodes only the three with the fewest rows are played, a
-    thousand ranks would take seconds: each further row is one more equal hop, so the numbers go on in a line.
+    All with as many tokens a rank. Kept, because a command makes several planners of the same cluster and model (a
+    baseline, a check that plans again) and playing the groups takes longer than planning a batch. Of rings that cross
+    nodes only the three with the fewest rows are played, a thousand ranks would take seconds: each further row is one
+    more equal hop, so the numbers go on in a line.
     """
+    sizes = group_degrees(cost)
     rows = [group_shape(degree, cost)[0] for degree in sizes]
     crossing = [i for i in range(len(sizes)) if rows[i] > 1 and sizes[i] > cost.cluster.gpus_per_node]
-    found = [_profile(sizes[i], cost, backward) for i in range(len(sizes)) if i not in crossing[3:]]
+    found = [group_profile(sizes[i], cost, backward) for i in range(len(sizes)) if i not in crossing[3:]]
     for i in crossing[3:]:
         a, b = crossing[1:3]
         found.append(found[a] + (found[b] - found[a]) * ((rows[i] - rows[a]) / (rows[b] - rows[a])))
-    return np.stack(found)
+    profiles = np.stack(found)
+    profiles.flags.writeable = False
+    return profiles
 
 
-def _profile(degree: int, cost: Cost, backward: Mode) -> Floats:
+def group_profile(degree: int, cost: Cost, backward: Mode) -> Floats:
+    """Returns a row of `group_profiles` by playing groups of `degree` ranks."""
     pieces = np.full(TILES * degree // 2, 2 * TILE, np.int64)
     groups = [_group(x, degree, cost, backward) for x in (pieces.sum()[None], pieces, pieces[::2])]
     plan, small = groups[0]

@@ -30,33 +30,38 @@ class FlexSP:
     """FlexSP as a system: its search, or its mixed-integer programme, chooses the groups of every micro-batch. trials:
     numbers of micro-batches that are tried, from the least that memory allows.
 
-    solver: "search" (zbench.systems.flexsp.search), or "milp": after it the paper's programme for each micro-batch, by
-    HiGHS, within `nodes` nodes and `seconds` (of this machine's clock: a run that reaches it may end differently
-    elsewhere) and with `buckets` lengths; where that finds nothing better the search's groups stay, as the notes say.
+    solver: "search" (zbench.systems.flexsp.search), or "milp": after it the paper's programme for each micro-batch,
+    by HiGHS, within `solver_nodes` nodes and `solver_seconds` (of this machine's clock: a run that reaches it may
+    end differently elsewhere) and with `solver_buckets` lengths; where that finds nothing better the search's
+    groups stay, as the notes say.
     backward: what becomes of received kv; Ulysses keeps it, as its inputs to attention are local.
 
     Raises:
-        ValueError: trials, nodes or buckets is not a whole number of at least 1, seconds not a number above 0, or
-            solver none of these.
+        ValueError: trials, solver_nodes or solver_buckets is not a whole number of at least 1, solver_seconds not a
+            number above 0, or solver none of these.
     """
 
     cost: Cost
     trials: int = 5
     solver: str = "search"
-    nodes: int = 1000
-    seconds: float = 5.0
-    buckets: int = 16
+    solver_nodes: int = 1000
+    solver_seconds: float = 5.0
+    solver_buckets: int = 16
     backward: Mode = "keep"
     objective: Objective = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
-        for name in ("trials", "nodes", "buckets"):
+        for name in ("trials", "solver_nodes", "solver_buckets"):
             check_whole_number(f"system.{name}", getattr(self, name), 1)
         if self.solver not in ("search", "milp"):
             raise ValueError(f"system.solver is {self.solver!r}; it takes search or milp")
-        if isinstance(self.seconds, bool) or not isinstance(self.seconds, (int, float)) or not self.seconds > 0:
-            raise ValueError(f"system.seconds is {self.seconds!r}; it takes a number of seconds above 0")
+        if (
+            isinstance(self.solver_seconds, bool)
+            or not isinstance(self.solver_seconds, (int, float))
+            or not self.solver_seconds > 0
+        ):
+            raise ValueError(f"system.solver_seconds is {self.solver_seconds!r}; it takes a number of seconds above 0")
         object.__setattr__(self, "objective", objective(self.cost, self.backward))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
@@ -64,16 +69,18 @@ class FlexSP:
         beat, and by how much it misses that."""
         of = self.objective.holding(int(batch.lengths.max()))
         # Micro-batches: cuts are compared by a glance at their groups; groups are searched (or solved) for the best.
-        parts = split_batch(batch.lengths, of, self.trials, lambda x: glance(x, of), lambda x: self._chosen(x, of))
+        parts = split_batch(
+            batch.lengths, of, self.trials, lambda x: glance(x, of), lambda x: self.choose_groups(x, of)
+        )
         assert parts is not None  # every sequence fits a group by itself
         return tuple(micro_batch_plan(part, batch, self.cost, of, self.backward) for part in parts)
 
-    def _chosen(self, lengths: Ints, of: Objective) -> FoundGroups | None:
+    def choose_groups(self, lengths: Ints, of: Objective) -> FoundGroups | None:
         """Returns the groups of a micro-batch: the search's, or the solver's where asked for and better."""
         found = search_groups(lengths, of)
         if self.solver == "search" or found is None:
             return found
-        solved = solve(lengths, of, found.packed, Limits(self.nodes, self.seconds, self.buckets))
+        solved = solve(lengths, of, found.packed, Limits(self.solver_nodes, self.solver_seconds, self.solver_buckets))
         if solved.packed is not None and solved.packed.seconds < found.packed.seconds:
             return replace(found, packed=solved.packed, method=f"milp ({solved.ended})", solver_seconds=solved.took)
         return replace(found, method=f"search, not bettered by milp ({solved.ended})", solver_seconds=solved.took)

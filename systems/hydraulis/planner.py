@@ -98,7 +98,7 @@ class Hydraulis:
             more, without = self._roomiest(two_kinds(given.lengths, given.seconds, of, ranks), given)
             proposed = more if without < over else proposed
         # Dispatch and packing, for the candidates that are left; the best one by the objective stays.
-        found = self._best(proposed, given)
+        found = self.best_strategy(proposed, given)
         notes: dict[str, float | str] = {"strategy": _told(found.copies, of), "candidates": len(proposed)}
         notes |= {"objective_seconds": found.seconds, "step_seconds": found.step_seconds}
         return self._laid(batch, found.copies, found.pipeline[given.arrival], found.micro[given.arrival], notes)
@@ -110,21 +110,22 @@ class Hydraulis:
         least = min(over, default=int(given.lengths.sum()))
         return [one for one, without in zip(proposed, over, strict=True) if without == least], least
 
-    def _best(self, proposed: list[Strategy], given: SchemeSequences) -> PlannedStrategy:
+    def best_strategy(self, proposed: list[Strategy], given: SchemeSequences) -> PlannedStrategy:
         """Returns the candidate whose slowest pipeline is done first, once sequences are dealt and packed; see
         `whole_step`."""
         one_kind = [one for one in proposed[GLANCED:] if (one.copies > 0).sum() == 1]
         first = [*proposed[:GLANCED], *one_kind[:UNIFORM]]
         # One order of dispatch for each at first, then all orders for the best few.
-        tried = sorted((self._assigned(one.copies, given, 1) for one in first), key=self._price)
+        tried = sorted((self.assign(one.copies, given, 1) for one in first), key=self._price)
         tried = tried[:COMPARED]
-        again = [self._assigned(one.copies, given, self.trials) for one in tried]
+        again = [self.assign(one.copies, given, self.trials) for one in tried]
         return min([*again, *tried], key=self._price)
 
     def _price(self, found: PlannedStrategy) -> float:
         return found.step_seconds if self.whole_step else found.seconds
 
-    def _assigned(self, copies: Ints, given: SchemeSequences, trials: int) -> PlannedStrategy:
+    def assign(self, copies: Ints, given: SchemeSequences, trials: int) -> PlannedStrategy:
+        """Deals and packs the sequences for `copies` pipelines of each scheme, in the best of `trials` orders."""
         scheme = _pipelines(copies, self.objective)
         found = place_on_pipelines(self.batching, given, scheme, self.objective, trials, self.pack_tokens)
         tokens = np.bincount(found.pipeline, given.lengths, len(scheme)).astype(np.int64)

@@ -44,8 +44,11 @@ def strategies(lengths: Ints, seconds: Floats, of: Schemes, num_ranks: int, unit
     window = np.where(is_long[last], of.window[:, None], np.inf)
     groups = (work, tokens, longest, able, least, window)
     table = _table(groups, of.size, of.fixed, of.pp, of.capacity, num_ranks // unit, unit)
-    found = [Strategy(_filled(copies, of, num_ranks), float(value)) for copies, value in zip(*table, strict=True)
-             if np.isfinite(value)]  # fmt: skip
+    found = [
+        Strategy(_filled(copies, of, num_ranks), float(value))
+        for copies, value in zip(*table, strict=True)
+        if np.isfinite(value)
+    ]
     for k in np.flatnonzero(able[:, -1]).tolist():
         copies = np.where(np.arange(len(of)) == k, num_ranks // of.size[k], 0)
         value = seconds_interval(
@@ -133,8 +136,15 @@ def _table(intervals, size, fixed, stages, capacity, steps, unit):  # type: igno
                     copies = step * unit // size[k]
                     if tokens[j] - tokens[i] > copies * window[k, j - 1]:
                         continue
-                    own = seconds_interval(work[k, j] - work[k, i], longest[k, j - 1], tokens[j] - tokens[i], copies,
-                                   fixed[k], stages[k], capacity[k])  # fmt: skip
+                    own = seconds_interval(
+                        work[k, j] - work[k, i],
+                        longest[k, j - 1],
+                        tokens[j] - tokens[i],
+                        copies,
+                        fixed[k],
+                        stages[k],
+                        capacity[k],
+                    )
                     for n in range(step, steps + 1):
                         end = max(own, best[n - step, i])
                         if end < best[n, j]:

@@ -15,7 +15,7 @@ from zbench.systems.nodewise.placements import Placement
 from zbench.systems.nodewise.rates import Rates
 from zbench.systems.nodewise.records import BACKWARD, FORWARD, NodeSettings, Sequences
 from zbench.systems.nodewise.shard_work import shard_work
-from zbench.systems.nodewise.shards import joint_bounds, sees_others
+from zbench.systems.nodewise.shards import join, joint_bounds, sees_others
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,8 +89,8 @@ def _add_shards(layer: Layer, layout: Layout, ranks: int) -> None:
     ]
     bounds = joint_bounds(shards, layout.placement.rule.wide)
     joined = [Shared.joined(shared[begin:stop], num_heads) for begin, stop in pairwise(bounds.tolist())]
-    first = shards[bounds[:-1]]  # whoever sees a joint shard sees its first shard
-    sees = sees_others(first)
+    joints = join(shards, bounds)
+    sees = sees_others(joints)  # not of their first shards: a second piece may be too short for its first node
     for seq in np.unique(shards["seq"]):
-        mine = np.flatnonzero(first["seq"] == seq)
+        mine = np.flatnonzero(joints["seq"] == seq)
         layer.cut([joined[i] for i in mine], sees[np.ix_(mine, mine)])

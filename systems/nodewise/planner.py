@@ -41,8 +41,9 @@ from zbench.systems.zeppelin.zones import capacity_tokens
 CHUNKS = 3  # a GPU's heads are never cut in more
 TIGHT = 0.8  # of the tokens a GPU has room for, where plans with all of them do not fit memory
 SWITCHES = (
-    "heads", "fewest", "front", "first", "wide", "uneven", "careful", "homes", "pairs", "even", "swap", "order",
-    "rivals",
+    "share_heads", "fewest_nodes", "fill_with_beginnings", "place_cut_first", "share_heads_across_nodes",
+    "allow_uneven_nodes", "play_least_nic_use", "homes_where_lacking", "pair_backward_keys", "move_cuts",
+    "move_sequences", "list_schedule", "adopt_rivals",
 )  # fmt: skip
 Change = Callable[[Trial], tuple[Layout, bool] | None]  # from the fastest trial to a layout, and whether with pairs
 
@@ -52,55 +53,56 @@ class Nodewise:
     """Plans by the five steps above, each of whose parts is a setting.
 
     tries: placements that are built and played; with one, no pairs and nothing evened, the estimate decides.
-    operations: that all played plans of a micro-batch have together, beyond which no other is begun. chunks: parts in
-    which a GPU's heads are exchanged and attended to at most. groups: in which a node's shared sequences are at most,
-    each with a split of heads of its own.
+    max_played_operations: that all played plans of a micro-batch have together, beyond which no other is begun.
+    head_chunks: parts in which a GPU's heads are exchanged and attended to at most. sequence_groups: in which a
+    node's shared sequences are at most, each with a split of heads of its own.
 
     Each part of the planner can be switched off by itself, so that an ablation is a matter of switches.
-    heads: nodes share heads of sequences (off: GPUs are what sequences are cut over, and keys travel).
-    fewest: sequences are cut over just enough nodes, weighted by what is left (off: evenly over all).
-    front: nodes that lack tokens get a stretch from the beginning of a sequence.
-    first: cut sequences are placed before the others, too.
-    wide: nodes of a sequence that is on many share its heads, two or four of them each.
-    uneven: where gathers and reductions fill NICs, fewer sequences are cut over fewer nodes, too, which leaves nodes
-        uneven.
-    careful: of layouts with about the same estimate the one that needs NICs least is played, too.
-    homes: tokens of shared sequences are at home where GPUs lack tokens (off: evenly).
-    pairs: the keys of two other nodes are attended to in one call of the backward, where that is faster.
-    even: the cuts of the plan played fastest are moved, twice, by what its nodes took, and it is played again.
-    swap: whole sequences are moved then, too.
-    order: the plan is list-scheduled.
-    rivals: a simpler system's plans are taken where a step of them is faster (zbench.systems.nodewise.rivals).
+    share_heads: nodes share heads of sequences (off: GPUs are what sequences are cut over, and keys travel).
+    fewest_nodes: sequences are cut over just enough nodes, weighted by what is left (off: evenly over all).
+    fill_with_beginnings: nodes that lack tokens get a stretch from the beginning of a sequence.
+    place_cut_first: cut sequences are placed before the others, too.
+    share_heads_across_nodes: nodes of a sequence that is on many share its heads, two or four of them each.
+    allow_uneven_nodes: where gathers and reductions fill NICs, fewer sequences are cut over fewer nodes, too, which
+        leaves nodes uneven.
+    play_least_nic_use: of layouts with about the same estimate the one that needs NICs least is played, too.
+    homes_where_lacking: tokens of shared sequences are at home where GPUs lack tokens (off: evenly).
+    pair_backward_keys: the keys of two other nodes are attended to in one call of the backward, where that is faster.
+    move_cuts: the cuts of the plan played fastest are moved, twice, by what its nodes took, and it is played again.
+    move_sequences: whole sequences are moved then, too.
+    list_schedule: the plan is list-scheduled.
+    adopt_rivals: a simpler system's plans are taken where a step of them is faster (zbench.systems.nodewise.rivals).
 
     Raises:
-        ValueError: a number is not whole and at least 1, chunks are more than 3, or a switch neither true nor false.
+        ValueError: a number is not whole and at least 1, head_chunks are more than 3, or a switch is neither true nor
+            false.
     """
 
     cost: Cost
     tries: int = 3
-    operations: int = 200_000
-    chunks: int = CHUNKS
-    groups: int = 3
-    heads: bool = True
-    fewest: bool = True
-    front: bool = True
-    first: bool = True
-    wide: bool = True
-    uneven: bool = True
-    careful: bool = True
-    homes: bool = True
-    pairs: bool = True
-    even: bool = True
-    swap: bool = True
-    order: bool = False
-    rivals: bool = True
+    max_played_operations: int = 200_000
+    head_chunks: int = CHUNKS
+    sequence_groups: int = 3
+    share_heads: bool = True
+    fewest_nodes: bool = True
+    fill_with_beginnings: bool = True
+    place_cut_first: bool = True
+    share_heads_across_nodes: bool = True
+    allow_uneven_nodes: bool = True
+    play_least_nic_use: bool = True
+    homes_where_lacking: bool = True
+    pair_backward_keys: bool = True
+    move_cuts: bool = True
+    move_sequences: bool = True
+    list_schedule: bool = False
+    adopt_rivals: bool = True
     simpler: Rivals = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_whole_number("system.tries", self.tries, 1)
-        check_whole_number("system.operations", self.operations, 1)
-        check_whole_number("system.groups", self.groups, 1)
-        check_whole_number("system.chunks", self.chunks, 1, CHUNKS)
+        check_whole_number("system.max_played_operations", self.max_played_operations, 1)
+        check_whole_number("system.sequence_groups", self.sequence_groups, 1)
+        check_whole_number("system.head_chunks", self.head_chunks, 1, CHUNKS)
         for name in SWITCHES:
             check_boolean(f"system.{name}", getattr(self, name))
         object.__setattr__(self, "simpler", Rivals(self.cost))
@@ -109,26 +111,30 @@ class Nodewise:
         """Plans as few micro-batches as memory allows, each by the placement that was played fastest."""
         rates = Rates.of(self.cost)
         own = fitting(batch.lengths, self.cost, lambda seqs: self._within_memory(batch.lengths[seqs], seqs, rates))
-        return self.simpler.fastest(own, batch) if self.rivals else own
+        return self.simpler.fastest(own, batch) if self.adopt_rivals else own
 
     def _task(self, lengths: Ints, seqs: Ints, rates: Rates, room: int) -> Task:
         """The task that steps 1 to 4 are given. room: tokens of a GPU."""
         cluster = self.cost.cluster
-        if not self.heads:  # every GPU is a node of its own
+        if not self.share_heads:  # every GPU is a node of its own
             cluster = replace(cluster, num_nodes=cluster.num_ranks, gpus_per_node=1, nics_per_node=1)
         ranks = cluster.gpus_per_node
-        nodes = rates.nodes(cluster.num_nodes, ranks, room * ranks, self.heads)
-        settings = NodeSettings(ranks, self.cost.model.num_heads, room, self.chunks, self.groups, self.homes)
+        nodes = rates.nodes(cluster.num_nodes, ranks, room * ranks, self.share_heads)
+        settings = NodeSettings(
+            ranks, self.cost.model.num_heads, room, self.head_chunks, self.sequence_groups, self.homes_where_lacking
+        )
         return Task(Sequences(lengths, attention_seconds(lengths, self.cost)), seqs, rates, nodes, settings)
 
     # 1. Across nodes: which nodes a sequence is on.
     def _place(self, task: Task) -> tuple[list[Placement], list[Placement]]:
         """Placements with even nodes, and where NICs are full those with uneven ones; the best estimates first."""
-        kinds = Kinds(self.fewest, self.front, self.first, self.wide)
+        kinds = Kinds(self.fewest_nodes, self.fill_with_beginnings, self.place_cut_first, self.share_heads_across_nodes)
         given = task.sequences, task.nodes
         even = placements(*given, kinds.even(task.work, task.nodes, self.cost.model.num_heads))
         nics_are_full = even and even[0].seconds > even[0].estimate.layer
-        uneven = placements(*given, kinds.uneven(task.work, task.nodes)) if self.uneven and nics_are_full else []
+        uneven = (
+            placements(*given, kinds.uneven(task.work, task.nodes)) if self.allow_uneven_nodes and nics_are_full else []
+        )
         return even or placements(*given, [Rule(len(task.seqs), even=True)]), uneven
 
     # 2. Inside nodes: which sequences are shared by a node's GPUs, and how.
@@ -143,13 +149,13 @@ class Nodewise:
     # 4. Choice: the plan played fastest, of the layouts and of what is made of them.
     def _fastest(self, task: Task, even: list[Placement], uneven: list[Placement]) -> Plan:
         layouts = self._layouts(task, even, uneven)
-        if self.tries == 1 and not (self.pairs or self.even or self.order):
+        if self.tries == 1 and not (self.pair_backward_keys or self.move_cuts or self.list_schedule):
             return task.plan(layouts[0], self.cost)
-        best, left = self._improved(task, layouts, self.operations)
-        another = least_keys(task, even, layouts) if self.careful and left > 0 else None
+        best, left = self._improved(task, layouts, self.max_played_operations)
+        another = least_keys(task, even, layouts) if self.play_least_nic_use and left > 0 else None
         if another is not None and self._play(task, another).seconds < best.seconds:
             best, _ = self._improved(task, [another], left)
-        if self.order:
+        if self.list_schedule:
             ordered, _, parts = scheduled(best.plan, self.cost, best.parts)
             if seconds_of(ordered, parts, self.cost) < best.seconds:
                 return ordered
@@ -174,12 +180,12 @@ class Nodewise:
 
         def moved(best: Trial, alike: bool) -> tuple[Layout, bool] | None:
             busy = best.busy(self.cost).reshape(task.nodes.num_nodes, -1).mean(axis=1)
-            placed = even_out(best.layout.placement, task.sequences, task.nodes, busy, alike, self.swap)
+            placed = even_out(best.layout.placement, task.sequences, task.nodes, busy, alike, self.move_sequences)
             return None if placed is None else (task.layout(placed), best.pairs)
 
         changes: list[Change] = [partial(_instead, other) for other in others]
-        changes += [_paired] if self.pairs else []
-        return changes + ([partial(moved, alike=alike) for alike in (False, True)] if self.even else [])
+        changes += [_paired] if self.pair_backward_keys else []
+        return changes + ([partial(moved, alike=alike) for alike in (False, True)] if self.move_cuts else [])
 
     # 5. Memory: how many tokens a GPU may be home of; zbench.systems.common.micro_batches takes what fits.
     def _within_memory(self, lengths: Ints, seqs: Ints, rates: Rates) -> Iterator[Plan]:

@@ -48,7 +48,7 @@ class Rivals:
         for rival in self.asked(*shares(result)):
             plans = rival.plan(batch)
             result = executor.step(batch, plans)  # of pipelines with the change from ranks that work each for itself
-            seconds = _priced(plans, result)
+            seconds = step_seconds(plans, result)
             if (result.out_of_memory, seconds) < least:
                 best, least = plans, (result.out_of_memory, seconds)
         return best
@@ -82,9 +82,12 @@ def _inside(cost: Cost, method: Method) -> Mesh:
     return Mesh(cost, method, cost.cluster.gpus_per_node, "balanced")
 
 
-def _priced(plans: Plans, result: StepResult) -> float:
-    """Seconds that count for a step. Pipelines of several kinds are others for every batch and pay for the change; of
-    one kind they may be where they were, which a planner does not know, and have to be clearly faster."""
+def step_seconds(plans: Plans, result: StepResult) -> float:
+    """Returns the seconds that count for a step.
+
+    Pipelines of several kinds are others for every batch and pay for the change; of one kind they may be where they
+    were, which a planner does not know, and have to be clearly faster.
+    """
     of = plans[0].pipelines
     if of is None or len(set(zip(of.tp.tolist(), of.pp.tolist(), strict=True))) > 1:
         return result.seconds

@@ -29,7 +29,7 @@ from zbench.systems.zeppelin.timed import Timed
 from zbench.systems.zeppelin.zones import ring_bound
 
 KV_MOVES = {"keep": 2, "carry": 3, "regather": 3}  # how often kv, or its gradient, travels
-CHOICES = {"partitioner": ("search", "published"), "legs": ("overlapped", "serial")}
+CHOICES = {"partitioner": ("search", "published"), "routed_transfers": ("overlapped", "serial")}
 MOST_ORDERED = 200_000  # operations; list-scheduling more takes seconds, too long for a planner in a training loop
 
 
@@ -39,10 +39,10 @@ class Zeppelin:
 
     partition: off, every sequence goes round a ring of all ranks. partitioner: "search" compares partitions by
     predicted time; "published" takes what the paper's thresholds come to, over all NICs; nothing is played but to
-    order it. route: spread transfers between nodes over all NICs. legs: "overlapped", a routed transfer of a rank
-    begins while its last one is under way; "serial", when that has been combined. remap: balance tokens for the
-    linear modules, leaving differences up to `tolerance` tokens. order: list-schedule the three queues together
-    instead of one after another. backward: what becomes of received kv (zbench.passes.reverse).
+    order it. route: spread transfers between nodes over all NICs. routed_transfers: "overlapped", a routed transfer
+    of a rank begins while its last one is under way; "serial", when that has been combined. remap: balance tokens
+    for the linear modules, leaving differences up to `tolerance` tokens. list_schedule: list-schedule the three
+    queues together instead of one after another. backward: what becomes of received kv (zbench.passes.reverse).
 
     Raises:
         ValueError: a switch has none of its values, or tolerance is not a whole number of at least 0.
@@ -52,15 +52,15 @@ class Zeppelin:
     partition: bool = True
     partitioner: Literal["search", "published"] = "search"
     route: bool = True
-    legs: Literal["overlapped", "serial"] = "overlapped"
+    routed_transfers: Literal["overlapped", "serial"] = "overlapped"
     remap: bool = True
-    order: bool = True
+    list_schedule: bool = True
     tolerance: int = 128
     backward: Mode = "carry"
 
     def __post_init__(self) -> None:
         check_mode("system.backward", self.backward)
-        for name in ("partition", "route", "remap", "order"):
+        for name in ("partition", "route", "remap", "list_schedule"):
             check_boolean(f"system.{name}", getattr(self, name))
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
@@ -75,8 +75,8 @@ class Zeppelin:
         # Partitioner "published" plays nothing, but to order the queues.
         cluster = self.cost.cluster
         parts = published_partition(batch.lengths, cluster.num_nodes, cluster.gpus_per_node)
-        plan = self._laid(batch, replace(parts, remap=self.remap) if self.partition else self._ring(batch))
-        return (self._ordered(Timed.of(plan, self.cost)) if self.order else plan,)
+        plan = self.partition_plan(batch, replace(parts, remap=self.remap) if self.partition else self._ring(batch))
+        return (self._ordered(Timed.of(plan, self.cost)) if self.list_schedule else plan,)
 
     def _best(self, batch: Batch) -> Timed:
         """Returns the partition with the best estimate, unless a simpler one is predicted to be faster.
@@ -95,7 +95,7 @@ class Zeppelin:
         for one in tries:
             # Only what could win by its least or likely seconds is built and played.
             if best is None or one.floor < best.seconds:
-                timed = self._proxied(self._laid(batch, one))
+                timed = self._proxied(self.partition_plan(batch, one))
                 best = timed if best is None or timed.seconds < best.seconds else best
         assert best is not None
         return best
@@ -125,7 +125,7 @@ class Zeppelin:
         if self.route and busiest_nic_seconds(best.plan, self.cost) < best.seconds:
             direct = Timed.of(unrouted(best.plan), self.cost)
             best = direct if direct.seconds < best.seconds else best
-        return self._ordered(best) if self.order else best.plan
+        return self._ordered(best) if self.list_schedule else best.plan
 
     def _ordered(self, best: Timed) -> Plan:
         """Returns `best` list-scheduled, where that is not too much work and helps."""
@@ -135,7 +135,7 @@ class Zeppelin:
                 return plan
         return best.plan
 
-    def _laid(self, batch: Batch, parts: Partition) -> Plan:
+    def partition_plan(self, batch: Batch, parts: Partition) -> Plan:
         """Returns the partition as a plan, remapped and routed if these are switched on; its queues one after
         another."""
         builder = Builder(batch.lengths, self.cost.cluster.num_ranks, self.cost.model.num_heads, self.cost.model.mask)
@@ -143,7 +143,7 @@ class Zeppelin:
         _lay(builder, parts)
         plan = builder.build()
         plan = remap(plan, self.cost, self.tolerance) if self.remap and parts.remap else plan
-        plan = reverse(plan, self.backward).with_(serial_legs=self.legs == "serial")
+        plan = reverse(plan, self.backward).with_(serial_legs=self.routed_transfers == "serial")
         return route(plan, self.cost) if self.route else plan
 
 

@@ -81,8 +81,17 @@ def of(found: Sequence[Anchor], group: str) -> list[Anchor]:
 
 def test_every_published_number_is_predicted_once(found: list[Anchor]) -> None:
     """But steps, which are predicted with and without what layers hide."""
-    names = ("all_to_all", "compute", "nccl", "attention", "magi", "ring_flash_attention", "training", "long_context",
-             "steps")  # fmt: skip
+    names = (
+        "all_to_all",
+        "compute",
+        "nccl",
+        "attention",
+        "magi",
+        "ring_flash_attention",
+        "training",
+        "long_context",
+        "steps",
+    )
     once = [anchor for anchor in found if anchor.anchor != "unhidden"]
     assert len(once) == sum(len(published_rows(name)) for name in names) == 191
     assert len({anchor.case for anchor in once}) == len(once)

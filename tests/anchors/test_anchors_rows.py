@@ -205,8 +205,13 @@ def test_blackwell_runs_the_other_backend() -> None:
 
 def test_progress_counts_what_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "NUM_PACKS", 3)
-    made = [("full", "fwd", "usp"), ("varlen_full", "fwd", "usp"), ("varlen_full", "bwd", "usp"),
-            ("varlen_full", "bwd", "ring_p2p"), ("varlen_full", "bwd", "magi_native")]  # fmt: skip
+    made = [
+        ("full", "fwd", "usp"),
+        ("varlen_full", "fwd", "usp"),
+        ("varlen_full", "bwd", "usp"),
+        ("varlen_full", "bwd", "ring_p2p"),
+        ("varlen_full", "bwd", "magi_native"),
+    ]
     rows = [MeasuredRow("h100", mask, pass_, 8, 512, method, 1.0) for mask, pass_, method in made]
     told: list[int] = []
     attention.predict(rows, cluster, told.append)

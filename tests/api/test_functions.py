@@ -77,6 +77,7 @@ def test_defaults_are_those_of_the_command() -> None:
         ({"system": "static_best"}, "chooses from a workload's batches"),
         ({"system": object()}, "system is of type object; it takes a name"),
         ({"system": "ring", "degre": 2}, "system.degre is not a key of system=ring"),
+        ({"system": "zeppelin", "legs": "serial"}, "system.legs is called system.routed_transfers today"),
         ({"mask": "odd"}, "mask is 'odd'"),
     ],
 )

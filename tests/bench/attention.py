@@ -26,7 +26,8 @@ from zbench.runtime.kernels.cpu import FlashCPU
 from zbench.runtime.kernels.memory import Shape, keep_freed_memory
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.processes.rendezvous import Rendezvous
-from zbench.runtime.program.compiler import Compiler, Layout
+from zbench.runtime.program.compiler import Compiler
+from zbench.runtime.program.holders import HomeRows
 from zbench.runtime.training.attention import Attention
 from zbench.runtime.training.deepspeed import open_deepspeed
 from zbench.runtime.training.interpreter import Engine
@@ -136,7 +137,7 @@ class Bench:
         torch.manual_seed(rank)
         shape = (tokens // num_ranks, MODEL.num_heads, MODEL.head_dim)
         self.given = [torch.randn(shape) for _ in range(4)]
-        assert all(Layout.of(plan, rank).num_tokens == shape[0] for plan in self.plans.values())
+        assert all(HomeRows.of(plan, rank).num_tokens == shape[0] for plan in self.plans.values())
         self.deepspeed: Any = None
         if find_spec("deepspeed") is not None:
             self.deepspeed = open_deepspeed(rank).DistributedAttention(self._local, dist.new_group())

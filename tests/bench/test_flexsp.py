@@ -82,7 +82,7 @@ def test_solver_for_a_minute(benchmark: Callable, name: str) -> None:
     system = FlexSP(cost)
     batch = drawn(name, 1, 200)
     lengths = np.sort(batch.lengths)[::-1].copy()
-    found = system._chosen(lengths, system.objective)
+    found = system.choose_groups(lengths, system.objective)
     assert found is not None
     solved = benchmark.pedantic(
         lambda: solve(lengths, system.objective, found.packed, Limits(10**9, 60.0, 10**6)), rounds=1

@@ -87,7 +87,7 @@ def test_gap(benchmark: Callable, name: str) -> None:
             batch = drawn(name, step, 512)
             given = SchemeSequences.of(batch.lengths, system.objective)
             proposed = strategies(given.lengths, given.seconds, system.objective, 64, 1)
-            best = system._best(proposed, given)
+            best = system.best_strategy(proposed, given)
             found.append(best.seconds / relaxed(system, given.lengths, best.copies) - 1)
         return found
 

@@ -15,9 +15,13 @@ from zbench.record.rows import Row, rows
 
 def named(run: str, system: str, workload: str, cluster: str = "c", **config: Any) -> Any:
     choices = {
-        "system": system, "workload": workload, "cluster": cluster, "model": "m", "executor": "simulated",
+        "system": system,
+        "workload": workload,
+        "cluster": cluster,
+        "model": "m",
+        "executor": "simulated",
         "world": "nominal",
-    }  # fmt: skip
+    }
     kind = RING if system == "ring" else MINE
     made = start(
         run, kind, workload={"name": workload}, cluster={"name": cluster}, choices=choices, changes={}, **config

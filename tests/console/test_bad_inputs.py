@@ -5,12 +5,15 @@ import importlib
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.bad_inputs import LONG, Bad, make_files, table
 from tests.record.test_record import FAULTS
+from zbench.__main__ import JobsOutcome
+from zbench.run.presets import Presets
 
 SMALL = (
     "steps=1",
@@ -24,6 +27,7 @@ SMALL = (
 READERS = ("compare @", "compare @ --json", "compare @ --pivot mfu", "compare @ @ --fail-over 2%", "standing @",
            "report @", "fidelity --out @", "desk overlap @", "track sync @ --tracker tensorboard")  # fmt: skip
 MOST_LINES = 3  # on stderr
+COMPOSED = Presets()
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +57,14 @@ def refused(
 
 
 def main(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """The exit code of python -m, in this process."""
+    """The exit code of python -m, in this process.
+
+    Where hydra searches no folder of the user's, the yamls that the command composes beside its own configuration, to
+    tell what was changed in them, are those of the lines before (tests/run/test_presets.py has how they are composed).
+    """
     monkeypatch.setattr(sys, "argv", list(words))
+    if not any(word.startswith("--c") or "searchpath" in word for word in words):  # --config-dir and its like
+        monkeypatch.setattr("zbench.__main__.JobsOutcome", partial(JobsOutcome, presets=COMPOSED))
     code = importlib.import_module(f"{words[0]}.__main__").main()
     assert isinstance(code, int)
     return code

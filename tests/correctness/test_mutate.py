@@ -113,7 +113,7 @@ def test_what_was_judged_is_shown_when_the_user_stops(
     [
         (["mutat"], "'mutat' is no subcommand of zbench.correctness; it takes matrix, mutate"),
         (["mutate", "--systems", "rings"], "--systems has 'rings'; it takes allgather"),
-        (["mutate", "--mutants", "0"], "--mutants is 0; it takes a whole number of at least 25"),
+        (["mutate", "--mutants", "0"], "--mutants is 0; it takes a whole number of at least 26"),
         (["mutate", "--seed", "-1"], "--seed is -1; it takes a whole number of at least 0"),
         (["mutate", "--jobs", "0"], "--jobs is 0; it takes a whole number of at least 1"),
         (["mutate", "--steps", "1"], "unrecognized arguments: --steps 1"),

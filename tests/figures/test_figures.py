@@ -97,8 +97,11 @@ def test_an_ablation_without_one_of_its_parts_is_refused() -> None:
 def test_timeline_has_tracks_in_order_and_ends_with_the_last_event() -> None:
     found = timeline.table(SAMPLES["timeline"])
     assert [(step.system, step.length, step.seconds) for step in found] == [
-        ("ring", 65536, 5.0), ("zeppelin", 65536, 2.0), ("ring", 1024, 5.0), ("zeppelin", 1024, 2.0),
-    ]  # fmt: skip
+        ("ring", 65536, 5.0),
+        ("zeppelin", 65536, 2.0),
+        ("ring", 1024, 5.0),
+        ("zeppelin", 1024, 2.0),
+    ]
     names = [
         "GPU 0",
         "GPU 1",
@@ -111,9 +114,15 @@ def test_timeline_has_tracks_in_order_and_ends_with_the_last_event() -> None:
     ]
     assert [track.name for track in found[0].tracks] == names
     assert [track.spans for track in found[0].tracks] == [
-        [("linear", 0, 1)], [("attend backward", 3, 1)], [("kv", 1, 2)], [], [], [("kv", 1, 2)],
-        [("reduce gradients", 3, 2)], [],
-    ]  # fmt: skip
+        [("linear", 0, 1)],
+        [("attend backward", 3, 1)],
+        [("kv", 1, 2)],
+        [],
+        [],
+        [("kv", 1, 2)],
+        [("reduce gradients", 3, 2)],
+        [],
+    ]
 
 
 def test_nics_are_half_busy_while_they_only_send() -> None:

@@ -39,9 +39,13 @@ def run_of(
     names = {"system": system, "workload": workload, "cluster": group, "model": "llama_3b", "executor": "simulated"}
     whole = {
         **{key: {"_target_": f"{key}.{choice}", **given.get(key, {})} for key, choice in names.items()},
-        "seed": 0, "tokens_per_gpu": 8, "steps": 2, "trace": given.get("trace"), "changes": {},
+        "seed": 0,
+        "tokens_per_gpu": 8,
+        "steps": 2,
+        "trace": given.get("trace"),
+        "changes": {},
         "choices": {**names, "experiment": name},
-    }  # fmt: skip
+    }
     if "cluster" not in given:
         whole["cluster"]["gpus"] = gpus
     ring = {"_target_": "system.ring"}
@@ -215,7 +219,7 @@ def _part(gpus: int, seconds: float, turn: int, form: tuple[str, str] = ("", "")
     """A bar of the ablation, or, with turn -1, the ring."""
     if turn < 0:
         return run_of("ablation", "ring", seconds=seconds, gpus=gpus)
-    system = {**SWITCHES[turn], **dict(zip(("partitioner", "legs"), form, strict=True))}
+    system = {**SWITCHES[turn], **dict(zip(("partitioner", "routed_transfers"), form, strict=True))}
     return run_of("ablation", "zeppelin", seconds=seconds / (1 + turn), gpus=gpus, config={"system": system})
 
 

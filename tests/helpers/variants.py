@@ -19,6 +19,7 @@ from zbench.run.choices import NEEDS, choices
 SWITCHES = {
     ("flexsp_batch_ada", "packing"): ("published",),
     ("hydraulis", "batching"): ("published", "fixed", "first_fit"),
+    ("in_contract", "contract"): ("any_rings", "whole_on_dp", "equal_token_permutation"),
     ("magi_dispatch", "algorithm"): ("binary_search", "backtracking", "topp"),
     ("magi_dispatch", "overlap_stages"): (0, 3),
     ("magi_dispatch", "chunk_tokens"): (7,),
@@ -26,7 +27,7 @@ SWITCHES = {
     ("mesh", "batching"): ("arrival", "balanced"),
     ("torch_cp", "balancer"): ("per_document", "ptrr"),
     ("zeppelin", "partitioner"): ("published",),
-    ("zeppelin", "legs"): ("serial",),
+    ("zeppelin", "routed_transfers"): ("serial",),
 }
 FOLDER = Path(__file__).parents[2] / "conf" / "system"
 

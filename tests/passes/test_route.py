@@ -145,7 +145,7 @@ def test_shares_go_over_the_senders_nic_and_others_evenly_apart(count: int) -> N
 def test_zeppelin_takes_fewer_proxies_where_they_help() -> None:
     """Slow NVLink: half the NICs carry twice as much each, and GPUs hand on less."""
     cost = four_nics(nvlink_bandwidth=7e10)
-    (plan,) = Zeppelin(cost, order=False).plan(BATCH)
+    (plan,) = Zeppelin(cost, list_schedule=False).plan(BATCH)
     assert routed(plan)
     assert plan.lanes.lengths.max() < 4
     everywhere = narrowed(plan, cost, 4)

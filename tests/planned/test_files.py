@@ -79,9 +79,14 @@ def test_machines_come_back_whole(uneven: Cost) -> None:
     device = replace(uneven.cluster.device, **{f"attention_{name}": curve for name in names})
     device = replace(device, matmul_by_tokens={"tiny": curve})
     cluster = replace(
-        uneven.cluster, device=device, gpus_per_node=4, domains=(Domain("pair", 2, 1e11 / 3, 0.7, 2e-6),),
-        host_bandwidth=1e10, host_efficiency=0.5, host_latency=1e-6,
-    )  # fmt: skip
+        uneven.cluster,
+        device=device,
+        gpus_per_node=4,
+        domains=(Domain("pair", 2, 1e11 / 3, 0.7, 2e-6),),
+        host_bandwidth=1e10,
+        host_efficiency=0.5,
+        host_latency=1e-6,
+    )
     assert cluster_of(json.loads(json.dumps(cluster_values(cluster))), "cluster") == cluster
     assert model_of(json.loads(json.dumps(model_values(uneven.model))), "model") == uneven.model
 

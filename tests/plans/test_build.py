@@ -71,8 +71,10 @@ def test_lists_keep_their_blocks_when_others_vanish() -> None:
     moves = [view for view in plan.views(plan.forward) if isinstance(view, Transfer)]
     assert sorted(view.rank for view in attends) == sorted((home, other))
     assert {(view.tensor, view.src, view.dst) for view in moves} == {
-        ("q", home, other), ("kv", home, other), ("o", other, home)
-    }  # fmt: skip
+        ("q", home, other),
+        ("kv", home, other),
+        ("o", other, home),
+    }
 
 
 def test_names_of_blocks_and_lists_do_not_collide() -> None:

@@ -43,8 +43,17 @@ class Ranks:
 @pytest.fixture
 def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
     monkeypatch.chdir(tmp_path)
-    asked = ["cluster=one_gpu", "model=tiny", "workload=fixed", "workload.length=300", "steps=2", "baseline=null",
-             "tracker=none", "tokens_per_gpu=512", "out=base.jsonl"]  # fmt: skip
+    asked = [
+        "cluster=one_gpu",
+        "model=tiny",
+        "workload=fixed",
+        "workload.length=300",
+        "steps=2",
+        "baseline=null",
+        "tracker=none",
+        "tokens_per_gpu=512",
+        "out=base.jsonl",
+    ]
     monkeypatch.setattr(sys, "argv", ["zbench", *asked])
     assert zbench.__main__.main() == 0
     found = Ranks(tmp_path / "base.jsonl")

@@ -110,8 +110,10 @@ def test_ctrl_c_ends_the_part_and_the_session(tmp_path: Path) -> None:
     assert time.monotonic() - began < 30  # the part would have taken a minute
     assert calls(tmp_path) == ALL[:3]
     assert [line.split()[:2] for line in table.splitlines() if line.startswith(("kernels", "plans", "calib"))] == [
-        ["kernels", "done"], ["plans", "interrupted"], ["calibration", "not"],
-    ]  # fmt: skip
+        ["kernels", "done"],
+        ["plans", "interrupted"],
+        ["calibration", "not"],
+    ]
 
 
 def test_without_a_calibration_nothing_is_predicted(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ ROOMS = (
     "simulator",
     "passes",
     "proof",
+    "contracts",
     "step",
     "systems",
 )  # nothing in them is an edge

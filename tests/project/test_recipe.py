@@ -53,7 +53,7 @@ def test_it_is_one_short_file_and_one_yaml() -> None:
     files, commands = recipe()
     assert sorted(Path(name).suffix for name in files) == [".py", ".yaml"]
     assert all(len(text.split("\n")) < 40 for text in files.values())
-    assert len(commands) == 2
+    assert len(commands) == 3
 
 
 def test_it_runs_and_is_compared_with_the_baseline(folder: Path) -> None:
@@ -70,6 +70,16 @@ def test_a_setting_of_its_yaml_can_be_changed_and_memory_has_a_verdict(folder: P
     done = run(recipe()[1][1], folder)
     assert done.returncode == 0, done.stderr
     assert "out of memory" in done.stdout.lower()
+
+
+def test_its_page_makes_its_plans_again_where_its_class_is_trusted(folder: Path) -> None:
+    """After the runs above. Without --trust the page says why it does not look into the steps."""
+    command = recipe()[1][2]
+    done = run(command, folder)
+    assert done.returncode == 0, done.stderr
+    assert "--trust" not in done.stderr
+    refused = run(command.replace(" --trust", ""), folder)
+    assert "--trust runs it" in refused.stdout + refused.stderr
 
 
 def test_a_setting_it_does_not_have_is_one_sentence(folder: Path) -> None:

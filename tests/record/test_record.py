@@ -22,8 +22,16 @@ PLACE = {"simulated": True, "cluster": "c", "device": "d", "num_nodes": 1, "gpus
 
 def start_line(run: str = "r1", **changes: object) -> Line:
     facts = {name: getattr(TINY, name) for name in TINY.__dataclass_fields__} | PLACE
-    return {"kind": "start", "run": run, "time": "2026-01-01T00:00:00", "config": {"steps": 2}, "baseline": None,
-            "fingerprint": {"sources": "s"}, "facts": facts, **changes}  # fmt: skip
+    return {
+        "kind": "start",
+        "run": run,
+        "time": "2026-01-01T00:00:00",
+        "config": {"steps": 2},
+        "baseline": None,
+        "fingerprint": {"sources": "s"},
+        "facts": facts,
+        **changes,
+    }
 
 
 def step_line(run: str = "r1", number: int = 0, **changes: object) -> Line:

@@ -87,8 +87,10 @@ def test_a_sweep_runs_the_baseline_once_and_ends_with_one_table(
     out, _ = capsys.readouterr()
     assert out.count("tokens/s") == out.count("MFU by convention") == out.count("Record: r.jsonl") == 1
     assert [line.split()[:2] for line in out.splitlines() if line[:1].isdigit()] == [
-        ["1", "ring"], ["2", "allgather"], ["3", "ring"]
-    ]  # fmt: skip
+        ["1", "ring"],
+        ["2", "allgather"],
+        ["3", "ring"],
+    ]
     assert out.count("SIMULATED on a800_4x8: 1 node ") == 1
     assert [path.name for path in here.iterdir()] == ["r.jsonl"]
 
@@ -133,7 +135,7 @@ def test_an_experiment_sets_and_sweeps_over_the_baselines_keys(
 @pytest.mark.parametrize(
     ("name", "less", "runs"),
     [
-        ("ablation", ["cluster.num_nodes=2", "system.remap=true", "system.legs=serial"], 9),
+        ("ablation", ["cluster.num_nodes=2", "system.remap=true", "system.routed_transfers=serial"], 9),
         ("all_systems", ["system=static_best,flexsp", "workload=github,byted_2m"], 12),
     ],
 )

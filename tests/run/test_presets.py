@@ -55,3 +55,42 @@ def test_what_was_composed_is_not_composed_again(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr("zbench.run.presets.hydra", None)
         again, _ = presets.plain("config", "cluster", {**CHOICES, "system": "nodewise"})
     assert again is first
+
+
+@pytest.mark.parametrize("executor", ["simulated", "torch", "desk"])
+def test_choices_that_are_composed_together_are_as_each_alone(executor: str) -> None:
+    """Also beside an executor's yaml, which chooses a cluster and a model where the command line does not."""
+    chosen = {**CHOICES, "executor": executor, "cluster/device": "h100_80g"}
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        together, alone = Presets(), Presets()
+        together.compose_together("config", chosen)
+        assert len({id(config) for config in together.composed.values()}) == 1
+        assert {words[1] for words in together.composed} == {f"{group}={chosen[group]}" for group in GROUPS}
+        for group in GROUPS:
+            (node, inner), (expected, told) = (one.plain("config", group, chosen) for one in (together, alone))
+            assert OmegaConf.to_yaml(node) == OmegaConf.to_yaml(expected)
+            assert inner == told
+
+
+def test_no_yaml_of_a_group_sets_what_another_group_has() -> None:
+    """compose_together relies on it. An executor's may choose others' defaults, which every choice that is made wins
+    over, and set what is no group's."""
+    outside = []
+    for path in (path for group in GROUPS for path in (CONF / group).rglob("*.yaml")):
+        if "@package" in path.read_text() or "override " in path.read_text():
+            outside.append(path.relative_to(CONF).with_suffix("").as_posix())
+            keys = OmegaConf.load(path).keys() - {"defaults", path.parent.name}
+            assert not keys & {*GROUPS, "tracker"}, path
+    assert sorted(outside) == ["executor/desk", "executor/torch"]
+
+
+def test_choices_are_composed_alone_where_hydra_searches_a_users_folder(tmp_path: Path) -> None:
+    """Whose yaml may change another group: a model's recomputation, which is a change of the model then."""
+    (tmp_path / "system").mkdir()
+    (tmp_path / "system" / "mine.yaml").write_text(
+        "# @package _global_\nsystem: {_target_: mine.Mine}\nmodel: {recompute: full}\n"
+    )
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        presets = Presets()
+        presets.compose_together("config", {**CHOICES, "system": "mine"})
+    assert presets.composed == {}

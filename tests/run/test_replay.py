@@ -33,6 +33,19 @@ def test_a_step_is_what_it_was(system: str, tp: int, tmp_path: Path, monkeypatch
         assert (result.seconds, result.nic_tx_bytes) == (line["seconds"], line["nic_tx_bytes"])
 
 
+def test_a_record_of_older_keys_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recorded(tmp_path, monkeypatch, "system=zeppelin", "system.routed_transfers=serial", "system.route=false")
+    text = Path("r.jsonl").read_text()
+    assert text.count('"routed_transfers":') == 2  # in the configuration, and in what was changed of its yaml
+    older = text.replace('"routed_transfers":', '"legs":').replace('"list_schedule":', '"order":')
+    Path("older.jsonl").write_text(older)
+    (read_again,), problems = read("older.jsonl")
+    assert not problems
+    assert (read_again.start, read_again.steps) == (run.start, run.steps)
+    step = run.steps[0]
+    assert Replay.of(read_again).step(step)[0].digest == step["batch"]
+
+
 @pytest.mark.parametrize("system", ["bytescale", "ring"])
 def test_a_step_of_stages_is_what_it_was(system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stages = ("cluster.num_nodes=4", "model=llama_7b_pp4", "model.micro_batches=5")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.run.test_run import RING, recorded, request
-from zbench.compare.gate import _place
+from zbench.compare.gate import run_place
 from zbench.describe.batch import Batch
 from zbench.describe.mask import Mask
 from zbench.plans.plan import Plan
@@ -37,9 +37,9 @@ def test_a_mask_is_recorded_played_and_made_again(tmp_path: Path) -> None:
             assert Simulated(replay.cost).step(batch, plans).seconds == line["seconds"]
             assert line.get("pairs") in (None, replay.cost.model.mask.pairs(batch.lengths))
     assert len({str(setting(one.start)) for one in found}) == 3
-    assert len({_place(one) for one in found}) == 3
-    assert _place(found[0])[-1] != "mask causal"
-    assert _place(found[2])[-1] == "mask window:9"
+    assert len({run_place(one) for one in found}) == 3
+    assert run_place(found[0])[-1] != "mask causal"
+    assert run_place(found[2])[-1] == "mask window:9"
 
 
 def test_a_baseline_under_another_mask_is_none(tmp_path: Path) -> None:

@@ -70,6 +70,20 @@ def test_what_is_called_in_another_file(root: Path) -> None:
     assert printed(root, "zbench") == [35, 1]
 
 
+def test_a_class_that_a_compiled_function_took_and_that_is_gone(root: Path) -> None:
+    """An index holds the types of arguments, so reading one of before would miss the class."""
+    mine = MINE.replace(
+        "import numba as nb\n",
+        "from typing import NamedTuple\nimport numba as nb\n\nclass Pair(NamedTuple):\n    a: int\n",
+    )
+    mine = mine.replace("twice(x) + EXTRA", "twice(x.a) + EXTRA").replace("mine(10)", "mine(Pair(10))")
+    (root / "systems" / "mine.py").write_text(mine)
+    assert printed(root, "zbench") == [21, 0]
+    assert printed(root, "zbench") == [21, 1]
+    (root / "systems" / "mine.py").write_text(mine.replace("Pair", "Twin"))
+    assert printed(root, "zbench") == [21, 0]
+
+
 def test_numba_by_itself_goes_on_with_old_copies(root: Path) -> None:
     """Why there is zbench.run.stale; where this fails, numba knows what functions call, and it can go."""
     assert printed(root, "numba") == [21, 0]

@@ -95,7 +95,7 @@ def digest(cost: Cost, system: Variant) -> str:
     """Of every number of a step's result, floats to the last bit; of a group's without its memory."""
     batch = Batch(LENGTHS, 0, 0)
     if str(system) == "nodewise":  # whose own plans these are
-        system = replace(system, changes=(("rivals", False),))
+        system = replace(system, changes=(("adopt_rivals", False),))
     plans = system.make(cost).plan(batch)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Totals, "repack", lambda *_: None, raising=False)  # repacking was booked as attention then

@@ -65,7 +65,7 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_layers_that_do_not_fit_after_all_are_one_fewer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    session = speed.Session(speed.TINY, "h200_4x8", speed._ledger("cpu", tmp_path / "out", {}))
+    session = speed.Session(speed.TINY, "h200_4x8", speed.open_ledger("cpu", tmp_path / "out", {}))
     tried = []
 
     def train(part: str, workloads: Any, layers: int, levels: Any, kernel: Any) -> None:
@@ -128,10 +128,14 @@ def test_the_last_line_says_what_was_wanted_and_what_came_out() -> None:
         return {"seconds": [seconds / 2] * 2, "flops": [1e12] * 2, "difference": difference}
 
     lines: list[dict[str, Any]] = [
-        {"case": f"attention {name}", "sequences": 1, "longest": 1,
-         "kernels": {"ours": made(ours), SDPA: made(other), "wrong": made(0.1, 0.5)}}
+        {
+            "case": f"attention {name}",
+            "sequences": 1,
+            "longest": 1,
+            "kernels": {"ours": made(ours), SDPA: made(other), "wrong": made(0.1, 0.5)},
+        }
         for name, (ours, other) in batches.items()
-    ]  # fmt: skip
+    ]
     ring = {"case": "ring step, ours", "chunk": 64, "share": 0.87, "shares": [0.8, 0.9]}
     assert speed_table([*lines, ring]).splitlines()[-1] == (
         "speed: attention fixed_32k 50.0% of the best kernel (wanted 90%), "
@@ -144,10 +148,10 @@ def test_torchs_own_attention_by_length_is_in_the_order_of_the_batch(monkeypatch
     monkeypatch.setattr(SDPBackend, "CUDNN_ATTENTION", SDPBackend.MATH, raising=False)
     lengths = [5, 9, 5, 2]
     tensors = SUBJECT.draw(sum(lengths), sum(lengths))
-    forward, backward, results = kernels._sdpa_calls(tensors, lengths)
+    forward, backward, results = kernels.sdpa_calls(tensors, lengths)
     kernel = FlashCPU()
     cuts = kernel.cut(np.array(lengths), np.zeros(4, np.int64), np.ones(4, bool))
-    torch.testing.assert_close(results, kernels._kernel_calls(kernel, tensors, cuts)[2])
+    torch.testing.assert_close(results, kernels.kernel_calls(kernel, tensors, cuts)[2])
     assert len(forward()) == len(backward()) == 3  # one call a length
 
 
@@ -170,8 +174,8 @@ def test_a_broken_context_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(speed.os, "execv", lambda *arguments: started.append(arguments))
     monkeypatch.setattr("sys.argv", ["speed", "--out", "x"])
-    speed._go_on_if_broken()
+    speed.restart_if_broken()
     assert not started
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
-    speed._go_on_if_broken()
+    speed.restart_if_broken()
     assert started[0][1][1:] == ["-m", "zbench.speed", "--out", "x"]

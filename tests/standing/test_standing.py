@@ -117,15 +117,21 @@ def test_runs_of_other_settings_have_tables_of_their_own() -> None:
         return made
 
     runs = [
-        one("a", RING), one("b", RING, seed=1), one("c", RING, tokens_per_gpu=9), one("d", RING, steps=3),
-        one("e", RING, sources="other"), one("f", RING),
-    ]  # fmt: skip
+        one("a", RING),
+        one("b", RING, seed=1),
+        one("c", RING, tokens_per_gpu=9),
+        one("d", RING, steps=3),
+        one("e", RING, sources="other"),
+        one("f", RING),
+    ]
     found = cells_by_world(runs)
     assert len(found) == 5  # the last is the first again
     assert {place[3:] for place in found} == {
-        ("tokens_per_gpu 8", "seed 0", "steps 2", "sources s"), ("tokens_per_gpu 8", "seed 1", "steps 2", "sources s"),
-        ("tokens_per_gpu 9", "seed 0", "steps 2", "sources s"), ("tokens_per_gpu 8", "seed 0", "steps 3", "sources s"),
+        ("tokens_per_gpu 8", "seed 0", "steps 2", "sources s"),
+        ("tokens_per_gpu 8", "seed 1", "steps 2", "sources s"),
+        ("tokens_per_gpu 9", "seed 0", "steps 2", "sources s"),
+        ("tokens_per_gpu 8", "seed 0", "steps 3", "sources s"),
         ("tokens_per_gpu 8", "seed 0", "steps 2", "sources other"),
-    }  # fmt: skip
+    }
     assert len(cells_by_world(runs, mix_sources=True)) == 4
     assert {place[3:] for place in cells_by_world([runs[0], runs[5]])} == {()}

@@ -59,9 +59,9 @@ def test_a_rank_with_nothing_to_do_goes_on_at_once() -> None:
     layout = system.layout(first, 5000)
     assert layout.degree.tolist() == [2]
     lengths = np.concatenate([first, second])
-    one = system._laid(lengths, np.array([0]), [np.array([0, 1])], layout)
-    other = system._laid(lengths, np.array([1]), [np.array([2, 3])], layout)
-    together = system._laid(lengths, np.array([0, 1]), [np.array([0, 1]), np.array([2, 3])], layout)
+    one = system.layout_plan(lengths, np.array([0]), [np.array([0, 1])], layout)
+    other = system.layout_plan(lengths, np.array([1]), [np.array([2, 3])], layout)
+    together = system.layout_plan(lengths, np.array([0, 1]), [np.array([0, 1]), np.array([2, 3])], layout)
     batch = Batch(lengths, 0, 0)
     steps = [Simulated(cost).step(batch, plans) for plans in ((one, other), (together,))]
     seconds = [step.seconds - step.phases["gradients"] for step in steps]  # which hide behind the last plan alone
@@ -102,7 +102,7 @@ def test_micro_batches_hold_every_sequence_once_within_room(tokens: list[int], r
 def test_rings_leave_a_node_by_different_nics() -> None:
     cost = with_nodes(small(1, 4), 2, 4)
     system = ByteScale(cost)
-    rows = system._turned(np.tile(np.arange(8), (4, 1)))
+    rows = system.spread_over_nics(np.tile(np.arange(8), (4, 1)))
     assert sorted(rows[:, 3].tolist()) == [0, 1, 2, 3]  # the last rank of the first node
     assert (np.sort(rows, axis=1) == np.arange(8)).all()
     assert (rows[:, :4] < 4).all()

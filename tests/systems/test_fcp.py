@@ -52,7 +52,7 @@ def test_no_rank_sends_or_receives_twice_in_a_round() -> None:
 def test_the_reshuffle_balances_tokens() -> None:
     lengths = np.array([16_000, *[700] * 20])
     system = FCP(small(1, 4), block_tokens=2048)
-    plan = system._laid(
+    plan = system.pieces_plan(
         lengths, np.arange(len(lengths)), system.placed(SequenceBlocks.cut(lengths, 2048, system.cost), True), True
     )
     assert np.ptp(plan.tokens_per_rank) <= 2 * system.tolerance
@@ -97,7 +97,7 @@ def test_the_size_is_near_the_fastest() -> None:
                 for way in (True, False):
                     system = FCP(cost)
                     pieces = system.placed(SequenceBlocks.cut(batch.lengths, size, cost), way)
-                    plan = system._laid(batch.lengths, every, pieces, way)
+                    plan = system.pieces_plan(batch.lengths, every, pieces, way)
                     played.append(layer_seconds(plan, cost, 3))
             plans = FCP(cost).plan(batch)
             if len(plans) == 1:

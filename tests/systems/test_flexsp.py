@@ -23,7 +23,7 @@ from zbench.run.warm import warm
 from zbench.simulator.simulate import Simulated
 from zbench.systems.flexsp.batches import split_batch, total_seconds
 from zbench.systems.flexsp.bound import micro_batch_bound
-from zbench.systems.flexsp.cost import Objective, _profile, _profiles, group_degrees, group_shape, objective
+from zbench.systems.flexsp.cost import Objective, group_degrees, group_profile, group_profiles, group_shape, objective
 from zbench.systems.flexsp.milp import Limits, buckets, solve
 from zbench.systems.flexsp.pack import pack_groups
 from zbench.systems.flexsp.planner import FlexSP
@@ -83,7 +83,19 @@ def test_longer_rings_lie_on_a_line(cost: Cost, mode: str) -> None:
     model = replace(GPT_7B, num_heads=8, num_kv_heads=8, head_dim=512)
     large = replace(cost, model=model, cluster=replace(cost.cluster, num_nodes=16))
     assert group_shape(128, large) == (16, 8)
-    assert _profiles(group_degrees(large), large, mode)[-1] == pytest.approx(_profile(128, large, mode), rel=1e-9)
+    assert group_profiles(large, mode)[-1] == pytest.approx(group_profile(128, large, mode), rel=1e-9)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_profiles_that_are_kept_are_those_made_anew(cost: Cost, mode: str) -> None:
+    """Of an equal cost model too, and no planner can have written to them."""
+    kept = group_profiles(cost, mode)
+    assert group_profiles(replace(cost), mode) is kept
+    assert np.array_equal(group_profiles.__wrapped__(cost, mode), kept)
+    with pytest.raises(ValueError, match="read-only"):
+        kept[0, 0] = 0.0
+    other = replace(cost, cluster=replace(cost.cluster, nic_bandwidth=cost.cluster.nic_bandwidth / 2))
+    assert not np.array_equal(group_profiles(other, mode), kept)
 
 
 def test_groups_of_a_glance_have_the_bound_of_the_search(cost: Cost) -> None:
@@ -229,7 +241,7 @@ def test_buckets_add_as_few_tokens_as_possible(values: list[int], count: int) ->
 def test_a_solver_without_nodes_says_that_the_search_stays(cost: Cost) -> None:
     batch = Batch(drawn(3, 60, 20_000), 0, 0)
     by_search = FlexSP(cost).plan(batch)
-    asked = FlexSP(cost, solver="milp", nodes=1, seconds=2.0, buckets=4).plan(batch)
+    asked = FlexSP(cost, solver="milp", solver_nodes=1, solver_seconds=2.0, solver_buckets=4).plan(batch)
     assert [p.notes["objective_seconds"] for p in asked] == [p.notes["objective_seconds"] for p in by_search]
     assert all(str(p.notes["method"]).startswith("search, not bettered by milp (") for p in asked)
     assert all(float(p.notes["solver_seconds"]) > 0 for p in asked)
@@ -298,10 +310,10 @@ def test_batch_ada_takes_the_best_of_its_degrees(cost: Cost) -> None:
     ("changes", "sentence"),
     [
         ({"trials": 0}, "system.trials is 0; it takes a whole number of at least 1"),
-        ({"nodes": True}, "system.nodes is True; it takes"),
-        ({"buckets": 2.5}, "system.buckets is 2.5; it takes"),
+        ({"solver_nodes": True}, "system.solver_nodes is True; it takes"),
+        ({"solver_buckets": 2.5}, "system.solver_buckets is 2.5; it takes"),
         ({"solver": "scip"}, "system.solver is 'scip'; it takes search or milp"),
-        ({"seconds": 0}, "system.seconds is 0; it takes a number of seconds above 0"),
+        ({"solver_seconds": 0}, "system.solver_seconds is 0; it takes a number of seconds above 0"),
         ({"backward": "no"}, "system.backward is 'no'; it takes"),
     ],
 )

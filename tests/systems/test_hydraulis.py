@@ -181,7 +181,7 @@ def test_dispatch_and_packing_against_every_assignment() -> None:
         for k in index[1:]:
             best = split(best, each[k])
         copies = np.bincount(index, minlength=len(of))
-        found: PlannedStrategy = system._assigned(copies, SchemeSequences.of(lengths, of), 50)
+        found: PlannedStrategy = system.assign(copies, SchemeSequences.of(lengths, of), 50)
         gaps.append(found.seconds / best[-1] - 1)
     print(f"dispatch and packing: median {np.median(gaps):.4f}, worst {max(gaps):.4f}, {len(gaps)}")
     assert len(gaps) > 30
@@ -248,7 +248,7 @@ def test_dispatch_is_near_its_linear_programme(seed: int) -> None:
     of = system.objective
     seconds, fits = inputs(of, lengths)
     copies = np.array([2, 4, 40])
-    found = system._assigned(copies, SchemeSequences.of(lengths, of), 50)
+    found = system.assign(copies, SchemeSequences.of(lengths, of), 50)
     count, kinds = len(lengths), len(of)
     # min z: every sequence once over the kinds; of each kind seconds <= copies * (z - one micro-batch's constant)
     rows = np.zeros((kinds, count * kinds + 1))

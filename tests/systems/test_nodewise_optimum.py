@@ -102,7 +102,7 @@ def gaps(ranks: int, most: int, count: int) -> np.ndarray:
     out = []
     for device, batch in product((A100, H100), batches(count, most=most)):
         cost = small(1, ranks, device)
-        (plan,) = Nodewise(cost, rivals=False).plan(batch)  # whose layers pipelines could not be compared with
+        (plan,) = Nodewise(cost, adopt_rivals=False).plan(batch)  # whose layers pipelines could not be compared with
         mine = layer_seconds(plan, cost, 3)
         out.append(mine / best_of_family(cost, batch, 1.2 * mine) - 1)
     return np.array(out)

@@ -61,7 +61,7 @@ def seconds(system: System, batch: Batch, cost: Cost) -> float:
 def test_no_simpler_system_is_faster_on_a_narrow_network(wide: Cost, nodes: int, nics: int, gbit: int) -> None:
     cost = network(wide, nodes, nics, gbit)
     batch = drawn(cost, seed=nodes)
-    alone = seconds(Nodewise(cost, rivals=False), batch, cost)
+    alone = seconds(Nodewise(cost, adopt_rivals=False), batch, cost)
     simpler = {type(one).__name__: seconds(one, batch, cost) for one in Rivals(cost).asked(0.0, 0.0)}
     assert len(simpler) == 5  # two of them meshes
     mine = seconds(Nodewise(cost), batch, cost)
@@ -73,7 +73,9 @@ def test_uneven_nodes_are_sooner_done_where_parameters_fill_the_nics(wide: Cost,
     """Its own plans, without those of other systems: near what it takes from these, and far ahead of even nodes."""
     cost = network(wide, 4, 2, 100)
     batch = drawn(cost, seed)
-    own, even = (seconds(Nodewise(cost, rivals=False, uneven=kind), batch, cost) for kind in (True, False))
+    own, even = (
+        seconds(Nodewise(cost, adopt_rivals=False, allow_uneven_nodes=kind), batch, cost) for kind in (True, False)
+    )
     best = min(seconds(one, batch, cost) for one in (FlexSP(cost), Zeppelin(cost)))
     assert own < 0.8 * even
     assert own < 1.02 * best
@@ -84,7 +86,7 @@ def test_pipelines_are_taken_where_gathers_cost_most(wide: Cost) -> None:
     batch = Batch(np.full(128, 512), 0, 0)
     plans = Nodewise(cost).plan(batch)
     assert plans[0].pipelines is not None
-    assert Simulated(cost).step(batch, plans).seconds < 0.9 * seconds(Nodewise(cost, rivals=False), batch, cost)
+    assert Simulated(cost).step(batch, plans).seconds < 0.9 * seconds(Nodewise(cost, adopt_rivals=False), batch, cost)
     assert Nodewise(replace(cost, pipelines=False)).plan(batch)[0].pipelines is None
 
 
@@ -92,7 +94,7 @@ def test_pipelines_pay_for_changes_of_layout(wide: Cost, monkeypatch: pytest.Mon
     """Those of several kinds in every step; others have to be clearly faster."""
     cost = network(wide, 2, 2, 160)
     batch, made = Batch(np.array([32_768, *[1024] * 32]), 0, 0), Rivals(cost, {"x": Hydraulis(cost, schemes=[[8, 1]])})
-    own, pipelines = Nodewise(cost, rivals=False).plan(batch), made.made["x"].plan(batch)
+    own, pipelines = Nodewise(cost, adopt_rivals=False).plan(batch), made.made["x"].plan(batch)
     executor = Simulated(cost)
     mine, changed = executor.step(batch, own).seconds, executor.step(batch, pipelines)
     assert changed.seconds - changed.phases["switch"] < mine < changed.seconds
@@ -101,7 +103,7 @@ def test_pipelines_pay_for_changes_of_layout(wide: Cost, monkeypatch: pytest.Mon
         monkeypatch.setattr(nodewise_rivals, "CLEARLY", clearly)
         assert (made.fastest(own, batch)[0].pipelines is not None) == taken
     kinds = Pipelines(np.array([0, 8]), np.array([8, 4]), np.array([1, 2]))
-    assert nodewise_rivals._priced((pipelines[0].with_(pipelines=kinds),), changed) == changed.seconds
+    assert nodewise_rivals.step_seconds((pipelines[0].with_(pipelines=kinds),), changed) == changed.seconds
 
 
 @pytest.mark.parametrize("seed", [1, 2])

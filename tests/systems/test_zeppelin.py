@@ -1,4 +1,4 @@
-"""Zeppelin: both partitioners against the best of small cases, rings, zones, memory, serial legs, wider networks."""
+"""Zeppelin: both partitioners against the best of small cases, rings, zones, memory, serial hops, wider networks."""
 
 from dataclasses import replace
 from itertools import pairwise, permutations, product
@@ -68,7 +68,7 @@ def test_the_published_partition_knows_no_link_and_no_kernel() -> None:
     for device, speed in product((A100, H100), (1.0, 20.0)):
         cost = small(2, 4, device)
         cost = replace(cost, cluster=replace(cost.cluster, nic_bandwidth=speed * cost.cluster.nic_bandwidth))
-        (plan,) = Zeppelin(cost, partitioner="published", remap=False, order=False).plan(batch)
+        (plan,) = Zeppelin(cost, partitioner="published", remap=False, list_schedule=False).plan(batch)
         made.append((plan.forward.src.tolist(), plan.forward.dst.tolist(), plan.tokens_per_rank.tolist()))
     assert made == [made[0]] * 4
 
@@ -107,10 +107,10 @@ def test_the_search_beside_every_partition(device: object) -> None:
     """Two nodes of two GPUs, without remapping, in the order of queues; docs/systems/zeppelin.md has the figures."""
     cost, gaps = small(2, 2, device), []  # type: ignore[arg-type]
     for batch in batches(5, most=3):
-        zeppelin = Zeppelin(cost, remap=False, order=False)
+        zeppelin = Zeppelin(cost, remap=False, list_schedule=False)
         (plan,) = zeppelin.plan(batch)
         tries = every_partition(len(batch.lengths), 2, 2)
-        best = min(Timed.of(zeppelin._laid(batch, one), cost).seconds for one in tries)
+        best = min(Timed.of(zeppelin.partition_plan(batch, one), cost).seconds for one in tries)
         gaps.append(Timed.of(plan, cost).seconds / best - 1)
     assert np.median(gaps) < 0.02
     assert max(gaps) < 0.25
@@ -154,7 +154,7 @@ def test_no_gpu_takes_more_tokens_than_its_memory_holds(seed: int) -> None:
         assert held.max() <= capacity_tokens(most) + 1
 
 
-# -- serial legs ------------------------------------------------------------------------------------
+# -- serial hops ------------------------------------------------------------------------------------
 def four_nics() -> Cost:
     cost = small(2, 4)
     return replace(cost, cluster=replace(cost.cluster, nics_per_node=4, nic_bandwidth=2.5e10))
@@ -162,8 +162,10 @@ def four_nics() -> Cost:
 
 def test_serial_transfers_of_a_rank_do_not_overlap() -> None:
     batch, ends = Batch(np.array([12_000]), 0, 0), {}
-    for legs in ("overlapped", "serial"):
-        zeppelin = Zeppelin(four_nics(), partition=False, partitioner="published", order=False, legs=legs)  # type: ignore[arg-type]
+    for hops in ("overlapped", "serial"):
+        zeppelin = Zeppelin(
+            four_nics(), partition=False, partitioner="published", list_schedule=False, routed_transfers=hops
+        )  # type: ignore[arg-type]
         (plan,) = zeppelin.plan(batch)
         verify_step(batch, (plan,), four_nics())
         of = programs(plan, four_nics())[1]
@@ -173,14 +175,14 @@ def test_serial_transfers_of_a_rank_do_not_overlap() -> None:
         here = [of.hops.op == op for op in routed]
         apart = [timeline.start[b].min() >= timeline.done[a].max() - 1e-12 for a, b in pairwise(here)]
         assert len(apart) > 2
-        assert all(apart) == (legs == "serial")
-        ends[legs] = timeline.done.max()
+        assert all(apart) == (hops == "serial")
+        ends[hops] = timeline.done.max()
     assert ends["overlapped"] < 0.9 * ends["serial"]
 
 
-def test_legs_are_of_routed_transfers_only() -> None:
+def test_hops_are_of_routed_transfers_only() -> None:
     batch = Batch(np.array([30_000, 2_000, 500]), 0, 0)
-    plans = [Zeppelin(four_nics(), route=False, legs=legs).plan(batch) for legs in ("overlapped", "serial")]  # type: ignore[arg-type]
+    plans = [Zeppelin(four_nics(), route=False, routed_transfers=hops).plan(batch) for hops in ("overlapped", "serial")]  # type: ignore[arg-type]
     seconds = [Simulated(four_nics()).step(batch, plan).seconds for plan in plans]
     assert seconds[0] == seconds[1]
 
@@ -218,7 +220,7 @@ def test_more_nics_or_bandwidth_never_make_it_slower(seed: int, sharding: str) -
     check_wider(steps(base, Batch(tokens, 0, 0), networks))
 
 
-@pytest.mark.parametrize(("key", "value"), [("partitioner", "best"), ("legs", True)])
+@pytest.mark.parametrize(("key", "value"), [("partitioner", "best"), ("routed_transfers", True)])
 def test_switches_take_their_values(key: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"system\.{key} is {value!r}; it takes \w+ or \w+"):
         Zeppelin(small(1, 2), **{key: value})  # type: ignore[arg-type]

@@ -48,8 +48,10 @@ def test_what_does_not_end_is_not_read(file: str, tmp_path: Path, monkeypatch: p
             read_events(Path(file))
 
 
-@pytest.mark.parametrize("line", [None, 7, "t.json", [], {}, {"file": "t.json"}, {"file": 1, "digest": "0"},
-                                  {"file": "t.json", "digest": ["0"]}])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [None, 7, "t.json", [], {}, {"file": "t.json"}, {"file": 1, "digest": "0"}, {"file": "t.json", "digest": ["0"]}],
+)
 def test_a_line_that_names_no_trace_is_one_sentence(line: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="it takes a file and its digest"):
         recorded(line, tmp_path)

@@ -122,7 +122,7 @@ def test_logged_in_and_refused_it_goes_offline_once(
     wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "k")
-    monkeypatch.setattr(track, "_answers", lambda server: True)
+    monkeypatch.setattr(track, "server_answers", lambda server: True)
     wandb.online = False
     tracker = Wandb("zbench", "results")
     tracker.start(tracked("a"))
@@ -135,20 +135,20 @@ def test_logged_in_and_refused_it_goes_offline_once(
 
 def test_the_users_own_mode_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert track._mode() == "disabled"
+    assert track.wandb_mode() == "disabled"
     monkeypatch.setenv("WANDB_MODE", "online")
-    assert track._mode() == "offline"  # as nobody is logged in, and it would ask
+    assert track.wandb_mode() == "offline"  # as nobody is logged in, and it would ask
 
 
 def test_a_login_is_found_in_the_netrc_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not track._logged_in("https://api.wandb.ai")
+    assert not track.is_logged_in("https://api.wandb.ai")
     (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password key\n")
     (tmp_path / ".netrc").chmod(0o600)
-    assert track._logged_in("https://api.wandb.ai")
-    assert not track._logged_in("https://wandb.example.org")
+    assert track.is_logged_in("https://api.wandb.ai")
+    assert not track.is_logged_in("https://wandb.example.org")
     (tmp_path / "broken").write_text("machine machine machine")
     monkeypatch.setenv("NETRC", str(tmp_path / "broken"))
-    assert not track._logged_in("https://api.wandb.ai")
+    assert not track.is_logged_in("https://api.wandb.ai")
 
 
 @pytest.fixture
@@ -160,9 +160,9 @@ def mute_server() -> Iterator[str]:
 
 def test_a_server_that_does_not_answer_is_not_waited_for(mute_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(track, "_ANSWER_SECONDS", 0.2)
-    assert not track._answers(mute_server)
-    assert not track._answers("http://127.0.0.1:1")
-    assert not track._answers("nonsense")
+    assert not track.server_answers(mute_server)
+    assert not track.server_answers("http://127.0.0.1:1")
+    assert not track.server_answers("nonsense")
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and thread.name.endswith("(ask)"):
             thread.join()
@@ -216,8 +216,12 @@ def test_tensorboard_has_scalars_configuration_status_and_files(tmp_path: Path) 
     assert [(event.step, event.value) for event in curve] == [(0, 0.5), (1000, 1.0)]
     texts = {tag: found.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in ("config", "status")}
     assert json.loads(texts["config"]) == {
-        "steps": 2, "run": "id", "group": "sweep", "job_type": "simulated", "tags": ["ring", "longtail"]
-    }  # fmt: skip
+        "steps": 2,
+        "run": "id",
+        "group": "sweep",
+        "job_type": "simulated",
+        "tags": ["ring", "longtail"],
+    }
     assert texts["status"] == "finished"
     assert (tmp_path / "board" / "ring a-b, id" / "timeline.json").read_text() == "{}"
 
@@ -311,8 +315,18 @@ def test_sync_to_wandb_is_offline_without_a_login(
 def test_sync_sends_the_timeline_of_a_step_simulated_again(
     wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    settings = ["tracker=none", "baseline=null", "model=tiny", "cluster=local_2x2", "workload=fixed",
-                "workload.length=64", "tokens_per_gpu=64", "steps=1", "system=ring", "out=small.jsonl"]  # fmt: skip
+    settings = [
+        "tracker=none",
+        "baseline=null",
+        "model=tiny",
+        "cluster=local_2x2",
+        "workload=fixed",
+        "workload.length=64",
+        "tokens_per_gpu=64",
+        "steps=1",
+        "system=ring",
+        "out=small.jsonl",
+    ]
     monkeypatch.setattr(sys, "argv", ["zbench", *settings])
     assert zbench_main.main() == 0
     assert sync(monkeypatch, "small.jsonl", "--timeline") == 0

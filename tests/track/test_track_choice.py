@@ -129,9 +129,13 @@ def test_nics_are_numbered_within_their_node() -> None:
     facts: Any = SimpleNamespace(nic_bandwidth=10.0, nics_per_node=2)
     line = {"seconds": 2.0, "nic_tx_bytes": [20, 10, 5], "nic_rx_bytes": [0, 0, 1]}
     assert nic_utilisation(facts, line) == {
-        "nic/node0/nic0/tx": 1.0, "nic/node0/nic1/tx": 0.5, "nic/node1/nic0/tx": 0.25,
-        "nic/node0/nic0/rx": 0.0, "nic/node0/nic1/rx": 0.0, "nic/node1/nic0/rx": 0.05,
-    }  # fmt: skip
+        "nic/node0/nic0/tx": 1.0,
+        "nic/node0/nic1/tx": 0.5,
+        "nic/node1/nic0/tx": 0.25,
+        "nic/node0/nic0/rx": 0.0,
+        "nic/node0/nic1/rx": 0.0,
+        "nic/node1/nic0/rx": 0.05,
+    }
 
 
 def test_runs_recorded_before_groups_have_their_command_in_common() -> None:

@@ -24,7 +24,7 @@ from zbench.interfaces.protocols import System
 from zbench.run.choices import CHOOSES, missing_package
 from zbench.run.parts import make_system
 from zbench.run.target import from_yaml, make_part
-from zbench.run.written import check_units
+from zbench.run.yaml_units import check_units
 
 Named = str | os.PathLike[str]
 
@@ -123,7 +123,8 @@ def _node(group: str, given: Named, keys: Mapping[str, Any]) -> DictConfig:
         parent = OmegaConf.select(node, key.rpartition(".")[0]) if "." in key else node
         if not OmegaConf.is_dict(parent) or key.rpartition(".")[2] not in parent:
             known = parent if OmegaConf.is_dict(parent) else node
-            raise ValueError(no_key(f"{group}.{key}", f"a key of {group}={given}", map(str, known)))
+            target = OmegaConf.to_container(known).get("_target_")  # type: ignore[union-attr]
+            raise ValueError(no_key(f"{group}.{key}", f"a key of {group}={given}", map(str, known), target=target))
         OmegaConf.update(node, key, value)
     whole = OmegaConf.create({group: node})
     OmegaConf.resolve(whole)

@@ -93,8 +93,20 @@ def _settings(words: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str,
     return chosen, keys, mask
 
 
+def _advise() -> int:
+    from zbench.advise.__main__ import main
+
+    return main()
+
+
 def _compare() -> int:
     from zbench.compare.__main__ import main
+
+    return main()
+
+
+def _contribute() -> int:
+    from zbench.contribute.__main__ import main
 
     return main()
 
@@ -111,8 +123,21 @@ def _anchors() -> int:
     return main()
 
 
+def _check() -> int:
+    from zbench.check.__main__ import main
+
+    return main()
+
+
 _OWN: dict[str, Callable[[Sequence[str]], int]] = {"plan": plan_words, "simulate": simulate_words}
-_OTHERS: dict[str, Callable[[], int]] = {"anchors": _anchors, "compare": _compare, "report": _report}
+_OTHERS: dict[str, Callable[[], int]] = {
+    "advise": _advise,
+    "anchors": _anchors,
+    "check": _check,
+    "compare": _compare,
+    "contribute": _contribute,
+    "report": _report,
+}
 
 
 def run_sub_command(word: str, words: Sequence[str]) -> int:

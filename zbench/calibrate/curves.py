@@ -36,8 +36,13 @@ class CurvePoint:
     def line(self) -> dict[str, Any]:
         """Returns the point as a mapping for a file, with the prediction's relative error."""
         off = None if self.predicted is None else self.predicted / self.seconds - 1
-        return {**asdict(self.call), "backward": self.backward, "seconds": self.seconds, "predicted": self.predicted,
-                "error": off}  # fmt: skip
+        return {
+            **asdict(self.call),
+            "backward": self.backward,
+            "seconds": self.seconds,
+            "predicted": self.predicted,
+            "error": off,
+        }
 
 
 @dataclass(slots=True)

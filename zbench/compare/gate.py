@@ -83,7 +83,7 @@ def gate(base: Sequence[Run], new: Sequence[Run], limit: float, metrics: Sequenc
     Raises:
         ValueError: no run in common, or a pair differs in more than its system, or it has no batches in common.
     """
-    before, after = ({_place(run): run for run in runs} for runs in (base, new))
+    before, after = ({run_place(run): run for run in runs} for runs in (base, new))
     common = [place for place in before if place in after]
     if not common:
         raise ValueError(
@@ -157,7 +157,7 @@ def _matched(place: Place, base: Run, new: Run) -> list[tuple[Line, Line]]:
     return pairs
 
 
-def _place(run: Run) -> Place:
+def run_place(run: Run) -> Place:
     """Returns the place of a run, within which runs are compared: what it is of; its world, what planners knew of it,
     its mask, what was free, where not the usual."""
     config = run.start["config"]

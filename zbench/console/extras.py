@@ -11,6 +11,7 @@ EXTRAS = {
     "pyarrow": "parquet",
     "tensorboard": "track",
     "torch": "torch",
+    "transformers": "examples",
     "wandb": "track",
 }
 

@@ -13,6 +13,7 @@ from hydra.errors import (
     MissingConfigException,
     OverrideParseException,
 )
+from omegaconf import OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -26,6 +27,7 @@ from zbench.describe.cluster import Cluster, Device
 from zbench.describe.links import Domain
 from zbench.describe.model import Model
 from zbench.describe.worlds import World
+from zbench.record.renamed import old_key
 from zbench.record.writer import RecordError
 
 BAD_INPUT, FAILED = 2, 1
@@ -91,11 +93,14 @@ def not_among(field: str, value: str, options: Iterable[str]) -> str:
     return f"{field} is {value!r}; it takes one of {', '.join(options)}{hint}"
 
 
-def no_key(given: str, kind: str, known: Iterable[str], without: str = "there are none") -> str:
+def no_key(given: str, kind: str, known: Iterable[str], without: str = "there are none", target: object = None) -> str:
     """Writes a sentence like 'system.degre is not a key of system; did you mean degree?'.
 
-    given: the dotted key. known: those there are. without: what is told where there are none.
+    given: the dotted key. known: those there are. without: what is told where there are none. target: the `_target_` of
+    what has these keys; a name that one of them had in an earlier version is told of as that.
     """
+    if told := old_key(given, target):
+        return told
     names = [name for name in known if name not in ("hydra", "_target_")]
     close = difflib.get_close_matches(given.rpartition(".")[2], names, n=1)
     others = f"there are {', '.join(names)}" if names else without
@@ -135,7 +140,8 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
         return f"{named[1]} is not set by its yaml; {typed[1] if typed else f'+{named[1]}=...'} adds it"
     names = [str(name) for name in node] if node is not None else []
     adding = f"its yaml has none, and +{named[1]}=... adds it"
-    return no_key(named[1], f"a key of {parent}" if parent else "a key", names, adding)
+    target = node.get("_target_") if OmegaConf.is_dict(node) else None
+    return no_key(named[1], f"a key of {parent}" if parent else "a key", names, adding, target)
 
 
 def _optional(parent: str) -> set[str]:

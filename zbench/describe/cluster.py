@@ -87,7 +87,7 @@ class Device:
     attention_forward_full: Curve | None = None
     attention_backward_causal: Curve | None = None
     attention_backward_full: Curve | None = None
-    matmul_by_tokens: Mapping[str, Curve] = field(default_factory=dict)
+    matmul_by_tokens: Mapping[str, Curve] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         check_name("cluster.device.name", self.name)

@@ -30,7 +30,7 @@ with loading(__name__):
     from zbench.record.records import each, read_all
     from zbench.run.known import add_trust
     from zbench.run.replay import Replay
-    from zbench.run.written import check_units
+    from zbench.run.yaml_units import check_units
 
 UNITS = {"bandwidth": "B/s", "latency": "s", "seconds": "s", "flops": "FLOP/s", "rate": "B/s", "bytes": "B"}
 

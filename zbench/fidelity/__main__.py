@@ -143,8 +143,19 @@ def _main() -> int:
 
 def _print(found: Sequence[Fidelity], markdown: bool) -> None:
     several = [key for key in found[0].of if key != "system" and len({one.of[key] for one in found}) > 1]
-    titles = [*several, "system", "measured", "simulated", "error", "steps: median, worst", "NICs measured",
-              "simulated", "bytes", "late", "do not count"]  # fmt: skip
+    titles = [
+        *several,
+        "system",
+        "measured",
+        "simulated",
+        "error",
+        "steps: median, worst",
+        "NICs measured",
+        "simulated",
+        "bytes",
+        "late",
+        "do not count",
+    ]
     rows = [
         [
             *(one.of[group] for group in several),

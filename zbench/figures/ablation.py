@@ -14,7 +14,7 @@ __all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]
 EXPERIMENTS = ("ablation",)
 PANELS = (2, 1)
 SIZE = (WIDTH, 8.4)
-# (partitioner, legs) of each panel
+# (partitioner, routed_transfers) of each panel
 FORMS: Mapping[str, tuple[str, str]] = {
     "published partitioner, routed legs one after another": ("published", "serial"),
     "searched partitions, legs overlapped (the default)": ("search", "overlapped"),
@@ -46,7 +46,7 @@ def table(records: Records) -> list[Bar]:
     for run, row in zip(records.runs, records.rows, strict=True):
         if group_choice(run, "system") == "zeppelin":
             system = run.start["config"]["system"]
-            form, switches = (system["partitioner"], system["legs"]), tuple(system[key] for key in SWITCHES)
+            form, switches = (system["partitioner"], system["routed_transfers"]), tuple(system[key] for key in SWITCHES)
             found[form, switches, row["num_ranks"]] = row["speedup"]
     sizes = sorted({gpus for *_, gpus in found})
     bars = []

@@ -53,9 +53,11 @@ def draw(axes: Sequence[Axes], table: Sequence[Costs]) -> None:
     """Draws the curves and where zones begin."""
     for panel, one in zip(axes, table, strict=True):
         of = {
-            "attention": one.curves.attention, "linear": one.curves.linear,
-            "intra-node": one.curves.inside, "inter-node": one.curves.across,
-        }  # fmt: skip
+            "attention": one.curves.attention,
+            "linear": one.curves.linear,
+            "intra-node": one.curves.inside,
+            "inter-node": one.curves.across,
+        }
         for name, seconds in of.items():
             panel.loglog(one.lengths, 1e3 * seconds, color=_LINES[name], lw=1.8)
         panel.set_xlim(256, 131072)

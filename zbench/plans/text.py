@@ -160,9 +160,13 @@ class _Reader:
             self.plain |= {"num_ranks": int(found[2]), "num_heads": int(found[3]), "mask": Mask.of(found[4])}
             return True
         takes: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], None]], ...] = (
-            (_TRANSFER, self._transfer), (_ATTEND, self._attend), (_SEQUENCE, self._sequence), (_BLOCK, self._block),
-            (_LIST, self._list), (_PIPELINE, self._pipeline),
-        )  # fmt: skip
+            (_TRANSFER, self._transfer),
+            (_ATTEND, self._attend),
+            (_SEQUENCE, self._sequence),
+            (_BLOCK, self._block),
+            (_LIST, self._list),
+            (_PIPELINE, self._pipeline),
+        )
         for form, method in takes:
             if found := form.fullmatch(line):
                 method(found)

@@ -166,8 +166,18 @@ def _finished(path: Path, words: Sequence[str]) -> Run | None:
 
 def _print(rows: Sequence[Row], failed: Sequence[str]) -> None:
     table = Table(title=f"mean seconds of a step; error: simulated against measured; the goal is {GOAL:.0%}")
-    for title in ("workload", "steps", "measured", "simulated", "error", "worst step", "attention: measured",
-                  "error", "linear: measured", "error"):  # fmt: skip
+    for title in (
+        "workload",
+        "steps",
+        "measured",
+        "simulated",
+        "error",
+        "worst step",
+        "attention: measured",
+        "error",
+        "linear: measured",
+        "error",
+    ):
         table.add_column(title, justify="left" if title == "workload" else "right")
     for one in rows:
         table.add_row(

@@ -58,6 +58,10 @@ POINTS = FileKind("a file of measured calls", _lines("backward", "seconds", "pre
 TRACE = FileKind(
     "a trace of zbench's", lambda head: head.startswith(b'{"displayTimeUnit": "ms", "otherData": {"simulated": ')
 )
+ADVICE = FileKind(
+    "an answer of zbench advise",
+    lambda head: head.replace(b" ", b"").replace(b"\n", b"").startswith(b'{"format":"zbench-advice/'),
+)
 PAGE = FileKind("a report of zbench's", lambda head: b"<title>zbench report</title>" in head[:4096])
 SHEET = FileKind("a yaml of zbench.calibrate", lambda head: head.startswith(b"# Measured by zbench.calibrate"))
 PICTURE = FileKind(

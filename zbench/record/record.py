@@ -21,7 +21,7 @@ from typing import Any
 
 from zbench.record.fields import ALIKE, FIELDS, line_fault, shortened
 from zbench.record.older import as_today, with_all_keys
-from zbench.record.renamed import renamed
+from zbench.record.renamed import renamed_baseline, renamed_run
 from zbench.record.shown import plain
 
 Line = dict[str, Any]
@@ -121,8 +121,8 @@ def _parse(raw: bytes) -> Line:
     if kind != "step":  # whose text no command prints
         line = plain(line)
     if kind == "start":
-        line |= {name: renamed(line[name]) for name in ("config", "baseline") if name in line}
-        line |= {"config": with_all_keys(line["config"])} if "config" in line else {}
+        line |= {"baseline": renamed_baseline(line["baseline"])} if "baseline" in line else {}
+        line |= {"config": with_all_keys(renamed_run(line["config"]))} if "config" in line else {}
     return line
 
 

@@ -13,6 +13,7 @@ with loading(__name__):
 
     from zbench.console.meter import Meter
     from zbench.cost.cost import Cost
+    from zbench.describe.units import with_noun
     from zbench.plans.plan import Plan
     from zbench.record.kinds import PAGE
     from zbench.record.metrics import CONVENTIONS, Facts
@@ -20,6 +21,7 @@ with loading(__name__):
     from zbench.record.record import Line, Run
     from zbench.record.records import read_all
     from zbench.record.words import convention_words, doubt_words
+    from zbench.report.advice import advice_told, is_advice
     from zbench.report.columns import MOST_EVENTS
     from zbench.report.inside import homes, timeline
     from zbench.report.measured import measured_timeline
@@ -43,7 +45,12 @@ def main() -> int:
 
 def _main() -> int:
     parser = Parser(prog="python -m zbench.report", description="Recorded runs as one page for a browser.")
-    parser.add_argument("files", nargs="+", metavar="FILE", help="records, as written by python -m zbench out=FILE")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="records, as written by python -m zbench out=FILE, or answers of zbench advise --json",
+    )
     parser.add_argument("-o", "--out", default="report.html", metavar="FILE", help="the page (default report.html)")
     parser.add_argument(
         "--steps",
@@ -58,21 +65,32 @@ def _main() -> int:
     arguments = parser.parse_args()
     check_output("--out", arguments.out, PAGE)
     check_apart({"--out": arguments.out}, arguments.files)
-    runs = read_all(arguments.files)
+    answers = [path for path in dict.fromkeys(arguments.files) if is_advice(path)]
+    advice = [advice_told(path) for path in answers]
+    records = [path for path in arguments.files if path not in answers]
+    runs = read_all(records) if records else []
     steps, left_out = looked_into(runs, steps_to_show(runs, arguments.steps), arguments.trust)
     found = overview(runs, arguments.convention)
-    text = page({
-        "files": arguments.files,
-        "command": shlex.join(["python", "-m", "zbench.report", *sys.argv[1:]]),
-        "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "convention": " ".join([convention_words(arguments.convention), *doubt_words(found)]),
-        "shares": SHARES, "series": SERIES, "left_out": left_out,
-        "runs": found, "steps": steps, "worlds": worlds_told(runs),
-    })  # fmt: skip
+    text = page(
+        {
+            "files": arguments.files,
+            "command": shlex.join(["python", "-m", "zbench.report", *sys.argv[1:]]),
+            "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+            "convention": " ".join([convention_words(arguments.convention), *doubt_words(found)]),
+            "shares": SHARES,
+            "series": SERIES,
+            "left_out": left_out,
+            "runs": found,
+            "steps": steps,
+            "worlds": worlds_told(runs),
+            "advice": advice,
+        }
+    )
     with whole_file("--out", arguments.out, PAGE) as stream:
         stream.write(text.encode("utf-8", "replace"))  # a record's text may hold half a surrogate pair
     size = Path(arguments.out).stat().st_size / 1e6
-    print(f"{arguments.out}: {len(runs)} runs, {len(steps)} steps to look into, {size:.1f} MB")
+    told = f"{with_noun(len(advice), 'answer')}, " if advice else ""
+    print(f"{arguments.out}: {told}{len(runs)} runs, {len(steps)} steps to look into, {size:.1f} MB")
     for words in left_out:
         print(words)
     return 0

@@ -40,17 +40,16 @@ class Columns:
         track: int,
         name: str,
         span: tuple[float, float],
-        micro: int = -1,
-        layer: int = -1,
+        of: tuple[int, int] = (-1, -1),
         what: Sequence[tuple[int, int]] = (),
         size: int = 0,
         route: Sequence[int] = (),
     ) -> None:
-        """Adds an event. span: begin and length, microseconds. micro, layer: -1 for what is of none. what: lists of
-        blocks, each a micro-batch and a number in its plan: those that move or ask, and an attend's keys. size: bytes.
-        route: ranks, from and to."""
+        """Adds an event. span: begin and length, microseconds. of: micro-batch and layer, -1 for what is of none. what:
+        lists of blocks, each a micro-batch and a number in its plan: those that move or ask, and an attend's keys.
+        size: bytes. route: ranks, from and to."""
         lists = [self.lists.of(one) for one in what]
-        values = (track, self.names.of(name), *span, micro, layer, lists, size, list(route))
+        values = (track, self.names.of(name), *span, *of, lists, size, list(route))
         for column, value in zip(self.columns.values(), values, strict=True):
             column.append(value)
 
@@ -74,7 +73,9 @@ def _described(plan: Plan, number: int) -> Table:
     of = np.bincount(plan.blocks.seq[pieces], tokens)
     first = np.argsort(-of, kind="stable")[: min(_NAMED, np.count_nonzero(of))]
     return {
-        "blocks": blocks[:_NAMED].tolist(), "num_blocks": len(blocks), "tokens": int(tokens.sum()),
+        "blocks": blocks[:_NAMED].tolist(),
+        "num_blocks": len(blocks),
+        "tokens": int(tokens.sum()),
         "sequences": [[int(plan.sequences[seq]), int(plan.lengths[seq]), int(of[seq])] for seq in first],
         "num_sequences": int(np.count_nonzero(of)),
-    }  # fmt: skip
+    }

@@ -34,13 +34,19 @@ def timeline(plans: tuple[Plan, ...], cost: Cost) -> Table | None:
             return None
         args = event["args"]
         micro, route = args.get("micro_batch", -1), [args["from"], args["to"]] if "from" in args else []
-        columns.add(_track(event, cost), _titled(event), (event["ts"], event["dur"]), micro, args.get("layer", -1),
-                    [(micro, number) for number in _way(plans, event)], args.get("bytes", 0), route)  # fmt: skip
+        of, what = (micro, args.get("layer", -1)), [(micro, number) for number in _way(plans, event)]
+        span, size = (event["ts"], event["dur"]), args.get("bytes", 0)
+        columns.add(_track(event, cost), _titled(event), span, of, what, size, route)
     return {
-        "layers": layers, "of_layers": cost.model.num_layers, "pipelines": pipelines, "measured": False,
-        "tracks": _tracks(cost), "per_node": sharing_track(cost.cluster) + 1, "gpus_per_rank": cost.tp,
+        "layers": layers,
+        "of_layers": cost.model.num_layers,
+        "pipelines": pipelines,
+        "measured": False,
+        "tracks": _tracks(cost),
+        "per_node": sharing_track(cost.cluster) + 1,
+        "gpus_per_rank": cost.tp,
         **columns.table(plans),
-    }  # fmt: skip
+    }
 
 
 def _tracks(cost: Cost) -> list[str]:

@@ -89,7 +89,7 @@ def _span(columns: Columns, track: int, event: Event, runs: _Runs | None) -> Non
     if runs is not None and run >= 0:
         micro, layer, backward = runs.place(run)
         lists = blocks_of(runs.ops(micro, backward), op) if op >= 0 else []
-    columns.add(track, event["name"], (event["ts"], event["dur"]), micro, layer, [(micro, one) for one in lists])
+    columns.add(track, event["name"], (event["ts"], event["dur"]), (micro, layer), [(micro, one) for one in lists])
 
 
 def _message(columns: Columns, number: Mapping[str, int], begin: Event, length: float, runs: _Runs | None) -> None:
@@ -99,8 +99,12 @@ def _message(columns: Columns, number: Mapping[str, int], begin: Event, length: 
         micro, layer, backward = runs.place(args["run"])
         ops, op = runs.ops(micro, backward), runs.operation(micro, backward, args["leg"])
         name, lists = f"{name}: {TENSOR_NAMES[int(ops.tensor[op])]}", [int(ops.blocks[op])]
-    columns.add(number[f"GPU {receiver} receives"], name, (begin["ts"], length), micro, layer,
-                [(micro, one) for one in lists], args["bytes"], [int(sender), int(receiver)])  # fmt: skip
+    track, route, what = (
+        number[f"GPU {receiver} receives"],
+        [int(sender), int(receiver)],
+        [(micro, one) for one in lists],
+    )
+    columns.add(track, name, (begin["ts"], length), (micro, layer), what, args["bytes"], route)
 
 
 def _messages(events: Sequence[Event]) -> Iterator[tuple[Event, Event]]:

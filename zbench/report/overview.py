@@ -43,20 +43,22 @@ def overview(runs: Sequence[Run], convention: str) -> list[Table]:
         each = [asdict(figures(facts, [step], convention)) for step in run.steps]
         count = counted(run.steps)
         shares = [shares_of(step).mean(axis=1) for step in count]
-        out.append({
-            **row,
-            "id": run.start["run"],
-            "command": run.start.get("command"),
-            "commit": run.start["fingerprint"].get("commit"),
-            "dirty": run.start["fingerprint"].get("dirty"),
-            "place": cluster_words(run.start["facts"]),
-            "num_nodes": run.start["facts"]["num_nodes"],
-            "same": _same(run),
-            "numbers": [step["step"] for step in run.steps],
-            "series": {name: [rounded(one[name]) for one in each] for name in SERIES},
-            "shares": rounded(np.mean(shares, axis=0)) if shares else None,
-            "bound_seconds": rounded(np.mean([step["bound_seconds"] for step in count])) if shares else None,
-        })  # fmt: skip
+        out.append(
+            {
+                **row,
+                "id": run.start["run"],
+                "command": run.start.get("command"),
+                "commit": run.start["fingerprint"].get("commit"),
+                "dirty": run.start["fingerprint"].get("dirty"),
+                "place": cluster_words(run.start["facts"]),
+                "num_nodes": run.start["facts"]["num_nodes"],
+                "same": _same(run),
+                "numbers": [step["step"] for step in run.steps],
+                "series": {name: [rounded(one[name]) for one in each] for name in SERIES},
+                "shares": rounded(np.mean(shares, axis=0)) if shares else None,
+                "bound_seconds": rounded(np.mean([step["bound_seconds"] for step in count])) if shares else None,
+            }
+        )
     return out
 
 

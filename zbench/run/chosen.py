@@ -95,7 +95,7 @@ def _chosen(
         return fastest(study, lambda cost, keys: make_system(_with_keys(config, keys), cost, make), _limits)
 
     ours = type(undealt(system)).__module__.partition(".")[0] == "zbench"  # whose sources the name has
-    return kept(_name(config, parts), searched) if ours else searched()
+    return kept(_name(config, parts, study), searched) if ours else searched()
 
 
 def _limits(system: System, tokens: int) -> Sequence[Keys]:
@@ -129,10 +129,11 @@ def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[
     )
 
 
-def _name(config: Mapping[str, Any], parts: Parts) -> str:
-    """Returns one name for all that a choice depends on."""
+def _name(config: Mapping[str, Any], parts: Parts, study: Study) -> str:
+    """Returns one name for all that a choice depends on; a batch of the study's tells what a file of lengths holds."""
     plain: Any = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else config
     told = {key: plain.get(key) for key in CONFIGURED} | {"trains": not parts.simulated, "sources": source_digest()}
+    told |= {"batch": study.batch(0).digest}
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 

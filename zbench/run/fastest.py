@@ -56,7 +56,12 @@ class Setting:
 def fastest(study: Study, made: Made, limits: Limits) -> Choice:
     """Returns the setting that is out of memory in the fewest batches, and then the fastest."""
     sample = Sample.of(study)
-    settings = list(_settings(study, made, limits, sample.hard.num_tokens))
+    return fastest_of(list(_settings(study, made, limits, sample.hard.num_tokens)), sample, study)
+
+
+def fastest_of(settings: Sequence[Setting], sample: Sample, study: Study) -> Choice:
+    """Returns the one of these settings, at least one, that is out of memory in the fewest batches of the sample, and
+    then the fastest."""
     if len(settings) > BETTER:
         study.tell(f"playing {len(settings)} settings")
         few = [sample.hard, *sample.some(max(1, min(FEW, ENOUGH // study.cluster.num_ranks)))]

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import hydra
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
+from zbench import CONF
 from zbench.record.rows import GROUPS
 
 _OF_GROUPS = re.compile(rf"\$\{{\s*(?:oc\.select:\s*)?(?:{'|'.join(GROUPS)})\b")  # an interpolation of what a group has
@@ -40,6 +42,18 @@ class Presets:
         }
         return self._config(name, *overrides, *(f"{one}={choice}" for one, choice in inner.items())).get(group), inner
 
+    def compose_together(self, name: str, choices: Mapping[str, str | None]) -> None:
+        """Composes those of the groups' choices that have not been composed, all at once: `plain` finds them then.
+
+        Only where hydra searches no folder but zbench's own, whose yamls set nothing in another group
+        (tests/run/test_presets.py): what a user's yaml sets there has to be told as a change.
+        """
+        wanted = [f"{group}={choices[group]}" for group in GROUPS if choices.get(group)]
+        missing = [word for word in wanted if (name, word) not in self.composed]
+        if len(missing) > 1 and _searches_only_zbench():
+            together = hydra.compose(name, missing, return_hydra_config=True)
+            self.composed |= {(name, word): together for word in missing}
+
     def system(self, name: str, system: str) -> Any:
         """Returns the system of that name as its yaml has it, from any folder hydra searches."""
         return self._config(name, f"system={system}")["system"]
@@ -49,3 +63,9 @@ class Presets:
         if words not in self.composed:
             self.composed[words] = hydra.compose(words[0], list(words[1:]), return_hydra_config=True)
         return self.composed[words]
+
+
+def _searches_only_zbench() -> bool:
+    """Says whether hydra's search path has nothing but hydra's own configuration and conf/."""
+    own = ("pkg://hydra.conf", f"file://{CONF}", str(CONF), "structured://")
+    return all(element.path in own for element in GlobalHydra.instance().config_loader().get_search_path().get_path())

@@ -15,7 +15,7 @@ from zbench.console.sentence import no_key, not_among
 from zbench.record.rows import GROUPS
 from zbench.run.parts import Settings
 from zbench.run.presets import Presets
-from zbench.run.written import check_units
+from zbench.run.yaml_units import check_units
 from zbench.track.default import installed_choice
 
 
@@ -62,6 +62,7 @@ def request(config: DictConfig, command: str, command_id: str, presets: Presets)
     _check_keys(given, choices)
     name = str(told.job.config_name)
     changes = {}
+    presets.compose_together(name, choices)
     for group in GROUPS:
         plain, inner = presets.plain(name, group, choices)
         # another cluster/device: one word instead of all its constants
@@ -133,7 +134,8 @@ def _baseline(
     plain = _system(presets, config_name, name)
     for key in given:
         if key not in plain:
-            raise ValueError(no_key(f"{BASELINE_KEYS}.{key}", f"a key of {name}", map(str, plain)))
+            target = plain.get("_target_")
+            raise ValueError(no_key(f"{BASELINE_KEYS}.{key}", f"a key of {name}", map(str, plain), target=target))
     baseline, usual = config.copy(), config.copy()
     for one, system in ((baseline, OmegaConf.merge(plain, keys or {})), (usual, plain)):
         OmegaConf.set_struct(one, False)

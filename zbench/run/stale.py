@@ -20,16 +20,27 @@ _IMPORT = re.compile(r"^(?:from ([\w.]+) import (\(|[\w, ]+)|import ([\w.]+))", 
 
 
 class _Stamped:
-    """A locator's stamp, which has to be the same for a compiled function to be used again."""
+    """A locator's stamp, which has to be the same for a compiled function to be used again.
+
+    Files are named with it, too: numba reads an index before it compares the stamp inside, and an index may hold
+    classes (a NamedTuple that a function takes) that a later state of the sources does not have.
+    """
 
     _py_file: str
 
     def get_source_stamp(self) -> bytes:
-        own = Path(self._py_file).resolve()
-        digest = hashlib.sha256()
-        for path in sorted(reached(own, _known(PACKAGE))):
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-        return digest.digest()
+        return _stamp(Path(self._py_file).resolve())
+
+    def get_disambiguator(self) -> str:
+        return f"{super().get_disambiguator()}-{self.get_source_stamp().hex()[:8]}"  # type: ignore[misc]
+
+
+@cache
+def _stamp(own: Path) -> bytes:
+    digest = hashlib.sha256()
+    for path in sorted(reached(own, _known(PACKAGE))):
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.digest()
 
 
 class Provided(_Stamped, caching.UserProvidedCacheLocator):

@@ -6,7 +6,7 @@ from typing import Any
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
-from zbench.record.renamed import renamed
+from zbench.record.renamed import keys_of, old_key, renamed
 from zbench.run.contract import guarded
 
 Make = Callable[[Mapping[str, Any], str], Callable[..., Any]]  # what makes the part of a group, called with the rest
@@ -60,7 +60,8 @@ def make_part(make: Make, config: Mapping[str, Any], group: str, **arguments: An
 
 
 def _check_moved(node: Any, group: str) -> None:
-    """Refuses a `_target_` that was zbench's own in an earlier version and has another name today, inner ones too.
+    """Refuses a `_target_` or a key that was zbench's own in an earlier version and has another name today, inner ones
+    too.
 
     A package of the user's may be called as one of zbench's was, so what can be found is not refused.
 
@@ -72,6 +73,9 @@ def _check_moved(node: Any, group: str) -> None:
         today = renamed({"_target_": target})["_target_"]
         if today != target and not _is_found(str(target)):
             raise ValueError(f"{group}._target_ is {target}; that is {today} now")
+        for key in keys_of(target):
+            if key in node:
+                raise ValueError(old_key(f"{group}.{key}", target))
         inner = [(f"{group}.{key}", value) for key, value in node.items()]
     else:
         inner = [(f"{group}[{i}]", value) for i, value in enumerate(node)]

@@ -190,7 +190,7 @@ class Torch:
         reports: list[Report] = self._fleet.call("step", batch, plans, True, trace is not None, choice.level)
         if not math.isfinite(reports[0].loss):
             raise Diverged(f"the loss is {reports[0].loss} in step {batch.step}; the run stops")
-        checked = self._checked(batch, plans, reports, choice.level)
+        checked = self.checked(batch, plans, reports, choice.level)
         if self.checkpoint_every and (batch.step + 1) % self.checkpoint_every == 0:
             self._fleet.call("save", self.checkpoint, batch.step + 1)
         kind = self.job().parameters
@@ -257,7 +257,7 @@ class Torch:
         levels = LEVELS if self.recompute == "auto" else (self.recompute or self.cost.model.recompute,)
         return choose_level(plans, self.cost, self.job().parameters, self._capacity, levels)
 
-    def _checked(self, batch: Batch, plans: tuple[Plan, ...], reports: list[Report], level: str) -> dict[str, float]:
+    def checked(self, batch: Batch, plans: tuple[Plan, ...], reports: list[Report], level: str) -> dict[str, float]:
         """Returns what the checks found, by name. level: of recomputation."""
         told: dict[str, float] = {}
         for check in (one for one in self.check if one in LIMITS):

@@ -37,9 +37,15 @@ def _events(cluster: Cluster, reports: Sequence[Report], starts: Sequence[float]
     for rank, (events, start) in enumerate(zip(noted, starts, strict=True)):
         node, local = divmod(rank, cluster.gpus_per_node)
         for span in events.spans:
-            yield {"ph": "X", "name": span.name, "pid": node, "tid": local,
-                   "ts": _micro(span.began - start), "dur": _micro(span.ended - span.began),
-                   "args": {"run": span.run, "operation": span.op}}  # fmt: skip
+            yield {
+                "ph": "X",
+                "name": span.name,
+                "pid": node,
+                "tid": local,
+                "ts": _micro(span.began - start),
+                "dur": _micro(span.ended - span.began),
+                "args": {"run": span.run, "operation": span.op},
+            }
     yield from _messages(cluster, noted, starts)
     for node, (report, start) in enumerate(zip(reports, starts, strict=True)):
         if report.nic_series:
@@ -57,8 +63,12 @@ def _messages(cluster: Cluster, noted: Sequence[Events], starts: Sequence[float]
     for rank, events in enumerate(noted):
         for one in events.arrived:
             across = one.peer // cluster.gpus_per_node != rank // cluster.gpus_per_node
-            common = {"cat": "between nodes" if across else "inside the node", "name": f"{one.peer} to {rank}",
-                      "id": number, "pid": rank // cluster.gpus_per_node}  # fmt: skip
+            common = {
+                "cat": "between nodes" if across else "inside the node",
+                "name": f"{one.peer} to {rank}",
+                "id": number,
+                "pid": rank // cluster.gpus_per_node,
+            }
             number += 1
             sent = posted[(one.peer, rank, one.run, one.hop)]
             args = {"bytes": one.bytes, "run": one.run, "leg": one.hop}
@@ -73,8 +83,13 @@ def _curves(cluster: Cluster, node: int, report: Report, offset: float) -> Itera
             name = f"NIC {node * cluster.nics_per_node + local} {words}"
             for at, size in enumerate(carried):
                 share = size / (interval * cluster.nic_bandwidth)
-                yield {"ph": "C", "name": name, "pid": node, "ts": _micro(offset + at * interval),
-                       "args": {"share of its rate": round(share, 4)}}  # fmt: skip
+                yield {
+                    "ph": "C",
+                    "name": name,
+                    "pid": node,
+                    "ts": _micro(offset + at * interval),
+                    "args": {"share of its rate": round(share, 4)},
+                }
 
 
 def _micro(seconds: float) -> float:

@@ -33,8 +33,12 @@ class Sent:
 
     def differs(self, other: "Sent") -> str:
         """Names the first difference in words; "" if there is none."""
-        words = {"rank_tx": ("rank", "sent"), "rank_rx": ("rank", "received"),
-                 "nic_tx": ("NIC", "sent"), "nic_rx": ("NIC", "received")}  # fmt: skip
+        words = {
+            "rank_tx": ("rank", "sent"),
+            "rank_rx": ("rank", "received"),
+            "nic_tx": ("NIC", "sent"),
+            "nic_rx": ("NIC", "received"),
+        }
         for name in (field.name for field in fields(Sent)):
             for at, (ours, theirs) in enumerate(zip(getattr(self, name), getattr(other, name), strict=True)):
                 if ours != theirs:

@@ -112,9 +112,9 @@ class HopGraph:
     @property
     def rows(self) -> HopRows:
         """Returns the columns that compiled loops read."""
-        parts = self.hops
-        return HopRows(parts.rank, parts.queue_a, parts.queue_b, parts.link_a, parts.link_b, parts.channels, self.slot,
-                       self.busy, self.latency)  # fmt: skip
+        of = self.hops
+        queues, links = (of.queue_a, of.queue_b), (of.link_a, of.link_b)
+        return HopRows(of.rank, *queues, *links, of.channels, self.slot, self.busy, self.latency)
 
     @property
     def following(self) -> Followers:

@@ -122,9 +122,21 @@ def copies(rank: Ints, size: Ints, sends: Flags, cluster: Cluster) -> Hops:
     link = ports(cluster)[host, rank] + np.where(sends, 0, 1)
     none, channels = np.full(count, -1), np.full(count, cluster.host_queues)
     return Hops(
-        np.arange(count), rank, queue, none, link, none, np.full(count, host), size, channels, channels == 1, none,
-        np.arange(count + 1), np.ones(count, bool), queues,
-    )  # fmt: skip
+        np.arange(count),
+        rank,
+        queue,
+        none,
+        link,
+        none,
+        np.full(count, host),
+        size,
+        channels,
+        channels == 1,
+        none,
+        np.arange(count + 1),
+        np.ones(count, bool),
+        queues,
+    )
 
 
 @nb.njit(cache=True)

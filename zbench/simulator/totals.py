@@ -1,4 +1,9 @@
-"""Sums over a simulated step, as they are played."""
+"""Adds up a simulated step while it is played: bytes on NICs and seconds of ranks.
+
+Here are attention's messages and the tensor-parallel groups' gathers. What gathers of parameters and reductions of
+gradients put on NICs is added once for the whole step: Simulated.step (zbench.simulator.simulate) adds `nic_bytes` of
+the step's sharing (zbench.cost.collective).
+"""
 
 from dataclasses import dataclass
 
@@ -16,7 +21,11 @@ from zbench.simulator.layers import RankSeconds
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The bytes of attention's messages: tx, rx [num_nics]; nvlink, on all links inside nodes."""
+    """Bytes that attention's messages put on links, summed over a step.
+
+    tx, rx: int64 [num_nics], sent and received by each NIC. nvlink: sent on all links inside nodes together, with the
+    tensor-parallel groups' gathers. No collective's bytes are in tx and rx: those come with the step's sharing.
+    """
 
     tx: Ints
     rx: Ints

@@ -82,7 +82,7 @@ def _main() -> int:
         raise ValueError("--device is cpu, which takes --tiny: it tries the path; a step of the whole size takes hours")
     size = TINY if asked.tiny else SpeedSize()
     also = {"size": f"{size.model}, {size.tokens} tokens", "cluster": asked.cluster, "asked": asked.kernel or "fastest"}
-    session = Session(size, asked.cluster, _ledger(asked.device, asked.out, also))
+    session = Session(size, asked.cluster, open_ledger(asked.device, asked.out, also))
     if "attention" in parts:
         session.attention()
     if "ring" in parts:
@@ -95,7 +95,7 @@ def _main() -> int:
     return 1 if any(line["failed"] for line in session.ledger.found.values()) else 0
 
 
-def _ledger(device: str, out: Path, also: Mapping[str, str]) -> Ledger:
+def open_ledger(device: str, out: Path, also: Mapping[str, str]) -> Ledger:
     """Opens the file of findings. also: what else measurements depend on.
 
     Raises:
@@ -136,7 +136,7 @@ class Session:
                 lengths = self.parts(name).workload.batch(0).lengths.tolist()
                 kernels = on_batch(self._subject(), lengths)
                 self.ledger.add(case, False, kernels=kernels, sequences=len(lengths), longest=max(lengths))
-                _go_on_if_broken()
+                restart_if_broken()
 
     def ring(self, kernel: str | None) -> None:
         """Measures a ring's step, unless it is in the file."""
@@ -230,7 +230,7 @@ class Session:
         return Parts.of(config, Settings.of(config))
 
 
-def _go_on_if_broken() -> None:
+def restart_if_broken() -> None:
     """Starts a new process where a kernel wrote where it may not, and so left one that can use the GPU no more."""
     import torch
 

@@ -98,17 +98,21 @@ def on_batch(subject: KernelSubject, lengths: Sequence[int]) -> dict[str, dict[s
         found[name] = {"seconds": spent, "flops": rates, "difference": max(differences)}
 
     calls: list[tuple[str, Callable[[], Calls]]] = [
-        (name, partial(_kernel_calls, kernel, (do, q, k, v), kernel.cut(*cut)))
+        (name, partial(kernel_calls, kernel, (do, q, k, v), kernel.cut(*cut)))
         for name, kernel in subject.rivals().items()
     ]
     if subject.device.type == "cuda":
-        calls.insert(1, (SDPA, partial(_sdpa_calls, (do, q, k, v), lengths)))
+        calls.insert(1, (SDPA, partial(sdpa_calls, (do, q, k, v), lengths)))
     for name, call in calls:
         note(name, call)
     return found
 
 
-def _kernel_calls(kernel: Kernel, tensors: tuple[Tensor, Tensor, Tensor, Tensor], cuts: Any) -> Calls:
+def kernel_calls(kernel: Kernel, tensors: tuple[Tensor, Tensor, Tensor, Tensor], cuts: Any) -> Calls:
+    """Returns a kernel's forward and backward as calls without arguments, and what they compute: o, and gradients.
+
+    tensors: do, q, k, v. cuts: what the kernel's `cut` made of the lengths.
+    """
     do, q, k, v = tensors
     o, lse = kernel.forward(q, k, v, cuts)
     backward = partial(kernel.backward, do, q, k, v, o, lse, cuts)
@@ -120,7 +124,7 @@ def _difference(some: Tensor, first: Tensor) -> float:
     return float((some.double() - first.double()).norm() / first.double().norm())
 
 
-def _sdpa_calls(tensors: tuple[Tensor, Tensor, Tensor, Tensor], lengths: Sequence[int]) -> Calls:
+def sdpa_calls(tensors: tuple[Tensor, Tensor, Tensor, Tensor], lengths: Sequence[int]) -> Calls:
     """Returns calls of torch's own attention by cuDNN, sequences of one length in one call. Calls keep their graph for
     the backward."""
     order = np.argsort(lengths, kind="stable")
@@ -167,11 +171,11 @@ def ring_step(subject: KernelSubject, kernel: Kernel, chunk: int) -> dict[str, A
     """
     whole = (isqrt(8 * chunk * chunk + 1) - 1) // 2  # s (s + 1) / 2 pairs
     causal = kernel.cut(np.array([whole]), np.array([0]), np.array([True]))
-    forward, backward, _ = _kernel_calls(kernel, subject.draw(whole, whole), causal)
+    forward, backward, _ = kernel_calls(kernel, subject.draw(whole, whole), causal)
     one_call = (subject.seconds(forward), subject.seconds(backward))
     do, q, k, v = subject.draw(chunk, chunk)
     cuts = kernel.cut(np.array([chunk]), np.array([chunk]), np.array([False]))
-    alone = _kernel_calls(kernel, (do, q, k, v), cuts)
+    alone = kernel_calls(kernel, (do, q, k, v), cuts)
     o, lse = kernel.forward(q, k, v, cuts)
     sums = (torch.zeros_like(q), torch.zeros(chunk, 2, *k.shape[1:], dtype=k.dtype, device=k.device))
     everything = slice(0, chunk)
@@ -187,8 +191,11 @@ def ring_step(subject: KernelSubject, kernel: Kernel, chunk: int) -> dict[str, A
     step = (subject.seconds(forward_step), subject.seconds(backward_step))
     area = chunk * chunk / (whole * (whole + 1) / 2)
     return {
-        "chunk": chunk, "causal_tokens": whole, "step_seconds": step,
-        "kernel_seconds": (subject.seconds(alone[0]), subject.seconds(alone[1])), "causal_seconds": one_call,
+        "chunk": chunk,
+        "causal_tokens": whole,
+        "step_seconds": step,
+        "kernel_seconds": (subject.seconds(alone[0]), subject.seconds(alone[1])),
+        "causal_seconds": one_call,
         "shares": tuple(area * causal_s / step_s for causal_s, step_s in zip(one_call, step, strict=True)),
         "share": area * sum(one_call) / sum(step),
-    }  # fmt: skip
+    }

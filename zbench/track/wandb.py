@@ -42,15 +42,22 @@ class Wandb:
         import wandb  # half a second: only for those who track
 
         Path(self.dir).mkdir(parents=True, exist_ok=True)  # else wandb picks a place of its own
-        self._mode = self._mode or _mode()
+        self._mode = self._mode or wandb_mode()
         wandb.setup(wandb.Settings(silent=True, mode=self._mode))
         limits: dict[str, Any] = {"init_timeout": _INIT_SECONDS, "finish_timeout": _FINISH_SECONDS}
         settings = wandb.Settings(silent=True, console="off", **limits)
         arguments: dict[str, Any] = {
-            "project": self.project, "dir": self.dir, "name": run.name, "id": run.id, "resume": "allow",
-            "group": run.group, "job_type": run.kind, "tags": list(run.tags),
-            "config": {**run.config, "run": run.id}, "settings": settings,
-        }  # fmt: skip
+            "project": self.project,
+            "dir": self.dir,
+            "name": run.name,
+            "id": run.id,
+            "resume": "allow",
+            "group": run.group,
+            "job_type": run.kind,
+            "tags": list(run.tags),
+            "config": {**run.config, "run": run.id},
+            "settings": settings,
+        }
         try:
             self._run = wandb.init(mode=self._mode, **arguments)
         except Exception as error:  # of many kinds: no access, no such entity, no network after all
@@ -88,17 +95,17 @@ class Wandb:
         return f"offline in {self.dir}/wandb" if self._mode == "offline" else f"with wandb, mode {self._mode}"
 
 
-def _mode() -> str:
+def wandb_mode() -> str:
     """Returns wandb's own WANDB_MODE where set, except that it must not make wandb ask for a login or wait for a
     network."""
     asked = os.environ.get("WANDB_MODE") or "online"
     if asked != "online":
         return asked
     server = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
-    return "online" if _logged_in(server) and _answers(server) else "offline"
+    return "online" if is_logged_in(server) and server_answers(server) else "offline"
 
 
-def _logged_in(server: str) -> bool:
+def is_logged_in(server: str) -> bool:
     """Returns whether wandb would find a key: in its variable or in the netrc file. Touches no network."""
     if os.environ.get("WANDB_API_KEY"):
         return True
@@ -110,7 +117,7 @@ def _logged_in(server: str) -> bool:
     return False
 
 
-def _answers(server: str) -> bool:
+def server_answers(server: str) -> bool:
     """Returns whether the server says anything at all within a few seconds (name lookup included, hence the thread)."""
     answers: list[bool] = []
 

@@ -35,10 +35,14 @@ def torchrun(*arguments: str, ranks: int = 2) -> "subprocess.Popen[str]":
 def srun(*arguments: str, num_nodes: int = 1) -> list["subprocess.Popen[str]"]:
     """What srun does for two tasks, on one node or on what we say are two; it ends no task when another fails."""
     common = {
-        "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "no-name",
-        "SLURM_STEP_TASKS_PER_NODE": "2" if num_nodes == 1 else "1(x2)", "MASTER_PORT": str(free_port()),
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NODELIST": "no-name",
+        "SLURM_STEP_TASKS_PER_NODE": "2" if num_nodes == 1 else "1(x2)",
+        "MASTER_PORT": str(free_port()),
         "GLOO_SOCKET_IFNAME": "lo",
-    }  # fmt: skip
+    }
     if num_nodes == 2:
         common["MASTER_ADDR"] = "127.0.0.1"
     return [

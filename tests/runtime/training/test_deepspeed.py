@@ -22,7 +22,7 @@ from zbench.plans.plan import Plan
 from zbench.runtime.executor import Torch
 from zbench.runtime.job import settings
 from zbench.runtime.processes.launch import LocalFleet
-from zbench.runtime.training.deepspeed import Stream, _copies
+from zbench.runtime.training.deepspeed import Stream, kv_copies
 from zbench.systems.ring import Ring
 from zbench.systems.ulysses_deepspeed import UlyssesDeepSpeed
 from zbench.workloads.fixed import Fixed
@@ -57,7 +57,7 @@ def check_counts(seen: list[Seen], heads: tuple[int, int], plan: Plan) -> None:
     """What is sent is received; with even heads it is a formula; seconds are of the same work."""
     assert sum(sum(one.sent) for one in seen) == sum(sum(one.received) for one in seen)
     ranks = max(count for count in (1, 2, 4) if count <= heads[0])
-    kv_heads = heads[1] * _copies(*heads, ranks)
+    kv_heads = heads[1] * kv_copies(*heads, ranks)
     for rank, one in enumerate(seen):
         if kv_heads % ranks == 0:
             first = rank - rank % ranks
@@ -75,7 +75,7 @@ def test_kv_heads_are_repeated_as_little_as_possible(num_kv_heads: int, group: i
     heads = num_kv_heads * group
     if heads < ranks:
         return
-    copies = _copies(heads, num_kv_heads, ranks)
+    copies = kv_copies(heads, num_kv_heads, ranks)
     assert group % copies == 0
     assert num_kv_heads * copies >= ranks
     most = -(-num_kv_heads * copies // ranks) * (group // copies)  # query heads of the rank with the most

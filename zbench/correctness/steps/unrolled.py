@@ -9,7 +9,7 @@ from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
 from zbench.step.proof.coverage import formula_fault
 from zbench.step.proof.item_rules import OK, WalkState, WalkTables, key_of
-from zbench.step.proof.items import READ_ALREADY, THERE, find, new_table
+from zbench.step.proof.items import READ_ALREADY, THERE, find_item, new_table
 from zbench.step.proof.ranges import numbers_fault
 from zbench.step.proof.tables import ItemRows, item_rows, walk_tables, whole_counts
 from zbench.step.proof.template_rules import enter_items
@@ -95,7 +95,7 @@ def _forget(step: Step, template: Template, tables: WalkTables, one: Instance, l
         cells = int(tables.shape0[tensor] * tables.shape1[tensor])
         first = int(key_of(tables, tensor, at, 0, 0))
         for key in range(first, first + cells * step.num_places):
-            slot = find(items, key)
+            slot = find_item(items, key)
             if items["key"][slot] == key and items["flags"][slot] & THERE and key not in left:
                 if tables.nature[tensor] == SUM and items["count"][slot] and not items["flags"][slot] & READ_ALREADY:
                     return f"a sum of {layout.tensors[tensor].name} is lost"
@@ -120,7 +120,7 @@ def _end(step: Step, tables: WalkTables, state: WalkState) -> str:
     items, wanted = state.items, _every_layer(step, tables, step.ends)
     named = set()
     for tensor, layer, place, cell, count, version, _, _ in zip(*wanted, strict=True):
-        slot = find(items, key_of(tables, tensor, layer, place, cell))
+        slot = find_item(items, key_of(tables, tensor, layer, place, cell))
         have = COMPLETE if items["flags"][slot] & READ_ALREADY else int(items["count"][slot])
         right = items["key"][slot] >= 0 and items["flags"][slot] & THERE and items["version"][slot] == version
         if not right or (tables.nature[tensor] == SUM and have != count):

@@ -44,6 +44,16 @@ class StreamClock:
         return float(began.elapsed_time(ended)) * 1e-3
 
 
+class NoClock:
+    """A clock that nobody reads, for runs that are not timed."""
+
+    def now(self) -> float:
+        return 0.0
+
+    def between(self, began: float, ended: float) -> float:
+        return 0.0
+
+
 def clock_on(device: torch.device) -> Clock:
     """Returns the clock of a device."""
     return StreamClock() if device.type == "cuda" else HostClock()
@@ -64,6 +74,11 @@ class Times:
     def on(device: torch.device) -> "Times":
         """Returns times on a device's clock."""
         return Times(clock_on(device))
+
+    @staticmethod
+    def none() -> "Times":
+        """Returns times of nothing: whoever runs programs for months wants no list of their moments."""
+        return Untimed(NoClock())
 
     def clear(self) -> None:
         """Forgets all times, for the next step."""
@@ -101,3 +116,10 @@ class Times:
 
     def _seconds(self, kind: str) -> float:
         return sum(self.clock.between(began, ended) for began, ended in self._spans[kind])
+
+
+class Untimed(Times):
+    """Times that count nothing."""
+
+    def add(self, kind: str, began: Any, ended: Any = None) -> None:
+        """Forgets what it is told."""

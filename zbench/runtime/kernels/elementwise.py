@@ -147,10 +147,14 @@ class Elementwise:
         gate_up, product = make(rows, 2 * model.ffn_hidden), make(rows, model.ffn_hidden)
         logits, targets = make(rows // 8, model.vocab), make(rows // 8, 1, as_type=torch.int64)
         calls: dict[str, tuple[Any, ...]] = {
-            "normed": (x, weight), "normed_back": (x, x, weight), "split": (qkv, turn, turn, heads, kv_heads),
-            "split_back": (make(rows, heads, dim), dkv[:, 0], dkv[:, 1], turn, turn), "gated": (gate_up,),
-            "gated_back": (product, gate_up), "softmaxed": (logits, targets),
-        }  # fmt: skip
+            "normed": (x, weight),
+            "normed_back": (x, x, weight),
+            "split": (qkv, turn, turn, heads, kv_heads),
+            "split_back": (make(rows, heads, dim), dkv[:, 0], dkv[:, 1], turn, turn),
+            "gated": (gate_up,),
+            "gated_back": (product, gate_up),
+            "softmaxed": (logits, targets),
+        }
         for name, arguments in calls.items():
             say(f"compiling {name}")
             getattr(self, name)(*arguments)

@@ -158,8 +158,16 @@ def offered_kernels(device: torch.device, head_dim: int, dtype: torch.dtype) -> 
     return found
 
 
-def choose_kernel(name: str, device: torch.device, head_dim: int, dtype: torch.dtype, mask: Mask = CAUSAL) -> Kernel:
+def choose_kernel(
+    name: str,
+    device: torch.device,
+    head_dim: int,
+    dtype: torch.dtype,
+    mask: Mask = CAUSAL,
+    field: str = "executor.kernel",
+) -> Kernel:
     """Returns the kernel of that name, or for "auto" the fastest that this device and these packages have for `dtype`.
+    field: how errors call the name.
 
     Raises:
         ValueError: it cannot run here.
@@ -169,7 +177,7 @@ def choose_kernel(name: str, device: torch.device, head_dim: int, dtype: torch.d
         return list(found.values())[-1]
     if name not in found:
         what = f"{str(dtype).removeprefix('torch.')} on {device.type}"
-        raise ValueError(f"executor.kernel is {name!r}; for {what} here there are auto, {', '.join(found)}")
+        raise ValueError(f"{field} is {name!r}; for {what} here there are auto, {', '.join(found)}")
     if mask.window and name == "cudnn":
-        raise ValueError(f"executor.kernel is cudnn, which has no windows; mask={mask} takes auto or another kernel")
+        raise ValueError(f"{field} is cudnn, which has no windows; mask={mask} takes auto or another kernel")
     return found[name]

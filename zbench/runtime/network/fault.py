@@ -28,9 +28,12 @@ class Fault:
             ValueError: there is no such NIC, or a number cannot be.
         """
         for name, value, least, most in (
-            ("nic", self.nic, 0, cluster.num_nics - 1), ("step", self.step, 0, None), ("share", self.share, 0, 1),
-            ("after", self.after, 0, None), ("seconds", self.seconds, 0, None),
-        ):  # fmt: skip
+            ("nic", self.nic, 0, cluster.num_nics - 1),
+            ("step", self.step, 0, None),
+            ("share", self.share, 0, 1),
+            ("after", self.after, 0, None),
+            ("seconds", self.seconds, 0, None),
+        ):
             if name == "seconds" and value is None:
                 continue
             kinds = int if name in ("nic", "step") else (int, float)

@@ -28,6 +28,15 @@ class HomeRows:
         return HomeRows(row.astype(np.int64), int(tokens[mine].sum()))
 
 
+def home_pieces(plan: Plan, rank: int) -> tuple[Ints, Ints, Ints]:
+    """Returns (sequence, start, stop) of the pieces that a rank is home of, int64 [num_pieces] each, in the order of
+    its rows: block after block, their pieces by (sequence, start)."""
+    blocks = plan.blocks
+    every = blocks.pieces.items
+    pieces = every[blocks.home[blocks.block[every]] == rank]
+    return blocks.seq[pieces], blocks.start[pieces], blocks.stop[pieces]
+
+
 @dataclass(frozen=True)
 class Holder:
     """A slot that holds `blocks` for heads [lo, hi), each from its row on. live: [num_blocks], not yet taken (sums)."""

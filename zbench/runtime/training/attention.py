@@ -5,16 +5,29 @@ Shapes: T of the rank's own tokens (rows as in zbench.runtime.program.program), 
 q, o [T, H, D], k and v [T, K, D].
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from zbench.cost.cost import Cost
 from zbench.describe.model import DKV, DO, DQ, KV, O, Q
+from zbench.plans.plan import Plan
 from zbench.runtime.kernels.memory import Memory, bytes_of
 from zbench.runtime.kernels.span import ATTENTION, in_span
+from zbench.runtime.program.compiler import Compiler
 from zbench.runtime.program.program import Program, Slot
 from zbench.runtime.training.interpreter import Engine, ProgramRun
+from zbench.runtime.transport.transport import Pair
+
+
+def programs_of(engine: Engine, plan: Plan, rank: int, cost: Cost, is_paced: bool = False) -> Pair:
+    """Compiles a rank's part of a plan into programs, (forward, backward), that `engine` can run. is_paced: they say
+    how long work takes on the cluster's device."""
+    index = partial(_index, engine.shape.device)
+    pair = Compiler(plan, rank, cost, index, engine.kernel.cut, is_paced).compile()
+    return engine.transport.prepare(plan, cost, pair)
 
 
 class Attention(torch.autograd.Function):
@@ -78,3 +91,7 @@ def _kept(program: Program, outer: list[Tensor]) -> list[Memory]:
 
 def _one_field(slot: Slot, field: Tensor) -> Memory:
     return Memory(slot.tensor, slot.lo, slot.hi, (field,), bytes_of(field))
+
+
+def _index(device: torch.device, rows: object) -> Tensor:
+    return torch.from_numpy(rows).to(device)

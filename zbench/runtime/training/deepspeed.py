@@ -54,7 +54,7 @@ class DeepSpeed:
         unpadded = _Unpadded(tokens, engine.shape.device, lambda q, k, v: Whole.apply(q, k, v, engine, cuts))
         distributed = self.layer.DistributedAttention(unpadded, self.group)
         model, mine, longest = engine.shape.model, tokens[self.place], unpadded.longest
-        copies = _copies(model.num_heads, model.num_kv_heads, self.degree)
+        copies = kv_copies(model.num_heads, model.num_kv_heads, self.degree)
 
         def padded(x: Tensor) -> Tensor:
             """Pads [T, h, D] to [longest, 1, h, D]."""
@@ -98,7 +98,7 @@ class Stream:
         return Stream(plan.tokens_per_rank[ranks.start : ranks.stop], plan.lengths[seqs])
 
 
-def _copies(num_heads: int, num_kv_heads: int, ranks: int) -> int:
+def kv_copies(num_heads: int, num_kv_heads: int, ranks: int) -> int:
     """Returns how often each kv head is repeated: the least with which every rank has one and query heads are dealt as
     evenly as they can be (DeepSpeed deals kv heads, and query heads follow)."""
     group = num_heads // num_kv_heads

@@ -27,7 +27,7 @@ from zbench.runtime.transport.transport import Endpoint, Transport
 
 @dataclass(frozen=True)
 class Engine:
-    """The parts that every run on a rank shares."""
+    """The parts that every run on a rank shares. is_timed: seconds are counted by kind, until they are cleared."""
 
     shape: Shape
     kernel: Kernel
@@ -35,11 +35,12 @@ class Engine:
     transport: Transport
     board: Board
     pace: Pacer = field(default_factory=Unpaced)
+    is_timed: bool = True
 
     @cached_property
     def times(self) -> Times:
         """The times of this rank's device."""
-        return Times.on(self.shape.device)
+        return Times.on(self.shape.device) if self.is_timed else Times.none()
 
 
 class ProgramRun:

@@ -4,7 +4,6 @@ Not gradients' sums, nor the optimizer (zbench.runtime.training.trainer).
 """
 
 from dataclasses import dataclass, field
-from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -14,8 +13,7 @@ from torch import Tensor
 
 from zbench.plans.plan import Plan
 from zbench.runtime.job.job import Job
-from zbench.runtime.program.compiler import Compiler
-from zbench.runtime.training.attention import Attention
+from zbench.runtime.training.attention import Attention, programs_of
 from zbench.runtime.training.deepspeed import Attend, DeepSpeed
 from zbench.runtime.training.interpreter import Engine
 from zbench.runtime.training.parameters import Parameters
@@ -77,9 +75,7 @@ class Passes:
         if plan.attention:
             assert self.deepspeed is not None
             return self.deepspeed.attend(plan)
-        index, cut = partial(_index, self.device), self.engine.kernel.cut
-        pair = Compiler(plan, self.rank, self.job.cost, index, cut, self.job.is_paced).compile()
-        pair = self.engine.transport.prepare(plan, self.job.cost, pair)
+        pair = programs_of(self.engine, plan, self.rank, self.job.cost, self.job.is_paced)
         return lambda q, k, v, where: Attention.apply(q, k, v, self.engine, pair, where)
 
     def _forward(self, one: Text, run: Attend, num_tokens: int, where: str) -> Tensor:
@@ -96,7 +92,3 @@ class Passes:
         board.say(where)
         part: Tensor = network(tokens, positions, targets, attend, num_tokens)
         return part
-
-
-def _index(device: torch.device, rows: object) -> Tensor:
-    return torch.from_numpy(rows).to(device)

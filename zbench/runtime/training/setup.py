@@ -57,13 +57,11 @@ def _placed(job: Job, network: Transformer, device: torch.device, sharing: int) 
     return Replicated(network, optimizer, Flat(everyone), device)
 
 
-def engine_of(job: Job, rank: int, num_ranks: int, device: torch.device, board: Board, pace: Pacer) -> Engine:
+def engine_of(job: Job, device: torch.device, board: Board, pace: Pacer) -> Engine:
     """Makes the engine that runs plans: the kernel, and messages on a group of their own, so that collectives cannot
     come between."""
-    model, node = job.cost.model, job.cost.cluster.node_of
-    elsewhere = [bool(node[other] != node[rank]) for other in range(num_ranks)]
-    group = dist.new_group()
-    post = Endpoint(group, elsewhere, through_host=device.type == "cuda" and dist.get_backend(group) == "gloo")
+    model = job.cost.model
+    post = Endpoint.on(dist.new_group(), job.cost.cluster.node_of, device)
     kernel = choose_kernel(job.kernel, device, model.head_dim, DTYPES[model.element_bytes], model.mask)
     return Engine(Shape(model, device), kernel, post, transport_of(post.group), board, pace)
 

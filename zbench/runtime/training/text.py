@@ -12,6 +12,7 @@ import numpy as np
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import Workload
 from zbench.plans.plan import Ints, Plan
+from zbench.runtime.program.holders import home_pieces
 
 END = 0  # the target of a sequence's last token
 _SURPRISES = 0.25  # share of made tokens that do not follow from the one before
@@ -50,12 +51,11 @@ def sequences(workload: Workload, batch: Batch, which: Ints, vocab: int) -> list
 
 def rank_tokens(plan: Plan, rank: int, workload: Workload, batch: Batch, vocab: int) -> Text:
     """Returns the tokens of the blocks that `rank` is home of, block after block, their pieces by (sequence, start)."""
-    blocks = plan.blocks
-    pieces = blocks.pieces.items[np.isin(blocks.block[blocks.pieces.items], np.flatnonzero(blocks.home == rank))]
-    which, place = np.unique(blocks.seq[pieces], return_inverse=True)
+    seq, start, stop = home_pieces(plan, rank)
+    which, place = np.unique(seq, return_inverse=True)
     found = sequences(workload, batch, plan.sequences[which], vocab)
     follows = [np.append(tokens[1:], END) for tokens in found]
-    spans = list(zip(place.tolist(), blocks.start[pieces].tolist(), blocks.stop[pieces].tolist(), strict=True))
+    spans = list(zip(place.tolist(), start.tolist(), stop.tolist(), strict=True))
     nothing = [np.zeros(0, np.int64)]
     return Text(
         np.concatenate(nothing + [found[at][start:stop] for at, start, stop in spans]),

@@ -50,7 +50,7 @@ class Trainer:
         self.capacity_bytes = memory_bytes(self.device, job.cost.cluster.device.memory_bytes) // self.sharing
         self.board.say("making the network")
         self.parameters = parameters_of(job, rank, self.device, self.sharing, self.board.say)
-        self.engine = engine_of(job, rank, num_ranks, self.device, self.board, self.pace)
+        self.engine = engine_of(job, self.device, self.board, self.pace)
         self.nics = sampler_of(job, rank, rendezvous.place)
         self.lateness = Lateness() if job.is_paced else None
         self.passes = Passes(job, rank, self.engine, self.parameters, self.device)

@@ -1,16 +1,19 @@
-"""The interface of transports: what a run asks of one, what it asks of a run, and how messages are posted and counted.
+"""Defines what a run asks of a transport, what a transport asks of a run, and how one message is posted and counted.
 
-zbench.runtime.transport.gloo and zbench.runtime.transport.nccl (NCCL) are the two there are.
+There are two transports. That of gloo (zbench.runtime.transport.gloo) posts message by message, by Endpoint.send and
+Endpoint.receive here; that of NCCL posts messages in batches (BatchedMessages.before in zbench.runtime.transport.nccl).
 """
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from zbench.cost.cost import Cost
+from zbench.describe.arrays import Ints
 from zbench.plans.plan import Plan
 from zbench.runtime.clocks.events import Events
 from zbench.runtime.program.program import Program, Receive, Send
@@ -60,6 +63,13 @@ class Endpoint:
     traffic: Traffic = field(default_factory=Traffic)
     events: Events = field(default_factory=Events)
     through_host: bool = False
+
+    @classmethod
+    def on(cls, group: dist.ProcessGroup, node_of: Ints, device: torch.device) -> Self:
+        """Makes this rank's endpoint on `group`. node_of: the node of every rank, int64 [num_ranks]. device: where
+        messages are."""
+        elsewhere = [bool(node != node_of[group.rank()]) for node in node_of]
+        return cls(group, elsewhere, through_host=device.type == "cuda" and dist.get_backend(group) == "gloo")
 
     def send(self, data: Tensor, peer: int, tag: int) -> Any:
         """Posts a send of `data`; returns what to wait for."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.describe.arrays import Flags, Ints
-from zbench.step.proof.items import EMPTY, READ_ALREADY, THERE, ItemTable, find
+from zbench.step.proof.items import EMPTY, READ_ALREADY, THERE, ItemTable, find_item
 from zbench.step.tensor import STATE, SUM
 
 OK, MISSING, TWICE, INCOMPLETE, NOTHING, AFTER_READ, VERSION, NO_SUM, NO_LAYER, NO_HOME = range(10)  # of faults
@@ -89,7 +89,7 @@ def read_item(t, state, item, version):  # type: ignore[no-untyped-def]
     _, tensor, layer, place, cell = item
     state.touches[0] += 1
     items = state.items
-    at = find(items, key_of(t, tensor, layer, place, cell))
+    at = find_item(items, key_of(t, tensor, layer, place, cell))
     if items[at].key == EMPTY or items[at].flags & THERE == 0:
         note_fault(state, MISSING, item, 0, 0)
         return -1
@@ -112,7 +112,7 @@ def _put(t, state, item):  # type: ignore[no-untyped-def]
     state.touches[0] += 1
     items = state.items
     key = key_of(t, tensor, layer, place, cell)
-    at = find(items, key)
+    at = find_item(items, key)
     if items[at].key == EMPTY:
         items[at].key = key
     items[at].writer = op
@@ -176,7 +176,7 @@ def take_sum(t, state, item, dst, encoding, must):  # type: ignore[no-untyped-de
     op, tensor, layer, place, cell = item
     items = state.items
     state.touches[0] += 1
-    at = find(items, key_of(t, tensor, layer, place, cell))
+    at = find_item(items, key_of(t, tensor, layer, place, cell))
     if items[at].key == EMPTY or items[at].flags & THERE == 0:
         if must:
             note_fault(state, NOTHING, item, 0, 0)

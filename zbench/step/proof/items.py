@@ -36,7 +36,7 @@ def first_place(key, size):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def find(items, key):  # type: ignore[no-untyped-def]
+def find_item(items, key):  # type: ignore[no-untyped-def]
     """Returns where an item is in the table, or the place that is free for it."""
     at = first_place(key, len(items))
     while items[at].key != EMPTY and items[at].key != key:

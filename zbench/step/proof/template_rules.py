@@ -8,7 +8,7 @@ from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, GATHER
 from zbench.step.proof.coverage import formula_fault
 from zbench.step.proof.item_rules import OK, WalkState, WalkTables, key_of
-from zbench.step.proof.items import READ_ALREADY, THERE, ItemTable, find, new_table
+from zbench.step.proof.items import READ_ALREADY, THERE, ItemTable, find_item, new_table
 from zbench.step.proof.ranges import contract_fault, numbers_fault
 from zbench.step.proof.sentences import Sentence, item_name
 from zbench.step.proof.tables import ItemRows, item_rows, walk_tables
@@ -76,7 +76,7 @@ def enter_items(t, needs, items):  # type: ignore[no-untyped-def]
     for i in range(len(needs.tensor)):
         tensor, cell = needs.tensor[i], needs.cell[i]
         key = key_of(t, tensor, needs.layer[i], needs.place[i], cell)
-        at = find(items, key)
+        at = find_item(items, key)
         items[at].key, items[at].version, items[at].hops = key, needs.version[i], needs.hops[i]
         items[at].flags, items[at].count = THERE, needs.contributions[i]
         if needs.contributions[i] == COMPLETE and t.nature[tensor] == SUM:
@@ -90,7 +90,7 @@ def _compare(t, leaves, items, named):  # type: ignore[no-untyped-def]
     have = np.zeros(4, np.int64)
     for i in range(len(leaves.tensor)):
         tensor, cell = leaves.tensor[i], leaves.cell[i]
-        at = find(items, key_of(t, tensor, leaves.layer[i], leaves.place[i], cell))
+        at = find_item(items, key_of(t, tensor, leaves.layer[i], leaves.place[i], cell))
         have[:] = 0
         if items[at].key < 0 or items[at].flags & THERE == 0:
             return i, have

@@ -1,0 +1,172 @@
+"""Numbers of docs/contracts.md: `python tests/bench/contracts.py fuzz [BATCHES]` and `... costs [NODES]` (simulated).
+
+fuzz: random lengths, limits and 2 to 64 ranks, any number of them; every candidate of the planner of rings is held to
+its contract. Minutes for 100,000 batches. costs: in every cell of docs/standing.md of so many nodes, how near the bound
+of any plan the bound of Megatron-LM's contract is, the planner in it, the shipped scheduler and nodewise; three batches
+a cell.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from hydra import compose, initialize_config_dir
+
+from zbench.contracts.bound import contract_bound_seconds, ring_sizes
+from zbench.contracts.check import check_schedule
+from zbench.contracts.contract import AlignedPow2Rings, AnyRings, RingContract
+from zbench.contracts.schedule import ContractError
+from zbench.cost.bound import bound_seconds
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.cluster import Cluster, Device
+from zbench.describe.model import Model
+from zbench.run.parts import Parts, Settings, make_system
+from zbench.run.warm import warm
+from zbench.simulator.simulate import Simulated
+from zbench.systems.dynamic_cp import DynamicCP
+from zbench.systems.in_contract.candidates import SHIPPED, candidate_rounds, check_holds, multiplied
+from zbench.systems.in_contract.choice import schedule_of_rounds
+from zbench.systems.in_contract.planner import InContract
+from zbench.systems.in_contract.rates import ring_rates
+
+CONF = Path(__file__).parents[2] / "conf"
+WORKLOADS = (
+    "longtail_128k",
+    "arxiv",
+    "github",
+    "wikipedia",
+    "prolong64k",
+    "byted_2m",
+    "pystdlib",
+    "fixed_128k",
+    "fixed_512",
+)
+CLUSTERS = ("a800_4x8", "h800_4x8", "h200_4x8")
+BATCHES = 3
+GPU = Device("a100", 312e12, 40e9, 1.24e12, 2e11, 230e12, 217e12, 196e12, 5e-6, 6e-5)
+MODEL = Model("m", 4, 4096, 32, 32, 128, 11008, 32000, sharding="zero3")
+
+
+def fuzz(batches: int) -> None:
+    """Prints how many batches and schedules kept to their contracts; the first that does not ends it."""
+    begin, refused, none, schedules, micro_batches = time.time(), 0, 0, 0, 0
+    for number in range(batches):
+        rng = np.random.default_rng([number])
+        contract, lengths = _contract(rng), _lengths(rng)
+        divisors = [n for n in range(1, 9) if contract.ranks % n == 0]
+        per_node = int(rng.choice(divisors))
+        cluster = Cluster("c", contract.ranks // per_node, per_node, per_node, 25e9, 0.8, 1.5e-5, 2e11, 0.6, 1e-5, GPU)
+        cost = Cost(cluster, MODEL)
+        try:
+            check_holds(lengths, contract)
+        except ContractError:
+            refused += 1
+            continue
+        rates = ring_rates(lengths, ring_sizes(contract), isinstance(contract, AlignedPow2Rings), cost, "carry")
+        cap = max(float(rng.integers(1, 20_000)), float(lengths.max()) / contract.ranks)
+        cap = cap if contract.max_tokens is None else min(cap, float(contract.max_tokens))
+        for rounds in candidate_rounds(rates, contract, cap):
+            whole = multiplied(rounds, rates, contract, cap)
+            if whole is None:
+                none += 1
+                continue
+            made = schedule_of_rounds(whole, lengths, contract, cost)
+            check_schedule(made, contract)
+            schedules += 1
+            micro_batches += len(made.micro_batches)
+    print(
+        f"{batches:,} batches, {refused:,} of them refused in a sentence; {schedules:,} schedules of {micro_batches:,} "
+        f"micro-batches kept to their contracts, {none:,} candidates had no multiple of micro-batches; "
+        f"{time.time() - begin:.0f} s"
+    )
+
+
+def _contract(rng: np.random.Generator) -> RingContract:
+    kind = AnyRings if rng.random() < 0.25 else AlignedPow2Rings
+    ranks = int(rng.integers(2, 65))
+    limit = None if rng.random() < 0.5 else int(np.exp(rng.uniform(0, 10)))
+    return kind(ranks, limit, int(rng.integers(1, min(ranks, 5) + 1)), int(rng.choice([1, 1, 1, 2, 3, 4])))
+
+
+def _lengths(rng: np.random.Generator) -> np.ndarray:
+    """Short ones, a long tail, all equal, a giant among short ones, or ones and twos; 1 to 64 of them."""
+    count, kind = int(rng.integers(1, 65)), int(rng.integers(5))
+    if kind == 0:
+        found = rng.integers(1, 200, count)
+    elif kind == 1:
+        found = np.minimum(rng.lognormal(7, 1.7, count), 300_000)
+    elif kind == 2:
+        found = np.full(count, rng.integers(1, 20_000))
+    elif kind == 3:
+        found = np.concatenate([rng.integers(1, 300, count), rng.integers(1, 400_000, 1)])
+    else:
+        found = rng.integers(1, 3, count)
+    return np.maximum(found.astype(np.int64), 1)
+
+
+def costs(nodes: int) -> None:
+    """Prints a row of the table for every cell, and what they come to."""
+    print("| cluster | workload | contract's bound | planner | shipped, best limit | shipped, default | nodewise "
+          "| planner / shipped best | planner / default | ms |\n|---|---|---|---|---|---|---|---|---|---|")  # fmt: skip
+    best, default, spent, means = [], [], [], []
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for cluster in CLUSTERS:
+            for workload in WORKLOADS:
+                cells = list(_cell([f"cluster={cluster}", f"cluster.num_nodes={nodes}", f"workload={workload}"]))
+                bound, contract, own, nodewise = (sum(row[at] for row in cells) for at in range(4))
+                shipped = [sum(row[4 + at] for row in cells) for at in range(len(SHIPPED))]
+                took = float(np.median([row[-1] for row in cells]))
+                ratios = [bound / one for one in (contract, own, min(shipped), shipped[0], nodewise)]
+                means.append(ratios)
+                best.append(min(shipped) / own)
+                default.append(shipped[0] / own)
+                spent.append(took)
+                told = " | ".join(f"{one:.3f}" for one in ratios)
+                print(
+                    f"| {cluster} | {workload} | {told} | {best[-1]:.2f} | {default[-1]:.2f} | {took:.0f} |", flush=True
+                )
+    told = " | ".join(f"{one:.3f}" for one in np.exp(np.mean(np.log(means), axis=0)))
+    finite = [one for one in default if np.isfinite(one)]
+    print(f"| all | geometric mean | {told} | {_mean(best):.2f} | {_mean(finite):.2f} | {np.median(spent):.0f} |")
+    print(
+        f"least planner / shipped best {min(best):.3f}; of {len(default)} cells the default fits memory in "
+        f"{len(finite)}"
+    )
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def _cell(overrides: list[str]) -> Iterator[list[float]]:
+    """Yields, for every batch, seconds: of the bound, of the contract's bound, of the planner, of nodewise, of the
+    shipped scheduler at each of its limits (infinite where it does not fit); and milliseconds of processor time."""
+    config = compose("config", [*overrides, "tracker=none", "system=nodewise"])
+    parts = Parts.of(config, Settings.of(config))
+    cost, ranks = parts.cost, parts.cost.cluster.num_ranks
+    nodewise, mine = make_system(config, cost), InContract(cost)
+    for system in (nodewise, mine):
+        warm(system)
+    for step in range(BATCHES):
+        batch = parts.workload.batch(step)
+        begin = time.process_time()
+        plans = mine.plan(batch)
+        spent = 1e3 * (time.process_time() - begin)
+        even = max(1, batch.num_tokens // ranks)
+        shipped = [DynamicCP(cost, pack_tokens=times * even).plan(batch) for times in SHIPPED]
+        played = [_seconds(batch, one, cost) for one in (plans, nodewise.plan(batch), *shipped)]
+        contract = contract_bound_seconds(batch, AlignedPow2Rings(ranks), cost)
+        yield [bound_seconds(batch, cost), contract, *played, spent]
+
+
+def _seconds(batch: Batch, plans: tuple, cost: Cost) -> float:
+    result = Simulated(cost).step(batch, plans)
+    return float("inf") if result.out_of_memory else result.seconds
+
+
+if __name__ == "__main__":
+    which, count = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    {"fuzz": lambda: fuzz(count or 100_000), "costs": lambda: costs(count or 4)}[which]()

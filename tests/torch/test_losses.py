@@ -1,0 +1,40 @@
+"""Labels of packed batches, a loss weighted by tokens, and what needs no ranks to be refused."""
+
+import sys
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import zbench.torch
+from zbench.torch import IGNORED
+
+
+def test_labels_end_with_their_sequence() -> None:
+    assert zbench.torch.next_tokens(torch.tensor([5, 6, 7, 8, 9, 4]), [3, 1, 2]).tolist() == [6, 7, -100, -100, 4, -100]
+    masked = torch.tensor([IGNORED, IGNORED, 7, 8])  # a prompt of two tokens
+    assert zbench.torch.next_tokens(masked, [4]).tolist() == [IGNORED, 7, 8, IGNORED]
+
+
+def test_shares_add_up_to_the_mean_over_labels() -> None:
+    logits = torch.randn(9, 5, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([1, 2, IGNORED, 4, IGNORED, 0, 0, 3, IGNORED])
+    parts = zip(logits.split([7, 0, 2]), labels.split([7, 0, 2]), strict=True)
+    shares = [zbench.torch.token_loss(some, ids, (labels >= 0).sum()) for some, ids in parts]
+    whole = cross_entropy(logits, labels, ignore_index=IGNORED)
+    torch.testing.assert_close(torch.stack(shares).sum(), whole, rtol=1e-14, atol=0)
+    (ours,), (theirs,) = (torch.autograd.grad(loss, logits) for loss in (torch.stack(shares).sum(), whole))
+    torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=1e-16)
+    assert zbench.torch.token_loss(logits.bfloat16(), labels, 6).dtype == torch.float32
+
+
+def test_what_cannot_be_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"^tokens has shape \[5\]; lengths add up to 6, so it takes \[6\]$"):
+        zbench.torch.next_tokens(torch.zeros(5), [3, 3])
+    with pytest.raises(ValueError, match=r"^num_labels is 0; it takes the labels of the whole batch, at least 1$"):
+        zbench.torch.token_loss(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), 0)
+    with pytest.raises(ValueError, match=r"^there is no process group; torch\.distributed\.init_process_group comes"):
+        zbench.torch.Runtime()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ValueError, match=r"needs the package transformers, .* pip install 'zbench\[examples\]'$"):
+        zbench.torch.register_with_transformers()

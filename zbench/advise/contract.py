@@ -1,0 +1,98 @@
+"""The cost of a framework's contract, and of its scheduler inside the contract. An edge.
+
+Three plans of the same batches are compared: any that a planner makes, the best that a planner makes inside the
+contract of the framework's engine (zbench.contracts), and what the framework's own scheduler makes. All have the
+sharding that the engine has. Degrees of tensor parallelism are those configured, or the one that the framework's option
+was chosen with, whichever is faster.
+"""
+
+from collections.abc import Callable
+
+from zbench.advise.advice import Advice, Deployed, Values
+from zbench.advise.candidate import PinnedSystem
+from zbench.advise.framework import Keys, Option
+from zbench.advise.play import Played, play
+from zbench.advise.question import Question
+from zbench.contracts.bound import contract_bound_seconds
+from zbench.contracts.contract import Contract, contract_named
+from zbench.describe.worlds import NOMINAL
+from zbench.run.parts import Parts
+
+PLANNER = "in_contract"
+
+
+def contract_values(
+    question: Question, advice: Advice, deployed: Deployed, tell: Callable[[str, str], None]
+) -> Values | None:
+    """Returns what the contract and the scheduler of the advised option cost, as docs/advise.md has it; None where the
+    option has no contract that is told, or no plan fits."""
+    option = deployed.option
+    planners = [one for one in advice.everything if one.fits and one is not advice.baseline]
+    if option.contract is None or not planners:
+        return None
+    keys = option.contract(deployed.played.candidate.keys)
+    own = planners[0].candidate
+    any_plan = _faster(question, PinnedSystem(own.name, own.system, own.keys), deployed, tell)
+    inside = _faster(question, PinnedSystem("planner inside", PLANNER, keys), deployed, tell)
+    if any_plan is None or inside is None:
+        return None
+    bound = _bound(question, inside.candidate)
+    default = _default(question, option, deployed, tell)
+    speeds = [one.figures.tokens_per_second or 0.0 for one in (any_plan, inside, deployed.played)]
+    return {
+        "contract": keys["contract"],
+        "keys": dict(keys),
+        "option": option.name,
+        "adapter": option.adapter,
+        "any_plan": advice.row(any_plan),
+        "inside": advice.row(inside),
+        "default": advice.row(default) if default else None,
+        "contract_costs": speeds[0] / speeds[1],
+        "scheduler_costs": speeds[1] / speeds[2],
+        "default_costs": deployed.played.gain(default) if default else None,
+        "bound_tokens_per_second": question.parts().tokens * question.settings.steps / bound,
+    }
+
+
+def _faster(
+    question: Question, candidate: PinnedSystem, deployed: Deployed, tell: Callable[[str, str], None]
+) -> Played | None:
+    """Plays a candidate with the option's sharding, with the configured and with the option's tensor parallelism;
+    returns the faster that fits."""
+    wide = dict(deployed.played.candidate.model)
+    plain = {key: value for key, value in wide.items() if key != "tensor_parallel"}
+    found = []
+    for model in [plain, wide] if wide != plain else [plain]:
+        one = PinnedSystem(candidate.name, candidate.system, candidate.keys, model)
+        found.append(play(question, one, lambda doing: tell("contract", f"{candidate.name}: {doing}")))
+    fitting = [one for one in found if one.fits]
+    return min(fitting, key=lambda one: one.figures.step_seconds or 0.0, default=None)
+
+
+def _default(question: Question, option: Option, deployed: Deployed, tell: Callable[[str, str], None]) -> Played | None:
+    """Plays the option with the limit that its users start from; None where it has none, or does not fit."""
+    if option.default is None:
+        return None
+    own = deployed.played.candidate
+    parts = question.parts(own.model)
+    keys: Keys = {**own.keys, **option.default(parts.cost, parts.tokens, question.longest)}
+    found = play(
+        question,
+        PinnedSystem(f"{option.name}, default", own.system, keys, own.model),
+        lambda doing: tell("contract", f"default limit: {doing}"),
+    )
+    return found if found.fits else None
+
+
+def _bound(question: Question, candidate: PinnedSystem) -> float:
+    """Returns the seconds that no schedule inside the contract can beat, over all batches."""
+    parts = question.parts(candidate.model, NOMINAL)
+    contract = _contract(candidate.keys, parts)
+    steps = range(question.settings.steps)
+    return sum(contract_bound_seconds(parts.batch(number), contract, parts.cost) for number in steps)
+
+
+def _contract(keys: Keys, parts: Parts) -> Contract:
+    """Returns the contract that a planner inside it has by these keys."""
+    ranks = parts.cost.cluster.num_ranks // int(keys.get("degree", 1))
+    return contract_named(str(keys["contract"]), ranks)

@@ -1,0 +1,123 @@
+"""The advice in words, for a terminal. Pure: it takes the values that --json prints (zbench.advise.advice)."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from zbench.describe.units import with_noun
+
+Row = Mapping[str, Any]
+
+
+def answer_lines(advice: Row) -> Iterator[str]:
+    """Yields the lines of an answer."""
+    asked = advice["question"]
+    yield (
+        f"SIMULATED: {asked['model']} on {asked['cluster']}, {asked['num_gpus']} GPUs, {asked['tokens_per_gpu']:,} "
+        f"tokens a GPU; {asked['batches']} batches drawn from {asked['num_lengths']:,} lengths of {asked['lengths']} "
+        f"(longest {asked['longest']:,}). Nothing here was measured on hardware."
+    )
+    if not advice["complete"]:
+        yield "INCOMPLETE: it was stopped; what follows is what was finished."
+    rows = {row["name"]: row for row in advice["systems"]}
+    best = rows.get(advice["fastest"])
+    if best is None:
+        yield "No system has been played to its end."
+        return
+    yield f"Fastest of {', '.join(rows)}: {best['name']}, {figures_told(best, advice['baseline'])}"
+    usual = rows.get(advice["baseline"], {})
+    if usual.get("chosen"):
+        yield f"  {usual['name']}: {usual['chosen']}."
+    yield from (f"  {one}" for one in advice["why"])
+    yield from _deployed(advice, best)
+    yield from _contract(advice["contract"])
+    yield from _worlds(advice, best)
+
+
+def figures_told(row: Row, baseline: str | None) -> str:
+    """Writes tokens a second and the speed-up over the baseline, with their intervals and the range over worlds."""
+    if row["problem"]:
+        return str(row["problem"])
+    told = f"{row['tokens_per_second']:,.0f} simulated tokens/s"
+    low, high, least = row["tokens_per_second_low"], row["tokens_per_second_high"], row["tokens_per_second_least"]
+    doubts = [f"95 % over batches {low:,.0f} to {high:,.0f}"] if low is not None else []
+    if least is not None:
+        doubts.append(f"over worlds {least:,.0f} to {row['tokens_per_second_greatest']:,.0f}")
+    told += f" ({'; '.join(doubts)})" if doubts else ""
+    if row["speedup"] is not None and row["name"] != baseline:
+        told += f"; {row['speedup']:.2f} x {baseline}"
+        doubts = [f"{row['speedup_low']:.2f} to {row['speedup_high']:.2f}"] if row["speedup_low"] is not None else []
+        doubts += [f"over worlds {_range(row)}"] if row["speedup_least"] is not None else []
+        told += f" ({'; '.join(doubts)})" if doubts else ""
+    return f"{told}; {row['bound_ratio']:.0%} of the bound"
+
+
+def _range(row: Row) -> str:
+    return f"{row['speedup_least']:.2f} in {row['least_in']} to {row['speedup_greatest']:.2f} in {row['greatest_in']}"
+
+
+def _deployed(advice: Row, best: Row) -> Iterator[str]:
+    found = advice["deploy"]
+    if found is None:
+        yield f"To use it without a framework: {_planned(advice['question'], best)}"
+        yield "  and zbench.torch, which attends by such plans in a training loop of your own."
+        return
+    options = {row["name"]: row for row in found["options"]}
+    yield f"In {found['framework']} ({found['version']}):"
+    for row in options.values():
+        yield f"  {row['name']}: {figures_told(row, advice['baseline'])}"
+    advised = options.get(found["advised"])
+    if advised is None:
+        yield "  none of them has room; more GPUs, tensor parallelism (model.tensor_parallel=) or recompute=full may."
+        return
+    yield f"Advised: {advised['name']}, {found['share_of_fastest']:.0%} of the speed of {best['name']}, with"
+    yield from (f"    {flag}" for flag in advised["flags"])
+    yield from (f"  {note}" for note in advised["notes"])
+
+
+def _planned(asked: Row, best: Row) -> str:
+    """Writes the command that plans a batch of lengths with the fastest system."""
+    settings = [word for word in asked["settings"] if word.startswith(("cluster", "model", "mask"))]
+    settings += [f"model.{key}={value}" for key, value in best["model"].items()]
+    settings += [f"system={best['system']}", *(f"system.{key}={value}" for key, value in best["keys"].items())]
+    return shlex.join(["zbench", "plan", asked["lengths"], "--out", "step.plan", *settings])
+
+
+def _contract(found: Row | None) -> Iterator[str]:
+    if found is None:
+        return
+    inside, free = found["inside"], found["any_plan"]
+    yield (
+        f"Contract {found['contract']} of its engine, with the same sharding: {free['name']} reaches "
+        f"{free['tokens_per_second']:,.0f} tokens/s, a planner inside the contract {inside['tokens_per_second']:,.0f} "
+        f"(no schedule inside can have more than {found['bound_tokens_per_second']:,.0f}). So the contract costs "
+        f"{found['contract_costs']:.2f} x, and the scheduler of {found['option']} another "
+        f"{found['scheduler_costs']:.2f} x."
+    )
+    if found["default_costs"] is not None:
+        limit = found["default"]["keys"]["pack_tokens"]
+        yield (
+            f"  The limit that users start from, {limit:,} tokens a rank, costs another {found['default_costs']:.2f} x "
+            "against the one above."
+        )
+    if found["adapter"]:
+        yield f"  {found['adapter']}"
+
+
+def _worlds(advice: Row, best: Row) -> Iterator[str]:
+    worlds = advice["worlds"]
+    if not worlds:
+        return
+    turned = [one for one in worlds if one["fastest"] != best["name"]]
+    advised = advice["deploy"]["advised"] if advice["deploy"] else None
+    other = [one for one in worlds if advised is not None and one["deployed"] != advised]
+    count = with_noun(len(worlds), "world")
+    yield f"Over {count}, each with one guessed or uncertain constant changed (docs/worlds.md):"
+    for name, changed, of in ((best["name"], turned, "fastest"), (advised, other, "deployed")):
+        if name is None:
+            continue
+        what = "fastest" if of == "fastest" else f"the fastest of {advice['deploy']['framework']}"
+        if not changed:
+            yield f"  {name} is {what} in all of them: none of these constants changes the answer."
+        for one in changed:
+            yield f"  {one[of]} is {what} in {one['world']} ({one['changes']}), and not {name}: measure that first."

@@ -1,0 +1,1 @@
+"""The command `zbench check`: whether other people's losses, attention and schedules are exact (docs/check.md)."""
