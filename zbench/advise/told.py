@@ -30,7 +30,7 @@ def answer_lines(advice: Row) -> Iterator[str]:
         yield f"  {usual['name']}: {usual['chosen']}."
     yield from (f"  {one}" for one in advice["why"])
     yield from _deployed(advice, best)
-    yield from _contract(advice["contract"])
+    yield from _contract(advice)
     yield from _worlds(advice, best)
 
 
@@ -83,7 +83,8 @@ def _planned(asked: Row, best: Row) -> str:
     return shlex.join(["zbench", "plan", asked["lengths"], "--out", "step.plan", *settings])
 
 
-def _contract(found: Row | None) -> Iterator[str]:
+def _contract(advice: Row) -> Iterator[str]:
+    found = advice["contract"]
     if found is None:
         return
     inside, free = found["inside"], found["any_plan"]
@@ -102,6 +103,10 @@ def _contract(found: Row | None) -> Iterator[str]:
         )
     if found["adapter"]:
         yield f"  {found['adapter']}"
+    if found["flags"]:
+        tensor = inside["model"].get("tensor_parallel", advice["question"]["tensor_parallel"])
+        yield f"  The planner inside was played with tensor parallelism {tensor}, as by these flags in place of the above:"
+        yield from (f"    {flag}" for flag in found["flags"])
 
 
 def _worlds(advice: Row, best: Row) -> Iterator[str]:
