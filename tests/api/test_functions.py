@@ -87,6 +87,13 @@ def test_what_cannot_be_is_one_sentence(changes: dict[str, Any], told: str) -> N
     assert "\n" not in str(caught.value)
 
 
+def test_what_is_no_path_is_one_sentence() -> None:
+    step = zbench.plan([60], system="ring", **SMALL)
+    for call in (zbench.load, zbench.load_plan, zbench.compare_runs, step.save):
+        with pytest.raises(ValueError, match=r" (is|has) 5; it takes (the path of one|paths of records)"):
+            call(5)  # type: ignore[operator]
+
+
 def test_what_does_not_fit_is_told() -> None:
     cluster = cluster_named("local_2x2")
     small = replace(cluster, device=replace(cluster.device, memory_bytes=1e6))

@@ -150,6 +150,8 @@ def compare_runs(*paths: Named, convention: str = "zbench") -> list[Row]:
         raise ValueError(f"convention is {convention!r}; it takes one of {', '.join(CONVENTIONS)}")
     if not paths:
         raise ValueError("compare_runs takes the path of at least one record")
+    if wrong := [path for path in paths if not isinstance(path, str | os.PathLike)]:
+        raise ValueError(f"compare_runs has {wrong[0]!r:.60}; it takes paths of records")
     return rows(read_all([os.fspath(path) for path in paths]), convention)
 
 
