@@ -126,7 +126,7 @@ def test_the_planner_inside_was_played_within_the_limit_that_its_flags_have(answ
     tensor = found["inside"]["model"].get("tensor_parallel", 1)
     assert f"--tensor-model-parallel-size {tensor}" in found["flags"]
     told = list(answer_lines(answer))
-    assert f"  The planner inside was played with tensor parallelism {tensor}, as by these flags" in "\n".join(told)
+    assert f"  The planner inside was played with tensor parallelism {tensor}, and these flags" in "\n".join(told)
     assert told.count(f"    --max-seqlen-per-dp-cp-rank {limit}") == 1
 
 

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from time import sleep
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from transformers.models.llama import modeling_llama as llama
 import zbench
 import zbench.torch
 from examples import hugging_face, own_model, planned_ahead
+from tests.torch import slow_planner
 from zbench.describe.mask import Mask
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.torch.hugging_face import planned_attention
@@ -149,8 +151,15 @@ class Ranks:
         worst = max(float((a.grad - b.grad).abs().max() / b.grad.abs().max()) for a, b in pairs)
         return abs(float(loss) / dense - 1), worst
 
-    def example(self, name: str) -> Any:
-        return {"hugging_face": hugging_face, "planned_ahead": planned_ahead}[name].train(self.runtime())
+    def hugging_face_example(self) -> list[float]:
+        return hugging_face.train(self.runtime())
+
+    def planned_ahead(self) -> tuple[list[float], list[tuple[float, float]]]:
+        """What the example finds with a planner and a step of known seconds at least."""
+        runtime = self.runtime()
+        own = runtime.micro_batches
+        runtime.micro_batches = lambda step: (sleep(slow_planner.TRAINING), own(step))[1]  # type: ignore[method-assign]
+        return planned_ahead.train(runtime, slow_planner.plan_slowly)
 
     def close(self) -> None:
         for runtime in self.runtimes:

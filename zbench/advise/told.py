@@ -105,7 +105,7 @@ def _contract(advice: Row) -> Iterator[str]:
         yield f"  {found['adapter']}"
     if found["flags"]:
         tensor = inside["model"].get("tensor_parallel", advice["question"]["tensor_parallel"])
-        yield f"  The planner inside was played with tensor parallelism {tensor}, as by these flags in place of the above:"
+        yield f"  The planner inside was played with tensor parallelism {tensor}, and these flags in place of the above:"
         yield from (f"    {flag}" for flag in found["flags"])
 
 
