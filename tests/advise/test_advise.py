@@ -1,6 +1,7 @@
 """zbench advise on four small GPUs: what is told follows from what was played, and mistakes are one sentence."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ def test_the_planner_inside_was_played_within_the_limit_that_its_flags_have(answ
     tensor = found["inside"]["model"].get("tensor_parallel", 1)
     assert f"--tensor-model-parallel-size {tensor}" in found["flags"]
     told = list(answer_lines(answer))
-    assert f"  The planner inside was played with tensor parallelism {tensor}, and these flags" in "\n".join(told)
+    assert f"  The planner inside was played with tensor parallelism {tensor}; in place of the flags" in "\n".join(told)
     assert told.count(f"    --max-seqlen-per-dp-cp-rank {limit}") == 1
 
 
@@ -147,9 +148,20 @@ def test_the_answer_reads_as_text_and_as_a_section_of_a_page(answer: dict[str, A
     page = advice_told(str(file))
     assert [len(row) for row in page["rows"]] == [len(COLUMNS)] * 5
     assert page["lines"] == [line.strip() for line in told]
-    file.write_text(json.dumps({"format": "zbench-advice/1", "question": {}}))
-    with pytest.raises(ValueError, match="is no whole answer of zbench advise --json"):
-        advice_told(str(file))
+    for broken, told in (
+        (
+            {"format": "zbench-advice/1", "question": {}},
+            "is no whole answer of zbench advise --json: it has no 'deploy'",
+        ),
+        (
+            answer | {"format": "zbench-advice/2"},
+            "has the format 'zbench-advice/2'; this zbench reads 'zbench-advice/1'",
+        ),
+        (answer | {"worlds": 5}, "is no whole answer of zbench advise --json: one of its values is of another type"),
+    ):
+        file.write_text(json.dumps(broken))
+        with pytest.raises(ValueError, match=re.escape(told)):
+            advice_told(str(file))
     assert not is_advice(str(tmp_path / "none.json"))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from zbench.describe.units import with_noun
 
+FORMAT = "zbench-advice/1"
 Row = Mapping[str, Any]
 
 
@@ -59,8 +60,10 @@ def _range(row: Row) -> str:
 def _deployed(advice: Row, best: Row) -> Iterator[str]:
     found = advice["deploy"]
     if found is None:
-        yield f"To use it without a framework: {_planned(advice['question'], best)}"
-        yield "  and zbench.torch, which attends by such plans in a training loop of your own."
+        yield f"To use it without a framework, FILE having the lengths of one batch: {_planned(advice['question'], best)}"
+        yield f"  plans that batch, as one step. {advice['question']['lengths']} is a corpus, and not a batch: in a training"
+        yield "  loop of your own zbench.plan plans every batch as it comes, and zbench.torch attends by its plans; with a"
+        yield "  planner in a process of its own, one batch ahead: examples/planned_ahead.py."
         return
     options = {row["name"]: row for row in found["options"]}
     yield f"In {found['framework']} ({found['version']}):"
@@ -80,7 +83,7 @@ def _planned(asked: Row, best: Row) -> str:
     settings = [word for word in asked["settings"] if word.startswith(("cluster", "model", "mask"))]
     settings += [f"model.{key}={value}" for key, value in best["model"].items()]
     settings += [f"system={best['system']}", *(f"system.{key}={value}" for key, value in best["keys"].items())]
-    return shlex.join(["zbench", "plan", asked["lengths"], "--out", "step.plan", *settings])
+    return shlex.join(["zbench", "plan", "FILE", "--out", "step.plan", *settings])
 
 
 def _contract(advice: Row) -> Iterator[str]:
@@ -105,7 +108,7 @@ def _contract(advice: Row) -> Iterator[str]:
         yield f"  {found['adapter']}"
     if found["flags"]:
         tensor = inside["model"].get("tensor_parallel", advice["question"]["tensor_parallel"])
-        yield f"  The planner inside was played with tensor parallelism {tensor}, and these flags in place of the above:"
+        yield f"  The planner inside was played with tensor parallelism {tensor}; in place of the flags above it takes"
         yield from (f"    {flag}" for flag in found["flags"])
 
 
