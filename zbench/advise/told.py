@@ -60,10 +60,10 @@ def _range(row: Row) -> str:
 def _deployed(advice: Row, best: Row) -> Iterator[str]:
     found = advice["deploy"]
     if found is None:
-        yield f"To use it without a framework, FILE having the lengths of one batch: {_planned(advice['question'], best)}"
-        yield f"  plans that batch, as one step. {advice['question']['lengths']} is a corpus, and not a batch: in a training"
-        yield "  loop of your own zbench.plan plans every batch as it comes, and zbench.torch attends by its plans; with a"
-        yield "  planner in a process of its own, one batch ahead: examples/planned_ahead.py."
+        yield f"To use it without a framework: {_planned(advice['question'], best)}"
+        yield "  plans FILE, the lengths of one batch, as one step, and zbench.torch attends by such plans in a training loop"
+        yield f"  of your own. {advice['question']['lengths']} is a corpus: there zbench.plan plans every batch as it comes;"
+        yield "  examples/planned_ahead.py does so in a process of its own, one batch ahead."
         return
     options = {row["name"]: row for row in found["options"]}
     yield f"In {found['framework']} ({found['version']}):"
