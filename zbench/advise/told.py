@@ -61,9 +61,9 @@ def _deployed(advice: Row, best: Row) -> Iterator[str]:
     found = advice["deploy"]
     if found is None:
         yield f"To use it without a framework: {_planned(advice['question'], best)}"
-        yield "  plans FILE, the lengths of one batch, as one step, and zbench.torch attends by such plans in a training loop"
-        yield f"  of your own. {advice['question']['lengths']} is a corpus: there zbench.plan plans every batch as it comes;"
-        yield "  examples/planned_ahead.py does so in a process of its own, one batch ahead."
+        yield "  plans FILE, the lengths of one batch, as one step; zbench.torch attends by such plans in your loop."
+        yield f"  {advice['question']['lengths']} is a corpus: there zbench.plan plans every batch as it comes, in a"
+        yield "  process of its own one batch ahead in examples/planned_ahead.py."
         return
     options = {row["name"]: row for row in found["options"]}
     yield f"In {found['framework']} ({found['version']}):"

@@ -72,6 +72,17 @@ class Patience:
             raise self.failed(error) from error
         self.board.resume()
 
+    def be_patient_once(self, seconds: float) -> None:
+        """Returns once all ranks are in as many calls as this one, or after so many seconds: ranks that compile at once
+        may be further apart than the timeout."""
+        until = monotonic() + seconds
+        self._teller.look()
+        while monotonic() < until:
+            told = [read_whereabouts(self.store, rank) for rank in range(self.num_ranks)]
+            if all(at is not None and (at.calls >= self.board.calls or at.has_ended) for at in told):
+                return
+            sleep(PERIOD)
+
     def close(self) -> None:
         """Refuses calls from now on, says so to the others and ends the thread that does; any number of times."""
         self.is_closed = True

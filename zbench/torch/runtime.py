@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from zbench.api.compiling import compiling_told, has_compiled
 from zbench.api.parts import Named, cluster_named, model_named, told
 from zbench.cost.job import make_cost
 from zbench.describe.arrays import Ints
@@ -29,6 +30,7 @@ from zbench.torch.agreement import Digests, agree, digests_of
 from zbench.torch.patience import Patience, PatientEndpoint
 from zbench.torch.planned_batch import PlannedBatch, TokenRows
 
+COMPILING = 600.0  # seconds that ranks which compiled wait once for others that still do: a judgement
 KEPT = 8  # steps whose programs are kept, for loops that come back to the same plans
 
 
@@ -89,10 +91,13 @@ class Runtime:
         with self._patience.call("micro_batches"):
             step, is_alone = self._step(plans)
             key = digests_of(step.lengths, (step.cluster, step.model), step.plans), is_alone
+            if not self._kept and has_compiled():
+                self._patience.be_patient_once(COMPILING)
             with self._patience.waiting():
                 agree(self._group, key[0], step.lengths, self.device)
             if key not in self._kept:
-                self._check(step)
+                with compiling_told():
+                    self._check(step)
                 self._kept[key] = self._compiled(step, is_alone)
             self._kept.move_to_end(key)
             while len(self._kept) > KEPT:

@@ -87,9 +87,10 @@ class Teller:
 
     def _run(self) -> None:
         while not self._closed.wait(PERIOD) and threading.main_thread().is_alive():
-            self._look()
+            self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Says where the rank is, unless that was said."""
         with self._lock:
             board = self._board
             found = Whereabouts(board.calls, board.state, board.place)
