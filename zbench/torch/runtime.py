@@ -105,15 +105,15 @@ class Runtime:
             return self._kept[key]
 
     def close(self) -> None:
-        """Ends threads and the group that the Runtime made; after a rank was lost, without waiting for anything. Any
-        number of times; nothing can be called after it."""
+        """Ends threads; after a rank was lost, without waiting for anything. Any number of times; nothing can be called
+        after it. The group that the Runtime made ends with the caller's destroy_process_group(): torch would give the
+        next group of these ranks the name of one that ended before, and with it that one's addresses in the store."""
         if self._patience.is_closed:
             return
         if not self._patience.ended:
             self._transport.settle()
             self._transport.close()
         self._patience.close()
-        dist.destroy_process_group(self._group)
 
     # -- plans ----------------------------------------------------------------------------------------
     def _step(self, plans: StepPlans | Plan) -> tuple[StepPlans, bool]:
