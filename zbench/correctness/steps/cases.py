@@ -1,4 +1,4 @@
-"""Cases that executed steps are checked on: a step, the tokens of its micro-batches, and where its words come from."""
+"""Cases that executed steps are checked on, and what a process came to. No torch, which the driver is to be without."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,3 +32,15 @@ class StepCase:
         }
         words = {one: rng.integers(0, model.vocab, lengths[one]) for one in sorted(lengths)}
         return StepCase(step, model, tuple(TokenParts.of(plan, degree) for plan in plans), words, seed)
+
+
+@dataclass(frozen=True)
+class Executed:
+    """What a process came to: the largest difference of its gradients and of its parameters, over the largest element
+    of each, and the loss, None where it is not here. bytes: (sent, received) by queue."""
+
+    loss: float | None
+    wanted_loss: float
+    gradients: float
+    parameters: float
+    bytes: Mapping[str, tuple[int, int]]

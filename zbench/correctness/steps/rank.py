@@ -5,11 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zbench.correctness.steps.cases import StepCase
+from zbench.correctness.steps.cases import Executed, StepCase
 from zbench.correctness.steps.dense import DenseStep, dense_step, drawn_weights
 from zbench.runtime.handlers.context import Words
 from zbench.runtime.handlers.formats import Fields
@@ -24,18 +23,6 @@ from zbench.runtime.steps.instructions import Compute, Parts
 from zbench.runtime.training.text import END
 from zbench.runtime.transport.transport import Endpoint
 from zbench.step.operations import QUEUES
-
-
-@dataclass(frozen=True)
-class Executed:
-    """What a process came to: the largest difference of its gradients and of its parameters, over the largest element
-    of each, and the loss, None where it is not here. bytes: (sent, received) by queue."""
-
-    loss: float | None
-    wanted_loss: float
-    gradients: float
-    parameters: float
-    bytes: Mapping[str, tuple[int, int]]
 
 
 @dataclass

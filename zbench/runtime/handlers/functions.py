@@ -125,7 +125,7 @@ def _lookup_d0(at: Context, dx: Fields) -> Tensor:
 
 
 def _score(at: Context, c: Fields, wh: Fields) -> Fields:
-    chosen, tops, size = [], [], chunk_rows(*c[0].shape, len(wh[0]))
+    chosen, tops, size = [], [], chunk_rows(len(c[0]), c[0].shape[1], len(wh[0]))
     for rows, targets in zip(c[0].split(size), at.targets.split(size), strict=True):
         logits = (rows @ wh[0].T).to(wide(rows.dtype))
         found = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]
@@ -140,7 +140,7 @@ def _lose(at: Context, one: Fields) -> Tensor:
 
 def _errors(at: Context, c: Tensor, wh: Tensor, top: Tensor) -> Any:
     """Yields, a chunk of tokens at a time, (tokens, softmax less one at their targets)."""
-    size = chunk_rows(*c.shape, len(wh))
+    size = chunk_rows(len(c), c.shape[1], len(wh))
     for begin in range(0, len(c), size):
         some = slice(begin, begin + size)
         error = ((c[some] @ wh.T).to(top.dtype) - top[some, None]).exp()

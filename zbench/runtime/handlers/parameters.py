@@ -36,7 +36,7 @@ class ParameterSlices:
         return True
 
     def axis(self, name: str) -> tuple[int, str]:
-        """Returns the axis of a whole parameter that slices are cut along, and its letter: the one that is no other's."""
+        """Returns the axis of a whole parameter that slices are cut along, and its letter."""
         letter = next(one for one in WHOLE[name] if one in "hgfv")
         return WHOLE[name].index(letter), letter
 

@@ -20,7 +20,15 @@ from zbench.runtime.handlers.store import Slab, Store
 from zbench.runtime.processes.board import Board
 from zbench.runtime.steps.compiler import blocks, compile_step
 from zbench.runtime.steps.instructions import (
-    Cells, Compute, Exchange, Forget, Instruction, Parcel, Parts, TemplateProgram, holders,
+    Cells,
+    Compute,
+    Exchange,
+    Forget,
+    Instruction,
+    Parcel,
+    Parts,
+    TemplateProgram,
+    holders,
 )  # fmt: skip
 from zbench.runtime.steps.presence import pairs_of
 from zbench.runtime.steps.tokens import TokenParts
@@ -46,12 +54,17 @@ class PreparedStep:
         """Prepares a step. tokens, words: of every layout.
 
         Raises:
-            ValueError: a formula has a function that does not run, or tokens and step do not fit.
+            ValueError: a formula has a function that does not run, a transfer is encoded, or tokens do not fit.
         """
         holder = holders(step)
         batches = tuple(
             BatchParts(at, layout, machine, tokens[at], words[at]) for at, layout in enumerate(step.layouts)
         )
+        for template in step.templates:
+            encoded = template.operations.encoding[template.operations.encoding >= 0]
+            if len(encoded):
+                name = step.encodings[int(encoded[0])].name
+                raise ValueError(f"template {template.name} has transfers encoded as {name}; those that run have none")
         programs = compile_step(step, process, holder) if process < step.num_gpus else ()
         return PreparedStep(step, process, holder, programs, batches)
 

@@ -13,7 +13,15 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.runtime.steps.instructions import (
-    Cell, Cells, Compute, Exchange, Forget, Instruction, Parcel, Parts, TemplateProgram,
+    Cell,
+    Cells,
+    Compute,
+    Exchange,
+    Forget,
+    Instruction,
+    Parcel,
+    Parts,
+    TemplateProgram,
 )  # fmt: skip
 from zbench.runtime.steps.last_use import with_last_uses
 from zbench.runtime.steps.presence import Presence, pairs_of
@@ -81,7 +89,8 @@ class _Compiler:
         what, src, layer = row[1], row[2], row[7]
         formula, bound = self.layout.formulas[what], self.layout.bound
         slots = tuple(tuple(self.layout.lists[which].tolist()) for which in row[4 : 4 + len(formula.slots)])
-        reads, writes = [], []
+        reads: list[Cells] = []
+        writes: list[Cells] = []
         for one in bound.rows[bound.offsets[what] : bound.offsets[what + 1]].tolist():
             (reads if one[0] == READ else writes).append(self._named(one, slots, layer))
         return Compute(src, what, slots, tuple(reads), tuple(writes))

@@ -92,7 +92,7 @@ def holders(step: Step) -> tuple[int, ...]:
     """
     if step.num_hosts and step.num_gpus % step.num_hosts:
         raise ValueError(
-            f"a step has {step.num_hosts} host memories for {step.num_gpus} GPUs; to be run it takes as many GPUs a node"
+            f"a step has {step.num_hosts} host memories for {step.num_gpus} GPUs; to run it takes as many GPUs a node"
         )
     of_hosts = (node * step.num_gpus // step.num_hosts for node in range(step.num_hosts))
     return (*range(step.num_gpus), *of_hosts)

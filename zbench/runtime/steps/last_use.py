@@ -13,8 +13,8 @@ def with_last_uses(instructions: Sequence[Instruction], needs: Items, leaves: It
     needs, leaves: the cells that a template's contract names on places of the process.
     """
     last: dict[tuple[int, int, int, Cell], int] = {}  # of what is there: the number of what used it last
-    for (place, tensor, layer), cells in needs.items():
-        last |= {(place, tensor, layer, cell): -1 for cell in cells}
+    for where, named in needs.items():
+        last |= {(*where, cell): -1 for cell in named}
     for number, one in enumerate(instructions):
         _use(one, number, last)
     forgotten: dict[tuple[int, int, int, int], list[Cell]] = {}
@@ -22,8 +22,8 @@ def with_last_uses(instructions: Sequence[Instruction], needs: Items, leaves: It
         if cell not in leaves.get((place, tensor, layer), ()):
             forgotten.setdefault((number, place, tensor, layer), []).append(cell)
     after: dict[int, list[Instruction]] = {}
-    for (number, *where), cells in forgotten.items():
-        after.setdefault(number, []).append(Forget(where[0], where[1], where[2], tuple(cells)))
+    for (number, place, tensor, layer), cells in forgotten.items():
+        after.setdefault(number, []).append(Forget(place, tensor, layer, tuple(cells)))
     found: list[Instruction] = after.get(-1, [])
     for number, one in enumerate(instructions):
         found += [one, *after.get(number, [])]
