@@ -10,6 +10,7 @@ from torch import Tensor
 
 from zbench.correctness.steps.cases import Executed, StepCase
 from zbench.correctness.steps.dense import DenseStep, dense_step, drawn_weights
+from zbench.describe.mask import Mask
 from zbench.runtime.handlers.context import Words
 from zbench.runtime.handlers.formats import Fields
 from zbench.runtime.handlers.machine import Machine, is_update
@@ -20,6 +21,7 @@ from zbench.runtime.kernels.kernels import choose_kernel
 from zbench.runtime.kernels.memory import DTYPES
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.steps.instructions import Compute, Parts
+from zbench.runtime.steps.tokens import TokenParts
 from zbench.runtime.training.text import END
 from zbench.runtime.transport.transport import Endpoint
 from zbench.step.operations import QUEUES
@@ -45,6 +47,14 @@ class StepRank:
         self.device = rendezvous.open()
         self.group, self.way = dist.new_group(), argument
         self.known: tuple[Any, Mapping[str, Tensor], DenseStep] | None = None
+
+    @staticmethod
+    def prepare() -> None:
+        """Loads, before processes are forked, what each would load in its first step."""
+        import torch._dynamo  # noqa: F401 - torch's optimizers do
+
+        one = np.zeros(1, np.int64)
+        TokenParts(one, one, one + 1, one, one + 1, one, one + 1, Mask()).segments([((0,), (0,))])
 
     def run(self, case: StepCase) -> Executed:
         """Runs a step and compares what is here afterwards with one dense process. Collective."""

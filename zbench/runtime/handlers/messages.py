@@ -100,15 +100,15 @@ class BatchedStepMessages:
     device: torch.device
     ahead: int = 0
     _batch: list[dist.P2POp] = field(default_factory=list)
-    _arrivals: list[Arrival] = field(default_factory=list)
+    _arrivals: dict[int, Arrival] = field(default_factory=dict)  # by their place in the batch
     _works: Works = field(default_factory=lambda: deque([[]]))
 
     def receive(self, queue: int, size: int, peer: int) -> Arrival:
         found = Arrival(torch.empty(size, dtype=torch.uint8, device=self.device), [])
         end = self.ends[queue]
         end.traffic.received(end.peers[peer], size)
+        self._arrivals[len(self._batch)] = found
         self._batch.append(dist.P2POp(dist.irecv, found.data, group=end.group, group_peer=peer))
-        self._arrivals.append(found)
         return found
 
     def send(self, queue: int, data: Tensor, peer: int) -> None:
@@ -119,10 +119,14 @@ class BatchedStepMessages:
     def posted(self) -> None:
         if self._batch:
             works = dist.batch_isend_irecv(self._batch)
-            for one in self._arrivals:
-                one.works = list(works)
-            self._works[-1] += [(work, None) for work in works]
-        self._batch, self._arrivals = [], []
+            alone = len(works) == len(self._batch)  # over gloo, where a message may be waited for once only
+            for at, one in enumerate(self._batch):
+                mine, arrival = [works[at]] if alone else list(works), self._arrivals.get(at)
+                if arrival is None:
+                    self._works[-1] += [(work, one.tensor) for work in mine]
+                else:
+                    arrival.works = mine
+        self._batch, self._arrivals = [], {}
 
     def turn(self) -> None:
         _turned(self._works)

@@ -136,6 +136,8 @@ class StepRunner:
                 self.stores[one.place].forget(parts.key(one.tensor, layer + one.layer), one.cells)
             else:
                 self._exchange(one, parts, layer, ahead.arrivals())
+        for store in self.stores.values():
+            store.settle()
         self.board.wait()
         self.machine.messages.settle()
         self.board.resume()

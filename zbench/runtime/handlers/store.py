@@ -49,6 +49,10 @@ class Slab:
         self._make = lambda: found
         return found
 
+    def settle(self) -> None:
+        """Waits for what is on its way here: a message whose memory is gone before it arrives is never received."""
+        _ = self.fields
+
     def part(self, cells: tuple[Parts, Parts]) -> Fields | None:
         """Returns the fields of some cells as views; None where they do not lie together."""
         views = self.fields
@@ -108,8 +112,10 @@ class Store:
         """Puts cells. over: whether they may be there already, as state is."""
         held = self.held.setdefault(key, {})
         for cell in ((a, b) for a in slab.first for b in slab.second):
-            if not over and cell in held:
-                raise Lacking(f"{key[0]} {cell} of layer {key[1]} is there already")
+            if cell in held:
+                if not over:
+                    raise Lacking(f"{key[0]} {cell} of layer {key[1]} is there already")
+                held[cell].settle()
             held[cell] = slab
 
     def add(self, key: Key, slab: Slab, merge: Merge) -> None:
@@ -149,10 +155,16 @@ class Store:
     def forget(self, key: Key, cells: Sequence[Cell]) -> None:
         """Lets cells go."""
         for cell in cells:
-            self._slab(key, cell)
+            self._slab(key, cell).settle()
             del self.held[key][cell]
         if not self.held[key]:
             del self.held[key]
+
+    def settle(self) -> None:
+        """Waits for all that is on its way here."""
+        for held in self.held.values():
+            for slab in held.values():
+                slab.settle()
 
 
 def _of(slab: Slab, a: int, b: int) -> Fields:
