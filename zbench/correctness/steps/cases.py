@@ -36,7 +36,7 @@ class StepCase:
 
 @dataclass(frozen=True)
 class Executed:
-    """What a process came to: the largest difference of its gradients and of its parameters, over the largest element
+    """The outcome of a process: the largest difference of its gradients and of its parameters, over the largest element
     of each, and the loss, None where it is not here. bytes: (sent, received) by queue."""
 
     loss: float | None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
+from zbench.runtime.job.job import AdamW
 from zbench.runtime.training.dense import dense_loss
 
 OUTSIDE = ("we", "gl", "wh")
@@ -50,7 +51,10 @@ def dense_step(model: Model, weights: Mapping[str, Tensor], sequences: Sequence[
     leaves = {name: torch.nn.Parameter(value.clone()) for name, value in named.items()}
     for name, leaf in leaves.items():
         leaf.grad = gradients[name]
-    torch.optim.AdamW(leaves.values(), foreach=False).step()
+    of = AdamW()
+    for leaf in leaves.values():
+        decay = of.weight_decay if leaf.ndim > 1 else 0.0
+        torch.optim.AdamW([leaf], of.lr, (of.beta1, of.beta2), of.epsilon, decay, foreach=False).step()
     num_tokens = sum(len(one) for one in sequences)
     summed = {name: value * num_tokens for name, value in gradients.items()}
     after = {name: leaf.detach() for name, leaf in leaves.items()}

@@ -11,12 +11,14 @@ from torch import Tensor
 from zbench.correctness.steps.cases import Executed, StepCase
 from zbench.correctness.steps.dense import DenseStep, dense_step, drawn_weights
 from zbench.describe.mask import Mask
-from zbench.runtime.handlers.context import Words
+from zbench.runtime.handlers.context import TokenWords
 from zbench.runtime.handlers.formats import Fields
-from zbench.runtime.handlers.machine import Machine, is_update
-from zbench.runtime.handlers.messages import BatchedStepMessages, GlooMessages, StepMessages, counted
-from zbench.runtime.handlers.optimizer import AdamW
-from zbench.runtime.handlers.runner import PreparedStep, StepRunner, items_of
+from zbench.runtime.handlers.machine import StepMachine, is_update
+from zbench.runtime.handlers.messages import BatchedStepMessages, GlooMessages, StepMessages, bytes_by_queue
+from zbench.runtime.handlers.optimizer import AdamWUpdate
+from zbench.runtime.handlers.prepared import PreparedStep, items_of
+from zbench.runtime.handlers.runner import StepRunner
+from zbench.runtime.job.job import AdamW
 from zbench.runtime.kernels.kernels import choose_kernel
 from zbench.runtime.kernels.memory import DTYPES
 from zbench.runtime.processes.rendezvous import Rendezvous
@@ -31,7 +33,7 @@ from zbench.step.operations import QUEUES
 class _Noted:
     """An optimizer that notes the gradients that it is given. found: by name, in the order of updates."""
 
-    of: AdamW
+    of: AdamWUpdate
     found: list[tuple[str, Tensor]] = field(default_factory=list)
 
     def __call__(self, name: str, state: Fields, gradient: Tensor) -> Fields:
@@ -61,14 +63,16 @@ class StepRank:
         weights, wanted = self._reference(case)
         model, ends = case.model, self._ends()
         kernel = choose_kernel("auto", self.device, model.head_dim, DTYPES[model.element_bytes], model.mask)
-        noted = _Noted(AdamW(1, sum(map(len, case.sequences.values()))))
-        runner = StepRunner(Machine(model, self.device, kernel, self._messages(ends), noted), self.board)
-        words = Words(case.sequences, {number: np.append(ids[1:], END) for number, ids in case.sequences.items()})
+        noted = _Noted(AdamWUpdate(AdamW(), 1, sum(map(len, case.sequences.values()))))
+        runner = StepRunner(StepMachine(model, self.device, kernel, self._messages(ends), noted), self.board)
+        words = TokenWords(case.sequences, {number: np.append(ids[1:], END) for number, ids in case.sequences.items()})
         prepared = PreparedStep.of(case.step, self.rank, runner.machine, case.tokens, [words] * len(case.tokens))
         runner.begin(prepared, weights)
         runner.run(prepared)
         parameters, loss = self._parameters(runner, prepared, wanted)
-        return Executed(loss, wanted.loss, self._gradients(noted, runner, prepared, wanted), parameters, counted(ends))
+        return Executed(
+            loss, wanted.loss, self._gradients(noted, runner, prepared, wanted), parameters, bytes_by_queue(ends)
+        )
 
     def _reference(self, case: StepCase) -> tuple[Mapping[str, Tensor], DenseStep]:
         """Returns the weights and what they come to in one process; of the case before, if it is the same."""

@@ -1,4 +1,4 @@
-"""What a compute's formula needs to know besides its operands: positions, words and heads of the parts it is for."""
+"""The context of a compute: what its formula needs to know besides its operands: positions, words and heads of the parts it is for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from zbench.step.layout import StepLayout
 
 
 @dataclass(frozen=True)
-class Words:
+class TokenWords:
     """The words of a micro-batch: token ids and targets of every token, by the sequence's number in the batch."""
 
     tokens: Mapping[int, Ints]
@@ -69,7 +69,7 @@ class Contexts:
     layout: StepLayout
     model: Model
     tokens: TokenParts
-    words: Words
+    words: TokenWords
     kernel: Kernel
     device: torch.device
 

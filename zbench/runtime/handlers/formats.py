@@ -1,4 +1,4 @@
-"""How tensors of a dense layer lie in memory: the axes of their fields, and the bytes of a message of theirs.
+"""Formats of a dense layer's tensors in memory: the axes of their fields, and the bytes of a message of theirs.
 
 Axes: t tokens, h heads, g kv heads, d their dimension, f columns of the feed-forward, v words, c hidden, k two (keys
 and values; gate and up). A parameter is cut into slices of tensor parallelism (j) and flat shards of these (z); whole,
@@ -48,7 +48,7 @@ def product_axes(tensor: str) -> str:
 
 @dataclass(frozen=True)
 class Format:
-    """How a tensor lies in memory. fields: the axes of each field and its dtype. where: of both axes that it is cut
+    """The format of a tensor in memory. fields: the axes of each field and its dtype. where: of both axes that it is cut
     along the letter in `fields`, "" where it has none. sizes: of every part along both. dims: sizes of other axes."""
 
     fields: tuple[tuple[str, torch.dtype], ...]

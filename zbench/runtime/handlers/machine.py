@@ -1,4 +1,4 @@
-"""What runs a step on one process: the formats, parameters and contexts that handlers need, and its messages."""
+"""The parts that run a step on one process: the formats, parameters and contexts that handlers need, and its messages."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 
 from zbench.describe.model import Model
-from zbench.runtime.handlers.context import Context, Contexts, Words
+from zbench.runtime.handlers.context import Context, Contexts, TokenWords
 from zbench.runtime.handlers.formats import Format, Formats
 from zbench.runtime.handlers.functions import FUNCTIONS
 from zbench.runtime.handlers.messages import StepMessages
@@ -22,7 +22,7 @@ UPDATE = "adam"  # the function of an update, which the machine's optimizer does
 
 
 @dataclass(frozen=True)
-class Machine:
+class StepMachine:
     """The parts of a process that runs steps."""
 
     model: Model
@@ -38,9 +38,9 @@ class BatchParts:
 
     number: int
     layout: StepLayout
-    machine: Machine
+    machine: StepMachine
     tokens: TokenParts
-    words: Words
+    words: TokenWords
 
     def __post_init__(self) -> None:
         sizes = self.layout.index["t"].sizes

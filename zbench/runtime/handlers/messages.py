@@ -150,7 +150,7 @@ def _settled(works: Works) -> None:
     works.append([])
 
 
-def counted(ends: Sequence[Endpoint]) -> dict[str, tuple[int, int]]:
+def bytes_by_queue(ends: Sequence[Endpoint]) -> dict[str, tuple[int, int]]:
     """Returns (bytes sent, bytes received) by queue, of the queues that had messages."""
     found = {}
     for name, end in zip(QUEUES, ends, strict=True):

@@ -5,7 +5,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from zbench.runtime.handlers.formats import Fields
+from zbench.runtime.handlers.formats import WHOLE, Fields
+from zbench.runtime.job.job import AdamW
 
 
 class Update(Protocol):
@@ -19,28 +20,20 @@ class Update(Protocol):
 
 
 @dataclass(frozen=True)
-class AdamW:
-    """The update number `count`, from 1. num_tokens: of the batch, whose mean loss is minimised.
+class AdamWUpdate:
+    """The update number `count`, from 1, with the settings `of`. num_tokens: of the batch, whose mean loss is
+    minimised. State is the parameter in the wide dtype and its two moments."""
 
-    State is the parameter in the wide dtype and its two moments. Defaults are torch's.
-    """
-
+    of: AdamW
     count: int
     num_tokens: int
-    rate: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-8
-    decay: float = 0.01
 
     def __call__(self, name: str, state: Fields, gradient: Tensor) -> Fields:
         weight, first, second = state
-        mean = gradient.to(weight.dtype) / self.num_tokens
-        first = first.lerp(mean, 1 - self.betas[0])
-        second = (second * self.betas[1]).addcmul_(mean, mean, value=1 - self.betas[1])
-        corrected = [1 - beta**self.count for beta in self.betas]
-        size = (second.sqrt() / corrected[1] ** 0.5).add_(self.epsilon)
-        return (
-            (weight * (1 - self.rate * self.decay)).addcdiv_(first, size, value=-self.rate / corrected[0]),
-            first,
-            second,
-        )
+        of, mean = self.of, gradient.to(weight.dtype) / self.num_tokens
+        first = first.lerp(mean, 1 - of.beta1)
+        second = (second * of.beta2).addcmul_(mean, mean, value=1 - of.beta2)
+        size = (second.sqrt() / (1 - of.beta2**self.count) ** 0.5).add_(of.epsilon)
+        decay = of.weight_decay if len(WHOLE[name]) > 1 else 0.0  # only matrices decay, as the setting says
+        rate = of.lr / (1 - of.beta1**self.count)
+        return (weight * (1 - of.lr * decay)).addcdiv_(first, size, value=-rate), first, second

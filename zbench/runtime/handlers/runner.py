@@ -4,105 +4,29 @@ Receives are posted ahead, and what arrives is waited for where it is read, so t
 The order is the proven one on every process, so the earliest message that is not there can always go on.
 """
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from zbench.runtime.handlers.ahead import PostedAhead
 from zbench.runtime.handlers.computing import compute
-from zbench.runtime.handlers.context import Context, Words
 from zbench.runtime.handlers.formats import Fields, Format
 from zbench.runtime.handlers.functions import merge_of
-from zbench.runtime.handlers.machine import BatchParts, Machine
+from zbench.runtime.handlers.machine import BatchParts, StepMachine
 from zbench.runtime.handlers.messages import Arrival
+from zbench.runtime.handlers.prepared import PreparedStep, items_of
 from zbench.runtime.handlers.store import Slab, Store
 from zbench.runtime.processes.board import Board
-from zbench.runtime.steps.compiler import blocks, compile_step
-from zbench.runtime.steps.instructions import (
-    Cells,
-    Compute,
-    Exchange,
-    Forget,
-    Instruction,
-    Parcel,
-    Parts,
-    TemplateProgram,
-    holders,
-)  # fmt: skip
-from zbench.runtime.steps.presence import pairs_of
-from zbench.runtime.steps.tokens import TokenParts
-from zbench.step.template import AT_HOME, Items, Step
+from zbench.runtime.steps.instructions import Cells, Compute, Exchange, Forget, Parcel
 from zbench.step.tensor import NATURES, STATE
-
-
-@dataclass
-class PreparedStep:
-    """A step as a process runs it: instructions of its templates, and what handlers need of its micro-batches."""
-
-    step: Step
-    process: int
-    holder: tuple[int, ...]
-    programs: tuple[TemplateProgram, ...]
-    batches: tuple[BatchParts, ...]
-    contexts: dict[int, Context] = field(default_factory=dict)  # by the identity of a compute, made when first asked
-
-    @staticmethod
-    def of(
-        step: Step, process: int, machine: Machine, tokens: Sequence[TokenParts], words: Sequence[Words]
-    ) -> "PreparedStep":
-        """Prepares a step. tokens, words: of every layout.
-
-        Raises:
-            ValueError: a formula has a function that does not run, a transfer is encoded, or tokens do not fit.
-        """
-        holder = holders(step)
-        batches = tuple(
-            BatchParts(at, layout, machine, tokens[at], words[at]) for at, layout in enumerate(step.layouts)
-        )
-        for template in step.templates:
-            encoded = template.operations.encoding[template.operations.encoding >= 0]
-            if len(encoded):
-                name = step.encodings[int(encoded[0])].name
-                raise ValueError(f"template {template.name} has transfers encoded as {name}; those that run have none")
-        programs = compile_step(step, process, holder) if process < step.num_gpus else ()
-        return PreparedStep(step, process, holder, programs, batches)
-
-    @property
-    def places(self) -> list[int]:
-        """The places that the process holds."""
-        return [place for place, process in enumerate(self.holder) if process == self.process]
-
-    def context(self, parts: BatchParts, one: Compute) -> Context:
-        """Returns the context of a compute."""
-        if id(one) not in self.contexts:
-            self.contexts[id(one)] = parts.context(one)
-        return self.contexts[id(one)]
-
-    def schedule(self) -> Iterator[tuple[TemplateProgram, Instruction | None, int]]:
-        """Yields (template, instruction, layer) in order, with None for an instruction where an instance ends."""
-        for instance in self.step.order if self.programs else ():
-            program = self.programs[instance.template]
-            for layer in instance.layers:
-                for one in program.instructions:
-                    if self._happens(program, one, layer):
-                        yield program, one, layer
-                yield program, None, layer
-
-    def _happens(self, program: TemplateProgram, one: Instruction, layer: int) -> bool:
-        """Returns whether an instruction is of a layer that is there."""
-        if isinstance(one, Compute):
-            return True
-        cells = one if isinstance(one, Forget) else (*one.sends, *one.receives, *one.copies)[0].cells
-        tensor = self.batches[program.layout].layout.tensors[cells.tensor]
-        return tensor.layers == "none" or tensor.exists(layer + cells.layer, self.step.num_layers)
 
 
 @dataclass
 class StepRunner:
     """A process that runs steps. stores: what each place that it holds has, which stays from step to step."""
 
-    machine: Machine
+    machine: StepMachine
     board: Board
     stores: dict[int, Store] = field(default_factory=dict)
 
@@ -124,7 +48,7 @@ class StepRunner:
 
     def run(self, prepared: PreparedStep) -> None:
         """Runs a step. Collective: every process of its GPUs has to come here."""
-        ahead = _Ahead(self, prepared)
+        ahead = PostedAhead(self.machine.messages, prepared)
         for program, one, layer in prepared.schedule():
             parts = prepared.batches[program.layout]
             if one is None:
@@ -186,63 +110,3 @@ class _Unpacked:
         message = self.arrival.wait()
         self.board.resume()
         return self.format.unpacked(message, self.cells.first, self.cells.second)
-
-
-class _Ahead:
-    """The receives of a step, posted in order, some of them before their operation is reached."""
-
-    def __init__(self, runner: StepRunner, prepared: PreparedStep) -> None:
-        self.messages = runner.machine.messages
-        self._coming = (
-            (one, prepared.batches[program.layout])
-            for program, one, _ in prepared.schedule()
-            if isinstance(one, Exchange)
-        )
-        self._posted: deque[list[Arrival]] = deque()
-        self._waiting = 0  # messages among them
-
-    def arrivals(self) -> list[Arrival]:
-        """Returns the arrivals of the next exchange, and posts receives beyond it."""
-        while not self._posted or self._waiting - len(self._posted[0]) < self.messages.ahead:
-            if not self._post():
-                break
-        found = self._posted.popleft()
-        self._waiting -= len(found)
-        return found
-
-    def _post(self) -> bool:
-        """Posts the receives of another exchange; returns whether there was one."""
-        following = next(self._coming, None)
-        if following is None:
-            return False
-        one, parts = following
-        sizes = [
-            parts.formats[parcel.cells.tensor].num_bytes(parcel.cells.first, parcel.cells.second)
-            for parcel in one.receives
-        ]
-        self._posted.append(
-            [
-                self.messages.receive(one.queue, size, parcel.peer)
-                for size, parcel in zip(sizes, one.receives, strict=True)
-            ]
-        )
-        self._waiting += len(sizes)
-        return True
-
-
-def items_of(prepared: PreparedStep, items: Items) -> Iterator[tuple[int, list[int], Parts, Parts]]:
-    """Yields (tensor, places, parts of both axes) of what a step's begins or ends name on the process's places."""
-    layout, mine = prepared.step.layouts[0], prepared.places
-    for tensor, _, places, list0, list1, *_ in items.rows():
-        numbers, width = pairs_of(layout, tensor, (list0, list1)), layout.shape(tensor)[1]
-        if places != AT_HOME:
-            cells = [(int(cell) // width, int(cell) % width) for cell in numbers]
-            there = [place for place in layout.lists[places].tolist() if place in mine]
-            for first, second in blocks(cells) if there else ():
-                yield tensor, there, first, second
-            continue
-        home = layout.tensors[tensor].home[numbers]
-        for place in mine:
-            cells = [(int(cell) // width, int(cell) % width) for cell in numbers[home == place]]
-            for first, second in blocks(cells):
-                yield tensor, [place], first, second

@@ -1,4 +1,4 @@
-"""What a place holds: cells of tensors, many of which lie in one piece of memory.
+"""The store of a place: cells of tensors, many of which lie in one piece of memory.
 
 A slab is what an operation made or a message brought: the cells of two lists of parts in one piece. Whoever reads just
 these cells reads the slab as it lies; other cells are put together. Values never change where they lie, as messages may
