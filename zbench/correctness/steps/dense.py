@@ -1,6 +1,6 @@
 """The dense reference of executed steps: the network of the torch executor, in one process, by the names of a step.
 
-Loss, gradients and updated parameters are those of torch's autograd and torch's AdamW.
+Loss, gradients and updated parameters are those of torch's autograd and torch's fused AdamW.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,17 +48,22 @@ def dense_step(model: Model, weights: Mapping[str, Tensor], sequences: Sequence[
     plain = replace(model, recompute="none")
     named = _named(model, weights)
     loss, gradients = dense_loss(plain, named, sequences)
-    leaves = {name: torch.nn.Parameter(value.clone()) for name, value in named.items()}
-    for name, leaf in leaves.items():
-        leaf.grad = gradients[name]
-    of = AdamW()
-    for leaf in leaves.values():
-        decay = of.weight_decay if leaf.ndim > 1 else 0.0
-        torch.optim.AdamW([leaf], of.lr, (of.beta1, of.beta2), of.epsilon, decay, foreach=False).step()
+    after = {name: _updated(value, gradients[name]) for name, value in named.items()}
     num_tokens = sum(len(one) for one in sequences)
     summed = {name: value * num_tokens for name, value in gradients.items()}
-    after = {name: leaf.detach() for name, leaf in leaves.items()}
     return DenseStep(loss * num_tokens, _by_step(model, summed), _by_step(model, after))
+
+
+def _updated(value: Tensor, gradient: Tensor) -> Tensor:
+    """Returns a parameter after the first update, by the kernel of torch's fused AdamW: its optimizer class would take
+    seconds to import torch's compiler."""
+    of, found = AdamW(), value.clone()
+    torch._fused_adamw_(
+        [found], [gradient], [torch.zeros_like(found)], [torch.zeros_like(found)], [], [torch.ones(())],
+        lr=of.lr, beta1=of.beta1, beta2=of.beta2, weight_decay=of.weight_decay if found.ndim > 1 else 0.0,
+        eps=of.epsilon, amsgrad=False, maximize=False,
+    )  # fmt: skip
+    return found
 
 
 def _named(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -53,8 +53,6 @@ class StepRank:
     @staticmethod
     def prepare() -> None:
         """Loads, before processes are forked, what each would load in its first step."""
-        import torch._dynamo  # noqa: F401 - torch's optimizers do
-
         one = np.zeros(1, np.int64)
         TokenParts(one, one, one + 1, one, one + 1, one, one + 1, Mask()).segments([((0,), (0,))])
 

@@ -1,4 +1,4 @@
-"""The context of a compute: what its formula needs to know besides its operands: positions, words and heads of the parts it is for."""
+"""The context of a compute, what its formula takes besides operands: positions, words and heads of its parts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -48,7 +48,7 @@ def product_axes(tensor: str) -> str:
 
 @dataclass(frozen=True)
 class Format:
-    """The format of a tensor in memory. fields: the axes of each field and its dtype. where: of both axes that it is cut
+    """The format of a tensor. fields: the axes of each field and its dtype. where: of both axes that it is cut
     along the letter in `fields`, "" where it has none. sizes: of every part along both. dims: sizes of other axes."""
 
     fields: tuple[tuple[str, torch.dtype], ...]

@@ -1,4 +1,4 @@
-"""The parts that run a step on one process: the formats, parameters and contexts that handlers need, and its messages."""
+"""The parts of a process that runs steps: the formats, parameters and contexts that handlers need, and its messages."""
 
 from dataclasses import dataclass
 from functools import cached_property
