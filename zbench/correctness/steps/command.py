@@ -8,6 +8,7 @@ those that the step says. Exit codes: 0; 1 something differs; 2 bad input; 130 s
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -84,16 +85,16 @@ def executed(chosen: Sequence[StepCombination], ranks: int, way: str, seed: int)
                 except RankFailed as error:
                     yield StepVerdict(one, 0.0, 0.0, 0.0, {}, str(error))
                     break
-                yield _judged(one, found, stated_bytes(case.step))
+                yield judged_step(one, found, stated_bytes(case.step))
 
 
-def _judged(
+def judged_step(
     one: StepCombination, found: Sequence[Executed], stated: Sequence[dict[str, tuple[int, int]]]
 ) -> StepVerdict:
     """Compares what processes came to. stated: the bytes of each that the step has."""
     losses = [rank.loss for rank in found if rank.loss is not None]
-    loss = max((abs(loss / found[0].wanted_loss - 1) for loss in losses), default=float("inf"))
-    gradients, parameters = (max(getattr(rank, name) for rank in found) for name in ("gradients", "parameters"))
+    loss = _largest([abs(loss / found[0].wanted_loss - 1) for loss in losses] or [float("inf")])
+    gradients, parameters = (_largest([getattr(rank, name) for rank in found]) for name in ("gradients", "parameters"))
     faults = [
         f"the {name} differ by {off:.1e}, above {LIMIT:g}"
         for name, off in (("losses", loss), ("gradients", gradients), ("parameters", parameters))
@@ -108,6 +109,11 @@ def _judged(
         for name, (size, _) in rank.bytes.items():
             sent[name] = sent.get(name, 0) + size
     return StepVerdict(one, loss, gradients, parameters, sent, "; ".join(faults))
+
+
+def _largest(values: Sequence[float]) -> float:
+    """Returns the largest number, and what is none where there is such."""
+    return float(np.max(values))
 
 
 def _print(found: Sequence[StepVerdict], markdown: bool) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -53,6 +54,7 @@ class StepRank:
     @staticmethod
     def prepare() -> None:
         """Loads, before processes are forked, what each would load in its first step."""
+        torch.empty_like(torch.empty(1, device="meta"), device="cpu")  # torch's tracing, as the dense network does
         one = np.zeros(1, np.int64)
         TokenParts(one, one, one + 1, one, one + 1, one, one + 1, Mask()).segments([((0,), (0,))])
 
@@ -103,7 +105,7 @@ class StepRank:
                         continue
                     name = one.name.removeprefix("s")
                     want = wanted.after[name][layer] if one.layers == "layer" else wanted.after[name]
-                    worst = max(worst, self._off(prepared, name, found, want, (first, second)))
+                    worst = _larger(worst, self._off(prepared, name, found, want, (first, second)))
         return worst, loss
 
     def _gradients(self, noted: _Noted, runner: StepRunner, prepared: PreparedStep, wanted: DenseStep) -> float:
@@ -118,7 +120,7 @@ class StepRank:
             cells = one.writes[0]
             of_layer = parts.layout.tensors[cells.tensor].layers == "layer"
             want = wanted.gradients[name][layer + cells.layer] if of_layer else wanted.gradients[name]
-            worst = max(worst, self._off(prepared, name, gradient, want, (cells.first, cells.second)))
+            worst = _larger(worst, self._off(prepared, name, gradient, want, (cells.first, cells.second)))
         return worst
 
     def _off(self, prepared: PreparedStep, name: str, found: Tensor, want: Tensor, cells: tuple[Parts, Parts]) -> float:
@@ -126,3 +128,8 @@ class StepRank:
         part = prepared.batches[0].slices.cells(name, want.contiguous(), *cells)
         top = float(want.abs().max())
         return float((found.cpu() - part).abs().max()) / (top or 1.0)
+
+
+def _larger(one: float, other: float) -> float:
+    """Returns the larger of two numbers, and what is none where there is such."""
+    return float(np.maximum(one, other))

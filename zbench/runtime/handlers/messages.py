@@ -50,6 +50,9 @@ class StepMessages(Protocol):
     def send(self, queue: int, data: Tensor, peer: int) -> None:
         """Posts the send of a message, whose bytes stay as they are until it is waited for."""
 
+    def copied(self, queue: int, size: int) -> None:
+        """Counts a copy between two places of this process, as to host memory: sent and received."""
+
     def posted(self) -> None:
         """Says that all messages of an operation were given."""
 
@@ -81,6 +84,9 @@ class GlooMessages:
         name = self._sent[peer] % NAMES
         self._sent[peer] += 1
         self._works[-1].append((self.ends[queue].send(data, peer, name), data))
+
+    def copied(self, queue: int, size: int) -> None:
+        _copied(self.ends[queue], size)
 
     def posted(self) -> None:
         """Does nothing: messages are under way."""
@@ -116,6 +122,9 @@ class BatchedStepMessages:
         end.traffic.sent(end.peers[peer], data.numel())
         self._batch.append(dist.P2POp(dist.isend, data, group=end.group, group_peer=peer))
 
+    def copied(self, queue: int, size: int) -> None:
+        _copied(self.ends[queue], size)
+
     def posted(self) -> None:
         if self._batch:
             works = dist.batch_isend_irecv(self._batch)
@@ -133,6 +142,11 @@ class BatchedStepMessages:
 
     def settle(self) -> None:
         _settled(self._works)
+
+
+def _copied(end: Endpoint, size: int) -> None:
+    end.traffic.sent(False, size)
+    end.traffic.received(False, size)
 
 
 def _turned(works: Works) -> None:

@@ -77,9 +77,10 @@ class StepRunner:
             slab = Slab(of, cells.first, cells.second, _Unpacked(self.board, of, cells, arrival))
             self._arrive(one, parcel, parts, layer, slab)
         for parcel in one.copies:
+            of, cells = parts.formats[parcel.cells.tensor], parcel.cells
             fields = tuple(field.clone() for field in self._leaving(one, parcel, parts, layer))
-            of = parts.formats[parcel.cells.tensor]
-            self._arrive(one, parcel, parts, layer, Slab.of(of, parcel.cells.first, parcel.cells.second, fields))
+            self._arrive(one, parcel, parts, layer, Slab.of(of, cells.first, cells.second, fields))
+            self.machine.messages.copied(one.queue, of.num_bytes(cells.first, cells.second))
 
     def _leaving(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int) -> tuple[Tensor, ...]:
         """Returns what leaves a place: contributions are taken, others copied."""
