@@ -133,7 +133,15 @@ def test_the_commands_plan_and_simulate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "l.txt").write_text("600\n50\n3\n")
-    words = ["cluster=local_2x2", "--model", "tiny", "system=nodewise", "system.tries=2", "--out", str(tmp_path / "p")]
+    words = [
+        "cluster=local_2x2",
+        "--model",
+        "tiny",
+        "system=nodewise",
+        "system.played_placements=2",
+        "--out",
+        str(tmp_path / "p"),
+    ]
     monkeypatch.setattr(sys, "argv", ["zbench", "plan", str(tmp_path / "l.txt"), *words])
     assert __main__.main() == 0
     monkeypatch.setattr(sys, "argv", ["zbench", "simulate", str(tmp_path / "p")])

@@ -48,7 +48,7 @@ def test_what_was_recorded_before_there_were_worlds_is_nominal(tmp_path: Path) -
     ((run,), problems) = read(str(path))
     assert problems == []
     config = run.start["config"]
-    assert (config["world"], config["planners"]) == ({"_target_": "zbench.describe.worlds.World"}, "world")
+    assert (config["world"], config["planners_see"]) == ({"_target_": "zbench.describe.worlds.World"}, "world")
     assert config["mask"] == "causal"
     assert config["choices"] == {"system": "ring", "world": "nominal"}
     assert instantiate(config["world"]) == World()

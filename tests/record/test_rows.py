@@ -17,7 +17,7 @@ RING, MINE = {"_target_": "zbench.systems.ring.Ring"}, {"_target_": "mine.Mine"}
 def start(run: str, system: dict[str, str], time: str = "1", sources: str = "s", **config: Any) -> Line:
     whole = {
         "system": system, "workload": {"mu": 1}, "cluster": {"num_nodes": 4}, "model": {}, "executor": {}, "seed": 0,
-        "tokens_per_gpu": 8, "steps": 2, "planners": "world", "free": [],
+        "tokens_per_gpu": 8, "steps": 2, "planners_see": "world", "free_model_keys": [],
         "world": {"_target_": "zbench.describe.worlds.World"},
         "mask": "causal",
         "choices": {**{group: f"the_{group}" for group in GROUPS}, "world": "nominal"},
@@ -74,7 +74,7 @@ def test_an_interrupted_run_is_compared_over_the_steps_it_has() -> None:
         run_of(start("a", RING, sources="older"), 6.0, 6.0),
         run_of(start("a", RING, seed=1), 6.0, 6.0),
         run_of(start("a", RING, cluster={"num_nodes": 5}), 6.0, 6.0),
-        run_of(start("a", {**RING, "backward": "keep"}), 6.0, 6.0),
+        run_of(start("a", {**RING, "received_kv": "keep"}), 6.0, 6.0),
         run_of(start("a", RING), 6.0, 6.0, out_of_memory=True),
     ],
     ids=["batches", "fewer", "sources", "seed", "cluster", "system", "memory"],

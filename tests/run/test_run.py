@@ -99,7 +99,8 @@ def request(
 ) -> Request:
     config = OmegaConf.create({
         "steps": 3, "seed": 0, "tokens_per_gpu": 64, "out": str(out), "baseline": "ring" if baseline else None,
-        "trace": None, "check": None, "resume": None, "again": True, "planners": "world", "free": [], "mask": "causal",
+        "trace": None, "check": None, "resume": None, "rerun": True, "planners_see": "world",
+        "free_model_keys": [], "mask": "causal",
         "world": {"_target_": "zbench.describe.worlds.World"},
         "system": system, "workload": {"_target_": "tests.run.test_run.Lengths"}, "cluster": CLUSTER,
         "model": MODEL, "executor": {"_target_": "zbench.simulator.simulate.Simulated"},
@@ -172,10 +173,10 @@ def test_a_recorded_baseline_is_not_run_again(tmp_path: Path, capsys: pytest.Cap
 def test_a_stopped_sweep_goes_on_with_again_false(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.jsonl"
     first = run_with_baseline(request(out))
-    (known,) = run_with_baseline(request(out, again=False))
+    (known,) = run_with_baseline(request(out, rerun=False))
     assert known.start["run"] == first[0].start["run"]
     assert "mine was not run again: the record has it, from line 1 on." in capsys.readouterr().out
-    run_with_baseline(request(out, again=False, seed=1))
+    run_with_baseline(request(out, rerun=False, seed=1))
     run_with_baseline(request(out))
     assert len(recorded(out)) == 3
 

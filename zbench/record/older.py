@@ -15,8 +15,8 @@ from zbench.cost.groups import of_gpu, of_nics
 from zbench.describe.worlds import NOMINAL
 
 Line = dict[str, Any]
-_WITHOUT_WORLDS = {"world": {"_target_": "zbench.describe.worlds.World"}, "planners": "world"}
-_BEFORE: dict[str, Any] = {"free": [], "mask": "causal"}
+_WITHOUT_WORLDS = {"world": {"_target_": "zbench.describe.worlds.World"}, "planners_see": "world"}
+_BEFORE: dict[str, Any] = {"free_model_keys": [], "mask": "causal"}
 
 
 def with_all_keys(config: Any) -> Any:

@@ -77,7 +77,7 @@ def run_with_baseline(request: Request, earlier: Iterable[Run] = (), sweep: Swee
     for line in unchosen_words(request, parts):
         say(line)
     reused = reusable(baseline, settings, parts, earlier) if baseline else None
-    known = None if settings.again else reusable(own, settings, parts, ())
+    known = None if settings.rerun else reusable(own, settings, parts, ())
     played = [case for case, found in ((baseline, reused), (own, known)) if case and not found]
     done = [reused] if reused else []
     writer = RecordWriter.open(settings.out)
@@ -244,7 +244,7 @@ def _visible(batch: Batch, mask: Mask) -> dict[str, int]:
 def _about(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
     """Says where the runs' figures come from, and whether they count."""
     where = cluster_words(own.start["facts"])
-    if own.start["config"].get("planners") == NOMINAL:
+    if own.start["config"].get("planners_see") == NOMINAL:
         where += "; planners know the nominal machine alone"
     chosen = [
         f"{label(run.start, 'system')}: {run.start['chosen']['words']}." for run in done if run.start.get("chosen")
