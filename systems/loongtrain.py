@@ -49,7 +49,7 @@ class LoongTrain:
 
     def __post_init__(self) -> None:
         check_mode("system.received_kv", self.received_kv)
-        check_degree(self.head_parallel_degree, self.cost)
+        check_degree("system.head_parallel_degree", self.head_parallel_degree, self.cost)
         if self.placement is not None and self.placement not in PLACEMENTS:
             raise ValueError(f"system.placement is {self.placement!r}; it takes head, context or null")
         inner, ranks = self.inner_ring_ranks, self.cost.cluster.num_ranks

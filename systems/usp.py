@@ -31,7 +31,7 @@ class USP:
 
     def __post_init__(self) -> None:
         check_mode("system.received_kv", self.received_kv)
-        check_degree(self.ulysses_degree, self.cost)
+        check_degree("system.ulysses_degree", self.ulysses_degree, self.cost)
         ranks, heads = self.cost.cluster.num_ranks, self.cost.model.num_heads
         chosen = exchange_degrees(ranks, heads) if self.ulysses_degree is None else [self.ulysses_degree]
         grids = [Grid(head_first(ranks, degree), ranks // degree) for degree in chosen]
@@ -42,11 +42,11 @@ class USP:
         return fitting(lengths, self.cost, lambda seqs: best_grids(lengths, seqs, grids, self.cost, self.received_kv))
 
 
-def check_degree(degree: object, cost: Cost) -> None:
-    """Raises ValueError unless `degree` is None or one of the degrees that fit."""
+def check_degree(key: str, degree: object, cost: Cost) -> None:
+    """Raises ValueError, which names the key, unless `degree` is None or one of the degrees that fit."""
     ranks, heads = cost.cluster.num_ranks, cost.model.num_heads
     if degree is not None and (isinstance(degree, bool) or degree not in exchange_degrees(ranks, heads)):
         raise ValueError(
-            f"system.ulysses_degree is {degree!r}; it takes a divisor of the {ranks} ranks of at most {heads} "
+            f"{key} is {degree!r}; it takes a divisor of the {ranks} ranks of at most {heads} "
             f"(every rank needs a head), or null"
         )

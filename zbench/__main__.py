@@ -36,9 +36,21 @@ if TYPE_CHECKING:
     from zbench.run.presets import Presets
 
 _FLAGS = (
-    "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info",
-    "--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun",
-)  # fmt: skip
+    "--help",
+    "--hydra-help",
+    "--version",
+    "--cfg",
+    "--resolve",
+    "--package",
+    "--run",
+    "--multirun",
+    "--info",
+    "--shell-completion",
+    "--config-path",
+    "--config-name",
+    "--config-dir",
+    "--experimental-rerun",
+)
 
 
 class ChildFailed(Exception):

@@ -121,10 +121,14 @@ def _narrower(rates: RingRates, contract: RingContract, cap: float) -> Iterator[
         if len(kept) and tuple(kept) not in seen and rates.length.max() <= cap * rates.sizes[kept[-1]]:
             seen.add(tuple(kept))
             yield rates._replace(
-                sizes=rates.sizes[kept], ahead=np.ascontiguousarray(rates.ahead[:, kept]),
-                back=np.ascontiguousarray(rates.back[:, kept]), start=rates.start[kept], hop=rates.hop[kept],
-                latency=rates.latency[kept], across=rates.across[kept],
-            )  # fmt: skip
+                sizes=rates.sizes[kept],
+                ahead=np.ascontiguousarray(rates.ahead[:, kept]),
+                back=np.ascontiguousarray(rates.back[:, kept]),
+                start=rates.start[kept],
+                hop=rates.hop[kept],
+                latency=rates.latency[kept],
+                across=rates.across[kept],
+            )
 
 
 def _in_common(rates: RingRates, order: Ints, contract: RingContract, cap: float, count: int) -> Rounds:

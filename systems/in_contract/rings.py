@@ -128,8 +128,13 @@ def _halved(rates, order, group, g, k):  # type: ignore[no-untyped-def]
             continue
         best, chosen = np.inf, 0
         for half in range(2):
-            then = _seconds(rates, k, sums[half, 0] + rates.length[s] / rates.sizes[k],
-                            sums[half, 1] + rates.ahead[s, k], sums[half, 2] + rates.back[s, k])  # fmt: skip
+            then = _seconds(
+                rates,
+                k,
+                sums[half, 0] + rates.length[s] / rates.sizes[k],
+                sums[half, 1] + rates.ahead[s, k],
+                sums[half, 2] + rates.back[s, k],
+            )
             if then < best:
                 best, chosen = then, half
         second[i] = chosen == 1
@@ -138,8 +143,9 @@ def _halved(rates, order, group, g, k):  # type: ignore[no-untyped-def]
         sums[chosen, 2] += rates.back[s, k]
     if sums[1, 0] == 0.0:
         return np.inf, second
-    return max(_seconds(rates, k, sums[0, 0], sums[0, 1], sums[0, 2]),
-               _seconds(rates, k, sums[1, 0], sums[1, 1], sums[1, 2])), second  # fmt: skip
+    return max(
+        _seconds(rates, k, sums[0, 0], sums[0, 1], sums[0, 2]), _seconds(rates, k, sums[1, 0], sums[1, 1], sums[1, 2])
+    ), second
 
 
 @nb.njit(cache=True)
@@ -317,6 +323,9 @@ def least_round(rates: RingRates, order: Ints, most: float, cap: float, num_rank
 
 def seconds_of_group(rates: RingRates, size: int, samples: Ints) -> float:
     """Returns the seconds of a layer of samples in one ring of the k-th size, k = `size`."""
-    sums: list[Floats] = [rates.length[samples] / rates.sizes[size], rates.ahead[samples, size],
-                          rates.back[samples, size]]  # fmt: skip
+    sums: list[Floats] = [
+        rates.length[samples] / rates.sizes[size],
+        rates.ahead[samples, size],
+        rates.back[samples, size],
+    ]
     return float(_seconds(rates, size, *(float(one.sum()) for one in sums)))

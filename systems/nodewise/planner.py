@@ -41,10 +41,20 @@ from zbench.systems.zeppelin.zones import capacity_tokens
 CHUNKS = 3  # a GPU's heads are never cut in more
 TIGHT = 0.8  # of the tokens a GPU has room for, where plans with all of them do not fit memory
 SWITCHES = (
-    "share_heads", "fewest_nodes", "fill_with_beginnings", "place_cut_first", "share_heads_across_nodes",
-    "allow_uneven_nodes", "play_least_nic_use", "homes_where_lacking", "pair_backward_keys", "move_cuts",
-    "move_sequences", "list_schedule", "adopt_rivals",
-)  # fmt: skip
+    "share_heads",
+    "fewest_nodes",
+    "fill_with_beginnings",
+    "place_cut_first",
+    "share_heads_across_nodes",
+    "allow_uneven_nodes",
+    "play_least_nic_use",
+    "homes_where_lacking",
+    "pair_backward_keys",
+    "move_cuts",
+    "move_sequences",
+    "list_schedule",
+    "adopt_rivals",
+)
 Change = Callable[[Trial], tuple[Layout, bool] | None]  # from the fastest trial to a layout, and whether with pairs
 
 

@@ -62,9 +62,13 @@ def test_every_grid_is_another_one() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "says"),
-    [("placement", "row", "takes head, context or null"), ("inner_ring_ranks", 3, "divisor of a ring's ranks"),
-     ("inner_ring_ranks", True, "divisor of a ring's ranks"), ("head_parallel_degree", 5, "divisor of the 8 ranks")],
-)  # fmt: skip
+    [
+        ("placement", "row", "takes head, context or null"),
+        ("inner_ring_ranks", 3, "divisor of a ring's ranks"),
+        ("inner_ring_ranks", True, "divisor of a ring's ranks"),
+        ("head_parallel_degree", 5, "divisor of the 8 ranks"),
+    ],
+)
 def test_what_cannot_be_is_refused(key: str, value: object, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         LoongTrain(small(2, 4), **{key: value})  # type: ignore[arg-type]

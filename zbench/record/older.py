@@ -49,12 +49,15 @@ def as_today(start: Line, steps: Sequence[Line]) -> tuple[Line, list[Line]]:
     try:
         bonded = nics // facts["nics_per_node"]
         changed = {
-            "num_gpus": facts["num_ranks"] * tp, "gpus_per_node": facts["gpus_per_node"] * tp,
-            "nics_per_node": nics, "num_nics": facts["num_nics"] * bonded,
+            "num_gpus": facts["num_ranks"] * tp,
+            "gpus_per_node": facts["gpus_per_node"] * tp,
+            "nics_per_node": nics,
+            "num_nics": facts["num_nics"] * bonded,
             "nic_bandwidth": facts["nic_bandwidth"] / bonded,
-            "peak_flops": facts["peak_flops"] / tp, "memory_bytes": facts["memory_bytes"] / tp,
+            "peak_flops": facts["peak_flops"] / tp,
+            "memory_bytes": facts["memory_bytes"] / tp,
             "device": facts["device"].removeprefix(f"tp groups of {tp} "),
-        }  # fmt: skip
+        }
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise ValueError(
             f"facts of the start line are not those of groups of {tp!r} GPUs on nodes of {nics!r} NICs"
