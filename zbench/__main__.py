@@ -26,9 +26,9 @@ with loading(__name__):
     from omegaconf import DictConfig
 
     from zbench import CONF, __version__
+    from zbench.console.jobs import check_few, count
     from zbench.console.overrides import added, as_typed, check_choices
     from zbench.console.signals import stop_in
-    from zbench.run.jobs import check_few, count
 
 if TYPE_CHECKING:
     from zbench.console.meter import Sweep

@@ -14,7 +14,8 @@ from zbench.plans.plan import Ints
 from zbench.systems.dynamic_cp import dynamic_rounds
 from zbench.systems.hybrid_dp import Group
 from zbench.systems.in_contract.rates import RingRates
-from zbench.systems.in_contract.rings import least_round, seconds_of_group
+from zbench.systems.in_contract.ring_seconds import seconds_of_group
+from zbench.systems.in_contract.rings import least_round
 
 SHIPPED = (1, 2, 4, 8)  # times an even share of the batch: limits of the shipped scheduler that are tried
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # longest samples that have a round of their own

@@ -92,9 +92,9 @@ class InContract:
         for name, most, or_null in (
             ("max_tokens", None, True),
             ("least_degree", ranks, False),
-            ("multiple", None, False),
+            ("micro_batch_multiple", None, False),
             ("degree", ranks, True),
-            ("played", None, False),
+            ("played_candidates", None, False),
             ("context_limit", None, True),
         ):
             check_whole_number(f"system.{name}", getattr(self, name), 1, most, or_null)
