@@ -13,7 +13,7 @@ from zbench.systems.in_contract.rates import RingRates
 
 
 @nb.njit(cache=True)
-def ring_seconds(rates, k, tokens, ahead, back):  # type: ignore[no-untyped-def]
+def ring_layer_seconds(rates, k, tokens, ahead, back):  # type: ignore[no-untyped-def]
     """Returns the seconds of a layer, both directions, of a ring of the k-th size. tokens: of a rank; ahead, back: of a
     hop's attention."""
     linear = rates.fixed + rates.token * tokens
@@ -33,7 +33,7 @@ def ring_seconds(rates, k, tokens, ahead, back):  # type: ignore[no-untyped-def]
 @nb.njit(cache=True)
 def seconds_alone(rates, s, k):  # type: ignore[no-untyped-def]
     """Returns the seconds of a layer of sample s alone in a ring of the k-th size."""
-    return ring_seconds(rates, k, rates.length[s] / rates.sizes[k], rates.ahead[s, k], rates.back[s, k])
+    return ring_layer_seconds(rates, k, rates.length[s] / rates.sizes[k], rates.ahead[s, k], rates.back[s, k])
 
 
 @nb.njit(cache=True)
@@ -49,7 +49,7 @@ def sum_groups(rates, order, count, size, group, state):  # type: ignore[no-unty
             state[2, g] += rates.back[s, k]
     out = np.empty(count)
     for g in range(count):
-        out[g] = ring_seconds(rates, size[g], state[0, g], state[1, g], state[2, g])
+        out[g] = ring_layer_seconds(rates, size[g], state[0, g], state[1, g], state[2, g])
     return out
 
 
@@ -62,7 +62,7 @@ def seconds_at(rates, order, group, g, k):  # type: ignore[no-untyped-def]
             tokens += rates.length[s] / rates.sizes[k]
             ahead += rates.ahead[s, k]
             back += rates.back[s, k]
-    return ring_seconds(rates, k, tokens, ahead, back)
+    return ring_layer_seconds(rates, k, tokens, ahead, back)
 
 
 @nb.njit(cache=True)
@@ -77,7 +77,7 @@ def with_exchanged(rates, state, g, k, added, taken):  # type: ignore[no-untyped
         tokens -= rates.length[taken] / rates.sizes[k]
         ahead -= rates.ahead[taken, k]
         back -= rates.back[taken, k]
-    return tokens, ring_seconds(rates, k, tokens, ahead, back)
+    return tokens, ring_layer_seconds(rates, k, tokens, ahead, back)
 
 
 def seconds_of_group(rates: RingRates, size: int, samples: Ints) -> float:
@@ -87,4 +87,4 @@ def seconds_of_group(rates: RingRates, size: int, samples: Ints) -> float:
         rates.ahead[samples, size],
         rates.back[samples, size],
     ]
-    return float(ring_seconds(rates, size, *(float(one.sum()) for one in sums)))
+    return float(ring_layer_seconds(rates, size, *(float(one.sum()) for one in sums)))

@@ -13,7 +13,13 @@ import numpy as np
 
 from zbench.plans.plan import Ints
 from zbench.systems.in_contract.rates import RingRates
-from zbench.systems.in_contract.ring_seconds import ring_seconds, seconds_alone, seconds_at, sum_groups, with_exchanged
+from zbench.systems.in_contract.ring_seconds import (
+    ring_layer_seconds,
+    seconds_alone,
+    seconds_at,
+    sum_groups,
+    with_exchanged,
+)
 
 HALVINGS = 18  # of the interval of a round's seconds: to 1 part in 250,000
 MOVES = 400  # most moves or exchanges of samples in a round
@@ -43,7 +49,7 @@ def _fill(rates, order, most, cap, num_ranks, size, group, state):  # type: igno
             tokens = state[0, g] + rates.length[s] / rates.sizes[k]
             if tokens > cap:
                 continue
-            then = ring_seconds(rates, k, tokens, state[1, g] + rates.ahead[s, k], state[2, g] + rates.back[s, k])
+            then = ring_layer_seconds(rates, k, tokens, state[1, g] + rates.ahead[s, k], state[2, g] + rates.back[s, k])
             if then <= most and then > fullest:
                 place, fullest = g, then
         if place < 0:
@@ -88,7 +94,7 @@ def _halved(rates, order, group, g, k):  # type: ignore[no-untyped-def]
             continue
         best, chosen = np.inf, 0
         for half in range(2):
-            then = ring_seconds(
+            then = ring_layer_seconds(
                 rates,
                 k,
                 sums[half, 0] + rates.length[s] / rates.sizes[k],
@@ -104,8 +110,8 @@ def _halved(rates, order, group, g, k):  # type: ignore[no-untyped-def]
     if sums[1, 0] == 0.0:
         return np.inf, second
     return max(
-        ring_seconds(rates, k, sums[0, 0], sums[0, 1], sums[0, 2]),
-        ring_seconds(rates, k, sums[1, 0], sums[1, 1], sums[1, 2]),
+        ring_layer_seconds(rates, k, sums[0, 0], sums[0, 1], sums[0, 2]),
+        ring_layer_seconds(rates, k, sums[1, 0], sums[1, 1], sums[1, 2]),
     ), second
 
 

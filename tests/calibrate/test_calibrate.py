@@ -474,10 +474,10 @@ def test_processes_already_started_say_the_shape(
     world = ProcessPlace(0, 8, 0, num_local, "host", 29500, True, "0", False)
     asked = argparse.Namespace(nodes=nodes, gpus_per_node=gpus, only_device=False, matmuls=None, points=None)
     if shape.startswith("("):
-        assert str(__main__.askedasked_shape(asked, world)) == shape
+        assert str(__main__.asked_shape(asked, world)) == shape
     else:
         with pytest.raises(ValueError, match=shape):
-            __main__.askedasked_shape(asked, world)
+            __main__.asked_shape(asked, world)
 
 
 def test_elements_that_nothing_computes_with_are_refused() -> None:
