@@ -56,8 +56,8 @@ class TokenParts:
                         rows.append((int(blocks.seq[piece]), one, two, part))
         table = np.array(sorted(rows), np.int64).reshape(-1, 4)
         sizes = np.bincount(table[:, 3], weights=table[:, 2] - table[:, 1], minlength=part + 1).astype(np.int64)
-        seq, start, stop, of = (column.copy() for column in table.T)
-        return TokenParts(seq, start, stop, of, plan.lengths, plan.sequences, sizes, plan.mask)
+        one = np.ascontiguousarray(table.T)
+        return TokenParts(one[0], one[1], one[2], one[3], plan.lengths, plan.sequences, sizes, plan.mask)
 
     @cached_property
     def _blocks(self) -> Blocks:
