@@ -3,10 +3,11 @@
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Flags, Ints
 from zbench.step.formula import Axis, Formula, Reference
 from zbench.step.index import Index, PartMap, Relation
 from zbench.step.lists import PartLists
@@ -74,7 +75,11 @@ class StepLayout:
 
     def index_of(self, slot: str) -> str:
         """Returns the name of the index that a slot is of."""
-        return dict(self.aliases).get(slot, slot)
+        return self._aliases.get(slot, slot)
+
+    @cached_property
+    def _aliases(self) -> dict[str, str]:
+        return dict(self.aliases)
 
     def of_batch(self, tensor: int) -> bool:
         """Returns whether a tensor is of a micro-batch."""
@@ -86,8 +91,38 @@ class StepLayout:
 
     def shape(self, tensor: int) -> tuple[int, int]:
         """Returns the parts along both axes of a tensor, 1 where it has none."""
-        sizes = [len(self.index[axis]) for axis in self.tensors[tensor].axes]
-        return sizes[0] if sizes else 1, sizes[1] if len(sizes) > 1 else 1
+        first, second = self.shapes[tensor].tolist()
+        return first, second
+
+    @cached_property
+    def shapes(self) -> Ints:
+        """The parts along both axes of every tensor, 1 where it has none, int64 [tensors, 2]."""
+        size = {name: len(one) for name, one in self.index.items()}
+        rows = [[*(size[axis] for axis in one.axes), 1, 1][:2] for one in self.tensors]
+        return np.array(rows, np.int64).reshape(-1, 2)
+
+    @cached_property
+    def layered(self) -> Ints:
+        """1 of tensors that each layer or border has one of, 0 of those of the step as a whole."""
+        return np.array([int(one.layers != "none") for one in self.tensors], np.int64)
+
+    @cached_property
+    def updates(self) -> Flags:
+        """Whether a formula updates state."""
+        return np.array([one.action == ":=" for one in self.formulas], bool)
+
+    @cached_property
+    def each_layer(self) -> Flags:
+        """Whether a formula is of every layer: whether it has a tensor that each layer has one of."""
+        own = {at for at, one in enumerate(self.tensors) if one.layers == "layer"}
+        rows, offsets = self.bound.rows[:, 1].tolist(), self.bound.offsets.tolist()
+        return np.array([not own.isdisjoint(rows[a:b]) for a, b in pairwise(offsets)], bool)
+
+    @cached_property
+    def parts_of_slots(self) -> Ints:
+        """The parts of every formula's slots, int64 [formulas, 3], 0 where there is none."""
+        sizes = np.array([*(len(one) for one in self.indices), 0], np.int64)
+        return np.asarray(sizes[self.bound.slots])
 
     @cached_property
     def bound(self) -> FormulaRows:
