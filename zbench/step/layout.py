@@ -236,11 +236,34 @@ class StepLayout:
         if number >= 0 and first not in seen and second not in seen:
             times *= self.relations[number].num_pairs
         if number >= 0 and first in seen and second in seen:
-            raise ValueError(f"formula {formula}: {formula.results[0]} has both slots of {formula.relation}")
+            return times * self._pairs(number, seen.index(first), row)
         return times * np.multiply.outer(*factors).reshape(-1)
+
+    def _pairs(self, number: int, turned: int, row: Ints) -> Ints:
+        """Returns how many pairs of parts that meet fall on each cell of a tensor that has both slots of a relation.
+        turned: 1 if its second axis has the relation's first slot."""
+        one = self.relations[number]
+        count = np.diff(one.offsets)[one.first_group]
+        group = one.partners[_ranges(one.offsets[one.first_group], count)]
+        order, sizes = np.argsort(one.second_group, kind="stable"), np.bincount(one.second_group)
+        second = order[_ranges((np.cumsum(sizes) - sizes)[group], sizes[group])]
+        first = np.repeat(np.repeat(np.arange(len(count)), count), sizes[group])
+        cells = [
+            part if which < 0 else self.maps[which].part[part]
+            for part, which in zip(
+                (second, first) if turned else (first, second), (int(row[4]), int(row[6])), strict=True
+            )
+        ]
+        shape = self.shape(int(row[1]))
+        return np.bincount(cells[0] * shape[1] + cells[1], minlength=shape[0] * shape[1]).astype(np.int64)
 
     def _partners(self, number: int, first: bool) -> Ints:
         """Returns how many groups each part meets in a relation."""
         one = self.relations[number]
         offsets, group = (one.offsets, one.first_group) if first else (one.turned()[0], one.second_group)
         return np.diff(offsets)[group]
+
+
+def _ranges(begin: Ints, count: Ints) -> Ints:
+    """Returns the numbers from `begin` on, `count` of each, one range after another."""
+    return np.asarray(np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count - begin, count), np.int64)

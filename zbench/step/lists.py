@@ -43,6 +43,7 @@ class ListTable:
     rows: list[Ints] = field(default_factory=list)
     owners: list[str] = field(default_factory=list)
     numbers: dict[tuple[str, bytes], int] = field(default_factory=dict)
+    wholes: dict[str, int] = field(default_factory=dict)
 
     def number(self, index: str, parts: Iterable[int] | Ints) -> int:
         """Returns the number of a list of parts of an index, in any order.
@@ -52,7 +53,9 @@ class ListTable:
         """
         if index not in self.sizes:
             raise ValueError(f"a list is of index {index!r}; there are {', '.join(self.sizes)}")
-        row = np.sort(np.fromiter(parts, np.int64) if not isinstance(parts, np.ndarray) else parts.astype(np.int64))
+        row = np.array(parts if isinstance(parts, (np.ndarray, list)) else list(parts), np.int64)
+        if len(row) > 1:
+            row.sort()
         key = (index, row.tobytes())
         found = self.numbers.get(key)
         if found is not None:
@@ -69,7 +72,9 @@ class ListTable:
 
     def whole(self, index: str) -> int:
         """Returns the number of the list of all parts of an index."""
-        return self.number(index, np.arange(self.sizes[index], dtype=np.int64))
+        if index not in self.wholes:
+            self.wholes[index] = self.number(index, np.arange(self.sizes[index], dtype=np.int64))
+        return self.wholes[index]
 
     def lists(self) -> PartLists:
         """Returns what was collected so far."""

@@ -15,15 +15,19 @@ from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.plans.plan import Lists, Plan
 from zbench.step.index import Index, PartMap, Relation
+from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 
 
 @dataclass(frozen=True)
 class PlanParts:
-    """The parts of a plan for a model. degree: GPUs of a tensor-parallel group."""
+    """The parts of a plan for a model. degree: GPUs of a tensor-parallel group. experts: how a model's experts are laid
+    out and chosen; micro_batch: the plan's number, which the choice depends on."""
 
     plan: Plan
     model: Model
     degree: int
+    experts: ExpertParallel = TOGETHER
+    micro_batch: int = 0
 
     @property
     def num_gpus(self) -> int:
@@ -92,14 +96,15 @@ class PlanParts:
     def indices(self) -> tuple[Index, ...]:
         """Returns the indices t, h, g, f, v and j, the slices of a group."""
         slices = np.ones(self.degree, np.int64)
+        experts = self.routing.indices() if self.routing else ()
         return (
             Index("t", self._tokens[2], of_batch=True),
             Index("h", np.tile(np.diff(self.head_cuts), self.degree)),
             Index("g", np.tile(self.kv_sizes, self.degree)),
             Index("f", _shares(self.model.ffn_hidden, self.degree)),
             Index("v", _shares(self.model.vocab, self.degree)),
-            Index("j", slices),
-        )
+            Index("j", slices), *experts,
+        )  # fmt: skip
 
     def maps(self) -> tuple[PartMap, ...]:
         """Returns the maps g(h), and j of h, g, f and v."""
@@ -107,13 +112,42 @@ class PlanParts:
         kv = (share[:, None] * kvs + self.kv_of_head).reshape(-1)
         return (
             PartMap("g", "h", kv), PartMap("j", "h", np.repeat(share, heads)), PartMap("j", "g", np.repeat(share, kvs)),
-            PartMap("j", "f", share), PartMap("j", "v", share),
+            PartMap("j", "f", share), PartMap("j", "v", share), *(self.routing.maps() if self.routing else ()),
         )  # fmt: skip
 
     def of_slice(self, index: str, share: int) -> Ints:
         """Returns the parts of an index that GPU `share` of every group has."""
         count = {"h": len(self.head_cuts) - 1, "g": len(self.kv_sizes)}.get(index, 1)
         return share * count + np.arange(count)
+
+    @cached_property
+    def routing(self) -> Routing | None:
+        """The experts of the tokens; None of a model without experts."""
+        if self.model.num_experts == 1:
+            return None
+        return Routing.draw(self._tokens[2], self.model, self.experts, self.micro_batch)
+
+    def homes_of_experts(self, index: str) -> Ints:
+        """Returns, for each cell of parts of t and experts (e) or slices of them (k), the GPU that has these in the
+        group of the tokens' home."""
+        degree = self.experts.degree
+        share = (
+            np.arange(degree)
+            if index == "k"
+            else np.arange(self.model.num_experts) // (self.model.num_experts // degree)
+        )
+        return (self.home[:, None] // degree * degree + share).reshape(-1)
+
+    def routed(self, axes: tuple[str, ...]) -> Ints | None:
+        """Returns the tokens of each cell of a tensor of routed tokens, None of other tensors."""
+        if self.routing is None or axes[1:] not in (("e",), ("k",)):
+            return None
+        tokens = self.routing.to_experts if axes[1] == "e" else self.routing.to_slices
+        return tokens.reshape(-1).astype(np.int64)
+
+    def relations(self) -> tuple[Relation, ...]:
+        """Returns visible(t, s), and route(t, e) and goes(t, k) of a model with experts."""
+        return (self.visible(), *(self.routing.relations() if self.routing else ()))
 
     def visible(self) -> Relation:
         """Returns visible(t, s): which blocks have a query that sees a key of which blocks."""
@@ -131,9 +165,8 @@ def check_plans(model: Model, plans: tuple[Plan, ...], degree: int) -> None:
         size = getattr(model, name)
         if degree < 1 or size % degree:
             raise ValueError(f"the tensor-parallel degree is {degree}; it has to divide model.{name}, {size}")
-    for name, right in (("num_experts", 1), ("tied_embeddings", False)):
-        if getattr(model, name) != right:
-            raise ValueError(f"model.{name} is {getattr(model, name)}; a step is built of models with {right}")
+    if model.tied_embeddings:
+        raise ValueError("model.tied_embeddings is True; a step is built of models with False")
     if not plans:
         raise ValueError("a step has no plans; it takes at least one, a micro-batch each")
     for number, plan in enumerate(plans):

@@ -133,7 +133,7 @@ def items_fault(layout: StepLayout, items: Items, owners: Owners) -> str:
         at = int(np.argmax(outside))
         return f"entry {at} has tensor {items.tensor[at]}; it takes a number below {len(layout.tensors)}"
     nature, axes, at_home = owners.nature[items.tensor], owners.axes[items.tensor], items.places == AT_HOME
-    sums = np.where(nature == SUM, (items.count > 0) | (items.count == COMPLETE), items.count == 0)
+    sums = np.where(nature == SUM, (items.count >= 0) | (items.count == COMPLETE), items.count == 0)
     for bad, word in (
         (~at_home & (owners.owner(items.places) != owners.place),
          "places that are no list of places, or -1: at home"),
@@ -141,7 +141,7 @@ def items_fault(layout: StepLayout, items: Items, owners: Owners) -> str:
         (owners.owner(items.list0) != axes[:, 0], "a list that is not of its first axis"),
         (owners.owner(items.list1) != axes[:, 1], "a list that is not of its second axis"),
         (abs(items.layer) > MOST_OFFSET * layout.layered[items.tensor], "a layer that is too far"),
-        (~sums, "a wrong count; sums have one above 0 or are complete, others have none"),
+        (~sums, "a wrong count; sums have one from 0 on or are complete, others have none"),
         ((items.version != 0) & (nature != STATE), "a version, and is no state"),
         (_outside(items.hops, MOST_HOPS + 1), f"hops that are not from 0 to {MOST_HOPS}"),
     ):  # fmt: skip
