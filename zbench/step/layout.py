@@ -103,7 +103,7 @@ class StepLayout:
 
     @cached_property
     def layered(self) -> Ints:
-        """1 of tensors that each layer or border has one of, 0 of those of the step as a whole."""
+        """Whether each layer or border has one of a tensor (1) or the step as a whole (0), int64 [tensors]."""
         return np.array([int(one.layers != "none") for one in self.tensors], np.int64)
 
     @cached_property

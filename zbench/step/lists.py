@@ -9,6 +9,7 @@ from zbench.describe.arrays import Ints
 from zbench.describe.checks import is_whole
 
 PLACE, LANE = "place", "lane"  # lists of places and of NICs of a node are of these
+MOST_LANES = 2**15
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,17 @@ class ListTable:
     owners: list[str] = field(default_factory=list)
     numbers: dict[tuple[str, bytes], int] = field(default_factory=dict)
     wholes: dict[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(lists: PartLists, sizes: Mapping[str, int], places: int) -> "ListTable":
+        """Returns a table that has some lists already, with the numbers that they have."""
+        known = {**sizes, PLACE: places, LANE: MOST_LANES}
+        table = ListTable({name: known[name] for name in lists.indices})
+        for number in range(len(lists)):
+            table.rows.append(lists[number])
+            table.owners.append(lists.index_of(number))
+            table.numbers[table.owners[-1], table.rows[-1].tobytes()] = number
+        return table
 
     def number(self, index: str, parts: Iterable[int] | Ints) -> int:
         """Returns the number of a list of parts of an index, in any order.

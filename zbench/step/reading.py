@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field, replace
 
 from zbench.step.layout import StepLayout
-from zbench.step.lists import LANE, PLACE, ListTable
+from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import COMPUTE, DROP, KINDS, MOVE, QUEUES, SEND, Operations
-from zbench.step.reading_layout import LINES, MOST_LANES, PartialLayout
+from zbench.step.reading_layout import LINES, PartialLayout
 from zbench.step.scanner import Scanner, TextFault
 from zbench.step.template import AT_HOME, COMPLETE, Encoding, Instance, Items, StageStart, Step, Template
 

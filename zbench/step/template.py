@@ -99,7 +99,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class StageStart:
-    """Where a stage of a pipeline begins: its first layer, and its first place."""
+    """A stage of a pipeline begins with a layer and a place."""
 
     layer: int
     place: int

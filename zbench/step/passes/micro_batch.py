@@ -8,7 +8,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.step.layers import MERGE
 from zbench.step.layout import StepLayout
-from zbench.step.lists import LANE, PLACE, ListTable
+from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import REDUCE, Operations, operation_row
 from zbench.step.passes.attention import attention_rows, dropped_rows, kept_copies
 from zbench.step.passes.experts import ExpertModules, of_experts
@@ -43,7 +43,7 @@ class BatchTemplates:
     ) -> "BatchTemplates":
         """Lays out a micro-batch. batch: which of how many it is; stages: of a pipeline, each with as many places."""
         indices = (*parts.indices(), *parameters.indices())
-        sizes = {**{one.name: len(one) for one in indices}, PLACE: parts.num_gpus * stages, LANE: 2**15}
+        sizes = {**{one.name: len(one) for one in indices}, PLACE: parts.num_gpus * stages, LANE: MOST_LANES}
         lists = ListTable(sizes)
         layout = StepLayout(
             indices, (("s", "t"),), parts.maps(), parts.relations(),

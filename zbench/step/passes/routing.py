@@ -1,4 +1,4 @@
-"""Which experts tokens go to, drawn by a seed, and which GPUs have them (expert parallelism).
+"""Draws which experts tokens go to, and lays experts out on GPUs (expert parallelism).
 
 Experts are held by groups of consecutive GPUs: of `degree` GPUs each has as many experts, and tokens stay in the group
 of their home. A token goes once to a GPU, whatever number of experts it has there (as DeepEP's dispatch does). One draw
@@ -17,8 +17,11 @@ from zbench.step.index import Index, PartMap, Relation
 
 @dataclass(frozen=True)
 class ExpertParallel:
-    """How experts are laid out and chosen. degree: GPUs that hold all experts together. seed: of the draw. skew: the
-    exponent by which an expert's odds fall with its rank in a random order; 0: all are chosen alike (a guess, both)."""
+    """A layout of experts and a rule by which they are chosen.
+
+    degree: GPUs that hold all experts together. seed: of the draw. skew: the exponent by which an expert's odds fall
+    with its rank in a random order; 0: all are chosen alike (a guess, both).
+    """
 
     degree: int = 1
     seed: int = 0

@@ -34,8 +34,8 @@ from zbench.step.tensor import SUM
 
 @dataclass(frozen=True)
 class Looked:
-    """What a template's rules found. needs, leaves: the items of its contract. touches: by its operations; hops: lossy
-    encodings of what they read, by tensor."""
+    """Items and counts that a template's rules found. needs, leaves: the items of its contract. touches: by its
+    operations; hops: lossy encodings of what they read, by tensor."""
 
     needs: ItemRows
     leaves: ItemRows
