@@ -31,18 +31,18 @@ from zbench.step.tensor import SUM
 
 
 @nb.njit(**INNER)
-def groups_meet(t, relation, first, second):  # type: ignore[no-untyped-def]
-    """Returns whether two groups of a relation meet."""
-    row = t.row_begin[relation] + first
-    low, high = t.partner_offsets[row], t.partner_offsets[row + 1]
+def rows_meet(pairs, relation, first, second):  # type: ignore[no-untyped-def]
+    """Returns whether two groups of a relation meet. pairs: row_begin, partner_offsets and partners of WalkTables."""
+    row = pairs[0][relation] + first
+    low, high = pairs[1][row], pairs[1][row + 1]
     end = high
     while low < high:
         middle = (low + high) // 2
-        if t.partners[middle] < second:
+        if pairs[2][middle] < second:
             low = middle + 1
         else:
             high = middle
-    return low < end and t.partners[low] == second
+    return low < end and pairs[2][low] == second
 
 
 @nb.njit(**INNER)
@@ -55,7 +55,7 @@ def _partners(t, relation, part, is_second, which):  # type: ignore[no-untyped-d
         if t.groups[other, 1]:
             theirs = t.groups[other, 0]
             first, second = (theirs, mine) if is_second else (mine, theirs)
-            count += groups_meet(t, relation, first, second)
+            count += rows_meet((t.row_begin, t.partner_offsets, t.partners), relation, first, second)
     return count
 
 
@@ -109,7 +109,12 @@ def _row(t, state, op, number, row, version, layer, place):  # type: ignore[no-u
             if both:
                 one, two = (part0, part1) if slots[0] == first else (part1, part0)
                 groups = t.group_offsets[2 * relation], t.group_offsets[2 * relation + 1]
-                if not groups_meet(t, relation, t.groups[groups[0] + one, 0], t.groups[groups[1] + two, 0]):
+                if not rows_meet(
+                    (t.row_begin, t.partner_offsets, t.partners),
+                    relation,
+                    t.groups[groups[0] + one, 0],
+                    t.groups[groups[1] + two, 0],
+                ):
                     continue
             cell1 = part1 if t.rows[row, 6] < 0 else t.maps[t.map_offsets[t.rows[row, 6]] + part1]
             item = (number, tensor, layer, place, cell0 * about[SHAPE1] + cell1)
