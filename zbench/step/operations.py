@@ -49,7 +49,7 @@ class Operations:
     @staticmethod
     def of(rows: Sequence[Sequence[int]]) -> "Operations":
         """Makes operations of rows, each with all columns in their order."""
-        return Operations.of_tables([np.array(rows, np.int32).reshape(-1, len(COLUMN_NAMES))])
+        return Operations.of_tables([np.array(rows, np.int64).reshape(-1, len(COLUMN_NAMES))])
 
     @staticmethod
     def of_tables(tables: Sequence[Ints]) -> "Operations":

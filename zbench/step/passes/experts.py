@@ -44,7 +44,7 @@ class ExpertModules:
         """Returns the parts of t at home on a GPU that have tokens for a slice of the experts."""
         assert self.parts.routing is not None
         own = self.parts.own[gpu]
-        return own[self.parts.routing.to_slices[own, slices] > 0]
+        return np.asarray(own[self.parts.routing.to_slices[own, slices] > 0], np.int64)
 
     def _group(self, gpu: int) -> Ints:
         """Returns the parts of t at home in a GPU's group."""
@@ -55,7 +55,7 @@ class ExpertModules:
         """Returns the parts of t that have tokens for the experts of a GPU."""
         assert self.parts.routing is not None
         group = self._group(gpu)
-        return group[self.parts.routing.to_slices[group, gpu % self.degree] > 0]
+        return np.asarray(group[self.parts.routing.to_slices[group, gpu % self.degree] > 0], np.int64)
 
     def _experts(self, gpu: int) -> Ints:
         each = self.parts.model.num_experts // self.degree

@@ -21,6 +21,7 @@ from zbench.step.template import AT_HOME, COMPLETE, Items, Template
 
 _HEAD_WEIGHTS, _EMBEDDING_WEIGHTS = ("gl", "wh"), ("we",)
 Rows = list[list[int]]
+Tables = list[Ints | Rows]
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class BatchTemplates:
             self._backward(gradients), self._embedding_backward(gradients),
         ], loss + len(self.parts.home)  # fmt: skip
 
-    def template(self, name: str, ops: Sequence[Ints | Rows], needs: Rows, leaves: Rows, section: str = "") -> Template:
+    def template(self, name: str, ops: Tables, needs: Rows, leaves: Rows, section: str = "") -> Template:
         """Returns a template of this micro-batch. section: whose formulas it computes, "" if it computes none."""
         numbers = tuple(self.formulas.numbers[section]) if section else ()
         name = f"{name}.{self.number}" if self.count > 1 else name
@@ -102,7 +103,7 @@ class BatchTemplates:
     def _embedding(self) -> Template:
         rows = self.parameters
         ahead = self._ahead(range(rows.of.window))
-        ops = [rows.gathers(_EMBEDDING_WEIGHTS), *(rows.gathers(rows.of.of_layers, layer) for layer in ahead)]
+        ops: Tables = [rows.gathers(_EMBEDDING_WEIGHTS), *(rows.gathers(rows.of.of_layers, layer) for layer in ahead)]
         rest = [line for weight in _EMBEDDING_WEIGHTS for line in rows.resting(weight)]
         needs = rest + self._weights((), ahead)
         leaves = rest + self._weights(ahead, ()) + self.tokens("x")
@@ -112,7 +113,7 @@ class BatchTemplates:
         """Returns the template in which a stage gathers the parameters of its first layers ahead; stage 3 alone has
         some."""
         ahead = self._ahead(layers)
-        ops = [self.parameters.gathers(self.parameters.of.of_layers, layer) for layer in ahead]
+        ops: Tables = [self.parameters.gathers(self.parameters.of.of_layers, layer) for layer in ahead]
         return self.template(name, ops, self._weights((), ahead), self._weights(ahead, ()))
 
     def _ahead(self, layers: range) -> tuple[int, ...]:
@@ -139,7 +140,7 @@ class BatchTemplates:
 
     def _forward(self) -> Template:
         rows = self.parameters
-        ops = [rows.gathers(rows.of.of_layers, rows.of.window), *self._computed("forward")]
+        ops: Tables = [rows.gathers(rows.of.of_layers, rows.of.window), *self._computed("forward")]
         needs, leaves = self._around(1)
         leaves += self.tokens("x", 1) + self._saved()
         return self.template("forward", ops, needs + self.tokens("x"), leaves, "forward")
@@ -182,7 +183,7 @@ class BatchTemplates:
     def _head(self, gradients: dict[str, Ints], loss: int) -> Template:
         rows = self.parameters
         ahead = self._ahead(range(-rows.of.window, 0))
-        ops = [rows.gathers(_HEAD_WEIGHTS), *(rows.gathers(rows.of.of_layers, layer) for layer in ahead)]
+        ops: Tables = [rows.gathers(_HEAD_WEIGHTS), *(rows.gathers(rows.of.of_layers, layer) for layer in ahead)]
         ops += self._computed("head")
         number, home = self.layout.number["loss"], self.lists.number(PLACE, [0])
         if self.parts.num_gpus > 1:
@@ -200,7 +201,7 @@ class BatchTemplates:
     def _backward(self, gradients: dict[str, Ints]) -> Template:
         rows = self.parameters
         again = "~" if "o~" in self.layout.number else ""
-        ops = [rows.gathers(rows.of.of_layers, -rows.of.window), *self._computed("backward", again)]
+        ops: Tables = [rows.gathers(rows.of.of_layers, -rows.of.window), *self._computed("backward", again)]
         before, after, reductions = self._gradients(rows.of.of_layers, gradients)
         needs, leaves = self._around(-1)
         needs += self.tokens("dx", 1) + self._saved() + before
