@@ -16,7 +16,7 @@ Where = tuple[int, int, int]  # a tensor of a layout, its layer, the layout
 
 
 @dataclass(frozen=True)
-class Group:
+class ItemGroup:
     """All there is of a tensor of a layer. number: of its items, among those that are alike but for the first place
     and the first version."""
 
@@ -32,7 +32,7 @@ class Groups:
     numbers: dict[bytes, int] = field(default_factory=dict)
     items: list[bytes] = field(default_factory=list)
 
-    def of(self, rows: ItemRows) -> Iterator[tuple[tuple[int, int], Group]]:
+    def of(self, rows: ItemRows) -> Iterator[tuple[tuple[int, int], ItemGroup]]:
         """Yields ((tensor, layer offset), group) for the items of a contract."""
         starts = np.flatnonzero(np.diff(rows.tensor, prepend=-1) | np.diff(rows.layer, prepend=-99))
         if not len(starts):
@@ -48,13 +48,13 @@ class Groups:
             number = self.numbers.setdefault(key, len(self.items))
             if number == len(self.items):
                 self.items.append(key)
-            yield (tensors[at], layers[at]), Group(number, int(lowest[at, 3]), int(lowest[at, 0]))
+            yield (tensors[at], layers[at]), ItemGroup(number, int(lowest[at, 3]), int(lowest[at, 0]))
 
-    def group(self, row: Ints) -> Group | None:
+    def group(self, row: Ints) -> ItemGroup | None:
         """Returns the group of (number, version, place); a number of -1 is none."""
-        return Group(*row.tolist()) if row[0] >= 0 else None
+        return ItemGroup(*row.tolist()) if row[0] >= 0 else None
 
-    def table(self, group: Group | None) -> dict[tuple[int, int], list[int]]:
+    def table(self, group: ItemGroup | None) -> dict[tuple[int, int], list[int]]:
         """Returns the items of a group: by (place, cell) their count, version and hops."""
         if group is None:
             return {}
@@ -90,7 +90,7 @@ def named(step: Step, where: Where) -> str:
     return f"{layout.tensors[tensor].name} of layer {layer}{batch}"
 
 
-def difference_word(step: Step, groups: Groups, where: Where, have: Group | None, want: Group | None) -> str:
+def difference_word(step: Step, groups: Groups, where: Where, have: ItemGroup | None, want: ItemGroup | None) -> str:
     """Says how what is there of a tensor and layer differs from what is needed."""
     tensor, _, number = where
     layout, name = step.layouts[number], named(step, where)
