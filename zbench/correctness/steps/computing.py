@@ -32,14 +32,14 @@ class Tokens:
     chosen: list[Ints] = field(default_factory=list)
 
 
-def key_of(layout: StepLayout, micro_batch: int, tensor: int, layer: int) -> tuple[str, int, int]:
+def store_key(layout: StepLayout, micro_batch: int, tensor: int, layer: int) -> tuple[str, int, int]:
     """Returns the key of a tensor's store."""
     one = layout.tensors[tensor]
     of_batch = any(layout.index[axis].of_batch for axis in one.axes)
     return one.name, 0 if one.layers == "none" else layer, micro_batch if of_batch else -1
 
 
-def add(held: dict[tuple[int, Cell], Any], name: str, at: tuple[int, Cell], value: Any) -> None:
+def add_value(held: dict[tuple[int, Cell], Any], name: str, at: tuple[int, Cell], value: Any) -> None:
     """Adds a contribution to what is there of a sum."""
     held[at] = merged(name, held[at], value) if at in held else value
 
@@ -70,7 +70,7 @@ class Compute:
 
     def key(self, one: Reference) -> tuple[str, int, int]:
         """Returns the key of a tensor's store."""
-        return key_of(self.layout, self.micro_batch, self.layout.number[one.tensor], self.layer + one.after)
+        return store_key(self.layout, self.micro_batch, self.layout.number[one.tensor], self.layer + one.after)
 
     def _cell(self, one: Reference, at: dict[str, int]) -> Cell:
         """Returns the cell of a reference; of a parameter, that of its slice's first shard."""
@@ -138,9 +138,9 @@ class Compute:
             whole[tuple(where)] = value
             flat = np.split(whole.reshape(-1), np.cumsum(self.layout.index[f"z{base}"].sizes)[:-1])
             for shard, part in enumerate(flat):
-                add(held, one.tensor, (self.place, (cell[0], shard)), part)
+                add_value(held, one.tensor, (self.place, (cell[0], shard)), part)
         elif action == "+=":
-            add(held, one.tensor, (self.place, cell), value)
+            add_value(held, one.tensor, (self.place, cell), value)
         elif action == "=" and (self.place, cell) in held:
             raise Missing(f"{one} {cell} of layer {self.layer} is on {self.place} already")
         else:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from zbench.correctness.steps.computing import Cell, Compute, Missing, Store, Tokens, add, key_of, parts_meet
+from zbench.correctness.steps.computing import Cell, Compute, Missing, Store, Tokens, add_value, parts_meet, store_key
 from zbench.correctness.steps.functions import CUT
 from zbench.describe.arrays import Floats
 from zbench.describe.model import Model
@@ -97,7 +97,7 @@ class StepInterpreter:
             for name, offset, place, cell in self.named(layout, items):
                 tensor = layout.number[name]
                 if self._exists(layout, tensor, (layer, layer + offset)):
-                    key = key_of(layout, template.layout, tensor, layer + offset)
+                    key = store_key(layout, template.layout, tensor, layer + offset)
                     used.add(key)
                     if leaves:
                         left.setdefault(key, set()).add((place + one.place, cell))
@@ -112,7 +112,7 @@ class StepInterpreter:
         kind, what, src, dst, *lists = op[:7]
         if kind == COMPUTE:
             return self._compute(template, layout.formulas[what], src + one.place, (lists, layer))
-        key = key_of(layout, template.layout, what, layer + op[7])
+        key = store_key(layout, template.layout, what, layer + op[7])
         if not self._exists(layout, what, (layer, layer + op[7])):
             return set()
         held = self.there.setdefault(key, {})
@@ -129,9 +129,9 @@ class StepInterpreter:
                 if kind in (SEND, GATHER):
                     self._copy(held, key, (first, second, cell), layout.tensors[what].nature == "state")
                 elif kind == MOVE:
-                    add(held, key[0], (second, cell), self._take(held, key, first, cell))
+                    add_value(held, key[0], (second, cell), self._take(held, key, first, cell))
                 elif (second, cell) in held:  # a reduction: from a member to the home
-                    add(held, key[0], (first, cell), held.pop((second, cell)))
+                    add_value(held, key[0], (first, cell), held.pop((second, cell)))
         return {key}
 
     def _take(self, held: dict[tuple[int, Cell], Any], key: tuple[str, int, int], place: int, cell: Cell) -> Any:
