@@ -123,10 +123,15 @@ class HopGraph:
 
 def hop_graph(parts: Hops, busy: Floats, latency: Floats, edges: Edges) -> HopGraph:
     """Puts hops into a program: queues in plan order and data edges, from operations to hops."""
+    hop_edges = _hop_edges(edges.producer, edges.consumer, parts.first, parts.last, parts.after)
+    return graph_of(parts, busy, latency, *hop_edges)
+
+
+def graph_of(parts: Hops, busy: Floats, latency: Floats, producer: Ints, consumer: Ints) -> HopGraph:
+    """Puts hops into a program: queues in plan order and edges between hops."""
     next_a, next_b, queue_waits = _queue_order(parts.queue_a, parts.queue_b)
     pair, next_pair = _pairs(parts)
     queue_waits[next_pair[next_pair >= 0]] += 1
-    producer, consumer = _hop_edges(edges.producer, edges.consumer, parts.first, parts.last, parts.after)
     offsets, followers, waits = _rows(len(parts.op), producer, consumer)
     return HopGraph(parts, busy, latency, next_a, next_b, pair, next_pair, offsets, followers, waits + queue_waits)
 
