@@ -8,7 +8,7 @@ from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.step.formula import Formula, Reference
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.zero import LAYER_WEIGHTS, MOMENT_BYTES, OTHER_WEIGHTS, ShardedParameters
+from zbench.step.passes.zero import GRADIENT_BYTES, LAYER_WEIGHTS, MOMENT_BYTES, OTHER_WEIGHTS, ShardedParameters
 from zbench.step.tensor import Tensor
 
 _NATURE = {"=": "copy", "+=": "sum", ":=": "state"}
@@ -57,10 +57,10 @@ def _parameter(model: Model, weight: str, parameters: ShardedParameters) -> dict
     axes, home = parameters.axes(weight), parameters.home(weight)
     layers = "layer" if weight in LAYER_WEIGHTS else "none"
     size = model.element_bytes if axes else model.element_bytes * model.hidden
-    moments = MOMENT_BYTES if axes else MOMENT_BYTES * model.hidden
+    moments, summed = (size if axes else size * model.hidden for size in (MOMENT_BYTES, GRADIENT_BYTES))
     return {
         weight: Tensor(weight, axes, "state", "", layers, size, home),
-        f"d{weight}": Tensor(f"d{weight}", axes, "sum", "add", layers, size, home),
+        f"d{weight}": Tensor(f"d{weight}", axes, "sum", "add", layers, summed, home),
         f"s{weight}": Tensor(f"s{weight}", axes, "state", "", layers, moments, home),
     }
 
