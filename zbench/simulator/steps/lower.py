@@ -13,7 +13,7 @@ import numba as nb
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.describe.arrays import Flags, Floats, Ints
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC, NVLINK
 from zbench.simulator.hops import class_of, members, ports, proxy
@@ -292,14 +292,3 @@ def _op_edges(producer, consumer, op, after, last, num_ops):  # type: ignore[no-
                     sources[count], targets[count] = after[hop], hop
                 count += 1
     return sources, targets
-
-
-def ends_of(lowered: Lowered, which: Ints, first: Flags | bool) -> Ints:
-    """Returns the hops by which operations `which`, one a row, begin (first) or are complete: int64 [2, hops], the row
-    and the hop."""
-    table = lowered.table
-    end = np.flatnonzero(table[AFTER] == START if first else table[IS_LAST] == 1)
-    begin, stop = np.searchsorted(table[OP][end], which), np.searchsorted(table[OP][end], which, side="right")
-    sizes = stop - begin
-    at = np.repeat(begin - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
-    return np.stack([np.repeat(np.arange(len(which)), sizes), end[at]])

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import numba as nb
 import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Flags, Floats, Ints
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.flow import Flow, template_flow
-from zbench.simulator.steps.lower import Lowered, ends_of, lower
+from zbench.simulator.steps.lower import AFTER, IS_LAST, OP, START, Lowered, lower
 from zbench.simulator.steps.messages import leaders
 from zbench.simulator.steps.seconds import compute_seconds
 from zbench.simulator.steps.sizes import Sizes
@@ -108,6 +109,21 @@ class Variant:
         return named[np.where(self.ops[:, 0] == COMPUTE, self.ops[:, 1], len(formulas))]
 
     @cached_property
+    def last_hops(self) -> tuple[Ints, Ints]:
+        """The hops with which every operation is complete, compressed rows."""
+        return self._hops(self.lowered.table[IS_LAST] == 1)
+
+    @cached_property
+    def first_hops(self) -> tuple[Ints, Ints]:
+        """The hops with which every operation begins, compressed rows."""
+        return self._hops(self.lowered.table[AFTER] == START)
+
+    def _hops(self, which: Flags) -> tuple[Ints, Ints]:
+        hops = np.flatnonzero(which)
+        counts = np.bincount(self.lowered.table[OP][hops], minlength=len(self.ops))
+        return np.concatenate([[0], np.cumsum(counts)]), hops
+
+    @cached_property
     def groups(self) -> dict[tuple[int, int, int], "Group"]:
         """The rows by (kind, tensor, layer offset)."""
         rows = self.rows[np.lexsort((self.rows[:, 1], self.rows[:, 4], self.rows[:, 3], self.rows[:, 2], self.rows[:, 0]))]
@@ -132,16 +148,38 @@ class Group:
 def between(before: Variant, one: Group, after: Variant, other: Group) -> tuple[Ints, Ints]:
     """Returns the edges between hops of two templates: from operations of `one` to those of `other` at the same place.
     Computes of one place are left out, as their queue has them in order."""
-    begin = np.searchsorted(one.places, other.places)
-    count = np.searchsorted(one.places, other.places, side="right") - begin
-    consumer = np.repeat(np.arange(len(other.places)), count)
-    producer = np.repeat(begin - (np.cumsum(count) - count), count) + np.arange(len(consumer))
-    pairs = np.stack([one.ops[producer], other.ops[consumer]], axis=1)
-    both = (before.ops[pairs[:, 0], 0] == COMPUTE) & (after.ops[pairs[:, 1], 0] == COMPUTE)
-    pairs = np.unique(pairs[~both], axis=0)
-    row, source = ends_of(before.lowered, pairs[:, 0], False)
-    target_row, target = ends_of(after.lowered, pairs[row, 1], True)
-    return source[target_row], target
+    found: tuple[Ints, Ints] = _joined(
+        (one.ops, one.places, before.ops[one.ops, 0] == COMPUTE), before.last_hops,
+        (other.ops, other.places, after.ops[other.ops, 0] == COMPUTE), after.first_hops,
+    )  # fmt: skip
+    return found
+
+
+@nb.njit(cache=True)
+def _joined(before, last, after, first):  # type: ignore[no-untyped-def]
+    """Returns (producers, consumers): rows of both sides, (operations, places, whether they compute), sorted by place,
+    and hops by operation, compressed rows. Edges that are there twice follow one another or not at all."""
+    ops, places, computes = before
+    count = 0
+    for fill in range(2):
+        if fill:
+            sources, targets = np.empty(count, np.int64), np.empty(count, np.int64)
+            count = 0
+        begin, source, target = 0, -1, -1
+        for at in range(len(after[0])):
+            while begin < len(ops) and places[begin] < after[1][at]:
+                begin += 1
+            row = begin
+            while row < len(ops) and places[row] == after[1][at]:
+                if not (computes[row] and after[2][at]) and not (ops[row] == source and after[0][at] == target):
+                    source, target = ops[row], after[0][at]
+                    for a in range(last[0][source], last[0][source + 1]):
+                        for b in range(first[0][target], first[0][target + 1]):
+                            if fill:
+                                sources[count], targets[count] = last[1][a], first[1][b]
+                            count += 1
+                row += 1
+    return sources, targets
 
 
 def _in_turn(ops: Ints, size: Ints) -> tuple[Ints, Ints]:

@@ -145,7 +145,8 @@ class _Links:
     def _takes_buffer(self, one: Played, tensor: int, offset: int) -> bool:
         """Returns whether state that an instance brings somewhere was at no more than its homes before."""
         of = one.variant.of
-        return of.held[0].get((tensor, offset), 0) <= int(np.prod(of.layout.shape(tensor)))
+        rows, columns = of.layout.shape(tensor)
+        return of.held[0].get((tensor, offset), 0) <= rows * columns
 
     def _key(self, one: Played, tensor: int, offset: int) -> Key:
         layout = one.variant.of.layout
