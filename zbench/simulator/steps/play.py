@@ -15,7 +15,6 @@ from zbench.describe.arrays import Floats, Ints
 from zbench.describe.links import NIC
 from zbench.plans.plan import Plan
 from zbench.simulator.clock import Free, Timeline, run_hops
-from zbench.simulator.hops import num_links
 from zbench.simulator.steps.lower import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
 from zbench.simulator.steps.parts import Variant
 from zbench.simulator.steps.program import Parts, Program, program
@@ -88,9 +87,7 @@ class _Played:
         order = _shortened(parts.step, kept)
         made = program(parts, order, kept)
         cluster = parts.cost.cluster
-        most = max(link.channels for link in cluster.links)
-        free = Free(np.zeros((made.queues, most)), np.zeros((num_links(cluster), most)))
-        timeline = run_hops(made.graph, np.zeros(cluster.num_ranks), free)
+        timeline = run_hops(made.graph, np.zeros(cluster.num_ranks), Free.of(cluster, made.queues))
         if not np.isfinite(timeline.done).all():
             raise AssertionError("hops wait for each other")
         counts = np.bincount([entry for entry, _, _ in order], minlength=len(parts.step.order))
