@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
-from zbench.step.operations import COMPUTE, GATHER, REDUCE
-from zbench.step.template import Template
+from zbench.step.operations import GATHER, REDUCE
+from zbench.step.template import AT_HOME, Template
 from zbench.step.tensor import NATURES
 
 
@@ -24,7 +24,7 @@ class AtomTables(NamedTuple):
     zbench.step.layout.FormulaRows. map_offsets, maps: from atoms of a finer index to those of a coarser. shape0,
     shape1: atoms along both axes of each tensor; first_cell: where its cells of atoms begin among all.
     home_offsets, homes: compressed rows, the places where the parts of a cell of atoms are at home, of tensors that
-    collectives move. member_offsets, members: the layout's own lists. nature, layered: of tensors.
+    collectives move or contracts have at home; home_bytes: of those parts. cell_bytes: of every cell. member_offsets, members: the layout's own lists. nature, layered: of tensors.
     """
 
     list_offsets: Ints
@@ -38,16 +38,20 @@ class AtomTables(NamedTuple):
     first_cell: Ints
     home_offsets: Ints
     homes: Ints
+    home_bytes: Ints
     member_offsets: Ints
     members: Ints
     nature: Ints
     layered: Ints
+    cell_bytes: Ints
 
 
 def atom_tables(layout: StepLayout, template: Template) -> AtomTables:
     """Cuts a template's indices into atoms, and says its lists, maps and homes in them."""
     ops = template.operations
-    used = np.unique(np.concatenate([ops.list0, ops.list1, ops.list2]))
+    both = template.needs, template.leaves
+    named = [column for items in both for column in (items.list0, items.list1)]
+    used = np.unique(np.concatenate([ops.list0, ops.list1, ops.list2, *named]))
     used = used[used >= 0].astype(np.int64)
     atom = _atoms(layout, used)
     counts = {name: int(of.max(initial=-1)) + 1 for name, of in atom.items()}
@@ -56,16 +60,30 @@ def atom_tables(layout: StepLayout, template: Template) -> AtomTables:
     shape = [[counts[axis] for axis in one.axes] + [1, 1] for one in layout.tensors]
     shape0, shape1 = (np.array([row[at] for row in shape], np.int64) for at in (0, 1))
     collective = np.isin(ops.kind, (GATHER, REDUCE))
-    moved = set(np.unique(ops.what[collective & (ops.kind != COMPUTE)]).tolist())
+    moved = set(np.unique(ops.what[collective]).tolist())
+    for items in both:
+        moved |= set(np.unique(items.tensor[items.places == AT_HOME]).tolist())
     first_cell = np.cumsum(shape0 * shape1) - shape0 * shape1
-    home_offsets, homes = _homes_of_atoms(layout, moved, atom, (shape0, shape1))
+    home_rows = _homes_of_atoms(layout, moved, atom, (shape0, shape1))
     bound = layout.bound
     return AtomTables(
-        list_offsets, atoms, bound.offsets, bound.rows, *_joined(maps), shape0, shape1, first_cell, home_offsets, homes,
-        layout.lists.offsets, layout.lists.parts,
+        list_offsets, atoms, bound.offsets, bound.rows, *_joined(maps), shape0, shape1, first_cell,
+        *home_rows, layout.lists.offsets, layout.lists.parts,
         np.array([NATURES.index(one.nature) for one in layout.tensors], np.int64),
-        np.array([int(one.layers != "none") for one in layout.tensors], np.int64),
+        np.array([int(one.layers != "none") for one in layout.tensors], np.int64), _cell_bytes(layout, atom),
     )  # fmt: skip
+
+
+def _cell_bytes(layout: StepLayout, atom: dict[str, Ints]) -> Ints:
+    """Returns the bytes of every cell of atoms, of all tensors one after another."""
+    sizes = {name: np.bincount(of, weights=layout.index[name].sizes).astype(np.int64) for name, of in atom.items()}
+    found = []
+    for tensor in layout.tensors:
+        cells = np.full(1, tensor.unit, np.int64)
+        for axis in tensor.axes:
+            cells = np.multiply.outer(cells, sizes[axis]).reshape(-1)
+        found.append(cells)
+    return np.concatenate([*found, np.zeros(0, np.int64)])
 
 
 def _joined(rows: Sequence[Ints]) -> tuple[Ints, Ints]:
@@ -138,9 +156,9 @@ def _map_of_atoms(coarse: Ints, fine: Ints, part: Ints) -> Ints:
 
 def _homes_of_atoms(
     layout: StepLayout, moved: set[int], atom: dict[str, Ints], shape: tuple[Ints, Ints]
-) -> tuple[Ints, Ints]:
-    """Returns the homes of every cell of atoms, compressed rows, of the tensors `moved`."""
-    sizes, rows = [], []
+) -> tuple[Ints, Ints, Ints]:
+    """Returns the homes of every cell of atoms, compressed rows, and the bytes there, of the tensors `moved`."""
+    sizes, rows, amounts = [], [], []
     for number, tensor in enumerate(layout.tensors):
         cells = int(shape[0][number] * shape[1][number])
         if number not in moved:
@@ -150,8 +168,10 @@ def _homes_of_atoms(
         for axis in tensor.axes:
             cell = np.add.outer(cell * (int(atom[axis].max()) + 1), atom[axis]).reshape(-1)
         width = int(tensor.home.max()) + 1
-        keys = np.unique(cell * width + tensor.home)
+        keys, at = np.unique(cell * width + tensor.home, return_inverse=True)
         sizes.append(np.bincount(keys // width, minlength=cells))
         rows.append(keys % width)
+        amounts.append(np.bincount(at.reshape(-1), weights=tensor.cell_bytes(layout.index)).astype(np.int64))
     offsets = np.concatenate([[0], np.cumsum(np.concatenate([*sizes, np.zeros(0, np.int64)]))])
-    return offsets.astype(np.int64), np.concatenate([*rows, np.zeros(0, np.int64)]).astype(np.int64)
+    none = np.zeros(0, np.int64)
+    return offsets.astype(np.int64), np.concatenate([*rows, none]), np.concatenate([*amounts, none])

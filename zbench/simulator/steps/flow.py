@@ -28,21 +28,26 @@ class Flow:
     producer, consumer: int64 [edges], operations; computes of one place are left out, as their queue has them in
     order. rows: int64 [n, 5], (READS ... ARRIVES, operation, tensor, layer offset, place), each once: READS of what was
     there before the template, WRITES and ARRIVES of what is there after an operation, USES of state that was read.
+    items: int64 [n, 6], (tensor, layer offset, place, cell of atoms, the operation that wrote or added to it first or
+    -1, that which touched it last). tables: the atoms.
     """
 
     producer: Ints
     consumer: Ints
     rows: Ints
+    items: Ints
+    tables: AtomTables
 
 
 class _State(NamedTuple):
     """What a walk keeps: keys of items, and for each the operations that made it and those that read it, as chains of
-    nodes. stamp: by operation, the last consumer that has an edge from it. seen: by kind, tensor, offset and place, the
+    nodes. stamp: by operation, the last consumer that has an edge from it. life: of items, as in Flow.items. seen: by kind, tensor, offset and place, the
     last operation that a row was made for. count: nodes, edges and rows so far."""
 
     keys: Ints
     makers: Ints
     readers: Ints
+    life: Ints
     node: Ints
     following: Ints
     stamp: Ints
@@ -80,7 +85,7 @@ def template_flow(layout: StepLayout, template: Template, num_places: int) -> Fl
         slots = 1 << max(int(items + items // 2 + 2).bit_length(), 4)
         state = _State(
             np.full(slots, EMPTY, np.int64), np.full(slots, -1, np.int64), np.full(slots, -1, np.int64),
-            np.zeros(nodes + 1, np.int64), np.zeros(nodes + 1, np.int64), np.full(len(ops) + 1, -1, np.int64),
+            np.full((slots, 6), -1, np.int64), np.zeros(nodes + 1, np.int64), np.zeros(nodes + 1, np.int64), np.full(len(ops) + 1, -1, np.int64),
             np.full(4 * len(cells) * count * num_places, -1, np.int64), np.zeros(3, np.int64),
             np.zeros((edges, 2), np.int64), np.zeros((rows, 5), np.int64),
         )  # fmt: skip
@@ -88,7 +93,8 @@ def template_flow(layout: StepLayout, template: Template, num_places: int) -> Fl
         _, used_edges, used_rows = state.count.tolist()
         if used_edges <= edges and used_rows <= rows:
             found = state.edges[:used_edges]
-            return Flow(found[:, 0].copy(), found[:, 1].copy(), state.rows[:used_rows])
+            life = state.life[state.keys != EMPTY]
+            return Flow(found[:, 0].copy(), found[:, 1].copy(), state.rows[:used_rows], life, tables)
         edges, rows = max(edges, used_edges), max(rows, used_rows)
 
 
@@ -126,13 +132,18 @@ def _sizes(t, ops):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _slot(t, where, state, tensor, layer, place, cell):  # type: ignore[no-untyped-def]
-    """Returns the place of an item in the table; it is entered if it is new."""
+def _slot(t, where, state, op, item, writes):  # type: ignore[no-untyped-def]
+    """Returns the place of an item in the table; it is entered if it is new, and its life goes on."""
+    tensor, layer, place, cell = item
     cells = t.shape0[tensor] * t.shape1[tensor]
-    layer = (layer - where.lowest) * t.layered[tensor]
-    key = where.base[tensor] + (layer * where.places + place) * cells + cell
+    from_lowest = (layer - where.lowest) * t.layered[tensor]
+    key = where.base[tensor] + (from_lowest * where.places + place) * cells + cell
     at = find_key(state.keys, key)
     state.keys[at] = key
+    life = state.life[at]
+    life[0], life[1], life[2], life[3], life[5] = tensor, layer, place, cell, op
+    if writes and life[4] < 0:
+        life[4] = op
     return at
 
 
@@ -180,8 +191,8 @@ def _chained(state, chain, op):  # type: ignore[no-untyped-def]
 @nb.njit(cache=True)
 def _read(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
     """Waits for what made an item."""
-    tensor, layer, place, cell = item
-    at = _slot(t, where, state, tensor, layer, place, cell)
+    tensor, layer, place, _ = item
+    at = _slot(t, where, state, op, item, False)
     nature = t.nature[tensor]
     if state.makers[at] < 0 or (nature == SUM and where.needed[tensor, layer - where.lowest]):
         _row(t, where, state, READS, op, tensor, layer, place)
@@ -194,8 +205,8 @@ def _read(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
 @nb.njit(cache=True)
 def _write(t, where, state, ops, op, item, arrives):  # type: ignore[no-untyped-def]
     """Replaces an item; of state, after all that read it."""
-    tensor, layer, place, cell = item
-    at = _slot(t, where, state, tensor, layer, place, cell)
+    tensor, layer, place, _ = item
+    at = _slot(t, where, state, op, item, True)
     if t.nature[tensor] == STATE:
         _edges(state, ops, state.readers[at], op)
         state.readers[at] = -1
@@ -208,8 +219,8 @@ def _write(t, where, state, ops, op, item, arrives):  # type: ignore[no-untyped-
 @nb.njit(cache=True)
 def _add(t, where, state, op, item):  # type: ignore[no-untyped-def]
     """Adds to a sum, which waits for nobody."""
-    tensor, layer, place, cell = item
-    at = _slot(t, where, state, tensor, layer, place, cell)
+    tensor, layer, place, _ = item
+    at = _slot(t, where, state, op, item, True)
     state.makers[at] = _chained(state, state.makers[at], op)
     _row(t, where, state, WRITES, op, tensor, layer, place)
 
@@ -217,8 +228,8 @@ def _add(t, where, state, op, item):  # type: ignore[no-untyped-def]
 @nb.njit(cache=True)
 def _take(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
     """Takes what was added to a sum so far."""
-    tensor, layer, place, cell = item
-    at = _slot(t, where, state, tensor, layer, place, cell)
+    tensor, layer, place, _ = item
+    at = _slot(t, where, state, op, item, False)
     if where.needed[tensor, layer - where.lowest]:
         _row(t, where, state, READS, op, tensor, layer, place)
     _edges(state, ops, state.makers[at], op)

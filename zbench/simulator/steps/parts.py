@@ -1,6 +1,6 @@
 """A template as it is played: its hops, what it waits for and leaves, of those layers that there are."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numba as nb
@@ -18,6 +18,7 @@ from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, QUEUES
 from zbench.step.template import AT_HOME, Items, Step, Template
 
+Key = tuple[str, int, int]  # tensor, layer, micro-batch (-1: of the step)
 _ATTENTION = QUEUES.index("attention")
 
 
@@ -52,7 +53,7 @@ class PlayedTemplate:
         rows = flow.rows.copy()
         rows[:, 1] = lead[rows[:, 1]]
         seconds = compute_seconds(sizes, plan, cost)
-        flow = Flow(edges // max(len(ops), 1), edges % max(len(ops), 1), rows)
+        flow = replace(flow, producer=edges // max(len(ops), 1), consumer=edges % max(len(ops), 1), rows=rows)
         return PlayedTemplate(step, template, layout, ops, size, seconds, flow)
 
     @cached_property
@@ -89,17 +90,21 @@ class PlayedTemplate:
             self.step, self.layout, ops, (at[self.flow.producer[edges]], at[self.flow.consumer[edges]]),
             self.size[here], self.seconds[here], cost,
         )  # fmt: skip
-        return Variant(self, ops, lowered, rows)
+        return Variant(self, ops, lowered, rows, missing)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A template for layers of which the same is there: its operations, their hops, and its rows (Flow.rows)."""
+    """A template for layers of which the same is there: its operations, their hops, and its rows (Flow.rows).
+
+    missing: the (tensor, layer offset) pairs that are not there.
+    """
 
     of: PlayedTemplate
     ops: Ints
     lowered: Lowered
     rows: Ints
+    missing: tuple[tuple[int, int], ...]
 
     @cached_property
     def attends(self) -> Flags:
@@ -143,6 +148,14 @@ class Group:
 
     ops: Ints
     places: Ints
+
+
+def key_of(variant: Variant, layer: int, tensor: int, offset: int) -> Key:
+    """Returns what a tensor is that a template names, played for a layer."""
+    layout = variant.of.layout
+    of = layout.tensors[tensor]
+    batch = variant.of.template.layout if layout.of_batch(tensor) else -1
+    return of.name, 0 if of.layers == "none" else layer + offset, batch
 
 
 def between(before: Variant, one: Group, after: Variant, other: Group) -> tuple[Ints, Ints]:

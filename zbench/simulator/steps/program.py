@@ -19,12 +19,11 @@ from zbench.simulator.clock import HopGraph, graph_of
 from zbench.simulator.hops import Hops
 from zbench.simulator.steps.flow import ARRIVES, READS, USES, WRITES
 from zbench.simulator.steps.lower import AFTER, BYTES, CLASS, LINK_A, LINK_B, OP, QUEUE_A, QUEUE_B, RANK, num_queues
-from zbench.simulator.steps.parts import PlayedTemplate, Variant, between
+from zbench.simulator.steps.parts import Key, PlayedTemplate, Variant, between, key_of
 from zbench.step.operations import GATHER, REDUCE
 from zbench.step.template import Step
 from zbench.step.tensor import STATE, NATURES
 
-Key = tuple[str, int, int]  # tensor, layer, micro-batch (-1: of the step)
 Edges = tuple[Ints, Ints]
 
 
@@ -111,7 +110,7 @@ class _Links:
         groups = list(one.variant.groups)
         for group in groups:
             kind, tensor, offset = group
-            key = self._key(one, tensor, offset)
+            key = key_of(one.variant, one.layer, tensor, offset)
             if kind == READS:
                 wait(self.writers.get(key, []), group)
             elif kind == WRITES and layout.tensors[tensor].nature == NATURES[STATE]:
@@ -129,10 +128,10 @@ class _Links:
             kind, tensor, offset = group
             if kind in (WRITES, USES):
                 side = self.writers if kind == WRITES else self.readers
-                side.setdefault(self._key(one, tensor, offset), []).append((number, group))
+                side.setdefault(key_of(one.variant, one.layer, tensor, offset), []).append((number, group))
         had, has = one.variant.of.held
         for tensor, offset in {*had, *has, *((tensor, offset) for kind, tensor, offset in groups if kind == ARRIVES)}:
-            key, name = self._key(one, tensor, offset), one.variant.of.layout.tensors[tensor].name
+            key, name = key_of(one.variant, one.layer, tensor, offset), one.variant.of.layout.tensors[tensor].name
             takes = (ARRIVES, tensor, offset) in one.variant.groups and self._takes_buffer(one, tensor, offset)
             before, after = had.get((tensor, offset), 0), has.get((tensor, offset), 0)
             if one.variant.of.layout.tensors[tensor].nature == NATURES[STATE]:
@@ -147,12 +146,6 @@ class _Links:
         of = one.variant.of
         rows, columns = of.layout.shape(tensor)
         return of.held[0].get((tensor, offset), 0) <= rows * columns
-
-    def _key(self, one: Played, tensor: int, offset: int) -> Key:
-        layout = one.variant.of.layout
-        of = layout.tensors[tensor]
-        batch = one.variant.of.template.layout if layout.of_batch(tensor) else -1
-        return of.name, 0 if of.layers == "none" else one.layer + offset, batch
 
 
 def program(parts: Parts, order: Sequence[tuple[int, int, int]], num_layers: int) -> Program:
