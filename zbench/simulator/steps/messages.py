@@ -3,7 +3,8 @@
 Transfers that follow one another in the plan with nothing else between them, of the same kind, queue and layer, go
 together where they have the same ends: the parameters of a layer, which FSDP keeps flat and gathers at once, or do
 with its row sums, which are one message of a plan. Of sends and moves the lists have to be the same, too, so that what
-waits for different computes stays apart. What waits for another transfer of the same run goes by itself.
+waits for different computes stays apart; a collective's slices of one tensor, which somebody made slices of, are
+messages of their own. What waits for another transfer of the same run goes by itself.
 """
 
 import numpy as np
@@ -24,7 +25,7 @@ def leaders(ops: Ints, producer: Ints, consumer: Ints) -> Ints:
     waits[consumer[run[producer] == run[consumer]]] = True
     direct = np.isin(ops[:, 0], (SEND, MOVE))
     ends = np.where(direct[:, None], ops[:, [2, 3, 4, 5, 11]], ops[:, [2, 3, 2, 2, 11]])
-    key = np.column_stack([run, ends, ops[:, 9], ops[:, 10]])
+    key = np.column_stack([run, ends, ops[:, 9], ops[:, 10], np.where(direct, 0, _times(ops, run))])
     together = transfer & ~waits
     found = np.arange(len(ops), dtype=np.int64)
     which = np.flatnonzero(together)
@@ -32,4 +33,15 @@ def leaders(ops: Ints, producer: Ints, consumer: Ints) -> Ints:
     if len(order):
         fresh = np.concatenate([[True], (key[order[1:]] != key[order[:-1]]).any(axis=1)])
         found[order] = order[fresh][np.cumsum(fresh) - 1]
+    return found
+
+
+def _times(ops: Ints, run: Ints) -> Ints:
+    """Returns how often a tensor went to or from the same members before in the same run."""
+    order = np.lexsort((ops[:, 3], ops[:, 1], run))
+    table = np.column_stack([run, ops[:, 1], ops[:, 3]])[order]
+    fresh = np.concatenate([[True], (table[1:] != table[:-1]).any(axis=1)])[: len(order)]
+    place = np.arange(len(order))
+    found = np.zeros(len(order), np.int64)
+    found[order] = place - np.maximum.accumulate(np.where(fresh, place, 0))
     return found

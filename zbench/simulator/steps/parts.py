@@ -67,6 +67,20 @@ class PlayedTemplate:
         needs, leaves = self.template.needs, self.template.leaves
         return _counted(self.step, needs, self.template.layout), _counted(self.step, leaves, self.template.layout)
 
+    @cached_property
+    def replaced(self) -> set[tuple[int, int]]:
+        """The (tensor, layer offset) pairs that transfers bring in a later version than there was before: they replace
+        what is there, and need no room of their own."""
+        versions: dict[tuple[int, int], int] = {}
+        for tensor, offset, *_, version, _ in self.template.needs.rows():
+            versions[tensor, offset] = max(version, versions.get((tensor, offset), version))
+        transfers = self.ops[self.ops[:, 0] != COMPUTE]
+        return {
+            (tensor, offset)
+            for tensor, offset, version in np.unique(transfers[:, [1, 7, 9]], axis=0).tolist()
+            if version > versions.get((tensor, offset), version)
+        }
+
     def missing(self, layer: int, num_layers: int) -> tuple[tuple[int, int], ...]:
         """Returns those of what is touched that a step has not, as the parameters of a layer after the last."""
         found = []

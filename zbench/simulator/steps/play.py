@@ -15,6 +15,7 @@ from zbench.describe.arrays import Floats, Ints
 from zbench.describe.links import NIC
 from zbench.plans.plan import Plan
 from zbench.simulator.clock import Free, Timeline, run_hops
+from zbench.simulator.steps.account import StepMemory, step_memory
 from zbench.simulator.steps.lower import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
 from zbench.simulator.steps.parts import Variant
 from zbench.simulator.steps.program import Parts, Program, program
@@ -31,7 +32,8 @@ class PlayedStep:
 
     ends: for each entry of the step's order, when all of it has ended. busy: by what for, float64 [GPUs], seconds of
     computes ("attend", "compute") and of sending ports by the operations' queues. nic_tx, nic_rx: by queue, int64
-    [NICs], bytes. inside: by queue, bytes on links inside nodes. settled: whether layers had become alike.
+    [NICs], bytes. inside: by queue, bytes on links inside nodes. settled: whether layers had become alike. memory: the
+    fullest moments, in plan order.
     """
 
     seconds: float
@@ -41,6 +43,7 @@ class PlayedStep:
     nic_rx: Mapping[str, Ints]
     inside: Mapping[str, int]
     settled: bool
+    memory: StepMemory
 
 
 def play_step(step: Step, plans: Sequence[Plan], cost: Cost) -> PlayedStep:
@@ -135,7 +138,7 @@ class _Played:
             ends.append((step.templates[one.template].name, end + later))
         busy, sent, received, inside = self._sums()
         seconds = float(self.timeline.done.max(initial=0.0)) + later
-        return PlayedStep(seconds, tuple(ends), busy, sent, received, inside, self.settled)
+        return PlayedStep(seconds, tuple(ends), busy, sent, received, inside, self.settled, step_memory(self.parts))
 
     def _sums(self) -> tuple[dict[str, Floats], dict[str, Ints], dict[str, Ints], dict[str, int]]:
         """Returns what is busy and sent in all layers."""

@@ -115,7 +115,7 @@ class _Links:
                 wait(self.writers.get(key, []), group)
             elif kind == WRITES and layout.tensors[tensor].nature == NATURES[STATE]:
                 wait(self.readers.get(key, []), group)
-            elif kind == ARRIVES and self._takes_buffer(one, tensor, offset):
+            elif kind == ARRIVES and (tensor, offset) not in one.variant.of.replaced:
                 buffers = self.free.get(layout.tensors[tensor].name, [])
                 if buffers:
                     wait(buffers.pop(0), group)
@@ -132,7 +132,7 @@ class _Links:
         had, has = one.variant.of.held
         for tensor, offset in {*had, *has, *((tensor, offset) for kind, tensor, offset in groups if kind == ARRIVES)}:
             key, name = key_of(one.variant, one.layer, tensor, offset), one.variant.of.layout.tensors[tensor].name
-            takes = (ARRIVES, tensor, offset) in one.variant.groups and self._takes_buffer(one, tensor, offset)
+            takes = (ARRIVES, tensor, offset) in one.variant.groups and (tensor, offset) not in one.variant.of.replaced
             before, after = had.get((tensor, offset), 0), has.get((tensor, offset), 0)
             if one.variant.of.layout.tensors[tensor].nature == NATURES[STATE]:
                 if before > after > 0 or (takes and after <= before):
@@ -140,12 +140,6 @@ class _Links:
             if after == 0:
                 self.writers.pop(key, None)
                 self.readers.pop(key, None)
-
-    def _takes_buffer(self, one: Played, tensor: int, offset: int) -> bool:
-        """Returns whether state that an instance brings somewhere was at no more than its homes before."""
-        of = one.variant.of
-        rows, columns = of.layout.shape(tensor)
-        return of.held[0].get((tensor, offset), 0) <= rows * columns
 
 
 def program(parts: Parts, order: Sequence[tuple[int, int, int]], num_layers: int) -> Program:
