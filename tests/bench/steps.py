@@ -81,7 +81,8 @@ def row(system: str, workload: str, zero: str) -> None:
     print(
         f"| {system} | {workload} | {zero} | {len(plans)} | {today.seconds:.3f} | {played.seconds:.3f} "
         f"({played.seconds / today.seconds - 1:+.1%}) | {others[0]:.3f} ({others[0] / today.seconds - 1:+.1%}) | "
-        f"{others[1] / alone - 1:+.2%} | {verified:.0f} + {simulated:.0f} | {built:.0f} + {proven:.0f} + {clocked:.0f} |",
+        f"{others[1] / alone - 1:+.2%} | {verified:.0f} + {simulated:.0f} | {built:.0f} + {proven:.0f} + "
+        f"{clocked:.0f} |",
         flush=True,
     )
 
@@ -103,8 +104,8 @@ def large() -> None:
         end = perf_counter()
         print(
             f"{name}: build {built - begin:.2f} s, proof {proven - built:.2f} s, play {end - proven:.2f} s; step of "
-            f"{played.seconds:.3f} s (simulated), {'settled' if played.settled else 'not settled'}; peak of the process "
-            f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
+            f"{played.seconds:.3f} s (simulated), {'settled' if played.settled else 'not settled'}; peak of the "
+            f"process {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
         )
 
 
@@ -112,7 +113,9 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["1024"]:
         large()
     else:
-        print("| system | workload | ZeRO | batches | today, s | step | longest waiting | links | today, ms | step, ms |")
+        print(
+            "| system | workload | ZeRO | batches | today, s | step | longest waiting | links | today, ms | step, ms |"
+        )
         print("|---|---|---|---|---|---|---|---|---|---|")
         for system in sys.argv[1:] or SYSTEMS:
             for workload in WORKLOADS:

@@ -226,7 +226,9 @@ def run_hops(of: HopGraph, rank_ready: Floats, free: Free) -> Timeline:
 
     free: when queues and links are; changed in place to when they are afterwards.
     """
-    return Timeline(*_run(of.rows, of.following, of.waits.copy(), rank_ready, free.queues, free.links, free.longest_waiting))
+    return Timeline(
+        *_run(of.rows, of.following, of.waits.copy(), rank_ready, free.queues, free.links, free.longest_waiting)
+    )
 
 
 @nb.njit(cache=True)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import zbench
-from zbench.cost.collective import Collectives
+from zbench.cost.collective import GRADIENT_BYTES, Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory import peak_bytes
@@ -56,7 +56,7 @@ def test_attention_alone_takes_what_it_takes_as_a_plan(system: str, name: str, b
     assert played.seconds > 1e-4
 
 
-@pytest.mark.parametrize(("system", "zero"), [("zeppelin", "3"), ("flexsp", "1")])
+@pytest.mark.parametrize(("system", "zero"), [("zeppelin", "3"), ("ring", "1")])
 def test_without_links_a_step_takes_what_it_takes_as_arithmetic(system: str, zero: str) -> None:
     """All work is today's: with links that cost nothing, and no latencies, what is left are the embedding's rows and
     the head's norm, which are charged here alone, and ranks that meet at every layer's gathers."""
@@ -94,18 +94,19 @@ def test_bytes_are_those_of_plans_and_of_collectives(system: str) -> None:
 
 
 def test_memory_is_what_arithmetic_says_and_what_it_leaves_out() -> None:
-    """Arithmetic has all that a layer keeps, all logits and the fullest moment of attention at once, and no gradient
-    before it is reduced; the account has the head's, when nothing of attention is under way."""
+    """Arithmetic has the shards of all gradients from the start; the account's fullest moment is at the head, when none
+    is there but the head's own, which is whole on every GPU."""
     found, cost = planned("zeppelin")
     of = make_cost(cost.cluster, replace(found.model, sharding="zero3"))
     played = play_step(whole_step(of.model, found.plans, 1, "3"), found.plans, of)
-    assert played.memory.peak == pytest.approx(peak_bytes(found.plans, of), rel=0.05)
+    gradients = GRADIENT_BYTES * (of.model.head_params - of.model.total_params // 16)
+    assert played.memory.peak == pytest.approx(peak_bytes(found.plans, of) + gradients, rel=0.02)
     assert sum(played.memory.held.values()).tolist() == played.memory.peak.tolist()
     full = replace(of.model, recompute="full")
     again = play_step(whole_step(full, found.plans, 1, "3", recompute="full"), found.plans, make_cost(of.cluster, full))
     assert (again.memory.peak < played.memory.peak).all()
-    saved = again.memory.held["x"] + again.memory.held["x"] * 0
-    assert saved.tolist() == ((full.num_layers + 1) * 2 * full.hidden * found.plans[0].tokens_per_rank).tolist()
+    borders = (full.num_layers + 1) * 2 * full.hidden * found.plans[0].tokens_per_rank
+    assert played.memory.held["x"].tolist() == borders.tolist()
 
 
 def test_memory_of_a_window_of_two_layers() -> None:
@@ -118,4 +119,4 @@ def test_memory_of_a_window_of_two_layers() -> None:
         memory = play_step(step, found.plans, make_cost(of.cluster, full)).memory
         gathered.append(memory.peak.max())
     layer = of.model.layer_params * of.model.element_bytes
-    assert gathered[1] - gathered[0] == pytest.approx(layer, rel=0.1)
+    assert 0.75 * layer < gathered[1] - gathered[0] < layer

@@ -85,7 +85,7 @@ def test_a_tensor_parallel_feed_forward() -> None:
     of = cluster(1, 8)
     tp = "  tensor_parallel:"
     plain = f"{tp} gather m[*] to 0-7\n{''.join(computes('*', gpu) for gpu in range(8))}{tp} reduce b[*] of 0-7\n"
-    assert COMPUTE == pytest.approx(1480 * US, rel=1e-3)
+    assert pytest.approx(1480 * US, rel=1e-3) == COMPUTE
     assert played(feed_forward(1, plain), of).seconds == pytest.approx(COMPUTE + 2 * GATHER, rel=1e-6)
     slices = [numbers(range(at, 32, 4)) for at in range(4)]
     sliced = "".join(f"{tp} gather m[{one}] to 0-7\n" for one in slices)
@@ -157,8 +157,8 @@ begins s at 0-7
 @pytest.mark.parametrize("slow", [False, True])
 def test_parameters_of_pairs_nodes_and_the_world(held: str, rate: float, lacks: float, slow: bool) -> None:
     """Two nodes of two pairs. The half that a GPU lacks comes in by its port to the pair; the half that its pair lacks
-    by its port to the node; a quarter of the half that its node lacks by its NIC. One layer is gathered ahead: each of 40 layers takes as long as the
-    longer of matmul and gather, and the first gather and the last matmul are alone."""
+    by its port to the node; a quarter of the half that its node lacks by its NIC. One layer is gathered ahead: each of
+    40 layers takes as long as the longer of matmul and gather, and the first gather and the last matmul are alone."""
     links = {"pair": 1e15, "node": 1e15, "world": 1e15, held: rate / (4 if slow else 1)}
     pair = Domain("pair", 2, links["pair"], 1.0, 0.0)
     of = cluster(2, 4, links["node"], links["world"], domains=(pair,))
@@ -297,9 +297,9 @@ def test_experts_in_chunks(chunks: int) -> None:
         sizes=numbers([8192 // chunks] * 2 * chunks), parts=numbers(parts), homes=numbers(home),
         routes=" | ".join(str(1 - one) for one in home), operations="".join(lines),
     )  # fmt: skip
-    matmuls, way = 2 * 2 * 8192 * 134217728 / 2 / 650e12, 8192 * 16384 / 50e9
+    matmuls, way = 2 * 2 * 8192 * 134217728 / 2 / 650e12, 8192 * 16384 / 100e9
     assert matmuls > 2 * way
-    found = played(text, cluster(2, 1, nic=50e9))
+    found = played(text, cluster(2, 1, nic=100e9))
     assert found.seconds == pytest.approx(matmuls + 2 * way / chunks, rel=1e-6)
     assert found.nic_tx["experts"].tolist() == [2 * 8192 * 16384] * 2
 

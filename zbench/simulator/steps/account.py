@@ -37,7 +37,9 @@ class StepMemory:
 def step_memory(parts: Parts) -> StepMemory:
     """Follows a step's instances, all layers, and returns the fullest moments."""
     step = parts.step
-    names = {name: at for at, name in enumerate(dict.fromkeys([n for one in step.layouts for n in one.number] + [LOGITS]))}
+    names = {
+        name: at for at, name in enumerate(dict.fromkeys([n for one in step.layouts for n in one.number] + [LOGITS]))
+    }
     there: dict[Key, Ints] = {}
     resident = np.zeros((len(names), step.num_places), np.int64)
     best, peak = resident.copy(), np.zeros(step.num_places, np.int64)
@@ -80,7 +82,9 @@ def _beginnings(parts: Parts) -> list[tuple[Key, Ints]]:
             size = np.bincount(one.home, one.cell_bytes(layout.index), step.num_places).astype(np.int64)
         else:
             size = np.zeros(step.num_places, np.int64)
-            size[layout.lists[places]] = one.unit * np.prod([int(sizes[which]) for which in (list0, list1) if which >= 0])
+            size[layout.lists[places]] = one.unit * np.prod(
+                [int(sizes[which]) for which in (list0, list1) if which >= 0]
+            )
         for layer in range(step.num_layers + 1 if one.layers != "none" else 1):
             if one.exists(layer, step.num_layers):
                 key = (one.name, layer, -1)
@@ -99,7 +103,8 @@ class _Profile:
     def groups(self) -> set[tuple[int, int]]:
         """The (tensor, layer offset) of which its contract says all that there is."""
         of = self.variant.of
-        return {*of.held[0], *of.held[1], *map(tuple, of.flow.items[:, :2].tolist())}
+        touched = np.unique(of.flow.items[:, :2], axis=0).tolist()
+        return {*of.held[0], *of.held[1], *((tensor, offset) for tensor, offset in touched)}
 
     @cached_property
     def leaves(self) -> dict[tuple[int, int], Ints]:
@@ -149,11 +154,12 @@ class _Profile:
         """Returns int64 [n, 5]: (tensor, place, first operation, last operation, bytes); -1 is before the first."""
         of = self.variant.of
         tables, count = of.flow.tables, len(of.ops)
-        num = np.array([self._number(*row) for row in of.flow.items[:, :4].tolist()], np.int64)
+        num = _numbered(of.flow.items)
         needs, leaves = self._contract(of.template.needs), self._contract(of.template.leaves)
-        had, has = self._numbers(needs), self._numbers(leaves)
-        missing = set(self._missing)
-        here = np.array([(a, b) not in missing for a, b in of.flow.items[:, :2].tolist()], bool)
+        had, has = _numbered(needs), _numbered(leaves)
+        here = np.ones(len(num), bool)
+        for missing in self.variant.missing:
+            here &= (of.flow.items[:, :2] != missing).any(axis=1)
         items, num = of.flow.items[here], num[here]
         whole = tables.cell_bytes[tables.first_cell[items[:, 0]] + items[:, 3]]
         first, kept = _found(num, had, needs[:, 4]), _found(num, has, leaves[:, 4])
@@ -169,14 +175,21 @@ class _Profile:
             rows.append(np.stack([items[:, 0], items[:, 2], begin, last, left], axis=1))
             rows.append(np.stack([items[:, 0], items[:, 2], begin, items[:, 5], size - left], axis=1))
         untouched = needs[_found(had, num, num) < 0]
-        rows.append(np.stack([untouched[:, 0], untouched[:, 2], -1 + 0 * untouched[:, 0], count + 0 * untouched[:, 0], untouched[:, 4]], axis=1))
+        rows.append(
+            np.stack(
+                [
+                    untouched[:, 0],
+                    untouched[:, 2],
+                    -1 + 0 * untouched[:, 0],
+                    count + 0 * untouched[:, 0],
+                    untouched[:, 4],
+                ],
+                axis=1,
+            )
+        )
         rows.append(self._logits())
         lives = np.concatenate(rows)
         return lives[lives[:, 4] > 0]
-
-    @cached_property
-    def _missing(self) -> tuple[tuple[int, int], ...]:
-        return self.variant.missing
 
     def _logits(self) -> Ints:
         """Returns the lives of logits."""
@@ -186,7 +199,11 @@ class _Profile:
             formula = of.layout.formulas[number]
             if formula.terms[0].function in _MAKE_LOGITS:
                 mine = np.flatnonzero((of.ops[:, 0] == COMPUTE) & (of.ops[:, 1] == number))
-                weight = next(ref for ref in (*formula.operands, *formula.results) if not of.layout.of_batch(of.layout.number[ref.tensor]))
+                weight = next(
+                    ref
+                    for ref in (*formula.operands, *formula.results)
+                    if not of.layout.of_batch(of.layout.number[ref.tensor])
+                )
                 size = held_bytes(model) * sizes.tokens(formula, mine) * sizes.share(formula, weight, mine)
                 found.append(np.stack([of.ops[mine, 2], mine, size.astype(np.int64)], axis=1))
         if not found:
@@ -200,19 +217,19 @@ class _Profile:
 
     def _contract(self, items: Items) -> Ints:
         """Returns the items of a contract, int64 [n, 5]: (tensor, layer offset, place, cell of atoms, bytes)."""
-        of, missing = self.variant.of, set(self._missing)
+        of, missing = self.variant.of, set(self.variant.missing)
         found = [np.zeros((0, 5), np.int64)]
         for tensor, offset, places, list0, list1, *_ in items.rows():
             if (tensor, offset) not in missing:
                 found.append(_entry(of.flow.tables, (tensor, offset), places, (list0, list1)))
         return np.concatenate(found)
 
-    def _numbers(self, rows: Ints) -> Ints:
-        return np.array([self._number(*row) for row in rows[:, :4].tolist()], np.int64)
 
-    def _number(self, tensor: int, offset: int, place: int, cell: int) -> int:
-        """Returns one number for an item."""
-        return (((offset + 512) * 4096 + tensor) * 2**20 + place) * 2**20 + cell
+def _numbered(rows: Ints) -> Ints:
+    """Returns a number for every item; rows begin with tensor, layer offset, place and cell."""
+    tensor, offset, place, cell = rows.T[:4]
+    found: Ints = (((offset + 64) * 2**9 + tensor) * 2**20 + place) * 2**27 + cell
+    return found
 
 
 def _found(wanted: Ints, numbers: Ints, values: Ints) -> Ints:
@@ -221,13 +238,15 @@ def _found(wanted: Ints, numbers: Ints, values: Ints) -> Ints:
         return np.full(len(wanted), -1, np.int64)
     order = np.argsort(numbers, kind="stable")
     at = np.minimum(np.searchsorted(numbers[order], wanted), len(numbers) - 1)
-    return np.where(numbers[order][at] == wanted, values[order][at], -1)
+    return np.asarray(np.where(numbers[order][at] == wanted, values[order][at], -1), np.int64)
 
 
 def _entry(t: AtomTables, which: tuple[int, int], places: int, lists: tuple[int, int]) -> Ints:
     """Returns the items of a contract's entry, as `_contract`."""
     tensor, offset = which
-    rows = [t.atoms[t.list_offsets[one] : t.list_offsets[one + 1]] if one >= 0 else np.zeros(1, np.int64) for one in lists]
+    rows = [
+        t.atoms[t.list_offsets[one] : t.list_offsets[one + 1]] if one >= 0 else np.zeros(1, np.int64) for one in lists
+    ]
     cells = np.add.outer(rows[0] * t.shape1[tensor], rows[1]).reshape(-1)
     first = t.first_cell[tensor] + cells
     if places == AT_HOME:

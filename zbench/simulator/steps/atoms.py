@@ -20,11 +20,12 @@ from zbench.step.tensor import NATURES
 class AtomTables(NamedTuple):
     """The tables that follow a template's items.
 
-    list_offsets, atoms: compressed rows, of every list of the layout that an operation names. row_offsets, rows:
-    zbench.step.layout.FormulaRows. map_offsets, maps: from atoms of a finer index to those of a coarser. shape0,
-    shape1: atoms along both axes of each tensor; first_cell: where its cells of atoms begin among all.
+    list_offsets, atoms: compressed rows, of every list of the layout that an operation or the contract names.
+    row_offsets, rows: zbench.step.layout.FormulaRows. map_offsets, maps: from atoms of a finer index to those of a
+    coarser. shape0, shape1: atoms along both axes of each tensor; first_cell: where its cells of atoms begin among all.
     home_offsets, homes: compressed rows, the places where the parts of a cell of atoms are at home, of tensors that
-    collectives move or contracts have at home; home_bytes: of those parts. cell_bytes: of every cell. member_offsets, members: the layout's own lists. nature, layered: of tensors.
+    collectives move or contracts have at home; home_bytes: of those parts. cell_bytes: of every cell. member_offsets,
+    members: the layout's own lists. nature, layered: of tensors.
     """
 
     list_offsets: Ints
@@ -130,7 +131,8 @@ def _atoms(layout: StepLayout, used: Ints) -> dict[str, Ints]:
 
 
 def _numbered(values: NDArray[np.generic]) -> Ints:
-    return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    found: Ints = np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return found
 
 
 def _lists_of_atoms(layout: StepLayout, used: Ints, atom: dict[str, Ints]) -> tuple[Ints, Ints]:

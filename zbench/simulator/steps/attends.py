@@ -5,7 +5,7 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
 from zbench.plans.area import work
-from zbench.plans.columns import Lists, Ops
+from zbench.plans.columns import Column, Lists, Ops
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.sizes import Sizes
 
@@ -40,7 +40,7 @@ def attend_seconds(sizes: Sizes, plan: Plan, mine: Ints, backward: bool, cost: C
     return cost.attend_seconds(own, listed, attend, amount, backward)
 
 
-def _heads(sizes: Sizes, lists: Ints, num_heads: int) -> tuple[Ints, Ints]:
+def _heads(sizes: Sizes, lists: Column, num_heads: int) -> tuple[Ints, Ints]:
     """Returns the first and the last query head of lists of parts, counted in the slice of a tensor-parallel group."""
     layout = sizes.layout
     ends = np.concatenate([[0], np.cumsum(layout.index["h"].sizes)])

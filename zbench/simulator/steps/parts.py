@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numba as nb
 import numpy as np
@@ -9,8 +10,9 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Flags, Floats, Ints
 from zbench.plans.plan import Plan
+from zbench.simulator.steps.expand import AFTER, IS_LAST, OP, START
 from zbench.simulator.steps.flow import Flow, template_flow
-from zbench.simulator.steps.lower import AFTER, IS_LAST, OP, START, Lowered, lower
+from zbench.simulator.steps.lower import Lowered, lower
 from zbench.simulator.steps.messages import leaders
 from zbench.simulator.steps.seconds import compute_seconds
 from zbench.simulator.steps.sizes import Sizes
@@ -145,14 +147,16 @@ class Variant:
     @cached_property
     def groups(self) -> dict[tuple[int, int, int], "Group"]:
         """The rows by (kind, tensor, layer offset)."""
-        rows = self.rows[np.lexsort((self.rows[:, 1], self.rows[:, 4], self.rows[:, 3], self.rows[:, 2], self.rows[:, 0]))]
+        rows = self.rows[
+            np.lexsort((self.rows[:, 1], self.rows[:, 4], self.rows[:, 3], self.rows[:, 2], self.rows[:, 0]))
+        ]
         if not len(rows):
             return {}
         change = (rows[1:][:, [0, 2, 3]] != rows[:-1][:, [0, 2, 3]]).any(axis=1)
         starts = np.concatenate([[0], np.flatnonzero(change) + 1, [len(rows)]]).tolist()
         return {
             (int(rows[a, 0]), int(rows[a, 2]), int(rows[a, 3])): Group(rows[a:b, 1], rows[a:b, 4])
-            for a, b in zip(starts[:-1], starts[1:], strict=True)
+            for a, b in pairwise(starts)
         }
 
 
@@ -210,20 +214,20 @@ def _joined(before, last, after, first):  # type: ignore[no-untyped-def]
 
 
 def _in_turn(ops: Ints, size: Ints) -> tuple[Ints, Ints]:
-    """Returns edges from every routed transfer of attention to the next of the same source (zbench.simulator.serial)."""
+    """Returns edges from every routed transfer of attention to the next of its source (zbench.simulator.serial)."""
     routed = np.flatnonzero((ops[:, 11] >= 0) & (ops[:, 8] == _ATTENTION) & (size >= 0))
     routed = routed[np.argsort(ops[routed, 2], kind="stable")]
     same = ops[routed[1:], 2] == ops[routed[:-1], 2]
     return routed[:-1][same], routed[1:][same]
 
+
 def _counted(step: Step, items: Items, number: int) -> dict[tuple[int, int], int]:
     """Counts the items of a contract of layout `number` by (tensor, layer offset)."""
-    lists, found = step.layouts[number].lists, {}
-    size = np.diff(lists.offsets)
+    found: dict[tuple[int, int], int] = {}
+    size = np.diff(step.layouts[number].lists.offsets)
     for tensor, offset, places, list0, list1, *_ in items.rows():
         count = 1 if places == AT_HOME else int(size[places])
         for which in (list0, list1):
             count *= int(size[which]) if which >= 0 else 1
         found[tensor, offset] = found.get((tensor, offset), 0) + count
     return found
-

@@ -16,7 +16,7 @@ from zbench.describe.links import NIC
 from zbench.plans.plan import Plan
 from zbench.simulator.clock import Free, Timeline, run_hops
 from zbench.simulator.steps.account import StepMemory, step_memory
-from zbench.simulator.steps.lower import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
+from zbench.simulator.steps.expand import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
 from zbench.simulator.steps.parts import Variant
 from zbench.simulator.steps.program import Parts, Program, program
 from zbench.step.operations import COMPUTE, QUEUES
@@ -129,7 +129,8 @@ class _Played:
 
     def result(self) -> PlayedStep:
         """Returns the step with all its layers."""
-        step, later, ends = self.parts.step, 0.0, []
+        step, later = self.parts.step, 0.0
+        ends: list[tuple[str, float]] = []
         marks = self.marks
         for entry, one in enumerate(step.order):
             later += self.left_out[entry] * self.adds(entry)[0]
@@ -150,7 +151,7 @@ class _Played:
                 times[id(variant)] = (variant, times.get(id(variant), (variant, 0))[1] + 1)
         busy = {name: np.zeros(cluster.num_ranks) for name in ("attend", *QUEUES)}
         sent, received = ({name: np.zeros(cluster.num_nics, np.int64) for name in QUEUES[1:]} for _ in range(2))
-        inside = {name: 0 for name in QUEUES[1:]}
+        inside = dict.fromkeys(QUEUES[1:], 0)
         for variant, count in times.values():
             table, lowered = variant.lowered.table, variant.lowered
             computes = (variant.ops[:, 0] == COMPUTE)[table[OP]]

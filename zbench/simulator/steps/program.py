@@ -17,12 +17,13 @@ from zbench.describe.arrays import Ints
 from zbench.plans.plan import Plan
 from zbench.simulator.clock import HopGraph, graph_of
 from zbench.simulator.hops import Hops
-from zbench.simulator.steps.flow import ARRIVES, READS, USES, WRITES
-from zbench.simulator.steps.lower import AFTER, BYTES, CLASS, LINK_A, LINK_B, OP, QUEUE_A, QUEUE_B, RANK, num_queues
+from zbench.simulator.steps.chains import ARRIVES, READS, USES, WRITES
+from zbench.simulator.steps.expand import AFTER, BYTES, CLASS, LINK_A, LINK_B, OP, QUEUE_A, QUEUE_B, RANK
+from zbench.simulator.steps.lower import num_queues
 from zbench.simulator.steps.parts import Key, PlayedTemplate, Variant, between, key_of
 from zbench.step.operations import GATHER, REDUCE
 from zbench.step.template import Step
-from zbench.step.tensor import STATE, NATURES
+from zbench.step.tensor import NATURES, STATE
 
 Edges = tuple[Ints, Ints]
 
@@ -134,9 +135,9 @@ class _Links:
             key, name = key_of(one.variant, one.layer, tensor, offset), one.variant.of.layout.tensors[tensor].name
             takes = (ARRIVES, tensor, offset) in one.variant.groups and (tensor, offset) not in one.variant.of.replaced
             before, after = had.get((tensor, offset), 0), has.get((tensor, offset), 0)
-            if one.variant.of.layout.tensors[tensor].nature == NATURES[STATE]:
-                if before > after > 0 or (takes and after <= before):
-                    self.free.setdefault(name, []).append(self.readers.pop(key, []))
+            of_state = one.variant.of.layout.tensors[tensor].nature == NATURES[STATE]
+            if of_state and (before > after > 0 or (takes and after <= before)):
+                self.free.setdefault(name, []).append(self.readers.pop(key, []))
             if after == 0:
                 self.writers.pop(key, None)
                 self.readers.pop(key, None)
@@ -144,7 +145,9 @@ class _Links:
 
 def program(parts: Parts, order: Sequence[tuple[int, int, int]], num_layers: int) -> Program:
     """Puts instances, each (entry of the step's order, template, layer), of a step of `num_layers` into a program."""
-    instances = [Played(entry, number, layer, parts.variant(number, layer, num_layers)) for entry, number, layer in order]
+    instances = [
+        Played(entry, number, layer, parts.variant(number, layer, num_layers)) for entry, number, layer in order
+    ]
     links = _Links(parts, instances, num_layers)
     begin = np.cumsum([0, *(one.variant.lowered.table.shape[1] for one in instances)])
     producer, consumer = [], []
@@ -189,7 +192,6 @@ def _hops(table: Ints, kinds: Ints, cost: Cost) -> Hops:
     whole = (kinds == GATHER) | (kinds == REDUCE) | (channels == 1)
     none = np.zeros(0, np.int64)
     return Hops(
-        table[OP], table[RANK], table[QUEUE_A], table[QUEUE_B], table[LINK_A], table[LINK_B], table[CLASS], table[BYTES],
-        channels, whole, table[AFTER], none, none.astype(bool), num_queues(cost.cluster),
+        table[OP], table[RANK], table[QUEUE_A], table[QUEUE_B], table[LINK_A], table[LINK_B], table[CLASS],
+        table[BYTES], channels, whole, table[AFTER], none, none.astype(bool), num_queues(cost.cluster),
     )  # fmt: skip
-

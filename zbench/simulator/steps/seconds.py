@@ -92,8 +92,8 @@ class _Formula:
         if term.function in _FREE or (not name and len(term.operands) == 1):
             return none
         if term.function == "adam":
-            of = self._parameter(self.formula.results[0])
-            return OPTIMIZER_BYTES * self._elements(of, self.formula.results[0]) / device.copy_bandwidth
+            weight = self.formula.results[0]
+            return OPTIMIZER_BYTES * self._elements(self._parameter(weight), weight) / device.copy_bandwidth
         if name in _MATMULS:
             found = self._matmul(term)
             if name == "score":
