@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import numba as nb
 import numpy as np
 
 from zbench.cost.loss import held_bytes
 from zbench.describe.arrays import Ints
-from zbench.simulator.steps.atoms import AtomTables, rows_of
 from zbench.simulator.steps.parts import Key, Variant, key_of
 from zbench.simulator.steps.program import Parts
 from zbench.simulator.steps.sizes import Sizes
@@ -110,7 +110,7 @@ class _Profile:
     def leaves(self) -> dict[tuple[int, int], Ints]:
         """The bytes that it leaves, by (tensor, layer offset), int64 [places]."""
         places, found = self.parts.step.num_places, {}
-        rows = self._contract(self.variant.of.template.leaves)
+        rows = self._leaves
         for which in self.variant.of.held[1]:
             mine = (rows[:, 0] == which[0]) & (rows[:, 1] == which[1])
             found[which] = np.bincount(rows[mine, 2], rows[mine, 4], places).astype(np.int64)
@@ -155,7 +155,7 @@ class _Profile:
         of = self.variant.of
         tables, count = of.flow.tables, len(of.ops)
         num = _numbered(of.flow.items)
-        needs, leaves = self._contract(of.template.needs), self._contract(of.template.leaves)
+        needs, leaves = self._needs, self._leaves
         had, has = _numbered(needs), _numbered(leaves)
         here = np.ones(len(num), bool)
         for missing in self.variant.missing:
@@ -215,14 +215,22 @@ class _Profile:
             rows.append([len(of.layout.tensors), place, mine[:, 1].min(), mine[:, 1].max(), mine[:, 2].max()])
         return np.array(rows, np.int64)
 
+    @cached_property
+    def _needs(self) -> Ints:
+        return self._contract(self.variant.of.template.needs)
+
+    @cached_property
+    def _leaves(self) -> Ints:
+        return self._contract(self.variant.of.template.leaves)
+
     def _contract(self, items: Items) -> Ints:
         """Returns the items of a contract, int64 [n, 5]: (tensor, layer offset, place, cell of atoms, bytes)."""
-        of, missing = self.variant.of, set(self.variant.missing)
-        found = [np.zeros((0, 5), np.int64)]
-        for tensor, offset, places, list0, list1, *_ in items.rows():
-            if (tensor, offset) not in missing:
-                found.append(_entry(of.flow.tables, (tensor, offset), places, (list0, list1)))
-        return np.concatenate(found)
+        table = items.table()
+        here = np.ones(len(table), bool)
+        for missing in self.variant.missing:
+            here &= (table[:, :2] != missing).any(axis=1)
+        found: Ints = _entries(self.variant.of.flow.tables, table[here])
+        return found
 
 
 def _numbered(rows: Ints) -> Ints:
@@ -241,19 +249,28 @@ def _found(wanted: Ints, numbers: Ints, values: Ints) -> Ints:
     return np.asarray(np.where(numbers[order][at] == wanted, values[order][at], -1), np.int64)
 
 
-def _entry(t: AtomTables, which: tuple[int, int], places: int, lists: tuple[int, int]) -> Ints:
-    """Returns the items of a contract's entry, as `_contract`."""
-    tensor, offset = which
-    rows = [
-        t.atoms[t.list_offsets[one] : t.list_offsets[one + 1]] if one >= 0 else np.zeros(1, np.int64) for one in lists
-    ]
-    cells = np.add.outer(rows[0] * t.shape1[tensor], rows[1]).reshape(-1)
-    first = t.first_cell[tensor] + cells
-    if places == AT_HOME:
-        at, count = rows_of(t.home_offsets, first)
-        cell, place, size = np.repeat(cells, count), t.homes[at], t.home_bytes[at]
-    else:
-        members = t.members[t.member_offsets[places] : t.member_offsets[places + 1]]
-        cell, place = np.repeat(cells, len(members)), np.tile(members, len(cells))
-        size = t.cell_bytes[np.repeat(first, len(members))]
-    return np.stack([np.full(len(cell), tensor), np.full(len(cell), offset), place, cell, size], axis=1)
+@nb.njit(cache=True)
+def _entries(t, entries):  # type: ignore[no-untyped-def]
+    """Returns the items of contract entries, int64 [n, 5], as `_contract`."""
+    count = 0
+    for fill in range(2):
+        if fill:
+            found = np.empty((count, 5), np.int64)
+            count = 0
+        for row in entries:
+            tensor, places = row[0], row[2]
+            for i in range(1 if row[3] < 0 else t.list_offsets[row[3] + 1] - t.list_offsets[row[3]]):
+                cell0 = 0 if row[3] < 0 else t.atoms[t.list_offsets[row[3]] + i]
+                for j in range(1 if row[4] < 0 else t.list_offsets[row[4] + 1] - t.list_offsets[row[4]]):
+                    cell = cell0 * t.shape1[tensor] + (0 if row[4] < 0 else t.atoms[t.list_offsets[row[4]] + j])
+                    first = t.first_cell[tensor] + cell
+                    at_home = places == AT_HOME
+                    offsets = t.home_offsets if at_home else t.member_offsets
+                    which = first if at_home else places
+                    for at in range(offsets[which], offsets[which + 1]):
+                        if fill:
+                            found[count, 0], found[count, 1], found[count, 3] = tensor, row[1], cell
+                            found[count, 2] = t.homes[at] if at_home else t.members[at]
+                            found[count, 4] = t.home_bytes[at] if at_home else t.cell_bytes[first]
+                        count += 1
+    return found
