@@ -15,8 +15,8 @@ import numpy as np
 
 from zbench.cost.loss import held_bytes
 from zbench.describe.arrays import Ints
-from zbench.simulator.steps.parts import Key, Variant, key_of
-from zbench.simulator.steps.program import Parts
+from zbench.simulator.steps.parts import Key, Variant, tensor_key
+from zbench.simulator.steps.program import StepParts
 from zbench.simulator.steps.sizes import Sizes
 from zbench.step.operations import COMPUTE
 from zbench.step.template import AT_HOME, Items
@@ -34,7 +34,7 @@ class StepMemory:
     held: Mapping[str, Ints]
 
 
-def step_memory(parts: Parts) -> StepMemory:
+def step_memory(parts: StepParts) -> StepMemory:
     """Follows a step's instances, all layers, and returns the fullest moments."""
     step = parts.step
     names = {
@@ -52,7 +52,7 @@ def step_memory(parts: Parts) -> StepMemory:
             variant = parts.variant(one.template, layer, step.num_layers)
             profile = profiles.setdefault(id(variant), _Profile(variant, parts))
             for which in profile.groups:
-                key = key_of(variant, layer, *which)
+                key = tensor_key(variant, layer, *which)
                 if key in there:
                     resident[names[key[0]]] -= there.pop(key)
             total = resident.sum(axis=0) + profile.peak
@@ -64,14 +64,14 @@ def step_memory(parts: Parts) -> StepMemory:
                     inside[names[tensor]] += size
                 best = np.where(fuller, inside, best)
             for which, size in profile.leaves.items():
-                key = key_of(variant, layer, *which)
+                key = tensor_key(variant, layer, *which)
                 if variant.of.layout.tensors[which[0]].exists(key[1], step.num_layers):
                     there[key] = size
                     resident[names[key[0]]] += size
     return StepMemory(peak, {name: best[at] for name, at in names.items() if best[at].any()})
 
 
-def _beginnings(parts: Parts) -> list[tuple[Key, Ints]]:
+def _beginnings(parts: StepParts) -> list[tuple[Key, Ints]]:
     """Lists the bytes of what there is before a step, by key and place."""
     step, layout = parts.step, parts.step.layouts[0]
     sizes = Sizes(layout, step.templates[0]).of_lists
@@ -97,7 +97,7 @@ class _Profile:
     """What a template holds while it is played, of what its contract names or its operations touch."""
 
     variant: Variant
-    parts: Parts
+    parts: StepParts
 
     @cached_property
     def groups(self) -> set[tuple[int, int]]:

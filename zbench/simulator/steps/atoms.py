@@ -102,7 +102,7 @@ def _mixed(numbers: Ints) -> NDArray[np.uint64]:
     return np.asarray(x ^ (x >> np.uint64(31)), np.uint64)
 
 
-def rows_of(offsets: Ints, which: Ints) -> tuple[Ints, Ints]:
+def row_positions(offsets: Ints, which: Ints) -> tuple[Ints, Ints]:
     """Returns (positions in compressed rows, sizes) of several rows one after another."""
     sizes = offsets[which + 1] - offsets[which]
     first = np.repeat(offsets[which] - (np.cumsum(sizes) - sizes), sizes)
@@ -117,7 +117,7 @@ def _atoms(layout: StepLayout, used: Ints) -> dict[str, Ints]:
         if name not in layout.index:
             continue
         mine = used[lists.of[used] == number]
-        at, sizes = rows_of(lists.offsets, mine)
+        at, sizes = row_positions(lists.offsets, mine)
         sums = np.zeros(len(layout.index[name]), np.uint64)
         np.add.at(sums, lists.parts[at], np.repeat(_mixed(mine), sizes))
         found[name] = _numbered(sums)
@@ -141,7 +141,7 @@ def _lists_of_atoms(layout: StepLayout, used: Ints, atom: dict[str, Ints]) -> tu
     sizes = np.array([len(atom.get(name, ())) for name in lists.indices], np.int64)
     begin = np.cumsum(sizes) - sizes
     of_all = np.concatenate([*(atom.get(name, np.zeros(0, np.int64)) for name in lists.indices), np.zeros(0, np.int64)])
-    at, count = rows_of(lists.offsets, used)
+    at, count = row_positions(lists.offsets, used)
     row = np.repeat(used, count)
     width = int(of_all.max(initial=0)) + 1
     keys = np.unique(row * width + of_all[begin[lists.of[row]] + lists.parts[at]])

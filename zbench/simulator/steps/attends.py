@@ -10,7 +10,7 @@ from zbench.plans.plan import Plan
 from zbench.simulator.steps.sizes import Sizes
 
 
-def attend_seconds(sizes: Sizes, plan: Plan, mine: Ints, backward: bool, cost: Cost) -> Floats:
+def attends_seconds(sizes: Sizes, plan: Plan, mine: Ints, backward: bool, cost: Cost) -> Floats:
     """Returns the seconds of operations `mine`, computes of attention's formula, float64 [len(mine)].
 
     plan: the micro-batch's, for its blocks; groups of the relation that attention has are its blocks. What is attended

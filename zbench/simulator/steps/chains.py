@@ -13,7 +13,7 @@ READS, WRITES, USES, ARRIVES = range(4)  # of rows: waits for what wrote it; wro
 
 
 class FlowState(NamedTuple):
-    """What a walk keeps.
+    """A walk's notes.
 
     keys: of items, and for each makers and readers, the operations that made it and those that read it, as chains of
     nodes, and life, as in Flow.items. stamp: by operation, the last consumer that has an edge from it. seen: by kind,
@@ -33,9 +33,12 @@ class FlowState(NamedTuple):
     rows: Ints
 
 
-class Where(NamedTuple):
-    """base: where the keys of each tensor begin. lowest: the lowest layer offset. offsets, places: how many there
-    are. needed: [tensors, offsets], whether the contract needs some of it."""
+class ItemSpace(NamedTuple):
+    """The keys that items have, and what a contract needs.
+
+    base: where the keys of each tensor begin. lowest: the lowest layer offset. offsets, places: how many there are.
+    needed: [tensors, offsets], whether the contract needs some of it.
+    """
 
     base: Ints
     lowest: int
@@ -102,7 +105,7 @@ def _chained(state, chain, op):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def read_item(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
+def reads_item(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
     """Waits for what made an item."""
     tensor, layer, place, _ = item
     at = _slot(t, where, state, op, item, False)
@@ -116,7 +119,7 @@ def read_item(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def write_item(t, where, state, ops, op, item, arrives):  # type: ignore[no-untyped-def]
+def writes_item(t, where, state, ops, op, item, arrives):  # type: ignore[no-untyped-def]
     """Replaces an item; of state, after all that read it."""
     tensor, layer, place, _ = item
     at = _slot(t, where, state, op, item, True)
@@ -130,7 +133,7 @@ def write_item(t, where, state, ops, op, item, arrives):  # type: ignore[no-unty
 
 
 @nb.njit(cache=True)
-def add_item(t, where, state, op, item):  # type: ignore[no-untyped-def]
+def adds_item(t, where, state, op, item):  # type: ignore[no-untyped-def]
     """Adds to a sum, which waits for nobody."""
     tensor, layer, place, _ = item
     at = _slot(t, where, state, op, item, True)
@@ -139,7 +142,7 @@ def add_item(t, where, state, op, item):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def take_item(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
+def takes_item(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
     """Takes what was added to a sum so far."""
     tensor, layer, place, _ = item
     at = _slot(t, where, state, op, item, False)

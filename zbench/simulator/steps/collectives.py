@@ -18,7 +18,7 @@ PIECE_SECONDS = 0.2e-3  # of a collective at a time: between pieces of it other 
 
 @dataclass(frozen=True)
 class Legs:
-    """What the members of a collective have on their links: a leg for each member and level of links inside nodes, and
+    """The legs of a collective on the links of its members: one for each member and level of links inside nodes, and
     one for each NIC. member: who sends and receives. link: class. share: of the bytes gathered that a leg sends, and as
     many that it receives, float64 [legs]. latency: seconds, of all its messages that follow one another."""
 

@@ -26,7 +26,11 @@ class CollectiveLegs(NamedTuple):
 
 
 class Topology(NamedTuple):
-    """As in zbench.simulator.hops, and what a GPU's host link has: its class, -1 if there is none."""
+    """The queues and links of a cluster as compiled loops read them.
+
+    classes, member: zbench.simulator.hops.members. port: its ports. nic: of every GPU. per_node, nics: of a node. gpus:
+    of all. host: the class of links to hosts, -1 if there is none. queues: of a GPU.
+    """
 
     classes: Ints
     member: Ints
@@ -45,10 +49,12 @@ def _queue(to, place, purpose, link, way):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _hop(out, at, op, purpose, ends, ways, link, size, after, to):  # type: ignore[no-untyped-def]
+def _hop(out, at, op, ends, ways, link, moved, to):  # type: ignore[no-untyped-def]
     """Writes a transfer from one GPU's port to another's."""
     a, b = ends
-    out[OP, at], out[RANK, at], out[CLASS, at], out[BYTES, at], out[AFTER, at] = op, a, link, size, after
+    number, purpose = op
+    size, after = moved
+    out[OP, at], out[RANK, at], out[CLASS, at], out[BYTES, at], out[AFTER, at] = number, a, link, size, after
     out[QUEUE_A, at], out[QUEUE_B, at] = _queue(to, a, purpose, link, ways[0]), _queue(to, b, purpose, link, ways[1])
     out[LINK_A, at], out[LINK_B, at] = to.port[link, a], to.port[link, b] + 1
 
@@ -66,44 +72,36 @@ def _routed(out, at, number, op, size, lanes, to):  # type: ignore[no-untyped-de
         before = START
         if p != s:
             c = class_of(s, p, to.classes, to.member)
-            _hop(out, at, number, op[8], (s, p), (TX, THROUGH_RX), c, share, before, to)
+            _hop(out, at, (number, op[8]), (s, p), (TX, THROUGH_RX), c, (share, before), to)
             before = at
             at += 1
-        _hop(out, at, number, op[8], (p, q), (TX, RX), NIC, share, before, to)
+        _hop(out, at, (number, op[8]), (p, q), (TX, RX), NIC, (share, before), to)
         if q != d:
             before = at
             at += 1
             c = class_of(q, d, to.classes, to.member)
-            _hop(out, at, number, op[8], (q, d), (THROUGH_TX, RX), c, share, before, to)
+            _hop(out, at, (number, op[8]), (q, d), (THROUGH_TX, RX), c, (share, before), to)
         out[IS_LAST, at] = 1
         at += 1
     return at
 
 
 @nb.njit(cache=True)
-def _collective(out, at, number, op, size, legs, to, meeting, edges, count):  # type: ignore[no-untyped-def]
-    """Writes a collective: a meeting, pieces of all legs, another meeting. Returns (next hop, next edge)."""
+def _collective(out, op, size, legs, to, edges, where):  # type: ignore[no-untyped-def]
+    """Writes a collective: a meeting, pieces of all legs, another meeting. where: the operation's number, the hop and
+    the edge that come next, the queue of the first meeting. Returns (next hop, next edge)."""
+    number, at, count, meeting = where
     begin, end, pieces = legs.offsets[number], legs.offsets[number + 1], legs.pieces[number]
     first = at
     out[OP, at], out[QUEUE_A, at], out[AFTER, at] = number, -2 - meeting, START
     at += 1
     for piece in range(pieces):
+        after = first if piece == 0 else NEVER
         for leg in range(begin, end):
             total = np.int64(legs.share[leg] * size)
             share = total * (piece + 1) // pieces - total * piece // pieces
-            member = legs.member[leg]
-            _hop(
-                out,
-                at,
-                number,
-                op[8],
-                (member, member),
-                (TX, RX),
-                legs.link[leg],
-                share,
-                first if piece == 0 else NEVER,
-                to,
-            )
+            ends = (legs.member[leg], legs.member[leg])
+            _hop(out, at, (number, op[8]), ends, (TX, RX), legs.link[leg], (share, after), to)
             if piece == pieces - 1:
                 edges[0, count], edges[1, count] = at, first + 1 + pieces * (end - begin)
                 count += 1
@@ -147,14 +145,14 @@ def expand(ops, size, lists, legs, to):  # type: ignore[no-untyped-def]
         if op[0] == COMPUTE:
             out[OP, at], out[RANK, at], out[QUEUE_A, at], out[AFTER, at] = number, op[2], op[2] * to.queues, START
         elif op[0] == GATHER or op[0] == REDUCE:
-            at, done = _collective(out, at, number, op, size[number], legs, to, meeting, edges, done)
+            at, done = _collective(out, op, size[number], legs, to, edges, (number, at, done, meeting))
             meeting += 2
             continue
         elif op[2] >= to.gpus or op[3] >= to.gpus:
             _host_copy(out, at, number, op, size[number], to)
         elif op[11] < 0 or node[op[2]] == node[op[3]]:
             c = class_of(op[2], op[3], to.classes, to.member)
-            _hop(out, at, number, op[8], (op[2], op[3]), (TX, RX), c, size[number], START, to)
+            _hop(out, at, (number, op[8]), (op[2], op[3]), (TX, RX), c, (size[number], START), to)
         else:
             at = _routed(out, at, number, op, size[number], lists[1][lists[0][op[11]] : lists[0][op[11] + 1]], to)
             continue

@@ -11,7 +11,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.simulator.steps.atoms import AtomTables, atom_tables
-from zbench.simulator.steps.chains import FlowState, Where, add_item, read_item, take_item, write_item
+from zbench.simulator.steps.chains import FlowState, ItemSpace, adds_item, reads_item, takes_item, writes_item
 from zbench.step.layout import ADD, READ, UPDATE, WRITE, StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND
 from zbench.step.proof.items import EMPTY
@@ -20,7 +20,7 @@ from zbench.step.template import Template
 
 @dataclass(frozen=True)
 class Flow:
-    """What operations of a template wait for.
+    """The data flow of a template.
 
     producer, consumer: int64 [edges], operations; computes of one place are left out, as their queue has them in
     order. rows: int64 [n, 5], (READS ... ARRIVES, operation, tensor, layer offset, place), each once: READS of what was
@@ -46,9 +46,9 @@ def template_flow(layout: StepLayout, template: Template, num_places: int) -> Fl
     room = cells * num_places * count
     needed = np.zeros((len(cells), count), bool)
     needed[template.needs.tensor, template.needs.layer - low] = True
-    where = Where(np.cumsum(room) - room, low, count, num_places, needed)
+    where = ItemSpace(np.cumsum(room) - room, low, count, num_places, needed)
     items, nodes = _sizes(tables, ops).tolist()
-    edges = rows = 4 * len(ops) + 64
+    edges, rows = 4 * len(ops) + nodes, 4 * len(ops) + nodes  # more is rare, and then it is done again
     while True:
         slots = 1 << max(int(items + items // 2 + 2).bit_length(), 4)
         keys, makers, readers = (np.full(slots, value, np.int64) for value in (EMPTY, -1, -1))
@@ -120,11 +120,11 @@ def _compute(t, where, state, ops, number):  # type: ignore[no-untyped-def]
                     cell1 = t.maps[t.map_offsets[t.rows[row, 6]] + cell1]
                 item = (tensor, layer, op[2], cell0 * t.shape1[tensor] + cell1)
                 if does in (READ, UPDATE):
-                    read_item(t, where, state, ops, number, item)
+                    reads_item(t, where, state, ops, number, item)
                 if does in (WRITE, UPDATE):
-                    write_item(t, where, state, ops, number, item, False)
+                    writes_item(t, where, state, ops, number, item, False)
                 if does == ADD:
-                    add_item(t, where, state, number, item)
+                    adds_item(t, where, state, number, item)
 
 
 @nb.njit(cache=True)
@@ -138,27 +138,27 @@ def _transfer(t, where, state, ops, number):  # type: ignore[no-untyped-def]
         for j in range(_length(t, op[5])):
             cell = cell0 * t.shape1[tensor] + (0 if op[5] < 0 else t.atoms[t.list_offsets[op[5]] + j])
             if kind == SEND:
-                read_item(t, where, state, ops, number, (tensor, layer, op[2], cell))
-                write_item(t, where, state, ops, number, (tensor, layer, op[3], cell), True)
+                reads_item(t, where, state, ops, number, (tensor, layer, op[2], cell))
+                writes_item(t, where, state, ops, number, (tensor, layer, op[3], cell), True)
                 continue
             if kind == MOVE:
-                take_item(t, where, state, ops, number, (tensor, layer, op[2], cell))
-                add_item(t, where, state, number, (tensor, layer, op[3], cell))
+                takes_item(t, where, state, ops, number, (tensor, layer, op[2], cell))
+                adds_item(t, where, state, number, (tensor, layer, op[3], cell))
                 continue
             first = t.first_cell[tensor] + cell
             homes = t.homes[t.home_offsets[first] : t.home_offsets[first + 1]]
             members = t.members[t.member_offsets[op[3]] : t.member_offsets[op[3] + 1]]
             if kind == GATHER:
                 for home in homes:
-                    read_item(t, where, state, ops, number, (tensor, layer, home, cell))
+                    reads_item(t, where, state, ops, number, (tensor, layer, home, cell))
                 for member in members:
                     if len(homes) > 1 or member != homes[0]:
-                        write_item(t, where, state, ops, number, (tensor, layer, member, cell), True)
+                        writes_item(t, where, state, ops, number, (tensor, layer, member, cell), True)
             else:
                 for member in members:
-                    take_item(t, where, state, ops, number, (tensor, layer, member, cell))
+                    takes_item(t, where, state, ops, number, (tensor, layer, member, cell))
                 for home in homes:
-                    add_item(t, where, state, number, (tensor, layer, home, cell))
+                    adds_item(t, where, state, number, (tensor, layer, home, cell))
 
 
 @nb.njit(cache=True)

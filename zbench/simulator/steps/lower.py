@@ -51,7 +51,7 @@ class Lowered:
     meetings: int
 
 
-def num_queues(cluster: Cluster) -> int:
+def gpu_queues(cluster: Cluster) -> int:
     """Returns the number of queues of one GPU."""
     return 1 + 4 * len(cluster.links) * (len(QUEUES) - 1)
 
@@ -71,7 +71,7 @@ def lower(
     legs, latency = _collectives(layout, ops, size, cost)
     topology = Topology(
         *members(cluster), ports(cluster), cluster.nic_of, cluster.gpus_per_node, cluster.nics_per_node,
-        step.num_gpus, -1 if cluster.host is None else cluster.host, num_queues(cluster),
+        step.num_gpus, -1 if cluster.host is None else cluster.host, gpu_queues(cluster),
     )  # fmt: skip
     lists = layout.lists
     table, producer, consumer, meetings = expand(ops, size, (lists.offsets, lists.parts), legs, topology)

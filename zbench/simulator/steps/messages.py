@@ -1,4 +1,4 @@
-"""Which transfers of a template go as one message.
+"""Messages: transfers of a template that go together.
 
 Transfers that follow one another in the plan with nothing else between them, of the same kind, queue and layer, go
 together where they have the same ends: the parameters of a layer, which FSDP keeps flat and gathers at once, or do

@@ -65,7 +65,7 @@ class PlayedTemplate:
 
     @cached_property
     def held(self) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
-        """How many items there are before and after it, by (tensor, layer offset)."""
+        """The numbers of items before and after it, by (tensor, layer offset)."""
         needs, leaves = self.template.needs, self.template.leaves
         return _counted(self.step, needs, self.template.layout), _counted(self.step, leaves, self.template.layout)
 
@@ -145,7 +145,7 @@ class Variant:
         return np.concatenate([[0], np.cumsum(counts)]), hops
 
     @cached_property
-    def groups(self) -> dict[tuple[int, int, int], "Group"]:
+    def groups(self) -> dict[tuple[int, int, int], "TouchedItems"]:
         """The rows by (kind, tensor, layer offset)."""
         rows = self.rows[
             np.lexsort((self.rows[:, 1], self.rows[:, 4], self.rows[:, 3], self.rows[:, 2], self.rows[:, 0]))
@@ -155,20 +155,20 @@ class Variant:
         change = (rows[1:][:, [0, 2, 3]] != rows[:-1][:, [0, 2, 3]]).any(axis=1)
         starts = np.concatenate([[0], np.flatnonzero(change) + 1, [len(rows)]]).tolist()
         return {
-            (int(rows[a, 0]), int(rows[a, 2]), int(rows[a, 3])): Group(rows[a:b, 1], rows[a:b, 4])
+            (int(rows[a, 0]), int(rows[a, 2]), int(rows[a, 3])): TouchedItems(rows[a:b, 1], rows[a:b, 4])
             for a, b in pairwise(starts)
         }
 
 
 @dataclass(frozen=True)
-class Group:
+class TouchedItems:
     """Operations that touch a tensor of a layer, and where, sorted by place; int64 [rows] each."""
 
     ops: Ints
     places: Ints
 
 
-def key_of(variant: Variant, layer: int, tensor: int, offset: int) -> Key:
+def tensor_key(variant: Variant, layer: int, tensor: int, offset: int) -> Key:
     """Returns what a tensor is that a template names, played for a layer."""
     layout = variant.of.layout
     of = layout.tensors[tensor]
@@ -176,7 +176,7 @@ def key_of(variant: Variant, layer: int, tensor: int, offset: int) -> Key:
     return of.name, 0 if of.layers == "none" else layer + offset, batch
 
 
-def between(before: Variant, one: Group, after: Variant, other: Group) -> tuple[Ints, Ints]:
+def between(before: Variant, one: TouchedItems, after: Variant, other: TouchedItems) -> tuple[Ints, Ints]:
     """Returns the edges between hops of two templates: from operations of `one` to those of `other` at the same place.
     Computes of one place are left out, as their queue has them in order."""
     found: tuple[Ints, Ints] = _joined(

@@ -18,7 +18,7 @@ from zbench.simulator.clock import Free, Timeline, run_hops
 from zbench.simulator.steps.account import StepMemory, step_memory
 from zbench.simulator.steps.expand import BYTES, CLASS, LINK_A, LINK_B, OP, RANK
 from zbench.simulator.steps.parts import Variant
-from zbench.simulator.steps.program import Parts, Program, program
+from zbench.simulator.steps.program import StepParts, StepProgram, program
 from zbench.step.operations import COMPUTE, QUEUES
 from zbench.step.template import Step
 
@@ -53,7 +53,7 @@ def play_step(step: Step, plans: Sequence[Plan], cost: Cost) -> PlayedStep:
     Raises:
         ValueError: the step and the cluster do not fit.
     """
-    parts = Parts(step, plans, cost)
+    parts = StepParts(step, plans, cost)
     for most in LAYERS:
         kept = min(most, step.num_layers)
         played = _Played.of(parts, kept)
@@ -79,13 +79,13 @@ def _shortened(step: Step, kept: int) -> list[tuple[int, int, int]]:
 class _Played:
     """A program that was played. left_out: for each entry of the order, how many instances of it were not."""
 
-    parts: Parts
-    program: Program
+    parts: StepParts
+    program: StepProgram
     timeline: Timeline
     left_out: tuple[int, ...]
 
     @staticmethod
-    def of(parts: Parts, kept: int) -> "_Played":
+    def of(parts: StepParts, kept: int) -> "_Played":
         """Plays a step with `kept` of its layers."""
         order = _shortened(parts.step, kept)
         made = program(parts, order, kept)

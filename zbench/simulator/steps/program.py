@@ -19,8 +19,8 @@ from zbench.simulator.clock import HopGraph, graph_of
 from zbench.simulator.hops import Hops
 from zbench.simulator.steps.chains import ARRIVES, READS, USES, WRITES
 from zbench.simulator.steps.expand import AFTER, BYTES, CLASS, LINK_A, LINK_B, OP, QUEUE_A, QUEUE_B, RANK
-from zbench.simulator.steps.lower import num_queues
-from zbench.simulator.steps.parts import Key, PlayedTemplate, Variant, between, key_of
+from zbench.simulator.steps.lower import gpu_queues
+from zbench.simulator.steps.parts import Key, PlayedTemplate, Variant, between, tensor_key
 from zbench.step.operations import GATHER, REDUCE
 from zbench.step.template import Step
 from zbench.step.tensor import NATURES, STATE
@@ -29,7 +29,7 @@ Edges = tuple[Ints, Ints]
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedInstance:
     """An instance of a program: its entry in the step's order, its template, the layer and the variant."""
 
     entry: int
@@ -39,11 +39,11 @@ class Played:
 
 
 @dataclass(frozen=True)
-class Program:
+class StepProgram:
     """Hops of instances one after another. begin: int64 [instances + 1], where those of each begin. purpose: of every
     hop, as in Lowered."""
 
-    instances: tuple[Played, ...]
+    instances: tuple[PlayedInstance, ...]
     graph: HopGraph
     begin: Ints
     purpose: Ints
@@ -51,7 +51,7 @@ class Program:
 
 
 @dataclass
-class Parts:
+class StepParts:
     """The templates of a step as they are played, prepared when they are asked for."""
 
     step: Step
@@ -89,8 +89,8 @@ class _Links:
     """What instances left so far: by tensor and layer who wrote it and who read it, as (instance, group), and by tensor
     the readers of buffers that are free, first come first."""
 
-    parts: Parts
-    instances: list[Played]
+    parts: StepParts
+    instances: list[PlayedInstance]
     num_layers: int
     writers: dict[Key, list[tuple[int, tuple[int, int, int]]]] = field(default_factory=dict)
     readers: dict[Key, list[tuple[int, tuple[int, int, int]]]] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class _Links:
         groups = list(one.variant.groups)
         for group in groups:
             kind, tensor, offset = group
-            key = key_of(one.variant, one.layer, tensor, offset)
+            key = tensor_key(one.variant, one.layer, tensor, offset)
             if kind == READS:
                 wait(self.writers.get(key, []), group)
             elif kind == WRITES and layout.tensors[tensor].nature == NATURES[STATE]:
@@ -129,10 +129,10 @@ class _Links:
             kind, tensor, offset = group
             if kind in (WRITES, USES):
                 side = self.writers if kind == WRITES else self.readers
-                side.setdefault(key_of(one.variant, one.layer, tensor, offset), []).append((number, group))
+                side.setdefault(tensor_key(one.variant, one.layer, tensor, offset), []).append((number, group))
         had, has = one.variant.of.held
         for tensor, offset in {*had, *has, *((tensor, offset) for kind, tensor, offset in groups if kind == ARRIVES)}:
-            key, name = key_of(one.variant, one.layer, tensor, offset), one.variant.of.layout.tensors[tensor].name
+            key, name = tensor_key(one.variant, one.layer, tensor, offset), one.variant.of.layout.tensors[tensor].name
             takes = (ARRIVES, tensor, offset) in one.variant.groups and (tensor, offset) not in one.variant.of.replaced
             before, after = had.get((tensor, offset), 0), has.get((tensor, offset), 0)
             of_state = one.variant.of.layout.tensors[tensor].nature == NATURES[STATE]
@@ -143,10 +143,10 @@ class _Links:
                 self.readers.pop(key, None)
 
 
-def program(parts: Parts, order: Sequence[tuple[int, int, int]], num_layers: int) -> Program:
+def program(parts: StepParts, order: Sequence[tuple[int, int, int]], num_layers: int) -> StepProgram:
     """Puts instances, each (entry of the step's order, template, layer), of a step of `num_layers` into a program."""
     instances = [
-        Played(entry, number, layer, parts.variant(number, layer, num_layers)) for entry, number, layer in order
+        PlayedInstance(entry, number, layer, parts.variant(number, layer, num_layers)) for entry, number, layer in order
     ]
     links = _Links(parts, instances, num_layers)
     begin = np.cumsum([0, *(one.variant.lowered.table.shape[1] for one in instances)])
@@ -158,7 +158,7 @@ def program(parts: Parts, order: Sequence[tuple[int, int, int]], num_layers: int
             producer.append(a + begin[source])
             consumer.append(b + begin[target])
     table = np.concatenate([one.variant.lowered.table for one in instances], axis=1)
-    every = num_queues(parts.cost.cluster) * parts.cost.cluster.num_ranks
+    every = gpu_queues(parts.cost.cluster) * parts.cost.cluster.num_ranks
     meetings = table[QUEUE_A] < -1
     first, queues = _meeting_queues(instances, every)
     at = np.repeat(first, np.diff(begin))
@@ -170,10 +170,10 @@ def program(parts: Parts, order: Sequence[tuple[int, int, int]], num_layers: int
     hops = _hops(table, kinds, parts.cost)
     graph = graph_of(hops, busy, latency, np.concatenate(producer), np.concatenate(consumer))
     purpose = np.concatenate([one.variant.lowered.purpose for one in instances])
-    return Program(tuple(instances), graph, begin, purpose, queues)
+    return StepProgram(tuple(instances), graph, begin, purpose, queues)
 
 
-def _meeting_queues(instances: Sequence[Played], every: int) -> tuple[Ints, int]:
+def _meeting_queues(instances: Sequence[PlayedInstance], every: int) -> tuple[Ints, int]:
     """Returns the first queue of each instance's meetings, and how many queues there are: instances of a template share
     theirs, as their collectives follow one another."""
     first: dict[int, int] = {}
@@ -193,5 +193,5 @@ def _hops(table: Ints, kinds: Ints, cost: Cost) -> Hops:
     none = np.zeros(0, np.int64)
     return Hops(
         table[OP], table[RANK], table[QUEUE_A], table[QUEUE_B], table[LINK_A], table[LINK_B], table[CLASS],
-        table[BYTES], channels, whole, table[AFTER], none, none.astype(bool), num_queues(cost.cluster),
+        table[BYTES], channels, whole, table[AFTER], none, none.astype(bool), gpu_queues(cost.cluster),
     )  # fmt: skip

@@ -17,7 +17,7 @@ from zbench.cost.cost import OPTIMIZER_BYTES, Cost
 from zbench.cost.loss import moved_bytes
 from zbench.describe.arrays import Floats, Ints
 from zbench.plans.plan import Plan
-from zbench.simulator.steps.attends import attend_seconds
+from zbench.simulator.steps.attends import attends_seconds
 from zbench.simulator.steps.sizes import Sizes
 from zbench.step.formula import Formula, Reference, Term
 from zbench.step.layout import StepLayout
@@ -58,7 +58,7 @@ def compute_seconds(sizes: Sizes, plan: Plan | None, cost: Cost) -> Floats:
         raise ValueError(f"template {sizes.template.name} has attention; it takes the plan of its micro-batch")
     for mine, backward in attends:
         assert plan is not None
-        found[mine] = attend_seconds(sizes, plan, mine, backward, cost)
+        found[mine] = attends_seconds(sizes, plan, mine, backward, cost)
     return found
 
 

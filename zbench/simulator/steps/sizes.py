@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
-from zbench.simulator.steps.atoms import rows_of
+from zbench.simulator.steps.atoms import row_positions
 from zbench.step.formula import Formula, Reference
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE
@@ -28,7 +28,7 @@ class Sizes:
         begin = np.cumsum([0, *(len(one) for one in sizes)])[:-1]
         named = np.array([name in layout.index for name in lists.indices])[lists.of]
         which = np.flatnonzero(named)
-        at, count = rows_of(lists.offsets, which)
+        at, count = row_positions(lists.offsets, which)
         every = np.concatenate([*sizes, np.zeros(0, np.int64)])
         total = np.concatenate([[0], np.cumsum(every[np.repeat(begin[lists.of[which]], count) + lists.parts[at]])])
         ends = np.cumsum(count)
