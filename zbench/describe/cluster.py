@@ -32,14 +32,19 @@ from zbench.describe.units import parse
 NARROW_NIC = 25e9
 # What each quantity is, by field; whoever reads a person's text asks here which numbers need a unit.
 CLUSTER_KINDS = {
-    "nic_bandwidth": "bytes/s", "nvlink_bandwidth": "bytes/s", "nic_latency": "seconds", "nvlink_latency": "seconds",
-    "host_bandwidth": "bytes/s", "host_latency": "seconds", "host_memory": "bytes",
-}  # fmt: skip
+    **dict.fromkeys(("nic_bandwidth", "nvlink_bandwidth"), "bytes/s"),
+    **dict.fromkeys(("nic_latency", "nvlink_latency"), "seconds"),
+    "host_bandwidth": "bytes/s",
+    "host_latency": "seconds",
+    "host_memory": "bytes",
+}
 DEVICE_KINDS = {
-    "peak_flops": "FLOP/s", "memory_bytes": "bytes", "copy_bandwidth": "bytes/s", "strided_rate": "bytes/s",
-    "matmul_flops": "FLOP/s", "attention_forward_flops": "FLOP/s", "attention_backward_flops": "FLOP/s",
-    "kernel_seconds": "seconds", "call_seconds": "seconds", "empty_block_seconds": "seconds",
-}  # fmt: skip
+    "peak_flops": "FLOP/s",
+    "memory_bytes": "bytes",
+    **dict.fromkeys(("copy_bandwidth", "strided_rate"), "bytes/s"),
+    **dict.fromkeys(("matmul_flops", "attention_forward_flops", "attention_backward_flops"), "FLOP/s"),
+    **dict.fromkeys(("kernel_seconds", "call_seconds", "empty_block_seconds"), "seconds"),
+}
 MAY_BE_ZERO = ("empty_block_seconds",)  # of a device's quantities
 MOST_RANKS = 2**20  # above any training cluster there is (some 200,000 GPUs)
 PLAN, LONGEST_WAITING = "plan", "longest_waiting"
