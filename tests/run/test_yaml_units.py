@@ -27,7 +27,8 @@ def test_every_number_of_the_classes_is_a_quantity_or_counted() -> None:
         "host_queues",
     }
     plain = {"name", "tile", "packed_rows", "backward_rows", "matmul_by_tokens"}
-    assert set(Cluster.__dataclass_fields__) == {*CLUSTER_KINDS, *counted, "name", "device", "domains", "links"}
+    words = {"name", "device", "domains", "links", "port_order"}
+    assert set(Cluster.__dataclass_fields__) == {*CLUSTER_KINDS, *counted, *words}
     assert set(Domain.__dataclass_fields__) == {*DOMAIN_KINDS, "name", "gpus", "efficiency", "channels"}
     assert set(Device.__dataclass_fields__) == {*DEVICE_KINDS, *CURVES, *plain}
 

@@ -47,6 +47,7 @@ DEVICE_KINDS = {
 }
 MAY_BE_ZERO = ("empty_block_seconds",)  # of a device's quantities
 MOST_RANKS = 2**20  # above any training cluster there is (some 200,000 GPUs)
+PLAN, LONGEST_WAITING = "plan", "longest_waiting"
 HOST_LINK = ("host_bandwidth", "host_efficiency", "host_latency")
 Ranks = NDArray[np.signedinteger[Any]]
 CURVES = ("attention_forward_causal", "attention_forward_full", "attention_backward_causal", "attention_backward_full")
@@ -179,6 +180,8 @@ class Cluster:
     none.
         No operation uses it yet (zbench.simulator.hops.copies). host_memory: bytes of a node, None where it is not
         known.
+    port_order: of messages that wait for one port, the first is "plan", what stands first in the plan, or
+        "longest_waiting", what has waited longest (zbench.simulator.clock).
     links: every class of links, by its number (zbench.describe.links).
     """
 
@@ -201,6 +204,7 @@ class Cluster:
     host_latency: float | None = None
     host_queues: int = 1
     host_memory: float | None = None
+    port_order: str = PLAN
     links: tuple[Link, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -224,6 +228,8 @@ class Cluster:
         check_channels("cluster.nvlink_channels", self.nvlink_channels)
         check_share("cluster.nic_efficiency", self.nic_efficiency)
         check_share("cluster.nvlink_efficiency", self.nvlink_efficiency)
+        if self.port_order not in (PLAN, LONGEST_WAITING):
+            raise ValueError(f"cluster.port_order is {self.port_order!r}; it takes {PLAN} or {LONGEST_WAITING}")
         object.__setattr__(self, "domains", domains_of(self.domains, self.gpus_per_node))
         object.__setattr__(self, "links", tuple(self._links()))
 

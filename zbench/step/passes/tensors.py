@@ -8,7 +8,14 @@ from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.step.formula import Formula, Reference
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.zero import MOMENT_BYTES, OTHER_WEIGHTS, WHOLE, ShardedParameters, weight_elements
+from zbench.step.passes.zero import (
+    GRADIENT_BYTES,
+    MOMENT_BYTES,
+    OTHER_WEIGHTS,
+    WHOLE,
+    ShardedParameters,
+    weight_elements,
+)
 from zbench.step.tensor import Tensor
 
 _NATURE = {"=": "copy", "+=": "sum", ":=": "state"}
@@ -60,10 +67,10 @@ def _parameter(model: Model, weight: str, parameters: ShardedParameters) -> dict
     axes, home = parameters.axes(weight), parameters.home(weight)
     layers = "none" if weight in OTHER_WEIGHTS else "layer"
     elements = weight_elements(model)[weight] if weight in WHOLE else 1
-    size, moments = model.element_bytes * elements, MOMENT_BYTES * elements
+    size, moments, summed = (each * elements for each in (model.element_bytes, MOMENT_BYTES, GRADIENT_BYTES))
     return {
         weight: Tensor(weight, axes, "state", "", layers, size, home),
-        f"d{weight}": Tensor(f"d{weight}", axes, "sum", "add", layers, size, home),
+        f"d{weight}": Tensor(f"d{weight}", axes, "sum", "add", layers, summed, home),
         f"s{weight}": Tensor(f"s{weight}", axes, "state", "", layers, moments, home),
     }
 
