@@ -58,7 +58,7 @@ figures: $(READY)
 desk: $(READY)
 	$(BIN)/python -m zbench.desk measure cluster=desk_2x4_a800
 	$(BIN)/python -m zbench.figures desk_systems desk_nics desk_parts --run
-	$(BIN)/python -m zbench experiment=desk_overlap again=false
+	$(BIN)/python -m zbench experiment=desk_overlap rerun=false
 	$(BIN)/python -m zbench.desk overlap results/desk_overlap.jsonl
 	$(BIN)/python -m zbench.compare results/paper/desk_systems.jsonl --pivot step_seconds,speedup,nic_idle,invalid_steps
 	$(BIN)/python -m zbench.compare results/paper/desk_parts.jsonl --pivot step_seconds,speedup,invalid_steps

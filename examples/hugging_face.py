@@ -14,19 +14,31 @@ import zbench.torch
 from zbench.describe.model import Model
 
 CONFIG = LlamaConfig(
-    vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=8,
-)  # fmt: skip
+    vocab_size=128,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+)
 LENGTHS = ([300, 2, 41, 1, 77], [90, 90, 7, 13])  # of every step's batch
 
 
 def described(config: LlamaConfig, element_bytes: int) -> Model:
     """Returns the model as zbench plans for it; element_bytes: 2 for bfloat16, 4 for float32, 8 for float64."""
     return Model(
-        config.model_type, config.num_hidden_layers, config.hidden_size, config.num_attention_heads,
-        config.num_key_value_heads, config.head_dim, config.intermediate_size, config.vocab_size,
-        element_bytes=element_bytes, lse_bytes=max(4, element_bytes),
-    )  # fmt: skip
+        config.model_type,
+        config.num_hidden_layers,
+        config.hidden_size,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.head_dim,
+        config.intermediate_size,
+        config.vocab_size,
+        element_bytes=element_bytes,
+        lse_bytes=max(4, element_bytes),
+    )
 
 
 def loss_and_gradients(

@@ -27,7 +27,7 @@ class AllGather:
     """All-gather context parallelism: every rank gathers all keys and values, then attends once with its own queries.
     shard: "pack" cuts the packed batch (Llama 3); "sequence" every sequence by itself (Transformer Engine's).
 
-    backward: Llama 3 gathers keys and values again.
+    received_kv: Llama 3 gathers keys and values again.
 
     Raises:
         ValueError: an unknown shard.
@@ -35,10 +35,10 @@ class AllGather:
 
     cost: Cost
     shard: Literal["pack", "sequence"] = "pack"
-    backward: Mode = "regather"
+    received_kv: Mode = "regather"
 
     def __post_init__(self) -> None:
-        check_mode("system.backward", self.backward)
+        check_mode("system.received_kv", self.received_kv)
         if self.shard not in ("pack", "sequence"):
             raise ValueError(f"system.shard is {self.shard!r}; it takes pack or sequence")
 
@@ -54,4 +54,4 @@ class AllGather:
         cut = pack_zigzag if self.shard == "pack" else sequence_zigzag
         grid = np.arange(cluster.num_ranks).reshape(cluster.num_nodes, -1)
         all_gather(builder, *cut(batch.lengths, cluster.num_ranks, builder.mask), grid)
-        return (reverse(builder.build(), self.backward),)
+        return (reverse(builder.build(), self.received_kv),)

@@ -36,25 +36,28 @@ SHARD = 128  # tokens: tasks are cut at multiples of it, a kernel's tile
 @dataclass(frozen=True, slots=True)
 class DistCA:
     """DistCA as a system: attention is moved from ranks with too much of it to ranks with too little, all else stays
-    packed. tolerance: attention is moved away from ranks above 1 + tolerance times the mean attention time; None: the
-    fastest predicted of TOLERANCES, for every batch. coalesce: rounds of kv after which a rank attends to what they
-    brought. backward: what becomes of received kv.
+    packed. imbalance_tolerance: attention is moved away from ranks above 1 + this times the mean attention time; None:
+    the fastest predicted of TOLERANCES, for every batch. rounds_per_attend: rounds of kv after which a rank attends to
+    what they brought. received_kv: what becomes of it until the backward.
 
     Raises:
-        ValueError: tolerance is not a number of at least 0, coalesce not a whole number of at least 1.
+        ValueError: imbalance_tolerance is not a number of at least 0, rounds_per_attend not a whole number of
+            at least 1.
     """
 
     cost: Cost
-    tolerance: float | None = None
-    coalesce: int = 1
-    backward: Mode = "regather"
+    imbalance_tolerance: float | None = None
+    rounds_per_attend: int = 1
+    received_kv: Mode = "regather"
 
     def __post_init__(self) -> None:
-        check_mode("system.backward", self.backward)
-        value = self.tolerance
+        check_mode("system.received_kv", self.received_kv)
+        value = self.imbalance_tolerance
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):
-            raise ValueError(f"system.tolerance is {value!r}; it takes a share of the mean, at least 0, or null")
-        check_whole_number("system.coalesce", self.coalesce, 1)
+            raise ValueError(
+                f"system.imbalance_tolerance is {value!r}; it takes a share of the mean, at least 0, or null"
+            )
+        check_whole_number("system.rounds_per_attend", self.rounds_per_attend, 1)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         return fitting(batch.lengths, self.cost, lambda seqs: self._plans(batch.lengths, seqs))
@@ -63,7 +66,7 @@ class DistCA:
         """Yields a plan of every tolerance that is tried, the fastest predicted first."""
         mine, cost = lengths[sequences], self.cost
         start = pieces_in_order(mine, cost.cluster.num_ranks)
-        values = TOLERANCES if self.tolerance is None else (float(self.tolerance),)
+        values = TOLERANCES if self.imbalance_tolerance is None else (float(self.imbalance_tolerance),)
         tries = [move_attention(start, mine, cost, value) for value in values]
         seconds, num_ops = (
             np.array(column) for column in zip(*(_estimate(one, mine, cost) for one in tries), strict=True)
@@ -74,8 +77,8 @@ class DistCA:
         builder = Builder(
             lengths, self.cost.cluster.num_ranks, self.cost.model.num_heads, self.cost.model.mask, sequences=sequences
         )
-        scatter(builder, pieces, FULL, self.coalesce)
-        return with_backward(builder.build(), self.backward)
+        scatter(builder, pieces, FULL, self.rounds_per_attend)
+        return with_backward(builder.build(), self.received_kv)
 
 
 def _estimate(pieces: Pieces, lengths: Ints, cost: Cost) -> tuple[float, int]:

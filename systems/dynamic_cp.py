@@ -28,8 +28,8 @@ CAP = 1.05  # times the longest sequence x pack_tokens is the most work of a ran
 class DynamicCP:
     """Megatron-LM's dynamic context parallelism as a system: groups of power-of-two sizes, formed anew in every round.
     pack_tokens: of a rank in a round at most (max_seqlen_per_dp_cp_rank); None: for every batch the fastest predicted
-    of hybrid_dp's stretches. least_degree: ranks of a group at least (min_cp_size). backward: what becomes of received
-    kv; Transformer Engine carries it round again.
+    of hybrid_dp's stretches. least_degree: ranks of a group at least (min_cp_size). received_kv: what becomes
+    of it until the backward; Transformer Engine carries it round again.
 
     Raises:
         ValueError: pack_tokens is no whole number of at least 1, or least_degree no power of two among the ranks.
@@ -38,10 +38,10 @@ class DynamicCP:
     cost: Cost
     pack_tokens: int | None = None
     least_degree: int = 1
-    backward: Mode = "carry"
+    received_kv: Mode = "carry"
 
     def __post_init__(self) -> None:
-        check_mode("system.backward", self.backward)
+        check_mode("system.received_kv", self.received_kv)
         check_whole_number("system.pack_tokens", self.pack_tokens, 1, or_null=True)
         least, ranks = self.least_degree, self.cost.cluster.num_ranks
         if not is_whole(least) or not 1 <= least <= ranks or least & (least - 1):
@@ -52,7 +52,7 @@ class DynamicCP:
 
     def _plans(self, batch: Batch, limit: int) -> tuple[Plan, ...]:
         return tuple(
-            side_by_side(batch.lengths, [(group.size, group.seqs) for group in groups], self.cost, self.backward)
+            side_by_side(batch.lengths, [(group.size, group.seqs) for group in groups], self.cost, self.received_kv)
             for groups in dynamic_rounds(batch.lengths, self.cost.cluster.num_ranks, limit, self.least_degree)
         )
 

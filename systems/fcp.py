@@ -38,27 +38,28 @@ KV_MOVES = 2  # in the backward: kv again, and its gradient home
 @dataclass(frozen=True, slots=True)
 class FCP:
     """FCP as a system: sequences are cut into blocks, which bin packing places on any ranks. block_tokens: size of a
-    block; None: the best estimate of SIZES. coalesce: rounds after which a rank attends to what they brought.
-    reshuffle: balance tokens for the linear modules to `tolerance` tokens, where that is predicted to gain. backward:
-    what becomes of received kv.
+    block; None: the best estimate of SIZES. rounds_per_attend: rounds after which a rank attends to what they
+    brought. reshuffle: balance tokens for the linear modules to `reshuffle_tolerance` tokens, where that is predicted
+    to gain. received_kv: what becomes of it until the backward.
 
     Raises:
-        ValueError: block_tokens or coalesce is not a whole number of at least 1, tolerance not one of at least 0.
+        ValueError: block_tokens or rounds_per_attend is not a whole number of at least 1, reshuffle_tolerance not one
+            of at least 0.
     """
 
     cost: Cost
     block_tokens: int | None = None
-    coalesce: int = 1
+    rounds_per_attend: int = 1
     reshuffle: bool = True
-    tolerance: int = 128
-    backward: Mode = "regather"
+    reshuffle_tolerance: int = 128
+    received_kv: Mode = "regather"
 
     def __post_init__(self) -> None:
-        check_mode("system.backward", self.backward)
+        check_mode("system.received_kv", self.received_kv)
         check_boolean("system.reshuffle", self.reshuffle)
         check_whole_number("system.block_tokens", self.block_tokens, 1, or_null=True)
-        check_whole_number("system.coalesce", self.coalesce, 1)
-        check_whole_number("system.tolerance", self.tolerance, 0)
+        check_whole_number("system.rounds_per_attend", self.rounds_per_attend, 1)
+        check_whole_number("system.reshuffle_tolerance", self.reshuffle_tolerance, 0)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         return fitting(batch.lengths, self.cost, lambda seqs: self._plans(batch.lengths, seqs))
@@ -103,7 +104,7 @@ class FCP:
         if not reshuffle:
             fits = held.max() <= fitting_tokens(cost)
             return float(linear.max() + max(attend, moved)) if fits else np.inf, ranks + len(piece)
-        source, target, amount = flows(held, cost, self.tolerance)
+        source, target, amount = flows(held, cost, self.reshuffle_tolerance)
         aside = busiest(source, target, (amount * 2 * (q + kv + o)).astype(np.float64), cost)
         return float(linear.mean() + max(attend, moved) + aside), ranks + len(piece) + 3 * len(source)
 
@@ -112,12 +113,12 @@ class FCP:
         `reshuffle`, and the backward."""
         cost = self.cost
         builder = Builder(lengths, cost.cluster.num_ranks, cost.model.num_heads, cost.model.mask, sequences=sequences)
-        scatter(builder, pieces, 1, self.coalesce)
+        scatter(builder, pieces, 1, self.rounds_per_attend)
         plan = builder.build()
         if not reshuffle:
-            return with_backward(plan, self.backward)
-        plan = remap(plan, cost, self.tolerance)
-        return with_backward(plan, self.backward, _leading_kv(plan.forward))
+            return with_backward(plan, self.received_kv)
+        plan = remap(plan, cost, self.reshuffle_tolerance)
+        return with_backward(plan, self.received_kv, _leading_kv(plan.forward))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -30,35 +30,35 @@ class FlexSPBatchAda:
     """FlexSP's baseline BatchAda as a system: one degree for all groups of a batch, the best one for each batch.
     degree: ranks of every group of every batch; null: the best for each batch. packing: "search" takes FlexSP's
     micro-batches and packs by predicted time; "published" packs by best fit into the fewest micro-batches, as FlexSP's
-    public code does for its baseline. trials (of "search"), backward: as FlexSP's.
+    public code does for its baseline. tried_micro_batch_counts (of "search"), received_kv: as FlexSP's.
 
     Raises:
-        ValueError: degree is none that FlexSP offers on the cluster, packing is neither, or trials is not a whole
-            number of at least 1.
+        ValueError: degree is none that FlexSP offers on the cluster, packing is neither, or tried_micro_batch_counts
+            is not a whole number of at least 1.
     """
 
     cost: Cost
     degree: int | None = None
     packing: Literal["search", "published"] = "search"
-    trials: int = 5
-    backward: Mode = "keep"
+    tried_micro_batch_counts: int = 5
+    received_kv: Mode = "keep"
     objective: Objective = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_mode("system.backward", self.backward)
-        check_whole_number("system.trials", self.trials, 1)
+        check_mode("system.received_kv", self.received_kv)
+        check_whole_number("system.tried_micro_batch_counts", self.tried_micro_batch_counts, 1)
         if self.packing not in ("search", "published"):
             raise ValueError(f"system.packing is {self.packing!r}; it takes search or published")
         sizes = group_degrees(self.cost)
         if self.degree is not None and (isinstance(self.degree, bool) or self.degree not in sizes):
             raise ValueError(f"system.degree is {self.degree!r}; it takes null or one of {', '.join(map(str, sizes))}")
-        object.__setattr__(self, "objective", objective(self.cost, self.backward))
+        object.__setattr__(self, "objective", objective(self.cost, self.received_kv))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns one plan a micro-batch: the slowest first, or, as published, in the order in which they were
         packed."""
         parts = self.micro_batches(batch.lengths)
-        return tuple(micro_batch_plan(part, batch, self.cost, self.objective, self.backward) for part in parts)
+        return tuple(micro_batch_plan(part, batch, self.cost, self.objective, self.received_kv) for part in parts)
 
     def micro_batches(self, lengths: Ints) -> tuple[MicroBatch, ...]:
         """Returns the micro-batches of the degree whose predicted seconds are least. lengths: int64 [n]."""
@@ -79,4 +79,6 @@ class FlexSPBatchAda:
             packed = pack_groups(some, counts, of, improve)
             return FoundGroups(packed, 0.0, f"degree {of.degree[index]}") if packed.seconds < np.inf else None
 
-        return split_batch(lengths, of, self.trials, lambda x: choose(x, False), lambda x: choose(x, True))
+        return split_batch(
+            lengths, of, self.tried_micro_batch_counts, lambda x: choose(x, False), lambda x: choose(x, True)
+        )

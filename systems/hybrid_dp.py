@@ -43,7 +43,8 @@ class Group:
 class HybridDP:
     """Hybrid data parallelism as a system: every sequence has a ring as wide as it needs, and rounds have equal work.
     tokens_per_rank: longest stretch of a sequence a rank takes before it is cut wider; None: for every batch the
-    fastest predicted of `stretches`. backward: what becomes of received kv; Transformer Engine carries it round again.
+    fastest predicted of `stretches`. received_kv: what becomes of it until the backward; Transformer Engine carries
+    it round again.
 
     Raises:
         ValueError: tokens_per_rank is not a whole number of at least 1.
@@ -51,10 +52,10 @@ class HybridDP:
 
     cost: Cost
     tokens_per_rank: int | None = None
-    backward: Mode = "carry"
+    received_kv: Mode = "carry"
 
     def __post_init__(self) -> None:
-        check_mode("system.backward", self.backward)
+        check_mode("system.received_kv", self.received_kv)
         check_whole_number("system.tokens_per_rank", self.tokens_per_rank, 1, or_null=True)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
@@ -63,7 +64,7 @@ class HybridDP:
     def _plans(self, batch: Batch, limit: int) -> tuple[Plan, ...]:
         ranks, needed = self.cost.cluster.num_ranks, -(-batch.lengths // limit)
         degree = np.minimum(2 ** np.ceil(np.log2(needed)).astype(np.int64), ranks)
-        return schedule_plans(batch.lengths, rounds(batch.lengths, degree, ranks), limit, self.cost, self.backward)
+        return schedule_plans(batch.lengths, rounds(batch.lengths, degree, ranks), limit, self.cost, self.received_kv)
 
 
 def fastest_stretch(

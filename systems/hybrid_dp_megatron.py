@@ -28,7 +28,7 @@ MODULE = "megatron.core.pipeline_parallel.hybrid_cp_schedule"
 class HybridDPMegatron:
     """Megatron-LM's hybrid data parallelism as a system: the rounds are those of its own scheduler. tokens_per_rank:
     longest stretch of a sequence a rank takes before it is cut wider; None: for every batch the fastest predicted, as
-    in systems/hybrid_dp.py. backward: what becomes of received kv.
+    in systems/hybrid_dp.py. received_kv: what becomes of it until the backward.
 
     Raises:
         ValueError: tokens_per_rank is not a whole number of at least 1, or megatron-core is not there.
@@ -37,10 +37,10 @@ class HybridDPMegatron:
     packages: ClassVar[tuple[str, ...]] = ("megatron-core",)  # a run's fingerprint has their versions
     cost: Cost
     tokens_per_rank: int | None = None
-    backward: Mode = "carry"
+    received_kv: Mode = "carry"
 
     def __post_init__(self) -> None:
-        check_mode("system.backward", self.backward)
+        check_mode("system.received_kv", self.received_kv)
         check_whole_number("system.tokens_per_rank", self.tokens_per_rank, 1, or_null=True)
         _scheduler()
 
@@ -51,7 +51,7 @@ class HybridDPMegatron:
             batch,
             self.cost,
             lambda limit: schedule_plans(
-                lengths, scheduler_rounds(lengths, limit, ranks), limit, self.cost, self.backward
+                lengths, scheduler_rounds(lengths, limit, ranks), limit, self.cost, self.received_kv
             ),
         )
 

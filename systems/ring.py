@@ -22,14 +22,14 @@ from zbench.plans.plan import Ints, Plan
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Ring attention as a system: one zigzag ring over all ranks. backward: what becomes of received kv
-    (zbench.passes.reverse); Transformer Engine carries it round again."""
+    """Ring attention as a system: one zigzag ring over all ranks. received_kv: what becomes of it until the
+    backward (zbench.passes.reverse); Transformer Engine carries it round again."""
 
     cost: Cost
-    backward: Mode = "carry"
+    received_kv: Mode = "carry"
 
     def __post_init__(self) -> None:
-        check_mode("system.backward", self.backward)
+        check_mode("system.received_kv", self.received_kv)
 
     def size(self, lengths: Ints, count: int) -> Size:
         """Estimates the size of a step's plans: every rank attends to and passes on every chunk of keys; a sequence is
@@ -43,4 +43,4 @@ class Ring:
         ranks = self.cost.cluster.num_ranks
         builder = Builder(batch.lengths, ranks, self.cost.model.num_heads, self.cost.model.mask)
         ring(builder, np.arange(count), np.zeros(count, np.int64), np.arange(ranks).reshape(1, -1))
-        return (reverse(builder.build(), self.backward),)
+        return (reverse(builder.build(), self.received_kv),)

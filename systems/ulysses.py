@@ -29,7 +29,7 @@ class Ulysses:
     """Ulysses as a system: groups exchange sequence shards for heads, and where heads are too few, groups form a ring.
     degree: ranks of an all-to-all; None: as many as heads allow.
 
-    backward: what becomes of received kv; Ulysses keeps it, as its inputs to attention are local.
+    received_kv: what becomes of it until the backward; Ulysses keeps it, as its inputs to attention are local.
 
     Raises:
         ValueError: degree is above the number of heads or does not divide the ranks.
@@ -37,10 +37,10 @@ class Ulysses:
 
     cost: Cost
     degree: int | None = None
-    backward: Mode = "keep"
+    received_kv: Mode = "keep"
 
     def __post_init__(self) -> None:
-        check_mode("system.backward", self.backward)
+        check_mode("system.received_kv", self.received_kv)
         ranks, heads = self.cost.cluster.num_ranks, self.cost.model.num_heads
         if self.degree is not None and not (
             is_whole(self.degree) and 1 <= self.degree <= heads and ranks % self.degree == 0
@@ -71,4 +71,4 @@ class Ulysses:
         builder = Builder(batch.lengths, ranks, self.cost.model.num_heads, self.cost.model.mask)
         grid = np.arange(ranks).reshape(1, -1, self._degree)
         ulysses_ring(builder, np.arange(count), np.zeros(count, np.int64), grid)
-        return (reverse(builder.build(), self.backward),)
+        return (reverse(builder.build(), self.received_kv),)

@@ -17,36 +17,36 @@ from zbench.systems.common.micro_batches import fitting
 
 @dataclass(frozen=True, slots=True)
 class USP:
-    """USP as a system: heads and context in two dimensions over all ranks. degree: ranks that exchange heads; None: the
-    fastest predicted. backward: what becomes of received kv.
+    """USP as a system: heads and context in two dimensions over all ranks. ulysses_degree: ranks that exchange heads;
+    None: the fastest predicted. received_kv: what becomes of it until the backward.
 
     Raises:
-        ValueError: degree is above the number of heads or does not divide the ranks.
+        ValueError: ulysses_degree is above the number of heads or does not divide the ranks.
     """
 
     cost: Cost
-    degree: int | None = None
-    backward: Mode = "carry"
+    ulysses_degree: int | None = None
+    received_kv: Mode = "carry"
     candidates: list[Priced] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_mode("system.backward", self.backward)
-        check_degree(self.degree, self.cost)
+        check_mode("system.received_kv", self.received_kv)
+        check_degree("system.ulysses_degree", self.ulysses_degree, self.cost)
         ranks, heads = self.cost.cluster.num_ranks, self.cost.model.num_heads
-        chosen = exchange_degrees(ranks, heads) if self.degree is None else [self.degree]
+        chosen = exchange_degrees(ranks, heads) if self.ulysses_degree is None else [self.ulysses_degree]
         grids = [Grid(head_first(ranks, degree), ranks // degree) for degree in chosen]
         object.__setattr__(self, "candidates", grid_prices(grids, self.cost))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         lengths, grids = batch.lengths, self.candidates
-        return fitting(lengths, self.cost, lambda seqs: best_grids(lengths, seqs, grids, self.cost, self.backward))
+        return fitting(lengths, self.cost, lambda seqs: best_grids(lengths, seqs, grids, self.cost, self.received_kv))
 
 
-def check_degree(degree: object, cost: Cost) -> None:
-    """Raises ValueError unless `degree` is None or one of the degrees that fit."""
+def check_degree(key: str, degree: object, cost: Cost) -> None:
+    """Raises ValueError, which names the key, unless `degree` is None or one of the degrees that fit."""
     ranks, heads = cost.cluster.num_ranks, cost.model.num_heads
     if degree is not None and (isinstance(degree, bool) or degree not in exchange_degrees(ranks, heads)):
         raise ValueError(
-            f"system.degree is {degree!r}; it takes a divisor of the {ranks} ranks of at most {heads} "
+            f"{key} is {degree!r}; it takes a divisor of the {ranks} ranks of at most {heads} "
             f"(every rank needs a head), or null"
         )

@@ -29,8 +29,8 @@ class VerlBalance:
     """verl's balancing as a system: whole sequences dealt to data-parallel groups by work, with Ulysses inside a group.
     degree: ranks of a group; None: the fewest that hold a sequence of `context_limit` tokens in memory. pack_tokens: of
     a group's rank at most (ppo_max_token_len_per_gpu); None: a run chooses it before (zbench.run.fastest), and without
-    a run it is what fits a GPU. within_limit: micro-batches are made smaller until none has more, as from verl 0.9.1
-    on; else only their number is reckoned by it. context_limit: tokens of the longest sequence; the run gives its
+    a run it is what fits a GPU. enforce_pack_tokens: micro-batches are made smaller until none has more, as from verl
+    0.9.1 on; else only their number is reckoned by it. context_limit: tokens of the longest sequence; the run gives its
     workload's.
 
     Raises:
@@ -40,12 +40,12 @@ class VerlBalance:
     cost: Cost
     degree: int | None = None
     pack_tokens: int | None = None
-    within_limit: bool = True
+    enforce_pack_tokens: bool = True
     context_limit: int | None = None
 
     def __post_init__(self) -> None:
         check_keys(self.cost, self.degree, self.pack_tokens, self.context_limit)
-        check_boolean("system.within_limit", self.within_limit)
+        check_boolean("system.enforce_pack_tokens", self.enforce_pack_tokens)
         heads = self.cost.model.num_heads
         if self.degree is not None and heads % self.degree:
             raise ValueError(
@@ -69,7 +69,7 @@ class VerlBalance:
             degree,
             self.pack_tokens,
             self.cost,
-            lambda most: pack_shares(lengths, shares, most, self.within_limit),
+            lambda most: pack_shares(lengths, shares, most, self.enforce_pack_tokens),
         )
 
 

@@ -30,9 +30,10 @@ class Delayed:
     """A workload of another one's documents, the long ones in other batches of the same window.
 
     lengths: any workload that draws lengths, with `_partial_: true`; its seed, tokens and limit are this one's.
-    outliers: lengths, rising; documents of at least the first are held back, each of these begins a queue of its own.
-    hold: documents that a queue waits for; they then come together, as far as a batch has room for them whole.
-    window: steps after which all queues are empty again.
+    outlier_lengths: rising; documents of at least the first are held back, each of these begins a queue of its own.
+    released_together: documents that a queue waits for; they then come together, as far as a batch has room for them
+    whole.
+    window_steps: steps after which all queues are empty again.
 
     Every window has the tokens of the other workload's steps. Shorter documents keep their order; those at the end of
     a batch go on in the next one as a sequence of their own.
@@ -41,22 +42,28 @@ class Delayed:
     seed: int
     tokens: int
     lengths: Callable[..., Inner]
-    outliers: Sequence[int]
-    hold: int
-    window: int
+    outlier_lengths: Sequence[int]
+    released_together: int
+    window_steps: int
     context_limit: int = 131072
     over_limit: str = "cut"
     _inner: Inner = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_batch(self.seed, self.tokens, self.context_limit, self.over_limit)
-        whole("workload.hold", self.hold, 1)
-        whole("workload.window", self.window, 1)
-        if not isinstance(self.outliers, Sequence) or isinstance(self.outliers, str) or not self.outliers:
-            raise ValueError(f"workload.outliers is {self.outliers!r}; it must be at least one length, as in [32768]")
+        whole("workload.released_together", self.released_together, 1)
+        whole("workload.window_steps", self.window_steps, 1)
+        if (
+            not isinstance(self.outlier_lengths, Sequence)
+            or isinstance(self.outlier_lengths, str)
+            or not self.outlier_lengths
+        ):
+            raise ValueError(
+                f"workload.outlier_lengths is {self.outlier_lengths!r}; it must be at least one length, as in [32768]"
+            )
         least = 2
-        for index, length in enumerate(self.outliers):
-            whole(f"workload.outliers[{index}]", length, least)
+        for index, length in enumerate(self.outlier_lengths):
+            whole(f"workload.outlier_lengths[{index}]", length, least)
             least = length + 1
         if not callable(self.lengths):
             raise ValueError(f"workload.lengths is {self.lengths!r}; it must be a workload with _partial_: true")
@@ -68,9 +75,9 @@ class Delayed:
 
     def batch(self, step: int) -> Batch:
         whole("step", step, 0)
-        window, index = divmod(step, self.window)
-        first = window * self.window
-        arrivals = [self._inner.batch(first + at).lengths for at in range(self.window)]
+        window, index = divmod(step, self.window_steps)
+        first = window * self.window_steps
+        arrivals = [self._inner.batch(first + at).lengths for at in range(self.window_steps)]
         return Batch(self._batches(arrivals)[index], seed=self.seed, step=step)
 
     def draw(self, rng: np.random.Generator, num: int) -> Ints:
@@ -82,12 +89,12 @@ class Delayed:
 
     def _batches(self, arrivals: list[Ints]) -> list[Ints]:
         """Returns a window: what arrives at every step, in batches of the same number of tokens."""
-        shorter = deque(np.concatenate([some[some < self.outliers[0]] for some in arrivals]).tolist())
-        queues = [deque[int]() for _ in self.outliers]
+        shorter = deque(np.concatenate([some[some < self.outlier_lengths[0]] for some in arrivals]).tolist())
+        queues = [deque[int]() for _ in self.outlier_lengths]
         out = []
         for at, some in enumerate(arrivals):
-            for length in some[some >= self.outliers[0]].tolist():
-                queues[int(np.searchsorted(self.outliers, length, side="right")) - 1].append(length)
+            for length in some[some >= self.outlier_lengths[0]].tolist():
+                queues[int(np.searchsorted(self.outlier_lengths, length, side="right")) - 1].append(length)
             batch = self._released(queues, everything=at == len(arrivals) - 1)
             room = self.tokens - sum(batch)
             while room:
@@ -108,7 +115,7 @@ class Delayed:
         out: list[int] = []
         room = self.tokens
         for queue in reversed(queues):
-            ready = len(queue) if everything else len(queue) // self.hold * self.hold
+            ready = len(queue) if everything else len(queue) // self.released_together * self.released_together
             for _ in range(ready):
                 if queue[0] > room:
                     break

@@ -22,14 +22,14 @@ class Mixture:
     """A workload that mixes several others. components: name -> {weight, lengths}, weights relative to their sum.
 
     lengths: any other workload with `_partial_: true`; its seed, tokens and limit are the mixture's.
-    by: "documents" or "tokens", what the weights are shares of. Document weights are those before
+    weights_of: "documents" or "tokens", what the weights are shares of. Document weights are those before
         any document is dropped; token weights those of the batch, after cutting or dropping.
     """
 
     seed: int
     tokens: int
     components: Mapping[str, Mapping[str, Any]]
-    by: str = "documents"
+    weights_of: str = "documents"
     context_limit: int = 131072
     over_limit: str = "cut"
     _parts: tuple[Lengths, ...] = field(init=False, repr=False)
@@ -37,12 +37,12 @@ class Mixture:
 
     def __post_init__(self) -> None:
         check_batch(self.seed, self.tokens, self.context_limit, self.over_limit)
-        choice("workload.by", self.by, ("documents", "tokens"))
+        choice("workload.weights_of", self.weights_of, ("documents", "tokens"))
         _check_components(self.components)
         limits = {"context_limit": self.context_limit, "over_limit": self.over_limit}
         parts = tuple(c["lengths"](seed=self.seed, tokens=self.tokens, **limits) for c in self.components.values())
         shares = np.array([c["weight"] for c in self.components.values()], dtype=np.float64)
-        if self.by == "tokens":
+        if self.weights_of == "tokens":
             means = np.array([_kept_tokens(part, self.context_limit, self.over_limit) for part in parts])
             for name in (name for name, mean in zip(self.components, means, strict=True) if mean <= 0):
                 raise ValueError(

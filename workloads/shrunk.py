@@ -14,25 +14,25 @@ from zbench.workloads.fill import Lengths, check_batch, drawn_batch
 @dataclass(frozen=True, slots=True, eq=False)
 class Shrunk:
     """A workload of another one's documents, each a fraction as long. lengths: any workload that draws lengths, with
-    `_partial_: true`; its limit is this one's times `by`.
+    `_partial_: true`; its limit is this one's times `divisor`.
 
-    by: what every length is divided by, rounded up: no document is lost.
+    divisor: what every length is divided by, rounded up: no document is lost.
     """
 
     seed: int
     tokens: int
     lengths: Callable[..., Lengths]
-    by: int
+    divisor: int
     context_limit: int = 131072
     over_limit: str = "cut"
     _inner: Lengths = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_batch(self.seed, self.tokens, self.context_limit, self.over_limit)
-        whole("workload.by", self.by, 1)
+        whole("workload.divisor", self.divisor, 1)
         if not callable(self.lengths):
             raise ValueError(f"workload.lengths is {self.lengths!r}; it must be a workload with _partial_: true")
-        limit = self.context_limit * self.by
+        limit = self.context_limit * self.divisor
         inner = self.lengths(seed=self.seed, tokens=self.tokens, context_limit=limit, over_limit=self.over_limit)
         object.__setattr__(self, "_inner", inner)
 
@@ -40,7 +40,7 @@ class Shrunk:
         return drawn_batch(self, step)
 
     def draw(self, rng: np.random.Generator, num: int) -> Ints:
-        return -(-self._inner.draw(rng, num) // self.by)
+        return -(-self._inner.draw(rng, num) // self.divisor)
 
     def cdf(self, length: Ints) -> Floats:
-        return self._inner.cdf(length * self.by)
+        return self._inner.cdf(length * self.divisor)

@@ -26,11 +26,17 @@ _LOCATORS = ",".join(f"zbench.run.stale.{name}" for name in ("Provided", "InTree
 os.environ.setdefault("NUMBA_CACHE_LOCATOR_CLASSES", _LOCATORS)
 # The library's names and where each is: imported on use, so that commands answer at once.
 _HOMES = {
-    "plan": "zbench.api.functions", "verify": "zbench.api.functions", "simulate": "zbench.api.functions",
-    "bound": "zbench.api.functions", "load": "zbench.api.functions", "compare_runs": "zbench.api.functions",
+    "plan": "zbench.api.functions",
+    "verify": "zbench.api.functions",
+    "simulate": "zbench.api.functions",
+    "bound": "zbench.api.functions",
+    "load": "zbench.api.functions",
+    "compare_runs": "zbench.api.functions",
     "plan_schedule": "zbench.api.schedules",
-    "StepPlans": "zbench.planned.step", "load_plan": "zbench.planned.step", "save_plan": "zbench.planned.step",
-}  # fmt: skip
+    "StepPlans": "zbench.planned.step",
+    "load_plan": "zbench.planned.step",
+    "save_plan": "zbench.planned.step",
+}
 
 
 def __getattr__(name: str) -> Any:

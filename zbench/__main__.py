@@ -26,9 +26,9 @@ with loading(__name__):
     from omegaconf import DictConfig
 
     from zbench import CONF, __version__
+    from zbench.console.jobs import check_few, count
     from zbench.console.overrides import added, as_typed, check_choices
     from zbench.console.signals import stop_in
-    from zbench.run.jobs import check_few, count
 
 if TYPE_CHECKING:
     from zbench.console.meter import Sweep
@@ -36,9 +36,21 @@ if TYPE_CHECKING:
     from zbench.run.presets import Presets
 
 _FLAGS = (
-    "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info",
-    "--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun",
-)  # fmt: skip
+    "--help",
+    "--hydra-help",
+    "--version",
+    "--cfg",
+    "--resolve",
+    "--package",
+    "--run",
+    "--multirun",
+    "--info",
+    "--shell-completion",
+    "--config-path",
+    "--config-name",
+    "--config-dir",
+    "--experimental-rerun",
+)
 
 
 class ChildFailed(Exception):

@@ -33,42 +33,45 @@ from zbench.systems.zeppelin.zones import capacity_tokens
 class ByteScale:
     """ByteScale's hybrid data parallelism as a system: long sequences over rings of many ranks, short ones whole.
     tokens_per_rank: C, the longest stretch of a sequence a rank takes before it is cut over more; None: the one whose
-    busiest rank is done first, or without `balance` what fits a GPU.
-    balance: "dp", of ranks, by predicted seconds over all micro-batches; "pp", of every micro-batch by itself, all of
-    them alike; true: what the job asks for, "pp" where it has stages, else "dp"; false: none, micro-batches filled in
-    turn, longest first (the paper's naive HDP).
-    backward: what becomes of received kv.
+    busiest rank is done first, or without `balance_micro_batches` what fits a GPU.
+    balance_micro_batches: "dp", of ranks, by predicted seconds over all micro-batches; "pp", of every micro-batch by
+    itself, all of them alike; true: what the job asks for, "pp" where it has stages, else "dp"; false: none,
+    micro-batches filled in turn, longest first (the paper's naive HDP).
+    received_kv: what becomes of it until the backward.
 
     Raises:
-        ValueError: tokens_per_rank is not a whole number of at least 1, or balance is none of these, or "pp" without
-            stages.
+        ValueError: tokens_per_rank is not a whole number of at least 1, or balance_micro_batches is none of these, or
+            "pp" without stages.
     """
 
     plans_stages: ClassVar[bool] = True
 
     cost: Cost
     tokens_per_rank: int | None = None
-    balance: bool | Literal["dp", "pp"] = True
-    backward: Mode = "carry"
+    balance_micro_batches: bool | Literal["dp", "pp"] = True
+    received_kv: Mode = "carry"
 
     def __post_init__(self) -> None:
-        check_mode("system.backward", self.backward)
+        check_mode("system.received_kv", self.received_kv)
         check_whole_number("system.tokens_per_rank", self.tokens_per_rank, 1, or_null=True)
-        if not isinstance(self.balance, bool) and self.balance not in ("dp", "pp"):
-            raise ValueError(f"system.balance is {self.balance!r}; it takes true, false, dp or pp")
-        if self.balance == "pp" and self.cost.pp == 1:
+        if not isinstance(self.balance_micro_batches, bool) and self.balance_micro_batches not in ("dp", "pp"):
             raise ValueError(
-                "system.balance is 'pp'; it takes stages to balance, as model.pipeline_parallel=4 makes them"
+                f"system.balance_micro_batches is {self.balance_micro_batches!r}; it takes true, false, dp or pp"
+            )
+        if self.balance_micro_batches == "pp" and self.cost.pp == 1:
+            raise ValueError(
+                "system.balance_micro_batches is 'pp'; it takes stages to balance, as "
+                "model.pipeline_parallel=4 makes them"
             )
 
     @property
     def _one_by_one(self) -> bool:
         """Whether every micro-batch is balanced by itself; else all of them are balanced together."""
-        return bool(self.balance) and (self.cost.model.sharding == "zero3" or self._by_stages)
+        return bool(self.balance_micro_batches) and (self.cost.model.sharding == "zero3" or self._by_stages)
 
     @property
     def _by_stages(self) -> bool:
-        return self.cost.pp > 1 and self.balance in (True, "pp")
+        return self.cost.pp > 1 and self.balance_micro_batches in (True, "pp")
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns as few plans as memory asks for, and with stages more. A rank with nothing in one of them goes on to
@@ -90,7 +93,7 @@ class ByteScale:
 
     def _evened(self, lengths: Ints, room: int) -> tuple[Plan, ...]:
         """Returns the micro-batches that take all ranks about the same time."""
-        way, found = even(lengths, lambda mine: self.layout(mine, room), self.cost, self.backward)
+        way, found = even(lengths, lambda mine: self.layout(mine, room), self.cost, self.received_kv)
         plans = [plan for part in found for plan in self._alone(lengths, part, room)]
         plans.sort(key=lambda plan: float(plan.notes["busiest_seconds"]))
         return tuple(plan.with_(notes={**plan.notes, "parts": way}) for plan in plans)
@@ -103,10 +106,12 @@ class ByteScale:
     def _staged_room(self, lengths: Ints, room: int) -> int:
         """Returns the tokens of a rank's micro-batch: an even share of the job's number of micro-batches, or with
         balance of the number that is done first."""
-        counts = micro_batch_counts(lengths, self.cost) if self.balance else [self.cost.model.micro_batches]
+        counts = (
+            micro_batch_counts(lengths, self.cost) if self.balance_micro_batches else [self.cost.model.micro_batches]
+        )
         rooms = [min(room, -(-int(lengths.sum()) // (count * self.cost.cluster.num_ranks))) for count in counts]
         seconds = [
-            filled_seconds(lengths, self.layout(lengths, most), most, self.cost, self.backward) for most in rooms
+            filled_seconds(lengths, self.layout(lengths, most), most, self.cost, self.received_kv) for most in rooms
         ]
         return rooms[int(np.argmin(seconds))]
 
@@ -114,11 +119,11 @@ class ByteScale:
         """Returns the ranks of every sequence; no rank gets more than `room` tokens of one, as far as there are
         ranks."""
         most = max(min(self.tokens_per_rank or room, room), -(-int(lengths.max()) // self.cost.cluster.num_ranks))
-        if not self.balance:
+        if not self.balance_micro_batches:
             return self._in_turn(lengths, most)
         tokens = cuts(lengths, self.cost.cluster.num_ranks, most) if self.tokens_per_rank is None else [most]
         held = room if self._one_by_one else np.inf
-        return balanced(lengths, tokens, self.cost, self.backward, room=held)
+        return balanced(lengths, tokens, self.cost, self.received_kv, room=held)
 
     def _together(self, lengths: Ints, seqs: Ints, room: int) -> Iterator[Plan]:
         """Plans of all `seqs` at once, the next ones with less room: what is received is not in it."""
@@ -136,7 +141,9 @@ class ByteScale:
         layout = self.layout(lengths[seqs], room)
         free = cost.cluster.device.memory_bytes - static_bytes(cost)
         sets = layout.sets
-        for part in split_by_room(lengths[seqs], layout, cost.cluster.num_ranks, room if self.balance else layout.cut):
+        for part in split_by_room(
+            lengths[seqs], layout, cost.cluster.num_ranks, room if self.balance_micro_batches else layout.cut
+        ):
             plan = self.layout_plan(lengths, seqs[part], [sets[s] for s in part], layout)
             over = need_bytes(plan, cost) - static_bytes(cost)
             widest = len(part) == 1 and layout.degree[part[0]] >= min(cost.cluster.num_ranks, lengths[seqs[part[0]]])
@@ -160,7 +167,7 @@ class ByteScale:
             rows, group = np.unique(np.array([ranks[i] for i in same]), axis=0, return_inverse=True)
             ring(builder, same, group.reshape(-1).astype(np.int64), self.spread_over_nics(rows))
         notes = {"tokens_per_rank": layout.cut, "busiest_seconds": layout.busiest, "mean_seconds": layout.mean}
-        return reverse(builder.build(), self.backward).with_(notes=notes)
+        return reverse(builder.build(), self.received_kv).with_(notes=notes)
 
     def spread_over_nics(self, rows: Ints) -> Ints:
         """Orders the ranks of rings [K, G] node by node, each ring beginning with another GPU of its nodes: so they
@@ -185,7 +192,7 @@ class ByteScale:
                 first[int(unit[seq])] = at
                 at += int(degree[seq])
             places[seq] = first[int(unit[seq])] + np.arange(degree[seq])
-        load = share_seconds(lengths, degree, self.cost, self.backward)
+        load = share_seconds(lengths, degree, self.cost, self.received_kv)
         flat = np.concatenate(places)
         total = np.bincount(flat, weights=np.repeat(load, degree), minlength=ranks)
         return RingAssignment(degree, flat, cut, float(total.max()), float(total.mean()))

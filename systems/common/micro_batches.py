@@ -23,7 +23,7 @@ COUNTS = 5  # most numbers of parts tried before parts that do not fit are cut b
 
 
 def fitting(lengths: Ints, cost: Cost, planner: Planner) -> tuple[Plan, ...]:
-    """Plans that together hold every sequence once and fit the cluster's memory, where any of the planner's do.
+    """Returns plans that together hold every sequence once and fit the cluster's memory, where any of the planner's do.
 
     As few as possible: a number of parts of equal tokens is tried after another, and the next one as soon as a part
     does not fit.

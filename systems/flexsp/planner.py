@@ -27,32 +27,32 @@ from zbench.systems.flexsp.search import FoundGroups, glance, search_groups
 
 @dataclass(frozen=True, slots=True)
 class FlexSP:
-    """FlexSP as a system: its search, or its mixed-integer programme, chooses the groups of every micro-batch. trials:
-    numbers of micro-batches that are tried, from the least that memory allows.
+    """FlexSP as a system: its search, or its mixed-integer programme, chooses the groups of every micro-batch.
+    tried_micro_batch_counts: how many numbers of micro-batches are tried, from the least that memory allows.
 
     solver: "search" (zbench.systems.flexsp.search), or "milp": after it the paper's programme for each micro-batch,
     by HiGHS, within `solver_nodes` nodes and `solver_seconds` (of this machine's clock: a run that reaches it may
     end differently elsewhere) and with `solver_buckets` lengths; where that finds nothing better the search's
     groups stay, as the notes say.
-    backward: what becomes of received kv; Ulysses keeps it, as its inputs to attention are local.
+    received_kv: what becomes of it until the backward; Ulysses keeps it, as its inputs to attention are local.
 
     Raises:
-        ValueError: trials, solver_nodes or solver_buckets is not a whole number of at least 1, solver_seconds not a
-            number above 0, or solver none of these.
+        ValueError: tried_micro_batch_counts, solver_nodes or solver_buckets is not a whole number of at least 1,
+            solver_seconds not a number above 0, or solver none of these.
     """
 
     cost: Cost
-    trials: int = 5
+    tried_micro_batch_counts: int = 5
     solver: str = "search"
     solver_nodes: int = 1000
     solver_seconds: float = 5.0
     solver_buckets: int = 16
-    backward: Mode = "keep"
+    received_kv: Mode = "keep"
     objective: Objective = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_mode("system.backward", self.backward)
-        for name in ("trials", "solver_nodes", "solver_buckets"):
+        check_mode("system.received_kv", self.received_kv)
+        for name in ("tried_micro_batch_counts", "solver_nodes", "solver_buckets"):
             check_whole_number(f"system.{name}", getattr(self, name), 1)
         if self.solver not in ("search", "milp"):
             raise ValueError(f"system.solver is {self.solver!r}; it takes search or milp")
@@ -62,7 +62,7 @@ class FlexSP:
             or not self.solver_seconds > 0
         ):
             raise ValueError(f"system.solver_seconds is {self.solver_seconds!r}; it takes a number of seconds above 0")
-        object.__setattr__(self, "objective", objective(self.cost, self.backward))
+        object.__setattr__(self, "objective", objective(self.cost, self.received_kv))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns one plan a micro-batch, the slowest first. Its notes: what the objective says of it, what none can
@@ -70,10 +70,14 @@ class FlexSP:
         of = self.objective.holding(int(batch.lengths.max()))
         # Micro-batches: cuts are compared by a glance at their groups; groups are searched (or solved) for the best.
         parts = split_batch(
-            batch.lengths, of, self.trials, lambda x: glance(x, of), lambda x: self.choose_groups(x, of)
+            batch.lengths,
+            of,
+            self.tried_micro_batch_counts,
+            lambda x: glance(x, of),
+            lambda x: self.choose_groups(x, of),
         )
         assert parts is not None  # every sequence fits a group by itself
-        return tuple(micro_batch_plan(part, batch, self.cost, of, self.backward) for part in parts)
+        return tuple(micro_batch_plan(part, batch, self.cost, of, self.received_kv) for part in parts)
 
     def choose_groups(self, lengths: Ints, of: Objective) -> FoundGroups | None:
         """Returns the groups of a micro-batch: the search's, or the solver's where asked for and better."""

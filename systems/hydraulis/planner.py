@@ -51,35 +51,35 @@ class PlannedStrategy:
 
 @dataclass(frozen=True, slots=True)
 class Hydraulis:
-    """Hydraulis as a system: for every batch a strategy of pipelines, and a dispatch of its sequences to them. schemes:
-    pairs (tp, pp) that pipelines may have; None: all that model, cluster and executor can have.
+    """Hydraulis as a system: for every batch a strategy of pipelines, and a dispatch of its sequences to them.
+    tp_pp_pairs: pairs (tp, pp) that pipelines may have; None: all that model, cluster and executor can have.
     batching: "search"; "published", the two stages of the public code; "fixed", its dispatch with greedy packs; or
     "first_fit", packs dealt in turn to pipelines of one kind (zbench.systems.hydraulis.batching). pack_tokens: of a
-    pack of the last two, at most; None: what a pipeline holds. trials: orders in which sequences are dealt.
-    whole_step: strategies are compared by the whole step, in which pipelines of several kinds, which are others for
-    every batch, pay for the change, and those of one kind, which seldom are, do not; off: by the slowest pipeline, the
-    paper's objective.
+    pack of the last two, at most; None: what a pipeline holds. dispatch_orders: in which sequences are dealt.
+    compare_whole_steps: strategies are compared by the whole step, in which pipelines of several kinds, which are
+    others for every batch, pay for the change, and those of one kind, which seldom are, do not; off: by the slowest
+    pipeline, the paper's objective.
 
     Raises:
-        ValueError: trials or pack_tokens is not a whole number of at least 1, whole_step not true or false, batching
-            none of these, or schemes not a list of pairs that can be.
+        ValueError: dispatch_orders or pack_tokens is not a whole number of at least 1, compare_whole_steps not true or
+            false, batching none of these, or tp_pp_pairs not a list of pairs that can be.
     """
 
     cost: Cost
-    schemes: Sequence[Sequence[int]] | None = None
+    tp_pp_pairs: Sequence[Sequence[int]] | None = None
     batching: str = "search"
     pack_tokens: int | None = None
-    trials: int = 50
-    whole_step: bool = True
+    dispatch_orders: int = 50
+    compare_whole_steps: bool = True
     objective: Schemes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_whole_number("system.trials", self.trials, 1)
+        check_whole_number("system.dispatch_orders", self.dispatch_orders, 1)
         check_whole_number("system.pack_tokens", self.pack_tokens, 1, or_null=True)
         if self.batching not in WAYS:
             raise ValueError(f"system.batching is {self.batching!r}; it takes {', '.join(WAYS[:-1])} or {WAYS[-1]}")
-        check_boolean("system.whole_step", self.whole_step)
-        shapes = offered_schemes(self.cost) if self.schemes is None else _checked(self.schemes, self.cost)
+        check_boolean("system.compare_whole_steps", self.compare_whole_steps)
+        shapes = offered_schemes(self.cost) if self.tp_pp_pairs is None else _checked(self.tp_pp_pairs, self.cost)
         object.__setattr__(self, "objective", schemes(self.cost, shapes))
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
@@ -118,11 +118,11 @@ class Hydraulis:
         # One order of dispatch for each at first, then all orders for the best few.
         tried = sorted((self.assign(one.copies, given, 1) for one in first), key=self._price)
         tried = tried[:COMPARED]
-        again = [self.assign(one.copies, given, self.trials) for one in tried]
+        again = [self.assign(one.copies, given, self.dispatch_orders) for one in tried]
         return min([*again, *tried], key=self._price)
 
     def _price(self, found: PlannedStrategy) -> float:
-        return found.step_seconds if self.whole_step else found.seconds
+        return found.step_seconds if self.compare_whole_steps else found.seconds
 
     def assign(self, copies: Ints, given: SchemeSequences, trials: int) -> PlannedStrategy:
         """Deals and packs the sequences for `copies` pipelines of each scheme, in the best of `trials` orders."""
@@ -194,17 +194,19 @@ def _checked(given: object, cost: Cost) -> list[tuple[int, int]]:
     for pair in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:
         numbers = list(pair) if isinstance(pair, Sequence) and not isinstance(pair, str) else []
         if len(numbers) != 2 or not all(is_whole(number) for number in numbers):
-            raise ValueError(f"system.schemes has {pair!r}; it takes a list of pairs [tp, pp], as in [[8,1],[1,1]]")
+            raise ValueError(f"system.tp_pp_pairs has {pair!r}; it takes a list of pairs [tp, pp], as in [[8,1],[1,1]]")
         reason = refusal(numbers[0], numbers[1], cost)
         if not reason and not cost.pipelines and numbers != [1, 1]:
             reason = "executor=torch has no tensor or pipeline parallelism and takes [[1,1]]"
         if reason:
-            raise ValueError(f"system.schemes has {numbers}; {reason}")
+            raise ValueError(f"system.tp_pp_pairs has {numbers}; {reason}")
         found.append((numbers[0], numbers[1]))
     if not found:
-        raise ValueError("system.schemes is empty; it takes at least one pair [tp, pp]")
+        raise ValueError("system.tp_pp_pairs is empty; it takes at least one pair [tp, pp]")
     tps = sorted({tp for tp, _ in found})
     for small, large in pairwise(tps):
         if large % small:
-            raise ValueError(f"system.schemes has tp {small} and {large}; the smaller one has to divide the larger one")
+            raise ValueError(
+                f"system.tp_pp_pairs has tp {small} and {large}; the smaller one has to divide the larger one"
+            )
     return list(dict.fromkeys(found))

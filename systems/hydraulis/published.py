@@ -26,12 +26,13 @@ def published_dispatch(seconds: Floats, fits: Flags, scheme: Ints, stages: Ints,
     rng, count = np.random.default_rng(0), seconds.shape[1]
     several = fits[scheme].sum(axis=0) > 1
     orders = np.stack([np.lexsort((rng.random(count), several)) for _ in range(trials)])
-    found: Ints = _dispatched(seconds, fits, scheme, stages, orders)
+    found: Ints = dispatched(seconds, fits, scheme, stages, orders)
     return found
 
 
 @nb.njit(cache=True)
-def _dispatched(seconds, fits, scheme, stages, orders):  # type: ignore[no-untyped-def]
+def dispatched(seconds, fits, scheme, stages, orders):  # type: ignore[no-untyped-def]
+    """Deals sequences in the best of `orders`, int64 [trials, n]: each to the pipeline that then ends soonest."""
     count, pipelines = seconds.shape[1], len(scheme)
     best, goal = np.zeros(count, np.int64), np.inf
     for t in range(len(orders)):

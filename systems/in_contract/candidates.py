@@ -14,7 +14,8 @@ from zbench.plans.plan import Ints
 from zbench.systems.dynamic_cp import dynamic_rounds
 from zbench.systems.hybrid_dp import Group
 from zbench.systems.in_contract.rates import RingRates
-from zbench.systems.in_contract.rings import least_round, seconds_of_group
+from zbench.systems.in_contract.ring_seconds import seconds_of_group
+from zbench.systems.in_contract.rings import least_round
 
 SHIPPED = (1, 2, 4, 8)  # times an even share of the batch: limits of the shipped scheduler that are tried
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # longest samples that have a round of their own
@@ -121,10 +122,14 @@ def _narrower(rates: RingRates, contract: RingContract, cap: float) -> Iterator[
         if len(kept) and tuple(kept) not in seen and rates.length.max() <= cap * rates.sizes[kept[-1]]:
             seen.add(tuple(kept))
             yield rates._replace(
-                sizes=rates.sizes[kept], ahead=np.ascontiguousarray(rates.ahead[:, kept]),
-                back=np.ascontiguousarray(rates.back[:, kept]), start=rates.start[kept], hop=rates.hop[kept],
-                latency=rates.latency[kept], across=rates.across[kept],
-            )  # fmt: skip
+                sizes=rates.sizes[kept],
+                ahead=np.ascontiguousarray(rates.ahead[:, kept]),
+                back=np.ascontiguousarray(rates.back[:, kept]),
+                start=rates.start[kept],
+                hop=rates.hop[kept],
+                latency=rates.latency[kept],
+                across=rates.across[kept],
+            )
 
 
 def _in_common(rates: RingRates, order: Ints, contract: RingContract, cap: float, count: int) -> Rounds:

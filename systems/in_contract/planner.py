@@ -64,9 +64,9 @@ def schedule_lengths(
 @dataclass(frozen=True, slots=True)
 class InContract:
     """The planner inside a contract as a system. contract: its name (zbench.contracts.contract). max_tokens,
-    least_degree, multiple, equal_size: the contract's. degree: with whole_on_dp, GPUs of a data-parallel rank, which
-    exchange heads; None: the fewest that hold a sequence of `context_limit` tokens and leave every rank a sample.
-    backward: what becomes of received kv in rings. played: candidates that the clock decides between. context_limit:
+    least_degree, micro_batch_multiple, equal_size: the contract's. degree: with whole_on_dp, GPUs of a data-parallel
+    rank, which exchange heads; None: the fewest that hold a sequence of `context_limit` tokens and leave every rank a
+    sample. received_kv: what becomes of it in rings. played_candidates: that the clock decides between. context_limit:
     tokens of the longest sequence; the run gives its workload's.
 
     Permutations are of packs that fit memory, a micro-batch each, padded to as many tokens for every rank.
@@ -79,22 +79,22 @@ class InContract:
     contract: str = "aligned_pow2_rings"
     max_tokens: int | None = None
     least_degree: int = 1
-    multiple: int = 1
+    micro_batch_multiple: int = 1
     degree: int | None = None
     equal_size: bool = False
-    backward: Mode = "carry"
-    played: int = PLAYED
+    received_kv: Mode = "carry"
+    played_candidates: int = PLAYED
     context_limit: int | None = None
 
     def __post_init__(self) -> None:
-        check_mode("system.backward", self.backward)
+        check_mode("system.received_kv", self.received_kv)
         ranks = self.cost.cluster.num_ranks
         for name, most, or_null in (
             ("max_tokens", None, True),
             ("least_degree", ranks, False),
-            ("multiple", None, False),
+            ("micro_batch_multiple", None, False),
             ("degree", ranks, True),
-            ("played", None, False),
+            ("played_candidates", None, False),
             ("context_limit", None, True),
         ):
             check_whole_number(f"system.{name}", getattr(self, name), 1, most, or_null)
@@ -111,15 +111,15 @@ class InContract:
         if kind is WholeOnDP:
             ranks = self.cost.cluster.num_ranks // self._degree_of(batch)
             whole = fastest_whole(
-                batch.lengths, WholeOnDP(ranks, self.equal_size, self.max_tokens, self.multiple), self.cost
+                batch.lengths, WholeOnDP(ranks, self.equal_size, self.max_tokens, self.micro_batch_multiple), self.cost
             )
             return plans_of_whole(whole, self.cost)
-        schedule = fastest_rounds(batch.lengths, self._rings(), self.cost, self.backward, self.played)
-        return plans_of_rings(schedule, self.cost, self.backward)
+        schedule = fastest_rounds(batch.lengths, self._rings(), self.cost, self.received_kv, self.played_candidates)
+        return plans_of_rings(schedule, self.cost, self.received_kv)
 
     def _rings(self) -> RingContract:
         kind = AlignedPow2Rings if self.contract == "aligned_pow2_rings" else AnyRings
-        return kind(self.cost.cluster.num_ranks, self.max_tokens, self.least_degree, self.multiple)
+        return kind(self.cost.cluster.num_ranks, self.max_tokens, self.least_degree, self.micro_batch_multiple)
 
     def _degree_of(self, batch: Batch) -> int:
         """Returns the GPUs of a data-parallel rank."""

@@ -11,9 +11,15 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
-from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints
 from zbench.systems.in_contract.rates import RingRates
+from zbench.systems.in_contract.ring_seconds import (
+    ring_layer_seconds,
+    seconds_alone,
+    seconds_at,
+    sum_groups,
+    with_exchanged,
+)
 
 HALVINGS = 18  # of the interval of a round's seconds: to 1 part in 250,000
 MOVES = 400  # most moves or exchanges of samples in a round
@@ -26,29 +32,6 @@ class Round(NamedTuple):
     size: Ints
     group: Ints
     seconds: float
-
-
-@nb.njit(cache=True)
-def _seconds(rates, k, tokens, ahead, back):  # type: ignore[no-untyped-def]
-    """Returns the seconds of a layer, both directions, of a ring of the k-th size. tokens: of a rank; ahead, back: of a
-    hop's attention."""
-    linear = rates.fixed + rates.token * tokens
-    ahead, back = ahead + rates.start[k, 0], back + rates.start[k, 1]
-    size = rates.sizes[k]
-    if size == 1:
-        return linear + ahead + back
-    hop = rates.hop[k] * tokens + rates.latency[k]
-    if rates.across[k] == 0:
-        return linear + ahead + (size - 1) * max(ahead, hop) + back + (size - 1) * max(back, rates.again * hop)
-    # Across nodes only some of the links are slow: ranks are in different layers, and linear modules are hidden too.
-    hops = max(size - rates.across[k], 1)
-    share = rates.token * tokens / 3 + rates.fixed / 3
-    return max(share + size * ahead, hops * hop) + max(2 * share + size * back, rates.again * hops * hop)
-
-
-@nb.njit(cache=True)
-def _alone(rates, s, k):  # type: ignore[no-untyped-def]
-    return _seconds(rates, k, rates.length[s] / rates.sizes[k], rates.ahead[s, k], rates.back[s, k])
 
 
 @nb.njit(cache=True)
@@ -66,7 +49,7 @@ def _fill(rates, order, most, cap, num_ranks, size, group, state):  # type: igno
             tokens = state[0, g] + rates.length[s] / rates.sizes[k]
             if tokens > cap:
                 continue
-            then = _seconds(rates, k, tokens, state[1, g] + rates.ahead[s, k], state[2, g] + rates.back[s, k])
+            then = ring_layer_seconds(rates, k, tokens, state[1, g] + rates.ahead[s, k], state[2, g] + rates.back[s, k])
             if then <= most and then > fullest:
                 place, fullest = g, then
         if place < 0:
@@ -76,7 +59,7 @@ def _fill(rates, order, most, cap, num_ranks, size, group, state):  # type: igno
                     break
                 if rates.length[s] / rates.sizes[k] > cap:
                     continue
-                alone = _alone(rates, s, k)
+                alone = seconds_alone(rates, s, k)
                 if alone <= most:
                     chosen = k
                     break
@@ -100,23 +83,6 @@ def _fill(rates, order, most, cap, num_ranks, size, group, state):  # type: igno
 
 
 @nb.njit(cache=True)
-def _again(rates, order, count, size, group, state):  # type: ignore[no-untyped-def]
-    """Adds up every group anew and returns its seconds, float64 [count]."""
-    state[:, :count] = 0.0
-    for s in order:
-        g = group[s]
-        if g >= 0:
-            k = size[g]
-            state[0, g] += rates.length[s] / rates.sizes[k]
-            state[1, g] += rates.ahead[s, k]
-            state[2, g] += rates.back[s, k]
-    out = np.empty(count)
-    for g in range(count):
-        out[g] = _seconds(rates, size[g], state[0, g], state[1, g], state[2, g])
-    return out
-
-
-@nb.njit(cache=True)
 def _halved(rates, order, group, g, k):  # type: ignore[no-untyped-def]
     """Divides the samples of group g over two groups of the k-th size, longest first to the one that is done first;
     returns (seconds of the slower one, whether each sample of `order` goes to the second)."""
@@ -128,8 +94,13 @@ def _halved(rates, order, group, g, k):  # type: ignore[no-untyped-def]
             continue
         best, chosen = np.inf, 0
         for half in range(2):
-            then = _seconds(rates, k, sums[half, 0] + rates.length[s] / rates.sizes[k],
-                            sums[half, 1] + rates.ahead[s, k], sums[half, 2] + rates.back[s, k])  # fmt: skip
+            then = ring_layer_seconds(
+                rates,
+                k,
+                sums[half, 0] + rates.length[s] / rates.sizes[k],
+                sums[half, 1] + rates.ahead[s, k],
+                sums[half, 2] + rates.back[s, k],
+            )
             if then < best:
                 best, chosen = then, half
         second[i] = chosen == 1
@@ -138,8 +109,10 @@ def _halved(rates, order, group, g, k):  # type: ignore[no-untyped-def]
         sums[chosen, 2] += rates.back[s, k]
     if sums[1, 0] == 0.0:
         return np.inf, second
-    return max(_seconds(rates, k, sums[0, 0], sums[0, 1], sums[0, 2]),
-               _seconds(rates, k, sums[1, 0], sums[1, 1], sums[1, 2])), second  # fmt: skip
+    return max(
+        ring_layer_seconds(rates, k, sums[0, 0], sums[0, 1], sums[0, 2]),
+        ring_layer_seconds(rates, k, sums[1, 0], sums[1, 1], sums[1, 2]),
+    ), second
 
 
 @nb.njit(cache=True)
@@ -151,7 +124,7 @@ def _widen(rates, order, count, size, group, state, cap, num_ranks):  # type: ig
     for g in range(count):
         used += rates.sizes[size[g]]
     while used < num_ranks:
-        seconds = _again(rates, order, count, size, group, state)
+        seconds = sum_groups(rates, order, count, size, group, state)
         last = int(np.argmax(seconds))
         second = 0.0  # the busiest but that one
         for g in range(count):
@@ -161,7 +134,7 @@ def _widen(rates, order, count, size, group, state, cap, num_ranks):  # type: ig
         for g in range(count):
             others, k = second if g == last else seconds[last], size[g]
             if k + 1 < len(rates.sizes) and rates.sizes[k + 1] - rates.sizes[k] <= num_ranks - used:
-                then = _seconds_at(rates, order, group, g, k + 1)
+                then = seconds_at(rates, order, group, g, k + 1)
                 if (max(then, others), then - seconds[g]) < (best, least):
                     best, least, chosen, split = max(then, others), then - seconds[g], g, False
             if rates.sizes[k] <= num_ranks - used:
@@ -209,37 +182,10 @@ def _split_off(rates, order, count, size, group, cap, free):  # type: ignore[no-
 
 
 @nb.njit(cache=True)
-def _seconds_at(rates, order, group, g, k):  # type: ignore[no-untyped-def]
-    """Returns the seconds of group g if it had the k-th size."""
-    tokens, ahead, back = 0.0, 0.0, 0.0
-    for s in order:
-        if group[s] == g:
-            tokens += rates.length[s] / rates.sizes[k]
-            ahead += rates.ahead[s, k]
-            back += rates.back[s, k]
-    return _seconds(rates, k, tokens, ahead, back)
-
-
-@nb.njit(cache=True)
-def _with(rates, state, g, k, added, taken):  # type: ignore[no-untyped-def]
-    """Returns (tokens of a rank, seconds) of group g with one sample more, one less (-1: none), or both."""
-    tokens, ahead, back = state[0, g], state[1, g], state[2, g]
-    if added >= 0:
-        tokens += rates.length[added] / rates.sizes[k]
-        ahead += rates.ahead[added, k]
-        back += rates.back[added, k]
-    if taken >= 0:
-        tokens -= rates.length[taken] / rates.sizes[k]
-        ahead -= rates.ahead[taken, k]
-        back -= rates.back[taken, k]
-    return tokens, _seconds(rates, k, tokens, ahead, back)
-
-
-@nb.njit(cache=True)
 def _even(rates, order, count, size, group, state, cap, moves):  # type: ignore[no-untyped-def]
     """Moves samples of the busiest group to others, or exchanges them, as long as the slower of the two then ends
     sooner; returns the seconds of the busiest group."""
-    seconds = _again(rates, order, count, size, group, state)
+    seconds = sum_groups(rates, order, count, size, group, state)
     for _ in range(moves):
         a = int(np.argmax(seconds))
         members = 0
@@ -253,19 +199,19 @@ def _even(rates, order, count, size, group, state, cap, moves):  # type: ignore[
                 if g == a:
                     continue
                 if members > 1:
-                    tokens, there = _with(rates, state, g, size[g], s, -1)
+                    tokens, there = with_exchanged(rates, state, g, size[g], s, -1)
                     if tokens <= cap and there < best:
-                        _, here = _with(rates, state, a, size[a], -1, s)
+                        _, here = with_exchanged(rates, state, a, size[a], -1, s)
                         if max(here, there) < best:
                             best, one, two, to = max(here, there), s, -1, g
             for t in order:
                 g = group[t]
                 if g < 0 or g == a or rates.length[t] == rates.length[s]:
                     continue
-                tokens, there = _with(rates, state, g, size[g], s, t)
+                tokens, there = with_exchanged(rates, state, g, size[g], s, t)
                 if tokens > cap or there >= best:
                     continue
-                tokens, here = _with(rates, state, a, size[a], t, s)
+                tokens, here = with_exchanged(rates, state, a, size[a], t, s)
                 if tokens <= cap and max(here, there) < best:
                     best, one, two, to = max(here, there), s, t, g
         if one < 0:
@@ -273,7 +219,7 @@ def _even(rates, order, count, size, group, state, cap, moves):  # type: ignore[
         group[one] = to
         if two >= 0:
             group[two] = a
-        seconds = _again(rates, order, count, size, group, state)
+        seconds = sum_groups(rates, order, count, size, group, state)
     return seconds.max()
 
 
@@ -286,13 +232,13 @@ def _round(rates, order, most, cap, num_ranks, halvings, moves):  # type: ignore
     if most == np.inf:
         low, high = 0.0, 0.0
         for s in order:
-            high += _alone(rates, s, 0)
+            high += seconds_alone(rates, s, 0)
         count, waiting = _fill(rates, order, high, cap, num_ranks, size, group, state)
         if waiting == 0:
             for _ in range(halvings):
                 middle = (low + high) / 2
                 count, waiting = _fill(rates, order, middle, cap, num_ranks, size, group, state)
-                if waiting == 0 and _again(rates, order, count, size, group, state).max() <= middle:
+                if waiting == 0 and sum_groups(rates, order, count, size, group, state).max() <= middle:
                     high = middle
                 else:
                     low = middle
@@ -313,10 +259,3 @@ def least_round(rates: RingRates, order: Ints, most: float, cap: float, num_rank
     """
     size, group, seconds = _round(rates, order, most, cap, num_ranks, HALVINGS, MOVES)
     return Round(size, group, float(seconds))
-
-
-def seconds_of_group(rates: RingRates, size: int, samples: Ints) -> float:
-    """Returns the seconds of a layer of samples in one ring of the k-th size, k = `size`."""
-    sums: list[Floats] = [rates.length[samples] / rates.sizes[size], rates.ahead[samples, size],
-                          rates.back[samples, size]]  # fmt: skip
-    return float(_seconds(rates, size, *(float(one.sum()) for one in sums)))

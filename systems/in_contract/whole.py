@@ -11,7 +11,7 @@ from zbench.plans.plan import Ints
 from zbench.systems.common.bins import bins
 from zbench.systems.common.differencing import balanced_sets
 from zbench.systems.in_contract.rates import ring_rates
-from zbench.systems.in_contract.rings import seconds_of_group
+from zbench.systems.in_contract.ring_seconds import seconds_of_group
 from zbench.systems.slime_schedule import forward_flops, slime_packs
 from zbench.systems.verl_balance import group_sequences, pack_shares
 

@@ -41,10 +41,20 @@ from zbench.systems.zeppelin.zones import capacity_tokens
 CHUNKS = 3  # a GPU's heads are never cut in more
 TIGHT = 0.8  # of the tokens a GPU has room for, where plans with all of them do not fit memory
 SWITCHES = (
-    "share_heads", "fewest_nodes", "fill_with_beginnings", "place_cut_first", "share_heads_across_nodes",
-    "allow_uneven_nodes", "play_least_nic_use", "homes_where_lacking", "pair_backward_keys", "move_cuts",
-    "move_sequences", "list_schedule", "adopt_rivals",
-)  # fmt: skip
+    "share_heads",
+    "fewest_nodes",
+    "fill_with_beginnings",
+    "place_cut_first",
+    "share_heads_across_nodes",
+    "allow_uneven_nodes",
+    "play_least_nic_use",
+    "homes_where_lacking",
+    "pair_backward_keys",
+    "move_cuts",
+    "move_sequences",
+    "list_schedule",
+    "adopt_rivals",
+)
 Change = Callable[[Trial], tuple[Layout, bool] | None]  # from the fastest trial to a layout, and whether with pairs
 
 
@@ -52,7 +62,7 @@ Change = Callable[[Trial], tuple[Layout, bool] | None]  # from the fastest trial
 class Nodewise:
     """Plans by the five steps above, each of whose parts is a setting.
 
-    tries: placements that are built and played; with one, no pairs and nothing evened, the estimate decides.
+    played_placements: that are built and played; with one, no pairs and nothing evened, the estimate decides.
     max_played_operations: that all played plans of a micro-batch have together, beyond which no other is begun.
     head_chunks: parts in which a GPU's heads are exchanged and attended to at most. sequence_groups: in which a
     node's shared sequences are at most, each with a split of heads of its own.
@@ -79,7 +89,7 @@ class Nodewise:
     """
 
     cost: Cost
-    tries: int = 3
+    played_placements: int = 3
     max_played_operations: int = 200_000
     head_chunks: int = CHUNKS
     sequence_groups: int = 3
@@ -99,7 +109,7 @@ class Nodewise:
     simpler: Rivals = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_whole_number("system.tries", self.tries, 1)
+        check_whole_number("system.played_placements", self.played_placements, 1)
         check_whole_number("system.max_played_operations", self.max_played_operations, 1)
         check_whole_number("system.sequence_groups", self.sequence_groups, 1)
         check_whole_number("system.head_chunks", self.head_chunks, 1, CHUNKS)
@@ -140,7 +150,7 @@ class Nodewise:
     # 2. Inside nodes: which sequences are shared by a node's GPUs, and how.
     def _layouts(self, task: Task, even: list[Placement], uneven: list[Placement]) -> list[Layout]:
         """The layouts that are played, of the placements with the best estimates."""
-        return worth_a_play([task.layout(one) for one in worth_a_look(even, uneven)], self.tries)
+        return worth_a_play([task.layout(one) for one in worth_a_look(even, uneven)], self.played_placements)
 
     # 3. Order: a layout's operations, in the order in which queues serve them, are played on the cluster's clock.
     def _play(self, task: Task, layout: Layout, pairs: bool = False) -> Trial:
@@ -149,7 +159,7 @@ class Nodewise:
     # 4. Choice: the plan played fastest, of the layouts and of what is made of them.
     def _fastest(self, task: Task, even: list[Placement], uneven: list[Placement]) -> Plan:
         layouts = self._layouts(task, even, uneven)
-        if self.tries == 1 and not (self.pair_backward_keys or self.move_cuts or self.list_schedule):
+        if self.played_placements == 1 and not (self.pair_backward_keys or self.move_cuts or self.list_schedule):
             return task.plan(layouts[0], self.cost)
         best, left = self._improved(task, layouts, self.max_played_operations)
         another = least_keys(task, even, layouts) if self.play_least_nic_use and left > 0 else None

@@ -29,10 +29,12 @@ SHARD = np.dtype(
 # nodes of these sequences have their linear modules done. away: the share of a shard's tokens that are at home on
 # other nodes of its group. heads: how many of a shard a GPU has.
 SHARD_WORK = np.dtype(
-    [(name, np.float64) for name in
-     ("tokens", "own", "others", "last_call", "starts", "keys", "ready", "away", "heads")],
+    [
+        (name, np.float64)
+        for name in ("tokens", "own", "others", "last_call", "starts", "keys", "ready", "away", "heads")
+    ],
     align=True,
-)  # fmt: skip
+)
 
 
 class Sequences(NamedTuple):

@@ -21,8 +21,9 @@ from zbench.systems.static_best.search import search_layouts
 
 @dataclass(frozen=True, slots=True)
 class StaticBest:
-    """The static configuration that is fastest over the workload's lengths. free: keys of the model that are chosen
-    too, of sharding and recompute; else they stay the run's, unless all systems choose them (the run's own `free`).
+    """The static configuration that is fastest over the workload's lengths. free_model_keys: keys of the model that
+    are chosen too, of sharding and recompute; else they stay the run's, unless all systems choose them (the run's own
+    `free_model_keys`).
 
     batching: how sequences are packed (zbench.systems.mesh).
 
@@ -31,12 +32,13 @@ class StaticBest:
     """
 
     cost: Cost
-    free: Sequence[str] = ()
+    free_model_keys: Sequence[str] = ()
     batching: Batching = "balanced"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.free, list | tuple) or set(self.free) - set(FREE):
-            raise ValueError(f"system.free is {self.free!r}; it takes a list of {' and '.join(FREE)}, or []")
+        if not isinstance(self.free_model_keys, list | tuple) or set(self.free_model_keys) - set(FREE):
+            takes = f"it takes a list of {' and '.join(FREE)}, or []"
+            raise ValueError(f"system.free_model_keys is {self.free_model_keys!r}; {takes}")
         if self.batching not in get_args(Batching):
             raise ValueError(f"system.batching is {self.batching!r}; it takes {', '.join(get_args(Batching))}")
 
@@ -46,7 +48,7 @@ class StaticBest:
         Raises:
             ValueError: none does.
         """
-        free = [name for name in FREE if name in {*self.free, *study.free}]
+        free = [name for name in FREE if name in {*self.free_model_keys, *study.free}]
         return search_layouts(study, free, self.batching)
 
     def planner(self, choice: Choice, cost: Cost) -> Mesh:

@@ -31,8 +31,9 @@ class TorchCP:
     """PyTorch's context parallelism as a system: keys are gathered, and a load balancer decides who owns which queries.
     balancer: headtail, per_document or ptrr. degree: ranks of a group; None: the fewest that hold a sequence of
     `context_limit` tokens in memory. pack_tokens: of a group's rank, up to which packs are filled; None: the fewest
-    with which there are no more micro-batches than memory asks for. tile: tokens of a tile of ptrr's mask. backward:
-    what becomes of gathered kv. context_limit: tokens of the longest sequence; the run gives its workload's.
+    with which there are no more micro-batches than memory asks for. tile: tokens of a tile of ptrr's mask. received_kv:
+    what becomes of gathered kv until the backward. context_limit: tokens of the longest sequence; the run gives its
+    workload's.
 
     Raises:
         ValueError: a key has no such value, or degree does not divide the ranks.
@@ -43,11 +44,11 @@ class TorchCP:
     degree: int | None = None
     pack_tokens: int | None = None
     tile: int = 128
-    backward: Mode = "regather"
+    received_kv: Mode = "regather"
     context_limit: int | None = None
 
     def __post_init__(self) -> None:
-        check_mode("system.backward", self.backward)
+        check_mode("system.received_kv", self.received_kv)
         if self.balancer not in BALANCERS:
             raise ValueError(f"system.balancer is {self.balancer!r}; it takes {', '.join(BALANCERS)}")
         check_whole_number("system.tile", self.tile, 1)
@@ -63,7 +64,7 @@ class TorchCP:
         groups = self.cost.cluster.num_ranks // degree
         limit = most if self.pack_tokens else least_limit(batch.lengths, groups, most, self.cost)
         pack = pack_batch("arrival", batch.lengths, groups, limit, self.cost)
-        return laid_plans(batch, self._lay, self.backward, degree, self.cost, pack)
+        return laid_plans(batch, self._lay, self.received_kv, degree, self.cost, pack)
 
     def _lay(self, builder: Builder, *, group: Ints, groups: Ints, gpus_per_node: int) -> None:
         degree = groups.shape[1]

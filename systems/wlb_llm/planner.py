@@ -65,23 +65,23 @@ class Cut:
 @dataclass(frozen=True, slots=True)
 class WLBLLM:
     """WLB-LLM as a system: packs of equal work, and for each the way to cut it that its kernels prefer. degree: ranks
-    of a group (a divisor of a node's, or whole nodes); None: the best for each batch. by_work: packs of equal work;
-    off: of equal tokens. shard: how packs are cut; "adaptive": as their kernels take less time. backward: Llama 3's
-    context parallelism gathers keys and values again.
+    of a group (a divisor of a node's, or whole nodes); None: the best for each batch. equal_work_packs: packs of equal
+    work; off: of equal tokens. shard: how packs are cut; "adaptive": as their kernels take less time. received_kv:
+    what becomes of it until the backward; Llama 3's context parallelism gathers it again.
 
     Raises:
-        ValueError: degree is not one of the cluster's, by_work not true or false, shard an unknown one.
+        ValueError: degree is not one of the cluster's, equal_work_packs not true or false, shard an unknown one.
     """
 
     cost: Cost
     degree: int | None = None
-    by_work: bool = True
+    equal_work_packs: bool = True
     shard: Shard = "adaptive"
-    backward: Mode = "regather"
+    received_kv: Mode = "regather"
 
     def __post_init__(self) -> None:
-        check_mode("system.backward", self.backward)
-        check_boolean("system.by_work", self.by_work)
+        check_mode("system.received_kv", self.received_kv)
+        check_boolean("system.equal_work_packs", self.equal_work_packs)
         if self.shard not in ("adaptive", "sequence", "document"):
             raise ValueError(f"system.shard is {self.shard!r}; it takes adaptive, sequence or document")
         sizes = context_degrees(self.cost)
@@ -94,7 +94,7 @@ class WLBLLM:
         lengths, ranks = batch.lengths, self.cost.cluster.num_ranks
         # Micro-batches by equal tokens, as few as the degree with most memory needs; each is packed by itself.
         sizes = [self.degree] if self.degree else context_degrees(self.cost)
-        most = max(ranks // size * capacity(size, self.cost, self.backward) for size in sizes)
+        most = max(ranks // size * capacity(size, self.cost, self.received_kv) for size in sizes)
         count = min(-(-batch.num_tokens // most), len(lengths))
         parts = dealt(np.arange(len(lengths), dtype=np.int64), lengths, count)
         return tuple(plan for part in parts if len(part) for plan in self._fitting(lengths, part))
@@ -129,9 +129,9 @@ class WLBLLM:
     def packed(self, lengths: Ints, degree: int) -> Packing:
         """Packs sequences, a pack for each group of `degree` ranks."""
         cost, count = self.cost, self.cost.cluster.num_ranks // degree
-        room, longest = capacity(degree, cost, self.backward), int(lengths.max())
-        work = work_seconds(lengths, degree, cost, self.backward)
-        pack = bins(work if self.by_work else lengths.astype(np.float64), lengths, count, max(room, longest))
+        room, longest = capacity(degree, cost, self.received_kv), int(lengths.max())
+        work = work_seconds(lengths, degree, cost, self.received_kv)
+        pack = bins(work if self.equal_work_packs else lengths.astype(np.float64), lengths, count, max(room, longest))
         fits = bool(np.bincount(pack, lengths).max() <= room)
         return Packing(degree, pack, float(np.bincount(pack, work).max()), fits)
 
@@ -146,7 +146,7 @@ class WLBLLM:
         times = [attend_seconds(pieces, lengths, count, degree, cost) for pieces in (document, sequence)]
         first = times[0] < times[1] if self.shard == "adaptive" else np.full(count, self.shard == "document")
         tokens = np.bincount(pack, lengths, count).astype(np.float64)
-        seconds = np.where(first, *times) + linear_seconds(tokens, degree, cost, self.backward)
+        seconds = np.where(first, *times) + linear_seconds(tokens, degree, cost, self.received_kv)
         pieces = mixed(document, sequence, pack, first)
         return Cut(packing, pieces, np.where(tokens > 0, seconds, 0.0), float(first[tokens > 0].mean()))
 
@@ -168,7 +168,7 @@ class WLBLLM:
             "busiest_seconds": float(cut.seconds.max()),
             "mean_seconds": float(cut.seconds.mean()),
         }
-        return reverse(builder.build(), self.backward if degree > 1 else "keep").with_(notes=notes)
+        return reverse(builder.build(), self.received_kv if degree > 1 else "keep").with_(notes=notes)
 
 
 def context_degrees(cost: Cost) -> list[int]:

@@ -41,11 +41,12 @@ class Zeppelin:
     predicted time; "published" takes what the paper's thresholds come to, over all NICs; nothing is played but to
     order it. route: spread transfers between nodes over all NICs. routed_transfers: "overlapped", a routed transfer
     of a rank begins while its last one is under way; "serial", when that has been combined. remap: balance tokens
-    for the linear modules, leaving differences up to `tolerance` tokens. list_schedule: list-schedule the three
-    queues together instead of one after another. backward: what becomes of received kv (zbench.passes.reverse).
+    for the linear modules, leaving differences up to `remap_tolerance` tokens. list_schedule: list-schedule the three
+    queues together instead of one after another. received_kv: what becomes of it until the backward
+    (zbench.passes.reverse).
 
     Raises:
-        ValueError: a switch has none of its values, or tolerance is not a whole number of at least 0.
+        ValueError: a switch has none of its values, or remap_tolerance is not a whole number of at least 0.
     """
 
     cost: Cost
@@ -55,17 +56,17 @@ class Zeppelin:
     routed_transfers: Literal["overlapped", "serial"] = "overlapped"
     remap: bool = True
     list_schedule: bool = True
-    tolerance: int = 128
-    backward: Mode = "carry"
+    remap_tolerance: int = 128
+    received_kv: Mode = "carry"
 
     def __post_init__(self) -> None:
-        check_mode("system.backward", self.backward)
+        check_mode("system.received_kv", self.received_kv)
         for name in ("partition", "route", "remap", "list_schedule"):
             check_boolean(f"system.{name}", getattr(self, name))
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes {' or '.join(choices)}")
-        check_whole_number("system.tolerance", self.tolerance, 0)
+        check_whole_number("system.remap_tolerance", self.remap_tolerance, 0)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns the plan of the whole batch as one micro-batch."""
@@ -86,7 +87,7 @@ class Zeppelin:
         takes at least, by its fullest rank and its busiest link, is below the time predicted for the best so far.
         """
         cost = self.cost
-        moves, lanes = KV_MOVES[self.backward], cost.cluster.nics_per_node if self.route else 1
+        moves, lanes = KV_MOVES[self.received_kv], cost.cluster.nics_per_node if self.route else 1
         tries = partitions(batch.lengths, cost, moves, lanes, self.remap) if self.partition else []
         # Never worse than a ring over all ranks; where the likely best is one already, another need not be tried.
         if not tries or (tries[0].size < cost.cluster.num_ranks).any():
@@ -104,7 +105,7 @@ class Zeppelin:
         """Lays every sequence over a ring of all ranks."""
         ranks, count = self.cost.cluster.num_ranks, len(batch.lengths)
         lanes = self.cost.cluster.nics_per_node if self.route else 1
-        least = ring_bound(batch.lengths, self.cost, KV_MOVES[self.backward], lanes) if self.partition else 0.0
+        least = ring_bound(batch.lengths, self.cost, KV_MOVES[self.received_kv], lanes) if self.partition else 0.0
         first, size = np.zeros(count, np.int64), np.full(count, ranks)
         return Partition(first, size, np.arange(ranks), least=least, remap=not self.partition, simple=True)
 
@@ -142,8 +143,8 @@ class Zeppelin:
         # Attention engine: rings, widest first, then what is local. Remapping. The backward. Routing.
         _lay(builder, parts)
         plan = builder.build()
-        plan = remap(plan, self.cost, self.tolerance) if self.remap and parts.remap else plan
-        plan = reverse(plan, self.backward).with_(serial_legs=self.routed_transfers == "serial")
+        plan = remap(plan, self.cost, self.remap_tolerance) if self.remap and parts.remap else plan
+        plan = reverse(plan, self.received_kv).with_(serial_legs=self.routed_transfers == "serial")
         return route(plan, self.cost) if self.route else plan
 
 

@@ -57,8 +57,12 @@ def test_steps_virtual_stages_and_rollouts_of_several_samples(planning: Planning
     found = build(options(), parallel, LENGTHS[:63], global_batch_size=10, rollout_indices=rollouts)
     check(found, LENGTHS, set(range(60)), 4096, multiple=2)
     assert found[3] == [10, 10]
-    first = {one for row, batches in zip(found[0], found[1], strict=True) for some in batches[: found[2][0]]
-             for one in (row[place] for place in some)}  # fmt: skip
+    first = {
+        one
+        for row, batches in zip(found[0], found[1], strict=True)
+        for some in batches[: found[2][0]]
+        for one in (row[place] for place in some)
+    }
     assert first == set(range(30))
 
 
@@ -99,8 +103,16 @@ def test_beside_slime_itself(planning: Planning) -> None:
         own = import_module(slime.MODULE).build_dp_schedule
     except ImportError as error:
         pytest.skip(f"slime is not on the path: {error}")
-    shape = {"hidden_size": 256, "num_attention_heads": 8, "num_query_groups": 4, "vocab_size": 1000,
-             "ffn_hidden_size": 512, "num_experts": None, "num_layers": 2, "kv_channels": 32}  # fmt: skip
+    shape = {
+        "hidden_size": 256,
+        "num_attention_heads": 8,
+        "num_query_groups": 4,
+        "vocab_size": 1000,
+        "ffn_hidden_size": 512,
+        "num_experts": None,
+        "num_layers": 2,
+        "kv_channels": 32,
+    }
     args = options(balance_by_flops=False, micro_batch_size=1, **shape)
     given: dict[str, Any] = {"global_batch_size": 64, "rollout_indices": list(range(64))}
     theirs = own(args, PARALLEL, LENGTHS, **given)

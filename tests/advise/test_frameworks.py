@@ -81,7 +81,7 @@ def test_verls_engines(model: Model) -> None:
 
 def test_torchtitans_micro_batches_are_of_context_parallel_groups(model: Model) -> None:
     found = option(torchtitan, "torch_cp, ptrr", model)
-    flags = found.flags(pinned(model, balancer="ptrr", degree=8, backward="keep"))
+    flags = found.flags(pinned(model, balancer="ptrr", degree=8, received_kv="keep"))
     assert "--parallelism.context_parallel_degree 8" in flags
     assert "--parallelism.context_parallel_load_balancer ptrr" in flags
     assert "--training.num_tokens_per_microbatch_per_dp_rank 32768" in flags

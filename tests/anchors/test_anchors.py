@@ -58,8 +58,13 @@ HELD = {
 }  # fmt: skip
 POINTS = 2.0
 # (median, worst) of the blind errors of a group that docs/cost.md states, as shares with a margin.
-BLIND = {"nccl": (0.15, 1.0), "ring_flash": (0.20, 0.50), "training": (0.13, 0.96),
-         "long_context": (0.10, 0.76), "steps": (0.38, 0.38)}  # fmt: skip
+BLIND = {
+    "nccl": (0.15, 1.0),
+    "ring_flash": (0.20, 0.50),
+    "training": (0.13, 0.96),
+    "long_context": (0.10, 0.76),
+    "steps": (0.38, 0.38),
+}
 METHODS = ("ulysses", "ring_p2p", "ring_allgather", "usp", "loongtrain", "hybrid_dcp")
 # Hybrid context parallelism's documents of one GPU are predicted 12 % too slow, which puts it below Ulysses once.
 FORWARD = "h100 varlen_causal fwd 16 GPUs x 8192"

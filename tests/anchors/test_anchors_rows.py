@@ -243,7 +243,7 @@ BAD = {
     "other text": ("%PDF-1.7\n", "line 1: the header has no column hw"),
     "not text": (b"hw\n\xff\xfe", "line 2: it is not UTF-8 text"),
     "huge": (HEADER + "\n" * (measured.MOST_BYTES + 1), f"has more than {measured.MOST_BYTES} bytes"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", list(BAD))

@@ -26,7 +26,7 @@ FUNCTIONS = ("plan", "verify", "simulate", "bound", "load", "compare_runs")
 
 
 def test_a_plan_is_made_saved_read_and_played(tmp_path: Path) -> None:
-    step = zbench.plan([600, 50, 3], system="nodewise", tries=2, **SMALL)
+    step = zbench.plan([600, 50, 3], system="nodewise", played_placements=2, **SMALL)
     zbench.verify(step)
     step.save(tmp_path / "p.plan")
     found = zbench.load(tmp_path / "p.plan", **SMALL)
@@ -140,10 +140,18 @@ def test_the_commands_plan_and_simulate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "l.txt").write_text("600\n50\n3\n")
-    words = ["cluster=local_2x2", "--model", "tiny", "system=nodewise", "system.tries=2", "--out", str(tmp_path / "p")]
+    words = [
+        "cluster=local_2x2",
+        "--model",
+        "tiny",
+        "system=nodewise",
+        "system.played_placements=2",
+        "--out",
+        str(tmp_path / "p"),
+    ]
     monkeypatch.setattr(sys, "argv", ["zbench", "plan", str(tmp_path / "l.txt"), *words])
     assert __main__.main() == 0
     monkeypatch.setattr(sys, "argv", ["zbench", "simulate", str(tmp_path / "p")])
     assert __main__.main() == 0
-    seconds = zbench.simulate(zbench.plan([600, 50, 3], system="nodewise", tries=2, **SMALL)).seconds
+    seconds = zbench.simulate(zbench.plan([600, 50, 3], system="nodewise", played_placements=2, **SMALL)).seconds
     assert f"simulated: {seconds:.4g} s a step" in capsys.readouterr().out

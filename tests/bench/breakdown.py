@@ -16,6 +16,7 @@ from hydra import compose, initialize_config_dir
 
 from zbench.cost.bound import bound_seconds, least_seconds
 from zbench.cost.cost import Cost
+from zbench.cost.joins import sum_seconds
 from zbench.cost.use import Use
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
@@ -39,13 +40,14 @@ def attending(plan: Plan, cost: Cost) -> Floats:
     """Seconds of all layers, mean over ranks: tiles and rows, kernel starts, joins, copies."""
     out = np.zeros(4)
     group = cost.model.num_heads // cost.model.num_kv_heads
+    row = cost.model.head_dim * cost.model.element_bytes
     for ops, backward in ((plan.forward, False), (plan.backward, True)):
         attend, amount = work(plan, ops)
         kv_heads = -(-ops.head_hi[attend] // group) - ops.head_lo[attend] // group
         use = Use.of(plan, ops, attend, amount, kv_heads)
         stream = cost.stream_seconds(amount, use.heads, use.kv_heads, backward)
         kernel = cost.kernel_seconds(amount, use.heads, use.kv_heads, backward)
-        joins = cost._sum_seconds(amount, use, backward)
+        joins = sum_seconds(cost.cluster.device, row, amount, use, backward, wrapped=False)
         whole = cost.attend_seconds(plan, ops, attend, amount, backward)
         out += [part.sum() for part in (stream, kernel - stream, joins, whole - kernel - joins)]
     return out * cost.model.num_layers / plan.num_ranks

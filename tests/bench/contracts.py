@@ -152,8 +152,10 @@ def _lengths(rng: np.random.Generator) -> np.ndarray:
 
 def costs(nodes: int) -> None:
     """Prints a row of the table for every cell, and what they come to."""
-    print("| cluster | workload | contract's bound | planner | shipped, best limit | shipped, default | nodewise "
-          "| planner / shipped best | planner / default | ms |\n|---|---|---|---|---|---|---|---|---|---|")  # fmt: skip
+    print(
+        "| cluster | workload | contract's bound | planner | shipped, best limit | shipped, default | nodewise "
+        "| planner / shipped best | planner / default | ms |\n|---|---|---|---|---|---|---|---|---|---|"
+    )
     best, default, spent, means = [], [], [], []
     with initialize_config_dir(str(CONF), version_base="1.3"):
         for cluster in CLUSTERS:

@@ -24,11 +24,24 @@ CONF = Path(__file__).parents[2] / "conf"
 WORKLOADS = ("longtail_128k", "arxiv", "github", "prolong64k", "byted_2m", "pystdlib")
 STEPS = 2
 PARTS = (
-    "", "homes_where_lacking=false", "share_heads=false", "fewest_nodes=false", "place_cut_first=false",
-    "fill_with_beginnings=false", "share_heads_across_nodes=false", "pair_backward_keys=false", "move_cuts=false",
-    "move_sequences=false", "list_schedule=true", "sequence_groups=1", "head_chunks=1", "head_chunks=2", "tries=1",
-    "tries=1 pair_backward_keys=false move_cuts=false", "tries=30 max_played_operations=10000000",
-)  # fmt: skip
+    "",
+    "homes_where_lacking=false",
+    "share_heads=false",
+    "fewest_nodes=false",
+    "place_cut_first=false",
+    "fill_with_beginnings=false",
+    "share_heads_across_nodes=false",
+    "pair_backward_keys=false",
+    "move_cuts=false",
+    "move_sequences=false",
+    "list_schedule=true",
+    "sequence_groups=1",
+    "head_chunks=1",
+    "head_chunks=2",
+    "played_placements=1",
+    "played_placements=1 pair_backward_keys=false move_cuts=false",
+    "played_placements=30 max_played_operations=10000000",
+)
 RIVALS = ("nodewise", "zeppelin", "flexsp", "usp")
 
 

@@ -39,7 +39,7 @@ def main() -> None:
             f"longest over {one.size[batch.lengths.argmax()]} GPUs, remap {one.remap}, estimate {1e3 * one.seconds:.1f}"
         )
         for backward in ("carry", "keep"):
-            plan = Zeppelin(cost, backward=backward).partition_plan(batch, one)
+            plan = Zeppelin(cost, received_kv=backward).partition_plan(batch, one)
             times = [f"{name} {1e3 * layer_seconds(*way(plan), LAYERS):.1f}" for name, way in ways.items()]
             print(f"  {backward}:", ", ".join(times))
 

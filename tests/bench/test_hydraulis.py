@@ -107,7 +107,7 @@ def test_against_static_strategies(benchmark: Callable, name: str, tokens: int, 
     of = every.objective
     able = [(int(tp), int(pp)) for tp, pp, most in zip(of.tp, of.pp, of.capacity, strict=True) if most >= limit]
     static = {f"tp {tp}, pp {pp}": Hydraulis(cost, [[tp, pp]]) for tp, pp in able if pp == 1}
-    systems = {"hydraulis": every, "pipelines only": Hydraulis(cost, whole_step=False), **static}
+    systems = {"hydraulis": every, "pipelines only": Hydraulis(cost, compare_whole_steps=False), **static}
 
     def seconds() -> dict[str, tuple[float, float]]:
         out = {}

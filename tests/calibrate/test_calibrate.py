@@ -125,8 +125,17 @@ def surveyed(window: float = 1.0) -> tuple[Survey, list[str]]:
 def test_the_constants_of_a_described_machine_are_found_again() -> None:
     survey, told = surveyed()
     found = {name: figure.value for name, figure in survey.figures.items()}
-    exact = ("peak_flops", "matmul_flops", "memory_bytes", "copy_bandwidth", "strided_rate", "kernel_seconds",
-             "call_seconds", "attention_forward_flops", "attention_backward_flops")  # fmt: skip
+    exact = (
+        "peak_flops",
+        "matmul_flops",
+        "memory_bytes",
+        "copy_bandwidth",
+        "strided_rate",
+        "kernel_seconds",
+        "call_seconds",
+        "attention_forward_flops",
+        "attention_backward_flops",
+    )
     assert {name: found[name] for name in exact} == pytest.approx({name: getattr(DEVICE, name) for name in exact})
     links = ("nic_latency", "nvlink_latency", "nic_bandwidth", "nvlink_bandwidth")
     assert {name: found[name] for name in links} == pytest.approx(
@@ -465,10 +474,10 @@ def test_processes_already_started_say_the_shape(
     world = ProcessPlace(0, 8, 0, num_local, "host", 29500, True, "0", False)
     asked = argparse.Namespace(nodes=nodes, gpus_per_node=gpus, only_device=False, matmuls=None, points=None)
     if shape.startswith("("):
-        assert str(__main__._shape(asked, world)) == shape
+        assert str(__main__.asked_shape(asked, world)) == shape
     else:
         with pytest.raises(ValueError, match=shape):
-            __main__._shape(asked, world)
+            __main__.asked_shape(asked, world)
 
 
 def test_elements_that_nothing_computes_with_are_refused() -> None:

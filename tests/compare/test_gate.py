@@ -43,7 +43,7 @@ def test_a_change_is_named_in_full() -> None:
 def test_worlds_and_what_planners_know_of_them_are_kept_apart() -> None:
     choices = {**RAN.start["config"]["choices"], "world": "slow"}
     slow = run_of(start("s", RING, choices=choices, world={"latency": 3}), 4.0, 4.0)
-    unknown = run_of(start("u", RING, choices=choices, world={"latency": 3}, planners="nominal"), 9.0, 9.0)
+    unknown = run_of(start("u", RING, choices=choices, world={"latency": 3}, planners_see="nominal"), 9.0, 9.0)
     assert gate([RAN], [RAN, slow, unknown], 0.02).worse == ()
     assert [place[5:] for place in gate([RAN], [RAN, slow, unknown], 0.02).added] == [
         ("world slow",),

@@ -127,7 +127,7 @@ def test_what_planners_know_keeps_ranges_apart() -> None:
     known = worlds({"nominal": 2.0, "slow": 4.0})
     unknown = worlds({"nominal": 2.0, "slow": 6.0})
     for run in unknown:
-        run.start["config"]["planners"] = "nominal"
+        run.start["config"]["planners_see"] = "nominal"
     found = lines(rows([*known, *unknown]), "speedup")
     assert [line for line in found if line.startswith("**")] == ["**planners world**", "**planners nominal**"]
     assert [line for line in found if line.startswith("| mine")] == [

@@ -24,8 +24,17 @@ SMALL = (
     "cluster.num_nodes=1",
     "out=r.jsonl",
 )
-READERS = ("compare @", "compare @ --json", "compare @ --pivot mfu", "compare @ @ --fail-over 2%", "standing @",
-           "report @", "fidelity --out @", "desk overlap @", "track sync @ --tracker tensorboard")  # fmt: skip
+READERS = (
+    "compare @",
+    "compare @ --json",
+    "compare @ --pivot mfu",
+    "compare @ @ --fail-over 2%",
+    "standing @",
+    "report @",
+    "fidelity --out @",
+    "desk overlap @",
+    "track sync @ --tracker tensorboard",
+)
 MOST_LINES = 3  # on stderr
 COMPOSED = Presets()
 

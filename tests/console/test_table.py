@@ -11,8 +11,16 @@ from tests.record.test_rows import MINE, RING, run_of, start
 from zbench.console.table import print_comparison, print_run
 from zbench.record.rows import Row, rows
 
-LONG = {"choices": {"system": "hybrid_dp_megatron", "workload": "longtail_128k", "cluster": "a800_4x8",
-                    "model": "llama_7b", "executor": "simulated", "world": "nominal"}}  # fmt: skip
+LONG = {
+    "choices": {
+        "system": "hybrid_dp_megatron",
+        "workload": "longtail_128k",
+        "cluster": "a800_4x8",
+        "model": "llama_7b",
+        "executor": "simulated",
+        "world": "nominal",
+    }
+}
 
 
 class Terminal(io.StringIO):

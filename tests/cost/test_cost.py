@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.helpers.strategies import REAL, cases, costs
 from zbench.calibrate.subject import AttentionCall
-from zbench.cost.cost import BACKWARD_FLOPS, FORWARD_FLOPS, Cost
+from zbench.cost.cost import Cost
+from zbench.cost.kernel import BACKWARD_FLOPS, FORWARD_FLOPS
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
 from zbench.plans.area import Work, work

@@ -182,7 +182,11 @@ def jobs(draw: st.DrawFn, tokens: int = 6000) -> tuple[Cost, Batch, ByteScale]:
     model = replace(cost.model, sharding=sharding, num_layers=pp * draw(st.integers(1, 3)))
     cluster = replace(cost.cluster, num_nodes=pp * cost.cluster.num_nodes)
     cost = stacked(replace(cost, cluster=cluster, model=model), pp)
-    return cost, draw(batches(tokens, 16)), ByteScale(cost, balance=draw(st.sampled_from((True, False, "dp", "pp"))))
+    return (
+        cost,
+        draw(batches(tokens, 16)),
+        ByteScale(cost, balance_micro_batches=draw(st.sampled_from((True, False, "dp", "pp")))),
+    )
 
 
 @settings(max_examples=20)

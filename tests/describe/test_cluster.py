@@ -44,16 +44,26 @@ GOOD = Cluster("c", 2, 8, 4, 25e9, 0.8, 15e-6, 200e9, 0.6, 10e-6, REAL)
 @pytest.mark.parametrize(
     ("field", "value", "bound"),
     [
-        ("name", 4090, "it takes text, as in '4090'"), ("name", None, "it takes text"),
-        ("num_nodes", 0, "at least 1"), ("num_nodes", 1.0, "at least 1"), ("gpus_per_node", True, "at least 1"),
-        ("nics_per_node", 9, "at most one per GPU, gpus_per_node=8"), ("nics_per_node", -1, "at least 1"),
-        ("nic_bandwidth", 0, "above 0"), ("nic_bandwidth", "80 GB", "bytes/s"), ("nvlink_bandwidth", -1.0, "above 0"),
-        ("nic_bandwidth", float("inf"), "above 0"), ("nvlink_latency", -1e-6, "at least 0"),
-        ("nic_latency", float("nan"), "at least 0"), ("nic_latency", "1 GB", "seconds"),
-        ("nic_efficiency", 0, "above 0 and at most 1"), ("nvlink_efficiency", 1.01, "above 0 and at most 1"),
-        ("nvlink_efficiency", "0.5", "above 0 and at most 1"), ("nic_efficiency", True, "above 0 and at most 1"),
+        ("name", 4090, "it takes text, as in '4090'"),
+        ("name", None, "it takes text"),
+        ("num_nodes", 0, "at least 1"),
+        ("num_nodes", 1.0, "at least 1"),
+        ("gpus_per_node", True, "at least 1"),
+        ("nics_per_node", 9, "at most one per GPU, gpus_per_node=8"),
+        ("nics_per_node", -1, "at least 1"),
+        ("nic_bandwidth", 0, "above 0"),
+        ("nic_bandwidth", "80 GB", "bytes/s"),
+        ("nvlink_bandwidth", -1.0, "above 0"),
+        ("nic_bandwidth", float("inf"), "above 0"),
+        ("nvlink_latency", -1e-6, "at least 0"),
+        ("nic_latency", float("nan"), "at least 0"),
+        ("nic_latency", "1 GB", "seconds"),
+        ("nic_efficiency", 0, "above 0 and at most 1"),
+        ("nvlink_efficiency", 1.01, "above 0 and at most 1"),
+        ("nvlink_efficiency", "0.5", "above 0 and at most 1"),
+        ("nic_efficiency", True, "above 0 and at most 1"),
     ],
-)  # fmt: skip
+)
 def test_bad_clusters_are_one_sentence(field: str, value: object, bound: str) -> None:
     with pytest.raises(ValueError, match=rf"^cluster\.{field} is .*{bound}"):
         replace(GOOD, **{field: value})
@@ -155,15 +165,22 @@ def test_a_part_of_a_cluster_keeps_the_domains_that_it_can_have() -> None:
         ({"card": 5}, r"domains\.card is 5; it takes gpus, bandwidth, efficiency and latency"),
         ({"card": {**CARD["card"], "width": 2}}, r"domains\.card\.width is not known; it has bandwidth, channels"),
         ({"card": {"gpus": 2}}, r"domains\.card\.bandwidth is not given"),
-        *(({"card": {**CARD["card"], name: value}}, rf"domains\.card\.{name} is {value!r}; it {takes}") for
-          name, value, takes in (("gpus", 3, "has to divide gpus_per_node=8"), ("gpus", 1, "takes a whole number of at "
-          "least 2"), ("bandwidth", 0, "has to be above 0"), ("latency", -1, "has to be at least 0"), ("efficiency", 2,
-          "takes a share above 0 and at most 1"), ("channels", 0, "takes a whole number from 1 to 32"))),
+        *(
+            ({"card": {**CARD["card"], name: value}}, rf"domains\.card\.{name} is {value!r}; it {takes}")
+            for name, value, takes in (
+                ("gpus", 3, "has to divide gpus_per_node=8"),
+                ("gpus", 1, "takes a whole number of at least 2"),
+                ("bandwidth", 0, "has to be above 0"),
+                ("latency", -1, "has to be at least 0"),
+                ("efficiency", 2, "takes a share above 0 and at most 1"),
+                ("channels", 0, "takes a whole number from 1 to 32"),
+            )
+        ),
         ({**CARD, "other": CARD["card"]}, r"domains\.card\.gpus is 2; it has to divide the 2 of other, and be less"),
         ({**CARD, "six": {**CARD["card"], "gpus": 3}}, r"domains\.card\.gpus is 2; it has to divide the 3 of six"),
         ({4090: CARD["card"]}, r"domains is 4090; it takes text, as in '4090'"),
     ],
-)  # fmt: skip
+)
 def test_bad_domains_are_one_sentence(domains: object, told: str) -> None:
     with pytest.raises(ValueError, match=rf"^cluster\.{told}"):
         replace(GOOD, domains=domains)  # type: ignore[arg-type]
@@ -173,13 +190,14 @@ def test_bad_domains_are_one_sentence(domains: object, told: str) -> None:
     ("changes", "told"),
     [
         ({"host_latency": None}, "host_latency is not given; a link to the host has host_bandwidth, host_efficiency"),
-        ({"host_bandwidth": None}, "host_bandwidth is not given"), ({"host_bandwidth": 0}, "host_bandwidth is 0; it"),
+        ({"host_bandwidth": None}, "host_bandwidth is not given"),
+        ({"host_bandwidth": 0}, "host_bandwidth is 0; it"),
         ({"host_efficiency": 1.5}, "host_efficiency is 1.5; it takes a share"),
         ({"host_queues": 0}, "host_queues is 0; it takes a whole number from 1 to 32"),
         ({"host_memory": "much"}, "host_memory is 'much'; it takes bytes"),
         ({**dict.fromkeys(HOST), "host_queues": 2}, "host_bandwidth is not given"),
     ],
-)  # fmt: skip
+)
 def test_bad_host_links_are_one_sentence(changes: dict[str, object], told: str) -> None:
     assert replace(GOOD, **HOST).host == 2
     with pytest.raises(ValueError, match=rf"^cluster\.{told}"):

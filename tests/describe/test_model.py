@@ -54,10 +54,22 @@ def test_eager_kernels_move_more() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("num_layers", 0), ("hidden", 1.5), ("num_heads", True), ("num_kv_heads", 3), ("experts_per_token", 2),
-     ("recompute", "some"), ("sharding", "zero2"), ("kernels", "slow"), ("loss", "small"), ("vocab", -5),
-     ("lse_bytes", "4"), ("name", [1]), ("name", 7)],
-)  # fmt: skip
+    [
+        ("num_layers", 0),
+        ("hidden", 1.5),
+        ("num_heads", True),
+        ("num_kv_heads", 3),
+        ("experts_per_token", 2),
+        ("recompute", "some"),
+        ("sharding", "zero2"),
+        ("kernels", "slow"),
+        ("loss", "small"),
+        ("vocab", -5),
+        ("lse_bytes", "4"),
+        ("name", [1]),
+        ("name", 7),
+    ],
+)
 def test_bad_models_are_one_sentence(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"^model\.{field} is "):
         replace(Model("m", 2, 64, 4, 2, 16, 192, 256), **{field: value})

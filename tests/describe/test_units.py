@@ -34,10 +34,19 @@ def test_what_people_write(text: object, kind: str, value: float) -> None:
 
 @pytest.mark.parametrize(
     ("text", "kind"),
-    [("200 Gbit/s", "bytes"), ("5 us", "bytes"), ("80 GB", "bytes/s"), ("fast", "bytes/s"), ("", "seconds"),
-     ("5 parsecs", "seconds"), (True, "seconds"), (None, "bytes"), ("5 Us", "seconds"),
-     ("1.2.3 s", "seconds")],
-)  # fmt: skip
+    [
+        ("200 Gbit/s", "bytes"),
+        ("5 us", "bytes"),
+        ("80 GB", "bytes/s"),
+        ("fast", "bytes/s"),
+        ("", "seconds"),
+        ("5 parsecs", "seconds"),
+        (True, "seconds"),
+        (None, "bytes"),
+        ("5 Us", "seconds"),
+        ("1.2.3 s", "seconds"),
+    ],
+)
 def test_what_it_refuses(text: object, kind: str) -> None:
     with pytest.raises(ValueError, match=f"cluster.field is .*; it takes {kind}, a number with its unit, as in"):
         parse("cluster.field", text, kind)  # type: ignore[arg-type]
@@ -45,9 +54,13 @@ def test_what_it_refuses(text: object, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "kind", "example"),
-    [("400", "bytes/s", "400 Gbit/s"), ("1e3", "bytes", "1000 GiB"), (" 5 ", "seconds", "5 us"),
-     ("2.5", "FLOP/s", "2.5 TFLOP/s")],
-)  # fmt: skip
+    [
+        ("400", "bytes/s", "400 Gbit/s"),
+        ("1e3", "bytes", "1000 GiB"),
+        (" 5 ", "seconds", "5 us"),
+        ("2.5", "FLOP/s", "2.5 TFLOP/s"),
+    ],
+)
 def test_text_without_a_unit_is_shown_with_one(text: str, kind: str, example: str) -> None:
     with pytest.raises(ValueError, match=rf"^nic is .*, which has no unit; write it as in nic='{example}'$"):
         parse("nic", text, kind)

@@ -110,9 +110,15 @@ def test_several_causes_at_once_are_all_changed_and_told() -> None:
 
 @pytest.mark.parametrize(
     ("name", "rate"),
-    [("nic_1", 40e9), ("nic_2", 20e9), ("nic_3", 40e9 / 3),
-     ("nvlink_1", 351e9), ("nvlink_3", 117e9), ("nvlink_7", 351e9 / 7)],
-)  # fmt: skip
+    [
+        ("nic_1", 40e9),
+        ("nic_2", 20e9),
+        ("nic_3", 40e9 / 3),
+        ("nvlink_1", 351e9),
+        ("nvlink_3", 117e9),
+        ("nvlink_7", 351e9 / 7),
+    ],
+)
 def test_one_peer_reaches_what_the_yaml_says(name: str, rate: float) -> None:
     cluster = preset(name).of(machine("h100_4x8")).cluster
     link = name.partition("_")[0]

@@ -9,9 +9,16 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
-    "executor=desk", "cluster=desk_2x4_a800", "cluster.gpus_per_node=2", "cluster.nics_per_node=2",
-    "workload=longtail_4k", "workload.context_limit=256", "tokens_per_gpu=64", "baseline=null", "tracker=none",
-)  # fmt: skip
+    "executor=desk",
+    "cluster=desk_2x4_a800",
+    "cluster.gpus_per_node=2",
+    "cluster.nics_per_node=2",
+    "workload=longtail_4k",
+    "workload.context_limit=256",
+    "tokens_per_gpu=64",
+    "baseline=null",
+    "tracker=none",
+)
 
 
 def start(out: Path, *words: str) -> "subprocess.Popen[str]":

@@ -12,11 +12,15 @@ from zbench.record.record import read
 
 # Devices of a fifth of the preset's rates, NICs likewise: a machine that others use, too, holds them.
 SLOW = (
-    "workload.context_limit=512", "tokens_per_gpu=128", "cluster.nic_bandwidth='2 MB/s'",
+    "workload.context_limit=512",
+    "tokens_per_gpu=128",
+    "cluster.nic_bandwidth='2 MB/s'",
     "cluster.nvlink_bandwidth='8 MB/s'",
-    "cluster.device.matmul_flops='200 MFLOP/s'", "cluster.device.attention_forward_flops='200 MFLOP/s'",
-    "cluster.device.attention_backward_flops='200 MFLOP/s'", "cluster.device.copy_bandwidth='100 MB/s'",
-)  # fmt: skip
+    "cluster.device.matmul_flops='200 MFLOP/s'",
+    "cluster.device.attention_forward_flops='200 MFLOP/s'",
+    "cluster.device.attention_backward_flops='200 MFLOP/s'",
+    "cluster.device.copy_bandwidth='100 MB/s'",
+)
 
 
 @pytest.mark.usefixtures("namespaces")

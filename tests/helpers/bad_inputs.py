@@ -42,9 +42,18 @@ def make_files(folder: Path) -> None:
 
 def _texts(folder: Path) -> None:
     texts = {
-        "empty": "", "blank": "\n\n", "neg": "12\n-4\n", "word": "12\nfoo\n", "frac": "1.5\n", "nan": "nan\n",
-        "inf": "inf\n", "big": "9" * 5000 + "\n", "huge": "1" + "0" * 20 + "\n", "nul": "1\0\n", "zero": "0\n",
-    }  # fmt: skip
+        "empty": "",
+        "blank": "\n\n",
+        "neg": "12\n-4\n",
+        "word": "12\nfoo\n",
+        "frac": "1.5\n",
+        "nan": "nan\n",
+        "inf": "inf\n",
+        "big": "9" * 5000 + "\n",
+        "huge": "1" + "0" * 20 + "\n",
+        "nul": "1\0\n",
+        "zero": "0\n",
+    }
     for name, text in texts.items():
         (folder / f"{name}.txt").write_text(text)
     (folder / "bin.txt").write_bytes(bytes(range(256)))
@@ -61,18 +70,32 @@ def _header(shape: str, kind: str = "'<i8'") -> bytes:
 
 def _numpy(folder: Path) -> None:
     raw = {
-        "garbage.npy": b"garbage", "empty.npy": b"", "rows.npy": _header("(1000000000000,)"),
-        "neg.npy": _header("(-5,)"), "many.npy": _header("(10**40,)"), "huge.npy": _header(f"({10**30},)"),
-        "trunc.npy": _header("(100,)") + bytes(80), "obj.npy": _header("(1,)", "'|O'"), "deep.npy": _header("(" * 5000),
-        "zerosize.npy": _header("(1000000000000,)", "'|V0'"), "garbage.npz": b"PK\x03\x04garbage", "text.npz": b"abc",
-    }  # fmt: skip
+        "garbage.npy": b"garbage",
+        "empty.npy": b"",
+        "rows.npy": _header("(1000000000000,)"),
+        "neg.npy": _header("(-5,)"),
+        "many.npy": _header("(10**40,)"),
+        "huge.npy": _header(f"({10**30},)"),
+        "trunc.npy": _header("(100,)") + bytes(80),
+        "obj.npy": _header("(1,)", "'|O'"),
+        "deep.npy": _header("(" * 5000),
+        "zerosize.npy": _header("(1000000000000,)", "'|V0'"),
+        "garbage.npz": b"PK\x03\x04garbage",
+        "text.npz": b"abc",
+    }
     for name, content in raw.items():
         (folder / name).write_bytes(content)
     arrays = {
-        "two": np.ones((2, 2), np.int64), "float": np.array([1.5]), "str": np.array(["a"]), "complex": np.array([1j]),
-        "none": np.array([], np.int64), "time": np.array(["2020-01-01"], "M8[D]"), "scalar": np.array(5),
-        "rec": np.array([(1, 2)], dtype=[("a", "i4"), ("b", "i4")]), "bool": np.array([True]),
-    }  # fmt: skip
+        "two": np.ones((2, 2), np.int64),
+        "float": np.array([1.5]),
+        "str": np.array(["a"]),
+        "complex": np.array([1j]),
+        "none": np.array([], np.int64),
+        "time": np.array(["2020-01-01"], "M8[D]"),
+        "scalar": np.array(5),
+        "rec": np.array([(1, 2)], dtype=[("a", "i4"), ("b", "i4")]),
+        "bool": np.array([True]),
+    }
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     np.savez(folder / "other.npz", a=np.array([1]))
@@ -91,11 +114,19 @@ def _numpy(folder: Path) -> None:
 
 def _json(folder: Path) -> None:
     texts = {
-        "nested": "[" * 100_000 + "]" * 100_000, "deep": '{"length":' * 100_000 + "1" + "}" * 100_000, "list": "[1]",
-        "field": '{"n":1}', "word": '{"length":"x"}', "null": '{"length":null}', "nan": '{"length":NaN}',
-        "bad": '{"length":1}\n{"len', "digits": '{"length":' + "9" * 5000 + "}", "text": '{"text":5}',
-        "notext": '{"text":""}', "mixed": '{"1":2}',
-    }  # fmt: skip
+        "nested": "[" * 100_000 + "]" * 100_000,
+        "deep": '{"length":' * 100_000 + "1" + "}" * 100_000,
+        "list": "[1]",
+        "field": '{"n":1}',
+        "word": '{"length":"x"}',
+        "null": '{"length":null}',
+        "nan": '{"length":NaN}',
+        "bad": '{"length":1}\n{"len',
+        "digits": '{"length":' + "9" * 5000 + "}",
+        "text": '{"text":5}',
+        "notext": '{"text":""}',
+        "mixed": '{"1":2}',
+    }
     for name, text in texts.items():
         (folder / f"{name}.jsonl").write_text(f"{text}\n")
     (folder / "bin.jsonl").write_bytes(b"\xff\xfe\n")
@@ -110,17 +141,24 @@ def _json(folder: Path) -> None:
 
 def _parquet(folder: Path) -> None:
     columns = {
-        "str": {"length": ["a"]}, "col": {"n": [1]}, "null": {"length": pyarrow.array([None], pyarrow.int64())},
-        "none": {"length": pyarrow.array([], pyarrow.int64())}, "ok": {"length": [1, 2, 3] * 1000},
-    }  # fmt: skip
+        "str": {"length": ["a"]},
+        "col": {"n": [1]},
+        "null": {"length": pyarrow.array([None], pyarrow.int64())},
+        "none": {"length": pyarrow.array([], pyarrow.int64())},
+        "ok": {"length": [1, 2, 3] * 1000},
+    }
     for name, column in columns.items():
         parquet.write_table(pyarrow.table(column), folder / f"{name}.parquet")
     whole = (folder / "ok.parquet").read_bytes()
     raw = {
-        "garbage": b"garbage", "empty": b"", "magic": b"PAR1" + bytes(100) + b"PAR1", "cut": whole[: len(whole) // 2],
-        "magic2": b"PAR1" + bytes(100) + b"\xff\xff\xff\x7fPAR1", "data": whole[:20] + b"\xff" * 180 + whole[200:],
+        "garbage": b"garbage",
+        "empty": b"",
+        "magic": b"PAR1" + bytes(100) + b"PAR1",
+        "cut": whole[: len(whole) // 2],
+        "magic2": b"PAR1" + bytes(100) + b"\xff\xff\xff\x7fPAR1",
+        "data": whole[:20] + b"\xff" * 180 + whole[200:],
         "meta": whole[:-300] + b"\x01" * 250 + whole[-50:],
-    }  # fmt: skip
+    }
     for name, content in raw.items():
         (folder / f"{name}.parquet").write_bytes(content)
 
@@ -129,10 +167,15 @@ def _yamls(folder: Path) -> None:
     """A folder for --config-dir."""
     ring = "_target_: zbench.systems.ring.Ring\n"
     texts = {
-        "system/tab": "_target_: a\n\tb: 1\n", "system/list": "- 1\n- 2\n", "system/empty": "", "system/text": "text",
-        "system/anchor": "a: *nope\n", "system/dup": f"{ring}backward: [", "system/args": f"{ring}_args_: [1,2,3,4]\n",
+        "system/tab": "_target_: a\n\tb: 1\n",
+        "system/list": "- 1\n- 2\n",
+        "system/empty": "",
+        "system/text": "text",
+        "system/anchor": "a: *nope\n",
+        "system/dup": f"{ring}backward: [",
+        "system/args": f"{ring}_args_: [1,2,3,4]\n",
         "workload/nopart": "_target_: zbench.workloads.lengths_file.LengthsFile\nlengths: 5\n",
-    }  # fmt: skip
+    }
     for name, text in texts.items():
         path = folder / "yaml" / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ SHAPES = {
     "g1": "e", "wq": "ehd", "wkv": "egkd", "wo": "hde", "g2": "e", "wz": "efk", "wd": "fe", "we": "ve", "gl": "e",
     "wh": "ev",
 }  # fmt: skip
+EXPERT_SHAPES = {**SHAPES, "wr": "ex", "ez": "xefk", "ed": "xfe"}
 OUTSIDE = ("we", "gl", "wh")
 
 
@@ -17,10 +18,12 @@ def weights(model: Model, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     size = {
         "e": model.hidden, "h": model.num_heads, "g": model.num_kv_heads, "d": model.head_dim, "k": 2,
-        "f": model.ffn_hidden, "v": model.vocab,
+        "f": model.ffn_hidden, "v": model.vocab, "x": model.num_experts,
     }  # fmt: skip
     found = {}
-    for name, dims in SHAPES.items():
+    for name, dims in (EXPERT_SHAPES if model.num_experts > 1 else SHAPES).items():
+        if model.num_experts > 1 and name in ("wz", "wd"):
+            continue
         layers = () if name in OUTSIDE else (model.num_layers,)
         value = rng.standard_normal((*layers, *(size[one] for one in dims)))
         found[name] = 1 + 0.1 * value if name[0] == "g" else 0.5 * value
@@ -39,13 +42,28 @@ def _turn(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([pairs.real, pairs.imag], dim=2)
 
 
+def _feed_forward(m: torch.Tensor, w: dict[str, torch.Tensor], chosen: np.ndarray | None) -> torch.Tensor:
+    """What a layer's feed-forward adds; chosen: the experts of each token, of a model that has some. All experts see
+    all tokens, and those that a token did not choose have a share of 0."""
+    if chosen is None:
+        z = torch.einsum("te,efk->tfk", m, w["wz"])
+        return (torch.nn.functional.silu(z[..., 0]) * z[..., 1]) @ w["wd"]
+    experts = torch.from_numpy(chosen)
+    logits = m @ w["wr"]
+    share = torch.zeros_like(logits).scatter(1, experts, torch.gather(logits, 1, experts).softmax(1))
+    z = torch.einsum("te,xefk->txfk", m, w["ez"])
+    return torch.einsum("tx,txf,xfe->te", share, torch.nn.functional.silu(z[..., 0]) * z[..., 1], w["ed"])
+
+
 def step(
-    model: Model, given: dict[str, np.ndarray], sequences: list[tuple[np.ndarray, np.ndarray]]
-) -> tuple[float, dict[str, np.ndarray]]:
-    """(sum of the losses of all tokens, gradients of all parameters); sequences: (tokens, targets) of each."""
+    model: Model, given: dict[str, np.ndarray], sequences: list[tuple[np.ndarray, np.ndarray]],
+    routes: list[np.ndarray] | None = None,
+) -> tuple[float, dict[str, np.ndarray]]:  # fmt: skip
+    """(sum of the losses of all tokens, gradients of all parameters); sequences: (tokens, targets) of each, routes: the
+    experts of its tokens."""
     leaves = {name: torch.tensor(value, requires_grad=True) for name, value in given.items()}
     total = torch.zeros((), dtype=torch.float64)
-    for tokens, targets in sequences:
+    for number, (tokens, targets) in enumerate(sequences):
         x = leaves["we"][torch.from_numpy(tokens)]
         mask = torch.full((len(tokens), len(tokens)), -torch.inf, dtype=torch.float64).triu(1)
         for layer in range(model.num_layers):
@@ -57,8 +75,7 @@ def step(
             scores = torch.einsum("thd,shd->hts", q, _turn(kv[:, :, 0])) / model.head_dim**0.5 + mask
             o = torch.einsum("hts,shd->thd", scores.softmax(2), kv[:, :, 1])
             y = x + torch.einsum("thd,hde->te", o, w["wo"])
-            z = torch.einsum("te,efk->tfk", _norm(y, w["g2"]), w["wz"])
-            x = y + (torch.nn.functional.silu(z[..., 0]) * z[..., 1]) @ w["wd"]
+            x = y + _feed_forward(_norm(y, w["g2"]), w, None if routes is None else routes[number])
         logits = _norm(x, leaves["gl"]) @ leaves["wh"]
         total = total + torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets), reduction="sum")
     total.backward()

@@ -14,9 +14,11 @@ from zbench.record.record import Run
 CONF = Path(__file__).parents[2] / "conf"
 CLUSTERS = ("a800_4x8", "h800_4x8", "h200_4x8")
 DEGREES = (  # system, degree, packing, seconds
-    ("flexsp_batch_ada", None, "search", 4.0), ("flexsp", 0, "", 3.0), ("flexsp_batch_ada", 64, "published", 6.0),
+    ("flexsp_batch_ada", None, "search", 4.0),
+    ("flexsp", 0, "", 3.0),
+    ("flexsp_batch_ada", 64, "published", 6.0),
     ("flexsp_batch_ada", None, "published", 5.0),
-)  # fmt: skip
+)
 NIC_BANDWIDTH = 1000.0  # bytes/s
 MACHINE = {"platform": "Linux", "processor": "CPU", "cores": 2}
 ROUTED = {"partition": False, "route": True, "remap": True}

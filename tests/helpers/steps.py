@@ -1,19 +1,25 @@
 """Small steps, their tokens, and what they come to when they are executed."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from tests.helpers import dense_step
-from zbench.correctness.steps.interpreter import StepInterpreter, Tokens
+from zbench.correctness.steps.computing import Tokens
+from zbench.correctness.steps.interpreter import StepInterpreter
 from zbench.describe.model import Model
 from zbench.passes.reverse import Mode, reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ulysses_ring
 from zbench.plans.plan import Plan
+from zbench.step.passes.parts import PlanParts
+from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 from zbench.step.template import Step
 
 MODEL = Model(
     name="tiny", num_layers=2, hidden=6, num_heads=4, num_kv_heads=2, head_dim=4, ffn_hidden=8, vocab=12
 )  # fmt: skip
+EXPERTS = replace(MODEL, ffn_hidden=4, num_experts=4, experts_per_token=2)
 
 
 def plan_of(lengths: list[int], ranks: int, heads: int, mode: Mode = "carry", inner: int = 1, first: int = 0) -> Plan:
@@ -32,7 +38,9 @@ def sequences_of(plans: list[Plan], model: Model) -> dict[int, tuple[np.ndarray,
     return {n: tuple(rng.integers(0, model.vocab, (2, lengths[n]))) for n in sorted(lengths)}
 
 
-def tokens_of(plan: Plan, sequences: dict[int, tuple[np.ndarray, np.ndarray]], degree: int) -> Tokens:
+def tokens_of(
+    plan: Plan, sequences: dict[int, tuple[np.ndarray, np.ndarray]], degree: int, routing: Routing | None = None
+) -> Tokens:
     """The tokens of every part of t: a block's tokens in order, in `degree` shares, the first ones larger by one."""
     blocks, columns = plan.blocks, ([], [], [], [])
     for block in range(len(blocks)):
@@ -47,29 +55,47 @@ def tokens_of(plan: Plan, sequences: dict[int, tuple[np.ndarray, np.ndarray]], d
                 values = [[sequences[s][which][p] for s, p in zip(one, two, strict=True)] for which in (0, 1)]
                 for column, value in zip(columns, (one, two, *values), strict=True):
                     column.append(np.array(value, np.int64))
-    return Tokens(*columns)
+    chosen = [] if routing is None else np.split(routing.chosen, routing.begin[1:-1])
+    return Tokens(*columns, chosen)
 
 
-def execute(step: Step, plans: list[Plan], degree: int, model: Model = MODEL) -> float:
+def routes_of(tokens: list[Tokens], sequences: dict[int, tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray] | None:
+    """The experts of every token of every sequence, in order; None where there are none."""
+    if not tokens[0].chosen:
+        return None
+    found = {n: np.zeros((len(sequences[n][0]), tokens[0].chosen[0].shape[1]), np.int64) for n in sequences}
+    for one in tokens:
+        for part, chosen in enumerate(one.chosen):
+            for at, experts in enumerate(chosen):
+                found[int(one.sequence[part][at])][one.position[part][at]] = experts
+    return [found[n] for n in sorted(found)]
+
+
+def execute(
+    step: Step, plans: list[Plan], degree: int, model: Model = MODEL, experts: ExpertParallel = TOGETHER
+) -> float:
     """The largest relative error of the executed step: of the loss, of every gradient and parameter wherever it is."""
     given, sequences = dense_step.weights(model), sequences_of(plans, model)
-    tokens = [tokens_of(plan, sequences, degree) for plan in plans]
-    run = StepInterpreter(step, model, tokens, given, degree)
+    parts = [PlanParts(plan, model, degree, experts, number) for number, plan in enumerate(plans)]
+    tokens = [tokens_of(one.plan, sequences, degree, one.routing) for one in parts]
+    run = StepInterpreter(step, model, tokens, given)
     there = run.run()
-    loss, gradients = dense_step.step(model, given, [sequences[n] for n in sorted(sequences)])
+    routes = routes_of(tokens, sequences)
+    loss, gradients = dense_step.step(model, given, [sequences[n] for n in sorted(sequences)], routes)
     worst = abs(sum(there["loss", 0, -1].values()) / loss - 1)
     layout = step.layouts[0]
-    for name, _, place, cell in run._named(layout, step.ends):
+    for name, _, first, cell in run.named(layout, step.ends):
         if name == "loss":
             continue
         weight = name.removeprefix("s")
         layers = range(model.num_layers) if weight not in dense_step.OUTSIDE else (0,)
         for layer in layers:
+            place = first + (step.stage(layer).place if weight not in dense_step.OUTSIDE else 0)
             before, gradient = given[weight], gradients[weight]
             if weight not in dense_step.OUTSIDE:
                 before, gradient = before[layer], gradient[layer]
             wanted = gradient if name[0] == "s" else before - 0.5 * gradient
-            want = run._shards(layout, name, wanted, cell[0])[cell[1]]
+            want = run.shards(layout, name, wanted, cell[0])[cell[1]]
             found = there[name, layer, -1][place, cell]
             worst = max(worst, float(np.abs(found - want).max() / (np.abs(wanted).max() or 1.0)))
     return float(worst)

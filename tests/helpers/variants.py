@@ -65,7 +65,7 @@ def _others(system: Variant) -> list[Variant]:
     for key, value in OmegaConf.load(system.path).items():
         if isinstance(value, bool):
             found.append(Variant(system.path, ((key, not value),)))
-        if key == "backward":
+        if key == "received_kv":
             found += [Variant(system.path, ((key, mode),)) for mode in MODES if mode != value]
         found += [Variant(system.path, ((key, other),)) for other in SWITCHES.get((system.path.stem, str(key)), ())]
     return found

@@ -94,18 +94,27 @@ def hand(ops: list[tuple], num_heads: int = 2) -> Plan:
         ([(O, 1, 0, 0, 2, 0)], 0, 0, 1, "sends o of block 0 from rank 1, where nothing was added to it"),
         (
             [(Q, 0, 2, 0, 1, 0), (KV, 0, 2, 0, 1, 0), ("attend", 2, 0, 1, 0, 0), (O, 2, 0, 0, 2, 0)],
-            3, 0, 2, "sends o of block 0 from rank 2, where nothing was added to it for all of these heads",
+            3,
+            0,
+            2,
+            "sends o of block 0 from rank 2, where nothing was added to it for all of these heads",
         ),
         (
             [(Q, 0, 2, 0, 2, 0), (KV, 0, 2, 0, 2, 0), ("attend", 2, 0, 2, 0, 0), (O, 2, 0, 0, 1, 0)],
-            3, 0, 2, "sends o of block 0 from rank 2 for heads that cut through an earlier contribution",
+            3,
+            0,
+            2,
+            "sends o of block 0 from rank 2 for heads that cut through an earlier contribution",
         ),
         (
             [(Q, 0, 2, 0, 2, 0), (KV, 0, 2, 0, 2, 0), ("attend", 2, 0, 2, 0, 0)],
-            2, 0, 2, "adds to o of block 0 on rank 2, and nothing sends that home to rank 0",
+            2,
+            0,
+            2,
+            "adds to o of block 0 on rank 2, and nothing sends that home to rank 0",
         ),
     ],
-)  # fmt: skip
+)
 def test_every_fault(ops: list[tuple], op: int, block: int, rank: int, words: str) -> None:
     plan = hand(ops)
     broken = edges(plan, plan.forward, False)

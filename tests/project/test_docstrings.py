@@ -17,10 +17,36 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("zbench", "systems", "workloads")
 PASSES = ("forward", "backward")  # a protocol or torch says what they are
 # A sentence that begins so is the end of another one, or of the signature.
-FRAGMENTS = frozenset({
-    "Of", "As", "That", "What", "Whether", "Which", "Where", "How", "Why", "Who", "Those", "With", "By", "From", "For",
-    "After", "Before", "Until", "Per", "It", "Its", "Than", "Told", "Held", "Likewise", "None",
-})  # fmt: skip
+FRAGMENTS = frozenset(
+    {
+        "Of",
+        "As",
+        "That",
+        "What",
+        "Whether",
+        "Which",
+        "Where",
+        "How",
+        "Why",
+        "Who",
+        "Those",
+        "With",
+        "By",
+        "From",
+        "For",
+        "After",
+        "Before",
+        "Until",
+        "Per",
+        "It",
+        "Its",
+        "Than",
+        "Told",
+        "Held",
+        "Likewise",
+        "None",
+    }
+)
 OF_PROPERTIES = frozenset({"Whether"})  # "Whether all ranks are on this machine."
 SENTENCE = re.compile(r"(.*?[.?!])(?=\s|$)", re.DOTALL)
 # A capital, or a name in code: a package (torch.nn), a command (python -m), a file or a name with digits (cuDNN).

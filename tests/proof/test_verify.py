@@ -79,9 +79,19 @@ def mutations(draw: st.DrawFn) -> tuple[str, Plan]:
         index[[at, other]] = index[[other, at]]
         return kind, taken(plan, name, index)
     if kind in COLUMNS:
-        top = {"kind": 1, "tensor": 5, "src": plan.num_ranks, "dst": plan.num_ranks, "head_lo": plan.num_heads,
-               "head_hi": plan.num_heads + 1, "blocks": len(plan.lists), "kv_blocks": len(plan.lists),
-               "via": len(plan.lanes), "keep": 1, "collective": 1}  # fmt: skip
+        top = {
+            "kind": 1,
+            "tensor": 5,
+            "src": plan.num_ranks,
+            "dst": plan.num_ranks,
+            "head_lo": plan.num_heads,
+            "head_hi": plan.num_heads + 1,
+            "blocks": len(plan.lists),
+            "kv_blocks": len(plan.lists),
+            "via": len(plan.lanes),
+            "keep": 1,
+            "collective": 1,
+        }
         low = 0 if kind in ("keep", "collective") else -1
         return kind, set_(plan, name, kind, at, draw(st.integers(low, top[kind])))
     blocks = plan.blocks
@@ -288,18 +298,27 @@ def test_head_ranges_that_overlap_or_leave_a_gap() -> None:
         (lambda b: replace(b, home=b.home + 4), r"plan.blocks.home\[0\] is 4; ranks are 0 to 3"),
         (lambda b: replace(b, home=np.append(b.home, 0)), "block 4 is empty"),
         (lambda b: replace(b, block=b.block + 1), r"plan.blocks.block\[\d+\] is 4; blocks are 0 to 3"),
-        (lambda b: replace(b, **{n: getattr(b, n)[::-1].copy() for n in ("seq", "start", "stop", "block")}),
-         r"not in \(sequence, start\) order"),
+        (
+            lambda b: replace(b, **{n: getattr(b, n)[::-1].copy() for n in ("seq", "start", "stop", "block")}),
+            r"not in \(sequence, start\) order",
+        ),
         (lambda b: replace(b, stop=b.start), "the tokens 0 to 0 of sequence 0; a piece begins before it"),
         (lambda b: replace(b, seq=b.seq + 1), r"plan.blocks.seq\[\d+\] is 2; sequences are 0 to 1"),
-        (lambda b: replace(b, seq=b.seq[b.seq == 0], start=b.start[b.seq == 0], stop=b.stop[b.seq == 0],
-                           block=b.block[b.seq == 0]), "sequence 1 has 9 tokens, its blocks hold 0"),
+        (
+            lambda b: replace(
+                b, seq=b.seq[b.seq == 0], start=b.start[b.seq == 0], stop=b.stop[b.seq == 0], block=b.block[b.seq == 0]
+            ),
+            "sequence 1 has 9 tokens, its blocks hold 0",
+        ),
         (lambda b: replace(b, seq=b.seq - 1), r"plan.blocks.seq\[0\] is -1; sequences are 0 to 1"),
-        (lambda b: replace(b, **{n: np.append(getattr(b, n), v) for n, v in
-                                 (("seq", 2), ("start", 0), ("stop", 5), ("block", 0))}),
-         r"plan.blocks.seq\[16\] is 2; sequences are 0 to 1"),
+        (
+            lambda b: replace(
+                b, **{n: np.append(getattr(b, n), v) for n, v in (("seq", 2), ("start", 0), ("stop", 5), ("block", 0))}
+            ),
+            r"plan.blocks.seq\[16\] is 2; sequences are 0 to 1",
+        ),
     ],
-)  # fmt: skip
+)
 def test_tokens_without_exactly_one_block(change: Callable, words: str) -> None:
     plan = laid()
     with pytest.raises(PlanError, match=words):

@@ -58,13 +58,24 @@ def facts_of(model: Model, context_limit: int | None = None) -> Facts:
 
 def step(number: int = 0, **changes: object) -> dict[str, object]:
     raw = {
-        "step": number, "batch": f"b{number}", "tokens": 100, "sum_squared": 5000, "max_length": 60,
-        "plan_seconds": 0.25, "seconds": 2.0, "bound_seconds": 1.0,
-        "attention_seconds": [0.5, 0.25], "linear_seconds": [0.5, 0.25],
-        "communication_seconds": [0.5, 0.5], "exposed_seconds": [0.25, 0.0],
-        "nic_tx_bytes": [100, 0], "nic_rx_bytes": [300, 200], "peak_bytes": [7, 9], "capacity_bytes": 8,
+        "step": number,
+        "batch": f"b{number}",
+        "tokens": 100,
+        "sum_squared": 5000,
+        "max_length": 60,
+        "plan_seconds": 0.25,
+        "seconds": 2.0,
+        "bound_seconds": 1.0,
+        "attention_seconds": [0.5, 0.25],
+        "linear_seconds": [0.5, 0.25],
+        "communication_seconds": [0.5, 0.5],
+        "exposed_seconds": [0.25, 0.0],
+        "nic_tx_bytes": [100, 0],
+        "nic_rx_bytes": [300, 200],
+        "peak_bytes": [7, 9],
+        "capacity_bytes": 8,
         "out_of_memory": False,
-    }  # fmt: skip
+    }
     return {**raw, **changes}
 
 

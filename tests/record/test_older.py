@@ -15,9 +15,17 @@ from zbench.record.rows import rows
 
 # Of a run of model=llama_30b_tp4 on cluster=a800_4x8, as it was recorded then.
 FACTS = {
-    "num_ranks": 8, "num_nodes": 4, "gpus_per_node": 2, "nics_per_node": 2, "num_nics": 8, "nic_bandwidth": 50e9,
-    "peak_flops": 1248e12, "memory_bytes": 320e9, "device": "tp groups of 4 A800-80G", "tensor_parallel": 4,
-}  # fmt: skip
+    "num_ranks": 8,
+    "num_nodes": 4,
+    "gpus_per_node": 2,
+    "nics_per_node": 2,
+    "num_nics": 8,
+    "nic_bandwidth": 50e9,
+    "peak_flops": 1248e12,
+    "memory_bytes": 320e9,
+    "device": "tp groups of 4 A800-80G",
+    "tensor_parallel": 4,
+}
 CLUSTER = {"gpus_per_node": 8, "nics_per_node": 4, "nic_bandwidth": "200 Gbit/s", "device": {"name": "A800-80G"}}
 
 
@@ -32,9 +40,18 @@ def test_facts_are_those_of_the_cluster_as_configured() -> None:
     start, step = older()
     now, (line,) = as_today(start, [step])
     assert {name: now["facts"][name] for name in (*FACTS, "num_gpus")} == {
-        "num_ranks": 8, "num_nodes": 4, "gpus_per_node": 8, "nics_per_node": 4, "num_nics": 16, "nic_bandwidth": 25e9,
-        "peak_flops": 312e12, "memory_bytes": 80e9, "device": "A800-80G", "tensor_parallel": 4, "num_gpus": 32,
-    }  # fmt: skip
+        "num_ranks": 8,
+        "num_nodes": 4,
+        "gpus_per_node": 8,
+        "nics_per_node": 4,
+        "num_nics": 16,
+        "nic_bandwidth": 25e9,
+        "peak_flops": 312e12,
+        "memory_bytes": 80e9,
+        "device": "A800-80G",
+        "tensor_parallel": 4,
+        "num_gpus": 32,
+    }
     assert line["nic_tx_bytes"] == [5, 5, 3, 4] * 4
     assert (line["peak_bytes"], line["capacity_bytes"]) == ([101, 2] * 4, 80)
     assert (start, step) == older()  # what was read is not changed
@@ -48,7 +65,7 @@ def test_what_was_recorded_before_there_were_worlds_is_nominal(tmp_path: Path) -
     ((run,), problems) = read(str(path))
     assert problems == []
     config = run.start["config"]
-    assert (config["world"], config["planners"]) == ({"_target_": "zbench.describe.worlds.World"}, "world")
+    assert (config["world"], config["planners_see"]) == ({"_target_": "zbench.describe.worlds.World"}, "world")
     assert config["mask"] == "causal"
     assert config["choices"] == {"system": "ring", "world": "nominal"}
     assert instantiate(config["world"]) == World()

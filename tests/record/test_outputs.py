@@ -32,8 +32,15 @@ CONTENTS = {
     "binary": bytes(range(256)),
     "yaml": b"# mine\n_target_: zbench.systems.ring.Ring\n",
 }
-KINDS = {"record": RECORD, "trace": TRACE, "page": PAGE, "verdicts": VERDICTS, "sheet": kinds.SHEET,
-         "points": kinds.POINTS, "picture": kinds.PICTURE}  # fmt: skip
+KINDS = {
+    "record": RECORD,
+    "trace": TRACE,
+    "page": PAGE,
+    "verdicts": VERDICTS,
+    "sheet": kinds.SHEET,
+    "points": kinds.POINTS,
+    "picture": kinds.PICTURE,
+}
 
 
 def _known_by(path: Path) -> tuple[int, int, float]:

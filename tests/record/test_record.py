@@ -281,8 +281,29 @@ def test_whatever_a_field_holds_a_run_is_whole_or_left_out(kind: str, tmp_path: 
             assert all(map(math.isfinite, numbers)), (name, value)
 
 
-VALUES = (..., None, True, "nan", "", [], [None], [[]], [1], [-1.0, 2], [1e300, 1], {}, {"a": None}, {"a": 1}, 0, 1,
-          2.5, -1, 1e-320, 1e300, 10**400)  # fmt: skip
+VALUES = (
+    ...,
+    None,
+    True,
+    "nan",
+    "",
+    [],
+    [None],
+    [[]],
+    [1],
+    [-1.0, 2],
+    [1e300, 1],
+    {},
+    {"a": None},
+    {"a": 1},
+    0,
+    1,
+    2.5,
+    -1,
+    1e-320,
+    1e300,
+    10**400,
+)
 SERIES = {"interval": 0.5, "tx": [[1, 2], [3, 4]], "rx": [[1, 2], [3, 4]]}
 SAMPLED = step_line(
     phases={"optimizer": 0.1, "late": 0.1},

@@ -1,10 +1,13 @@
 """Old names in records are read as today's."""
 
+from pathlib import Path
+
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from zbench import CONF
-from zbench.record.renamed import KEYS, MOST_NESTED, keys_of, old_key, renamed, renamed_baseline, renamed_run
+from zbench.record.old_names import KEYS, RUN_KEYS
+from zbench.record.renamed import MOST_NESTED, keys_of, old_key, renamed, renamed_baseline, renamed_run
 
 
 def test_names_of_older_records_are_today_s() -> None:
@@ -18,7 +21,7 @@ def test_names_of_older_records_are_today_s() -> None:
         "cluster": {"_target_": "zbench.describe.cluster.Cluster", "name": "systems.old"},
     }
     assert renamed(old) == {
-        "system": {"_target_": "zbench.systems.ring.Ring", "backward": "carry"},
+        "system": {"_target_": "zbench.systems.ring.Ring", "received_kv": "carry"},
         "workload": {
             "_target_": "zbench.workloads.corpus.Corpus",
             "path": {"_target_": "zbench.workloads.stdlib.folder"},
@@ -47,16 +50,35 @@ def test_a_bottomless_configuration_is_a_sentence() -> None:
         renamed(deep)
 
 
-@pytest.mark.parametrize(("group", "choice"), [(group, choice) for group in KEYS for choice in KEYS[group]])
-def test_the_table_of_keys_is_of_the_yamls(group: str, choice: str) -> None:
-    """What a key is called today is a key of the choice's yaml, and what it was called before is none."""
-    own = OmegaConf.load(CONF / group / f"{choice}.yaml")
-    assert isinstance(own, DictConfig)
-    was, today = set(KEYS[group][choice]), list(KEYS[group][choice].values())
+def yaml_of(path: Path) -> DictConfig:
+    found = OmegaConf.load(path)
+    assert isinstance(found, DictConfig)
+    return found
+
+
+YAMLS = {str(own["_target_"]): own for path in CONF.glob("*/*.yaml") if "_target_" in (own := yaml_of(path))}
+
+
+@pytest.mark.parametrize("target", KEYS)
+def test_the_table_of_keys_is_of_the_yamls(target: str) -> None:
+    """What a key is called today is a key of its class's yaml, and what it was called before is none."""
+    own, was, today = YAMLS[target], set(KEYS[target]), list(KEYS[target].values())
     assert set(today) <= own.keys()
     assert not was & own.keys()
     assert len(set(today)) == len(today)
-    assert keys_of(own["_target_"]) == KEYS[group][choice]
+
+
+def test_a_run_s_own_keys_are_of_the_configuration() -> None:
+    own = yaml_of(CONF / "config.yaml").keys()
+    assert set(RUN_KEYS.values()) <= own
+    assert not RUN_KEYS.keys() & own
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "system").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_baseline_s_keys_are_found_by_its_name(path: Path) -> None:
+    keys = keys_of(yaml_of(path)["_target_"])
+    before = {"baseline": path.stem, "baseline_system": dict.fromkeys(keys, 1)}
+    assert renamed_run(before)["baseline_system"] == dict.fromkeys(keys.values(), 1)
 
 
 def test_older_keys_are_today_s_wherever_a_run_says_them() -> None:
@@ -67,23 +89,28 @@ def test_older_keys_are_today_s_wherever_a_run_says_them() -> None:
         "changes": {"system": {"legs": "serial"}, "workload": {"order": "file"}},
         "baseline": "nodewise",
         "baseline_system": {"heads": False},
+        "again": False,
+        "free": ["sharding"],
     }
     today = {
-        "system": {"_target_": target, "routed_transfers": "serial", "tolerance": 0},
+        "system": {"_target_": target, "routed_transfers": "serial", "remap_tolerance": 0},
         "workload": old["workload"],
         "changes": {"system": {"routed_transfers": "serial"}, "workload": {"order": "file"}},
         "baseline": "nodewise",
         "baseline_system": {"share_heads": False},
+        "rerun": False,
+        "free_model_keys": ["sharding"],
     }
     assert renamed_run(old) == renamed_run(today) == today
     baseline = {"name": "zeppelin legs=serial order=false", "system": {"_target_": target, "order": False}}
     named = {"name": "zeppelin routed_transfers=serial list_schedule=false"}
     assert renamed_baseline(baseline) == {**named, "system": {"_target_": target, "list_schedule": False}}
-    for plain in (None, 5, {}, {"name": "ring backward=keep", "system": {"backward": "keep"}}):
+    for plain in (None, 5, {}, {"name": "ring received_kv=keep", "system": {"received_kv": "keep"}}):
         assert renamed_baseline(plain) == plain
 
 
-@pytest.mark.parametrize("key", ["tolerance", "routed_transfers", "nope"])
+@pytest.mark.parametrize("key", ["remap_tolerance", "routed_transfers", "nope"])
 def test_a_key_that_never_had_another_name_is_no_old_one(key: str) -> None:
     assert old_key(f"system.{key}", "zbench.systems.zeppelin.planner.Zeppelin") is None
     assert old_key("system.legs", "mine.Zeppelin") is None
+    assert old_key("rerun", None) is old_key("system.again", "mine.Zeppelin") is None

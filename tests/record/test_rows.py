@@ -16,13 +16,22 @@ RING, MINE = {"_target_": "zbench.systems.ring.Ring"}, {"_target_": "mine.Mine"}
 
 def start(run: str, system: dict[str, str], time: str = "1", sources: str = "s", **config: Any) -> Line:
     whole = {
-        "system": system, "workload": {"mu": 1}, "cluster": {"num_nodes": 4}, "model": {}, "executor": {}, "seed": 0,
-        "tokens_per_gpu": 8, "steps": 2, "planners": "world", "free": [],
+        "system": system,
+        "workload": {"mu": 1},
+        "cluster": {"num_nodes": 4},
+        "model": {},
+        "executor": {},
+        "seed": 0,
+        "tokens_per_gpu": 8,
+        "steps": 2,
+        "planners_see": "world",
+        "free_model_keys": [],
         "world": {"_target_": "zbench.describe.worlds.World"},
         "mask": "causal",
         "choices": {**{group: f"the_{group}" for group in GROUPS}, "world": "nominal"},
-        "changes": {"cluster": {"num_nodes": 16}}, **config,
-    }  # fmt: skip
+        "changes": {"cluster": {"num_nodes": 16}},
+        **config,
+    }
     return {
         **start_line(run, config=whole, time=time, baseline={"name": "ring", "system": RING}),
         "fingerprint": {"sources": sources},
@@ -43,11 +52,31 @@ def speedups(*runs: Run) -> list[float | None]:
 
 def test_a_row_holds_what_was_asked_for() -> None:
     needed = {
-        "run", "system", "workload", "cluster", "model", "executor", "seed", "steps", "status", "tokens_per_second",
-        "step_seconds", "mfu", "nic_utilization", "nic_utilization_min", "nic_utilization_max", "imbalance",
-        "exposed_communication", "plan_seconds", "peak_bytes", "bound_ratio", "speedup", "out_of_memory", "baseline",
+        "run",
+        "system",
+        "workload",
+        "cluster",
+        "model",
+        "executor",
+        "seed",
+        "steps",
+        "status",
+        "tokens_per_second",
+        "step_seconds",
+        "mfu",
+        "nic_utilization",
+        "nic_utilization_min",
+        "nic_utilization_max",
+        "imbalance",
+        "exposed_communication",
+        "plan_seconds",
+        "peak_bytes",
+        "bound_ratio",
+        "speedup",
+        "out_of_memory",
+        "baseline",
         "mfu_convention",
-    }  # fmt: skip
+    }
     (row,) = rows([run_of(start("a", RING), 2.0, 4.0)])
     assert needed <= set(row)
     assert row["cluster"] == "the_cluster num_nodes=16"
@@ -74,7 +103,7 @@ def test_an_interrupted_run_is_compared_over_the_steps_it_has() -> None:
         run_of(start("a", RING, sources="older"), 6.0, 6.0),
         run_of(start("a", RING, seed=1), 6.0, 6.0),
         run_of(start("a", RING, cluster={"num_nodes": 5}), 6.0, 6.0),
-        run_of(start("a", {**RING, "backward": "keep"}), 6.0, 6.0),
+        run_of(start("a", {**RING, "received_kv": "keep"}), 6.0, 6.0),
         run_of(start("a", RING), 6.0, 6.0, out_of_memory=True),
     ],
     ids=["batches", "fewer", "sources", "seed", "cluster", "system", "memory"],

@@ -11,10 +11,23 @@ from zbench.advise.advice import Advice
 from zbench.report import __main__ as report
 
 QUESTION = {
-    "lengths": "mine.txt", "num_lengths": 3, "longest": 9, "mean": 4.0, "cluster": "c</script>", "model": "m",
-    "num_gpus": 4, "framework": "none", "systems": ["usp"], "tokens_per_gpu": 8, "tokens": 32, "batches": 2, "seed": 0,
-    "mask": "causal", "settings": [], "world": "nominal",
-}  # fmt: skip
+    "lengths": "mine.txt",
+    "num_lengths": 3,
+    "longest": 9,
+    "mean": 4.0,
+    "cluster": "c</script>",
+    "model": "m",
+    "num_gpus": 4,
+    "framework": "none",
+    "systems": ["usp"],
+    "tokens_per_gpu": 8,
+    "tokens": 32,
+    "batches": 2,
+    "seed": 0,
+    "mask": "causal",
+    "settings": [],
+    "world": "nominal",
+}
 
 
 def page_of(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -185,7 +185,8 @@ def test_an_error_of_theirs_is_told_with_its_line(made: Callable[[Any], Any], er
 
 
 def refuses_in_a_line(plans: Any) -> Any:
-    if plans: raise ValueError("a sequence is too odd")  # noqa: E701  # fmt: skip
+    if plans:
+        raise ValueError("a sequence is too odd")
 
 
 @pytest.mark.parametrize("made", [refuses, refuses_in_a_line])

@@ -105,7 +105,7 @@ def test_a_baseline_has_keys_of_its_own(here: Path, monkeypatch: pytest.MonkeyPa
         told = base.start["config"]["system"]
         assert (told["method"], told["degree"], told["batching"]) == ("ulysses", degree, "best_fit")
         assert own.start["baseline"] == {"name": f"mesh method=ulysses degree={degree}", "system": told}
-        assert own.start["config"]["system"] == {"_target_": "zbench.systems.ring.Ring", "backward": "carry"}
+        assert own.start["config"]["system"] == {"_target_": "zbench.systems.ring.Ring", "received_kv": "carry"}
     assert alone.start["config"]["system"] == four.start["config"]["system"]
     found = rows([two, over_two, four, over_four])
     seconds = [row["step_seconds"] for row in found]
@@ -259,7 +259,7 @@ def test_help_lists_groups_and_keys(
         (line,) = [line for line in told if line.startswith(f"{group}: ")]
         names = {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
         assert {name.strip() for name in line.partition(": ")[2].split(",")} == names
-    for key in ("steps", "seed", "tokens_per_gpu", "out", "baseline", "baseline_system", "trace", "free"):
+    for key in ("steps", "seed", "tokens_per_gpu", "out", "baseline", "baseline_system", "trace", "free_model_keys"):
         assert len([line for line in told if line.startswith(f"{key} ")]) == 1
 
 

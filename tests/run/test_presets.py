@@ -10,8 +10,15 @@ from zbench import CONF
 from zbench.record.rows import GROUPS
 from zbench.run.presets import Presets
 
-CHOICES = {"system": "ring", "workload": "github", "cluster": "h200_4x8", "model": "llama_3b", "executor": "torch",
-           "world": "nic_3", "cluster/device": "h200_141g"}  # fmt: skip
+CHOICES = {
+    "system": "ring",
+    "workload": "github",
+    "cluster": "h200_4x8",
+    "model": "llama_3b",
+    "executor": "torch",
+    "world": "nic_3",
+    "cluster/device": "h200_141g",
+}
 
 
 @pytest.mark.parametrize("group", GROUPS)

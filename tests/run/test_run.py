@@ -25,22 +25,43 @@ from zbench.systems.allgather import AllGather
 from zbench.systems.ring import Ring
 
 DEVICE = {
-    "_target_": "zbench.describe.cluster.Device", "name": "D", "peak_flops": "300 TFLOP/s", "memory_bytes": "80 GB",
-    "copy_bandwidth": "1600 GB/s", "strided_rate": "200 GB/s", "matmul_flops": "200 TFLOP/s",
-    "attention_forward_flops": "200 TFLOP/s", "attention_backward_flops": "170 TFLOP/s", "kernel_seconds": "5 us",
+    "_target_": "zbench.describe.cluster.Device",
+    "name": "D",
+    "peak_flops": "300 TFLOP/s",
+    "memory_bytes": "80 GB",
+    "copy_bandwidth": "1600 GB/s",
+    "strided_rate": "200 GB/s",
+    "matmul_flops": "200 TFLOP/s",
+    "attention_forward_flops": "200 TFLOP/s",
+    "attention_backward_flops": "170 TFLOP/s",
+    "kernel_seconds": "5 us",
     "call_seconds": "60 us",
-}  # fmt: skip
+}
 CLUSTER = {
-    "_target_": "zbench.describe.cluster.Cluster", "name": "small", "num_nodes": 2,
-    "gpus_per_node": 2, "nics_per_node": 1,
-    "nic_bandwidth": "200 Gbit/s", "nic_efficiency": 0.8, "nic_latency": "15 us", "nvlink_bandwidth": "200 GB/s",
-    "nvlink_efficiency": 0.6, "nvlink_latency": "10 us", "device": DEVICE,
-}  # fmt: skip
+    "_target_": "zbench.describe.cluster.Cluster",
+    "name": "small",
+    "num_nodes": 2,
+    "gpus_per_node": 2,
+    "nics_per_node": 1,
+    "nic_bandwidth": "200 Gbit/s",
+    "nic_efficiency": 0.8,
+    "nic_latency": "15 us",
+    "nvlink_bandwidth": "200 GB/s",
+    "nvlink_efficiency": 0.6,
+    "nvlink_latency": "10 us",
+    "device": DEVICE,
+}
 MODEL = {
-    "_target_": "zbench.describe.model.Model", "name": "small", "num_layers": 2,
-    "hidden": 64, "num_heads": 4, "num_kv_heads": 2,
-    "head_dim": 16, "ffn_hidden": 128, "vocab": 100,
-}  # fmt: skip
+    "_target_": "zbench.describe.model.Model",
+    "name": "small",
+    "num_layers": 2,
+    "hidden": 64,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 16,
+    "ffn_hidden": 128,
+    "vocab": 100,
+}
 RING = {"_target_": "zbench.systems.ring.Ring"}
 
 
@@ -97,14 +118,30 @@ class Measured(Simulated):
 def request(
     out: Path, system: dict[str, Any] = RING, baseline: dict[str, Any] | None = None, **changes: Any
 ) -> Request:
-    config = OmegaConf.create({
-        "steps": 3, "seed": 0, "tokens_per_gpu": 64, "out": str(out), "baseline": "ring" if baseline else None,
-        "trace": None, "check": None, "resume": None, "again": True, "planners": "world", "free": [], "mask": "causal",
-        "world": {"_target_": "zbench.describe.worlds.World"},
-        "system": system, "workload": {"_target_": "tests.run.test_run.Lengths"}, "cluster": CLUSTER,
-        "model": MODEL, "executor": {"_target_": "zbench.simulator.simulate.Simulated"},
-        "tracker": {"_target_": "zbench.track.Nothing"}, **changes,
-    })  # fmt: skip
+    config = OmegaConf.create(
+        {
+            "steps": 3,
+            "seed": 0,
+            "tokens_per_gpu": 64,
+            "out": str(out),
+            "baseline": "ring" if baseline else None,
+            "trace": None,
+            "check": None,
+            "resume": None,
+            "rerun": True,
+            "planners_see": "world",
+            "free_model_keys": [],
+            "mask": "causal",
+            "world": {"_target_": "zbench.describe.worlds.World"},
+            "system": system,
+            "workload": {"_target_": "tests.run.test_run.Lengths"},
+            "cluster": CLUSTER,
+            "model": MODEL,
+            "executor": {"_target_": "zbench.simulator.simulate.Simulated"},
+            "tracker": {"_target_": "zbench.track.Nothing"},
+            **changes,
+        }
+    )
     other = None
     if baseline:
         other = config.copy()
@@ -172,10 +209,10 @@ def test_a_recorded_baseline_is_not_run_again(tmp_path: Path, capsys: pytest.Cap
 def test_a_stopped_sweep_goes_on_with_again_false(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.jsonl"
     first = run_with_baseline(request(out))
-    (known,) = run_with_baseline(request(out, again=False))
+    (known,) = run_with_baseline(request(out, rerun=False))
     assert known.start["run"] == first[0].start["run"]
     assert "mine was not run again: the record has it, from line 1 on." in capsys.readouterr().out
-    run_with_baseline(request(out, again=False, seed=1))
+    run_with_baseline(request(out, rerun=False, seed=1))
     run_with_baseline(request(out))
     assert len(recorded(out)) == 3
 

@@ -45,7 +45,7 @@ def test_a_mask_is_recorded_played_and_made_again(tmp_path: Path) -> None:
 def test_a_baseline_under_another_mask_is_none(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     run_with_baseline(request(out, RING, None, mask="full"))
-    other = {**RING, "backward": "keep"}
+    other = {**RING, "received_kv": "keep"}
     run_with_baseline(request(out, other, RING, mask="window:9"))
     named = {(row["mask"], row["system"]): row["speedup"] for row in rows(recorded(out))}
     assert len(recorded(out)) == 3  # the baseline was run under the window, too

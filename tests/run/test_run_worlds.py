@@ -56,7 +56,7 @@ def test_planners_see_the_world_that_is_played(tmp_path: Path) -> None:
 def test_planners_of_the_nominal_machine_see_it_whatever_is_played(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen, parts = seen_and_played(tmp_path / "r.jsonl", world=SLOW, planners="nominal")
+    seen, parts = seen_and_played(tmp_path / "r.jsonl", world=SLOW, planners_see="nominal")
     assert "world: latencies x 1000; planners know the nominal machine alone." in " ".join(
         capsys.readouterr().out.split()
     )
@@ -84,7 +84,7 @@ def test_a_world_is_recorded_and_told(tmp_path: Path, capsys: pytest.CaptureFixt
     run_with_baseline(request(out))
     slow, nominal = recorded(out)
     assert slow.start["config"]["world"] == SLOW
-    assert (slow.start["facts"]["world"], slow.start["config"]["planners"]) == ("latencies x 1000", "world")
+    assert (slow.start["facts"]["world"], slow.start["config"]["planners_see"]) == ("latencies x 1000", "world")
     assert "world" not in nominal.start["facts"]
     assert slow.steps[0]["seconds"] > nominal.steps[0]["seconds"]
     assert capsys.readouterr().out.count("a node; world: latencies x 1000. Nothing here was measured") == 1
@@ -94,14 +94,14 @@ def test_a_recorded_world_is_made_again(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     for planners in ("world", "nominal"):
         run_with_baseline(
-            request(out, world=SLOW, planners=planners, workload={"_target_": "tests.run.test_run.Lengths"})
+            request(out, world=SLOW, planners_see=planners, workload={"_target_": "tests.run.test_run.Lengths"})
         )
     for one in recorded(out):
         replay = Replay.of(one, trust=True)
         for line in one.steps:
             assert Simulated(replay.cost).step(*replay.step(line)).seconds == line["seconds"]
         nominal = replay.parts.nominal.cluster
-        assert (replay.system.cost.cluster == nominal) == (one.start["config"]["planners"] == "nominal")
+        assert (replay.system.cost.cluster == nominal) == (one.start["config"]["planners_see"] == "nominal")
 
 
 def test_a_baseline_of_another_world_is_run_anew_and_no_baseline(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_baseline_of_another_world_is_run_anew_and_no_baseline(tmp_path: Path)
     gather = {"_target_": "zbench.systems.allgather.AllGather"}
     run_with_baseline(request(out, gather, RING))
     run_with_baseline(request(out, gather, RING, world=SLOW))
-    run_with_baseline(request(out, gather, RING, world=SLOW, planners="nominal"))
+    run_with_baseline(request(out, gather, RING, world=SLOW, planners_see="nominal"))
     found = recorded(out)
     assert len(found) == 6
     total = [sum(step["seconds"] for step in one.steps) for one in found]

@@ -15,10 +15,20 @@ from zbench.run.yaml_units import check_units
 
 def test_every_number_of_the_classes_is_a_quantity_or_counted() -> None:
     """A field that is added has to be said to be one or the other."""
-    counted = {"num_nodes", "gpus_per_node", "nics_per_node", "nic_efficiency", "nvlink_efficiency", "nic_channels",
-               "nvlink_channels", "host_efficiency", "host_queues"}  # fmt: skip
+    counted = {
+        "num_nodes",
+        "gpus_per_node",
+        "nics_per_node",
+        "nic_efficiency",
+        "nvlink_efficiency",
+        "nic_channels",
+        "nvlink_channels",
+        "host_efficiency",
+        "host_queues",
+    }
     plain = {"name", "tile", "packed_rows", "backward_rows", "matmul_by_tokens"}
-    assert set(Cluster.__dataclass_fields__) == {*CLUSTER_KINDS, *counted, "name", "device", "domains", "links"}
+    words = {"name", "device", "domains", "links", "port_order"}
+    assert set(Cluster.__dataclass_fields__) == {*CLUSTER_KINDS, *counted, *words}
     assert set(Domain.__dataclass_fields__) == {*DOMAIN_KINDS, "name", "gpus", "efficiency", "channels"}
     assert set(Device.__dataclass_fields__) == {*DEVICE_KINDS, *CURVES, *plain}
 

@@ -34,6 +34,10 @@ def test_formulas_print_as_they_are_read(text: str) -> None:
         ("q[t,h] n[t]", "column 8: has 'n' where it takes = or += or :="),
         ("a[t] = o[t,h] wo[h]", "column 6: a[t] = has no h, which the right side has; a sum over h is written +="),
         ("a[t] += o[t] + b[t]", "column 6: += takes one term; several contributions are several formulas"),
+        (
+            "a[t,k(e)] = b[t,e]",
+            "column 11: a[t,k(e)] = has k(e), several of which are one part; a sum over these is written +=",
+        ),
         ("a[t] = b[t,5]", "column 12: has '5', which no formula has"),
         ("a[t] = f(b[t]) for visible(t, s)", "column 1: for visible names slot s, which nothing else has"),
         ("a[t] = f(b[t]) for visible t", "column 28: has 't' where it takes ("),
@@ -78,8 +82,10 @@ def test_the_backward_of_a_dense_layer() -> None:
 
 def test_the_backward_of_experts_keeps_to_the_slots_that_are_routed() -> None:
     found = [str(one) for one in transpose(parse_formulas(EXPERTS), DERIVATIVES)]
-    assert "du[t,e] = weigh_d1(dx'[t], p[t,e], wd[e]) for route(t, e)" in found
-    assert "dm[t] += dz[t,e] wz[e] for route(t, e)" in found
+    assert "dv[t,k] = settle_d0(dx'[t]) for goes(t, k)" in found
+    assert "du[t,e] = leave_d1(dv[t,k(e)], p[t,k(e)], ed[e]) for route(t, e)" in found
+    assert "di[t,k(e)] += enter_d0(dz[t,e], ez[e]) for route(t, e)" in found  # a sum over the experts of a slice
+    assert "dm[t] += pick_d0(di[t,k]) for goes(t, k)" in found
     assert "dm[t] += dr[t] wr" in found
 
 

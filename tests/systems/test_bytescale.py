@@ -193,7 +193,7 @@ def test_the_busiest_rank_is_near_the_best(free: bool, near: float, median: floa
 def test_a_batch_larger_than_memory_takes_micro_batches(balance: bool, times: int) -> None:
     cost = small(2, 2, memory=16e9)
     batch = Batch(np.full(32 * times, fitting_tokens(cost) // 8), 0, 0)
-    plans = ByteScale(cost, balance=balance).plan(batch)
+    plans = ByteScale(cost, balance_micro_batches=balance).plan(batch)
     verify_step(batch, plans, cost)
     assert times <= len(plans) <= 2 * times + 1
     assert not Simulated(cost).step(batch, plans).out_of_memory
@@ -222,7 +222,7 @@ def test_an_impossible_batch_is_a_verdict() -> None:
 
 def test_without_balance_packs_are_as_full_as_they_can_be() -> None:
     cost, lengths = small(1, 2, memory=16e9), np.array([3000, 2000, 1500, 1500, 1000, 1000])
-    plans = ByteScale(cost, tokens_per_rank=3000, balance=False).plan(Batch(lengths, 0, 0))
+    plans = ByteScale(cost, tokens_per_rank=3000, balance_micro_batches=False).plan(Batch(lengths, 0, 0))
     assert [sorted(plan.tokens_per_rank.tolist()) for plan in plans] == [[1000, 3000], [3000, 3000]]
     local = LocalPacking(cost, pack_tokens=3000).plan(Batch(lengths, 0, 0))
     assert len(local) == len(plans)
@@ -235,7 +235,10 @@ def test_balance_gains() -> None:
     cost = with_nodes(small(1, 4), 2)
     lengths: Ints = np.array([60_000, 20_000, *[900] * 60])
     batch = Batch(lengths, 0, 0)
-    seconds = [Simulated(cost).step(batch, ByteScale(cost, balance=way).plan(batch)).seconds for way in (True, False)]
+    seconds = [
+        Simulated(cost).step(batch, ByteScale(cost, balance_micro_batches=way).plan(batch)).seconds
+        for way in (True, False)
+    ]
     assert seconds[0] < 0.9 * seconds[1]
 
 
@@ -246,7 +249,7 @@ def test_balance_gains_over_several_micro_batches(sharding: str) -> None:
     cost = replace(cost, model=replace(cost.model, sharding=sharding))
     for batch in batches(6, most=60, seed=3):
         longer = Batch(np.concatenate([batch.lengths] * 3), 0, 0)
-        plans = [ByteScale(cost, balance=way).plan(longer) for way in (True, False)]
+        plans = [ByteScale(cost, balance_micro_batches=way).plan(longer) for way in (True, False)]
         verify_step(longer, plans[0], cost)
         seconds = [Simulated(cost).step(longer, each).seconds for each in plans]
         assert seconds[0] < 1.05 * seconds[1]
@@ -254,7 +257,9 @@ def test_balance_gains_over_several_micro_batches(sharding: str) -> None:
             assert len(plans[0]) <= len(plans[1])
 
 
-@pytest.mark.parametrize(("key", "value"), [("tokens_per_rank", 0), ("tokens_per_rank", True), ("balance", 1)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("tokens_per_rank", 0), ("tokens_per_rank", True), ("balance_micro_batches", 1)]
+)
 def test_what_cannot_be_is_refused(key: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"system.{key} is {value!r}; it takes"):
         ByteScale(small(1, 4), **{key: value})  # type: ignore[arg-type]
@@ -284,7 +289,7 @@ def test_micro_batches_of_pp_balance_are_of_equal_work() -> None:
     batch = Batch(np.array([20_000, 9000, 9000, 7000, *[3000] * 8, *[500] * 60]), 0, 0)
     spread = {}
     for balance in ("dp", "pp"):
-        plans = ByteScale(cost, balance=balance).plan(batch)  # type: ignore[arg-type]
+        plans = ByteScale(cost, balance_micro_batches=balance).plan(batch)  # type: ignore[arg-type]
         verify_step(batch, plans, cost)
         assert len(plans) >= 2
         each = np.array([layer_seconds(plan, cost, 1) for plan in plans])
@@ -336,27 +341,29 @@ def test_balance_shortens_steps_and_that_of_micro_batches_most() -> None:
     batches = [Batch(np.minimum(rng.lognormal(8.5, 1.0, 60), 32_000).astype(np.int64) + 1, 0, step) for step in (0, 1)]
     seconds = {}
     for balance in (False, "dp", "pp"):
-        system = ByteScale(cost, balance=balance)  # type: ignore[arg-type]
+        system = ByteScale(cost, balance_micro_batches=balance)  # type: ignore[arg-type]
         seconds[balance] = sum(Simulated(cost).step(batch, system.plan(batch)).seconds for batch in batches)
     assert seconds["pp"] < seconds["dp"] < seconds[False]
 
 
 def test_what_a_job_asks_for_is_pp_balance_where_it_has_stages() -> None:
     cost, batch = staged(2, 4, 2), Batch(np.array([9000, 4000, 2500, 700, 300, 20]), 0, 0)
-    chosen, meant = (ByteScale(cost, balance=balance).plan(batch) for balance in (True, "pp"))  # type: ignore[arg-type]
+    chosen, meant = (ByteScale(cost, balance_micro_batches=balance).plan(batch) for balance in (True, "pp"))  # type: ignore[arg-type]
     assert [plan.sequences.tolist() for plan in chosen] == [plan.sequences.tolist() for plan in meant]
 
 
 def test_ranks_of_a_job_with_stages_have_different_numbers_of_micro_batches_too() -> None:
     cost = staged(2, 4, 2)
     batch = Batch(np.array([30_000, *[2000] * 9]), 0, 0)
-    plans = ByteScale(cost, balance="dp", tokens_per_rank=10_000).plan(batch)
+    plans = ByteScale(cost, balance_micro_batches="dp", tokens_per_rank=10_000).plan(batch)
     runs = np.array([plan.tokens_per_rank > 0 for plan in plans]).sum(axis=0)
     assert runs.min() < runs.max()
 
 
 def test_pp_balance_is_for_stages() -> None:
-    with pytest.raises(ValueError, match=r"system.balance is 'pp'; it takes stages to balance, as model.pipeline_"):
-        ByteScale(small(2, 4), balance="pp")
-    with pytest.raises(ValueError, match=r"system.balance is 'tp'; it takes true, false, dp or pp"):
-        ByteScale(small(2, 4), balance="tp")  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"system.balance_micro_batches is 'pp'; it takes stages to balance, as model.pipeline_"
+    ):
+        ByteScale(small(2, 4), balance_micro_batches="pp")
+    with pytest.raises(ValueError, match=r"system.balance_micro_batches is 'tp'; it takes true, false, dp or pp"):
+        ByteScale(small(2, 4), balance_micro_batches="tp")  # type: ignore[arg-type]

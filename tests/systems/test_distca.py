@@ -106,17 +106,19 @@ def test_bytes_are_near_those_of_the_best_assignment(tolerance: float) -> None:
 
 
 def test_linear_modules_stay_balanced() -> None:
-    (plan,) = DistCA(COST, tolerance=0.1).plan(Batch(np.array([20_000, 3000, 900, 40]), 0, 0))
+    (plan,) = DistCA(COST, imbalance_tolerance=0.1).plan(Batch(np.array([20_000, 3000, 900, 40]), 0, 0))
     assert np.ptp(plan.tokens_per_rank) <= 1
     assert (plan.forward.tensor == Q).any()
 
 
 def test_a_huge_tolerance_moves_nothing() -> None:
-    (plan,) = DistCA(COST, tolerance=1e9).plan(Batch(np.array([20_000, 3000, 900, 40]), 0, 0))
+    (plan,) = DistCA(COST, imbalance_tolerance=1e9).plan(Batch(np.array([20_000, 3000, 900, 40]), 0, 0))
     assert not (plan.forward.tensor == Q).any()
 
 
-@pytest.mark.parametrize(("key", "value"), [("tolerance", -0.1), ("tolerance", True), ("coalesce", 0)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("imbalance_tolerance", -0.1), ("imbalance_tolerance", True), ("rounds_per_attend", 0)]
+)
 def test_what_cannot_be_is_refused(key: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"system.{key} is {value!r}; it takes"):
         DistCA(COST, **{key: value})  # type: ignore[arg-type]

@@ -133,7 +133,7 @@ def cost() -> Cost:
         ("pack_tokens", True, "system.pack_tokens is True; it takes a whole number of at least 1, or null"),
         ("least_degree", 3, "system.least_degree is 3; it takes a power of two of at most the 6 ranks"),
         ("least_degree", 8, "system.least_degree is 8; it takes a power of two of at most the 6 ranks"),
-        ("backward", "no", "system.backward is 'no'; it takes keep, carry, regather"),
+        ("received_kv", "no", "system.received_kv is 'no'; it takes keep, carry, regather"),
     ],
 )
 def test_a_bad_key_is_one_sentence(cost: Cost, key: str, value: object, told: str) -> None:

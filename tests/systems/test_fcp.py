@@ -55,7 +55,7 @@ def test_the_reshuffle_balances_tokens() -> None:
     plan = system.pieces_plan(
         lengths, np.arange(len(lengths)), system.placed(SequenceBlocks.cut(lengths, 2048, system.cost), True), True
     )
-    assert np.ptp(plan.tokens_per_rank) <= 2 * system.tolerance
+    assert np.ptp(plan.tokens_per_rank) <= 2 * system.reshuffle_tolerance
     assert (plan.forward.tensor == Q).any()
 
 
@@ -108,7 +108,14 @@ def test_the_size_is_near_the_fastest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("block_tokens", 0), ("coalesce", 0), ("coalesce", True), ("tolerance", -1), ("reshuffle", 1)]
+    ("key", "value"),
+    [
+        ("block_tokens", 0),
+        ("rounds_per_attend", 0),
+        ("rounds_per_attend", True),
+        ("reshuffle_tolerance", -1),
+        ("reshuffle", 1),
+    ],
 )
 def test_what_cannot_be_is_refused(key: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"system.{key} is {value!r}; it takes"):

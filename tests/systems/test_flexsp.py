@@ -309,12 +309,15 @@ def test_batch_ada_takes_the_best_of_its_degrees(cost: Cost) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"trials": 0}, "system.trials is 0; it takes a whole number of at least 1"),
+        (
+            {"tried_micro_batch_counts": 0},
+            "system.tried_micro_batch_counts is 0; it takes a whole number of at least 1",
+        ),
         ({"solver_nodes": True}, "system.solver_nodes is True; it takes"),
         ({"solver_buckets": 2.5}, "system.solver_buckets is 2.5; it takes"),
         ({"solver": "scip"}, "system.solver is 'scip'; it takes search or milp"),
         ({"solver_seconds": 0}, "system.solver_seconds is 0; it takes a number of seconds above 0"),
-        ({"backward": "no"}, "system.backward is 'no'; it takes"),
+        ({"received_kv": "no"}, "system.received_kv is 'no'; it takes"),
     ],
 )
 def test_bad_settings_are_a_sentence(cost: Cost, changes: dict, sentence: str) -> None:

@@ -121,7 +121,7 @@ def test_the_objective_predicts_the_clock(shapes: list | None) -> None:
     for cost, batch in cases(24):
         deep = replace(cost, model=replace(cost.model, num_layers=32))
         deep = replace(deep, cluster=replace(deep.cluster, device=replace(deep.cluster.device, memory_bytes=150e9)))
-        plans = Hydraulis(deep, shapes, trials=5).plan(batch)
+        plans = Hydraulis(deep, shapes, dispatch_orders=5).plan(batch)
         if not fitting(batch, plans, deep):
             continue
         step = Simulated(deep).step(batch, plans)
@@ -225,7 +225,7 @@ def test_the_table_against_all_of_its_choices() -> None:
 def test_the_whole_planner_against_every_strategy_dispatch_and_packing() -> None:
     gaps = []
     for cost, batch in cases(60, seed=4):
-        system = Hydraulis(cost, whole_step=False)
+        system = Hydraulis(cost, compare_whole_steps=False)
         lengths = np.sort(batch.lengths)
         if lengths[-1] > system.objective.capacity.max():
             continue
@@ -268,7 +268,7 @@ def test_several_kinds_of_pipelines_have_to_save_what_a_change_costs() -> None:
     kinds, slower = 0, 0
     cost = roomy(2, 4)
     for batch in batches(40, most=30, seed=6):
-        one, other = (Hydraulis(cost, whole_step=whole).plan(batch)[0].notes for whole in (True, False))
+        one, other = (Hydraulis(cost, compare_whole_steps=whole).plan(batch)[0].notes for whole in (True, False))
         assert float(one["step_seconds"]) <= float(other["step_seconds"]) * (1 + 1e-9)
         kinds += str(other["strategy"]).count("x") - str(one["strategy"]).count("x")
         slower += float(one["objective_seconds"]) > float(other["objective_seconds"])
@@ -338,7 +338,7 @@ def test_long_sequences_go_to_tensor_parallel_groups_and_short_ones_to_gpus() ->
     cost = roomy(2, 8)
     room = int(Hydraulis(cost, [[1, 1]]).objective.capacity[0])
     batch = Batch(np.array([int(3.5 * room), *[room // 3] * 60]), 0, 0)
-    plans = Hydraulis(cost, whole_step=False).plan(batch)
+    plans = Hydraulis(cost, compare_whole_steps=False).plan(batch)
     verify_step(batch, plans, cost)
     of = plans[0].pipelines
     assert of is not None
@@ -381,16 +381,16 @@ def test_memory_holds_wherever_a_scheme_has_room(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("settings_", "fault"),
     [
-        ({"trials": 0}, "system.trials is 0"),
+        ({"dispatch_orders": 0}, "system.dispatch_orders is 0"),
         ({"batching": "padding"}, "system.batching is 'padding'; it takes search, published, fixed or first_fit"),
         ({"pack_tokens": 0.5}, "system.pack_tokens is 0.5; it takes a whole number"),
-        ({"whole_step": 1}, "system.whole_step is 1"),
-        ({"schemes": 3}, "takes a list of pairs"),
-        ({"schemes": [[1]]}, "takes a list of pairs"),
-        ({"schemes": []}, "system.schemes is empty"),
-        ({"schemes": [[3, 1]]}, "tp has to divide model.num_heads=32"),
-        ({"schemes": [[16, 1]]}, "1 to 8 ranks"),
-        ({"schemes": [[1, 3]]}, "pp has to divide model.num_layers=4"),
+        ({"compare_whole_steps": 1}, "system.compare_whole_steps is 1"),
+        ({"tp_pp_pairs": 3}, "takes a list of pairs"),
+        ({"tp_pp_pairs": [[1]]}, "takes a list of pairs"),
+        ({"tp_pp_pairs": []}, "system.tp_pp_pairs is empty"),
+        ({"tp_pp_pairs": [[3, 1]]}, "tp has to divide model.num_heads=32"),
+        ({"tp_pp_pairs": [[16, 1]]}, "1 to 8 ranks"),
+        ({"tp_pp_pairs": [[1, 3]]}, "pp has to divide model.num_layers=4"),
     ],
 )
 def test_settings_that_cannot_be_are_told_in_a_sentence(settings_: dict, fault: str) -> None:
@@ -400,6 +400,6 @@ def test_settings_that_cannot_be_are_told_in_a_sentence(settings_: dict, fault: 
 
 def test_an_executor_without_pipelines_takes_single_ranks_only() -> None:
     cost = replace(small(1, 8), pipelines=False)
-    with pytest.raises(ValueError, match=r"system.schemes has \[8, 1\]; executor=torch"):
+    with pytest.raises(ValueError, match=r"system.tp_pp_pairs has \[8, 1\]; executor=torch"):
         Hydraulis(cost, [[8, 1], [1, 1]])
     assert Hydraulis(cost).objective.size.tolist() == [1]

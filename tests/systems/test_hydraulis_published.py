@@ -18,7 +18,7 @@ from zbench.simulator.simulate import Simulated
 from zbench.systems.hydraulis.batching import WAYS, SchemeSequences, place_on_pipelines
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.hydraulis.published import (
-    _dispatched,
+    dispatched,
     first_fit,
     greedy_packs,
     pack_evenly,
@@ -45,7 +45,7 @@ def test_dispatch_by_hand(seconds: list[int], stages: list[int], wanted: list[in
     """One order, pipelines of one kind."""
     scheme, count = np.zeros(len(stages), np.int64), len(seconds)
     row = np.array([seconds], float)
-    found = _dispatched(row, np.ones((1, count), bool), scheme, np.array(stages), np.arange(count)[None])
+    found = dispatched(row, np.ones((1, count), bool), scheme, np.array(stages), np.arange(count)[None])
     assert found.tolist() == wanted
 
 

@@ -71,7 +71,7 @@ def test_what_some_pipelines_have_room_for_is_planned_and_nothing_else() -> None
         gpus, heads = (3, 32) if number % 4 < 2 else (4, 26)
         model = replace(MODELS["mha"], num_layers=8, num_heads=heads, num_kv_heads=heads)
         cost = replace(small(2, gpus, A100), model=replace(model, recompute=("none", "full")[number % 2]))
-        system = Hydraulis(with_memory(cost, pipeline_static_bytes(cost, 1, 1) + 4e9), trials=3)
+        system = Hydraulis(with_memory(cost, pipeline_static_bytes(cost, 1, 1) + 4e9), dispatch_orders=3)
         of, count = system.objective, rng.integers(2, 6)
         usual, most = of.capacity.max(), of.alone.max()
         lengths = rng.uniform(np.where(rng.random(count) < 0.7, usual / 3, 1), most * 1.02).astype(np.int64)
@@ -110,7 +110,7 @@ def test_adversarial_lengths_around_what_schemes_can_have(data: st.DataObject) -
     """At, above and below every capacity: never an error, and within memory where every sequence has room by itself."""
     cost = data.draw(costs(3, 8))
     share = data.draw(st.floats(1e3, 1e6))
-    system = Hydraulis(with_memory(cost, pipeline_static_bytes(cost, 1, 1) + share), trials=3)
+    system = Hydraulis(with_memory(cost, pipeline_static_bytes(cost, 1, 1) + share), dispatch_orders=3)
     of = system.objective
     edges = np.unique(np.concatenate([of.capacity, of.alone, of.alone // 2]))
     around = np.maximum(np.concatenate([edges - 1, edges, edges + 1]), 1)

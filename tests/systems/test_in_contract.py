@@ -166,7 +166,7 @@ def test_what_a_contract_cannot_hold_is_a_sentence(
         ({"max_tokens": 0}, "system.max_tokens is 0"),
         ({"least_degree": 9}, "system.least_degree is 9"),
         ({"degree": 3}, "system.degree is 3; it takes a divisor of the 8 ranks"),
-        ({"backward": "again"}, "system.backward is 'again'"),
+        ({"received_kv": "again"}, "system.received_kv is 'again'"),
         ({"equal_size": "yes"}, "system.equal_size is 'yes'"),
     ],
 )

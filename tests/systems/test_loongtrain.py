@@ -17,7 +17,7 @@ BATCH = Batch(np.array([20_000, 3000]), 0, 0)
 
 def test_one_hop_of_the_outer_ring_for_every_turn_of_the_inner_ones() -> None:
     """8 rows in windows of 4: each rank gets kv 7 times, once from the other window."""
-    (plan,) = LoongTrain(small(2, 4), degree=1, inner=4).plan(BATCH)
+    (plan,) = LoongTrain(small(2, 4), head_parallel_degree=1, inner_ring_ranks=4).plan(BATCH)
     kv = plan.forward.take((plan.forward.kind == TRANSFER) & (plan.forward.tensor == KV))
     across = kv.src // 4 != kv.dst // 4
     assert len(kv) == 8 * 7
@@ -26,14 +26,16 @@ def test_one_hop_of_the_outer_ring_for_every_turn_of_the_inner_ones() -> None:
 
 
 def test_a_single_ring_crosses_nodes_at_every_step() -> None:
-    (plan,) = LoongTrain(small(2, 4), degree=1, inner=8).plan(BATCH)
+    (plan,) = LoongTrain(small(2, 4), head_parallel_degree=1, inner_ring_ranks=8).plan(BATCH)
     kv = plan.forward.take((plan.forward.kind == TRANSFER) & (plan.forward.tensor == KV))
     assert (kv.src // 4 != kv.dst // 4).sum() == 2 * 7
 
 
 @pytest.mark.parametrize(("placement", "inside"), [("head", Q), ("context", KV)])
 def test_placement_says_what_stays_inside_a_node(placement: str, inside: int) -> None:
-    (plan,) = LoongTrain(small(2, 4), degree=4 if placement == "head" else 2, placement=placement).plan(BATCH)
+    (plan,) = LoongTrain(small(2, 4), head_parallel_degree=4 if placement == "head" else 2, placement=placement).plan(
+        BATCH
+    )
     ops = plan.forward
     moves = ops.take((ops.kind == TRANSFER) & (ops.tensor == inside))
     if inside == KV:  # the ring's, after the exchange
@@ -46,8 +48,8 @@ def test_placement_says_what_stays_inside_a_node(placement: str, inside: int) ->
 def test_one_placement_and_one_ring_are_usp() -> None:
     cost = small(2, 4)
     for batch in batches(5):
-        (ours,) = LoongTrain(cost, degree=4, placement="head", inner=2).plan(batch)
-        (theirs,) = USP(cost, degree=4).plan(batch)
+        (ours,) = LoongTrain(cost, head_parallel_degree=4, placement="head", inner_ring_ranks=2).plan(batch)
+        (theirs,) = USP(cost, ulysses_degree=4).plan(batch)
         assert all(
             np.array_equal(getattr(ours.forward, c), getattr(theirs.forward, c)) for c in ("src", "dst", "blocks")
         )
@@ -60,9 +62,13 @@ def test_every_grid_is_another_one() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "says"),
-    [("placement", "row", "takes head, context or null"), ("inner", 3, "divisor of a ring's ranks"),
-     ("inner", True, "divisor of a ring's ranks"), ("degree", 5, "divisor of the 8 ranks")],
-)  # fmt: skip
+    [
+        ("placement", "row", "takes head, context or null"),
+        ("inner_ring_ranks", 3, "divisor of a ring's ranks"),
+        ("inner_ring_ranks", True, "divisor of a ring's ranks"),
+        ("head_parallel_degree", 5, "divisor of the 8 ranks"),
+    ],
+)
 def test_what_cannot_be_is_refused(key: str, value: object, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         LoongTrain(small(2, 4), **{key: value})  # type: ignore[arg-type]

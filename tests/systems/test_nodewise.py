@@ -66,7 +66,7 @@ RULES = st.builds(
 )
 
 
-@pytest.mark.parametrize("name", ["tries", "max_played_operations", "sequence_groups"])
+@pytest.mark.parametrize("name", ["played_placements", "max_played_operations", "sequence_groups"])
 @pytest.mark.parametrize("value", [0, -1, True, 2.5, None])
 def test_a_number_that_cannot_be_is_refused(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"system.{name} is .*at least 1"):
@@ -284,7 +284,7 @@ def test_the_budget_bounds_what_is_played(monkeypatch: pytest.MonkeyPatch) -> No
     played.clear()
     (one,) = own(cost, max_played_operations=1).plan(batch)
     assert len(played) == 1
-    (other,) = own(cost, tries=1, pair_backward_keys=False, move_cuts=False).plan(batch)
+    (other,) = own(cost, played_placements=1, pair_backward_keys=False, move_cuts=False).plan(batch)
     assert np.array_equal(one.blocks.home, other.blocks.home)
     assert np.array_equal(one.forward.src, other.forward.src)
 

@@ -184,7 +184,7 @@ def test_the_degree_and_the_packs_are_those_that_fit(cost: Cost) -> None:
         ("degree", 3, "system.degree is 3; it takes a divisor of the 4 ranks, or null"),
         ("pack_tokens", 0, "system.pack_tokens is 0; it takes a whole number of at least 1, or null"),
         ("tile", 0, "system.tile is 0; it takes a whole number of at least 1"),
-        ("backward", "no", "system.backward is 'no'; it takes keep, carry, regather"),
+        ("received_kv", "no", "system.received_kv is 'no'; it takes keep, carry, regather"),
     ],
 )
 def test_a_bad_key_is_one_sentence(cost: Cost, key: str, value: object, told: str) -> None:

@@ -20,7 +20,7 @@ def degree_of(plan: Plan) -> int:
 
 @pytest.mark.parametrize("degree", [1, 2, 4, 8])
 def test_a_given_degree_is_used(degree: int) -> None:
-    (plan,) = USP(small(2, 4), degree=degree).plan(batches(1)[0])
+    (plan,) = USP(small(2, 4), ulysses_degree=degree).plan(batches(1)[0])
     assert degree_of(plan) == degree
     assert (plan.forward.tensor == Q).sum() == 8 * (degree - 1)
     assert (plan.forward.kind == ATTEND).sum() == 8 * (8 // degree)
@@ -28,8 +28,8 @@ def test_a_given_degree_is_used(degree: int) -> None:
 
 @pytest.mark.parametrize("degree", [0, 3, 64, True, 2.5])
 def test_a_degree_that_does_not_fit_is_refused(degree: object) -> None:
-    with pytest.raises(ValueError, match=r"system.degree is .*divisor of the 8 ranks of at most 32"):
-        USP(small(2, 4), degree=degree)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"system.ulysses_degree is .*divisor of the 8 ranks of at most 32"):
+        USP(small(2, 4), ulysses_degree=degree)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (2, 2)], ids=str)

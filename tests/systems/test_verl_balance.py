@@ -104,7 +104,7 @@ def test_the_degree_divides_the_heads(uneven: Cost) -> None:
     [
         ("degree", 3, "system.degree is 3; it takes a divisor of the 4 ranks, or null"),
         ("pack_tokens", -1, "system.pack_tokens is -1; it takes a whole number of at least 1, or null"),
-        ("within_limit", None, "system.within_limit is None; it takes true or false"),
+        ("enforce_pack_tokens", None, "system.enforce_pack_tokens is None; it takes true or false"),
     ],
 )
 def test_a_bad_key_is_one_sentence(cost: Cost, key: str, value: object, told: str) -> None:

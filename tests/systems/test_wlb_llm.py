@@ -145,7 +145,7 @@ def test_the_whole_choice_is_near_the_best() -> None:
 def test_packs_of_equal_work_gain() -> None:
     cost = roomy(small(1, 4, H100, "gqa"))
     batch = Batch(np.array([24_000, *[1000] * 104]), 0, 0)
-    plans = [WLBLLM(cost, degree=1, by_work=way).plan(batch) for way in (True, False)]
+    plans = [WLBLLM(cost, degree=1, equal_work_packs=way).plan(batch) for way in (True, False)]
     assert np.ptp(plans[1][0].tokens_per_rank) == 0
     seconds = [Simulated(cost).step(batch, plan).seconds for plan in plans]
     assert seconds[0] < 0.95 * seconds[1]
@@ -182,7 +182,7 @@ def test_capacity_is_what_memory_holds() -> None:
         most = capacity(degree, cost, mode)
         for times, fits in ((0.99, True), (1.05, False)):
             batch = Batch(np.full(1, int(times * most)), 0, 0)
-            plans = WLBLLM(cost, degree=degree, backward=mode).plan(batch)
+            plans = WLBLLM(cost, degree=degree, received_kv=mode).plan(batch)
             assert Simulated(cost).step(batch, plans).out_of_memory != fits
 
 
@@ -196,7 +196,8 @@ def test_an_impossible_batch_is_a_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("degree", 3), ("degree", True), ("by_work", 1), ("shard", "token"), ("backward", "send")]
+    ("key", "value"),
+    [("degree", 3), ("degree", True), ("equal_work_packs", 1), ("shard", "token"), ("received_kv", "send")],
 )
 def test_what_cannot_be_is_refused(key: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"system.{key} is {value!r}; it takes"):

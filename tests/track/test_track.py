@@ -353,7 +353,7 @@ def test_what_cannot_be_sent_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    settings = {"steps": 1, "seed": 0, "tokens_per_gpu": 8, "out": "o", "baseline": None, "trace": None, "again": True}
+    settings = {"steps": 1, "seed": 0, "tokens_per_gpu": 8, "out": "o", "baseline": None, "trace": None, "rerun": True}
     run = run_of(start("o", RING), 6.0)
     run.start["config"] |= {**settings, "cluster": {"_target_": "os.system", "command": "touch PWNED"}}
     write(Path("other.jsonl"), run.start, *run.steps)

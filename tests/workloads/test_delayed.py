@@ -17,7 +17,14 @@ TAIL = partial(Longtail, mu=6.1, sigma=1.27, tail_share=0.05, tail_start=4096, a
 
 
 def make(**changes: Any) -> Delayed:
-    given_ = {"seed": 0, "tokens": 1 << 18, "lengths": TAIL, "outliers": [8192, 32768], "hold": 3, "window": 6}
+    given_ = {
+        "seed": 0,
+        "tokens": 1 << 18,
+        "lengths": TAIL,
+        "outlier_lengths": [8192, 32768],
+        "released_together": 3,
+        "window_steps": 6,
+    }
     return Delayed(**{**given_, **changes})
 
 
@@ -25,7 +32,9 @@ def make(**changes: Any) -> Delayed:
 def test_a_window_has_the_tokens_and_documents_of_its_steps(
     seed: int, tokens: int, window: int, hold: int, first: int
 ) -> None:
-    workload = make(seed=seed, tokens=tokens, window=window, hold=hold, outliers=[first, 2 * first])
+    workload = make(
+        seed=seed, tokens=tokens, window_steps=window, released_together=hold, outlier_lengths=[first, 2 * first]
+    )
     inner = TAIL(seed=seed, tokens=tokens)
     for begin in (0, 3 * window):
         came = np.concatenate([inner.batch(begin + at).lengths for at in range(window)])
@@ -52,9 +61,9 @@ def test_long_documents_come_together() -> None:
 def test_a_held_document_is_late_but_not_beyond_its_window() -> None:
     workload = make(
         lengths=partial(Longtail, mu=6.1, sigma=1.0, tail_share=0.0, tail_start=4096, alpha=1.0, max_length=4096),
-        outliers=[3000],
-        hold=1000,
-        window=3,
+        outlier_lengths=[3000],
+        released_together=1000,
+        window_steps=3,
     )
     long = [int((workload.batch(step).lengths >= 3000).sum()) for step in range(6)]
     assert long[0] == long[1] == long[3] == long[4] == 0
@@ -62,13 +71,19 @@ def test_a_held_document_is_late_but_not_beyond_its_window() -> None:
 
 
 def test_documents_that_are_all_long_fill_batches_all_the_same() -> None:
-    workload = make(tokens=10_000, lengths=partial(Fixed, length=4000), outliers=[2, 3000], hold=4, window=4)
+    workload = make(
+        tokens=10_000,
+        lengths=partial(Fixed, length=4000),
+        outlier_lengths=[2, 3000],
+        released_together=4,
+        window_steps=4,
+    )
     for step in range(8):
         assert workload.batch(step).num_tokens == 10_000
 
 
 def test_a_window_of_one_step_changes_no_batch_but_its_order() -> None:
-    workload, inner = make(window=1), TAIL(seed=0, tokens=1 << 18)
+    workload, inner = make(window_steps=1), TAIL(seed=0, tokens=1 << 18)
     for step in range(3):
         assert sorted(workload.batch(step).lengths.tolist()) == sorted(inner.batch(step).lengths.tolist())
 
@@ -83,10 +98,13 @@ def test_the_yaml_delays_its_own_documents() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"hold": 0}, r"workload\.hold is 0; it takes a whole number of at least 1"),
-        ({"window": 0}, r"workload\.window is 0"),
-        ({"outliers": []}, r"workload\.outliers is \[\]; it must be at least one length"),
-        ({"outliers": [9000, 8000]}, r"workload\.outliers\[1\] is 8000; it takes a whole number of at least 9001"),
+        ({"released_together": 0}, r"workload\.released_together is 0; it takes a whole number of at least 1"),
+        ({"window_steps": 0}, r"workload\.window_steps is 0"),
+        ({"outlier_lengths": []}, r"workload\.outlier_lengths is \[\]; it must be at least one length"),
+        (
+            {"outlier_lengths": [9000, 8000]},
+            r"workload\.outlier_lengths\[1\] is 8000; it takes a whole number of at least 9001",
+        ),
         ({"lengths": 5}, r"workload\.lengths is 5; it must be a workload with _partial_"),
         ({"lengths": dict}, r"workload\.lengths is a dict; it must be a workload that draws lengths"),
     ],

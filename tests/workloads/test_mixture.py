@@ -17,7 +17,7 @@ BODY = partial(Longtail, mu=6.1, sigma=1.27, tail_share=0.05, tail_start=4096, a
 
 def make(by: str, short: object, long: object, weight: float = 0.75, **limits: object) -> Mixture:
     components = {"short": {"weight": 1 - weight, "lengths": short}, "long": {"weight": weight, "lengths": long}}
-    return Mixture(seed=0, tokens=1 << 28, components=components, by=by, **limits)  # type: ignore[arg-type]
+    return Mixture(seed=0, tokens=1 << 28, components=components, weights_of=by, **limits)  # type: ignore[arg-type]
 
 
 def test_weights_by_documents() -> None:
@@ -81,7 +81,7 @@ def test_bad_components_are_named(components: object, said: str) -> None:
 
 
 def test_bad_by_and_a_component_that_is_always_dropped() -> None:
-    with pytest.raises(ValueError, match=r"workload\.by is 'bytes'; it must be one of documents, tokens"):
+    with pytest.raises(ValueError, match=r"workload\.weights_of is 'bytes'; it must be one of documents, tokens"):
         make("bytes", SHORT, LONG)
     with pytest.raises(ValueError, match=r"workload\.context_limit is 1000; .*workload\.components\.long"):
         make("tokens", SHORT, LONG, context_limit=1000, over_limit="drop")

@@ -41,8 +41,8 @@ def test_presets(name: str, longest: int) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
-    [({"by": 0}, r"workload.by is 0"), ({"lengths": Fixed(0, 1, 1)}, r"workload.lengths is Fixed")],
+    [({"divisor": 0}, r"workload.divisor is 0"), ({"lengths": Fixed(0, 1, 1)}, r"workload.lengths is Fixed")],
 )
 def test_what_cannot_be(changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        Shrunk(**{"seed": 0, "tokens": 10, "lengths": TAIL, "by": 32, **changes})  # type: ignore[arg-type]
+        Shrunk(**{"seed": 0, "tokens": 10, "lengths": TAIL, "divisor": 32, **changes})  # type: ignore[arg-type]

@@ -44,9 +44,9 @@ def cp_settings(balancer: str, cost: Cost, tokens: int, longest: int) -> list[Ke
     ranks, room = cost.cluster.num_ranks, fitting_tokens(cost)
     if tokens > ranks * room:
         raise ValueError(f"tokens_per_gpu makes {tokens // ranks:,} tokens a rank; a GPU has room for {room:,}")
-    backward = "regather" if cost.model.recompute == "full" else "keep"
+    received_kv = "regather" if cost.model.recompute == "full" else "keep"
     wide = [degree for degree in degrees(cost, longest, ranks, ranks) if degree * tokens >= longest * ranks]
-    return [{"balancer": balancer, "degree": degree, "backward": backward} for degree in wide[:6]]
+    return [{"balancer": balancer, "degree": degree, "received_kv": received_kv} for degree in wide[:6]]
 
 
 def cp_flags(pinned: LaunchSettings) -> list[str]:

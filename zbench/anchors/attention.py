@@ -21,7 +21,8 @@ from zbench.anchors.anchor import Anchor, GetCluster, is_known, published_rows
 from zbench.anchors.measured import MeasuredRow, measured_row
 from zbench.anchors.packs import document_packs
 from zbench.anchors.schemes import MAGI, MODEL, scheme_plan, unhidden_hops
-from zbench.cost.cost import BACKWARD_FLOPS, FORWARD_FLOPS, Cost
+from zbench.cost.cost import Cost
+from zbench.cost.kernel import BACKWARD_FLOPS, FORWARD_FLOPS
 from zbench.cost.staging import FLASH, FUSED, Backend
 from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC

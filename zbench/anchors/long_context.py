@@ -52,10 +52,11 @@ QWEN3_8B = Model(
 MODELS = {
     "llama2_7b": LLAMA2_7B,
     "qwen3_8b": QWEN3_8B,
-    "qwen3_0.6b": replace(QWEN3_8B, name="qwen3_0.6b", num_layers=28, hidden=1024, num_heads=16, ffn_hidden=3072,
-                          tied_embeddings=True),
+    "qwen3_0.6b": replace(
+        QWEN3_8B, name="qwen3_0.6b", num_layers=28, hidden=1024, num_heads=16, ffn_hidden=3072, tied_embeddings=True
+    ),
     "qwen3_32b": replace(QWEN3_8B, name="qwen3_32b", num_layers=64, hidden=5120, num_heads=64, ffn_hidden=25600),
-}  # fmt: skip
+}
 CLUSTERS = {
     ("easycontext", "flash2"): ("a100_8x8", "a100_80g"),
     ("trl", "cudnn"): ("h100_4x8", "h100_80g_cudnn"),

@@ -85,7 +85,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _calibrate(asked: argparse.Namespace, world: ProcessPlace | None) -> int:
-    nodes, gpus = _shape(asked, world)
+    nodes, gpus = asked_shape(asked, world)
     peak = None if asked.peak is None else parse("--peak", asked.peak, "FLOP/s")
     subject = Subject(
         _model(asked.model), nodes, gpus, asked.nics_per_node, asked.tokens, asked.kernel, asked.device, peak
@@ -130,7 +130,7 @@ def _calibrate(asked: argparse.Namespace, world: ProcessPlace | None) -> int:
     return 0
 
 
-def _shape(asked: argparse.Namespace, world: ProcessPlace | None) -> tuple[int, int]:
+def asked_shape(asked: argparse.Namespace, world: ProcessPlace | None) -> tuple[int, int]:
     """Returns (nodes, GPUs a node), given or, of processes already started, found."""
     nodes, gpus = asked.nodes, asked.gpus_per_node
     if asked.only_device:

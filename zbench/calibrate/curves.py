@@ -14,7 +14,7 @@ from zbench.calibrate.charge import charge
 from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.quantity import quantity
 from zbench.calibrate.subject import AttentionCall, Subject, layer_shapes
-from zbench.cost.cost import BACKWARD_FLOPS, FORWARD_FLOPS
+from zbench.cost.kernel import BACKWARD_FLOPS, FORWARD_FLOPS
 from zbench.describe.curve import Curve
 from zbench.describe.model import Model
 from zbench.plans.area import TILE

@@ -13,9 +13,16 @@ from zbench.calibrate.survey import MeasuredConstant, written
 LINKS = ("nic", "nvlink")
 BUSY = 0.1  # share of all cores, used by others, above which numbers are not this machine's
 DEVICE = (
-    "peak_flops", "memory_bytes", "copy_bandwidth", "strided_rate", "matmul_flops", "attention_forward_flops",
-    "attention_backward_flops", "kernel_seconds", "call_seconds",
-)  # fmt: skip
+    "peak_flops",
+    "memory_bytes",
+    "copy_bandwidth",
+    "strided_rate",
+    "matmul_flops",
+    "attention_forward_flops",
+    "attention_backward_flops",
+    "kernel_seconds",
+    "call_seconds",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from zbench.calibrate.charge import charge
 from zbench.calibrate.gauge import Gauge
 from zbench.calibrate.quantity import quantities, quantity
 from zbench.calibrate.subject import ELEMENT_BYTES, AttentionCall, Subject, layer_shapes
-from zbench.cost.cost import BACKWARD_FLOPS, FORWARD_FLOPS
+from zbench.cost.kernel import BACKWARD_FLOPS, FORWARD_FLOPS
 from zbench.describe.links import MOST_CHANNELS
 from zbench.plans.area import TILE, Work
 

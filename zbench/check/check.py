@@ -17,7 +17,7 @@ from zbench.check.verdict import (
     relative_errors,
     shown_error,
     verdict_summary,
-)  # fmt: skip
+)
 from zbench.console.console import say, show
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from zbench.record.metrics import Facts, counted, figures
 from zbench.record.record import Line, Run
-from zbench.record.rows import GROUPS, SAME, label
+from zbench.record.rows import GROUPS, SAME, label, told_keys
 from zbench.record.words import told_settings, typed
 
 # Figures of which less is better, and how a value of each is written.
@@ -163,7 +163,7 @@ def run_place(run: Run) -> Place:
     config = run.start["config"]
     of = {
         **{group: label(run.start, group) for group in GROUPS},
-        **{key: config.get(key) for key in ("planners", "mask", "free")},
+        **told_keys(config, ("planners", "mask", "free")),
     }
     apart = [f"{key} {typed(of[key])}" for key in told_settings(of, ("world", "planners", "mask", "free"))]
     return tuple(of[group] for group in GROUPS if group != "world") + tuple(apart)

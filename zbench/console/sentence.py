@@ -34,8 +34,12 @@ BAD_INPUT, FAILED = 2, 1
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # a file that is named rightly and cannot be written for all that
 # Descriptions whose yamls leave out what is as usual, by their place in the configuration.
 _DESCRIBED = {
-    "cluster": Cluster, "cluster.device": Device, "cluster.domains": Domain, "model": Model, "world": World,
-}  # fmt: skip
+    "cluster": Cluster,
+    "cluster.device": Device,
+    "cluster.domains": Domain,
+    "model": Model,
+    "world": World,
+}
 # whose errors are of what parts made, not of what was asked for
 _OF_PLANS = ("zbench.run.contract", "zbench.proof.verify")
 

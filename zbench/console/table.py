@@ -82,8 +82,14 @@ FIGURES = (
     TableColumn("tokens/s", "", 0, _tokens),
     TableColumn("step, s", "mean of the steps", 5, _number("step_seconds", "{:.4g}")),
     TableColumn("MFU", "", 2, _number("mfu", "{:.1%}")),
-    TableColumn("NIC utilisation", "mean, lowest - highest", 4, _spread("nic_utilization", "{:.1%}"),
-           "NIC use", _number("nic_utilization", "{:.1%}")),
+    TableColumn(
+        "NIC utilisation",
+        "mean, lowest - highest",
+        4,
+        _spread("nic_utilization", "{:.1%}"),
+        "NIC use",
+        _number("nic_utilization", "{:.1%}"),
+    ),
     TableColumn("NIC idle", "share of time below 5 % of its rate", 10, _number("nic_idle", "{:.1%}"), measured=True),
     TableColumn(
         "NIC bytes, MB", "a step: mean, lowest - highest", 13, _spread("nic_bytes", "{:,.3f}", 1e-6), measured=True
@@ -94,12 +100,11 @@ FIGURES = (
     TableColumn("planning, ms", "median of the steps", 9, _number("plan_seconds", "{:.1f}", 1e3), "plan, ms"),
     TableColumn("peak memory, GiB", "fullest GPU", 6, _number("peak_bytes", "{:.1f}", 2.0**-30), "peak, GiB"),
     TableColumn("bound ratio", "fastest possible / this", 3, _number("bound_ratio", "{:.2f}"), "bound"),
-    TableColumn("ceiling ratio", "the same with its collectives", 15, _number("ceiling_ratio", "{:.2f}"),
-           "ceiling"),
+    TableColumn("ceiling ratio", "the same with its collectives", 15, _number("ceiling_ratio", "{:.2f}"), "ceiling"),
     TableColumn("speed-up", "over the baseline", 1, _speedup),
     TableColumn("95 % interval", "of the speed-up, over batches", 11, _interval),
     TableColumn("over worlds", "of the speed-up, least - greatest", 14, _over_worlds),
-)  # fmt: skip
+)
 
 
 def _shown(found: Sequence[Row]) -> list[TableColumn]:

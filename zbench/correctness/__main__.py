@@ -16,6 +16,7 @@ DEVICES = ("zbench.correctness.devices", "what was found is in the file, and the
 SUBCOMMANDS = {
     "matrix": ("zbench.correctness.matrix", "the table is of what was finished until then"),
     "mutate": ("zbench.correctness.mutate", "the tables are of what was judged until then"),
+    "steps": ("zbench.correctness.steps.command", "the table is of what was executed until then"),
 }
 
 

@@ -28,7 +28,14 @@ SHAPES = ((2, 2, 2), (2, 4, 2), (1, 4, 2), (3, 2, 1), (2, 3, 2), (2, 4, 4), (4, 
 HEADS = ((4, 2), (2, 2), (6, 3), (3, 1), (4, 4), (8, 2))  # query and kv heads
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 31, 61)
 # Keys of systems' yamls by which they leave a few thousand tokens uncut, and values at which they cut a few dozen.
-GRAINS = {"block_tokens": 16, "pack_tokens": 64, "tokens_per_rank": 16, "tolerance": 0}
+GRAINS = {
+    "block_tokens": 16,
+    "pack_tokens": 64,
+    "tokens_per_rank": 16,
+    "imbalance_tolerance": 0,
+    "reshuffle_tolerance": 0,
+    "remap_tolerance": 0,
+}
 # Little compute and quick starts: planners have a reason to cut even a few dozen tokens. And a GPU's proportions.
 SHARP = Device("sharp", 1e12, 80e9, 1e12, 1e12, 1e10, 1e9, 1e9, 1e-12, 1e-12)
 REAL = Device("real", 1e15, 80e9, 2e12, 3e11, 5e14, 6e14, 5e14, 5e-6, 6e-5)
@@ -69,7 +76,7 @@ def _others(node: Any) -> Iterator[tuple[str, object]]:
     for name, value in node.items():
         if isinstance(value, bool):
             yield name, not value
-        elif name == "backward":
+        elif name == "received_kv":
             yield from ((name, mode) for mode in MODES if mode != value)
 
 

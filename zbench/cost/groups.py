@@ -19,9 +19,14 @@ from zbench.describe.model import Model
 from zbench.plans.plan import Ints
 
 _RATES = (
-    "peak_flops", "memory_bytes", "copy_bandwidth", "strided_rate", "matmul_flops",
-    "attention_forward_flops", "attention_backward_flops",
-)  # fmt: skip
+    "peak_flops",
+    "memory_bytes",
+    "copy_bandwidth",
+    "strided_rate",
+    "matmul_flops",
+    "attention_forward_flops",
+    "attention_backward_flops",
+)
 
 
 def grouped(cost: Cost, tp: int) -> Cost:
@@ -54,9 +59,14 @@ def grouped(cost: Cost, tp: int) -> Cost:
         )
     nics = min(groups, cluster.nics_per_node)
     return replace(
-        cost, cluster=_cluster(cluster, tp, groups, nics), model=_model(model, tp), pipelines=False, tp=tp,
-        bonded_nics=cluster.nics_per_node // nics, inner=tuple(one for one in cluster.domains if one.gpus <= tp),
-    )  # fmt: skip
+        cost,
+        cluster=_cluster(cluster, tp, groups, nics),
+        model=_model(model, tp),
+        pipelines=False,
+        tp=tp,
+        bonded_nics=cluster.nics_per_node // nics,
+        inner=tuple(one for one in cluster.domains if one.gpus <= tp),
+    )
 
 
 def of_gpu(size: Ints, tp: int) -> Ints:

@@ -32,16 +32,22 @@ from zbench.describe.units import parse
 NARROW_NIC = 25e9
 # What each quantity is, by field; whoever reads a person's text asks here which numbers need a unit.
 CLUSTER_KINDS = {
-    "nic_bandwidth": "bytes/s", "nvlink_bandwidth": "bytes/s", "nic_latency": "seconds", "nvlink_latency": "seconds",
-    "host_bandwidth": "bytes/s", "host_latency": "seconds", "host_memory": "bytes",
-}  # fmt: skip
+    **dict.fromkeys(("nic_bandwidth", "nvlink_bandwidth"), "bytes/s"),
+    **dict.fromkeys(("nic_latency", "nvlink_latency"), "seconds"),
+    "host_bandwidth": "bytes/s",
+    "host_latency": "seconds",
+    "host_memory": "bytes",
+}
 DEVICE_KINDS = {
-    "peak_flops": "FLOP/s", "memory_bytes": "bytes", "copy_bandwidth": "bytes/s", "strided_rate": "bytes/s",
-    "matmul_flops": "FLOP/s", "attention_forward_flops": "FLOP/s", "attention_backward_flops": "FLOP/s",
-    "kernel_seconds": "seconds", "call_seconds": "seconds", "empty_block_seconds": "seconds",
-}  # fmt: skip
+    "peak_flops": "FLOP/s",
+    "memory_bytes": "bytes",
+    **dict.fromkeys(("copy_bandwidth", "strided_rate"), "bytes/s"),
+    **dict.fromkeys(("matmul_flops", "attention_forward_flops", "attention_backward_flops"), "FLOP/s"),
+    **dict.fromkeys(("kernel_seconds", "call_seconds", "empty_block_seconds"), "seconds"),
+}
 MAY_BE_ZERO = ("empty_block_seconds",)  # of a device's quantities
 MOST_RANKS = 2**20  # above any training cluster there is (some 200,000 GPUs)
+PLAN, LONGEST_WAITING = "plan", "longest_waiting"
 HOST_LINK = ("host_bandwidth", "host_efficiency", "host_latency")
 Ranks = NDArray[np.signedinteger[Any]]
 CURVES = ("attention_forward_causal", "attention_forward_full", "attention_backward_causal", "attention_backward_full")
@@ -174,6 +180,8 @@ class Cluster:
     none.
         No operation uses it yet (zbench.simulator.hops.copies). host_memory: bytes of a node, None where it is not
         known.
+    port_order: of messages that wait for one port, the first is "plan", what stands first in the plan, or
+        "longest_waiting", what has waited longest (zbench.simulator.clock).
     links: every class of links, by its number (zbench.describe.links).
     """
 
@@ -196,6 +204,7 @@ class Cluster:
     host_latency: float | None = None
     host_queues: int = 1
     host_memory: float | None = None
+    port_order: str = PLAN
     links: tuple[Link, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -219,6 +228,8 @@ class Cluster:
         check_channels("cluster.nvlink_channels", self.nvlink_channels)
         check_share("cluster.nic_efficiency", self.nic_efficiency)
         check_share("cluster.nvlink_efficiency", self.nvlink_efficiency)
+        if self.port_order not in (PLAN, LONGEST_WAITING):
+            raise ValueError(f"cluster.port_order is {self.port_order!r}; it takes {PLAN} or {LONGEST_WAITING}")
         object.__setattr__(self, "domains", domains_of(self.domains, self.gpus_per_node))
         object.__setattr__(self, "links", tuple(self._links()))
 

@@ -18,9 +18,12 @@ from zbench.describe.units import parse, with_noun
 NOMINAL = "nominal"  # the world in which nothing is changed
 MOST_TIMES = 1e6  # of a factor: beyond it a quantity leaves what a record's numbers may be
 _FACTORS = {
-    "nic_bandwidth": "NIC bandwidth", "nvlink_bandwidth": "NVLink bandwidth", "latency": "latencies",
-    "attention_rate": "attention rate", "matmul_rate": "matmul rate",
-}  # fmt: skip
+    "nic_bandwidth": "NIC bandwidth",
+    "nvlink_bandwidth": "NVLink bandwidth",
+    "latency": "latencies",
+    "attention_rate": "attention rate",
+    "matmul_rate": "matmul rate",
+}
 _CHANNELS = {"nic_channels": "NIC", "nvlink_channels": "NVLink"}
 
 

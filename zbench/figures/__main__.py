@@ -16,9 +16,20 @@ with loading(__name__):
     from zbench.console.sentence import not_among
 
 NAMES = (
-    "lengths", "costs", "throughput", "scaling", "ablation", "timeline", "nics", "planning", "flexsp", "headroom",
-    "desk_systems", "desk_nics", "desk_parts",
-)  # fmt: skip
+    "lengths",
+    "costs",
+    "throughput",
+    "scaling",
+    "ablation",
+    "timeline",
+    "nics",
+    "planning",
+    "flexsp",
+    "headroom",
+    "desk_systems",
+    "desk_nics",
+    "desk_parts",
+)
 AT_ONCE = 2  # records made at a time; where times are measured, the machine has one only
 ALONE = ("planning", "desk_systems", "desk_parts")
 ASKED = ("desk_systems", "desk_parts")  # made for those only who name them: they take a right and 20 minutes

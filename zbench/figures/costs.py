@@ -16,7 +16,7 @@ __all__ = ["EXPERIMENTS", "PANELS", "SIZE", "draw", "table", "where"]
 EXPERIMENTS = ("costs",)
 PANELS = (3, 1)
 SIZE = (WIDTH, 8.2)
-_KV_MOVES = 3  # kv forward, kv and its gradient backward: zeppelin's `backward: carry`
+_KV_MOVES = 3  # kv forward, kv and its gradient backward: zeppelin's `received_kv: carry`
 _LENGTHS = np.unique(np.geomspace(256, 131072, 60).astype(np.int64))
 _LINES = {"attention": BLUE, "linear": GREEN, "intra-node": ORANGE, "inter-node": VERMILLION}
 

@@ -18,8 +18,16 @@ from zbench.record.outputs import whole_file
 
 WIDTH = 5.2  # inches
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE, GREY = (
-    "#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#8c8c8c",
-)  # fmt: skip
+    "#000000",
+    "#e69f00",
+    "#56b4e9",
+    "#009e73",
+    "#f0e442",
+    "#0072b2",
+    "#d55e00",
+    "#cc79a7",
+    "#8c8c8c",
+)
 SYSTEMS: Mapping[str, tuple[str, str]] = {  # colour and marker
     "ring": (BLACK, "o"),
     "allgather": (GREY, "s"),

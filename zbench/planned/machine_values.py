@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from zbench.describe.cluster import CURVES, Cluster, Device
+from zbench.describe.cluster import CURVES, PLAN, Cluster, Device
 from zbench.describe.curve import Curve
 from zbench.describe.links import Domain
 from zbench.describe.mask import Mask
@@ -29,6 +29,8 @@ def cluster_values(cluster: Cluster) -> dict[str, Any]:
     device["matmul_by_tokens"] = {name: _curve_values(one) for name, one in device["matmul_by_tokens"].items()}
     domains = [{name: getattr(one, name) for name in _DOMAIN} for one in cluster.domains]
     values = {name: getattr(cluster, name) for name in _CLUSTER}
+    if cluster.port_order == PLAN:
+        del values["port_order"]  # as files have it that were written before there was another
     return values | {"device": device, "domains": domains}
 
 
@@ -38,7 +40,7 @@ def cluster_of(values: Any, where: str) -> Cluster:
     Raises:
         ValueError: something is missing, unknown, or no such constant.
     """
-    check_plan_keys(values, _CLUSTER, where)
+    check_plan_keys({"port_order": PLAN, **values} if isinstance(values, Mapping) else values, _CLUSTER, where)
     check_plan_keys(values["device"], _DEVICE, f"{where}.device")
     if not isinstance(values["domains"], list):
         raise ValueError(f"{where}.domains is {shown(values['domains'])}; it has to be a list of domains")

@@ -17,9 +17,14 @@ LISTS = ("offsets", "items")
 PIPELINES = ("lead", "tp", "pp")
 _TABLES = {"blocks": BLOCKS, "lists": LISTS, "lanes": LISTS, "forward": COLUMNS, "backward": COLUMNS}
 _PLAIN = {
-    "num_ranks": int, "num_heads": int, "mask": str, "backward_mode": str, "serial_legs": bool, "attention": str,
+    "num_ranks": int,
+    "num_heads": int,
+    "mask": str,
+    "backward_mode": str,
+    "serial_legs": bool,
+    "attention": str,
     "notes": dict,
-}  # fmt: skip
+}
 KEYS = (*_PLAIN, "lengths", "sequences", *_TABLES, "pipelines")
 
 

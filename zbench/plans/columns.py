@@ -178,12 +178,21 @@ class Ops:
         return _columns(len(rank), ATTEND, -1, (rank, rank), heads, q_blocks, kv_blocks)
 
 
-TYPES: Mapping[str, Any] = MappingProxyType({
-    "kind": np.dtype(np.int8), "tensor": np.dtype(np.int8), "src": np.dtype(np.int32), "dst": np.dtype(np.int32),
-    "head_lo": np.dtype(np.int16), "head_hi": np.dtype(np.int16), "blocks": np.dtype(np.int32),
-    "kv_blocks": np.dtype(np.int32), "via": np.dtype(np.int16), "keep": np.dtype(np.int8),
-    "collective": np.dtype(np.int8),
-})  # fmt: skip
+TYPES: Mapping[str, Any] = MappingProxyType(
+    {
+        "kind": np.dtype(np.int8),
+        "tensor": np.dtype(np.int8),
+        "src": np.dtype(np.int32),
+        "dst": np.dtype(np.int32),
+        "head_lo": np.dtype(np.int16),
+        "head_hi": np.dtype(np.int16),
+        "blocks": np.dtype(np.int32),
+        "kv_blocks": np.dtype(np.int32),
+        "via": np.dtype(np.int16),
+        "keep": np.dtype(np.int8),
+        "collective": np.dtype(np.int8),
+    }
+)
 COLUMNS = tuple(TYPES)
 
 

@@ -90,9 +90,8 @@ def _chunks(lengths, seqs, group, num_rows, bands):  # type: ignore[no-untyped-d
     count = 0
     for i in range(len(lengths)):
         count += min(lengths[i], num_rows if bands[i] else 2 * num_rows)
-    seq, start, stop, row = (
-        np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
-    )  # fmt: skip
+    found = np.empty((4, count), np.int64)
+    seq, start, stop, row = found[0], found[1], found[2], found[3]
     at, begin = 0, 0
     for i in range(len(lengths)):
         chunks = num_rows if bands[i] else 2 * num_rows

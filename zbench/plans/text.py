@@ -42,10 +42,15 @@ _TRANSFER = re.compile(
 )
 _ATTEND = re.compile(r"attend rank (\d+) q list (\d+) kv list (\d+) heads (\d+):(\d+)")
 _FORMS = (
-    "plan of N sequences on N ranks, N heads, mask MASK", "sequence N of N tokens", "block at N: N[N:N] ...",
-    "list N ...", "lanes N ...", "pipeline at N: tp N pp N", "transfer TENSOR list N heads N:N rank N -> N",
+    "plan of N sequences on N ranks, N heads, mask MASK",
+    "sequence N of N tokens",
+    "block at N: N[N:N] ...",
+    "list N ...",
+    "lanes N ...",
+    "pipeline at N: tp N pp N",
+    "transfer TENSOR list N heads N:N rank N -> N",
     "attend rank N q list N kv list N heads N:N",
-)  # fmt: skip
+)
 
 
 def summary(plan: Plan) -> str:

@@ -15,8 +15,8 @@ from zbench.cost.groups import of_gpu, of_nics
 from zbench.describe.worlds import NOMINAL
 
 Line = dict[str, Any]
-_WITHOUT_WORLDS = {"world": {"_target_": "zbench.describe.worlds.World"}, "planners": "world"}
-_BEFORE: dict[str, Any] = {"free": [], "mask": "causal"}
+_WITHOUT_WORLDS = {"world": {"_target_": "zbench.describe.worlds.World"}, "planners_see": "world"}
+_BEFORE: dict[str, Any] = {"free_model_keys": [], "mask": "causal"}
 
 
 def with_all_keys(config: Any) -> Any:
@@ -49,12 +49,15 @@ def as_today(start: Line, steps: Sequence[Line]) -> tuple[Line, list[Line]]:
     try:
         bonded = nics // facts["nics_per_node"]
         changed = {
-            "num_gpus": facts["num_ranks"] * tp, "gpus_per_node": facts["gpus_per_node"] * tp,
-            "nics_per_node": nics, "num_nics": facts["num_nics"] * bonded,
+            "num_gpus": facts["num_ranks"] * tp,
+            "gpus_per_node": facts["gpus_per_node"] * tp,
+            "nics_per_node": nics,
+            "num_nics": facts["num_nics"] * bonded,
             "nic_bandwidth": facts["nic_bandwidth"] / bonded,
-            "peak_flops": facts["peak_flops"] / tp, "memory_bytes": facts["memory_bytes"] / tp,
+            "peak_flops": facts["peak_flops"] / tp,
+            "memory_bytes": facts["memory_bytes"] / tp,
             "device": facts["device"].removeprefix(f"tp groups of {tp} "),
-        }  # fmt: skip
+        }
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise ValueError(
             f"facts of the start line are not those of groups of {tp!r} GPUs on nodes of {nics!r} NICs"

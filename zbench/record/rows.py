@@ -4,7 +4,7 @@ Every figure is derived from the raw records, nothing is read back that was deri
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import mean
 from typing import Any
@@ -17,8 +17,24 @@ from zbench.record.words import typed
 
 GROUPS = ("system", "workload", "cluster", "model", "executor", "world")
 # Runs with these of their configuration in common are comparable; their batches' digests must agree too.
-SAME = ("workload", "cluster", "model", "executor", "world", "planners", "mask", "seed", "tokens_per_gpu", "free")
+SAME = (
+    "workload",
+    "cluster",
+    "model",
+    "executor",
+    "world",
+    "planners_see",
+    "mask",
+    "seed",
+    "tokens_per_gpu",
+    "free_model_keys",
+)
+CALLED = {
+    "planners": "planners_see",
+    "free": "free_model_keys",
+}  # columns of a table whose key of a run has another name
 SHOWN = 10  # characters of a digest of sources
+_SETTING = ("planners", "mask", "tokens_per_gpu", "free", "seed", "steps", "check")
 
 Row = dict[str, Any]
 
@@ -39,16 +55,18 @@ def label(start: Line, group: str) -> str:
     return " ".join([str(config.get("choices", {}).get(group)), *(f"{key}={value}" for key, value in changed.items())])
 
 
+def told_keys(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Returns the values of a run's own keys, by the names that they have as columns of tables."""
+    return {name: config.get(CALLED.get(name, name)) for name in names}
+
+
 def setting(start: Line) -> dict[str, str]:
     """Returns everything but system and workload that has to be equal for runs to be averaged, or one to rank above
     another."""
     config = start["config"]
     return {
         **{group: label(start, group) for group in GROUPS[2:]},
-        **{
-            key: typed(config.get(key))
-            for key in ("planners", "mask", "tokens_per_gpu", "free", "seed", "steps", "check")
-        },
+        **{name: typed(value) for name, value in told_keys(config, _SETTING).items()},
         "sources": str(start["fingerprint"].get("sources"))[:SHOWN],
     }
 
@@ -129,11 +147,7 @@ def _row(number: int, run: Run, alike: dict[str, list[Run]], convention: str) ->
     return {
         "run": number,
         **{group: label(start, group) for group in GROUPS},
-        "planners": config.get("planners"),
-        "mask": config.get("mask"),
-        "free": config.get("free"),
-        "seed": config.get("seed"),
-        "tokens_per_gpu": config.get("tokens_per_gpu"),
+        **told_keys(config, ("planners", "mask", "free", "seed", "tokens_per_gpu")),
         "steps": len(run.steps),
         "steps_asked": config.get("steps"),
         "sources": str(start["fingerprint"].get("sources"))[:SHOWN],

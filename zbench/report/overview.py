@@ -28,8 +28,18 @@ SHARES = (
     "optimizer",
     "waiting",
 )
-SERIES = ("step_seconds", "tokens_per_second", "mfu", "bound_ratio", "nic_utilization", "exposed_communication",
-          "imbalance", "plan_seconds", "peak_bytes", "loss")  # fmt: skip
+SERIES = (
+    "step_seconds",
+    "tokens_per_second",
+    "mfu",
+    "bound_ratio",
+    "nic_utilization",
+    "exposed_communication",
+    "imbalance",
+    "plan_seconds",
+    "peak_bytes",
+    "loss",
+)
 _DIGITS = 5  # of every number in the page: more than a chart or a hover shows
 
 Table = dict[str, Any]

@@ -102,11 +102,11 @@ def reusable(case: RunCase, settings: Settings, parts: Parts, earlier: Iterable[
     """Finds a finished run that a new one of `case` could only repeat: same sources, settings and batches.
 
     Simulated ones are looked for in the record. What was measured depends on the day, so it has to be of the same
-    command (a sweep) unless `settings.again` is false, and not have gone on from a checkpoint, which a job in between
+    command (a sweep) unless `settings.rerun` is false, and not have gone on from a checkpoint, which a job in between
     may have replaced.
     """
     measured = not parts.simulated and settings.resume is None
-    if parts.repeats(case.system) or (measured and not settings.again):
+    if parts.repeats(case.system) or (measured and not settings.rerun):
         known = read(settings.out, lambda start: _is_same(start, case.start))[0] if Path(settings.out).is_file() else []
     elif measured:
         known = [run for run in earlier if run.path == settings.out and _is_same(run.start, case.start)]

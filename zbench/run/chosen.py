@@ -1,9 +1,9 @@
 """Makes what is chosen before a run, once, and keeps the choice for the next run. An edge.
 
 Systems may choose their configuration (`choose`), or have limits that are tried (`limits`); keys of the model may be
-free (the run's `free`), so that every system has its best of them. A choice depends on cluster, model, workload, batch
-size, the system's keys and the sources, not on the run's seed; it is kept by all of them in the user's cache folder. A
-record has it, and is replayed with it.
+free (the run's `free_model_keys`), so that every system has its best of them. A choice depends on cluster, model,
+workload, batch size, the system's keys and the sources, not on the run's seed; it is kept by all of them in the user's
+cache folder. A record has it, and is replayed with it.
 """
 
 import hashlib
@@ -30,7 +30,17 @@ from zbench.run.parts import Parts, make_system
 from zbench.run.target import Make, from_yaml, make_part
 
 SEED = 7_777_777  # of the batches that are looked at; a run of this seed has those of the next one looked at
-CONFIGURED = ("cluster", "model", "world", "planners", "mask", "workload", "system", "tokens_per_gpu", "free")
+CONFIGURED = (
+    "cluster",
+    "model",
+    "world",
+    "planners_see",
+    "mask",
+    "workload",
+    "system",
+    "tokens_per_gpu",
+    "free_model_keys",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Finds out which of a few settings of a system is fastest over a distribution of lengths. Pure: no torch.
 
 What a user sets once, before a run, from what they know of their data: how parameters are sharded and whether layers
-are recomputed (`free`), and limits that a system has its user set (its `limits`, zbench.interfaces.abilities). It is
-chosen as static_best is (zbench.systems.static_best.search): settings are played on batches of another seed than the
-run's, on few of them first, the best on all.
+are recomputed (`free_model_keys`), and limits that a system has its user set (its `limits`,
+zbench.interfaces.abilities). It is chosen as static_best is (zbench.systems.static_best.search): settings are played on
+batches of another seed than the run's, on few of them first, the best on all.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

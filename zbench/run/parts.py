@@ -26,7 +26,7 @@ from zbench.run.target import Make, expect, from_yaml, make_part
 SIMULATED = "zbench.simulator.simulate.Simulated"
 PRECISIONS = {"exact": 8, "float32": 4}  # bytes of an element: what these checks compute in
 CHECKS = (*PRECISIONS, "bytes")
-PLANNERS = ("world", NOMINAL)  # what planners see: the world that is played, or the nominal machine whatever is played
+PLANNERS_SEE = ("world", NOMINAL)  # the world that is played, or the nominal machine whatever is played
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class Settings:
     trace: str | None
     check: Sequence[str]
     resume: str | None
-    again: bool = True
-    planners: str = "world"
+    rerun: bool = True
+    planners_see: str = "world"
     mask: str = "causal"
-    free: Sequence[str] = ()
+    free_model_keys: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("seed", 0), ("tokens_per_gpu", 1)):
@@ -64,11 +64,12 @@ class Settings:
             if not (isinstance(value, str) and value) and not (value is None and kind.endswith("null")):
                 raise ValueError(f"{name} is {value!r}; it takes the name of {kind}")
 
-        check_boolean("again", self.again)
-        if set(self.free) - set(FREE) or len(set(self.free)) < len(self.free):
-            raise ValueError(f"free is {list(self.free)}; it takes a list of {' and '.join(FREE)}, or []")
-        if self.planners not in PLANNERS:
-            raise ValueError(f"planners is {self.planners!r}; it takes {' or '.join(PLANNERS)}: what they see")
+        check_boolean("rerun", self.rerun)
+        free = self.free_model_keys
+        if set(free) - set(FREE) or len(set(free)) < len(free):
+            raise ValueError(f"free_model_keys is {list(free)}; it takes a list of {' and '.join(FREE)}, or []")
+        if self.planners_see not in PLANNERS_SEE:
+            raise ValueError(f"planners_see is {self.planners_see!r}; it takes {' or '.join(PLANNERS_SEE)}")
         Mask.of(self.mask)
 
     @staticmethod
@@ -77,8 +78,8 @@ class Settings:
         given = {name: config[name] for name in Settings.__dataclass_fields__}
         check = given["check"]
         given["check"] = () if check is None else tuple(check) if OmegaConf.is_list(check) else (check,)
-        free = given["free"]
-        given["free"] = tuple(free) if isinstance(free, list) or OmegaConf.is_list(free) else (str(free),)
+        free = given["free_model_keys"]
+        given["free_model_keys"] = tuple(free) if isinstance(free, list) or OmegaConf.is_list(free) else (str(free),)
         return Settings(**given)
 
 
@@ -114,14 +115,15 @@ class Parts:
         tokens = settings.tokens_per_gpu * cluster.num_ranks
         workload = make_part(make, config, "workload", seed=settings.seed, tokens=tokens)
         cost = make_cost(cluster, model, simulated)
-        seen = make_cost(*nominal, simulated) if settings.planners == NOMINAL else cost
-        if settings.planners != "world" and not simulated:
+        seen = make_cost(*nominal, simulated) if settings.planners_see == NOMINAL else cost
+        if settings.planners_see != "world" and not simulated:
             raise ValueError(
-                f"planners is {settings.planners}; only executor=simulated plays another machine than planners know, "
-                "and what is measured takes planners=world"
+                f"planners_see is {settings.planners_see}; only executor=simulated plays another machine than planners "
+                "know, and what is measured takes planners_see=world"
             )
-        if settings.free and not simulated:
-            raise ValueError(f"free is {list(settings.free)}; only with executor=simulated does a system choose them")
+        if settings.free_model_keys and not simulated:
+            free = list(settings.free_model_keys)
+            raise ValueError(f"free_model_keys is {free}; only with executor=simulated does a system choose them")
         for name in ("check", "resume"):
             if getattr(settings, name) and simulated:
                 raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
@@ -137,7 +139,18 @@ class Parts:
         expect("executor", executor, "step")
         expect("tracker", tracker, "log")
         return Parts(
-            world, nominal, cluster, model, cost, seen, workload, executor, tracker, simulated, tokens, settings.free
+            world,
+            nominal,
+            cluster,
+            model,
+            cost,
+            seen,
+            workload,
+            executor,
+            tracker,
+            simulated,
+            tokens,
+            settings.free_model_keys,
         )
 
     @property

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from zbench.console.overrides import BASELINE_KEYS, check_choices
 from zbench.console.sentence import no_key, not_among
+from zbench.record.renamed import old_key
 from zbench.record.rows import GROUPS
 from zbench.run.parts import Settings
 from zbench.run.presets import Presets
@@ -59,7 +60,7 @@ def request(config: DictConfig, command: str, command_id: str, presets: Presets)
     settings = Settings.of(config)
     check_units(config.get("cluster"), config.get("world"))
     choices = _chosen(told)
-    _check_keys(given, choices)
+    _check_keys(config, given, choices)
     name = str(told.job.config_name)
     changes = {}
     presets.compose_together(name, choices)
@@ -84,11 +85,15 @@ def request(config: DictConfig, command: str, command_id: str, presets: Presets)
     )
 
 
-def _check_keys(given: Sequence[str], chosen: Mapping[str, Any]) -> None:
-    """Refuses a top-level key that the command line adds, as +foo=1, and nothing reads.
+def _check_keys(config: DictConfig, given: Sequence[str], chosen: Mapping[str, Any]) -> None:
+    """Refuses a top-level key that nothing reads: one that the command line adds, as +foo=1, or one of an earlier
+    version, which a user's experiment may have.
 
     An experiment may have keys of its own, which its other keys refer to. chosen: the groups.
     """
+    for key in config:
+        if told := old_key(str(key), None):
+            raise ValueError(told)
     known = (*GROUPS, "tracker", *Settings.__dataclass_fields__, BASELINE_KEYS)
     for word in given:
         key = re.split(r"[=.@/]", word.lstrip("+"))[0]

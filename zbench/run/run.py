@@ -16,25 +16,23 @@ from zbench.console.table import print_run
 from zbench.cost.memory import check_memory
 from zbench.describe.batch import Batch
 from zbench.describe.mask import CAUSAL, Mask
-from zbench.describe.worlds import NOMINAL
 from zbench.interfaces.abilities import SavesCheckpoints, TracesSteps
 from zbench.interfaces.protocols import Executor, Ready
 from zbench.interfaces.result import StepResult
 from zbench.proof.verify import PlanError, verify_step
 from zbench.record.kinds import RECORD, TRACE
-from zbench.record.metrics import Facts, counted, nic_curves
+from zbench.record.metrics import Facts, nic_curves
 from zbench.record.outputs import check_apart, check_output, check_outside
 from zbench.record.record import Line, Run
-from zbench.record.rows import label, rows
-from zbench.record.words import cluster_words, convention_words
+from zbench.record.rows import rows
 from zbench.record.writer import RecordError, RecordWriter
 from zbench.run.admission import admit, unchosen_words
 from zbench.run.cases import RunCase, reusable, run_cases
 from zbench.run.contract import gives, plans_of
-from zbench.run.parts import PRECISIONS, Parts, Settings
+from zbench.run.parts import Parts, Settings
 from zbench.run.request import Request
+from zbench.run.summary import about_words, file_words, run_words
 from zbench.run.warm import warm
-from zbench.runtime.executor import LIMITS
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.trace.file import trace_reference
 from zbench.trace.step import write_trace
@@ -77,7 +75,7 @@ def run_with_baseline(request: Request, earlier: Iterable[Run] = (), sweep: Swee
     for line in unchosen_words(request, parts):
         say(line)
     reused = reusable(baseline, settings, parts, earlier) if baseline else None
-    known = None if settings.again else reusable(own, settings, parts, ())
+    known = None if settings.rerun else reusable(own, settings, parts, ())
     played = [case for case, found in ((baseline, reused), (own, known)) if case and not found]
     done = [reused] if reused else []
     writer = RecordWriter.open(settings.out)
@@ -90,16 +88,16 @@ def run_with_baseline(request: Request, earlier: Iterable[Run] = (), sweep: Swee
     finally:
         writer.close()
     done += [known] if known else []
-    about = _about(own, parts, done)
+    about = about_words(own, parts, done)
     if request.chooses_tracker and played:
         about.append(tracker_words(parts.tracker))
     if sweep is not None:
         sweep.said |= dict.fromkeys(about)
-        sweep.files |= dict.fromkeys(_files(settings))
+        sweep.files |= dict.fromkeys(file_words(settings))
         sweep.not_again += (reused is not None) + (known is not None)
         return done
     print_run(rows(done))
-    for line in (*about, *_words(own, settings, reused, known)):
+    for line in (*about, *run_words(own, settings, reused, known)):
         say(line)
     return done
 
@@ -239,64 +237,3 @@ def _step(case: RunCase, executor: Executor, step: int, trace: str | None, meter
 def _visible(batch: Batch, mask: Mask) -> dict[str, int]:
     """Returns the visible pairs, where lengths alone do not tell them to whoever reads the record."""
     return {} if mask == CAUSAL else {"pairs": mask.pairs(batch.lengths)}
-
-
-def _about(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
-    """Says where the runs' figures come from, and whether they count."""
-    where = cluster_words(own.start["facts"])
-    if own.start["config"].get("planners") == NOMINAL:
-        where += "; planners know the nominal machine alone"
-    chosen = [
-        f"{label(run.start, 'system')}: {run.start['chosen']['words']}." for run in done if run.start.get("chosen")
-    ]
-    if parts.simulated:
-        return [f"SIMULATED on {where}. Nothing here was measured on hardware.", *chosen]
-    measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
-    systems = ", ".join(dict.fromkeys(label(run.start, "system") for run in done))
-    return [measured, *chosen, *(f"{systems}: {line}" for line in _checks(done)), *_invalid(done)]
-
-
-def _words(own: RunCase, settings: Settings, reused: Run | None, known: Run | None) -> list[str]:
-    """Says how to read the figures of a run, and where they are."""
-    lines = [convention_words("zbench")]
-    if reused and reused.line:
-        lines.append(f"Baseline {settings.baseline} was not run again: the record has it, from line {reused.line} on.")
-    elif reused:
-        lines.append(f"Baseline {settings.baseline} was not run again: this sweep measured it, {reused.start['run']}.")
-    if known:
-        lines.append(f"{own.name} was not run again: the record has it, from line {known.line} on.")
-    return lines + _files(settings)
-
-
-def _files(settings: Settings) -> list[str]:
-    traced = f"Trace of the first step: {settings.trace} (open it in ui.perfetto.dev)"
-    return [f"Record: {settings.out}", *([traced] if settings.trace else [])]
-
-
-def _invalid(done: Sequence[Run]) -> list[str]:
-    """Says which runs have steps that do not count."""
-    counts = [(label(run.start, "system"), len(run.steps) - len(counted(run.steps)), len(run.steps)) for run in done]
-    return [
-        f"INVALID: {bad} of {all_} steps of {name}, in which this machine was too busy for ranks' work or messages; "
-        "no figure above has them."
-        for name, bad, all_ in counts
-        if bad
-    ]
-
-
-def _checks(done: Sequence[Run]) -> list[str]:
-    """Says what the checks of every step found, over all runs."""
-    found = [step["checks"] for run in done for step in run.steps if step.get("checks")]
-    lines = []
-    for check, limit in LIMITS.items():
-        if worst := [checks[check] for checks in found if check in checks]:
-            lines.append(
-                f"check={check} holds: loss and every gradient within {max(worst):.2g} of the dense model's in "
-                f"{len(worst)} steps (relative, float{8 * PRECISIONS[check]}; {limit:g} is allowed)."
-            )
-    if sizes := [checks["bytes"] for checks in found if "bytes" in checks]:
-        lines.append(
-            f"check=bytes holds: every rank and NIC sent and received what the simulator charges in {len(sizes)} "
-            f"steps ({sum(sizes) / len(sizes) / 1e6:,.3f} MB a step)."
-        )
-    return lines

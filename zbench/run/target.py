@@ -13,9 +13,13 @@ Make = Callable[[Mapping[str, Any], str], Callable[..., Any]]  # what makes the 
 
 # What sets the arguments that a run gives its parts, which their yaml must not have: they would be recorded, not used.
 _SET = {
-    "seed": "seed={}", "tokens": "tokens_per_gpu, which times the number of GPUs is that", "check": "check={}",
-    "cost": "the keys of cluster and model", "resume": "resume={}", "workload": "workload to the name of one",
-}  # fmt: skip
+    "seed": "seed={}",
+    "tokens": "tokens_per_gpu, which times the number of GPUs is that",
+    "check": "check={}",
+    "cost": "the keys of cluster and model",
+    "resume": "resume={}",
+    "workload": "workload to the name of one",
+}
 
 
 def from_yaml(config: Mapping[str, Any], group: str) -> Callable[..., Any]:

@@ -5,8 +5,9 @@ A hop (zbench.simulator.hops) waits for its data, for its **queues** and for its
 - a link is a GPU's port to one of the domains it is in or to its host, or a NIC, each direction by itself, of k
   channels (Cluster.links) with an equal share of its bandwidth. A message takes one channel of the sending and one of
   the receiving link, so that to one peer alone it has a k-th of the bandwidth; a collective's takes all of both. Of the
-  hops that wait, the first that finds both free goes (ties: plan order), so a link never idles for a hop that waits
-  elsewhere;
+  hops that wait, the first that finds both free goes, so a link never idles for a hop that waits elsewhere; of several
+  that find them free at once, the one that stands first in the plan, or the one that has waited longest
+  (Cluster.port_order);
 - a queue belongs to a rank and starts its hops in plan order, as many at a time as its links have channels. Each rank
   has a compute queue and, for every class of links, one a direction for transfers of its own and one for what it passes
   on for others. Messages from one queue to one other queue go one after another.
@@ -23,7 +24,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats
-from zbench.describe.cluster import Cluster
+from zbench.describe.cluster import LONGEST_WAITING, Cluster
 from zbench.plans.dataflow import Edges
 from zbench.plans.plan import Ints
 from zbench.simulator.hops import Hops, num_links, num_queues
@@ -43,21 +44,29 @@ class Timeline:
 class Free:
     """When channels are free, in seconds: queues [num_queues, most channels], links [num_links, most channels].
 
-    A queue or link with fewer channels than the most has its first ones.
+    A queue or link with fewer channels than the most has its first ones. longest_waiting: who goes first at a link
+    that several wait for (Cluster.port_order).
     """
 
     queues: Floats
     links: Floats
+    longest_waiting: bool = False
 
     @staticmethod
     def zero(cluster: Cluster) -> "Free":
         """Returns channels that are all free at 0."""
+        return Free.of(cluster, cluster.num_ranks * num_queues(cluster))
+
+    @staticmethod
+    def of(cluster: Cluster, queues: int) -> "Free":
+        """Returns channels of so many queues, and of a cluster's links, that are all free at 0."""
         most = max(link.channels for link in cluster.links)
-        return Free(np.zeros((cluster.num_ranks * num_queues(cluster), most)), np.zeros((num_links(cluster), most)))
+        links = np.zeros((num_links(cluster), most))
+        return Free(np.zeros((queues, most)), links, cluster.port_order == LONGEST_WAITING)
 
     def copy(self) -> "Free":
         """Returns a copy that goes on by itself."""
-        return Free(self.queues.copy(), self.links.copy())
+        return Free(self.queues.copy(), self.links.copy(), self.longest_waiting)
 
 
 class HopRows(NamedTuple):
@@ -123,10 +132,15 @@ class HopGraph:
 
 def hop_graph(parts: Hops, busy: Floats, latency: Floats, edges: Edges) -> HopGraph:
     """Puts hops into a program: queues in plan order and data edges, from operations to hops."""
+    hop_edges = _hop_edges(edges.producer, edges.consumer, parts.first, parts.last, parts.after)
+    return graph_of(parts, busy, latency, *hop_edges)
+
+
+def graph_of(parts: Hops, busy: Floats, latency: Floats, producer: Ints, consumer: Ints) -> HopGraph:
+    """Puts hops into a program: queues in plan order and edges between hops."""
     next_a, next_b, queue_waits = _queue_order(parts.queue_a, parts.queue_b)
     pair, next_pair = _pairs(parts)
     queue_waits[next_pair[next_pair >= 0]] += 1
-    producer, consumer = _hop_edges(edges.producer, edges.consumer, parts.first, parts.last, parts.after)
     offsets, followers, waits = _rows(len(parts.op), producer, consumer)
     return HopGraph(parts, busy, latency, next_a, next_b, pair, next_pair, offsets, followers, waits + queue_waits)
 
@@ -212,7 +226,9 @@ def run_hops(of: HopGraph, rank_ready: Floats, free: Free) -> Timeline:
 
     free: when queues and links are; changed in place to when they are afterwards.
     """
-    return Timeline(*_run(of.rows, of.following, of.waits.copy(), rank_ready, free.queues, free.links))
+    return Timeline(
+        *_run(of.rows, of.following, of.waits.copy(), rank_ready, free.queues, free.links, free.longest_waiting)
+    )
 
 
 @nb.njit(cache=True)
@@ -235,25 +251,25 @@ def take(free, at, channels, slot, until):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(cache=True)
-def _run(rows, following, waits, rank_ready, queue_free, link_free):  # type: ignore[no-untyped-def]
+def _run(rows, following, waits, rank_ready, queue_free, link_free, longest_waiting):  # type: ignore[no-untyped-def]
     rank, queue_a, queue_b, link_a, link_b, channels, slot, busy, latency = rows
     next_a, next_b, next_pair, offsets, followers = following
     num_hops = len(rank)
     ready, start, release, done = np.empty(num_hops), np.empty(num_hops), np.empty(num_hops), np.empty(num_hops)
-    heap = [(0.0, 0) for _ in range(0)]
+    heap = [(0.0, 0.0, 0) for _ in range(0)]  # when, since when it waits where that counts, and the hop
     for hop in range(num_hops):
         ready[hop] = max(rank_ready[rank[hop]], queue_free[queue_a[hop], slot[hop]])
         if queue_b[hop] >= 0:
             ready[hop] = max(ready[hop], queue_free[queue_b[hop], slot[hop]])
         if waits[hop] == 0:
-            heapq.heappush(heap, (ready[hop], hop))
+            heapq.heappush(heap, (ready[hop], ready[hop] if longest_waiting else 0.0, hop))
     while len(heap):
-        begin, hop = heapq.heappop(heap)
+        begin, since, hop = heapq.heappop(heap)
         a, b, k, s = link_a[hop], link_b[hop], channels[hop], slot[hop]
         if a >= 0:
             both = link_free[a, s] if b < 0 else max(link_free[a, s], link_free[b, s])
             if both > begin:  # asks again when both are free; others may go first
-                heapq.heappush(heap, (both, hop))
+                heapq.heappush(heap, (both, since, hop))
                 continue
         start[hop] = begin
         release[hop] = begin + busy[hop]
@@ -269,17 +285,17 @@ def _run(rows, following, waits, rank_ready, queue_free, link_free):  # type: ig
                 ready[follower] = max(ready[follower], begin, queue_free[queue, slot[follower]])
                 waits[follower] -= 1
                 if waits[follower] == 0:
-                    heapq.heappush(heap, (ready[follower], follower))
+                    heapq.heappush(heap, (ready[follower], ready[follower] if longest_waiting else 0.0, follower))
         follower = next_pair[hop]
         if follower >= 0:
             ready[follower] = max(ready[follower], release[hop])
             waits[follower] -= 1
             if waits[follower] == 0:
-                heapq.heappush(heap, (ready[follower], follower))
+                heapq.heappush(heap, (ready[follower], ready[follower] if longest_waiting else 0.0, follower))
         for at in range(offsets[hop], offsets[hop + 1]):
             follower = followers[at]
             ready[follower] = max(ready[follower], done[hop])
             waits[follower] -= 1
             if waits[follower] == 0:
-                heapq.heappush(heap, (ready[follower], follower))
+                heapq.heappush(heap, (ready[follower], ready[follower] if longest_waiting else 0.0, follower))
     return start, release, done

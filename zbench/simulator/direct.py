@@ -123,8 +123,21 @@ def direct(plan: Plan, ops: Ops, waits: tuple[Column, Column], cost: Cost, backw
         _count(part.src, part.dst, where[here], size, sent, received)
     latency = np.array([0.0, *(link.latency for link in cluster.links)])
     rows = by_rank(ops.kind == ATTEND, ops.src, ops.dst, cluster.num_ranks)
-    return Direct(ops.src, ops.dst, where, busy, latency, channels, ops.collective, offsets, producers, rows,
-                  ports(cluster), sent, received)  # fmt: skip
+    return Direct(
+        ops.src,
+        ops.dst,
+        where,
+        busy,
+        latency,
+        channels,
+        ops.collective,
+        offsets,
+        producers,
+        rows,
+        ports(cluster),
+        sent,
+        received,
+    )
 
 
 def _attended(plan: Plan, ops: Ops) -> Iterator[tuple[int, Ops, Repeats]]:

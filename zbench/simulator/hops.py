@@ -148,6 +148,15 @@ def class_of(src, dst, classes, member):  # type: ignore[no-untyped-def]
     return NIC
 
 
+@nb.njit(cache=True)
+def _ends(port, link_class, src, sends, dst, receives):  # type: ignore[no-untyped-def]
+    """Returns (queue at src, queue at dst, link of src, link of dst, class of the links) of a hop; sends, receives: the
+    kinds of the two queues."""
+    queues, first = 1 + 4 * len(port), 4 * link_class
+    queue_a, queue_b = src * queues + first + sends, dst * queues + first + receives
+    return queue_a, queue_b, port[link_class, src], port[link_class, dst] + 1, link_class
+
+
 class _Moves(NamedTuple):
     """Columns of Ops, and the bytes of every operation."""
 
@@ -192,8 +201,7 @@ def _expand(ops, routes, topology):  # type: ignore[no-untyped-def]
             at += 1
         elif via[i] < 0 or node[s] == node[d]:
             c = class_of(s, d, classes, member)
-            out[:, at] = (i, s, s * queues + 4 * c + TX, d * queues + 4 * c + RX,
-                          port[c, s], port[c, d] + 1, c, size[i], -1)  # fmt: skip
+            out[:, at] = (i, s, *_ends(port, c, s, TX, d, RX), size[i], -1)
             last[at] = True
             at += 1
         else:
@@ -207,18 +215,15 @@ def _expand(ops, routes, topology):  # type: ignore[no-untyped-def]
                 before = -1
                 if p != s:
                     c = class_of(s, p, classes, member)
-                    out[:, at] = (i, s, s * queues + 4 * c + TX, p * queues + 4 * c + THROUGH_RX,
-                                  port[c, s], port[c, p] + 1, c, share, -1)  # fmt: skip
+                    out[:, at] = (i, s, *_ends(port, c, s, TX, p, THROUGH_RX), share, -1)
                     before = at
                     at += 1
-                out[:, at] = (i, p, p * queues + 4 * NIC + TX, q * queues + 4 * NIC + RX,
-                              port[NIC, p], port[NIC, q] + 1, NIC, share, before)  # fmt: skip
+                out[:, at] = (i, p, *_ends(port, NIC, p, TX, q, RX), share, before)
                 if q != d:
                     before = at
                     at += 1
                     c = class_of(q, d, classes, member)
-                    out[:, at] = (i, q, q * queues + 4 * c + THROUGH_TX, d * queues + 4 * c + RX,
-                                  port[c, q], port[c, d] + 1, c, share, before)  # fmt: skip
+                    out[:, at] = (i, q, *_ends(port, c, q, THROUGH_TX, d, RX), share, before)
                 last[at] = True
                 at += 1
     first[len(kind)] = at

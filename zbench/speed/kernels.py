@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from zbench.cost.cost import BACKWARD_FLOPS, FORWARD_FLOPS
+from zbench.cost.kernel import BACKWARD_FLOPS, FORWARD_FLOPS
 from zbench.describe.model import Model
 from zbench.runtime.clocks.times import Times
 from zbench.runtime.kernels.kernels import Kernel, offered_kernels

@@ -141,6 +141,9 @@ def _check(formula: Formula, reader: "_Reader") -> None:
             if missing := formula.summed(result):
                 word = f"{result} {formula.action} has no {missing[0]}, which the right side has"
                 raise FormulaError(f"{word}; a sum over {missing[0]} is written +=", reader.at_action)
+            if mapped := [axis for axis in result.axes if axis.map]:
+                word = f"{result} {formula.action} has {mapped[0]}, several of which are one part"
+                raise FormulaError(f"{word}; a sum over these is written +=", reader.at_action)
     elif len(formula.terms) > 1:
         raise FormulaError("+= takes one term; several contributions are several formulas", reader.at_action)
     if formula.relation is not None:

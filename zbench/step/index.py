@@ -55,6 +55,11 @@ class Relation:
     partners: Ints
 
     @property
+    def groups(self) -> tuple[Ints, Ints]:
+        """The groups of parts of the first and of the second index."""
+        return self.first_group, self.second_group
+
+    @property
     def num_pairs(self) -> int:
         """The number of pairs of groups that meet."""
         return len(self.partners)

@@ -1,11 +1,16 @@
 """The formulas of a model's layers, of what is before and after them, and of the optimizer.
 
-Slots: t tokens, s tokens as keys, h query heads, g kv heads, f columns of the feed-forward, e experts, v words of the
-vocabulary. Weights have the name of what they make: wq makes q; wz is gate and up in one. Norms' gains are g1, g2, gl.
+Slots: t tokens, s tokens as keys, h query heads, g kv heads, f columns of the feed-forward, e experts, k slices of
+them, v words of the vocabulary. Weights have the name of what they make: wq makes q; wz is gate and up in one. Norms'
+gains are g1, g2, gl.
 
 n, m are inputs after their norm; q, kv are turned by their positions (RoPE); o comes with its log-sum-exp; z is gate
 and up, u their product; x' is the next layer's x. l is what the loss of a token needs of all words: the log-sum-exp of
-the logits, and the target's logit. r has router logits, p the shares of the chosen experts.
+the logits, and the target's logit.
+
+With experts: r has router logits. Slice k of the experts lies on a GPU of each group of them: i has those tokens of t
+that go there, p their shares of the chosen experts; z, u are those of an expert's tokens; v is the sum of what the
+experts of a slice make of them, by shares; ez is an expert's gate and up, ed its way down.
 """
 
 from collections.abc import Mapping
@@ -34,12 +39,14 @@ x'[t]   = y[t] + b[t]
 EXPERTS = (
     ATTENTION
     + """
-r[t]    = m[t] wr
-p[t,e]  = share(r[t])                 for route(t, e)
-z[t,e]  = m[t] wz[e]                  for route(t, e)
-u[t,e]  = act(z[t,e])                 for route(t, e)
-b[t]   += weigh(p[t,e], u[t,e], wd[e])  for route(t, e)
-x'[t]   = y[t] + b[t]
+r[t]       = m[t] wr
+p[t,k]     = share(r[t])                      for goes(t, k)
+i[t,k]     = pick(m[t])                       for goes(t, k)
+z[t,e]     = enter(i[t,k(e)], ez[e])          for route(t, e)
+u[t,e]     = act(z[t,e])                      for route(t, e)
+v[t,k(e)] += leave(p[t,k(e)], u[t,e], ed[e])  for route(t, e)
+b[t]      += settle(v[t,k])                   for goes(t, k)
+x'[t]      = y[t] + b[t]
 """
 )
 EMBEDDING = """
@@ -70,7 +77,10 @@ DERIVATIVES: Mapping[str, Derivative] = MappingProxyType({
     "attend": Derivative(given=ATTEND_BACKWARD),
     "act": Derivative(((0,),)),
     "share": Derivative(((0,),)),
-    "weigh": Derivative(((1, 2), (0, 2), (0, 1))),
+    "pick": Derivative(((),)),
+    "enter": Derivative(((1,), (0,))),
+    "leave": Derivative(((1, 2), (0, 2), (0, 1))),
+    "settle": Derivative(((),)),
     "score": Derivative(given=SCORE_BACKWARD),
     "lose": Derivative((None,)),
 })  # fmt: skip

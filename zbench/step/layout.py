@@ -3,10 +3,11 @@
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Flags, Ints
 from zbench.step.formula import Axis, Formula, Reference
 from zbench.step.index import Index, PartMap, Relation
 from zbench.step.lists import PartLists
@@ -74,7 +75,11 @@ class StepLayout:
 
     def index_of(self, slot: str) -> str:
         """Returns the name of the index that a slot is of."""
-        return dict(self.aliases).get(slot, slot)
+        return self._aliases.get(slot, slot)
+
+    @cached_property
+    def _aliases(self) -> dict[str, str]:
+        return dict(self.aliases)
 
     def of_batch(self, tensor: int) -> bool:
         """Returns whether a tensor is of a micro-batch."""
@@ -86,8 +91,38 @@ class StepLayout:
 
     def shape(self, tensor: int) -> tuple[int, int]:
         """Returns the parts along both axes of a tensor, 1 where it has none."""
-        sizes = [len(self.index[axis]) for axis in self.tensors[tensor].axes]
-        return sizes[0] if sizes else 1, sizes[1] if len(sizes) > 1 else 1
+        first, second = self.shapes[tensor].tolist()
+        return first, second
+
+    @cached_property
+    def shapes(self) -> Ints:
+        """The parts along both axes of every tensor, 1 where it has none, int64 [tensors, 2]."""
+        size = {name: len(one) for name, one in self.index.items()}
+        rows = [[*(size[axis] for axis in one.axes), 1, 1][:2] for one in self.tensors]
+        return np.array(rows, np.int64).reshape(-1, 2)
+
+    @cached_property
+    def layered(self) -> Ints:
+        """Whether each layer or border has one of a tensor (1) or the step as a whole (0), int64 [tensors]."""
+        return np.array([int(one.layers != "none") for one in self.tensors], np.int64)
+
+    @cached_property
+    def updates(self) -> Flags:
+        """Whether a formula updates state."""
+        return np.array([one.action == ":=" for one in self.formulas], bool)
+
+    @cached_property
+    def each_layer(self) -> Flags:
+        """Whether a formula is of every layer: whether it has a tensor that each layer has one of."""
+        own = {at for at, one in enumerate(self.tensors) if one.layers == "layer"}
+        rows, offsets = self.bound.rows[:, 1].tolist(), self.bound.offsets.tolist()
+        return np.array([not own.isdisjoint(rows[a:b]) for a, b in pairwise(offsets)], bool)
+
+    @cached_property
+    def parts_of_slots(self) -> Ints:
+        """The parts of every formula's slots, int64 [formulas, 3], 0 where there is none."""
+        sizes = np.array([*(len(one) for one in self.indices), 0], np.int64)
+        return np.asarray(sizes[self.bound.slots])
 
     @cached_property
     def bound(self) -> FormulaRows:
@@ -201,11 +236,34 @@ class StepLayout:
         if number >= 0 and first not in seen and second not in seen:
             times *= self.relations[number].num_pairs
         if number >= 0 and first in seen and second in seen:
-            raise ValueError(f"formula {formula}: {formula.results[0]} has both slots of {formula.relation}")
+            return times * self._pairs(number, seen.index(first), row)
         return times * np.multiply.outer(*factors).reshape(-1)
+
+    def _pairs(self, number: int, turned: int, row: Ints) -> Ints:
+        """Returns how many pairs of parts that meet fall on each cell of a tensor that has both slots of a relation.
+        turned: 1 if its second axis has the relation's first slot."""
+        one = self.relations[number]
+        count = np.diff(one.offsets)[one.first_group]
+        group = one.partners[_ranges(one.offsets[one.first_group], count)]
+        order, sizes = np.argsort(one.second_group, kind="stable"), np.bincount(one.second_group)
+        second = order[_ranges((np.cumsum(sizes) - sizes)[group], sizes[group])]
+        first = np.repeat(np.repeat(np.arange(len(count)), count), sizes[group])
+        cells = [
+            part if which < 0 else self.maps[which].part[part]
+            for part, which in zip(
+                (second, first) if turned else (first, second), (int(row[4]), int(row[6])), strict=True
+            )
+        ]
+        shape = self.shape(int(row[1]))
+        return np.bincount(cells[0] * shape[1] + cells[1], minlength=shape[0] * shape[1]).astype(np.int64)
 
     def _partners(self, number: int, first: bool) -> Ints:
         """Returns how many groups each part meets in a relation."""
         one = self.relations[number]
         offsets, group = (one.offsets, one.first_group) if first else (one.turned()[0], one.second_group)
         return np.diff(offsets)[group]
+
+
+def _ranges(begin: Ints, count: Ints) -> Ints:
+    """Returns the numbers from `begin` on, `count` of each, one range after another."""
+    return np.asarray(np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count - begin, count), np.int64)

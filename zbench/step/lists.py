@@ -9,6 +9,7 @@ from zbench.describe.arrays import Ints
 from zbench.describe.checks import is_whole
 
 PLACE, LANE = "place", "lane"  # lists of places and of NICs of a node are of these
+MOST_LANES = 2**15
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,18 @@ class ListTable:
     rows: list[Ints] = field(default_factory=list)
     owners: list[str] = field(default_factory=list)
     numbers: dict[tuple[str, bytes], int] = field(default_factory=dict)
+    wholes: dict[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(lists: PartLists, sizes: Mapping[str, int], places: int) -> "ListTable":
+        """Returns a table that has some lists already, with the numbers that they have."""
+        known = {**sizes, PLACE: places, LANE: MOST_LANES}
+        table = ListTable({name: known[name] for name in lists.indices})
+        for number in range(len(lists)):
+            table.rows.append(lists[number])
+            table.owners.append(lists.index_of(number))
+            table.numbers[table.owners[-1], table.rows[-1].tobytes()] = number
+        return table
 
     def number(self, index: str, parts: Iterable[int] | Ints) -> int:
         """Returns the number of a list of parts of an index, in any order.
@@ -52,7 +65,9 @@ class ListTable:
         """
         if index not in self.sizes:
             raise ValueError(f"a list is of index {index!r}; there are {', '.join(self.sizes)}")
-        row = np.sort(np.fromiter(parts, np.int64) if not isinstance(parts, np.ndarray) else parts.astype(np.int64))
+        row = np.array(parts if isinstance(parts, (np.ndarray, list)) else list(parts), np.int64)
+        if len(row) > 1:
+            row.sort()
         key = (index, row.tobytes())
         found = self.numbers.get(key)
         if found is not None:
@@ -69,7 +84,9 @@ class ListTable:
 
     def whole(self, index: str) -> int:
         """Returns the number of the list of all parts of an index."""
-        return self.number(index, np.arange(self.sizes[index], dtype=np.int64))
+        if index not in self.wholes:
+            self.wholes[index] = self.number(index, np.arange(self.sizes[index], dtype=np.int64))
+        return self.wholes[index]
 
     def lists(self) -> PartLists:
         """Returns what was collected so far."""

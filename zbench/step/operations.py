@@ -49,8 +49,13 @@ class Operations:
     @staticmethod
     def of(rows: Sequence[Sequence[int]]) -> "Operations":
         """Makes operations of rows, each with all columns in their order."""
-        table = np.array(rows, np.int32).reshape(-1, len(COLUMN_NAMES))
-        return Operations(*(np.ascontiguousarray(column) for column in table.T))
+        return Operations.of_tables([np.array(rows, np.int64).reshape(-1, len(COLUMN_NAMES))])
+
+    @staticmethod
+    def of_tables(tables: Sequence[Ints]) -> "Operations":
+        """Makes operations of tables, [n, columns] each, one below another."""
+        whole = np.concatenate([np.zeros((0, len(COLUMN_NAMES)), np.int64), *tables])
+        return Operations(*np.ascontiguousarray(whole.T, np.int32))
 
     def rows(self) -> Ints:
         """Returns the columns side by side, int64 [num_operations, columns]."""
@@ -76,3 +81,14 @@ def operation_row(
     """Returns the row of an operation without encoding or lanes. ends: src, dst; lists: up to three."""
     padded = [*lists, -1, -1, -1][:3]
     return [kind, what, *ends, *padded, layer, QUEUES.index(queue), version, -1, -1]
+
+
+def operation_table(kind: int, what: int, places: Ints, lists: Sequence[Ints], queue: str) -> Ints:
+    """Returns the rows of operations of one kind on several places, int64 [places, columns]. lists: up to three, a
+    column each."""
+    table = np.full((len(places), len(COLUMN_NAMES)), -1, np.int64)
+    table[:, 0], table[:, 1], table[:, 2], table[:, 7] = kind, what, places, 0
+    for at, column in enumerate(lists):
+        table[:, 4 + at] = column
+    table[:, 8], table[:, 9] = QUEUES.index(queue), 0
+    return table

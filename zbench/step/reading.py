@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field, replace
 
 from zbench.step.layout import StepLayout
-from zbench.step.lists import LANE, PLACE, ListTable
+from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import COMPUTE, DROP, KINDS, MOVE, QUEUES, SEND, Operations
-from zbench.step.reading_layout import LINES, MOST_LANES, PartialLayout
+from zbench.step.reading_layout import LINES, PartialLayout
 from zbench.step.scanner import Scanner, TextFault
-from zbench.step.template import AT_HOME, COMPLETE, Encoding, Instance, Items, Step, Template
+from zbench.step.template import AT_HOME, COMPLETE, Encoding, Instance, Items, StageStart, Step, Template
 
 
 def read_step(text: str) -> Step:
@@ -45,6 +45,7 @@ class _Reader:
         self.layouts: list[PartialLayout] = []
         self.templates: list[_Body] = []
         self.order: list[Instance] = []
+        self.stages = [StageStart(0, 0)]
         self.items: dict[str, list[list[int]]] = {"begins": [], "ends": []}
 
     def line(self, scanner: Scanner) -> None:
@@ -52,7 +53,7 @@ class _Reader:
         word = scanner.word("a word that a line begins with")
         methods = {
             "step": self._head, "encoding": self._encoding, "layout": self._new_layout, "template": self._template,
-            "makes": self._makes, "play": self._play,
+            "makes": self._makes, "play": self._play, "pipeline": self._stages,
         }  # fmt: skip
         if word != "step" and self.sizes is None:
             raise scanner.fault("a step begins with a line such as: step of 2 layers on 4 GPUs and 0 host memories", 0)
@@ -97,6 +98,15 @@ class _Reader:
         if lossy:
             scanner.take("lossy")
         self.encodings.append(Encoding(name, bits, lossy))
+
+    def _stages(self, scanner: Scanner) -> None:
+        words, at = scanner.rest()
+        self.stages.clear()
+        for word in words.split():
+            layer, _, place = word.partition(":")
+            if not (layer.isascii() and layer.isdigit() and place.isascii() and place.isdigit()):
+                raise scanner.fault(f"it has {word!r} where it takes a stage's first layer and place, such as 4:8", at)
+            self.stages.append(StageStart(int(layer), int(place)))
 
     def _new_layout(self, scanner: Scanner) -> None:
         assert self.sizes is not None
@@ -224,12 +234,14 @@ class _Reader:
         if several:
             scanner.take("to")
             last = scanner.integer("a layer")
-        version = 0
-        if scanner.has(","):
-            scanner.take("version")
-            version = scanner.integer()
+        version = place = 0
+        while scanner.has(","):
+            if scanner.take("version", "from place") == "version":
+                version = scanner.integer()
+            else:
+                place = scanner.integer("a place")
         stride = -1 if last < first else 1
-        self.order.append(Instance(names.index(name), first, abs(last - first) + 1, stride, version))
+        self.order.append(Instance(names.index(name), first, abs(last - first) + 1, stride, version, place))
 
     def step(self, line: int) -> Step:
         """Returns the step of all lines. line: the number of the one after the last."""
@@ -247,5 +259,5 @@ class _Reader:
                          Items.of(one.items["needs"]), Items.of(one.items["leaves"]))
                 for one in self.templates
             ),
-            tuple(self.order), Items.of(self.items["begins"]), Items.of(self.items["ends"]),
+            tuple(self.order), Items.of(self.items["begins"]), Items.of(self.items["ends"]), tuple(self.stages),
         )  # fmt: skip

@@ -8,11 +8,11 @@ import numpy as np
 from zbench.step.formula import Formula, FormulaError, parse_formula
 from zbench.step.index import Index, PartMap, Relation
 from zbench.step.layout import StepLayout
-from zbench.step.lists import LANE, PLACE, ListTable
+from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.scanner import Scanner
 from zbench.step.tensor import LAYERS, MERGES, NATURES, Tensor
 
-MOST_LANES = 2**15
+MOST_AMOUNT = 10**12
 
 
 @dataclass
@@ -127,11 +127,14 @@ def _tensor(part: PartialLayout, scanner: Scanner) -> None:
         home = np.full(cells, -1, np.int64)
     else:
         home = _below(scanner, scanner.numbers(), cells, part.places)
-    hops = 0
-    if scanner.has(","):
-        scanner.take("hops")
-        hops = scanner.integer()
-    part.tensors.append(Tensor(name, tuple(one.name for one in axes), nature, merge, layers, unit, home, hops))
+    hops, amounts = 0, None
+    while scanner.has(","):
+        if scanner.take("hops", "amounts") == "hops":
+            hops = scanner.integer()
+        else:
+            amounts = _below(scanner, scanner.numbers(), cells, MOST_AMOUNT)
+    names = tuple(one.name for one in axes)
+    part.tensors.append(Tensor(name, names, nature, merge, layers, unit, home, hops, amounts))
 
 
 def _formula(part: PartialLayout, scanner: Scanner) -> None:

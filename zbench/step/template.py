@@ -1,5 +1,6 @@
 """Templates of a step, their contracts, and the order in which a step plays instances of them."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -79,7 +80,8 @@ class Template:
 class Instance:
     """A template played for `repeats` layers, from `layer` on by `stride` (1, or -1 in a backward).
 
-    version: how many updates of its parameters there were before it in the step.
+    version: how many updates of its parameters there were before it in the step. place: added to all places that the
+    template names, and to its cells' homes: a template serves every stage of a pipeline.
     """
 
     template: int
@@ -87,11 +89,20 @@ class Instance:
     repeats: int = 1
     stride: int = 1
     version: int = 0
+    place: int = 0
 
     @property
     def layers(self) -> range:
         """The layers that it is played for, in order."""
         return range(self.layer, self.layer + self.stride * self.repeats, self.stride)
+
+
+@dataclass(frozen=True)
+class StageStart:
+    """A stage of a pipeline begins with a layer and a place."""
+
+    layer: int
+    place: int
 
 
 @dataclass(frozen=True)
@@ -109,7 +120,9 @@ class Step:
 
     num_gpus, num_hosts: places are the GPUs' memories and after them the nodes' host memories. layouts: one a
     micro-batch. begins, ends: what is there of the step's own tensors before and after it, of every layer that has
-    them, told with the lists and tensors of layouts[0].
+    them, told with the lists and tensors of layouts[0]; places of what is of a layer are counted from those of the
+    layer's stage. stages: by their first layers, ascending; layers of another stage than its own are not there for an
+    instance, but for the border to it.
     """
 
     num_gpus: int
@@ -121,6 +134,23 @@ class Step:
     order: tuple[Instance, ...]
     begins: Items
     ends: Items
+    stages: tuple[StageStart, ...] = (StageStart(0, 0),)
+
+    def stage(self, layer: int) -> StageStart:
+        """Returns the stage of a layer; what is after the last layer is of the last stage."""
+        return self.stages[max(bisect_right(self._firsts, layer) - 1, 0)]
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        return [one.layer for one in self.stages]
+
+    @cached_property
+    def layers_of_stages(self) -> Ints:
+        """The first and the last layer of the stage of each layer and of what is after the last, int64 [layers + 1,
+        2]."""
+        last = [*(first - 1 for first in self._firsts[1:]), self.num_layers - 1]
+        which = [max(bisect_right(self._firsts, layer) - 1, 0) for layer in range(self.num_layers + 1)]
+        return np.array([[self._firsts[at], last[at]] for at in which], np.int64)
 
     @property
     def num_places(self) -> int:

@@ -22,7 +22,8 @@ class Tensor:
         where it moves, and is complete before anything reads it; "state" is updated in place and has versions.
     merge: how contributions of a sum come together: add, softmax (outputs with their log-sum-exp) or max.
     layers: whether each layer has one, each border between layers (one more), or the step as a whole.
-    unit: bytes of a cell whose parts have size 1; a cell has that times its parts' sizes.
+    unit: bytes of a cell whose parts have size 1; a cell has that times its parts' sizes, or times `amounts`, int64
+        [cells], where these are given: of the tokens of a part, some go to an expert.
     home: int64 [cells], the place of each cell, from or to which collectives move it. -1: it has none.
     hops: how often values of it were encoded with loss, at most, where they are read.
     """
@@ -35,9 +36,12 @@ class Tensor:
     unit: int
     home: Ints
     hops: int = 0
+    amounts: Ints | None = None
 
     def cell_bytes(self, indices: dict[str, Index]) -> Ints:
         """Returns the bytes of every cell, int64 [cells]."""
+        if self.amounts is not None:
+            return self.unit * self.amounts
         size = np.full(1, self.unit, np.int64)
         for axis in self.axes:
             size = np.multiply.outer(size, indices[axis].sizes).reshape(-1)

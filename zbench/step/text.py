@@ -1,6 +1,7 @@
 """A step as text that people read; zbench.step.reading reads it back.
 
 step of 2 layers on 4 GPUs and 0 host memories
+pipeline 0:0 1:2                                   of a pipeline's stages: first layer and first place
 layout                                             one a micro-batch: what operations refer to
   index t of batch: 100 28 100                     parts with their sizes
   slot s of t
@@ -37,6 +38,8 @@ def step_text(step: Step) -> str:
 
 def _lines(step: Step) -> Iterator[str]:
     yield f"step of {step.num_layers} layers on {step.num_gpus} GPUs and {step.num_hosts} host memories"
+    if len(step.stages) > 1:
+        yield f"pipeline {' '.join(f'{one.layer}:{one.place}' for one in step.stages)}"
     for one in step.encodings:
         yield f"encoding {one.name}: {one.bits} bits{', lossy' if one.lossy else ''}"
     for layout in step.layouts:
@@ -78,7 +81,8 @@ def _tensor(one: Tensor) -> str:
     merge = f" {one.merge}" if one.merge else ""
     home = "none" if (one.home < 0).all() else _numbers(one.home)
     hops = f", hops {one.hops}" if one.hops else ""
-    return f"tensor {one.name}{axes}: {one.nature}{merge}, {one.layers}, {one.unit} bytes, home {home}{hops}"
+    amounts = "" if one.amounts is None else f", amounts {_numbers(one.amounts)}"
+    return f"tensor {one.name}{axes}: {one.nature}{merge}, {one.layers}, {one.unit} bytes, home {home}{hops}{amounts}"
 
 
 def _numbers(values: Ints) -> str:
@@ -87,6 +91,7 @@ def _numbers(values: Ints) -> str:
 
 def _instance(step: Step, one: Instance) -> str:
     version = f", version {one.version}" if one.version else ""
+    version += f", from place {one.place}" if one.place else ""
     name = step.templates[one.template].name
     if one.repeats == 1:
         return f"play {name} for layer {one.layer}{version}"

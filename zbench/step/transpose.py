@@ -79,10 +79,11 @@ def _uses(formula: Formula, derivatives: Mapping[str, Derivative]) -> list[_Use]
 
 
 def _sums(use: _Use) -> bool:
-    """Returns whether a term sums over something. Of a tensor without a batch's index all terms do: gradients of
-    parameters are contributed to by every micro-batch."""
+    """Returns whether a term sums over something: over a slot, or over the parts that a map takes together. Of a tensor
+    without a batch's index all terms do: gradients of parameters are contributed to by every micro-batch."""
     own = set(use.operand.slots)
-    return bool({slot for one in use.term.operands for slot in one.slots} - own)
+    mapped = any(axis.map for axis in use.operand.axes)
+    return mapped or bool({slot for one in use.term.operands for slot in one.slots} - own)
 
 
 def _collected(found: list[Formula | _Use]) -> list[Formula]:

@@ -103,8 +103,14 @@ def _legs(
                 f"attend {name}", rank // cluster.gpus_per_node, rank % cluster.gpus_per_node, start, seconds, args
             )
             continue
-        args = {**place, "operation": op, "blocks": blocks, "bytes": int(parts.bytes[leg]),
-                "from": int(ops.src[op]), "to": int(ops.dst[op])}  # fmt: skip
+        args = {
+            **place,
+            "operation": op,
+            "blocks": blocks,
+            "bytes": int(parts.bytes[leg]),
+            "from": int(ops.src[op]),
+            "to": int(ops.dst[op]),
+        }
         if parts.channels[leg] > 1:
             args["channels"] = int(parts.channels[leg]) if parts.whole[leg] else 1
         ends = int(parts.queue_a[leg]) // parts.queues, int(parts.receiver[leg])

@@ -8,7 +8,7 @@ from typing import Any
 from zbench.interfaces.protocols import Tracked
 from zbench.record.metrics import Facts, Figures, figures
 from zbench.record.record import Line
-from zbench.record.rows import GROUPS, label
+from zbench.record.rows import GROUPS, label, told_keys
 from zbench.record.words import told_settings
 
 RAW = ("tokens", "max_length", "num_sequences", "num_micro_batches", "num_transfers", "loss")
@@ -21,7 +21,7 @@ def tracked(start: Line) -> Tracked:
     """Returns what a tracker is told of the run of a start line."""
     choices = start["config"].get("choices", {})
     tags = [str(choices[group])[:_TAG] for group in GROUPS[:4] if choices.get(group)]
-    settings = {"world": label(start, "world"), **{key: start["config"].get(key) for key in ("planners", "mask")}}
+    settings = {"world": label(start, "world"), **told_keys(start["config"], ("planners", "mask"))}
     apart = [f"{name} {settings[name]}" for name in told_settings(settings, tuple(settings))]
     title = " ".join([*(label(start, group) for group in GROUPS[:3]), *apart])
     told = {**start["config"], "fingerprint": start["fingerprint"], "command": start.get("command")}

@@ -85,14 +85,15 @@ def part(rng: Generator, plan: Plan, cost: Cost) -> Plan:
     return plan.with_(**{name: kinds[rng.integers(len(kinds))]})
 
 
-_OTHERS: Mapping[str, tuple[object, ...]] = MappingProxyType({
-    "mask": (FULL, Mask(window=1), Mask(window=3), None, "causal"),
-    "backward_mode": ("", "kept", "Keep", None, 1, np.array(["keep", "x"])),
-    "serial_legs": (True, 1, 0, None, "serial"),
-    "attention": (None, 1, ("deepspeed",)),
-    "notes": (None, [], {"gap": float("nan")}, {1: "one"}, {"gap": np.zeros(1)}, {"gap": None},
-              {"gap": 10**400}),
-})  # fmt: skip
+_OTHERS: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "mask": (FULL, Mask(window=1), Mask(window=3), None, "causal"),
+        "backward_mode": ("", "kept", "Keep", None, 1, np.array(["keep", "x"])),
+        "serial_legs": (True, 1, 0, None, "serial"),
+        "attention": (None, 1, ("deepspeed",)),
+        "notes": (None, [], {"gap": float("nan")}, {1: "one"}, {"gap": np.zeros(1)}, {"gap": None}, {"gap": 10**400}),
+    }
+)
 
 
 def value(name: str) -> Mutation:

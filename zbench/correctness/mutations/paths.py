@@ -65,11 +65,28 @@ def counts(plan: Plan) -> dict[str, int]:
     ranks, heads, lists, blocks = plan.num_ranks, plan.num_heads, len(plan.lists), len(plan.blocks)
     tokens = int(plan.lengths.max()) + 1
     return {
-        "lengths": tokens, "sequences": len(plan.sequences), "seq": len(plan.lengths), "start": tokens, "stop": tokens,
-        "block": blocks, "home": ranks, "kind": 2, "tensor": 6, "src": ranks, "dst": ranks, "head_lo": heads,
-        "head_hi": heads + 1, "blocks": lists, "kv_blocks": lists, "via": max(len(plan.lanes), 1), "keep": 2,
-        "collective": 2, "lead": ranks, "tp": ranks + 1, "pp": ranks + 1,
-    }  # fmt: skip
+        "lengths": tokens,
+        "sequences": len(plan.sequences),
+        "seq": len(plan.lengths),
+        "start": tokens,
+        "stop": tokens,
+        "block": blocks,
+        "home": ranks,
+        "kind": 2,
+        "tensor": 6,
+        "src": ranks,
+        "dst": ranks,
+        "head_lo": heads,
+        "head_hi": heads + 1,
+        "blocks": lists,
+        "kv_blocks": lists,
+        "via": max(len(plan.lanes), 1),
+        "keep": 2,
+        "collective": 2,
+        "lead": ranks,
+        "tp": ranks + 1,
+        "pp": ranks + 1,
+    }
 
 
 def entry(path: str) -> Mutation:

@@ -23,8 +23,19 @@ _PARTS = {"blocks": Blocks, "lists": Lists, "lanes": Lists, "forward": Ops, "bac
 _MODES = ("keep", "carry", "regather")
 
 # Of an entry of each column of operations.
-_BYTES = {"kind": 1, "tensor": 1, "src": 4, "dst": 4, "head_lo": 2, "head_hi": 2, "blocks": 4, "kv_blocks": 4, "via": 2,
-          "keep": 1, "collective": 1}  # fmt: skip
+_BYTES = {
+    "kind": 1,
+    "tensor": 1,
+    "src": 4,
+    "dst": 4,
+    "head_lo": 2,
+    "head_hi": 2,
+    "blocks": 4,
+    "kv_blocks": 4,
+    "via": 2,
+    "keep": 1,
+    "collective": 1,
+}
 
 
 def check_sequences(batch: Batch, plans: Sequence[Plan], mask: Mask) -> None:

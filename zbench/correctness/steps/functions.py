@@ -1,7 +1,8 @@
 """The functions of a dense layer's formulas, in numpy, for one combination of parts.
 
-Axes: t and s tokens, e hidden, h heads (or kv heads), d their dimension, f columns of the feed-forward, v words, k two
-(keys and values; gate and up). Every function takes what its formula reads, in that order, and `Where`.
+Axes: t and s tokens, e hidden, h heads (or kv heads), d their dimension, f columns of the feed-forward, v words, x
+logits of experts, k two (keys and values; gate and up). Every function takes what its formula reads, in that order, and
+`Where`.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,10 +18,12 @@ EPSILON, BASE = 1e-6, 10000.0
 DIMS: Mapping[str, str] = {
     "wq": "ehd", "wkv": "ehkd", "wo": "hde", "wz": "efk", "wd": "fe", "we": "ve", "wh": "ev", "g1": "e", "g2": "e",
     "gl": "e", "q": "thd", "o": "thd", "kv": "thkd", "z": "tfk", "u": "tf",
+    "wr": "ex", "r": "tx",
 }  # fmt: skip
 # The axis along which a parameter's slice is cut into parts of the formula's index.
 CUT: Mapping[str, tuple[str, int]] = {
-    "wq": ("h", 1), "wkv": ("g", 1), "wo": ("h", 0), "wz": ("f", 1), "wd": ("f", 0), "we": ("v", 0), "wh": ("v", 1)
+    "wq": ("h", 1), "wkv": ("g", 1), "wo": ("h", 0), "wz": ("f", 1), "wd": ("f", 0), "we": ("v", 0), "wh": ("v", 1),
+    "ez": ("e", 0), "ed": ("e", 0),
 }  # fmt: skip
 
 

@@ -8,38 +8,50 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
 from zbench.step.proof.coverage import formula_fault
-from zbench.step.proof.item_rules import OK, WalkState, WalkTables, key_of
-from zbench.step.proof.items import READ_ALREADY, THERE, find_item, new_table
-from zbench.step.proof.ranges import numbers_fault
-from zbench.step.proof.tables import ItemRows, item_rows, walk_tables, whole_counts
-from zbench.step.proof.template_rules import enter_items
+from zbench.step.proof.item_rules import (
+    BASE,
+    HIGHEST,
+    LAYERED,
+    LOWEST,
+    NATURE,
+    OK,
+    SHAPE0,
+    SHAPE1,
+    WalkState,
+    WalkTables,
+    key_of,
+)
+from zbench.step.proof.items import READ_ALREADY, THERE, find_item
+from zbench.step.proof.ranges import Owners, numbers_fault
+from zbench.step.proof.tables import ItemRows, item_rows, walk_tables, whole_counts, with_layers
+from zbench.step.proof.template_rules import computed_by, enter_items, new_state
 from zbench.step.proof.walk import walk_items
-from zbench.step.template import COMPLETE, Instance, Step, Template
+from zbench.step.template import COMPLETE, Instance, Items, Step, Template
 from zbench.step.tensor import SUM
 
-MOST_ITEMS = 200_000
+MOST_ITEMS, MOST_TENSORS = 200_000, 999
 
 
 def unrolled_fault(step: Step) -> str:
     """Returns what is wrong with a step whose contracts are well-formed, "" if nothing; for small steps."""
     counts = whole_counts(step)
+    tables = _all_tables(step, counts)
     for template in step.templates:
         layout = step.layouts[template.layout]
-        if fault := numbers_fault(step, template):
+        if fault := numbers_fault(step, template, Owners.in_layout(layout)):
             return fault
-        for formula in template.formulas:
-            if layout.formulas[formula].action != ":=":
-                _, word = formula_fault(layout, formula, template.operations)
-                if word:
-                    return word
-    tables = _all_tables(step, counts)
-    state = WalkState(new_table(MOST_ITEMS), np.zeros(8, np.int64), np.zeros(999, np.int64), np.zeros(1, np.int64))
+        for formula, makers in computed_by(layout, template):
+            rows = template.operations.rows()
+            _, word = formula_fault(layout, tables[template.layout], formula, rows, makers)
+            if word:
+                return word
+    state = new_state(MOST_ITEMS, MOST_TENSORS)
     enter_items(tables[0], _every_layer(step, tables[0], step.begins), state.items)
     for number, one in enumerate(step.order):
         template = step.templates[one.template]
-        mine = tables[template.layout]
         for layer in one.layers:
-            walk_items(mine, template.operations.rows(), layer, one.version, state)
+            mine = _of_stage(step, tables[template.layout], layer)
+            walk_items(mine, template.operations.rows(), layer, one.version, one.place, state)
             if state.fault[0] != OK:
                 return f"instance {number}, layer {layer}: fault {state.fault.tolist()}"
             if word := _forget(step, template, mine, one, layer, state):
@@ -60,19 +72,33 @@ def _all_tables(step: Step, counts: list[tuple[Ints, ...]]) -> list[WalkTables]:
                 begin += (highest[-1] + 1) * step.num_places * int(np.prod(layout.shape(at)))
             base.append(shared[tensor.name])
         zeros = np.zeros(len(highest), np.int64)
-        layers = (zeros, np.array(highest, np.int64))
-        found.append(walk_tables(step, layout, total, layers, np.array(base, np.int64)))
+        tables = walk_tables(step, layout, total)
+        found.append(with_layers(tables, zeros, np.array(highest, np.int64), np.array(base, np.int64)))
     return found
 
 
-def _every_layer(step: Step, tables: WalkTables, items: object) -> ItemRows:
+def _of_stage(step: Step, tables: WalkTables, layer: int) -> WalkTables:
+    """Returns tables in which there are the layers of a layer's stage alone; the keys of items are as they were."""
+    first, last = step.layers_of_stages[min(max(layer, 0), step.num_layers)]
+    tensors = tables.tensors.copy()
+    layered = tensors[:, LAYERED] == 1
+    cells = tensors[:, SHAPE0] * tensors[:, SHAPE1] * tables.num_places
+    border = tensors[:, HIGHEST] == step.num_layers
+    tensors[:, BASE] += np.where(layered, first * cells, 0)
+    tensors[:, LOWEST] = np.where(layered, first, 0)
+    tensors[:, HIGHEST] = np.where(layered, last + border, 0)
+    return tables._replace(tensors=tensors)
+
+
+def _every_layer(step: Step, tables: WalkTables, items: Items) -> ItemRows:
     """Returns the step's own items for every layer that has them."""
-    layout = step.layouts[0]
-    rows = np.stack(item_rows(layout, items, tables))  # type: ignore[arg-type]
+    rows = np.stack(item_rows(items, tables))
     found = []
     for layer in range(step.num_layers + 1):
-        mine = rows[:, layer <= tables.highest[rows[0]]].copy()
+        mine = rows[:, layer <= tables.tensors[rows[0], HIGHEST]].copy()
         mine[1] = layer
+        mine[2] += step.stage(layer).place * tables.tensors[mine[0], LAYERED]
+        mine[7] = [key_of(tables, *where) for where in mine[:4].T.tolist()]
         found.append(mine)
     return ItemRows(*np.concatenate(found, axis=1))
 
@@ -80,24 +106,25 @@ def _every_layer(step: Step, tables: WalkTables, items: object) -> ItemRows:
 def _forget(step: Step, template: Template, tables: WalkTables, one: Instance, layer: int, state: WalkState) -> str:
     """Drops what an instance used and does not leave; tells of sums that are lost with it."""
     layout, items = step.layouts[template.layout], state.items
-    needs, leaves = (item_rows(layout, part, tables) for part in (template.needs, template.leaves))
-    left = set()
+    needs, leaves = (item_rows(part, tables) for part in (template.needs, template.leaves))
+    about, left = tables.tensors, set()
     for tensor, offset, place, cell in zip(*leaves[:4], strict=True):
-        at = (layer + offset) * tables.layered[tensor]
-        left.add(int(key_of(tables, tensor, at, place, cell)))
+        at = (layer + offset) * about[tensor, LAYERED]
+        if about[tensor, LOWEST] <= at <= about[tensor, HIGHEST]:
+            left.add(int(key_of(tables, tensor, at, place + one.place, cell)))
     used = _used(layout, template)
     used |= {(int(tensor), int(offset)) for tensor, offset in zip(*needs[:2], strict=True)}
     used |= {(int(tensor), int(offset)) for tensor, offset in zip(*leaves[:2], strict=True)}
     for tensor, offset in used:
-        at = (layer + offset) * tables.layered[tensor]
-        if not 0 <= at <= tables.highest[tensor]:
+        at = (layer + offset) * about[tensor, LAYERED]
+        if not about[tensor, LOWEST] <= at <= about[tensor, HIGHEST]:
             continue
-        cells = int(tables.shape0[tensor] * tables.shape1[tensor])
+        cells = int(about[tensor, SHAPE0] * about[tensor, SHAPE1])
         first = int(key_of(tables, tensor, at, 0, 0))
         for key in range(first, first + cells * step.num_places):
             slot = find_item(items, key)
             if items["key"][slot] == key and items["flags"][slot] & THERE and key not in left:
-                if tables.nature[tensor] == SUM and items["count"][slot] and not items["flags"][slot] & READ_ALREADY:
+                if about[tensor, NATURE] == SUM and items["count"][slot] and not items["flags"][slot] & READ_ALREADY:
                     return f"a sum of {layout.tensors[tensor].name} is lost"
                 items["flags"][slot] = 0
     return ""
@@ -119,11 +146,11 @@ def _end(step: Step, tables: WalkTables, state: WalkState) -> str:
     """Tells what at the end is not as the step says."""
     items, wanted = state.items, _every_layer(step, tables, step.ends)
     named = set()
-    for tensor, layer, place, cell, count, version, _, _ in zip(*wanted, strict=True):
+    for tensor, layer, place, cell, count, version, *_ in zip(*wanted, strict=True):
         slot = find_item(items, key_of(tables, tensor, layer, place, cell))
         have = COMPLETE if items["flags"][slot] & READ_ALREADY else int(items["count"][slot])
         right = items["key"][slot] >= 0 and items["flags"][slot] & THERE and items["version"][slot] == version
-        if not right or (tables.nature[tensor] == SUM and have != count):
+        if not right or (tables.tensors[tensor, NATURE] == SUM and have != count):
             return f"tensor {tensor} of layer {layer} at {place} is not as it has to be at the end"
         named.add(int(slot))
     rest = np.flatnonzero(items["flags"] & THERE)

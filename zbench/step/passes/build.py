@@ -1,92 +1,106 @@
-"""Builds a training step of a dense model: from a system's plans, one a micro-batch, and degrees of parallelism.
+"""Builds a training step: from a system's plans, one a micro-batch, and degrees of parallelism.
 
-Each part of the work is a module of its own: what is made again (recompute), the parts of tokens and heads (parts),
-linear modules and the exchanges of their groups (tensor_parallel), attention (attention), parameters, gradients and
-their collectives (zero), the update (optimizer). Here they are put together, and the contracts are written.
+Each part of the work is a module of its own: formulas and what is made again (sections, recompute), the parts of tokens
+and heads (parts), linear modules and the exchanges of their groups (tensor_parallel), attention (attention), experts
+(routing, experts), parameters, gradients and their collectives (zero), stages (pipeline), the update (optimizer). Here
+they are put together.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan
-from zbench.step.formula import parse_formula, parse_formulas
-from zbench.step.layers import DENSE, DERIVATIVES, EMBEDDING, EMBEDDING_BACKWARD, HEAD, update
 from zbench.step.lists import PLACE
-from zbench.step.passes.micro_batch import BatchTemplates, Rows, Sections
+from zbench.step.passes.micro_batch import BatchTemplates, Rows
 from zbench.step.passes.optimizer import optimizer_template
-from zbench.step.passes.parts import check_plans
-from zbench.step.passes.recompute import made_again, with_recomputation
-from zbench.step.passes.zero import LAYER_WEIGHTS, OTHER_WEIGHTS, ParameterRows, ShardedParameters
+from zbench.step.passes.parts import PlanParts, check_plans
+from zbench.step.passes.pipeline import border_templates, moved_entries, pipeline_order, stage_starts
+from zbench.step.passes.routing import TOGETHER, ExpertParallel
+from zbench.step.passes.sections import sections
+from zbench.step.passes.zero import OTHER_WEIGHTS, ParameterRows, ShardedParameters
 from zbench.step.template import Instance, Items, Step, Template
-from zbench.step.transpose import transpose
 
 
-def sections(recompute: str, parameters: ShardedParameters) -> Sections:
-    """Returns the formulas of a step with a level of recomputation."""
-    forward, head = parse_formulas(DENSE), parse_formulas(HEAD)
-    again = made_again(recompute, forward, "x")
-    backward = with_recomputation(forward, transpose(forward, DERIVATIVES), again)
-    weights = (*LAYER_WEIGHTS, *OTHER_WEIGHTS)
-    return Sections(
-        forward, backward, parse_formulas(EMBEDDING), head + transpose(head, DERIVATIVES),
-        parse_formulas(EMBEDDING_BACKWARD),
-        tuple(parse_formula(update(weight, ",".join(parameters.axes(weight)))) for weight in weights),
-    )  # fmt: skip
+@dataclass
+class _Built:
+    """What is built so far. gradients: contributions of every GPU of a stage to each parameter's, -1: none at all."""
+
+    batches: list[BatchTemplates]
+    templates: list[Template]
+    gradients: dict[str, np.ndarray]
 
 
 def whole_step(
-    model: Model, plans: Sequence[Plan], degree: int = 1, zero: str = "3", window: int = 1, recompute: str = "none"
-) -> Step:
-    """Returns a training step on plan ranks x `degree` GPUs; each plan has a backward and is one micro-batch.
+    model: Model, plans: Sequence[Plan], degree: int = 1, zero: str = "3", window: int = 1, recompute: str = "none",
+    experts: ExpertParallel = TOGETHER, stages: int = 1,
+) -> Step:  # fmt: skip
+    """Returns a training step on plan ranks x `degree` x `stages` GPUs; each plan is one micro-batch, with a backward.
 
     degree: of tensor parallelism; plans are of groups of so many GPUs. zero: the stage, "none", "1", "2" or "3";
-    window: layers that stage 3 gathers parameters ahead. recompute: a level of zbench.step.passes.recompute.
+    window: layers that stage 3 gathers parameters ahead. recompute: a level of zbench.step.passes.recompute. experts:
+    how those of a model with experts are laid out and chosen. stages: of a pipeline, each with all of the plans' GPUs.
 
     Raises:
         ValueError: a degree, stage, window or level cannot be, or plans do not fit.
     """
     check_plans(model, tuple(plans), degree)
-    parameters = ShardedParameters(model, plans[0].num_ranks, degree, zero, window)
-    formulas = sections(recompute, parameters)
-    gradients = {weight: np.zeros(parameters.groups * degree, np.int64) for weight in (*LAYER_WEIGHTS, *OTHER_WEIGHTS)}
-    batches: list[BatchTemplates] = []
-    templates: list[Template] = []
-    order: list[Instance] = []
-    loss = 0
+    groups = plans[0].num_ranks
+    experts.check(model, groups * degree)
+    starts = stage_starts(model.num_layers, stages, groups * degree)
+    parameters = ShardedParameters(model, groups, degree, zero, window, experts.degree)
+    formulas = sections(recompute, model.num_experts > 1)
+    none = np.full(groups * degree, -1, np.int64)
+    built = _Built([], [], dict.fromkeys((*parameters.of_layers, *OTHER_WEIGHTS), none))
+    loss, firsts = 0, []
     for number, plan in enumerate(plans):
-        one = BatchTemplates.of(model, plan, number, len(plans), parameters, formulas)
-        batches.append(one)
-        made, loss = one.templates(gradients, loss)
-        first, layers = len(templates), model.num_layers
-        templates += made
-        order += [
-            Instance(first, 0), Instance(first + 1, 0, layers), Instance(first + 2, layers),
-            Instance(first + 3, layers - 1, layers, -1), Instance(first + 4, 0),
-        ]  # fmt: skip
-    rows, layout = batches[0].parameters, batches[0].layout
-    totals = {weight: one.total(gradients[weight], weight) for weight in gradients}
-    for name, weights, repeats in (
-        ("optimizer", LAYER_WEIGHTS, model.num_layers),
-        ("optimizer_ends", OTHER_WEIGHTS, 1),
-    ):
-        order.append(Instance(len(templates), 0, repeats))
-        templates.append(optimizer_template(name, weights, totals, rows, (0, layout)))
-    begins, ends = (_resting(rows, version) for version in (0, 1))
-    ends.append([layout.number["loss"], 0, rows.lists.number(PLACE, [0]), -1, -1, loss, 0, 0])
+        parts = PlanParts(plan, model, degree, experts, number)
+        one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, stages)
+        made, loss = one.templates(built.gradients, loss)
+        firsts.append(len(built.templates))
+        built.batches.append(one)
+        built.templates += made + (border_templates(one) if stages > 1 else [])
+    fetches = len(built.templates)
+    if stages > 1:
+        first = replace(built.batches[0], count=1)
+        built.templates.append(first.fetch("fetch", range(window)))
+        built.templates.append(first.fetch("fetch_backward", range(1 - window, 1)))
+    order = pipeline_order(starts, model.num_layers, firsts, (fetches, fetches + 1))
+    order += _updates(built, model.num_layers, [one.place for one in starts], [one.layer for one in starts])
+    begins, ends = (_resting(built.batches[0].parameters, version, starts[-1].place) for version in (0, 1))
+    lists, layout = built.batches[0].lists, built.batches[0].layout
+    ends.append([layout.number["loss"], 0, lists.number(PLACE, [starts[-1].place]), -1, -1, loss, 0, 0])
     return Step(
-        parameters.groups * degree, 0, model.num_layers, (),
-        tuple(replace(one.layout, lists=one.lists.lists()) for one in batches),
-        tuple(templates), tuple(order), Items.of(begins), Items.of(ends),
+        parameters.num_gpus * stages, 0, model.num_layers, (),
+        tuple(replace(one.layout, lists=one.lists.lists()) for one in built.batches),
+        tuple(built.templates), tuple(order), Items.of(begins), Items.of(ends), starts,
     )  # fmt: skip
 
 
-def _resting(rows: ParameterRows, version: int) -> Rows:
-    """Returns the entries of all parameters and their optimizer state before or after a step."""
+def _updates(built: _Built, num_layers: int, places: list[int], layers: list[int]) -> list[Instance]:
+    """Adds the templates of the optimizer and returns their instances: of each stage's layers, and of what is before
+    the first and after the last. places, layers: the first ones of each stage."""
+    rows, layout = built.batches[0].parameters, built.batches[0].layout
+    first, order = len(built.templates), []
+    for place, begin, end in zip(places, layers, [*layers[1:], num_layers], strict=True):
+        order.append(Instance(first, begin, end - begin, place=place))
+    ends: list[tuple[str, tuple[str, ...], int]] = [("optimizer_ends", OTHER_WEIGHTS, 0)]
+    if len(places) > 1:
+        ends = [("optimizer_embedding", ("we",), 0), ("optimizer_head", ("gl", "wh"), places[-1])]
+    for name, weights, _ in [("optimizer", rows.of.of_layers, 0), *ends]:
+        built.templates.append(optimizer_template(name, weights, built.gradients, rows, (0, layout)))
+    return order + [Instance(first + 1 + at, 0, place=place) for at, (_, _, place) in enumerate(ends)]
+
+
+def _resting(rows: ParameterRows, version: int, last: int) -> Rows:
+    """Returns the entries of all parameters and their optimizer state before or after a step. last: the first place of
+    the last stage, which has what is after the layers."""
     found: Rows = []
-    for weight in (*LAYER_WEIGHTS, *OTHER_WEIGHTS):
+    for weight in (*rows.of.of_layers, *OTHER_WEIGHTS):
         state = rows.everywhere if rows.of.stage == "none" else rows.at_home
-        found += rows.resting(weight, version) + state(f"s{weight}", weight, version=version)
+        entries = rows.resting(weight, version) + state(f"s{weight}", weight, version=version)
+        after = last and weight in ("gl", "wh")
+        found += moved_entries(entries, rows.layout, rows.lists, last) if after else entries
     return found

@@ -1,52 +1,27 @@
 """A micro-batch's templates: what is computed and moved from the embedding to its gradient, and the contracts of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.model import Model
-from zbench.plans.plan import Plan
-from zbench.step.formula import Formula
 from zbench.step.layers import MERGE
 from zbench.step.layout import StepLayout
-from zbench.step.lists import LANE, PLACE, ListTable
+from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import REDUCE, Operations, operation_row
 from zbench.step.passes.attention import attention_rows, dropped_rows, kept_copies
+from zbench.step.passes.experts import ExpertModules, of_experts
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.tensor_parallel import LinearModules, is_sliced
+from zbench.step.passes.sections import Sections
+from zbench.step.passes.tensor_parallel import LinearModules
 from zbench.step.passes.tensors import tensors_of
-from zbench.step.passes.zero import LAYER_WEIGHTS, ParameterRows, ShardedParameters
+from zbench.step.passes.zero import ParameterRows, ShardedParameters
 from zbench.step.template import AT_HOME, COMPLETE, Items, Template
 
 _HEAD_WEIGHTS, _EMBEDDING_WEIGHTS = ("gl", "wh"), ("we",)
 Rows = list[list[int]]
-
-
-@dataclass(frozen=True)
-class Sections:
-    """The formulas of a step: of a layer's forward and backward, and of what is before and after the layers."""
-
-    forward: tuple[Formula, ...]
-    backward: tuple[Formula, ...]
-    embedding: tuple[Formula, ...]
-    head: tuple[Formula, ...]
-    embedding_backward: tuple[Formula, ...]
-    updates: tuple[Formula, ...]
-
-    @property
-    def all(self) -> tuple[Formula, ...]:
-        """All formulas."""
-        return self.embedding + self.forward + self.head + self.backward + self.embedding_backward + self.updates
-
-    @property
-    def saved(self) -> tuple[str, ...]:
-        """The tensors that a layer's backward reads of its forward, its input among them."""
-        made = {ref.tensor for one in self.backward for ref in one.results}
-        reads = dict.fromkeys(ref.tensor for one in self.backward for ref in one.operands)
-        weights = (*LAYER_WEIGHTS, "dx")
-        return tuple(name for name in reads if name not in made and name not in weights)
+Tables = list[Ints | Rows]
 
 
 @dataclass(frozen=True)
@@ -55,61 +30,91 @@ class BatchTemplates:
 
     number: int
     count: int
-    model: Model
     parts: PlanParts
     layout: StepLayout
     lists: ListTable
     parameters: ParameterRows
     formulas: Sections
+    linear: LinearModules
+    experts: ExpertModules
 
     @staticmethod
     def of(
-        model: Model, plan: Plan, number: int, count: int, parameters: ShardedParameters, formulas: Sections
+        parts: PlanParts, batch: tuple[int, int], parameters: ShardedParameters, formulas: Sections, stages: int
     ) -> "BatchTemplates":
-        """Lays out a micro-batch."""
-        parts = PlanParts(plan, model, parameters.degree)
+        """Lays out a micro-batch. batch: which of how many it is; stages: of a pipeline, each with as many places."""
         indices = (*parts.indices(), *parameters.indices())
-        sizes = {**{one.name: len(one) for one in indices}, PLACE: parts.num_gpus, LANE: 2**15}
+        sizes = {**{one.name: len(one) for one in indices}, PLACE: parts.num_gpus * stages, LANE: MOST_LANES}
         lists = ListTable(sizes)
         layout = StepLayout(
-            indices, (("s", "t"),), parts.maps(), (parts.visible(),),
-            tensors_of(model, formulas.all, parts, parameters, MERGE), formulas.all, lists.lists(),
+            indices, (("s", "t"),), parts.maps(), parts.relations(),
+            tensors_of(parts.model, formulas.all, parts, parameters, MERGE), formulas.all, lists.lists(),
         )  # fmt: skip
-        rows = ParameterRows(parameters, layout, lists)
-        return BatchTemplates(number, count, model, parts, layout, lists, rows, formulas)
+        return BatchTemplates(
+            *batch, parts, layout, lists, ParameterRows(parameters, layout, lists), formulas,
+            LinearModules(parts, layout, lists), ExpertModules(parts, layout, lists),
+        )  # fmt: skip
 
     def templates(self, gradients: dict[str, Ints], loss: int) -> tuple[list[Template], int]:
         """Returns the templates of a micro-batch, in the order in which they are played, and the contributions to the
         loss so far. gradients: contributions of every GPU to every parameter's so far; they are counted on."""
-        tokens = len(self.parts.home)
         return [
             self._embedding(), self._forward(), self._head(gradients, loss),
             self._backward(gradients), self._embedding_backward(gradients),
-        ], loss + tokens  # fmt: skip
+        ], loss + len(self.parts.home)  # fmt: skip
 
-    def _template(self, name: str, ops: Rows, formulas: Sequence[Formula], needs: Rows, leaves: Rows) -> Template:
-        numbers = tuple(self.layout.formulas.index(one) for one in formulas)
+    def template(self, name: str, ops: Tables, needs: Rows, leaves: Rows, section: str = "") -> Template:
+        """Returns a template of this micro-batch. section: whose formulas it computes, "" if it computes none."""
+        numbers = tuple(self.formulas.numbers[section]) if section else ()
         name = f"{name}.{self.number}" if self.count > 1 else name
-        return Template(name, self.number, Operations.of(ops), numbers, Items.of(needs), Items.of(leaves))
+        tables = [np.array(table, np.int64) for table in ops if len(table)]
+        return Template(name, self.number, Operations.of_tables(tables), numbers, Items.of(needs), Items.of(leaves))
 
-    def _linear(self) -> LinearModules:
-        return LinearModules(self.parts, self.layout, self.lists)
+    def _computed(self, section: str, again: str = "") -> list[Ints]:
+        """Returns the operations of a section's formulas, after the exchanges of what they read. again: "~" where a
+        backward's attention reads what was made again."""
+        linear, experts, found = self.linear.fresh(), self.experts.fresh(self.formulas.numbers[section]), []
+        for number in self.formulas.numbers[section]:
+            one = self.layout.formulas[number]
+            if self.parts.routing is not None:
+                found += experts.exchange(one)
+            if of_experts(one):
+                found += experts.rows(number)
+            elif one.relation is None or one.relation[0] != "visible":
+                found += linear.rows(number)
+            else:
+                found += self._attention(one.results[0].tensor, again)
+        return found
 
-    def _tokens(self, name: str, layer: int = 0) -> Rows:
+    def _attention(self, made: str, again: str) -> list[Ints]:
+        """Returns the operations of attention that make o, make it again (o~), or make dq and dkv."""
+        plan, layout, lists = self.parts.plan, self.layout, self.lists
+        if made == "dq":
+            return [attention_rows(self.parts, plan.backward, layout, lists, True, again)]
+        if made == "o":
+            return [attention_rows(self.parts, plan.forward, layout, lists)]
+        repeated = attention_rows(self.parts, plan.forward, layout, lists, again=again)
+        return [repeated, dropped_rows(self.parts, layout, lists, again)]
+
+    def tokens(self, name: str, layer: int = 0) -> Rows:
         """Returns the entry of a tensor of tokens at home."""
         return [[self.layout.number[name], layer, AT_HOME, self.lists.whole("t"), -1, 0, 0, 0]]
 
     def _embedding(self) -> Template:
-        rows, linear = self.parameters, self._linear()
+        rows = self.parameters
         ahead = self._ahead(range(rows.of.window))
-        ops = rows.gathers(_EMBEDDING_WEIGHTS)
-        ops += [line for layer in ahead for line in rows.gathers(LAYER_WEIGHTS, layer)]
-        ops += [line for one in self.formulas.embedding for line in linear.rows(one)]
+        ops: Tables = [rows.gathers(_EMBEDDING_WEIGHTS), *(rows.gathers(rows.of.of_layers, layer) for layer in ahead)]
         rest = [line for weight in _EMBEDDING_WEIGHTS for line in rows.resting(weight)]
         needs = rest + self._weights((), ahead)
-        return self._template(
-            "embedding", ops, self.formulas.embedding, needs, rest + self._weights(ahead, ()) + self._tokens("x")
-        )
+        leaves = rest + self._weights(ahead, ()) + self.tokens("x")
+        return self.template("embedding", [*ops, *self._computed("embedding")], needs, leaves, "embedding")
+
+    def fetch(self, name: str, layers: range) -> Template:
+        """Returns the template in which a stage gathers the parameters of its first layers ahead; stage 3 alone has
+        some."""
+        ahead = self._ahead(layers)
+        ops: Tables = [self.parameters.gathers(self.parameters.of.of_layers, layer) for layer in ahead]
+        return self.template(name, ops, self._weights((), ahead), self._weights(ahead, ()))
 
     def _ahead(self, layers: range) -> tuple[int, ...]:
         """Returns the offsets of layers that stage 3 gathers ahead, none of other stages."""
@@ -118,7 +123,7 @@ class BatchTemplates:
     def _weights(self, gathered: Sequence[int], home: Sequence[int]) -> Rows:
         """Returns the entries of a layer's parameters, by the offsets of layers that are gathered or at home alone."""
         found = []
-        for weight in LAYER_WEIGHTS:
+        for weight in self.parameters.of.of_layers:
             for layer in gathered:
                 found += self.parameters.everywhere(weight, weight, layer)
             for layer in home:
@@ -134,18 +139,11 @@ class BatchTemplates:
         return self._weights(offsets[:-1], offsets[-1:]), self._weights(offsets[1:], offsets[:1])
 
     def _forward(self) -> Template:
-        rows, linear = self.parameters, self._linear()
-        ops = rows.gathers(LAYER_WEIGHTS, rows.of.window)
-        for one in self.formulas.forward:
-            if one.relation is None:
-                ops += linear.rows(one)
-            else:
-                ops += attention_rows(self.parts, self.parts.plan.forward, self.layout, self.lists).tolist()
+        rows = self.parameters
+        ops: Tables = [rows.gathers(rows.of.of_layers, rows.of.window), *self._computed("forward")]
         needs, leaves = self._around(1)
-        return self._template(
-            "forward", ops, self.formulas.forward, needs + self._tokens("x"),
-            leaves + self._tokens("x", 1) + self._saved(),
-        )  # fmt: skip
+        leaves += self.tokens("x", 1) + self._saved()
+        return self.template("forward", ops, needs + self.tokens("x"), leaves, "forward")
 
     def _saved(self) -> Rows:
         """Returns the entries of what a forward keeps for its backward."""
@@ -154,14 +152,14 @@ class BatchTemplates:
             number = self.layout.number[name]
             tensor = self.layout.tensors[number]
             if tensor.axes == ("t",):
-                found += self._tokens(name)
-                continue
-            complete = COMPLETE if tensor.nature == "sum" else 0
-            for gpu in range(self.parts.num_gpus):
-                tokens = self._linear().group(gpu)
-                if len(tokens):
-                    cut = self.lists.number(tensor.axes[1], self._linear().of_slice(tensor.axes[1], gpu))
-                    found.append(self._entry(number, gpu, self.lists.number("t", tokens), cut, complete))
+                found += self.tokens(name)
+            elif tensor.axes[1] in ("e", "k"):
+                found += self.experts.saved(name)
+            else:
+                tokens, cut = (self.linear.lists_of(axis, True) for axis in tensor.axes)
+                complete = COMPLETE if tensor.nature == "sum" else 0
+                for gpu in self.linear.gpus(True).tolist():
+                    found.append(self._entry(number, gpu, int(tokens[gpu]), int(cut[gpu]), complete))
         return found + self._kept()
 
     def _entry(self, tensor: int, gpu: int, tokens: int, cut: int, count: int) -> list[int]:
@@ -183,79 +181,49 @@ class BatchTemplates:
         return found
 
     def _head(self, gradients: dict[str, Ints], loss: int) -> Template:
-        rows, linear = self.parameters, self._linear()
+        rows = self.parameters
         ahead = self._ahead(range(-rows.of.window, 0))
-        ops = rows.gathers(_HEAD_WEIGHTS)
-        ops += [line for layer in ahead for line in rows.gathers(LAYER_WEIGHTS, layer)]
-        ops += [line for one in self.formulas.head for line in linear.rows(one)]
+        ops: Tables = [rows.gathers(_HEAD_WEIGHTS), *(rows.gathers(rows.of.of_layers, layer) for layer in ahead)]
+        ops += self._computed("head")
         number, home = self.layout.number["loss"], self.lists.number(PLACE, [0])
         if self.parts.num_gpus > 1:
-            ops.append(operation_row(REDUCE, number, (-1, self.lists.whole(PLACE)), [], "gradients"))
-        before, after, reductions = self._gradients(_HEAD_WEIGHTS, self.formulas.head, gradients)
+            every = self.lists.number(PLACE, np.arange(self.parts.num_gpus))
+            ops.append([operation_row(REDUCE, number, (-1, every), [], "gradients")])
+        before, after, reductions = self._gradients(_HEAD_WEIGHTS, gradients)
         rest = [line for weight in _HEAD_WEIGHTS for line in rows.resting(weight)]
-        needs = rest + self._weights((), ahead) + self._tokens("x") + before
-        leaves = rest + self._weights(ahead, ()) + self._tokens("dx") + after
+        needs = rest + self._weights((), ahead) + self.tokens("x") + before
+        leaves = rest + self._weights(ahead, ()) + self.tokens("dx") + after
         entry = [number, 0, home, -1, -1]
         needs += [[*entry, loss, 0, 0]] if loss else []
         leaves.append([*entry, loss + len(self.parts.home), 0, 0])
-        return self._template("head", ops + reductions, self.formulas.head, needs, leaves)
+        return self.template("head", [*ops, reductions], needs, leaves, "head")
 
     def _backward(self, gradients: dict[str, Ints]) -> Template:
-        rows, linear, plan = self.parameters, self._linear(), self.parts.plan
-        ops = rows.gathers(LAYER_WEIGHTS, -rows.of.window)
-        again = "~" if any(ref.tensor == "o~" for one in self.formulas.backward for ref in one.results) else ""
-        for one in self.formulas.backward:
-            if one.relation is None:
-                ops += linear.rows(one)
-            elif one.results[0].tensor == "dq":
-                ops += attention_rows(self.parts, plan.backward, self.layout, self.lists, True, again).tolist()
-            else:
-                ops += attention_rows(self.parts, plan.forward, self.layout, self.lists, again=again).tolist()
-                ops += dropped_rows(self.parts, self.layout, self.lists, again).tolist()
-        before, after, reductions = self._gradients(LAYER_WEIGHTS, self.formulas.backward, gradients)
+        rows = self.parameters
+        again = "~" if "o~" in self.layout.number else ""
+        ops: Tables = [rows.gathers(rows.of.of_layers, -rows.of.window), *self._computed("backward", again)]
+        before, after, reductions = self._gradients(rows.of.of_layers, gradients)
         needs, leaves = self._around(-1)
-        needs += self._tokens("dx", 1) + self._saved() + before
-        return self._template(
-            "backward", ops + reductions, self.formulas.backward, needs, leaves + self._tokens("dx") + after
-        )
+        needs += self.tokens("dx", 1) + self._saved() + before
+        return self.template("backward", [*ops, reductions], needs, leaves + self.tokens("dx") + after, "backward")
 
     def _embedding_backward(self, gradients: dict[str, Ints]) -> Template:
-        linear = self._linear()
-        ops = [line for one in self.formulas.embedding_backward for line in linear.rows(one)]
-        before, after, reductions = self._gradients(_EMBEDDING_WEIGHTS, self.formulas.embedding_backward, gradients)
-        return self._template(
-            "embedding_backward", ops + reductions, self.formulas.embedding_backward,
-            self._tokens("dx") + before, after,
-        )  # fmt: skip
+        ops = self._computed("embedding_backward")
+        before, after, reductions = self._gradients(_EMBEDDING_WEIGHTS, gradients)
+        needs = self.tokens("dx") + before
+        return self.template("embedding_backward", [*ops, reductions], needs, after, "embedding_backward")
 
-    def _gradients(
-        self, weights: Sequence[str], formulas: Sequence[Formula], gradients: dict[str, Ints]
-    ) -> tuple[Rows, Rows, Rows]:
+    def _gradients(self, weights: Sequence[str], gradients: dict[str, Ints]) -> tuple[Rows, Rows, Rows]:
         """Returns the entries of gradients before and after a template, and their reductions; counts its
         contributions."""
         before: Rows = []
         after: Rows = []
         last = self.number + 1 == self.count
         for weight in weights:
-            counts: Mapping[int, int] = dict(enumerate(gradients[weight].tolist()))
-            before += self.parameters.gradients(weight, counts, self.total(gradients[weight], weight), False)
-            for one in formulas:
-                if any(ref.tensor == f"d{weight}" for ref in one.results):
-                    gradients[weight] = gradients[weight] + self._contributions(one)
-            counts = dict(enumerate(gradients[weight].tolist()))
-            after += self.parameters.gradients(weight, counts, self.total(gradients[weight], weight), last)
+            before += self.parameters.gradients(weight, gradients[weight], False)
+            for one in self.formulas.contributors[f"d{weight}"]:
+                made = (self.experts if of_experts(one) else self.linear).contributions(one)
+                had = gradients[weight]
+                gradients[weight] = np.where(made < 0, had, np.maximum(had, 0) + made)
+            after += self.parameters.gradients(weight, gradients[weight], last)
         return before, after, self.parameters.reductions(tuple(weights), last)
-
-    def total(self, counts: Ints, weight: str) -> int:
-        """Returns the contributions of all GPUs that have a slice of a parameter."""
-        return sum(int(counts[gpu]) for gpu in self.parameters.of.members(weight)[0][1])
-
-    def _contributions(self, formula: Formula) -> Ints:
-        """Returns how many contributions every GPU makes to each cell of its slice of a gradient."""
-        linear, sliced = self._linear(), is_sliced(formula)
-        found = []
-        for gpu in range(self.parts.num_gpus):
-            slots = [self.layout.index_of(slot) for slot in formula.slots]
-            cut = [len(linear.of_slice(index, gpu)) for index in slots if index != "t"]
-            found.append(len(linear.group(gpu) if sliced else linear.own(gpu)) * int(np.prod(cut)))
-        return np.array(found, np.int64)

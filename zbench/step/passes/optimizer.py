@@ -2,19 +2,20 @@
 
 import numpy as np
 
+from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
 from zbench.step.lists import ListTable
 from zbench.step.operations import COMPUTE, GATHER, Operations, operation_row
-from zbench.step.passes.zero import GAINS, ParameterRows, ShardedParameters
-from zbench.step.template import COMPLETE, Items, Template
+from zbench.step.passes.zero import WHOLE, ParameterRows, ShardedParameters
+from zbench.step.template import Items, Template
 
 
 def optimizer_template(
-    name: str, weights: tuple[str, ...], totals: dict[str, int], rows: ParameterRows, layout: tuple[int, StepLayout]
+    name: str, weights: tuple[str, ...], totals: dict[str, Ints], rows: ParameterRows, layout: tuple[int, StepLayout]
 ) -> Template:
     """Returns the template that updates parameters once: version 0 becomes version 1.
 
-    totals: contributions that a gradient has when it is complete. layout: its number and itself.
+    totals: contributions of every GPU to each gradient when it is complete. layout: its number and itself.
     """
     of, lists = rows.of, rows.lists
     ops: list[list[int]] = []
@@ -27,9 +28,8 @@ def optimizer_template(
         ops += _updates(formula, weight, of, lists)
         state, everywhere = f"s{weight}", of.stage == "none"
         rests = rows.everywhere if everywhere else rows.at_home
-        alone = of.groups * (of.degree if weight in GAINS else 1) == 1
         needs += rows.resting(weight) + rests(state, weight)
-        needs += rests(f"d{weight}", weight, count=COMPLETE if everywhere and not alone else totals[weight])
+        needs += rows.gradients(weight, totals[weight], True)
         leaves += rests(state, weight, version=1) + rows.resting(weight, version=1)
         if of.stage in ("1", "2"):
             ops += rows.collectives(GATHER, weight, weight, version=1)
@@ -38,13 +38,14 @@ def optimizer_template(
 
 def _updates(formula: int, weight: str, of: ShardedParameters, lists: ListTable) -> list[list[int]]:
     """Returns the updates of a parameter: of every cell at home, or of all cells on every GPU."""
-    if weight in GAINS:
-        places = range(of.groups * of.degree) if of.stage == "none" else of.home(weight).tolist()
+    if weight in WHOLE:
+        places = range(of.num_gpus) if of.stage == "none" else of.home(weight).tolist()
         return [operation_row(COMPUTE, formula, (place, -1), [], "compute") for place in places]
     found = []
-    home = of.home(weight).reshape(of.degree, -1)
+    index, count = of.slices(weight)
+    home = of.home(weight).reshape(count, -1)
     for share, members in of.members(weight):
-        slices = lists.number("j", [share])
+        slices = lists.number(index, [share])
         for place in members.tolist():
             shards = np.flatnonzero(home[share] == place) if of.stage != "none" else np.arange(home.shape[1])
             if len(shards):

@@ -15,15 +15,19 @@ from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.plans.plan import Lists, Plan
 from zbench.step.index import Index, PartMap, Relation
+from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 
 
 @dataclass(frozen=True)
 class PlanParts:
-    """The parts of a plan for a model. degree: GPUs of a tensor-parallel group."""
+    """The parts of a plan for a model. degree: GPUs of a tensor-parallel group. experts: how a model's experts are laid
+    out and chosen; micro_batch: the plan's number, which the choice depends on."""
 
     plan: Plan
     model: Model
     degree: int
+    experts: ExpertParallel = TOGETHER
+    micro_batch: int = 0
 
     @property
     def num_gpus(self) -> int:
@@ -92,14 +96,15 @@ class PlanParts:
     def indices(self) -> tuple[Index, ...]:
         """Returns the indices t, h, g, f, v and j, the slices of a group."""
         slices = np.ones(self.degree, np.int64)
+        experts = self.routing.indices() if self.routing else ()
         return (
             Index("t", self._tokens[2], of_batch=True),
             Index("h", np.tile(np.diff(self.head_cuts), self.degree)),
             Index("g", np.tile(self.kv_sizes, self.degree)),
             Index("f", _shares(self.model.ffn_hidden, self.degree)),
             Index("v", _shares(self.model.vocab, self.degree)),
-            Index("j", slices),
-        )
+            Index("j", slices), *experts,
+        )  # fmt: skip
 
     def maps(self) -> tuple[PartMap, ...]:
         """Returns the maps g(h), and j of h, g, f and v."""
@@ -107,13 +112,42 @@ class PlanParts:
         kv = (share[:, None] * kvs + self.kv_of_head).reshape(-1)
         return (
             PartMap("g", "h", kv), PartMap("j", "h", np.repeat(share, heads)), PartMap("j", "g", np.repeat(share, kvs)),
-            PartMap("j", "f", share), PartMap("j", "v", share),
+            PartMap("j", "f", share), PartMap("j", "v", share), *(self.routing.maps() if self.routing else ()),
         )  # fmt: skip
 
     def of_slice(self, index: str, share: int) -> Ints:
         """Returns the parts of an index that GPU `share` of every group has."""
         count = {"h": len(self.head_cuts) - 1, "g": len(self.kv_sizes)}.get(index, 1)
         return share * count + np.arange(count)
+
+    @cached_property
+    def routing(self) -> Routing | None:
+        """The experts of the tokens; None of a model without experts."""
+        if self.model.num_experts == 1:
+            return None
+        return Routing.draw(self._tokens[2], self.model, self.experts, self.micro_batch)
+
+    def homes_of_experts(self, index: str) -> Ints:
+        """Returns, for each cell of parts of t and experts (e) or slices of them (k), the GPU that has these in the
+        group of the tokens' home."""
+        degree = self.experts.degree
+        share = (
+            np.arange(degree)
+            if index == "k"
+            else np.arange(self.model.num_experts) // (self.model.num_experts // degree)
+        )
+        return (self.home[:, None] // degree * degree + share).reshape(-1)
+
+    def routed(self, axes: tuple[str, ...]) -> Ints | None:
+        """Returns the tokens of each cell of a tensor of routed tokens, None of other tensors."""
+        if self.routing is None or axes[1:] not in (("e",), ("k",)):
+            return None
+        tokens = self.routing.to_experts if axes[1] == "e" else self.routing.to_slices
+        return tokens.reshape(-1).astype(np.int64)
+
+    def relations(self) -> tuple[Relation, ...]:
+        """Returns visible(t, s), and route(t, e) and goes(t, k) of a model with experts."""
+        return (self.visible(), *(self.routing.relations() if self.routing else ()))
 
     def visible(self) -> Relation:
         """Returns visible(t, s): which blocks have a query that sees a key of which blocks."""
@@ -122,7 +156,9 @@ class PlanParts:
             (blocks.seq, blocks.start, blocks.stop, blocks.block), blocks.pieces.offsets, blocks.pieces.items,
             len(self.plan.lengths), mask.causal, mask.window,
         )  # fmt: skip
-        return Relation("visible", "t", "t", self.block, self.block, offsets, partners)
+        key = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)) * len(blocks) + partners
+        key.sort()  # here and not in the compiled loop, where a sort takes seconds to compile
+        return Relation("visible", "t", "t", self.block, self.block, offsets, key % len(blocks))
 
 
 def check_plans(model: Model, plans: tuple[Plan, ...], degree: int) -> None:
@@ -131,9 +167,8 @@ def check_plans(model: Model, plans: tuple[Plan, ...], degree: int) -> None:
         size = getattr(model, name)
         if degree < 1 or size % degree:
             raise ValueError(f"the tensor-parallel degree is {degree}; it has to divide model.{name}, {size}")
-    for name, right in (("num_experts", 1), ("tied_embeddings", False)):
-        if getattr(model, name) != right:
-            raise ValueError(f"model.{name} is {getattr(model, name)}; a step is built of models with {right}")
+    if model.tied_embeddings:
+        raise ValueError("model.tied_embeddings is True; a step is built of models with False")
     if not plans:
         raise ValueError("a step has no plans; it takes at least one, a micro-batch each")
     for number, plan in enumerate(plans):
@@ -160,12 +195,13 @@ def _shares(size: int, degree: int) -> Ints:
 
 @nb.njit(cache=True)
 def _seen(pieces, offsets, of_block, num_sequences, causal, window):  # type: ignore[no-untyped-def]
-    """Returns compressed rows of blocks: those with a key that a query of the row's block sees, ascending."""
+    """Returns compressed rows of blocks: those with a key that a query of the row's block sees, in any order."""
     seq, start, stop, block = pieces
     first = np.zeros(num_sequences + 1, np.int64)
     for at in range(len(seq)):
         first[seq[at] + 1] += 1
-    first = np.cumsum(first)
+    for at in range(num_sequences):
+        first[at + 1] += first[at]
     count = len(offsets) - 1
     rows, stamp = np.zeros(count + 1, np.int64), np.full(count, -1, np.int64)
     found, used = np.empty(count + 16, np.int64), 0
@@ -174,7 +210,6 @@ def _seen(pieces, offsets, of_block, num_sequences, causal, window):  # type: ig
             larger = np.empty(2 * len(found) + count, np.int64)
             larger[:used] = found[:used]
             found = larger
-        begin = used
         for at in range(offsets[one], offsets[one + 1]):
             mine = of_block[at]
             for other in range(first[seq[mine]], first[seq[mine] + 1]):
@@ -186,6 +221,5 @@ def _seen(pieces, offsets, of_block, num_sequences, causal, window):  # type: ig
                     stamp[block[other]] = one
                     found[used] = block[other]
                     used += 1
-        found[begin:used] = np.sort(found[begin:used])
         rows[one + 1] = used
     return rows, found[:used].copy()

@@ -6,7 +6,7 @@ gathered over the group, and sums over slices are reduced to the tokens' homes (
 2205.05198). In a group of one GPU none of this is there.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from zbench.describe.arrays import Ints
 from zbench.step.formula import Formula, Reference
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
-from zbench.step.operations import COMPUTE, GATHER, REDUCE, operation_row
+from zbench.step.operations import COMPUTE, GATHER, REDUCE, operation_row, operation_table
 from zbench.step.passes.parts import PlanParts
 
 SLICED = ("h", "g", "f", "v")
@@ -24,31 +24,49 @@ SLICED = ("h", "g", "f", "v")
 class LinearModules:
     """Makes the operations of linear and elementwise formulas, and what is exchanged in groups between them.
 
-    moved: what was gathered or reduced in the template so far.
+    moved: what was gathered or reduced in the template so far. columns: the lists of a slot, by GPU, that were made so
+    far, by (index, whether tokens are the group's).
     """
 
     parts: PlanParts
     layout: StepLayout
     lists: ListTable
     moved: set[tuple[int, str, bool]] = field(default_factory=set)
+    columns: dict[tuple[str, bool], Ints] = field(default_factory=dict)
 
-    def rows(self, formula: Formula) -> list[list[int]]:
-        """Returns the operations of a formula, after the exchanges of what it reads."""
-        number = self.layout.formulas.index(formula)
+    def fresh(self) -> "LinearModules":
+        """Returns the same for another template, in which nothing was exchanged so far."""
+        return replace(self, moved=set())
+
+    def rows(self, number: int) -> list[Ints]:
+        """Returns the operations of a formula as tables, after the exchanges of what it reads."""
+        formula = self.layout.formulas[number]
         sliced = is_sliced(formula)
-        found = [line for one in formula.operands for line in self._exchange(one, sliced)]
-        for gpu in range(self.parts.num_gpus):
-            tokens = self.group(gpu) if sliced else self.own(gpu)
-            if len(tokens):
-                slots = [self._list(slot, tokens, gpu) for slot in formula.slots]
-                found.append(operation_row(COMPUTE, number, (gpu, -1), slots, "compute"))
+        found = [table for one in formula.operands for table in self._exchange(one, sliced)]
+        gpus = self.gpus(sliced)
+        slots = [self.lists_of(self.layout.index_of(slot), sliced)[gpus] for slot in formula.slots]
+        found.append(operation_table(COMPUTE, number, gpus, slots, "compute"))
         return found
 
-    def _list(self, slot: str, tokens: Ints, gpu: int) -> int:
-        index = self.layout.index_of(slot)
-        return self.lists.number(index, tokens if index == "t" else self.of_slice(index, gpu))
+    def gpus(self, sliced: bool) -> Ints:
+        """Returns the GPUs that have tokens, of their own or in their group."""
+        return np.flatnonzero(self.lists_of("t", sliced) >= 0)
 
-    def _exchange(self, one: Reference, sliced: bool) -> list[list[int]]:
+    def lists_of(self, index: str, sliced: bool) -> Ints:
+        """Returns the list of an index that each GPU computes with, -1 where it has no tokens."""
+        key = (index, sliced and index == "t")
+        if key not in self.columns:
+            found = [self._list(index, gpu, sliced) for gpu in range(self.parts.num_gpus)]
+            self.columns[key] = np.array(found, np.int64)
+        return self.columns[key]
+
+    def _list(self, index: str, gpu: int, sliced: bool) -> int:
+        if index == "t":
+            tokens = self.group(gpu) if sliced else self.own(gpu)
+            return self.lists.number("t", tokens) if len(tokens) else -1
+        return self.lists.whole(index) if index == "k" else self.lists.number(index, self.of_slice(index, gpu))
+
+    def _exchange(self, one: Reference, sliced: bool) -> list[Ints]:
         """Returns what brings tokens together or sums home before they are read for the first time."""
         tensor = self.layout.number[one.tensor]
         if self.parts.degree == 1 or self.layout.tensors[tensor].axes != ("t",):
@@ -61,18 +79,17 @@ class LinearModules:
             found += self._collective(GATHER, tensor, one)
         return found
 
-    def _collective(self, kind: int, tensor: int, one: Reference) -> list[list[int]]:
+    def _collective(self, kind: int, tensor: int, one: Reference) -> list[Ints]:
         if (kind, one.tensor, one.after) in self.moved:
             return []
         self.moved.add((kind, one.tensor, one.after))
         found = []
         for first in range(0, self.parts.num_gpus, self.parts.degree):
-            tokens = self.group(first)
-            if len(tokens):
+            cells = [int(self.lists_of("t", True)[first])]
+            if cells[0] >= 0:
                 members = self.lists.number(PLACE, first + np.arange(self.parts.degree))
-                cells = [self.lists.number("t", tokens)]
                 found.append(operation_row(kind, tensor, (-1, members), cells, "tensor_parallel", int(one.after)))
-        return found
+        return [np.array(found, np.int64)]
 
     def own(self, gpu: int) -> Ints:
         """Returns the parts of t at home on a GPU."""
@@ -85,6 +102,15 @@ class LinearModules:
     def of_slice(self, index: str, gpu: int) -> Ints:
         """Returns the parts of an index on a GPU."""
         return self.parts.of_slice(index, gpu % self.parts.degree)
+
+    def contributions(self, formula: Formula) -> Ints:
+        """Returns how many contributions every GPU makes to each cell of its slice of a gradient, -1 if it has no part
+        in it."""
+        sliced = is_sliced(formula)
+        tokens = np.array([len(self.group(gpu) if sliced else self.own(gpu)) for gpu in range(self.parts.num_gpus)])
+        indices = [self.layout.index_of(slot) for slot in formula.slots]
+        each = [len(self.of_slice(index, 0)) for index in indices if index != "t"]
+        return np.where(tokens > 0, tokens * int(np.prod(each)), -1)
 
 
 def is_sliced(formula: Formula) -> bool:

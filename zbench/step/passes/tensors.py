@@ -8,7 +8,14 @@ from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.step.formula import Formula, Reference
 from zbench.step.passes.parts import PlanParts
-from zbench.step.passes.zero import LAYER_WEIGHTS, MOMENT_BYTES, OTHER_WEIGHTS, ShardedParameters
+from zbench.step.passes.zero import (
+    GRADIENT_BYTES,
+    MOMENT_BYTES,
+    OTHER_WEIGHTS,
+    WHOLE,
+    ShardedParameters,
+    weight_elements,
+)
 from zbench.step.tensor import Tensor
 
 _NATURE = {"=": "copy", "+=": "sum", ":=": "state"}
@@ -23,7 +30,7 @@ def tensors_of(
     merges: Mapping[str, str],
 ) -> tuple[Tensor, ...]:
     """Returns the tensors that formulas make, and the parameters. merges: of sums that are not added."""
-    weights = (*LAYER_WEIGHTS, *OTHER_WEIGHTS)
+    weights = (*parameters.of_layers, *OTHER_WEIGHTS)
     found = {name: one for weight in weights for name, one in _parameter(model, weight, parameters).items()}
     tokens = parts.home
     for formula in formulas:
@@ -35,7 +42,8 @@ def tensors_of(
             home = tokens if axes == ("t",) else _sliced_home(axes, parts) if axes else np.zeros(1, np.int64)
             nature = _NATURE[formula.action]
             merge = merges.get(name.rstrip("~"), "add") if nature == "sum" else ""
-            found[name] = Tensor(name, axes, nature, merge, _layers(result), _unit(model, name), home)
+            amounts = parts.routed(axes)
+            found[name] = Tensor(name, axes, nature, merge, _layers(result), _unit(model, name), home, 0, amounts)
     return tuple(found.values())
 
 
@@ -47,6 +55,8 @@ def _layers(result: Reference) -> str:
 
 def _sliced_home(axes: tuple[str, ...], parts: PlanParts) -> Ints:
     """Returns the home of the cells of a tensor of tokens and slices: in the tokens' group, the GPU with the slice."""
+    if axes[1] in ("e", "k"):
+        return parts.homes_of_experts(axes[1])
     share = {one.fine: one.part for one in parts.maps() if one.coarse == "j"}[axes[1]]
     group = parts.home // parts.degree
     return (group[:, None] * parts.degree + share).reshape(-1)
@@ -55,22 +65,23 @@ def _sliced_home(axes: tuple[str, ...], parts: PlanParts) -> Ints:
 def _parameter(model: Model, weight: str, parameters: ShardedParameters) -> dict[str, Tensor]:
     """Returns a parameter, its gradient and its optimizer state."""
     axes, home = parameters.axes(weight), parameters.home(weight)
-    layers = "layer" if weight in LAYER_WEIGHTS else "none"
-    size = model.element_bytes if axes else model.element_bytes * model.hidden
-    moments = MOMENT_BYTES if axes else MOMENT_BYTES * model.hidden
+    layers = "none" if weight in OTHER_WEIGHTS else "layer"
+    elements = weight_elements(model)[weight] if weight in WHOLE else 1
+    size, moments, summed = (each * elements for each in (model.element_bytes, MOMENT_BYTES, GRADIENT_BYTES))
     return {
         weight: Tensor(weight, axes, "state", "", layers, size, home),
-        f"d{weight}": Tensor(f"d{weight}", axes, "sum", "add", layers, size, home),
+        f"d{weight}": Tensor(f"d{weight}", axes, "sum", "add", layers, summed, home),
         f"s{weight}": Tensor(f"s{weight}", axes, "state", "", layers, moments, home),
     }
 
 
 def _unit(model: Model, name: str) -> int:
-    """Returns the bytes of a tensor for one token, and one head, column or word."""
-    element, hidden, head = model.element_bytes, model.hidden, model.head_dim
+    """Returns the bytes of a tensor for one token, and one head, column, word or expert."""
+    element, hidden, head, gradient = model.element_bytes, model.hidden, model.head_dim, name[0] == "d"
+    name, wide = name.rstrip("~").removeprefix("d"), model.ffn_hidden if model.num_experts > 1 else 1
     own = {
-        "q": head * element, "dq": head * element, "do": head * element, "kv": 2 * head * element,
-        "dkv": 2 * head * element, "o": head * element + model.lse_bytes, "e": 2 * model.lse_bytes, "z": 2 * element,
-        "dz": 2 * element, "u": element, "du": element, "l": 2 * model.lse_bytes, "loss": model.lse_bytes,
+        "q": head * element, "o": head * element, "kv": 2 * head * element, "e": 2 * model.lse_bytes,
+        "z": 2 * wide * element, "u": wide * element, "r": model.num_experts * element,
+        "p": model.experts_per_token * model.lse_bytes, "l": 2 * model.lse_bytes, "loss": model.lse_bytes,
     }  # fmt: skip
-    return own.get(name.rstrip("~"), hidden * element)
+    return own.get(name, hidden * element) + (model.lse_bytes if name == "o" and not gradient else 0)

@@ -6,7 +6,8 @@
     3      parameters in shards as well: gathered for every layer, forward and backward, `window` layers ahead
 
 (Rajbhandari et al. 2020, arXiv 1910.02054.) Shards are flat: the parameters of a layer, of a tensor-parallel slice, one
-after another, in as many equal parts as there are groups. Norms' gains are whole at one home.
+after another, in as many equal parts as there are groups. An expert-parallel slice of the experts is cut in the same
+way, in as many parts as there are GPUs that have it. Norms' gains and the router are whole at one home.
 """
 
 from collections.abc import Mapping
@@ -25,29 +26,44 @@ from zbench.step.template import AT_HOME, COMPLETE
 
 STAGES = ("none", "1", "2", "3")
 LAYER_WEIGHTS, OTHER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wz", "wd"), ("we", "gl", "wh")
-GAINS = ("g1", "g2", "gl")
+EXPERT_LAYER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wr", "ez", "ed")
+WHOLE, OF_EXPERTS = ("g1", "g2", "gl", "wr"), ("ez", "ed")
+GRADIENT_BYTES = 4  # of a parameter: gradients are summed in float32, as Megatron's and torchtitan's are by default
 MOMENT_BYTES = 12  # of a parameter: float32 weight and two moments (Rajbhandari et al. 2020, section 3.1)
 
 
+def layer_weights(model: Model) -> tuple[str, ...]:
+    """Returns the names of a layer's parameters."""
+    return EXPERT_LAYER_WEIGHTS if model.num_experts > 1 else LAYER_WEIGHTS
+
+
+def axes_of(weight: str) -> tuple[str, ...]:
+    """Returns what a parameter, its gradient and its optimizer state are cut along: slices, and shards of these."""
+    return () if weight in WHOLE else ("k" if weight in OF_EXPERTS else "j", f"z{weight}")
+
+
 def weight_elements(model: Model) -> Mapping[str, int]:
-    """Returns the elements of every parameter of a dense layer and of what is before and after the layers."""
-    h, d = model.hidden, model.head_dim
+    """Returns the elements of every parameter of a layer and of what is before and after the layers."""
+    h, d, experts = model.hidden, model.head_dim, model.num_experts
     return {
         "g1": h, "wq": h * model.num_heads * d, "wkv": 2 * h * model.num_kv_heads * d,
         "wo": h * model.num_heads * d, "g2": h, "wz": 2 * h * model.ffn_hidden, "wd": h * model.ffn_hidden,
+        "wr": h * experts, "ez": 2 * h * model.ffn_hidden * experts, "ed": h * model.ffn_hidden * experts,
         "we": h * model.vocab, "gl": h, "wh": h * model.vocab,
     }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ShardedParameters:
-    """The parameters of a step on `groups` tensor-parallel groups of `degree` GPUs."""
+    """The parameters of a step on `groups` tensor-parallel groups of `degree` GPUs, and of expert-parallel groups of
+    `experts` GPUs: a parameter is cut in slices, one for each GPU of a group."""
 
     model: Model
     groups: int
     degree: int
     stage: str
     window: int
+    experts: int = 1
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
@@ -62,16 +78,34 @@ class ShardedParameters:
         """Whether parameters stay at their homes and are gathered where a layer needs them."""
         return self.stage == "3"
 
+    @property
+    def num_gpus(self) -> int:
+        return self.groups * self.degree
+
+    @property
+    def of_layers(self) -> tuple[str, ...]:
+        """The parameters of a layer."""
+        return layer_weights(self.model)
+
+    def slices(self, weight: str) -> tuple[str, int]:
+        """Returns the index of the slices that a parameter is cut in, and how many there are; "" and 1: it is whole."""
+        if weight in WHOLE:
+            return "", 1
+        return ("k", self.experts) if weight in OF_EXPERTS else ("j", self.degree)
+
     @cached_property
     def shards(self) -> Mapping[str, tuple[Ints, Ints]]:
         """The elements and the groups of the shards of a slice of every parameter that is cut, by its name."""
         elements, found = weight_elements(self.model), {}
-        for names in (LAYER_WEIGHTS, OTHER_WEIGHTS):
-            cut = [name for name in names if name not in GAINS]
-            sizes = [elements[name] // self.degree for name in cut]
-            each = -(-sum(sizes) // self.groups)
+        for names in (
+            [name for name in self.of_layers if name not in (*WHOLE, *OF_EXPERTS)],
+            [name for name in self.of_layers if name in OF_EXPERTS],
+            [name for name in OTHER_WEIGHTS if name not in WHOLE],
+        ):
+            sizes = [elements[name] // self.slices(name)[1] for name in names]
+            each = max(-(-sum(sizes) * self.slices(name)[1] // self.num_gpus) for name in names) if names else 1
             begin = 0
-            for name, size in zip(cut, sizes, strict=True):
+            for name, size in zip(names, sizes, strict=True):
                 edges = np.arange(begin // each, -(-(begin + size) // each) + 1) * each
                 edges = np.clip(edges, begin, begin + size)
                 found[name] = (np.diff(edges), begin // each + np.arange(len(edges) - 1))
@@ -84,20 +118,19 @@ class ShardedParameters:
 
     def axes(self, weight: str) -> tuple[str, ...]:
         """Returns what a parameter, its gradient and its optimizer state are cut along."""
-        return () if weight in GAINS else ("j", f"z{weight}")
+        return axes_of(weight)
 
     def home(self, weight: str) -> Ints:
         """Returns the place of every cell of a parameter."""
-        if weight in GAINS:
-            return np.full(1, GAINS.index(weight) % (self.groups * self.degree), np.int64)
-        owner = self.shards[weight][1]
-        return (owner * self.degree + np.arange(self.degree)[:, None]).reshape(-1)
+        if weight in WHOLE:
+            return np.full(1, WHOLE.index(weight) % self.num_gpus, np.int64)
+        owner, count = self.shards[weight][1], self.slices(weight)[1]
+        return (owner * count + np.arange(count)[:, None]).reshape(-1)
 
     def members(self, weight: str) -> list[tuple[int, Ints]]:
         """Lists (slice, the GPUs that compute with it) of a parameter; slice -1: it is not cut."""
-        if weight in GAINS:
-            return [(-1, np.arange(self.groups * self.degree))]
-        return [(share, np.arange(self.groups) * self.degree + share) for share in range(self.degree)]
+        every, count = np.arange(self.num_gpus), self.slices(weight)[1]
+        return [(-1, every)] if weight in WHOLE else [(share, every[share::count]) for share in range(count)]
 
 
 @dataclass(frozen=True)
@@ -110,8 +143,8 @@ class ParameterRows:
 
     def _cells(self, weight: str, share: int) -> list[int]:
         if share < 0:
-            return []
-        return [self.lists.number("j", [share]), self.lists.whole(f"z{weight}")]
+            return [-1, -1]
+        return [self.lists.number(self.of.slices(weight)[0], [share]), self.lists.whole(f"z{weight}")]
 
     def collectives(self, kind: int, tensor: str, weight: str, layer: int = 0, version: int = 0) -> list[list[int]]:
         """Returns gathers of a parameter's cells from their homes, or reductions to them, one for each slice."""
@@ -127,13 +160,15 @@ class ParameterRows:
 
     def everywhere(self, tensor: str, weight: str, layer: int = 0, version: int = 0, count: int = 0) -> list[list[int]]:
         """Returns the entries of a parameter that is on all GPUs that compute with it."""
-        found = []
-        for share, members in self.of.members(weight):
-            cells = [*self._cells(weight, share), -1, -1][:2]
-            found.append(
-                [self.layout.number[tensor], layer, self.lists.number(PLACE, members), *cells, count, version, 0]
-            )
-        return found
+        return self._entries(tensor, weight, layer, version, [count] * self.of.slices(weight)[1])
+
+    def _entries(self, tensor: str, weight: str, layer: int, version: int, counts: list[int]) -> list[list[int]]:
+        """Returns the entries of slices of a parameter on all GPUs that compute with them, with a count for each."""
+        number = self.layout.number[tensor]
+        return [
+            [number, layer, self.lists.number(PLACE, members), *self._cells(weight, share), count, version, 0]
+            for (share, members), count in zip(self.of.members(weight), counts, strict=True)
+        ]
 
     def at_home(self, tensor: str, weight: str, layer: int = 0, version: int = 0, count: int = 0) -> list[list[int]]:
         """Returns the entries of a parameter of which every cell is at its home alone."""
@@ -160,26 +195,33 @@ class ParameterRows:
             found += [line for weight in weights for line in self.collectives(GATHER, f"d{weight}", weight)]
         return found
 
-    def gradients(self, weight: str, counts: Mapping[int, int], before: int, last: bool) -> list[list[int]]:
+    def totals(self, weight: str, counts: Ints) -> list[int]:
+        """Returns the contributions of all GPUs to each slice of a gradient. counts: of every GPU, -1: none at all."""
+        return [int(np.maximum(counts[members], 0).sum()) for _, members in self.of.members(weight)]
+
+    def gradients(self, weight: str, counts: Ints, last: bool) -> list[list[int]]:
         """Returns the entries of a gradient after some micro-batches, [] if there is nothing of it.
 
-        counts: contributions made so far by every GPU. before: of the same by all GPUs of a slice. last: after the
-        last micro-batch.
+        counts: contributions made so far by every GPU, -1 where it had no part in it; a GPU of whose experts no token
+        came has made none, and has zeros. last: after the last micro-batch.
         """
-        if not before:
+        if counts.max() < 0:
             return []
-        name = f"d{weight}"
+        name, totals = f"d{weight}", self.totals(weight, counts)
         if last and self.of.stage == "none":
-            if self.of.groups * (self.of.degree if weight in GAINS else 1) > 1:
-                return self.everywhere(name, weight, count=COMPLETE)
-            return self.everywhere(name, weight, count=before)
+            alone = len(self.of.members(weight)[0][1]) == 1
+            return self._entries(name, weight, 0, 0, totals if alone else [COMPLETE] * len(totals))
         if last or self.of.stage in ("2", "3"):
-            return self.at_home(name, weight, count=before)
+            if len(set(totals)) == 1:
+                return self.at_home(name, weight, count=totals[0])
+            number = self.layout.number[name]
+            return [
+                [number, 0, AT_HOME, *self._cells(weight, share), count, 0, 0] for share, count in enumerate(totals)
+            ]
         found = []
         for share, members in self.of.members(weight):
-            cells = [*self._cells(weight, share), -1, -1][:2]
-            for gpu in members.tolist():
-                if counts[gpu]:
-                    places = self.lists.number(PLACE, [gpu])
-                    found.append([self.layout.number[name], 0, places, *cells, counts[gpu], 0, 0])
+            cells = self._cells(weight, share)
+            for gpu in members[counts[members] >= 0].tolist():
+                places = self.lists.number(PLACE, [gpu])
+                found.append([self.layout.number[name], 0, places, *cells, int(counts[gpu]), 0, 0])
         return found

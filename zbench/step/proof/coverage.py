@@ -5,118 +5,58 @@ form a partition is one key, and lists that overlap are looked at as finely as t
 formula has a relation, its two slots are looked at group by group, and only pairs that meet count.
 """
 
-from typing import NamedTuple
-
 import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
-from zbench.step.operations import COMPUTE, Operations
-from zbench.step.proof.items import EMPTY, find_key
+from zbench.step.proof.item_rules import WalkTables
+from zbench.step.proof.items import EMPTY, INNER, find_key
+from zbench.step.proof.walk import rows_meet
 
-_OK, _TWICE, _SPLIT = range(3)
-
-
-class _Pairs(NamedTuple):
-    """A formula's relation: first and second slot, compressed rows of groups that meet; first is -1 if none."""
-
-    first: int
-    second: int
-    offsets: Ints
-    partners: Ints
+_OK, _TWICE, _MISSING = range(3)
 
 
-def formula_fault(layout: StepLayout, formula: int, operations: Operations) -> tuple[int, str]:
+def formula_fault(
+    layout: StepLayout, tables: WalkTables, formula: int, operations: Ints, mine: Ints
+) -> tuple[int, str]:
     """Returns (operation, what is wrong), (-1, "") if the operations compute every part of a formula once.
 
-    An operation is -1 where none is to blame, as where a part is missing.
+    operations: their rows; mine: the numbers of those that compute the formula. An operation is -1 where none is to
+    blame, as where a part is missing.
     """
-    mine = np.flatnonzero((operations.kind == COMPUTE) & (operations.what == formula))
-    label, slots = layout.labels[formula], layout.formulas[formula].slots
-    used = np.stack([operations.list0[mine], operations.list1[mine], operations.list2[mine]], axis=1).astype(np.int64)
-    parts = [len(layout.indices[index]) if index >= 0 else 1 for index in layout.bound.slots[formula].tolist()]
-    number, first, second = layout.bound.relation[formula].tolist()
-    pairs = _Pairs(-1, -1, np.zeros(1, np.int64), np.zeros(0, np.int64))
-    groups = [np.zeros(0, np.int64)] * 3
-    total = int(np.prod([size for at, size in enumerate(parts) if at not in (first, second)]))
-    if number >= 0:
-        one = layout.relations[number]
-        pairs = _Pairs(first, second, one.offsets, one.partners)
-        groups[first], groups[second] = one.first_group, one.second_group
-        total *= one.num_pairs
-    atoms, rows = [], []
-    for slot in range(3):
-        lists = np.unique(used[:, slot]) if slot < len(slots) else np.zeros(0, np.int64)
-        code, found, bad = _atoms(lists, layout.lists.offsets, layout.lists.parts, groups[slot], parts[slot])
-        if code == _SPLIT:
-            at = int(mine[np.argmax(used[:, slot] == bad)])
+    parts, label = layout.parts_of_slots[formula], layout.labels[formula]
+    relation, slots = tables.relation[formula].tolist(), layout.formulas[formula].slots
+    looked = []
+    for slot, size in enumerate(parts.tolist()):
+        side = tables.group_offsets[2 * relation[0] + relation.index(slot, 1) - 1] if slot in relation[1:] else -1
+        groups = tables.groups[side : side + size, 0] if side >= 0 else tables.groups[:0, 0]
+        column = operations[mine, 4 + slot] if size else np.zeros(len(mine), np.int64)
+        found = _atoms(tables.list_offsets, tables.parts, groups, column, size)
+        if found[3] >= 0:
             word = f"names a part of a group of {layout.index_of(slots[slot])}, which its relation takes as one"
-            return at, word
-        atoms.append(found)
-        rows.append(_rows(lists, layout.lists.offsets, layout.lists.parts, found, len(layout.lists)))
-    sizes = tuple(_sizes(found, slot in (first, second)) for slot, found in enumerate(atoms))
-    most = _combinations(used, tuple(rows), len(slots))
-    keys = np.full(1 << max(int(2 * most + 2).bit_length(), 4), EMPTY, np.int64)
-    by = np.zeros(len(keys), np.int64)
-    done, code, op, key = _marked(used, tuple(rows), sizes, pairs, keys, by)
-    if code == _TWICE:
-        where = _named(layout, slots, atoms, sizes, key)
-        return int(mine[op]), f"computes {label} for {where} a second time, after operation {int(mine[by[key[3]]])}"
-    if done == total:
+            return int(mine[found[3]]), word
+        looked.append(found)
+    atoms, spans, rows = (tuple(one[at] for one in looked) for at in range(3))
+    pairs = (tables.row_begin, tables.partner_offsets, tables.partners)
+    code, op, other, first = _covered(pairs, tables.relation[formula], parts, atoms, spans, rows)
+    if code == _OK:
         return -1, ""
-    return -1, f"{_missing(layout, slots, atoms, sizes, pairs, keys) or label} of {label} is computed by no operation"
+    where = ", ".join(f"part {part} of {slot}" for part, slot in zip(first.tolist(), slots, strict=False) if part >= 0)
+    if code == _TWICE:
+        where = where or "its only part"
+        return int(mine[op]), f"computes {label} for {where} a second time, after operation {int(mine[other])}"
+    return -1, f"{where or 'its only part'} of {label} is computed by no operation"
 
 
-def _named(layout: StepLayout, slots: tuple[str, ...], atoms: list[Ints], sizes: tuple[Ints, ...], key: Ints) -> str:
-    """Names the first part of every atom of a combination."""
-    words = [f"part {int(np.argmax(atoms[at] == key[at]))} of {slot}" for at, slot in enumerate(slots)]
-    return ", ".join(words) or "its only part"
-
-
-def _missing(
-    layout: StepLayout, slots: tuple[str, ...], atoms: list[Ints], sizes: tuple[Ints, ...], pairs: _Pairs, keys: Ints
-) -> str:
-    """Names the first combination that no operation computes."""
-    for at, slot in enumerate(slots):
-        if (atoms[at] < 0).any():
-            return f"part {int(np.argmax(atoms[at] < 0))} of {slot}"
-    return _named(layout, slots, atoms, sizes, _first_missing(sizes, pairs, keys))
-
-
-def _sizes(atoms: Ints, grouped: bool) -> Ints:
-    """Returns the parts of each atom; groups of a relation count as one."""
-    counts = np.bincount(atoms[atoms >= 0], minlength=1)
-    return np.minimum(counts, 1) if grouped else counts
-
-
-@nb.njit(cache=True)
-def _atoms(lists, offsets, parts, group, size):  # type: ignore[no-untyped-def]
-    """Returns (fault, the atom of every part, -1 if in no list; the list at fault). group: given where a relation has
-    the slot: then atoms are its groups, and lists have whole ones."""
-    atom = np.full(size, -1, np.int64)
-    if len(lists) == 0:
-        if size == 1:
-            atom[0] = 0
-        return _OK, atom, -1
-    if len(group) > 0:
-        count = np.bincount(group)
-        found = np.zeros(len(count), np.int64)
-        for which in lists:
-            for at in range(offsets[which], offsets[which + 1]):
-                found[group[parts[at]]] += 1
-                atom[parts[at]] = group[parts[at]]
-            for at in range(offsets[which], offsets[which + 1]):
-                if found[group[parts[at]]] != count[group[parts[at]]]:
-                    return _SPLIT, atom, which
-            for at in range(offsets[which], offsets[which + 1]):
-                found[group[parts[at]]] = 0
-        return _OK, atom, -1
-    # Refinement of a partition: class 0 has the parts that no list had so far, and is always left.
+@nb.njit(**INNER)
+def _refined(offsets, parts, lists, size):  # type: ignore[no-untyped-def]
+    """Returns the atom of every part, -1 if in no list, by refinement of a partition: class 0 has the parts that no
+    list had so far, and is always left."""
     number, members = 1, np.zeros(size + 2, np.int64)
     members[0] = size
     here, goes, met = np.zeros(size + 2, np.int64), np.full(size + 2, -1, np.int64), np.zeros(size + 2, np.int64)
-    atom += 1
+    atom = np.zeros(size, np.int64)
     for which in lists:
         touched = 0
         for at in range(offsets[which], offsets[which + 1]):
@@ -125,7 +65,8 @@ def _atoms(lists, offsets, parts, group, size):  # type: ignore[no-untyped-def]
                 met[touched] = old
                 touched += 1
             here[old] += 1
-        for old in met[:touched]:
+        for at in range(touched):
+            old = met[at]
             if old == 0 or here[old] < members[old]:
                 goes[old] = number
                 members[number] = here[old]
@@ -134,103 +75,156 @@ def _atoms(lists, offsets, parts, group, size):  # type: ignore[no-untyped-def]
         for at in range(offsets[which], offsets[which + 1]):
             if goes[atom[parts[at]]] >= 0:
                 atom[parts[at]] = goes[atom[parts[at]]]
-        for old in met[:touched]:
-            here[old], goes[old] = 0, -1
-    return _OK, atom - 1, -1
+        for at in range(touched):
+            here[met[at]], goes[met[at]] = 0, -1
+    for part in range(size):
+        atom[part] -= 1
+    return atom
 
 
-@nb.njit(cache=True)
-def _rows(lists, offsets, parts, atom, num_lists):  # type: ignore[no-untyped-def]
-    """Returns (offsets by list number, atoms): those of every list, each once."""
-    most = 0
+@nb.njit(**INNER)
+def _grouped(offsets, parts, groups, lists):  # type: ignore[no-untyped-def]
+    """Returns (the group of every part, -1 if in no list; the list that has a part of a group and not all of it, or
+    -1). groups: of the parts, in a relation."""
+    size = len(groups)
+    count, found, atom = np.zeros(size, np.int64), np.zeros(size, np.int64), np.full(size, -1, np.int64)
+    for part in range(size):
+        count[groups[part]] += 1
     for which in lists:
-        most += offsets[which + 1] - offsets[which]
-    begin, found = np.zeros(num_lists + 1, np.int64), np.empty(most, np.int64)
-    seen = np.full(len(atom) + 1, -1, np.int64)
-    count, at_list = 0, 0
-    for which in lists:
-        begin[at_list : which + 1] = count
-        at_list = which + 1
         for at in range(offsets[which], offsets[which + 1]):
-            one = atom[parts[at]]
-            if seen[one] != which:
-                seen[one] = which
-                found[count] = one
-                count += 1
-    begin[at_list:] = count
-    return begin, found[:count]
+            found[groups[parts[at]]] += 1
+            atom[parts[at]] = groups[parts[at]]
+        for at in range(offsets[which], offsets[which + 1]):
+            if found[groups[parts[at]]] != count[groups[parts[at]]]:
+                return atom, which
+        for at in range(offsets[which], offsets[which + 1]):
+            found[groups[parts[at]]] = 0
+    return atom, -1
 
 
 @nb.njit(cache=True)
-def _meet(pairs, first, second):  # type: ignore[no-untyped-def]
-    """Returns whether two groups of a relation meet."""
-    low, high = pairs.offsets[first], pairs.offsets[first + 1]
-    while low < high:
-        middle = (low + high) // 2
-        if pairs.partners[middle] < second:
-            low = middle + 1
-        else:
-            high = middle
-    return low < pairs.offsets[first + 1] and pairs.partners[low] == second
+def _atoms(offsets, parts, groups, column, size):  # type: ignore[no-untyped-def]
+    """Looks at a slot: returns (the atom of every part; the atoms of each operation's list as first and last place;
+    these; the operation with a list that splits a group, or -1).
+
+    column: the list of every operation. groups: of the parts, where a relation has the slot, else none. size: the
+    number of parts; 0 of a slot that the formula has not, which is of one atom that all operations have.
+    """
+    spans = np.zeros((len(column), 2), np.int64)
+    if size == 0:
+        spans[:, 1] = 1
+        return np.zeros(1, np.int64), spans, np.zeros(1, np.int64), -1
+    number = np.full(len(offsets), -1, np.int64)
+    lists, count, most = np.empty(len(column), np.int64), 0, 0
+    for which in column:
+        if number[which] < 0:
+            number[which] = count
+            lists[count] = which
+            most += offsets[which + 1] - offsets[which]
+            count += 1
+    wrong = -1
+    if len(groups) == 0:
+        atom = _refined(offsets, parts, lists[:count], size)
+    else:
+        atom, wrong = _grouped(offsets, parts, groups, lists[:count])
+    begin, rows = np.zeros(count + 1, np.int64), np.empty(most, np.int64)
+    seen, used = np.full(size, -1, np.int64), 0
+    for at in range(count):
+        for part in range(offsets[lists[at]], offsets[lists[at] + 1]):
+            one = atom[parts[part]]
+            if seen[one] != at:
+                seen[one] = at
+                rows[used] = one
+                used += 1
+        begin[at + 1] = used
+    split = -1
+    for at in range(len(column)):
+        spans[at, 0], spans[at, 1] = begin[number[column[at]]], begin[number[column[at]] + 1]
+        if split < 0 and column[at] == wrong:
+            split = at
+    return atom, spans, rows, split
+
+
+@nb.njit(**INNER)
+def _weights(atom, grouped):  # type: ignore[no-untyped-def]
+    """Returns (the parts of each atom, where groups of a relation count as one; the first part of each)."""
+    size, first = np.zeros(len(atom), np.int64), np.full(len(atom), -1, np.int64)
+    for part in range(len(atom)):
+        if atom[part] >= 0:
+            size[atom[part]] = 1 if grouped else size[atom[part]] + 1
+            if first[atom[part]] < 0:
+                first[atom[part]] = part
+    return size, first
+
+
+@nb.njit(**INNER)
+def _first_missing(pairs, relation, keys, firsts):  # type: ignore[no-untyped-def]
+    """Returns the first part of each slot in the first combination of atoms that is not marked."""
+    told = np.full(3, -1, np.int64)
+    for i in range(len(firsts[0])):
+        for j in range(len(firsts[1])):
+            for k in range(len(firsts[2])):
+                three = (i, j, k)
+                if firsts[0][i] < 0 or firsts[1][j] < 0 or firsts[2][k] < 0:
+                    continue
+                if relation[0] >= 0 and not rows_meet(pairs, relation[0], three[relation[1]], three[relation[2]]):
+                    continue
+                key = (i * len(firsts[1]) + j) * len(firsts[2]) + k
+                if keys[find_key(keys, key)] != key:
+                    told[0], told[1], told[2] = firsts[0][i], firsts[1][j], firsts[2][k]
+                    return told
+    return told
 
 
 @nb.njit(cache=True)
-def _combinations(used, rows, slots):  # type: ignore[no-untyped-def]
-    """Counts the combinations of atoms that operations name."""
-    total = 0
-    for op in range(len(used)):
-        product = 1
-        if slots > 0:
-            product *= rows[0][0][used[op, 0] + 1] - rows[0][0][used[op, 0]]
-        if slots > 1:
-            product *= rows[1][0][used[op, 1] + 1] - rows[1][0][used[op, 1]]
-        if slots > 2:
-            product *= rows[2][0][used[op, 2] + 1] - rows[2][0][used[op, 2]]
-        total += product
-    return total
+def _covered(pairs, relation, parts, atoms, spans, rows):  # type: ignore[no-untyped-def]
+    """Marks what every operation computes: returns (fault, operation, the one before it, a part of each slot).
 
-
-@nb.njit(cache=True)
-def _marked(used, rows, sizes, pairs, keys, by):  # type: ignore[no-untyped-def]
-    """Marks what every operation computes: returns (parts done, fault, operation, its atoms and place in the table)."""
-    done, combination = 0, np.zeros(4, np.int64)
-    for op in range(len(used)):
-        begin, end = np.zeros(3, np.int64), np.ones(3, np.int64)
-        if used[op, 0] >= 0:
-            begin[0], end[0] = rows[0][0][used[op, 0]], rows[0][0][used[op, 0] + 1]
-        if used[op, 1] >= 0:
-            begin[1], end[1] = rows[1][0][used[op, 1]], rows[1][0][used[op, 1] + 1]
-        if used[op, 2] >= 0:
-            begin[2], end[2] = rows[2][0][used[op, 2]], rows[2][0][used[op, 2] + 1]
-        for i in range(begin[0], end[0]):
-            combination[0] = rows[0][1][i] if used[op, 0] >= 0 else 0
-            for j in range(begin[1], end[1]):
-                combination[1] = rows[1][1][j] if used[op, 1] >= 0 else 0
-                for k in range(begin[2], end[2]):
-                    combination[2] = rows[2][1][k] if used[op, 2] >= 0 else 0
-                    if pairs.first >= 0 and not _meet(pairs, combination[pairs.first], combination[pairs.second]):
+    parts: of each slot, 0 of a slot that the formula has not; atoms, spans, rows: of each slot, as _atoms has them.
+    """
+    told, wanted, most = np.full(3, -1, np.int64), 1, 0
+    for slot in range(3):
+        if parts[slot] > 0 and slot != relation[1] and slot != relation[2]:
+            wanted *= parts[slot]
+    if relation[0] >= 0:
+        last = pairs[0][relation[0] + 1] if relation[0] + 1 < len(pairs[0]) else len(pairs[1]) - 1
+        wanted *= pairs[1][last] - pairs[1][pairs[0][relation[0]]]
+    size0, first0 = _weights(atoms[0], relation[1] == 0 or relation[2] == 0)
+    size1, first1 = _weights(atoms[1], relation[1] == 1 or relation[2] == 1)
+    size2, first2 = _weights(atoms[2], relation[1] == 2 or relation[2] == 2)
+    for op in range(len(spans[0])):
+        product = spans[0][op, 1] - spans[0][op, 0]
+        product *= spans[1][op, 1] - spans[1][op, 0]
+        most += product * (spans[2][op, 1] - spans[2][op, 0])
+    room = 16
+    while room < 2 * most + 2:
+        room *= 2
+    keys, by, done = np.full(room, EMPTY, np.int64), np.zeros(room, np.int64), 0
+    for op in range(len(spans[0])):
+        for i in range(spans[0][op, 0], spans[0][op, 1]):
+            for j in range(spans[1][op, 0], spans[1][op, 1]):
+                for k in range(spans[2][op, 0], spans[2][op, 1]):
+                    three = (rows[0][i], rows[1][j], rows[2][k])
+                    if relation[0] >= 0 and not rows_meet(pairs, relation[0], three[relation[1]], three[relation[2]]):
                         continue
-                    key = (combination[0] * len(sizes[1]) + combination[1]) * len(sizes[2]) + combination[2]
+                    key = (three[0] * len(size1) + three[1]) * len(size2) + three[2]
                     at = find_key(keys, key)
                     if keys[at] == key:
-                        combination[3] = at
-                        return done, _TWICE, op, combination
+                        told[0] = first0[three[0]] if parts[0] else -1
+                        told[1] = first1[three[1]] if parts[1] else -1
+                        told[2] = first2[three[2]] if parts[2] else -1
+                        return _TWICE, op, by[at], told
                     keys[at], by[at] = key, op
-                    done += sizes[0][combination[0]] * sizes[1][combination[1]] * sizes[2][combination[2]]
-    return done, _OK, -1, combination
-
-
-@nb.njit(cache=True)
-def _first_missing(sizes, pairs, keys):  # type: ignore[no-untyped-def]
-    """Returns the atoms of the first combination that is not marked."""
-    combination = np.zeros(4, np.int64)
-    for i in range(len(sizes[0])):
-        for j in range(len(sizes[1])):
-            for k in range(len(sizes[2])):
-                combination[0], combination[1], combination[2] = i, j, k
-                if pairs.first >= 0 and not _meet(pairs, combination[pairs.first], combination[pairs.second]):
-                    continue
-                key = (i * len(sizes[1]) + j) * len(sizes[2]) + k
-                if keys[find_key(keys, key)] != key:
-                    return combination
-    return combination
+                    done += size0[three[0]] * size1[three[1]] * size2[three[2]]
+    if done == wanted:
+        return _OK, -1, -1, told
+    for slot in range(3):
+        for part in range(parts[slot]):
+            if atoms[slot][part] < 0:
+                told[slot] = part
+                return _MISSING, -1, -1, told
+    told = _first_missing(pairs, relation, keys, (first0, first1, first2))
+    for slot in range(3):
+        if parts[slot] == 0:
+            told[slot] = -1
+    return _MISSING, -1, -1, told

@@ -7,26 +7,21 @@ is read, and stays as it is after that; state is read in the version that is nam
 from typing import NamedTuple
 
 import numba as nb
-import numpy as np
-from numpy.typing import NDArray
 
 from zbench.describe.arrays import Flags, Ints
-from zbench.step.proof.items import EMPTY, READ_ALREADY, THERE, ItemTable, find_item
+from zbench.step.proof.items import EMPTY, INNER, READ_ALREADY, THERE, ItemTable, find_item
 from zbench.step.tensor import STATE, SUM
 
 OK, MISSING, TWICE, INCOMPLETE, NOTHING, AFTER_READ, VERSION, NO_SUM, NO_LAYER, NO_HOME = range(10)  # of faults
-OP, TENSOR, LAYER, PLACE, CELL, HAVE, WANT = range(1, 8)  # of a fault, after its code
+OP, TENSOR, LAYER, PLACE, CELL, HAVE, WANT, TOUCHES = range(1, 9)  # of a fault, after its code
 
 
 class WalkTables(NamedTuple):
-    """The tables that a walk reads.
+    """The tables that a walk reads, few and wide, as each array of a compiled function's arguments costs compiling.
 
-    Of tensors: shape0, shape1, nature, base (where its keys begin), first_cell (where its cells begin in total and
-    home), layered (0: of the step as a whole), lowest and highest layer that there is. total: contributions that make a
-    cell complete.
-
-    row_offsets, rows, relation: zbench.step.layout.FormulaRows. map_offsets, maps; relation_offsets (two for each
-    relation: the groups of its first and second index), groups, leads (whether a part is the first of its group);
+    rows, row_offsets, relation: zbench.step.layout.FormulaRows. tensors: a row each, columns SHAPE0 to HIGHEST. cells:
+    of all tensors, the contributions that make a cell complete, and its home. groups: of parts, the group and whether
+    the part is the first of it; group_offsets: where those of the first and the second index of each relation begin.
     row_begin: where a relation's rows begin in partner_offsets. lossy: of encodings.
     """
 
@@ -35,21 +30,12 @@ class WalkTables(NamedTuple):
     row_offsets: Ints
     rows: Ints
     relation: Ints
-    shape0: Ints
-    shape1: Ints
-    nature: Ints
-    base: Ints
-    first_cell: Ints
-    layered: Ints
-    lowest: Ints
-    highest: Ints
-    total: Ints
-    home: Ints
+    tensors: Ints
+    cells: Ints
     map_offsets: Ints
     maps: Ints
     group_offsets: Ints
     groups: Ints
-    leads: Flags
     row_begin: Ints
     partner_offsets: Ints
     partners: Ints
@@ -57,23 +43,29 @@ class WalkTables(NamedTuple):
     num_places: int
 
 
+# Columns of WalkTables.tensors. BASE: where keys begin; FIRST_CELL: where a tensor's cells begin; LAYERED: 0 of one of
+# the step as a whole; LOWEST, HIGHEST: the layers that there are.
+SHAPE0, SHAPE1, NATURE, BASE, FIRST_CELL, LAYERED, LOWEST, HIGHEST = range(8)
+TOTAL, HOME = range(2)  # columns of WalkTables.cells
+
+
 class WalkState(NamedTuple):
-    """The state that a walk changes: items, the first fault, the hops that reads of each tensor saw, the touches."""
+    """The state that a walk changes: items, the first fault and (TOUCHES) the touches, the hops that reads of each
+    tensor saw."""
 
     items: ItemTable
     fault: Ints
-    hops: NDArray[np.int64]
-    touches: Ints
+    hops: Ints
 
 
 @nb.njit(cache=True)
 def key_of(t, tensor, layer, place, cell):  # type: ignore[no-untyped-def]
     """Returns an item's key."""
-    cells = t.shape0[tensor] * t.shape1[tensor]
-    return t.base[tensor] + ((layer - t.lowest[tensor]) * t.num_places + place) * cells + cell
+    row = t.tensors[tensor]
+    return row[BASE] + ((layer - row[LOWEST]) * t.num_places + place) * (row[SHAPE0] * row[SHAPE1]) + cell
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def note_fault(state, code, item, have, want):  # type: ignore[no-untyped-def]
     """Notes the first fault. item: (operation, tensor, layer, place, cell)."""
     if state.fault[0] == OK:
@@ -83,33 +75,33 @@ def note_fault(state, code, item, have, want):  # type: ignore[no-untyped-def]
         state.fault[HAVE], state.fault[WANT] = have, want
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def read_item(t, state, item, version):  # type: ignore[no-untyped-def]
     """Returns where an item is that is read or copied, or -1, noting why it cannot be."""
     _, tensor, layer, place, cell = item
-    state.touches[0] += 1
+    state.fault[TOUCHES] += 1
     items = state.items
     at = find_item(items, key_of(t, tensor, layer, place, cell))
     if items[at].key == EMPTY or items[at].flags & THERE == 0:
         note_fault(state, MISSING, item, 0, 0)
         return -1
-    if t.nature[tensor] == SUM:
-        wanted = t.total[t.first_cell[tensor] + cell]
+    if t.tensors[tensor, NATURE] == SUM:
+        wanted = t.cells[t.tensors[tensor, FIRST_CELL] + cell, TOTAL]
         if items[at].count != wanted:
             note_fault(state, INCOMPLETE, item, items[at].count, wanted)
             return -1
         items[at].flags |= READ_ALREADY
-    elif t.nature[tensor] == STATE and items[at].version != version:
+    elif t.tensors[tensor, NATURE] == STATE and items[at].version != version:
         note_fault(state, VERSION, item, items[at].version, version)
         return -1
     return at
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _put(t, state, item):  # type: ignore[no-untyped-def]
     """Returns where an item is, and makes room for one that is not there."""
     op, tensor, layer, place, cell = item
-    state.touches[0] += 1
+    state.fault[TOUCHES] += 1
     items = state.items
     key = key_of(t, tensor, layer, place, cell)
     at = find_item(items, key)
@@ -119,7 +111,7 @@ def _put(t, state, item):  # type: ignore[no-untyped-def]
     return at
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def write_copy(t, state, item):  # type: ignore[no-untyped-def]
     """Lets a formula write a copy."""
     at, items = _put(t, state, item), state.items
@@ -128,7 +120,7 @@ def write_copy(t, state, item):  # type: ignore[no-untyped-def]
     items[at].flags, items[at].hops, items[at].encoding = THERE, 0, -1
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def add_contributions(t, state, item, amount, hops):  # type: ignore[no-untyped-def]
     """Adds contributions to a sum."""
     at, items = _put(t, state, item), state.items
@@ -142,7 +134,7 @@ def add_contributions(t, state, item, amount, hops):  # type: ignore[no-untyped-
     items[at].encoding = -1
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def update_state(t, state, item, version):  # type: ignore[no-untyped-def]
     """Updates state in place."""
     at = read_item(t, state, item, version)
@@ -152,7 +144,7 @@ def update_state(t, state, item, version):  # type: ignore[no-untyped-def]
         state.items[at].writer = item[0]
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def send_copy(t, state, item, dst, version, encoding):  # type: ignore[no-untyped-def]
     """Sends a copy of a complete item to another place."""
     op, tensor, layer, _, cell = item
@@ -162,20 +154,20 @@ def send_copy(t, state, item, dst, version, encoding):  # type: ignore[no-untype
     hops, forwards = items[at].hops, items[at].encoding == encoding
     arrived = (op, tensor, layer, dst, cell)
     to = _put(t, state, arrived)
-    if items[to].flags & THERE and (t.nature[tensor] != STATE or items[to].version >= version):
+    if items[to].flags & THERE and (t.tensors[tensor, NATURE] != STATE or items[to].version >= version):
         note_fault(state, TWICE, arrived, 0, 0)
         return
-    items[to].flags = THERE | (READ_ALREADY if t.nature[tensor] == SUM else 0)
+    items[to].flags = THERE | (READ_ALREADY if t.tensors[tensor, NATURE] == SUM else 0)
     items[to].count, items[to].version, items[to].encoding = items[at].count, items[at].version, encoding
     items[to].hops = hops + (1 if encoding >= 0 and t.lossy[encoding] and not forwards else 0)
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def take_sum(t, state, item, dst, encoding, must):  # type: ignore[no-untyped-def]
     """Moves what was added to a sum to another place. must: whether there has to be something."""
     op, tensor, layer, place, cell = item
     items = state.items
-    state.touches[0] += 1
+    state.fault[TOUCHES] += 1
     at = find_item(items, key_of(t, tensor, layer, place, cell))
     if items[at].key == EMPTY or items[at].flags & THERE == 0:
         if must:

@@ -3,6 +3,8 @@
 A row holds all that is known of an item, as a walk goes through items in no order that a cache could foresee.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numba as nb
@@ -18,6 +20,8 @@ ROW = np.dtype(
     [("key", "i8"), ("count", "i8"), ("writer", "i4"), ("version", "i4"), ("hops", "i2"), ("encoding", "i2"),
      ("flags", "i2")], align=True
 )  # fmt: skip
+# Of functions that only compiled ones call: without the wrapper for calls from Python, which takes long to compile.
+INNER: Mapping[str, Any] = MappingProxyType({"cache": True, "no_cpython_wrapper": True})
 ItemTable = NDArray[Any]  # of ROW; its length is a power of two
 
 
@@ -28,7 +32,7 @@ def new_table(most: int) -> ItemTable:
     return table
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def first_place(key, size):  # type: ignore[no-untyped-def]
     """Returns where to look for a key first, in a table of a power of two."""
     number = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
@@ -44,7 +48,7 @@ def find_item(items, key):  # type: ignore[no-untyped-def]
     return at
 
 
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def find_key(keys, key):  # type: ignore[no-untyped-def]
     """Returns where a key is in an array of keys alone, or the place that is free for it."""
     at = first_place(key, len(keys))

@@ -10,7 +10,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.step.index import Relation
 from zbench.step.layout import StepLayout
-from zbench.step.lists import LANE, PLACE
+from zbench.step.lists import LANE, MOST_LANES, PLACE
 from zbench.step.template import Step
 from zbench.step.tensor import LAYERS, NATURES
 
@@ -116,10 +116,10 @@ def _lists_fault(step: Step, layout: StepLayout) -> str:
 
 
 def _parts(step: Step, layout: StepLayout, index: str) -> int:
-    """Returns how many parts an index has; lanes are below 2 ** 15."""
+    """Returns how many parts an index has; lanes are below MOST_LANES."""
     if index == PLACE:
         return step.num_places
-    return 2**15 if index == LANE else len(layout.index[index])
+    return MOST_LANES if index == LANE else len(layout.index[index])
 
 
 def _shared_fault(first: StepLayout, layout: StepLayout) -> str:

@@ -12,12 +12,13 @@ Contracts are an input: they are proven against, and not derived from the operat
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from zbench.step.proof.layout_rules import layout_fault
 from zbench.step.proof.order import order_fault
-from zbench.step.proof.ranges import items_fault
-from zbench.step.proof.tables import whole_counts
-from zbench.step.proof.template_rules import template_fault
+from zbench.step.proof.ranges import Owners, items_fault
+from zbench.step.proof.tables import walk_tables, whole_counts
+from zbench.step.proof.template_rules import Looked, template_fault
 from zbench.step.template import Step
 
 
@@ -42,13 +43,24 @@ def prove_step(step: Step) -> Proven:
     """
     for number, layout in enumerate(step.layouts):
         _hold(layout_fault(step, layout), f"layout {number}: ")
+    firsts = [one.layer for one in step.stages]
+    places = [one.place for one in step.stages]
+    if firsts[:1] != [0] or any(a >= b for a, b in pairwise([*firsts, max(step.num_layers, 1)])):
+        raise StepError(
+            f"the stages of a step begin with layer 0 and ascend below {step.num_layers}; they are {firsts}"
+        )
+    if any(not 0 <= place < step.num_places for place in places):
+        raise StepError(f"the stages of a step begin with places below {step.num_places}; they are {places}")
     names = [template.name for template in step.templates]
     if not step.layouts or len(set(names)) < len(names):
         raise StepError("a step has at least one layout, and templates with different names")
+    owners = [Owners.in_layout(layout) for layout in step.layouts]
     for name, items in (("begins", step.begins), ("ends", step.ends)):
-        _hold(items_fault(step.layouts[0], items), f"{name} ")
+        _hold(items_fault(step.layouts[0], items, owners[0]), f"{name} ")
     counts = whole_counts(step)
-    touches, hops = 0, {tensor.name: 0 for tensor in step.layouts[0].tensors}
+    tables = [walk_tables(step, layout, count) for layout, count in zip(step.layouts, counts, strict=True)]
+    hops = {tensor.name: 0 for tensor in step.layouts[0].tensors}
+    looked: list[Looked] = []
     for template in step.templates:
         if not 0 <= template.layout < len(step.layouts):
             raise StepError(f"template {template.name} is of layout {template.layout}; there are {len(step.layouts)}")
@@ -56,18 +68,18 @@ def prove_step(step: Step) -> Proven:
         known = range(len(step.layouts[template.layout].formulas))
         if len(formulas) < len(template.formulas) or not formulas <= set(known):
             raise StepError(f"template {template.name} makes a formula twice, or one that its layout has not")
-        fault, state = template_fault(step, template, counts[template.layout])
-        _hold(fault)
-        assert state is not None  # there is one where there is no fault
-        touches += int(state.touches[0])
-        for tensor, most in zip(step.layouts[template.layout].tensors, state.hops.tolist(), strict=True):
+        broken, found = template_fault(step, template, tables[template.layout], owners[template.layout])
+        _hold(broken)
+        assert found is not None  # there is one where there is no fault
+        looked.append(found)
+        for tensor, most in zip(step.layouts[template.layout].tensors, found.hops.tolist(), strict=True):
             hops[tensor.name] = max(hops.get(tensor.name, 0), most)
     for tensor in step.layouts[0].tensors:
         if tensor.hops != hops[tensor.name]:
-            found = f"its values are encoded with loss {hops[tensor.name]} times where they are read"
-            raise StepError(f"tensor {tensor.name} has hops {tensor.hops}; {found}")
-    _hold(order_fault(step, counts))
-    return Proven(touches, hops)
+            read = f"its values are encoded with loss {hops[tensor.name]} times where they are read"
+            raise StepError(f"tensor {tensor.name} has hops {tensor.hops}; {read}")
+    _hold(order_fault(step, tables, looked))
+    return Proven(sum(one.touches for one in looked), hops)
 
 
 def _hold(fault: str, where: str = "") -> None:

@@ -52,7 +52,7 @@ class Sentence:
 
     def walked(self, fault: Ints) -> str:
         """Returns the sentence about a walk's fault."""
-        code, op, tensor, layer, place, cell, have, want = fault.tolist()
+        code, op, tensor, layer, place, cell, have, want, _ = fault.tolist()
         what = item_name(self.step, self.layout, tensor, layer, place, cell)
         name = self.layout.tensors[tensor].name
         return self.at(

@@ -8,13 +8,13 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
-from zbench.step.proof.item_rules import WalkTables
+from zbench.step.proof.item_rules import BASE, FIRST_CELL, HIGHEST, HOME, LOWEST, SHAPE0, SHAPE1, WalkTables
 from zbench.step.template import AT_HOME, Items, Step
 from zbench.step.tensor import NATURES
 
 
 class ItemRows(NamedTuple):
-    """The items of a contract, one a row, by tensor, layer, place and cell. entry: the contract's that names it."""
+    """The items of a contract, one a row, by tensor, layer, place and cell, which is the order of their keys."""
 
     tensor: Ints
     layer: Ints
@@ -23,7 +23,7 @@ class ItemRows(NamedTuple):
     contributions: Ints
     version: Ints
     hops: Ints
-    entry: Ints
+    key: Ints
 
 
 def offsets_of(rows: Sequence[Ints]) -> tuple[Ints, Ints]:
@@ -51,36 +51,38 @@ def whole_counts(step: Step) -> list[tuple[Ints, ...]]:
     ]
 
 
-def walk_tables(
-    step: Step, layout: StepLayout, counts: tuple[Ints, ...], layers: tuple[Ints, Ints], base: Ints | None = None
-) -> WalkTables:
-    """Makes the tables of a layout. layers: the lowest and the highest of each tensor; base: where keys of each begin
-    (one tensor's after another's if it is not given)."""
-    shapes = np.array([layout.shape(at) for at in range(len(layout.tensors))], np.int64).reshape(-1, 2)
-    cells = shapes.prod(axis=1)
-    lowest, highest = layers
-    if base is None:
-        room = cells * step.num_places * (highest - lowest + 1)
-        base = np.cumsum(room) - room
-    map_offsets, maps = offsets_of([one.part for one in layout.maps])
-    sides = [side for one in layout.relations for side in (one.first_group, one.second_group)]
+def walk_tables(step: Step, layout: StepLayout, counts: tuple[Ints, ...]) -> WalkTables:
+    """Makes the tables of a layout, for the layers of which with_layers says what there is."""
+    cells = layout.shapes.prod(axis=1)
+    sides = [side for one in layout.relations for side in one.groups]
     group_offsets, groups = offsets_of(sides)
-    leads = np.zeros(len(groups), bool)
-    for at, side in enumerate(sides):
-        leads[group_offsets[at] + np.unique(side, return_index=True)[1]] = True
-    row_begin, partner_offsets, partners = _partner_rows(layout)
+    leads = np.zeros(len(groups), np.int64)
+    for begin, side in zip(group_offsets[:-1], sides, strict=True):
+        leads[begin + np.unique(side, return_index=True)[1]] = 1
+    tensors = np.zeros((len(layout.tensors), 8), np.int64)
+    tensors[:, SHAPE0 : SHAPE1 + 1] = layout.shapes
+    tensors[:, 2] = [NATURES.index(one.nature) for one in layout.tensors]
+    tensors[:, FIRST_CELL] = np.cumsum(cells) - cells
+    tensors[:, 5] = layout.layered
+    homes = np.concatenate([*(one.home for one in layout.tensors), np.zeros(0, np.int64)])
     bound = layout.bound
     return WalkTables(
-        layout.lists.offsets, layout.lists.parts, bound.offsets, bound.rows, bound.relation,
-        shapes[:, 0].copy(), shapes[:, 1].copy(),
-        np.array([NATURES.index(one.nature) for one in layout.tensors], np.int64),
-        base, np.cumsum(cells) - cells,
-        np.array([int(one.layers != "none") for one in layout.tensors], np.int64), lowest, highest,
-        np.concatenate([*counts, np.zeros(0, np.int64)]),
-        np.concatenate([*(one.home for one in layout.tensors), np.zeros(0, np.int64)]),
-        map_offsets, maps, group_offsets, groups, leads, row_begin, partner_offsets, partners,
-        np.array([one.lossy for one in step.encodings], bool), step.num_places,
+        layout.lists.offsets, layout.lists.parts, bound.offsets, bound.rows, bound.relation, tensors,
+        np.stack([np.concatenate([*counts, np.zeros(0, np.int64)]), homes], axis=1),
+        *offsets_of([one.part for one in layout.maps]), group_offsets, np.stack([groups, leads], axis=1),
+        *_partner_rows(layout), np.array([one.lossy for one in step.encodings], bool), step.num_places,
     )  # fmt: skip
+
+
+def with_layers(tables: WalkTables, lowest: Ints, highest: Ints, base: Ints | None = None) -> WalkTables:
+    """Returns tables for some layers of each tensor, of which there are those from the lowest to the highest. base:
+    where keys of each begin (one tensor's after another's if it is not given)."""
+    tensors = tables.tensors.copy()
+    if base is None:
+        room = tensors[:, SHAPE0] * tensors[:, SHAPE1] * tables.num_places * (highest - lowest + 1)
+        base = np.cumsum(room) - room
+    tensors[:, LOWEST], tensors[:, HIGHEST], tensors[:, BASE] = lowest, highest, base
+    return tables._replace(tensors=tensors)
 
 
 def _partner_rows(layout: StepLayout) -> tuple[Ints, Ints, Ints]:
@@ -98,43 +100,41 @@ def _partner_rows(layout: StepLayout) -> tuple[Ints, Ints, Ints]:
     )
 
 
-def item_rows(layout: StepLayout, items: Items, tables: WalkTables) -> ItemRows:
+def item_rows(items: Items, tables: WalkTables) -> ItemRows:
     """Returns the items of a contract, sorted; COMPLETE stays as it is."""
-    table = items.table()
-    rows = _expanded(table, tables.list_offsets, tables.parts, tables.shape1, tables.first_cell, tables.home)
-    order = np.lexsort((rows[:, 3], rows[:, 2], rows[:, 1], rows[:, 0]))
-    return ItemRows(*np.ascontiguousarray(rows[order].T))
+    rows = _expanded(items.table(), tables)
+    if (rows[1:, 7] < rows[:-1, 7]).any():
+        rows = rows[np.argsort(rows[:, 7], kind="stable")]
+    return ItemRows(*np.ascontiguousarray(rows.T))
 
 
 @nb.njit(cache=True)
-def _expanded(entries, offsets, parts, shape1, first_cell, home):  # type: ignore[no-untyped-def]
+def _expanded(entries, t):  # type: ignore[no-untyped-def]
     """Returns the items of contract entries, int64 [items, 8], in the columns of ItemRows."""
-    total = 0
+    ends, total = np.empty((len(entries), 3), np.int64), 0
     for entry in range(len(entries)):
-        total += _times(entries[entry], offsets)
+        product = 1
+        for at in range(3):
+            which = entries[entry, 2 + at]
+            ends[entry, at] = 1 if which < 0 else t.list_offsets[which + 1] - t.list_offsets[which]
+            product *= ends[entry, at]
+        total += product
     found, count = np.empty((total, 8), np.int64), 0
     for entry in range(len(entries)):
         row = entries[entry]
-        count0 = 1 if row[3] < 0 else offsets[row[3] + 1] - offsets[row[3]]
-        count1 = 1 if row[4] < 0 else offsets[row[4] + 1] - offsets[row[4]]
-        places = 1 if row[2] == AT_HOME else offsets[row[2] + 1] - offsets[row[2]]
-        for i in range(count0):
-            cell0 = 0 if row[3] < 0 else parts[offsets[row[3]] + i]
-            for j in range(count1):
-                cell = cell0 * shape1[row[0]] + (0 if row[4] < 0 else parts[offsets[row[4]] + j])
-                for at in range(places):
-                    place = home[first_cell[row[0]] + cell] if row[2] == AT_HOME else parts[offsets[row[2]] + at]
+        about = t.tensors[row[0]]
+        cells = about[SHAPE0] * about[SHAPE1]
+        for at in range(ends[entry, 0]):
+            for i in range(ends[entry, 1]):
+                cell0 = 0 if row[3] < 0 else t.parts[t.list_offsets[row[3]] + i]
+                for j in range(ends[entry, 2]):
+                    cell = cell0 * about[SHAPE1] + (0 if row[4] < 0 else t.parts[t.list_offsets[row[4]] + j])
+                    if row[2] == AT_HOME:
+                        place = t.cells[about[FIRST_CELL] + cell, HOME]
+                    else:
+                        place = t.parts[t.list_offsets[row[2]] + at]
                     found[count, 0], found[count, 1], found[count, 2], found[count, 3] = row[0], row[1], place, cell
-                    found[count, 4], found[count, 5], found[count, 6], found[count, 7] = row[5], row[6], row[7], entry
+                    found[count, 4], found[count, 5], found[count, 6] = row[5], row[6], row[7]
+                    found[count, 7] = about[BASE] + ((row[1] - about[LOWEST]) * t.num_places + place) * cells + cell
                     count += 1
     return found
-
-
-@nb.njit(cache=True)
-def _times(row, offsets):  # type: ignore[no-untyped-def]
-    """Counts the items of a contract entry."""
-    product = 1
-    for column in range(2, 5):
-        if row[column] >= 0:
-            product *= offsets[row[column] + 1] - offsets[row[column]]
-    return product

@@ -1,67 +1,106 @@
 """The rules of one template: numbers in range, every formula covered, items followed from contract to contract."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.step.layout import StepLayout
+from zbench.step.layout import READ, StepLayout
 from zbench.step.operations import COMPUTE, GATHER
 from zbench.step.proof.coverage import formula_fault
-from zbench.step.proof.item_rules import OK, WalkState, WalkTables, key_of
+from zbench.step.proof.item_rules import (
+    BASE,
+    FIRST_CELL,
+    LOWEST,
+    NATURE,
+    OK,
+    SHAPE0,
+    SHAPE1,
+    TOTAL,
+    TOUCHES,
+    WalkState,
+    WalkTables,
+)
 from zbench.step.proof.items import READ_ALREADY, THERE, ItemTable, find_item, new_table
-from zbench.step.proof.ranges import contract_fault, numbers_fault
+from zbench.step.proof.ranges import Owners, contract_fault, numbers_fault
 from zbench.step.proof.sentences import Sentence, item_name
-from zbench.step.proof.tables import ItemRows, item_rows, walk_tables
+from zbench.step.proof.tables import ItemRows, item_rows, with_layers
 from zbench.step.proof.walk import walk_items
 from zbench.step.template import COMPLETE, Step, Template
 from zbench.step.tensor import SUM
 
 
-def template_fault(step: Step, template: Template, counts: tuple[Ints, ...]) -> tuple[str, WalkState | None]:
-    """Returns (the first rule that a template breaks, "" if none; what its walk found). counts: of its layout, by
-    zbench.step.proof.tables.whole_counts."""
+@dataclass(frozen=True)
+class Looked:
+    """Items and counts that a template's rules found. needs, leaves: the items of its contract. touches: by its
+    operations; hops: lossy encodings of what they read, by tensor."""
+
+    needs: ItemRows
+    leaves: ItemRows
+    touches: int
+    hops: Ints
+
+
+def template_fault(step: Step, template: Template, tables: WalkTables, owners: Owners) -> tuple[str, Looked | None]:
+    """Returns (the first rule that a template breaks, "" if none; what was found where it breaks none). tables,
+    owners: of its layout."""
     layout = step.layouts[template.layout]
     say = Sentence(step, template)
-    if fault := numbers_fault(step, template) or contract_fault(step, template):
+    if fault := numbers_fault(step, template, owners) or contract_fault(step, template, owners):
         return fault, None
-    for formula in template.formulas:
-        if layout.formulas[formula].action == ":=":
-            continue  # state may be held in several places, each of which updates its own: versions say how often
-        op, word = formula_fault(layout, formula, template.operations)
+    ops = template.operations.rows()
+    for formula, mine in computed_by(layout, template):
+        op, word = formula_fault(layout, tables, formula, ops, mine)
         if word:
             return say.at(op, word), None
-    reach = _reach(layout, template)
-    tables = walk_tables(step, layout, counts, reach)
-    needs, leaves = (item_rows(layout, items, tables) for items in (template.needs, template.leaves))
+    tables = with_layers(tables, *_reach(layout, template))
+    needs, leaves = (item_rows(items, tables) for items in (template.needs, template.leaves))
     for name, items in (("needs", needs), ("leaves", leaves)):
         if word := _named_twice(step, layout, items):
             return say.contract(f"{name} {word}"), None
-    ops = template.operations.rows()
-    written = int(_writes(tables, ops))
-    state = WalkState(new_table(written + len(needs.tensor)), np.zeros(8, np.int64),
-                      np.zeros(len(layout.tensors), np.int64), np.zeros(1, np.int64))  # fmt: skip
+    state = new_state(int(_writes(tables, ops)) + len(needs.key), len(layout.tensors))
     enter_items(tables, needs, state.items)
-    walk_items(tables, ops, 0, 0, state)
+    walk_items(tables, ops, 0, 0, 0, state)
     if state.fault[0] != OK:
         return say.walked(state.fault), None
     at, have = _compare(tables, leaves, state.items, named := np.zeros(len(state.items), np.bool_))
     if at >= 0:
         return say.contract(_differs(step, layout, leaves, at, have)), None
-    return _left(say, tables, state.items, named), state
+    return _left(say, tables, state.items, named), Looked(needs, leaves, int(state.fault[TOUCHES]), state.hops)
+
+
+def computed_by(layout: StepLayout, template: Template) -> Iterator[tuple[int, Ints]]:
+    """Yields each formula that is under coverage, and the numbers of the operations that compute it.
+
+    State may be held in several places, each of which updates its own: versions say how often.
+    """
+    ops = template.operations
+    compute = np.flatnonzero(ops.kind == COMPUTE)
+    what = ops.what[compute]
+    order = compute[np.argsort(what, kind="stable")]
+    ends = np.cumsum(np.bincount(what, minlength=len(layout.formulas)))
+    for formula in template.formulas:
+        if layout.formulas[formula].action != ":=":
+            yield formula, order[ends[formula - 1] if formula else 0 : ends[formula]]
+
+
+def new_state(most: int, tensors: int) -> WalkState:
+    """Returns the state of a walk that makes at most so many items, before its first operation."""
+    return WalkState(new_table(most), np.zeros(TOUCHES + 1, np.int64), np.zeros(tensors, np.int64))
 
 
 def _reach(layout: StepLayout, template: Template) -> tuple[Ints, Ints]:
     """Returns the lowest and the highest layer offset of each tensor; those of the whole step have one, 0."""
-    all_of = [template.operations.layer, template.needs.layer, template.leaves.layer, np.zeros(1, np.int32)]
+    all_of = [template.operations.layer, template.needs.layer, template.leaves.layer]
     low, high = min(int(one.min(initial=0)) for one in all_of), max(int(one.max(initial=0)) for one in all_of)
-    layered = np.array([int(one.layers != "none") for one in layout.tensors], np.int64)
-    return low * layered, (high + 1) * layered
+    return low * layout.layered, (high + 1) * layout.layered
 
 
 def _named_twice(step: Step, layout: StepLayout, items: ItemRows) -> str:
     """Tells of an item that a contract names twice."""
-    table = np.stack([items.tensor, items.layer, items.place, items.cell], axis=1)
-    same = np.flatnonzero((table[1:] == table[:-1]).all(axis=1))
+    same = np.flatnonzero(items.key[1:] == items.key[:-1])
     return f"names {_item(step, layout, items, int(same[0]))} twice" if len(same) else ""
 
 
@@ -73,14 +112,14 @@ def _item(step: Step, layout: StepLayout, items: ItemRows, at: int) -> str:
 @nb.njit(cache=True)
 def enter_items(t, needs, items):  # type: ignore[no-untyped-def]
     """Puts the items of a contract into a table."""
-    for i in range(len(needs.tensor)):
-        tensor, cell = needs.tensor[i], needs.cell[i]
-        key = key_of(t, tensor, needs.layer[i], needs.place[i], cell)
+    for i in range(len(needs.key)):
+        tensor, cell, key = needs.tensor[i], needs.cell[i], needs.key[i]
         at = find_item(items, key)
         items[at].key, items[at].version, items[at].hops = key, needs.version[i], needs.hops[i]
         items[at].flags, items[at].count = THERE, needs.contributions[i]
-        if needs.contributions[i] == COMPLETE and t.nature[tensor] == SUM:
-            items[at].flags, items[at].count = THERE | READ_ALREADY, t.total[t.first_cell[tensor] + cell]
+        if needs.contributions[i] == COMPLETE and t.tensors[tensor, NATURE] == SUM:
+            items[at].flags = THERE | READ_ALREADY
+            items[at].count = t.cells[t.tensors[tensor, FIRST_CELL] + cell, TOTAL]
 
 
 @nb.njit(cache=True)
@@ -88,14 +127,13 @@ def _compare(t, leaves, items, named):  # type: ignore[no-untyped-def]
     """Returns the first item that is not as a contract says, -1 if none, with what there is: (there, count, version,
     hops); marks those that are named."""
     have = np.zeros(4, np.int64)
-    for i in range(len(leaves.tensor)):
-        tensor, cell = leaves.tensor[i], leaves.cell[i]
-        at = find_item(items, key_of(t, tensor, leaves.layer[i], leaves.place[i], cell))
+    for i in range(len(leaves.key)):
+        tensor, at = leaves.tensor[i], find_item(items, leaves.key[i])
         have[:] = 0
         if items[at].key < 0 or items[at].flags & THERE == 0:
             return i, have
         have[0], have[1], have[2], have[3] = 1, 0, items[at].version, items[at].hops
-        if t.nature[tensor] == SUM:
+        if t.tensors[tensor, NATURE] == SUM:
             have[1] = COMPLETE if items[at].flags & READ_ALREADY else items[at].count
         if have[1] != leaves.contributions[i] or have[2] != leaves.version[i] or have[3] != leaves.hops[i]:
             return i, have
@@ -120,22 +158,23 @@ def _left(say: Sentence, tables: WalkTables, items: ItemTable, named: np.ndarray
     """Tells of a sum that something was added to, and that nothing takes, reads or leaves."""
     rest = np.flatnonzero((items["flags"] & (THERE | READ_ALREADY)) == THERE)
     rest = rest[~named[rest] & (items["count"][rest] > 0)]
-    tensor = np.searchsorted(tables.base, items["key"][rest], side="right") - 1
-    lost = rest[tables.nature[tensor] == SUM]
+    base = tables.tensors[:, BASE]
+    tensor = np.searchsorted(base, items["key"][rest], side="right") - 1
+    lost = rest[tables.tensors[tensor, NATURE] == SUM]
     if not len(lost):
         return ""
     first = int(lost[np.argmin(items["key"][lost])])
-    which = int(np.searchsorted(tables.base, items["key"][first], side="right")) - 1
+    which = int(np.searchsorted(base, items["key"][first], side="right")) - 1
     layer, place, cell = item_of(tables, which, int(items["key"][first]))
     return say.left(int(items["writer"][first]), (which, layer, place, cell), int(items["count"][first]))
 
 
 def item_of(tables: WalkTables, tensor: int, key: int) -> tuple[int, int, int]:
     """Returns (layer, place, cell) of an item's key."""
-    cells = int(tables.shape0[tensor] * tables.shape1[tensor])
-    rest, cell = divmod(key - int(tables.base[tensor]), cells)
+    about = tables.tensors[tensor]
+    rest, cell = divmod(key - int(about[BASE]), int(about[SHAPE0] * about[SHAPE1]))
     layer, place = divmod(rest, tables.num_places)
-    return layer + int(tables.lowest[tensor]), place, cell
+    return layer + int(about[LOWEST]), place, cell
 
 
 @nb.njit(cache=True)
@@ -144,22 +183,18 @@ def _writes(t, ops):  # type: ignore[no-untyped-def]
     total = 0
     for number in range(len(ops)):
         op = ops[number]
-        if op[0] == COMPUTE:
-            for row in range(t.row_offsets[op[1]], t.row_offsets[op[1] + 1]):
-                if t.rows[row, 0] != 0:
-                    tensor = t.rows[row, 1]
-                    product = 1
-                    for axis in range(2):
-                        slot = t.rows[row, 3 + 2 * axis]
-                        which = op[4 + slot] if slot >= 0 else -1
-                        whole = t.shape0[tensor] if axis == 0 else t.shape1[tensor]
-                        product *= whole if slot < 0 else t.list_offsets[which + 1] - t.list_offsets[which]
-                    total += product
-        else:
+        begin, end = (t.row_offsets[op[1]], t.row_offsets[op[1] + 1]) if op[0] == COMPUTE else (0, 1)
+        for row in range(begin, end):
+            if op[0] == COMPUTE and t.rows[row, 0] == READ:
+                continue
             product = 1
             for axis in range(2):
-                which = op[4 + axis]
-                product *= 1 if which < 0 else t.list_offsets[which + 1] - t.list_offsets[which]
+                slot = t.rows[row, 3 + 2 * axis] if op[0] == COMPUTE else axis
+                which = op[4 + slot] if slot >= 0 else -1
+                if which >= 0:
+                    product *= t.list_offsets[which + 1] - t.list_offsets[which]
+                elif op[0] == COMPUTE:
+                    product *= t.tensors[t.rows[row, 1], SHAPE0 + axis]
             if op[0] == GATHER:
                 product *= t.list_offsets[op[3] + 1] - t.list_offsets[op[3]]
             total += product

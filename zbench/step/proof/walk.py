@@ -3,13 +3,21 @@
 import numba as nb
 import numpy as np
 
-from zbench.step.layout import ADD, READ, UPDATE, WRITE
+from zbench.step.layout import ADD, READ, WRITE
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND
 from zbench.step.proof.item_rules import (
+    FIRST_CELL,
+    HIGHEST,
+    HOME,
+    LAYERED,
+    LOWEST,
+    NATURE,
     NO_HOME,
     NO_LAYER,
     NO_SUM,
     OK,
+    SHAPE0,
+    SHAPE1,
     add_contributions,
     note_fault,
     read_item,
@@ -18,157 +26,169 @@ from zbench.step.proof.item_rules import (
     update_state,
     write_copy,
 )
+from zbench.step.proof.items import INNER
 from zbench.step.tensor import SUM
 
 
-@nb.njit(cache=True)
-def _meets(t, relation, first, second):  # type: ignore[no-untyped-def]
-    """Returns whether two groups meet."""
-    row = t.row_begin[relation] + first
-    low, high = t.partner_offsets[row], t.partner_offsets[row + 1]
+@nb.njit(**INNER)
+def rows_meet(pairs, relation, first, second):  # type: ignore[no-untyped-def]
+    """Returns whether two groups of a relation meet. pairs: row_begin, partner_offsets and partners of WalkTables."""
+    row = pairs[0][relation] + first
+    low, high = pairs[1][row], pairs[1][row + 1]
     end = high
     while low < high:
         middle = (low + high) // 2
-        if t.partners[middle] < second:
+        if pairs[2][middle] < second:
             low = middle + 1
         else:
             high = middle
-    return low < end and t.partners[low] == second
+    return low < end and pairs[2][low] == second
 
 
-@nb.njit(cache=True)
-def _group(t, relation, second, part):  # type: ignore[no-untyped-def]
-    return t.groups[t.group_offsets[2 * relation + second] + part]
-
-
-@nb.njit(cache=True)
+@nb.njit(**INNER)
 def _partners(t, relation, part, is_second, which):  # type: ignore[no-untyped-def]
     """Counts the groups of a list that a part meets; is_second: whether the part is of the second index."""
-    other, count = 1 - is_second, 0
-    mine = _group(t, relation, is_second, part)
+    count, mine = 0, t.groups[t.group_offsets[2 * relation + is_second] + part, 0]
+    begin = t.group_offsets[2 * relation + 1 - is_second]
     for at in range(t.list_offsets[which], t.list_offsets[which + 1]):
-        if t.leads[t.group_offsets[2 * relation + other] + t.parts[at]]:
-            theirs = _group(t, relation, other, t.parts[at])
-            count += _meets(t, relation, theirs, mine) if is_second else _meets(t, relation, mine, theirs)
+        other = begin + t.parts[at]
+        if t.groups[other, 1]:
+            theirs = t.groups[other, 0]
+            first, second = (theirs, mine) if is_second else (mine, theirs)
+            count += rows_meet((t.row_begin, t.partner_offsets, t.partners), relation, first, second)
     return count
 
 
-@nb.njit(cache=True)
-def _row(t, state, op, number, row, lists, version, layer):  # type: ignore[no-untyped-def]
-    """Does to items what one reference of a formula says, for an operation `number` with its lists."""
-    does, tensor, after = t.rows[row, 0], t.rows[row, 1], t.rows[row, 2]
-    slot0, slot1 = t.rows[row, 3], t.rows[row, 5]
+@nb.njit(**INNER)
+def _amount(t, op, slots, parts):  # type: ignore[no-untyped-def]
+    """Returns the contributions that an operation makes to the cell with some parts of slots, which its other slots
+    have; a slot of -1 is none."""
+    amount = 1
+    first, second = t.relation[op[1], 1], t.relation[op[1], 2]
+    has_first, has_second = first in slots, second in slots
+    for slot in range(3):
+        if op[4 + slot] >= 0 and slot not in slots and slot != first and slot != second:
+            amount *= t.list_offsets[op[4 + slot] + 1] - t.list_offsets[op[4 + slot]]
+    if first < 0 or (has_first and has_second):
+        return amount
+    relation = t.relation[op[1], 0]
+    if has_first or has_second:
+        which = first if has_first else second
+        part = parts[0] if slots[0] == which else parts[1]
+        return amount * _partners(t, relation, part, 1 - int(has_first), op[4 + (second if has_first else first)])
+    pairs = 0
+    for at in range(t.list_offsets[op[4 + first]], t.list_offsets[op[4 + first] + 1]):
+        if t.groups[t.group_offsets[2 * relation] + t.parts[at], 1]:
+            pairs += _partners(t, relation, t.parts[at], 0, op[4 + second])
+    return amount * pairs
+
+
+@nb.njit(**INNER)
+def _row(t, state, op, number, row, version, layer, place):  # type: ignore[no-untyped-def]
+    """Does to items what one reference of a formula says, for an operation `number`."""
+    does, tensor, slots = t.rows[row, 0], t.rows[row, 1], (t.rows[row, 3], t.rows[row, 5])
     relation, first, second = t.relation[op[1], 0], t.relation[op[1], 1], t.relation[op[1], 2]
-    times = 1
-    if does == ADD:
-        for slot in range(3):
-            if lists[slot] >= 0 and slot != slot0 and slot != slot1 and slot != first and slot != second:
-                times *= t.list_offsets[lists[slot] + 1] - t.list_offsets[lists[slot]]
-    both = relation >= 0 and (slot0 == first or slot1 == first) and (slot0 == second or slot1 == second)
-    count0 = t.shape0[tensor] if slot0 < 0 else t.list_offsets[lists[slot0] + 1] - t.list_offsets[lists[slot0]]
-    count1 = t.shape1[tensor] if slot1 < 0 else t.list_offsets[lists[slot1] + 1] - t.list_offsets[lists[slot1]]
-    where = op[2]
-    layer = (layer + after) * t.layered[tensor]
-    if not t.lowest[tensor] <= layer <= t.highest[tensor]:
-        note_fault(state, NO_LAYER, (number, tensor, layer, where, 0), 0, 0)
+    about = t.tensors[tensor]
+    layer = (layer + t.rows[row, 2]) * about[LAYERED]
+    if not about[LOWEST] <= layer <= about[HIGHEST]:
+        note_fault(state, NO_LAYER, (number, tensor, layer, place, np.int64(0)), 0, 0)
         return
-    all_pairs = 0
-    if does == ADD and relation >= 0 and slot0 != first and slot1 != first and slot0 != second and slot1 != second:
-        for at in range(t.list_offsets[lists[first]], t.list_offsets[lists[first] + 1]):
-            if t.leads[t.group_offsets[2 * relation] + t.parts[at]]:
-                all_pairs += _partners(t, relation, t.parts[at], 0, lists[second])
+    both = relation >= 0 and first in slots and second in slots
+    varies = relation >= 0 and not both and does == ADD
+    amount = 0 if varies or does != ADD else _amount(t, op, slots, slots)
+    begin0 = 0 if slots[0] < 0 else t.list_offsets[op[4 + slots[0]]]
+    begin1 = 0 if slots[1] < 0 else t.list_offsets[op[4 + slots[1]]]
+    count0 = about[SHAPE0] if slots[0] < 0 else t.list_offsets[op[4 + slots[0]] + 1] - begin0
+    count1 = about[SHAPE1] if slots[1] < 0 else t.list_offsets[op[4 + slots[1]] + 1] - begin1
+    by_first = varies and (slots[0] == first or slots[0] == second)
     for i in range(count0):
-        part0 = i if slot0 < 0 else t.parts[t.list_offsets[lists[slot0]] + i]
-        amount0 = times
-        if does == ADD and relation >= 0 and not both:
-            if slot0 == first:
-                amount0 *= _partners(t, relation, part0, 0, lists[second])
-            elif slot0 == second:
-                amount0 *= _partners(t, relation, part0, 1, lists[first])
-            elif slot1 != first and slot1 != second:
-                amount0 *= all_pairs
+        part0 = i if slots[0] < 0 else t.parts[begin0 + i]
         cell0 = part0 if t.rows[row, 4] < 0 else t.maps[t.map_offsets[t.rows[row, 4]] + part0]
         for j in range(count1):
-            part1 = j if slot1 < 0 else t.parts[t.list_offsets[lists[slot1]] + j]
+            part1 = j if slots[1] < 0 else t.parts[begin1 + j]
             if both:
-                one, two = (part0, part1) if slot0 == first else (part1, part0)
-                if not _meets(t, relation, _group(t, relation, 0, one), _group(t, relation, 1, two)):
+                one, two = (part0, part1) if slots[0] == first else (part1, part0)
+                groups = t.group_offsets[2 * relation], t.group_offsets[2 * relation + 1]
+                if not rows_meet(
+                    (t.row_begin, t.partner_offsets, t.partners),
+                    relation,
+                    t.groups[groups[0] + one, 0],
+                    t.groups[groups[1] + two, 0],
+                ):
                     continue
             cell1 = part1 if t.rows[row, 6] < 0 else t.maps[t.map_offsets[t.rows[row, 6]] + part1]
-            item = (number, tensor, layer, where, cell0 * t.shape1[tensor] + cell1)
+            item = (number, tensor, layer, place, cell0 * about[SHAPE1] + cell1)
             if does == READ:
                 at = read_item(t, state, item, version)
                 if at >= 0:
                     state.hops[tensor] = max(state.hops[tensor], state.items[at].hops)
             elif does == WRITE:
                 write_copy(t, state, item)
-            elif does == UPDATE:
-                update_state(t, state, item, version)
-            else:
-                amount = amount0
-                if relation >= 0 and not both and slot1 == first:
-                    amount *= _partners(t, relation, part1, 0, lists[second])
-                elif relation >= 0 and not both and slot1 == second:
-                    amount *= _partners(t, relation, part1, 1, lists[first])
+            elif does == ADD:
+                if varies and (j == 0 or not by_first):
+                    amount = _amount(t, op, slots, (part0, part1))
                 add_contributions(t, state, item, amount, 0)  # nothing but zeros, where parts of both lists do not meet
+            else:
+                update_state(t, state, item, version)
 
 
-@nb.njit(cache=True)
-def _transfer(t, state, op, number, layer, version):  # type: ignore[no-untyped-def]
+@nb.njit(**INNER)
+def _transfer(t, state, op, number, layer, version, place):  # type: ignore[no-untyped-def]
     """Follows a send, move, gather, reduce or drop of cells."""
     kind, tensor, encoding = op[0], op[1], op[10]
-    layer *= t.layered[tensor]
-    if not t.lowest[tensor] <= layer <= t.highest[tensor]:
+    about = t.tensors[tensor]
+    layer *= about[LAYERED]
+    if not about[LOWEST] <= layer <= about[HIGHEST]:
         return  # of a layer that is not there, as what the last one would fetch ahead
-    if kind in (MOVE, REDUCE) and t.nature[tensor] != SUM:
-        note_fault(state, NO_SUM, (number, tensor, layer, 0, 0), 0, 0)
+    zero = np.int64(0)
+    if kind in (MOVE, REDUCE) and about[NATURE] != SUM:
+        note_fault(state, NO_SUM, (number, tensor, layer, zero, zero), 0, 0)
         return
-    shape1 = t.shape1[tensor]
-    count0 = 1 if op[4] < 0 else t.list_offsets[op[4] + 1] - t.list_offsets[op[4]]
-    count1 = 1 if op[5] < 0 else t.list_offsets[op[5] + 1] - t.list_offsets[op[5]]
+    begin0 = 0 if op[4] < 0 else t.list_offsets[op[4]]
+    begin1 = 0 if op[5] < 0 else t.list_offsets[op[5]]
+    count0 = 1 if op[4] < 0 else t.list_offsets[op[4] + 1] - begin0
+    count1 = 1 if op[5] < 0 else t.list_offsets[op[5] + 1] - begin1
+    collective = kind in (GATHER, REDUCE)
+    first = t.list_offsets[op[3]] if collective else 0
+    ends = t.list_offsets[op[3] + 1] - first if collective else 1
     for i in range(count0):
-        cell0 = 0 if op[4] < 0 else t.parts[t.list_offsets[op[4]] + i]
+        cell0 = 0 if op[4] < 0 else t.parts[begin0 + i]
         for j in range(count1):
-            cell = cell0 * shape1 + (0 if op[5] < 0 else t.parts[t.list_offsets[op[5]] + j])
-            if kind == SEND:
-                send_copy(t, state, (number, tensor, layer, op[2], cell), op[3], version, encoding)
-                continue
-            if kind == DROP:
-                at = read_item(t, state, (number, tensor, layer, op[2], cell), version)
-                if at >= 0:
-                    state.items[at].flags = 0
-                continue
-            if kind == MOVE:
-                take_sum(t, state, (number, tensor, layer, op[2], cell), op[3], encoding, True)
-                continue
-            home = t.home[t.first_cell[tensor] + cell]
-            if home < 0:
-                note_fault(state, NO_HOME, (number, tensor, layer, 0, cell), 0, 0)
+            cell = cell0 * about[SHAPE1] + (0 if op[5] < 0 else t.parts[begin1 + j])
+            home = t.cells[about[FIRST_CELL] + cell, HOME]
+            if collective and home < 0:
+                note_fault(state, NO_HOME, (number, tensor, layer, zero, cell), 0, 0)
                 return
-            for at in range(t.list_offsets[op[3]], t.list_offsets[op[3] + 1]):
-                member = t.parts[at]
-                if member == home:
-                    continue
-                if kind == GATHER:
-                    send_copy(t, state, (number, tensor, layer, home, cell), member, version, encoding)
+            for at in range(ends):
+                one, two = op[2], op[3]
+                if collective:
+                    one, two = home, t.parts[first + at]
+                    if one == two:
+                        continue
+                    if kind == REDUCE:
+                        one, two = two, one
+                item = (number, tensor, layer, place + one, cell)
+                if kind in (SEND, GATHER):
+                    send_copy(t, state, item, place + two, version, encoding)
+                elif kind == DROP:
+                    where = read_item(t, state, item, version)
+                    if where >= 0:
+                        state.items[where].flags = 0
                 else:
-                    take_sum(t, state, (number, tensor, layer, member, cell), home, encoding, False)
+                    take_sum(t, state, item, place + two, encoding, kind == MOVE)
 
 
 @nb.njit(cache=True)
-def walk_items(t, ops, shift, update, state):  # type: ignore[no-untyped-def]
+def walk_items(t, ops, shift, update, place, state):  # type: ignore[no-untyped-def]
     """Follows operations until the first fault. ops: int64 [n, columns]; shift: added to their layers; update: to the
-    versions that they name."""
-    lists = np.empty(3, np.int64)
+    versions that they name; place: to their places and homes."""
     for number in range(len(ops)):
         op = ops[number]
         layer, version = op[7] + shift, op[9] + update
         if op[0] == COMPUTE:
-            for slot in range(3):
-                lists[slot] = op[4 + slot]
             for row in range(t.row_offsets[op[1]], t.row_offsets[op[1] + 1]):
-                _row(t, state, op, number, row, lists, version, layer)
+                _row(t, state, op, number, row, version, layer, place + op[2])
         else:
-            _transfer(t, state, op, number, layer, version)
+            _transfer(t, state, op, number, layer, version, place)
         if state.fault[0] != OK:
             return

@@ -1,0 +1,136 @@
+"""Whole steps on their own clock beside today's simulated step: seconds of the step, and how long each takes to tell.
+
+python tests/bench/steps.py [system ...]       # a800_4x8, llama_7b, three workloads, ZeRO-3 and ZeRO-1; about a minute
+python tests/bench/steps.py 1024               # 1,024 GPUs, tensor parallelism 8, ZeRO-3, a 70B model
+
+Both are simulated. In brackets: over today's. `no links`: with links a thousand times as fast, over today's with the
+same. `none` (no collectives), `no gathers`, `no reductions`: the step without these operations, so that what each adds,
+alone and beside the other and attention, is told. Attention's bytes through every NIC are asserted to be the plans'.
+"""
+
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from time import process_time
+from typing import TypeVar
+
+import numpy as np
+from hydra import compose, initialize_config_dir
+
+from zbench import CONF
+from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
+from zbench.describe.batch import Batch
+from zbench.describe.cluster import LONGEST_WAITING, Cluster
+from zbench.plans.plan import Plan
+from zbench.proof.verify import verify_step
+from zbench.run.parts import Parts, Settings, make_system
+from zbench.simulator.simulate import Simulated, playable
+from zbench.simulator.steps.play import play_step
+from zbench.simulator.totals import Carried
+from zbench.step.operations import GATHER, REDUCE
+from zbench.step.passes.build import whole_step
+from zbench.step.proof.prove import prove_step
+from zbench.step.template import Step
+
+SYSTEMS, WORKLOADS = ("zeppelin", "ring", "flexsp"), ("longtail_128k", "github", "prolong64k")
+T = TypeVar("T")
+
+
+def timed(work: Callable[[], T], again: int = 3) -> tuple[T, float]:
+    """The result, and the milliseconds of a core that the quickest run took, after one that compiles."""
+    found, best = work(), float("inf")
+    for _ in range(again):
+        begin = process_time()
+        found = work()
+        best = min(best, process_time() - begin)
+    return found, 1e3 * best
+
+
+def case(system: str, workload: str, zero: str) -> tuple[Batch, tuple[Plan, ...], Cost]:
+    overrides = ["cluster=a800_4x8", "model=llama_7b", f"model.sharding=zero{zero}", f"workload={workload}"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", [*overrides, f"system={system}", "tracker=none"])
+    parts = Parts.of(config, Settings.of(config))
+    batch = parts.batch(0)
+    return batch, tuple(make_system(config, parts.cost).plan(batch)), parts.cost
+
+
+def faster(cluster: Cluster) -> Cluster:
+    return replace(cluster, nic_bandwidth=1e3 * cluster.nic_bandwidth, nvlink_bandwidth=1e3 * cluster.nvlink_bandwidth)
+
+
+def without(step: Step, kinds: tuple[int, ...]) -> Step:
+    """A step, no more to be proven, without some kinds of operations."""
+    templates = []
+    for one in step.templates:
+        kept = np.flatnonzero(~np.isin(one.operations.kind, kinds))
+        templates.append(replace(one, operations=one.operations.take(kept)))
+    return replace(step, templates=tuple(templates))
+
+
+def attention_bytes(plans: tuple[Plan, ...], cost: Cost) -> np.ndarray:
+    total = np.zeros(cost.cluster.num_nics, np.int64)
+    for plan in plans:
+        for part in playable(plan, cost):
+            total += Carried.of(part, cost).tx
+    return total
+
+
+def row(system: str, workload: str, zero: str) -> None:
+    batch, plans, cost = case(system, workload, zero)
+    _, verified = timed(lambda: verify_step(batch, plans))
+    today, simulated = timed(lambda: Simulated(cost).step(batch, plans))
+    step, built = timed(lambda: whole_step(cost.model, plans, 1, zero), 1)
+    _, proven = timed(lambda: prove_step(step))
+    played, clocked = timed(lambda: play_step(step, plans, cost))
+    assert (played.nic_tx["attention"] == attention_bytes(plans, cost)).all()
+    waiting = make_cost(replace(cost.cluster, port_order=LONGEST_WAITING), cost.model)
+    fast = make_cost(faster(cost.cluster), cost.model)
+    others = [play_step(step, plans, one).seconds for one in (waiting, fast)]
+    left = [play_step(without(step, kinds), plans, cost).seconds for kinds in ((GATHER, REDUCE), (GATHER,), (REDUCE,))]
+    alone = Simulated(fast).step(batch, plans).seconds
+    print(
+        f"| {system} | {workload} | {zero} | {len(plans)} | {today.seconds:.3f} | {played.seconds:.3f} "
+        f"({played.seconds / today.seconds - 1:+.1%}) | {others[0]:.3f} ({others[0] / today.seconds - 1:+.1%}) | "
+        f"{others[1] / alone - 1:+.2%} | {left[0]:.3f} | {left[1]:.3f} | {left[2]:.3f} | "
+        f"{verified:.0f} + {simulated:.0f} | {built:.0f} + {proven:.0f} + "
+        f"{clocked:.0f} |",
+        flush=True,
+    )
+
+
+def large() -> None:
+    from tests.bench.test_step import case as of_gpus
+
+    model, plans, degree = of_gpus(1024)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", ["cluster=h100_4x8", "cluster.num_nodes=128", "tracker=none"])
+    cost = make_cost(Parts.of(config, Settings.of(config)).cluster, model)
+    for name in ("with compiling or its cache", "again"):
+        begin = process_time()
+        step = whole_step(model, plans, degree, "3")
+        built = process_time()
+        prove_step(step)
+        proven = process_time()
+        played = play_step(step, plans, cost)
+        end = process_time()
+        print(
+            f"{name}: build {built - begin:.2f} s, proof {proven - built:.2f} s, play {end - proven:.2f} s; step of "
+            f"{played.seconds:.3f} s (simulated), {'settled' if played.settled else 'not settled'}; peak of the "
+            f"process {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
+        )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["1024"]:
+        large()
+    else:
+        words = ["system", "workload", "ZeRO", "batches", "today, s", "step", "longest waiting", "no links", "none"]
+        words += ["no gathers", "no reductions", "today, ms", "step, ms"]
+        print(f"| {' | '.join(words)} |\n|{'---|' * len(words)}")
+        for system in sys.argv[1:] or SYSTEMS:
+            for workload in WORKLOADS:
+                for zero in ("3", "1"):
+                    row(system, workload, zero)

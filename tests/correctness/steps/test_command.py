@@ -1,0 +1,80 @@
+"""python -m zbench.correctness steps: a cover of all pairs is exact and sends what steps say; differences are told."""
+
+import sys
+
+import pytest
+
+from zbench.correctness import __main__
+from zbench.correctness.steps.byte_law import stated_bytes
+from zbench.correctness.steps.cases import Executed
+from zbench.correctness.steps.combination import CHOICES, StepCombination, covering, every_combination
+from zbench.correctness.steps.command import judged_step
+
+
+def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Runs the command as a shell does, and returns its exit code."""
+    monkeypatch.setattr(sys, "argv", ["zbench.correctness", "steps", *arguments])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return __main__.main()
+
+
+@pytest.mark.timeout(300)
+def test_every_pair_of_choices_is_exact_on_processes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tensor, context and data parallelism, ZeRO, recomputation, micro-batches, GPUs without tokens."""
+    assert called(monkeypatch, "--ranks", "4", "--seed", "1", "--markdown") == 0
+    found = capsys.readouterr().out.splitlines()
+    chosen = covering(every_combination(4), 1)
+    assert found[-1] == f"{len(chosen)} combinations executed, 0 of them FAILED"
+    assert [line.split(" | ")[0].removeprefix("| ") for line in found[2:-1]] == list(map(str, chosen))
+
+
+def test_a_cover_has_every_pair() -> None:
+    every = every_combination(4)
+    assert len(every) == 2304
+
+    def pairs(some: list[StepCombination]) -> set[tuple[str, object, str, object]]:
+        names = list(CHOICES)
+        return {
+            (a, getattr(one, a), b, getattr(one, b)) for one in some for a in names for b in names[names.index(a) + 1 :]
+        }
+
+    chosen = covering(every, 0)
+    assert pairs(chosen) == pairs(every)
+    assert len(chosen) < 30
+    assert chosen == covering(every, 0)
+
+
+def test_what_differs_is_told() -> None:
+    one = StepCombination(1, 1, 2, 1, "3", "none", 1, "keep", "short")
+    stated = stated_bytes(one.case(0).step)
+    right = [Executed(2.0 if rank == 0 else None, 2.0, 1e-15, 1e-15, stated[rank]) for rank in range(2)]
+    assert judged_step(one, [*right, Executed(None, 2.0, 0.0, 0.0, {})], stated).fault == ""
+    for changed, told in (
+        (Executed(2.1, 2.0, 0.0, 0.0, stated[0]), "the losses differ by 5.0e-02, above 1e-12"),
+        (Executed(None, 2.0, 0.0, 0.0, stated[0]), "the losses differ by inf"),
+        (Executed(2.0, 2.0, 1e-11, 0.0, stated[0]), "the gradients differ by 1.0e-11"),
+        (Executed(2.0, 2.0, 0.0, float("nan"), stated[0]), "the parameters differ by nan"),
+        (Executed(2.0, 2.0, 0.0, 0.0, {"gradients": (1, 2)}), "process 0 has .*'gradients': .1, 2.*; the step says"),
+    ):
+        with pytest.raises(AssertionError, match=told):
+            assert not (fault := judged_step(one, [changed, right[1]], stated).fault), fault
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--ranks", "0"], "--ranks is 0; it takes a whole number from 1 to 16"),
+        (["--ranks", "many"], "argument --ranks: invalid int value: 'many'"),
+        (["--seed", "-1"], "--seed is -1; it takes a whole number of at least 0"),
+        (["--pairs"], "unrecognized arguments: --pairs"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    assert called(monkeypatch, *arguments) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1

@@ -1,0 +1,120 @@
+"""Steps that no pass builds yet, plans of systems, and steps that are wrong, on two processes."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.variants import FOLDER, Variant
+from tests.runtime.test_conformance import DEVICE
+from zbench.correctness.steps.byte_law import stated_bytes
+from zbench.correctness.steps.cases import StepCase
+from zbench.correctness.steps.combination import MODEL, StepCombination
+from zbench.correctness.steps.command import RANK, StepVerdict, judged_step
+from zbench.cost.cost import Cost
+from zbench.describe.batch import Batch
+from zbench.describe.cluster import Cluster
+from zbench.runtime.handlers.context import TokenWords
+from zbench.runtime.handlers.machine import StepMachine
+from zbench.runtime.handlers.messages import GlooMessages
+from zbench.runtime.handlers.optimizer import AdamWUpdate
+from zbench.runtime.handlers.prepared import PreparedStep
+from zbench.runtime.job.job import AdamW
+from zbench.runtime.kernels.kernels import Matmul
+from zbench.runtime.processes.launch import LocalFleet
+from zbench.runtime.steps.tokens import TokenParts
+from zbench.step.operations import REDUCE
+from zbench.step.passes.build import whole_step
+from zbench.step.proof.prove import StepError, prove_step
+from zbench.step.reading import read_step
+from zbench.step.template import Step
+from zbench.step.text import step_text
+
+RING = StepCombination(1, 2, 1, 1, "1", "none", 1, "carry", "uneven")
+COST = Cost(Cluster("test", 1, 2, 2, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE), MODEL)
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[LocalFleet]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        with LocalFleet(2, RANK, "single", timeout=60) as ranks:
+            yield ranks
+
+
+def executed(fleet: LocalFleet, case: StepCase) -> StepVerdict:
+    return judged_step(RING, fleet.call("run", case), stated_bytes(case.step))
+
+
+def test_activations_wait_in_host_memory(fleet: LocalFleet) -> None:
+    """Gate and up of a layer leave the GPUs for the host memory of their node, and come back in the backward."""
+    case = RING.case(0)
+    text = step_text(case.step).replace("on 2 GPUs and 0 host memories", "on 2 GPUs and 1 host memories")
+    text = text.replace(" to *", " to 0-1").replace(" at *", " at 0-1")  # all places were the GPUs
+    begin, middle, end = text.index("template forward"), text.index("template backward"), text.index("play embedding")
+    forward, backward = text[begin:middle], text[middle:end]
+    kept = re.findall(r"  leaves (z\[.*?\]) at (\d)\n", forward)
+    assert len(kept) == 2
+    for cells, gpu in kept:
+        forward = forward.replace(f"leaves {cells} at {gpu}\n", f"leaves {cells} at 2\n")
+        backward = backward.replace(f"needs {cells} at {gpu}\n", f"needs {cells} at 2\n")
+        forward = re.sub(rf"(  compute: compute u\[.*?\] at {gpu}\n)", rf"\1  host: send {cells} {gpu} -> 2\n", forward)
+        backward = re.sub(
+            rf"(  compute: compute dz\[.*?\] at {gpu}\n)", rf"  host: send {cells} 2 -> {gpu}\n\1", backward
+        )
+    step = read_step(text[:begin] + forward + backward + text[end:])
+    prove_step(step)
+    found = executed(fleet, replace(case, step=step))
+    assert found.fault == ""
+    z = MODEL.num_layers * sum((23, 1, 7, 2, 5, 3)) * 2 * MODEL.ffn_hidden * MODEL.element_bytes
+    assert found.bytes["host"] == 2 * z  # there and back
+
+
+@pytest.mark.parametrize("name", ["zeppelin", "allgather"])
+def test_plans_of_systems(fleet: LocalFleet, name: str) -> None:
+    system = Variant(FOLDER / f"{name}.yaml").make(COST)
+    plans = list(system.plan(Batch(np.array([40, 3, 1, 17, 8]), seed=0, step=0)))
+    case = StepCase.of(whole_step(MODEL, plans, 1, "3", 1, "selective"), MODEL, plans, 1)
+    prove_step(case.step)
+    assert executed(fleet, case).fault == ""
+
+
+def test_a_gradient_that_is_not_reduced_is_seen(fleet: LocalFleet) -> None:
+    """The proof rejects the step, and executed it comes to wrong gradients."""
+    case = RING.case(0)
+    number = [template.name for template in case.step.templates].index("backward")
+    template = case.step.templates[number]
+    reductions = np.flatnonzero(template.operations.kind == REDUCE)
+    kept = np.delete(np.arange(len(template.operations)), reductions[1])
+    broken = replace(template, operations=template.operations.take(kept))
+    step = replace(case.step, templates=(*case.step.templates[:number], broken, *case.step.templates[number + 1 :]))
+    with pytest.raises(StepError):
+        prove_step(step)
+    assert "the gradients differ by" in executed(fleet, replace(case, step=step)).fault
+
+
+def prepared(step: Step, tokens: tuple[TokenParts, ...]) -> PreparedStep:
+    machine = StepMachine(
+        MODEL, torch.device("cpu"), Matmul(), GlooMessages([], torch.device("cpu")), AdamWUpdate(AdamW(), 1, 1)
+    )
+    return PreparedStep.of(step, 0, machine, tokens, [TokenWords({}, {})])
+
+
+def test_what_does_not_run_is_told() -> None:
+    case, other = RING.case(0), replace(RING, lengths="short").case(0)
+    assert prepared(case.step, case.tokens).programs
+    with pytest.raises(ValueError, match=r"of micro-batch 0 are in parts of \[1, 2\]; the step has parts of \["):
+        prepared(case.step, other.tokens)
+    text = step_text(case.step)
+    with pytest.raises(ValueError, match="has function normalise; those that run are norm, "):
+        prepared(read_step(text.replace("= norm(", "= normalise(")), case.tokens)
+    encoded = re.sub(
+        "(attention: send .*)",
+        r"\1, encoding int8",
+        text.replace("\nlayout\n", "\nencoding int8: 8 bits, lossy\nlayout\n"),
+    )
+    with pytest.raises(ValueError, match="template forward has transfers encoded as int8; those that run have none"):
+        prepared(read_step(encoded), case.tokens)

@@ -1,0 +1,88 @@
+"""The store of a place: cells as they were put, in one piece where they lie so, sums joined when they are read."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zbench.runtime.handlers.formats import Fields, Format
+from zbench.runtime.handlers.functions import merge_of
+from zbench.runtime.handlers.store import Lacking, Slab, Store
+
+SIZES = (np.array([2, 1, 3]), np.array([1, 2]))
+FORMAT = Format((("thd", torch.float64), ("th", torch.float64)), ("t", "h"), SIZES, {"d": 2})
+KEY = ("q", 0, 0)
+WHOLE = (torch.arange(36.0, dtype=torch.float64).view(6, 3, 2), torch.arange(18.0, dtype=torch.float64).view(6, 3))
+add = merge_of("dq", "add")
+
+
+def cut(first: tuple[int, ...], second: tuple[int, ...]) -> Fields:
+    """The cells of two lists, of WHOLE."""
+    rows, columns = (
+        np.concatenate([np.arange(size) + sizes[:part].sum() for part in parts for size in [sizes[part]]])
+        for parts, sizes in ((first, SIZES[0]), (second, SIZES[1]))
+    )
+    return tuple(one[torch.from_numpy(rows)][:, torch.from_numpy(columns)] for one in WHOLE)
+
+
+def slab(first: tuple[int, ...], second: tuple[int, ...]) -> Slab:
+    return Slab.of(FORMAT, first, second, cut(first, second))
+
+
+def same(found: Fields, wanted: Fields) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+@given(st.data())
+def test_any_cells_are_read_however_they_were_put(data: st.DataObject) -> None:
+    store, lists = Store(), [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)]
+    parts = data.draw(st.sampled_from([[(0, 1, 2)], [(0,), (1, 2)], [(0, 2), (1,)], [(0,), (1,), (2,)]]))
+    for first in parts:
+        for second in data.draw(st.sampled_from([[(0, 1)], [(0,), (1,)]])):
+            store.put(KEY, slab(first, second))
+    first, second = data.draw(st.sampled_from(lists)), data.draw(st.sampled_from([(0,), (1,), (0, 1)]))
+    assert same(store.read(KEY, first, second), cut(first, second))
+
+
+def test_what_lies_together_is_not_copied() -> None:
+    store = Store()
+    one = slab((0, 1, 2), (0, 1))
+    store.put(KEY, one)
+    assert store.read(KEY, (0, 1, 2), (0, 1))[0] is one.fields[0]
+    assert store.read(KEY, (1, 2), (0, 1))[0].data_ptr() == one.fields[0][2:].data_ptr()
+
+
+def test_sums_are_joined_when_they_are_read_and_values_stay() -> None:
+    store, whole = Store(), ((0, 1, 2), (0, 1))
+    store.add(KEY, slab(*whole), add)
+    store.add(KEY, slab(*whole), add)  # of the same cells
+    store.add(KEY, slab((1,), (0, 1)), add)  # of some of them
+    assert same(store.read(KEY, (1,), (0, 1)), tuple(3 * one for one in cut((1,), (0, 1))))
+    assert same(store.read(KEY, (0, 2), (0, 1)), tuple(2 * one for one in cut((0, 2), (0, 1))))
+    assert same(slab(*whole).fields, WHOLE)
+
+
+def test_a_store_lacks_what_was_not_put_or_taken() -> None:
+    store = Store()
+    store.put(KEY, slab((0, 1), (0,)))
+    with pytest.raises(Lacking, match=r"q \(2, 0\) of layer 0 is not there"):
+        store.read(KEY, (0, 2), (0,))
+    with pytest.raises(Lacking, match=r"q \(1, 0\) of layer 0 is there already"):
+        store.put(KEY, slab((1,), (0,)))
+    store.put(KEY, slab((1,), (0,)), over=True)
+    assert same(store.take(KEY, (0,), (0,)), cut((0,), (0,)))
+    with pytest.raises(Lacking, match=r"q \(0, 0\) of layer 0 is not there"):
+        store.forget(KEY, [(0, 0)])
+
+
+def test_partial_attentions_join_by_their_log_sum_exps() -> None:
+    join = merge_of("o~", "softmax")
+    nothing = (torch.zeros_like(WHOLE[0]), torch.full_like(WHOLE[1], -torch.inf))
+    assert same(join(WHOLE, nothing), WHOLE)
+    assert same(join(nothing, nothing), nothing)
+    both = join(WHOLE, WHOLE)
+    assert torch.allclose(both[0], WHOLE[0], rtol=1e-14, atol=0)
+    assert torch.allclose(both[1], WHOLE[1] + np.log(2), rtol=1e-14, atol=0)
+    assert torch.equal(merge_of("l", "softmax")(WHOLE, WHOLE)[0], 2 * WHOLE[0])
+    assert torch.equal(merge_of("m", "max")(WHOLE, nothing)[1], WHOLE[1])

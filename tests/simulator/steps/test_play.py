@@ -1,0 +1,122 @@
+"""Steps on the clock: attention alone is played as plans are."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+import zbench
+from zbench.cost.collective import GRADIENT_BYTES, Collectives
+from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
+from zbench.cost.memory import peak_bytes
+from zbench.planned.step import StepPlans
+from zbench.simulator.layers import ClockState, Layers
+from zbench.simulator.simulate import Simulated, playable, programs
+from zbench.simulator.steps.play import play_step
+from zbench.simulator.totals import Carried
+from zbench.step.operations import QUEUES
+from zbench.step.passes.build import whole_step
+from zbench.step.proof.prove import prove_step
+from zbench.step.template import Instance, Step
+
+FAST = 1e6  # times: links that cost nothing to speak of
+LENGTHS = (9000, 4100, 1500, 900, 700, 300, 300, 77)
+
+
+@cache
+def planned(system: str, cluster: str = "a800_2x8") -> tuple[StepPlans, Cost]:
+    found = zbench.plan(LENGTHS, cluster=cluster, model="llama_3b", system=system)
+    return found, make_cost(found.cluster, found.model)
+
+
+def attention_alone(step: Step, name: str) -> Step:
+    """One layer of a template, with attention's operations alone."""
+    at = next(number for number, one in enumerate(step.templates) if one.name == name)
+    template, layout = step.templates[at], step.layouts[0]
+    ops = template.operations
+    mine = [n for n in template.formulas if layout.formulas[n].terms[0].function in ("attend", "attend_d")]
+    kept = ((ops.kind == 0) & np.isin(ops.what, mine)) | (ops.queue == QUEUES.index("attention"))
+    alone = replace(template, operations=ops.take(np.flatnonzero(kept)), formulas=tuple(mine))
+    return replace(step, templates=(alone,), order=(Instance(0, 0),))
+
+
+@pytest.mark.parametrize("system", ["ring", "zeppelin", "ulysses"])
+@pytest.mark.parametrize(("name", "backward"), [("forward", 0), ("backward", 1)])
+def test_attention_alone_takes_what_it_takes_as_a_plan(system: str, name: str, backward: int) -> None:
+    """To the last bits of a sum: seconds of messages are added in the same order."""
+    found, cost = planned(system)
+    (plan,) = found.plans
+    state = ClockState.zero(cost.cluster)
+    timeline = Layers(programs(plan, cost)[backward], np.zeros(16), 1).one(state)
+    step = attention_alone(whole_step(found.model, found.plans, 1, "none"), name)
+    played = play_step(step, found.plans, cost)
+    assert played.seconds == pytest.approx(timeline.done.max(), rel=1e-12)
+    assert played.seconds > 1e-4
+
+
+@pytest.mark.parametrize(("system", "zero"), [("zeppelin", "3"), ("ring", "1")])
+def test_without_links_a_step_takes_what_it_takes_as_arithmetic(system: str, zero: str) -> None:
+    """All work is today's: with links that cost nothing, and no latencies, what is left are the embedding's rows and
+    the head's norm, which are charged here alone, and ranks that meet at every layer's gathers."""
+    found, cost = planned(system)
+    one = cost.cluster
+    quick = replace(one, nic_bandwidth=FAST * one.nic_bandwidth, nvlink_bandwidth=FAST * one.nvlink_bandwidth,
+                    nic_latency=0, nvlink_latency=0)  # fmt: skip
+    free = make_cost(quick, replace(found.model, sharding=f"zero{zero}"))
+    step = whole_step(found.model, found.plans, 1, zero)
+    prove_step(step)
+    played = play_step(step, found.plans, free)
+    assert played.settled
+    today = Simulated(free).step(found.batch, found.plans)
+    assert played.seconds == pytest.approx(today.seconds, rel=1e-3)
+    linear = np.array(today.linear_seconds) + free.optimizer_seconds()
+    assert played.busy["compute"] == pytest.approx(linear, rel=1e-2)
+    assert played.busy["attend"] == pytest.approx(np.array(today.attention_seconds), rel=1e-9)
+
+
+@pytest.mark.parametrize("system", ["zeppelin", "ring"])
+def test_bytes_are_those_of_plans_and_of_collectives(system: str) -> None:
+    """Attention's to the byte. The embedding's table and the head's matrix are gathered once here, and twice where all
+    parameters are gathered for a forward and again for a backward."""
+    found, cost = planned(system)
+    model = replace(found.model, sharding="zero3")
+    of = make_cost(cost.cluster, model)
+    played = play_step(whole_step(model, found.plans, 1, "3"), found.plans, of)
+    wanted = sum(Carried.of(part, of).tx for plan in found.plans for part in playable(plan, of))
+    assert (played.nic_tx["attention"] == wanted).all()
+    assert played.nic_tx["attention"].any() or system == "zeppelin"
+    both = Collectives.of(of)
+    tables = 2 * model.head_params * model.element_bytes * 1 / 2 / 4
+    assert played.nic_tx["parameters"] == pytest.approx(2 * both.gather_bytes - tables, rel=1e-5)
+    assert played.nic_tx["gradients"] == pytest.approx(both.reduce_bytes, rel=1e-5)
+
+
+def test_memory_is_what_arithmetic_says_and_what_it_leaves_out() -> None:
+    """Arithmetic has the shards of all gradients from the start; the account's fullest moment is at the head, when none
+    is there but the head's own, which is whole on every GPU."""
+    found, cost = planned("zeppelin")
+    of = make_cost(cost.cluster, replace(found.model, sharding="zero3"))
+    played = play_step(whole_step(of.model, found.plans, 1, "3"), found.plans, of)
+    gradients = GRADIENT_BYTES * (of.model.head_params - of.model.total_params // 16)
+    assert played.memory.peak == pytest.approx(peak_bytes(found.plans, of) + gradients, rel=0.02)
+    assert sum(played.memory.held.values()).tolist() == played.memory.peak.tolist()
+    full = replace(of.model, recompute="full")
+    again = play_step(whole_step(full, found.plans, 1, "3", recompute="full"), found.plans, make_cost(of.cluster, full))
+    assert (again.memory.peak < played.memory.peak).all()
+    borders = (full.num_layers + 1) * 2 * full.hidden * found.plans[0].tokens_per_rank
+    assert played.memory.held["x"].tolist() == borders.tolist()
+
+
+def test_memory_of_a_window_of_two_layers() -> None:
+    found, cost = planned("zeppelin")
+    of = make_cost(cost.cluster, replace(found.model, sharding="zero3"))
+    gathered = []
+    for window in (1, 2):
+        full = replace(of.model, recompute="full")
+        step = whole_step(full, found.plans, 1, "3", window, "full")
+        memory = play_step(step, found.plans, make_cost(of.cluster, full)).memory
+        gathered.append(memory.peak.max())
+    layer = of.model.layer_params * of.model.element_bytes
+    assert 0.75 * layer < gathered[1] - gathered[0] < layer

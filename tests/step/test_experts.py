@@ -1,0 +1,116 @@
+"""Experts over ranks come to the loss and gradients of one process, and broken steps of them are found."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from tests.helpers.steps import EXPERTS, execute, plan_of
+from zbench.correctness.steps.mutate import KINDS, step_mutant
+from zbench.correctness.steps.unrolled import unrolled_fault
+from zbench.plans.plan import Plan
+from zbench.step.operations import QUEUES, SEND
+from zbench.step.passes.build import whole_step
+from zbench.step.passes.routing import ExpertParallel, Routing
+from zbench.step.proof.prove import StepError, prove_step
+from zbench.step.reading import read_step
+from zbench.step.template import Step
+from zbench.step.text import step_text
+
+# Ranks, tensor-parallel degree, expert-parallel degree, stage, recomputation, skew, lengths of each micro-batch. With a
+# skew of 9 nearly all tokens choose the same two of four experts; a sequence of one token leaves ranks without any.
+CASES = (
+    (1, 1, 1, "3", "none", 0.0, ([5, 3],)), (2, 1, 2, "3", "selective", 0.0, ([5, 3],)),
+    (4, 1, 2, "2", "full", 0.0, ([7, 3], [1])), (4, 1, 4, "none", "selective", 9.0, ([1], [6, 2])),
+    (2, 2, 4, "1", "elementwise", 3.0, ([5, 4], [2])), (4, 1, 2, "3", "full", 9.0, ([1], [3])),
+)  # fmt: skip
+
+
+@cache
+def case(number: int) -> tuple[Step, list[Plan], int, ExpertParallel]:
+    ranks, degree, experts, zero, recompute, skew, batches = CASES[number]
+    plans: list[Plan] = []
+    for lengths in batches:
+        plans.append(plan_of(lengths, ranks, 4 // degree, first=sum(len(plan.lengths) for plan in plans)))
+    how = ExpertParallel(experts, 1, skew)
+    return whole_step(EXPERTS, plans, degree, zero, 1, recompute, how), plans, degree, how
+
+
+def fault(step: Step) -> str:
+    try:
+        prove_step(step)
+    except StepError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_exact(number: int) -> None:
+    step, plans, degree, how = case(number)
+    assert (fault(step), unrolled_fault(step)) == ("", "")
+    assert execute(step, plans, degree, EXPERTS, how) < 1e-12
+
+
+@pytest.mark.parametrize("number", [1, 3, 4])
+def test_mutants(number: int) -> None:
+    """The proof and the unrolled walk agree, and what they accept comes out right."""
+    step, plans, degree, how = case(number)
+    rng = np.random.default_rng(number)
+    rejected = 0
+    for at in range(24):
+        broken = step_mutant(step, KINDS[at % len(KINDS)], rng)
+        if broken is None:
+            continue
+        told = fault(broken)
+        assert bool(told) == bool(unrolled_fault(broken)), told
+        rejected += bool(told)
+        assert told or execute(broken, plans, degree, EXPERTS, how) < 1e-12
+    assert rejected > 8
+
+
+def test_a_step_with_experts_reads_back() -> None:
+    text = step_text(case(3)[0])
+    assert "amounts" in text
+    assert step_text(read_step(text)) == text
+
+
+def test_a_token_goes_once_to_a_gpu() -> None:
+    """What is sent of i is as many rows as tokens have another GPU's expert among those that they chose."""
+    step, plans, _, how = case(1)
+    layout, sizes = step.layouts[0], step.layouts[0].index["t"].sizes
+    routing = Routing.draw(sizes, EXPERTS, how, 0)
+    home, part = layout.tensors[layout.number["x"]].home, np.repeat(np.arange(len(sizes)), sizes)
+    slices = routing.chosen // (EXPERTS.num_experts // how.degree)
+    away = sum(len(set(row.tolist()) - {int(home[at])}) for row, at in zip(slices, part, strict=True))
+    ops, tensor = step.templates[1].operations, layout.number["i"]
+    sent = np.flatnonzero((ops.kind == SEND) & (ops.what == tensor))
+    assert (ops.queue[sent] == QUEUES.index("experts")).all()
+    amounts = layout.tensors[tensor].amounts.reshape(len(sizes), how.degree)
+    cells = [amounts[np.ix_(layout.lists[int(ops.list0[at])], layout.lists[int(ops.list1[at])])] for at in sent]
+    assert sum(int(one.sum()) for one in cells) == away > 0
+    assert int(plans[0].lengths.sum()) == len(routing.chosen)
+
+
+def test_routing_is_even_or_skewed() -> None:
+    sizes = np.array([3000, 1000], np.int64)
+    even = Routing.draw(sizes, EXPERTS, ExpertParallel(2, 5), 0)
+    assert np.array_equal(even.chosen, Routing.draw(sizes, EXPERTS, ExpertParallel(2, 5), 0).chosen)
+    assert (even.chosen[:, 0] < even.chosen[:, 1]).all()
+    assert abs(even.to_experts.sum(axis=0) / 2000 - 1).max() < 0.1  # 4000 tokens, two of four experts each
+    assert even.to_experts.sum(axis=1).tolist() == [6000, 2000]
+    skewed = Routing.draw(sizes, EXPERTS, ExpertParallel(2, 5, 9.0), 0).to_experts.sum(axis=0)
+    assert skewed.max() == 4000
+    assert skewed.min() < 10
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (ExpertParallel(3), "the expert-parallel degree is 3; it has to divide model.num_experts, 4"),
+        (ExpertParallel(4), "the expert-parallel degree is 4; it has to divide 2 GPUs"),
+        (ExpertParallel(2, 0, -1.0), "the skew of the routing is -1.0; it takes a number from 0 to 100"),
+    ],
+)
+def test_what_cannot_be_built(how: ExpertParallel, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        whole_step(EXPERTS, [plan_of([5, 3], 2, 4)], 1, "3", 1, "none", how)

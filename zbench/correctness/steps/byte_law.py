@@ -1,0 +1,113 @@
+"""The byte law of a step: what every GPU sends and receives, by queue, counted from its columns alone.
+
+It shares no code with what runs steps. A gather brings cells from their homes to the other members; a reduction takes
+what members have contributed to the homes. Cells are as large as the step says, and as
+they are: encoded transfers are not counted here. What is of a layer that is not there
+does not happen.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from zbench.step.formula import Formula, Reference
+from zbench.step.layout import StepLayout
+from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, QUEUES, SEND
+from zbench.step.template import AT_HOME, Items, Step, Template
+
+Bytes = dict[str, tuple[int, int]]  # sent, received, by queue
+Moved = tuple[int, int, int, int, int]  # tensor, offset of its layer, queue, source, destination
+Held = set[tuple[int, int, int, int]]  # tensor, offset of its layer, cell, place
+
+
+def stated_bytes(step: Step) -> list[Bytes]:
+    """Returns the bytes of every GPU, host memories counted with the first GPU of their node."""
+    found: list[dict[str, list[int]]] = [defaultdict(lambda: [0, 0]) for _ in range(step.num_gpus)]
+    of_template = [_of_template(step, template) for template in step.templates]
+    for instance in step.order:
+        layout = step.layouts[step.templates[instance.template].layout]
+        for layer in instance.layers:
+            for (tensor, offset, queue, src, dst), size in of_template[instance.template].items():
+                one = layout.tensors[tensor]
+                if one.layers == "none" or one.exists(layer + offset, step.num_layers):
+                    found[_gpu(step, src)][QUEUES[queue]][0] += size
+                    found[_gpu(step, dst)][QUEUES[queue]][1] += size
+    return [{name: (sent, received) for name, (sent, received) in one.items()} for one in found]
+
+
+def _gpu(step: Step, place: int) -> int:
+    """Returns the GPU that a place counts with."""
+    return place if place < step.num_gpus else (place - step.num_gpus) * step.num_gpus // step.num_hosts
+
+
+def _of_template(step: Step, template: Template) -> dict[Moved, int]:
+    """Returns the bytes that a template's operations move."""
+    layout = step.layouts[template.layout]
+    held: Held = set(_named(layout, template.needs))
+    moved: dict[Moved, int] = defaultdict(int)
+    for kind, what, src, dst, *rest in template.operations.rows().tolist():
+        lists, layer, queue = rest[:3], rest[3], rest[4]
+        if kind == COMPUTE:
+            held |= set(_contributed(layout, layout.formulas[what], src, lists, layer))
+            continue
+        size = layout.tensors[what].cell_bytes(layout.index)
+        for cell in _cells(layout, what, lists):
+            if kind == DROP:
+                held.discard((what, layer, cell, src))
+                continue
+            home = int(layout.tensors[what].home[cell])
+            ends = [(src, dst)] if kind in (SEND, MOVE) else []
+            for member in layout.lists[dst].tolist() if kind not in (SEND, MOVE) else []:
+                ends.append((home, member) if kind == GATHER else (member, home))
+            for a, b in ends:
+                if a == b or (kind not in (SEND, MOVE, GATHER) and (what, layer, cell, a) not in held):
+                    continue
+                moved[what, layer, queue, a, b] += int(size[cell])
+                held.add((what, layer, cell, b))
+                if kind not in (SEND, GATHER):
+                    held.discard((what, layer, cell, a))
+    return moved
+
+
+def _cells(layout: StepLayout, tensor: int, lists: Sequence[int]) -> Iterator[int]:
+    """Yields the numbers of the cells that two lists have."""
+    width = layout.shape(tensor)[1]
+    sides = [layout.lists[which].tolist() if which >= 0 else [0] for which in lists[:2]]
+    yield from (a * width + b for a, b in product(*sides))
+
+
+def _named(layout: StepLayout, items: Items) -> Iterator[tuple[int, int, int, int]]:
+    """Yields (tensor, layer, cell, place) of a contract's items."""
+    for tensor, layer, places, list0, list1, *_ in items.rows():
+        for cell in _cells(layout, tensor, (list0, list1)):
+            home = int(layout.tensors[tensor].home[cell])
+            for place in [home] if places == AT_HOME else layout.lists[places].tolist():
+                yield tensor, layer, cell, place
+
+
+def _contributed(
+    layout: StepLayout, formula: Formula, place: int, lists: Sequence[int], layer: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yields (tensor, layer, cell, place) of the sums that a compute adds to."""
+    if formula.action != "+=":
+        return
+    parts = dict(zip(formula.slots, (layout.lists[which].tolist() for which in lists if which >= 0), strict=True))
+    for one in formula.results:
+        tensor = layout.number[one.tensor]
+        sides = [_side(layout, one, axis, parts) for axis in range(2)]
+        width = layout.shape(tensor)[1]
+        for a, b in product(*sides):
+            yield tensor, layer + one.after, a * width + b, place
+
+
+def _side(layout: StepLayout, one: Reference, axis: int, parts: dict[str, list[int]]) -> list[int]:
+    """Returns the parts of a tensor along one axis that a result names."""
+    tensor = layout.number[one.tensor]
+    if axis >= len(one.axes) or one.axes[axis].slot == "*":
+        return list(range(layout.shape(tensor)[axis]))
+    slot = one.axes[axis].slot
+    wanted, index = layout.tensors[tensor].axes[axis], layout.index_of(slot)
+    if wanted == index:
+        return parts[slot]
+    of = next(found.part for found in layout.maps if (found.coarse, found.fine) == (wanted, index))
+    return sorted({int(of[part]) for part in parts[slot]})

@@ -1,0 +1,46 @@
+"""Cases that executed steps are checked on, and what a process came to. No torch, which the driver is to be without."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.describe.model import Model
+from zbench.plans.plan import Plan
+from zbench.runtime.steps.tokens import TokenParts
+from zbench.step.template import Step
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """A step with its data. tokens: of every micro-batch. sequences: token ids of every sequence of the batch, by its
+    number. seed: of the parameters."""
+
+    step: Step
+    model: Model
+    tokens: tuple[TokenParts, ...]
+    sequences: Mapping[int, Ints]
+    seed: int = 0
+
+    @staticmethod
+    def of(step: Step, model: Model, plans: Sequence[Plan], degree: int, seed: int = 0) -> "StepCase":
+        """Returns a step of plans for groups of `degree` GPUs, with words that are drawn."""
+        rng = np.random.default_rng(seed)
+        lengths = {
+            int(one): int(size) for plan in plans for one, size in zip(plan.sequences, plan.lengths, strict=True)
+        }
+        words = {one: rng.integers(0, model.vocab, lengths[one]) for one in sorted(lengths)}
+        return StepCase(step, model, tuple(TokenParts.of(plan, degree) for plan in plans), words, seed)
+
+
+@dataclass(frozen=True)
+class Executed:
+    """The outcome of a process: the largest difference of its gradients and of its parameters, over the largest element
+    of each, and the loss, None where it is not here. bytes: (sent, received) by queue."""
+
+    loss: float | None
+    wanted_loss: float
+    gradients: float
+    parameters: float
+    bytes: Mapping[str, tuple[int, int]]

@@ -1,0 +1,114 @@
+"""Combinations of parallelism that steps are executed with, and few of them that have every pair of choices."""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from itertools import combinations, product
+
+import numpy as np
+
+from zbench.correctness.steps.cases import StepCase
+from zbench.describe.model import Model
+from zbench.passes.reverse import MODES, reverse
+from zbench.plans.build import Builder
+from zbench.plans.patterns import ulysses_ring
+from zbench.plans.plan import Plan
+from zbench.step.passes.build import whole_step
+from zbench.step.passes.recompute import LEVELS
+from zbench.step.passes.zero import STAGES
+
+# Small, with two queries a kv head, and all numbers of eight bytes, as they are computed with.
+MODEL = Model("mini", 3, 8, 4, 2, 4, 12, 18, element_bytes=8, lse_bytes=8)
+LENGTHS = {"uneven": (23, 1, 7, 2, 5, 3), "short": (1, 2)}  # of the second some GPUs have no token
+CHOICES = {
+    "tensor_parallel": (1, 2),
+    "context_parallel": (1, 2, 4),
+    "data_parallel": (1, 2),
+    "heads_exchanged": (1, 2),
+    "zero": STAGES,
+    "recompute": tuple(LEVELS),
+    "micro_batches": (1, 2),
+    "backward": MODES,
+    "lengths": tuple(LENGTHS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepCombination:
+    """A combination of choices: degrees, of which `heads_exchanged` is how many GPUs of a ring exchange heads; ZeRO's
+    stage, the level of recomputation, micro-batches, what a backward does with keys, and lengths of sequences."""
+
+    tensor_parallel: int
+    context_parallel: int
+    data_parallel: int
+    heads_exchanged: int
+    zero: str
+    recompute: str
+    micro_batches: int
+    backward: str
+    lengths: str
+
+    @property
+    def num_gpus(self) -> int:
+        """The GPUs that it takes."""
+        return self.tensor_parallel * self.context_parallel * self.data_parallel
+
+    def __str__(self) -> str:
+        degrees = f"tp{self.tensor_parallel} cp{self.context_parallel} dp{self.data_parallel}"
+        exchange = f" heads/{self.heads_exchanged}" if self.heads_exchanged > 1 else ""
+        return (
+            f"{degrees}{exchange} zero {self.zero}, recompute {self.recompute}, {self.micro_batches} x {self.lengths}, "
+            f"{self.backward}"
+        )
+
+    def can_be(self, ranks: int) -> bool:
+        """Returns whether it can be on so many GPUs: no more than these, and heads exchanged among a ring's."""
+        return self.num_gpus <= ranks and self.context_parallel % self.heads_exchanged == 0
+
+    def case(self, seed: int) -> StepCase:
+        """Returns the step to execute, with words drawn by a seed."""
+        plans = [self._plan(number) for number in range(self.micro_batches)]
+        step = whole_step(MODEL, plans, self.tensor_parallel, self.zero, 1, self.recompute)
+        return StepCase.of(step, MODEL, plans, self.tensor_parallel, seed)
+
+    def _plan(self, number: int) -> Plan:
+        """Returns the plan of a micro-batch: data-parallel groups, in each a ring of groups that exchange heads."""
+        lengths = np.array(LENGTHS[self.lengths][number:], np.int64)
+        before = sum(len(LENGTHS[self.lengths][other:]) for other in range(number))
+        every = np.arange(len(lengths))
+        ranks = self.data_parallel * self.context_parallel
+        builder = Builder(lengths, ranks, MODEL.num_heads // self.tensor_parallel, sequences=before + every)
+        groups = np.arange(ranks).reshape(self.data_parallel, -1, self.heads_exchanged)
+        ulysses_ring(builder, every, every % self.data_parallel, groups)
+        mode = next(mode for mode in MODES if mode == self.backward)
+        return reverse(builder.build(), mode)
+
+
+def every_combination(ranks: int) -> list[StepCombination]:
+    """Lists all combinations that can be on so many GPUs."""
+    found = [StepCombination(*one) for one in product(*CHOICES.values())]  # type: ignore[arg-type]
+    return [one for one in found if one.can_be(ranks)]
+
+
+def covering(every: Sequence[StepCombination], seed: int) -> list[StepCombination]:
+    """Chooses few combinations that have every pair of choices that any has; ties are broken by the seed.
+
+    They are chosen one by one, each with the most pairs that are still missing.
+    """
+    order = np.random.default_rng(seed).permutation(len(every))
+    names = [field.name for field in fields(StepCombination)]
+    table = np.array(
+        [[CHOICES[name].index(value) for name, value in zip(names, astuple(every[at]), strict=True)] for at in order]
+    )
+    sizes = [len(CHOICES[name]) for name in names]
+    pairs = list(combinations(range(len(names)), 2))
+    numbers = np.stack([table[:, a] * sizes[b] + table[:, b] for a, b in pairs], axis=1)
+    missing = np.zeros((len(pairs), int(numbers.max()) + 1), bool)
+    for at in range(len(pairs)):
+        missing[at, numbers[:, at]] = True
+    chosen: list[StepCombination] = []
+    while missing.any():
+        gain = missing[np.arange(len(pairs)), numbers].sum(axis=1)
+        best = int(gain.argmax())
+        missing[np.arange(len(pairs)), numbers[best]] = False
+        chosen.append(every[int(order[best])])
+    return chosen

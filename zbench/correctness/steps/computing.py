@@ -1,0 +1,201 @@
+"""Computes one operation of a step: reads and writes values of a place, a combination of parts after another."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from zbench.correctness.steps.expert_functions import EXPERT_FUNCTIONS, Chosen
+from zbench.correctness.steps.functions import CUT, FUNCTIONS, Where, dims, merged
+from zbench.describe.arrays import Floats, Ints
+from zbench.step.formula import Formula, Reference, Term
+from zbench.step.layout import StepLayout
+
+Cell = tuple[int, int]  # parts along both axes, 0 where there is none
+Store = dict[tuple[str, int, int], dict[tuple[int, Cell], Any]]  # by (tensor, layer, micro-batch): by (place, cell)
+
+
+class Missing(Exception):
+    """An operation uses something that is not there, or writes what is there already."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a micro-batch by part of t: sequence, position, token and target, int64 [parts][tokens]; chosen:
+    the experts of each, int64 [parts][tokens, chosen], of a model that has some."""
+
+    sequence: list[Ints]
+    position: list[Ints]
+    token: list[Ints]
+    target: list[Ints]
+    chosen: list[Ints] = field(default_factory=list)
+
+
+def store_key(layout: StepLayout, micro_batch: int, tensor: int, layer: int) -> tuple[str, int, int]:
+    """Returns the key of a tensor's store."""
+    one = layout.tensors[tensor]
+    of_batch = any(layout.index[axis].of_batch for axis in one.axes)
+    return one.name, 0 if one.layers == "none" else layer, micro_batch if of_batch else -1
+
+
+def add_value(held: dict[tuple[int, Cell], Any], name: str, at: tuple[int, Cell], value: Any) -> None:
+    """Adds a contribution to what is there of a sum."""
+    held[at] = merged(name, held[at], value) if at in held else value
+
+
+def parts_meet(layout: StepLayout, formula: Formula, at: dict[str, int]) -> bool:
+    """Returns whether the parts of a relation's slots meet."""
+    assert formula.relation is not None
+    name, first, second = formula.relation
+    one = next(one for one in layout.relations if one.name == name)
+    row = int(one.first_group[at[first]])
+    return int(one.second_group[at[second]]) in one.partners[one.offsets[row] : one.offsets[row + 1]]
+
+
+@dataclass
+class Compute:
+    """One compute: reads and writes values on a place. there: all that is there; weights: of the model, whole;
+    heads_per_kv: queries a kv head."""
+
+    there: Store
+    weights: Mapping[str, Floats]
+    tokens: Tokens
+    heads_per_kv: int
+    layout: StepLayout
+    micro_batch: int
+    place: int
+    layer: int
+    keys: set[tuple[str, int, int]] = field(default_factory=set)
+
+    def key(self, one: Reference) -> tuple[str, int, int]:
+        """Returns the key of a tensor's store."""
+        return store_key(self.layout, self.micro_batch, self.layout.number[one.tensor], self.layer + one.after)
+
+    def _cell(self, one: Reference, at: dict[str, int]) -> Cell:
+        """Returns the cell of a reference; of a parameter, that of its slice's first shard."""
+        tensor = self.layout.tensors[self.layout.number[one.tensor]]
+        found = [0, 0]
+        for place, (axis, wanted) in enumerate(zip(one.axes, tensor.axes, strict=False)):
+            index = self.layout.index_of(axis.slot)
+            part = at[axis.slot]
+            if index != wanted:
+                part = int(next(m.part for m in self.layout.maps if (m.coarse, m.fine) == (wanted, index))[part])
+            found[place] = part
+        return found[0], found[1]
+
+    def _range(self, index: str, part: int) -> tuple[int, int]:
+        """Returns [first, last) of a part, in heads, columns or words."""
+        ends = np.cumsum(self.layout.index[index].sizes)
+        return int(ends[part] - self.layout.index[index].sizes[part]), int(ends[part])
+
+    def _inside(self, name: str, index: str, part: int) -> slice:
+        """Returns where a part lies in its slice of a parameter."""
+        first, last = self._range(index, part)
+        size = int(self.layout.index[index].sizes.sum()) // self._slices(name)
+        return slice(first % size, first % size + last - first)
+
+    def _slices(self, name: str) -> int:
+        """Returns how many slices a parameter is cut in."""
+        return len(self.layout.index[self.layout.tensors[self.layout.number[name]].axes[0]])
+
+    def _whole(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of a slice of a parameter."""
+        shape = list(self.weights[name].shape)
+        if self.layout.tensors[self.layout.number[name]].layers == "layer":
+            shape = shape[1:]
+        shape[CUT[name][1]] //= self._slices(name)
+        return tuple(shape)
+
+    def read(self, one: Reference, at: dict[str, int]) -> Any:
+        """Returns the value of a reference."""
+        held = self.there.get(self.key(one), {})
+        base, cell = one.tensor.removeprefix("d"), self._cell(one, at)
+        if one.tensor in CUT and len(one.axes) == 1 and one.axes[0].slot not in ("j",):
+            shards = [
+                self._get(held, one, (cell[0], shard)) for shard in range(len(self.layout.index[f"z{one.tensor}"]))
+            ]
+            index = self.layout.index_of(one.axes[0].slot)
+            where = [slice(None)] * len(self._whole(base))
+            where[CUT[one.tensor][1]] = self._inside(one.tensor, index, at[one.axes[0].slot])
+            return np.concatenate(shards).reshape(self._whole(one.tensor))[tuple(where)]
+        return self._get(held, one, cell)
+
+    def _get(self, held: dict[tuple[int, Cell], Any], one: Reference, cell: Cell) -> Any:
+        if (self.place, cell) not in held:
+            raise Missing(f"{one} {cell} of layer {self.layer} is not on {self.place}")
+        return held[self.place, cell]
+
+    def put(self, one: Reference, at: dict[str, int], value: Any, action: str) -> None:
+        """Writes or adds a value."""
+        held = self.there.setdefault(self.key(one), {})
+        cell, base = self._cell(one, at), one.tensor.removeprefix("d")
+        if action == "+=" and base in CUT and one.tensor[0] == "d":
+            index = self.layout.index_of(one.axes[0].slot)
+            whole = np.zeros(self._whole(base))
+            where = [slice(None)] * whole.ndim
+            where[CUT[base][1]] = self._inside(base, index, at[one.axes[0].slot])
+            whole[tuple(where)] = value
+            flat = np.split(whole.reshape(-1), np.cumsum(self.layout.index[f"z{base}"].sizes)[:-1])
+            for shard, part in enumerate(flat):
+                add_value(held, one.tensor, (self.place, (cell[0], shard)), part)
+        elif action == "+=":
+            add_value(held, one.tensor, (self.place, cell), value)
+        elif action == "=" and (self.place, cell) in held:
+            raise Missing(f"{one} {cell} of layer {self.layer} is on {self.place} already")
+        else:
+            held[self.place, cell] = value
+
+    def value(self, formula: Formula, at: dict[str, int]) -> tuple[Any, ...]:
+        """Returns what a combination of parts contributes to each result."""
+        if formula.terms[0].function == "adam":
+            weight, _, gradient = (self.read(one, at) for one in formula.operands)
+            return weight - 0.5 * gradient, gradient
+        found = [self._term(term, formula.results[0], at) for term in formula.terms]
+        if len(formula.results) > 1:
+            return tuple(found[0])
+        return (sum(found[1:], start=found[0]),)
+
+    def _term(self, term: Term, result: Reference, at: dict[str, int]) -> Any:
+        values = [self.read(one, at) for one in term.operands]
+        if term.function in EXPERT_FUNCTIONS:
+            return EXPERT_FUNCTIONS[term.function](self._chosen(at), *values)
+        if term.function:
+            return FUNCTIONS[term.function](self._where(at), *values)
+        plain = [value[0] if isinstance(value, tuple) else value for value in values]
+        if len(plain) == 1:
+            return plain[0]
+        sides = ",".join(dims(one.tensor) for one in term.operands)
+        return np.einsum(f"{sides}->{dims(result.tensor)}", *plain)
+
+    def _chosen(self, at: dict[str, int]) -> Chosen:
+        """Returns the experts of a combination's tokens, and the slice and the expert that it is about."""
+        part = at["k"] if "k" in at else int(next(m.part for m in self.layout.maps if m.coarse == "k")[at["e"]])
+        return Chosen(self.tokens.chosen[at["t"]], self._range("k", part), self._range("e", at.get("e", 0)))
+
+    def zeros(self, formula: Formula, at: dict[str, int]) -> Any:
+        """Returns what parts that do not meet add to a gradient of parameters."""
+        base = formula.results[0].tensor.removeprefix("d")
+        shape = list(self._whole(base))
+        index = self.layout.index_of(formula.results[0].axes[0].slot)
+        shape[CUT[base][1]] = int(self.layout.index[index].sizes[at[formula.results[0].axes[0].slot]])
+        return np.zeros(shape)
+
+    def _where(self, at: dict[str, int]) -> Where:
+        none = np.zeros(0, np.int64)
+        t, s, h = at.get("t"), at.get("s"), at.get("h")
+        part = next((one.part for one in self.layout.maps if (one.coarse, one.fine) == ("g", "h")), none)
+        kv = int(part[h]) if h is not None else at.get("g", 0)
+        sequence, position, token, target = self._of_tokens(t)
+        key_sequence, key_position, *_ = self._of_tokens(s)
+        words, heads, kv_heads = self._range("v", at.get("v", 0)), self._range("h", h or 0), self._range("g", kv)
+        return Where(
+            sequence, position, token, target, key_sequence, key_position, words, heads, kv_heads, self.heads_per_kv
+        )  # fmt: skip
+
+    def _of_tokens(self, part: int | None) -> tuple[Ints, Ints, Ints, Ints]:
+        """Returns sequences, positions, tokens and targets of a part, empty where there is none."""
+        tokens, none = self.tokens, np.zeros(0, np.int64)
+        if part is None:
+            return none, none, none, none
+        return tokens.sequence[part], tokens.position[part], tokens.token[part], tokens.target[part]

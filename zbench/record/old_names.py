@@ -1,0 +1,104 @@
+"""Tables of the names that zbench's own classes and keys had in earlier versions, with those of today. Pure.
+
+Nothing is taken off these tables while records of that time are to be read.
+"""
+
+from collections.abc import Mapping
+
+MOVED: Mapping[str, str] = {
+    "zbench.cluster.Cluster": "zbench.describe.cluster.Cluster",
+    "zbench.cluster.Device": "zbench.describe.cluster.Device",
+    "zbench.links.Domain": "zbench.describe.links.Domain",
+    "zbench.model.Model": "zbench.describe.model.Model",
+    "zbench.worlds.World": "zbench.describe.worlds.World",
+    "zbench.simulate.Simulated": "zbench.simulator.simulate.Simulated",
+    "zbench.systems.bytescale.ByteScale": "zbench.systems.bytescale.planner.ByteScale",
+    "zbench.systems.flexsp.FlexSP": "zbench.systems.flexsp.planner.FlexSP",
+    "zbench.systems.hydraulis.Hydraulis": "zbench.systems.hydraulis.planner.Hydraulis",
+    "zbench.systems.magi_dispatch.MagiDispatch": "zbench.systems.magi_dispatch.planner.MagiDispatch",
+    "zbench.systems.torch_cp.TorchCP": "zbench.systems.torch_cp.planner.TorchCP",
+    "zbench.systems.nodewise.Nodewise": "zbench.systems.nodewise.planner.Nodewise",
+    "zbench.systems.static_best.StaticBest": "zbench.systems.static_best.planner.StaticBest",
+    "zbench.systems.wlb_llm.WLBLLM": "zbench.systems.wlb_llm.planner.WLBLLM",
+    "zbench.systems.zeppelin.Zeppelin": "zbench.systems.zeppelin.planner.Zeppelin",
+}
+# Keys of a run itself.
+RUN_KEYS: Mapping[str, str] = {"again": "rerun", "planners": "planners_see", "free": "free_model_keys"}
+_RECEIVED_KV = {"backward": "received_kv"}
+# By class: what a key of its yaml was called before, and what it is today. Any yaml that names the class may be an old
+# one, a user's own, too.
+KEYS: Mapping[str, Mapping[str, str]] = {
+    "zbench.systems.allgather.AllGather": _RECEIVED_KV,
+    "zbench.systems.bytescale.planner.ByteScale": {**_RECEIVED_KV, "balance": "balance_micro_batches"},
+    "zbench.systems.distca.DistCA": {
+        **_RECEIVED_KV,
+        "tolerance": "imbalance_tolerance",
+        "coalesce": "rounds_per_attend",
+    },
+    "zbench.systems.dynamic_cp.DynamicCP": _RECEIVED_KV,
+    "zbench.systems.fcp.FCP": {**_RECEIVED_KV, "coalesce": "rounds_per_attend", "tolerance": "reshuffle_tolerance"},
+    "zbench.systems.flexsp.planner.FlexSP": {
+        **_RECEIVED_KV,
+        "nodes": "solver_nodes",
+        "seconds": "solver_seconds",
+        "buckets": "solver_buckets",
+        "trials": "tried_micro_batch_counts",
+    },
+    "zbench.systems.flexsp_batch_ada.FlexSPBatchAda": {**_RECEIVED_KV, "trials": "tried_micro_batch_counts"},
+    "zbench.systems.hybrid_dp.HybridDP": _RECEIVED_KV,
+    "zbench.systems.hybrid_dp_megatron.HybridDPMegatron": _RECEIVED_KV,
+    "zbench.systems.hydraulis.planner.Hydraulis": {
+        "schemes": "tp_pp_pairs",
+        "trials": "dispatch_orders",
+        "whole_step": "compare_whole_steps",
+    },
+    "zbench.systems.in_contract.planner.InContract": {
+        **_RECEIVED_KV,
+        "multiple": "micro_batch_multiple",
+        "played": "played_candidates",
+    },
+    "zbench.systems.loongtrain.LoongTrain": {
+        **_RECEIVED_KV,
+        "degree": "head_parallel_degree",
+        "inner": "inner_ring_ranks",
+    },
+    "zbench.systems.nodewise.planner.Nodewise": {
+        "operations": "max_played_operations",
+        "chunks": "head_chunks",
+        "groups": "sequence_groups",
+        "heads": "share_heads",
+        "fewest": "fewest_nodes",
+        "front": "fill_with_beginnings",
+        "first": "place_cut_first",
+        "wide": "share_heads_across_nodes",
+        "uneven": "allow_uneven_nodes",
+        "careful": "play_least_nic_use",
+        "homes": "homes_where_lacking",
+        "pairs": "pair_backward_keys",
+        "even": "move_cuts",
+        "swap": "move_sequences",
+        "order": "list_schedule",
+        "rivals": "adopt_rivals",
+        "tries": "played_placements",
+    },
+    "zbench.systems.ring.Ring": _RECEIVED_KV,
+    "zbench.systems.static_best.planner.StaticBest": {"free": "free_model_keys"},
+    "zbench.systems.torch_cp.planner.TorchCP": _RECEIVED_KV,
+    "zbench.systems.ulysses.Ulysses": _RECEIVED_KV,
+    "zbench.systems.usp.USP": {**_RECEIVED_KV, "degree": "ulysses_degree"},
+    "zbench.systems.verl_balance.VerlBalance": {"within_limit": "enforce_pack_tokens"},
+    "zbench.systems.wlb_llm.planner.WLBLLM": {**_RECEIVED_KV, "by_work": "equal_work_packs"},
+    "zbench.systems.zeppelin.planner.Zeppelin": {
+        **_RECEIVED_KV,
+        "legs": "routed_transfers",
+        "order": "list_schedule",
+        "tolerance": "remap_tolerance",
+    },
+    "zbench.workloads.delayed.Delayed": {
+        "outliers": "outlier_lengths",
+        "hold": "released_together",
+        "window": "window_steps",
+    },
+    "zbench.workloads.mixture.Mixture": {"by": "weights_of"},
+    "zbench.workloads.shrunk.Shrunk": {"by": "divisor"},
+}

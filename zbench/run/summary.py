@@ -1,0 +1,74 @@
+"""Sentences below a run's table: where its figures come from, whether they count, and where they are kept."""
+
+from collections.abc import Sequence
+
+from zbench.describe.worlds import NOMINAL
+from zbench.record.metrics import counted
+from zbench.record.record import Run
+from zbench.record.rows import label
+from zbench.record.words import cluster_words, convention_words
+from zbench.run.cases import RunCase
+from zbench.run.parts import PRECISIONS, Parts, Settings
+from zbench.runtime.executor import LIMITS
+
+
+def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
+    """Says where the runs' figures come from, and whether they count."""
+    where = cluster_words(own.start["facts"])
+    if own.start["config"].get("planners_see") == NOMINAL:
+        where += "; planners know the nominal machine alone"
+    chosen = [
+        f"{label(run.start, 'system')}: {run.start['chosen']['words']}." for run in done if run.start.get("chosen")
+    ]
+    if parts.simulated:
+        return [f"SIMULATED on {where}. Nothing here was measured on hardware.", *chosen]
+    measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
+    systems = ", ".join(dict.fromkeys(label(run.start, "system") for run in done))
+    return [measured, *chosen, *(f"{systems}: {line}" for line in _checks(done)), *_invalid(done)]
+
+
+def run_words(own: RunCase, settings: Settings, reused: Run | None, known: Run | None) -> list[str]:
+    """Says how to read the figures of a run, and where they are."""
+    lines = [convention_words("zbench")]
+    if reused and reused.line:
+        lines.append(f"Baseline {settings.baseline} was not run again: the record has it, from line {reused.line} on.")
+    elif reused:
+        lines.append(f"Baseline {settings.baseline} was not run again: this sweep measured it, {reused.start['run']}.")
+    if known:
+        lines.append(f"{own.name} was not run again: the record has it, from line {known.line} on.")
+    return lines + file_words(settings)
+
+
+def file_words(settings: Settings) -> list[str]:
+    """Says where the record is, and the trace if there is one."""
+    traced = f"Trace of the first step: {settings.trace} (open it in ui.perfetto.dev)"
+    return [f"Record: {settings.out}", *([traced] if settings.trace else [])]
+
+
+def _invalid(done: Sequence[Run]) -> list[str]:
+    """Says which runs have steps that do not count."""
+    counts = [(label(run.start, "system"), len(run.steps) - len(counted(run.steps)), len(run.steps)) for run in done]
+    return [
+        f"INVALID: {bad} of {all_} steps of {name}, in which this machine was too busy for ranks' work or messages; "
+        "no figure above has them."
+        for name, bad, all_ in counts
+        if bad
+    ]
+
+
+def _checks(done: Sequence[Run]) -> list[str]:
+    """Says what the checks of every step found, over all runs."""
+    found = [step["checks"] for run in done for step in run.steps if step.get("checks")]
+    lines = []
+    for check, limit in LIMITS.items():
+        if worst := [checks[check] for checks in found if check in checks]:
+            lines.append(
+                f"check={check} holds: loss and every gradient within {max(worst):.2g} of the dense model's in "
+                f"{len(worst)} steps (relative, float{8 * PRECISIONS[check]}; {limit:g} is allowed)."
+            )
+    if sizes := [checks["bytes"] for checks in found if "bytes" in checks]:
+        lines.append(
+            f"check=bytes holds: every rank and NIC sent and received what the simulator charges in {len(sizes)} "
+            f"steps ({sum(sizes) / len(sizes) / 1e6:,.3f} MB a step)."
+        )
+    return lines

@@ -1,0 +1,87 @@
+"""The handler of computes: reads the operands of a formula, computes all of its parts at once, and writes results."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zbench.runtime.handlers.context import Context
+from zbench.runtime.handlers.formats import Fields, base_name, product_axes
+from zbench.runtime.handlers.functions import FUNCTIONS, merge_of
+from zbench.runtime.handlers.machine import BatchParts, is_update
+from zbench.runtime.handlers.store import Slab, Store
+from zbench.runtime.steps.instructions import Cells, Compute, Parts
+from zbench.step.formula import Formula, Reference, Term
+
+
+def compute(one: Compute, parts: BatchParts, at: Context, store: Store, layer: int) -> None:
+    """Computes a formula on a place. layer: of the instance."""
+    formula = parts.layout.formulas[one.formula]
+    if is_update(parts, one):
+        _update(one, parts, store, layer)
+        return
+    slots = dict(zip(formula.slots, one.slots, strict=True))
+    read = iter(one.reads)
+    terms = [
+        _term(term, formula, at, [_read(ref, next(read), parts, slots, (store, layer)) for ref in term.operands])
+        for term in formula.terms
+    ]
+    values = terms[0] if len(terms) == 1 else [(sum((one[0][0] for one in terms[1:]), start=terms[0][0][0]),)]
+    for ref, cells, value in zip(formula.results, one.writes, values, strict=True):
+        _write(formula, ref, cells, value, parts, slots, (store, layer))
+
+
+def _read(ref: Reference, cells: Cells, parts: BatchParts, slots: dict[str, Parts], of: tuple[Store, int]) -> Fields:
+    """Returns the fields of an operand."""
+    store, layer = of
+    found = store.read(parts.key(cells.tensor, layer + cells.layer), cells.first, cells.second)
+    if parts.slices.is_cut(cells.tensor):
+        (axis,) = ref.axes
+        return (parts.slices.read(ref.tensor, found[0], cells.first, slots[axis.slot]),)
+    return found
+
+
+def _term(term: Term, formula: Formula, at: Context, operands: list[Fields]) -> list[Fields]:
+    """Returns the fields that a term has for each result."""
+    if term.function:
+        found: Any = FUNCTIONS[term.function](at, *operands)
+        if len(formula.results) > 1:
+            return list(found)
+        return [found if isinstance(found, tuple) else (found,)]
+    plain = [fields[0] for fields in operands]
+    if len(plain) == 1:
+        return [(plain[0],)]
+    sides = ",".join(product_axes(one.tensor) for one in term.operands)
+    return [(torch.einsum(f"{sides}->{product_axes(formula.results[0].tensor)}", *plain),)]
+
+
+def _write(
+    formula: Formula, ref: Reference, cells: Cells, value: Fields, parts: BatchParts, slots: dict[str, Parts],
+    of: tuple[Store, int],
+) -> None:  # fmt: skip
+    """Writes a copy, or adds to a sum."""
+    store, layer = of
+    tensor = parts.layout.tensors[cells.tensor]
+    key = parts.key(cells.tensor, layer + cells.layer)
+    if parts.slices.is_cut(cells.tensor):
+        (axis,) = ref.axes
+        name = base_name(tensor.name)
+        value = (parts.slices.written(name, value[0], cells.first, slots[axis.slot]),)
+    slab = Slab.of(parts.formats[cells.tensor], cells.first, cells.second, value)
+    if formula.action == "=":
+        store.put(key, slab)
+    else:
+        store.add(key, slab, merge_of(tensor.name, tensor.merge))
+
+
+def _update(one: Compute, parts: BatchParts, store: Store, layer: int) -> None:
+    """Updates a parameter and its state, of what was there before."""
+    weight, state, gradient = (
+        (parts.key(cells.tensor, layer + cells.layer), cells.first, cells.second) for cells in one.reads
+    )
+    given: Tensor = store.read(*gradient)[0]
+    after = parts.machine.update(weight[0][0], store.read(*state), given)
+    old = store.read(*weight)[0]
+    for cells, fields in zip(one.writes, ((after[0].to(old.dtype),), after), strict=True):
+        key = parts.key(cells.tensor, layer + cells.layer)
+        store.put(key, Slab.of(parts.formats[cells.tensor], cells.first, cells.second, fields), over=True)

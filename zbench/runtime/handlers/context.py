@@ -1,0 +1,128 @@
+"""The context of a compute, what its formula takes besides operands: positions, words and heads of its parts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zbench.describe.arrays import Ints
+from zbench.describe.model import Model
+from zbench.runtime.kernels.elementwise import wide
+from zbench.runtime.kernels.kernels import Kernel
+from zbench.runtime.kernels.memory import DTYPES, KvHeads
+from zbench.runtime.steps.instructions import Parts
+from zbench.runtime.steps.tokens import TokenParts
+from zbench.runtime.training.transformer import rope
+from zbench.step.layout import StepLayout
+
+
+@dataclass(frozen=True)
+class TokenWords:
+    """The words of a micro-batch: token ids and targets of every token, by the sequence's number in the batch."""
+
+    tokens: Mapping[int, Ints]
+    targets: Mapping[int, Ints]
+
+    def of(self, sequence: Ints, position: Ints) -> tuple[Ints, Ints]:
+        """Returns (tokens, targets) at positions of sequences."""
+        rows = list(zip(sequence.tolist(), position.tolist(), strict=True))
+        return tuple(  # type: ignore[return-value]
+            np.array([whole[one][at] for one, at in rows], np.int64) for whole in (self.tokens, self.targets)
+        )
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """An attend's rows for a kernel. q_rows, kv_rows: rows of the lists that its segments have, None: all of them, as
+    they lie. cuts: as the kernel takes segments; None: no query sees a key."""
+
+    q_rows: Tensor | None
+    kv_rows: Tensor | None
+    cuts: Any
+
+
+@dataclass(frozen=True)
+class Context:
+    """The context of a compute.
+
+    turns: cosine and sine of the positions of t, [T, D / 2] each. tokens, targets: int64 [T], as words of the slot v:
+    their number in it, -1 of others. num_words: of the slot v. heads: kv heads of the slots h and g. cuts: of an
+    attend. kernel: the attention kernel.
+    """
+
+    turns: tuple[Tensor, Tensor]
+    tokens: Tensor
+    targets: Tensor
+    num_words: int
+    heads: KvHeads
+    cuts: Cuts | None
+    kernel: Kernel
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """Makes contexts for the computes of a micro-batch."""
+
+    layout: StepLayout
+    model: Model
+    tokens: TokenParts
+    words: TokenWords
+    kernel: Kernel
+    device: torch.device
+
+    def of(self, slots: Mapping[str, Parts]) -> Context:
+        """Returns the context of a compute. slots: the parts of each slot."""
+        sequence, position = self.tokens.rows(slots.get("t", ()))
+        tokens, targets = self.words.of(sequence, position)
+        dtype = wide(DTYPES[self.model.element_bytes])
+        turns = rope(torch.from_numpy(position).to(self.device), self.model.head_dim)
+        words = self._numbers("v", slots.get("v", ()))
+        place = np.full(self.model.vocab, -1, np.int64)
+        place[words] = np.arange(len(words))
+        heads = self._heads(slots.get("h", ()))
+        cuts = self._cuts(slots["t"], slots["s"]) if "s" in slots else None
+        return Context(
+            (turns[0].to(dtype), turns[1].to(dtype)), self._tensor(place[tokens]), self._tensor(place[targets]),
+            len(words), heads, cuts, self.kernel,
+        )  # fmt: skip
+
+    def _tensor(self, array: Ints) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def _numbers(self, index: str, parts: Parts) -> Ints:
+        """Returns the heads or words that parts of an index have."""
+        none = [np.zeros(0, np.int64)]
+        if not parts:
+            return none[0]
+        ends = np.cumsum(self.layout.index[index].sizes)
+        return np.concatenate(
+            none + [np.arange(ends[at] - self.layout.index[index].sizes[at], ends[at]) for at in parts]
+        )
+
+    def _heads(self, parts: Parts) -> KvHeads:
+        """Returns which kv head each query head reads, among the kv heads of the parts that the map g(h) names."""
+        if not parts:
+            return KvHeads(None, 0)
+        group = self.model.num_heads // self.model.num_kv_heads
+        part = next(one.part for one in self.layout.maps if (one.coarse, one.fine) == ("g", "h"))
+        kv_heads = self._numbers("g", tuple(np.unique(part[list(parts)]).tolist()))
+        reads = np.searchsorted(kv_heads, self._numbers("h", parts) // group)
+        each = len(reads) // max(1, len(kv_heads))
+        if each * len(kv_heads) == len(reads) and (reads == np.arange(len(reads)) // max(1, each)).all():
+            return KvHeads(None, len(kv_heads))
+        return KvHeads(self._tensor(reads), len(kv_heads))
+
+    def _cuts(self, queries: Parts, keys: Parts) -> Cuts:
+        (found,) = self.tokens.segments([(queries, keys)])
+        if not len(found.queries):
+            return Cuts(None, None, None)
+        cuts = self.kernel.cut(found.queries, found.before, found.diagonal, found.left)
+        counts = [int(self.tokens.sizes[list(parts)].sum()) for parts in (queries, keys)]
+        rows = [
+            None if len(one) == count and (one == np.arange(count)).all() else self._tensor(one)
+            for one, count in zip((found.q_rows, found.kv_rows), counts, strict=True)
+        ]
+        return Cuts(rows[0], rows[1], cuts)

@@ -1,0 +1,124 @@
+"""Formats of a dense layer's tensors in memory: the axes of their fields, and the bytes of a message of theirs.
+
+Axes: t tokens, h heads, g kv heads, d their dimension, f columns of the feed-forward, v words, c hidden, k two (keys
+and values; gate and up). A parameter is cut into slices of tensor parallelism (j) and flat shards of these (z); whole,
+it has the axes that WHOLE says, of which a slice is cut along the one that formulas name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+
+from zbench.describe.arrays import Ints
+from zbench.describe.model import Model
+from zbench.runtime.kernels.elementwise import wide
+from zbench.runtime.kernels.memory import DTYPES, bytes_of
+from zbench.runtime.steps.instructions import Parts
+from zbench.step.layout import StepLayout
+
+WHOLE: Mapping[str, str] = {
+    "wq": "hdc", "wkv": "gkdc", "wo": "hdc", "wz": "kfc", "wd": "fc", "we": "vc", "wh": "vc", "g1": "c", "g2": "c",
+    "gl": "c",
+}  # fmt: skip
+# Fields of tensors of tokens; a capital first: in the dtype of log-sum-exps. Others are hidden activations.
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "q": ("thd",), "do": ("thd",), "o": ("thd", "Lth"), "kv": ("tkgd",), "e": ("Lth", "Lth"), "z": ("tkf",),
+    "u": ("tf",), "l": ("Lt", "Lt"), "loss": ("L",),
+}  # fmt: skip
+Fields = tuple[Tensor, ...]
+
+
+def base_name(tensor: str) -> str:
+    """Returns the name of what a tensor is made again of, or the gradient of, where it lies in memory like that."""
+    name = tensor.rstrip("~")
+    if name in _FIELDS or name in WHOLE:
+        return name
+    return name[1:] if name[:1] in ("d", "s") and (name[1:] in _FIELDS or name[1:] in WHOLE) else name
+
+
+def product_axes(tensor: str) -> str:
+    """Returns the axes that a tensor has in a product: of o its first field's, and a parameter's whole."""
+    name = base_name(tensor)
+    return WHOLE.get(name) or _FIELDS.get(name, ("tc",))[0]
+
+
+@dataclass(frozen=True)
+class Format:
+    """The format of a tensor. fields: the axes of each field and its dtype. where: of both axes that it is cut
+    along the letter in `fields`, "" where it has none. sizes: of every part along both. dims: sizes of other axes."""
+
+    fields: tuple[tuple[str, torch.dtype], ...]
+    where: tuple[str, str]
+    sizes: tuple[Ints, Ints]
+    dims: Mapping[str, int]
+
+    def shape(self, field: int, first: Parts, second: Parts) -> tuple[int, ...]:
+        """Returns the shape of a field for the cells of two lists."""
+        cut = {}
+        for letter, sizes, parts in zip(self.where, self.sizes, (first, second), strict=True):
+            if letter:
+                cut[letter] = int(sizes[list(parts)].sum())
+        return tuple(cut.get(letter, self.dims.get(letter, 1)) for letter in self.fields[field][0])
+
+    def num_bytes(self, first: Parts, second: Parts) -> int:
+        """Returns the bytes of a message with the cells of two lists."""
+        return sum(prod(self.shape(at, first, second)) * one[1].itemsize for at, one in enumerate(self.fields))
+
+    def axis(self, field: int, which: int) -> int:
+        """Returns where an axis that the tensor is cut along is in a field, -1 where it has none."""
+        letter = self.where[which]
+        return self.fields[field][0].index(letter) if letter else -1
+
+    def packed(self, fields: Fields) -> Tensor:
+        """Returns fields as the bytes of a message, one field after another; as they lie where there is one."""
+        rows = [bytes_of(one.contiguous()) for one in fields]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    def unpacked(self, message: Tensor, first: Parts, second: Parts) -> Fields:
+        """Returns the fields of a message, as views."""
+        found, at = [], 0
+        for field, (_, dtype) in enumerate(self.fields):
+            shape = self.shape(field, first, second)
+            size = prod(shape) * dtype.itemsize
+            found.append(message[at : at + size].view(dtype).view(shape))
+            at += size
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Formats:
+    """The formats of a layout's tensors."""
+
+    layout: StepLayout
+    model: Model
+
+    @cached_property
+    def all(self) -> tuple[Format, ...]:
+        """The formats, by the tensors' numbers."""
+        return tuple(self._format(at) for at in range(len(self.layout.tensors)))
+
+    def _format(self, number: int) -> Format:
+        tensor, name = self.layout.tensors[number], base_name(self.layout.tensors[number].name)
+        element, lse = DTYPES[self.model.element_bytes], DTYPES[self.model.lse_bytes]
+        sizes = [self.layout.index[axis].sizes for axis in tensor.axes]
+        letters = [axis[0] for axis in tensor.axes]
+        if name in WHOLE:
+            state = tensor.name == f"s{name}"
+            dtype = wide(element) if state or tensor.name == f"d{name}" else element
+            own = ("".join(letters) or WHOLE[name], dtype)
+            fields: tuple[tuple[str, torch.dtype], ...] = (own, own) if state else (own,)
+        else:
+            fields = tuple(
+                (axes.removeprefix("L"), lse if axes.startswith("L") else element)
+                for axes in _FIELDS.get(name, ("tc",))
+            )
+        where = [*letters, "", ""][:2]
+        none = torch.ones(1, dtype=torch.int64).numpy()
+        return Format(
+            fields, (where[0], where[1]), ((*sizes, none, none)[0], (*sizes, none, none)[1]),
+            {"c": self.model.hidden, "d": self.model.head_dim, "k": 2},
+        )  # fmt: skip

@@ -1,0 +1,92 @@
+"""The parts of a process that runs steps: the formats, parameters and contexts that handlers need, and its messages."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from zbench.describe.model import Model
+from zbench.runtime.handlers.context import Context, Contexts, TokenWords
+from zbench.runtime.handlers.formats import Format, Formats
+from zbench.runtime.handlers.functions import FUNCTIONS
+from zbench.runtime.handlers.messages import StepMessages
+from zbench.runtime.handlers.optimizer import Update
+from zbench.runtime.handlers.parameters import ParameterSlices
+from zbench.runtime.handlers.store import Key
+from zbench.runtime.kernels.kernels import Kernel
+from zbench.runtime.steps.instructions import Compute
+from zbench.runtime.steps.tokens import TokenParts
+from zbench.step.layout import StepLayout
+
+UPDATE = "adam"  # the function of an update, which the machine's optimizer does
+
+
+@dataclass(frozen=True)
+class StepMachine:
+    """The parts of a process that runs steps."""
+
+    model: Model
+    device: torch.device
+    kernel: Kernel
+    messages: StepMessages
+    update: Update
+
+
+@dataclass(frozen=True)
+class BatchParts:
+    """A layout for a process: what handlers need to know of a micro-batch. number: of the layout."""
+
+    number: int
+    layout: StepLayout
+    machine: StepMachine
+    tokens: TokenParts
+    words: TokenWords
+
+    def __post_init__(self) -> None:
+        sizes = self.layout.index["t"].sizes
+        if self.tokens.sizes.tolist() != sizes.tolist():
+            raise ValueError(
+                f"the tokens of micro-batch {self.number} are in parts of {self.tokens.sizes.tolist()}; the step has "
+                f"parts of {sizes.tolist()}"
+            )
+        known = {*FUNCTIONS, UPDATE, ""}
+        for formula in self.layout.formulas:
+            for term in formula.terms:
+                if term.function not in known:
+                    raise ValueError(
+                        f"formula {formula} has function {term.function}; those that run are {', '.join(FUNCTIONS)}"
+                    )
+
+    @cached_property
+    def formats(self) -> tuple[Format, ...]:
+        """The formats of the tensors."""
+        return Formats(self.layout, self.machine.model).all
+
+    @cached_property
+    def slices(self) -> ParameterSlices:
+        """The parameters' slices and shards."""
+        model = self.machine.model
+        dims = {
+            "c": model.hidden, "d": model.head_dim, "k": 2, "h": model.num_heads, "g": model.num_kv_heads,
+            "f": model.ffn_hidden, "v": model.vocab,
+        }  # fmt: skip
+        return ParameterSlices(self.layout, dims)
+
+    def key(self, tensor: int, layer: int) -> Key:
+        """Returns the key of a tensor in stores. layer: of the tensor itself, offsets counted."""
+        one = self.layout.tensors[tensor]
+        of_batch = self.number if self.layout.of_batch(tensor) else -1
+        return one.name, 0 if one.layers == "none" else layer, of_batch
+
+    def context(self, one: Compute) -> Context:
+        """Returns the context of a compute."""
+        formula = self.layout.formulas[one.formula]
+        contexts = Contexts(
+            self.layout, self.machine.model, self.tokens, self.words, self.machine.kernel, self.machine.device
+        )
+        return contexts.of(dict(zip(formula.slots, one.slots, strict=True)))
+
+
+def is_update(parts: BatchParts, one: Compute) -> bool:
+    """Returns whether a compute is an update by the optimizer."""
+    return parts.layout.formulas[one.formula].terms[0].function == UPDATE

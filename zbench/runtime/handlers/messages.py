@@ -1,0 +1,174 @@
+"""Messages of a step between processes, counted where they are posted, by the queue of their operation.
+
+Over gloo receives are posted ahead, each with the number of its message between two processes as its name, and sends
+are waited for an instance later. Over NCCL, where messages have no names and are matched in the order they were posted
+in, those of one operation are one batch, posted in the order of the step, which is the same on all processes; no GPU
+has run this.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zbench.runtime.transport.transport import Endpoint
+from zbench.step.operations import QUEUES
+
+AHEAD = 8  # receives posted beyond the operation under way, as zbench.runtime.transport.gloo has them
+KEPT = 2  # instances after which what was sent is waited for
+NAMES = 1 << 20  # of messages between two processes, then from the start again
+Works = deque[list[tuple[Any, Tensor | None]]]  # by instance: what to wait for, and what it carries
+
+
+@dataclass
+class Arrival:
+    """A message that is under way to this process."""
+
+    data: Tensor
+    works: list[Any]
+
+    def wait(self) -> Tensor:
+        """Returns the message's bytes once they are there."""
+        for work in self.works:
+            work.wait()
+        self.works = []
+        return self.data
+
+
+class StepMessages(Protocol):
+    """The messages of a process. ahead: how many receives may be posted before their operation is reached."""
+
+    ahead: int
+
+    def receive(self, queue: int, size: int, peer: int) -> Arrival:
+        """Posts the receive of a message of `size` bytes."""
+
+    def send(self, queue: int, data: Tensor, peer: int) -> None:
+        """Posts the send of a message, whose bytes stay as they are until it is waited for."""
+
+    def copied(self, queue: int, size: int) -> None:
+        """Counts a copy between two places of this process, as to host memory: sent and received."""
+
+    def posted(self) -> None:
+        """Says that all messages of an operation were given."""
+
+    def turn(self) -> None:
+        """Says that an instance of a template has ended."""
+
+    def settle(self) -> None:
+        """Returns when all that was sent has left."""
+
+
+@dataclass
+class GlooMessages:
+    """Messages over gloo. ends: the process's end for every queue, each with its own count. device: where they are."""
+
+    ends: Sequence[Endpoint]
+    device: torch.device
+    ahead: int = AHEAD
+    _sent: Counter[int] = field(default_factory=Counter)
+    _received: Counter[int] = field(default_factory=Counter)
+    _works: Works = field(default_factory=lambda: deque([[]]))
+
+    def receive(self, queue: int, size: int, peer: int) -> Arrival:
+        data = torch.empty(size, dtype=torch.uint8, device=self.device)
+        name = self._received[peer] % NAMES
+        self._received[peer] += 1
+        return Arrival(data, [self.ends[queue].receive(data, peer, name)])
+
+    def send(self, queue: int, data: Tensor, peer: int) -> None:
+        name = self._sent[peer] % NAMES
+        self._sent[peer] += 1
+        self._works[-1].append((self.ends[queue].send(data, peer, name), data))
+
+    def copied(self, queue: int, size: int) -> None:
+        _copied(self.ends[queue], size)
+
+    def posted(self) -> None:
+        """Does nothing: messages are under way."""
+
+    def turn(self) -> None:
+        _turned(self._works)
+
+    def settle(self) -> None:
+        _settled(self._works)
+
+
+@dataclass
+class BatchedStepMessages:
+    """Messages in batches of an operation each, as NCCL takes them. device: where messages are."""
+
+    ends: Sequence[Endpoint]
+    device: torch.device
+    ahead: int = 0
+    _batch: list[dist.P2POp] = field(default_factory=list)
+    _arrivals: dict[int, Arrival] = field(default_factory=dict)  # by their place in the batch
+    _works: Works = field(default_factory=lambda: deque([[]]))
+
+    def receive(self, queue: int, size: int, peer: int) -> Arrival:
+        found = Arrival(torch.empty(size, dtype=torch.uint8, device=self.device), [])
+        end = self.ends[queue]
+        end.traffic.received(end.peers[peer], size)
+        self._arrivals[len(self._batch)] = found
+        self._batch.append(dist.P2POp(dist.irecv, found.data, group=end.group, group_peer=peer))
+        return found
+
+    def send(self, queue: int, data: Tensor, peer: int) -> None:
+        end = self.ends[queue]
+        end.traffic.sent(end.peers[peer], data.numel())
+        self._batch.append(dist.P2POp(dist.isend, data, group=end.group, group_peer=peer))
+
+    def copied(self, queue: int, size: int) -> None:
+        _copied(self.ends[queue], size)
+
+    def posted(self) -> None:
+        if self._batch:
+            works = dist.batch_isend_irecv(self._batch)
+            alone = len(works) == len(self._batch)  # over gloo, where a message may be waited for once only
+            for at, one in enumerate(self._batch):
+                mine, arrival = [works[at]] if alone else list(works), self._arrivals.get(at)
+                if arrival is None:
+                    self._works[-1] += [(work, one.tensor) for work in mine]
+                else:
+                    arrival.works = mine
+        self._batch, self._arrivals = [], {}
+
+    def turn(self) -> None:
+        _turned(self._works)
+
+    def settle(self) -> None:
+        _settled(self._works)
+
+
+def _copied(end: Endpoint, size: int) -> None:
+    end.traffic.sent(False, size)
+    end.traffic.received(False, size)
+
+
+def _turned(works: Works) -> None:
+    """Begins a list of messages for another instance, and waits for those of earlier ones."""
+    works.append([])
+    while len(works) > KEPT:
+        for work, _ in works.popleft():
+            work.wait()
+
+
+def _settled(works: Works) -> None:
+    while works:
+        for work, _ in works.popleft():
+            work.wait()
+    works.append([])
+
+
+def bytes_by_queue(ends: Sequence[Endpoint]) -> dict[str, tuple[int, int]]:
+    """Returns (bytes sent, bytes received) by queue, of the queues that had messages."""
+    found = {}
+    for name, end in zip(QUEUES, ends, strict=True):
+        sent, received = (end.traffic.inside_tx + end.traffic.across_tx, end.traffic.inside_rx + end.traffic.across_rx)
+        if sent or received:
+            found[name] = (sent, received)
+    return found

@@ -1,0 +1,39 @@
+"""The optimizer of a step: AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101), on whatever cells a place updates."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from zbench.runtime.handlers.formats import WHOLE, Fields
+from zbench.runtime.job.job import AdamW
+
+
+class Update(Protocol):
+    """An update of a parameter's cells."""
+
+    def __call__(self, name: str, state: Fields, gradient: Tensor) -> Fields:
+        """Returns the state after the update, of which the first field is the parameter in the wide dtype.
+
+        state: of the parameter, before it. gradient: of the sum of all tokens' losses.
+        """
+
+
+@dataclass(frozen=True)
+class AdamWUpdate:
+    """The update number `count`, from 1, with the settings `of`. num_tokens: of the batch, whose mean loss is
+    minimised. State is the parameter in the wide dtype and its two moments."""
+
+    of: AdamW
+    count: int
+    num_tokens: int
+
+    def __call__(self, name: str, state: Fields, gradient: Tensor) -> Fields:
+        weight, first, second = state
+        of, mean = self.of, gradient.to(weight.dtype) / self.num_tokens
+        first = first.lerp(mean, 1 - of.beta1)
+        second = (second * of.beta2).addcmul_(mean, mean, value=1 - of.beta2)
+        size = (second.sqrt() / (1 - of.beta2**self.count) ** 0.5).add_(of.epsilon)
+        decay = of.weight_decay if len(WHOLE[name]) > 1 else 0.0  # only matrices decay, as the setting says
+        rate = of.lr / (1 - of.beta1**self.count)
+        return (weight * (1 - of.lr * decay)).addcdiv_(first, size, value=-rate), first, second

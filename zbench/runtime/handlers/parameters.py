@@ -1,0 +1,100 @@
+"""Whole parameters and their cells: a slice of tensor parallelism lies flat, cut into shards where the step says."""
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from zbench.runtime.handlers.formats import WHOLE, base_name
+from zbench.runtime.steps.instructions import Parts
+from zbench.step.layout import StepLayout
+
+
+@dataclass(frozen=True)
+class ParameterSlices:
+    """The slices and shards of a layout's parameters. dims: sizes of the axes of zbench.runtime.handlers.formats."""
+
+    layout: StepLayout
+    dims: dict[str, int]
+
+    def is_cut(self, tensor: int) -> bool:
+        """Returns whether a tensor is a parameter, its gradient or its state in slices and shards.
+
+        Raises:
+            ValueError: it is cut another way than in slices j and their shards.
+        """
+        one = self.layout.tensors[tensor]
+        name = base_name(one.name)
+        if name not in WHOLE or not one.axes:
+            return False
+        if one.axes != ("j", f"z{name}"):
+            cut = ", ".join(one.axes)
+            raise ValueError(
+                f"tensor {one.name} is cut along {cut}; parameters that run take slices j and shards z{name}"
+            )
+        return True
+
+    def axis(self, name: str) -> tuple[int, str]:
+        """Returns the axis of a whole parameter that slices are cut along, and its letter."""
+        letter = next(one for one in WHOLE[name] if one in "hgfv")
+        return WHOLE[name].index(letter), letter
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of a slice."""
+        degree = len(self.layout.index["j"])
+        letter = self.axis(name)[1]
+        return tuple(self.dims[one] // (degree if one == letter else 1) for one in WHOLE[name])
+
+    def cells(self, name: str, whole: Tensor, first: Parts, second: Parts) -> Tensor:
+        """Returns the shards of slices of a whole parameter, [slices, elements]; of one that is not cut, itself."""
+        if not self.layout.tensors[self.layout.number[name]].axes:
+            return whole
+        axis, size = self.axis(name)[0], self.shape(name)
+        rows = [whole.narrow(axis, share * size[axis], size[axis]).reshape(-1) for share in first]
+        return torch.stack([self._shards(name, row, second) for row in rows])
+
+    def _shards(self, name: str, flat: Tensor, shards: Parts) -> Tensor:
+        sizes = self.layout.index[f"z{name}"].sizes.tolist()
+        if len(shards) == len(sizes):
+            return flat
+        split = flat.split(sizes)
+        return torch.cat([split[shard] for shard in shards])
+
+    def sides(self, name: str, slices: Parts, parts: Parts) -> list[tuple[int, int, int]]:
+        """Lists, for parts of the formula's index, (place of the slice among `slices`, first, last) along the axis
+        inside the slice; neighbours are one."""
+        axis, letter = self.axis(name)
+        size, sizes = self.shape(name)[axis], self.layout.index[letter].sizes
+        found: list[tuple[int, int, int]] = []
+        for part in parts:
+            end = int(sizes[: part + 1].sum())
+            begin = end - int(sizes[part])
+            place = slices.index(begin // size)
+            one = (place, begin % size, begin % size + end - begin)
+            if found and found[-1][0] == place and found[-1][2] == one[1]:
+                found[-1] = (place, found[-1][1], one[2])
+            else:
+                found.append(one)
+        return found
+
+    def read(self, name: str, flat: Tensor, slices: Parts, parts: Parts) -> Tensor:
+        """Returns parts of a parameter as formulas take them. flat: [slices, elements]; a view where they lie so."""
+        axis, shape = self.axis(name)[0], self.shape(name)
+        pieces = [
+            flat[place].view(shape).narrow(axis, begin, end - begin)
+            for place, begin, end in self.sides(name, slices, parts)
+        ]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, axis)
+
+    def written(self, name: str, value: Tensor, slices: Parts, parts: Parts) -> Tensor:
+        """Returns contributions to parts of a gradient as [slices, elements], with zeros in the rest of a slice."""
+        axis, shape = self.axis(name)[0], self.shape(name)
+        if len(slices) == 1 and value.shape == torch.Size(shape):
+            return value.reshape(1, -1)
+        found = value.new_zeros(len(slices), prod(shape))
+        at = 0
+        for place, begin, end in self.sides(name, slices, parts):
+            found[place].view(shape).narrow(axis, begin, end - begin).copy_(value.narrow(axis, at, end - begin))
+            at += end - begin
+        return found

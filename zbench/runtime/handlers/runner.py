@@ -1,0 +1,113 @@
+"""Runs a step on one process: its instructions in their one order, template after template, layer after layer.
+
+Receives are posted ahead, and what arrives is waited for where it is read, so that links work while a process computes.
+The order is the proven one on every process, so the earliest message that is not there can always go on.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from zbench.runtime.handlers.ahead import PostedAhead
+from zbench.runtime.handlers.computing import compute
+from zbench.runtime.handlers.formats import Fields, Format
+from zbench.runtime.handlers.functions import merge_of
+from zbench.runtime.handlers.machine import BatchParts, StepMachine
+from zbench.runtime.handlers.messages import Arrival
+from zbench.runtime.handlers.prepared import PreparedStep, items_of
+from zbench.runtime.handlers.store import Slab, Store
+from zbench.runtime.processes.board import Board
+from zbench.runtime.steps.instructions import Cells, Compute, Exchange, Forget, Parcel
+from zbench.step.tensor import NATURES, STATE
+
+
+@dataclass
+class StepRunner:
+    """A process that runs steps. stores: what each place that it holds has, which stays from step to step."""
+
+    machine: StepMachine
+    board: Board
+    stores: dict[int, Store] = field(default_factory=dict)
+
+    def begin(self, prepared: PreparedStep, weights: Mapping[str, Tensor]) -> None:
+        """Puts parameters and optimizer state where a step begins with them. weights: by name, whole; of layers one
+        after another, [layers, ...]."""
+        self.stores = {place: Store() for place in prepared.places}
+        parts = prepared.batches[0]
+        for tensor, places, first, second in items_of(prepared, prepared.step.begins):
+            one, of = parts.layout.tensors[tensor], parts.formats[tensor]
+            name = one.name.removeprefix("s")
+            for layer in range(prepared.step.num_layers) if one.layers == "layer" else (0,):
+                whole = weights[name][layer] if one.layers == "layer" else weights[name]
+                value = parts.slices.cells(name, whole, first, second).to(of.fields[0][1])
+                fields = (value, value * 0, value * 0) if len(of.fields) > 1 else (value,)
+                slab = Slab.of(of, first, second, fields)
+                for place in places:
+                    self.stores[place].put(parts.key(tensor, layer), slab)
+
+    def run(self, prepared: PreparedStep) -> None:
+        """Runs a step. Collective: every process of its GPUs has to come here."""
+        ahead = PostedAhead(self.machine.messages, prepared)
+        for program, one, layer in prepared.schedule():
+            parts = prepared.batches[program.layout]
+            if one is None:
+                self.machine.messages.turn()
+            elif isinstance(one, Compute):
+                self.board.say(f"{program.name}, layer {layer}, {parts.layout.labels[one.formula]}")
+                compute(one, parts, prepared.context(parts, one), self.stores[one.place], layer)
+            elif isinstance(one, Forget):
+                self.stores[one.place].forget(parts.key(one.tensor, layer + one.layer), one.cells)
+            else:
+                self._exchange(one, parts, layer, ahead.arrivals())
+        for store in self.stores.values():
+            store.settle()
+        self.board.wait()
+        self.machine.messages.settle()
+        self.board.resume()
+
+    def _exchange(self, one: Exchange, parts: BatchParts, layer: int, arrivals: list[Arrival]) -> None:
+        """Does a transfer or a collective."""
+        for parcel in one.sends:
+            of = parts.formats[parcel.cells.tensor]
+            self.machine.messages.send(one.queue, of.packed(self._leaving(one, parcel, parts, layer)), parcel.peer)
+        self.machine.messages.posted()
+        for parcel, arrival in zip(one.receives, arrivals, strict=True):
+            of, cells = parts.formats[parcel.cells.tensor], parcel.cells
+            slab = Slab(of, cells.first, cells.second, _Unpacked(self.board, of, cells, arrival))
+            self._arrive(one, parcel, parts, layer, slab)
+        for parcel in one.copies:
+            of, cells = parts.formats[parcel.cells.tensor], parcel.cells
+            fields = tuple(field.clone() for field in self._leaving(one, parcel, parts, layer))
+            self._arrive(one, parcel, parts, layer, Slab.of(of, cells.first, cells.second, fields))
+            self.machine.messages.copied(one.queue, of.num_bytes(cells.first, cells.second))
+
+    def _leaving(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int) -> tuple[Tensor, ...]:
+        """Returns what leaves a place: contributions are taken, others copied."""
+        store, cells = self.stores[parcel.src], parcel.cells
+        get = store.take if one.takes else store.read
+        return get(parts.key(cells.tensor, layer + cells.layer), cells.first, cells.second)
+
+    def _arrive(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int, slab: Slab) -> None:
+        tensor = parts.layout.tensors[parcel.cells.tensor]
+        key, store = parts.key(parcel.cells.tensor, layer + parcel.cells.layer), self.stores[parcel.dst]
+        if one.takes:
+            store.add(key, slab, merge_of(tensor.name, tensor.merge))
+        else:
+            store.put(key, slab, over=NATURES.index(tensor.nature) == STATE)
+
+
+@dataclass
+class _Unpacked:
+    """The fields of a message, once it has arrived."""
+
+    board: Board
+    format: Format
+    cells: Cells
+    arrival: Arrival
+
+    def __call__(self) -> Fields:
+        self.board.wait()
+        message = self.arrival.wait()
+        self.board.resume()
+        return self.format.unpacked(message, self.cells.first, self.cells.second)

@@ -1,0 +1,177 @@
+"""The store of a place: cells of tensors, many of which lie in one piece of memory.
+
+A slab is what an operation made or a message brought: the cells of two lists of parts in one piece. Whoever reads just
+these cells reads the slab as it lies; other cells are put together. Values never change where they lie, as messages may
+still be reading them; a sum that something is added to is another slab. What arrives, and what is added, is waited for
+and joined when it is read.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from zbench.runtime.handlers.formats import Fields, Format
+from zbench.runtime.steps.instructions import Cell, Parts
+
+Key = tuple[str, int, int]  # a tensor's name, the layer (0: of none), the micro-batch (-1: of none)
+Merge = Callable[[Fields, Fields], Fields]
+
+
+class Lacking(RuntimeError):
+    """A place lacks a cell that an instruction uses, or has one already that it makes; a proven step has no such."""
+
+
+class Slab:
+    """Cells in one piece. make: gives the fields when they are first read."""
+
+    __slots__ = ("_joins", "_make", "first", "format", "second")
+
+    def __init__(self, of: Format, first: Parts, second: Parts, make: Callable[[], Fields]) -> None:
+        self.format, self.first, self.second, self._make = of, first, second, make
+        self._joins: list[tuple[Slab, Merge]] = []
+
+    @staticmethod
+    def of(given: Format, first: Parts, second: Parts, fields: Fields) -> "Slab":
+        """Returns a slab of fields that are there."""
+        return Slab(given, first, second, lambda: fields)
+
+    def join(self, other: "Slab", merge: Merge) -> None:
+        """Joins contributions to a sum, of the same cells, when it is read."""
+        self._joins.append((other, merge))
+
+    @property
+    def fields(self) -> Fields:
+        """The fields, complete."""
+        found = self._make()
+        for other, merge in self._joins:
+            found = merge(found, other.fields)
+        self._joins = []
+        self._make = lambda: found
+        return found
+
+    def settle(self) -> None:
+        """Waits for what is on its way here: a message whose memory is gone before it arrives is never received."""
+        _ = self.fields
+
+    def part(self, cells: tuple[Parts, Parts]) -> Fields | None:
+        """Returns the fields of some cells as views; None where they do not lie together."""
+        views = self.fields
+        for which, (mine, wanted) in enumerate(zip((self.first, self.second), cells, strict=True)):
+            if mine == wanted:
+                continue
+            at = mine.index(wanted[0])
+            if mine[at : at + len(wanted)] != wanted:
+                return None
+            sizes = self.format.sizes[which]
+            begin, length = int(sizes[list(mine[:at])].sum()), int(sizes[list(wanted)].sum())
+            views = tuple(
+                view.narrow(self.format.axis(field, which), begin, length) for field, view in enumerate(views)
+            )
+        return views
+
+
+class Store:
+    """The cells on a place."""
+
+    def __init__(self) -> None:
+        self.held: dict[Key, dict[Cell, Slab]] = {}
+
+    def _slab(self, key: Key, cell: Cell) -> Slab:
+        found = self.held.get(key, {}).get(cell)
+        if found is None:
+            raise Lacking(f"{key[0]} {cell} of layer {key[1]} is not there")
+        return found
+
+    def read(self, key: Key, first: Parts, second: Parts) -> Fields:
+        """Returns the fields of the cells of two lists, in one piece."""
+        slab = self._slab(key, (first[0], second[0]))
+        slabs = [self._slab(key, (a, b)) for a in first for b in second]
+        if all(one is slab for one in slabs):
+            found = slab.part((first, second))
+            if found is not None:
+                return found
+        return self._assembled(slab.format, slabs, first, second)
+
+    def _assembled(self, of: Format, slabs: Sequence[Slab], first: Parts, second: Parts) -> Fields:
+        """Puts cells together: along the second axis, then along the first."""
+        width, rows = len(second), []
+        for row, a in enumerate(first):
+            pieces, at = [], 0
+            while at < width:  # what lies together in a slab is one piece
+                slab, to = slabs[row * width + at], at + 1
+                while to < width and slabs[row * width + to] is slab and slab.part(((a,), second[at : to + 1])):
+                    to += 1
+                found = slab.part(((a,), second[at:to]))
+                assert found is not None, "a cell lies together"
+                pieces.append(found)
+                at = to
+            rows.append([_joined(of, field, 1, [one[field] for one in pieces]) for field in range(len(of.fields))])
+        return tuple(_joined(of, field, 0, [row[field] for row in rows]) for field in range(len(of.fields)))
+
+    def put(self, key: Key, slab: Slab, over: bool = False) -> None:
+        """Puts cells. over: whether they may be there already, as state is."""
+        held = self.held.setdefault(key, {})
+        for cell in ((a, b) for a in slab.first for b in slab.second):
+            if cell in held:
+                if not over:
+                    raise Lacking(f"{key[0]} {cell} of layer {key[1]} is there already")
+                held[cell].settle()
+            held[cell] = slab
+
+    def add(self, key: Key, slab: Slab, merge: Merge) -> None:
+        """Adds contributions to the cells of a sum."""
+        held = self.held.setdefault(key, {})
+        cells = [(a, b) for a in slab.first for b in slab.second]
+        there = {id(held[cell]) for cell in cells if cell in held}
+        one = held.get(cells[0])
+        if not there:
+            self.put(key, slab)
+        elif len(there) == 1 and one is not None and (one.first, one.second) == (slab.first, slab.second):
+            if all(cell in held for cell in cells):
+                one.join(slab, merge)
+                return
+            self._add_each(key, slab, cells, merge)
+        else:
+            self._add_each(key, slab, cells, merge)
+
+    def _add_each(self, key: Key, slab: Slab, cells: Sequence[Cell], merge: Merge) -> None:
+        held = self.held[key]
+        for a, b in cells:
+            mine = Slab(slab.format, (a,), (b,), lambda a=a, b=b: _of(slab, a, b))  # type: ignore[misc]
+            before = held.get((a, b))
+            if before is None:
+                held[a, b] = mine
+                continue
+            own = Slab(slab.format, (a,), (b,), lambda one=before, a=a, b=b: _of(one, a, b))  # type: ignore[misc]
+            own.join(mine, merge)
+            held[a, b] = own
+
+    def take(self, key: Key, first: Parts, second: Parts) -> Fields:
+        """Returns the fields of cells that leave the place."""
+        found = self.read(key, first, second)
+        self.forget(key, [(a, b) for a in first for b in second])
+        return found
+
+    def forget(self, key: Key, cells: Sequence[Cell]) -> None:
+        """Lets cells go."""
+        for cell in cells:
+            self._slab(key, cell).settle()
+            del self.held[key][cell]
+        if not self.held[key]:
+            del self.held[key]
+
+    def settle(self) -> None:
+        """Waits for all that is on its way here."""
+        for held in self.held.values():
+            for slab in held.values():
+                slab.settle()
+
+
+def _of(slab: Slab, a: int, b: int) -> Fields:
+    found = slab.part(((a,), (b,)))
+    assert found is not None, "a cell lies together"
+    return found
+
+
+def _joined(of: Format, field: int, which: int, pieces: list[torch.Tensor]) -> torch.Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, of.axis(field, which))

@@ -1,0 +1,167 @@
+"""Makes one process's instructions of a step's templates. Pure.
+
+Every process goes through a template's operations in their one order and takes of each what the places it holds have a
+part in. As an operation uses only what earlier ones made, the earliest message that is not there can always go on, and
+nothing deadlocks. A gather is its transfers from the homes of cells to the members, a reduction those from the members
+that have contributions to the homes: as many bytes as the collectives of libraries move, and each counted.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.runtime.steps.instructions import (
+    Cell,
+    Cells,
+    Compute,
+    Exchange,
+    Forget,
+    Instruction,
+    Parcel,
+    Parts,
+    TemplateProgram,
+)  # fmt: skip
+from zbench.runtime.steps.last_use import with_last_uses
+from zbench.runtime.steps.presence import Presence, pairs_of
+from zbench.step.layout import READ, WHOLE, StepLayout
+from zbench.step.operations import COMPUTE, DROP, MOVE, REDUCE, SEND
+from zbench.step.template import AT_HOME, Items, Step, Template
+
+
+def compile_template(step: Step, template: Template, process: int, holder: Sequence[int]) -> TemplateProgram:
+    """Returns a template's instructions for a process. holder: the process of every place."""
+    made = _Compiler(step, template, process, holder)
+    found = [one for row in template.operations.rows().tolist() for one in made.instructions(row)]
+    needs, leaves = (made.held_items(items) for items in (template.needs, template.leaves))
+    return TemplateProgram(template.name, template.layout, with_last_uses(found, needs, leaves))
+
+
+@dataclass
+class _Compiler:
+    """One template for one process."""
+
+    step: Step
+    template: Template
+    process: int
+    holder: Sequence[int]
+
+    def __post_init__(self) -> None:
+        self.layout: StepLayout = self.step.layouts[self.template.layout]
+        self.presence = Presence.of(self.step, self.template)
+
+    def instructions(self, row: list[int]) -> list[Instruction]:
+        """Returns the instructions of an operation: one, or none where this process has no part in it."""
+        kind, what, src = row[:3]
+        if kind == COMPUTE:
+            one = self._compute(row)
+            self.presence.follow(row, one.writes)
+            return [one] if self.holder[src] == self.process else []
+        exchange = self._exchange(row)
+        self.presence.follow(row, ())
+        if kind == DROP:
+            if self.holder[src] != self.process:
+                return []
+            layer = 0 if self.layout.tensors[what].layers == "none" else row[7]
+            return [Forget(src, what, layer, tuple(self._pairs(what, pairs_of(self.layout, what, row[4:6]))))]
+        return [exchange] if exchange.sends or exchange.receives or exchange.copies else []
+
+    def held_items(self, items: Items) -> dict[tuple[int, int, int], set[Cell]]:
+        """Returns the cells that a contract names on places of this process, by (place, tensor, offset)."""
+        found: dict[tuple[int, int, int], set[Cell]] = {}
+        for tensor, layer, places, list0, list1, *_ in items.rows():
+            cells = pairs_of(self.layout, tensor, (list0, list1))
+            home = self.layout.tensors[tensor].home[cells]
+            layer = 0 if self.layout.tensors[tensor].layers == "none" else layer
+            of_list = [] if places == AT_HOME else self.layout.lists[places].tolist()
+            for place, holder in enumerate(self.holder):
+                if holder == self.process:
+                    mine = cells[home == place] if places == AT_HOME else cells if place in of_list else cells[:0]
+                    found.setdefault((place, tensor, layer), set()).update(self._pairs(tensor, mine))
+        return found
+
+    def _pairs(self, tensor: int, cells: Ints) -> list[Cell]:
+        width = self.layout.shape(tensor)[1]
+        return [(int(cell) // width, int(cell) % width) for cell in cells]
+
+    def _compute(self, row: list[int]) -> Compute:
+        what, src, layer = row[1], row[2], row[7]
+        formula, bound = self.layout.formulas[what], self.layout.bound
+        slots = tuple(tuple(self.layout.lists[which].tolist()) for which in row[4 : 4 + len(formula.slots)])
+        reads: list[Cells] = []
+        writes: list[Cells] = []
+        for one in bound.rows[bound.offsets[what] : bound.offsets[what + 1]].tolist():
+            (reads if one[0] == READ else writes).append(self._named(one, slots, layer))
+        return Compute(src, what, slots, tuple(reads), tuple(writes))
+
+    def _named(self, row: list[int], slots: tuple[Parts, ...], layer: int) -> Cells:
+        """Returns the cells of a reference, as a row of the layout's bound formulas has it."""
+        _, tensor, after, *axes = row
+        shape, found = self.layout.shape(tensor), []
+        for size, slot, number in zip(shape, axes[::2], axes[1::2], strict=True):
+            if slot == WHOLE:
+                found.append(tuple(range(size)))
+            elif number < 0:
+                found.append(slots[slot])
+            else:
+                found.append(tuple(np.unique(self.layout.maps[number].part[list(slots[slot])]).tolist()))
+        offset = 0 if self.layout.tensors[tensor].layers == "none" else layer + after
+        return Cells(tensor, offset, found[0], found[1])
+
+    def _exchange(self, row: list[int]) -> Exchange:
+        kind, tensor, *_ = row
+        layer = 0 if self.layout.tensors[tensor].layers == "none" else row[7]
+        sends: list[Parcel] = []
+        receives: list[Parcel] = []
+        copies: list[Parcel] = []
+        for src, dst, cells in self._transfers(row) if kind != DROP else ():
+            one, other = self.holder[src], self.holder[dst]
+            if self.process not in (one, other):
+                continue
+            for block in blocks(self._pairs(tensor, cells)):
+                whole = Cells(tensor, layer, *block)
+                if one == other:
+                    copies.append(Parcel(whole, src, dst, one))
+                elif one == self.process:
+                    sends.append(Parcel(whole, src, dst, other))
+                else:
+                    receives.append(Parcel(whole, src, dst, one))
+        takes = kind in (MOVE, REDUCE)
+        return Exchange(row[8], row[10], takes, tuple(sends), tuple(receives), tuple(copies))
+
+    def _transfers(self, row: list[int]) -> Iterator[tuple[int, int, Ints]]:
+        """Yields (source, destination, numbers of cells) of what an operation moves, in the same order everywhere."""
+        kind, tensor, src, dst, list0, list1, _, layer = row[:8]
+        cells = pairs_of(self.layout, tensor, (list0, list1))
+        if kind in (SEND, MOVE):
+            yield src, dst, cells
+            return
+        homes, held = self.layout.tensors[tensor].home[cells], None
+        if kind == REDUCE:
+            held = self.presence.of_tensor(tensor, layer)
+        for home in np.unique(homes).tolist():
+            mine = cells[homes == home]
+            for member in self.layout.lists[dst].tolist():
+                if member == home:
+                    continue
+                if held is None:
+                    yield home, member, mine
+                elif held[member, mine].any():
+                    yield member, home, mine[held[member, mine]]
+
+
+def blocks(cells: Sequence[Cell]) -> list[tuple[Parts, Parts]]:
+    """Returns cells as few pairs of lists of which each has all pairs: rows with the same columns are one."""
+    rows: dict[int, list[int]] = {}
+    for a, b in cells:
+        rows.setdefault(a, []).append(b)
+    alike: dict[Parts, list[int]] = {}
+    for a, columns in rows.items():
+        alike.setdefault(tuple(columns), []).append(a)
+    return [(tuple(same), columns) for columns, same in alike.items()]
+
+
+def compile_step(step: Step, process: int, holder: Sequence[int]) -> tuple[TemplateProgram, ...]:
+    """Returns the instructions of all templates of a step for a process."""
+    return tuple(compile_template(step, template, process, holder) for template in step.templates)

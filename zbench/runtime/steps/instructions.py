@@ -1,0 +1,98 @@
+"""The instructions of one process: what operations of a template are for the places that it holds. Pure."""
+
+from dataclasses import dataclass
+
+from zbench.step.template import Step
+
+Parts = tuple[int, ...]  # of an index, ascending
+Cell = tuple[int, int]  # parts along both axes, 0 where there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Cells of a tensor: all pairs of two lists of parts. layer: offset to the instance's, 0 of tensors of no layer.
+
+    An axis that the tensor has not is the list (0,).
+    """
+
+    tensor: int
+    layer: int
+    first: Parts
+    second: Parts
+
+    def pairs(self) -> list[Cell]:
+        """Lists the cells, the second axis running fastest."""
+        return [(a, b) for a in self.first for b in self.second]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """A formula on a place. slots: the parts of every slot. reads, writes: cells of its operands and its results."""
+
+    place: int
+    formula: int
+    slots: tuple[Parts, ...]
+    reads: tuple[Cells, ...]
+    writes: tuple[Cells, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Cells on their way between two places. peer: the process that holds the other end."""
+
+    cells: Cells
+    src: int
+    dst: int
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The transfers of one operation that this process has a part in.
+
+    sends, receives: messages; copies: between two places of this process. takes: contributions of a sum leave their
+    place, and are added where they arrive. queue, encoding: of the operation.
+    """
+
+    queue: int
+    encoding: int
+    takes: bool
+    sends: tuple[Parcel, ...]
+    receives: tuple[Parcel, ...]
+    copies: tuple[Parcel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Cells of a tensor that a place forgets: a drop of the step, or what nothing reads any more."""
+
+    place: int
+    tensor: int
+    layer: int
+    cells: tuple[Cell, ...]
+
+
+Instruction = Compute | Exchange | Forget
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateProgram:
+    """A template for one process. layout: the number of its layout."""
+
+    name: str
+    layout: int
+    instructions: tuple[Instruction, ...]
+
+
+def holders(step: Step) -> tuple[int, ...]:
+    """Returns the process that holds every place: GPU r process r, a node's host memory the node's first one.
+
+    Raises:
+        ValueError: the GPUs are not as many for every node with host memory.
+    """
+    if step.num_hosts and step.num_gpus % step.num_hosts:
+        raise ValueError(
+            f"a step has {step.num_hosts} host memories for {step.num_gpus} GPUs; to run it takes as many GPUs a node"
+        )
+    of_hosts = (node * step.num_gpus // step.num_hosts for node in range(step.num_hosts))
+    return (*range(step.num_gpus), *of_hosts)

@@ -1,0 +1,82 @@
+"""The tokens of a micro-batch by the parts of a step's index t, and which of them an attend's kernel is given. Pure.
+
+A step says how many tokens a part has; which they are is data, as their words are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.describe.mask import Mask
+from zbench.plans.columns import Blocks, Lists, Ops
+from zbench.plans.plan import Plan
+from zbench.plans.segments import Segments, segments
+from zbench.runtime.steps.instructions import Parts
+
+
+@dataclass(frozen=True)
+class TokenParts:
+    """The tokens of a micro-batch's parts of t.
+
+    seq, start, stop, part: int64 [pieces], tokens [start, stop) of sequence seq are of the part; sorted by (seq,
+    start). lengths: int64 [sequences]; numbers: int64 [sequences], which of the batch's sequences they are. sizes:
+    int64 [parts], the tokens of each part.
+    """
+
+    seq: Ints
+    start: Ints
+    stop: Ints
+    part: Ints
+    lengths: Ints
+    numbers: Ints
+    sizes: Ints
+    mask: Mask
+
+    @staticmethod
+    def of(plan: Plan, degree: int) -> "TokenParts":
+        """Returns the parts of a plan's blocks for groups of `degree` GPUs, as zbench.step.passes.parts numbers them:
+        each block in `degree` shares of its tokens in order, the first ones larger by one, none of them empty."""
+        blocks, rows, part = plan.blocks, [], -1
+        for block in range(len(blocks)):
+            total = int(blocks.tokens[block])
+            ends = np.cumsum([total // degree + (share < total % degree) for share in range(degree)])
+            pieces = blocks.pieces[block]
+            before = np.cumsum([0, *(blocks.stop - blocks.start)[pieces]])
+            for low, high in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+                if low == high:
+                    continue
+                part += 1
+                for piece, begin in zip(pieces.tolist(), before.tolist(), strict=False):
+                    start, stop = int(blocks.start[piece]), int(blocks.stop[piece])
+                    one, two = max(start, start + low - begin), min(stop, start + high - begin)
+                    if one < two:
+                        rows.append((int(blocks.seq[piece]), one, two, part))
+        table = np.array(sorted(rows), np.int64).reshape(-1, 4)
+        sizes = np.bincount(table[:, 3], weights=table[:, 2] - table[:, 1], minlength=part + 1).astype(np.int64)
+        one = np.ascontiguousarray(table.T)
+        return TokenParts(one[0], one[1], one[2], one[3], plan.lengths, plan.sequences, sizes, plan.mask)
+
+    @cached_property
+    def _blocks(self) -> Blocks:
+        return Blocks(self.seq, self.start, self.stop, self.part, np.zeros(len(self.sizes), np.int64))
+
+    def rows(self, parts: Parts) -> tuple[Ints, Ints]:
+        """Returns (number of the sequence in the batch, position in it) of the tokens of parts, part after part."""
+        none = [np.zeros(0, np.int64)]
+        pieces = [int(piece) for part in parts for piece in self._blocks.pieces[part]]
+        sequence = [np.full(self.stop[at] - self.start[at], self.numbers[self.seq[at]]) for at in pieces]
+        position = [np.arange(self.start[at], self.stop[at]) for at in pieces]
+        return np.concatenate(none + sequence), np.concatenate(none + position)
+
+    def segments(self, pairs: Sequence[tuple[Parts, Parts]]) -> list[Segments]:
+        """Returns the segments that kernels compute for pairs of a list of queries and a list of keys."""
+        lists = Lists.of([list(one) for pair in pairs for one in pair])
+        none = Ops.concatenate([])
+        plan = Plan(
+            self.lengths, self.numbers, 1, 1, self._blocks, lists, none, none, Lists.of([]), self.mask
+        )  # as far as segments look at one
+        at = np.arange(len(pairs), dtype=np.int64)
+        return segments(plan, 2 * at, 2 * at + 1)

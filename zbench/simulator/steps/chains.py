@@ -1,0 +1,152 @@
+"""Items while a template is followed: who made them, who read them, and how long they live; compiled."""
+
+from typing import NamedTuple
+
+import numba as nb
+
+from zbench.describe.arrays import Flags, Ints
+from zbench.step.operations import COMPUTE
+from zbench.step.proof.items import find_key
+from zbench.step.tensor import STATE, SUM
+
+READS, WRITES, USES, ARRIVES = range(4)  # of rows: waits for what wrote it; wrote it; read state; was brought state
+
+
+class FlowState(NamedTuple):
+    """A walk's notes.
+
+    keys: of items, and for each makers and readers, the operations that made it and those that read it, as chains of
+    nodes, and life, as in Flow.items. stamp: by operation, the last consumer that has an edge from it. seen: by kind,
+    tensor, offset and place, the last operation that a row was made for. used: nodes, edges and rows so far.
+    """
+
+    keys: Ints
+    makers: Ints
+    readers: Ints
+    life: Ints
+    node: Ints
+    following: Ints
+    stamp: Ints
+    seen: Ints
+    used: Ints
+    edges: Ints
+    rows: Ints
+
+
+class ItemSpace(NamedTuple):
+    """The keys that items have, and what a contract needs.
+
+    base: where the keys of each tensor begin. lowest: the lowest layer offset. offsets, places: how many there are.
+    needed: [tensors, offsets], whether the contract needs some of it.
+    """
+
+    base: Ints
+    lowest: int
+    offsets: int
+    places: int
+    needed: Flags
+
+
+@nb.njit(cache=True)
+def _slot(t, where, state, op, item, writes):  # type: ignore[no-untyped-def]
+    """Returns the place of an item in the table; it is entered if it is new, and its life goes on."""
+    tensor, layer, place, cell = item
+    cells = t.shape0[tensor] * t.shape1[tensor]
+    from_lowest = (layer - where.lowest) * t.layered[tensor]
+    key = where.base[tensor] + (from_lowest * where.places + place) * cells + cell
+    at = find_key(state.keys, key)
+    state.keys[at] = key
+    life = state.life[at]
+    life[0], life[1], life[2], life[3], life[5] = tensor, layer, place, cell, op
+    if writes and life[4] < 0:
+        life[4] = op
+    return at
+
+
+@nb.njit(cache=True)
+def _row(t, where, state, kind, op, tensor, layer, place):  # type: ignore[no-untyped-def]
+    """Notes a row, once for an operation."""
+    offset = layer - where.lowest
+    at = ((kind * len(t.nature) + tensor) * where.offsets + offset) * where.places + place
+    if state.seen[at] == op:
+        return
+    state.seen[at] = op
+    if state.used[2] < len(state.rows):
+        row = state.rows[state.used[2]]
+        row[0], row[1], row[2], row[3], row[4] = kind, op, tensor, layer, place
+    state.used[2] += 1
+
+
+@nb.njit(cache=True)
+def _edges(state, ops, chain, op):  # type: ignore[no-untyped-def]
+    """Makes the operation wait for all of a chain."""
+    while chain >= 0:
+        other = state.node[chain]
+        chain = state.following[chain]
+        if other == op or state.stamp[other] == op:
+            continue
+        state.stamp[other] = op
+        if ops[other, 0] == COMPUTE and ops[op, 0] == COMPUTE and ops[other, 2] == ops[op, 2]:
+            continue
+        if state.used[1] < len(state.edges):
+            state.edges[state.used[1], 0], state.edges[state.used[1], 1] = other, op
+        state.used[1] += 1
+
+
+@nb.njit(cache=True)
+def _chained(state, chain, op):  # type: ignore[no-untyped-def]
+    """Returns the chain with the operation in front."""
+    if chain >= 0 and state.node[chain] == op:
+        return chain
+    at = state.used[0]
+    state.node[at], state.following[at] = op, chain
+    state.used[0] += 1
+    return at
+
+
+@nb.njit(cache=True)
+def reads_item(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
+    """Waits for what made an item."""
+    tensor, layer, place, _ = item
+    at = _slot(t, where, state, op, item, False)
+    nature = t.nature[tensor]
+    if state.makers[at] < 0 or (nature == SUM and where.needed[tensor, layer - where.lowest]):
+        _row(t, where, state, READS, op, tensor, layer, place)
+    _edges(state, ops, state.makers[at], op)
+    if nature == STATE:
+        state.readers[at] = _chained(state, state.readers[at], op)
+        _row(t, where, state, USES, op, tensor, layer, place)
+
+
+@nb.njit(cache=True)
+def writes_item(t, where, state, ops, op, item, arrives):  # type: ignore[no-untyped-def]
+    """Replaces an item; of state, after all that read it."""
+    tensor, layer, place, _ = item
+    at = _slot(t, where, state, op, item, True)
+    if t.nature[tensor] == STATE:
+        _edges(state, ops, state.readers[at], op)
+        state.readers[at] = -1
+        if arrives:
+            _row(t, where, state, ARRIVES, op, tensor, layer, place)
+    state.makers[at] = _chained(state, -1, op)
+    _row(t, where, state, WRITES, op, tensor, layer, place)
+
+
+@nb.njit(cache=True)
+def adds_item(t, where, state, op, item):  # type: ignore[no-untyped-def]
+    """Adds to a sum, which waits for nobody."""
+    tensor, layer, place, _ = item
+    at = _slot(t, where, state, op, item, True)
+    state.makers[at] = _chained(state, state.makers[at], op)
+    _row(t, where, state, WRITES, op, tensor, layer, place)
+
+
+@nb.njit(cache=True)
+def takes_item(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
+    """Takes what was added to a sum so far."""
+    tensor, layer, place, _ = item
+    at = _slot(t, where, state, op, item, False)
+    if where.needed[tensor, layer - where.lowest]:
+        _row(t, where, state, READS, op, tensor, layer, place)
+    _edges(state, ops, state.makers[at], op)
+    state.makers[at] = -1

@@ -1,0 +1,191 @@
+"""Writes the hops that operations of a step become into a table; compiled."""
+
+from typing import NamedTuple
+
+import numba as nb
+import numpy as np
+
+from zbench.describe.arrays import Floats, Ints
+from zbench.describe.links import NIC
+from zbench.simulator.hops import class_of, proxy
+from zbench.step.operations import COMPUTE, DROP, GATHER, REDUCE
+
+TX, RX, THROUGH_TX, THROUGH_RX = range(4)
+START, NEVER = -1, -2  # in place of a hop before: an operation's first; one that waits for its queue or for named hops
+OP, RANK, QUEUE_A, QUEUE_B, LINK_A, LINK_B, CLASS, BYTES, AFTER, IS_LAST = range(10)  # rows of a table of hops
+
+
+class CollectiveLegs(NamedTuple):
+    """Legs of all collectives, one after another; offsets by operation. pieces: of each operation."""
+
+    offsets: Ints
+    member: Ints
+    link: Ints
+    share: Floats
+    pieces: Ints
+
+
+class Topology(NamedTuple):
+    """The queues and links of a cluster as compiled loops read them.
+
+    classes, member: zbench.simulator.hops.members. port: its ports. nic: of every GPU. per_node, nics: of a node. gpus:
+    of all. host: the class of links to hosts, -1 if there is none. queues: of a GPU.
+    """
+
+    classes: Ints
+    member: Ints
+    port: Ints
+    nic: Ints
+    per_node: int
+    nics: int
+    gpus: int
+    host: int
+    queues: int
+
+
+@nb.njit(cache=True)
+def _queue(to, place, purpose, link, way):  # type: ignore[no-untyped-def]
+    return place * to.queues + 1 + 4 * (link + len(to.port) * (purpose - 1)) + way
+
+
+@nb.njit(cache=True)
+def _hop(out, at, op, ends, ways, link, moved, to):  # type: ignore[no-untyped-def]
+    """Writes a transfer from one GPU's port to another's."""
+    a, b = ends
+    number, purpose = op
+    size, after = moved
+    out[OP, at], out[RANK, at], out[CLASS, at], out[BYTES, at], out[AFTER, at] = number, a, link, size, after
+    out[QUEUE_A, at], out[QUEUE_B, at] = _queue(to, a, purpose, link, ways[0]), _queue(to, b, purpose, link, ways[1])
+    out[LINK_A, at], out[LINK_B, at] = to.port[link, a], to.port[link, b] + 1
+
+
+@nb.njit(cache=True)
+def _routed(out, at, number, op, size, lanes, to):  # type: ignore[no-untyped-def]
+    """Writes the hops of a transfer over lanes; returns where the next hop goes."""
+    s, d, node = op[2], op[3], to.member[-1]
+    for place in range(len(lanes)):
+        share = size * (place + 1) // len(lanes) - size * place // len(lanes)
+        if share == 0:
+            continue
+        p = proxy(s, lanes[place], to.nic, node, to.per_node, to.nics)
+        q = proxy(d, lanes[place], to.nic, node, to.per_node, to.nics)
+        before = START
+        if p != s:
+            c = class_of(s, p, to.classes, to.member)
+            _hop(out, at, (number, op[8]), (s, p), (TX, THROUGH_RX), c, (share, before), to)
+            before = at
+            at += 1
+        _hop(out, at, (number, op[8]), (p, q), (TX, RX), NIC, (share, before), to)
+        if q != d:
+            before = at
+            at += 1
+            c = class_of(q, d, to.classes, to.member)
+            _hop(out, at, (number, op[8]), (q, d), (THROUGH_TX, RX), c, (share, before), to)
+        out[IS_LAST, at] = 1
+        at += 1
+    return at
+
+
+@nb.njit(cache=True)
+def _collective(out, op, size, legs, to, edges, where):  # type: ignore[no-untyped-def]
+    """Writes a collective: a meeting, pieces of all legs, another meeting. where: the operation's number, the hop and
+    the edge that come next, the queue of the first meeting. Returns (next hop, next edge)."""
+    number, at, count, meeting = where
+    begin, end, pieces = legs.offsets[number], legs.offsets[number + 1], legs.pieces[number]
+    first = at
+    out[OP, at], out[QUEUE_A, at], out[AFTER, at] = number, -2 - meeting, START
+    at += 1
+    for piece in range(pieces):
+        after = first if piece == 0 else NEVER
+        for leg in range(begin, end):
+            total = np.int64(legs.share[leg] * size)
+            share = total * (piece + 1) // pieces - total * piece // pieces
+            ends = (legs.member[leg], legs.member[leg])
+            _hop(out, at, (number, op[8]), ends, (TX, RX), legs.link[leg], (share, after), to)
+            if piece == pieces - 1:
+                edges[0, count], edges[1, count] = at, first + 1 + pieces * (end - begin)
+                count += 1
+            at += 1
+    out[OP, at], out[QUEUE_A, at], out[IS_LAST, at] = number, -3 - meeting, 1
+    out[AFTER, at] = first if begin == end else NEVER
+    return at + 1, count
+
+
+@nb.njit(cache=True)
+def _host_copy(out, at, number, op, size, to):  # type: ignore[no-untyped-def]
+    """Writes a copy between a GPU and its node's host memory, which has no queue at its other end."""
+    sends = op[3] >= to.gpus
+    gpu = op[2] if sends else op[3]
+    way = TX if sends else RX
+    out[OP, at], out[RANK, at], out[CLASS, at], out[BYTES, at], out[AFTER, at] = number, gpu, to.host, size, START
+    out[QUEUE_A, at] = _queue(to, gpu, op[8], to.host, way)
+    out[LINK_A, at] = to.port[to.host, gpu] + way
+
+
+@nb.njit(cache=True)
+def expand(ops, size, lists, legs, to):  # type: ignore[no-untyped-def]
+    """Returns (the table of hops, edges inside collectives, queues of meetings)."""
+    count, ends, node = 0, 0, to.member[-1]
+    for number in range(len(ops)):
+        op = ops[number]
+        if op[0] == GATHER or op[0] == REDUCE:
+            legs_of_op = legs.offsets[number + 1] - legs.offsets[number]
+            count += 2 + legs_of_op * legs.pieces[number]
+            ends += legs_of_op
+        else:
+            count += 1 if op[11] < 0 else 3 * (lists[0][op[11] + 1] - lists[0][op[11]])
+    out = np.full((10, count), -1, np.int64)
+    out[BYTES], out[IS_LAST], out[RANK] = 0, 0, 0
+    edges = np.empty((2, ends), np.int64)
+    at, done, meeting = 0, 0, 0
+    for number in range(len(ops)):
+        op = ops[number]
+        if op[0] == DROP or (op[0] != COMPUTE and size[number] < 0):
+            continue
+        if op[0] == COMPUTE:
+            out[OP, at], out[RANK, at], out[QUEUE_A, at], out[AFTER, at] = number, op[2], op[2] * to.queues, START
+        elif op[0] == GATHER or op[0] == REDUCE:
+            at, done = _collective(out, op, size[number], legs, to, edges, (number, at, done, meeting))
+            meeting += 2
+            continue
+        elif op[2] >= to.gpus or op[3] >= to.gpus:
+            _host_copy(out, at, number, op, size[number], to)
+        elif op[11] < 0 or node[op[2]] == node[op[3]]:
+            c = class_of(op[2], op[3], to.classes, to.member)
+            _hop(out, at, (number, op[8]), (op[2], op[3]), (TX, RX), c, (size[number], START), to)
+        else:
+            at = _routed(out, at, number, op, size[number], lists[1][lists[0][op[11]] : lists[0][op[11] + 1]], to)
+            continue
+        out[IS_LAST, at] = 1
+        at += 1
+    return out[:, :at].copy(), edges[0], edges[1], meeting
+
+
+@nb.njit(cache=True)
+def op_edges(producer, consumer, op, after, last, num_ops):  # type: ignore[no-untyped-def]
+    """Returns edges between hops: those inside routed transfers, and from all last hops of a producer to all first ones
+    of its consumer."""
+    first = np.zeros(num_ops + 1, np.int64)
+    for hop in range(len(op)):
+        first[op[hop] + 1] += 1
+    first = np.cumsum(first)
+    count = 0
+    for fill in range(2):
+        if fill:
+            sources, targets = np.empty(count, np.int64), np.empty(count, np.int64)
+            count = 0
+        for edge in range(len(producer)):
+            for a in range(first[producer[edge]], first[producer[edge] + 1]):
+                if last[a] == 0:
+                    continue
+                for b in range(first[consumer[edge]], first[consumer[edge] + 1]):
+                    if after[b] == -1:
+                        if fill:
+                            sources[count], targets[count] = a, b
+                        count += 1
+        for hop in range(len(op)):
+            if after[hop] >= 0:
+                if fill:
+                    sources[count], targets[count] = after[hop], hop
+                count += 1
+    return sources, targets

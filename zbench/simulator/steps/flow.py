@@ -1,0 +1,170 @@
+"""The data flow of one template: which operation waits for which, and what it takes from and leaves to others.
+
+Inside a template the edges are exact to the atom (zbench.simulator.steps.atoms); between templates what is waited for
+is told of a tensor, a layer and a place, as (operation, tensor, layer offset, place).
+"""
+
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.simulator.steps.atoms import AtomTables, atom_tables
+from zbench.simulator.steps.chains import FlowState, ItemSpace, adds_item, reads_item, takes_item, writes_item
+from zbench.step.layout import ADD, READ, UPDATE, WRITE, StepLayout
+from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND
+from zbench.step.proof.items import EMPTY
+from zbench.step.template import Template
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The data flow of a template.
+
+    producer, consumer: int64 [edges], operations; computes of one place are left out, as their queue has them in
+    order. rows: int64 [n, 5], (READS ... ARRIVES, operation, tensor, layer offset, place), each once: READS of what was
+    there before the template, WRITES and ARRIVES of what is there after an operation, USES of state that was read.
+    items: int64 [n, 6], (tensor, layer offset, place, cell of atoms, the operation that wrote or added to it first or
+    -1, that which touched it last). tables: the atoms.
+    """
+
+    producer: Ints
+    consumer: Ints
+    rows: Ints
+    items: Ints
+    tables: AtomTables
+
+
+def template_flow(layout: StepLayout, template: Template, num_places: int) -> Flow:
+    """Follows the items of a template that was proven."""
+    tables, ops = atom_tables(layout, template), template.operations.rows()
+    low = int(min(ops[:, 7].min(initial=0), template.needs.layer.min(initial=0)))
+    high = int(max(ops[:, 7].max(initial=0), template.needs.layer.max(initial=0))) + 1
+    count = high - low + 1
+    cells = tables.shape0 * tables.shape1
+    room = cells * num_places * count
+    needed = np.zeros((len(cells), count), bool)
+    needed[template.needs.tensor, template.needs.layer - low] = True
+    where = ItemSpace(np.cumsum(room) - room, low, count, num_places, needed)
+    items, nodes = _sizes(tables, ops).tolist()
+    edges, rows = 4 * len(ops) + nodes, 4 * len(ops) + nodes  # more is rare, and then it is done again
+    while True:
+        slots = 1 << max(int(items + items // 2 + 2).bit_length(), 4)
+        keys, makers, readers = (np.full(slots, value, np.int64) for value in (EMPTY, -1, -1))
+        state = FlowState(
+            keys, makers, readers, np.full((slots, 6), -1, np.int64), np.zeros(nodes + 1, np.int64),
+            np.zeros(nodes + 1, np.int64), np.full(len(ops) + 1, -1, np.int64),
+            np.full(4 * len(cells) * count * num_places, -1, np.int64), np.zeros(3, np.int64),
+            np.zeros((edges, 2), np.int64), np.zeros((rows, 5), np.int64),
+        )  # fmt: skip
+        _follow(tables, where, ops, state)
+        _, used_edges, used_rows = state.used.tolist()
+        if used_edges <= edges and used_rows <= rows:
+            found = state.edges[:used_edges]
+            life = state.life[state.keys != EMPTY]
+            return Flow(found[:, 0].copy(), found[:, 1].copy(), state.rows[:used_rows], life, tables)
+        edges, rows = max(edges, used_edges), max(rows, used_rows)
+
+
+@nb.njit(cache=True)
+def _length(t, which):  # type: ignore[no-untyped-def]
+    return 1 if which < 0 else t.list_offsets[which + 1] - t.list_offsets[which]
+
+
+@nb.njit(cache=True)
+def _sizes(t, ops):  # type: ignore[no-untyped-def]
+    """Returns (items that are touched, nodes of chains) at most."""
+    items, nodes = 0, 0
+    for op in ops:
+        if op[0] == COMPUTE:
+            for row in range(t.row_offsets[op[1]], t.row_offsets[op[1] + 1]):
+                tensor, product = t.rows[row, 1], 1
+                for axis in range(2):
+                    slot = t.rows[row, 3 + 2 * axis]
+                    whole = t.shape0[tensor] if axis == 0 else t.shape1[tensor]
+                    product *= whole if slot < 0 else _length(t, op[4 + slot])
+                items += product
+                nodes += product
+        else:
+            product = _length(t, op[4]) * _length(t, op[5])
+            ends = 2
+            if op[0] == GATHER or op[0] == REDUCE:
+                ends = 2 * (t.member_offsets[op[3] + 1] - t.member_offsets[op[3]]) + 2
+                homes = 0
+                for cell in range(t.first_cell[op[1]], t.first_cell[op[1]] + t.shape0[op[1]] * t.shape1[op[1]]):
+                    homes = max(homes, t.home_offsets[cell + 1] - t.home_offsets[cell])
+                ends += 2 * homes
+            items += product * ends
+            nodes += product * ends
+    return np.array([items, nodes])
+
+
+@nb.njit(cache=True)
+def _compute(t, where, state, ops, number):  # type: ignore[no-untyped-def]
+    """Follows a formula, reference by reference."""
+    op = ops[number]
+    for row in range(t.row_offsets[op[1]], t.row_offsets[op[1] + 1]):
+        does, tensor = t.rows[row, 0], t.rows[row, 1]
+        layer = (op[7] + t.rows[row, 2]) * t.layered[tensor]
+        slot0, slot1 = t.rows[row, 3], t.rows[row, 5]
+        count0 = t.shape0[tensor] if slot0 < 0 else _length(t, op[4 + slot0])
+        count1 = t.shape1[tensor] if slot1 < 0 else _length(t, op[4 + slot1])
+        for i in range(count0):
+            cell0 = i if slot0 < 0 else t.atoms[t.list_offsets[op[4 + slot0]] + i]
+            if t.rows[row, 4] >= 0:
+                cell0 = t.maps[t.map_offsets[t.rows[row, 4]] + cell0]
+            for j in range(count1):
+                cell1 = j if slot1 < 0 else t.atoms[t.list_offsets[op[4 + slot1]] + j]
+                if t.rows[row, 6] >= 0:
+                    cell1 = t.maps[t.map_offsets[t.rows[row, 6]] + cell1]
+                item = (tensor, layer, op[2], cell0 * t.shape1[tensor] + cell1)
+                if does in (READ, UPDATE):
+                    reads_item(t, where, state, ops, number, item)
+                if does in (WRITE, UPDATE):
+                    writes_item(t, where, state, ops, number, item, False)
+                if does == ADD:
+                    adds_item(t, where, state, number, item)
+
+
+@nb.njit(cache=True)
+def _transfer(t, where, state, ops, number):  # type: ignore[no-untyped-def]
+    """Follows what is sent, moved, gathered or reduced."""
+    op = ops[number]
+    kind, tensor = op[0], op[1]
+    layer = op[7] * t.layered[tensor]
+    for i in range(_length(t, op[4])):
+        cell0 = 0 if op[4] < 0 else t.atoms[t.list_offsets[op[4]] + i]
+        for j in range(_length(t, op[5])):
+            cell = cell0 * t.shape1[tensor] + (0 if op[5] < 0 else t.atoms[t.list_offsets[op[5]] + j])
+            if kind == SEND:
+                reads_item(t, where, state, ops, number, (tensor, layer, op[2], cell))
+                writes_item(t, where, state, ops, number, (tensor, layer, op[3], cell), True)
+                continue
+            if kind == MOVE:
+                takes_item(t, where, state, ops, number, (tensor, layer, op[2], cell))
+                adds_item(t, where, state, number, (tensor, layer, op[3], cell))
+                continue
+            first = t.first_cell[tensor] + cell
+            homes = t.homes[t.home_offsets[first] : t.home_offsets[first + 1]]
+            members = t.members[t.member_offsets[op[3]] : t.member_offsets[op[3] + 1]]
+            if kind == GATHER:
+                for home in homes:
+                    reads_item(t, where, state, ops, number, (tensor, layer, home, cell))
+                for member in members:
+                    if len(homes) > 1 or member != homes[0]:
+                        writes_item(t, where, state, ops, number, (tensor, layer, member, cell), True)
+            else:
+                for member in members:
+                    takes_item(t, where, state, ops, number, (tensor, layer, member, cell))
+                for home in homes:
+                    adds_item(t, where, state, number, (tensor, layer, home, cell))
+
+
+@nb.njit(cache=True)
+def _follow(t, where, ops, state):  # type: ignore[no-untyped-def]
+    for number in range(len(ops)):
+        if ops[number, 0] == COMPUTE:
+            _compute(t, where, state, ops, number)
+        elif ops[number, 0] != DROP:
+            _transfer(t, where, state, ops, number)

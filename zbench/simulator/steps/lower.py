@@ -1,0 +1,140 @@
+"""Lowers the operations of a template to hops, with their seconds, and the edges between them.
+
+A compute is a hop on its GPU's compute queue. A send or a move is a direct transfer, or one that is routed over lanes,
+as zbench.simulator.hops has them; to and from host memory a hop on the GPU's own link. A collective is a hop in which
+its members meet, pieces of a leg for each member on its own links (zbench.simulator.steps.collectives), and a hop at
+its end. Every GPU has queues of its own for each class of links and each of the operations' queues.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.describe.arrays import Floats, Ints
+from zbench.describe.cluster import Cluster
+from zbench.describe.links import NVLINK
+from zbench.simulator.hops import members, ports
+from zbench.simulator.steps.collectives import Legs, legs_of, pieces_of
+from zbench.simulator.steps.expand import (
+    AFTER,
+    BYTES,
+    CLASS,
+    IS_LAST,
+    OP,
+    QUEUE_A,
+    CollectiveLegs,
+    Topology,
+    expand,
+    op_edges,
+)
+from zbench.step.layout import StepLayout
+from zbench.step.operations import COMPUTE, DROP, GATHER, QUEUES, REDUCE
+from zbench.step.template import Step
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The hops of a template.
+
+    table: int64 [10, hops], rows as in zbench.simulator.steps.expand; a queue below -1 is a meeting's, of which -2 is
+    the first. busy, latency: seconds. producer, consumer: edges between hops. purpose: of each hop, the queue of its
+    operation, an index into QUEUES. meetings: how many queues of meetings there are.
+    """
+
+    table: Ints
+    busy: Floats
+    latency: Floats
+    producer: Ints
+    consumer: Ints
+    purpose: Ints
+    meetings: int
+
+
+def gpu_queues(cluster: Cluster) -> int:
+    """Returns the number of queues of one GPU."""
+    return 1 + 4 * len(cluster.links) * (len(QUEUES) - 1)
+
+
+def lower(
+    step: Step, layout: StepLayout, ops: Ints, edges: tuple[Ints, Ints], size: Ints, seconds: Floats, cost: Cost
+) -> Lowered:
+    """Lowers operations, int64 [n, columns], of which a message's first one stands for all of it.
+
+    edges: between operations. size: bytes, and seconds: of computes, of every operation.
+
+    Raises:
+        ValueError: an operation is where the cluster has nothing for it.
+    """
+    check_places(step, ops, cost.cluster)
+    cluster = cost.cluster
+    legs, latency = _collectives(layout, ops, size, cost)
+    topology = Topology(
+        *members(cluster), ports(cluster), cluster.nic_of, cluster.gpus_per_node, cluster.nics_per_node,
+        step.num_gpus, -1 if cluster.host is None else cluster.host, gpu_queues(cluster),
+    )  # fmt: skip
+    lists = layout.lists
+    table, producer, consumer, meetings = expand(ops, size, (lists.offsets, lists.parts), legs, topology)
+    link = table[CLASS]
+    each = np.array([one.channels for one in cluster.links] + [1], np.int64)[link]
+    whole = (ops[table[OP], 0] == GATHER) | (ops[table[OP], 0] == REDUCE) | (each == 1)
+    moves = link >= 0
+    of_class = np.where(moves, link, NVLINK)
+    alone, together = cost.message_seconds(table[BYTES], of_class), cost.transfer_seconds(table[BYTES], of_class)
+    busy = np.where(moves, np.where(whole, together, alone), np.where(table[QUEUE_A] >= 0, seconds[table[OP]], 0.0))
+    direct = moves & (ops[table[OP], 0] < GATHER)
+    delay = np.where(direct, cost.latency_seconds(of_class), 0.0)
+    delay[(table[IS_LAST] == 1) & (table[QUEUE_A] < 0)] = latency[
+        table[OP][(table[IS_LAST] == 1) & (table[QUEUE_A] < 0)]
+    ]
+    more = op_edges(edges[0], edges[1], table[OP], table[AFTER], table[IS_LAST], len(ops))
+    return Lowered(
+        table, busy, delay, np.concatenate([producer, more[0]]), np.concatenate([consumer, more[1]]),
+        ops[table[OP], 8], int(meetings),
+    )  # fmt: skip
+
+
+def check_places(step: Step, ops: Ints, cluster: Cluster) -> None:
+    """Raises ValueError where operations are at places that a cluster has no queue or link for."""
+    if step.num_gpus != cluster.num_ranks:
+        raise ValueError(f"the step is of {step.num_gpus} GPUs; cluster {cluster.name} has {cluster.num_ranks}")
+    if step.num_hosts not in (0, cluster.num_nodes):
+        raise ValueError(
+            f"the step has {step.num_hosts} host memories; a cluster of {cluster.num_nodes} nodes takes that many, or 0"
+        )
+    direct = ops[(ops[:, 0] != COMPUTE) & (ops[:, 0] < GATHER)]
+    if (ops[ops[:, 0] == COMPUTE][:, 2] >= step.num_gpus).any():
+        raise ValueError("a compute is at a host memory; it has to be on a GPU")
+    if (ops[(ops[:, 0] != COMPUTE) & (ops[:, 0] != DROP)][:, 8] == 0).any():
+        raise ValueError("a transfer is in queue compute; it has to be in another one")
+    host = direct[(direct[:, 2:4] >= step.num_gpus).any(axis=1)]
+    if len(host):
+        if cluster.host is None:
+            raise ValueError("cluster.host_bandwidth is not given; transfers to and from host memory need a link")
+        nodes = np.where(
+            host[:, 2:4] >= step.num_gpus, host[:, 2:4] - step.num_gpus, host[:, 2:4] // cluster.gpus_per_node
+        )
+        if (nodes[:, 0] != nodes[:, 1]).any() or (host[:, 2:4] >= step.num_gpus).all(axis=1).any():
+            raise ValueError("a transfer is between a host memory and no GPU of its node; it has to go over one")
+
+
+def _collectives(layout: StepLayout, ops: Ints, size: Ints, cost: Cost) -> tuple[CollectiveLegs, Floats]:
+    """Returns the legs of all collectives, and the latency of each operation."""
+    known: dict[int, Legs] = {}
+    counts, latency, pieces = np.zeros(len(ops), np.int64), np.zeros(len(ops)), np.ones(len(ops), np.int64)
+    every: list[Legs] = []
+    for op in np.flatnonzero(ops[:, 0] >= GATHER).tolist():
+        if ops[op, 0] == DROP or size[op] < 0:
+            continue
+        which = int(ops[op, 3])
+        if which not in known:
+            known[which] = legs_of(layout.lists[which], cost)
+        legs = known[which]
+        every.append(legs)
+        counts[op], latency[op] = len(legs.member), legs.latency
+        pieces[op] = pieces_of(legs, int(size[op]), cost)
+    member, link = (
+        np.concatenate([*(getattr(one, name) for one in every), np.zeros(0, np.int64)]) for name in ("member", "link")
+    )
+    share = np.concatenate([*(one.share for one in every), np.zeros(0)])
+    return CollectiveLegs(np.concatenate([[0], np.cumsum(counts)]), member, link, share, pieces), latency

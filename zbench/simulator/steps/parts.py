@@ -1,0 +1,233 @@
+"""A template as it is played: its hops, what it waits for and leaves, of those layers that there are."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numba as nb
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.describe.arrays import Flags, Floats, Ints
+from zbench.plans.plan import Plan
+from zbench.simulator.steps.expand import AFTER, IS_LAST, OP, START
+from zbench.simulator.steps.flow import Flow, template_flow
+from zbench.simulator.steps.lower import Lowered, lower
+from zbench.simulator.steps.messages import leaders
+from zbench.simulator.steps.seconds import compute_seconds
+from zbench.simulator.steps.sizes import Sizes
+from zbench.step.layout import StepLayout
+from zbench.step.operations import COMPUTE, QUEUES
+from zbench.step.template import AT_HOME, Items, Step, Template
+
+Key = tuple[str, int, int]  # tensor, layer, micro-batch (-1: of the step)
+_ATTENTION = QUEUES.index("attention")
+
+
+@dataclass(frozen=True)
+class PlayedTemplate:
+    """A template with what the clock needs of it. ops: int64 [n, columns]. size: bytes of every operation, those of a
+    message at its first one, -1 at the others. seconds: of computes. flow: between the first ones of messages."""
+
+    step: Step
+    template: Template
+    layout: StepLayout
+    ops: Ints
+    size: Ints
+    seconds: Floats
+    flow: Flow
+
+    @staticmethod
+    def of(step: Step, template: Template, plan: Plan | None, cost: Cost) -> "PlayedTemplate":
+        """Prepares a template of a step that was proven. plan: of its micro-batch, where it has attention."""
+        layout = step.layouts[template.layout]
+        ops, sizes = template.operations.rows(), Sizes(layout, template)
+        flow = template_flow(layout, template, step.num_places)
+        lead = leaders(ops, flow.producer, flow.consumer)
+        size = np.bincount(lead, weights=sizes.moved(step.encodings), minlength=len(ops)).astype(np.int64)
+        size[lead != np.arange(len(ops))] = -1
+        producer, consumer = lead[flow.producer], lead[flow.consumer]
+        if plan is not None and plan.serial_legs:
+            more = _in_turn(ops, size)
+            producer, consumer = np.concatenate([producer, more[0]]), np.concatenate([consumer, more[1]])
+        edges = np.unique(producer * len(ops) + consumer) if len(ops) else producer
+        edges = edges[edges // max(len(ops), 1) != edges % max(len(ops), 1)]
+        rows = flow.rows.copy()
+        rows[:, 1] = lead[rows[:, 1]]
+        seconds = compute_seconds(sizes, plan, cost)
+        flow = replace(flow, producer=edges // max(len(ops), 1), consumer=edges % max(len(ops), 1), rows=rows)
+        return PlayedTemplate(step, template, layout, ops, size, seconds, flow)
+
+    @cached_property
+    def touched(self) -> Ints:
+        """The (tensor, layer offset) pairs that transfers are of, each once, int64 [n, 2]."""
+        return np.unique(self.ops[self.ops[:, 0] != COMPUTE][:, [1, 7]], axis=0)
+
+    @cached_property
+    def held(self) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
+        """The numbers of items before and after it, by (tensor, layer offset)."""
+        needs, leaves = self.template.needs, self.template.leaves
+        return _counted(self.step, needs, self.template.layout), _counted(self.step, leaves, self.template.layout)
+
+    @cached_property
+    def replaced(self) -> set[tuple[int, int]]:
+        """The (tensor, layer offset) pairs that transfers bring in a later version than there was before: they replace
+        what is there, and need no room of their own."""
+        versions: dict[tuple[int, int], int] = {}
+        for tensor, offset, *_, version, _ in self.template.needs.rows():
+            versions[tensor, offset] = max(version, versions.get((tensor, offset), version))
+        transfers = self.ops[self.ops[:, 0] != COMPUTE]
+        return {
+            (tensor, offset)
+            for tensor, offset, version in np.unique(transfers[:, [1, 7, 9]], axis=0).tolist()
+            if version > versions.get((tensor, offset), version)
+        }
+
+    def missing(self, layer: int, num_layers: int) -> tuple[tuple[int, int], ...]:
+        """Returns those of what is touched that a step has not, as the parameters of a layer after the last."""
+        found = []
+        for tensor, offset in self.touched.tolist():
+            one = self.layout.tensors[tensor]
+            if not one.exists(layer + offset if one.layers != "none" else 0, num_layers):
+                found.append((tensor, offset))
+        return tuple(found)
+
+    def variant(self, missing: tuple[tuple[int, int], ...], cost: Cost) -> "Variant":
+        """Returns it without the transfers of what is not there."""
+        here = np.ones(len(self.ops), bool)
+        for tensor, offset in missing:
+            here &= (self.ops[:, 0] == COMPUTE) | (self.ops[:, 1] != tensor) | (self.ops[:, 7] != offset)
+        at = np.cumsum(here) - 1
+        edges = here[self.flow.producer] & here[self.flow.consumer]
+        rows = self.flow.rows[here[self.flow.rows[:, 1]]].copy()
+        rows[:, 1] = at[rows[:, 1]]
+        ops = self.ops[here]
+        lowered = lower(
+            self.step, self.layout, ops, (at[self.flow.producer[edges]], at[self.flow.consumer[edges]]),
+            self.size[here], self.seconds[here], cost,
+        )  # fmt: skip
+        return Variant(self, ops, lowered, rows, missing)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A template for layers of which the same is there: its operations, their hops, and its rows (Flow.rows).
+
+    missing: the (tensor, layer offset) pairs that are not there.
+    """
+
+    of: PlayedTemplate
+    ops: Ints
+    lowered: Lowered
+    rows: Ints
+    missing: tuple[tuple[int, int], ...]
+
+    @cached_property
+    def attends(self) -> Flags:
+        """Whether each operation computes attention, forward or backward."""
+        formulas = self.of.layout.formulas
+        named = np.array([one.terms[0].function in ("attend", "attend_d") for one in formulas] + [False])
+        return named[np.where(self.ops[:, 0] == COMPUTE, self.ops[:, 1], len(formulas))]
+
+    @cached_property
+    def last_hops(self) -> tuple[Ints, Ints]:
+        """The hops with which every operation is complete, compressed rows."""
+        return self._hops(self.lowered.table[IS_LAST] == 1)
+
+    @cached_property
+    def first_hops(self) -> tuple[Ints, Ints]:
+        """The hops with which every operation begins, compressed rows."""
+        return self._hops(self.lowered.table[AFTER] == START)
+
+    def _hops(self, which: Flags) -> tuple[Ints, Ints]:
+        hops = np.flatnonzero(which)
+        counts = np.bincount(self.lowered.table[OP][hops], minlength=len(self.ops))
+        return np.concatenate([[0], np.cumsum(counts)]), hops
+
+    @cached_property
+    def groups(self) -> dict[tuple[int, int, int], "TouchedItems"]:
+        """The rows by (kind, tensor, layer offset)."""
+        rows = self.rows[
+            np.lexsort((self.rows[:, 1], self.rows[:, 4], self.rows[:, 3], self.rows[:, 2], self.rows[:, 0]))
+        ]
+        if not len(rows):
+            return {}
+        change = (rows[1:][:, [0, 2, 3]] != rows[:-1][:, [0, 2, 3]]).any(axis=1)
+        starts = np.concatenate([[0], np.flatnonzero(change) + 1, [len(rows)]]).tolist()
+        return {
+            (int(rows[a, 0]), int(rows[a, 2]), int(rows[a, 3])): TouchedItems(rows[a:b, 1], rows[a:b, 4])
+            for a, b in pairwise(starts)
+        }
+
+
+@dataclass(frozen=True)
+class TouchedItems:
+    """Operations that touch a tensor of a layer, and where, sorted by place; int64 [rows] each."""
+
+    ops: Ints
+    places: Ints
+
+
+def tensor_key(variant: Variant, layer: int, tensor: int, offset: int) -> Key:
+    """Returns what a tensor is that a template names, played for a layer."""
+    layout = variant.of.layout
+    of = layout.tensors[tensor]
+    batch = variant.of.template.layout if layout.of_batch(tensor) else -1
+    return of.name, 0 if of.layers == "none" else layer + offset, batch
+
+
+def between(before: Variant, one: TouchedItems, after: Variant, other: TouchedItems) -> tuple[Ints, Ints]:
+    """Returns the edges between hops of two templates: from operations of `one` to those of `other` at the same place.
+    Computes of one place are left out, as their queue has them in order."""
+    found: tuple[Ints, Ints] = _joined(
+        (one.ops, one.places, before.ops[one.ops, 0] == COMPUTE), before.last_hops,
+        (other.ops, other.places, after.ops[other.ops, 0] == COMPUTE), after.first_hops,
+    )  # fmt: skip
+    return found
+
+
+@nb.njit(cache=True)
+def _joined(before, last, after, first):  # type: ignore[no-untyped-def]
+    """Returns (producers, consumers): rows of both sides, (operations, places, whether they compute), sorted by place,
+    and hops by operation, compressed rows. Edges that are there twice follow one another or not at all."""
+    ops, places, computes = before
+    count = 0
+    for fill in range(2):
+        if fill:
+            sources, targets = np.empty(count, np.int64), np.empty(count, np.int64)
+            count = 0
+        begin, source, target = 0, -1, -1
+        for at in range(len(after[0])):
+            while begin < len(ops) and places[begin] < after[1][at]:
+                begin += 1
+            row = begin
+            while row < len(ops) and places[row] == after[1][at]:
+                if not (computes[row] and after[2][at]) and not (ops[row] == source and after[0][at] == target):
+                    source, target = ops[row], after[0][at]
+                    for a in range(last[0][source], last[0][source + 1]):
+                        for b in range(first[0][target], first[0][target + 1]):
+                            if fill:
+                                sources[count], targets[count] = last[1][a], first[1][b]
+                            count += 1
+                row += 1
+    return sources, targets
+
+
+def _in_turn(ops: Ints, size: Ints) -> tuple[Ints, Ints]:
+    """Returns edges from every routed transfer of attention to the next of its source (zbench.simulator.serial)."""
+    routed = np.flatnonzero((ops[:, 11] >= 0) & (ops[:, 8] == _ATTENTION) & (size >= 0))
+    routed = routed[np.argsort(ops[routed, 2], kind="stable")]
+    same = ops[routed[1:], 2] == ops[routed[:-1], 2]
+    return routed[:-1][same], routed[1:][same]
+
+
+def _counted(step: Step, items: Items, number: int) -> dict[tuple[int, int], int]:
+    """Counts the items of a contract of layout `number` by (tensor, layer offset)."""
+    found: dict[tuple[int, int], int] = {}
+    size = np.diff(step.layouts[number].lists.offsets)
+    for tensor, offset, places, list0, list1, *_ in items.rows():
+        count = 1 if places == AT_HOME else int(size[places])
+        for which in (list0, list1):
+            count *= int(size[which]) if which >= 0 else 1
+        found[tensor, offset] = found.get((tensor, offset), 0) + count
+    return found

@@ -1,0 +1,197 @@
+"""Puts instances of templates together to one program of hops, with edges between instances.
+
+An instance waits for what others left, item by item where operations touch items and place by place between templates:
+what reads a tensor of a layer at a place waits for all that wrote it there. What updates or replaces state waits for
+those that read it. State that is brought somewhere and forgotten there takes a buffer, and what brings the same tensor
+of another layer to it waits until those that read it are done: so parameters are gathered as far ahead as the contracts
+say, and no further.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from zbench.cost.cost import Cost
+from zbench.describe.arrays import Ints
+from zbench.plans.plan import Plan
+from zbench.simulator.clock import HopGraph, graph_of
+from zbench.simulator.hops import Hops
+from zbench.simulator.steps.chains import ARRIVES, READS, USES, WRITES
+from zbench.simulator.steps.expand import AFTER, BYTES, CLASS, LINK_A, LINK_B, OP, QUEUE_A, QUEUE_B, RANK
+from zbench.simulator.steps.lower import gpu_queues
+from zbench.simulator.steps.parts import Key, PlayedTemplate, Variant, between, tensor_key
+from zbench.step.operations import GATHER, REDUCE
+from zbench.step.template import Step
+from zbench.step.tensor import NATURES, STATE
+
+Edges = tuple[Ints, Ints]
+
+
+@dataclass(frozen=True)
+class PlayedInstance:
+    """An instance of a program: its entry in the step's order, its template, the layer and the variant."""
+
+    entry: int
+    template: int
+    layer: int
+    variant: Variant
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """Hops of instances one after another. begin: int64 [instances + 1], where those of each begin. purpose: of every
+    hop, as in Lowered."""
+
+    instances: tuple[PlayedInstance, ...]
+    graph: HopGraph
+    begin: Ints
+    purpose: Ints
+    queues: int
+
+
+@dataclass
+class StepParts:
+    """The templates of a step as they are played, prepared when they are asked for."""
+
+    step: Step
+    plans: Sequence[Plan]
+    cost: Cost
+    _templates: dict[int, PlayedTemplate] = field(default_factory=dict)
+    _variants: dict[tuple[int, tuple[tuple[int, int], ...]], Variant] = field(default_factory=dict)
+    _edges: dict[tuple[int, tuple[int, int, int], int, tuple[int, int, int]], Edges] = field(default_factory=dict)
+
+    def template(self, number: int) -> PlayedTemplate:
+        """Returns a template."""
+        if number not in self._templates:
+            template = self.step.templates[number]
+            plan = self.plans[template.layout] if len(self.plans) else None
+            self._templates[number] = PlayedTemplate.of(self.step, template, plan, self.cost)
+        return self._templates[number]
+
+    def variant(self, number: int, layer: int, num_layers: int) -> Variant:
+        """Returns a template as it is for a layer of so many."""
+        missing = self.template(number).missing(layer, num_layers)
+        if (number, missing) not in self._variants:
+            self._variants[number, missing] = self.template(number).variant(missing, self.cost)
+        return self._variants[number, missing]
+
+    def between(self, before: Variant, one: tuple[int, int, int], after: Variant, other: tuple[int, int, int]) -> Edges:
+        """Returns the edges between the groups of two variants."""
+        key = (id(before), one, id(after), other)  # variants live as long as this does
+        if key not in self._edges:
+            self._edges[key] = between(before, before.groups[one], after, after.groups[other])
+        return self._edges[key]
+
+
+@dataclass
+class _Links:
+    """What instances left so far: by tensor and layer who wrote it and who read it, as (instance, group), and by tensor
+    the readers of buffers that are free, first come first."""
+
+    parts: StepParts
+    instances: list[PlayedInstance]
+    num_layers: int
+    writers: dict[Key, list[tuple[int, tuple[int, int, int]]]] = field(default_factory=dict)
+    readers: dict[Key, list[tuple[int, tuple[int, int, int]]]] = field(default_factory=dict)
+    free: dict[str, list[list[tuple[int, tuple[int, int, int]]]]] = field(default_factory=dict)
+
+    def follow(self, number: int) -> list[tuple[int, int, Edges]]:
+        """Returns the edges into an instance, (instance that they come from, this one, edges), and notes what it
+        leaves."""
+        one, found = self.instances[number], []
+        layout = one.variant.of.layout
+
+        def wait(others: list[tuple[int, tuple[int, int, int]]], group: tuple[int, int, int]) -> None:
+            for other, theirs in others:
+                edges = self.parts.between(self.instances[other].variant, theirs, one.variant, group)
+                if len(edges[0]):
+                    found.append((other, number, edges))
+
+        groups = list(one.variant.groups)
+        for group in groups:
+            kind, tensor, offset = group
+            key = tensor_key(one.variant, one.layer, tensor, offset)
+            if kind == READS:
+                wait(self.writers.get(key, []), group)
+            elif kind == WRITES and layout.tensors[tensor].nature == NATURES[STATE]:
+                wait(self.readers.get(key, []), group)
+            elif kind == ARRIVES and (tensor, offset) not in one.variant.of.replaced:
+                buffers = self.free.get(layout.tensors[tensor].name, [])
+                if buffers:
+                    wait(buffers.pop(0), group)
+        self._leave(number, groups)
+        return found
+
+    def _leave(self, number: int, groups: list[tuple[int, int, int]]) -> None:
+        one = self.instances[number]
+        for group in groups:
+            kind, tensor, offset = group
+            if kind in (WRITES, USES):
+                side = self.writers if kind == WRITES else self.readers
+                side.setdefault(tensor_key(one.variant, one.layer, tensor, offset), []).append((number, group))
+        had, has = one.variant.of.held
+        for tensor, offset in {*had, *has, *((tensor, offset) for kind, tensor, offset in groups if kind == ARRIVES)}:
+            key, name = tensor_key(one.variant, one.layer, tensor, offset), one.variant.of.layout.tensors[tensor].name
+            takes = (ARRIVES, tensor, offset) in one.variant.groups and (tensor, offset) not in one.variant.of.replaced
+            before, after = had.get((tensor, offset), 0), has.get((tensor, offset), 0)
+            of_state = one.variant.of.layout.tensors[tensor].nature == NATURES[STATE]
+            if of_state and (before > after > 0 or (takes and after <= before)):
+                self.free.setdefault(name, []).append(self.readers.pop(key, []))
+            if after == 0:
+                self.writers.pop(key, None)
+                self.readers.pop(key, None)
+
+
+def program(parts: StepParts, order: Sequence[tuple[int, int, int]], num_layers: int) -> StepProgram:
+    """Puts instances, each (entry of the step's order, template, layer), of a step of `num_layers` into a program."""
+    instances = [
+        PlayedInstance(entry, number, layer, parts.variant(number, layer, num_layers)) for entry, number, layer in order
+    ]
+    links = _Links(parts, instances, num_layers)
+    begin = np.cumsum([0, *(one.variant.lowered.table.shape[1] for one in instances)])
+    producer, consumer = [], []
+    for number, one in enumerate(instances):
+        producer.append(one.variant.lowered.producer + begin[number])
+        consumer.append(one.variant.lowered.consumer + begin[number])
+        for source, target, (a, b) in links.follow(number):
+            producer.append(a + begin[source])
+            consumer.append(b + begin[target])
+    table = np.concatenate([one.variant.lowered.table for one in instances], axis=1)
+    every = gpu_queues(parts.cost.cluster) * parts.cost.cluster.num_ranks
+    meetings = table[QUEUE_A] < -1
+    first, queues = _meeting_queues(instances, every)
+    at = np.repeat(first, np.diff(begin))
+    table[QUEUE_A, meetings] = at[meetings] - 2 - table[QUEUE_A, meetings]
+    busy, latency = (
+        np.concatenate([getattr(one.variant.lowered, name) for one in instances]) for name in ("busy", "latency")
+    )
+    kinds = np.concatenate([one.variant.ops[one.variant.lowered.table[OP], 0] for one in instances])
+    hops = _hops(table, kinds, parts.cost)
+    graph = graph_of(hops, busy, latency, np.concatenate(producer), np.concatenate(consumer))
+    purpose = np.concatenate([one.variant.lowered.purpose for one in instances])
+    return StepProgram(tuple(instances), graph, begin, purpose, queues)
+
+
+def _meeting_queues(instances: Sequence[PlayedInstance], every: int) -> tuple[Ints, int]:
+    """Returns the first queue of each instance's meetings, and how many queues there are: instances of a template share
+    theirs, as their collectives follow one another."""
+    first: dict[int, int] = {}
+    most: dict[int, int] = {}
+    for one in instances:
+        most[one.template] = max(most.get(one.template, 0), one.variant.lowered.meetings)
+    for number, count in most.items():
+        first[number] = every
+        every += count
+    return np.array([first[one.template] for one in instances], np.int64), every
+
+
+def _hops(table: Ints, kinds: Ints, cost: Cost) -> Hops:
+    """Returns the hops of a table; kinds: of their operations."""
+    channels = np.array([one.channels for one in cost.cluster.links] + [1], np.int64)[table[CLASS]]
+    whole = (kinds == GATHER) | (kinds == REDUCE) | (channels == 1)
+    none = np.zeros(0, np.int64)
+    return Hops(
+        table[OP], table[RANK], table[QUEUE_A], table[QUEUE_B], table[LINK_A], table[LINK_B], table[CLASS],
+        table[BYTES], channels, whole, table[AFTER], none, none.astype(bool), gpu_queues(cost.cluster),
+    )  # fmt: skip

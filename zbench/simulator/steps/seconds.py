@@ -1,0 +1,162 @@
+"""Seconds of the computes of a template, formula by formula.
+
+Matmuls take the rate that zbench.cost.cost gives a layer's (with its curve over tokens, where a device has one),
+elementwise work goes through memory, and kernels start. What a dense layer's formulas take together is
+Cost.linear_seconds forward and twice that backward, and the head's without its norm Cost.head_seconds. A function that
+is not in the table below reads its operands and writes its results once, in one kernel.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from zbench.cost.cost import OPTIMIZER_BYTES, Cost
+from zbench.cost.loss import moved_bytes
+from zbench.describe.arrays import Floats, Ints
+from zbench.plans.plan import Plan
+from zbench.simulator.steps.attends import attends_seconds
+from zbench.simulator.steps.sizes import Sizes
+from zbench.step.formula import Formula, Reference, Term
+from zbench.step.layout import StepLayout
+from zbench.step.operations import COMPUTE
+from zbench.step.template import Template
+
+# Bytes of an element of the result that elementwise work passes through memory, as numbers of an element's bytes where
+# it is fused, and absolute where it is not: Model.elementwise_bytes says of what they are the sum. Keys are half of kv.
+_PASSES: Mapping[str, tuple[float, float]] = MappingProxyType({
+    "norm": (2, 28), "turn": (2, 24), "turn_keys": (1, 12), "act": (3, 10), "add": (3, 6), "lookup": (2, 4),
+})  # fmt: skip
+_MATMULS = ("", "turn", "turn_keys", "score", "weigh")  # functions that multiply with a parameter
+_STARTS = 2  # kernels of a formula: 20 of the 10 of a dense layer's forward beside attention (Cost.LAYER_KERNELS)
+_FREE = ("row_sums", "lose", "norm_d1")  # parts of other kernels: of attention's backward, the head's, norm_d0
+_HEAD_MATMULS = 3  # over which the loss's passes through memory are spread: logits, and both gradients
+_DERIVATIVE = re.compile(r"_d(\d)$")
+
+
+def compute_seconds(sizes: Sizes, plan: Plan | None, cost: Cost) -> Floats:
+    """Returns the seconds of every compute of a template, float64 [operations]; 0 of others. plan: the micro-batch's,
+    where there is attention.
+
+    Raises:
+        ValueError: a template has attention and no plan.
+    """
+    ops = sizes.template.operations
+    found = np.zeros(len(ops))
+    attends: list[tuple[Ints, bool]] = []
+    for number in sizes.template.formulas:
+        mine = np.flatnonzero((ops.kind == COMPUTE) & (ops.what == number))
+        formula = sizes.layout.formulas[number]
+        name = formula.terms[0].function
+        if name in ("attend", "attend_d"):
+            attends.append((mine, name == "attend_d"))
+        elif len(mine):
+            found[mine] = _Formula(sizes, formula, mine, cost).seconds()
+    if attends and plan is None:
+        raise ValueError(f"template {sizes.template.name} has attention; it takes the plan of its micro-batch")
+    for mine, backward in attends:
+        assert plan is not None
+        found[mine] = attends_seconds(sizes, plan, mine, backward, cost)
+    return found
+
+
+@dataclass(frozen=True)
+class _Formula:
+    """Operations `mine` of a formula."""
+
+    sizes: Sizes
+    formula: Formula
+    mine: Ints
+    cost: Cost
+
+    def seconds(self) -> Floats:
+        """Returns the seconds of each operation."""
+        device, terms = self.cost.cluster.device, self.formula.terms
+        back = any(_DERIVATIVE.search(term.function) for term in terms)
+        found = sum((self._term(term) for term in terms), np.zeros(len(self.mine)))
+        more = len(terms) - 1
+        if more:
+            found = found + (1 + back) * more * self._passes("add", self.formula.results[0])
+            found += (_STARTS * (1 + back) * more if back else 0.0) * device.kernel_seconds
+            if not back:
+                found += _STARTS * device.kernel_seconds
+        return np.asarray(found, np.float64)
+
+    def _term(self, term: Term) -> Floats:
+        device, none = self.cost.cluster.device, np.zeros(len(self.mine))
+        derived = _DERIVATIVE.search(term.function)
+        name = term.function[: derived.start()] if derived else term.function
+        starts = none + _STARTS * device.kernel_seconds
+        if term.function in _FREE or (not name and len(term.operands) == 1):
+            return none
+        if term.function == "adam":
+            weight = self.formula.results[0]
+            return OPTIMIZER_BYTES * self._elements(self._parameter(weight), weight) / device.copy_bandwidth
+        if name in _MATMULS:
+            found = self._matmul(term)
+            if name == "score":
+                share = self.sizes.share(self.formula, self._weight(term), self.mine)
+                size = moved_bytes(self.cost.model, self.sizes.tokens(self.formula, self.mine)) * share
+                return found + size / device.copy_bandwidth / _HEAD_MATMULS
+            if name in _PASSES and term.function == name:
+                found = found + self._passes(name, self.formula.results[0])
+            elif name in _PASSES and derived and derived[1] == "0":
+                found = found + 2 * self._passes(name, term.operands[0])
+            return found + starts
+        if name in ("lookup",):
+            return self._passes(name, term.operands[0] if derived else self.formula.results[0])
+        if name in _PASSES:
+            of = term.operands[0] if derived else self.formula.results[0]
+            return (2 if derived else 1) * (self._passes(name, of) + starts)
+        size = sum(
+            (self.sizes.bytes_of(self.formula, one, self.mine) for one in (*self.formula.results, *term.operands)), none
+        )
+        return self.sizes.meeting(self.formula, self.mine) * size / device.copy_bandwidth + device.kernel_seconds
+
+    def _passes(self, name: str, ref: Reference) -> Floats:
+        model = self.cost.model
+        fused, eager = _PASSES[name]
+        each = fused * model.element_bytes if model.kernels == "fused" else eager
+        elements = self.sizes.bytes_of(self.formula, ref, self.mine) / model.element_bytes
+        meeting = self.sizes.meeting(self.formula, self.mine)
+        return np.asarray(each * elements * meeting / self.cost.cluster.device.copy_bandwidth, np.float64)
+
+    def _weight(self, term: Term) -> Reference:
+        """Returns the reference that a matmul's parameter, or its gradient, has in the formula."""
+        for ref in (*term.operands, *self.formula.results):
+            if not self.sizes.layout.of_batch(self.sizes.layout.number[ref.tensor]):
+                return ref
+        raise ValueError(f"formula {self.formula}: a product has no parameter, and no gradient of one")
+
+    def _parameter(self, ref: Reference) -> str:
+        """Returns the name of the parameter that a reference is of, or of whose gradient."""
+        plain = ref.tensor.removeprefix("d")
+        return plain if plain in self.sizes.layout.number else ref.tensor
+
+    def _elements(self, name: str, ref: Reference) -> Floats:
+        """Returns the elements of a parameter that a reference names."""
+        layout = self.sizes.layout
+        tensor = layout.tensors[layout.number[name]]
+        size = tensor.unit * np.prod([float(layout.index[axis].sizes.sum()) for axis in tensor.axes])
+        return np.asarray(size / self.cost.model.element_bytes * self.sizes.share(self.formula, ref, self.mine))
+
+    def _matmul(self, term: Term) -> Floats:
+        """Returns the seconds of a matmul: of tokens with a parameter, or of tokens with tokens to a parameter's
+        gradient."""
+        device, model, weight = self.cost.cluster.device, self.cost.model, self._weight(term)
+        tokens = self.sizes.tokens(self.formula, self.mine) * self.sizes.meeting(self.formula, self.mine)
+        flops = 2 * tokens * self._elements(self._parameter(weight), weight)
+        curve = device.matmul_by_tokens.get(model.name)
+        if curve is None or term.function.startswith("score"):
+            return np.asarray(flops / device.matmul_flops, np.float64)
+        return np.asarray(flops * curve.seconds(np.maximum(tokens, 1)), np.float64)
+
+
+def check_layout(layout: StepLayout, template: Template) -> None:
+    """Raises ValueError where a template's formula has a product without a parameter."""
+    for number in template.formulas:
+        for term in layout.formulas[number].terms:
+            if not term.function and len(term.operands) > 2:
+                raise ValueError(f"formula {layout.formulas[number]}: a product of more than two is not timed")

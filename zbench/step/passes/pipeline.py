@@ -1,0 +1,113 @@
+"""Pipelines: the layers divided among stages, each on as many GPUs; x and dx go from one to the next between them.
+
+A template is played for every stage, from its first place on. Micro-batches go one forward, one backward in each stage
+(Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1): the order of instances is all there is to it.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from zbench.step.layout import StepLayout
+from zbench.step.lists import PLACE, ListTable
+from zbench.step.operations import SEND, operation_row
+from zbench.step.passes.micro_batch import BatchTemplates, Rows
+from zbench.step.template import AT_HOME, Instance, StageStart, Template
+
+FORWARD, BACKWARD = range(2)
+EMBEDDING, LAYERS, HEAD, LAYERS_BACKWARD, EMBEDDING_BACKWARD, SEND_X, SEND_DX = range(7)  # a micro-batch's templates
+
+
+def stage_starts(num_layers: int, stages: int, places: int) -> tuple[StageStart, ...]:
+    """Returns the stages of layers divided evenly, the first ones larger by one. places: of a stage.
+
+    Raises:
+        ValueError: there are fewer layers than stages.
+    """
+    if not 1 <= stages <= num_layers:
+        raise ValueError(f"the number of pipeline stages is {stages}; it takes 1 to model.num_layers, {num_layers}")
+    first = [at * num_layers // stages for at in range(stages)]
+    return tuple(StageStart(layer, at * places) for at, layer in enumerate(first))
+
+
+def one_forward_one_backward(stages: int, micro_batches: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (stage, FORWARD or BACKWARD, micro-batch) in an order in which each follows what it waits for."""
+    waiting = []
+    for stage in range(stages):
+        ahead = min(stages - 1 - stage, micro_batches)
+        turns = [(FORWARD, at) for at in range(ahead)]
+        for at in range(micro_batches):
+            turns += [(FORWARD, ahead + at)] if ahead + at < micro_batches else []
+            turns.append((BACKWARD, at))
+        waiting.append(turns[::-1])
+    done: set[tuple[int, int, int]] = set()
+    while any(waiting):
+        for stage, turns in enumerate(waiting):
+            if not turns:
+                continue
+            way, batch = turns[-1]
+            before = stage - 1 if way == FORWARD else stage + 1
+            if before in (-1, stages) or (before, way, batch) in done:
+                done.add((stage, way, batch))
+                yield stage, *turns.pop()
+
+
+def border_templates(batch: BatchTemplates) -> list[Template]:
+    """Returns the templates that send x of a stage's last layer to the next stage, and dx back."""
+    return [_border(batch, "x"), _border(batch, "dx")]
+
+
+def _border(batch: BatchTemplates, name: str) -> Template:
+    """Returns the template that sends x on, or dx back; it is played for the last layer of the stage before."""
+    number, places = batch.layout.number[name], batch.parts.num_gpus
+    own = batch.linear.lists_of("t", False)
+    sends, far = [], []
+    for gpu in batch.linear.gpus(False).tolist():
+        ends = (gpu, places + gpu) if name == "x" else (places + gpu, gpu)
+        sends.append(operation_row(SEND, number, ends, [int(own[gpu])], "stages", 1))
+        far.append([number, 1, batch.lists.number(PLACE, [places + gpu]), int(own[gpu]), -1, 0, 0, 0])
+    near = batch.tokens(name, 1)
+    sides = (near, far) if name == "x" else (far, near)
+    return batch.template(f"send_{name}", [sends], *sides)
+
+
+def pipeline_order(
+    stages: tuple[StageStart, ...], num_layers: int, batches: Sequence[int], fetches: tuple[int, int]
+) -> list[Instance]:
+    """Returns the instances of all micro-batches. batches: the number of each one's first template, in the order of
+    EMBEDDING to SEND_DX; fetches: of the templates that gather a stage's first layers ahead, forward and backward."""
+    ends = [*(one.layer for one in stages[1:]), num_layers]
+    order = []
+    for at, way, batch in one_forward_one_backward(len(stages), len(batches)):
+        begin, end, place, first = stages[at].layer, ends[at], stages[at].place, batches[batch]
+        if way == FORWARD:
+            order.append(Instance(first + EMBEDDING, 0) if at == 0 else Instance(fetches[0], begin, place=place))
+            order.append(Instance(first + LAYERS, begin, end - begin, place=place))
+            last = at + 1 == len(stages)
+            order.append(
+                Instance(first + HEAD, end, place=place) if last else Instance(first + SEND_X, end - 1, place=place)
+            )
+            continue
+        if at + 1 < len(stages):
+            order += [Instance(first + SEND_DX, end - 1, place=place), Instance(fetches[1], end - 1, place=place)]
+        order.append(Instance(first + LAYERS_BACKWARD, end - 1, end - begin, -1, place=place))
+        if at == 0:
+            order.append(Instance(first + EMBEDDING_BACKWARD, 0))
+    return order
+
+
+def moved_entries(entries: Rows, layout: StepLayout, lists: ListTable, place: int) -> Rows:
+    """Returns entries with their places counted from another place on; what is at home is told by its places."""
+    found = []
+    for tensor, layer, places, list0, list1, *rest in entries:
+        if places != AT_HOME:
+            moved = lists.number(PLACE, lists.rows[places] + place)
+            found.append([tensor, layer, moved, list0, list1, *rest])
+            continue
+        home, axes = layout.tensors[tensor].home.reshape(layout.shape(tensor)), layout.tensors[tensor].axes
+        for row, homes in enumerate(home):
+            for one in np.unique(homes).tolist():
+                cells = [lists.number(axes[0], [row])] if axes else [-1]
+                cells.append(lists.number(axes[1], np.flatnonzero(homes == one)) if len(axes) > 1 else -1)
+                found.append([tensor, layer, lists.number(PLACE, [one + place]), *cells, *rest])
+    return found

@@ -1,0 +1,107 @@
+"""Draws which experts tokens go to, and lays experts out on GPUs (expert parallelism).
+
+Experts are held by groups of consecutive GPUs: of `degree` GPUs each has as many experts, and tokens stay in the group
+of their home. A token goes once to a GPU, whatever number of experts it has there (as DeepEP's dispatch does). One draw
+holds for all layers of a micro-batch: that layers route alike is a simplification, and no measured fact.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.describe.model import Model
+from zbench.step.index import Index, PartMap, Relation
+
+
+@dataclass(frozen=True)
+class ExpertParallel:
+    """A layout of experts and a rule by which they are chosen.
+
+    degree: GPUs that hold all experts together. seed: of the draw. skew: the exponent by which an expert's odds fall
+    with its rank in a random order; 0: all are chosen alike (a guess, both).
+    """
+
+    degree: int = 1
+    seed: int = 0
+    skew: float = 0.0
+
+    def check(self, model: Model, num_gpus: int) -> None:
+        """Raises ValueError if a model's experts cannot be laid out so."""
+        if self.degree < 1 or model.num_experts % self.degree:
+            raise ValueError(
+                f"the expert-parallel degree is {self.degree}; it has to divide model.num_experts, {model.num_experts}"
+            )
+        if num_gpus % self.degree:
+            raise ValueError(f"the expert-parallel degree is {self.degree}; it has to divide {num_gpus} GPUs")
+        if not 0 <= self.skew < 100:
+            raise ValueError(f"the skew of the routing is {self.skew}; it takes a number from 0 to 100")
+
+
+TOGETHER = ExpertParallel()  # all experts on every GPU
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The experts of every token. chosen: int64 [tokens, experts a token], tokens in the order of parts of t; begin:
+    int64 [parts + 1], where those of each part begin. slices: of experts, one a GPU of a group."""
+
+    chosen: Ints
+    begin: Ints
+    num_experts: int
+    slices: int
+
+    @staticmethod
+    def draw(sizes: Ints, model: Model, how: ExpertParallel, micro_batch: int) -> "Routing":
+        """Draws the experts of the tokens of parts: the largest of logarithms of odds with Gumbel noise, which is a
+        draw without replacement (Kool et al. 2019, arXiv 1903.06059)."""
+        rng = np.random.default_rng((how.seed, micro_batch))
+        order = rng.permutation(model.num_experts)
+        odds = -how.skew * np.log1p(order) + rng.gumbel(size=(int(sizes.sum()), model.num_experts))
+        chosen = np.sort(np.argpartition(-odds, model.experts_per_token - 1)[:, : model.experts_per_token], axis=1)
+        begin = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        return Routing(chosen.astype(np.int64), begin, model.num_experts, how.degree)
+
+    @cached_property
+    def _part(self) -> Ints:
+        return np.repeat(np.arange(len(self.begin) - 1), np.diff(self.begin))
+
+    @cached_property
+    def to_experts(self) -> Ints:
+        """The tokens of each part that go to each expert, int64 [parts, experts]."""
+        key = self._part[:, None] * self.num_experts + self.chosen
+        count = np.bincount(key.reshape(-1), minlength=(len(self.begin) - 1) * self.num_experts)
+        return count.reshape(-1, self.num_experts)
+
+    @cached_property
+    def to_slices(self) -> Ints:
+        """The tokens of each part that go to each slice of the experts, int64 [parts, slices]."""
+        slices = self.chosen // (self.num_experts // self.slices)
+        first = np.concatenate([np.ones((len(slices), 1), bool), slices[:, 1:] != slices[:, :-1]], axis=1)
+        key = (self._part[:, None] * self.slices + slices)[first]
+        return np.bincount(key, minlength=(len(self.begin) - 1) * self.slices).reshape(-1, self.slices)
+
+    def indices(self) -> tuple[Index, ...]:
+        """Returns the indices e, experts, and k, slices of them."""
+        each = self.num_experts // self.slices
+        return (
+            Index("e", np.ones(self.num_experts, np.int64)),
+            Index("k", np.full(self.slices, each, np.int64)),
+        )
+
+    def maps(self) -> tuple[PartMap, ...]:
+        """Returns the map k(e)."""
+        return (PartMap("k", "e", np.arange(self.num_experts) // (self.num_experts // self.slices)),)
+
+    def relations(self) -> tuple[Relation, ...]:
+        """Returns route(t, e) and goes(t, k)."""
+        return _relation("route", "e", self.to_experts), _relation("goes", "k", self.to_slices)
+
+
+def _relation(name: str, second: str, tokens: Ints) -> Relation:
+    """Returns the relation of parts of t with what some of their tokens go to."""
+    parts, partners = np.nonzero(tokens)
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(parts, minlength=len(tokens)))]).astype(np.int64)
+    rows, columns = (np.arange(size, dtype=np.int64) for size in tokens.shape)
+    return Relation(name, "t", second, rows, columns, offsets, partners.astype(np.int64))

@@ -1,0 +1,72 @@
+"""The formulas of a step: of a layer's forward and backward, of what is before and after the layers, of the updates."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from zbench.step.formula import Formula, parse_formula, parse_formulas
+from zbench.step.layers import DENSE, DERIVATIVES, EMBEDDING, EMBEDDING_BACKWARD, EXPERTS, HEAD, update
+from zbench.step.passes.recompute import made_again, with_recomputation
+from zbench.step.passes.zero import EXPERT_LAYER_WEIGHTS, LAYER_WEIGHTS, OTHER_WEIGHTS, axes_of
+from zbench.step.transpose import transpose
+
+
+@dataclass(frozen=True)
+class Sections:
+    """Formulas by the template that computes them, in the order in which a layout has them."""
+
+    embedding: tuple[Formula, ...]
+    forward: tuple[Formula, ...]
+    head: tuple[Formula, ...]
+    backward: tuple[Formula, ...]
+    embedding_backward: tuple[Formula, ...]
+    updates: tuple[Formula, ...]
+    layer_weights: tuple[str, ...]
+
+    @cached_property
+    def all(self) -> tuple[Formula, ...]:
+        """All formulas."""
+        return self.embedding + self.forward + self.head + self.backward + self.embedding_backward + self.updates
+
+    @cached_property
+    def numbers(self) -> Mapping[str, range]:
+        """The numbers of the formulas of each section."""
+        found, first = {}, 0
+        for name in ("embedding", "forward", "head", "backward", "embedding_backward", "updates"):
+            found[name] = range(first, first + len(getattr(self, name)))
+            first = found[name].stop
+        return found
+
+    @cached_property
+    def saved(self) -> tuple[str, ...]:
+        """The tensors that a layer's backward reads of its forward, its input among them."""
+        made = {ref.tensor for one in self.backward for ref in one.results}
+        reads = dict.fromkeys(ref.tensor for one in self.backward for ref in one.operands)
+        return tuple(name for name in reads if name not in made and name not in (*self.layer_weights, "dx"))
+
+    @cached_property
+    def contributors(self) -> Mapping[str, tuple[Formula, ...]]:
+        """The formulas that add to each sum."""
+        found: dict[str, tuple[Formula, ...]] = {}
+        for one in self.all:
+            for ref in one.results:
+                found[ref.tensor] = (*found.get(ref.tensor, ()), one)
+        return found
+
+
+@lru_cache(maxsize=16)
+def sections(recompute: str, experts: bool) -> Sections:
+    """Returns the formulas of a step with a level of recomputation, of layers with experts or dense ones.
+
+    Raises:
+        ValueError: there is no such level.
+    """
+    forward, head = parse_formulas(EXPERTS if experts else DENSE), parse_formulas(HEAD)
+    again = made_again(recompute, forward, "x")
+    weights = EXPERT_LAYER_WEIGHTS if experts else LAYER_WEIGHTS
+    return Sections(
+        parse_formulas(EMBEDDING), forward, head + transpose(head, DERIVATIVES),
+        with_recomputation(forward, transpose(forward, DERIVATIVES), again), parse_formulas(EMBEDDING_BACKWARD),
+        tuple(parse_formula(update(weight, ",".join(axes_of(weight)))) for weight in (*weights, *OTHER_WEIGHTS)),
+        weights,
+    )  # fmt: skip

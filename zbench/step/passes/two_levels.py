@@ -1,0 +1,103 @@
+"""Collectives in two levels: between nodes once a shard, the rest inside the nodes.
+
+A gather over nodes x GPUs becomes one gather for each GPU of a node, among those of the same number in all nodes, of
+the shards at home there, and sends from these to their node's other GPUs; a reduction is the same turned round: moves
+inside the node, then a reduction among GPUs of the same number (Mikami et al. 2018, arXiv 1811.05233).
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from zbench.describe.arrays import Ints
+from zbench.step.layout import ADD, StepLayout
+from zbench.step.lists import PLACE, ListTable
+from zbench.step.operations import COMPUTE, GATHER, MOVE, QUEUES, REDUCE, SEND, Operations
+from zbench.step.template import AT_HOME, Step, Template
+
+_OF_PARAMETERS = tuple(QUEUES.index(name) for name in ("parameters", "gradients"))
+
+
+def in_two_levels(step: Step, gpus_per_node: int) -> Step:
+    """Returns a step in which collectives of parameters and gradients over several nodes, with as many GPUs of each,
+    go in two levels; others stay as they are.
+
+    Raises:
+        ValueError: the GPUs are no whole nodes.
+    """
+    if gpus_per_node < 1 or step.num_gpus % gpus_per_node:
+        raise ValueError(f"there are {gpus_per_node} GPUs a node; it has to divide the step's {step.num_gpus}")
+    tables = [ListTable.of(layout.lists, {one.name: len(one) for one in layout.indices}, step.num_places)
+              for layout in step.layouts]  # fmt: skip
+    templates = []
+    for one in step.templates:
+        levels = _Levels(step.layouts[one.layout], tables[one.layout], one, gpus_per_node)
+        rows = [row for op in one.operations.rows().tolist() for row in levels.rows(op)]
+        templates.append(replace(one, operations=Operations.of(rows)))
+    layouts = tuple(replace(layout, lists=table.lists()) for layout, table in zip(step.layouts, tables, strict=True))
+    return replace(step, layouts=layouts, templates=tuple(templates))
+
+
+@dataclass(frozen=True)
+class _Levels:
+    """Makes the operations that stand for collectives of a template."""
+
+    layout: StepLayout
+    lists: ListTable
+    template: Template
+    node: int
+
+    def rows(self, op: list[int]) -> list[list[int]]:
+        """Returns what stands for an operation, itself alone if it is no collective over several nodes."""
+        if op[0] not in (GATHER, REDUCE) or op[8] not in _OF_PARAMETERS:
+            return [op]
+        members, homes = self.lists.rows[op[3]], self._homes(op)
+        nodes, local = np.unique(members // self.node), np.unique(members % self.node)
+        even = len(nodes) > 1 and len(local) > 1 and len(nodes) * len(local) == len(members)
+        if not even or homes is None or not np.isin(homes, members).all():
+            return [op]
+        between, inside = [], []
+        adders = self._adders(op[1])
+        for mine in local.tolist():
+            cells = np.flatnonzero(homes % self.node == mine)
+            if not len(cells):
+                continue
+            peers = self.lists.number(PLACE, nodes * self.node + mine)
+            lists = self._cells(op, cells)
+            between.append([op[0], op[1], -1, peers, *lists, *op[7:]])
+            for first in (nodes * self.node).tolist():
+                for other in local[local != mine].tolist():
+                    ends = [first + mine, first + other]
+                    if op[0] == GATHER:
+                        inside.append([SEND, op[1], *ends, *lists, *op[7:]])
+                    elif first + other in adders:
+                        inside.append([MOVE, op[1], *ends[::-1], *lists, *op[7:]])
+        return between + inside if op[0] == GATHER else inside + between
+
+    def _homes(self, op: list[int]) -> Ints | None:
+        """Returns the homes of an operation's cells along the tensor's last axis, None if both have several parts."""
+        home = self.layout.tensors[op[1]].home.reshape(self.layout.shape(op[1]))
+        rows = self.lists.rows[op[4]] if op[4] >= 0 else np.zeros(1, np.int64)
+        columns = self.lists.rows[op[5]] if op[5] >= 0 else np.zeros(1, np.int64)
+        return home[rows[0], columns] if len(rows) == 1 else None
+
+    def _cells(self, op: list[int], which: Ints) -> list[int]:
+        """Returns the lists of some of the cells along the last axis."""
+        if op[5] < 0:
+            return [op[4], -1, -1]
+        index = self.layout.tensors[op[1]].axes[1]
+        return [op[4], self.lists.number(index, self.lists.rows[op[5]][which]), -1]
+
+    def _adders(self, tensor: int) -> set[int]:
+        """Returns the places where a template has contributions to a sum that its operations or the contract made."""
+        ops, bound, needs = self.template.operations, self.layout.bound, self.template.needs
+        makers = [
+            formula
+            for formula in self.template.formulas
+            for row in bound.rows[bound.offsets[formula] : bound.offsets[formula + 1]].tolist()
+            if (row[0], row[1]) == (ADD, tensor)
+        ]
+        found = set(ops.src[(ops.kind == COMPUTE) & np.isin(ops.what, makers)].tolist())
+        for places in needs.places[needs.tensor == tensor].tolist():
+            found |= set((self.layout.tensors[tensor].home if places == AT_HOME else self.lists.rows[places]).tolist())
+        return found
