@@ -46,7 +46,8 @@ def plan(
         print(zbench.simulate(step).seconds)
 
     lengths: [num_sequences], tokens of each sequence of the batch. cluster, model, system: a name of conf/, the path of
-    a yaml, or an object. mask: "causal", "full" or "window:N"; None: the model's own. keys: of the system's yaml.
+    a yaml, or an object. mask: "causal", "full" or "window:N"; None: the model's own. keys: of the system's yaml, as
+    in played_placements=2. Systems that choose from a workload before a run (static_best) plan nothing here.
 
     Returns the plans, proven correct; whether they fit in memory `verify` says.
 
