@@ -1,4 +1,4 @@
-"""Where every rank of a group is, in the group's store: the number of its call, what it does, the place in words."""
+"""The whereabouts of every rank in the store of its group: the number of its call, its state, the place in words."""
 
 import json
 import threading
@@ -46,7 +46,7 @@ class CallBoard(Board):
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Where a rank is. calls: so far, with the one that it is in. state: of the board, GAVE_UP, RAISED or CLOSED.
+    """The place that a rank has come to. calls: so far, with the one that it is in. state: of the board, GAVE_UP, RAISED or CLOSED.
     place: of its last call. words: of the error that it left with."""
 
     calls: int
