@@ -2,12 +2,12 @@
 
     torchrun --nproc-per-node=4 examples/planned_ahead.py
 
-Rank 0 has the planner and sends each plan to all ranks. Printed is how long planning took in all and how much of it the
-ranks waited for: the rest was hidden behind training.
+Rank 0 has the planner and sends each plan to all ranks. Printed is how long planning took in all, how much of it the
+ranks waited for - the rest was hidden behind training - and how many plans were there before they were asked for.
 """
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import InitVar, dataclass, field
 from time import perf_counter
@@ -22,20 +22,22 @@ import zbench.torch
 from zbench.describe.model import Model
 
 MODEL = Model("own", 1, 64, 4, 2, 16, 128, 256, element_bytes=4)
+Plan = Callable[[list[int]], zbench.StepPlans]
 LENGTHS = [[900 + 10 * number, 300, 40 * number + 1, 7, 7] for number in range(8)]  # of every step's batch
 
 
 @dataclass
 class Coming:
-    """A step's plans that the planner's process makes; submitted and done are moments of this process."""
+    """A step's plans that `plan` makes in the planner's process; submitted and done are moments of this process."""
 
     planner: InitVar[ProcessPoolExecutor]
     lengths: InitVar[list[int]]
+    plan: InitVar[Plan]
     submitted: float = field(default_factory=perf_counter)
     done: float = 0.0
 
-    def __post_init__(self, planner: ProcessPoolExecutor, lengths: list[int]) -> None:
-        self.plans = planner.submit(zbench.plan, lengths, cluster="local_2x2", model=MODEL, system="nodewise")
+    def __post_init__(self, planner: ProcessPoolExecutor, lengths: list[int], plan: Plan) -> None:
+        self.plans = planner.submit(plan, lengths)
         self.plans.add_done_callback(self._note)
 
     def _note(self, _: object) -> None:
@@ -46,18 +48,24 @@ class Coming:
         began = perf_counter()
         step = self.plans.result()
         waited = perf_counter() - began
-        return step, max(self.done - self.submitted, waited), waited
+        done = self.done or perf_counter()  # a callback may come later than the result
+        return step, max(done - self.submitted, waited), waited
 
 
-def planned(batches: list[list[int]], rank: int) -> Iterator[tuple[zbench.StepPlans, float, float]]:
+def plan_nodewise(lengths: list[int]) -> zbench.StepPlans:
+    """Returns the plans of a step; what the planner's process runs."""
+    return zbench.plan(lengths, cluster="local_2x2", model=MODEL, system="nodewise")
+
+
+def planned(batches: list[list[int]], rank: int, plan: Plan) -> Iterator[tuple[zbench.StepPlans, float, float]]:
     """Yields (plans, seconds that they took, seconds that rank 0 waited for them) of every batch, on every rank."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as planner:
-        coming = Coming(planner, batches[0]) if rank == 0 else None
+        coming = Coming(planner, batches[0], plan) if rank == 0 else None
         for following in [*batches[1:], None]:
             box: list[Any] = [None]
             if coming is not None:
                 box[0] = coming.wait()
-                coming = Coming(planner, following) if following else None
+                coming = Coming(planner, following, plan) if following else None
             dist.broadcast_object_list(box, src=0)
             yield box[0]
 
@@ -75,14 +83,13 @@ class Network(nn.Module):
         return self.head(batch.attention(q, k, v).flatten(1))
 
 
-def train(runtime: zbench.torch.Runtime) -> tuple[list[float], float, float]:
-    """Returns (the loss of every step, seconds of planning, seconds of it that were waited for)."""
+def train(runtime: zbench.torch.Runtime, plan: Plan = plan_nodewise) -> tuple[list[float], list[tuple[float, float]]]:
+    """Returns (the loss of every step; of every step but the first, seconds of planning and of waiting for it)."""
     torch.manual_seed(0)
-    model, losses, planning, waiting = Network(), [], 0.0, 0.0
+    model, losses, times = Network(), [], []
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
-    for number, (step, took, waited) in enumerate(planned(LENGTHS, runtime.rank)):
-        if number:  # nothing can be hidden of the first, in which the planner starts
-            planning, waiting = planning + took, waiting + waited
+    for step, took, waited in planned(LENGTHS, runtime.rank, plan):
+        times.append((took, waited))
         tokens = torch.arange(int(step.lengths.sum())) % 97
         labels = zbench.torch.next_tokens(tokens, step.lengths)
         loss = torch.zeros(())
@@ -97,14 +104,15 @@ def train(runtime: zbench.torch.Runtime) -> tuple[list[float], float, float]:
         optimizer.zero_grad()
         dist.all_reduce(loss)
         losses.append(loss.item())
-    return losses, planning, waiting
+    return losses, times[1:]  # nothing can be hidden of the first, in which the planner starts
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     runtime = zbench.torch.Runtime()
-    losses, planning, waiting = train(runtime)
+    losses, times = train(runtime)
     if runtime.rank == 0:
+        planning, waiting = (sum(column) for column in zip(*times, strict=True))
         print("loss of every step:", *(f"{loss:.3f}" for loss in losses))
         waited = f"{waiting * 1e3:.1f} ms were waited for: {1 - waiting / planning:.0%} hidden"
         print(f"planning took {planning * 1e3:.1f} ms, of which {waited}")

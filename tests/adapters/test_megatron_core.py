@@ -113,3 +113,12 @@ def test_a_schedule_that_would_hang_is_told(released: Any, monkeypatch: pytest.M
 def test_groups_that_no_engine_runs(groups: list[list[list[int]]], told: str) -> None:
     with pytest.raises(ContractError, match=told):
         check_groups(groups, [(0, 10), (1, 20), (2, 30)], 4)
+
+
+@pytest.mark.parametrize(
+    ("samples", "told"),
+    [(5, "samples is 5; it takes a list"), ([(0, "x")], "sample 0 has 'x' tokens"), (None, "a list")],
+)
+def test_what_are_no_samples_is_one_sentence(samples: Any, told: str) -> None:
+    with pytest.raises(ContractError, match=told):
+        check_groups([[[0], [0]]], samples, 2)

@@ -54,6 +54,8 @@ def test_shards_of_a_real_mesh_of_one_rank(tmp_path: object) -> None:
 
 
 def test_what_cannot_be_shared() -> None:
+    with pytest.raises(ContractError, match="there are no samples; a batch has at least one"):
+        load_balancer([], 4, cluster="local_2x2", model="tiny")
     with pytest.raises(ContractError, match="9,473 tokens"):
         load_balancer([*LENGTHS, 1], 4, cluster="local_2x2", model="tiny")
     with pytest.raises(ValueError, match="the job has 8 ranks"):

@@ -1,7 +1,8 @@
 """zbench advise on four small GPUs: what is told follows from what was played, and mistakes are one sentence."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from zbench.advise.play import play
 from zbench.advise.question import read_question
 from zbench.advise.told import answer_lines
 from zbench.api.words import run_sub_command
+from zbench.console.signals import stop_in
 from zbench.interfaces import study
 from zbench.report.advice import COLUMNS, advice_told, is_advice
 from zbench.run.chosen import choices_folder
@@ -117,6 +119,18 @@ def test_contract_and_scheduler_costs_make_up_the_whole_gap(answer: dict[str, An
     assert found["default_costs"] >= 1 - 1e-9
 
 
+def test_the_planner_inside_was_played_within_the_limit_that_its_flags_have(answer: dict[str, Any]) -> None:
+    found = answer["contract"]
+    limit = found["keys"]["max_tokens"]
+    assert found["keys"] == found["inside"]["keys"]
+    assert f"--max-seqlen-per-dp-cp-rank {limit}" in found["flags"]
+    tensor = found["inside"]["model"].get("tensor_parallel", 1)
+    assert f"--tensor-model-parallel-size {tensor}" in found["flags"]
+    told = list(answer_lines(answer))
+    assert f"  The planner inside was played with tensor parallelism {tensor}; in place of the flags" in "\n".join(told)
+    assert told.count(f"    --max-seqlen-per-dp-cp-rank {limit}") == 1
+
+
 def test_reasons_name_both_and_their_seconds(answer: dict[str, Any]) -> None:
     assert answer["why"]
     for sentence in answer["why"]:
@@ -134,21 +148,39 @@ def test_the_answer_reads_as_text_and_as_a_section_of_a_page(answer: dict[str, A
     page = advice_told(str(file))
     assert [len(row) for row in page["rows"]] == [len(COLUMNS)] * 5
     assert page["lines"] == [line.strip() for line in told]
-    file.write_text(json.dumps({"format": "zbench-advice/1", "question": {}}))
-    with pytest.raises(ValueError, match="is no whole answer of zbench advise --json"):
-        advice_told(str(file))
+    for broken, told in (
+        (
+            {"format": "zbench-advice/1", "question": {}},
+            "is no whole answer of zbench advise --json: it has no 'deploy'",
+        ),
+        (
+            answer | {"format": "zbench-advice/2"},
+            "has the format 'zbench-advice/2'; this zbench reads 'zbench-advice/1'",
+        ),
+        (answer | {"worlds": 5}, "is no whole answer of zbench advise --json: one of its values is of another type"),
+    ):
+        file.write_text(json.dumps(broken))
+        with pytest.raises(ValueError, match=re.escape(told)):
+            advice_told(str(file))
     assert not is_advice(str(tmp_path / "none.json"))
 
 
-def test_what_is_finished_is_told_when_somebody_stops_it(
-    path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def stopped(*_: object) -> None:
-        raise KeyboardInterrupt
+def _at_ctrl_c(*_: object) -> None:
+    raise KeyboardInterrupt
 
+
+def _at_ctrl_c_in_compiled_code(*_: object) -> None:
+    raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
+
+
+@pytest.mark.parametrize("stopped", [_at_ctrl_c, _at_ctrl_c_in_compiled_code])
+def test_what_is_finished_is_told_when_somebody_stops_it(
+    stopped: Callable[..., None], path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(finding, "play_world", stopped)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises((KeyboardInterrupt, SystemError)) as raised:
         advise([path, *TINY[:3], "steps=1", "systems=ring"])
+    assert stop_in(raised.value)
     told = capsys.readouterr().out
     assert "INCOMPLETE: it was stopped" in told
     assert "simulated tokens/s; 1" not in told  # no interval of one batch, and none is made up

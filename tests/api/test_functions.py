@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba import njit
 from omegaconf import OmegaConf
 
 import zbench
+from tests.helpers import api_page
 from zbench import __main__
-from zbench.api import functions
+from zbench.api import compiling, functions
 from zbench.api.parts import cluster_named, model_named
 from zbench.proof.verify import OutOfMemory
 from zbench.systems.ring import Ring
@@ -87,6 +89,13 @@ def test_what_cannot_be_is_one_sentence(changes: dict[str, Any], told: str) -> N
     assert "\n" not in str(caught.value)
 
 
+def test_what_is_no_path_is_one_sentence() -> None:
+    step = zbench.plan([60], system="ring", **SMALL)
+    for call in (zbench.load, zbench.load_plan, zbench.compare_runs, step.save):
+        with pytest.raises(ValueError, match=r" (is|has) 5; it takes (the path of one|paths of records)"):
+            call(5)  # type: ignore[operator]
+
+
 def test_what_does_not_fit_is_told() -> None:
     cluster = cluster_named("local_2x2")
     small = replace(cluster, device=replace(cluster.device, memory_bytes=1e6))
@@ -103,16 +112,22 @@ def test_importing_zbench_imports_nothing_of_weight() -> None:
         zbench.nope  # type: ignore[attr-defined]  # noqa: B018
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_page_has_every_function_as_it_is(name: str) -> None:
-    function = getattr(functions, name)
-    page = (ROOT / "docs" / "api.md").read_text()
-    found = re.search(rf"^### `zbench\.{name}\((.*?)\)`$", page, re.MULTILINE)
-    assert found, f"docs/api.md has no section of zbench.{name}"
-    parameters = inspect.signature(function).parameters.values()
-    assert [word.strip(" *") for word in re.sub(r"=[^,]*", "", found[1]).split(",") if word.strip(" *")] == [
-        one.name for one in parameters
-    ]
+def test_the_page_is_made_of_the_docstrings() -> None:
+    page = api_page.PAGE.read_text()
+    assert api_page.with_functions(page) == page, "python -m tests.helpers.api_page writes it anew"
+    assert set(api_page.NAMES) == {*FUNCTIONS, "plan_schedule"}
+
+
+def test_what_zbench_compiles_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    compiling.tell_of_compiling.cache_clear()
+    with compiling.compiling_told():
+        assert not compiling.has_compiled()
+        for _ in range(2):
+            njit(lambda x: x + 1)(1)
+    assert compiling.has_compiled()
+    said = capsys.readouterr().err
+    assert said.count("zbench: compiling numerical functions, once after an install") == 1
+    compiling.tell_of_compiling.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["plan", "verify", "simulate", "bound"])

@@ -1,7 +1,10 @@
 """Numbers of docs/contracts.md: `python tests/bench/contracts.py fuzz [BATCHES]` and `... costs [NODES]` (simulated).
 
-fuzz: random lengths, limits and 2 to 64 ranks, any number of them; every candidate of the planner of rings is held to
-its contract. Minutes for 100,000 batches. costs: in every cell of docs/standing.md of so many nodes, how near the bound
+fuzz: random lengths, limits and 2 to 64 ranks (whole samples: 1 to 8), any number of them; every candidate of the
+planners of all four contracts is held to its contract, the schedules that frameworks' own rules would make included,
+which may break it and are then not played.
+
+costs: in every cell of docs/standing.md of so many nodes, how near the bound
 of any plan the bound of Megatron-LM's contract is, the planner in it, the shipped scheduler and nodewise; three batches
 a cell.
 """
@@ -16,8 +19,8 @@ from hydra import compose, initialize_config_dir
 
 from zbench.contracts.bound import contract_bound_seconds, ring_sizes
 from zbench.contracts.check import check_schedule
-from zbench.contracts.contract import AlignedPow2Rings, AnyRings, RingContract
-from zbench.contracts.schedule import ContractError
+from zbench.contracts.contract import AlignedPow2Rings, AnyRings, Contract, EqualTokenPermutation, WholeOnDP
+from zbench.contracts.schedule import ContractError, SampleSchedule, Schedule
 from zbench.cost.bound import bound_seconds
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
@@ -27,10 +30,18 @@ from zbench.run.parts import Parts, Settings, make_system
 from zbench.run.warm import warm
 from zbench.simulator.simulate import Simulated
 from zbench.systems.dynamic_cp import DynamicCP
-from zbench.systems.in_contract.candidates import SHIPPED, candidate_rounds, check_holds, multiplied
-from zbench.systems.in_contract.choice import schedule_of_rounds
+from zbench.systems.in_contract.candidates import (
+    SHIPPED,
+    candidate_rounds,
+    check_holds,
+    multiplied,
+    shipped_rounds,
+)  # fmt: skip
+from zbench.systems.in_contract.choice import fastest_whole, schedule_of_rounds
+from zbench.systems.in_contract.permutation import check_even, permutations
 from zbench.systems.in_contract.planner import InContract
 from zbench.systems.in_contract.rates import ring_rates
+from zbench.systems.in_contract.whole import check_whole, whole_schedules
 
 CONF = Path(__file__).parents[2] / "conf"
 WORKLOADS = (
@@ -52,7 +63,7 @@ MODEL = Model("m", 4, 4096, 32, 32, 128, 11008, 32000, sharding="zero3")
 
 def fuzz(batches: int) -> None:
     """Prints how many batches and schedules kept to their contracts; the first that does not ends it."""
-    begin, refused, none, schedules, micro_batches = time.time(), 0, 0, 0, 0
+    begin, refused, none, outside, schedules, micro_batches = time.time(), 0, 0, 0, 0, 0
     for number in range(batches):
         rng = np.random.default_rng([number])
         contract, lengths = _contract(rng), _lengths(rng)
@@ -60,33 +71,65 @@ def fuzz(batches: int) -> None:
         per_node = int(rng.choice(divisors))
         cluster = Cluster("c", contract.ranks // per_node, per_node, per_node, 25e9, 0.8, 1.5e-5, 2e11, 0.6, 1e-5, GPU)
         cost = Cost(cluster, MODEL)
+        cap = max(float(rng.integers(1, 20_000)), float(lengths.max()) / contract.ranks)
         try:
-            check_holds(lengths, contract)
+            for made, is_own in _candidates(lengths, contract, cost, cap):
+                if made is None:
+                    none += 1
+                    continue
+                try:
+                    check_schedule(made, contract)
+                except ContractError:
+                    if is_own:
+                        raise AssertionError(f"batch {number}: {contract}") from None
+                    outside += 1
+                    continue
+                schedules += 1
+                micro_batches += len(made.micro_batches) if isinstance(made, SampleSchedule) else 1
         except ContractError:
             refused += 1
-            continue
-        rates = ring_rates(lengths, ring_sizes(contract), isinstance(contract, AlignedPow2Rings), cost, "carry")
-        cap = max(float(rng.integers(1, 20_000)), float(lengths.max()) / contract.ranks)
-        cap = cap if contract.max_tokens is None else min(cap, float(contract.max_tokens))
-        for rounds in candidate_rounds(rates, contract, cap):
-            whole = multiplied(rounds, rates, contract, cap)
-            if whole is None:
-                none += 1
-                continue
-            made = schedule_of_rounds(whole, lengths, contract, cost)
-            check_schedule(made, contract)
-            schedules += 1
-            micro_batches += len(made.micro_batches)
     print(
         f"{batches:,} batches, {refused:,} of them refused in a sentence; {schedules:,} schedules of {micro_batches:,} "
-        f"micro-batches kept to their contracts, {none:,} candidates had no multiple of micro-batches; "
-        f"{time.time() - begin:.0f} s"
+        f"micro-batches kept to their contracts, {outside:,} of other schedulers' did not and are not played, {none:,} "
+        f"candidates had no multiple of micro-batches; {time.time() - begin:.0f} s"
     )
 
 
-def _contract(rng: np.random.Generator) -> RingContract:
-    kind = AnyRings if rng.random() < 0.25 else AlignedPow2Rings
-    ranks = int(rng.integers(2, 65))
+def _candidates(
+    lengths: np.ndarray, contract: Contract, cost: Cost, cap: float
+) -> Iterator[tuple[Schedule | None, bool]]:
+    """Yields (candidate of the planner, None where none has the multiple; whether it is the planner's own, and none
+    that a framework's scheduler would make).
+
+    Raises:
+        ContractError: no schedule of the contract holds the lengths.
+    """
+    if isinstance(contract, EqualTokenPermutation):
+        check_even(lengths, contract.ranks)
+        yield from ((one, True) for one in permutations(lengths, contract.ranks, cost))
+        return
+    capped = cap if contract.max_tokens is None else min(cap, float(contract.max_tokens))
+    if isinstance(contract, WholeOnDP):
+        check_whole(lengths, contract)
+        yield from ((one, False) for one in whole_schedules(lengths, contract, cost, max(1, int(capped))))
+        yield fastest_whole(lengths, contract, cost), True
+        return
+    check_holds(lengths, contract)
+    rates = ring_rates(lengths, ring_sizes(contract), isinstance(contract, AlignedPow2Rings), cost, "carry")
+    for of, is_own in ((candidate_rounds(rates, contract, capped), True), (shipped_rounds(lengths, contract), False)):
+        for rounds in of:
+            whole = multiplied(rounds, rates, contract, capped)
+            yield (None if whole is None else schedule_of_rounds(whole, lengths, contract, cost)), is_own
+
+
+def _contract(rng: np.random.Generator) -> Contract:
+    ranks, which = int(rng.integers(2, 65)), rng.random()
+    if which < 0.05:
+        return EqualTokenPermutation(ranks)
+    if which < 0.15:
+        limit = None if rng.random() < 0.5 else int(np.exp(rng.uniform(0, 13)))
+        return WholeOnDP(int(rng.integers(1, 9)), bool(rng.random() < 0.3), limit, int(rng.choice([1, 1, 2, 3])))
+    kind = AnyRings if which < 0.4 else AlignedPow2Rings
     limit = None if rng.random() < 0.5 else int(np.exp(rng.uniform(0, 10)))
     return kind(ranks, limit, int(rng.integers(1, min(ranks, 5) + 1)), int(rng.choice([1, 1, 1, 2, 3, 4])))
 

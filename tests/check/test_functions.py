@@ -1,11 +1,13 @@
 """The check of losses and attention: right functions pass, and each way of being wrong is told."""
 
 import math
+import time
 
 import pytest
 import torch
 
 from tests.check import examples
+from zbench.check import processes
 from zbench.check.check import check_function, print_verdicts
 from zbench.check.kinds import function_kind
 from zbench.check.loss import CASES as LOSS_CASES
@@ -112,7 +114,20 @@ def test_losses_of_processes_that_wait_for_each_other() -> None:
     assert found["masked"].failed  # process 1 raised and process 0 waited: both are told of, and nothing hung
     assert "process 1: " in found["masked"].told
     assert "labels ignored" in found["masked"].told
+    told = "waited 2 s for the other processes, which did not make the same call of torch.distributed"
+    assert f"process 0: {HERE}:by_case {told}" in found["masked"].told
     assert found["scaled"].exact  # a case after one that failed has a group of its own
+
+
+def test_a_process_that_stays_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "BETWEEN", 2.0)
+    began = time.monotonic()
+    found = check("loss", f"{HERE}:stays", "even", "masked", "odd", ranks=2, seconds=1)
+    assert time.monotonic() - began < processes.STARTING
+    assert found["even"].exact
+    for case in ("masked", "odd"):
+        assert "process 1 of 2 was ended, as no answer had come for 4 s" in found[case].told
+    assert "was not asked, as others had not come out of an earlier case in" in found["odd"].told
 
 
 @pytest.mark.parametrize(("name", "exact"), [("window_of_one", True), ("odd_documents", False)])

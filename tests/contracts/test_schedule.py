@@ -111,3 +111,15 @@ def test_files_that_are_not_there_or_no_json_are_named(tmp_path: Path) -> None:
         read_schedule(tmp_path / "s.json")
     with pytest.raises(ValueError, match="cannot be written"):
         write_schedule(SampleSchedule.of([1], [[[0]]]), tmp_path)
+
+
+def test_schedules_are_told_in_lines() -> None:
+    made = SampleSchedule.of([("a", 900), ("b", 500), ("c", 60), ("d", 400)], [[["a"], ["a"], ["b", "c"], ["d"]]])
+    assert str(made).splitlines() == [
+        "schedule of 4 samples, 1,860 tokens, for 4 ranks: 1 micro-batch",
+        "  micro-batch 0: ranks 0 to 1 have a; rank 2 has b, c; rank 3 has d",
+    ]
+    many = SampleSchedule.of([1] * 40, [[[*range(20)], [*range(20, 40)]]] * 11)
+    assert str(many).splitlines()[-1] == "  3 more"
+    assert "rank 0 has 0, 1, 2, 3, 4, 5, 6, 7 and 12 more" in str(many)
+    assert str(TokenPermutation((5, 3), 2, np.arange(8))) == "order of 8 tokens of 2 documents: 4 on each of 2 ranks"

@@ -165,3 +165,8 @@ def test_a_record_that_cannot_be_read_is_one_sentence(tmp_path: Path, capsys: py
     (tmp_path / "empty.jsonl").write_text("")
     assert run_sub_command("contribute", [str(tmp_path / "empty.jsonl")]) == 2
     assert "holds no run" in capsys.readouterr().err
+    (tmp_path / "torn.jsonl").write_text('{"kind":')
+    assert run_sub_command("contribute", [str(tmp_path / "torn.jsonl")]) == 2
+    said = capsys.readouterr().err
+    assert "the record is not taken: " in said
+    assert "skipped" not in said

@@ -109,6 +109,10 @@ BROKEN: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
     ("device", lambda v: v["cluster"]["device"].pop("tile"), "cluster.device has no tile"),
     ("a constant", lambda v: v["cluster"].update(nic_bandwidth=[]), "cluster.nic_bandwidth"),
     ("heads", lambda v: v["model"].update(num_kv_heads=4), "model.num_kv_heads is 4; it has to divide num_heads=6"),
+    ("layers", lambda v: v["model"].update(num_layers=2**70), "model.num_layers is 1180591620717411303424; it takes"),
+    ("vocabulary", lambda v: v["model"].update(vocab=2**70), "it takes a whole number from 1 to 16777216"),
+    ("embeddings", lambda v: v["model"].update(tied_embeddings="x"), "model.tied_embeddings is 'x'; it takes true or"),
+    ("attention", lambda v: v["plans"][0].update(attention="x"), "plan.attention is 'x'; it takes one of '', 'deepsp"),
     ("operations", lambda v: v["plans"][0]["forward"]["kind"].__setitem__(0, 3), "has no correct plans"),
 ]
 

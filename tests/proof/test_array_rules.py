@@ -124,7 +124,7 @@ def test_offsets_rise_from_0_to_the_number_of_items(name: str, offsets: list[int
             "plan.backward_mode is an array of <U4 and shape (2,); it takes keep",
         ),
         ({"backward_mode": np.array("keep")}, "plan.backward_mode is an array of <U4 and shape (); it takes keep"),
-        ({"attention": None}, "plan.attention is None; it takes the name of a package, or ''"),
+        ({"attention": None}, "plan.attention is None; it takes one of '', 'deepspeed'"),
         ({"notes": None}, "plan.notes is of type NoneType; it takes a mapping"),
         (
             {"notes": {"gap": np.inf}},

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from time import sleep
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from transformers.models.llama import modeling_llama as llama
 import zbench
 import zbench.torch
 from examples import hugging_face, own_model, planned_ahead
+from tests.torch import slow_planner
 from zbench.describe.mask import Mask
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.torch.hugging_face import planned_attention
@@ -94,6 +96,23 @@ class Ranks:
             told = dict(zip(calls, threads.map(_sentence, calls.values()), strict=True))
         return told | {"after": _sentence(calls["micro_batches"])}
 
+    def apart(self, step: zbench.StepPlans) -> list[str]:
+        """The sentences where rank 1 refuses its q, where rank 0 calls micro_batches once more, and where rank 1
+        gathers another dtype: at once, on a Runtime each, as ranks wait PATIENCE in each."""
+        calls = [getattr(self, f"_{what}")(self.runtime(timeout=PATIENCE), step) for what in ("odd", "more", "mixed")]
+        with ThreadPoolExecutor(len(calls)) as threads:
+            return list(threads.map(_sentence, calls))
+
+    def closed(self, step: zbench.StepPlans) -> list[str]:
+        """The sentences of calls after close, which may be closed again."""
+        runtime = self.runtime()
+        (batch,) = runtime.micro_batches(step)
+        inputs = _inputs(batch, step)
+        runtime.close()
+        runtime.close()
+        calls = (partial(batch.attention, **inputs), partial(batch.gather, inputs["q"]))
+        return [_sentence(call) for call in (*calls, partial(runtime.micro_batches, step))]
+
     def absent_at_first(self) -> str:
         """The sentence where rank 3 makes no Runtime."""
         return _sentence(lambda: self.runtime(timeout=PATIENCE)) if self.rank != 3 else ""
@@ -132,8 +151,15 @@ class Ranks:
         worst = max(float((a.grad - b.grad).abs().max() / b.grad.abs().max()) for a, b in pairs)
         return abs(float(loss) / dense - 1), worst
 
-    def example(self, name: str) -> Any:
-        return {"hugging_face": hugging_face, "planned_ahead": planned_ahead}[name].train(self.runtime())
+    def hugging_face_example(self) -> list[float]:
+        return hugging_face.train(self.runtime())
+
+    def planned_ahead(self) -> tuple[list[float], list[tuple[float, float]]]:
+        """What the example finds with a planner and a step of known seconds at least."""
+        runtime = self.runtime()
+        own = runtime.micro_batches
+        runtime.micro_batches = lambda step: (sleep(slow_planner.TRAINING), own(step))[1]  # type: ignore[method-assign]
+        return planned_ahead.train(runtime, slow_planner.plan_slowly)
 
     def close(self) -> None:
         for runtime in self.runtimes:
@@ -160,6 +186,26 @@ class Ranks:
     def _rows(self, step: zbench.StepPlans, what: str) -> None:
         (batch,) = self.runtime().micro_batches(step)
         getattr(batch, what)(torch.zeros(3))
+
+    def _value(self, step: zbench.StepPlans, what: str) -> None:
+        (batch,) = self.runtime().micro_batches(step)
+        {"scatter": lambda: batch.scatter([1, 2, 3]), "attention": lambda: batch.attention(None, None, None)}[what]()
+
+    # -- calls that differ between ranks ----------------------------------------------------------------
+    def _odd(self, runtime: zbench.torch.Runtime, step: zbench.StepPlans) -> Callable[[], Any]:
+        (batch,) = runtime.micro_batches(step)
+        inputs = _inputs(batch, step)
+        return partial(batch.attention, **inputs | ({"q": inputs["q"][1:]} if self.rank == 1 else {}))
+
+    def _more(self, runtime: zbench.torch.Runtime, step: zbench.StepPlans) -> Callable[[], Any]:
+        (batch,) = runtime.micro_batches(step)
+        return (
+            partial(runtime.micro_batches, step) if self.rank == 0 else partial(batch.attention, **_inputs(batch, step))
+        )
+
+    def _mixed(self, runtime: zbench.torch.Runtime, step: zbench.StepPlans) -> Callable[[], Any]:
+        (batch,) = runtime.micro_batches(step)
+        return partial(batch.gather, torch.zeros(batch.num_tokens, 1 + (self.rank == 1)))
 
     # -- what rank 3 does not come to -----------------------------------------------------------------
     def _forward(self, runtime: zbench.torch.Runtime, step: zbench.StepPlans) -> Callable[[], Any]:

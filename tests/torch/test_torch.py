@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import zbench
+from tests.torch.slow_planner import PLANNING, TRAINING
 from zbench.describe.mask import FULL, Mask
 from zbench.describe.model import Model
 from zbench.planned.step import StepPlans
@@ -86,12 +87,20 @@ def test_a_llama_of_transformers_has_the_gradients_of_sdpa(ranks: LocalFleet, sy
 
 
 def test_examples_run(ranks: LocalFleet) -> None:
-    losses = ranks.call("example", "hugging_face")
+    losses = ranks.call("hugging_face_example")
     assert losses == [losses[0]] * 4
     assert losses[0][-2] < 0.9 * losses[0][0]
-    (losses, planning, waiting), *_ = ranks.call("example", "planned_ahead")
+
+
+def test_planning_is_hidden_behind_the_step_before(ranks: LocalFleet) -> None:
+    """examples/planned_ahead.py: of every plan at least as much as the step before takes is not waited for; a planner
+    that begins when its plan is asked for hides nothing."""
+    (losses, times), *_ = ranks.call("planned_ahead")
     assert losses == sorted(losses, reverse=True)
-    assert 0 <= waiting < planning
+    assert len(times) == len(losses) - 1 > 0
+    for took, waited in times:
+        assert took >= PLANNING
+        assert took - waited >= TRAINING
 
 
 @pytest.mark.parametrize(
@@ -139,7 +148,7 @@ def test_ranks_that_differ_are_told(ranks: LocalFleet) -> None:
 
 
 def test_rows_that_are_not_there_are_refused(ranks: LocalFleet) -> None:
-    words = {"scatter": "it takes [421, ...], the tokens of the packed batch", "gather": "the tokens of this rank in"}
+    words = {"scatter": "[421, ...], the tokens of the packed batch", "gather": "the tokens of this rank in"}
     for what, wanted in words.items():
         assert all(wanted in told for told in sentences(ranks, "rows", planned("ring"), what))
 
@@ -169,6 +178,45 @@ def test_a_rank_that_never_calls_is_named(ranks: LocalFleet) -> None:
         place = "in micro_batches, and rank 3 did not come there"
         assert re.match(f"TimeoutError: rank {rank} waited (3 s )?for the others {place}", sentence["micro_batches"])
         assert sentence["after"].startswith("RuntimeError: the group cannot be used any more: rank ")
+
+
+def test_ranks_that_are_not_at_fault_are_not_blamed(ranks: LocalFleet) -> None:
+    """In a ring every rank waits for the one before; those whose part is done, or that give up, are not to blame."""
+    told = ranks.call("apart", planned("ring"))
+    for rank, (odd, more, mixed) in enumerate(told):
+        if rank == 1:
+            assert odd.startswith("ValueError: q has shape")
+        elif odd:
+            assert re.search(
+                r", and rank 1 left .* attention call 1, forward attention with an error \(ValueError", odd
+            )
+            assert "did not come" not in odd
+        if rank == 0:
+            assert "in micro_batches, and rank 1 is in micro-batch 0, attention call 1, forward attention inst" in more
+        elif more:
+            assert "forward attention, and rank 0 is in micro_batches instead; every rank" in more
+        assert mixed.endswith("it is torch.float32 [T, 1] on rank 0 and torch.float32 [T, 2] on rank 1")
+    assert all(any(one[at] for one in told) for at in range(3))
+
+
+def test_a_closed_runtime_is_refused(ranks: LocalFleet) -> None:
+    sentence = "ValueError: the Runtime is closed; attention, gather and micro_batches come before its close()"
+    assert ranks.call("closed", planned("ring")) == [[sentence] * 3] * 4
+
+
+@pytest.mark.parametrize(
+    ("device", "sentence"), [("banana", "device is 'banana'; it takes"), ("cuda:99", "torch sees")]
+)
+def test_a_device_that_is_not_there_is_refused(ranks: LocalFleet, device: str, sentence: str) -> None:
+    assert all(sentence in told for told in sentences(ranks, "open", {"device": device}, planned("ring")))
+
+
+def test_what_is_no_tensor_is_refused(ranks: LocalFleet) -> None:
+    for what, sentence in (
+        ("scatter", "x is of type list; it takes"),
+        ("attention", "q is of type NoneType; it takes"),
+    ):
+        assert all(sentence in told for told in sentences(ranks, "value", planned("ring"), what))
 
 
 def test_a_rank_that_makes_no_runtime_is_told(ranks: LocalFleet) -> None:

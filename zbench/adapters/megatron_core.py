@@ -13,7 +13,7 @@ Source of the interface: NVIDIA/Megatron-LM, megatron/core/datasets/data_schedul
 megatron/core/pipeline_parallel/hybrid_cp_schedule.py (release 0.16.1).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -120,6 +120,13 @@ def check_released() -> None:
     scheduler.get_groups_and_subsamples = checked
 
 
-def _pairs(samples: Sequence[tuple[SampleId, int]]) -> list[tuple[SampleId, int]]:
-    """Returns (id, tokens) as Python's own, of what may be numbers of numpy or torch."""
-    return [(sample if isinstance(sample, str) else int(sample), int(tokens)) for sample, tokens in samples]
+def _pairs(samples: Any) -> Any:
+    """Returns (id, tokens) as Python's own, of what may be numbers of numpy or torch; what is neither is left for
+    SampleSchedule.of to refuse."""
+    if isinstance(samples, str) or not isinstance(samples, Iterable):
+        return samples
+    return [tuple(map(_own, one)) if isinstance(one, tuple | list) else _own(one) for one in samples]
+
+
+def _own(value: Any) -> Any:
+    return value.item() if getattr(value, "ndim", None) == 0 else value

@@ -8,7 +8,7 @@ import numpy as np
 from zbench.api.parts import Named, cluster_named, model_named, told
 from zbench.contracts.check import check_schedule
 from zbench.contracts.contract import Contract, EqualTokenPermutation
-from zbench.contracts.schedule import SampleId, SampleSchedule, Schedule, TokenPermutation
+from zbench.contracts.schedule import ContractError, SampleId, SampleSchedule, Schedule, TokenPermutation
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.cluster import Cluster
@@ -46,6 +46,7 @@ class Planning:
             ValueError: the cluster is of another number of ranks.
         """
         given = SampleSchedule.of(samples, [])
+        _check_some(given)
         ids = list(given.lengths)
         found = self._planned(list(given.lengths.values()), contract)
         assert isinstance(found, SampleSchedule)
@@ -66,7 +67,9 @@ class Planning:
             ValueError: the cluster is of another number of ranks.
         """
         contract = EqualTokenPermutation(ranks)
-        found = self._planned(list(SampleSchedule.of(lengths, []).lengths.values()), contract)
+        given = SampleSchedule.of(lengths, [])
+        _check_some(given)
+        found = self._planned(list(given.lengths.values()), contract)
         assert isinstance(found, TokenPermutation)
         check_schedule(found, contract)
         return found
@@ -79,3 +82,8 @@ class Planning:
                 f"{ranks}; it takes a cluster of as many: num_nodes=N, times its GPUs a node, over the model's tp"
             )
         return schedule_lengths(np.array(lengths, np.int64), contract, self.cost)
+
+
+def _check_some(given: SampleSchedule) -> None:
+    if not given.lengths:
+        raise ContractError("there are no samples; a batch has at least one")

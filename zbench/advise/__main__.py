@@ -13,6 +13,7 @@ with loading(__name__):
     from zbench.advise.question import read_question
     from zbench.advise.told import answer_lines
     from zbench.console.meter import Meter
+    from zbench.console.signals import stop_in
 
 
 def main() -> int:
@@ -38,8 +39,8 @@ def advise(words: Sequence[str]) -> int:
                 meter.show("advise", len(seen) - 1, doing=f"{name}: {doing}")
 
             find(question, advice, tell)
-    except KeyboardInterrupt:  # what is finished is an answer, too
-        if advice.baseline is not None:
+    except (Exception, KeyboardInterrupt) as error:
+        if stop_in(error) and advice.baseline is not None:  # what is finished is an answer, too
             _print(advice, given.json)
         raise
     _print(advice, given.json)

@@ -11,11 +11,11 @@ from typing import Any
 from zbench.advise.framework import Option
 from zbench.advise.play import Played
 from zbench.advise.reasons import why
+from zbench.advise.told import FORMAT
 from zbench.describe.worlds import NOMINAL
 from zbench.record.interval import interval
 from zbench.record.metrics import memory_verdict
 
-FORMAT = "zbench-advice/1"
 CONTENDS = 0.5  # of the fastest's speed: what is slower is not played in other worlds
 OVER_WORLDS = (
     "tokens_per_second_least",

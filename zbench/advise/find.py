@@ -101,6 +101,7 @@ def question_values(question: Question) -> dict[str, object]:
         "mean": float(lengths.mean()),
         "cluster": parts.cluster.name,
         "model": parts.model.name,
+        "tensor_parallel": parts.model.tensor_parallel,
         "num_gpus": parts.cluster.num_ranks,
         "framework": question.framework,
         "systems": list(question.systems),

@@ -52,6 +52,8 @@ class Option:
     tried as well. notes: what a user has to know. contract: of the keys chosen, those of a planner inside the engine's
     contract (systems/in_contract); None where that is not told. default: as settings, the keys that users start from.
     adapter: a sentence on what of zbench the framework can take in place of its scheduler; "" where there is nothing.
+    limit: of a cost model and the longest sequence, the tokens of a rank that the planner inside is given in place of
+    `pack_tokens`, in what is played and in its flags; None where the framework cannot take that planner.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Option:
     contract: Callable[[Keys], Keys] | None = None
     default: Callable[[Cost, int, int], Keys] | None = None
     adapter: str = ""
+    limit: Callable[[Cost, int], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,12 @@ def limits(cost: Cost, tokens: int, longest: int = 0, ranks: int = 1) -> list[in
     found = sorted({STEP * ceil(share * even / STEP) for share in SHARES})
     held = [one for one in found if one <= most] or found[:1]
     return [one for one in held if one * ranks >= longest] or [max(held[-1], STEP * ceil(longest / ranks / STEP))]
+
+
+def roomy_limit(cost: Cost, longest: int) -> int:
+    """Returns the limit of a rank's tokens that leaves a planner all the room of a GPU, and no less than the longest
+    sequence takes when all ranks share it."""
+    return max(STEP * (fitting_tokens(cost) // STEP), STEP * ceil(longest / cost.cluster.num_ranks / STEP))
 
 
 def degrees(cost: Cost, longest: int, most: int, count: int = 6) -> list[int]:

@@ -7,14 +7,14 @@ examples/dynamic_context_parallel there.
 from collections.abc import Sequence
 from math import ceil, gcd
 
-from zbench.advise.framework import Framework, Keys, LaunchSettings, Option, degrees, limits, power_of_two
+from zbench.advise.framework import Framework, Keys, LaunchSettings, Option, degrees, limits, power_of_two, roomy_limit
 from zbench.cost.cost import Cost
 from zbench.describe.model import Model
 
 VERSION = "Megatron-LM, branch dev, d48bd6be (2026-08-21), with Transformer Engine 2.9 or later"
 _ADAPTER = (
-    "zbench.adapters.megatron_core.install has Megatron take its groups from the planner inside the contract, within "
-    "--max-seqlen-per-dp-cp-rank (docs/adapters.md)."
+    "zbench.adapters.megatron_core.install has Megatron take its groups from the planner inside the contract "
+    "(docs/adapters.md)."
 )
 _NO_FSDP = (
     "Megatron refuses dynamic context parallelism together with Megatron-FSDP (ZeRO-3), so both of its schedulers are "
@@ -42,6 +42,7 @@ def _options(model: Model) -> Sequence[Option]:
             ring_contract,
             default_limit,
             _ADAPTER,
+            roomy_limit,
         ),
         Option("dp_balanced", "dp_balanced", balanced_settings, balanced_flags, zero1, "free", notes),
     )
@@ -58,7 +59,7 @@ def default_limit(cost: Cost, tokens: int, longest: int) -> Keys:
 
 
 def ring_contract(_: Keys) -> Keys:
-    """Returns the keys of a planner inside the contract of Megatron's engine, in which memory is the only limit."""
+    """Returns the keys of a planner inside the contract of Megatron's engine; `Option.limit` has its max_tokens."""
     return {"contract": "aligned_pow2_rings"}
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from zbench.describe.units import with_noun
 
+FORMAT = "zbench-advice/1"
 Row = Mapping[str, Any]
 
 
@@ -30,7 +31,7 @@ def answer_lines(advice: Row) -> Iterator[str]:
         yield f"  {usual['name']}: {usual['chosen']}."
     yield from (f"  {one}" for one in advice["why"])
     yield from _deployed(advice, best)
-    yield from _contract(advice["contract"])
+    yield from _contract(advice)
     yield from _worlds(advice, best)
 
 
@@ -60,7 +61,9 @@ def _deployed(advice: Row, best: Row) -> Iterator[str]:
     found = advice["deploy"]
     if found is None:
         yield f"To use it without a framework: {_planned(advice['question'], best)}"
-        yield "  and zbench.torch, which attends by such plans in a training loop of your own."
+        yield "  plans FILE, the lengths of one batch, as one step; zbench.torch attends by such plans in your loop."
+        yield f"  {advice['question']['lengths']} is a corpus: there zbench.plan plans every batch as it comes, in a"
+        yield "  process of its own one batch ahead in examples/planned_ahead.py."
         return
     options = {row["name"]: row for row in found["options"]}
     yield f"In {found['framework']} ({found['version']}):"
@@ -80,10 +83,11 @@ def _planned(asked: Row, best: Row) -> str:
     settings = [word for word in asked["settings"] if word.startswith(("cluster", "model", "mask"))]
     settings += [f"model.{key}={value}" for key, value in best["model"].items()]
     settings += [f"system={best['system']}", *(f"system.{key}={value}" for key, value in best["keys"].items())]
-    return shlex.join(["zbench", "plan", asked["lengths"], "--out", "step.plan", *settings])
+    return shlex.join(["zbench", "plan", "FILE", "--out", "step.plan", *settings])
 
 
-def _contract(found: Row | None) -> Iterator[str]:
+def _contract(advice: Row) -> Iterator[str]:
+    found = advice["contract"]
     if found is None:
         return
     inside, free = found["inside"], found["any_plan"]
@@ -102,6 +106,10 @@ def _contract(found: Row | None) -> Iterator[str]:
         )
     if found["adapter"]:
         yield f"  {found['adapter']}"
+    if found["flags"]:
+        tensor = inside["model"].get("tensor_parallel", advice["question"]["tensor_parallel"])
+        yield f"  The planner inside was played with tensor parallelism {tensor}; in place of the flags above it takes"
+        yield from (f"    {flag}" for flag in found["flags"])
 
 
 def _worlds(advice: Row, best: Row) -> Iterator[str]:

@@ -8,7 +8,7 @@ and docs/advance/dynamic_context_parallel.rst of verl at 1dda039b.
 from collections.abc import Sequence
 from math import gcd
 
-from zbench.advise.framework import Framework, Keys, LaunchSettings, Option, degrees, limits, power_of_two
+from zbench.advise.framework import Framework, Keys, LaunchSettings, Option, degrees, limits, power_of_two, roomy_limit
 from zbench.advise.megatron import default_limit, dynamic_settings, ring_contract
 from zbench.cost.cost import Cost
 from zbench.describe.model import Model
@@ -19,8 +19,8 @@ _BALANCER = (
     "(docs/adapters.md); what that gains is not played here."
 )
 _GROUPS = (
-    "zbench.adapters.verl.install_dynamic_cp has it take its groups from the planner inside the contract, within "
-    "max_seqlen_per_dp_cp_rank (docs/adapters.md)."
+    "zbench.adapters.verl.install_dynamic_cp has it take its groups from the planner inside the contract "
+    "(docs/adapters.md)."
 )
 _ACTOR = "actor_rollout_ref.actor"
 
@@ -60,6 +60,7 @@ def _options(model: Model) -> Sequence[Option]:
             ring_contract,
             default_limit,
             _GROUPS,
+            roomy_limit,
         ),
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from zbench.api.compiling import compiling_told
 from zbench.api.parts import Named, cluster_named, model_named, system_named, told
 from zbench.cost.bound import bound_seconds
 from zbench.cost.job import make_cost
@@ -45,7 +46,8 @@ def plan(
         print(zbench.simulate(step).seconds)
 
     lengths: [num_sequences], tokens of each sequence of the batch. cluster, model, system: a name of conf/, the path of
-    a yaml, or an object. mask: "causal", "full" or "window:N"; None: the model's own. keys: of the system's yaml.
+    a yaml, or an object. mask: "causal", "full" or "window:N"; None: the model's own. keys: of the system's yaml, as
+    in played_placements=2. Systems that choose from a workload before a run (static_best) plan nothing here.
 
     Returns the plans, proven correct; whether they fit in memory `verify` says.
 
@@ -70,9 +72,10 @@ def planned(
         zbench.proof.verify.PlanError: the system made a wrong plan.
     """
     step = StepPlans((), lengths, cluster, model)
-    planner, name = system_named(system, step.cost, keys)
-    found = replace(step, plans=plans_of(planner, step.batch, step.cost), system=name)
-    found.verify(memory=False)
+    with compiling_told():
+        planner, name = system_named(system, step.cost, keys)
+        found = replace(step, plans=plans_of(planner, step.batch, step.cost), system=name)
+        found.verify(memory=False)
     return found
 
 
@@ -85,7 +88,8 @@ def verify(step: StepPlans, memory: bool = True) -> None:
     Raises:
         zbench.proof.verify.PlanError: the first rule broken; OutOfMemory, which is one: a rank's memory is too small.
     """
-    _step(step).verify(memory)
+    with compiling_told():
+        _step(step).verify(memory)
 
 
 def simulate(step: StepPlans | Named) -> StepResult:
@@ -97,8 +101,9 @@ def simulate(step: StepPlans | Named) -> StepResult:
     Raises:
         ValueError: the file is no plan file (StepPlans.load).
     """
-    found = StepPlans.load(step) if isinstance(step, str | os.PathLike) else _step(step)
-    return Simulated(found.cost).step(found.batch, found.plans)
+    with compiling_told():
+        found = StepPlans.load(step) if isinstance(step, str | os.PathLike) else _step(step)
+        return Simulated(found.cost).step(found.batch, found.plans)
 
 
 def bound(
@@ -127,7 +132,8 @@ def load(path: Named, *, cluster: Named | Cluster | None = None, model: Named | 
     Raises:
         ValueError: the file is none, broken, another version's, or for another cluster or model.
     """
-    found = StepPlans.load(path)
+    with compiling_told():
+        found = StepPlans.load(path)
     with told():
         found.check_for(
             None if cluster is None else cluster_named(cluster), None if model is None else model_named(model)
@@ -150,6 +156,8 @@ def compare_runs(*paths: Named, convention: str = "zbench") -> list[Row]:
         raise ValueError(f"convention is {convention!r}; it takes one of {', '.join(CONVENTIONS)}")
     if not paths:
         raise ValueError("compare_runs takes the path of at least one record")
+    if wrong := [path for path in paths if not isinstance(path, str | os.PathLike)]:
+        raise ValueError(f"compare_runs has {wrong[0]!r:.60}; it takes paths of records")
     return rows(read_all([os.fspath(path) for path in paths]), convention)
 
 

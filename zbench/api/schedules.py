@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from zbench.api.compiling import compiling_told
 from zbench.api.functions import CLUSTER, MODEL, Lengths, checked_lengths
 from zbench.api.parts import Named, cluster_named, model_named, told
 from zbench.contracts.contract import CONTRACTS, WholeOnDP, contract_named
@@ -38,7 +39,7 @@ def plan_schedule(
         ValueError: a length, name, key or size cannot be, or no schedule of the contract holds the lengths; a sentence.
     """
     numbers = checked_lengths(lengths)
-    with told():
+    with told(), compiling_told():
         cost = make_cost(cluster_named(cluster), model_named(model, mask=mask))
         own = CONTRACTS.get(contract) is WholeOnDP and "ranks" in keys
         ranks = keys.pop("ranks") if own else cost.cluster.num_ranks

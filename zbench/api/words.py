@@ -40,7 +40,7 @@ def plan_words(words: Sequence[str]) -> int:
         model = model_named(chosen["model"], keys["model"], mask)
         step = planned(lengths, cluster, model, chosen["system"], keys["system"])
     step.save(given.out)
-    print(f"{step}\n{_memory(step)}\nwritten to {given.out}")
+    print(f"{step}\n{_memory(step)}\nwritten to {given.out}: one step, with all lengths of {given.lengths}")
     return 0
 
 

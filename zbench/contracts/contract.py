@@ -1,7 +1,7 @@
 """The contracts: what an engine takes, as data. Pure.
 
 A contract says which schedules an engine runs; zbench.contracts.check holds a schedule to it, zbench.contracts.bound
-says what it costs at least, and systems/contract plans inside it.
+says what it costs at least, and systems/in_contract plans inside it.
 """
 
 from collections.abc import Mapping

@@ -13,6 +13,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 
 SampleId: TypeAlias = int | str
+SHOWN = 8  # micro-batches, groups of each and samples of each group that text for people has
 
 
 class ContractError(ValueError):
@@ -79,6 +80,19 @@ class SampleSchedule:
         """Returns micro_batches as lists, as Megatron's schedulers return them."""
         return [[list(samples) for samples in ranks] for ranks in self.micro_batches]
 
+    def __str__(self) -> str:
+        head = (
+            f"schedule of {len(self.lengths):,} samples, {sum(self.lengths.values()):,} tokens, for {self.ranks} ranks"
+        )
+        lines = [f"{head}: {len(self.micro_batches)} micro-batch{'es' * (len(self.micro_batches) != 1)}"]
+        for number, groups in enumerate(self.groups()[:SHOWN]):
+            told = [f"{_ranks(one)} {_some(one.samples)}" for one in groups[:SHOWN]]
+            more = f"; {len(groups) - SHOWN} more groups" if len(groups) > SHOWN else ""
+            lines.append(f"  micro-batch {number}: {'; '.join(told)}{more}")
+        if len(self.micro_batches) > SHOWN:
+            lines.append(f"  {len(self.micro_batches) - SHOWN} more")
+        return "\n".join(lines)
+
 
 @dataclass(frozen=True)
 class TokenPermutation:
@@ -92,6 +106,11 @@ class TokenPermutation:
     ranks: int
     order: Ints
 
+    def __str__(self) -> str:
+        each = len(self.order) // self.ranks
+        tokens, documents = f"{len(self.order):,} tokens", f"{len(self.lengths):,} documents"
+        return f"order of {tokens} of {documents}: {each:,} on each of {self.ranks} ranks"
+
     def owned(self, rank: int) -> Ints:
         """Returns the positions of a rank's tokens, int64 [num_tokens / ranks]."""
         each = len(self.order) // self.ranks
@@ -99,6 +118,16 @@ class TokenPermutation:
 
 
 Schedule: TypeAlias = SampleSchedule | TokenPermutation
+
+
+def _ranks(group: RingGroup) -> str:
+    last = group.first + group.size - 1
+    return f"rank {last} has" if group.size == 1 else f"ranks {group.first} to {last} have"
+
+
+def _some(samples: Sequence[SampleId]) -> str:
+    more = f" and {len(samples) - SHOWN} more" if len(samples) > SHOWN else ""
+    return f"{', '.join(map(str, samples[:SHOWN])) or 'none'}{more}"
 
 
 def ring_groups(lists: Sequence[tuple[SampleId, ...]]) -> list[RingGroup]:

@@ -11,7 +11,7 @@ with loading(__name__):
 
     from zbench.contribute.checks import faults
     from zbench.describe.units import with_noun
-    from zbench.record.record import Run, read
+    from zbench.record.record import SKIPPED, Run, read
     from zbench.record.rows import label
     from zbench.record.words import cluster_words
 
@@ -49,7 +49,10 @@ def checked(path: str) -> list[Run]:
     runs, problems = read(path)
     if not runs and not problems:
         raise ValueError(f"record file {path!r} holds no run")
-    told = [*problems, *(f"{path}:{run.line}: run {run.start['run']}: {one}" for run in runs for one in faults(run))]
+    told = [
+        *(one.removesuffix(SKIPPED) for one in problems),
+        *(f"{path}:{run.line}: run {run.start['run']}: {one}" for run in runs for one in faults(run)),
+    ]
     if told:
         more = f"; {len(told) - 1} more of its lines and fields cannot be, either" if len(told) > 1 else ""
         raise ValueError(f"the record is not taken: {told[0]}{more}")

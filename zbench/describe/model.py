@@ -16,6 +16,7 @@ from zbench.describe.named import check_name
 Tensor = int
 Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, named as in the papers; see zbench.plans.plan
 TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
+MOST = 2**24  # of every size and count: a judgement, above any model's, so that a wrong number is told as one
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Model:
             "pipeline_parallel",
             "micro_batches",
         ):
-            check_whole_number(f"model.{field}", getattr(self, field), 1)
+            check_whole_number(f"model.{field}", getattr(self, field), 1, MOST)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"model.num_kv_heads is {self.num_kv_heads}; it has to divide num_heads={self.num_heads}")
         if self.experts_per_token > self.num_experts:
@@ -97,7 +98,8 @@ class Model:
                 raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")
         if not isinstance(self.mask, Mask):
             raise ValueError(f"model.mask is {self.mask!r}; it is a key of the run, as in mask=window:4096")
-        check_boolean("model.overlap_collectives", self.overlap_collectives)
+        for field in ("tied_embeddings", "overlap_collectives"):
+            check_boolean(f"model.{field}", getattr(self, field))
 
     # -- parameters -------------------------------------------------------------------------------
     @property

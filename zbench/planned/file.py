@@ -26,7 +26,7 @@ def write(path: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
     Raises:
         ValueError: a value is no JSON, or the folder or the file cannot be written.
     """
-    named = Path(path)
+    named = _path(path)
     try:
         whole = {"format": FORMAT, "written_by": f"zbench {__version__}", **values}
         text = json.dumps(whole, separators=(",", ":"), allow_nan=False)
@@ -61,9 +61,9 @@ def read_plan_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     Raises:
         ValueError: there is no such file, or it is none of this format; the message says why.
     """
-    name = str(path)
+    name, named = str(path), _path(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = named.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"the plan file is {name!r}; it cannot be read: {error.strerror}") from error
     except ValueError as error:  # no UTF-8, or a name with a null
@@ -83,6 +83,12 @@ def read_plan_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     if not isinstance(found["plans"], list) or not found["plans"]:
         raise ValueError(f"plans of the plan file {name!r} is {shown(found['plans'])}; it has to be a list of plans")
     return dict(found)
+
+
+def _path(given: object) -> Path:
+    if not isinstance(given, str | os.PathLike):
+        raise ValueError(f"the plan file is {given!r:.60}; it takes the path of one")
+    return Path(given)
 
 
 def _no_number(name: str) -> NoReturn:

@@ -30,6 +30,7 @@ from zbench.plans.views import Attend, Transfer
 if TYPE_CHECKING:
     from zbench.plans.pairs import Pairs
 
+ATTENTIONS = ("", "deepspeed")  # values of Plan.attention
 __all__ = ["ATTEND", "COLUMNS", "TRANSFER", "Attend", "Blocks", "Column", "Ints", "Lists", "Ops", "Plan", "Transfer"]
 
 

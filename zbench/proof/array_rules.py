@@ -17,7 +17,7 @@ from zbench.describe.mask import Mask
 from zbench.passes.reverse import MODES
 from zbench.plans.columns import COLUMNS, TYPES, Blocks, Lists, Ops, is_array
 from zbench.plans.pipelines import Pipelines
-from zbench.plans.plan import Plan
+from zbench.plans.plan import ATTENTIONS, Plan
 
 _PARTS = {"blocks": Blocks, "lists": Lists, "lanes": Lists, "forward": Ops, "backward": Ops}
 _LIMIT = 2.0**63
@@ -117,8 +117,8 @@ def _value_faults(plan: Plan) -> Iterator[str]:
         yield f"plan.serial_legs is {plan.serial_legs!r}; it takes True or False"
     if not isinstance(plan.backward_mode, str) or plan.backward_mode not in MODES:
         yield f"plan.backward_mode is {_shown(plan.backward_mode)}; it takes {', '.join(MODES)}"
-    if not isinstance(plan.attention, str):
-        yield f"plan.attention is {plan.attention!r}; it takes the name of a package, or ''"
+    if not isinstance(plan.attention, str) or plan.attention not in ATTENTIONS:
+        yield f"plan.attention is {_shown(plan.attention)}; it takes one of {', '.join(map(repr, ATTENTIONS))}"
     if not isinstance(plan.notes, Mapping):
         yield f"plan.notes is {_told(plan.notes)}; it takes a mapping of names to numbers or words"
     for key, note in plan.notes.items():

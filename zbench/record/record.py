@@ -26,6 +26,7 @@ from zbench.record.shown import plain
 
 Line = dict[str, Any]
 
+SKIPPED = "; the line is skipped"  # how the problem of a line ends, for who reads the others
 _NAMES = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # of a run: trackers make folders of it
 
 
@@ -64,7 +65,7 @@ def read(path: str, wanted: Callable[[Line], bool] | None = None) -> tuple[list[
                 try:
                     line = _parse(raw)
                 except ValueError as error:
-                    reading.problems.append(f"{path}:{number}: {error}; the line is skipped")
+                    reading.problems.append(f"{path}:{number}: {error}{SKIPPED}")
                     continue
                 if line["kind"] == "start" and wanted is not None and line_fault(line) is None and not wanted(line):
                     unwanted.add(line["run"].encode())

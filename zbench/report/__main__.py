@@ -65,6 +65,8 @@ def _main() -> int:
     arguments = parser.parse_args()
     check_output("--out", arguments.out, PAGE)
     check_apart({"--out": arguments.out}, arguments.files)
+    for path in arguments.files:
+        _check_readable(path)
     answers = [path for path in dict.fromkeys(arguments.files) if is_advice(path)]
     advice = [advice_told(path) for path in answers]
     records = [path for path in arguments.files if path not in answers]
@@ -94,6 +96,20 @@ def _main() -> int:
     for words in left_out:
         print(words)
     return 0
+
+
+def _check_readable(path: str) -> None:
+    """Refuses what cannot be read, before it is known whether it is a record or an answer.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    try:
+        with Path(path).open("rb"):
+            return
+    except OSError as error:
+        told = f"FILE {path!r} cannot be read: {error.strerror}; it takes records and answers of zbench advise --json"
+        raise ValueError(told) from error
 
 
 def worlds_told(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zbench.advise.told import answer_lines
+from zbench.advise.told import FORMAT, answer_lines
 from zbench.record.kinds import ADVICE, HEAD
 from zbench.record.shown import plain
 
@@ -35,10 +35,17 @@ def advice_told(path: str) -> dict[str, Any]:
     """Returns an answer as the page has it: title, columns, rows and lines, all text.
 
     Raises:
-        ValueError: the file is no whole answer.
+        ValueError: the file is no whole answer, or of another format than FORMAT.
     """
     try:
         found = plain(json.loads(Path(path).read_bytes()))
+    except OSError as error:
+        raise ValueError(f"advice file {path!r} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"advice file {path!r} is no whole JSON: {error}") from error
+    if found["format"] != FORMAT:
+        raise ValueError(f"advice file {path!r} has the format {found['format']!r}; this zbench reads {FORMAT!r}")
+    try:
         asked = found["question"]
         options = found["deploy"]["options"] if found["deploy"] else []
         return {
@@ -47,12 +54,10 @@ def advice_told(path: str) -> dict[str, Any]:
             "rows": [_row(one, found["baseline"]) for one in [*found["systems"], *options]],
             "lines": [line.strip() for line in answer_lines(found)],
         }
-    except OSError as error:
-        raise ValueError(f"advice file {path!r} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError(
-            f"advice file {path!r} is no whole answer of zbench advise --json ({type(error).__name__}: {error})"
-        ) from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        missing = isinstance(error, KeyError)
+        wrong = f"it has no {error}" if missing else f"one of its values is of another type than it has to be ({error})"
+        raise ValueError(f"advice file {path!r} is no whole answer of zbench advise --json: {wrong}") from error
 
 
 def _row(one: Mapping[str, Any], baseline: str | None) -> list[str]:

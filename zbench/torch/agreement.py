@@ -25,10 +25,7 @@ def agree(group: dist.ProcessGroup, mine: Digests, lengths: Ints, device: torch.
     Raises:
         ValueError: on all ranks, the first thing that differs, and on which rank.
     """
-    row = torch.tensor(mine, dtype=torch.int64, device=device)
-    rows = [torch.empty_like(row) for _ in range(group.size())]
-    dist.all_gather(rows, row, group=group)
-    every = [tuple(one.tolist()) for one in rows]
+    every = _gathered(group, mine, device)
     rank = next((rank for rank, other in enumerate(every) if other != every[0]), None)
     if rank is None:
         return
@@ -43,6 +40,29 @@ def agree(group: dist.ProcessGroup, mine: Digests, lengths: Ints, device: torch.
         f"plans differ between ranks: rank {rank}'s are not rank 0's for the same lengths; plan with one system and "
         "the same keys everywhere, or on one rank that sends its plans to all"
     )
+
+
+def agree_on_rows(group: dist.ProcessGroup, rows: torch.Tensor, device: torch.device) -> None:
+    """Returns if all ranks of the group have rows, [any number, ...], of one dtype and trailing shape. Collective.
+
+    Raises:
+        ValueError: on all ranks, the first rank whose rows are of another one.
+    """
+    mine = f"{rows.dtype} [T, {', '.join(map(str, rows.shape[1:]))}]".replace(", ]", "]")
+    every = _gathered(group, (_number([mine]),), device)
+    rank = next((rank for rank, other in enumerate(every) if other != every[0]), None)
+    if rank is not None:
+        told: list[Any] = [None] * group.size()
+        dist.all_gather_object(told, mine, group=group)
+        raise ValueError(f"x differs between ranks: it is {told[0]} on rank 0 and {told[rank]} on rank {rank}")
+
+
+def _gathered(group: dist.ProcessGroup, mine: tuple[int, ...], device: torch.device) -> list[tuple[int, ...]]:
+    """Returns every rank's numbers, as many on each."""
+    row = torch.tensor(mine, dtype=torch.int64, device=device)
+    rows = [torch.empty_like(row) for _ in range(group.size())]
+    dist.all_gather(rows, row, group=group)
+    return [tuple(one.tolist()) for one in rows]
 
 
 def _first_difference(first: list[int], other: list[int], rank: int) -> str:

@@ -20,6 +20,7 @@ from zbench.runtime.program.holders import home_pieces
 from zbench.runtime.training.attention import Attention
 from zbench.runtime.training.interpreter import Engine
 from zbench.runtime.transport.transport import Pair
+from zbench.torch.agreement import agree_on_rows
 from zbench.torch.patience import Patience
 
 
@@ -76,7 +77,7 @@ class PlannedBatch:
         (zbench.torch.next_tokens), masks. Nothing is sent.
 
         Raises:
-            ValueError: x has another number of rows.
+            ValueError: x is no tensor, or has another number of rows.
         """
         self._check_rows("x", x, self.num_batch_tokens, "tokens of the packed batch")
         return x.index_select(0, self.index.to(x.device))
@@ -88,61 +89,64 @@ class PlannedBatch:
         the group calls it as often and in the same order, also with T = 0.
 
         Raises:
-            ValueError: a shape, dtype or device is not the plan's.
-            TimeoutError: a rank did not come; also out of the backward.
+            ValueError: a shape, dtype or device is not the plan's, or the Runtime is closed.
+            TimeoutError: a rank did not come, or left the call with an error; also out of the backward.
             RuntimeError: a rank was lost, or one did not come before.
         """
-        self._check(q, k, v)
         self._calls += 1
         where = f"micro-batch {self.number}, attention call {self._calls}"
-        out: Tensor = Attention.apply(q, k, v, self._engine, self._programs, where)
+        with self._patience.call(f"{where}, forward attention"):
+            self._check(q, k, v)
+            out: Tensor = Attention.apply(q, k, v, self._engine, self._programs, where)
         return out
 
     @torch.no_grad()
     def gather(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Returns all ranks' rows in the order of the packed batch, [N, ...], on every rank; without gradient.
 
-        x: [T, ...], this rank's. out: [N, ...], what it is written into, as the micro-batch before returned it; None:
-        zeros, which rows of other micro-batches keep. Collective.
+        x: [T, ...], this rank's, of one dtype and trailing shape on all ranks. out: [N, ...], what it is written into,
+        as the micro-batch before returned it; None: zeros, which rows of other micro-batches keep. Collective.
 
         Raises:
-            ValueError: x or out has another number of rows.
-            TimeoutError: a rank did not come.
+            ValueError: x or out has another number of rows, dtype or trailing shape, or the Runtime is closed.
+            TimeoutError: a rank did not come, or left the call with an error.
         """
-        self._check_rows("x", x, self.num_tokens, f"tokens of this rank in micro-batch {self.number}")
-        if out is not None:
-            self._check_rows("out", out, self.num_batch_tokens, "tokens of the packed batch")
-        self._ready(f"micro-batch {self.number}, gather")
+        with self._patience.call(f"micro-batch {self.number}, gather"):
+            self._check_rows("x", x, self.num_tokens, f"tokens of this rank in micro-batch {self.number}")
+            if out is not None:
+                self._check_rows("out", out, self.num_batch_tokens, "tokens of the packed batch")
+                if (out.dtype, out.shape[1:]) != (x.dtype, x.shape[1:]):
+                    raise ValueError(
+                        f"out is {out.dtype} of shape {list(out.shape)}; it takes x's {x.dtype} and "
+                        f"{[self.num_batch_tokens, *x.shape[1:]]}"
+                    )
+            with self._patience.waiting():
+                agree_on_rows(self._engine.post.group, x, self._engine.shape.device)
+                return self._gathered(x, out)
+
+    def _gathered(self, x: Tensor, out: Tensor | None) -> Tensor:
+        """Returns all ranks' rows in the order of the packed batch, [N, ...]."""
         whole = x.new_zeros(self.num_batch_tokens, *x.shape[1:]) if out is None else out
         most = max(len(rows.index) for rows in self._rows)
         mine = x.new_zeros(most, *x.shape[1:])
         mine[: len(x)] = x
         every = [torch.empty_like(mine) for _ in self._rows]
-        try:
-            dist.all_gather(every, mine, group=self._engine.post.group)
-        except RuntimeError as error:
-            raise self._patience.failed(error) from error
+        dist.all_gather(every, mine, group=self._engine.post.group)
         for rows, some in zip(self._rows, every, strict=True):
             whole[torch.from_numpy(rows.index).to(x.device)] = some[: len(rows.index)]
         return whole
 
-    def _ready(self, place: str) -> None:
-        """Says where the rank is; nothing runs on a group that a rank did not come to."""
-        if self._patience.ended:
-            raise RuntimeError(f"the group cannot be used any more: {self._patience.ended}")
-        self._patience.board.say(place)
-
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         device = self._engine.shape.device
         for name, x, wanted in (("q", q, self._heads[0]), ("k", k, self._heads[1]), ("v", v, self._heads[1])):
-            if x.shape != wanted or x.dtype != self._dtype or x.device != device:
+            if not isinstance(x, Tensor) or x.shape != wanted or x.dtype != self._dtype or x.device != device:
                 raise ValueError(self._wrong(name, x, wanted))
-        if self._patience.ended:
-            self._ready("")
 
-    def _wrong(self, name: str, x: Tensor, wanted: tuple[int, ...]) -> str:
+    def _wrong(self, name: str, x: object, wanted: tuple[int, ...]) -> str:
         """Says what is wrong with q, k or v."""
         model, field = self._engine.shape.model, "num_heads" if name == "q" else "num_kv_heads"
+        if not isinstance(x, Tensor):
+            return f"{name} is of type {type(x).__name__}; it takes a tensor of shape {list(wanted)}"
         shape = list(x.shape)
         if x.dim() == 3 and shape[0] == wanted[0] and shape[1] != wanted[1]:
             return f"{name} has {shape[1]} heads; the plan is for model {model.name!r} with {field}={wanted[1]}"
@@ -160,5 +164,6 @@ class PlannedBatch:
 
     @staticmethod
     def _check_rows(name: str, x: Tensor, count: int, what: str) -> None:
-        if x.dim() < 1 or len(x) != count:
-            raise ValueError(f"{name} has shape {list(x.shape)}; it takes [{count}, ...], the {what}")
+        if not isinstance(x, Tensor) or x.dim() < 1 or len(x) != count:
+            has = f"has shape {list(x.shape)}" if isinstance(x, Tensor) else f"is of type {type(x).__name__}"
+            raise ValueError(f"{name} {has}; it takes a tensor of shape [{count}, ...], the {what}")

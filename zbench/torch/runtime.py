@@ -11,11 +11,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from zbench.api.compiling import compiling_told, has_compiled
 from zbench.api.parts import Named, cluster_named, model_named, told
 from zbench.cost.job import make_cost
 from zbench.describe.arrays import Ints
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
+from zbench.describe.units import with_noun
 from zbench.planned.step import StepPlans
 from zbench.plans.plan import Plan
 from zbench.proof.verify import verify
@@ -28,6 +30,7 @@ from zbench.torch.agreement import Digests, agree, digests_of
 from zbench.torch.patience import Patience, PatientEndpoint
 from zbench.torch.planned_batch import PlannedBatch, TokenRows
 
+COMPILING = 600.0  # seconds that ranks which compiled wait once for others that still do: a judgement
 KEPT = 8  # steps whose programs are kept, for loops that come back to the same plans
 
 
@@ -64,10 +67,9 @@ class Runtime:
         with told():
             self._cluster = None if cluster is None else cluster_named(cluster)
             self._model = None if model is None else model_named(model)
-        self._kernel = kernel
+        self._kernel, self.device = kernel, _device(device, dist.get_backend(group))
         self._group = _own_group(group, float(timeout))
         self.rank, self.num_ranks = self._group.rank(), self._group.size()
-        self.device = _device(device, dist.get_backend(self._group))
         self._patience = Patience(self._group.get_group_store(), self.rank, self.num_ranks, float(timeout))
         self._transport = transport_of(self._group)
         self._engine: Engine | None = None
@@ -82,33 +84,36 @@ class Runtime:
 
         Raises:
             ValueError: plans are for other ranks, another cluster or model, need what is not here, or differ between
-                ranks, also in their lengths.
+                ranks, also in their lengths; or the Runtime is closed.
             zbench.proof.verify.PlanError: a plan is wrong.
-            TimeoutError: a rank did not come.
+            TimeoutError: a rank did not come, or left the call with an error.
         """
-        step, is_alone = self._step(plans)
-        if self._patience.ended:
-            raise RuntimeError(f"the group cannot be used any more: {self._patience.ended}")
-        self._patience.board.say("micro_batches")
-        key = digests_of(step.lengths, (step.cluster, step.model), step.plans), is_alone
-        try:
-            agree(self._group, key[0], step.lengths, self.device)
-        except RuntimeError as error:
-            raise self._patience.failed(error) from error
-        if key not in self._kept:
-            self._check(step)
-            self._kept[key] = self._compiled(step, is_alone)
-        self._kept.move_to_end(key)
-        while len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
-        return self._kept[key]
+        with self._patience.call("micro_batches"):
+            step, is_alone = self._step(plans)
+            key = digests_of(step.lengths, (step.cluster, step.model), step.plans), is_alone
+            if not self._kept and has_compiled():
+                self._patience.be_patient_once(COMPILING)
+            with self._patience.waiting():
+                agree(self._group, key[0], step.lengths, self.device)
+            if key not in self._kept:
+                with compiling_told():
+                    self._check(step)
+                self._kept[key] = self._compiled(step, is_alone)
+            self._kept.move_to_end(key)
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+            return self._kept[key]
 
     def close(self) -> None:
-        """Ends threads and the group that the Runtime made; after a rank was lost, without waiting for anything."""
+        """Ends threads; after a rank was lost, without waiting for anything. Any number of times; nothing can be called
+        after it. The group that the Runtime made ends with the caller's destroy_process_group(): torch would give the
+        next group of these ranks the name of one that ended before, and with it that one's addresses in the store."""
+        if self._patience.is_closed:
+            return
         if not self._patience.ended:
             self._transport.settle()
             self._transport.close()
-        dist.destroy_process_group(self._group)
+        self._patience.close()
 
     # -- plans ----------------------------------------------------------------------------------------
     def _step(self, plans: StepPlans | Plan) -> tuple[StepPlans, bool]:
@@ -193,10 +198,19 @@ def _own_group(group: dist.ProcessGroup | None, timeout: float) -> dist.ProcessG
 
 
 def _device(given: torch.device | str | None, backend: str) -> torch.device:
-    """Returns the device of q, k and v."""
+    """Returns the device of q, k and v.
+
+    Raises:
+        ValueError: there is none of that name, or it is a GPU's and this process has no such GPU.
+    """
     if given is None:
         given = "cuda" if backend == "nccl" else "cpu"
-    device = torch.device(given)
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device is {given!r}; it takes a name of torch.device, as in 'cpu' or 'cuda:0'") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device is {str(device)!r}; torch sees {with_noun(torch.cuda.device_count(), 'GPU')} here")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

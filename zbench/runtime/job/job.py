@@ -17,7 +17,6 @@ KERNELS = ("auto", "matmul", "torch-flash-cpu", *CUDA_KERNELS)
 PARAMETERS = ("replicated", "sharded")
 DEVICES = ("auto", "cpu", "cuda")  # auto: a GPU if there is one
 _FREE = ("name", "element_bytes", "lse_bytes", "recompute", "sharding", "kernels")  # of a model: how it is computed
-ATTENTIONS = ("", "deepspeed")  # zbench.plans.plan.Plan.attention
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from zbench.describe.model import Model
-from zbench.runtime.job.job import ATTENTIONS, CUDA_KERNELS, KERNELS
+from zbench.plans.plan import ATTENTIONS
+from zbench.runtime.job.job import CUDA_KERNELS, KERNELS
 
 _GPUS = ("nvidiactl", "nvhost-ctrl-gpu", "kfd", "dxg")  # in /dev: NVIDIA's driver, on Tegra, AMD's, and in WSL
 _MODULES = {"flash-attn-2": "flash_attn", "flash-attn-3": "flash_attn_interface"}

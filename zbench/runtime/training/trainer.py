@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zbench.describe.batch import Batch
-from zbench.plans.plan import Plan
+from zbench.plans.plan import ATTENTIONS, Plan
 from zbench.record.fingerprint import versions
 from zbench.runtime.clocks.events import OPTIMIZER, REDUCE
 from zbench.runtime.clocks.moments import Moments
 from zbench.runtime.clocks.pace import Paced, Pacer, Unpaced
-from zbench.runtime.job.job import ATTENTIONS, Job, RankSetup, Report
+from zbench.runtime.job.job import Job, RankSetup, Report
 from zbench.runtime.kernels.memory import keep_freed_memory
 from zbench.runtime.kernels.span import named_span
 from zbench.runtime.network.lateness import Lateness
