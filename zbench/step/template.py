@@ -153,6 +153,11 @@ class Step:
         return np.array([[self._firsts[at], last[at]] for at in which], np.int64)
 
     @property
+    def is_staged(self) -> bool:
+        """Whether layers are in stages of a pipeline, each on places of its own."""
+        return len(self.stages) > 1 or any(one.place for one in self.order)
+
+    @property
     def num_places(self) -> int:
         """The number of memories that items may be in."""
         return self.num_gpus + self.num_hosts

@@ -46,8 +46,11 @@ class CallBoard(Board):
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """The place that a rank has come to. calls: so far, with the one it is in. state: of the board, GAVE_UP, RAISED
-    or CLOSED. place: of its last call. words: of the error that it left with."""
+    """The place that a rank has come to.
+
+    calls: so far, with the one that it is in. state: of the board, GAVE_UP, RAISED or CLOSED. place: of its last call.
+    words: of the error that it left with.
+    """
 
     calls: int
     state: int

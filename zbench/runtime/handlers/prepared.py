@@ -30,8 +30,11 @@ class PreparedStep:
         """Prepares a step. tokens, words: of every layout.
 
         Raises:
-            ValueError: a formula has a function that does not run, a transfer is encoded, or tokens do not fit.
+            ValueError: a formula has a function that does not run, a transfer is encoded, the step has stages, or
+                tokens do not fit.
         """
+        if step.is_staged:
+            raise ValueError(f"the step has {len(step.stages)} stages; steps of 1 run on processes")
         holder = holders(step)
         batches = tuple(
             BatchParts(at, layout, machine, tokens[at], words[at]) for at, layout in enumerate(step.layouts)

@@ -51,8 +51,13 @@ def play_step(step: Step, plans: Sequence[Plan], cost: Cost) -> PlayedStep:
     it has no attention. cost: of GPUs, one a place of the step.
 
     Raises:
-        ValueError: the step and the cluster do not fit.
+        ValueError: the step and the cluster do not fit, or the step has stages or experts over ranks.
     """
+    if step.is_staged:
+        raise ValueError(f"the step has {len(step.stages)} stages; the clock plays steps of 1")
+    routed = [one.name for layout in step.layouts for one in layout.tensors if one.amounts is not None]
+    if routed:
+        raise ValueError(f"tensor {routed[0]} has amounts, as of experts; the clock knows the sizes of parts alone")
     parts = StepParts(step, plans, cost)
     for most in LAYERS:
         kept = min(most, step.num_layers)

@@ -28,7 +28,7 @@ STAGES = ("none", "1", "2", "3")
 LAYER_WEIGHTS, OTHER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wz", "wd"), ("we", "gl", "wh")
 EXPERT_LAYER_WEIGHTS = ("g1", "wq", "wkv", "wo", "g2", "wr", "ez", "ed")
 WHOLE, OF_EXPERTS = ("g1", "g2", "gl", "wr"), ("ez", "ed")
-GRADIENT_BYTES = 4  # of a parameter: gradients are summed in float32, as Megatron's and torchtitan's are by default
+GRADIENT_BYTES = 4  # of a parameter at least: summed in float32, as Megatron's and torchtitan's are by default
 MOMENT_BYTES = 12  # of a parameter: float32 weight and two moments (Rajbhandari et al. 2020, section 3.1)
 
 
