@@ -54,8 +54,8 @@ def parts_meet(layout: StepLayout, formula: Formula, at: dict[str, int]) -> bool
 
 
 @dataclass
-class Compute:
-    """One compute: reads and writes values on a place. there: all that is there; weights: of the model, whole;
+class ComputeOnPlace:
+    """A compute on a place, being interpreted: reads and writes values on a place. there: all that is there; weights: of the model, whole;
     heads_per_kv: queries a kv head."""
 
     there: Store

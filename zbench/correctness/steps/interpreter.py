@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from zbench.correctness.steps.computing import Cell, Compute, Missing, Store, Tokens, add_value, parts_meet, store_key
+from zbench.correctness.steps.computing import (
+    Cell,
+    ComputeOnPlace,
+    Missing,
+    Store,
+    Tokens,
+    add_value,
+    parts_meet,
+    store_key,
+)
 from zbench.correctness.steps.functions import CUT
 from zbench.describe.arrays import Floats
 from zbench.describe.model import Model
@@ -155,7 +164,7 @@ class StepInterpreter:
         """Computes a formula for each combination of its lists' parts."""
         (lists, layer), layout = where, self.step.layouts[template.layout]
         per_kv = self.model.num_heads // self.model.num_kv_heads
-        run = Compute(
+        run = ComputeOnPlace(
             self.there, self.weights, self.tokens[template.layout], per_kv, layout, template.layout, place, layer
         )
         parts = [layout.lists[which].tolist() for which in lists if which >= 0]
