@@ -55,8 +55,10 @@ def parts_meet(layout: StepLayout, formula: Formula, at: dict[str, int]) -> bool
 
 @dataclass
 class ComputeOnPlace:
-    """A compute on a place, being interpreted: reads and writes values on a place. there: all that is there; weights: of the model, whole;
-    heads_per_kv: queries a kv head."""
+    """A compute on a place, being interpreted: it reads and writes values there.
+
+    there: all that is there; weights: of the model, whole; heads_per_kv: queries a kv head.
+    """
 
     there: Store
     weights: Mapping[str, Floats]
